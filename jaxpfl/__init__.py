@@ -1,0 +1,56 @@
+"""jaxpfl: personalized federated learning and estimation, every round one compiled JAX program.
+
+The names here are the notebook's: ``load`` a data set, ``federate`` it (or ``stack_clients`` your own arrays), ``fit``
+a method. A method of your own is a `Method` around a builder of an `Algorithm`.
+"""
+
+__version__ = "0.1.0"
+
+from jaxpfl.algorithms import METHODS, LocalWork, Method, SgdHyper, hyper
+from jaxpfl.data import federate, load, stack_clients
+from jaxpfl.engine import ExecutionPlan, Fit, RunState, Simulation, fit
+from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.models import Model, Task, classification, from_linen
+from jaxpfl.protocol import (
+    Algorithm,
+    Client,
+    ClientContext,
+    Reduced,
+    Server,
+    ServerContext,
+    Upload,
+)
+from jaxpfl.types import ClientData, Federation, Splits
+
+__all__ = [
+    "METHODS",
+    "Algorithm",
+    "Client",
+    "ClientContext",
+    "ClientData",
+    "ExecutionPlan",
+    "Federation",
+    "Fit",
+    "JaxpflError",
+    "JaxpflWarning",
+    "LocalWork",
+    "Method",
+    "Model",
+    "Reduced",
+    "RunState",
+    "Server",
+    "ServerContext",
+    "SgdHyper",
+    "Simulation",
+    "Splits",
+    "Task",
+    "Upload",
+    "__version__",
+    "classification",
+    "federate",
+    "fit",
+    "from_linen",
+    "hyper",
+    "load",
+    "stack_clients",
+]

@@ -1,0 +1,18 @@
+"""Federated methods, one file each, as pure functions of one client and of the server; `registry` knows them by name."""
+
+from jaxpfl.algorithms.hyper import SgdHyper, hyper
+from jaxpfl.algorithms.local_work import Batch, LocalWork, descend, run_steps, sgd
+from jaxpfl.algorithms.registry import METHODS, Method, get
+
+__all__ = [
+    "METHODS",
+    "Batch",
+    "LocalWork",
+    "Method",
+    "SgdHyper",
+    "descend",
+    "get",
+    "hyper",
+    "run_steps",
+    "sgd",
+]

@@ -1,0 +1,115 @@
+r"""FedAvg, its fine-tuned form FedAvg+, and FedProx: one global model, trained by averaging the clients' steps from it.
+
+.. math:: \mu \leftarrow \mu + \frac{\sum_{i \in S} n_i (w_i - \mu)}{\sum_{i \in S} n_i}
+
+References: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data"; Li et al.
+2020, "Federated Optimization in Heterogeneous Networks".
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from jaxpfl.algorithms.hyper import SgdHyper, hyper
+from jaxpfl.algorithms.local_work import LocalWork, sgd
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Reduced, Server, ServerContext, Upload
+from jaxpfl.types import Key, Metrics, PyTree, Scalar, Splits
+
+
+@struct.dataclass
+class FedProxHyper(SgdHyper):
+    """FedProx's hyper-parameters."""
+
+    prox: Scalar = hyper(0.1, "weight of the proximal term (prox/2) |w - mu|^2")
+
+
+def fedavg(task: Task, work: LocalWork) -> Algorithm:
+    """FedAvg: tau SGD steps from mu on each client, then the mean weighted by the clients' training examples.
+
+    Models: personalised mu (there is no other); global mu.
+    """
+    return _averaging(task, work)
+
+
+def fedavg_ft(task: Task, work: LocalWork, *, fine_tune_steps: int = 60) -> Algorithm:
+    """FedAvg+: FedAvg, and each client takes ``fine_tune_steps`` SGD steps from mu before it predicts.
+
+    The steps are taken at the rate of the last round.
+    Models: personalised, mu after the client's own steps; global mu.
+    """
+    if fine_tune_steps < 0:
+        raise JaxpflError(f"fedavg-ft.fine_tune_steps must be >= 0, got {fine_tune_steps}")
+    return _averaging(task, work, fine_tune_steps=fine_tune_steps)
+
+
+def fedprox(task: Task, work: LocalWork) -> Algorithm:
+    """FedProx: FedAvg whose clients minimise ``f_i(w) + (prox/2) |w - mu|^2``, the anchor mu fixed in the round.
+
+    Models: personalised mu; global mu.
+    """
+    return _averaging(task, work, proximal=True)
+
+
+def _averaging(
+    task: Task, work: LocalWork, *, fine_tune_steps: int = 0, proximal: bool = False
+) -> Algorithm:
+    def update(
+        key: Key, hp: SgdHyper, ctx: ClientContext, mu: PyTree, state: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        w, metrics = sgd(
+            work,
+            task,
+            key,
+            ctx,
+            splits.train,
+            mu,
+            rate=hp.lr * hp.decay(ctx.round, work.steps),
+            weight_decay=hp.weight_decay,
+            anchor=mu if proximal else None,
+            prox=hp.prox if isinstance(hp, FedProxHyper) else 0.0,
+        )
+        n = splits.train.size.astype(jnp.result_type(float))
+        return state, Upload(optax.tree.scale(n, optax.tree.sub(w, mu)), n), metrics
+
+    def personalize(
+        key: Key, hp: SgdHyper, ctx: ClientContext, mu: PyTree, state: PyTree, splits: Splits
+    ) -> PyTree:
+        if fine_tune_steps == 0:
+            return mu
+        rate = hp.lr * hp.decay(jnp.maximum(ctx.round - 1, 0), work.steps)
+        w, _ = sgd(
+            work,
+            task,
+            key,
+            ctx,
+            splits.train,
+            mu,
+            rate=rate,
+            weight_decay=hp.weight_decay,
+            steps=fine_tune_steps,
+        )
+        return w
+
+    def server_update(
+        key: Key, hp: SgdHyper, ctx: ServerContext, mu: PyTree, reduced: Reduced
+    ) -> tuple[PyTree, Metrics]:
+        return jax.tree.map(jnp.add, mu, reduced.mean()), {}
+
+    client = Client(
+        init=lambda key, hp, ctx, message: (),
+        update=update,
+        personalize=personalize,
+        predict=lambda hp, w, x: task.model.apply(w, x),
+    )
+    server = Server(
+        init=lambda key, hp, ctx: task.init(key),
+        broadcast=lambda key, hp, ctx, mu: mu,
+        update=server_update,
+        predict_global=lambda hp, mu, x: task.model.apply(mu, x),
+    )
+    return Algorithm(client, server)

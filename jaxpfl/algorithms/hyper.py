@@ -1,0 +1,88 @@
+"""Hyper-parameters: frozen dataclass pytrees of traced scalars, each with its range, checked on the host."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import Any, TypeVar
+
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.types import Array, Scalar
+
+H = TypeVar("H")
+
+
+def hyper(
+    default: float,
+    doc: str,
+    *,
+    low: float = 0.0,
+    high: float = math.inf,
+    positive: bool = False,
+    is_rate: bool = False,
+) -> Any:
+    """A hyper-parameter's field.
+
+    Args:
+      default: its default value.
+      doc: what it is, one phrase; the command line shows it.
+      low, high: the allowed closed interval.
+      positive: whether ``low`` itself is excluded.
+      is_rate: whether ``--lr`` sets it.
+    """
+    metadata = {"doc": doc, "low": low, "high": high, "open": positive, "is_rate": is_rate}
+    return struct.field(default=default, metadata=metadata)
+
+
+@struct.dataclass
+class SgdHyper:
+    """What every method that takes SGD steps has. The rate of round r is ``lr * lr_decay ** floor(r tau / decay_every)``."""
+
+    lr: Scalar = hyper(0.1, "learning rate of the local steps", positive=True, is_rate=True)
+    lr_decay: Scalar = hyper(0.99, "factor on the learning rate after each decay_every local steps", high=1.0)
+    decay_every: Scalar = hyper(60.0, "local steps in one epoch of the decay", low=1.0)
+    weight_decay: Scalar = hyper(1e-4, "added to each gradient as weight_decay * parameters")
+
+    def decay(self, round: Array, local_steps: int) -> Array:
+        """The factor on every rate in round ``round`` (counted from 0) of ``local_steps`` local steps each."""
+        return self.lr_decay ** jnp.floor(round * local_steps / self.decay_every)
+
+
+def check(method: str, hp: Any) -> None:
+    """Refuses values outside their range, in one line.
+
+    Raises:
+      JaxpflError: names the method, the hyper-parameter, its value and what is allowed.
+    """
+    for field in dataclasses.fields(hp):
+        meta, value = field.metadata, np.asarray(getattr(hp, field.name), dtype=float)
+        low_ok = (value > meta["low"]) if meta["open"] else (value >= meta["low"])
+        if not (np.isfinite(value) & low_ok & (value <= meta["high"])).all():
+            low = f"{'>' if meta['open'] else '>='} {meta['low']:g}"
+            high = "" if math.isinf(meta["high"]) else f" and <= {meta['high']:g}"
+            raise JaxpflError(f"{method}.{field.name} must be {low}{high}, got {value}")
+
+
+def replace(method: str, hp: H, values: dict[str, float]) -> H:
+    """``hp`` with some values replaced, checked.
+
+    Raises:
+      JaxpflError: for a name that the method does not have, or a value outside its range.
+    """
+    names = [field.name for field in dataclasses.fields(hp)]  # type: ignore[arg-type]
+    for name in values:
+        if name not in names:
+            raise unknown_name(f"hyper-parameter of {method}", name, names)
+    new = dataclasses.replace(hp, **values)  # type: ignore[type-var]
+    check(method, new)
+    return new
+
+
+def with_rate(hp: H, lr: float) -> H:
+    """``hp`` with every field that ``--lr`` stands for set to ``lr``."""
+    rates = [field.name for field in dataclasses.fields(hp) if field.metadata["is_rate"]]  # type: ignore[arg-type]
+    return dataclasses.replace(hp, **dict.fromkeys(rates, lr))  # type: ignore[type-var]

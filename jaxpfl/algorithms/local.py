@@ -1,0 +1,41 @@
+"""Local training: every client alone. The yardstick that a collaborative method has to beat."""
+
+from __future__ import annotations
+
+from jaxpfl.algorithms.hyper import SgdHyper
+from jaxpfl.algorithms.local_work import LocalWork, sgd
+from jaxpfl.models import Task
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Server, Upload
+from jaxpfl.types import Key, Metrics, PyTree, Splits
+
+
+def local(task: Task, work: LocalWork) -> Algorithm:
+    """SGD on the client's own data; nothing is sent in either direction.
+
+    Models: personalised theta_i, the client's own; no global model.
+    """
+
+    def init(key: Key, hp: SgdHyper, ctx: ClientContext, message: PyTree) -> PyTree:
+        return task.init(key)
+
+    def update(
+        key: Key, hp: SgdHyper, ctx: ClientContext, message: PyTree, theta: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        rate = hp.lr * hp.decay(ctx.round, work.steps)
+        theta, metrics = sgd(
+            work, task, key, ctx, splits.train, theta, rate=rate, weight_decay=hp.weight_decay
+        )
+        return theta, Upload(total=(), weight=()), metrics
+
+    client = Client(
+        init=init,
+        update=update,
+        personalize=lambda key, hp, ctx, message, theta, splits: theta,
+        predict=lambda hp, theta, x: task.model.apply(theta, x),
+    )
+    server = Server(
+        init=lambda key, hp, ctx: (),
+        broadcast=lambda key, hp, ctx, state: (),
+        update=lambda key, hp, ctx, state, reduced: (state, {}),
+    )
+    return Algorithm(client, server)

@@ -1,0 +1,136 @@
+"""What a client does between two synchronisations: a number of steps, each on a mini-batch of its own examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxpfl.data import batching
+from jaxpfl.models import Task
+from jaxpfl.protocol import ClientContext
+from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar
+
+
+class Batch(NamedTuple):
+    """A mini-batch of b slots: inputs [b, ...] (zero where not valid), labels [b], and which slots are real, [b]."""
+
+    x: PyTree
+    y: Array
+    valid: Array
+
+    def mean(self, values: Array) -> Array:
+        """The mean of per-example values [b] over the real examples."""
+        return jnp.where(self.valid, values, 0).sum() / jnp.maximum(self.valid.sum(), 1)
+
+
+@dataclass(frozen=True)
+class LocalWork:
+    """The static shape of a client's work in a round.
+
+    Attributes:
+      sizes: training examples of each client, [m], on the host; they bound what the compiled program must provide for.
+      steps: tau, local steps a round.
+      batch_size: b; a client with fewer examples uses all that it has.
+      draw: how mini-batches are drawn: ``epoch``, ``step`` or ``replacement``.
+    """
+
+    sizes: np.ndarray
+    steps: int
+    batch_size: int
+    draw: str = "epoch"
+
+    def batches(self, steps: int) -> batching.Batching:
+        return batching.plan_batches(self.sizes, steps, self.batch_size, self.draw)
+
+
+Step = Callable[[Key, PyTree, Batch], tuple[PyTree, Metrics]]
+
+
+def run_steps(
+    work: LocalWork,
+    key: Key,
+    ctx: ClientContext,
+    data: ClientData,
+    step: Step,
+    carry: PyTree,
+    *,
+    metrics: tuple[str, ...],
+    steps: int | None = None,
+) -> tuple[PyTree, Metrics]:
+    """Runs up to ``steps`` steps (default: tau), fewer where ``ctx.local_steps`` says so.
+
+    Args:
+      key: the client's key of this round; step t gets ``fold_in(key, t)``.
+      data: the client's examples.
+      step: ``(key, carry, batch) -> (carry, metrics)``.
+      carry: what the steps hand on.
+      metrics: names of the scalars that ``step`` returns.
+
+    Returns:
+      The last carry, and each metric's mean over the steps taken.
+    """
+    plan = work.batches(work.steps if steps is None else steps)
+    # A Python int keeps the trip count static; min() on a tracer would not.
+    limit: Scalar = (
+        min(plan.steps, ctx.local_steps)
+        if isinstance(ctx.local_steps, int)
+        else jnp.minimum(plan.steps, ctx.local_steps)
+    )
+    zeros = {name: jnp.zeros(()) for name in metrics}
+    if isinstance(limit, int) and limit == 0:
+        return carry, zeros
+    indices, valid = batching.draw_batches(plan, ctx.batch_key, ctx.participations, data.mask)
+
+    def body(t: Array, loop: tuple[PyTree, Metrics]) -> tuple[PyTree, Metrics]:
+        carry, sums = loop
+        batch = Batch(*batching.take(data, indices[t], valid[t], plan))
+        carry, values = step(jax.random.fold_in(key, t), carry, batch)
+        return carry, {name: sums[name] + values[name] for name in metrics}
+
+    carry, sums = jax.lax.fori_loop(0, limit, body, (carry, zeros))
+    return carry, {name: total / jnp.maximum(limit, 1) for name, total in sums.items()}
+
+
+def descend(params: PyTree, gradient: PyTree, rate: Scalar, weight_decay: Scalar) -> PyTree:
+    """One SGD step: ``params - rate (gradient + weight_decay params)``."""
+    optimizer = optax.chain(optax.add_decayed_weights(weight_decay), optax.sgd(rate))
+    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+    return optax.apply_updates(params, updates)
+
+
+def sgd(
+    work: LocalWork,
+    task: Task,
+    key: Key,
+    ctx: ClientContext,
+    data: ClientData,
+    params: PyTree,
+    *,
+    rate: Scalar,
+    weight_decay: Scalar,
+    steps: int | None = None,
+    anchor: PyTree | None = None,
+    prox: Scalar = 0.0,
+) -> tuple[PyTree, Metrics]:
+    """Plain SGD on the task's mean loss, plus ``(prox/2) |w - anchor|^2`` where an anchor is given.
+
+    Returns:
+      The parameters, and ``{"train_loss": mean over the steps of the mini-batch loss}`` without the proximal term.
+    """
+
+    def loss(params: PyTree, key: Key, batch: Batch) -> Array:
+        return batch.mean(task.loss(task.model.apply(params, batch.x, key=key, train=True), batch.y))
+
+    def step(key: Key, params: PyTree, batch: Batch) -> tuple[PyTree, Metrics]:
+        value, gradient = jax.value_and_grad(loss)(params, key, batch)
+        if anchor is not None:
+            gradient = jax.tree.map(lambda g, w, a: g + prox * (w - a), gradient, params, anchor)
+        return descend(params, gradient, rate, weight_decay), {"train_loss": value}
+
+    return run_steps(work, key, ctx, data, step, params, metrics=("train_loss",), steps=steps)

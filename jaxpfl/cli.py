@@ -1,0 +1,191 @@
+"""The command line. The only module that knows tyro; everything heavy is imported inside a command."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import sys
+import warnings
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import tyro
+from tyro.conf import DisallowNone, FlagCreatePairsOff, Positional, UseAppendAction, arg
+
+from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.experiment.config import RunConfig, from_mapping, read_file, resolve, to_json
+
+DEFAULT_METHODS = ("local", "fedavg", "fedavg-ft", "adaped")
+
+
+@dataclass(frozen=True)
+class _Flags(RunConfig):
+    set: UseAppendAction[tuple[str, ...]] = ()
+    """A method's own hyper-parameter or option, METHOD.name=value (in run also name=value); may be repeated."""
+
+
+@dataclass(frozen=True)
+class _Session:
+    output: Path | None = None
+    """Run folder (default: runs/COMMAND-DATA-HASH)."""
+    resume: bool = False
+    """Continue an earlier run of the same config from its last checkpoint."""
+    config: Path | None = None
+    """TOML or YAML file of flags; flags given on the command line win."""
+    json: bool = False
+    """Print the summary as one JSON object, the only thing on standard output."""
+    strict: bool = False
+    """Refuse what is otherwise warned about."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of the ``jaxpfl`` command. Errors that are the user's are one line and exit status 2."""
+    args = sys.argv[1:] if argv is None else argv
+    warnings.showwarning = _show_warning
+    try:
+        _dispatch(args)
+    except JaxpflError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        raise SystemExit(1) from None
+
+
+def _dispatch(args: list[str]) -> None:
+    base = _Flags(**vars(_file_config(args)))
+
+    def run(
+        method: Annotated[Positional[str], arg(metavar="METHOD", help="Method, e.g. adaped.")],
+        settings: Annotated[_Flags, arg(name="")] = base,
+        session: Annotated[_Session, arg(name="")] = _Session(),  # noqa: B008 (frozen)
+    ) -> None:
+        """Train one method and score every client's personalised model."""
+        _experiment("run", (method,), settings, session)
+
+    def compare(
+        methods: Annotated[
+            Positional[tuple[str, ...]], arg(metavar="[METHODS ...]", help="Methods to compare.")
+        ] = DEFAULT_METHODS,
+        settings: Annotated[_Flags, arg(name="")] = base,
+        session: Annotated[_Session, arg(name="")] = _Session(),  # noqa: B008 (frozen)
+    ) -> None:
+        """Train several methods on the same split and seeds, and compare them."""
+        _experiment("compare", methods or DEFAULT_METHODS, settings, session)
+
+    def data(
+        action: Annotated[
+            Positional[Literal["list", "describe"]],
+            arg(help="list the data sets, or describe the split that the flags make."),
+        ],
+        settings: Annotated[_Flags, arg(name="")] = base,
+        json: bool = False,
+        config: Path | None = None,
+    ) -> None:
+        """List the data sets, or describe a split: sizes and classes of its clients.
+
+        Args:
+            json: Print one JSON object.
+            config: TOML or YAML file of flags.
+        """
+        _data(action, settings, json)
+
+    app = tyro.extras.SubcommandApp()
+    for command in (compare, run, data):
+        app.command(command)
+    app.cli(
+        prog="jaxpfl",
+        description="Personalized federated learning, every round one compiled JAX program.",
+        args=args,
+        config=(FlagCreatePairsOff, DisallowNone),
+    )
+
+
+def _file_config(args: list[str]) -> RunConfig:
+    """The config file named on the command line, read before the flags so that it gives their defaults."""
+    for i, text in enumerate(args):
+        if text == "--config" and i + 1 < len(args):
+            return from_mapping(read_file(args[i + 1]), args[i + 1])
+        if text.startswith("--config="):
+            path = text.removeprefix("--config=")
+            return from_mapping(read_file(path), path)
+    return RunConfig()
+
+
+def _experiment(
+    command: str, methods: tuple[str, ...], settings: RunConfig, session: _Session
+) -> None:
+    from rich.console import Console
+
+    from jaxpfl.experiment.interrupt import Interrupted
+    from jaxpfl.experiment.report import Terminal, print_table
+    from jaxpfl.experiment.run import open_folder, run_methods
+    from jaxpfl.experiment.setup import prepare
+
+    config = resolve(settings)
+    experiment = prepare(config, methods, strict=session.strict)
+    folder = session.output or _default_folder(command, config, methods, session.resume)
+    with Terminal(Console(stderr=True)) as reporter:
+        open_folder(folder, config, methods, resume=session.resume, say=reporter)
+        try:
+            summary = run_methods(experiment, folder, reporter)
+        except Interrupted as stop:
+            reporter.say(f"{stop}; kept in {folder}: the same command with --output {folder} --resume continues")
+            raise SystemExit(130) from None
+    if session.json:
+        print(json.dumps(summary))
+    else:
+        print_table(Console(), summary)
+
+
+def _default_folder(command: str, config: RunConfig, methods: tuple[str, ...], resume: bool) -> Path:
+    """``runs/COMMAND-DATA-HASH``, the hash over what may not change on resume; a new number where that is taken."""
+    fixed = to_json(replace(config, rounds=None, checkpoint_every=0, data_dir=None))
+    fixed.pop("plan")
+    text = json.dumps([command, sorted(methods), fixed], sort_keys=True)
+    data = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.data)
+    first = Path("runs") / f"{command}-{data}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    latest, number = None, 1
+    while (folder := first if number == 1 else first.with_name(f"{first.name}-{number}")).exists():
+        latest, number = folder, number + 1
+    return latest if resume and latest is not None else folder
+
+
+def _data(action: str, settings: RunConfig, as_json: bool) -> None:
+    from jaxpfl import data
+
+    if action == "list":
+        entries = data.available(settings.data_dir)
+        if as_json:
+            print(json.dumps([entry._asdict() for entry in entries]))
+            return
+        for entry in entries:
+            print(f"{entry.name:<16}{'ready' if entry.present else 'missing':<9}{entry.note}")
+        return
+    from jaxpfl.experiment.setup import load_federation
+
+    source, federation = load_federation(resolve(settings))
+    description = data.describe(data.summary(federation, source.num_classes))
+    print(json.dumps(description) if as_json else data.format_description(description))
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    del file, line
+    if issubclass(category, JaxpflWarning):
+        print(f"warning: {message}", file=sys.stderr)
+    else:
+        print(f"{filename}:{lineno}: {category.__name__}: {message}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,46 @@
+"""Data: where examples come from, who holds them, how they are stacked, and how mini-batches are drawn.
+
+`load` a source, `federate` it (or `stack_clients` of your own arrays), then `plan_batches`; everything up to
+there is NumPy on the host. `draw_batches` and `take` run inside the compiled round, for one client.
+"""
+
+from jaxpfl.data.batching import Batching, Draw, draw_batches, permutation, plan_batches, take
+from jaxpfl.data.describe import Summary, describe, format_description, summary
+from jaxpfl.data.federate import SplitPurpose, federate, hold_out, split_rng
+from jaxpfl.data.idx import read_idx
+from jaxpfl.data.partition import PARTITIONS, Assignment, Partitioner, PartitionOptions, partitioner
+from jaxpfl.data.sources import Entry, Source, available, data_directory, known_sources, load
+from jaxpfl.data.stack import check_batch_size, pad, permute, stack_clients
+
+__all__ = [
+    "PARTITIONS",
+    "Assignment",
+    "Batching",
+    "Draw",
+    "Entry",
+    "PartitionOptions",
+    "Partitioner",
+    "Source",
+    "SplitPurpose",
+    "Summary",
+    "available",
+    "check_batch_size",
+    "data_directory",
+    "describe",
+    "draw_batches",
+    "federate",
+    "format_description",
+    "hold_out",
+    "known_sources",
+    "load",
+    "pad",
+    "partitioner",
+    "permutation",
+    "permute",
+    "plan_batches",
+    "read_idx",
+    "split_rng",
+    "stack_clients",
+    "summary",
+    "take",
+]

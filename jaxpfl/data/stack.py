@@ -1,0 +1,220 @@
+"""From ragged clients to one `Federation`: padding, masks, and the checks of users' arrays. Host side,
+NumPy."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from typing import NoReturn, TypeAlias
+
+import numpy as np
+
+from jaxpfl.data.sources import check_finite
+from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.types import ClientData, Federation
+
+Examples: TypeAlias = tuple[np.ndarray, np.ndarray]
+"""One client's inputs [n_i, ...] and labels [n_i]; anything that `np.asarray` takes."""
+
+_SPLITS = ("train", "validation", "test")
+
+
+def stack_clients(
+    train: Sequence[Examples],
+    test: Sequence[Examples] | None = None,
+    validation: Sequence[Examples] | None = None,
+    client_ids: Sequence[int] | np.ndarray | None = None,
+    drop_empty: bool = False,
+) -> Federation:
+    """Stacks clients' own arrays on one axis, padded with zeros to each split's largest client.
+
+    Args:
+      train: for each of m clients (x [n_i, ...], y [n_i]). Inputs become float32 (integers int32), all of one
+        feature shape; labels are integers >= 0 and become int32.
+      test, validation: the same, or None for no such examples; a client may have none.
+      client_ids: [m] distinct integers >= 0 that name the random streams; 0 .. m - 1 unless given.
+      drop_empty: leave out clients without training examples (the others keep their ids) and warn.
+
+    Returns:
+      NumPy arrays; a split's capacity is its largest client's count.
+
+    Raises:
+      JaxpflError: no clients, lists of different length, and, naming the client: a feature shape unlike the
+        others, different numbers of inputs and labels, labels that are no integers >= 0, NaN or infinite
+        inputs, no training examples (unless ``drop_empty``).
+    """
+    m = len(train)
+    if m == 0:
+        raise JaxpflError("zero clients: at least one is needed")
+    ids = _check_ids(client_ids, m)
+    parts: dict[str, list[Examples]] = {}
+    for split, given in zip(_SPLITS, (train, validation, test), strict=True):
+        if given is not None and len(given) != m:
+            raise JaxpflError(f"{len(given)} clients have {split} data but {m} have training data")
+        own = [] if given is None else given
+        parts[split] = [
+            _check_client(x, y, f"client {i}, {split}") for i, (x, y) in zip(ids, own, strict=False)
+        ]
+
+    empty = np.array([len(y) == 0 for _, y in parts["train"]])
+    if empty.any():
+        names = _listed(ids[empty])
+        if not drop_empty:
+            raise JaxpflError(
+                f"{empty.sum()} of {m} clients have no training data (client {names}): "
+                "give them some, or leave them out with drop_empty (--drop-empty)"
+            )
+        if empty.all():
+            raise JaxpflError(f"none of the {m} clients has training data")
+        warnings.warn(
+            f"left out {empty.sum()} of {m} clients, which have no training data (client {names})",
+            JaxpflWarning,
+            stacklevel=2,
+        )
+        parts = {
+            split: [p for p, e in zip(own, empty, strict=False) if not e] for split, own in parts.items()
+        }
+        ids = ids[~empty]
+
+    feature, dtype = _features(parts, ids)
+    stacked = {split: _pad_split(parts[split], len(ids), feature, dtype) for split in _SPLITS}
+    return Federation(client_ids=ids, **stacked)
+
+
+def pad(
+    federation: Federation,
+    train_capacity: int | None = None,
+    validation_capacity: int | None = None,
+    test_capacity: int | None = None,
+) -> Federation:
+    """The same federation with more padding: results must not depend on it.
+
+    Args:
+      federation: NumPy or JAX arrays, inputs that are one array.
+      train_capacity, validation_capacity, test_capacity: the new capacities; None leaves a split as it is.
+
+    Raises:
+      JaxpflError: a capacity below the present one.
+    """
+    splits = {}
+    capacities = (train_capacity, validation_capacity, test_capacity)
+    for split, capacity in zip(_SPLITS, capacities, strict=True):
+        data: ClientData = getattr(federation, split)
+        present = data.mask.shape[1]
+        more = 0 if capacity is None else capacity - present
+        if more < 0:
+            raise JaxpflError(f"{split} capacity {capacity} is below the present one, {present}")
+        splits[split] = ClientData(*(_pad_axis(np.asarray(leaf), more) for leaf in data))
+    return Federation(client_ids=federation.client_ids, **splits)
+
+
+def permute(federation: Federation, order: Sequence[int] | np.ndarray) -> Federation:
+    """The same clients in another order (a permutation of 0 .. m - 1); each keeps its id and its data.
+
+    Raises:
+      JaxpflError: ``order`` is no permutation.
+    """
+    places = np.asarray(order)
+    if not np.array_equal(np.sort(places), np.arange(federation.num_clients)):
+        raise JaxpflError(f"order must hold each of 0 .. {federation.num_clients - 1} once")
+    splits = {s: ClientData(*(np.asarray(leaf)[places] for leaf in getattr(federation, s))) for s in _SPLITS}
+    return Federation(client_ids=np.asarray(federation.client_ids)[places], **splits)
+
+
+def check_batch_size(federation: Federation, batch_size: int, strict: bool = False) -> None:
+    """Warns once if some client has fewer training examples than a batch (it then uses all of its own).
+
+    Raises:
+      JaxpflError: ``batch_size`` is below 1; or a client is smaller than the batch and ``strict`` is true.
+    """
+    if batch_size < 1:
+        raise JaxpflError(f"batch size must be at least 1, got {batch_size}")
+    sizes = np.asarray(federation.train.mask).sum(axis=1)
+    smaller = int((sizes < batch_size).sum())
+    if smaller:
+        message = (
+            f"batch size {batch_size} is larger than the training data of {smaller} of {len(sizes)} clients "
+            f"(the smallest has {sizes.min()} examples)"
+        )
+        if strict:
+            raise JaxpflError(message)
+        warnings.warn(f"{message}: their batches hold all of their examples", JaxpflWarning, stacklevel=2)
+
+
+def _check_ids(client_ids: Sequence[int] | np.ndarray | None, m: int) -> np.ndarray:
+    if client_ids is None:
+        return np.arange(m, dtype=np.int32)
+    ids = np.asarray(client_ids)
+    if ids.shape != (m,) or not np.issubdtype(ids.dtype, np.integer):
+        raise JaxpflError(f"client_ids must be {m} integers, got shape {ids.shape} of {ids.dtype}")
+    if ids.min() < 0 or ids.max() >= 2**31 or len(np.unique(ids)) < m:
+        raise JaxpflError("client_ids must be distinct and lie in 0 .. 2**31 - 1")
+    return ids.astype(np.int32)
+
+
+def _check_client(x: np.ndarray, y: np.ndarray, whose: str) -> Examples:
+    try:
+        x, y = np.asarray(x), np.asarray(y)
+    except ValueError as error:  # NumPy on nested lists of unequal length
+        raise JaxpflError(f"{whose}: not an array: {error}") from error
+    if x.ndim == 0 or y.ndim != 1:
+        raise JaxpflError(f"{whose}: inputs must be [n, ...] and labels [n], got shapes {x.shape}, {y.shape}")
+    if len(x) != len(y):
+        raise JaxpflError(f"{whose}: {len(x)} inputs but {len(y)} labels")
+    if len(y) == 0:
+        return x, y.astype(np.int32)
+    if not np.issubdtype(y.dtype, np.integer):
+        raise JaxpflError(f"{whose}: labels must be integers >= 0, got {y.dtype}")
+    if y.min() < 0 or y.max() >= 2**31:
+        wrong = int(y[(y < 0) | (y >= 2**31)][0])
+        raise JaxpflError(f"{whose}: labels must be integers >= 0 (and below 2**31), got {wrong}")
+    if np.issubdtype(x.dtype, np.integer) or x.dtype == bool:
+        dtype = np.int32
+    elif np.issubdtype(x.dtype, np.floating):
+        dtype = np.float32
+    else:
+        raise JaxpflError(f"{whose}: inputs must be real numbers, got {x.dtype}")
+    check_finite(x, whose)
+    return x.astype(dtype, copy=False), y.astype(np.int32, copy=False)
+
+
+def _features(parts: dict[str, list[Examples]], ids: np.ndarray) -> tuple[tuple[int, ...], np.dtype]:
+    """The feature shape and type that all non-empty clients share; the first client with data sets the
+    shape."""
+    shape = None
+    dtypes = set()
+    for split, own in parts.items():
+        for i, (x, _) in zip(ids, own, strict=False):
+            if len(x) == 0:
+                continue
+            shape = x.shape[1:] if shape is None else shape
+            dtypes.add(x.dtype)
+            if x.shape[1:] != shape:
+                _raise_shape(f"client {i}, {split}", x.shape[1:], shape)
+    assert shape is not None, "some client has training examples"
+    return shape, np.result_type(*dtypes) if len(dtypes) == 1 else np.dtype(np.float32)
+
+
+def _raise_shape(whose: str, found: tuple[int, ...], expected: tuple[int, ...]) -> NoReturn:
+    raise JaxpflError(f"{whose}: one input has shape {found}, the clients before it have {expected}")
+
+
+def _pad_split(own: list[Examples], m: int, feature: tuple[int, ...], dtype: np.dtype) -> ClientData:
+    sizes = np.array([len(y) for _, y in own] or [0] * m)
+    capacity = int(sizes.max())
+    x = np.zeros((m, capacity, *feature), dtype)
+    y = np.zeros((m, capacity), np.int32)
+    for i, (x_i, y_i) in enumerate(own):
+        if len(y_i):
+            x[i, : len(y_i)] = x_i
+            y[i, : len(y_i)] = y_i
+    return ClientData(x, y, np.arange(capacity) < sizes[:, None])
+
+
+def _pad_axis(leaf: np.ndarray, more: int) -> np.ndarray:
+    return np.pad(leaf, [(0, 0), (0, more)] + [(0, 0)] * (leaf.ndim - 2)) if more else leaf
+
+
+def _listed(ids: np.ndarray, most: int = 10) -> str:
+    """Ids for a one-line message, cut where there are many."""
+    return ", ".join(map(str, ids[:most])) + (f" and {len(ids) - most} more" if len(ids) > most else "")

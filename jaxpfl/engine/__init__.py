@@ -1,0 +1,8 @@
+"""The engine: owns the client axis and the axis of runs, and compiles whole rounds."""
+
+from jaxpfl.engine.fit import Fit, fit
+from jaxpfl.engine.plan import ExecutionPlan
+from jaxpfl.engine.round import RunState
+from jaxpfl.engine.simulation import Simulation
+
+__all__ = ["ExecutionPlan", "Fit", "RunState", "Simulation", "fit"]

@@ -1,0 +1,79 @@
+"""Scoring: every client's test examples under the global model and under its own, before and after adaptation."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Literal
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.engine.cohort import Outcome, run_cohort
+from jaxpfl.engine.round import RunState, server_context
+from jaxpfl.models import Task
+from jaxpfl.participation import Participation
+from jaxpfl.protocol import Algorithm, ClientContext
+from jaxpfl.randomness import Purpose, stream
+from jaxpfl.types import Array, ClientData, Federation, Metrics, PyTree, Splits
+
+Scores = Mapping[str, Metrics]
+"""Which model (``global``, ``before``, ``after``) -> metric -> its mean over each client's examples, [m].
+
+``global`` is missing for a method without one global model. A client without examples in the split has NaN.
+"""
+
+
+def make_evaluate(
+    algorithm: Algorithm,
+    task: Task,
+    participation: Participation,
+    *,
+    block: int,
+    split: Literal["test", "validation"],
+) -> Callable[[RunState, PyTree, Federation], Scores]:
+    """Builds ``(state, hp, federation) -> Scores`` on one split.
+
+    Personalisation sees the training and validation examples only. Its stream depends on the client, not on the
+    round or the split. Its batches are drawn as those of a client that takes part for the first time.
+    """
+    client, server = algorithm.client, algorithm.server
+
+    def evaluate(state: RunState, hp: PyTree, federation: Federation) -> Scores:
+        key = stream(state.key, Purpose.SERVER_UPDATE, state.round)
+        ctx = server_context(participation, state.round)
+        message = server.broadcast(jax.random.fold_in(key, 0), hp, ctx, state.server)
+
+        def score(row: Array, _: PyTree, data: tuple[PyTree, Splits, ClientData, Array]) -> Outcome:
+            own, splits, examples, client_id = data
+            key = stream(state.key, Purpose.PERSONALIZE, client_id)
+
+            def personal(local_steps: int) -> PyTree:
+                client_ctx = ClientContext(state.round, client_id, jnp.int32(0), local_steps, key)
+                return client.personalize(key, hp, client_ctx, message, own, splits)
+
+            logits = {}
+            if server.predict_global is not None:
+                logits["global"] = server.predict_global(hp, state.server, examples.x)
+            # An adaptation may take as many steps as the method asks for: the bound is beyond any of them.
+            for name, local_steps in (("before", 0), ("after", 2**31 - 1)):
+                logits[name] = client.predict(hp, personal(local_steps), examples.x)
+            means = {name: _means(task, values, examples) for name, values in logits.items()}
+            return Outcome((), (), means)
+
+        ids = jnp.asarray(federation.client_ids)
+        data = (state.clients, federation.splits, getattr(federation, split), ids)
+        rows = jnp.arange(participation.num_clients, dtype=jnp.int32)
+        # The states are read here and not written: they travel as data, and the carried state is empty.
+        return run_cohort(score, rows, (), data, block=block, everyone=True).kept
+
+    return evaluate
+
+
+def _means(task: Task, logits: Array, examples: ClientData) -> Metrics:
+    count = examples.mask.sum()
+
+    def mean(metric: Callable[[Array, Array], Array]) -> Array:
+        total = jnp.where(examples.mask, metric(logits, examples.y), 0).sum()
+        return jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan)
+
+    return {name: mean(metric) for name, metric in task.metrics.items()}

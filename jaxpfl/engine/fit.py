@@ -1,0 +1,160 @@
+"""``fit``: train a method on stacked data from Python and score it, in one call."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpfl import algorithms, models, participation
+from jaxpfl.algorithms import LocalWork, Method
+from jaxpfl.algorithms.hyper import replace
+from jaxpfl.engine.plan import ExecutionPlan
+from jaxpfl.engine.round import RunState
+from jaxpfl.engine.simulation import Simulation
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.models import Model, Task
+from jaxpfl.types import Federation
+
+
+class Fit(NamedTuple):
+    """What `fit` returns. S runs (one for each seed), m clients, E evaluations.
+
+    Attributes:
+      simulation: the compiled programs, to go on from ``state``.
+      state: the last state.
+      history: metrics of every round, each [S, rounds].
+      rounds: the rounds after which clients were scored, [E].
+      scores: which model (``global`` where there is one, ``before``, ``after``) -> metric -> [E, S, m].
+    """
+
+    simulation: Simulation
+    state: RunState
+    history: dict[str, np.ndarray]
+    rounds: np.ndarray
+    scores: dict[str, dict[str, np.ndarray]]
+
+    @property
+    def personalized_accuracy(self) -> np.ndarray:
+        """Test accuracy of each client's personalised model after the last round, [S, m]."""
+        return self.scores["after"]["accuracy"][-1]
+
+    @property
+    def global_accuracy(self) -> np.ndarray | None:
+        """Test accuracy of the global model on each client after the last round, [S, m]; None where there is none."""
+        return self.scores["global"]["accuracy"][-1] if "global" in self.scores else None
+
+
+def fit(
+    method: str | Method,
+    federation: Federation,
+    *,
+    model: str | Model = "mlp",
+    num_classes: int | None = None,
+    rounds: int = 100,
+    cohort: int | None = None,
+    local_steps: int = 10,
+    batch_size: int = 20,
+    seeds: int | Sequence[int] = 1,
+    hyper: dict[str, Any] | None = None,
+    options: dict[str, Any] | None = None,
+    eval_every: int | None = None,
+    plan: ExecutionPlan | None = None,
+) -> Fit:
+    """Trains a method and scores every client on its test examples.
+
+    Example::
+
+        federation = jaxpfl.federate(jaxpfl.load("digits"), clients=20)
+        result = jaxpfl.fit("adaped", federation, rounds=50, cohort=10, seeds=3)
+        result.personalized_accuracy.mean()
+
+    Args:
+      method: a registered name, or a `Method` of your own.
+      federation: the stacked data.
+      model: a registered name, or any ``Model(init, apply)``.
+      num_classes: the number of classes; by default the largest label plus one.
+      rounds: federated rounds.
+      cohort: clients in a round, drawn uniformly; None for all.
+      local_steps: steps of a client in a round.
+      batch_size: examples in a step; a client with fewer uses all of them.
+      seeds: how many runs (seeds 0, 1, ...), or the seeds themselves; they run in one program.
+      hyper: hyper-parameters by name; a value is a number or, for a sweep, one number for each run.
+      options: the method's static options by name.
+      eval_every: score after every so many rounds and at the end; by default at the end only.
+      plan: how to execute.
+
+    Raises:
+      JaxpflError: for unknown names, values outside their range, and settings that the data do not allow.
+    """
+    check_positive(rounds=rounds, local_steps=local_steps, batch_size=batch_size)
+    if isinstance(method, str):
+        method = algorithms.get(method)
+    if num_classes is None:
+        splits = (federation.train, federation.validation, federation.test)
+        num_classes = 1 + max(int(np.asarray(split.y).max(initial=0)) for split in splits)
+    task = make_task(model, federation, num_classes)
+    work = LocalWork(np.asarray(federation.train.size), local_steps, batch_size)
+    simulation = Simulation(
+        build(method, task, work, options or {}),
+        task,
+        federation,
+        participation.of(federation.num_clients, cohort),
+        replace(method.name, method.hyper, hyper or {}),
+        local_steps=local_steps,
+        plan=plan,
+    )
+    state = simulation.init(range(seeds) if isinstance(seeds, int) else seeds)
+    histories, evaluations = [], []
+    stops = list(milestones(0, rounds, eval_every or rounds))
+    for start, stop in zip([0, *stops], stops, strict=False):
+        state, history = simulation.advance(state, stop - start)
+        histories.append(history)
+        evaluations.append(simulation.evaluate(state))
+    return Fit(
+        simulation,
+        state,
+        {name: np.concatenate([h[name] for h in histories], axis=1) for name in histories[0]},
+        np.array(stops),
+        {
+            which: {name: np.stack([e[which][name] for e in evaluations]) for name in metrics}
+            for which, metrics in evaluations[0].items()
+        },
+    )
+
+
+def make_task(model: str | Model, federation: Federation, num_classes: int) -> Task:
+    """The classification task of a federation for a model of the user's or a registered one."""
+    shape = federation.input_shape
+    built = models.build_model(model, num_classes, shape) if isinstance(model, str) else model
+    return models.classification(built, shape, num_classes)
+
+
+def build(method: Method, task: Task, work: LocalWork, options: dict[str, Any]) -> Any:
+    """Builds the method's algorithm, refusing static options that it does not have."""
+    for name in options:
+        if name not in method.options:
+            raise unknown_name(f"option of {method.name}", name, method.options)
+    return method.build(task, work, **options)
+
+
+def milestones(start: int, rounds: int, *every: int) -> Iterator[int]:
+    """The rounds in (start, rounds] that are a multiple of some ``every`` (0: none), and ``rounds`` itself, in order.
+
+    Multiples are absolute, so a resumed run stops where the uninterrupted one does.
+
+    >>> list(milestones(3, 10, 4))
+    [4, 8, 10]
+    """
+    while start < rounds:
+        start = min([rounds, *((start // n + 1) * n for n in every if n)])
+        yield start
+
+
+def check_positive(**values: int) -> None:
+    """Refuses a count below one, by name."""
+    for name, value in values.items():
+        if value < 1:
+            raise JaxpflError(f"{name} must be at least 1, got {value}")
+

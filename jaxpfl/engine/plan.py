@@ -1,0 +1,76 @@
+"""How a round is executed. A plan changes speed and memory, never what is computed (beyond the order of additions)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal, NamedTuple
+
+import jax
+
+from jaxpfl.errors import JaxpflError
+
+_CACHE_BYTES = 256 * 1024  # parameters of a block of clients that stay in a CPU core's cache
+_LARGEST_BLOCK = 128  # beyond it a CPU gains nothing from more clients in one operation
+
+
+@dataclass(frozen=True)
+class ExecutionPlan:
+    """Choices of speed and memory.
+
+    Attributes:
+      clients: ``map`` runs one client after the other (working set stays in cache), ``vmap`` the whole cohort at once,
+        a number that many at once; ``auto`` chooses by backend and model size.
+      runs: the same for the axis of seeds and settings: ``map``, ``vmap`` or ``auto``.
+      rounds_per_call: rounds that one compiled call may run before it returns to Python.
+      donate: whether the state's buffers are reused for the next state (halves the memory of large federations).
+    """
+
+    clients: str = "auto"
+    runs: Literal["auto", "map", "vmap"] = "auto"
+    rounds_per_call: int = 100
+    donate: bool = True
+
+    def __post_init__(self) -> None:
+        numeric = self.clients.isdigit() and int(self.clients) > 0
+        if self.clients not in ("auto", "map", "vmap") and not numeric:
+            raise JaxpflError(
+                f"plan.clients must be auto, map, vmap or a positive number, got {self.clients!r}"
+            )
+        if self.runs not in ("auto", "map", "vmap"):
+            raise JaxpflError(f"plan.runs must be auto, map or vmap, got {self.runs!r}")
+        if self.rounds_per_call < 1:
+            raise JaxpflError(f"plan.rounds_per_call must be at least 1, got {self.rounds_per_call}")
+
+
+class Resolved(NamedTuple):
+    """A plan with every choice made: clients in one block, and whether runs are vmapped."""
+
+    block: int
+    vmap_runs: bool
+
+    def describe(self, cohort: int) -> str:
+        """One phrase for a person."""
+        clients = {1: "clients one by one", cohort: "all clients at once"}.get(
+            self.block, f"blocks of {self.block} clients"
+        )
+        return f"{clients}, runs {'together' if self.vmap_runs else 'in turn'}, on {jax.default_backend()}"
+
+
+def resolve(plan: ExecutionPlan, *, cohort: int, model_bytes: int) -> Resolved:
+    """Makes the automatic choices.
+
+    A CPU wants a working set that stays in cache: one client at a time, or as many small models as fit. An
+    accelerator wants the whole cohort.
+
+    Args:
+      cohort: slots in a cohort.
+      model_bytes: bytes of one client's model.
+    """
+    on_cpu = jax.default_backend() == "cpu"
+    fitting = max(1, min(_CACHE_BYTES // max(model_bytes, 1), _LARGEST_BLOCK, cohort))
+    if plan.clients == "auto":
+        block = fitting if on_cpu else cohort
+    else:
+        block = {"map": 1, "vmap": cohort}.get(plan.clients) or min(int(plan.clients), cohort)
+    vmap_runs = plan.runs == "vmap" or (plan.runs == "auto" and (not on_cpu or fitting > 1))
+    return Resolved(block, vmap_runs)

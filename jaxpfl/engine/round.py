@@ -1,0 +1,147 @@
+"""One federated round as one pure function: draw the cohort, let it work, sum, update the server, write back."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl import trees
+from jaxpfl.engine.cohort import Outcome, run_cohort
+from jaxpfl.participation import Participation
+from jaxpfl.protocol import Algorithm, ClientContext, Reduced, ServerContext
+from jaxpfl.randomness import Purpose, stream
+from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Splits
+
+
+class RunState(NamedTuple):
+    """Everything that a run carries from round to round; it is the whole checkpoint.
+
+    Attributes:
+      server: the server's state.
+      clients: the clients' states, leaves [m, ...].
+      participations: [m] int32, rounds in which the client was in the cohort.
+      diverged: [m] int32, of these, rounds whose upload or new state was not finite and was dropped.
+      round: [] int32, finished rounds.
+      key: the run's key.
+    """
+
+    server: PyTree
+    clients: PyTree
+    participations: Array
+    diverged: Array
+    round: Array
+    key: Key
+
+
+def init_state(
+    algorithm: Algorithm, participation: Participation, key: Key, hp: PyTree, federation: Federation
+) -> RunState:
+    """The state before the first round. Clients start from the round-0 broadcast."""
+    server, client = algorithm.server, algorithm.client
+    ctx = server_context(participation, jnp.int32(0))
+    state = server.init(stream(key, Purpose.SERVER_INIT), hp, ctx)
+    message = server.broadcast(stream(key, Purpose.SERVER_UPDATE, 0), hp, ctx, state)
+
+    def init_client(client_id: Array) -> PyTree:
+        zero = jnp.int32(0)
+        client_ctx = ClientContext(zero, client_id, zero, 0, stream(key, Purpose.BATCHES, client_id))
+        return client.init(stream(key, Purpose.CLIENT_INIT, client_id), hp, client_ctx, message)
+
+    clients = jax.vmap(init_client)(jnp.asarray(federation.client_ids))
+    zeros = jnp.zeros(participation.num_clients, jnp.int32)
+    return RunState(state, clients, zeros, zeros, jnp.int32(0), key)
+
+
+def server_context(participation: Participation, round: Array) -> ServerContext:
+    return ServerContext(round, participation.num_clients, participation.expected_cohort)
+
+
+def make_round(
+    algorithm: Algorithm, participation: Participation, *, block: int, local_steps: int
+) -> Callable[[RunState, PyTree, Federation], tuple[RunState, Metrics]]:
+    """Builds ``(state, hp, federation) -> (state, metrics)``.
+
+    The metrics are the clients' means over those whose work was kept, the server's own, and ``participants`` and
+    ``diverged``, the number of clients in the cohort and of those dropped.
+    """
+    client, server = algorithm.client, algorithm.server
+
+    def one_round(state: RunState, hp: PyTree, federation: Federation) -> tuple[RunState, Metrics]:
+        num_clients = participation.num_clients
+        ids = federation.client_ids
+        rows = participation.sample(stream(state.key, Purpose.PARTICIPATION, state.round), ids)
+        ctx = server_context(participation, state.round)
+        server_key = stream(state.key, Purpose.SERVER_UPDATE, state.round)
+        message = server.broadcast(jax.random.fold_in(server_key, 0), hp, ctx, state.server)
+
+        def work(row: Array, old: PyTree, data: tuple[Splits, Array, Array]) -> Outcome:
+            splits, client_id, participations = data
+            client_ctx = ClientContext(
+                state.round,
+                client_id,
+                participations,
+                local_steps,
+                stream(state.key, Purpose.BATCHES, client_id),
+            )
+            key = stream(state.key, Purpose.LOCAL_WORK, state.round, client_id)
+            new, upload, metrics = client.update(key, hp, client_ctx, message, old, splits)
+            present = row < num_clients
+            finite = trees.all_finite((new, upload))
+            keep = present & finite
+            one = jnp.ones((), jnp.int32)
+            summed = (Reduced(upload.total, upload.weight, one), metrics)
+            summed = trees.where(keep, summed, jax.tree.map(jnp.zeros_like, summed))
+            return Outcome(trees.where(keep, new, old), summed, (present, present & ~finite))
+
+        data = (federation.splits, jnp.asarray(ids), state.participations)
+        clients, (reduced, sums), (present, lost) = run_cohort(
+            work, rows, state.clients, data, block=block, everyone=participation.everyone
+        )
+        new_server, server_metrics = server.update(
+            jax.random.fold_in(server_key, 1), hp, ctx, state.server, reduced
+        )
+        kept = jnp.maximum(reduced.count, 1)
+        metrics = {name: total / kept for name, total in sums.items()} | server_metrics
+        metrics |= {"participants": present.sum(), "diverged": lost.sum()}
+        count = {"mode": "drop", "indices_are_sorted": True}
+        new_state = RunState(
+            new_server,
+            clients,
+            state.participations.at[rows].add(present.astype(jnp.int32), **count),
+            state.diverged.at[rows].add(lost.astype(jnp.int32), **count),
+            state.round + 1,
+            state.key,
+        )
+        return new_state, metrics
+
+    return one_round
+
+
+def make_rounds(
+    one_round: Callable[[RunState, PyTree, Federation], tuple[RunState, Metrics]], capacity: int
+) -> Callable[[RunState, PyTree, Federation, Array], tuple[RunState, Metrics]]:
+    """Builds ``(state, hp, federation, rounds) -> (state, history)``: ``rounds <= capacity`` rounds in one loop.
+
+    The number of rounds is traced, so calls of every length share one compiled program; the history's leaves are
+    [capacity], written up to ``rounds``. (A ``lax.scan`` would compile once more for the last, shorter call.)
+    """
+    # Wrapped once, the round is traced once: eval_shape below and the loop share the cached trace.
+    one_round = jax.jit(one_round, inline=True)
+
+    def rounds_fn(
+        state: RunState, hp: PyTree, federation: Federation, rounds: Array
+    ) -> tuple[RunState, Metrics]:
+        _, shapes = jax.eval_shape(one_round, state, hp, federation)
+        history = {name: jnp.zeros(capacity, leaf.dtype) for name, leaf in shapes.items()}
+
+        def body(t: Array, loop: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
+            state, history = loop
+            state, metrics = one_round(state, hp, federation)
+            return state, {name: history[name].at[t].set(value) for name, value in metrics.items()}
+
+        return jax.lax.fori_loop(0, rounds, body, (state, history))
+
+    return rounds_fn

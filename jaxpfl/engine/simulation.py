@@ -1,0 +1,183 @@
+"""The compiled programs of one experiment: start, advance by some rounds, score. Runs (seeds, settings) are one axis."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any, Literal
+
+import jax
+import jax.export
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import trees
+from jaxpfl.engine.evaluate import Scores, make_evaluate
+from jaxpfl.engine.plan import ExecutionPlan, resolve
+from jaxpfl.engine.round import RunState, init_state, make_round, make_rounds, server_context
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task
+from jaxpfl.participation import Participation
+from jaxpfl.protocol import Algorithm, ClientContext
+from jaxpfl.types import Federation, Metrics, PyTree
+
+
+class Simulation:
+    """A federation, an algorithm and a way to take part, compiled.
+
+    All state is an argument and a result; the object holds only programs and the (constant) data, so any state may be
+    advanced at any time. Every state and score has a leading axis of runs, [S].
+
+    Example::
+
+        simulation = Simulation(algorithm, task, federation, participation.of(50, 5), hp, local_steps=10)
+        state = simulation.init(seeds=[0, 1, 2])
+        state, history = simulation.advance(state, rounds=100)
+        accuracy = simulation.evaluate(state)["after"]["accuracy"]  # [3 runs, 50 clients]
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        task: Task,
+        federation: Federation,
+        participation: Participation,
+        hp: PyTree,
+        *,
+        local_steps: int,
+        plan: ExecutionPlan | None = None,
+    ):
+        """Places the data and prepares the programs; each is compiled at its first call.
+
+        Args:
+          algorithm: the method, built for the same task.
+          task: model, loss and metrics.
+          federation: the stacked data of m clients.
+          participation: how cohorts are drawn, for the same m.
+          hp: hyper-parameters; leaves [] for all runs, or [S], one value for each run.
+          local_steps: tau, what a client's context says.
+          plan: how to execute; the automatic choice by default.
+        """
+        if participation.num_clients != federation.num_clients:
+            raise JaxpflError(
+                f"participation is for {participation.num_clients} clients, the data have {federation.num_clients}"
+            )
+        self.algorithm, self.participation, self.local_steps = algorithm, participation, local_steps
+        self.plan = plan or ExecutionPlan()
+        self.hp = jax.tree.map(jnp.asarray, hp)
+        self.federation: Federation = jax.device_put(federation)
+
+        shapes = jax.eval_shape(task.init, jax.random.key(0))
+        self.execution = resolve(
+            self.plan, cohort=participation.capacity, model_bytes=trees.num_bytes(shapes)
+        )
+        one_round = make_round(
+            algorithm, participation, block=self.execution.block, local_steps=local_steps
+        )
+        rounds = make_rounds(one_round, self.plan.rounds_per_call)
+
+        def init(key: jax.Array, hp: PyTree, federation: Federation) -> RunState:
+            return init_state(algorithm, participation, key, hp, federation)
+
+        def evaluation(split: Literal["test", "validation"]) -> Callable[..., Any]:
+            block = resolve(
+                self.plan, cohort=federation.num_clients, model_bytes=trees.num_bytes(shapes)
+            ).block
+            one = make_evaluate(algorithm, task, participation, block=block, split=split)
+            return jax.jit(self._over_runs(one))
+
+        self._init = jax.jit(self._over_runs(init))
+        self._advance = jax.jit(
+            self._over_runs(rounds), donate_argnums=(0,) if self.plan.donate else ()
+        )
+        self._evaluate = {"test": evaluation("test"), "validation": evaluation("validation")}
+
+    def init(self, seeds: Sequence[int]) -> RunState:
+        """The state before round 0 of one run for each seed."""
+        if not len(seeds):
+            raise JaxpflError("at least one seed is needed")
+        keys = jnp.stack([jax.random.key(seed) for seed in seeds])
+        return self._init(keys, self._hp_rows(len(seeds)), self.federation)
+
+    def advance(self, state: RunState, rounds: int) -> tuple[RunState, dict[str, np.ndarray]]:
+        """Runs some rounds; the given state is used up (its buffers are donated, unless the plan says not to).
+
+        Returns:
+          The new state, and the history of the metrics, each [S, rounds].
+        """
+        history: list[Metrics] = []
+        lengths: list[int] = []
+        while rounds > 0:
+            length = min(rounds, self.plan.rounds_per_call)
+            hp = self._hp_rows(state.round.shape[0])
+            state, metrics = self._advance(state, hp, self.federation, jnp.int32(length))
+            history.append(metrics)
+            lengths.append(length)
+            rounds -= length
+        names = history[0] if history else {}
+        return state, {
+            name: np.concatenate(
+                [np.asarray(h[name])[:, :n] for h, n in zip(history, lengths, strict=True)], axis=1
+            )
+            for name in names
+        }
+
+    def evaluate(self, state: RunState, split: Literal["test", "validation"] = "test") -> Scores:
+        """Scores every client in every run: which model -> metric -> [S, m]."""
+        return self._evaluate[split](state, self._hp_rows(state.round.shape[0]), self.federation)
+
+    def export(self, *platforms: str, seeds: int = 1) -> jax.export.Exported:
+        """The program of one `advance` call, lowered for platforms ("cpu", "cuda", "tpu") that need not be here."""
+        state = jax.eval_shape(lambda: self.init(range(seeds)))
+        program = jax.export.export(self._advance, platforms=platforms)
+        return program(state, self._hp_rows(seeds), self.federation, jnp.int32(1))
+
+    def bytes_per_client(self) -> tuple[int, int]:
+        """Bytes that one client uploads and receives in one round (parameters as they are, weights left out)."""
+        state = jax.eval_shape(lambda: self.init([0]))
+        one = jax.eval_shape(lambda s: jax.tree.map(lambda a: a[0], s), state)
+        hp = jax.tree.map(lambda a: a.reshape(-1)[0], self.hp)
+
+        def exchange(state: RunState, hp: PyTree, federation: Federation) -> tuple[PyTree, PyTree]:
+            return _exchange(self.algorithm, self.participation, state, hp, federation)
+
+        up, down = jax.eval_shape(exchange, one, hp, self.federation)
+        return trees.num_bytes(up), trees.num_bytes(down)
+
+    def _hp_rows(self, runs: int) -> PyTree:
+        def rows(a: jax.Array) -> jax.Array:
+            if a.ndim and a.shape[0] != runs:
+                raise JaxpflError(f"a hyper-parameter has {a.shape[0]} values for {runs} runs")
+            return jnp.broadcast_to(a, (runs,))
+
+        return jax.tree.map(rows, self.hp)
+
+    def _over_runs(self, one: Callable[..., Any]) -> Callable[..., Any]:
+        """``one(per run, hp, shared...)`` for a leading axis of runs on its first two arguments."""
+
+        def runs(first: PyTree, hp: PyTree, *shared: PyTree) -> PyTree:
+            count = jax.tree.leaves(first)[0].shape[0]
+            if count == 1:  # without a batch axis the client's products stay plain ones
+                squeezed = jax.tree.map(lambda a: a[0], (first, hp))
+                return jax.tree.map(lambda a: a[None], one(*squeezed, *shared))
+            if self.execution.vmap_runs:
+                return jax.vmap(lambda first, hp: one(first, hp, *shared))(first, hp)
+            return jax.lax.map(lambda both: one(*both, *shared), (first, hp))
+
+        return runs
+
+
+def _exchange(
+    algorithm: Algorithm,
+    participation: Participation,
+    state: RunState,
+    hp: PyTree,
+    federation: Federation,
+) -> tuple[PyTree, PyTree]:
+    """One client's upload total, and the message, of one round; for their shapes."""
+    key = jax.random.key(0)
+    zero = jnp.int32(0)
+    message = algorithm.server.broadcast(key, hp, server_context(participation, zero), state.server)
+    first = jax.tree.map(lambda a: a[0], (state.clients, federation.splits))
+    ctx = ClientContext(zero, zero, zero, 1, key)
+    _, upload, _ = algorithm.client.update(key, hp, ctx, message, *first)
+    return upload.total, message

@@ -1,0 +1,26 @@
+"""Errors that are the caller's to mend: one line that names what is wrong and what is allowed."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable
+
+
+class JaxpflError(ValueError):
+    """A bad argument, file or combination. The message is one line; the command line prints it as it is."""
+
+
+class JaxpflWarning(UserWarning):
+    """Something that works but probably is not what was meant; an error under ``--strict``."""
+
+
+def unknown_name(kind: str, name: str, known: Iterable[str]) -> JaxpflError:
+    """The error for a name that is not registered, with the nearest known one.
+
+    >>> unknown_name("method", "adapd", ["local", "adaped"])
+    JaxpflError("unknown method 'adapd': did you mean 'adaped'? (known: adaped, local)")
+    """
+    names = sorted(known)
+    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return JaxpflError(f"unknown {kind} {name!r}: {hint}(known: {', '.join(names)})")

@@ -1,0 +1,1 @@
+"""Experiments: configs, run folders, checkpoints, summaries and plots."""

@@ -1,0 +1,270 @@
+"""What a run is: one frozen dataclass that the command line, config files and ``config.json`` share."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from jaxpfl.engine.plan import ExecutionPlan
+from jaxpfl.errors import JaxpflError, unknown_name
+
+
+@dataclass(frozen=True)
+class RunConfig:
+    """One experiment: data, split, work, methods, seeds. Fields left at None take the data set's preset.
+
+    The documentation of each field is what ``--help`` shows.
+    """
+
+    data: str = "digits"
+    """Data set: digits (embedded), mnist, or idx:FOLDER for any folder of four IDX files."""
+    data_dir: str | None = None
+    """Where data sets lie; $JAXPFL_DATA_DIR unless given, then ./data."""
+    model: str | None = None
+    """Model: linear, mlp, mlp:128,64 (hidden sizes), cnn, ...; by data set unless given."""
+    partition: str = "classes"
+    """How examples are dealt to clients: iid or classes (a number of classes for each client)."""
+    clients: int | None = None
+    """Number of clients m; by data set unless given."""
+    classes_per_client: int | None = None
+    """Classes that each client holds; by data set unless given."""
+    test_share: float = 0.5
+    """Share of each client's examples kept for testing, where the data set has no official test set."""
+    validation_share: float = 0.0
+    """Share of each client's training examples set apart for validation."""
+    drop_empty: bool = False
+    """Drop clients without training examples instead of refusing them."""
+    cohort: int | None = None
+    """Clients in a round, a count K <= m, drawn uniformly; by data set unless given."""
+    local_steps: int = 10
+    """Local steps (mini-batches) of a client in a round."""
+    batch_size: int | None = None
+    """Examples in a mini-batch; by data set unless given."""
+    rounds: int | None = None
+    """Federated rounds; by data set unless given."""
+    lr: float | None = None
+    """Learning rate of every method; each method's own unless given."""
+    set: tuple[str, ...] = ()
+    """A method's own hyper-parameters or options: METHOD.name=value."""
+    seed: int = 0
+    """First run seed."""
+    seeds: int | None = None
+    """Number of run seeds, all in one program; by data set unless given."""
+    split_seed: int = 0
+    """Seed of the split into clients, train and test; the run seeds do not change the split."""
+    eval_every: int = 10
+    """Score all clients after every so many rounds, and at the end."""
+    checkpoint_every: int = 50
+    """Write a checkpoint after every so many rounds, and at the end."""
+    plan: ExecutionPlan = field(default_factory=ExecutionPlan)
+    """How to execute: changes speed and memory, not results."""
+
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "digits": {
+        "model": "mlp",
+        "clients": 50,
+        "classes_per_client": 3,
+        "cohort": 10,
+        "batch_size": 10,
+        "rounds": 100,
+        "seeds": 5,
+    },
+    "mnist": {
+        "model": "cnn",
+        "clients": 50,
+        "classes_per_client": 3,
+        "cohort": 5,
+        "batch_size": 20,
+        "rounds": 300,
+        "seeds": 3,
+    },
+}
+"""What the fields that are None mean for a data set; ``mnist`` is the setting of Ozkara et al. 2022, Table 1."""
+
+_MAY_GROW = ("rounds",)
+# These do not change what the run is: how it executes, how often it is saved, and where its data lie.
+_FREE = ("plan", "checkpoint_every", "data_dir")
+
+
+def resolve(config: RunConfig) -> RunConfig:
+    """The same experiment with every preset filled in.
+
+    Raises:
+      JaxpflError: for counts below one, shares outside [0, 1), and a cohort larger than the number of clients.
+    """
+    preset = PRESETS.get(config.data, PRESETS["mnist"])
+    given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
+    # A cohort preset belongs to the preset's number of clients; a smaller federation takes part whole.
+    clients = given["clients"] if given["clients"] is not None else preset["clients"]
+    filled = preset | {"cohort": min(preset["cohort"], max(clients, 1))}
+    config = dataclasses.replace(config, **{k: v for k, v in filled.items() if given[k] is None})
+    for name in (
+        "clients",
+        "classes_per_client",
+        "cohort",
+        "local_steps",
+        "batch_size",
+        "rounds",
+        "seeds",
+        "eval_every",
+        "checkpoint_every",
+    ):
+        if getattr(config, name) < 1:
+            raise JaxpflError(f"{name} must be at least 1, got {getattr(config, name)}")
+    for name, low in (("test_share", "> 0"), ("validation_share", ">= 0")):
+        value = getattr(config, name)
+        if not (0 < value < 1 or (value == 0 and low == ">= 0")):
+            raise JaxpflError(f"{name} must be {low} and < 1, got {value}")
+    for name in ("seed", "split_seed"):
+        if getattr(config, name) < 0:
+            raise JaxpflError(f"{name} must be at least 0, got {getattr(config, name)}")
+    if config.lr is not None and not 0 < config.lr < float("inf"):
+        raise JaxpflError(f"lr must be > 0 and finite, got {config.lr}")
+    return config
+
+
+def method_settings(config: RunConfig, method: str, methods: tuple[str, ...]) -> dict[str, str]:
+    """The ``--set`` entries of one method, name -> value as text.
+
+    An entry without a method's name is for the only method of the run.
+
+    Raises:
+      JaxpflError: for an entry that is not ``METHOD.name=value``, or names a method that is not part of the run.
+    """
+    settings = {}
+    for entry in config.set:
+        target, equals, value = entry.partition("=")
+        owner, dot, name = target.partition(".")
+        if not dot and len(methods) == 1:
+            owner, name = methods[0], target
+        if not equals or not name or not value:
+            raise JaxpflError(f"--set takes METHOD.name=value, got {entry!r}")
+        if owner not in methods:
+            raise unknown_name("method in --set", owner, methods)
+        if owner == method:
+            settings[name] = value
+    return settings
+
+
+def to_json(config: RunConfig) -> dict[str, Any]:
+    """The config as JSON-able values."""
+    return json.loads(json.dumps(dataclasses.asdict(config)))
+
+
+def from_mapping(values: dict[str, Any], where: str, default: RunConfig | None = None) -> RunConfig:
+    """A config from a mapping of field names (dashes or underscores), such as a parsed file.
+
+    Raises:
+      JaxpflError: for an unknown field or a value of the wrong type.
+    """
+    default = default or RunConfig()
+    fields = {f.name: f.type for f in dataclasses.fields(RunConfig)}
+    changes: dict[str, Any] = {}
+    for raw, value in values.items():
+        name = raw.replace("-", "_")
+        if name not in fields:
+            raise unknown_name(f"field in {where}", raw, fields)
+        if name == "plan":
+            changes[name] = _plan(value, where, default.plan)
+        elif name == "set":
+            changes[name] = _settings(value, where)
+        else:
+            changes[name] = _typed(value, str(fields[name]), f"{raw} in {where}")
+    return dataclasses.replace(default, **changes)
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """Parses a TOML or YAML config file.
+
+    Raises:
+      JaxpflError: for a missing file, another suffix, or text that does not parse.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise JaxpflError(f"cannot read config {path}: {error.strerror}") from None
+    try:
+        if path.suffix == ".toml":
+            values = tomllib.loads(text)
+        elif path.suffix in (".yaml", ".yml"):
+            import yaml
+
+            values = yaml.safe_load(text) or {}
+        elif path.suffix == ".json":
+            values = json.loads(text)
+        else:
+            raise JaxpflError(f"config {path} must end in .toml, .yaml, .yml or .json")
+    except JaxpflError:
+        raise
+    except Exception as error:
+        raise JaxpflError(f"config {path} does not parse: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise JaxpflError(f"config {path} must be a table of names and values")
+    return values
+
+
+def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
+    """What a resumed run changes: (semantic differences, allowed ones), each ``name: old -> new``.
+
+    The plan, more rounds, and the folder of the data may change; anything else is another experiment.
+    """
+    semantic, allowed = [], []
+    for name in sorted(old.keys() | new.keys()):
+        was, now = old.get(name), new.get(name)
+        if was == now:
+            continue
+        grown = name in _MAY_GROW and isinstance(was, int) and isinstance(now, int) and now > was
+        free = name in _FREE or grown
+        (allowed if free else semantic).append(f"{name}: {was} -> {now}")
+    return semantic, allowed
+
+
+def _plan(value: Any, where: str, default: ExecutionPlan) -> ExecutionPlan:
+    if not isinstance(value, dict):
+        raise JaxpflError(f"plan in {where} must be a table, got {value!r}")
+    fields = {f.name: f.type for f in dataclasses.fields(ExecutionPlan)}
+    changes = {}
+    for raw, item in value.items():
+        name = raw.replace("-", "_")
+        if name not in fields:
+            raise unknown_name(f"field of plan in {where}", raw, fields)
+        if name == "clients" and isinstance(item, int):
+            item = str(item)
+        changes[name] = _typed(item, str(fields[name]), f"plan.{raw} in {where}")
+    return dataclasses.replace(default, **changes)
+
+
+def _settings(value: Any, where: str) -> tuple[str, ...]:
+    """``set`` as a list of METHOD.name=value, or as a table of tables."""
+    if isinstance(value, dict):
+        return tuple(
+            f"{method}.{name}={item}"
+            for method, items in value.items()
+            for name, item in (items.items() if isinstance(items, dict) else ())
+        )
+    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise JaxpflError(f"set in {where} must be a list of METHOD.name=value or a table, got {value!r}")
+
+
+def _typed(value: Any, annotation: str, what: str) -> Any:
+    allowed = annotation.split(" | ")
+    if value is None and "None" in allowed:
+        return None
+    if isinstance(value, bool):
+        ok = "bool" in allowed
+    elif isinstance(value, int):
+        ok = "int" in allowed or "float" in allowed
+    elif isinstance(value, float):
+        ok = "float" in allowed
+    else:
+        ok = isinstance(value, str) and ("str" in allowed or annotation.startswith("Literal"))
+    if not ok:
+        raise JaxpflError(f"{what} must be {annotation}, got {value!r}")
+    return float(value) if "float" in allowed else value

@@ -1,0 +1,137 @@
+"""The plots of a run folder: accuracy over rounds, the clients' accuracies, and psi."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+# The validated eight-slot categorical order of this project's plots; a method keeps its colour in every plot of a run.
+COLORS = ("#2a78d6", "#1baa7a", "#d99a00", "#6b4ae0", "#d8433f", "#1f9fb8", "#c2569b", "#6f7f2b")
+
+
+def write_plots(
+    folder: Path, records: list[dict[str, Any]], arrays: dict[str, dict[str, np.ndarray]]
+) -> list[Path]:
+    """Draws what the records and the last per-client scores hold.
+
+    Args:
+      folder: where the PNG files go.
+      records: of ``metrics.jsonl``.
+      arrays: method -> the arrays of its npz file.
+
+    Returns:
+      The files written.
+    """
+    import matplotlib
+
+    matplotlib.use("Agg")
+    folder.mkdir(exist_ok=True)
+    colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(arrays)}
+    drawn = [
+        _accuracy(records, colors),
+        _clients({name: scores["after_accuracy"] for name, scores in arrays.items()}, colors),
+        _psi(records, colors),
+    ]
+    written = []
+    for name, figure in zip(("accuracy", "clients", "psi"), drawn, strict=True):
+        if figure is not None:
+            path = folder / f"{name}.png"
+            partial = folder / f".{name}.png.partial"
+            figure.savefig(partial, dpi=150, format="png")
+            os.replace(partial, path)
+            written.append(path)
+    return written
+
+
+def _axes(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    axes = figure.subplots()
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def _series(
+    records: list[dict[str, Any]], method: str, kind: str, name: str
+) -> tuple[np.ndarray, np.ndarray]:
+    """A metric over rounds: (rounds [T], values [T, S])."""
+    rows = [r for r in records if r["method"] == method and r["kind"] == kind and name in r]
+    values = [[np.nan if v is None else v for v in r[name]] for r in rows]
+    return np.array([r["round"] for r in rows]), np.array(values, dtype=float)
+
+
+def _line(axes: Any, rounds: np.ndarray, values: np.ndarray, color: str, label: str, **style: Any) -> None:
+    mean = values.mean(axis=1)
+    axes.plot(rounds, mean, color=color, linewidth=2, label=label, **style)
+    if values.shape[1] > 1:
+        spread = values.std(axis=1, ddof=1)
+        axes.fill_between(rounds, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
+
+
+def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
+    figure, axes = _axes(
+        "round", "test accuracy, mean over clients", "Personalised models (dashed: global model)"
+    )
+    for method, color in colors.items():
+        rounds, values = _series(records, method, "evaluation", "personalized_accuracy")
+        if not len(rounds):
+            continue
+        marker = {"marker": "o", "markersize": 4} if len(rounds) < 15 else {}
+        _line(axes, rounds, 100 * values, color, method, **marker)
+        global_rounds, global_values = _series(records, method, "evaluation", "global_accuracy")
+        # Where the personalised model is the global one, one line says both.
+        if len(global_rounds) and not np.array_equal(values, global_values, equal_nan=True):
+            axes.plot(
+                global_rounds, 100 * global_values.mean(axis=1), color=color, linewidth=1.2, linestyle="--"
+            )
+    axes.yaxis.set_major_formatter("{x:g} %")
+    axes.legend(frameon=False, loc="lower right")
+    return figure
+
+
+def _clients(accuracies: dict[str, np.ndarray], colors: dict[str, str]) -> Any:
+    """Each client's accuracy (mean over seeds) as a dot, with the mean, the quartiles and the worst decile."""
+    figure, axes = _axes("", "test accuracy of a client, mean over seeds", "Clients after the last round")
+    jitter = np.random.default_rng(0)
+    for place, (method, values) in enumerate(accuracies.items()):
+        with np.errstate(invalid="ignore"):
+            client = 100 * np.nanmean(values, axis=0)
+        client = client[np.isfinite(client)]
+        if not len(client):
+            continue
+        dots = place + jitter.uniform(-0.22, 0.22, len(client))
+        axes.scatter(dots, client, s=16, color=colors[method], alpha=0.45, linewidths=0)
+        low, high = np.quantile(client, [0.25, 0.75])
+        axes.vlines(place, low, high, color="#333333", linewidth=2)
+        axes.hlines(client.mean(), place - 0.3, place + 0.3, color="#333333", linewidth=2)
+        axes.annotate(
+            f"{client.mean():.1f}",
+            (place + 0.32, client.mean()),
+            va="center",
+            fontsize=9,
+            color="#333333",
+        )
+    axes.set_xticks(range(len(accuracies)), list(accuracies))
+    axes.set_xlim(-0.6, len(accuracies) - 0.2)
+    axes.yaxis.set_major_formatter("{x:g} %")
+    return figure
+
+
+def _psi(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
+    methods = [m for m in colors if any(r["method"] == m and "psi" in r for r in records)]
+    if not methods:
+        return None
+    figure, axes = _axes("round", "psi at the server", "Estimated spread of the clients (psi)")
+    for method in methods:
+        rounds, values = _series(records, method, "round", "psi")
+        _line(axes, rounds, values, colors[method], method)
+    axes.legend(frameon=False, loc="upper right")
+    return figure

@@ -1,0 +1,120 @@
+"""What a person sees: a progress bar on standard error while it runs, and a table at the end."""
+
+from __future__ import annotations
+
+from types import TracebackType
+from typing import Any, Self
+
+from rich import box
+from rich.console import Console
+from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.table import Table
+
+
+class Terminal:
+    """A `Reporter` that draws one progress line for each method; use it as a context manager."""
+
+    def __init__(self, console: Console):
+        self._progress = Progress(
+            TextColumn("[bold]{task.description:>12}"),
+            BarColumn(bar_width=None),
+            MofNCompleteColumn(),
+            TextColumn("loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"),
+            TimeElapsedColumn(),
+            TextColumn("left"),
+            TimeRemainingColumn(),
+            console=console,
+        )
+        self._task: Any = None
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def start(self, method: str, done: int, rounds: int) -> None:
+        self._task = self._progress.add_task(
+            method, total=rounds, completed=done, loss="   -  ", accuracy="   -  "
+        )
+        self._progress.refresh()
+
+    def progress(self, round: int, loss: float, accuracy: float | None) -> None:
+        shown = "   -  " if accuracy is None else f"{100 * accuracy:5.2f}%"
+        self._progress.update(self._task, completed=round, loss=f"{loss:6.3f}", accuracy=shown)
+
+    def finish(self, method: str) -> None:
+        self._progress.refresh()
+
+    def say(self, text: str) -> None:
+        self._progress.console.print(text, highlight=False)
+
+
+def print_table(console: Console, summary: dict[str, Any]) -> None:
+    """The final table: mean and spread over seeds, worst decile, bytes, seconds."""
+    seeds = len(summary["seeds"])
+    table = Table(
+        title=f"{summary['clients']} clients, {summary['cohort']} in a round, {summary['rounds']} rounds, "
+        f"{seeds} seed{'s' if seeds > 1 else ''}; test accuracy in % after the last round",
+        caption="mean over clients ± standard deviation over seeds; 10th percentile and worst decile of the "
+        "clients; hurt: clients worse off than with local training",
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+    table.add_column("method", style="bold", no_wrap=True)
+    for name in ("personalised", "global", "p10", "worst", "hurt", "up", "down", "seconds"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, row in summary["methods"].items():
+        own = row["personalized_accuracy"]
+        hurt = row["fraction_hurt"]
+        table.add_row(
+            name,
+            _accuracy(own),
+            _accuracy(row["global_accuracy"]),
+            _percent(own["p10"]),
+            _percent(own["worst_decile"]),
+            "-" if hurt is None or name == "local" else f"{100 * hurt:.0f}%",
+            _bytes(row["bytes_up"]),
+            _bytes(row["bytes_down"]),
+            f"{row['seconds']:.1f}",
+        )
+    console.print(table)
+    for name, row in summary["methods"].items():
+        if row["diverged_clients"]:
+            console.print(
+                f"{name}: {row['diverged_clients']} of {summary['clients']} clients diverged at least once; "
+                "their updates were dropped and they are scored with the state before",
+                highlight=False,
+            )
+        if "best_on_validation" in row:
+            best = row["best_on_validation"]["personalized_accuracy"]
+            console.print(f"{name}: at the round of best validation accuracy {_accuracy(best)}", highlight=False)
+    console.print(f"run folder: {summary['run_dir']} (plots in plots/)", highlight=False, soft_wrap=True)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}"
+
+
+def _accuracy(stats: dict[str, float | None] | None) -> str:
+    if stats is None or stats["mean"] is None:
+        return "-"
+    spread = "" if stats["std"] is None else f" ± {100 * stats['std']:.2f}"
+    return f"{100 * stats['mean']:.2f}{spread}"
+
+
+def _bytes(count: int) -> str:
+    value = float(count)
+    for unit in ("B", "kB", "MB", "GB"):
+        if value < 1000:
+            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+        value /= 1000
+    return f"{value:.1f} TB"

@@ -1,0 +1,281 @@
+"""Runs methods into a run folder: records, checkpoints, per-client scores, and a summary that is written last.
+
+A run folder holds ``config.json`` (complete: rerunning it gives the same numbers), ``metrics.jsonl``, ``methods/``
+(one file pair for each finished method), ``checkpoints/``, ``clients.npz``, ``plots/`` and ``summary.json``. Only a
+folder with ``summary.json`` is a whole run.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Protocol
+
+import jax
+import numpy as np
+
+import jaxpfl
+from jaxpfl.engine import RunState, Simulation
+from jaxpfl.engine.fit import milestones
+from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment import files, summary
+from jaxpfl.experiment.checkpoint import Checkpoints
+from jaxpfl.experiment.config import RunConfig, differences, to_json
+from jaxpfl.experiment.interrupt import Interrupt, Interrupted
+from jaxpfl.experiment.setup import Experiment, require
+
+_SECONDS_PER_CALL = 1.0  # a call is about this long, so that progress moves and Ctrl-C is soon heeded
+
+
+class Reporter(Protocol):
+    """Who hears of a run's progress."""
+
+    def start(self, method: str, done: int, rounds: int) -> None: ...
+    def progress(self, round: int, loss: float, accuracy: float | None) -> None: ...
+    def finish(self, method: str) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+def open_folder(
+    folder: Path, config: RunConfig, methods: tuple[str, ...], *, resume: bool, say: Reporter
+) -> None:
+    """Makes the run folder, or takes up an earlier one.
+
+    Raises:
+      JaxpflError: when the folder cannot be written, holds a run and ``resume`` is false, or holds another experiment.
+    """
+    stored = folder / "config.json"
+    if stored.exists() and not resume:
+        raise JaxpflError(
+            f"{folder} already holds a run: --resume continues it, --output chooses another folder"
+        )
+    if not stored.exists() and folder.exists() and any(folder.iterdir()):
+        raise JaxpflError(f"{folder} is not empty and holds no run: choose another --output")
+    new = {"version": jaxpfl.__version__, "methods": list(methods), "config": to_json(config)}
+    if stored.exists():
+        old = files.read_json(stored)
+        semantic, allowed = differences(old["config"], new["config"])
+        dropped = [name for name in old["methods"] if name not in methods]
+        added = [name for name in methods if name not in old["methods"]]
+        if dropped:
+            semantic.append(f"methods: {', '.join(old['methods'])} -> {', '.join(methods)}")
+        if semantic:
+            raise JaxpflError(f"--resume would change the experiment in {folder}: {'; '.join(semantic)}")
+        if old["version"] != new["version"]:
+            allowed.append(f"version: {old['version']} -> {new['version']}")
+        if added:
+            allowed.append(f"methods added: {', '.join(added)}")
+        if allowed:
+            say.say(f"resuming {folder} with {'; '.join(allowed)}")
+            # What follows is no longer the summary of this config.
+            (folder / "summary.json").unlink(missing_ok=True)
+    try:
+        (folder / "methods").mkdir(parents=True, exist_ok=True)
+        files.write_json(stored, new)
+    except OSError as error:
+        raise JaxpflError(f"cannot write to {folder}: {error.strerror}") from None
+
+
+def run_methods(experiment: Experiment, folder: Path, reporter: Reporter) -> dict[str, Any]:
+    """Runs every method that is not finished, and summarises.
+
+    Returns:
+      The summary, as in ``summary.json`` and ``--json``.
+
+    Raises:
+      Interrupted: after Ctrl-C; what is done is kept, and the same call resumes it.
+    """
+    with Interrupt() as interrupt:
+        for name in experiment.methods:
+            done = _finished(folder, name)
+            if done and done["rounds"] == experiment.config.rounds:
+                reporter.say(f"{name}: finished before, kept")
+            else:
+                _run_method(experiment, name, folder, reporter, interrupt)
+    return summarize(experiment, folder)
+
+
+def _finished(folder: Path, method: str) -> dict[str, Any] | None:
+    path = folder / "methods" / f"{method}.json"
+    return files.read_json(path) if path.exists() else None
+
+
+def _run_method(
+    experiment: Experiment, name: str, folder: Path, reporter: Reporter, interrupt: Interrupt
+) -> None:
+    config = experiment.config
+    rounds = require(config.rounds)
+    simulation = experiment.simulation(name)
+    records = files.Records(folder / "metrics.jsonl")
+    with Checkpoints(folder / "checkpoints" / name) as checkpoints:
+        state = simulation.init(range(config.seed, config.seed + require(config.seeds)))
+        seconds = 0.0
+        if checkpoints.latest() is not None:
+            state, seconds = checkpoints.restore(state)
+        done = int(state.round[0])
+        records.keep(lambda record: record["method"] != name or _stands(record, done, config))
+        reporter.start(name, done, rounds)
+        started = time.perf_counter() - seconds
+        pace = Pace(config.plan.rounds_per_call)
+        loss, scores = float("nan"), None
+        for stop in milestones(done, rounds, config.eval_every, config.checkpoint_every):
+            while done < stop and not interrupt.asked:
+                with pace.call(stop - done) as length:
+                    state, history = simulation.advance(state, length)
+                records.append(_round_records(name, done, history))
+                done += length
+                loss = float(np.mean(history["train_loss"][:, -1]))
+                reporter.progress(done, loss, None)
+            if done == stop and (done % config.eval_every == 0 or done == rounds):
+                scores, record = _evaluate(experiment, simulation, state, name, done)
+                records.append([record | {"seconds": time.perf_counter() - started}])
+                reporter.progress(done, loss, float(np.mean(record["personalized_accuracy"])))
+            if interrupt.asked or done % config.checkpoint_every == 0 or done == rounds:
+                checkpoints.save(done, state, time.perf_counter() - started)
+            if interrupt.asked and done < rounds:
+                raise Interrupted(f"stopped {name} after round {done} of {rounds}")
+    if scores is None:  # killed between the last checkpoint and the files below
+        scores, _ = _evaluate(experiment, simulation, state, name, done)
+    _write_method(folder, name, simulation, state, scores, rounds, time.perf_counter() - started)
+    reporter.finish(name)
+
+
+class Pace:
+    """How many rounds a call runs: about a second's worth, so that progress moves and Ctrl-C is soon heeded.
+
+    Every length runs the same compiled program, so the choice does not touch the numbers.
+    """
+
+    def __init__(self, most: int):
+        self._most = most
+        self._length = 1
+
+    @contextmanager
+    def call(self, rounds: int) -> Iterator[int]:
+        """Times one call of at most ``rounds`` rounds; gives its length."""
+        length, began = min(self._length, rounds), time.perf_counter()
+        yield length
+        fitting = length * _SECONDS_PER_CALL / max(time.perf_counter() - began, 1e-9)
+        # The first call compiles; doubling at most lets a slow start recover and a fast one not overshoot.
+        self._length = int(min(max(fitting, 1), 2 * self._length, self._most))
+
+
+def _stands(record: dict[str, Any], done: int, config: RunConfig) -> bool:
+    """Whether a record belongs to a run resumed after ``done`` rounds.
+
+    The evaluation at the end of a shorter run does not, unless the longer one has it too.
+    """
+    if record["round"] > done:
+        return False
+    due = record["round"] % config.eval_every == 0 or record["round"] == config.rounds
+    return record["kind"] == "round" or due
+
+
+def _round_records(
+    name: str, before: int, history: dict[str, np.ndarray]
+) -> list[dict[str, Any]]:
+    rounds = next(iter(history.values())).shape[1]
+    return [
+        {"kind": "round", "method": name, "round": before + t + 1}
+        | {metric: values[:, t] for metric, values in history.items()}
+        for t in range(rounds)
+    ]
+
+
+def _evaluate(
+    experiment: Experiment, simulation: Simulation, state: RunState, name: str, done: int
+) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
+    """Per-client scores, and the record of their means over clients, one value for each seed."""
+    scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
+    record: dict[str, Any] = {"kind": "evaluation", "method": name, "round": done}
+    labels = {"after": "personalized", "before": "personalized_before", "global": "global"}
+    for which, metrics in scores.items():
+        for metric, values in metrics.items():
+            record[f"{labels[which]}_{metric}"] = np.nanmean(values, axis=1)
+    if experiment.federation.validation.mask.shape[1]:
+        validation = simulation.evaluate(state, "validation")["after"]["accuracy"]
+        record["validation_accuracy"] = np.nanmean(np.asarray(validation), axis=1)
+    return scores, record
+
+
+def _write_method(
+    folder: Path,
+    name: str,
+    simulation: Simulation,
+    state: RunState,
+    scores: dict[str, dict[str, np.ndarray]],
+    rounds: int,
+    seconds: float,
+) -> None:
+    taken, lost = np.asarray(state.participations), np.asarray(state.diverged)
+    up, down = simulation.bytes_per_client()
+    arrays = {f"{which}_{m}": v for which, metrics in scores.items() for m, v in metrics.items()}
+    arrays |= {"participations": taken, "diverged": lost}
+    with files.whole(folder / "methods" / f"{name}.npz", "wb") as file:
+        np.savez(file, **arrays)
+    runs = taken.shape[0]
+    files.write_json(
+        folder / "methods" / f"{name}.json",
+        {
+            "rounds": rounds,
+            "seconds": seconds,
+            # Means over the runs: a run's clients differ where cohorts are random in size.
+            "bytes_up": up * int((taken - lost).sum()) // runs,
+            "bytes_down": down * int(taken.sum()) // runs,
+            "client_steps": simulation.local_steps * int(taken.sum()) // runs,
+            "diverged_clients": int((lost > 0).any(axis=0).sum()),
+        },
+    )
+
+
+def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
+    """Gathers the finished methods, writes ``clients.npz``, the plots and, last, ``summary.json``."""
+    config = experiment.config
+    arrays: dict[str, dict[str, np.ndarray]] = {}
+    for name in experiment.methods:
+        with np.load(folder / "methods" / f"{name}.npz") as stored:
+            arrays[name] = dict(stored)
+    records = files.Records(folder / "metrics.jsonl").read()
+    methods = {}
+    for name, scores in arrays.items():
+        done = _finished(folder, name) or {}
+        local = arrays.get("local")
+        methods[name] = {
+            "personalized_accuracy": summary.over_clients(scores["after_accuracy"]),
+            "personalized_before_accuracy": summary.over_clients(scores["before_accuracy"]),
+            "global_accuracy": summary.over_clients(scores["global_accuracy"])
+            if "global_accuracy" in scores
+            else None,
+            "unseen_accuracy": None,
+            "fraction_hurt": None
+            if local is None
+            else summary.fraction_hurt(scores["after_accuracy"], local["after_accuracy"]),
+            **{k: done[k] for k in ("bytes_up", "bytes_down", "client_steps", "diverged_clients", "seconds")},
+        }
+        evaluations = [r for r in records if r["method"] == name and r["kind"] == "evaluation"]
+        if evaluations and "validation_accuracy" in evaluations[0]:
+            methods[name]["best_on_validation"] = summary.best_on_validation(
+                [r["round"] for r in evaluations],
+                np.array([r["validation_accuracy"] for r in evaluations], dtype=float),
+                np.array([r["personalized_accuracy"] for r in evaluations], dtype=float),
+            )
+    flat = {f"{name}/{key}": v for name, scores in arrays.items() for key, v in scores.items()}
+    with files.whole(folder / "clients.npz", "wb") as file:
+        np.savez(file, client_ids=np.asarray(experiment.federation.client_ids), **flat)
+    from jaxpfl.experiment.plots import write_plots
+
+    write_plots(folder / "plots", records, arrays)
+    result = {
+        "methods": methods,
+        "rounds": config.rounds,
+        "seeds": list(range(config.seed, config.seed + require(config.seeds))),
+        "clients": experiment.federation.num_clients,
+        "cohort": config.cohort,
+        "run_dir": str(folder),
+        "version": jaxpfl.__version__,
+    }
+    files.write_json(folder / "summary.json", result)
+    return files.jsonable(result)
+

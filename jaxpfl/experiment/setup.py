@@ -1,0 +1,118 @@
+"""From a config to data, task and compiled methods."""
+
+from __future__ import annotations
+
+import ast
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpfl import algorithms, data, participation
+from jaxpfl.algorithms import LocalWork
+from jaxpfl.algorithms.hyper import replace, with_rate
+from jaxpfl.engine import Simulation
+from jaxpfl.engine.fit import build, make_task
+from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment.config import RunConfig, method_settings
+from jaxpfl.models import Task
+from jaxpfl.types import Federation
+
+
+class Experiment(NamedTuple):
+    """A resolved config with its data, split and model."""
+
+    config: RunConfig
+    methods: tuple[str, ...]
+    federation: Federation
+    task: Task
+
+    def simulation(self, name: str) -> Simulation:
+        """The compiled programs of one method."""
+        config, method = self.config, algorithms.get(name)
+        hyper, options = _split_settings(config, name, self.methods)
+        hp = method.hyper if config.lr is None else with_rate(method.hyper, config.lr)
+        work = LocalWork(
+            np.asarray(self.federation.train.size), config.local_steps, require(config.batch_size)
+        )
+        return Simulation(
+            build(method, self.task, work, options),
+            self.task,
+            self.federation,
+            participation.of(self.federation.num_clients, config.cohort),
+            replace(name, hp, hyper),
+            local_steps=config.local_steps,
+            plan=config.plan,
+        )
+
+
+def prepare(config: RunConfig, methods: tuple[str, ...], *, strict: bool = False) -> Experiment:
+    """Loads and splits the data and checks every name and value, before anything is written.
+
+    Args:
+      config: a resolved config.
+      methods: registered names.
+      strict: refuse what is otherwise warned about (a batch larger than the smallest client).
+    """
+    if not methods:
+        raise JaxpflError("at least one method is needed")
+    if len(set(methods)) != len(methods):
+        raise JaxpflError(f"each method can be named once, got {', '.join(methods)}")
+    for name in methods:
+        method = algorithms.get(name)
+        hyper, options = _split_settings(config, name, methods)
+        replace(name, method.hyper, hyper)
+    # Refused before the data are read: a cohort that no split could serve.
+    participation.of(require(config.clients), config.cohort)
+    source, federation = load_federation(config)
+    data.check_batch_size(federation, require(config.batch_size), strict)
+    task = make_task(require(config.model), federation, source.num_classes)
+    return Experiment(config, methods, federation, task)
+
+
+def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
+    """The data set of a resolved config, and its split into clients."""
+    source = data.load(config.data, config.data_dir)
+    federation = data.federate(
+        source,
+        partition=config.partition,
+        clients=require(config.clients),
+        classes_per_client=require(config.classes_per_client),
+        test_share=config.test_share,
+        validation_share=config.validation_share,
+        split_seed=config.split_seed,
+        drop_empty=config.drop_empty,
+    )
+    return source, federation
+
+
+def require(value: Any) -> Any:
+    """A field that `resolve` has filled in."""
+    if value is None:
+        raise JaxpflError("the config is not resolved")
+    return value
+
+
+def _split_settings(
+    config: RunConfig, name: str, methods: tuple[str, ...]
+) -> tuple[dict[str, float], dict[str, Any]]:
+    """The ``--set`` entries of a method as (hyper-parameters, static options), values parsed."""
+    method, hyper, options = algorithms.get(name), {}, {}
+    for key, text in method_settings(config, name, methods).items():
+        if key in method.options:
+            options[key] = _parse(f"{name}.{key}", text, method.options[key])
+        else:
+            hyper[key] = _parse(f"{name}.{key}", text, 0.0)
+    return hyper, options
+
+
+def _parse(what: str, text: str, default: Any) -> Any:
+    kind = type(default)
+    try:
+        value = ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
+    except (ValueError, SyntaxError):
+        value = text
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not kind:
+        raise JaxpflError(f"{what} must be a {kind.__name__}, got {text!r}")
+    return value

@@ -1,0 +1,116 @@
+"""A model is a pair of pure functions; a task adds what is asked of it.
+
+Both are static: they hold functions and shapes, so they are closed over by a compiled program and never
+passed through ``jax.jit`` as arguments.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, Protocol, cast
+
+import jax.numpy as jnp
+import optax
+from flax import linen as nn
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.types import Array, Key, PyTree
+
+HeadPredicate = Callable[[tuple[str, ...]], bool]
+"""Maps a parameter's path, such as ``("head", "kernel")``, to whether it belongs to the personal head."""
+
+PerExample = Callable[[Array, Array], Array]
+"""Maps logits [N, K] and labels [N] to one value per example, [N]."""
+
+
+class InitFn(Protocol):
+    def __call__(self, key: Key, x: Array, /) -> PyTree: ...
+
+
+class ApplyFn(Protocol):
+    def __call__(self, params: PyTree, x: Array, /, key: Key | None = None, train: bool = False) -> Array: ...
+
+
+class Model(NamedTuple):
+    """A classifier (or regressor) as pure functions. Any pair of yours works: ``Model(init, apply)``.
+
+    Attributes:
+      init: ``(key, x) -> params``; x is [N, *input_shape], of which only shape and dtype matter.
+      apply: ``(params, x, key=None, train=False) -> logits`` of shape [N, num_classes]. `key` feeds dropout.
+      head: which parameters form the personal head (FedPer, FedRep); None where the model names none.
+    """
+
+    init: InitFn
+    apply: ApplyFn
+    head: HeadPredicate | None = None
+
+
+def from_linen(module: nn.Module, head: HeadPredicate | None = None) -> Model:
+    """Wraps a flax.linen module; ``params`` is the inner dictionary of its "params" collection.
+
+    If the module's ``__call__`` takes `train`, it is passed. The apply key is its "dropout" stream.
+    A module with any other collection is refused by `Model.init`: running statistics (BatchNorm) are neither
+    parameters to average nor data that stay with a client, and their updates would leave the pure function.
+    """
+    takes_train = "train" in inspect.signature(type(module).__call__).parameters
+
+    def flag(train: bool) -> dict[str, Any]:
+        return {"train": train} if takes_train else {}
+
+    def init(key: Key, x: Array) -> PyTree:
+        variables = module.init(key, x, **flag(False))
+        others = sorted(set(variables) - {"params"})
+        if others:
+            raise JaxpflError(
+                f"{type(module).__name__} has the mutable collection {others[0]!r}: "
+                "only 'params' is supported, use GroupNorm in place of BatchNorm"
+            )
+        return variables.get("params", {})
+
+    def apply(params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
+        rngs = None if key is None else {"dropout": key}
+        # Declared as output or (output, updates); without `mutable` it is the output alone.
+        return cast(Array, module.apply({"params": params}, x, rngs=rngs, **flag(train)))
+
+    return Model(init, apply, head)
+
+
+def cross_entropy(logits: Array, y: Array) -> Array:
+    """``-log softmax(logits)[y]`` per example: [N, K], [N] -> [N]."""
+    return optax.softmax_cross_entropy_with_integer_labels(logits, y)
+
+
+def correct(logits: Array, y: Array) -> Array:
+    """1.0 where the largest logit is the label's, else 0.0: [N, K], [N] -> [N]. Its mean is the accuracy."""
+    return (jnp.argmax(logits, axis=-1) == y).astype(logits.dtype)
+
+
+CLASSIFICATION_METRICS: Mapping[str, PerExample] = {"accuracy": correct, "loss": cross_entropy}
+
+
+class Task(NamedTuple):
+    """A model with its loss and metrics, all per example so that masks and weights are the caller's.
+
+    Attributes:
+      model: the `Model`.
+      input_shape: the shape of one example's input.
+      num_classes: K.
+      loss: logits [N, K], labels [N] -> [N].
+      metrics: name -> logits [N, K], labels [N] -> [N].
+    """
+
+    model: Model
+    input_shape: tuple[int, ...]
+    num_classes: int
+    loss: PerExample = cross_entropy
+    metrics: Mapping[str, PerExample] = CLASSIFICATION_METRICS
+
+    def init(self, key: Key) -> PyTree:
+        """Parameters for one client."""
+        return self.model.init(key, jnp.zeros((1, *self.input_shape)))
+
+
+def classification(model: Model, input_shape: tuple[int, ...], num_classes: int) -> Task:
+    """Softmax classification: cross-entropy loss; metrics "accuracy" and "loss"."""
+    return Task(model, tuple(input_shape), num_classes)

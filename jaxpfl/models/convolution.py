@@ -1,0 +1,236 @@
+"""The per-client convolution and pooling, as pure functions of batch-minor blocks [C, H, W, N].
+
+When each client has its own kernel, ``vmap`` turns ``lax.conv`` into a grouped convolution, which XLA runs
+slowly, and its backward pass more slowly still. Here a convolution is one matrix product of the kernel with
+the input's patches: a client axis makes it a batched ``dot_general``. With the batch as the minor dimension
+every patch row is a contiguous run, so collecting patches is copying, in two stages: shifts along W, then
+shifts of whole rows along H.
+
+Kernels have the layout of ``flax.linen.Conv``, [k, k, C, O] ("HWIO"); convolutions are VALID with stride 1.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxpfl.types import Array
+
+
+def kernel_to_oihw(kernel: Array) -> Array:
+    """[k, k, C, O] -> [O, C, k, k], the layout of PyTorch and of ``lax`` "OIHW"."""
+    return jnp.transpose(kernel, (3, 2, 0, 1))
+
+
+def kernel_from_oihw(kernel: Array) -> Array:
+    """[O, C, k, k] -> [k, k, C, O], the layout of the functions below; the inverse of `kernel_to_oihw`."""
+    return jnp.transpose(kernel, (2, 3, 1, 0))
+
+
+@jax.custom_vjp
+def project(kernel: Array, x: Array) -> Array:
+    """``kernel^T x``: [P, O], [P, X] -> [O, X], features first.
+
+    The gradients are the usual ones, written out to fix the form of the products: ``x g^T`` of shape [P, O]
+    (not its transpose [O, P]) runs twice as fast in XLA's CPU kernels where X is long and O small.
+    """
+    return _project(kernel, x)
+
+
+# Forward rules call the plain function, not the one with the custom rule: then ``jvp`` of a gradient works.
+def _project(kernel: Array, x: Array) -> Array:
+    return lax.dot_general(kernel, x, (((0,), (0,)), ((), ())))
+
+
+def _project_fwd(kernel: Array, x: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _project(kernel, x), (kernel, x)
+
+
+def _project_bwd(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    kernel, x = residuals
+    d_kernel = lax.dot_general(x, g, (((1,), (1,)), ((), ())))
+    d_x = lax.dot_general(kernel, g, (((1,), (0,)), ((), ())))
+    return d_kernel, d_x
+
+
+project.defvjp(_project_fwd, _project_bwd)
+
+
+def conv(x: Array, kernel: Array) -> Array:
+    """VALID convolution: [C, H, W, N], [k, k, C, O] -> [O, H-k+1, W-k+1, N].
+
+    y[o, h, w, n] = sum_{i, j, c} kernel[i, j, c, o] x[c, h+i, w+j, n]
+    """
+    k, channels, features = kernel.shape[0], x.shape[0], kernel.shape[-1]
+    n = x.shape[-1]
+    h, w = x.shape[1] - k + 1, x.shape[2] - k + 1
+    shifted = jnp.concatenate([x[:, :, j : j + w] for j in range(k)])  # [k C, H, w, N], C fastest
+    patches = jnp.concatenate([shifted[:, i : i + h] for i in range(k)])  # [k k C, h, w, N]
+    rows = k * k * channels
+    y = project(kernel.reshape(rows, features), patches.reshape(rows, h * w * n))
+    return y.reshape(features, h, w, n)
+
+
+def max_pool(x: Array) -> Array:
+    """2x2 max-pool with stride 2: [C, H, W, N] -> [C, H//2, W//2, N]; an odd last row or column is dropped.
+
+    The gradient goes to the first maximum of a window in row-major order, as with ``lax.reduce_window``. Ties
+    are real (blank borders give equal values), and ``jnp.maximum`` alone would split the gradient among them.
+    """
+    h, w = x.shape[1] // 2, x.shape[2] // 2
+    return _max_of_four(jnp.stack([x[:, p : 2 * h : 2, q : 2 * w : 2] for p in (0, 1) for q in (0, 1)]))
+
+
+@jax.custom_vjp
+def _max_of_four(z: Array) -> Array:
+    """[4, ...] -> [...], the gradient to the first maximum."""
+    return _max_and_first(z)[0]
+
+
+def _max_and_first(z: Array) -> tuple[Array, Array]:
+    """The maximum over axis 0 of [4, ...] and the index of the first one (int8: cheap to keep)."""
+    top, bottom = jnp.maximum(z[0], z[1]), jnp.maximum(z[2], z[3])
+    in_top, in_bottom = (z[1] > z[0]).astype(jnp.int8), (z[3] > z[2]).astype(jnp.int8)
+    return jnp.maximum(top, bottom), jnp.where(bottom > top, 2 + in_bottom, in_top)
+
+
+def _scatter_to_first(first: Array, g: Array) -> Array:
+    """[...], [...] -> [4, ...]: g at index `first` of axis 0, zero elsewhere (everywhere where first = 4)."""
+    zero = jnp.zeros((), g.dtype)
+    return jnp.stack([jnp.where(first == i, g, zero) for i in range(4)])
+
+
+def _max_of_four_bwd(first: Array, g: Array) -> tuple[Array]:
+    return (_scatter_to_first(first, g),)
+
+
+_max_of_four.defvjp(_max_and_first, _max_of_four_bwd)
+
+
+def conv_pool(x: Array, kernel: Array, bias: Array) -> Array:
+    """``relu(max_pool(conv(x, kernel)) + bias)``.
+
+    [C, H, W, N], [k, k, C, O], [O] -> [O, (H-k+1)//2, (W-k+1)//2, N].
+
+    Equal to pooling last, ``max_pool(relu(conv(x, kernel) + bias))``: adding a bias and relu are monotone, so
+    they commute with the maximum. So do the gradients in exact arithmetic: where the result is positive, the
+    first maximum is the same one before and after (a common bias keeps order and ties; relu moves only values
+    that are not positive); where it is zero, both orders give the zero gradient (``jax.nn.relu`` has slope 0
+    at 0). In floating point the bias may round two different sums to one, and the orders then disagree on
+    which is first.
+
+    Pooling windows do not overlap, so the four convolution values of a window are four features of one
+    (k+1) x (k+1) patch with stride 2: the product has kernels [(k+1)^2 C, 4 O] (the kernel shifted by 0 or 1
+    each way, padded with zeros). For k = 5 that is 1.44 times the multiplications on 0.36 times the patches,
+    in products of a better shape, and pooling reads four contiguous blocks. Measured on a CPU: a fifth to a
+    third faster than pooling the plain convolution at 1 to 6 channels, no slower at 64.
+    """
+    k, features = kernel.shape[0], kernel.shape[-1]
+    h, w, n = (x.shape[1] - k + 1) // 2, (x.shape[2] - k + 1) // 2, x.shape[-1]
+    z = project(_window_kernel(kernel), _window_patches(x, k))
+    return _max_bias_relu(z.reshape(4, features, h, w, n), bias)
+
+
+@jax.custom_vjp
+def _max_bias_relu(z: Array, bias: Array) -> Array:
+    """``relu(max over axis 0 of z, + bias)``: [4, O, h, w, N], [O] -> [O, h, w, N]; first maximum as above.
+
+    One int8 index per output is all that the backward pass keeps: which of the four, or 4 where relu is flat.
+    """
+    return _max_bias_relu_fwd(z, bias)[0]
+
+
+def _max_bias_relu_fwd(z: Array, bias: Array) -> tuple[Array, Array]:
+    # The blocks keep their dimensions: flattened to [O, h w N], XLA fuses this with the next layer's patches
+    # and divides for each element to find its place (measured: 10 % of a step).
+    largest, first = _max_and_first(z)
+    shifted = largest + bias[:, None, None, None]
+    # `<=` and not `>`: a NaN must reach the gradient, or a diverged client would look merely stuck.
+    return jax.nn.relu(shifted), jnp.where(shifted <= 0, jnp.int8(4), first)
+
+
+def _max_bias_relu_bwd(first: Array, g: Array) -> tuple[Array, Array]:
+    d_bias = jnp.where(first < 4, g, jnp.zeros((), g.dtype)).sum(axis=(1, 2, 3))
+    return _scatter_to_first(first, g), d_bias
+
+
+_max_bias_relu.defvjp(_max_bias_relu_fwd, _max_bias_relu_bwd)
+
+
+def _window_kernel(kernel: Array) -> Array:
+    """[k, k, C, O] -> [(k+1)^2 C, 4 O]: the kernel at the four places of a pooling window."""
+    k, _, channels, features = kernel.shape
+    shifts = [
+        jnp.pad(kernel, ((p, 1 - p), (q, 1 - q), (0, 0), (0, 0))) for p in (0, 1) for q in (0, 1)
+    ]  # 4 x [k+1, k+1, C, O]
+    return jnp.stack(shifts, axis=3).reshape((k + 1) ** 2 * channels, 4 * features)
+
+
+def _plane_sizes(size: int, k: int) -> tuple[int, int]:
+    """For one axis of the input: the pooled size, and the size of each of its two parity planes."""
+    pooled = (size - k + 1) // 2
+    return pooled, pooled + k // 2
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(1,))
+def _window_patches(x: Array, k: int) -> Array:
+    """Patches of (k+1) x (k+1) with stride 2: [C, H, W, N] -> [(k+1)^2 C, h w N], rows ordered (i, j, c).
+
+    The even and odd rows and columns are separated first, so that each shift is a contiguous slice of one
+    plane. The backward pass adds whole slices and interleaves once; strided slices would interleave each.
+    """
+    return _gather_windows(x, k)
+
+
+def _gather_windows(x: Array, k: int) -> Array:
+    channels, height, width, n = x.shape
+    (h, hh), (w, ww) = _plane_sizes(height, k), _plane_sizes(width, k)
+    x = _resize(_resize(x, 1, 2 * hh), 2, 2 * ww)
+    planes = x.reshape(channels, hh, 2, ww, 2, n).transpose(2, 4, 0, 1, 3, 5)  # [2, 2, C, hh, ww, N]
+    columns = jnp.concatenate(
+        [planes[:, j % 2, :, :, j // 2 : j // 2 + w] for j in range(k + 1)], axis=1
+    )  # [2, (k+1) C, hh, w, N]
+    patches = jnp.concatenate([columns[i % 2, :, i // 2 : i // 2 + h] for i in range(k + 1)])
+    return patches.reshape((k + 1) ** 2 * channels, h * w * n)
+
+
+def _window_patches_fwd(x: Array, k: int) -> tuple[Array, tuple[Array]]:
+    # Only the shape is needed backward; an array of no elements carries it through jit and vmap.
+    return _gather_windows(x, k), (jnp.zeros((0, *x.shape), x.dtype),)
+
+
+def _window_patches_bwd(k: int, residuals: tuple[Array], g: Array) -> tuple[Array]:
+    channels, height, width, n = residuals[0].shape[1:]
+    (h, hh), (w, ww) = _plane_sizes(height, k), _plane_sizes(width, k)
+    g = g.reshape(k + 1, (k + 1) * channels, h, w, n)
+    rows = _overlap_add([g[i] for i in range(k + 1)], axis=1, size=hh)  # [2, (k+1) C, hh, w, N]
+    rows = rows.reshape(2, k + 1, channels, hh, w, n)
+    planes = _overlap_add([rows[:, j] for j in range(k + 1)], axis=3, size=ww)  # [2 (W), 2 (H), C, hh, ww, N]
+    d_x = planes.transpose(2, 3, 1, 4, 0, 5).reshape(channels, 2 * hh, 2 * ww, n)
+    return (_resize(_resize(d_x, 1, height), 2, width),)
+
+
+_window_patches.defvjp(_window_patches_fwd, _window_patches_bwd)
+
+
+def _overlap_add(slices: list[Array], axis: int, size: int) -> Array:
+    """Slice t, shifted by t // 2 along `axis` into `size` places, added to plane t % 2: -> [2, ...]."""
+
+    def place(t: int) -> Array:
+        widths = [(0, 0)] * slices[t].ndim
+        widths[axis] = (t // 2, size - t // 2 - slices[t].shape[axis])
+        return jnp.pad(slices[t], widths)
+
+    planes = [[place(t) for t in range(parity, len(slices), 2)] for parity in (0, 1)]
+    return jnp.stack([functools.reduce(jnp.add, plane) for plane in planes])
+
+
+def _resize(x: Array, axis: int, size: int) -> Array:
+    """Cuts the end of an axis, or pads it with zeros, to `size`."""
+    x = lax.slice_in_dim(x, 0, min(size, x.shape[axis]), axis=axis)
+    widths = [(0, 0)] * x.ndim
+    widths[axis] = (0, size - x.shape[axis])
+    return jnp.pad(x, widths)

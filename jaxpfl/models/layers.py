@@ -1,0 +1,93 @@
+"""Layers as flax.linen modules, with the initialisation of the papers' prototypes.
+
+Kernels and biases start uniform on (-1/sqrt(fan_in), 1/sqrt(fan_in)), PyTorch's default. Inputs are
+converted to the parameters' type, so float64 parameters compute in float64.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+
+from jaxpfl.models import convolution
+from jaxpfl.types import Array, Key
+
+
+def uniform_fan_in(fan_in: int) -> Callable[[Key, Sequence[int]], Array]:
+    """An initialiser ``(key, shape) -> U(-b, b)``, b = 1/sqrt(fan_in), in the default float type."""
+    bound = fan_in**-0.5
+
+    def init(key: Key, shape: Sequence[int]) -> Array:
+        return jax.random.uniform(key, tuple(shape), jnp.result_type(float), -bound, bound)
+
+    return init
+
+
+class Dense(nn.Module):
+    """``x kernel + bias``: [N, F] -> [N, features]; kernel [F, features]."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        init = uniform_fan_in(x.shape[1])
+        kernel = self.param("kernel", init, (x.shape[1], self.features))
+        bias = self.param("bias", init, (self.features,))
+        return x.astype(kernel.dtype) @ kernel + bias
+
+
+class FeatureDense(nn.Module):
+    """`Dense` on features-first activations: [F, N] -> [features, N]; the same parameters."""
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        init = uniform_fan_in(x.shape[0])
+        kernel = self.param("kernel", init, (x.shape[0], self.features))
+        bias = self.param("bias", init, (self.features,))
+        return convolution.project(kernel, x.astype(kernel.dtype)) + bias[:, None]
+
+
+class Conv(nn.Module):
+    """VALID convolution: [C, H, W, N] -> [features, H-size+1, W-size+1, N].
+
+    Parameters: kernel [size, size, C, features] and bias [features], as ``flax.linen.Conv`` has them.
+    """
+
+    features: int
+    size: int = 5
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        kernel, bias = _conv_params(self, x.shape[0], self.size, self.features)
+        return convolution.conv(x.astype(kernel.dtype), kernel) + bias[:, None, None, None]
+
+
+class ConvPool(nn.Module):
+    """Convolution, 2x2 max-pool and relu: [C, H, W, N] -> [features, (H-size+1)//2, (W-size+1)//2, N].
+
+    The parameters are those of `Conv`; `convolution.conv_pool` says why bias and relu follow the pooling.
+    """
+
+    features: int
+    size: int = 5
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        kernel, bias = _conv_params(self, x.shape[0], self.size, self.features)
+        return convolution.conv_pool(x.astype(kernel.dtype), kernel, bias)
+
+
+def _conv_params(module: nn.Module, channels: int, size: int, features: int) -> tuple[Array, Array]:
+    init = uniform_fan_in(size * size * channels)
+    kernel = module.param("kernel", init, (size, size, channels, features))
+    return kernel, module.param("bias", init, (features,))
+
+
+def is_head(path: tuple[str, ...]) -> bool:
+    """True for the parameters of the layer named "head", the last one of every model here."""
+    return path[0] == "head"

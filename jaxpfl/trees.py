@@ -1,0 +1,55 @@
+"""Tree arithmetic that optax.tree does not have: selection, finiteness, prefix-weighted means, rows of stacked trees."""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.types import Array, PyTree
+
+
+def where(condition: Array, if_true: PyTree, if_false: PyTree) -> PyTree:
+    """Selects whole trees by one scalar condition. Selects, never multiplies: NaN on the other side is dropped."""
+    return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)
+
+
+def all_finite(tree: PyTree) -> Array:
+    """Whether every floating-point entry of the tree is finite, [] bool."""
+    leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
+    return jnp.all(jnp.stack([jnp.isfinite(x).all() for x in leaves])) if leaves else jnp.array(True)
+
+
+def prefix_divide(total: PyTree, weight: PyTree) -> PyTree:
+    """``total / weight``, zero where the weight is zero.
+
+    Args:
+      total: a tree of arrays.
+      weight: a tree prefix of ``total``: each leaf, of shape [] or [k], divides the leading axes of its subtree.
+    """
+
+    def divide(w: Array, leaf: Array) -> Array:
+        w = jnp.reshape(w, w.shape + (1,) * (leaf.ndim - w.ndim))
+        return jnp.where(w > 0, leaf / jnp.where(w > 0, w, 1), 0).astype(leaf.dtype)
+
+    return jax.tree.map(lambda w, part: jax.tree.map(lambda leaf: divide(w, leaf), part), weight, total)
+
+
+def num_bytes(tree: PyTree) -> int:
+    """Bytes of all leaves; leaves may be arrays or ``jax.ShapeDtypeStruct``."""
+    return sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
+
+
+def take_rows(tree: PyTree, rows: Array) -> PyTree:
+    """Rows of a stacked tree, leaves [m, ...] -> [k, ...]. A row outside [0, m) reads the nearest row.
+
+    An empty slot of a cohort carries the row m. What it reads is real data of some client, so it cannot make NaN, and
+    what it computes is dropped by the mask; clipping spares the pass over the data that filling would cost.
+    """
+    return jax.tree.map(lambda a: a.at[rows].get(mode="clip", indices_are_sorted=True), tree)
+
+
+def put_rows(tree: PyTree, rows: Array, values: PyTree) -> PyTree:
+    """Writes rows into a stacked tree; a row outside [0, m) (an empty slot) is dropped."""
+    return jax.tree.map(lambda a, v: a.at[rows].set(v, mode="drop", indices_are_sorted=True), tree, values)

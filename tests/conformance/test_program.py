@@ -1,0 +1,75 @@
+"""What every method's compiled round is: one trace, no host callback, portable, blind to the test examples."""
+
+import chex
+import jax
+import numpy as np
+import pytest
+from conftest import outcome, simulate
+
+from jaxpfl import ExecutionPlan
+
+
+def test_one_trace_serves_calls_of_every_length(method, federation):
+    chex.clear_trace_counter()  # chex counts functions of one source together
+    def once(algorithm):
+        update = chex.assert_max_traces(algorithm.server.update, n=1)
+        return algorithm._replace(server=algorithm.server._replace(update=update))
+
+    simulation = simulate(method, federation, wrap=once, plan=ExecutionPlan(rounds_per_call=4))
+    state = simulation.init([0])
+    for rounds in (1, 3, 7):
+        state, _ = simulation.advance(state, rounds)
+    assert int(state.round[0]) == 11
+
+
+@pytest.mark.parametrize("clients", ["map", "vmap", "3"])
+def test_lowers_for_every_platform_without_a_callback(method, federation, clients):
+    plan = ExecutionPlan(clients=clients)
+    exported = simulate(method, federation, plan=plan).export("cpu", "cuda", "tpu", seeds=2)
+    assert exported.platforms == ("cpu", "cuda", "tpu")
+    assert "callback" not in exported.mlir_module()
+
+
+def test_seeds_differ(method, federation):
+    state = outcome(simulate(method, federation), 2, (0, 1))["state"]
+    for name in ("server", "clients"):
+        for leaf in jax.tree.leaves(getattr(state, name)):
+            if leaf.ndim > 1 and leaf.dtype == np.float32:
+                assert not np.array_equal(leaf[0], leaf[1]), name
+    assert not np.array_equal(state.participations[0], state.participations[1])
+
+
+def test_test_examples_reach_nothing_but_scores(method, federation):
+    test = federation.test
+    other = federation._replace(test=test._replace(x=np.full_like(test.x, np.nan), y=2 - test.y))
+    want, got = (outcome(simulate(method, f), 3) for f in (federation, other))
+    chex.assert_trees_all_equal((got["state"], got["history"]), (want["state"], want["history"]))
+    assert not np.array_equal(
+        got["scores"]["test"]["after"]["loss"], want["scores"]["test"]["after"]["loss"]
+    )
+
+
+def test_state_is_donated(method, federation):
+    simulation = simulate(method, federation)
+    state = simulation.init([0])
+    simulation.advance(state, 1)
+    kept = [leaf for leaf in jax.tree.leaves((state.server, state.clients)) if not leaf.is_deleted()]
+    assert not kept
+
+
+def test_bytes_are_those_of_what_is_exchanged(method, federation):
+    up, down = simulate(method, federation).bytes_per_client()
+    parameters = 4 * (5 * 6 + 6 + 6 * 3 + 3)
+    extra = {"adaped": 4}  # psi
+    want = 0 if method.name == "local" else parameters + extra.get(method.name, 0)
+    assert (up, down) == (want, want)
+
+
+def test_a_diverging_rate_is_counted_and_survived(method, federation):
+    from jaxpfl.algorithms.hyper import with_rate
+
+    hot = method._replace(hyper=with_rate(method.hyper, 1e30))
+    result = outcome(simulate(hot, federation, cohort=None), 3)
+    assert (result["state"].diverged > 0).any()
+    for leaf in jax.tree.leaves((result["state"].server, result["state"].clients)):
+        assert np.isfinite(leaf).all()

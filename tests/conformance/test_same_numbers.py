@@ -1,0 +1,120 @@
+"""A method's numbers do not depend on how it is executed, on padding, or on the clients' order."""
+
+import jax
+import numpy as np
+import pytest
+from conftest import assert_close, outcome, simulate
+
+from jaxpfl import ExecutionPlan, data
+
+PLANS = {
+    "vmap": ExecutionPlan(clients="vmap"),
+    "blocks of 3": ExecutionPlan(clients="3"),
+    "vmapped runs": ExecutionPlan(clients="map", runs="vmap"),
+    "short calls": ExecutionPlan(clients="map", runs="map", rounds_per_call=2),
+    "no donation": ExecutionPlan(clients="map", donate=False),
+}
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("cohort", [None, 4])
+@pytest.mark.parametrize("plan", PLANS)
+def test_any_plan_gives_the_same_numbers(method, federation, plan, cohort):
+    one_by_one = ExecutionPlan(clients="map", runs="map")
+    want, got = (
+        outcome(simulate(method, federation, plan=p, cohort=cohort, dtype=np.float64), 3, (1, 2))
+        for p in (one_by_one, PLANS[plan])
+    )
+    assert_close(got, want, 1e-9)
+
+
+def test_one_float32_round_under_two_plans(method, federation):
+    want, got = (
+        outcome(simulate(method, federation, plan=ExecutionPlan(clients=c)), 1)
+        for c in ("map", "vmap")
+    )
+    assert_close(got, want, 1e-5)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("batch_size", [6, 100], ids=["mini-batches", "full batches"])
+def test_padding_changes_nothing(method, federation, batch_size):
+    padded = data.pad(federation, train_capacity=19, validation_capacity=5, test_capacity=9)
+    want, got = (
+        outcome(simulate(method, f, dtype=np.float64, batch_size=batch_size), 3)
+        for f in (federation, padded)
+    )
+    assert_close(got, want, 1e-9)
+
+
+@pytest.mark.usefixtures("x64")
+def test_garbage_in_the_padding_reaches_nothing(method, federation):
+    def spoil(split):
+        x = np.where(split.mask[..., None], split.x, np.nan)
+        return split._replace(x=x, y=np.where(split.mask, split.y, 10**6))
+
+    spoiled = federation._replace(
+        train=spoil(federation.train), validation=spoil(federation.validation)
+    )
+    want, got = (
+        outcome(simulate(method, f, dtype=np.float64), 3)["state"] for f in (federation, spoiled)
+    )
+    assert_close(got, want, 0)
+
+
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize("cohort", [None, 4])
+def test_order_of_clients_changes_nothing(method, federation, cohort):
+    order = np.array([3, 0, 6, 2, 5, 1, 4])
+    want = outcome(simulate(method, federation, cohort=cohort, dtype=np.float64), 3)
+    got = outcome(
+        simulate(method, data.permute(federation, order), cohort=cohort, dtype=np.float64), 3
+    )
+    by_client = ("clients", "participations", "diverged")
+    state = want["state"]
+    moved = {name: jax.tree.map(lambda a: a[:, order], getattr(state, name)) for name in by_client}
+    want["state"] = state._replace(**moved)
+    want["scores"] = jax.tree.map(lambda a: a[:, order], want["scores"])
+    assert_close(got, want, 1e-9)
+
+
+@pytest.mark.usefixtures("x64")
+def test_seeds_together_equal_seeds_alone(method, federation):
+    simulation = simulate(
+        method, federation, plan=ExecutionPlan(runs="vmap"), dtype=np.float64
+    )
+    together = outcome(simulation, 3, (5, 6, 7))
+    for i, seed in enumerate((5, 6, 7)):
+        alone = outcome(simulation, 3, (seed,))
+        assert_close(alone, jax.tree.map(lambda a, i=i: a[i : i + 1], together), 1e-9)
+
+
+def test_call_lengths_change_no_bit(method, federation):
+    simulation = simulate(method, federation)
+    state = simulation.init([0])
+    for length in (1, 3, 2):
+        state, _ = simulation.advance(state, length)
+    whole, _ = simulation.advance(simulation.init([0]), 6)
+    for a, b in zip(jax.tree.leaves(state), jax.tree.leaves(whole), strict=True):
+        if not jax.dtypes.issubdtype(a.dtype, jax.dtypes.prng_key):
+            np.testing.assert_array_equal(a, b)
+
+
+def test_a_state_that_went_through_the_host_continues_bit_for_bit(method, federation, tmp_path):
+    from jaxpfl.experiment.checkpoint import Checkpoints
+
+    simulation = simulate(method, federation)
+    state, _ = simulation.advance(simulation.init([0, 1]), 2)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(2, state, 1.5)
+    with Checkpoints(tmp_path) as checkpoints:
+        again, seconds = checkpoints.restore(simulation.init([0, 1]))
+    assert seconds == 1.5
+    state, history = simulation.advance(state, 3)
+    again, history_again = simulation.advance(again, 3)
+    for a, b in zip(
+        jax.tree.leaves((state._replace(key=()), history)),
+        jax.tree.leaves((again._replace(key=()), history_again)),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)

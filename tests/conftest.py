@@ -1,0 +1,16 @@
+"""What every test shares: plots without a display, and compiled programs kept between tests and runs."""
+
+import os
+
+import jax
+import pytest
+
+os.environ.setdefault("MPLBACKEND", "Agg")
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    # Many tests compile the same small programs, and compiling is most of their time.
+    worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
+    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir(f"jax-{worker}")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
+    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

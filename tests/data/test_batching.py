@@ -1,0 +1,283 @@
+"""Mini-batch draws: what an epoch is, and that padding, vmap and lax.map change nothing."""
+
+from __future__ import annotations
+
+from typing import get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxpfl.data import Batching, Draw, draw_batches, permutation, plan_batches, take
+from jaxpfl.data.batching import MAX_CLIENT_EXAMPLES, _cursor
+from jaxpfl.errors import JaxpflError
+from jaxpfl.types import ClientData
+
+KEY = jax.random.key(11)
+DRAWS = get_args(Draw)
+
+
+def mask_of(n: int, capacity: int) -> jax.Array:
+    return jnp.arange(capacity) < n
+
+
+def draw(plan: Batching, n: int, participations: int, capacity: int | None = None, key: jax.Array = KEY):
+    mask = mask_of(n, n if capacity is None else capacity)
+    indices, valid = jax.jit(draw_batches, static_argnums=0)(plan, key, participations, mask)
+    return np.asarray(indices), np.asarray(valid)
+
+
+def sequence(plan: Batching, n: int, rounds: int, capacity: int) -> np.ndarray:
+    """The valid draws of one client, in the order of training."""
+    mask = mask_of(n, capacity)
+    indices, valid = jax.jit(jax.vmap(lambda p: draw_batches(plan, KEY, p, mask)))(jnp.arange(rounds))
+    return np.asarray(indices)[np.asarray(valid)]
+
+
+@settings(max_examples=15, deadline=None, derandomize=True)
+@given(st.integers(1, 23), st.integers(1, 7), st.integers(1, 9), st.integers(1, 20))
+def test_epochs_use_every_example_once_and_rounds_continue_them(
+    n: int, steps: int, batch: int, larger: int
+) -> None:
+    # The other client sets the slots: the one that is looked at may be smaller than a batch.
+    plan = plan_batches(np.array([n, n + larger]), steps, batch)
+    assert not plan.full or batch >= n + larger
+    if plan.full:
+        return
+    drawn = sequence(plan, n, rounds=6, capacity=n + larger)
+    assert len(drawn) == 6 * steps * min(batch, n)
+    for start in range(0, len(drawn) - n + 1, n):
+        np.testing.assert_array_equal(np.sort(drawn[start : start + n]), np.arange(n))
+    rest = drawn[len(drawn) // n * n :]
+    assert len(set(rest.tolist())) == len(rest)
+
+
+def test_the_order_is_one_permutation_per_epoch() -> None:
+    drawn = sequence(plan_batches(np.array([7]), steps=3, batch_size=4), 7, rounds=5, capacity=7)
+    orders = [permutation(jax.random.fold_in(KEY, epoch), mask_of(7, 7)) for epoch in range(9)]
+    np.testing.assert_array_equal(drawn, np.concatenate(orders)[:60])
+
+
+def test_an_epoch_ends_inside_a_round_and_inside_a_batch() -> None:
+    plan = plan_batches(np.array([5]), steps=4, batch_size=3)
+    assert plan == Batching(steps=4, batch_size=3, draw="epoch", max_epochs=4, full=False, ragged=False)
+    indices, valid = draw(plan, 5, 0)
+    assert valid.all()
+    assert sorted(indices.ravel()[:5]) == list(range(5))  # ends after two elements of the second batch
+    assert sorted(indices.ravel()[5:10]) == list(range(5))
+    assert indices.ravel()[:5].tolist() != indices.ravel()[5:10].tolist()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "steps", "batch", "epochs"),
+    [
+        ([1200], 10, 20, 1),  # six rounds are one epoch exactly
+        ([1200], 60, 20, 1),
+        ([1201], 60, 20, 2),
+        ([100], 60, 20, 12),
+        ([1200, 1146], 60, 20, 3),
+        ([1200, 100], 60, 20, 12),
+        ([7], 1, 3, 2),
+    ],
+)
+def test_the_bound_on_epochs_is_the_largest_that_occurs(
+    sizes: list[int], steps: int, batch: int, epochs: int
+) -> None:
+    plan = plan_batches(np.array(sizes), steps, batch)
+    used = np.minimum(sizes, batch) * steps
+    seen = max(
+        (p * u + u - 1) // n - p * u // n + 1
+        for n, u in zip(sizes, used.tolist(), strict=True)
+        for p in range(n)
+    )
+    assert plan.max_epochs == seen == epochs
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_padding_changes_no_index(kind: Draw) -> None:
+    plan = plan_batches(np.array([4, 37]), steps=5, batch_size=6, draw=kind)
+    for n in (4, 37):
+        for p in (0, 3, 1000):
+            plain = draw(plan, n, p, capacity=37)
+            for capacity in (64, 1000, 5000):  # the last beyond what is sorted as single words
+                for a, b in zip(plain, draw(plan, n, p, capacity=capacity), strict=True):
+                    np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_vmap_map_and_one_by_one_agree(kind: Draw) -> None:
+    sizes = np.array([4, 37, 0, 36])  # an empty slot of a cohort among them
+    plan = plan_batches(sizes[[0, 1, 3]], steps=9, batch_size=6, draw=kind)
+    keys = jax.random.split(KEY, 4)
+    participations = jnp.array([0, 5, 2, 70])
+    mask = jnp.arange(37)[None, :] < sizes[:, None]
+
+    def one(key: jax.Array, p: jax.Array, own: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return draw_batches(plan, key, p, own)
+
+    vmapped = jax.jit(jax.vmap(one))(keys, participations, mask)
+    mapped = jax.jit(lambda *a: jax.lax.map(lambda z: one(*z), a))(keys, participations, mask)
+    for i, n in enumerate(sizes):
+        alone = draw(plan, n, int(participations[i]), 37, keys[i])
+        for a, b, c in zip(vmapped, mapped, alone, strict=True):
+            np.testing.assert_array_equal(a[i], c)
+            np.testing.assert_array_equal(b[i], c)
+    assert not np.asarray(vmapped[1])[2].any()
+    assert not np.asarray(vmapped[0])[2].any()
+
+
+@pytest.mark.parametrize("kind", DRAWS)
+def test_ragged_clients_use_their_own_batch_size(kind: Draw) -> None:
+    plan = plan_batches(np.array([4, 37]), steps=5, batch_size=6, draw=kind)
+    assert plan.ragged
+    assert plan.batch_size == 6
+    indices, valid = draw(plan, 4, 2, capacity=37)
+    np.testing.assert_array_equal(valid, np.tile(np.arange(6) < 4, (5, 1)))
+    assert not indices[~valid].any()
+    assert indices.max() < 4
+    if kind != "replacement":
+        np.testing.assert_array_equal(np.sort(indices[:, :4]), np.tile(np.arange(4), (5, 1)))
+
+
+def test_per_step_draws_are_distinct_and_fresh() -> None:
+    plan = plan_batches(np.array([30]), steps=50, batch_size=10, draw="step")
+    first, second = draw(plan, 30, 0)[0], draw(plan, 30, 1)[0]
+    both = np.concatenate([first, second])
+    assert all(len(set(batch)) == 10 for batch in both.tolist())
+    assert len({tuple(sorted(batch)) for batch in both.tolist()}) == 100
+    # Each example is expected in 1000/30 batches, binomial (100, 1/3): 6 sd of 4.7, false alarm below 1e-7.
+    assert np.abs(np.bincount(both.ravel(), minlength=30) - 100 / 3).max() < 6 * 4.72
+
+
+def test_draws_with_replacement_are_uniform_and_repeat() -> None:
+    plan = plan_batches(np.array([8]), steps=400, batch_size=8, draw="replacement")
+    assert not plan.full
+    indices, valid = draw(plan, 8, 0)
+    assert valid.all()
+    # 3200 draws over 8 values: sd 18.7, 6 of them: false alarm below 1e-7.
+    assert np.abs(np.bincount(indices.ravel(), minlength=8) - 400).max() < 6 * 18.71
+    repeats = sum(len(set(batch)) < 8 for batch in indices.tolist())
+    assert repeats > 380  # a batch of 8 without repeat has probability 0.0024
+
+
+@pytest.mark.parametrize("capacity", [6, 5000])
+def test_permutations_are_uniform(capacity: int) -> None:
+    """Counts of (place, value) over 3000 permutations of 6: each 500, sd 20.4; 6 sd: false alarm < 1e-7."""
+    keys = jax.random.split(KEY, 3000)
+    order = jax.jit(lambda k: jax.lax.map(lambda one: permutation(one, mask_of(6, capacity)), k))(keys)[:, :6]
+    counts = np.stack([np.bincount(column, minlength=6) for column in np.asarray(order).T])
+    assert np.abs(counts - 500).max() < 6 * 20.42
+    assert (
+        len({tuple(row) for row in np.asarray(order).tolist()}) > 680
+    )  # of 720: 11.2 are expected to be missing
+
+
+@pytest.mark.parametrize("capacity", [37, 4096, 4097])
+def test_a_permutation_orders_real_examples_first(capacity: int) -> None:
+    order = np.asarray(permutation(KEY, mask_of(30, capacity)))
+    np.testing.assert_array_equal(np.sort(order[:30]), np.arange(30))
+    np.testing.assert_array_equal(order[30:], np.arange(30, capacity))
+    np.testing.assert_array_equal(order[:30], permutation(KEY, mask_of(30, 30)))
+
+
+def test_both_ways_to_sort_agree_where_scores_tie() -> None:
+    """4096 examples have about 8 ties in their 20 bits, so the order of ties is seen."""
+    short, long = (np.asarray(permutation(KEY, mask_of(4096, c)))[:4096] for c in (4096, 5000))
+    np.testing.assert_array_equal(short, long)
+    bits = np.asarray(jax.random.bits(KEY, (4096,), jnp.uint32)) >> 12
+    assert len(np.unique(bits)) < 4096
+    np.testing.assert_array_equal(short, np.argsort(bits, kind="stable"))
+
+
+@settings(max_examples=200, deadline=None, derandomize=True)
+@given(
+    st.integers(0, 2**31 - 1),
+    st.integers(1, MAX_CLIENT_EXAMPLES),
+    st.integers(1, 10**4),
+    st.integers(1, 2**17),
+)
+def test_the_cursor_is_exact_where_the_product_overflows(p: int, n: int, steps: int, batch: int) -> None:
+    per_round = steps * min(batch, n)
+    if per_round >= 2**31:
+        return
+    epoch, offset = _cursor(jnp.uint32(p), jnp.int32(per_round), jnp.int32(n))
+    assert int(epoch) == (p * per_round // n) % 2**32
+    assert int(offset) == p * per_round % n
+
+
+@pytest.mark.parametrize("kind", ["epoch", "step"])
+def test_full_batches_are_the_whole_data_without_a_draw(kind: Draw) -> None:
+    plan = plan_batches(np.array([3, 5]), steps=2, batch_size=100, draw=kind)
+    assert plan.full
+    assert plan.batch_size == 5
+    data = ClientData(jnp.arange(16.0).reshape(8, 2), jnp.arange(8), mask_of(3, 8))
+    indices, valid = draw_batches(plan, KEY, jnp.int32(0), data.mask)
+    assert indices.shape == valid.shape == (2, 0)
+    x, y, real = take(data, indices[0], valid[0], plan)
+    assert x.shape == (5, 2)
+    np.testing.assert_array_equal(real, [True] * 3 + [False] * 2)
+    np.testing.assert_array_equal(x, np.where(real[:, None], np.arange(10.0).reshape(5, 2), 0))
+    np.testing.assert_array_equal(y, [0, 1, 2, 0, 0])
+
+
+def test_take_gathers_and_zeroes_what_is_not_valid() -> None:
+    plan = plan_batches(np.array([4, 37]), steps=2, batch_size=6)
+    x = {"a": jnp.arange(1.0, 38.0)[:, None] * jnp.ones((1, 3)), "b": jnp.arange(100, 137)}
+    data = ClientData(x, jnp.arange(37) + 1, mask_of(4, 37))
+    indices, valid = draw_batches(plan, KEY, jnp.int32(0), data.mask)
+    got, y, real = take(data, indices[1], valid[1], plan)
+    chosen = np.asarray(indices[1])[:4]
+    np.testing.assert_array_equal(real, np.arange(6) < 4)
+    np.testing.assert_array_equal(got["a"][:4, 0], chosen + 1.0)
+    np.testing.assert_array_equal(got["b"][:4], chosen + 100)
+    np.testing.assert_array_equal(y[:4], chosen + 1)
+    assert not np.asarray(got["a"])[4:].any()
+    assert not np.asarray(got["b"])[4:].any()
+    assert not np.asarray(y)[4:].any()
+
+
+def test_no_select_where_nothing_is_ragged() -> None:
+    plan = plan_batches(np.array([37, 40]), steps=2, batch_size=6)
+    data = ClientData(jnp.ones((40, 3)), jnp.zeros(40, jnp.int32), mask_of(40, 40))
+    row = jnp.arange(6), jnp.ones(6, bool)
+    assert "select" not in str(jax.make_jaxpr(lambda d, i, v: take(d, i, v, plan))(data, *row))
+
+
+def test_streams_differ_by_key_and_by_epoch_and_draws_are_pure() -> None:
+    plan = plan_batches(np.array([40]), steps=4, batch_size=10)
+    a, b = draw(plan, 40, 0)[0], draw(plan, 40, 1)[0]
+    np.testing.assert_array_equal(a, draw(plan, 40, 0)[0])
+    assert a.tolist() != b.tolist()
+    assert a.tolist() != draw(plan, 40, 0, key=jax.random.key(12))[0].tolist()
+
+
+def test_draws_are_the_same_with_64_bit_numbers_and_strict_ranks() -> None:
+    for kind in DRAWS:
+        plan = plan_batches(np.array([4, 37]), steps=5, batch_size=6, draw=kind)
+        plain = draw(plan, 37, 3)
+        with jax.enable_x64(True), jax.numpy_rank_promotion("raise"):
+            wide = draw_batches(plan, KEY, jnp.int32(3), mask_of(37, 37))
+        for a, b in zip(plain, wide, strict=True):
+            np.testing.assert_array_equal(a, b)
+            assert a.dtype == b.dtype
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (([5], 0, 3), "local steps must be at least 1, got 0"),
+        (([5], 1, 0), "batch size must be at least 1, got 0"),
+        (([5], 1, 3, "epochs"), "unknown draw 'epochs': did you mean 'epoch'"),
+        (([0, 0], 1, 3), "no client has a training example"),
+        (([], 1, 3), "no client has a training example"),
+        (([2**23 + 1], 1, 3), "8388609 examples; at most 8388608"),
+        (([10**6], 10**4, 10**6), "too many for one round"),
+    ],
+)
+def test_bad_plans(arguments: tuple, message: str) -> None:
+    sizes, *rest = arguments
+    with pytest.raises(JaxpflError, match=message):
+        plan_batches(np.array(sizes), *rest)

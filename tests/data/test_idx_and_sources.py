@@ -1,0 +1,189 @@
+"""IDX files written here, good and bad; the digits; the real MNIST where it is at hand."""
+
+from __future__ import annotations
+
+import gzip
+import os
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxpfl.data import available, load, read_idx
+from jaxpfl.data.sources import data_directory
+from jaxpfl.errors import JaxpflError
+
+IMAGES = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3) * 3
+LABELS = np.array([0, 1, 2, 0, 1, 2], np.uint8)
+
+
+def idx_bytes(array: np.ndarray, code: int = 0x08) -> bytes:
+    header = bytes((0, 0, code, array.ndim)) + struct.pack(f">{array.ndim}I", *array.shape)
+    return header + array.tobytes()
+
+
+def write_set(
+    folder: Path, *, zipped: bool = False, dot: str = "-", prefix: str = "", test: str = "t10k"
+) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    for part, n in (("train", 6), (test, 3)):
+        for kind, array in ((f"images{dot}idx3", IMAGES[:n]), (f"labels{dot}idx1", LABELS[:n])):
+            content = idx_bytes(array)
+            name = f"{prefix}{part}-{kind}-ubyte{'.gz' if zipped else ''}"
+            (folder / name).write_bytes(gzip.compress(content) if zipped else content)
+
+
+@pytest.mark.parametrize("zipped", [False, True])
+@pytest.mark.parametrize("dot", ["-", "."])
+@pytest.mark.parametrize("place", ["mnist", "."])
+def test_mnist_is_found_under_all_its_names(tmp_path: Path, zipped: bool, dot: str, place: str) -> None:
+    write_set(tmp_path / place, zipped=zipped, dot=dot)
+    source = load("mnist", str(tmp_path))
+    assert source.x_train.shape == (6, 4, 3, 1)
+    assert source.x_train.dtype == np.float32
+    np.testing.assert_array_equal(source.x_train[..., 0], (IMAGES / 255).astype(np.float32))
+    np.testing.assert_array_equal(source.y_train, LABELS)
+    assert source.y_train.dtype == np.int32
+    assert source.x_test is not None
+    assert source.x_test.shape == (3, 4, 3, 1)
+    assert source.num_classes == 3
+
+
+def test_pixels_span_zero_to_one_exactly(tmp_path: Path) -> None:
+    write_set(tmp_path / "a")
+    (tmp_path / "a" / "train-images-idx3-ubyte").write_bytes(
+        idx_bytes(np.array([[[0, 255]]] * 6, dtype=np.uint8))
+    )
+    (tmp_path / "a" / "t10k-images-idx3-ubyte").unlink()
+    (tmp_path / "a" / "t10k-labels-idx1-ubyte").unlink()
+    source = load("idx:a", str(tmp_path))
+    assert (source.x_train.min(), source.x_train.max()) == (0.0, 1.0)
+    assert source.x_test is None
+    assert source.y_test is None
+
+
+def test_other_sets_by_folder_by_name_and_with_a_prefix(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_set(tmp_path / "fashion-mnist")
+    write_set(tmp_path / "emnist", prefix="emnist-balanced-", test="test", zipped=True)
+    monkeypatch.setenv("JAXPFL_DATA_DIR", str(tmp_path))
+    for name in ("fashion-mnist", "idx:fashion-mnist", "emnist", "idx:emnist", f"idx:{tmp_path / 'emnist'}"):
+        source = load(name)
+        assert source.x_train.shape == (6, 4, 3, 1)
+        assert source.x_test is not None
+    write_set(tmp_path / "emnist", prefix="emnist-letters-")
+    with pytest.raises(JaxpflError, match=r"several sets in one folder .*emnist-letters-train-images"):
+        load("idx:emnist")
+    listed = {entry.name: entry.present for entry in available()}
+    assert listed == {"digits": True, "mnist": False, "fashion-mnist": True, "kmnist": False}
+
+
+def test_the_data_directory(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("JAXPFL_DATA_DIR", "from-variable")
+    assert data_directory("from-argument") == Path("from-argument")
+    assert data_directory() == Path("from-variable")
+    monkeypatch.delenv("JAXPFL_DATA_DIR")
+    assert data_directory() == Path("data")
+
+
+def test_a_missing_file_says_what_to_put_where(tmp_path: Path) -> None:
+    with pytest.raises(JaxpflError) as error:
+        load("mnist", str(tmp_path))
+    message = str(error.value)
+    for part in ("train-images-idx3-ubyte", str(tmp_path / "mnist"), "JAXPFL_DATA_DIR", "--data-dir"):
+        assert part in message
+    assert "\n" not in message
+    write_set(tmp_path / "mnist")
+    (tmp_path / "mnist" / "t10k-labels-idx1-ubyte").unlink()
+    with pytest.raises(JaxpflError, match=r"no file t10k-labels-idx1-ubyte \(or .gz\) in"):
+        load("mnist", str(tmp_path))
+    entry = available(str(tmp_path))[1]
+    assert (entry.name, entry.present) == ("mnist", False)
+    assert "t10k-labels" in entry.note
+
+
+@pytest.mark.parametrize("name", ["mnst", "digit", "", "../mnist", "no-such"])
+def test_an_unknown_name(tmp_path: Path, name: str) -> None:
+    with pytest.raises(JaxpflError, match="unknown data set"):
+        load(name, str(tmp_path))
+
+
+def test_the_nearest_name_is_suggested(tmp_path: Path) -> None:
+    with pytest.raises(JaxpflError, match="did you mean 'mnist'"):
+        load("mnst", str(tmp_path))
+
+
+GOOD = idx_bytes(IMAGES)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (GOOD[:-5], r"truncated: 67 bytes of data, expected 72 .*\(6, 4, 3\)"),
+        (GOOD + b"xx", "too long: 74 bytes of data, expected 72"),
+        (GOOD[:9], "truncated header: 9 bytes, expected 16"),
+        (b"", r"wrong magic number \(empty file\)"),
+        (b"\x89PNG" + GOOD[4:], r"wrong magic number 0x89504e47: not an IDX file \(expected 0x00000803\)"),
+        (idx_bytes(LABELS), r"1 dimensions, expected 3 .*swapped"),
+        (idx_bytes(IMAGES, code=0x0D), "elements of type float"),
+        (idx_bytes(IMAGES, code=0x07), "wrong magic number 0x00000703"),
+        (gzip.compress(GOOD)[:-12], "truncated: its gzip stream"),
+        (gzip.compress(GOOD)[:10] + b"\xff" * 40, "damaged gzip stream"),
+        (gzip.compress(GOOD[:-5]), "truncated: 67 bytes"),
+    ],
+    ids=[
+        *("truncated", "too-long", "header", "empty", "png", "labels", "floats", "no-such-type"),
+        *("gz-truncated", "gz-damaged", "gz-of-truncated"),
+    ],
+)
+def test_bad_files_are_named_with_what_was_found(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "images"
+    path.write_bytes(content)
+    with pytest.raises(JaxpflError, match=message) as error:
+        read_idx(path, 3)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_mismatched_counts_and_shapes(tmp_path: Path) -> None:
+    write_set(tmp_path / "mnist")
+    labels = tmp_path / "mnist" / "train-labels-idx1-ubyte"
+    labels.write_bytes(idx_bytes(LABELS[:4]))
+    with pytest.raises(JaxpflError, match=r"holds 6 images but .* holds 4 labels"):
+        load("mnist", str(tmp_path))
+    labels.write_bytes(idx_bytes(LABELS))
+    test_images = tmp_path / "mnist" / "t10k-images-idx3-ubyte"
+    test_images.write_bytes(idx_bytes(IMAGES[:3, :2]))
+    with pytest.raises(JaxpflError, match=r"test images are \(2, 3\) but training images \(4, 3\)"):
+        load("mnist", str(tmp_path))
+    test_images.write_bytes(idx_bytes(IMAGES[:0]))
+    with pytest.raises(JaxpflError, match=r"holds 0 images|no pixels"):
+        load("mnist", str(tmp_path))
+
+
+def test_digits() -> None:
+    pytest.importorskip("sklearn")
+    source = load("digits")
+    assert source.x_train.shape == (1797, 8, 8, 1)
+    assert (source.x_train.min(), source.x_train.max()) == (0.0, 1.0)
+    assert source.x_test is None
+    np.testing.assert_array_equal(
+        np.bincount(source.y_train), [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
+    )
+
+
+def test_real_mnist() -> None:
+    root = os.environ.get("JAXPFL_DATA_DIR")
+    present = {entry.name: entry.present for entry in available(root)} if root else {}
+    if not present.get("mnist"):
+        pytest.skip("MNIST is not at hand: JAXPFL_DATA_DIR is unset or holds no mnist")
+    source = load("mnist", root)
+    assert source.x_test is not None
+    assert source.y_test is not None
+    assert source.x_train.shape == (60000, 28, 28, 1)
+    assert source.x_test.shape == (10000, 28, 28, 1)
+    np.testing.assert_array_equal(source.y_train[:5], [5, 0, 4, 1, 9])
+    np.testing.assert_array_equal(source.y_test[:5], [7, 2, 1, 0, 4])
+    assert float(source.x_train.mean()) == pytest.approx(0.13066, abs=1e-5)

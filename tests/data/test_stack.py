@@ -1,0 +1,163 @@
+"""Stacking users' arrays: padding, masks, and the errors of bad ones."""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import pytest
+
+from jaxpfl.data import check_batch_size, describe, format_description, pad, permute, stack_clients, summary
+from jaxpfl.data.stack import Examples
+from jaxpfl.errors import JaxpflError, JaxpflWarning
+
+SIZES = (3, 5, 2)
+
+
+def clients(sizes: tuple[int, ...] = SIZES) -> list[Examples]:
+    return [(np.full((n, 2), i + 1.0), np.arange(n) % 3) for i, n in enumerate(sizes)]
+
+
+def test_padding_and_masks() -> None:
+    federation = stack_clients(clients(), test=clients((1, 0, 4)))
+    train = federation.train
+    assert (train.x.shape, train.y.shape, train.mask.shape) == ((3, 5, 2), (3, 5), (3, 5))
+    assert (train.x.dtype, train.y.dtype, train.mask.dtype) == (np.float32, np.int32, bool)
+    np.testing.assert_array_equal(train.size, SIZES)
+    for i, (x, y) in enumerate(clients()):
+        np.testing.assert_array_equal(train.x[i, : len(y)], x)
+        np.testing.assert_array_equal(train.y[i, : len(y)], y)
+        assert train.mask[i, : len(y)].all()
+    assert not train.x[~train.mask].any()
+    assert not train.y[~train.mask].any()
+    np.testing.assert_array_equal(federation.test.size, [1, 0, 4])
+    assert federation.validation.x.shape == (3, 0, 2)
+    np.testing.assert_array_equal(federation.client_ids, [0, 1, 2])
+    assert federation.input_shape == (2,)
+
+
+def test_integer_inputs_stay_integers_and_mixed_ones_become_floats() -> None:
+    tokens = [(np.array([[1, 2]]), np.array([0]))]
+    assert stack_clients(tokens).train.x.dtype == np.int32
+    assert stack_clients(tokens + clients()).train.x.dtype == np.float32
+
+
+def broken(x: object = None, y: object = None) -> list:
+    own = clients()
+    own[1] = (own[1][0] if x is None else x, own[1][1] if y is None else y)
+    return own
+
+
+@pytest.mark.parametrize(
+    ("train", "message"),
+    [
+        ([], "zero clients"),
+        (broken(x=np.ones((5, 3))), r"client 1, train: one input has shape \(3,\).*\(2,\)"),
+        (broken(x=np.ones((4, 2))), "client 1, train: 4 inputs but 5 labels"),
+        (broken(y=np.full(5, 0.5)), "client 1, train: labels must be integers >= 0, got float64"),
+        (broken(y=np.array([0, 1, -2, 0, 1])), "client 1, train: labels must be integers .*got -2"),
+        (broken(y=np.full(5, 2**31)), "client 1, train: labels must be integers .*got 2147483648"),
+        (broken(y=np.zeros((5, 1), int)), r"client 1, train: .*got shapes \(5, 2\), \(5, 1\)"),
+        (
+            broken(x=np.where(np.arange(10).reshape(5, 2) == 7, np.nan, 1.0)),
+            "client 1, train: example 3 holds a NaN",
+        ),
+        (
+            broken(x=np.where(np.arange(10).reshape(5, 2) == 0, np.inf, 1.0)),
+            "client 1, train: example 0 holds a NaN",
+        ),
+        (broken(x=np.full((5, 2), "a")), "client 1, train: inputs must be real numbers"),
+        (broken(x=[[1.0], [1.0, 2.0]]), "client 1, train: not an array"),
+        (clients((3, 0, 2, 0)), r"2 of 4 clients have no training data \(client 1, 3\): .*--drop-empty"),
+    ],
+)
+def test_bad_arrays_name_the_client(train: list, message: str) -> None:
+    with pytest.raises(JaxpflError, match=message) as error:
+        stack_clients(train)
+    assert "\n" not in str(error.value)
+
+
+def test_errors_use_the_clients_own_ids_and_the_split() -> None:
+    test = broken(x=np.full((5, 2), np.nan))
+    with pytest.raises(JaxpflError, match="client 40, test: example 0"):
+        stack_clients(clients(), test=test, client_ids=[7, 40, 2])
+    with pytest.raises(JaxpflError, match="2 clients have test data but 3 have training data"):
+        stack_clients(clients(), test=test[:2])
+    for ids in ([0, 0, 1], [0, 1], [-1, 0, 1], [0.5, 1.0, 2.0]):
+        with pytest.raises(JaxpflError, match="client_ids"):
+            stack_clients(clients(), client_ids=np.array(ids))
+
+
+def test_dropping_empty_clients_keeps_the_ids_of_the_others() -> None:
+    sizes = (3, 0, 2, 0)
+    with pytest.warns(JaxpflWarning, match=r"left out 2 of 4 clients, .*\(client 1, 3\)"):
+        federation = stack_clients(clients(sizes), test=clients((1, 9, 2, 9)), drop_empty=True)
+    np.testing.assert_array_equal(federation.client_ids, [0, 2])
+    np.testing.assert_array_equal(federation.train.size, [3, 2])
+    np.testing.assert_array_equal(federation.test.size, [1, 2])
+    np.testing.assert_array_equal(federation.train.x[1, :2], np.full((2, 2), 3.0))
+    with pytest.raises(JaxpflError, match="none of the 2 clients has training data"):
+        stack_clients([([], []), ([], [])], drop_empty=True)  # type: ignore[list-item]
+
+
+def test_many_empty_clients_are_listed_in_one_line() -> None:
+    with pytest.raises(JaxpflError, match="and 20 more"):
+        stack_clients(clients((1,) + (0,) * 30))
+
+
+def test_pad_and_permute() -> None:
+    federation = stack_clients(clients(), test=clients((1, 0, 4)))
+    padded = pad(federation, train_capacity=9, validation_capacity=2)
+    assert padded.train.x.shape == (3, 9, 2)
+    assert padded.validation.mask.shape == (3, 2)
+    np.testing.assert_array_equal(padded.train.size, SIZES)
+    np.testing.assert_array_equal(padded.train.x[:, :5], federation.train.x)
+    assert not padded.train.x[:, 5:].any()
+    assert padded.test.x is not None
+    with pytest.raises(JaxpflError, match="test capacity 3 is below the present one, 4"):
+        pad(federation, test_capacity=3)
+
+    moved = permute(federation, [2, 0, 1])
+    np.testing.assert_array_equal(moved.client_ids, [2, 0, 1])
+    np.testing.assert_array_equal(moved.train.size, [2, 3, 5])
+    np.testing.assert_array_equal(moved.test.y[0], federation.test.y[2])
+    with pytest.raises(JaxpflError, match=r"each of 0 \.\. 2 once"):
+        permute(federation, [0, 0, 1])
+
+
+def test_batches_larger_than_a_client() -> None:
+    federation = stack_clients(clients())
+    check_batch_size(federation, 2, strict=True)
+    with pytest.warns(
+        JaxpflWarning, match="batch size 4 is larger .* of 2 of 3 clients .*smallest has 2"
+    ) as seen:
+        check_batch_size(federation, 4)
+    assert len(seen) == 1
+    with pytest.raises(JaxpflError, match="of 2 of 3 clients"):
+        check_batch_size(federation, 4, strict=True)
+    with pytest.raises(JaxpflError, match="batch size must be at least 1, got 0"):
+        check_batch_size(federation, 0)
+
+
+def test_summary_and_description() -> None:
+    federation = pad(
+        stack_clients(clients(), test=clients((1, 0, 4)), client_ids=[5, 6, 9]), train_capacity=8
+    )
+    counts = summary(federation, num_classes=4)
+    np.testing.assert_array_equal(counts.class_counts, [[1, 1, 1, 0], [2, 2, 1, 0], [1, 1, 0, 0]])
+    np.testing.assert_array_equal(counts.classes_held, [3, 3, 2])
+    np.testing.assert_array_equal(counts.holders, [3, 3, 2, 0])
+    described = describe(counts)
+    assert json.loads(json.dumps(described)) == described
+    assert described["examples_per_client"]["train"] == {"min": 2, "median": 3.0, "max": 5}
+    assert described["capacity"] == {"train": 8, "validation": 0, "test": 4}
+    assert described["per_client"][2] == {
+        "client_id": 9,
+        "train": 2,
+        "validation": 0,
+        "test": 4,
+        "class_counts": [1, 1, 0, 0],
+    }
+    text = format_description(described, most_clients=2)
+    assert "3 clients, 4 classes, inputs 2" in text
+    assert "... and 1 more clients" in text

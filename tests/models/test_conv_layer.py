@@ -1,0 +1,166 @@
+"""The patch convolution against ``lax.conv_general_dilated``, values and gradients."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import linen as nn
+from jax import lax
+
+from jaxpfl.models import convolution, layers
+
+SHAPES = [
+    (1, 28, 28, 3, 5, 6),
+    (6, 12, 12, 4, 5, 16),
+    (3, 9, 8, 2, 3, 4),
+    (2, 7, 10, 1, 4, 3),
+    (2, 5, 6, 2, 1, 3),
+]
+
+
+def reference(x, kernel):
+    return lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("CHWN", "HWIO", "CHWN"))
+
+
+def reference_pool_last(x, kernel, bias):
+    y = jax.nn.relu(reference(x, kernel) + bias[:, None, None, None])
+    return lax.reduce_window(y, -jnp.inf, lax.max, (1, 2, 2, 1), (1, 2, 2, 1), "VALID")
+
+
+def draw(shape, dtype, integers=False):
+    channels, height, width, n, k, features = shape
+    rng = np.random.default_rng(sum(shape))
+    sizes = (channels, height, width, n), (k, k, channels, features), (features,)
+    draws = [rng.integers(-2, 3, s) if integers else rng.normal(size=s) for s in sizes]
+    return [jnp.asarray(d, dtype) for d in draws]
+
+
+def compare(function, expected, arguments, rtol):
+    """Values, and the gradients of <cotangent, output> with respect to every argument."""
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def value_and_gradients(f, arguments):
+        y, pull = jax.vjp(f, *arguments)
+        cotangent = jnp.asarray(np.random.default_rng(0).normal(size=y.shape), y.dtype)
+        return [y, *pull(cotangent)]
+
+    results = value_and_gradients(function, arguments), value_and_gradients(expected, arguments)
+    for ours, theirs in zip(*results, strict=True):
+        assert ours.dtype == theirs.dtype == arguments[0].dtype
+        np.testing.assert_allclose(ours, theirs, rtol=rtol, atol=rtol * float(jnp.abs(theirs).max()))
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_conv_equals_lax_in_float64(shape):
+    with jax.enable_x64(True):
+        x, kernel, _ = draw(shape, jnp.float64)
+        compare(convolution.conv, reference, (x, kernel), 1e-9)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_conv_pool_equals_pooling_last_in_float64(shape):
+    with jax.enable_x64(True):
+        compare(convolution.conv_pool, reference_pool_last, draw(shape, jnp.float64), 1e-9)
+
+
+@pytest.mark.parametrize("shape", SHAPES[:3])
+def test_float32(shape):
+    x, kernel, bias = draw(shape, jnp.float32)
+    compare(convolution.conv, reference, (x, kernel), 1e-5)
+    compare(convolution.conv_pool, reference_pool_last, (x, kernel, bias), 1e-5)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_conv_pool_ties_as_pooling_last(shape):
+    """Small integers: sums are exact, many windows tie, and many maxima are exactly zero before relu."""
+    compare(convolution.conv_pool, reference_pool_last, draw(shape, jnp.float32, integers=True), 1e-6)
+
+
+def test_blank_images_with_zero_bias():
+    """Every window ties at zero; relu is flat there, so nothing but zeros may come back."""
+    x, kernel, bias = jnp.zeros((2, 8, 8, 3)), jnp.ones((5, 5, 2, 4)), jnp.zeros(4)
+    compare(convolution.conv_pool, reference_pool_last, (x, kernel, bias), 0)
+
+
+@pytest.mark.parametrize(
+    "function", [convolution.conv_pool, lambda x, kernel, bias: convolution.conv(x, kernel)]
+)
+def test_vmap_and_map_over_clients_equal_a_loop(function):
+    clients = [draw((2, 9, 8, 3, 3, 4 + 0 * i), jnp.float32) for i in range(3)]
+    clients = [[leaf + i for leaf in client] for i, client in enumerate(clients)]
+    stacked = [jnp.stack(leaves) for leaves in zip(*clients, strict=True)]
+
+    @jax.jit
+    def gradients(x, kernel, bias):
+        return jax.grad(lambda *a: jnp.sum(function(*a) ** 2), argnums=(0, 1, 2))(x, kernel, bias)
+
+    loop = [jnp.stack(leaves) for leaves in zip(*(gradients(*client) for client in clients), strict=True)]
+    mapped = jax.jit(lambda *a: lax.map(lambda client: gradients(*client), a))(*stacked)
+    for batched in (jax.jit(jax.vmap(gradients))(*stacked), mapped):
+        for ours, theirs in zip(batched, loop, strict=True):
+            np.testing.assert_allclose(ours, theirs, rtol=1e-5, atol=1e-5 * float(jnp.abs(theirs).max()))
+
+
+def test_no_convolution_and_no_reduce_window_in_the_vmapped_gradient():
+    x, kernel, bias = (jnp.stack([leaf] * 2) for leaf in draw((2, 9, 8, 3, 3, 4), jnp.float32))
+    gradient = jax.vmap(jax.grad(lambda k, x, b: convolution.conv_pool(x, k, b).sum()))
+    text = jax.jit(gradient).lower(kernel, x, bias).as_text()
+    assert "dot_general" in text
+    assert "convolution" not in text
+    assert "reduce_window" not in text
+
+
+def test_unused_input_gradient_is_dropped():
+    """Compiled products of the gradient by kernel and bias: forward and kernel gradient, no third one."""
+    x, kernel, bias = draw((2, 9, 8, 3, 3, 4), jnp.float32)
+
+    def products(argnums):
+        gradient = jax.grad(lambda *a: jnp.sum(convolution.conv_pool(*a) ** 2), argnums=argnums)
+        lines = jax.jit(gradient).lower(x, kernel, bias).compile().as_text().splitlines()
+        return sum(" dot(" in line for line in lines)
+
+    assert (products((1, 2)), products((0, 1, 2))) == (2, 3)
+
+
+def test_hessian_vector_product():
+    """Second derivatives (Per-FedAvg needs them), forward over reverse and reverse over reverse."""
+    with jax.enable_x64(True):
+        x, kernel, bias = draw((2, 9, 8, 3, 3, 4), jnp.float64)
+        direction = jnp.cos(jnp.arange(kernel.size, dtype=float)).reshape(kernel.shape)
+
+        @functools.partial(jax.jit, static_argnums=0)
+        def products(layer):
+            slope = jax.grad(lambda k: jnp.sum(jnp.sin(layer(x, k, bias))))
+            forward = jax.jvp(slope, (kernel,), (direction,))[1]
+            return forward, jax.grad(lambda k: jnp.vdot(slope(k), direction))(kernel)
+
+        expected = products(reference_pool_last)[1]
+        for ours in products(convolution.conv_pool):
+            np.testing.assert_allclose(ours, expected, rtol=1e-9, atol=1e-9)
+
+
+def test_nan_reaches_the_gradient():
+    """A diverged client must be seen, not look stuck at a zero gradient."""
+    x, kernel, bias = draw((1, 6, 6, 1, 3, 2), jnp.float32)
+    gradient = jax.grad(lambda k: convolution.conv_pool(x * jnp.nan, k, bias).sum())(kernel)
+    assert not jnp.isfinite(gradient).any()
+
+
+def test_kernel_layouts():
+    x, kernel, _ = draw(SHAPES[2], jnp.float32)
+    oihw = convolution.kernel_to_oihw(kernel)
+    y = lax.conv_general_dilated(x, oihw, (1, 1), "VALID", dimension_numbers=("CHWN", "OIHW", "CHWN"))
+    np.testing.assert_allclose(convolution.conv(x, kernel), y, rtol=1e-5, atol=1e-5)
+    np.testing.assert_array_equal(convolution.kernel_from_oihw(oihw), kernel)
+
+
+def test_conv_module_takes_the_parameters_of_flax():
+    module, flax_module = layers.Conv(4, size=3), nn.Conv(4, (3, 3), padding="VALID")
+    x = jax.random.normal(jax.random.key(0), (5, 9, 8, 2))
+    variables = module.init(jax.random.key(1), x.transpose(3, 1, 2, 0))
+    expected = flax_module.apply(variables, x)
+    np.testing.assert_allclose(
+        module.apply(variables, x.transpose(3, 1, 2, 0)).transpose(3, 1, 2, 0), expected, atol=1e-5
+    )

@@ -1,0 +1,25 @@
+"""``import jaxpfl`` and a fit on one's own arrays need jax, flax, optax, chex and numpy, and nothing else.
+
+(flax itself imports rich and yaml; jaxpfl may not count on the others.)
+"""
+
+import subprocess
+import sys
+
+SCRIPT = """
+import sys
+for name in ("orbax", "sklearn", "matplotlib", "tyro"):
+    sys.modules[name] = None  # an import of it raises ImportError
+import numpy as np
+import jaxpfl
+
+rng = np.random.default_rng(0)
+clients = [(rng.normal(size=(6, 4)), rng.integers(2, size=6)) for _ in range(3)]
+federation = jaxpfl.stack_clients(clients, test=clients)
+result = jaxpfl.fit("adaped", federation, model="linear", rounds=2, local_steps=2, batch_size=3)
+assert result.personalized_accuracy.shape == (1, 3)
+"""
+
+
+def test_a_fit_needs_the_five_packages_only():
+    subprocess.run([sys.executable, "-W", "error", "-c", SCRIPT], check=True)

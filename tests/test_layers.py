@@ -1,0 +1,73 @@
+"""Imports run strictly downward: a module may import its own package and lower levels, never a package beside it."""
+
+import ast
+from pathlib import Path
+
+import pytest
+
+import jaxpfl
+
+LEVELS = {
+    "errors": 0,
+    "types": 0,
+    "trees": 0,
+    "randomness": 0,
+    "protocol": 0,
+    "participation": 0,
+    "data": 1,
+    "models": 1,
+    "priors": 2,
+    "algorithms": 3,
+    "engine": 4,
+    "experiment": 5,
+    "cli": 7,
+}
+ROOT = Path(jaxpfl.__file__).parent
+MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+
+
+def unit(path: Path) -> str:
+    """The package of level 1 and above, or the single module, that a file belongs to."""
+    return path.relative_to(ROOT).parts[0].removesuffix(".py")
+
+
+def imported(path: Path) -> set[str]:
+    """The jaxpfl units that a file imports, at its top or inside a function."""
+    units = set()
+    for node in ast.walk(ast.parse(path.read_text())):
+        names = []
+        if isinstance(node, ast.Import):
+            names = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"relative import in {path}"
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+        units |= {n.split(".")[1] for n in names if n.startswith("jaxpfl.")}
+    return units
+
+
+def module_graph() -> dict[str, set[str]]:
+    """Which level-0 module imports which."""
+    return {unit(p): imported(p) for p in MODULES if LEVELS.get(unit(p)) == 0}
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda p: str(p.relative_to(ROOT)))
+def test_imports_run_downward(path: Path):
+    own = unit(path)
+    assert own in LEVELS, f"{own} has no level: give it one"
+    for other in imported(path) - {own, "__version__"}:
+        lower = LEVELS[other] < LEVELS[own]
+        beside = LEVELS[other] == LEVELS[own] == 0
+        assert lower or beside, f"{own} (level {LEVELS[own]}) imports {other} (level {LEVELS[other]})"
+
+
+def test_modules_of_the_lowest_level_import_each_other_without_a_circle():
+    graph = module_graph()
+    while leaves := [name for name, needs in graph.items() if not needs & graph.keys()]:
+        for name in leaves:
+            del graph[name]
+    assert not graph, f"circular imports among {sorted(graph)}"
+
+
+def test_only_the_command_line_knows_tyro():
+    knowing = [p for p in MODULES if "tyro" in p.read_text() and unit(p) != "cli"]
+    assert not knowing
