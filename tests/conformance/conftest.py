@@ -79,7 +79,7 @@ def simulate(
 def outcome(simulation: Simulation, rounds: int, seeds=(3,)) -> dict:
     """State, history and scores after some rounds, as host arrays."""
     state, history = simulation.advance(simulation.init(seeds), rounds)
-    scores = {split: simulation.evaluate(state, split) for split in ("test", "validation")}
+    scores = simulation.evaluate(state)
     tree = {"state": state._replace(key=jax.random.key_data(state.key)), "history": history}
     return jax.tree.map(np.asarray, tree | {"scores": scores})
 

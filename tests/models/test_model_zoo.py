@@ -1,5 +1,6 @@
 """The registry: sizes of the papers' networks, initialisation, heads, refusals."""
 
+import functools
 import math
 
 import jax
@@ -22,10 +23,11 @@ PARAMETERS = [
 EXAMPLES = {name: (shape, classes) for name, shape, classes, _ in PARAMETERS}
 
 
+@functools.cache
 def initialised(name):
     shape, classes = EXAMPLES[name]
     model = build_model(name, classes, shape)
-    return model, classification(model, shape, classes).init(jax.random.key(0))
+    return model, jax.jit(classification(model, shape, classes).init)(jax.random.key(0))
 
 
 def paths(params):
@@ -46,13 +48,14 @@ def test_parameter_count(name, shape, classes, count):
 
 
 @pytest.mark.parametrize("name", list(EXAMPLES))
-def test_logits_shape_under_jit_and_vmap(name):
+def test_logits_under_jit_and_vmap(name):
     shape, classes = EXAMPLES[name]
     model, params = initialised(name)
     x = jnp.ones((3, *shape))
-    assert jax.jit(model.apply)(params, x).shape == (3, classes)
-    clients = jax.tree.map(lambda leaf: jnp.stack([leaf, leaf]), params)
-    assert jax.vmap(model.apply)(clients, jnp.stack([x, x])).shape == (2, 3, classes)
+    clients = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), params)
+    logits = jax.jit(jax.vmap(model.apply))(clients, np.stack([x, x]))
+    assert logits.shape == (2, 3, classes)
+    np.testing.assert_allclose(logits[1], jax.jit(model.apply)(params, x), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", list(EXAMPLES))
@@ -68,7 +71,7 @@ def test_initialisation_fills_its_bounds(name):
     for layer in params.values():
         bound = math.prod(layer["kernel"].shape[:-1]) ** -0.5
         for leaf in layer.values():
-            assert jnp.abs(leaf).max() <= bound
+            assert np.abs(leaf).max() <= bound
         kernel = np.asarray(layer["kernel"]).ravel()
         # Uniform on (-b, b): variance b^2 / 3; the mean of n squares has standard error b^2 sqrt(4 / 45 n).
         assert abs(np.mean(kernel**2) - bound**2 / 3) < 5 * bound**2 * math.sqrt(4 / (45 * kernel.size))
@@ -106,6 +109,6 @@ def test_too_small_an_image_names_shape_and_minimum():
     with pytest.raises(JaxpflError, match=r"16 x 16, got \(8, 8\)"):
         build_model("cnn", 10, (8, 8))
     model = build_model("cnn", 10, (16, 16))
-    model.init(jax.random.key(0), jnp.zeros((1, 16, 16)))
+    jax.eval_shape(model.init, jax.random.key(0), jnp.zeros((1, 16, 16)))
     with pytest.raises(JaxpflError, match=r"got \(15, 16\)"):
         model.init(jax.random.key(0), jnp.zeros((1, 15, 16)))

@@ -1,8 +1,8 @@
 """The methods again, in plain NumPy, one client and one step after the other: the engine is held against it.
 
 Written from the equations alone: gradients by hand, Python loops, no JAX. A model here is the two-layer
-perceptron ``logits = tanh(x w1 + b1) w2 + b2``, its parameters in a dictionary. `ADAPED_DEFECTS` are planted on
-purpose: each must be seen.
+perceptron ``logits = tanh(x w1 + b1) w2 + b2``, its parameters in a dictionary. `ADAPED_DEFECTS` are planted
+on purpose: each must be seen.
 """
 
 from __future__ import annotations
@@ -184,7 +184,7 @@ def adaped_step(
 
     ``theta+ = theta - eta1 grad_theta [CE(theta) + f(theta, mu) / (2 psi)]``,
     ``mu+ = mu - eta2 grad_mu f(theta+, mu) / (2 psi)``,
-    ``psi+ = max(psi - eta3 [1/(2 psi) - c f(theta+, mu+) / (2 psi^2)], floor)``; ``factor`` decays eta1, eta2.
+    ``psi+ = max(psi - eta3 [1/(2 psi) - c f(theta+, mu+) / (2 psi^2)], floor)``; ``factor`` decays eta1,2.
     """
     x, y = batch
     eta1, eta2, eta3 = hp["lr"] * factor, hp["lr_global"] * factor, hp["lr_psi"]

@@ -112,7 +112,7 @@ def simulation(
     plan: ExecutionPlan | None = None,
     **options: Any,
 ) -> Simulation:
-    """A simulation of a registered method; by default the perceptron, everyone in each round, full batches."""
+    """A simulation of a registered method; by default the perceptron, everyone, full batches."""
     task = task or perceptron()
     work = LocalWork(np.asarray(federation.train.mask).sum(1), steps, batch_size)
     entry = METHODS[method]

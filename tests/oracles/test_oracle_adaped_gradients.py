@@ -84,14 +84,13 @@ def test_scale_gradient_by_finite_differences():
     """``d/dpsi [log(2 psi)/2 + c f/(2 psi)] = 1/(2 psi) - c f/(2 psi^2)``."""
     for psi, f, c in [(0.5, 0.3, 1.0), (3.5, 2.0, 5.0), (0.7, 0.0, 5.0)]:
         up, down = (np.log(2 * s) / 2 + c * f / (2 * s) for s in (psi + EPS, psi - EPS))
-        np.testing.assert_allclose(
-            scale_gradient(*map(np.float64, (psi, f, c))), (up - down) / (2 * EPS), rtol=1e-8
-        )
+        got = scale_gradient(*map(np.float64, (psi, f, c)))
+        np.testing.assert_allclose(got, (up - down) / (2 * EPS), rtol=1e-8)
 
 
 @pytest.fixture(scope="module")
 def one_step():
-    """theta, mu, the library's (theta+, mu+, psi+) after one full-batch step without decay, and the client's data."""
+    """theta, mu, the library's (theta+, mu+, psi+) after one full-batch step, and the client's examples."""
     with jax.enable_x64(True):
         hp = {"lr": ETA1, "lr_global": ETA2, "lr_psi": ETA3, "psi_init": PSI, "c": C}
         hp |= {"weight_decay": 0.0, "psi_floor": 1e-9}
@@ -100,16 +99,10 @@ def one_step():
         zero = jnp.int32(0)
         ctx = ClientContext(zero, jnp.int32(2), zero, 1, jax.random.key(1))
         theta, mu = (perceptron().init(jax.random.key(s)) for s in (8, 9))
-        new, upload, _ = jax.jit(made.algorithm.client.update)(
-            jax.random.key(3),
-            made.hp,
-            ctx,
-            Shared(mu, jnp.float64(PSI)),
-            theta,
-            client_row(problem.splits, 0),
-        )
-        to_host = lambda tree: jax.tree.map(np.asarray, tree)  # noqa: E731
-        theta, mu, new, change = map(to_host, (theta, mu, new, upload.total))
+        message, splits = Shared(mu, jnp.float64(PSI)), client_row(problem.splits, 0)
+        update = jax.jit(made.algorithm.client.update)
+        new, upload, _ = update(jax.random.key(3), made.hp, ctx, message, theta, splits)
+        theta, mu, new, change = jax.tree.map(np.asarray, (theta, mu, new, upload.total))
         assert upload.weight == 1
         end = {k: mu[k] + change.mu[k] for k in mu}
         return theta, mu, new, end, PSI + float(change.psi), clients(problem.train)[0]
@@ -137,7 +130,7 @@ def test_theta_gradient(one_step):
 
 
 def test_mu_gradient(one_step):
-    """``(mu - mu+) / eta2 = grad_mu f(theta+, mu) / (2 psi)``: at theta+, the old psi, and no cross-entropy."""
+    """``(mu - mu+) / eta2 = grad_mu f(theta+, mu) / (2 psi)``: at theta+, the old psi, no cross-entropy."""
     _, mu, new, end, _, (x, _) = one_step
     want = differences(lambda w: distillation(forward(w, x), forward(new, x))[0] / (2 * PSI), mu)
     assert max(np.abs(g).max() for g in want.values()) > 1e-3

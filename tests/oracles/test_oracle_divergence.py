@@ -1,13 +1,16 @@
-"""A client whose update is not finite: it uploads zero weight, keeps its state, is counted, and touches nobody else.
+"""A client whose update is not finite: it uploads zero weight, keeps its state, is counted, touches nobody.
 
-The others' round is the round of the federation without it: ``mu + sum_{i != bad} w_i d_i / sum_{i != bad} w_i``.
+The others' round is that of the federation without it: ``mu + sum_{i != bad} w_i d_i / sum_{i != bad} w_i``.
 """
+
+from functools import cache
 
 import jax
 import numpy as np
 import pytest
 from oracle_setup import (
     IDS,
+    SEED,
     SIZES,
     Run,
     assert_same,
@@ -32,14 +35,24 @@ def float64():
         yield
 
 
-def federations(spoil) -> tuple[Federation, Federation]:
-    """One with a bad client, and the same without that client."""
+def spoiled(spoil) -> Federation:
+    """A federation with one bad client."""
     problem = classification_problem()
-    train, test = clients(problem.train), clients(problem.test)
-    x, y = train[BAD]
-    train[BAD] = spoil(x), y
-    without = stack([train[i] for i in KEPT], [test[i] for i in KEPT], [IDS[i] for i in KEPT])
-    return stack(train, test, IDS), without
+    train = clients(problem.train)
+    train[BAD] = spoil(train[BAD][0]), train[BAD][1]
+    return stack(train, clients(problem.test), IDS)
+
+
+def without() -> Federation:
+    """The same, that client left out."""
+    problem = classification_problem()
+    train, test = ([clients(split)[i] for i in KEPT] for split in (problem.train, problem.test))
+    return stack(train, test, [IDS[i] for i in KEPT])
+
+
+@cache
+def undisturbed(method: str) -> Run:
+    return run(simulation(method, without(), {}), ROUNDS)
 
 
 def infinite(x: np.ndarray) -> np.ndarray:
@@ -48,9 +61,9 @@ def infinite(x: np.ndarray) -> np.ndarray:
     return x
 
 
-def check(got: Run, without: Run) -> None:
+def check(got: Run, others: Run) -> None:
     start = got.states[0]
-    for state, other in zip(got.states[1:], without.states[1:], strict=True):
+    for state, other in zip(got.states[1:], others.states[1:], strict=True):
         assert_same(state.server, other.server)
         for place, i in enumerate(KEPT):
             assert_same(client_row(state.clients, i), client_row(other.clients, place))
@@ -59,41 +72,43 @@ def check(got: Run, without: Run) -> None:
     assert got.states[-1].participations.tolist() == [ROUNDS] * len(SIZES)
     assert got.history["diverged"].tolist() == [1] * ROUNDS
     assert got.history["participants"].tolist() == [len(SIZES)] * ROUNDS
-    assert without.history["diverged"].tolist() == [0] * ROUNDS
-    means = without.history.keys() - {"participants", "diverged"}
-    assert_same({k: got.history[k] for k in means}, {k: without.history[k] for k in means})
+    assert others.history["diverged"].tolist() == [0] * ROUNDS
+    means = others.history.keys() - {"participants", "diverged"}
+    assert_same({k: got.history[k] for k in means}, {k: others.history[k] for k in means})
 
 
 @pytest.mark.parametrize("blocks", ["map", "vmap", "2"])
 def test_any_plan(blocks):
     plan = ExecutionPlan(clients=blocks, rounds_per_call=1)
-    check(*(run(simulation("adaped", f, {}, plan=plan), ROUNDS) for f in federations(infinite)))
+    check(run(simulation("adaped", spoiled(infinite), {}, plan=plan), ROUNDS), undisturbed("adaped"))
 
 
 @pytest.mark.parametrize("method", sorted(set(METHODS) - {"adaped"}))
 def test_every_method(method):
-    check(*(run(simulation(method, f, {}), ROUNDS) for f in federations(infinite)))
+    check(run(simulation(method, spoiled(infinite), {}), ROUNDS), undisturbed(method))
 
 
 def test_mini_batches():
-    check(*(run(simulation("fedavg", f, {}, batch_size=4), ROUNDS) for f in federations(infinite)))
+    made = [simulation("fedavg", f, {}, batch_size=4) for f in (spoiled(infinite), without())]
+    check(*(run(s, ROUNDS) for s in made))
 
 
 @pytest.mark.parametrize("method", ["local", "fedavg"])
 def test_overflow(method):
-    """Finite data, a rate that is too high for one client: its steps grow without bound, the others' converge."""
-    made = [
-        simulation(method, f, {"lr": 0.05}, task=least_squares(4)) for f in federations(lambda x: x * 1e120)
-    ]
+    """Finite data, but a rate that is too high for one client: its steps overflow."""
+    federations = spoiled(lambda x: x * 1e120), without()
+    made = [simulation(method, f, {"lr": 0.05}, task=least_squares(4)) for f in federations]
     check(*(run(s, ROUNDS) for s in made))
 
 
 def test_it_is_scored_with_the_state_that_it_keeps():
-    got, without = (run(simulation("local", f, {}), ROUNDS) for f in federations(infinite))
-    before = got.simulation.evaluate(got.simulation.init([17]))["after"]
-    for name, score in got.scores["after"].items():
-        assert score[BAD] == before[name][0, BAD]
-        np.testing.assert_allclose(score[KEPT], without.scores["after"][name], rtol=1e-9)
+    got, others = run(simulation("local", spoiled(infinite), {}), ROUNDS), undisturbed("local")
+    evaluate = got.simulation.evaluate
+    before, after = evaluate(got.simulation.init([SEED])), evaluate(got.state)
+    expected = others.simulation.evaluate(others.state)
+    for name, score in after["after"].items():
+        assert score[0, BAD] == before["after"][name][0, BAD]
+        np.testing.assert_allclose(score[0, KEPT], expected["after"][name][0], rtol=1e-9)
 
 
 @pytest.mark.parametrize("method", sorted(METHODS))

@@ -1,4 +1,4 @@
-"""FedProx's client solves ``min_w f(w) + (prox/2) |w - mu|^2`` about the broadcast mu, which stands still in the round.
+"""FedProx's client solves ``min_w f(w) + (prox/2) |w - mu|^2`` about the broadcast mu, fixed in the round.
 
 On ``f(w) = (w - b)'A(w - b)/2`` enough steps reach ``w = (A + prox I)^-1 (A b + prox mu)``.
 """

@@ -1,8 +1,8 @@
-"""FedAvg on quadratics ``f_i(w) = |X_i w - y_i|^2 / (2 n_i)``, with ``A_i = X_i'X_i / n_i`` and minimisers b_i.
+"""FedAvg on quadratics ``f_i(w) = |X_i w - y_i|^2 / (2 n_i)``, ``A_i = X_i'X_i / n_i``, b_i the minimiser.
 
-tau full-batch steps move a client by ``-P_i (w - b_i)``, ``P_i = I - (I - eta A_i)^tau``; the server stands still where
-``sum_i n_i P_i (mu - b_i) = 0``, so ``mu* = (sum_i n_i P_i)^-1 sum_i n_i P_i b_i``. That is not the pooled minimiser
-unless tau = 1, where ``n_i P_i = eta X_i'X_i``.
+tau full-batch steps move a client by ``-P_i (w - b_i)``, ``P_i = I - (I - eta A_i)^tau``; the server rests
+where ``sum_i n_i P_i (mu - b_i) = 0``, so ``mu* = (sum_i n_i P_i)^-1 sum_i n_i P_i b_i``. That is not the
+pooled minimiser unless tau = 1, where ``n_i P_i = eta X_i'X_i``.
 """
 
 from functools import cache

@@ -1,7 +1,7 @@
 """FedAvg with one client is plain SGD on its examples: rounds leave no trace.
 
-``w <- w - eta (grad CE(w; batch) + wd w)``, the batches consecutive places of an endless row of epochs, each a
-permutation of all examples.
+``w <- w - eta (grad CE(w; batch) + wd w)``, the batches consecutive places of an endless row of epochs, each
+a permutation of all examples.
 """
 
 import jax
@@ -25,7 +25,7 @@ def float64():
 
 
 def endless(epochs: int) -> np.ndarray:
-    """The epochs' orders one after the other; epoch e's key is ``fold_in(stream of (BATCHES, client), e)``."""
+    """The epochs' orders in a row; epoch e's key is ``fold_in(stream of (BATCHES, client), e)``."""
     key = stream(jax.random.key(SEED), Purpose.BATCHES, IDS[0])
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(epochs))
     orders = np.asarray(jax.vmap(lambda k: permutation(k, jnp.ones(SIZE, bool)))(keys))

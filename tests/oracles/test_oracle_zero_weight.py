@@ -1,4 +1,4 @@
-"""``mean = sum_i w_i d_i / sum_i w_i``, and 0 where nobody has weight: adding it leaves the server as it is."""
+"""``mean = sum_i w_i d_i / sum_i w_i``, and 0 where nobody has weight: adding it changes no server."""
 
 import jax
 import jax.numpy as jnp
@@ -42,7 +42,7 @@ def test_the_mean_is_by_weight_not_by_count():
 
 
 def test_prefix_weights():
-    """A weight [k] divides the leading axis of every leaf below it (IFCA: a cluster that nobody chose stays)."""
+    """A weight [k] divides the leading axis of every leaf below it (IFCA: an empty cluster stays)."""
     total = {"centers": {"w": jnp.ones((3, 2, 2)), "b": 6 * jnp.ones(3)}, "psi": jnp.array(5.0)}
     weight = {"centers": jnp.array([2.0, 0, 4]), "psi": jnp.array(0.0)}
     got = trees.prefix_divide(total, weight)
