@@ -61,7 +61,7 @@ def _dispatch(args: list[str]) -> None:
     def run(
         method: Annotated[Positional[str], arg(metavar="METHOD", help="Method, e.g. adaped.")],
         settings: Annotated[_Flags, arg(name="")] = base,
-        session: Annotated[_Session, arg(name="")] = _Session(),  # noqa: B008 (frozen)
+        session: Annotated[_Session, arg(name="")] = _Session(),
     ) -> None:
         """Train one method and score every client's personalised model."""
         _experiment("run", (method,), settings, session)
@@ -71,7 +71,7 @@ def _dispatch(args: list[str]) -> None:
             Positional[tuple[str, ...]], arg(metavar="[METHODS ...]", help="Methods to compare.")
         ] = DEFAULT_METHODS,
         settings: Annotated[_Flags, arg(name="")] = base,
-        session: Annotated[_Session, arg(name="")] = _Session(),  # noqa: B008 (frozen)
+        session: Annotated[_Session, arg(name="")] = _Session(),
     ) -> None:
         """Train several methods on the same split and seeds, and compare them."""
         _experiment("compare", methods or DEFAULT_METHODS, settings, session)
@@ -115,9 +115,7 @@ def _file_config(args: list[str]) -> RunConfig:
     return RunConfig()
 
 
-def _experiment(
-    command: str, methods: tuple[str, ...], settings: RunConfig, session: _Session
-) -> None:
+def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, session: _Session) -> None:
     from rich.console import Console
 
     from jaxpfl.experiment.interrupt import Interrupted

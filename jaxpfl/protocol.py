@@ -55,11 +55,11 @@ class Upload(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """The sum over the cohort's uploads, and how many clients stand in it ([] int32)."""
+    """The sum over the cohort's uploads, and how many clients contributed to it ([] int32)."""
 
     total: PyTree
     weight: PyTree
-    count: Array
+    contributors: Array
 
     def mean(self) -> PyTree:
         """``total / weight``, zero where nobody had weight: adding it leaves a server unchanged."""
@@ -78,9 +78,7 @@ class Client(NamedTuple):
     """
 
     init: Callable[[Key, PyTree, ClientContext, PyTree], PyTree]
-    update: Callable[
-        [Key, PyTree, ClientContext, PyTree, PyTree, Splits], tuple[PyTree, Upload, Metrics]
-    ]
+    update: Callable[[Key, PyTree, ClientContext, PyTree, PyTree, Splits], tuple[PyTree, Upload, Metrics]]
     personalize: Callable[[Key, PyTree, ClientContext, PyTree, PyTree, Splits], PyTree]
     predict: Callable[[PyTree, PyTree, PyTree], Array]
 

@@ -1,4 +1,4 @@
-"""Tree arithmetic that optax.tree does not have: selection, finiteness, prefix-weighted means, rows of stacked trees."""
+"""Tree arithmetic that optax.tree lacks: selection, finiteness, prefix-weighted means, rows of stacked trees."""
 
 from __future__ import annotations
 

@@ -12,7 +12,10 @@ import pytest
 
 def pytest_configure(config: pytest.Config) -> None:
     # Many tests compile the same small programs, and compiling is most of their time.
+    cache = getattr(config, "cache", None)
+    if cache is None:  # pytest -p no:cacheprovider
+        return
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
-    jax.config.update("jax_compilation_cache_dir", str(config.cache.mkdir(f"jax-{worker}")))
+    jax.config.update("jax_compilation_cache_dir", str(cache.mkdir(f"jax-{worker}")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)

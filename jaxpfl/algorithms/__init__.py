@@ -1,4 +1,4 @@
-"""Federated methods, one file each, as pure functions of one client and of the server; `registry` knows them by name."""
+"""Federated methods, one file each: pure functions of one client and of the server; `registry` has them by name."""
 
 from jaxpfl.algorithms.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.local_work import Batch, LocalWork, descend, run_steps, sgd

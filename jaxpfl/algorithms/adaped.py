@@ -107,7 +107,8 @@ def adaped(task: Task, work: LocalWork) -> Algorithm:
     def server_update(
         key: Key, hp: AdaPeDHyper, ctx: ServerContext, state: Shared, reduced: Reduced
     ) -> tuple[Shared, Metrics]:
-        state = jax.tree.map(jnp.add, state, reduced.mean())
+        change: Shared = reduced.mean()
+        state = Shared(optax.apply_updates(state.mu, change.mu), state.psi + change.psi)
         return state, {"psi": state.psi}
 
     client = Client(

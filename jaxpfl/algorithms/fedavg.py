@@ -2,13 +2,14 @@ r"""FedAvg, its fine-tuned form FedAvg+, and FedProx: one global model, trained 
 
 .. math:: \mu \leftarrow \mu + \frac{\sum_{i \in S} n_i (w_i - \mu)}{\sum_{i \in S} n_i}
 
+(FedProx with ones for n_i.)
+
 References: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data"; Li et al.
 2020, "Federated Optimization in Heterogeneous Networks".
 """
 
 from __future__ import annotations
 
-import jax
 import jax.numpy as jnp
 import optax
 from flax import struct
@@ -48,16 +49,14 @@ def fedavg_ft(task: Task, work: LocalWork, *, fine_tune_steps: int = 60) -> Algo
 
 
 def fedprox(task: Task, work: LocalWork) -> Algorithm:
-    """FedProx: FedAvg whose clients minimise ``f_i(w) + (prox/2) |w - mu|^2``, the anchor mu fixed in the round.
+    """FedProx: clients minimise ``f_i(w) + (prox/2) |w - mu|^2``, the anchor mu fixed in the round; a uniform mean.
 
     Models: personalised mu; global mu.
     """
     return _averaging(task, work, proximal=True)
 
 
-def _averaging(
-    task: Task, work: LocalWork, *, fine_tune_steps: int = 0, proximal: bool = False
-) -> Algorithm:
+def _averaging(task: Task, work: LocalWork, *, fine_tune_steps: int = 0, proximal: bool = False) -> Algorithm:
     def update(
         key: Key, hp: SgdHyper, ctx: ClientContext, mu: PyTree, state: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
@@ -73,12 +72,11 @@ def _averaging(
             anchor=mu if proximal else None,
             prox=hp.prox if isinstance(hp, FedProxHyper) else 0.0,
         )
-        n = splits.train.size.astype(jnp.result_type(float))
-        return state, Upload(optax.tree.scale(n, optax.tree.sub(w, mu)), n), metrics
+        # FedAvg weighs clients by their examples; FedProx's analysis is of the uniform mean.
+        weight = jnp.ones(()) if proximal else splits.train.size.astype(jnp.result_type(float))
+        return state, Upload(optax.tree.scale(weight, optax.tree.sub(w, mu)), weight), metrics
 
-    def personalize(
-        key: Key, hp: SgdHyper, ctx: ClientContext, mu: PyTree, state: PyTree, splits: Splits
-    ) -> PyTree:
+    def personalize(key: Key, hp: SgdHyper, ctx: ClientContext, mu: PyTree, state: PyTree, splits: Splits) -> PyTree:
         if fine_tune_steps == 0:
             return mu
         rate = hp.lr * hp.decay(jnp.maximum(ctx.round - 1, 0), work.steps)
@@ -98,7 +96,7 @@ def _averaging(
     def server_update(
         key: Key, hp: SgdHyper, ctx: ServerContext, mu: PyTree, reduced: Reduced
     ) -> tuple[PyTree, Metrics]:
-        return jax.tree.map(jnp.add, mu, reduced.mean()), {}
+        return optax.apply_updates(mu, reduced.mean()), {}
 
     client = Client(
         init=lambda key, hp, ctx, message: (),

@@ -40,7 +40,7 @@ def hyper(
 
 @struct.dataclass
 class SgdHyper:
-    """What every method that takes SGD steps has. The rate of round r is ``lr * lr_decay ** floor(r tau / decay_every)``."""
+    """What every SGD method has. The rate of round r is ``lr * lr_decay ** floor(r tau / decay_every)``."""
 
     lr: Scalar = hyper(0.1, "learning rate of the local steps", positive=True, is_rate=True)
     lr_decay: Scalar = hyper(0.99, "factor on the learning rate after each decay_every local steps", high=1.0)
@@ -49,7 +49,8 @@ class SgdHyper:
 
     def decay(self, round: Array, local_steps: int) -> Array:
         """The factor on every rate in round ``round`` (counted from 0) of ``local_steps`` local steps each."""
-        return self.lr_decay ** jnp.floor(round * local_steps / self.decay_every)
+        # Where the quotient is whole, a division that rounds down by one bit would lose an epoch.
+        return self.lr_decay ** jnp.floor(round * local_steps / self.decay_every + 1e-4)
 
 
 def check(method: str, hp: Any) -> None:

@@ -22,9 +22,7 @@ def local(task: Task, work: LocalWork) -> Algorithm:
         key: Key, hp: SgdHyper, ctx: ClientContext, message: PyTree, theta: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
         rate = hp.lr * hp.decay(ctx.round, work.steps)
-        theta, metrics = sgd(
-            work, task, key, ctx, splits.train, theta, rate=rate, weight_decay=hp.weight_decay
-        )
+        theta, metrics = sgd(work, task, key, ctx, splits.train, theta, rate=rate, weight_decay=hp.weight_decay)
         return theta, Upload(total=(), weight=()), metrics
 
     client = Client(

@@ -46,6 +46,11 @@ class LocalWork:
     draw: str = "epoch"
 
     def batches(self, steps: int) -> batching.Batching:
+        """The batches of ``steps`` steps in a round.
+
+        Raises:
+          JaxpflError: for an unknown ``draw``, or a batch size below one.
+        """
         return batching.plan_batches(self.sizes, steps, self.batch_size, self.draw)
 
 

@@ -77,9 +77,7 @@ def federate(
         train, test = _hold_out(train, source.y_train, test_share, split_seed, SplitPurpose.TEST)
     assert x_test is not None
     assert y_test is not None
-    train, validation = _hold_out(
-        train, source.y_train, validation_share, split_seed, SplitPurpose.VALIDATION
-    )
+    train, validation = _hold_out(train, source.y_train, validation_share, split_seed, SplitPurpose.VALIDATION)
     return stack_clients(
         [(source.x_train[own], source.y_train[own]) for own in train],
         test=[(x_test[own], y_test[own]) for own in test],

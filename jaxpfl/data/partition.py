@@ -72,9 +72,7 @@ def iid(labels: np.ndarray, m: int, rng: np.random.Generator) -> list[Indices]:
     return list(np.array_split(rng.permutation(len(labels)), m))
 
 
-def classes_per_client(
-    labels: np.ndarray, m: int, k: int, num_classes: int, rng: np.random.Generator
-) -> list[Indices]:
+def classes_per_client(labels: np.ndarray, m: int, k: int, num_classes: int, rng: np.random.Generator) -> list[Indices]:
     """Every client gets exactly k distinct classes; all examples are used.
 
     Each class is held by a nearly equal number of clients (counts differ by at most 1), and its examples are

@@ -52,9 +52,7 @@ def stack_clients(
         if given is not None and len(given) != m:
             raise JaxpflError(f"{len(given)} clients have {split} data but {m} have training data")
         own = [] if given is None else given
-        parts[split] = [
-            _check_client(x, y, f"client {i}, {split}") for i, (x, y) in zip(ids, own, strict=False)
-        ]
+        parts[split] = [_check_client(x, y, f"client {i}, {split}") for i, (x, y) in zip(ids, own, strict=False)]
 
     empty = np.array([len(y) == 0 for _, y in parts["train"]])
     if empty.any():
@@ -71,9 +69,7 @@ def stack_clients(
             JaxpflWarning,
             stacklevel=2,
         )
-        parts = {
-            split: [p for p, e in zip(own, empty, strict=False) if not e] for split, own in parts.items()
-        }
+        parts = {split: [p for p, e in zip(own, empty, strict=False) if not e] for split, own in parts.items()}
         ids = ids[~empty]
 
     feature, dtype = _features(parts, ids)

@@ -24,9 +24,7 @@ OneClient = Callable[[Array, PyTree, PyTree], Outcome]
 """``(row [], state, data) -> Outcome`` of the client in that row; must itself ignore an empty slot (row = m)."""
 
 
-def run_cohort(
-    one: OneClient, rows: Array, states: PyTree, data: PyTree, *, block: int, everyone: bool
-) -> Outcome:
+def run_cohort(one: OneClient, rows: Array, states: PyTree, data: PyTree, *, block: int, everyone: bool) -> Outcome:
     """Runs ``one`` for every row of the cohort.
 
     Args:

@@ -8,6 +8,7 @@ from typing import Literal
 import jax
 import jax.numpy as jnp
 
+from jaxpfl import trees
 from jaxpfl.engine.cohort import Outcome, run_cohort
 from jaxpfl.engine.round import RunState, server_context
 from jaxpfl.models import Task
@@ -20,6 +21,8 @@ Scores = Mapping[str, Metrics]
 """Which model (``global``, ``before``, ``after``) -> metric -> its mean over each client's examples, [m].
 
 ``global`` is missing for a method without one global model. A client without examples in the split has NaN.
+``after`` has one more entry, ``diverged``: [m] bool, whether the adaptation gave a non-finite model; such a client is
+scored with the model before.
 """
 
 
@@ -51,13 +54,16 @@ def make_evaluate(
                 client_ctx = ClientContext(state.round, client_id, jnp.int32(0), local_steps, key)
                 return client.personalize(key, hp, client_ctx, message, own, splits)
 
-            logits = {}
+            before = personal(0)
+            # An adaptation may take as many steps as the method asks for: the bound is beyond any of them.
+            after = personal(2**31 - 1)
+            finite = trees.all_finite(after)
+            models = {"before": before, "after": trees.where(finite, after, before)}
+            logits = {name: client.predict(hp, model, examples.x) for name, model in models.items()}
             if server.predict_global is not None:
                 logits["global"] = server.predict_global(hp, state.server, examples.x)
-            # An adaptation may take as many steps as the method asks for: the bound is beyond any of them.
-            for name, local_steps in (("before", 0), ("after", 2**31 - 1)):
-                logits[name] = client.predict(hp, personal(local_steps), examples.x)
             means = {name: _means(task, values, examples) for name, values in logits.items()}
+            means["after"]["diverged"] = ~finite
             return Outcome((), (), means)
 
         ids = jnp.asarray(federation.client_ids)

@@ -157,4 +157,3 @@ def check_positive(**values: int) -> None:
     for name, value in values.items():
         if value < 1:
             raise JaxpflError(f"{name} must be at least 1, got {value}")
-

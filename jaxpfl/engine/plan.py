@@ -33,9 +33,7 @@ class ExecutionPlan:
     def __post_init__(self) -> None:
         numeric = self.clients.isdigit() and int(self.clients) > 0
         if self.clients not in ("auto", "map", "vmap") and not numeric:
-            raise JaxpflError(
-                f"plan.clients must be auto, map, vmap or a positive number, got {self.clients!r}"
-            )
+            raise JaxpflError(f"plan.clients must be auto, map, vmap or a positive number, got {self.clients!r}")
         if self.runs not in ("auto", "map", "vmap"):
             raise JaxpflError(f"plan.runs must be auto, map or vmap, got {self.runs!r}")
         if self.rounds_per_call < 1:

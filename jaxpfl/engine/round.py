@@ -100,10 +100,9 @@ def make_round(
         clients, (reduced, sums), (present, lost) = run_cohort(
             work, rows, state.clients, data, block=block, everyone=participation.everyone
         )
-        new_server, server_metrics = server.update(
-            jax.random.fold_in(server_key, 1), hp, ctx, state.server, reduced
-        )
-        kept = jnp.maximum(reduced.count, 1)
+        new_server, server_metrics = server.update(jax.random.fold_in(server_key, 1), hp, ctx, state.server, reduced)
+        # Where everybody diverged there is nothing to average: NaN, not a perfect zero.
+        kept = jnp.where(reduced.contributors > 0, reduced.contributors, jnp.nan)
         metrics = {name: total / kept for name, total in sums.items()} | server_metrics
         metrics |= {"participants": present.sum(), "diverged": lost.sum()}
         count = {"mode": "drop", "indices_are_sorted": True}
@@ -131,9 +130,7 @@ def make_rounds(
     # Wrapped once, the round is traced once: eval_shape below and the loop share the cached trace.
     one_round = jax.jit(one_round, inline=True)
 
-    def rounds_fn(
-        state: RunState, hp: PyTree, federation: Federation, rounds: Array
-    ) -> tuple[RunState, Metrics]:
+    def rounds_fn(state: RunState, hp: PyTree, federation: Federation, rounds: Array) -> tuple[RunState, Metrics]:
         _, shapes = jax.eval_shape(one_round, state, hp, federation)
         history = {name: jnp.zeros(capacity, leaf.dtype) for name, leaf in shapes.items()}
 

@@ -1,4 +1,4 @@
-"""The compiled programs of one experiment: start, advance by some rounds, score. Runs (seeds, settings) are one axis."""
+"""The compiled programs of one experiment: start, advance by some rounds, score. Runs are one axis."""
 
 from __future__ import annotations
 
@@ -67,28 +67,20 @@ class Simulation:
         self.federation: Federation = jax.device_put(federation)
 
         shapes = jax.eval_shape(task.init, jax.random.key(0))
-        self.execution = resolve(
-            self.plan, cohort=participation.capacity, model_bytes=trees.num_bytes(shapes)
-        )
-        one_round = make_round(
-            algorithm, participation, block=self.execution.block, local_steps=local_steps
-        )
+        self.execution = resolve(self.plan, cohort=participation.capacity, model_bytes=trees.num_bytes(shapes))
+        one_round = make_round(algorithm, participation, block=self.execution.block, local_steps=local_steps)
         rounds = make_rounds(one_round, self.plan.rounds_per_call)
 
         def init(key: jax.Array, hp: PyTree, federation: Federation) -> RunState:
             return init_state(algorithm, participation, key, hp, federation)
 
         def evaluation(split: Literal["test", "validation"]) -> Callable[..., Any]:
-            block = resolve(
-                self.plan, cohort=federation.num_clients, model_bytes=trees.num_bytes(shapes)
-            ).block
+            block = resolve(self.plan, cohort=federation.num_clients, model_bytes=trees.num_bytes(shapes)).block
             one = make_evaluate(algorithm, task, participation, block=block, split=split)
             return jax.jit(self._over_runs(one))
 
         self._init = jax.jit(self._over_runs(init))
-        self._advance = jax.jit(
-            self._over_runs(rounds), donate_argnums=(0,) if self.plan.donate else ()
-        )
+        self._advance = jax.jit(self._over_runs(rounds), donate_argnums=(0,) if self.plan.donate else ())
         self._evaluate = {"test": evaluation("test"), "validation": evaluation("validation")}
 
     def init(self, seeds: Sequence[int]) -> RunState:
@@ -115,9 +107,7 @@ class Simulation:
             rounds -= length
         names = history[0] if history else {}
         return state, {
-            name: np.concatenate(
-                [np.asarray(h[name])[:, :n] for h, n in zip(history, lengths, strict=True)], axis=1
-            )
+            name: np.concatenate([np.asarray(h[name])[:, :n] for h, n in zip(history, lengths, strict=True)], axis=1)
             for name in names
         }
 

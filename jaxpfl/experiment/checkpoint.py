@@ -26,9 +26,7 @@ class Checkpoints:
         # orbax reports every step of every save; a run has its own progress display.
         logging.getLogger("absl").setLevel(logging.ERROR)
         self._ocp = ocp
-        options = ocp.CheckpointManagerOptions(
-            max_to_keep=2, enable_async_checkpointing=False, create=True
-        )
+        options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False, create=True)
         self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
 
     def __enter__(self) -> Self:
@@ -61,9 +59,7 @@ class Checkpoints:
         Returns:
           The state, and the seconds spent until it was saved.
         """
-        abstract = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), _without_key_type(like)
-        )
+        abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), _without_key_type(like))
         tree = self._manager.restore(
             self.latest(),
             args=self._ocp.args.StandardRestore({"state": abstract, "seconds": np.float64(0)}),

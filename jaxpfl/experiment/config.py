@@ -44,6 +44,9 @@ class RunConfig:
     """Local steps (mini-batches) of a client in a round."""
     batch_size: int | None = None
     """Examples in a mini-batch; by data set unless given."""
+    draw: str = "epoch"
+    """How mini-batches are drawn: epoch (every example once before any twice), step (anew each step, without
+    replacement in a batch) or replacement."""
     rounds: int | None = None
     """Federated rounds; by data set unless given."""
     lr: float | None = None
@@ -257,14 +260,8 @@ def _typed(value: Any, annotation: str, what: str) -> Any:
     allowed = annotation.split(" | ")
     if value is None and "None" in allowed:
         return None
-    if isinstance(value, bool):
-        ok = "bool" in allowed
-    elif isinstance(value, int):
-        ok = "int" in allowed or "float" in allowed
-    elif isinstance(value, float):
-        ok = "float" in allowed
-    else:
-        ok = isinstance(value, str) and ("str" in allowed or annotation.startswith("Literal"))
-    if not ok:
-        raise JaxpflError(f"{what} must be {annotation}, got {value!r}")
-    return float(value) if "float" in allowed else value
+    if isinstance(value, int | float) and not isinstance(value, bool) and "float" in allowed:
+        return float(value)
+    if type(value).__name__ in allowed or (isinstance(value, str) and annotation.startswith("Literal")):
+        return value
+    raise JaxpflError(f"{what} must be {annotation}, got {value!r}")

@@ -12,9 +12,7 @@ import numpy as np
 COLORS = ("#2a78d6", "#1baa7a", "#d99a00", "#6b4ae0", "#d8433f", "#1f9fb8", "#c2569b", "#6f7f2b")
 
 
-def write_plots(
-    folder: Path, records: list[dict[str, Any]], arrays: dict[str, dict[str, np.ndarray]]
-) -> list[Path]:
+def write_plots(folder: Path, records: list[dict[str, Any]], arrays: dict[str, dict[str, np.ndarray]]) -> list[Path]:
     """Draws what the records and the last per-client scores hold.
 
     Args:
@@ -59,9 +57,7 @@ def _axes(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
     return figure, axes
 
 
-def _series(
-    records: list[dict[str, Any]], method: str, kind: str, name: str
-) -> tuple[np.ndarray, np.ndarray]:
+def _series(records: list[dict[str, Any]], method: str, kind: str, name: str) -> tuple[np.ndarray, np.ndarray]:
     """A metric over rounds: (rounds [T], values [T, S])."""
     rows = [r for r in records if r["method"] == method and r["kind"] == kind and name in r]
     values = [[np.nan if v is None else v for v in r[name]] for r in rows]
@@ -77,9 +73,7 @@ def _line(axes: Any, rounds: np.ndarray, values: np.ndarray, color: str, label: 
 
 
 def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
-    figure, axes = _axes(
-        "round", "test accuracy, mean over clients", "Personalised models (dashed: global model)"
-    )
+    figure, axes = _axes("round", "test accuracy, mean over clients", "Personalised models (dashed: global model)")
     for method, color in colors.items():
         rounds, values = _series(records, method, "evaluation", "personalized_accuracy")
         if not len(rounds):
@@ -89,9 +83,7 @@ def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
         global_rounds, global_values = _series(records, method, "evaluation", "global_accuracy")
         # Where the personalised model is the global one, one line says both.
         if len(global_rounds) and not np.array_equal(values, global_values, equal_nan=True):
-            axes.plot(
-                global_rounds, 100 * global_values.mean(axis=1), color=color, linewidth=1.2, linestyle="--"
-            )
+            axes.plot(global_rounds, 100 * global_values.mean(axis=1), color=color, linewidth=1.2, linestyle="--")
     axes.yaxis.set_major_formatter("{x:g} %")
     axes.legend(frameon=False, loc="lower right")
     return figure

@@ -7,7 +7,14 @@ from typing import Any, Self
 
 from rich import box
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    Progress,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
 from rich.table import Table
 
 
@@ -40,9 +47,7 @@ class Terminal:
         self._progress.stop()
 
     def start(self, method: str, done: int, rounds: int) -> None:
-        self._task = self._progress.add_task(
-            method, total=rounds, completed=done, loss="   -  ", accuracy="   -  "
-        )
+        self._task = self._progress.add_task(method, total=rounds, completed=done, loss="   -  ", accuracy="   -  ")
         self._progress.refresh()
 
     def progress(self, round: int, loss: float, accuracy: float | None) -> None:
@@ -70,7 +75,7 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
         padding=(0, 1, 0, 0),
     )
     table.add_column("method", style="bold", no_wrap=True)
-    for name in ("personalised", "global", "p10", "worst", "hurt", "up", "down", "seconds"):
+    for name in ("personalised", "global", "p10", "worst", "hurt", "up", "down", "sec"):
         table.add_column(name, justify="right", no_wrap=True)
     for name, row in summary["methods"].items():
         own = row["personalized_accuracy"]
@@ -107,7 +112,7 @@ def _percent(value: float | None) -> str:
 def _accuracy(stats: dict[str, float | None] | None) -> str:
     if stats is None or stats["mean"] is None:
         return "-"
-    spread = "" if stats["std"] is None else f" ± {100 * stats['std']:.2f}"
+    spread = "" if stats["std"] is None else f" ±{100 * stats['std']:.2f}"
     return f"{100 * stats['mean']:.2f}{spread}"
 
 
@@ -115,6 +120,6 @@ def _bytes(count: int) -> str:
     value = float(count)
     for unit in ("B", "kB", "MB", "GB"):
         if value < 1000:
-            return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+            return f"{value:.3g}{unit}"
         value /= 1000
-    return f"{value:.1f} TB"
+    return f"{value:.3g}TB"

@@ -38,9 +38,7 @@ class Reporter(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def open_folder(
-    folder: Path, config: RunConfig, methods: tuple[str, ...], *, resume: bool, say: Reporter
-) -> None:
+def open_folder(folder: Path, config: RunConfig, methods: tuple[str, ...], *, resume: bool, say: Reporter) -> None:
     """Makes the run folder, or takes up an earlier one.
 
     Raises:
@@ -48,9 +46,7 @@ def open_folder(
     """
     stored = folder / "config.json"
     if stored.exists() and not resume:
-        raise JaxpflError(
-            f"{folder} already holds a run: --resume continues it, --output chooses another folder"
-        )
+        raise JaxpflError(f"{folder} already holds a run: --resume continues it, --output chooses another folder")
     if not stored.exists() and folder.exists() and any(folder.iterdir()):
         raise JaxpflError(f"{folder} is not empty and holds no run: choose another --output")
     new = {"version": jaxpfl.__version__, "methods": list(methods), "config": to_json(config)}
@@ -102,9 +98,7 @@ def _finished(folder: Path, method: str) -> dict[str, Any] | None:
     return files.read_json(path) if path.exists() else None
 
 
-def _run_method(
-    experiment: Experiment, name: str, folder: Path, reporter: Reporter, interrupt: Interrupt
-) -> None:
+def _run_method(experiment: Experiment, name: str, folder: Path, reporter: Reporter, interrupt: Interrupt) -> None:
     config = experiment.config
     rounds = require(config.rounds)
     simulation = experiment.simulation(name)
@@ -173,9 +167,7 @@ def _stands(record: dict[str, Any], done: int, config: RunConfig) -> bool:
     return record["kind"] == "round" or due
 
 
-def _round_records(
-    name: str, before: int, history: dict[str, np.ndarray]
-) -> list[dict[str, Any]]:
+def _round_records(name: str, before: int, history: dict[str, np.ndarray]) -> list[dict[str, Any]]:
     rounds = next(iter(history.values())).shape[1]
     return [
         {"kind": "round", "method": name, "round": before + t + 1}
@@ -192,8 +184,8 @@ def _evaluate(
     record: dict[str, Any] = {"kind": "evaluation", "method": name, "round": done}
     labels = {"after": "personalized", "before": "personalized_before", "global": "global"}
     for which, metrics in scores.items():
-        for metric, values in metrics.items():
-            record[f"{labels[which]}_{metric}"] = np.nanmean(values, axis=1)
+        for metric in ("accuracy", "loss"):
+            record[f"{labels[which]}_{metric}"] = np.nanmean(metrics[metric], axis=1)
     if experiment.federation.validation.mask.shape[1]:
         validation = simulation.evaluate(state, "validation")["after"]["accuracy"]
         record["validation_accuracy"] = np.nanmean(np.asarray(validation), axis=1)
@@ -214,7 +206,7 @@ def _write_method(
     arrays = {f"{which}_{m}": v for which, metrics in scores.items() for m, v in metrics.items()}
     arrays |= {"participations": taken, "diverged": lost}
     with files.whole(folder / "methods" / f"{name}.npz", "wb") as file:
-        np.savez(file, **arrays)
+        np.savez(file, allow_pickle=False, **arrays)
     runs = taken.shape[0]
     files.write_json(
         folder / "methods" / f"{name}.json",
@@ -225,7 +217,7 @@ def _write_method(
             "bytes_up": up * int((taken - lost).sum()) // runs,
             "bytes_down": down * int(taken.sum()) // runs,
             "client_steps": simulation.local_steps * int(taken.sum()) // runs,
-            "diverged_clients": int((lost > 0).any(axis=0).sum()),
+            "diverged_clients": int(((lost > 0) | scores["after"]["diverged"]).any(axis=0).sum()),
         },
     )
 
@@ -238,32 +230,15 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
         with np.load(folder / "methods" / f"{name}.npz") as stored:
             arrays[name] = dict(stored)
     records = files.Records(folder / "metrics.jsonl").read()
+    local = arrays["local"]["after_accuracy"] if "local" in arrays else None
     methods = {}
     for name, scores in arrays.items():
-        done = _finished(folder, name) or {}
-        local = arrays.get("local")
-        methods[name] = {
-            "personalized_accuracy": summary.over_clients(scores["after_accuracy"]),
-            "personalized_before_accuracy": summary.over_clients(scores["before_accuracy"]),
-            "global_accuracy": summary.over_clients(scores["global_accuracy"])
-            if "global_accuracy" in scores
-            else None,
-            "unseen_accuracy": None,
-            "fraction_hurt": None
-            if local is None
-            else summary.fraction_hurt(scores["after_accuracy"], local["after_accuracy"]),
-            **{k: done[k] for k in ("bytes_up", "bytes_down", "client_steps", "diverged_clients", "seconds")},
-        }
         evaluations = [r for r in records if r["method"] == name and r["kind"] == "evaluation"]
-        if evaluations and "validation_accuracy" in evaluations[0]:
-            methods[name]["best_on_validation"] = summary.best_on_validation(
-                [r["round"] for r in evaluations],
-                np.array([r["validation_accuracy"] for r in evaluations], dtype=float),
-                np.array([r["personalized_accuracy"] for r in evaluations], dtype=float),
-            )
+        methods[name] = _row(scores, local, evaluations) | (_finished(folder, name) or {})
+        methods[name].pop("rounds")
     flat = {f"{name}/{key}": v for name, scores in arrays.items() for key, v in scores.items()}
     with files.whole(folder / "clients.npz", "wb") as file:
-        np.savez(file, client_ids=np.asarray(experiment.federation.client_ids), **flat)
+        np.savez(file, allow_pickle=False, client_ids=np.asarray(experiment.federation.client_ids), **flat)
     from jaxpfl.experiment.plots import write_plots
 
     write_plots(folder / "plots", records, arrays)
@@ -279,3 +254,22 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     files.write_json(folder / "summary.json", result)
     return files.jsonable(result)
 
+
+def _row(scores: dict[str, np.ndarray], local: np.ndarray | None, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
+    """One method's statistics over clients and seeds; ``local`` is what local training gave each client, if it ran."""
+    after = scores["after_accuracy"]
+    row: dict[str, Any] = {
+        "personalized_accuracy": summary.over_clients(after),
+        "personalized_before_accuracy": summary.over_clients(scores["before_accuracy"]),
+        "global_accuracy": summary.over_clients(scores["global_accuracy"]) if "global_accuracy" in scores else None,
+        "unseen_accuracy": None,
+        "fraction_hurt": None if local is None else summary.fraction_hurt(after, local),
+    }
+    if evaluations and "validation_accuracy" in evaluations[0]:
+        rounds = [record["round"] for record in evaluations]
+        validation, test = (
+            np.array([record[name] for record in evaluations], dtype=float)
+            for name in ("validation_accuracy", "personalized_accuracy")
+        )
+        row["best_on_validation"] = summary.best_on_validation(rounds, validation, test)
+    return row

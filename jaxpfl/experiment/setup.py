@@ -31,11 +31,8 @@ class Experiment(NamedTuple):
         config, method = self.config, algorithms.get(name)
         hyper, options = _split_settings(config, name, self.methods)
         hp = method.hyper if config.lr is None else with_rate(method.hyper, config.lr)
-        work = LocalWork(
-            np.asarray(self.federation.train.size), config.local_steps, require(config.batch_size)
-        )
         return Simulation(
-            build(method, self.task, work, options),
+            build(method, self.task, local_work(config, self.federation), options),
             self.task,
             self.federation,
             participation.of(self.federation.num_clients, config.cohort),
@@ -59,11 +56,12 @@ def prepare(config: RunConfig, methods: tuple[str, ...], *, strict: bool = False
         raise JaxpflError(f"each method can be named once, got {', '.join(methods)}")
     for name in methods:
         method = algorithms.get(name)
-        hyper, options = _split_settings(config, name, methods)
+        hyper, _ = _split_settings(config, name, methods)
         replace(name, method.hyper, hyper)
     # Refused before the data are read: a cohort that no split could serve.
     participation.of(require(config.clients), config.cohort)
     source, federation = load_federation(config)
+    local_work(config, federation).batches(1)  # refuses an unknown way to draw
     data.check_batch_size(federation, require(config.batch_size), strict)
     task = make_task(require(config.model), federation, source.num_classes)
     return Experiment(config, methods, federation, task)
@@ -85,6 +83,12 @@ def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
     return source, federation
 
 
+def local_work(config: RunConfig, federation: Federation) -> LocalWork:
+    """The clients' work in a round."""
+    sizes = np.asarray(federation.train.size)
+    return LocalWork(sizes, config.local_steps, require(config.batch_size), config.draw)
+
+
 def require(value: Any) -> Any:
     """A field that `resolve` has filled in."""
     if value is None:
@@ -92,9 +96,7 @@ def require(value: Any) -> Any:
     return value
 
 
-def _split_settings(
-    config: RunConfig, name: str, methods: tuple[str, ...]
-) -> tuple[dict[str, float], dict[str, Any]]:
+def _split_settings(config: RunConfig, name: str, methods: tuple[str, ...]) -> tuple[dict[str, float], dict[str, Any]]:
     """The ``--set`` entries of a method as (hyper-parameters, static options), values parsed."""
     method, hyper, options = algorithms.get(name), {}, {}
     for key, text in method_settings(config, name, methods).items():

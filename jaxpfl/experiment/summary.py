@@ -37,9 +37,7 @@ def fraction_hurt(accuracy: np.ndarray, local: np.ndarray) -> float:
     return float((accuracy < local)[both].mean()) if both.any() else math.nan
 
 
-def best_on_validation(
-    rounds: list[int], validation: np.ndarray, test: np.ndarray
-) -> dict[str, Any]:
+def best_on_validation(rounds: list[int], validation: np.ndarray, test: np.ndarray) -> dict[str, Any]:
     """The test accuracy at the round of best validation accuracy, chosen in each seed (the first of equals).
 
     Args:

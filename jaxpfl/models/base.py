@@ -82,8 +82,12 @@ def cross_entropy(logits: Array, y: Array) -> Array:
 
 
 def correct(logits: Array, y: Array) -> Array:
-    """1.0 where the largest logit is the label's, else 0.0: [N, K], [N] -> [N]. Its mean is the accuracy."""
-    return (jnp.argmax(logits, axis=-1) == y).astype(logits.dtype)
+    """1.0 where the largest logit is the label's, else 0.0: [N, K], [N] -> [N]. Its mean is the accuracy.
+
+    Logits that are not finite are wrong: argmax of NaN is class 0, and a dead model must not look alive.
+    """
+    right = (jnp.argmax(logits, axis=-1) == y) & jnp.isfinite(logits).all(axis=-1)
+    return right.astype(logits.dtype)
 
 
 CLASSIFICATION_METRICS: Mapping[str, PerExample] = {"accuracy": correct, "loss": cross_entropy}

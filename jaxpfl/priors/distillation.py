@@ -5,7 +5,7 @@ r"""The knowledge-distillation prior of AdaPeD: personal models close to a globa
 
 with logits ``a`` of the personal model theta (the student) and ``b`` of the global model mu (the teacher).
 
-Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation", section 3.2.
+Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation".
 """
 
 from __future__ import annotations

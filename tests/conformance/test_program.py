@@ -6,13 +6,14 @@ import chex
 import jax
 import numpy as np
 import pytest
-from conftest import outcome, simulate
+from problem import outcome, simulate
 
 from jaxpfl import ExecutionPlan
 
 
 def test_one_trace_serves_calls_of_every_length(method, federation):
     chex.clear_trace_counter()  # chex counts functions of one source together
+
     def once(algorithm):
         update = chex.assert_max_traces(algorithm.server.update, n=1)
         return algorithm._replace(server=algorithm.server._replace(update=update))
@@ -47,9 +48,7 @@ def test_test_examples_reach_nothing_but_scores(method, federation):
     other = federation._replace(test=test._replace(x=np.full_like(test.x, np.nan), y=2 - test.y))
     want, got = (outcome(simulate(method, f), 3) for f in (federation, other))
     chex.assert_trees_all_equal((got["state"], got["history"]), (want["state"], want["history"]))
-    assert not np.array_equal(
-        got["scores"]["after"]["loss"], want["scores"]["after"]["loss"]
-    )
+    assert not np.array_equal(got["scores"]["after"]["loss"], want["scores"]["after"]["loss"])
 
 
 def test_state_is_donated(method, federation):

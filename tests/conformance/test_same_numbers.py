@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from conftest import assert_close, outcome, simulate
+from problem import assert_close, outcome, simulate
 
 from jaxpfl import ExecutionPlan, data
 
@@ -33,10 +33,7 @@ def test_any_plan_gives_the_same_numbers(method, federation, name):
 
 
 def test_one_float32_round_under_two_plans(method, federation):
-    want, got = (
-        outcome(simulate(method, federation, plan=ExecutionPlan(clients=c)), 1)
-        for c in ("map", "vmap")
-    )
+    want, got = (outcome(simulate(method, federation, plan=ExecutionPlan(clients=c)), 1) for c in ("map", "vmap"))
     assert_close(got, want, 1e-5)
 
 
@@ -44,10 +41,7 @@ def test_one_float32_round_under_two_plans(method, federation):
 @pytest.mark.parametrize("batch_size", [6, 100], ids=["mini-batches", "full batches"])
 def test_padding_changes_nothing(method, federation, batch_size):
     padded = data.pad(federation, train_capacity=19, validation_capacity=5, test_capacity=9)
-    want, got = (
-        outcome(simulate(method, f, dtype=np.float64, batch_size=batch_size), 3)
-        for f in (federation, padded)
-    )
+    want, got = (outcome(simulate(method, f, dtype=np.float64, batch_size=batch_size), 3) for f in (federation, padded))
     assert_close(got, want, 1e-9)
 
 
@@ -57,12 +51,8 @@ def test_garbage_in_the_padding_reaches_nothing(method, federation):
         x = np.where(split.mask[..., None], split.x, np.nan)
         return split._replace(x=x, y=np.where(split.mask, split.y, 10**6))
 
-    spoiled = federation._replace(
-        train=spoil(federation.train), validation=spoil(federation.validation)
-    )
-    want, got = (
-        outcome(simulate(method, f, dtype=np.float64), 3)["state"] for f in (federation, spoiled)
-    )
+    spoiled = federation._replace(train=spoil(federation.train), validation=spoil(federation.validation))
+    want, got = (outcome(simulate(method, f, dtype=np.float64), 3)["state"] for f in (federation, spoiled))
     assert_close(got, want, 0)
 
 
@@ -70,8 +60,7 @@ def test_garbage_in_the_padding_reaches_nothing(method, federation):
 def test_order_of_clients_changes_nothing(method, federation):
     order = np.array([3, 0, 6, 2, 5, 1, 4])
     want, got = (
-        outcome(simulate(method, f, dtype=np.float64), 3)
-        for f in (federation, data.permute(federation, order))
+        outcome(simulate(method, f, dtype=np.float64), 3) for f in (federation, data.permute(federation, order))
     )
     by_client = ("clients", "participations", "diverged")
     state = want["state"]
@@ -83,9 +72,7 @@ def test_order_of_clients_changes_nothing(method, federation):
 
 @pytest.mark.usefixtures("x64")
 def test_seeds_together_equal_seeds_alone(method, federation):
-    simulation = simulate(
-        method, federation, plan=ExecutionPlan(runs="vmap"), dtype=np.float64
-    )
+    simulation = simulate(method, federation, plan=ExecutionPlan(runs="vmap"), dtype=np.float64)
     together = outcome(simulation, 3, (5, 6, 7))
     for i, seed in enumerate((5, 6, 7)):
         alone = outcome(simulation, 3, (seed,))

@@ -39,9 +39,7 @@ def sequence(plan: Batching, n: int, rounds: int, capacity: int) -> np.ndarray:
 
 @settings(max_examples=15, deadline=None, derandomize=True)
 @given(st.integers(1, 23), st.integers(1, 7), st.integers(1, 9), st.integers(1, 20))
-def test_epochs_use_every_example_once_and_rounds_continue_them(
-    n: int, steps: int, batch: int, larger: int
-) -> None:
+def test_epochs_use_every_example_once_and_rounds_continue_them(n: int, steps: int, batch: int, larger: int) -> None:
     # The other client sets the slots: the one that is looked at may be smaller than a batch.
     plan = plan_batches(np.array([n, n + larger]), steps, batch)
     assert not plan.full or batch >= n + larger
@@ -83,15 +81,11 @@ def test_an_epoch_ends_inside_a_round_and_inside_a_batch() -> None:
         ([7], 1, 3, 2),
     ],
 )
-def test_the_bound_on_epochs_is_the_largest_that_occurs(
-    sizes: list[int], steps: int, batch: int, epochs: int
-) -> None:
+def test_the_bound_on_epochs_is_the_largest_that_occurs(sizes: list[int], steps: int, batch: int, epochs: int) -> None:
     plan = plan_batches(np.array(sizes), steps, batch)
     used = np.minimum(sizes, batch) * steps
     seen = max(
-        (p * u + u - 1) // n - p * u // n + 1
-        for n, u in zip(sizes, used.tolist(), strict=True)
-        for p in range(n)
+        (p * u + u - 1) // n - p * u // n + 1 for n, u in zip(sizes, used.tolist(), strict=True) for p in range(n)
     )
     assert plan.max_epochs == seen == epochs
 
@@ -170,9 +164,7 @@ def test_permutations_are_uniform(capacity: int) -> None:
     order = jax.jit(lambda k: jax.lax.map(lambda one: permutation(one, mask_of(6, capacity)), k))(keys)[:, :6]
     counts = np.stack([np.bincount(column, minlength=6) for column in np.asarray(order).T])
     assert np.abs(counts - 500).max() < 6 * 20.42
-    assert (
-        len({tuple(row) for row in np.asarray(order).tolist()}) > 680
-    )  # of 720: 11.2 are expected to be missing
+    assert len({tuple(row) for row in np.asarray(order).tolist()}) > 680  # of 720: 11.2 are expected to be missing
 
 
 @pytest.mark.parametrize("capacity", [37, 4096, 4097])

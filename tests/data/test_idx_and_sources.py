@@ -23,9 +23,7 @@ def idx_bytes(array: np.ndarray, code: int = 0x08) -> bytes:
     return header + array.tobytes()
 
 
-def write_set(
-    folder: Path, *, zipped: bool = False, dot: str = "-", prefix: str = "", test: str = "t10k"
-) -> None:
+def write_set(folder: Path, *, zipped: bool = False, dot: str = "-", prefix: str = "", test: str = "t10k") -> None:
     folder.mkdir(parents=True, exist_ok=True)
     for part, n in (("train", 6), (test, 3)):
         for kind, array in ((f"images{dot}idx3", IMAGES[:n]), (f"labels{dot}idx1", LABELS[:n])):
@@ -39,7 +37,7 @@ def write_set(
 @pytest.mark.parametrize("place", ["mnist", "."])
 def test_mnist_is_found_under_all_its_names(tmp_path: Path, zipped: bool, dot: str, place: str) -> None:
     write_set(tmp_path / place, zipped=zipped, dot=dot)
-    source = load("mnist", str(tmp_path))
+    source = load("mnist", str(tmp_path), standardize=False)
     assert source.x_train.shape == (6, 4, 3, 1)
     assert source.x_train.dtype == np.float32
     np.testing.assert_array_equal(source.x_train[..., 0], (IMAGES / 255).astype(np.float32))
@@ -52,25 +50,21 @@ def test_mnist_is_found_under_all_its_names(tmp_path: Path, zipped: bool, dot: s
 
 def test_pixels_span_zero_to_one_exactly(tmp_path: Path) -> None:
     write_set(tmp_path / "a")
-    (tmp_path / "a" / "train-images-idx3-ubyte").write_bytes(
-        idx_bytes(np.array([[[0, 255]]] * 6, dtype=np.uint8))
-    )
+    (tmp_path / "a" / "train-images-idx3-ubyte").write_bytes(idx_bytes(np.array([[[0, 255]]] * 6, dtype=np.uint8)))
     (tmp_path / "a" / "t10k-images-idx3-ubyte").unlink()
     (tmp_path / "a" / "t10k-labels-idx1-ubyte").unlink()
-    source = load("idx:a", str(tmp_path))
+    source = load("idx:a", str(tmp_path), standardize=False)
     assert (source.x_train.min(), source.x_train.max()) == (0.0, 1.0)
     assert source.x_test is None
     assert source.y_test is None
 
 
-def test_other_sets_by_folder_by_name_and_with_a_prefix(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_other_sets_by_folder_by_name_and_with_a_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_set(tmp_path / "fashion-mnist")
     write_set(tmp_path / "emnist", prefix="emnist-balanced-", test="test", zipped=True)
     monkeypatch.setenv("JAXPFL_DATA_DIR", str(tmp_path))
     for name in ("fashion-mnist", "idx:fashion-mnist", "emnist", "idx:emnist", f"idx:{tmp_path / 'emnist'}"):
-        source = load(name)
+        source = load(name, standardize=False)
         assert source.x_train.shape == (6, 4, 3, 1)
         assert source.x_test is not None
     write_set(tmp_path / "emnist", prefix="emnist-letters-")
@@ -165,13 +159,11 @@ def test_mismatched_counts_and_shapes(tmp_path: Path) -> None:
 
 def test_digits() -> None:
     pytest.importorskip("sklearn")
-    source = load("digits")
+    source = load("digits", standardize=False)
     assert source.x_train.shape == (1797, 8, 8, 1)
     assert (source.x_train.min(), source.x_train.max()) == (0.0, 1.0)
     assert source.x_test is None
-    np.testing.assert_array_equal(
-        np.bincount(source.y_train), [178, 182, 177, 183, 181, 182, 181, 179, 174, 180]
-    )
+    np.testing.assert_array_equal(np.bincount(source.y_train), [178, 182, 177, 183, 181, 182, 181, 179, 174, 180])
 
 
 def test_real_mnist() -> None:
@@ -179,7 +171,7 @@ def test_real_mnist() -> None:
     present = {entry.name: entry.present for entry in available(root)} if root else {}
     if not present.get("mnist"):
         pytest.skip("MNIST is not at hand: JAXPFL_DATA_DIR is unset or holds no mnist")
-    source = load("mnist", root)
+    source = load("mnist", root, standardize=False)
     assert source.x_test is not None
     assert source.y_test is not None
     assert source.x_train.shape == (60000, 28, 28, 1)
@@ -187,3 +179,12 @@ def test_real_mnist() -> None:
     np.testing.assert_array_equal(source.y_train[:5], [5, 0, 4, 1, 9])
     np.testing.assert_array_equal(source.y_test[:5], [7, 2, 1, 0, 4])
     assert float(source.x_train.mean()) == pytest.approx(0.13066, abs=1e-5)
+
+
+def test_standardized_by_the_training_pixels(tmp_path):
+    write_set(tmp_path / "mnist")
+    raw, source = (load("mnist", str(tmp_path), standardize=flag) for flag in (False, True))
+    assert float(source.x_train.mean()) == pytest.approx(0, abs=1e-6)
+    assert float(source.x_train.std()) == pytest.approx(1, abs=1e-6)
+    slope = np.diff(source.x_test.ravel()[:2]) / np.diff(raw.x_test.ravel()[:2])
+    np.testing.assert_allclose(slope, 1 / raw.x_train.std(), rtol=1e-5)

@@ -43,14 +43,10 @@ def deals(draw: st.DrawFn) -> tuple[int, int, int, int]:
 def test_classes_per_client_keeps_its_promises(deal: tuple[int, int, int, int], extra: int) -> None:
     num_classes, k, m, seed = deal
     rng = np.random.default_rng(seed)
-    labels = rng.permutation(
-        np.repeat(np.arange(num_classes), 40 + rng.integers(extra + 1, size=num_classes))
-    )
+    labels = rng.permutation(np.repeat(np.arange(num_classes), 40 + rng.integers(extra + 1, size=num_classes)))
     parts = classes_per_client(labels, m, k, num_classes, rng)
     assert len(parts) == m
-    np.testing.assert_array_equal(
-        np.sort(np.concatenate(parts)), np.arange(len(labels))
-    )  # disjoint, all used
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(len(labels)))  # disjoint, all used
     check_hands(np.array([np.unique(labels[part]) for part in parts]), num_classes, k)
     for label in range(num_classes):
         shares = np.array([np.sum(labels[part] == label) for part in parts])

@@ -128,9 +128,7 @@ def test_pad_and_permute() -> None:
 def test_batches_larger_than_a_client() -> None:
     federation = stack_clients(clients())
     check_batch_size(federation, 2, strict=True)
-    with pytest.warns(
-        JaxpflWarning, match="batch size 4 is larger .* of 2 of 3 clients .*smallest has 2"
-    ) as seen:
+    with pytest.warns(JaxpflWarning, match="batch size 4 is larger .* of 2 of 3 clients .*smallest has 2") as seen:
         check_batch_size(federation, 4)
     assert len(seen) == 1
     with pytest.raises(JaxpflError, match="of 2 of 3 clients"):
@@ -140,9 +138,7 @@ def test_batches_larger_than_a_client() -> None:
 
 
 def test_summary_and_description() -> None:
-    federation = pad(
-        stack_clients(clients(), test=clients((1, 0, 4)), client_ids=[5, 6, 9]), train_capacity=8
-    )
+    federation = pad(stack_clients(clients(), test=clients((1, 0, 4)), client_ids=[5, 6, 9]), train_capacity=8)
     counts = summary(federation, num_classes=4)
     np.testing.assert_array_equal(counts.class_counts, [[1, 1, 1, 0], [2, 2, 1, 0], [1, 1, 0, 0]])
     np.testing.assert_array_equal(counts.classes_held, [3, 3, 2])

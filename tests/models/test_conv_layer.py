@@ -84,9 +84,7 @@ def test_blank_images_with_zero_bias():
     compare(convolution.conv_pool, reference_pool_last, (x, kernel, bias), 0)
 
 
-@pytest.mark.parametrize(
-    "function", [convolution.conv_pool, lambda x, kernel, bias: convolution.conv(x, kernel)]
-)
+@pytest.mark.parametrize("function", [convolution.conv_pool, lambda x, kernel, bias: convolution.conv(x, kernel)])
 def test_vmap_and_map_over_clients_equal_a_loop(function):
     clients = [draw((2, 9, 8, 3, 3, 4 + 0 * i), jnp.float32) for i in range(3)]
     clients = [[leaf + i for leaf in client] for i, client in enumerate(clients)]

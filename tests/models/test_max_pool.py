@@ -63,6 +63,4 @@ def test_float64():
 def test_vmap():
     x = jax.random.randint(jax.random.key(0), (3, 2, 6, 6, 4), 0, 3).astype(jnp.float32)
     gradient = jax.jit(jax.grad(lambda x: jnp.sum(max_pool(x) ** 2)))
-    np.testing.assert_array_equal(
-        jax.jit(jax.vmap(gradient))(x), jnp.stack([gradient(client) for client in x])
-    )
+    np.testing.assert_array_equal(jax.jit(jax.vmap(gradient))(x), jnp.stack([gradient(client) for client in x]))

@@ -66,9 +66,7 @@ def test_any_pair_of_functions_is_a_model():
     params = task.init(jax.random.key(0))
     assert params.shape == (5, 3)
     assert model.head is None
-    assert jnp.isfinite(
-        jax.grad(lambda p: task.loss(model.apply(p, X), jnp.zeros(4, int)).mean())(params)
-    ).all()
+    assert jnp.isfinite(jax.grad(lambda p: task.loss(model.apply(p, X), jnp.zeros(4, int)).mean())(params)).all()
 
 
 def test_loss_and_metrics_are_per_example():

@@ -31,9 +31,7 @@ def initialised(name):
 
 
 def paths(params):
-    return [
-        tuple(str(entry.key) for entry in path) for path, _ in jax.tree_util.tree_leaves_with_path(params)
-    ]
+    return [tuple(str(entry.key) for entry in path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
 
 
 def test_every_name_is_covered_here():

@@ -148,9 +148,7 @@ def run_local(world: World, hp: Hyper, clients: Sequence[Params]) -> list[Round]
     return history
 
 
-def run_fedavg(
-    world: World, hp: Hyper, server: Params, *, prox: float = 0.0, uniform: bool = False
-) -> list[Round]:
+def run_fedavg(world: World, hp: Hyper, server: Params, *, prox: float = 0.0, uniform: bool = False) -> list[Round]:
     """``mu <- mu + sum_i n_i (w_i - mu) / sum_i n_i`` over the cohort, w_i after tau steps from mu."""
     seen, history = [0] * len(world.sizes), []
     for r, cohort in enumerate(world.cohorts):
@@ -169,9 +167,7 @@ def run_fedavg(
 # --- AdaPeD ---------------------------------------------------------------------------------------
 
 
-def adaped_objective(
-    theta: Params, mu: Params, psi: float, x: np.ndarray, y: np.ndarray, c: float = 1.0
-) -> float:
+def adaped_objective(theta: Params, mu: Params, psi: float, x: np.ndarray, y: np.ndarray, c: float = 1.0) -> float:
     """``CE(theta) + log(2 psi) / 2 + c f_KD(theta, mu) / (2 psi)``."""
     f = distillation(forward(mu, x), forward(theta, x))[0]
     return cross_entropy(forward(theta, x), y)[0] + np.log(2 * psi) / 2 + c * f / (2 * psi)
@@ -234,9 +230,7 @@ def adaped_step(
     return new_theta, new_mu, new_psi, ce, f
 
 
-def run_adaped(
-    world: World, hp: Hyper, mu: Params, clients: Sequence[Params], defect: str = ""
-) -> list[Round]:
+def run_adaped(world: World, hp: Hyper, mu: Params, clients: Sequence[Params], defect: str = "") -> list[Round]:
     """Algorithm 2: the cohort starts from (mu, psi) and own theta_i; the server averages (mu_i, psi_i)."""
     server = {"mu": mu, "psi": hp["psi_init"]}
     clients, seen, history = list(clients), [0] * len(clients), []
@@ -246,9 +240,7 @@ def run_adaped(
             theta = server["mu"] if defect == "theta restarts from mu" else clients[i]
             mu, psi, steps = server["mu"], server["psi"], []
             for batch in world.batches(i, seen[i]):
-                theta, mu, psi, ce, f = adaped_step(
-                    theta, mu, psi, batch, hp, decay(hp, r, world.steps), defect
-                )
+                theta, mu, psi, ce, f = adaped_step(theta, mu, psi, batch, hp, decay(hp, r, world.steps), defect)
                 steps.append((ce, f))
             clients[i] = theta
             seen[i] += 1

@@ -32,12 +32,8 @@ def test_cross_entropy(rng):
 def test_distillation(rng):
     teacher, student = rng.normal(size=(2, 5, CLASSES))
     _, d_teacher, d_student = distillation(teacher, student)
-    np.testing.assert_allclose(
-        d_teacher, numerical(lambda b: distillation(b, student)[0], teacher), atol=1e-9
-    )
-    np.testing.assert_allclose(
-        d_student, numerical(lambda a: distillation(teacher, a)[0], student), atol=1e-9
-    )
+    np.testing.assert_allclose(d_teacher, numerical(lambda b: distillation(b, student)[0], teacher), atol=1e-9)
+    np.testing.assert_allclose(d_student, numerical(lambda a: distillation(teacher, a)[0], student), atol=1e-9)
 
 
 def test_backward(rng):

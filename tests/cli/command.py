@@ -1,0 +1,51 @@
+"""Runs the command line in this process: what it printed, and its exit status."""
+
+import json
+from typing import Any, NamedTuple
+
+import pytest
+
+from jaxpfl.cli import main
+
+# A run of a second: a linear model, a few clients, a few rounds.
+SMALL = [
+    "--model",
+    "linear",
+    "--clients",
+    "6",
+    "--cohort",
+    "3",
+    "--batch-size",
+    "5",
+    "--local-steps",
+    "2",
+    "--rounds",
+    "4",
+    "--eval-every",
+    "2",
+    "--checkpoint-every",
+    "2",
+    "--seeds",
+    "2",
+]
+
+
+class Result(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+
+def jaxpfl(capsys: pytest.CaptureFixture[str], *args: str) -> Result:
+    """Calls ``jaxpfl ARGS``."""
+    try:
+        main([str(a) for a in args])
+        status = 0
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    captured = capsys.readouterr()
+    return Result(status, captured.out, captured.err)

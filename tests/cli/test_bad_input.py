@@ -1,0 +1,114 @@
+"""Bad input is one clear line on standard error and exit status 2: no traceback, and no run folder left."""
+
+import gzip
+import struct
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import SMALL, jaxpfl
+
+
+def write_idx(folder: Path, name: str, array: np.ndarray, *, magic: int | None = None, cut: int = 0) -> None:
+    code = magic if magic is not None else 0x0800 + array.ndim
+    content = struct.pack(f">I{array.ndim}I", code, *array.shape) + array.astype(np.uint8).tobytes()
+    folder.mkdir(exist_ok=True)
+    with gzip.open(folder / f"{name}.gz", "wb") as file:
+        file.write(content[: len(content) - cut])
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["run", "adapd"], "unknown method 'adapd': did you mean 'adaped'?"),
+        (["compare", "local", "local"], "each method can be named once"),
+        (["run", "local", "--data", "digit"], "unknown data set 'digit': did you mean 'digits'?"),
+        (["run", "local", "--partition", "class"], "did you mean 'classes'?"),
+        (["run", "local", "--model", "mpl"], "did you mean 'mlp'?"),
+        (["run", "local", "--cohort", "9"], "cohort must be between 1 and the number of clients (6), got 9"),
+        (["run", "local", "--clients", "0"], "clients must be at least 1, got 0"),
+        (["run", "local", "--clients", "4000"], "clients"),
+        (["run", "local", "--classes-per-client", "11"], "classes"),
+        (["run", "local", "--lr", "-0.1"], "lr must be > 0 and finite, got -0.1"),
+        (["run", "adaped", "--set", "psi_floor=-1"], "adaped.psi_floor must be > 0, got -1.0"),
+        (["run", "adaped", "--set", "adaped.psy_init=1"], "did you mean 'psi_init'?"),
+        (["run", "adaped", "--set", "c=five"], "adaped.c must be a float, got 'five'"),
+        (["run", "fedavg-ft", "--set", "fine_tune_steps=-1"], "fine_tune_steps must be >= 0"),
+        (["run", "local", "--batch-size", "500", "--strict"], "batch size 500 is larger"),
+        (
+            ["run", "local", "--plan.clients", "0"],
+            "plan.clients must be auto, map, vmap or a positive number",
+        ),
+        (["run", "local", "--data", "mnist", "--data-dir", "nowhere"], "train-images-idx3-ubyte"),
+        (["run", "local", "--config", "none.toml"], "cannot read config none.toml"),
+        (["run", "local", "--output", "/proc/none/run"], "cannot write to /proc/none/run"),
+    ],
+)
+def test_one_line(capsys, tmp_path, monkeypatch, args: list[str], message: str):
+    monkeypatch.chdir(tmp_path)
+    result = jaxpfl(capsys, *args[:2], *SMALL, *args[2:], "--json")
+    assert result.status == 2
+    assert result.out == ""
+    assert result.err.count("\n") == 1, result.err
+    assert result.err.startswith("error: ")
+    assert message in result.err
+    assert not list(tmp_path.rglob("summary.json"))
+    assert not list(tmp_path.rglob("config.json"))
+
+
+@pytest.mark.parametrize(
+    ("damage", "message"),
+    [({"cut": 7}, "train-images"), ({"magic": 0x0D03}, "train-images")],
+    ids=["truncated", "wrong magic number"],
+)
+def test_damaged_idx_files(capsys, tmp_path, damage: dict, message: str):
+    images, labels = np.zeros((40, 4, 4)), np.arange(40) % 10
+    write_idx(tmp_path / "own", "train-images-idx3-ubyte", images, **damage)
+    write_idx(tmp_path / "own", "train-labels-idx1-ubyte", labels)
+    result = jaxpfl(
+        capsys,
+        "run",
+        "local",
+        *SMALL,
+        "--data",
+        "idx:own",
+        "--data-dir",
+        tmp_path,
+        "--output",
+        tmp_path / "r",
+    )
+    assert (result.status, result.out) == (2, "")
+    assert message in result.err
+    assert result.err.count("\n") == 1
+    assert not (tmp_path / "r").exists()
+
+
+def test_clients_without_training_data_are_named_or_dropped(capsys, tmp_path):
+    # Forty examples for fifty clients: some get none.
+    write_idx(tmp_path / "own", "train-images-idx3-ubyte", np.zeros((40, 4, 4)))
+    write_idx(tmp_path / "own", "train-labels-idx1-ubyte", np.arange(40) % 10)
+    args = ["run", "local", *SMALL, "--data", "idx:own", "--data-dir", tmp_path, "--partition", "iid"]
+    args += ["--clients", "50", "--json"]
+    result = jaxpfl(capsys, *args, "--output", tmp_path / "a")
+    assert result.status == 2
+    assert "no training data" in result.err
+    assert "--drop-empty" in result.err
+    result = jaxpfl(capsys, *args, "--drop-empty", "--output", tmp_path / "b")
+    assert result.status == 0, result.err
+    assert "left out 10 of 50 clients" in result.err
+    assert result.json["clients"] == 40
+
+
+def test_a_batch_larger_than_a_client_is_warned_about_once(capsys, tmp_path):
+    args = ["compare", "local", "fedavg", *SMALL, "--batch-size", "500", "--json"]
+    result = jaxpfl(capsys, *args, "--output", tmp_path / "r")
+    assert result.status == 0
+    assert result.err.count("batch size 500 is larger than the training data of 6 of 6 clients") == 1
+
+
+def test_a_diverging_rate_is_reported_and_does_not_stop_the_others(capsys, tmp_path):
+    args = ["compare", "local", "fedavg", *SMALL, "--set", "fedavg.lr=1e38", "--output", tmp_path / "r"]
+    result = jaxpfl(capsys, *args)
+    assert result.status == 0
+    assert "fedavg: 6 of 6 clients diverged" in result.out
+    assert "local" in result.out

@@ -1,0 +1,129 @@
+"""A run folder: what it holds, resuming it, and rerunning its config."""
+
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import SMALL, jaxpfl
+
+
+def without_seconds(summary: dict) -> dict:
+    for row in summary["methods"].values():
+        row.pop("seconds")
+    summary.pop("run_dir")
+    return summary
+
+
+@pytest.fixture
+def finished(tmp_path: Path, capsys) -> tuple[Path, dict]:
+    folder = tmp_path / "run"
+    result = jaxpfl(capsys, "compare", "local", "adaped", *SMALL, "--json", "--output", folder)
+    assert result.status == 0, result.err
+    return folder, result.json
+
+
+def test_json_is_the_schema(finished):
+    _, summary = finished
+    assert set(summary) == {
+        *("methods", "rounds", "seeds", "clients", "cohort", "run_dir", "version"),
+    }
+    assert (summary["rounds"], summary["seeds"], summary["clients"], summary["cohort"]) == (4, [0, 1], 6, 3)
+    for name, row in summary["methods"].items():
+        accuracy = row["personalized_accuracy"]
+        assert set(accuracy) == {"mean", "std", "std_clients", "p10", "worst_decile"}
+        assert all(0 <= value <= 1 for value in accuracy.values())
+        assert (row["global_accuracy"] is None) == (name == "local")
+        assert row["unseen_accuracy"] is None
+        assert 0 <= row["fraction_hurt"] <= 1
+        assert row["diverged_clients"] == 0
+        assert row["seconds"] > 0
+    parameters = 64 * 10 + 10
+    adaped = summary["methods"]["adaped"]
+    assert adaped["bytes_up"] == adaped["bytes_down"] == 4 * 3 * 4 * (parameters + 1)
+    assert adaped["client_steps"] == 4 * 3 * 2
+    assert summary["methods"]["local"]["bytes_up"] == 0
+
+
+def test_folder_holds_config_records_scores_and_plots(finished):
+    folder, summary = finished
+    assert json.loads((folder / "summary.json").read_text()) == summary
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    for kind, rounds in (("round", [1, 2, 3, 4]), ("evaluation", [2, 4])):
+        got = [r["round"] for r in records if r["kind"] == kind and r["method"] == "adaped"]
+        assert got == rounds
+    with np.load(folder / "clients.npz") as clients:
+        accuracy = clients["adaped/after_accuracy"]
+    assert accuracy.shape == (2, 6)
+    mean = summary["methods"]["adaped"]["personalized_accuracy"]["mean"]
+    assert accuracy.mean() == pytest.approx(mean, abs=1e-6)
+    for plot in ("accuracy", "clients", "psi"):
+        assert (folder / "plots" / f"{plot}.png").stat().st_size > 5000
+
+
+def test_rerunning_the_config_gives_the_same_numbers(finished, tmp_path, capsys):
+    folder, summary = finished
+    stored = json.loads((folder / "config.json").read_text())
+    (tmp_path / "again.json").write_text(json.dumps(stored["config"]))
+    result = jaxpfl(
+        capsys,
+        *("compare", *stored["methods"], "--config", tmp_path / "again.json"),
+        *("--json", "--output", tmp_path / "again"),
+    )
+    assert without_seconds(result.json) == without_seconds(summary)
+
+
+def test_resume_skips_what_is_finished_and_redoes_what_is_not(finished, capsys):
+    folder, summary = finished
+    for name in ("adaped.json", "adaped.npz"):
+        (folder / "methods" / name).unlink()
+    (folder / "summary.json").unlink()
+    # The last checkpoint is lost: the run must go on from the one before, with the same numbers.
+    shutil.rmtree(folder / "checkpoints" / "adaped" / "4")
+    args = ("compare", "local", "adaped", *SMALL, "--json", "--output", folder, "--resume")
+    result = jaxpfl(capsys, *args)
+    assert "local: finished before" in result.err
+    assert without_seconds(result.json) == without_seconds(summary)
+
+
+def test_more_rounds_equal_a_run_of_that_length(finished, tmp_path, capsys):
+    folder, _ = finished
+    longer = [*SMALL, "--rounds", "7", "--json"]
+    resumed = jaxpfl(capsys, "compare", "local", "adaped", *longer, "--output", folder, "--resume")
+    assert "rounds: 4 -> 7" in resumed.err
+    whole = jaxpfl(capsys, "compare", "local", "adaped", *longer, "--output", tmp_path / "whole")
+    assert without_seconds(resumed.json) == without_seconds(whole.json)
+
+
+def test_a_changed_plan_is_allowed_and_said(finished, capsys):
+    folder, _ = finished
+    args = ("compare", "local", "adaped", *SMALL, "--output", folder, "--resume")
+    result = jaxpfl(capsys, *args, "--plan.clients", "vmap")
+    assert result.status == 0
+    assert "plan" in result.err
+
+
+def test_a_changed_experiment_is_refused_and_nothing_lost(finished, capsys):
+    folder, summary = finished
+    args = ("compare", "local", "adaped", *SMALL, "--output", folder, "--resume")
+    result = jaxpfl(capsys, *args, "--batch-size", "7")
+    assert result.status == 2
+    assert "batch_size: 5 -> 7" in result.err
+    assert json.loads((folder / "summary.json").read_text()) == summary
+
+
+def test_a_taken_folder_is_refused(finished, capsys):
+    folder, _ = finished
+    result = jaxpfl(capsys, "compare", "local", "adaped", *SMALL, "--output", folder)
+    assert result.status == 2
+    assert "already holds a run" in result.err
+
+
+def test_default_folder_is_found_again(tmp_path, capsys, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    args = ("run", "local", *SMALL, "--json")
+    first = jaxpfl(capsys, *args).json["run_dir"]
+    second = jaxpfl(capsys, *args).json["run_dir"]
+    assert second == f"{first}-2"
+    assert jaxpfl(capsys, *args, "--resume").json["run_dir"] == second

@@ -1,0 +1,71 @@
+"""A small ragged problem and how to run a method on it; shared by the conformance tests."""
+
+import jax
+import numpy as np
+
+from jaxpfl import ExecutionPlan, Federation, LocalWork, Method, Simulation, participation, stack_clients
+from jaxpfl.engine.fit import make_task
+
+CLIENTS, CLASSES, FEATURES = 7, 3, 5
+
+
+def ragged_federation() -> Federation:
+    """Seven clients of 5 to 12 examples: no size divides another, some are smaller than a batch."""
+    rng = np.random.default_rng(7)
+
+    def client(size: int) -> tuple[np.ndarray, np.ndarray]:
+        return rng.normal(size=(size, FEATURES)), rng.integers(CLASSES, size=size)
+
+    sizes = (5, 12, 7, 9, 6, 11, 8)
+    return stack_clients(
+        [client(n) for n in sizes],
+        test=[client(n // 2) for n in sizes],
+        validation=[client(2) for _ in sizes],
+        client_ids=[4, 0, 9, 2, 11, 5, 3],
+    )
+
+
+def simulate(
+    method: Method,
+    federation: Federation,
+    *,
+    plan: ExecutionPlan | None = None,
+    cohort: int | None = 4,
+    model: str = "mlp:6",
+    batch_size: int = 6,
+    dtype: type = np.float32,
+    wrap=lambda algorithm: algorithm,
+    **hyper: float,
+) -> Simulation:
+    """A simulation of the method; ``wrap`` may change its algorithm."""
+    federation = jax.tree.map(lambda a: a.astype(dtype) if np.issubdtype(a.dtype, np.floating) else a, federation)
+    task = make_task(model, federation, CLASSES)
+    work = LocalWork(np.asarray(federation.train.size), 3, batch_size)
+    return Simulation(
+        wrap(method.build(task, work)),
+        task,
+        federation,
+        participation.of(federation.num_clients, cohort),
+        method.hyper.replace(**hyper),
+        local_steps=3,
+        plan=plan or ExecutionPlan(rounds_per_call=8),
+    )
+
+
+def outcome(simulation: Simulation, rounds: int, seeds=(3,)) -> dict:
+    """State, history and scores after some rounds, as host arrays."""
+    state, history = simulation.advance(simulation.init(seeds), rounds)
+    scores = simulation.evaluate(state)
+    tree = {"state": state._replace(key=jax.random.key_data(state.key)), "history": history}
+    return jax.tree.map(np.asarray, tree | {"scores": scores})
+
+
+def assert_close(got: dict, want: dict, rtol: float) -> None:
+    """Floats to ``rtol`` (relative to the largest entry of their array), everything else exactly."""
+    pairs = zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True)
+    for (path, a), b in pairs:
+        if np.issubdtype(a.dtype, np.floating):
+            atol = rtol * np.abs(b).max(initial=0)
+            np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path))
+        else:
+            np.testing.assert_array_equal(a, b, err_msg=jax.tree_util.keystr(path))

@@ -1,0 +1,113 @@
+"""Configs: presets, files, and what a resumed run may change."""
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from jaxpfl import JaxpflError
+from jaxpfl.experiment.config import (
+    PRESETS,
+    RunConfig,
+    differences,
+    from_mapping,
+    method_settings,
+    read_file,
+    resolve,
+    to_json,
+)
+
+
+def test_presets_fill_what_is_not_given():
+    config = resolve(RunConfig(data="mnist", rounds=7))
+    assert (config.rounds, config.model, config.cohort) == (7, "cnn", PRESETS["mnist"]["cohort"])
+    assert None not in {v for k, v in vars(config).items() if k not in ("data_dir", "lr")}
+
+
+def test_fewer_clients_than_the_preset_cohort_all_take_part():
+    assert resolve(RunConfig(clients=4)).cohort == 4
+    assert resolve(RunConfig(clients=4, cohort=2)).cohort == 2
+
+
+def test_json_round_trip_is_complete():
+    config = resolve(RunConfig(set=("adaped.c=1",), lr=0.05))
+    assert from_mapping(to_json(config), "config.json") == config
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("a.toml", 'data = "mnist"\nlocal-steps = 3\n[plan]\nclients = 4\n[set.adaped]\nc = 1.0\n'),
+        ("a.yaml", "data: mnist\nlocal_steps: 3\nplan: {clients: 4}\nset: [adaped.c=1.0]\n"),
+    ],
+)
+def test_files(tmp_path: Path, name: str, text: str):
+    (tmp_path / name).write_text(text)
+    config = from_mapping(read_file(tmp_path / name), name)
+    assert (config.data, config.local_steps, config.plan.clients) == ("mnist", 3, "4")
+    assert config.set == ("adaped.c=1.0",)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"roundz": 3}, "did you mean 'rounds'"),
+        ({"rounds": "many"}, "rounds in here must be int"),
+        ({"plan": {"clientz": 1}}, "did you mean 'clients'"),
+        ({"plan": {"clients": "seven"}}, "plan.clients must be"),
+        ({"set": 3}, "set in here must be"),
+    ],
+)
+def test_bad_values(values: dict, message: str):
+    with pytest.raises(JaxpflError, match=message):
+        from_mapping(values, "here")
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.toml", "rounds = [", "does not parse"),
+        ("a.yaml", "- 1", "must be a table"),
+        ("a.ini", "", "must end in"),
+        (None, "", "cannot read config"),
+    ],
+)
+def test_bad_files(tmp_path: Path, name: str | None, text: str, message: str):
+    if name:
+        (tmp_path / name).write_text(text)
+    with pytest.raises(JaxpflError, match=message):
+        read_file(tmp_path / (name or "none.toml"))
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"rounds": 0}, "rounds must be at least 1"),
+        ({"clients": 0}, "clients must be at least 1"),
+        ({"test_share": 1.0}, "test_share must be > 0 and < 1"),
+        ({"lr": -0.1}, "lr must be > 0"),
+        ({"seed": -1}, "seed must be at least 0"),
+    ],
+)
+def test_values_out_of_range(change: dict, message: str):
+    with pytest.raises(JaxpflError, match=message):
+        resolve(RunConfig(**change))
+
+
+def test_what_a_resumed_run_may_change():
+    old = to_json(resolve(RunConfig()))
+    more = to_json(resolve(dataclasses.replace(RunConfig(rounds=200), checkpoint_every=7)))
+    assert differences(old, more)[0] == []
+    assert "rounds: 100 -> 200" in differences(old, more)[1]
+    for change in ({"rounds": 50}, {"seed": 1}, {"batch_size": 5}, {"set": ("adaped.c=1",)}):
+        assert len(differences(old, to_json(resolve(RunConfig(**change))))[0]) == 1
+
+
+def test_settings_of_one_method():
+    config = RunConfig(set=("adaped.c=1", "fedavg.lr=0.2"))
+    assert method_settings(config, "adaped", ("adaped", "fedavg")) == {"c": "1"}
+    assert method_settings(RunConfig(set=("c=1",)), "adaped", ("adaped",)) == {"c": "1"}
+    with pytest.raises(JaxpflError, match=r"METHOD\.name=value"):
+        method_settings(RunConfig(set=("adaped.c",)), "adaped", ("adaped",))
+    with pytest.raises(JaxpflError, match="did you mean 'adaped'"):
+        method_settings(RunConfig(set=("adapd.c=1",)), "adaped", ("adaped",))
