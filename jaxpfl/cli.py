@@ -42,9 +42,11 @@ class _Session:
 def main(argv: list[str] | None = None) -> None:
     """Entry point of the ``jaxpfl`` command. Errors that are the user's are one line and exit status 2."""
     args = sys.argv[1:] if argv is None else argv
-    warnings.showwarning = _show_warning
     try:
-        _dispatch(args)
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", JaxpflWarning)
+            warnings.showwarning = _show_warning
+            _dispatch(args)
     except JaxpflError as error:
         print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
@@ -126,8 +128,10 @@ def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, ses
     config = resolve(settings)
     experiment = prepare(config, methods, strict=session.strict)
     folder = session.output or _default_folder(command, config, methods, session.resume)
+    changes = open_folder(folder, config, methods, resume=session.resume)
+    if changes:
+        print(f"resuming {folder} with {'; '.join(changes)}", file=sys.stderr)
     with Terminal(Console(stderr=True)) as reporter:
-        open_folder(folder, config, methods, resume=session.resume, say=reporter)
         try:
             summary = run_methods(experiment, folder, reporter)
         except Interrupted as stop:

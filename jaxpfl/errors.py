@@ -6,8 +6,11 @@ import difflib
 from collections.abc import Iterable
 
 
-class JaxpflError(ValueError):
-    """A bad argument, file or combination. The message is one line; the command line prints it as it is."""
+class JaxpflError(Exception):
+    """A bad argument, file or combination. The message is one line; the command line prints it as it is.
+
+    Not a ValueError: argument parsers catch those and print them in a form of their own.
+    """
 
 
 class JaxpflWarning(UserWarning):

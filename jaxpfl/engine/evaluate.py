@@ -48,6 +48,8 @@ def make_evaluate(
 
         def score(row: Array, _: PyTree, data: tuple[PyTree, Splits, ClientData, Array]) -> Outcome:
             own, splits, examples, client_id = data
+            if not examples.mask.shape[0]:  # nobody has examples, and many models refuse an empty batch
+                examples = jax.tree.map(lambda a: jnp.zeros((1, *a.shape[1:]), a.dtype), examples)
             key = stream(state.key, Purpose.PERSONALIZE, client_id)
 
             def personal(local_steps: int) -> PyTree:

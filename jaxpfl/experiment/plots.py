@@ -50,6 +50,7 @@ def _axes(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
     axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.xaxis.get_major_locator().set_params(integer=True)
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
@@ -74,16 +75,23 @@ def _line(axes: Any, rounds: np.ndarray, values: np.ndarray, color: str, label: 
 
 def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
     figure, axes = _axes("round", "test accuracy, mean over clients", "Personalised models (dashed: global model)")
+    shown = []
     for method, color in colors.items():
         rounds, values = _series(records, method, "evaluation", "personalized_accuracy")
         if not len(rounds):
             continue
+        shown.append(100 * values)
         marker = {"marker": "o", "markersize": 4} if len(rounds) < 15 else {}
         _line(axes, rounds, 100 * values, color, method, **marker)
         global_rounds, global_values = _series(records, method, "evaluation", "global_accuracy")
         # Where the personalised model is the global one, one line says both.
         if len(global_rounds) and not np.array_equal(values, global_values, equal_nan=True):
             axes.plot(global_rounds, 100 * global_values.mean(axis=1), color=color, linewidth=1.2, linestyle="--")
+    if shown:  # the personalised models set the scale; an untrained global model may lie far below
+        every = np.concatenate([values.ravel() for values in shown])
+        low, high = np.nanmin(every), np.nanmax(every)
+        margin = max(0.05 * (high - low), 0.5)
+        axes.set_ylim(low - margin, high + margin)
     axes.yaxis.set_major_formatter("{x:g} %")
     axes.legend(frameon=False, loc="lower right")
     return figure

@@ -38,8 +38,11 @@ class Reporter(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def open_folder(folder: Path, config: RunConfig, methods: tuple[str, ...], *, resume: bool, say: Reporter) -> None:
+def open_folder(folder: Path, config: RunConfig, methods: tuple[str, ...], *, resume: bool) -> list[str]:
     """Makes the run folder, or takes up an earlier one.
+
+    Returns:
+      What the resumed run changes, and may change: ``name: old -> new``.
 
     Raises:
       JaxpflError: when the folder cannot be written, holds a run and ``resume`` is false, or holds another experiment.
@@ -47,8 +50,10 @@ def open_folder(folder: Path, config: RunConfig, methods: tuple[str, ...], *, re
     stored = folder / "config.json"
     if stored.exists() and not resume:
         raise JaxpflError(f"{folder} already holds a run: --resume continues it, --output chooses another folder")
-    if not stored.exists() and folder.exists() and any(folder.iterdir()):
+    # A hidden file is what a kill left of a file that was being written.
+    if not stored.exists() and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
         raise JaxpflError(f"{folder} is not empty and holds no run: choose another --output")
+    allowed = []
     new = {"version": jaxpfl.__version__, "methods": list(methods), "config": to_json(config)}
     if stored.exists():
         old = files.read_json(stored)
@@ -63,15 +68,15 @@ def open_folder(folder: Path, config: RunConfig, methods: tuple[str, ...], *, re
             allowed.append(f"version: {old['version']} -> {new['version']}")
         if added:
             allowed.append(f"methods added: {', '.join(added)}")
-        if allowed:
-            say.say(f"resuming {folder} with {'; '.join(allowed)}")
-            # What follows is no longer the summary of this config.
+        if allowed:  # what is there is no longer the summary of this config
             (folder / "summary.json").unlink(missing_ok=True)
     try:
-        (folder / "methods").mkdir(parents=True, exist_ok=True)
+        folder.mkdir(parents=True, exist_ok=True)
         files.write_json(stored, new)
+        (folder / "methods").mkdir(exist_ok=True)
     except OSError as error:
         raise JaxpflError(f"cannot write to {folder}: {error.strerror}") from None
+    return allowed
 
 
 def run_methods(experiment: Experiment, folder: Path, reporter: Reporter) -> dict[str, Any]:

@@ -61,9 +61,14 @@ def prepare(config: RunConfig, methods: tuple[str, ...], *, strict: bool = False
     # Refused before the data are read: a cohort that no split could serve.
     participation.of(require(config.clients), config.cohort)
     source, federation = load_federation(config)
-    local_work(config, federation).batches(1)  # refuses an unknown way to draw
+    if not np.asarray(federation.test.mask).any():
+        raise JaxpflError("no client has test examples: use fewer clients, or a larger --test-share")
     data.check_batch_size(federation, require(config.batch_size), strict)
     task = make_task(require(config.model), federation, source.num_classes)
+    work = local_work(config, federation)
+    work.batches(1)  # refuses an unknown way to draw
+    for name in methods:  # a method may refuse its options or the task
+        build(algorithms.get(name), task, work, _split_settings(config, name, methods)[1])
     return Experiment(config, methods, federation, task)
 
 

@@ -46,7 +46,8 @@ def write_idx(folder: Path, name: str, array: np.ndarray, *, magic: int | None =
 )
 def test_one_line(capsys, tmp_path, monkeypatch, args: list[str], message: str):
     monkeypatch.chdir(tmp_path)
-    result = jaxpfl(capsys, *args[:2], *SMALL, *args[2:], "--json")
+    names = 1 + next((i for i, a in enumerate(args[1:]) if a.startswith("--")), len(args) - 1)
+    result = jaxpfl(capsys, *args[:names], *SMALL, *args[names:], "--json")
     assert result.status == 2
     assert result.out == ""
     assert result.err.count("\n") == 1, result.err
@@ -85,8 +86,9 @@ def test_damaged_idx_files(capsys, tmp_path, damage: dict, message: str):
 
 def test_clients_without_training_data_are_named_or_dropped(capsys, tmp_path):
     # Forty examples for fifty clients: some get none.
-    write_idx(tmp_path / "own", "train-images-idx3-ubyte", np.zeros((40, 4, 4)))
-    write_idx(tmp_path / "own", "train-labels-idx1-ubyte", np.arange(40) % 10)
+    for part in ("train", "t10k"):
+        write_idx(tmp_path / "own", f"{part}-images-idx3-ubyte", np.zeros((40, 4, 4)))
+        write_idx(tmp_path / "own", f"{part}-labels-idx1-ubyte", np.arange(40) % 10)
     args = ["run", "local", *SMALL, "--data", "idx:own", "--data-dir", tmp_path, "--partition", "iid"]
     args += ["--clients", "50", "--json"]
     result = jaxpfl(capsys, *args, "--output", tmp_path / "a")
