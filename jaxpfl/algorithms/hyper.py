@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
@@ -68,8 +69,8 @@ def check(method: str, hp: Any) -> None:
             raise JaxpflError(f"{method}.{field.name} must be {low}{high}, got {value}")
 
 
-def replace(method: str, hp: H, values: dict[str, float]) -> H:
-    """``hp`` with some values replaced, checked.
+def replace(method: str, hp: H, values: Mapping[str, float | Sequence[float]]) -> H:
+    """``hp`` with some values replaced, checked; a sequence gives one value to each run of a sweep.
 
     Raises:
       JaxpflError: for a name that the method does not have, or a value outside its range.
@@ -78,7 +79,9 @@ def replace(method: str, hp: H, values: dict[str, float]) -> H:
     for name in values:
         if name not in names:
             raise unknown_name(f"hyper-parameter of {method}", name, names)
-    new = dataclasses.replace(hp, **values)  # type: ignore[type-var]
+    # One array for a sweep: a list would be a tree of numbers.
+    leaves = {name: value if np.isscalar(value) else np.asarray(value, float) for name, value in values.items()}
+    new = dataclasses.replace(hp, **leaves)  # type: ignore[type-var]
     check(method, new)
     return new
 

@@ -1,0 +1,76 @@
+"""``fit``: sweeps, a user's own model, and what it refuses."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpfl
+from jaxpfl import JaxpflError, Model
+
+
+@pytest.fixture(scope="module")
+def federation() -> jaxpfl.Federation:
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(n, 4)), rng.integers(3, size=n)) for n in (5, 8, 6)]
+    return jaxpfl.stack_clients(clients, test=clients)
+
+
+def fit(federation, method="adaped", **changes):
+    settings = {"model": "linear", "rounds": 3, "local_steps": 2, "batch_size": 4}
+    return jaxpfl.fit(method, federation, **settings | changes)
+
+
+def test_a_sweep_gives_each_run_its_value(federation):
+    starts = [1.0, 2.0]
+    together = fit(federation, seeds=[0, 0], hyper={"psi_init": starts})
+    for i, start in enumerate(starts):
+        alone = fit(federation, seeds=[0], hyper={"psi_init": start})
+        np.testing.assert_allclose(together.history["psi"][i], alone.history["psi"][0], rtol=1e-5)
+
+
+def test_shapes_of_the_result(federation):
+    result = fit(federation, seeds=2, rounds=5, eval_every=2)
+    assert result.rounds.tolist() == [2, 4, 5]
+    assert result.scores["after"]["accuracy"].shape == (3, 2, 3)
+    assert result.personalized_accuracy.shape == (2, 3)
+    assert result.global_accuracy is not None
+    assert fit(federation, "local").global_accuracy is None
+    assert result.history["train_loss"].shape == (2, 5)
+
+
+def test_any_init_and_apply_is_a_model(federation):
+    def init(key, x):
+        return 0.1 * jax.random.normal(key, (x.shape[-1], 3))
+
+    def apply(w, x, key=None, train=False):
+        return jnp.tanh(x) @ w
+
+    result = fit(federation, "fedavg", model=Model(init, apply))
+    assert np.isfinite(result.scores["after"]["loss"]).all()
+
+
+def test_clients_without_test_examples_have_no_score(federation):
+    x, y, mask = (np.asarray(leaf)[:, :0] for leaf in federation.test)
+    result = fit(federation._replace(test=federation.test._replace(x=x, y=y, mask=mask)))
+    assert np.isnan(result.personalized_accuracy).all()
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"method": "adapted"}, "did you mean 'adaped'"),
+        ({"model": "linaer"}, "did you mean 'linear'"),
+        ({"cohort": 4}, "cohort must be between 1 and the number of clients"),
+        ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"seeds": 0}, "at least one seed"),
+        ({"hyper": {"psi": 1.0}}, "unknown hyper-parameter of adaped 'psi'"),
+        ({"hyper": {"c": -1.0}}, "adaped.c must be > 0"),
+        ({"hyper": {"c": [1.0, float("nan")]}, "seeds": 2}, "adaped.c must be > 0"),
+        ({"hyper": {"c": [1.0, 2.0]}, "seeds": 3}, "2 values for 3 runs"),
+        ({"options": {"steps": 3}}, "unknown option of adaped 'steps'"),
+    ],
+)
+def test_refusals(federation, changes, message):
+    with pytest.raises(JaxpflError, match=message):
+        fit(federation, **changes)
