@@ -6,7 +6,7 @@ import hashlib
 import json
 import sys
 import warnings
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -14,7 +14,7 @@ import tyro
 from tyro.conf import DisallowNone, FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 from jaxpfl.errors import JaxpflError, JaxpflWarning
-from jaxpfl.experiment.config import RunConfig, from_mapping, read_file, resolve, to_json
+from jaxpfl.experiment.config import DataConfig, RunConfig, from_mapping, read_file, resolve, to_json
 
 DEFAULT_METHODS = ("local", "fedavg", "fedavg-ft", "adaped")
 
@@ -28,11 +28,11 @@ class _Flags(RunConfig):
 @dataclass(frozen=True)
 class _Session:
     output: Path | None = None
-    """Run folder (default: runs/COMMAND-DATA-HASH)."""
+    """Run folder; runs/COMMAND-DATA-HASH unless given."""
     resume: bool = False
     """Continue an earlier run of the same config from its last checkpoint."""
     config: Path | None = None
-    """TOML or YAML file of flags; flags given on the command line win."""
+    """TOML or YAML file of flags, or a run folder's config.json; flags given on the command line win."""
     json: bool = False
     """Print the summary as one JSON object, the only thing on standard output."""
     strict: bool = False
@@ -55,27 +55,35 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(130) from None
     except BrokenPipeError:
         raise SystemExit(1) from None
+    except OSError as error:  # a full disk, a folder taken away
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
 
 
 def _dispatch(args: list[str]) -> None:
-    base = _Flags(**vars(_file_config(args)))
+    if args == ["--version"]:
+        from jaxpfl import __version__
+
+        print(__version__)
+        return
+    file = _file_config(args)
+    flags = _Flags(**vars(file))
+    data_flags = DataConfig(**{f.name: getattr(file, f.name) for f in fields(DataConfig)})
 
     def run(
-        method: Annotated[Positional[str], arg(metavar="METHOD", help="Method, e.g. adaped.")],
-        settings: Annotated[_Flags, arg(name="")] = base,
+        method: Annotated[Positional[str], arg(metavar="METHOD", help="The method.")],
+        settings: Annotated[_Flags, arg(name="")] = flags,
         session: Annotated[_Session, arg(name="")] = _Session(),
     ) -> None:
-        """Train one method and score every client's personalised model."""
         _experiment("run", (method,), settings, session)
 
     def compare(
-        methods: Annotated[
-            Positional[tuple[str, ...]], arg(metavar="[METHODS ...]", help="Methods to compare.")
-        ] = DEFAULT_METHODS,
-        settings: Annotated[_Flags, arg(name="")] = base,
+        methods: Annotated[Positional[tuple[str, ...]], arg(metavar="[METHODS ...]", help="The methods.")] = (
+            DEFAULT_METHODS
+        ),
+        settings: Annotated[_Flags, arg(name="")] = flags,
         session: Annotated[_Session, arg(name="")] = _Session(),
     ) -> None:
-        """Train several methods on the same split and seeds, and compare them."""
         _experiment("compare", methods or DEFAULT_METHODS, settings, session)
 
     def data(
@@ -83,7 +91,7 @@ def _dispatch(args: list[str]) -> None:
             Positional[Literal["list", "describe"]],
             arg(help="list the data sets, or describe the split that the flags make."),
         ],
-        settings: Annotated[_Flags, arg(name="")] = base,
+        settings: Annotated[DataConfig, arg(name="")] = data_flags,
         json: bool = False,
         config: Path | None = None,
     ) -> None:
@@ -95,6 +103,8 @@ def _dispatch(args: list[str]) -> None:
         """
         _data(action, settings, json)
 
+    run.__doc__ = f"Train one method and score every client's personalised model.\n\n{_methods(args)}"
+    compare.__doc__ = f"Train several methods on the same split and seeds, and compare them.\n\n{_methods(args)}"
     app = tyro.extras.SubcommandApp()
     for command in (compare, run, data):
         app.command(command)
@@ -104,6 +114,20 @@ def _dispatch(args: list[str]) -> None:
         args=args,
         config=(FlagCreatePairsOff, DisallowNone),
     )
+
+
+def _methods(args: list[str]) -> str:
+    """The registered methods with what ``--set`` takes; only where help is asked for, as it needs jax."""
+    if not {"-h", "--help"} & set(args) or len(args) < 2:
+        return ""
+    from jaxpfl.algorithms import METHODS
+
+    lines = ["Methods, and what --set METHOD.name=value changes:"]
+    for method in METHODS.values():
+        values = [f"{f.name}={getattr(method.hyper, f.name):g}" for f in fields(method.hyper)]
+        values += [f"{name}={default}" for name, default in method.options.items()]
+        lines.append(f"- {method.name}: {', '.join(values)}")
+    return "\n".join(lines)
 
 
 def _file_config(args: list[str]) -> RunConfig:
@@ -128,7 +152,7 @@ def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, ses
     config = resolve(settings)
     experiment = prepare(config, methods, strict=session.strict)
     folder = session.output or _default_folder(command, config, methods, session.resume)
-    changes = open_folder(folder, config, methods, resume=session.resume)
+    changes = open_folder(folder, experiment, resume=session.resume)
     if changes:
         print(f"resuming {folder} with {'; '.join(changes)}", file=sys.stderr)
     with Terminal(Console(stderr=True)) as reporter:
@@ -156,7 +180,7 @@ def _default_folder(command: str, config: RunConfig, methods: tuple[str, ...], r
     return latest if resume and latest is not None else folder
 
 
-def _data(action: str, settings: RunConfig, as_json: bool) -> None:
+def _data(action: str, settings: DataConfig, as_json: bool) -> None:
     from jaxpfl import data
 
     if action == "list":
@@ -169,7 +193,7 @@ def _data(action: str, settings: RunConfig, as_json: bool) -> None:
         return
     from jaxpfl.experiment.setup import load_federation
 
-    source, federation = load_federation(resolve(settings))
+    source, federation = load_federation(resolve(RunConfig(**vars(settings))))
     description = data.describe(data.summary(federation, source.num_classes))
     print(json.dumps(description) if as_json else data.format_description(description))
 

@@ -14,6 +14,9 @@ from typing import NamedTuple
 from jaxpfl import trees
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
+ALL_STEPS = 2**31 - 1
+"""``ClientContext.local_steps`` of a client that takes every step its method asks for."""
+
 
 class ClientContext(NamedTuple):
     """What a client knows about the run.
@@ -22,8 +25,8 @@ class ClientContext(NamedTuple):
       round: [] int32, the number of finished rounds.
       client_id: [] int32.
       participations: [] int32, rounds in which this client has taken part before this one.
-      local_steps: how many of its local steps the client takes: a Python int (the trip count is then static) or a
-        traced scalar. In ``personalize``, 0 asks for the personalised model BEFORE any adaptation.
+      local_steps: the most steps that the client takes, at most `ALL_STEPS`: a Python int (the trip count is then
+        static) or a traced scalar. In ``personalize``, 0 asks for the personalised model BEFORE any adaptation.
       batch_key: key of the client's mini-batch order; the same in every round, so that rounds continue an epoch.
     """
 
@@ -71,7 +74,8 @@ class Client(NamedTuple):
 
     Attributes:
       init: ``(key, hp, ctx, message) -> state``, from the round-0 broadcast. A client without memory returns ``()``.
-      update: ``(key, hp, ctx, message, state, splits) -> (state, Upload, metrics)``, a round in the cohort.
+      update: ``(key, hp, ctx, message, state, splits) -> (state, Upload, metrics)``, a round in the cohort. Metrics are
+        scalars by name; ``train_loss`` is the one that progress displays show.
       personalize: ``(key, hp, ctx, message, state, splits) -> personal``; read-only on the state; returns everything
         that ``predict`` needs. With ``ctx.local_steps == 0`` it takes no step.
       predict: ``(hp, personal, x [n, ...]) -> logits [n, classes]``.

@@ -24,6 +24,8 @@ class Purpose(IntEnum):
     BATCHES = 4
     SERVER_UPDATE = 5
     PERSONALIZE = 6
+    BROADCAST = 7
+    PERSONALIZE_BATCHES = 8
 
 
 def stream(run_key: Key, purpose: Purpose, *names: Scalar) -> Key:

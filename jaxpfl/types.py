@@ -12,7 +12,6 @@ import jax
 import numpy as np
 
 Array: TypeAlias = jax.Array
-ArrayLike: TypeAlias = jax.Array | np.ndarray
 Key: TypeAlias = jax.Array
 """A typed PRNG key, as made by ``jax.random.key``."""
 PyTree: TypeAlias = Any

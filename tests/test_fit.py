@@ -1,5 +1,6 @@
 """``fit``: sweeps, a user's own model, and what it refuses."""
 
+import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -52,7 +53,8 @@ def test_any_init_and_apply_is_a_model(federation):
 
 def test_clients_without_test_examples_have_no_score(federation):
     x, y, mask = (np.asarray(leaf)[:, :0] for leaf in federation.test)
-    result = fit(federation._replace(test=federation.test._replace(x=x, y=y, mask=mask)))
+    with pytest.warns(jaxpfl.JaxpflWarning, match="no client has test examples"):
+        result = fit(federation._replace(test=federation.test._replace(x=x, y=y, mask=mask)))
     assert np.isnan(result.personalized_accuracy).all()
 
 
@@ -63,14 +65,37 @@ def test_clients_without_test_examples_have_no_score(federation):
         ({"model": "linaer"}, "did you mean 'linear'"),
         ({"cohort": 4}, "cohort must be between 1 and the number of clients"),
         ({"rounds": 0}, "rounds must be at least 1, got 0"),
+        ({"rounds": 2.5}, "rounds must be a whole number, got 2.5"),
+        ({"eval_every": -1}, "eval_every must be at least 1"),
+        ({"num_classes": 2}, "num_classes is 2 but labels go up to 2"),
+        ({"seeds": [2**32]}, "a seed must be between 0"),
+        ({"hyper": {"c": "fast"}}, "hyper-parameters of adaped must be numbers"),
         ({"seeds": 0}, "at least one seed"),
         ({"hyper": {"psi": 1.0}}, "unknown hyper-parameter of adaped 'psi'"),
         ({"hyper": {"c": -1.0}}, "adaped.c must be > 0"),
         ({"hyper": {"c": [1.0, float("nan")]}, "seeds": 2}, "adaped.c must be > 0"),
-        ({"hyper": {"c": [1.0, 2.0]}, "seeds": 3}, "2 values for 3 runs"),
+        ({"hyper": {"c": [1.0, 2.0]}, "seeds": 3}, "c has 2 values for 3 runs"),
         ({"options": {"steps": 3}}, "unknown option of adaped 'steps'"),
     ],
 )
 def test_refusals(federation, changes, message):
     with pytest.raises(JaxpflError, match=message):
         fit(federation, **changes)
+
+
+def test_a_linen_module_and_a_short_apply_are_models(federation):
+    for model in (nn.Dense(3), Model(lambda key, x: jnp.zeros((x.shape[-1], 3)), lambda w, x: x @ w)):
+        assert fit(federation, model=model).personalized_accuracy.shape == (1, 3)
+
+
+def test_integer_inputs_keep_their_type():
+    rng = np.random.default_rng(0)
+    clients = [(rng.integers(9, size=(6, 4)), rng.integers(3, size=6)) for _ in range(3)]
+    tokens = jaxpfl.stack_clients(clients, test=clients)
+
+    class Bag(nn.Module):
+        @nn.compact
+        def __call__(self, x):
+            return nn.Embed(9, 3)(x).mean(axis=1)
+
+    assert np.isfinite(fit(tokens, model=Bag()).scores["after"]["loss"]).all()

@@ -79,8 +79,10 @@ def replace(method: str, hp: H, values: Mapping[str, float | Sequence[float]]) -
     for name in values:
         if name not in names:
             raise unknown_name(f"hyper-parameter of {method}", name, names)
-    # One array for a sweep: a list would be a tree of numbers.
-    leaves = {name: value if np.isscalar(value) else np.asarray(value, float) for name, value in values.items()}
+    try:  # one array for a sweep: a list would be a tree of numbers
+        leaves = {name: np.asarray(value, float)[()] for name, value in values.items()}
+    except (TypeError, ValueError):
+        raise JaxpflError(f"hyper-parameters of {method} must be numbers, got {dict(values)}") from None
     new = dataclasses.replace(hp, **leaves)  # type: ignore[type-var]
     check(method, new)
     return new

@@ -29,7 +29,7 @@ class Batch(NamedTuple):
         return jnp.where(self.valid, values, 0).sum() / jnp.maximum(self.valid.sum(), 1)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class LocalWork:
     """The static shape of a client's work in a round.
 

@@ -33,7 +33,7 @@ def federate(
     partition: str = "classes",
     clients: int,
     classes_per_client: int | None = None,
-    test_share: float = 0.25,
+    test_share: float = 0.5,
     validation_share: float = 0.0,
     split_seed: int = 0,
     drop_empty: bool = False,

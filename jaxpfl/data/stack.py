@@ -165,13 +165,17 @@ def _check_client(x: np.ndarray, y: np.ndarray, whose: str) -> Examples:
         wrong = int(y[(y < 0) | (y >= 2**31)][0])
         raise JaxpflError(f"{whose}: labels must be integers >= 0 (and below 2**31), got {wrong}")
     if np.issubdtype(x.dtype, np.integer) or x.dtype == bool:
+        if x.dtype != bool and x.size and (x.min() < -(2**31) or x.max() >= 2**31):
+            raise JaxpflError(f"{whose}: integer inputs must fit in 32 bits, got {x.min()} to {x.max()}")
         dtype = np.int32
     elif np.issubdtype(x.dtype, np.floating):
         dtype = np.float32
     else:
         raise JaxpflError(f"{whose}: inputs must be real numbers, got {x.dtype}")
+    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused as such
+        x = x.astype(dtype, copy=False)
     check_finite(x, whose)
-    return x.astype(dtype, copy=False), y.astype(np.int32, copy=False)
+    return x, y.astype(np.int32, copy=False)
 
 
 def _features(parts: dict[str, list[Examples]], ids: np.ndarray) -> tuple[tuple[int, ...], np.dtype]:

@@ -13,7 +13,7 @@ from jaxpfl.engine.cohort import Outcome, run_cohort
 from jaxpfl.engine.round import RunState, server_context
 from jaxpfl.models import Task
 from jaxpfl.participation import Participation
-from jaxpfl.protocol import Algorithm, ClientContext
+from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext
 from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Array, ClientData, Federation, Metrics, PyTree, Splits
 
@@ -42,23 +42,22 @@ def make_evaluate(
     client, server = algorithm.client, algorithm.server
 
     def evaluate(state: RunState, hp: PyTree, federation: Federation) -> Scores:
-        key = stream(state.key, Purpose.SERVER_UPDATE, state.round)
         ctx = server_context(participation, state.round)
-        message = server.broadcast(jax.random.fold_in(key, 0), hp, ctx, state.server)
+        message = server.broadcast(stream(state.key, Purpose.BROADCAST, state.round), hp, ctx, state.server)
 
         def score(row: Array, _: PyTree, data: tuple[PyTree, Splits, ClientData, Array]) -> Outcome:
             own, splits, examples, client_id = data
             if not examples.mask.shape[0]:  # nobody has examples, and many models refuse an empty batch
                 examples = jax.tree.map(lambda a: jnp.zeros((1, *a.shape[1:]), a.dtype), examples)
             key = stream(state.key, Purpose.PERSONALIZE, client_id)
+            batch_key = stream(state.key, Purpose.PERSONALIZE_BATCHES, client_id)
 
             def personal(local_steps: int) -> PyTree:
-                client_ctx = ClientContext(state.round, client_id, jnp.int32(0), local_steps, key)
+                client_ctx = ClientContext(state.round, client_id, jnp.int32(0), local_steps, batch_key)
                 return client.personalize(key, hp, client_ctx, message, own, splits)
 
             before = personal(0)
-            # An adaptation may take as many steps as the method asks for: the bound is beyond any of them.
-            after = personal(2**31 - 1)
+            after = personal(ALL_STEPS)
             finite = trees.all_finite(after)
             models = {"before": before, "after": trees.where(finite, after, before)}
             logits = {name: client.predict(hp, model, examples.x) for name, model in models.items()}

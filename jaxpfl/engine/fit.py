@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator, Sequence
+from numbers import Integral
 from typing import Any, NamedTuple
 
+import flax.linen as nn
 import numpy as np
 
 from jaxpfl import algorithms, models, participation
@@ -13,7 +16,7 @@ from jaxpfl.algorithms.hyper import replace
 from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, JaxpflWarning, unknown_name
 from jaxpfl.models import Model, Task
 from jaxpfl.types import Federation
 
@@ -50,7 +53,7 @@ def fit(
     method: str | Method,
     federation: Federation,
     *,
-    model: str | Model = "mlp",
+    model: str | Model | nn.Module = "mlp",
     num_classes: int | None = None,
     rounds: int = 100,
     cohort: int | None = None,
@@ -66,14 +69,14 @@ def fit(
 
     Example::
 
-        federation = jaxpfl.federate(jaxpfl.load("digits"), clients=20)
+        federation = jaxpfl.federate(jaxpfl.load("digits"), clients=20, classes_per_client=3)
         result = jaxpfl.fit("adaped", federation, rounds=50, cohort=10, seeds=3)
         result.personalized_accuracy.mean()
 
     Args:
       method: a registered name, or a `Method` of your own.
       federation: the stacked data.
-      model: a registered name, or any ``Model(init, apply)``.
+      model: a registered name, a flax.linen module, or any ``Model(init, apply)``.
       num_classes: the number of classes; by default the largest label plus one.
       rounds: federated rounds.
       cohort: clients in a round, drawn uniformly; None for all.
@@ -88,12 +91,18 @@ def fit(
     Raises:
       JaxpflError: for unknown names, values outside their range, and settings that the data do not allow.
     """
-    check_positive(rounds=rounds, local_steps=local_steps, batch_size=batch_size)
+    eval_every = rounds if eval_every is None else eval_every
+    check_positive(rounds=rounds, local_steps=local_steps, batch_size=batch_size, eval_every=eval_every)
     if isinstance(method, str):
         method = algorithms.get(method)
+    splits = (federation.train, federation.validation, federation.test)
+    largest = max(int(np.asarray(split.y).max(initial=0)) for split in splits)
     if num_classes is None:
-        splits = (federation.train, federation.validation, federation.test)
-        num_classes = 1 + max(int(np.asarray(split.y).max(initial=0)) for split in splits)
+        num_classes = largest + 1
+    if num_classes <= largest:
+        raise JaxpflError(f"num_classes is {num_classes} but labels go up to {largest}")
+    if not np.asarray(federation.test.mask).any():
+        warnings.warn("no client has test examples: every score will be NaN", JaxpflWarning, stacklevel=2)
     task = make_task(model, federation, num_classes)
     work = LocalWork(np.asarray(federation.train.size), local_steps, batch_size)
     simulation = Simulation(
@@ -102,12 +111,11 @@ def fit(
         federation,
         participation.of(federation.num_clients, cohort),
         replace(method.name, method.hyper, hyper or {}),
-        local_steps=local_steps,
         plan=plan,
     )
-    state = simulation.init(range(seeds) if isinstance(seeds, int) else seeds)
+    state = simulation.init(range(int(seeds)) if isinstance(seeds, int | np.integer) else seeds)
     histories, evaluations = [], []
-    stops = list(milestones(0, rounds, eval_every or rounds))
+    stops = list(milestones(0, rounds, eval_every))
     for start, stop in zip([0, *stops], stops, strict=False):
         state, history = simulation.advance(state, stop - start)
         histories.append(history)
@@ -124,11 +132,13 @@ def fit(
     )
 
 
-def make_task(model: str | Model, federation: Federation, num_classes: int) -> Task:
-    """The classification task of a federation for a model of the user's or a registered one."""
+def make_task(model: str | Model | nn.Module, federation: Federation, num_classes: int) -> Task:
+    """The classification task of a federation, for a registered model or one of the user's own."""
     shape = federation.input_shape
     built = models.build_model(model, num_classes, shape) if isinstance(model, str) else model
-    return models.classification(built, shape, num_classes)
+    dtype = federation.train.x.dtype
+    # Floats take jax's default type (float64 under x64); tokens keep theirs.
+    return models.classification(built, shape, num_classes, dtype if np.issubdtype(dtype, np.integer) else None)
 
 
 def build(method: Method, task: Task, work: LocalWork, options: dict[str, Any]) -> Any:
@@ -152,8 +162,10 @@ def milestones(start: int, rounds: int, *every: int) -> Iterator[int]:
         yield start
 
 
-def check_positive(**values: int) -> None:
-    """Refuses a count below one, by name."""
+def check_positive(**values: Any) -> None:
+    """Refuses what is not a whole number of at least one, by name."""
     for name, value in values.items():
+        if not isinstance(value, Integral):
+            raise JaxpflError(f"{name} must be a whole number, got {value!r}")
         if value < 1:
             raise JaxpflError(f"{name} must be at least 1, got {value}")

@@ -22,17 +22,18 @@ class ExecutionPlan:
         a number that many at once; ``auto`` chooses by backend and model size.
       runs: the same for the axis of seeds and settings: ``map``, ``vmap`` or ``auto``.
       rounds_per_call: rounds that one compiled call may run before it returns to Python.
-      donate: whether the state's buffers are reused for the next state (halves the memory of large federations).
+      donate: reuse the state's buffers for the next state; without it both are held.
     """
 
-    clients: str = "auto"
+    clients: str | int = "auto"
     runs: Literal["auto", "map", "vmap"] = "auto"
     rounds_per_call: int = 100
     donate: bool = True
 
     def __post_init__(self) -> None:
-        numeric = self.clients.isdigit() and int(self.clients) > 0
-        if self.clients not in ("auto", "map", "vmap") and not numeric:
+        text = str(self.clients)
+        numeric = text.isdecimal() and int(text) > 0
+        if text not in ("auto", "map", "vmap") and not numeric:
             raise JaxpflError(f"plan.clients must be auto, map, vmap or a positive number, got {self.clients!r}")
         if self.runs not in ("auto", "map", "vmap"):
             raise JaxpflError(f"plan.runs must be auto, map or vmap, got {self.runs!r}")
@@ -45,13 +46,6 @@ class Resolved(NamedTuple):
 
     block: int
     vmap_runs: bool
-
-    def describe(self, cohort: int) -> str:
-        """One phrase for a person."""
-        clients = {1: "clients one by one", cohort: "all clients at once"}.get(
-            self.block, f"blocks of {self.block} clients"
-        )
-        return f"{clients}, runs {'together' if self.vmap_runs else 'in turn'}, on {jax.default_backend()}"
 
 
 def resolve(plan: ExecutionPlan, *, cohort: int, model_bytes: int) -> Resolved:
@@ -69,6 +63,6 @@ def resolve(plan: ExecutionPlan, *, cohort: int, model_bytes: int) -> Resolved:
     if plan.clients == "auto":
         block = fitting if on_cpu else cohort
     else:
-        block = {"map": 1, "vmap": cohort}.get(plan.clients) or min(int(plan.clients), cohort)
+        block = {"map": 1, "vmap": cohort}.get(str(plan.clients)) or min(int(plan.clients), cohort)
     vmap_runs = plan.runs == "vmap" or (plan.runs == "auto" and (not on_cpu or fitting > 1))
     return Resolved(block, vmap_runs)

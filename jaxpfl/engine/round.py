@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from jaxpfl import trees
 from jaxpfl.engine.cohort import Outcome, run_cohort
 from jaxpfl.participation import Participation
-from jaxpfl.protocol import Algorithm, ClientContext, Reduced, ServerContext
+from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Reduced, ServerContext
 from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Splits
 
@@ -23,7 +23,8 @@ class RunState(NamedTuple):
       server: the server's state.
       clients: the clients' states, leaves [m, ...].
       participations: [m] int32, rounds in which the client was in the cohort.
-      diverged: [m] int32, of these, rounds whose upload or new state was not finite and was dropped.
+      diverged: [m] int32, of these, rounds whose upload was dropped: because it or the client's new state was not
+        finite, or because the server's next state would not have been.
       round: [] int32, finished rounds.
       key: the run's key.
     """
@@ -43,11 +44,11 @@ def init_state(
     server, client = algorithm.server, algorithm.client
     ctx = server_context(participation, jnp.int32(0))
     state = server.init(stream(key, Purpose.SERVER_INIT), hp, ctx)
-    message = server.broadcast(stream(key, Purpose.SERVER_UPDATE, 0), hp, ctx, state)
+    message = server.broadcast(stream(key, Purpose.BROADCAST, 0), hp, ctx, state)
 
     def init_client(client_id: Array) -> PyTree:
         zero = jnp.int32(0)
-        client_ctx = ClientContext(zero, client_id, zero, 0, stream(key, Purpose.BATCHES, client_id))
+        client_ctx = ClientContext(zero, client_id, zero, ALL_STEPS, stream(key, Purpose.BATCHES, client_id))
         return client.init(stream(key, Purpose.CLIENT_INIT, client_id), hp, client_ctx, message)
 
     clients = jax.vmap(init_client)(jnp.asarray(federation.client_ids))
@@ -60,7 +61,7 @@ def server_context(participation: Participation, round: Array) -> ServerContext:
 
 
 def make_round(
-    algorithm: Algorithm, participation: Participation, *, block: int, local_steps: int
+    algorithm: Algorithm, participation: Participation, *, block: int
 ) -> Callable[[RunState, PyTree, Federation], tuple[RunState, Metrics]]:
     """Builds ``(state, hp, federation) -> (state, metrics)``.
 
@@ -74,8 +75,7 @@ def make_round(
         ids = federation.client_ids
         rows = participation.sample(stream(state.key, Purpose.PARTICIPATION, state.round), ids)
         ctx = server_context(participation, state.round)
-        server_key = stream(state.key, Purpose.SERVER_UPDATE, state.round)
-        message = server.broadcast(jax.random.fold_in(server_key, 0), hp, ctx, state.server)
+        message = server.broadcast(stream(state.key, Purpose.BROADCAST, state.round), hp, ctx, state.server)
 
         def work(row: Array, old: PyTree, data: tuple[Splits, Array, Array]) -> Outcome:
             splits, client_id, participations = data
@@ -83,7 +83,7 @@ def make_round(
                 state.round,
                 client_id,
                 participations,
-                local_steps,
+                ALL_STEPS,
                 stream(state.key, Purpose.BATCHES, client_id),
             )
             key = stream(state.key, Purpose.LOCAL_WORK, state.round, client_id)
@@ -100,7 +100,12 @@ def make_round(
         clients, (reduced, sums), (present, lost) = run_cohort(
             work, rows, state.clients, data, block=block, everyone=participation.everyone
         )
-        new_server, server_metrics = server.update(jax.random.fold_in(server_key, 1), hp, ctx, state.server, reduced)
+        server_key = stream(state.key, Purpose.SERVER_UPDATE, state.round)
+        new_server, server_metrics = server.update(server_key, hp, ctx, state.server, reduced)
+        # Finite uploads may still overflow in the sum: the server then keeps its state, and all of them are lost.
+        sound = trees.all_finite(new_server)
+        new_server = trees.where(sound, new_server, state.server)
+        lost = lost | (present & ~sound)
         # Where everybody diverged there is nothing to average: NaN, not a perfect zero.
         kept = jnp.where(reduced.contributors > 0, reduced.contributors, jnp.nan)
         metrics = {name: total / kept for name, total in sums.items()} | server_metrics

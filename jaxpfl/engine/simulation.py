@@ -17,8 +17,8 @@ from jaxpfl.engine.round import RunState, init_state, make_round, make_rounds, s
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.participation import Participation
-from jaxpfl.protocol import Algorithm, ClientContext
-from jaxpfl.types import Federation, Metrics, PyTree
+from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext
+from jaxpfl.types import Array, Federation, Metrics, PyTree
 
 
 class Simulation:
@@ -29,7 +29,7 @@ class Simulation:
 
     Example::
 
-        simulation = Simulation(algorithm, task, federation, participation.of(50, 5), hp, local_steps=10)
+        simulation = Simulation(algorithm, task, federation, participation.of(50, 5), hp)
         state = simulation.init(seeds=[0, 1, 2])
         state, history = simulation.advance(state, rounds=100)
         accuracy = simulation.evaluate(state)["after"]["accuracy"]  # [3 runs, 50 clients]
@@ -43,7 +43,6 @@ class Simulation:
         participation: Participation,
         hp: PyTree,
         *,
-        local_steps: int,
         plan: ExecutionPlan | None = None,
     ):
         """Places the data and prepares the programs; each is compiled at its first call.
@@ -54,21 +53,20 @@ class Simulation:
           federation: the stacked data of m clients.
           participation: how cohorts are drawn, for the same m.
           hp: hyper-parameters; leaves [] for all runs, or [S], one value for each run.
-          local_steps: tau, what a client's context says.
           plan: how to execute; the automatic choice by default.
         """
         if participation.num_clients != federation.num_clients:
             raise JaxpflError(
                 f"participation is for {participation.num_clients} clients, the data have {federation.num_clients}"
             )
-        self.algorithm, self.participation, self.local_steps = algorithm, participation, local_steps
+        self.algorithm, self.participation = algorithm, participation
         self.plan = plan or ExecutionPlan()
         self.hp = jax.tree.map(jnp.asarray, hp)
         self.federation: Federation = jax.device_put(federation)
 
         shapes = jax.eval_shape(task.init, jax.random.key(0))
         self.execution = resolve(self.plan, cohort=participation.capacity, model_bytes=trees.num_bytes(shapes))
-        one_round = make_round(algorithm, participation, block=self.execution.block, local_steps=local_steps)
+        one_round = make_round(algorithm, participation, block=self.execution.block)
         rounds = make_rounds(one_round, self.plan.rounds_per_call)
 
         def init(key: jax.Array, hp: PyTree, federation: Federation) -> RunState:
@@ -80,13 +78,16 @@ class Simulation:
             return jax.jit(self._over_runs(one))
 
         self._init = jax.jit(self._over_runs(init))
-        self._advance = jax.jit(self._over_runs(rounds), donate_argnums=(0,) if self.plan.donate else ())
+        self._advance = jax.jit(self._over_runs(rounds, in_place=True), donate_argnums=(0,) if self.plan.donate else ())
         self._evaluate = {"test": evaluation("test"), "validation": evaluation("validation")}
 
     def init(self, seeds: Sequence[int]) -> RunState:
         """The state before round 0 of one run for each seed."""
         if not len(seeds):
             raise JaxpflError("at least one seed is needed")
+        for seed in seeds:  # beyond 32 bits the key would be that of another seed
+            if not 0 <= seed < 2**32:
+                raise JaxpflError(f"a seed must be between 0 and 2**32 - 1, got {seed}")
         keys = jnp.stack([jax.random.key(seed) for seed in seeds])
         return self._init(keys, self._hp_rows(len(seeds)), self.federation)
 
@@ -134,15 +135,21 @@ class Simulation:
         return trees.num_bytes(up), trees.num_bytes(down)
 
     def _hp_rows(self, runs: int) -> PyTree:
-        def rows(a: jax.Array) -> jax.Array:
+        def rows(path: tuple, a: jax.Array) -> jax.Array:
             if a.ndim and a.shape[0] != runs:
-                raise JaxpflError(f"a hyper-parameter has {a.shape[0]} values for {runs} runs")
+                name = jax.tree_util.keystr(path, simple=True)
+                raise JaxpflError(f"{name} has {a.shape[0]} values for {runs} runs: give one seed for each value")
             return jnp.broadcast_to(a, (runs,))
 
-        return jax.tree.map(rows, self.hp)
+        return jax.tree.map_with_path(rows, self.hp)
 
-    def _over_runs(self, one: Callable[..., Any]) -> Callable[..., Any]:
-        """``one(per run, hp, shared...)`` for a leading axis of runs on its first two arguments."""
+    def _over_runs(self, one: Callable[..., Any], *, in_place: bool = False) -> Callable[..., Any]:
+        """``one(per run, hp, shared...)`` for a leading axis of runs on its first two arguments.
+
+        Args:
+          one: the program of one run.
+          in_place: ``one`` returns (its next first argument, anything): runs in turn then write into one buffer.
+        """
 
         def runs(first: PyTree, hp: PyTree, *shared: PyTree) -> PyTree:
             count = jax.tree.leaves(first)[0].shape[0]
@@ -151,7 +158,15 @@ class Simulation:
                 return jax.tree.map(lambda a: a[None], one(*squeezed, *shared))
             if self.execution.vmap_runs:
                 return jax.vmap(lambda first, hp: one(first, hp, *shared))(first, hp)
-            return jax.lax.map(lambda both: one(*both, *shared), (first, hp))
+            if not in_place:
+                return jax.lax.map(lambda both: one(*both, *shared), (first, hp))
+
+            def body(states: PyTree, run: tuple[Array, PyTree]) -> tuple[PyTree, PyTree]:
+                i, hp = run
+                new, result = one(jax.tree.map(lambda a: a[i], states), hp, *shared)
+                return jax.tree.map(lambda a, v: a.at[i].set(v), states, new), result
+
+            return jax.lax.scan(body, first, (jnp.arange(count), hp))
 
         return runs
 
@@ -168,6 +183,6 @@ def _exchange(
     zero = jnp.int32(0)
     message = algorithm.server.broadcast(key, hp, server_context(participation, zero), state.server)
     first = jax.tree.map(lambda a: a[0], (state.clients, federation.splits))
-    ctx = ClientContext(zero, zero, zero, 1, key)
+    ctx = ClientContext(zero, zero, zero, ALL_STEPS, key)
     _, upload, _ = algorithm.client.update(key, hp, ctx, message, *first)
     return upload.total, message

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -50,22 +51,32 @@ class Checkpoints:
             tree = {"state": _without_key_type(state), "seconds": np.float64(seconds)}
             self._manager.save(round, args=self._ocp.args.StandardSave(tree))
 
-    def restore(self, like: RunState) -> tuple[RunState, float]:
-        """The last whole checkpoint.
+    def restore(self, like: RunState, say: Callable[[str], None]) -> tuple[RunState, float]:
+        """The last checkpoint that can be read, or ``like`` itself where there is none.
+
+        A damaged one (a full disk, a copied folder) is said, deleted and passed over: the run goes on from the one
+        before, to the same numbers.
 
         Args:
           like: a state of the same shapes, such as the initial one.
+          say: hears of damaged checkpoints.
 
         Returns:
           The state, and the seconds spent until it was saved.
         """
         abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), _without_key_type(like))
-        tree = self._manager.restore(
-            self.latest(),
-            args=self._ocp.args.StandardRestore({"state": abstract, "seconds": np.float64(0)}),
-        )
-        state = jax.tree.map(jnp.asarray, tree["state"])
-        return state._replace(key=jax.random.wrap_key_data(state.key)), float(tree["seconds"])
+        wanted = self._ocp.args.StandardRestore({"state": abstract, "seconds": np.float64(0)})
+        for round in sorted(self._manager.all_steps(), reverse=True):
+            try:
+                tree = self._manager.restore(round, args=wanted)
+            except Exception as error:  # orbax raises whatever its parts do
+                reason = (str(error).splitlines() or [type(error).__name__])[0]
+                say(f"the checkpoint of round {round} cannot be read and is deleted: {reason}")
+                self._manager.delete(round)
+                continue
+            state = jax.tree.map(jnp.asarray, tree["state"])
+            return state._replace(key=jax.random.wrap_key_data(state.key)), float(tree["seconds"])
+        return like, 0.0
 
 
 def _without_key_type(state: RunState) -> RunState:

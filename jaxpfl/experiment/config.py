@@ -9,35 +9,44 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxpfl.engine.fit import check_positive
 from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError, unknown_name
 
 
 @dataclass(frozen=True)
-class RunConfig:
-    """One experiment: data, split, work, methods, seeds. Fields left at None take the data set's preset.
-
-    The documentation of each field is what ``--help`` shows.
-    """
+class DataConfig:
+    """Which data, and how they are split among clients."""
 
     data: str = "digits"
     """Data set: digits (embedded), mnist, or idx:FOLDER for any folder of four IDX files."""
     data_dir: str | None = None
     """Where data sets lie; $JAXPFL_DATA_DIR unless given, then ./data."""
-    model: str | None = None
-    """Model: linear, mlp, mlp:128,64 (hidden sizes), cnn, ...; by data set unless given."""
     partition: str = "classes"
     """How examples are dealt to clients: iid or classes (a number of classes for each client)."""
     clients: int | None = None
     """Number of clients m; by data set unless given."""
     classes_per_client: int | None = None
-    """Classes that each client holds; by data set unless given."""
+    """Classes that each client holds, for --partition classes; by data set unless given."""
     test_share: float = 0.5
     """Share of each client's examples kept for testing, where the data set has no official test set."""
     validation_share: float = 0.0
     """Share of each client's training examples set apart for validation."""
+    split_seed: int = 0
+    """Seed of the split into clients, train and test; the run seeds do not change the split."""
     drop_empty: bool = False
     """Drop clients without training examples instead of refusing them."""
+
+
+@dataclass(frozen=True)
+class RunConfig(DataConfig):
+    """One experiment: data, split, work, methods, seeds. Fields left at None take the data set's preset.
+
+    The documentation of each field is what ``--help`` shows.
+    """
+
+    model: str | None = None
+    """Model: linear, mlp, mlp:128,64 (hidden sizes), cnn, ...; by data set unless given."""
     cohort: int | None = None
     """Clients in a round, a count K <= m, drawn uniformly; by data set unless given."""
     local_steps: int = 10
@@ -57,14 +66,12 @@ class RunConfig:
     """First run seed."""
     seeds: int | None = None
     """Number of run seeds, all in one program; by data set unless given."""
-    split_seed: int = 0
-    """Seed of the split into clients, train and test; the run seeds do not change the split."""
     eval_every: int = 10
     """Score all clients after every so many rounds, and at the end."""
     checkpoint_every: int = 50
     """Write a checkpoint after every so many rounds, and at the end."""
     plan: ExecutionPlan = field(default_factory=ExecutionPlan)
-    """How to execute: changes speed and memory, not results."""
+    """How to execute: changes speed and memory, not results (up to the rounding of additions)."""
 
 
 PRESETS: dict[str, dict[str, Any]] = {
@@ -106,26 +113,17 @@ def resolve(config: RunConfig) -> RunConfig:
     clients = given["clients"] if given["clients"] is not None else preset["clients"]
     filled = preset | {"cohort": min(preset["cohort"], max(clients, 1))}
     config = dataclasses.replace(config, **{k: v for k, v in filled.items() if given[k] is None})
-    for name in (
-        "clients",
-        "classes_per_client",
-        "cohort",
-        "local_steps",
-        "batch_size",
-        "rounds",
-        "seeds",
-        "eval_every",
-        "checkpoint_every",
-    ):
-        if getattr(config, name) < 1:
-            raise JaxpflError(f"{name} must be at least 1, got {getattr(config, name)}")
+    counts = ("clients", "classes_per_client", "cohort", "local_steps", "batch_size", "rounds", "seeds")
+    for name in (*counts, "eval_every", "checkpoint_every"):
+        check_positive(**{name: getattr(config, name)})
     for name, low in (("test_share", "> 0"), ("validation_share", ">= 0")):
         value = getattr(config, name)
         if not (0 < value < 1 or (value == 0 and low == ">= 0")):
             raise JaxpflError(f"{name} must be {low} and < 1, got {value}")
-    for name in ("seed", "split_seed"):
-        if getattr(config, name) < 0:
-            raise JaxpflError(f"{name} must be at least 0, got {getattr(config, name)}")
+    for name, runs in (("seed", config.seeds), ("split_seed", 1)):
+        value = getattr(config, name)
+        if not 0 <= value <= 2**32 - (runs or 1):
+            raise JaxpflError(f"{name} must be at least 0, and every seed below 2**32, got {value}")
     if config.lr is not None and not 0 < config.lr < float("inf"):
         raise JaxpflError(f"lr must be > 0 and finite, got {config.lr}")
     return config
@@ -159,30 +157,29 @@ def to_json(config: RunConfig) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def from_mapping(values: dict[str, Any], where: str, default: RunConfig | None = None) -> RunConfig:
+def from_mapping(values: dict[str, Any], where: str) -> RunConfig:
     """A config from a mapping of field names (dashes or underscores), such as a parsed file.
 
     Raises:
       JaxpflError: for an unknown field or a value of the wrong type.
     """
-    default = default or RunConfig()
     fields = {f.name: f.type for f in dataclasses.fields(RunConfig)}
     changes: dict[str, Any] = {}
     for raw, value in values.items():
-        name = raw.replace("-", "_")
+        name = str(raw).replace("-", "_")
         if name not in fields:
-            raise unknown_name(f"field in {where}", raw, fields)
+            raise unknown_name(f"field in {where}", str(raw), fields)
         if name == "plan":
-            changes[name] = _plan(value, where, default.plan)
+            changes[name] = _plan(value, where)
         elif name == "set":
             changes[name] = _settings(value, where)
         else:
             changes[name] = _typed(value, str(fields[name]), f"{raw} in {where}")
-    return dataclasses.replace(default, **changes)
+    return RunConfig(**changes)
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
-    """Parses a TOML or YAML config file.
+    """Parses a TOML or YAML config file, or the ``config.json`` of a run folder.
 
     Raises:
       JaxpflError: for a missing file, another suffix, or text that does not parse.
@@ -209,7 +206,8 @@ def read_file(path: str | Path) -> dict[str, Any]:
         raise JaxpflError(f"config {path} does not parse: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise JaxpflError(f"config {path} must be a table of names and values")
-    return values
+    # The config.json of a run folder wraps the config in what else it records.
+    return values["config"] if {"config", "methods"} <= values.keys() else values
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
@@ -228,29 +226,29 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], li
     return semantic, allowed
 
 
-def _plan(value: Any, where: str, default: ExecutionPlan) -> ExecutionPlan:
+def _plan(value: Any, where: str) -> ExecutionPlan:
     if not isinstance(value, dict):
         raise JaxpflError(f"plan in {where} must be a table, got {value!r}")
     fields = {f.name: f.type for f in dataclasses.fields(ExecutionPlan)}
     changes = {}
     for raw, item in value.items():
-        name = raw.replace("-", "_")
+        name = str(raw).replace("-", "_")
         if name not in fields:
-            raise unknown_name(f"field of plan in {where}", raw, fields)
-        if name == "clients" and isinstance(item, int):
-            item = str(item)
+            raise unknown_name(f"field of plan in {where}", str(raw), fields)
         changes[name] = _typed(item, str(fields[name]), f"plan.{raw} in {where}")
-    return dataclasses.replace(default, **changes)
+    return ExecutionPlan(**changes)
 
 
 def _settings(value: Any, where: str) -> tuple[str, ...]:
-    """``set`` as a list of METHOD.name=value, or as a table of tables."""
+    """``set`` as a list of METHOD.name=value, or as a table (of tables)."""
     if isinstance(value, dict):
-        return tuple(
-            f"{method}.{name}={item}"
-            for method, items in value.items()
-            for name, item in (items.items() if isinstance(items, dict) else ())
-        )
+        entries = []
+        for target, items in value.items():
+            if isinstance(items, dict):
+                entries += [f"{target}.{name}={item}" for name, item in items.items()]
+            else:
+                entries.append(f"{target}={items}")
+        return tuple(entries)
     if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         return tuple(value)
     raise JaxpflError(f"set in {where} must be a list of METHOD.name=value or a table, got {value!r}")
@@ -262,6 +260,11 @@ def _typed(value: Any, annotation: str, what: str) -> Any:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and "float" in allowed:
         return float(value)
+    if isinstance(value, str) and "float" in allowed:  # YAML reads 1e-3 as text
+        try:
+            return float(value)
+        except ValueError:
+            pass
     if type(value).__name__ in allowed or (isinstance(value, str) and annotation.startswith("Literal")):
         return value
     raise JaxpflError(f"{what} must be {annotation}, got {value!r}")

@@ -75,7 +75,10 @@ class Records:
         if not self.path.exists():
             return []
         lines = self.path.read_text().split("\n")[:-1]
-        return [json.loads(line) for line in lines]
+        try:
+            return [json.loads(line) for line in lines]
+        except ValueError as error:
+            raise JaxpflError(f"{self.path} holds a line that is not JSON: {error}") from None
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
         """Rewrites the file with the wanted records only."""

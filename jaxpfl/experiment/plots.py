@@ -46,11 +46,12 @@ def write_plots(folder: Path, records: list[dict[str, Any]], arrays: dict[str, d
 
 def _axes(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
     from matplotlib.figure import Figure
+    from matplotlib.ticker import MaxNLocator
 
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.xaxis.get_major_locator().set_params(integer=True)
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)

@@ -38,7 +38,7 @@ class Reporter(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def open_folder(folder: Path, config: RunConfig, methods: tuple[str, ...], *, resume: bool) -> list[str]:
+def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[str]:
     """Makes the run folder, or takes up an earlier one.
 
     Returns:
@@ -54,18 +54,31 @@ def open_folder(folder: Path, config: RunConfig, methods: tuple[str, ...], *, re
     if not stored.exists() and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
         raise JaxpflError(f"{folder} is not empty and holds no run: choose another --output")
     allowed = []
-    new = {"version": jaxpfl.__version__, "methods": list(methods), "config": to_json(config)}
+    methods = experiment.methods
+    new = {
+        "methods": list(methods),
+        "config": to_json(experiment.config),
+        **experiment.fingerprint(),
+        "versions": {"jaxpfl": jaxpfl.__version__, "jax": jax.__version__, "platform": jax.default_backend()},
+    }
     if stored.exists():
         old = files.read_json(stored)
+        if not isinstance(old, dict) or not new.keys() <= old.keys():
+            raise JaxpflError(f"{stored} is not the config of a run: choose another --output")
         semantic, allowed = differences(old["config"], new["config"])
         dropped = [name for name in old["methods"] if name not in methods]
         added = [name for name in methods if name not in old["methods"]]
         if dropped:
             semantic.append(f"methods: {', '.join(old['methods'])} -> {', '.join(methods)}")
+        if old["data"] != new["data"]:
+            semantic.append("the data are not those of the run")
+        for name in set(methods) & old["hyper"].keys():
+            if old["hyper"][name] != new["hyper"][name]:
+                semantic.append(f"{name}: {old['hyper'][name]} -> {new['hyper'][name]}")
         if semantic:
             raise JaxpflError(f"--resume would change the experiment in {folder}: {'; '.join(semantic)}")
-        if old["version"] != new["version"]:
-            allowed.append(f"version: {old['version']} -> {new['version']}")
+        if old["versions"] != new["versions"]:
+            allowed.append(f"versions (numbers may differ in the last bits): {old['versions']} -> {new['versions']}")
         if added:
             allowed.append(f"methods added: {', '.join(added)}")
         if allowed:  # what is there is no longer the summary of this config
@@ -109,10 +122,8 @@ def _run_method(experiment: Experiment, name: str, folder: Path, reporter: Repor
     simulation = experiment.simulation(name)
     records = files.Records(folder / "metrics.jsonl")
     with Checkpoints(folder / "checkpoints" / name) as checkpoints:
-        state = simulation.init(range(config.seed, config.seed + require(config.seeds)))
-        seconds = 0.0
-        if checkpoints.latest() is not None:
-            state, seconds = checkpoints.restore(state)
+        first = simulation.init(range(config.seed, config.seed + require(config.seeds)))
+        state, seconds = checkpoints.restore(first, reporter.say)
         done = int(state.round[0])
         records.keep(lambda record: record["method"] != name or _stands(record, done, config))
         reporter.start(name, done, rounds)
@@ -125,7 +136,7 @@ def _run_method(experiment: Experiment, name: str, folder: Path, reporter: Repor
                     state, history = simulation.advance(state, length)
                 records.append(_round_records(name, done, history))
                 done += length
-                loss = float(np.mean(history["train_loss"][:, -1]))
+                loss = float(np.mean(history.get("train_loss", np.full((1, 1), np.nan))[:, -1]))
                 reporter.progress(done, loss, None)
             if done == stop and (done % config.eval_every == 0 or done == rounds):
                 scores, record = _evaluate(experiment, simulation, state, name, done)
@@ -137,7 +148,7 @@ def _run_method(experiment: Experiment, name: str, folder: Path, reporter: Repor
                 raise Interrupted(f"stopped {name} after round {done} of {rounds}")
     if scores is None:  # killed between the last checkpoint and the files below
         scores, _ = _evaluate(experiment, simulation, state, name, done)
-    _write_method(folder, name, simulation, state, scores, rounds, time.perf_counter() - started)
+    _write_method(folder, name, simulation, state, scores, config, time.perf_counter() - started)
     reporter.finish(name)
 
 
@@ -203,7 +214,7 @@ def _write_method(
     simulation: Simulation,
     state: RunState,
     scores: dict[str, dict[str, np.ndarray]],
-    rounds: int,
+    config: RunConfig,
     seconds: float,
 ) -> None:
     taken, lost = np.asarray(state.participations), np.asarray(state.diverged)
@@ -216,12 +227,12 @@ def _write_method(
     files.write_json(
         folder / "methods" / f"{name}.json",
         {
-            "rounds": rounds,
+            "rounds": config.rounds,
             "seconds": seconds,
             # Means over the runs: a run's clients differ where cohorts are random in size.
             "bytes_up": up * int((taken - lost).sum()) // runs,
             "bytes_down": down * int(taken.sum()) // runs,
-            "client_steps": simulation.local_steps * int(taken.sum()) // runs,
+            "client_steps": config.local_steps * int(taken.sum()) // runs,
             "diverged_clients": int(((lost > 0) | scores["after"]["diverged"]).any(axis=0).sum()),
         },
     )

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ast
+import zlib
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
 from jaxpfl import algorithms, data, participation
@@ -29,17 +31,29 @@ class Experiment(NamedTuple):
     def simulation(self, name: str) -> Simulation:
         """The compiled programs of one method."""
         config, method = self.config, algorithms.get(name)
-        hyper, options = _split_settings(config, name, self.methods)
-        hp = method.hyper if config.lr is None else with_rate(method.hyper, config.lr)
+        _, options = _split_settings(config, name, self.methods)
         return Simulation(
             build(method, self.task, local_work(config, self.federation), options),
             self.task,
             self.federation,
             participation.of(self.federation.num_clients, config.cohort),
-            replace(name, hp, hyper),
-            local_steps=config.local_steps,
+            self.hyper(name),
             plan=config.plan,
         )
+
+    def hyper(self, name: str) -> Any:
+        """One method's hyper-parameters: its defaults, then ``--lr``, then ``--set``."""
+        method = algorithms.get(name)
+        hp = method.hyper if self.config.lr is None else with_rate(method.hyper, self.config.lr)
+        return replace(name, hp, _split_settings(self.config, name, self.methods)[0])
+
+    def fingerprint(self) -> dict[str, Any]:
+        """What the config does not say but the numbers depend on: every hyper-parameter, and the data themselves."""
+        sample = [np.ascontiguousarray(leaf).tobytes() for leaf in jax.tree.leaves(self.federation)]
+        return {
+            "hyper": {name: {k: float(v) for k, v in vars(self.hyper(name)).items()} for name in self.methods},
+            "data": zlib.crc32(b"".join(sample)),
+        }
 
 
 def prepare(config: RunConfig, methods: tuple[str, ...], *, strict: bool = False) -> Experiment:
@@ -61,6 +75,7 @@ def prepare(config: RunConfig, methods: tuple[str, ...], *, strict: bool = False
     # Refused before the data are read: a cohort that no split could serve.
     participation.of(require(config.clients), config.cohort)
     source, federation = load_federation(config)
+    participation.of(federation.num_clients, config.cohort)  # clients may have been dropped
     if not np.asarray(federation.test.mask).any():
         raise JaxpflError("no client has test examples: use fewer clients, or a larger --test-share")
     data.check_batch_size(federation, require(config.batch_size), strict)

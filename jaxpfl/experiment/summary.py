@@ -13,10 +13,11 @@ def over_clients(accuracy: np.ndarray) -> dict[str, float | None]:
 
     Returns:
       ``mean``: unweighted over clients, then over seeds; ``std``: of the seeds' means (ddof 1; None for one seed);
-      ``std_clients``, ``p10``, ``worst_decile``: over clients, then averaged over seeds. The worst decile is the mean
+      ``std_clients`` (ddof 0: the clients are all there are), ``p10``, ``worst_decile``: over clients, then averaged
+      over seeds. The worst decile is the mean
       of the lowest ceil(m / 10) clients.
     """
-    rows = [row[np.isfinite(row)] for row in np.atleast_2d(accuracy)]
+    rows = [row[np.isfinite(row)] for row in np.atleast_2d(np.asarray(accuracy, float))]
     rows = [row for row in rows if len(row)]
     if not rows:
         return dict.fromkeys(("mean", "std", "std_clients", "p10", "worst_decile"))

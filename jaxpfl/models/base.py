@@ -28,21 +28,18 @@ class InitFn(Protocol):
     def __call__(self, key: Key, x: Array, /) -> PyTree: ...
 
 
-class ApplyFn(Protocol):
-    def __call__(self, params: PyTree, x: Array, /, key: Key | None = None, train: bool = False) -> Array: ...
-
-
 class Model(NamedTuple):
-    """A classifier (or regressor) as pure functions. Any pair of yours works: ``Model(init, apply)``.
+    """A classifier (or regressor) as pure functions. Any pair of yours works: ``fit`` takes ``Model(init, apply)``.
 
     Attributes:
       init: ``(key, x) -> params``; x is [N, *input_shape], of which only shape and dtype matter.
-      apply: ``(params, x, key=None, train=False) -> logits`` of shape [N, num_classes]. `key` feeds dropout.
+      apply: ``(params, x, key=None, train=False) -> logits`` of shape [N, num_classes]. `key` feeds dropout. A function
+        without the last two is completed by `as_model`.
       head: which parameters form the personal head (FedPer, FedRep); None where the model names none.
     """
 
     init: InitFn
-    apply: ApplyFn
+    apply: Callable[..., Array]
     head: HeadPredicate | None = None
 
 
@@ -76,6 +73,22 @@ def from_linen(module: nn.Module, head: HeadPredicate | None = None) -> Model:
     return Model(init, apply, head)
 
 
+def as_model(model: Model | nn.Module) -> Model:
+    """A model that takes ``key`` and ``train``, from a linen module or from a pair whose ``apply`` may lack them."""
+    if isinstance(model, nn.Module):
+        return from_linen(model)
+    parameters = inspect.signature(model.apply).parameters
+    takes = {name for name in ("key", "train") if name in parameters}
+    if len(takes) == 2 or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
+        return model
+
+    def apply(params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
+        given = {"key": key, "train": train}
+        return model.apply(params, x, **{name: given[name] for name in takes})
+
+    return model._replace(apply=apply)
+
+
 def cross_entropy(logits: Array, y: Array) -> Array:
     """``-log softmax(logits)[y]`` per example: [N, K], [N] -> [N]."""
     return optax.softmax_cross_entropy_with_integer_labels(logits, y)
@@ -102,6 +115,7 @@ class Task(NamedTuple):
       num_classes: K.
       loss: logits [N, K], labels [N] -> [N].
       metrics: name -> logits [N, K], labels [N] -> [N].
+      input_dtype: the inputs' type, where it is not the default float (tokens, say).
     """
 
     model: Model
@@ -109,12 +123,15 @@ class Task(NamedTuple):
     num_classes: int
     loss: PerExample = cross_entropy
     metrics: Mapping[str, PerExample] = CLASSIFICATION_METRICS
+    input_dtype: Any = None
 
     def init(self, key: Key) -> PyTree:
         """Parameters for one client."""
-        return self.model.init(key, jnp.zeros((1, *self.input_shape)))
+        return self.model.init(key, jnp.zeros((1, *self.input_shape), self.input_dtype))
 
 
-def classification(model: Model, input_shape: tuple[int, ...], num_classes: int) -> Task:
+def classification(
+    model: Model | nn.Module, input_shape: tuple[int, ...], num_classes: int, input_dtype: Any = None
+) -> Task:
     """Softmax classification: cross-entropy loss; metrics "accuracy" and "loss"."""
-    return Task(model, tuple(input_shape), num_classes)
+    return Task(as_model(model), tuple(input_shape), num_classes, input_dtype=input_dtype)

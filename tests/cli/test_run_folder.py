@@ -64,14 +64,34 @@ def test_folder_holds_config_records_scores_and_plots(finished):
 
 def test_rerunning_the_config_gives_the_same_numbers(finished, tmp_path, capsys):
     folder, summary = finished
-    stored = json.loads((folder / "config.json").read_text())
-    (tmp_path / "again.json").write_text(json.dumps(stored["config"]))
     result = jaxpfl(
         capsys,
-        *("compare", *stored["methods"], "--config", tmp_path / "again.json"),
+        *("compare", "local", "adaped", "--config", folder / "config.json"),
         *("--json", "--output", tmp_path / "again"),
     )
     assert without_seconds(result.json) == without_seconds(summary)
+
+
+def test_a_damaged_checkpoint_is_passed_over(finished, capsys):
+    folder, summary = finished
+    for path in (folder / "checkpoints" / "adaped" / "4").rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    for name in ("adaped.json", "adaped.npz"):
+        (folder / "methods" / name).unlink()
+    result = jaxpfl(capsys, "compare", "local", "adaped", *SMALL, "--json", "--output", folder, "--resume")
+    assert "checkpoint of round 4 cannot be read" in result.err
+    assert without_seconds(result.json) == without_seconds(summary)
+
+
+def test_other_data_under_the_same_config_are_refused(finished, capsys):
+    folder, _ = finished
+    config = folder / "config.json"
+    stored = json.loads(config.read_text())
+    config.write_text(json.dumps(stored | {"data": stored["data"] ^ 1}))
+    result = jaxpfl(capsys, "compare", "local", "adaped", *SMALL, "--output", folder, "--resume")
+    assert result.status == 2
+    assert "the data are not those of the run" in result.err
 
 
 def test_resume_skips_what_is_finished_and_redoes_what_is_not(finished, capsys):

@@ -47,7 +47,6 @@ def simulate(
         federation,
         participation.of(federation.num_clients, cohort),
         method.hyper.replace(**hyper),
-        local_steps=3,
         plan=plan or ExecutionPlan(rounds_per_call=8),
     )
 

@@ -9,6 +9,7 @@ import pytest
 from problem import outcome, simulate
 
 from jaxpfl import ExecutionPlan
+from jaxpfl.algorithms.hyper import with_rate
 
 
 def test_one_trace_serves_calls_of_every_length(method, federation):
@@ -51,9 +52,10 @@ def test_test_examples_reach_nothing_but_scores(method, federation):
     assert not np.array_equal(got["scores"]["after"]["loss"], want["scores"]["after"]["loss"])
 
 
-def test_state_is_donated(method, federation):
-    simulation = simulate(method, federation)
-    state = simulation.init([0])
+@pytest.mark.parametrize("runs", ["map", "vmap"])
+def test_state_is_donated(method, federation, runs):
+    simulation = simulate(method, federation, plan=ExecutionPlan(runs=runs))
+    state = simulation.init([0, 1])
     simulation.advance(state, 1)
     kept = [leaf for leaf in jax.tree.leaves((state.server, state.clients)) if not leaf.is_deleted()]
     assert not kept
@@ -67,10 +69,10 @@ def test_bytes_are_those_of_what_is_exchanged(method, federation):
     assert (up, down) == (want, want)
 
 
-def test_a_diverging_rate_is_counted_and_survived(method, federation):
-    from jaxpfl.algorithms.hyper import with_rate
-
-    hot = method._replace(hyper=with_rate(method.hyper, 1e30))
+# At 1e38 uploads may be finite and their sum not.
+@pytest.mark.parametrize("rate", [1e30, 1e36, 1e38])
+def test_a_diverging_rate_is_counted_and_survived(method, federation, rate):
+    hot = method._replace(hyper=with_rate(method.hyper, rate))
     result = outcome(simulate(hot, federation, cohort=None), 3)
     assert (result["state"].diverged > 0).any()
     for leaf in jax.tree.leaves((result["state"].server, result["state"].clients)):

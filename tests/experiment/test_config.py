@@ -44,7 +44,7 @@ def test_json_round_trip_is_complete():
 def test_files(tmp_path: Path, name: str, text: str):
     (tmp_path / name).write_text(text)
     config = from_mapping(read_file(tmp_path / name), name)
-    assert (config.data, config.local_steps, config.plan.clients) == ("mnist", 3, "4")
+    assert (config.data, config.local_steps, config.plan.clients) == ("mnist", 3, 4)
     assert config.set == ("adaped.c=1.0",)
 
 
@@ -111,3 +111,12 @@ def test_settings_of_one_method():
         method_settings(RunConfig(set=("adaped.c",)), "adaped", ("adaped",))
     with pytest.raises(JaxpflError, match="did you mean 'adaped'"):
         method_settings(RunConfig(set=("adapd.c=1",)), "adaped", ("adaped",))
+
+
+@pytest.mark.parametrize("given", [{"adaped.c": 1}, {"adaped": {"c": 1}}, ["adaped.c=1"]])
+def test_settings_in_a_file(given):
+    assert from_mapping({"set": given}, "here").set == ("adaped.c=1",)
+
+
+def test_a_number_that_yaml_reads_as_text():
+    assert from_mapping({"lr": "1e-3"}, "here").lr == 1e-3

@@ -122,7 +122,6 @@ def simulation(
         federation,
         cohort or full(federation.num_clients),
         entry.hyper.replace(**hp),
-        local_steps=steps,
         plan=plan or ExecutionPlan(rounds_per_call=1),
     )
 

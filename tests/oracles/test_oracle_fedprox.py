@@ -55,5 +55,5 @@ def test_a_strong_term_holds_the_client():
 
 
 def test_no_term_is_fedavg():
-    """``prox = 0``: the same steps as FedAvg's."""
-    assert (solved(0.0)[1] == solved(0.0, "fedavg")[1]).all()
+    """``prox = 0``: the same steps as FedAvg's (of one client, whose weight does not matter)."""
+    np.testing.assert_allclose(solved(0.0)[1], solved(0.0, "fedavg")[1], rtol=1e-12)
