@@ -129,7 +129,7 @@ def _run_method(experiment: Experiment, name: str, folder: Path, reporter: Repor
         reporter.start(name, done, rounds)
         started = time.perf_counter() - seconds
         pace = Pace(config.plan.rounds_per_call)
-        loss, scores = float("nan"), None
+        loss, accuracy, scores = float("nan"), None, None
         for stop in milestones(done, rounds, config.eval_every, config.checkpoint_every):
             while done < stop and not interrupt.asked:
                 with pace.call(stop - done) as length:
@@ -137,11 +137,12 @@ def _run_method(experiment: Experiment, name: str, folder: Path, reporter: Repor
                 records.append(_round_records(name, done, history))
                 done += length
                 loss = float(np.mean(history.get("train_loss", np.full((1, 1), np.nan))[:, -1]))
-                reporter.progress(done, loss, None)
+                reporter.progress(done, loss, accuracy)
             if done == stop and (done % config.eval_every == 0 or done == rounds):
                 scores, record = _evaluate(experiment, simulation, state, name, done)
                 records.append([record | {"seconds": time.perf_counter() - started}])
-                reporter.progress(done, loss, float(np.mean(record["personalized_accuracy"])))
+                accuracy = float(np.mean(record["personalized_accuracy"]))
+                reporter.progress(done, loss, accuracy)
             if interrupt.asked or done % config.checkpoint_every == 0 or done == rounds:
                 checkpoints.save(done, state, time.perf_counter() - started)
             if interrupt.asked and done < rounds:
