@@ -1,4 +1,4 @@
-"""What every test shares: plots without a display, and compiled programs kept between tests and runs."""
+"""What every test shares: two CPU devices, plots without a display, and compiled programs kept between tests."""
 
 import os
 
@@ -11,6 +11,8 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    # Where m is even, clients are spread over two devices, as the command line does on two cores.
+    jax.config.update("jax_num_cpu_devices", 2)
     # Many tests compile the same small programs, and compiling is most of their time.
     cache = getattr(config, "cache", None)
     if cache is None:  # pytest -p no:cacheprovider

@@ -1,15 +1,25 @@
-"""The client axis: run a function of one client over the rows of a cohort, in blocks, and sum what is uploaded."""
+"""The client axis: run a function of one client over the rows of a cohort, in blocks and on every device, and sum.
+
+Clients stay where they are: with D devices, each holds m / D consecutive clients (their data and states) and runs those
+of the cohort that it holds. Nothing but the sums crosses devices.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
 
 from jaxpfl import trees
 from jaxpfl.types import Array, PyTree
+
+AXIS = "clients"
+"""The mesh axis over which clients are spread."""
 
 
 class Outcome(NamedTuple):
@@ -21,10 +31,19 @@ class Outcome(NamedTuple):
 
 
 OneClient = Callable[[Array, PyTree, PyTree], Outcome]
-"""``(row [], state, data) -> Outcome`` of the client in that row; must itself ignore an empty slot (row = m)."""
+"""``(present [] bool, state, data) -> Outcome``; an empty slot of the cohort is a client that is not present."""
 
 
-def run_cohort(one: OneClient, rows: Array, states: PyTree, data: PyTree, *, block: int, everyone: bool) -> Outcome:
+def run_cohort(
+    one: OneClient,
+    rows: Array,
+    states: PyTree,
+    data: PyTree,
+    *,
+    block: int,
+    everyone: bool,
+    mesh: Mesh | None = None,
+) -> Outcome:
     """Runs ``one`` for every row of the cohort.
 
     Args:
@@ -34,54 +53,74 @@ def run_cohort(one: OneClient, rows: Array, states: PyTree, data: PyTree, *, blo
       data: anything else that is stacked by client, leaves [m, ...].
       block: clients that run in one vectorised operation; 1 runs one after the other.
       everyone: static; the rows are 0 ... m-1, so nothing needs to be gathered where they run at once.
+      mesh: the devices, one axis whose size divides m; None for one device.
 
     Returns:
-      All clients' states with the cohort's rows replaced ([m, ...]), the sum over the cohort, and the kept values in
-      the order of the rows, [capacity, ...].
+      All clients' states with the cohort's rows replaced, the sum over the cohort, and the kept values of every
+      client, [m, ...], zero for those outside the cohort.
     """
-    capacity = rows.shape[0]
-    num_clients = jax.tree.leaves(data)[0].shape[0]
+    if mesh is None:
+        return _run_here(one, rows, states, data, block=block, everyone=everyone)
+    own = jax.tree.leaves(data)[0].shape[0] // mesh.size
+
+    # check_vma: an algorithm's loops start from constants, which would each need a cast to "varying over clients".
+    @partial(
+        jax.shard_map,
+        mesh=mesh,
+        in_specs=(P(), P(AXIS), P(AXIS)),
+        out_specs=Outcome(P(AXIS), P(), P(AXIS)),
+        check_vma=False,
+    )
+    def on_each(rows: Array, states: PyTree, data: PyTree) -> Outcome:
+        first = jax.lax.axis_index(AXIS) * own
+        here = (rows >= first) & (rows < first + own)
+        mine = jnp.sort(jnp.where(here, rows - first, own))[: min(own, rows.shape[0])]
+        outcome = _run_here(one, mine, states, data, block=block, everyone=everyone)
+        return outcome._replace(summed=jax.lax.psum(outcome.summed, AXIS))
+
+    return on_each(rows, states, data)
+
+
+def _run_here(one: OneClient, rows: Array, states: PyTree, data: PyTree, *, block: int, everyone: bool) -> Outcome:
+    """The rows of one device's clients."""
+    capacity, clients = rows.shape[0], jax.tree.leaves(data)[0].shape[0]
     if block >= capacity and everyone:
-        new, summed, kept = jax.vmap(one)(rows, states, data)
+        new, summed, kept = jax.vmap(one)(rows < clients, states, data)
         return Outcome(new, _sum(summed), kept)
-    if block >= capacity:
-        return _together(one, rows, states, data)
 
     blocks = -(-capacity // block)
-    padding = jnp.full(blocks * block - capacity, num_clients, rows.dtype)
-    rows = jnp.concatenate([rows, padding]).reshape(blocks, block)
+    padding = jnp.full(blocks * block - capacity, clients, rows.dtype)
+    slots = jnp.concatenate([rows, padding]).reshape(blocks, block)
     run_block = _one_by_one if block == 1 else _together
-    zero = jax.tree.map(
-        lambda leaf: jnp.zeros(leaf.shape, leaf.dtype),
-        jax.eval_shape(lambda: run_block(one, rows[0], states, data).summed),
-    )
+    shapes = jax.eval_shape(lambda: run_block(one, slots[0], states, data))
+    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes.summed)
+    kept = jax.tree.map(lambda leaf: jnp.zeros((clients, *leaf.shape[1:]), leaf.dtype), shapes.kept)
 
-    def body(carry: tuple[PyTree, PyTree], rows: Array) -> tuple[tuple[PyTree, PyTree], PyTree]:
+    def body(i: Array, carry: Outcome) -> Outcome:
         # The states travel in the carry and are written in place: each row is read and written once in a round, and
         # the loop holds one copy of them however large the cohort is.
-        states, total = carry
-        states, summed, kept = run_block(one, rows, states, data)
-        return (states, jax.tree.map(jnp.add, total, summed)), kept
+        states, total, kept = carry
+        states, summed, values = run_block(one, slots[i], states, data)
+        return Outcome(states, jax.tree.map(jnp.add, total, summed), trees.put_rows(kept, slots[i], values))
 
-    (states, total), kept = jax.lax.scan(body, (states, zero), rows)
-    kept = jax.tree.map(lambda a: a.reshape(blocks * block, *a.shape[2:])[:capacity], kept)
-    return Outcome(states, total, kept)
+    # Empty slots come last: a device runs as many blocks as it has clients in the cohort.
+    filled = blocks if everyone else -(-(rows < clients).sum() // block)
+    return jax.lax.fori_loop(0, filled, body, Outcome(states, zero, kept))
 
 
 def _together(one: OneClient, rows: Array, states: PyTree, data: PyTree) -> Outcome:
-    new, summed, kept = jax.vmap(one)(rows, trees.take_rows(states, rows), trees.take_rows(data, rows))
+    present = rows < jax.tree.leaves(data)[0].shape[0]
+    new, summed, kept = jax.vmap(one)(present, trees.take_rows(states, rows), trees.take_rows(data, rows))
     return Outcome(trees.put_rows(states, rows, new), _sum(summed), kept)
 
 
 def _one_by_one(one: OneClient, rows: Array, states: PyTree, data: PyTree) -> Outcome:
     # A vmap of width one would turn every product into a batched one; this keeps the client's own operations.
     row = rows[0]
-    new, summed, kept = one(row, _row(states, row), _row(data, row))
-    return Outcome(
-        trees.put_rows(states, rows, jax.tree.map(lambda a: a[None], new)),
-        summed,
-        jax.tree.map(lambda a: a[None], kept),
-    )
+    present = row < jax.tree.leaves(data)[0].shape[0]
+    new, summed, kept = one(present, _row(states, row), _row(data, row))
+    new, kept = jax.tree.map(lambda a: a[None], (new, kept))
+    return Outcome(trees.put_rows(states, rows, new), summed, kept)
 
 
 def _row(tree: PyTree, row: Array) -> PyTree:

@@ -7,6 +7,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxpfl import trees
 from jaxpfl.engine.cohort import Outcome, run_cohort
@@ -32,6 +33,7 @@ def make_evaluate(
     participation: Participation,
     *,
     block: int,
+    mesh: Mesh | None = None,
     split: Literal["test", "validation"],
 ) -> Callable[[RunState, PyTree, Federation], Scores]:
     """Builds ``(state, hp, federation) -> Scores`` on one split.
@@ -45,7 +47,7 @@ def make_evaluate(
         ctx = server_context(participation, state.round)
         message = server.broadcast(stream(state.key, Purpose.BROADCAST, state.round), hp, ctx, state.server)
 
-        def score(row: Array, _: PyTree, data: tuple[PyTree, Splits, ClientData, Array]) -> Outcome:
+        def score(present: Array, _: PyTree, data: tuple[PyTree, Splits, ClientData, Array]) -> Outcome:
             own, splits, examples, client_id = data
             if not examples.mask.shape[0]:  # nobody has examples, and many models refuse an empty batch
                 examples = jax.tree.map(lambda a: jnp.zeros((1, *a.shape[1:]), a.dtype), examples)
@@ -71,7 +73,7 @@ def make_evaluate(
         data = (state.clients, federation.splits, getattr(federation, split), ids)
         rows = jnp.arange(participation.num_clients, dtype=jnp.int32)
         # The states are read here and not written: they travel as data, and the carried state is empty.
-        return run_cohort(score, rows, (), data, block=block, everyone=True).kept
+        return run_cohort(score, rows, (), data, block=block, everyone=True, mesh=mesh).kept
 
     return evaluate
 

@@ -18,6 +18,7 @@ class ExecutionPlan:
     """Choices of speed and memory.
 
     Attributes:
+      devices: how many devices share the clients, m / D each; ``auto`` takes the most that divide m.
       clients: ``map`` runs one client after the other (working set stays in cache), ``vmap`` the whole cohort at once,
         a number that many at once; ``auto`` chooses by backend and model size.
       runs: the same for the axis of seeds and settings: ``map``, ``vmap`` or ``auto``.
@@ -25,6 +26,7 @@ class ExecutionPlan:
       donate: reuse the state's buffers for the next state; without it both are held.
     """
 
+    devices: str | int = "auto"
     clients: str | int = "auto"
     runs: Literal["auto", "map", "vmap"] = "auto"
     rounds_per_call: int = 100
@@ -35,6 +37,8 @@ class ExecutionPlan:
         numeric = text.isdecimal() and int(text) > 0
         if text not in ("auto", "map", "vmap") and not numeric:
             raise JaxpflError(f"plan.clients must be auto, map, vmap or a positive number, got {self.clients!r}")
+        if str(self.devices) != "auto" and not (str(self.devices).isdecimal() and int(self.devices) > 0):
+            raise JaxpflError(f"plan.devices must be auto or a positive number, got {self.devices!r}")
         if self.runs not in ("auto", "map", "vmap"):
             raise JaxpflError(f"plan.runs must be auto, map or vmap, got {self.runs!r}")
         if self.rounds_per_call < 1:
@@ -42,13 +46,14 @@ class ExecutionPlan:
 
 
 class Resolved(NamedTuple):
-    """A plan with every choice made: clients in one block, and whether runs are vmapped."""
+    """A plan with every choice made: clients in one block, whether runs are vmapped, and devices."""
 
     block: int
     vmap_runs: bool
+    devices: int
 
 
-def resolve(plan: ExecutionPlan, *, cohort: int, model_bytes: int) -> Resolved:
+def resolve(plan: ExecutionPlan, *, cohort: int, num_clients: int, model_bytes: int) -> Resolved:
     """Makes the automatic choices.
 
     A CPU wants a working set that stays in cache: one client at a time, or as many small models as fit. An
@@ -56,13 +61,24 @@ def resolve(plan: ExecutionPlan, *, cohort: int, model_bytes: int) -> Resolved:
 
     Args:
       cohort: slots in a cohort.
+      num_clients: m.
       model_bytes: bytes of one client's model.
     """
     on_cpu = jax.default_backend() == "cpu"
+    available = len(jax.devices())
+    if plan.devices == "auto":
+        devices = max(d for d in range(1, available + 1) if num_clients % d == 0)
+    else:
+        devices = int(plan.devices)
+        if devices > available or num_clients % devices:
+            raise JaxpflError(
+                f"plan.devices must divide the {num_clients} clients and be at most {available}, got {devices}"
+            )
+    cohort = min(cohort, num_clients // devices)  # slots on one device
     fitting = max(1, min(_CACHE_BYTES // max(model_bytes, 1), _LARGEST_BLOCK, cohort))
     if plan.clients == "auto":
         block = fitting if on_cpu else cohort
     else:
         block = {"map": 1, "vmap": cohort}.get(str(plan.clients)) or min(int(plan.clients), cohort)
     vmap_runs = plan.runs == "vmap" or (plan.runs == "auto" and (not on_cpu or fitting > 1))
-    return Resolved(block, vmap_runs)
+    return Resolved(block, vmap_runs, devices)

@@ -7,6 +7,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.sharding import Mesh
 
 from jaxpfl import trees
 from jaxpfl.engine.cohort import Outcome, run_cohort
@@ -61,7 +62,7 @@ def server_context(participation: Participation, round: Array) -> ServerContext:
 
 
 def make_round(
-    algorithm: Algorithm, participation: Participation, *, block: int
+    algorithm: Algorithm, participation: Participation, *, block: int, mesh: Mesh | None = None
 ) -> Callable[[RunState, PyTree, Federation], tuple[RunState, Metrics]]:
     """Builds ``(state, hp, federation) -> (state, metrics)``.
 
@@ -71,13 +72,12 @@ def make_round(
     client, server = algorithm.client, algorithm.server
 
     def one_round(state: RunState, hp: PyTree, federation: Federation) -> tuple[RunState, Metrics]:
-        num_clients = participation.num_clients
         ids = federation.client_ids
         rows = participation.sample(stream(state.key, Purpose.PARTICIPATION, state.round), ids)
         ctx = server_context(participation, state.round)
         message = server.broadcast(stream(state.key, Purpose.BROADCAST, state.round), hp, ctx, state.server)
 
-        def work(row: Array, old: PyTree, data: tuple[Splits, Array, Array]) -> Outcome:
+        def work(present: Array, old: PyTree, data: tuple[Splits, Array, Array]) -> Outcome:
             splits, client_id, participations = data
             client_ctx = ClientContext(
                 state.round,
@@ -88,7 +88,6 @@ def make_round(
             )
             key = stream(state.key, Purpose.LOCAL_WORK, state.round, client_id)
             new, upload, metrics = client.update(key, hp, client_ctx, message, old, splits)
-            present = row < num_clients
             finite = trees.all_finite((new, upload))
             keep = present & finite
             one = jnp.ones((), jnp.int32)
@@ -98,7 +97,7 @@ def make_round(
 
         data = (federation.splits, jnp.asarray(ids), state.participations)
         clients, (reduced, sums), (present, lost) = run_cohort(
-            work, rows, state.clients, data, block=block, everyone=participation.everyone
+            work, rows, state.clients, data, block=block, everyone=participation.everyone, mesh=mesh
         )
         server_key = stream(state.key, Purpose.SERVER_UPDATE, state.round)
         new_server, server_metrics = server.update(server_key, hp, ctx, state.server, reduced)
@@ -110,12 +109,11 @@ def make_round(
         kept = jnp.where(reduced.contributors > 0, reduced.contributors, jnp.nan)
         metrics = {name: total / kept for name, total in sums.items()} | server_metrics
         metrics |= {"participants": present.sum(), "diverged": lost.sum()}
-        count = {"mode": "drop", "indices_are_sorted": True}
         new_state = RunState(
             new_server,
             clients,
-            state.participations.at[rows].add(present.astype(jnp.int32), **count),
-            state.diverged.at[rows].add(lost.astype(jnp.int32), **count),
+            state.participations + present,
+            state.diverged + lost,
             state.round + 1,
             state.key,
         )

@@ -9,8 +9,11 @@ import jax
 import jax.export
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from jaxpfl import trees
+from jaxpfl.engine.cohort import AXIS
 from jaxpfl.engine.evaluate import Scores, make_evaluate
 from jaxpfl.engine.plan import ExecutionPlan, resolve
 from jaxpfl.engine.round import RunState, init_state, make_round, make_rounds, server_context
@@ -62,23 +65,31 @@ class Simulation:
         self.algorithm, self.participation = algorithm, participation
         self.plan = plan or ExecutionPlan()
         self.hp = jax.tree.map(jnp.asarray, hp)
-        self.federation: Federation = jax.device_put(federation)
 
         shapes = jax.eval_shape(task.init, jax.random.key(0))
-        self.execution = resolve(self.plan, cohort=participation.capacity, model_bytes=trees.num_bytes(shapes))
-        one_round = make_round(algorithm, participation, block=self.execution.block)
+        model_bytes, num_clients = trees.num_bytes(shapes), federation.num_clients
+        self.execution = resolve(
+            self.plan, cohort=participation.capacity, num_clients=num_clients, model_bytes=model_bytes
+        )
+        mesh, everywhere, by_client, self._state_layout = self._layout()
+        self.federation: Federation = jax.device_put(federation, by_client)
+        one_round = make_round(algorithm, participation, block=self.execution.block, mesh=mesh)
         rounds = make_rounds(one_round, self.plan.rounds_per_call)
 
         def init(key: jax.Array, hp: PyTree, federation: Federation) -> RunState:
             return init_state(algorithm, participation, key, hp, federation)
 
         def evaluation(split: Literal["test", "validation"]) -> Callable[..., Any]:
-            block = resolve(self.plan, cohort=federation.num_clients, model_bytes=trees.num_bytes(shapes)).block
-            one = make_evaluate(algorithm, task, participation, block=block, split=split)
+            block = resolve(self.plan, cohort=num_clients, num_clients=num_clients, model_bytes=model_bytes).block
+            one = make_evaluate(algorithm, task, participation, block=block, split=split, mesh=mesh)
             return jax.jit(self._over_runs(one))
 
-        self._init = jax.jit(self._over_runs(init))
-        self._advance = jax.jit(self._over_runs(rounds, in_place=True), donate_argnums=(0,) if self.plan.donate else ())
+        self._init = jax.jit(self._over_runs(init), out_shardings=self._state_layout)
+        self._advance = jax.jit(
+            self._over_runs(rounds, in_place=True),
+            donate_argnums=(0,) if self.plan.donate else (),
+            out_shardings=None if mesh is None else (self._state_layout, everywhere),
+        )
         self._evaluate = {"test": evaluation("test"), "validation": evaluation("validation")}
 
     def init(self, seeds: Sequence[int]) -> RunState:
@@ -97,6 +108,8 @@ class Simulation:
         Returns:
           The new state, and the history of the metrics, each [S, rounds].
         """
+        if self._state_layout is not None:  # a state of the caller's own making may lie elsewhere
+            state = jax.device_put(state, self._state_layout)
         history: list[Metrics] = []
         lengths: list[int] = []
         while rounds > 0:
@@ -119,6 +132,9 @@ class Simulation:
     def export(self, *platforms: str, seeds: int = 1) -> jax.export.Exported:
         """The program of one `advance` call, lowered for platforms ("cpu", "cuda", "tpu") that need not be here."""
         state = jax.eval_shape(lambda: self.init(range(seeds)))
+        if self._state_layout is not None:
+            layout = jax.tree.broadcast(self._state_layout, state)
+            state = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), state, layout)
         program = jax.export.export(self._advance, platforms=platforms)
         return program(state, self._hp_rows(seeds), self.federation, jnp.int32(1))
 
@@ -133,6 +149,15 @@ class Simulation:
 
         up, down = jax.eval_shape(exchange, one, hp, self.federation)
         return trees.num_bytes(up), trees.num_bytes(down)
+
+    def _layout(self) -> tuple[Mesh | None, Any, Any, Any]:
+        """The mesh, and where things lie: everywhere, spread by client, a state [S, ...]; all None on one device."""
+        if self.execution.devices == 1:
+            return None, None, None, None
+        devices = np.array(jax.devices()[: self.execution.devices])
+        mesh = Mesh(devices, (AXIS,), axis_types=(AxisType.Auto,))
+        everywhere, by_client, runs = (NamedSharding(mesh, spec) for spec in (P(), P(AXIS), P(None, AXIS)))
+        return mesh, everywhere, by_client, RunState._make([everywhere, runs, runs, runs, everywhere, everywhere])
 
     def _hp_rows(self, runs: int) -> PyTree:
         def rows(path: tuple, a: jax.Array) -> jax.Array:

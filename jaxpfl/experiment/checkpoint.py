@@ -74,8 +74,8 @@ class Checkpoints:
                 say(f"the checkpoint of round {round} cannot be read and is deleted: {reason}")
                 self._manager.delete(round)
                 continue
-            state = jax.tree.map(jnp.asarray, tree["state"])
-            return state._replace(key=jax.random.wrap_key_data(state.key)), float(tree["seconds"])
+            state = tree["state"]._replace(key=jax.random.wrap_key_data(jnp.asarray(tree["state"].key)))
+            return jax.tree.map(lambda a, b: jax.device_put(a, b.sharding), state, like), float(tree["seconds"])
         return like, 0.0
 
 
