@@ -51,7 +51,7 @@ class Experiment(NamedTuple):
         """What the config does not say but the numbers depend on: every hyper-parameter, and the data themselves."""
         checksum = 0
         for leaf in jax.tree.leaves(self.federation):
-            checksum = zlib.crc32(np.ascontiguousarray(leaf), checksum)
+            checksum = zlib.crc32(np.ascontiguousarray(leaf).data, checksum)
         hyper = {name: {k: float(v) for k, v in vars(self.hyper(name)).items()} for name in self.methods}
         return {"hyper": hyper, "data": checksum}
 
