@@ -13,6 +13,7 @@ import pytest
 def pytest_configure(config: pytest.Config) -> None:
     # Where m is even, clients are spread over two devices, as the command line does on two cores.
     jax.config.update("jax_num_cpu_devices", 2)
+    assert len(jax.devices("cpu")) == 2  # starts the backend, so that a command run in a test finds these two
     # Many tests compile the same small programs, and compiling is most of their time.
     cache = getattr(config, "cache", None)
     if cache is None:  # pytest -p no:cacheprovider

@@ -14,6 +14,7 @@ from jaxpfl.algorithms import LocalWork
 from jaxpfl.algorithms.hyper import replace, with_rate
 from jaxpfl.engine import Simulation
 from jaxpfl.engine.fit import build, make_task
+from jaxpfl.engine.plan import resolve as resolve_plan
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.config import RunConfig, method_settings
 from jaxpfl.models import Task
@@ -75,7 +76,8 @@ def prepare(config: RunConfig, methods: tuple[str, ...], *, strict: bool = False
     # Refused before the data are read: a cohort that no split could serve.
     participation.of(require(config.clients), config.cohort)
     source, federation = load_federation(config)
-    participation.of(federation.num_clients, config.cohort)  # clients may have been dropped
+    cohort = participation.of(federation.num_clients, config.cohort).capacity  # clients may have been dropped
+    resolve_plan(config.plan, cohort=cohort, num_clients=federation.num_clients, model_bytes=1)  # refuses its devices
     if not np.asarray(federation.test.mask).any():
         raise JaxpflError("no client has test examples: use fewer clients, or a larger --test-share")
     data.check_batch_size(federation, require(config.batch_size), strict)
