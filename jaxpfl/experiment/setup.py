@@ -43,10 +43,8 @@ class Experiment(NamedTuple):
         )
 
     def hyper(self, name: str) -> Any:
-        """One method's hyper-parameters: its defaults, then ``--lr``, then ``--set``."""
-        method = algorithms.get(name)
-        hp = method.hyper if self.config.lr is None else with_rate(method.hyper, self.config.lr)
-        return replace(name, hp, _split_settings(self.config, name, self.methods)[0])
+        """One method's hyper-parameters."""
+        return _hyper(self.config, name, self.methods)
 
     def fingerprint(self) -> dict[str, Any]:
         """What the config does not say but the numbers depend on: every hyper-parameter, and the data themselves."""
@@ -70,9 +68,7 @@ def prepare(config: RunConfig, methods: tuple[str, ...], *, strict: bool = False
     if len(set(methods)) != len(methods):
         raise JaxpflError(f"each method can be named once, got {', '.join(methods)}")
     for name in methods:
-        method = algorithms.get(name)
-        hyper, _ = _split_settings(config, name, methods)
-        replace(name, method.hyper, hyper)
+        _hyper(config, name, methods)
     # Refused before the data are read: a cohort that no split could serve.
     participation.of(require(config.clients), config.cohort)
     source, federation = load_federation(config)
@@ -116,6 +112,13 @@ def require(value: Any) -> Any:
     if value is None:
         raise JaxpflError("the config is not resolved")
     return value
+
+
+def _hyper(config: RunConfig, name: str, methods: tuple[str, ...]) -> Any:
+    """A method's defaults, then ``--lr``, then ``--set``; checked."""
+    method = algorithms.get(name)
+    hp = method.hyper if config.lr is None else with_rate(method.hyper, config.lr)
+    return replace(name, hp, _split_settings(config, name, methods)[0])
 
 
 def _split_settings(config: RunConfig, name: str, methods: tuple[str, ...]) -> tuple[dict[str, float], dict[str, Any]]:
