@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +21,41 @@ def where(condition: Array, if_true: PyTree, if_false: PyTree) -> PyTree:
 def all_finite(tree: PyTree) -> Array:
     """Whether every floating-point entry of the tree is finite, [] bool."""
     leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
-    return jnp.all(jnp.stack([jnp.isfinite(x).all() for x in leaves])) if leaves else jnp.array(True)
+    return jnp.isfinite(jnp.concatenate([x.reshape(-1) for x in leaves])).all() if leaves else jnp.array(True)
+
+
+@partial(jax.tree_util.register_dataclass, data_fields=["vectors"], meta_fields=["structure", "shapes"])
+@dataclass(frozen=True)
+class Packed:
+    """A tree as a few vectors, one for each dtype in order of first appearance; made by `pack`.
+
+    An operation on the vectors is one kernel where the tree has one for each leaf: such a program compiles faster.
+    """
+
+    vectors: tuple[Array, ...]
+    structure: Any
+    shapes: tuple[tuple[tuple[int, ...], Any], ...]
+
+    def unpack(self) -> PyTree:
+        """The tree."""
+        by_dtype = dict(zip(dict.fromkeys(dtype for _, dtype in self.shapes), self.vectors, strict=True))
+        used = dict.fromkeys(by_dtype, 0)
+        leaves = []
+        for shape, dtype in self.shapes:
+            start = used[dtype]
+            used[dtype] += math.prod(shape)
+            leaves.append(by_dtype[dtype][start : used[dtype]].reshape(shape))
+        return jax.tree.unflatten(self.structure, leaves)
+
+
+def pack(tree: PyTree) -> Packed:
+    """All leaves of each dtype in one vector."""
+    leaves, structure = jax.tree.flatten(tree)
+    groups: dict[Any, list[Array]] = {}
+    for leaf in leaves:
+        groups.setdefault(leaf.dtype, []).append(leaf.reshape(-1))
+    vectors = tuple(jnp.concatenate(group) for group in groups.values())
+    return Packed(vectors, structure, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
 
 
 def prefix_divide(total: PyTree, weight: PyTree) -> PyTree:

@@ -31,7 +31,8 @@ class Outcome(NamedTuple):
 
 
 OneClient = Callable[[Array, PyTree, PyTree], Outcome]
-"""``(present [] bool, state, data) -> Outcome``; an empty slot of the cohort is a client that is not present."""
+"""``(present [] bool, state, data) -> Outcome``; an empty slot of the cohort is a client that is not present: its state
+must come back unchanged, and its summed part zero."""
 
 
 def run_cohort(
@@ -92,40 +93,47 @@ def _run_here(one: OneClient, rows: Array, states: PyTree, data: PyTree, *, bloc
     padding = jnp.full(blocks * block - capacity, clients, rows.dtype)
     slots = jnp.concatenate([rows, padding]).reshape(blocks, block)
     run_block = _one_by_one if block == 1 else _together
-    shapes = jax.eval_shape(lambda: run_block(one, slots[0], states, data))
+    one = jax.jit(one, inline=True)  # traced once: eval_shape and the loop share the cached trace
+    shapes = jax.eval_shape(lambda: one(jnp.array(True), *_row((states, data), slots[0, 0])))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes.summed)
-    kept = jax.tree.map(lambda leaf: jnp.zeros((clients, *leaf.shape[1:]), leaf.dtype), shapes.kept)
+    kept = jax.tree.map(lambda leaf: jnp.zeros((clients, *leaf.shape), leaf.dtype), shapes.kept)
 
     def body(i: Array, carry: Outcome) -> Outcome:
         # The states travel in the carry and are written in place: each row is read and written once in a round, and
         # the loop holds one copy of them however large the cohort is.
         states, total, kept = carry
-        states, summed, values = run_block(one, slots[i], states, data)
-        return Outcome(states, jax.tree.map(jnp.add, total, summed), trees.put_rows(kept, slots[i], values))
+        states, summed, kept = run_block(one, slots[i], states, data, kept)
+        return Outcome(states, jax.tree.map(jnp.add, total, summed), kept)
 
     # Empty slots come last: a device runs as many blocks as it has clients in the cohort.
     filled = blocks if everyone else -(-(rows < clients).sum() // block)
     return jax.lax.fori_loop(0, filled, body, Outcome(states, zero, kept))
 
 
-def _together(one: OneClient, rows: Array, states: PyTree, data: PyTree) -> Outcome:
+def _together(one: OneClient, rows: Array, states: PyTree, data: PyTree, kept: PyTree) -> Outcome:
     present = rows < jax.tree.leaves(data)[0].shape[0]
-    new, summed, kept = jax.vmap(one)(present, trees.take_rows(states, rows), trees.take_rows(data, rows))
-    return Outcome(trees.put_rows(states, rows, new), _sum(summed), kept)
+    new, summed, values = jax.vmap(one)(present, trees.take_rows(states, rows), trees.take_rows(data, rows))
+    return Outcome(trees.put_rows(states, rows, new), _sum(summed), trees.put_rows(kept, rows, values))
 
 
-def _one_by_one(one: OneClient, rows: Array, states: PyTree, data: PyTree) -> Outcome:
+def _one_by_one(one: OneClient, rows: Array, states: PyTree, data: PyTree, kept: PyTree) -> Outcome:
     # A vmap of width one would turn every product into a batched one; this keeps the client's own operations.
-    row = rows[0]
-    present = row < jax.tree.leaves(data)[0].shape[0]
-    new, summed, kept = one(present, _row(states, row), _row(data, row))
-    new, kept = jax.tree.map(lambda a: a[None], (new, kept))
-    return Outcome(trees.put_rows(states, rows, new), summed, kept)
+    row, clients = rows[0], jax.tree.leaves(data)[0].shape[0]
+    present = row < clients
+    row = jnp.minimum(row, clients - 1)
+    old, earlier = _row((states, kept), row)
+    new, summed, values = one(present, old, _row(data, row))
+    values = trees.where(present, values, earlier)
+    # An empty slot writes back what it read, in place; XLA makes a loop of a scatter that drops it.
+    states, kept = jax.tree.map(
+        lambda a, v: jax.lax.dynamic_update_index_in_dim(a, v, row, 0), (states, kept), (new, values)
+    )
+    return Outcome(states, summed, kept)
 
 
 def _row(tree: PyTree, row: Array) -> PyTree:
-    return jax.tree.map(lambda a: a.at[row].get(mode="clip"), tree)
+    return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, row, keepdims=False), tree)
 
 
 def _sum(tree: PyTree) -> PyTree:
-    return jax.tree.map(lambda a: a.sum(axis=0), tree)
+    return jax.tree.map(lambda a: a.sum(axis=0, dtype=a.dtype), tree)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -12,7 +13,7 @@ from jax.sharding import Mesh
 from jaxpfl import trees
 from jaxpfl.engine.cohort import Outcome, run_cohort
 from jaxpfl.participation import Participation
-from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Reduced, ServerContext
+from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Reduced, ServerContext, Upload
 from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Splits
 
@@ -88,17 +89,19 @@ def make_round(
             )
             key = stream(state.key, Purpose.LOCAL_WORK, state.round, client_id)
             new, upload, metrics = client.update(key, hp, client_ctx, message, old, splits)
-            finite = trees.all_finite((new, upload))
+            packed = trees.pack(upload)
+            finite = trees.all_finite((new, packed))
             keep = present & finite
-            one = jnp.ones((), jnp.int32)
-            summed = (Reduced(upload.total, upload.weight, one), metrics)
+            summed = (packed, jnp.ones((), jnp.int32), metrics)
             summed = trees.where(keep, summed, jax.tree.map(jnp.zeros_like, summed))
             return Outcome(trees.where(keep, new, old), summed, (present, present & ~finite))
 
         data = (federation.splits, jnp.asarray(ids), state.participations)
-        clients, (reduced, sums), (present, lost) = run_cohort(
+        clients, (packed, contributors, sums), (present, lost) = run_cohort(
             work, rows, state.clients, data, block=block, everyone=participation.everyone, mesh=mesh
         )
+        total: Upload = packed.unpack()
+        reduced = Reduced(total.total, total.weight, contributors)
         server_key = stream(state.key, Purpose.SERVER_UPDATE, state.round)
         new_server, server_metrics = server.update(server_key, hp, ctx, state.server, reduced)
         # Finite uploads may still overflow in the sum: the server then keeps its state, and all of them are lost.
@@ -140,7 +143,8 @@ def make_rounds(
         def body(t: Array, loop: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
             state, history = loop
             state, metrics = one_round(state, hp, federation)
-            return state, {name: history[name].at[t].set(value) for name, value in metrics.items()}
+            put = partial(jax.lax.dynamic_update_index_in_dim, index=t, axis=0)
+            return state, {name: put(history[name], value) for name, value in metrics.items()}
 
         return jax.lax.fori_loop(0, rounds, body, (state, history))
 

@@ -84,7 +84,10 @@ class Simulation:
             one = make_evaluate(algorithm, task, participation, block=block, split=split, mesh=mesh)
             return jax.jit(self._over_runs(one))
 
-        self._init = jax.jit(self._over_runs(init), out_shardings=self._state_layout)
+        # The first state is dozens of random draws that run once: optimising that code costs seconds and saves nothing.
+        unoptimised = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+        self._first = self._over_runs(init)
+        self._init = jax.jit(self._first, out_shardings=self._state_layout, compiler_options=unoptimised)
         self._advance = jax.jit(
             self._over_runs(rounds, in_place=True),
             donate_argnums=(0,) if self.plan.donate else (),
@@ -131,7 +134,7 @@ class Simulation:
 
     def export(self, *platforms: str, seeds: int = 1) -> jax.export.Exported:
         """The program of one `advance` call, lowered for platforms ("cpu", "cuda", "tpu") that need not be here."""
-        state = jax.eval_shape(lambda: self.init(range(seeds)))
+        state = self._state_shapes(seeds)
         if self._state_layout is not None:
             layout = jax.tree.broadcast(self._state_layout, state)
             state = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), state, layout)
@@ -140,7 +143,7 @@ class Simulation:
 
     def bytes_per_client(self) -> tuple[int, int]:
         """Bytes that one client uploads and receives in one round (parameters as they are, weights left out)."""
-        state = jax.eval_shape(lambda: self.init([0]))
+        state = self._state_shapes(1)
         one = jax.eval_shape(lambda s: jax.tree.map(lambda a: a[0], s), state)
         hp = jax.tree.map(lambda a: a.reshape(-1)[0], self.hp)
 
@@ -149,6 +152,10 @@ class Simulation:
 
         up, down = jax.eval_shape(exchange, one, hp, self.federation)
         return trees.num_bytes(up), trees.num_bytes(down)
+
+    def _state_shapes(self, runs: int) -> RunState:
+        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), runs))
+        return jax.eval_shape(self._first, keys, self._hp_rows(runs), self.federation)
 
     def _layout(self) -> tuple[Mesh | None, Any, Any, Any]:
         """The mesh, and where things lie: everywhere, spread by client, a state [S, ...]; all None on one device."""

@@ -10,6 +10,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, cast
 
+import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
@@ -91,7 +92,8 @@ def as_model(model: Model | nn.Module) -> Model:
 
 def cross_entropy(logits: Array, y: Array) -> Array:
     """``-log softmax(logits)[y]`` per example: [N, K], [N] -> [N]."""
-    return optax.softmax_cross_entropy_with_integer_labels(logits, y)
+    # Labels as indices would make the gradient a scatter, which XLA compiles and runs slowly on a CPU.
+    return optax.safe_softmax_cross_entropy(logits, jax.nn.one_hot(y, logits.shape[-1], dtype=logits.dtype))
 
 
 def correct(logits: Array, y: Array) -> Array:

@@ -26,6 +26,42 @@ def uniform_fan_in(fan_in: int) -> Callable[[Key, Sequence[int]], Array]:
     return init
 
 
+_NARROW = 4  # outputs up to which products with single columns are faster (measured on a CPU at 2 to 10)
+
+
+def dense(x: Array, kernel: Array) -> Array:
+    """``x kernel``: [N, F], [F, K] -> [N, K].
+
+    With few outputs (softmax regression on two classes) the client axis makes batched products too small for XLA's
+    CPU kernels; products with one column each become vector loops, four times as fast.
+    """
+    return _by_columns(x, kernel) if kernel.shape[1] <= _NARROW else x @ kernel
+
+
+@jax.custom_vjp
+def _by_columns(x: Array, kernel: Array) -> Array:
+    return _columns(x, kernel)
+
+
+# Forward rules call the plain function, not the one with the custom rule: then ``jvp`` of a gradient works.
+def _columns(x: Array, kernel: Array) -> Array:
+    return jnp.stack([x @ kernel[:, j] for j in range(kernel.shape[1])], axis=-1)
+
+
+def _columns_fwd(x: Array, kernel: Array) -> tuple[Array, tuple[Array, Array]]:
+    return _columns(x, kernel), (x, kernel)
+
+
+def _columns_bwd(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array]:
+    x, kernel = residuals
+    outputs = range(kernel.shape[1])
+    d_x = sum((g[:, j, None] * kernel[None, :, j] for j in outputs), jnp.zeros((), g.dtype))
+    return d_x, jnp.stack([g[:, j] @ x for j in outputs], axis=-1)
+
+
+_by_columns.defvjp(_columns_fwd, _columns_bwd)
+
+
 class Dense(nn.Module):
     """``x kernel + bias``: [N, F] -> [N, features]; kernel [F, features]."""
 
@@ -36,7 +72,7 @@ class Dense(nn.Module):
         init = uniform_fan_in(x.shape[1])
         kernel = self.param("kernel", init, (x.shape[1], self.features))
         bias = self.param("bias", init, (self.features,))
-        return x.astype(kernel.dtype) @ kernel + bias
+        return dense(x.astype(kernel.dtype), kernel) + bias
 
 
 class FeatureDense(nn.Module):
