@@ -14,6 +14,8 @@ import numpy as np
 Array: TypeAlias = jax.Array
 Key: TypeAlias = jax.Array
 """A typed PRNG key, as made by ``jax.random.key``."""
+Device: TypeAlias = Any
+"""A ``jax.Device`` (which is a variable to type checkers)."""
 PyTree: TypeAlias = Any
 Scalar: TypeAlias = Any
 """A Python number or a zero-dimensional array; traced where hyper-parameters are."""

@@ -92,27 +92,29 @@ def run_steps(
         return carry, zeros
     indices, valid = batching.draw_batches(plan, ctx.batch_key, ctx.participations, data.mask)
 
-    def batch_of(t: Scalar) -> Batch:
-        return Batch(*batching.take(data, indices[t], valid[t], plan))
+    if not plan.full and 2 * plan.steps * plan.batch_size <= data.mask.shape[0]:
+        # Far fewer examples than the client has: fetched at once, the client's data need not be copied out of the stack.
+        fetched = Batch(*batching.take(data, indices, valid, plan))
 
-    if plan.full:  # nothing to fetch
+        def batch_of(t: Scalar) -> Batch:
+            return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, t, keepdims=False), fetched)
 
-        def body(t: Array, loop: tuple[PyTree, Metrics]) -> tuple[PyTree, Metrics]:
-            carry, sums = loop
-            carry, values = step(jax.random.fold_in(key, t), carry, batch_of(t))
-            return carry, jax.tree.map(jnp.add, sums, values)
-
-        carry, sums = jax.lax.fori_loop(0, limit, body, (carry, zeros))
     else:
 
-        def pipelined(t: Array, loop: tuple[PyTree, Metrics, Batch]) -> tuple[PyTree, Metrics, Batch]:
-            carry, sums, batch = loop
-            carry, values = step(jax.random.fold_in(key, t), carry, batch)
-            return carry, jax.tree.map(jnp.add, sums, values), batch_of(jnp.minimum(t + 1, plan.steps - 1))
+        def batch_of(t: Scalar) -> Batch:
+            return Batch(*batching.take(data, indices[t], valid[t], plan))
 
-        # The next batch travels in the carry: fetched within the step, XLA fuses the gather into whatever reads the
-        # batch, and a convolution that reads each pixel many times gathers it as often (5 % of a step).
-        carry, sums, _ = jax.lax.fori_loop(0, limit, pipelined, (carry, zeros, batch_of(0)))
+    def body(t: Array, loop: tuple[PyTree, Metrics, Batch | None]) -> tuple[PyTree, Metrics, Batch | None]:
+        carry, sums, batch = loop
+        carry, values = step(jax.random.fold_in(key, t), carry, batch_of(t) if batch is None else batch)
+        following = None if batch is None else batch_of(jnp.minimum(t + 1, plan.steps - 1))
+        return carry, jax.tree.map(jnp.add, sums, values), following
+
+    # The next batch travels in the carry: fetched within the step, XLA fuses the fetching into whatever reads the
+    # batch, and a convolution that reads each pixel many times fetches it as often (5 % of a step). A batch that is
+    # the whole data set needs no fetching.
+    first = None if plan.full else batch_of(0)
+    carry, sums, _ = jax.lax.fori_loop(0, limit, body, (carry, zeros, first))
     return carry, {name: total / jnp.maximum(limit, 1) for name, total in sums.items()}
 
 

@@ -128,16 +128,16 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, mask: Arr
 
 
 def take(data: ClientData, indices: Array, valid: Array, batching: Batching) -> tuple[PyTree, Array, Array]:
-    """The examples of one step.
+    """The examples of one step, or (not where ``batching.full``) of all steps at once.
 
     Args:
       data: one client's data.
-      indices, valid: [batch_size], one row of `draw_batches`.
+      indices, valid: [batch_size], one row of `draw_batches`; or all its rows, [steps, batch_size].
       batching: the same plan.
 
     Returns:
       x: [batch_size, ...] with zeros where not valid (BEFORE the model: selecting behind it still gives NaN
-        gradients); y: [batch_size]; valid: [batch_size] bool.
+        gradients); y: [batch_size]; valid: [batch_size] bool. For all steps, each with a leading [steps].
     """
     if batching.full:
         # Real examples come first, so cutting to the largest client's count loses none and sheds the padding.

@@ -1,7 +1,7 @@
 """The client axis: run a function of one client over the rows of a cohort, in blocks and on every device, and sum.
 
-Clients stay where they are: with D devices, each holds m / D consecutive clients (their data and states) and runs those
-of the cohort that it holds. Nothing but the sums crosses devices.
+With D devices, each holds the states of m' / D consecutive clients, m' being m rounded up to a multiple of D. Who works
+where is the `Spread`'s choice; it changes nothing but the order of additions.
 """
 
 from __future__ import annotations
@@ -31,8 +31,31 @@ class Outcome(NamedTuple):
 
 
 OneClient = Callable[[Array, PyTree, PyTree], Outcome]
-"""``(present [] bool, state, data) -> Outcome``; an empty slot of the cohort is a client that is not present: its state
-must come back unchanged, and its summed part zero."""
+"""``(present [] bool, state, data) -> Outcome``. An empty slot of the cohort is a client that is not present: its state
+must come back unchanged, its summed part zero. A state of ``()`` says that states are only read."""
+
+
+class Spread(NamedTuple):
+    """How clients are spread over devices.
+
+    Attributes:
+      mesh: the devices, one axis.
+      shared_data: every device reads all data (CPU devices share the host's memory); else each holds its clients'.
+      even: each device runs an equal part of the cohort, and states travel to it and back; else clients work on the
+        device that holds their state, and nothing but sums crosses. Needs ``shared_data``.
+    """
+
+    mesh: Mesh
+    shared_data: bool
+    even: bool
+
+
+class _Slots(NamedTuple):
+    """Places of a cohort, those that are filled first: whether filled, and the client's row in states and in data."""
+
+    present: Array
+    state: Array
+    data: Array
 
 
 def run_cohort(
@@ -41,98 +64,161 @@ def run_cohort(
     states: PyTree,
     data: PyTree,
     *,
+    num_clients: int,
     block: int,
     everyone: bool,
-    mesh: Mesh | None = None,
+    spread: Spread | None = None,
 ) -> Outcome:
     """Runs ``one`` for every row of the cohort.
 
     Args:
       one: the work of one client.
       rows: [capacity] int32, sorted, distinct; m where the slot is empty.
-      states: stacked client states, leaves [m, ...].
-      data: anything else that is stacked by client, leaves [m, ...].
+      states: stacked client states, leaves [m', ...].
+      data: anything else that is stacked by client, leaves [m, ...] (or [m', ...]).
+      num_clients: m.
       block: clients that run in one vectorised operation; 1 runs one after the other.
       everyone: static; the rows are 0 ... m-1, so nothing needs to be gathered where they run at once.
-      mesh: the devices, one axis whose size divides m; None for one device.
+      spread: how clients lie on several devices; None for one device (then m' = m).
 
     Returns:
       All clients' states with the cohort's rows replaced, the sum over the cohort, and the kept values of every
-      client, [m, ...], zero for those outside the cohort.
+      client, [m', ...], zero for those outside the cohort; where ``spread.even``, nothing may be kept.
     """
-    if mesh is None:
-        return _run_here(one, rows, states, data, block=block, everyone=everyone)
-    own = jax.tree.leaves(data)[0].shape[0] // mesh.size
+    if spread is None:
+        here = _Slots(rows < num_clients, rows, rows)
+        return _run_here(one, here, states, data, clients=num_clients, block=block, everyone=everyone)
+    devices = spread.mesh.size
+    own = -(-num_clients // devices)
+    by_client = P(AXIS)
 
     # check_vma: an algorithm's loops start from constants, which would each need a cast to "varying over clients".
     @partial(
         jax.shard_map,
-        mesh=mesh,
-        in_specs=(P(), P(AXIS), P(AXIS)),
-        out_specs=Outcome(P(AXIS), P(), P(AXIS)),
+        mesh=spread.mesh,
+        in_specs=(P(), by_client, P() if spread.shared_data else by_client),
+        out_specs=Outcome(by_client, P(), by_client),
         check_vma=False,
     )
     def on_each(rows: Array, states: PyTree, data: PyTree) -> Outcome:
         first = jax.lax.axis_index(AXIS) * own
-        here = (rows >= first) & (rows < first + own)
-        mine = jnp.sort(jnp.where(here, rows - first, own))[: min(own, rows.shape[0])]
-        outcome = _run_here(one, mine, states, data, block=block, everyone=everyone)
+        if spread.even:
+            outcome = _run_even(one, rows, first, states, data, num_clients=num_clients, block=block, devices=devices)
+        else:
+            here = (rows >= first) & (rows < first + own) & (rows < num_clients)
+            local = jnp.sort(jnp.where(here, rows - first, own))[: min(own, rows.shape[0])]
+            slots = _Slots(local < own, local, local + first if spread.shared_data else local)
+            aligned = everyone and not spread.shared_data
+            outcome = _run_here(one, slots, states, data, clients=own, block=block, everyone=aligned)
         return outcome._replace(summed=jax.lax.psum(outcome.summed, AXIS))
 
     return on_each(rows, states, data)
 
 
-def _run_here(one: OneClient, rows: Array, states: PyTree, data: PyTree, *, block: int, everyone: bool) -> Outcome:
-    """The rows of one device's clients."""
-    capacity, clients = rows.shape[0], jax.tree.leaves(data)[0].shape[0]
+def _run_even(
+    one: OneClient,
+    rows: Array,
+    first: Array,
+    states: PyTree,
+    data: PyTree,
+    *,
+    num_clients: int,
+    block: int,
+    devices: int,
+) -> Outcome:
+    """This device's share of the slots; ``first`` is the first client whose state it holds."""
+    own = jax.tree.leaves(states)[0].shape[0]
+    share = -(-rows.shape[0] // devices)
+    rows = jnp.pad(rows, (0, share * devices - rows.shape[0]), constant_values=num_clients)
+    # Dealt in turn, so that empty slots, which come last, are spread evenly too.
+    rows = rows.reshape(share, devices).T.reshape(-1)
+    local = jnp.where((rows >= first) & (rows < first + own) & (rows < num_clients), rows - first, own)
+
+    def only_mine(vector: Array) -> Array:
+        return jnp.where((local < own)[:, None], vector, jnp.zeros((), vector.dtype))
+
+    # Of every row exactly one device holds the state: the sum over devices moves it to where it is needed.
+    held = jax.tree.map(only_mine, jax.vmap(trees.pack)(_clipped(states, local)))
+    mine = jax.tree.map(lambda v: jax.lax.psum_scatter(v, AXIS, scatter_dimension=0, tiled=True), held)
+    turn = jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(AXIS) * share, share)
+    present = turn < num_clients
+    slots = _Slots(present, jnp.where(present, jnp.arange(share), share), turn)
+    outcome = _run_here(one, slots, jax.vmap(trees.Packed.unpack)(mine), data, clients=share, block=block)
+    if jax.tree.leaves(outcome.kept):
+        raise NotImplementedError("values kept per client need clients that work where they live")
+    done = jax.tree.map(lambda v: jax.lax.all_gather(v, AXIS, axis=0, tiled=True), jax.vmap(trees.pack)(outcome.state))
+    new = jax.tree.map(lambda a, v: a.at[local].set(v, mode="drop"), states, jax.vmap(trees.Packed.unpack)(done))
+    return Outcome(new, outcome.summed, outcome.kept)
+
+
+def _run_here(
+    one: OneClient, slots: _Slots, states: PyTree, data: PyTree, *, clients: int, block: int, everyone: bool = False
+) -> Outcome:
+    """The slots of one device.
+
+    Args:
+      clients: rows of the states here, and of what is kept.
+      everyone: static; slot i is row i of states and data.
+    """
+    capacity = slots.present.shape[0]
     if block >= capacity and everyone:
-        new, summed, kept = jax.vmap(one)(rows < clients, states, data)
-        return Outcome(new, _sum(summed), kept)
+        outcome = jax.vmap(one)(slots.present, states, data)
+        return outcome._replace(summed=_sum(outcome.summed))
 
     blocks = -(-capacity // block)
-    padding = jnp.full(blocks * block - capacity, clients, rows.dtype)
-    slots = jnp.concatenate([rows, padding]).reshape(blocks, block)
-    run_block = _one_by_one if block == 1 else _together
+    padding = blocks * block - capacity
+    ends = _Slots(jnp.array(False), jnp.int32(clients), jnp.int32(2**31 - 1))
+    slots = jax.tree.map(lambda a, end: jnp.pad(a, (0, padding), constant_values=end), slots, ends)
+    table = jax.tree.map(lambda a: a.reshape(blocks, block), slots)
+    run_block, put = (_one_by_one, _put_one) if block == 1 else (_together, _put_together)
     one = jax.jit(one, inline=True)  # traced once: eval_shape and the loop share the cached trace
-    shapes = jax.eval_shape(lambda: one(jnp.array(True), *_row((states, data), slots[0, 0])))
+    shapes = jax.eval_shape(lambda: one(jnp.array(True), *_row((states, data), jnp.int32(0))))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes.summed)
     kept = jax.tree.map(lambda leaf: jnp.zeros((clients, *leaf.shape), leaf.dtype), shapes.kept)
+    read_only = not jax.tree.leaves(shapes.state)
 
     def body(i: Array, carry: Outcome) -> Outcome:
         # The states travel in the carry and are written in place: each row is read and written once in a round, and
-        # the loop holds one copy of them however large the cohort is.
-        states, total, kept = carry
-        states, summed, kept = run_block(one, slots[i], states, data, kept)
-        return Outcome(states, jax.tree.map(jnp.add, total, summed), kept)
+        # the loop holds one copy of them however large the cohort is. States that are only read stay out of it.
+        here = _row(table, i)
+        new, summed, values = run_block(one, here, states if read_only else carry.state, data)
+        total = jax.tree.map(jnp.add, carry.summed, summed)
+        return Outcome(put(carry.state, here, new), total, put(carry.kept, here, values))
 
     # Empty slots come last: a device runs as many blocks as it has clients in the cohort.
-    filled = blocks if everyone else -(-(rows < clients).sum() // block)
-    return jax.lax.fori_loop(0, filled, body, Outcome(states, zero, kept))
+    filled = -(-slots.present.sum() // block)
+    return jax.lax.fori_loop(0, filled, body, Outcome(() if read_only else states, zero, kept))
 
 
-def _together(one: OneClient, rows: Array, states: PyTree, data: PyTree, kept: PyTree) -> Outcome:
-    present = rows < jax.tree.leaves(data)[0].shape[0]
-    new, summed, values = jax.vmap(one)(present, trees.take_rows(states, rows), trees.take_rows(data, rows))
-    return Outcome(trees.put_rows(states, rows, new), _sum(summed), trees.put_rows(kept, rows, values))
+def _together(one: OneClient, slots: _Slots, states: PyTree, data: PyTree) -> Outcome:
+    old, inputs = trees.take_rows(states, slots.state), trees.take_rows(data, slots.data)
+    new, summed, values = jax.vmap(one)(slots.present, old, inputs)
+    return Outcome(new, _sum(summed), values)
 
 
-def _one_by_one(one: OneClient, rows: Array, states: PyTree, data: PyTree, kept: PyTree) -> Outcome:
+def _put_together(tree: PyTree, slots: _Slots, values: PyTree) -> PyTree:
+    return trees.put_rows(tree, slots.state, values)
+
+
+def _one_by_one(one: OneClient, slots: _Slots, states: PyTree, data: PyTree) -> Outcome:
     # A vmap of width one would turn every product into a batched one; this keeps the client's own operations.
-    row, clients = rows[0], jax.tree.leaves(data)[0].shape[0]
-    present = row < clients
-    row = jnp.minimum(row, clients - 1)
-    old, earlier = _row((states, kept), row)
-    new, summed, values = one(present, old, _row(data, row))
-    values = trees.where(present, values, earlier)
-    # An empty slot writes back what it read, in place; XLA makes a loop of a scatter that drops it.
-    states, kept = jax.tree.map(
-        lambda a, v: jax.lax.dynamic_update_index_in_dim(a, v, row, 0), (states, kept), (new, values)
-    )
-    return Outcome(states, summed, kept)
+    present, row, data_row = jax.tree.map(lambda a: a[0], slots)
+    return one(present, _row(states, row), _row(data, data_row))
+
+
+def _put_one(tree: PyTree, slots: _Slots, values: PyTree) -> PyTree:
+    # One client at a time, empty slots are never reached; and XLA makes a loop of a scatter that may drop its row.
+    row = slots.state[0]
+    return jax.tree.map(lambda a, v: jax.lax.dynamic_update_index_in_dim(a, v, row, 0), tree, values)
 
 
 def _row(tree: PyTree, row: Array) -> PyTree:
+    """One row of every leaf, the nearest one where there is no such row."""
     return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, row, keepdims=False), tree)
+
+
+def _clipped(tree: PyTree, rows: Array) -> PyTree:
+    return jax.tree.map(lambda a: a.at[rows].get(mode="clip"), tree)
 
 
 def _sum(tree: PyTree) -> PyTree:

@@ -7,10 +7,9 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from jaxpfl import trees
-from jaxpfl.engine.cohort import Outcome, run_cohort
+from jaxpfl.engine.cohort import Outcome, Spread, run_cohort
 from jaxpfl.engine.round import RunState, server_context
 from jaxpfl.models import Task
 from jaxpfl.participation import Participation
@@ -33,7 +32,7 @@ def make_evaluate(
     participation: Participation,
     *,
     block: int,
-    mesh: Mesh | None = None,
+    spread: Spread | None = None,
     split: Literal["test", "validation"],
 ) -> Callable[[RunState, PyTree, Federation], Scores]:
     """Builds ``(state, hp, federation) -> Scores`` on one split.
@@ -47,8 +46,8 @@ def make_evaluate(
         ctx = server_context(participation, state.round)
         message = server.broadcast(stream(state.key, Purpose.BROADCAST, state.round), hp, ctx, state.server)
 
-        def score(present: Array, _: PyTree, data: tuple[PyTree, Splits, ClientData, Array]) -> Outcome:
-            own, splits, examples, client_id = data
+        def score(present: Array, own: PyTree, data: tuple[Splits, ClientData, Array]) -> Outcome:
+            splits, examples, client_id = data
             if not examples.mask.shape[0]:  # nobody has examples, and many models refuse an empty batch
                 examples = jax.tree.map(lambda a: jnp.zeros((1, *a.shape[1:]), a.dtype), examples)
             key = stream(state.key, Purpose.PERSONALIZE, client_id)
@@ -69,11 +68,20 @@ def make_evaluate(
             means["after"]["diverged"] = ~finite
             return Outcome((), (), means)
 
-        ids = jnp.asarray(federation.client_ids)
-        data = (state.clients, federation.splits, getattr(federation, split), ids)
-        rows = jnp.arange(participation.num_clients, dtype=jnp.int32)
-        # The states are read here and not written: they travel as data, and the carried state is empty.
-        return run_cohort(score, rows, (), data, block=block, everyone=True, mesh=mesh).kept
+        num_clients = participation.num_clients
+        rows = jnp.arange(num_clients, dtype=jnp.int32)
+        data = (federation.splits, getattr(federation, split), jnp.asarray(federation.client_ids))
+        outcome = run_cohort(
+            score,
+            rows,
+            state.clients,
+            data,
+            num_clients=num_clients,
+            block=block,
+            everyone=True,
+            spread=spread and spread._replace(even=False),
+        )
+        return jax.tree.map(lambda a: a[:num_clients], outcome.kept)
 
     return evaluate
 

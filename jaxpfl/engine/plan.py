@@ -11,6 +11,7 @@ from jaxpfl.errors import JaxpflError
 
 _CACHE_BYTES = 256 * 1024  # parameters of a block of clients that stay in a CPU core's cache
 _LARGEST_BLOCK = 128  # beyond it a CPU gains nothing from more clients in one operation
+_MOST_DEALT = 64  # clients a device up to which an uneven cohort costs more than moving states (see benchmarks)
 
 
 @dataclass(frozen=True)
@@ -18,7 +19,7 @@ class ExecutionPlan:
     """Choices of speed and memory.
 
     Attributes:
-      devices: how many devices share the clients, m / D each; ``auto`` takes the most that divide m.
+      devices: how many devices share the clients; ``auto`` takes all, at most one a client of the cohort.
       clients: ``map`` runs one client after the other (working set stays in cache), ``vmap`` the whole cohort at once,
         a number that many at once; ``auto`` chooses by backend and model size.
       runs: the same for the axis of seeds and settings: ``map``, ``vmap`` or ``auto``.
@@ -46,11 +47,21 @@ class ExecutionPlan:
 
 
 class Resolved(NamedTuple):
-    """A plan with every choice made: clients in one block, whether runs are vmapped, and devices."""
+    """A plan with every choice made.
+
+    Attributes:
+      block: clients that a device runs in one vectorised operation.
+      devices: how many devices share the clients.
+      even: whether the cohort is dealt evenly to them; else clients work where their state lives.
+      vmap_runs: whether seeds and settings are one vectorised axis; else they run in turn.
+      reasons: why, one sentence for each choice.
+    """
 
     block: int
-    vmap_runs: bool
     devices: int
+    even: bool
+    vmap_runs: bool
+    reasons: tuple[str, ...]
 
 
 def resolve(plan: ExecutionPlan, *, cohort: int, num_clients: int, model_bytes: int) -> Resolved:
@@ -63,22 +74,63 @@ def resolve(plan: ExecutionPlan, *, cohort: int, num_clients: int, model_bytes: 
       cohort: slots in a cohort.
       num_clients: m.
       model_bytes: bytes of one client's model.
+
+    Raises:
+      JaxpflError: for more devices than there are, or than a cohort has slots.
     """
-    on_cpu = jax.default_backend() == "cpu"
+    backend = jax.default_backend()
     available = len(jax.devices())
     if plan.devices == "auto":
-        devices = max(d for d in range(1, available + 1) if num_clients % d == 0)
+        devices = min(available, cohort)
+        why_devices = f"{available} {backend} device(s), {cohort} clients in a round"
     else:
         devices = int(plan.devices)
-        if devices > available or num_clients % devices:
-            raise JaxpflError(
-                f"plan.devices must divide the {num_clients} clients and be at most {available}, got {devices}"
-            )
-    cohort = min(cohort, num_clients // devices)  # slots on one device
-    fitting = max(1, min(_CACHE_BYTES // max(model_bytes, 1), _LARGEST_BLOCK, cohort))
+        if devices > min(available, cohort):
+            limit = f"the {available} present" if available <= cohort else f"the {cohort} clients of a round"
+            raise JaxpflError(f"plan.devices must be at most {limit}, got {devices}")
+        why_devices = "as given"
+    even = devices > 1 and backend == "cpu" and cohort < num_clients and cohort <= _MOST_DEALT * devices
+    slots = -(-cohort // devices)
+    fitting = max(1, min(_CACHE_BYTES // max(model_bytes, 1), _LARGEST_BLOCK, slots))
     if plan.clients == "auto":
-        block = fitting if on_cpu else cohort
+        block = fitting if backend == "cpu" else slots
+        size = f"a model of {model_bytes / 1024:.4g} KiB"
+        if backend != "cpu":
+            why_block = f"{backend} is fastest with the whole cohort in one operation"
+        elif block == 1:
+            why_block = f"{size}: one client at a time keeps a CPU core's working set in its cache"
+        else:
+            why_block = f"{size}: {block} models fill a vector operation and stay in a CPU core's cache"
     else:
-        block = {"map": 1, "vmap": cohort}.get(str(plan.clients)) or min(int(plan.clients), cohort)
-    vmap_runs = plan.runs == "vmap" or (plan.runs == "auto" and (not on_cpu or fitting > 1))
-    return Resolved(block, vmap_runs, devices)
+        block = {"map": 1, "vmap": slots}.get(str(plan.clients)) or min(int(plan.clients), slots)
+        why_block = "as given"
+    vmap_runs = plan.runs == "vmap" or (plan.runs == "auto" and (backend != "cpu" or fitting > 1))
+    if devices == 1:
+        why_even = "there is one device"
+    elif even:
+        why_even = "a small cohort falls unevenly on the devices where its clients live; dealing it out costs less"
+    elif cohort == num_clients:
+        why_even = "everybody takes part, so every device has its share already"
+    elif backend == "cpu":
+        why_even = "a large cohort falls about evenly on the devices where its clients live; only sums cross"
+    else:
+        why_even = "data stay on the device that holds them; only sums cross"
+    if plan.runs != "auto":
+        why_runs = "as given"
+    elif vmap_runs:
+        why_runs = "small operations gain from more of them at once" if backend == "cpu" else f"{backend} has room"
+    else:
+        why_runs = "one model fills a CPU core's cache already"
+    return Resolved(block, devices, even, vmap_runs, (why_devices, why_block, why_even, why_runs))
+
+
+def explain(resolved: Resolved) -> list[tuple[str, str, str]]:
+    """The choices as rows (what, choice, why)."""
+    clients = "one after the other" if resolved.block == 1 else f"{resolved.block} at a time"
+    choices = (
+        ("devices", str(resolved.devices)),
+        ("clients on a device", clients),
+        ("cohort", "dealt evenly to the devices" if resolved.even else "each client on the device of its state"),
+        ("seeds and settings", "one vectorised axis" if resolved.vmap_runs else "in turn"),
+    )
+    return [(what, choice, why) for (what, choice), why in zip(choices, resolved.reasons, strict=True)]

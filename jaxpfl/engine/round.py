@@ -8,10 +8,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh
 
 from jaxpfl import trees
-from jaxpfl.engine.cohort import Outcome, run_cohort
+from jaxpfl.engine.cohort import Outcome, Spread, run_cohort
 from jaxpfl.participation import Participation
 from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Reduced, ServerContext, Upload
 from jaxpfl.randomness import Purpose, stream
@@ -21,11 +20,14 @@ from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Splits
 class RunState(NamedTuple):
     """Everything that a run carries from round to round; it is the whole checkpoint.
 
+    On several devices m' is m rounded up to a multiple of their number, and the last m' - m rows are nobody's;
+    otherwise m' = m.
+
     Attributes:
       server: the server's state.
-      clients: the clients' states, leaves [m, ...].
-      participations: [m] int32, rounds in which the client was in the cohort.
-      diverged: [m] int32, of these, rounds whose upload was dropped: because it or the client's new state was not
+      clients: the clients' states, leaves [m', ...].
+      participations: [m'] int32, rounds in which the client was in the cohort.
+      diverged: [m'] int32, of these, rounds whose upload was dropped: because it or the client's new state was not
         finite, or because the server's next state would not have been.
       round: [] int32, finished rounds.
       key: the run's key.
@@ -40,9 +42,9 @@ class RunState(NamedTuple):
 
 
 def init_state(
-    algorithm: Algorithm, participation: Participation, key: Key, hp: PyTree, federation: Federation
+    algorithm: Algorithm, participation: Participation, key: Key, hp: PyTree, federation: Federation, rows: int
 ) -> RunState:
-    """The state before the first round. Clients start from the round-0 broadcast."""
+    """The state before the first round, of ``rows`` = m' clients. Clients start from the round-0 broadcast."""
     server, client = algorithm.server, algorithm.client
     ctx = server_context(participation, jnp.int32(0))
     state = server.init(stream(key, Purpose.SERVER_INIT), hp, ctx)
@@ -53,8 +55,9 @@ def init_state(
         client_ctx = ClientContext(zero, client_id, zero, ALL_STEPS, stream(key, Purpose.BATCHES, client_id))
         return client.init(stream(key, Purpose.CLIENT_INIT, client_id), hp, client_ctx, message)
 
-    clients = jax.vmap(init_client)(jnp.asarray(federation.client_ids))
-    zeros = jnp.zeros(participation.num_clients, jnp.int32)
+    ids = jnp.asarray(federation.client_ids)[: participation.num_clients]
+    clients = jax.vmap(init_client)(jnp.pad(ids, (0, rows - ids.shape[0]), mode="edge"))
+    zeros = jnp.zeros(rows, jnp.int32)
     return RunState(state, clients, zeros, zeros, jnp.int32(0), key)
 
 
@@ -63,7 +66,7 @@ def server_context(participation: Participation, round: Array) -> ServerContext:
 
 
 def make_round(
-    algorithm: Algorithm, participation: Participation, *, block: int, mesh: Mesh | None = None
+    algorithm: Algorithm, participation: Participation, *, block: int, spread: Spread | None = None
 ) -> Callable[[RunState, PyTree, Federation], tuple[RunState, Metrics]]:
     """Builds ``(state, hp, federation) -> (state, metrics)``.
 
@@ -73,13 +76,15 @@ def make_round(
     client, server = algorithm.client, algorithm.server
 
     def one_round(state: RunState, hp: PyTree, federation: Federation) -> tuple[RunState, Metrics]:
-        ids = federation.client_ids
-        rows = participation.sample(stream(state.key, Purpose.PARTICIPATION, state.round), ids)
+        num_clients = participation.num_clients
+        ids = jnp.asarray(federation.client_ids)
+        rows = participation.sample(stream(state.key, Purpose.PARTICIPATION, state.round), ids[:num_clients])
         ctx = server_context(participation, state.round)
         message = server.broadcast(stream(state.key, Purpose.BROADCAST, state.round), hp, ctx, state.server)
 
-        def work(present: Array, old: PyTree, data: tuple[Splits, Array, Array]) -> Outcome:
-            splits, client_id, participations = data
+        def work(present: Array, own: tuple[PyTree, Array, Array], data: tuple[Splits, Array]) -> Outcome:
+            old, participations, diverged = own
+            splits, client_id = data
             client_ctx = ClientContext(
                 state.round,
                 client_id,
@@ -94,11 +99,19 @@ def make_round(
             keep = present & finite
             summed = (packed, jnp.ones((), jnp.int32), metrics)
             summed = trees.where(keep, summed, jax.tree.map(jnp.zeros_like, summed))
-            return Outcome(trees.where(keep, new, old), summed, (present, present & ~finite))
+            kept_state = (trees.where(keep, new, old), participations + present, diverged + (present & ~finite))
+            return Outcome(kept_state, summed, ())
 
-        data = (federation.splits, jnp.asarray(ids), state.participations)
-        clients, (packed, contributors, sums), (present, lost) = run_cohort(
-            work, rows, state.clients, data, block=block, everyone=participation.everyone, mesh=mesh
+        own = (state.clients, state.participations, state.diverged)
+        (clients, participations, diverged), (packed, contributors, sums), _ = run_cohort(
+            work,
+            rows,
+            own,
+            (federation.splits, ids),
+            num_clients=num_clients,
+            block=block,
+            everyone=participation.everyone,
+            spread=spread,
         )
         total: Upload = packed.unpack()
         reduced = Reduced(total.total, total.weight, contributors)
@@ -107,20 +120,13 @@ def make_round(
         # Finite uploads may still overflow in the sum: the server then keeps its state, and all of them are lost.
         sound = trees.all_finite(new_server)
         new_server = trees.where(sound, new_server, state.server)
-        lost = lost | (present & ~sound)
+        present = participations - state.participations
+        diverged = jnp.where(sound, diverged, state.diverged + present)
         # Where everybody diverged there is nothing to average: NaN, not a perfect zero.
         kept = jnp.where(reduced.contributors > 0, reduced.contributors, jnp.nan)
         metrics = {name: total / kept for name, total in sums.items()} | server_metrics
-        metrics |= {"participants": present.sum(), "diverged": lost.sum()}
-        new_state = RunState(
-            new_server,
-            clients,
-            state.participations + present,
-            state.diverged + lost,
-            state.round + 1,
-            state.key,
-        )
-        return new_state, metrics
+        metrics |= {"participants": present.sum(), "diverged": (diverged - state.diverged).sum()}
+        return RunState(new_server, clients, participations, diverged, state.round + 1, state.key), metrics
 
     return one_round
 

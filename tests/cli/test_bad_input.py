@@ -39,7 +39,7 @@ def write_idx(folder: Path, name: str, array: np.ndarray, *, magic: int | None =
             ["run", "local", "--plan.clients", "0"],
             "plan.clients must be auto, map, vmap or a positive number",
         ),
-        (["run", "local", "--plan.devices", "4"], "plan.devices must divide the 6 clients and be at most 2, got 4"),
+        (["run", "local", "--plan.devices", "4"], "plan.devices must be at most the 2 present, got 4"),
         (["run", "local", "--data", "mnist", "--data-dir", "nowhere"], "train-images-idx3-ubyte"),
         (["run", "local", "--config", "none.toml"], "cannot read config none.toml"),
         (["run", "local", "--output", "/proc/none/run"], "cannot write to /proc/none/run"),

@@ -55,6 +55,7 @@ def outcome(simulation: Simulation, rounds: int, seeds=(3,)) -> dict:
     """State, history and scores after some rounds, as host arrays."""
     state, history = simulation.advance(simulation.init(seeds), rounds)
     scores = simulation.evaluate(state)
+    state = simulation.trim(state)
     tree = {"state": state._replace(key=jax.random.key_data(state.key)), "history": history}
     return jax.tree.map(np.asarray, tree | {"scores": scores})
 

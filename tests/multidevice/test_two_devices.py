@@ -18,25 +18,48 @@ PLANS = {
     "everyone at once": ("vmap", None),
     "cohort, one by one": ("map", 3),
     "cohort in blocks of 2": ("2", 3),
+    "cohort at once": ("vmap", 4),
 }
 
 
 @pytest.fixture(scope="module")
-def six_clients():
-    return jax.tree.map(lambda a: a[:6], ragged_federation())
+def clients():
+    """Seven clients: two devices hold four and three."""
+    return ragged_federation()
 
 
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize("method", sorted(METHODS))
-def test_two_devices_give_the_numbers_of_one(six_clients, method, name):
-    clients, cohort = PLANS[name]
+def test_two_devices_give_the_numbers_of_one(clients, method, name):
+    assert_same_on_two_devices(clients, method, *PLANS[name])
+
+
+@pytest.mark.parametrize("runs", ["map", "vmap"])
+@pytest.mark.parametrize("cohort", [None, 4, 5])
+def test_a_cohort_that_is_not_dealt_out_gives_the_same(clients, monkeypatch, cohort, runs):
+    monkeypatch.setattr("jaxpfl.engine.plan._MOST_DEALT", 0)
+    assert_same_on_two_devices(clients, "adaped", "2", cohort, runs)
+
+
+@pytest.mark.parametrize("cohort", [None, 4, 5])
+def test_data_of_their_own_give_the_same(clients, monkeypatch, cohort):
+    """Devices that do not share memory, as accelerators: each holds its clients' data only."""
+    monkeypatch.setattr("jaxpfl.engine.plan._MOST_DEALT", 0)
+    monkeypatch.setattr("jaxpfl.engine.placement._shares_memory", lambda device: False)
+    assert_same_on_two_devices(clients, "adaped", "2", cohort)
+    simulation = simulate(METHODS["adaped"], clients, cohort=cohort)
+    for leaf in jax.tree.leaves(simulation.federation):
+        assert [s.data.shape[0] for s in leaf.addressable_shards] == [4, 4]
+
+
+def assert_same_on_two_devices(clients, method, blocks, cohort, runs="auto"):
     with jax.enable_x64(True):
         want, got = (
             outcome(
                 simulate(
                     METHODS[method],
-                    six_clients,
-                    plan=ExecutionPlan(clients=clients, devices=devices),
+                    clients,
+                    plan=ExecutionPlan(clients=blocks, devices=devices, runs=runs),
                     cohort=cohort,
                     dtype=np.float64,
                 ),
@@ -48,29 +71,49 @@ def test_two_devices_give_the_numbers_of_one(six_clients, method, name):
     assert_close(got, want, 1e-9)
 
 
-def test_clients_and_their_states_stay_on_their_device(six_clients):
-    simulation = simulate(METHODS["adaped"], six_clients)
+def test_states_lie_on_the_devices_and_data_are_not_copied(clients):
+    simulation = simulate(METHODS["adaped"], clients)
     state, _ = simulation.advance(simulation.init([0]), 2)
     for leaf in jax.tree.leaves((state.clients, state.participations)):
-        assert [s.data.shape[1] for s in leaf.addressable_shards] == [3, 3]
-    for leaf in jax.tree.leaves(simulation.federation):
-        assert [s.data.shape[0] for s in leaf.addressable_shards] == [3, 3]
-
-
-def test_only_sums_cross_devices(six_clients):
-    simulation = simulate(METHODS["fedavg"], six_clients, plan=ExecutionPlan(clients="map"))
-    module = simulation.export("cpu").mlir_module()
-    assert "all_reduce" in module
-    assert "all_to_all" not in module
+        assert [s.data.shape[1] for s in leaf.addressable_shards] == [4, 4]
+    for leaf in jax.tree.leaves(simulation.federation.train):
+        first, second = (s.data.unsafe_buffer_pointer() for s in leaf.addressable_shards)
+        assert first == second
 
 
 @pytest.mark.parametrize(
-    ("devices", "message"), [(3, "be at most 2"), (4, "must divide"), (0, "positive"), ("two", "positive")]
+    ("method", "cohort", "crosses"), [("fedavg", None, False), ("adaped", None, False), ("adaped", 3, True)]
 )
-def test_devices_that_cannot_be(six_clients, devices, message):
+def test_what_crosses_devices(clients, method, cohort, crosses):
+    """Sums always; states only where the cohort is dealt out."""
+    simulation = simulate(METHODS[method], clients, plan=ExecutionPlan(clients="map"), cohort=cohort)
+    module = simulation.export("cpu").mlir_module()
+    assert "all_reduce" in module
+    assert "all_to_all" not in module
+    assert ("reduce_scatter" in module) == crosses
+    assert ("all_gather" in module) == crosses
+
+
+def test_a_trimmed_state_goes_on_with_other_devices(clients):
+    one, two = (simulate(METHODS["adaped"], clients, plan=ExecutionPlan(devices=d)) for d in (1, 2))
+    trimmed = two.trim(two.advance(two.init([0]), 2)[0])
+    assert {a.shape[1] for a in jax.tree.leaves((trimmed.clients, trimmed.diverged))} == {clients.num_clients}
+    moved, _ = one.advance(one.adopt(trimmed), 2)
+    stayed, _ = two.advance(two.init([0]), 4)
+    got, want = (jax.tree.map(np.asarray, state._replace(key=())) for state in (moved, two.trim(stayed)))
+    assert_close(got, want, 1e-4)
+
+
+@pytest.mark.parametrize(
+    ("devices", "message"),
+    [(3, "at most the 2 present"), (0, "positive"), ("two", "positive")],
+)
+def test_devices_that_cannot_be(clients, devices, message):
     with pytest.raises(JaxpflError, match=message):
-        simulate(METHODS["local"], six_clients, plan=ExecutionPlan(devices=devices))
+        simulate(METHODS["local"], clients, plan=ExecutionPlan(devices=devices))
 
 
-def test_automatic_choice_divides_the_clients():
-    assert simulate(METHODS["local"], ragged_federation()).execution.devices == 1  # seven clients
+def test_a_cohort_of_one_takes_one_device(clients):
+    assert simulate(METHODS["local"], clients, cohort=1).execution.devices == 1
+    with pytest.raises(JaxpflError, match="at most the 1 clients of a round"):
+        simulate(METHODS["local"], clients, cohort=1, plan=ExecutionPlan(devices=2))

@@ -138,10 +138,10 @@ def on_host(tree: Any) -> Any:
 def run(simulation: Simulation, rounds: int, seed: int = SEED) -> Run:
     """Rounds one by one, every state kept."""
     state = simulation.init([seed])
-    states, histories = [on_host(state)], []
+    states, histories = [on_host(simulation.trim(state))], []
     for _ in range(rounds):
         state, metrics = simulation.advance(state, 1)
-        states.append(on_host(state))
+        states.append(on_host(simulation.trim(state)))
         histories.append(metrics)
     history = {name: np.concatenate([h[name][0] for h in histories]) for name in histories[0]}
     return Run(states, history, simulation, state)

@@ -1,0 +1,64 @@
+"""Where data and states lie on several devices."""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
+from jax.sharding import PartitionSpec as P
+
+from jaxpfl.engine.cohort import AXIS, Spread
+from jaxpfl.engine.round import RunState
+from jaxpfl.types import Device, Federation
+
+
+class Placement(NamedTuple):
+    """The devices of a simulation and what lies where.
+
+    Attributes:
+      devices: those that take part.
+      rows: m', the rows of a state: m rounded up to a multiple of the devices.
+      everywhere: the layout of what every device holds.
+      state: the layout of a state [S, ...], as a `RunState` of layouts.
+      spread: how clients are spread over the devices; None on one device.
+    """
+
+    devices: tuple[Device, ...]
+    rows: int
+    everywhere: jax.sharding.Sharding
+    state: Any
+    spread: Spread | None = None
+
+
+def place(num_clients: int, devices: int, even: bool) -> Placement:
+    """The placement of m clients on the first ``devices`` devices."""
+    used = tuple(jax.devices()[:devices])
+    rows = -(-num_clients // devices) * devices
+    if devices == 1:
+        here = SingleDeviceSharding(used[0])
+        return Placement(used, rows, here, RunState._make([here] * len(RunState._fields)))
+    mesh = Mesh(np.array(used), (AXIS,), axis_types=(AxisType.Auto,))
+    everywhere, runs = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, AXIS))
+    layout = RunState._make([everywhere, runs, runs, runs, everywhere, everywhere])
+    return Placement(used, rows, everywhere, layout, Spread(mesh, _shares_memory(used[0]), even))
+
+
+def put(federation: Federation, placement: Placement) -> Federation:
+    """The data on all devices, or each client's on its own, filled up to m' rows with clients that have none."""
+    spread = placement.spread
+    if spread is None:
+        return jax.device_put(federation, placement.everywhere)
+    if spread.shared_data:
+        # CPU devices share the host's memory: put on one, its buffers serve the others without a copy.
+        first = jax.device_put(federation, placement.devices[0])
+        return jax.device_put(jax.tree.map(np.asarray, first), placement.everywhere)
+    missing = placement.rows - federation.num_clients
+    padded = jax.tree.map(lambda a: np.pad(a, [(0, missing)] + [(0, 0)] * (a.ndim - 1)), federation)
+    return jax.device_put(padded, NamedSharding(spread.mesh, P(AXIS)))
+
+
+def _shares_memory(device: Device) -> bool:
+    """Whether all devices of this kind read one memory."""
+    return device.platform == "cpu"
