@@ -8,8 +8,11 @@ from jaxpfl.data.batching import Batching, Draw, draw_batches, permutation, plan
 from jaxpfl.data.describe import Summary, describe, format_description, summary
 from jaxpfl.data.federate import SplitPurpose, federate, hold_out, split_rng
 from jaxpfl.data.idx import read_idx
-from jaxpfl.data.partition import PARTITIONS, Assignment, Partitioner, PartitionOptions, partitioner
-from jaxpfl.data.sources import Entry, Source, available, data_directory, known_sources, load
+from jaxpfl.data.partition import PARTITIONS, Assignment, Partitioner, PartitionOptions, options_of, partitioner
+from jaxpfl.data.pickles import read_pickle
+from jaxpfl.data.plot import plot_split
+from jaxpfl.data.source import Entry, Source, data_directory, pooled, unseen
+from jaxpfl.data.sources import available, known_sources, load
 from jaxpfl.data.stack import check_batch_size, pad, permute, stack_clients
 
 __all__ = [
@@ -33,14 +36,19 @@ __all__ = [
     "hold_out",
     "known_sources",
     "load",
+    "options_of",
     "pad",
     "partitioner",
     "permutation",
     "permute",
     "plan_batches",
+    "plot_split",
+    "pooled",
     "read_idx",
+    "read_pickle",
     "split_rng",
     "stack_clients",
     "summary",
     "take",
+    "unseen",
 ]

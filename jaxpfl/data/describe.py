@@ -5,9 +5,13 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+import jax
 import numpy as np
 
+from jaxpfl.data.source import Source
 from jaxpfl.types import Federation
+
+_MOST_COLUMNS = 20
 
 
 @dataclasses.dataclass(frozen=True)
@@ -19,14 +23,16 @@ class Summary:
       sizes: for "train", "validation" and "test" the clients' numbers of examples, [m].
       capacities: for each split the padded length.
       class_counts: [m, num_classes] training examples of each class.
-      input_shape: the shape of one input.
+      input_shape: the shape of one input; of each array by its name where inputs are several.
+      unused: examples of the source that no client holds, or None where the source was not given.
     """
 
     client_ids: np.ndarray
     sizes: dict[str, np.ndarray]
     capacities: dict[str, int]
     class_counts: np.ndarray
-    input_shape: tuple[int, ...]
+    input_shape: Any
+    unused: int | None = None
 
     @property
     def classes_held(self) -> np.ndarray:
@@ -39,19 +45,31 @@ class Summary:
         return (self.class_counts > 0).sum(axis=0)
 
 
-def summary(federation: Federation, num_classes: int) -> Summary:
-    """Counts a federation's examples; labels must lie in 0 .. num_classes - 1."""
+def summary(federation: Federation, num_classes: int, source: Source | None = None) -> Summary:
+    """Counts a federation's examples; labels must lie in 0 .. num_classes - 1.
+
+    Args:
+      federation: the clients.
+      num_classes: the number of classes.
+      source: what the federation was made of, to count the examples that it leaves out (a test set of other users,
+        users that were not asked for, clients that were dropped).
+    """
     splits = {s: getattr(federation, s) for s in ("train", "validation", "test")}
     masks = {s: np.asarray(data.mask) for s, data in splits.items()}
     labels, mask = np.asarray(federation.train.y), masks["train"]
     cells = np.nonzero(mask)[0] * num_classes + labels[mask]
     counts = np.bincount(cells, minlength=len(mask) * num_classes).reshape(len(mask), num_classes)
+    unused = None
+    if source is not None:
+        there = len(source.y_train) + (0 if source.y_test is None else len(source.y_test))
+        unused = there - int(sum(m.sum() for m in masks.values()))
     return Summary(
         client_ids=np.asarray(federation.client_ids),
         sizes={s: m.sum(axis=1) for s, m in masks.items()},
         capacities={s: m.shape[1] for s, m in masks.items()},
         class_counts=counts,
-        input_shape=federation.input_shape,
+        input_shape=_shapes(federation.train.x),
+        unused=unused,
     )
 
 
@@ -60,9 +78,10 @@ def describe(counts: Summary) -> dict[str, Any]:
     client."""
     return {
         "clients": len(counts.client_ids),
-        "input_shape": list(counts.input_shape),
+        "input_shape": _jsonable(counts.input_shape),
         "classes": counts.class_counts.shape[1],
         "examples": {s: int(sizes.sum()) for s, sizes in counts.sizes.items()},
+        **({} if counts.unused is None else {"unused_examples": counts.unused}),
         "examples_per_client": {s: _spread(sizes) for s, sizes in counts.sizes.items()},
         "capacity": dict(counts.capacities),
         "classes_per_client": _spread(counts.classes_held),
@@ -79,20 +98,49 @@ def describe(counts: Summary) -> dict[str, Any]:
 
 
 def format_description(described: dict[str, Any], most_clients: int = 20) -> str:
-    """The dictionary of `describe` as plain text for a terminal, with the first ``most_clients`` clients."""
-    shape = " x ".join(map(str, described["input_shape"])) or "scalar"
-    lines = [f"{described['clients']} clients, {described['classes']} classes, inputs {shape}", ""]
-    lines.append(f"{'per client':<12}{'min':>8}{'median':>10}{'max':>8}{'total':>10}")
+    """The dictionary of `describe` as plain text for a terminal, with the first ``most_clients`` clients.
+
+    The table has a column for each class where there are at most 20 of them, else the number of classes held.
+    """
+    shape = _shape_text(described["input_shape"])
+    lines = [f"{described['clients']} clients, {described['classes']} classes, inputs {shape}"]
+    if described.get("unused_examples"):
+        lines.append(f"{described['unused_examples']} examples of the data set are left out")
+    lines += ["", f"{'per client':<12}{'min':>8}{'median':>10}{'max':>8}{'total':>10}"]
     for split, spread in described["examples_per_client"].items():
         lines.append(_spread_line(split, spread) + f"{described['examples'][split]:>10}")
     lines.append(_spread_line("classes", described["classes_per_client"]))
-    lines += ["", "training examples by class", _row("client", range(described["classes"]))]
+    narrow = described["classes"] <= _MOST_COLUMNS
+    heads = range(described["classes"]) if narrow else ("train", "classes")
+    width = 6 if narrow else 10
+    lines += ["", "training examples by class" if narrow else "training examples", _row("client", heads, width)]
     for client in described["per_client"][:most_clients]:
-        lines.append(_row(client["client_id"], (count or "." for count in client["class_counts"])))
+        counts = client["class_counts"]
+        cells = [count or "." for count in counts] if narrow else [sum(counts), sum(count > 0 for count in counts)]
+        lines.append(_row(client["client_id"], cells, width))
     if described["clients"] > most_clients:
         lines.append(f"... and {described['clients'] - most_clients} more clients")
-    lines.append(_row("clients", described["clients_per_class"]))
+    if narrow:
+        lines.append(_row("clients", described["clients_per_class"]))
     return "\n".join(lines)
+
+
+def _shapes(x: Any) -> Any:
+    """The shape of one input: a tuple, or a dictionary of tuples by the arrays' names."""
+    paths = jax.tree_util.tree_flatten_with_path(x)[0]
+    if len(paths) == 1 and not paths[0][0]:
+        return tuple(x.shape[2:])
+    return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape[2:]) for path, leaf in paths}
+
+
+def _jsonable(shape: Any) -> Any:
+    return {name: list(own) for name, own in shape.items()} if isinstance(shape, dict) else list(shape)
+
+
+def _shape_text(shape: Any) -> str:
+    if isinstance(shape, dict):
+        return ", ".join(f"{name} {_shape_text(own)}" for name, own in shape.items())
+    return " x ".join(map(str, shape)) or "scalar"
 
 
 def _spread(values: np.ndarray) -> dict[str, float]:
@@ -103,5 +151,5 @@ def _spread_line(name: str, spread: dict[str, float]) -> str:
     return f"{name:<12}{spread['min']:>8}{spread['median']:>10g}{spread['max']:>8}"
 
 
-def _row(name: Any, cells: Any) -> str:
-    return f"{name!s:<8}" + "".join(f"{cell!s:>6}" for cell in cells)
+def _row(name: Any, cells: Any, width: int = 6) -> str:
+    return f"{name!s:<8}" + "".join(f"{cell!s:>{width}}" for cell in cells)

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import warnings
 from enum import IntEnum
+from typing import Any
 
+import jax
 import numpy as np
 
-from jaxpfl.data.partition import Indices, PartitionOptions, partitioner
-from jaxpfl.data.sources import Source, check_finite
-from jaxpfl.data.stack import stack_clients
-from jaxpfl.errors import JaxpflError
+from jaxpfl.data.partition import PartitionOptions, partitioner
+from jaxpfl.data.partition_classes import Indices
+from jaxpfl.data.source import Source, check_finite
+from jaxpfl.data.stack import listed, stack_clients
+from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.types import Federation
 
 
@@ -31,8 +35,14 @@ def federate(
     source: Source,
     *,
     partition: str = "classes",
-    clients: int,
+    clients: int | None = None,
     classes_per_client: int | None = None,
+    shards_per_client: int | None = None,
+    alpha: float | None = None,
+    min_examples: int | None = None,
+    sigma: float | None = None,
+    users_per_client: int | None = None,
+    superclasses_per_client: int | None = None,
     test_share: float = 0.5,
     validation_share: float = 0.0,
     split_seed: int = 0,
@@ -41,47 +51,64 @@ def federate(
     """Splits a data set among clients. Depends on the arguments here alone: no run seed enters.
 
     Test examples come from the official test set where there is one, dealt by the partition's own rule; else
-    each client's examples are split, class by class as evenly as the counts allow.
+    (and where its users are others than the training set's, for "natural") each client's examples are split,
+    class by class as evenly as the counts allow.
 
     Args:
       source: the data set.
-      partition: a registered partition: "iid" or "classes".
-      clients: m, at least 1.
-      classes_per_client: for "classes".
+      partition: "iid"; "classes": a number of classes for each client; "shards" (or "pathological"): a number of
+        shards of the examples sorted by class; "dirichlet": class proportions of each client from Dir(alpha);
+        "dirichlet-class": each class in proportions from Dir(alpha); "lognormal": iid of unequal sizes; "natural":
+        one client for each user, or for a number of them; "superclasses": all classes of a number of superclasses.
+      clients: m, at least 1. Only "natural" goes without: it then takes all users.
+      classes_per_client, shards_per_client, alpha, min_examples, sigma, users_per_client, superclasses_per_client:
+        options of the partitions, see `PartitionOptions`; one that the partition does not take is refused.
       test_share: the share of each client's examples kept for testing, in [0, 1); not used where the source
         has an official test set. A client with at least two examples keeps at least one for training and one
         for testing.
       validation_share: the share of each client's training examples kept for validation, in [0, 1).
       split_seed: at least 0.
-      drop_empty: leave out clients without training examples, with a warning.
+      drop_empty: leave out clients without training examples, with a warning; under "natural" also users of whom no
+        test example can be had.
 
     Raises:
-      JaxpflError: a value out of range, an unknown partition, a split that is impossible, a client without
-        training examples (unless ``drop_empty``), a NaN in the source.
+      JaxpflError: a value out of range, an unknown partition, an option that it lacks or does not take, a split that
+        is impossible, a client without training examples (unless ``drop_empty``), a NaN in the source.
     """
     for name, share in (("test share", test_share), ("validation share", validation_share)):
         if not 0.0 <= share < 1.0:
             raise JaxpflError(f"{name} must lie in [0, 1), got {share}")
     if split_seed < 0:
         raise JaxpflError(f"split seed must be at least 0, got {split_seed}")
-    if clients < 1:
+    if clients is not None and clients < 1:
         raise JaxpflError(f"the number of clients must be at least 1, got {clients}")
+    options = PartitionOptions(
+        classes_per_client=classes_per_client,
+        shards_per_client=shards_per_client,
+        alpha=alpha,
+        min_examples=min_examples,
+        sigma=sigma,
+        users_per_client=users_per_client,
+        superclasses_per_client=superclasses_per_client,
+    )
+    dealer = partitioner(partition, options)
     _check_source(source)
 
-    dealer = partitioner(partition, PartitionOptions(classes_per_client=classes_per_client))
-    rng = split_rng(split_seed, SplitPurpose.PARTITION)
-    train, test = dealer.assign(source.y_train, source.y_test, clients, source.num_classes, rng)
+    train, test, _ = dealer.assign(source, clients, split_rng(split_seed, SplitPurpose.PARTITION))
     x_test, y_test = source.x_test, source.y_test
     if test is None:
         x_test, y_test = source.x_train, source.y_train
         train, test = _hold_out(train, source.y_train, test_share, split_seed, SplitPurpose.TEST)
-    assert x_test is not None
     assert y_test is not None
     train, validation = _hold_out(train, source.y_train, validation_share, split_seed, SplitPurpose.VALIDATION)
+    kept = np.arange(len(train))
+    if dealer.needs_test and test_share > 0.0:
+        kept = _with_test(train, test, drop_empty)
     return stack_clients(
-        [(source.x_train[own], source.y_train[own]) for own in train],
-        test=[(x_test[own], y_test[own]) for own in test],
-        validation=[(source.x_train[own], source.y_train[own]) for own in validation],
+        [_take(source.x_train, source.y_train, train[client]) for client in kept],
+        test=[_take(x_test, y_test, test[client]) for client in kept],
+        validation=[_take(source.x_train, source.y_train, validation[client]) for client in kept],
+        client_ids=kept,
         drop_empty=drop_empty,
     )
 
@@ -122,6 +149,28 @@ def _hold_out(
     return keeps, held_out
 
 
+def _with_test(train: list[Indices], test: list[Indices], drop_empty: bool) -> np.ndarray:
+    """The clients to keep: all, or those with a test example; clients without training examples are `stack_clients`'
+    to judge."""
+    without = np.array([len(a) > 0 and len(b) == 0 for a, b in zip(train, test, strict=True)])
+    if not without.any():
+        return np.arange(len(train))
+    found = f"{without.sum()} of {len(train)} clients have too few examples to be tested"
+    if not drop_empty:
+        raise JaxpflError(
+            f"{found} (client {listed(np.flatnonzero(without))}): "
+            "leave them out with drop_empty (--drop-empty), or put more users in a client"
+        )
+    if without.all():
+        raise JaxpflError(f"{found}: none is left")
+    warnings.warn(f"left out: {found}", JaxpflWarning, stacklevel=3)
+    return np.flatnonzero(~without)
+
+
+def _take(x: Any, y: np.ndarray, own: Indices) -> tuple[Any, np.ndarray]:
+    return jax.tree.map(lambda leaf: leaf[own], x), y[own]
+
+
 def _check_source(source: Source) -> None:
     """A user's own source is checked before it is split, so that errors name its own examples."""
     if (source.x_test is None) != (source.y_test is None):
@@ -130,10 +179,16 @@ def _check_source(source: Source) -> None:
         if x is None or y is None:
             continue
         whose = f"data set {source.name!r}, {part}"
-        if len(x) != len(y):
-            raise JaxpflError(f"{whose}: {len(x)} inputs but {len(y)} labels")
+        for leaf in jax.tree.leaves(x):
+            if len(leaf) != len(y):
+                raise JaxpflError(f"{whose}: {len(leaf)} inputs but {len(y)} labels")
         check_finite(x, whose)
         if not np.issubdtype(y.dtype, np.integer):
             raise JaxpflError(f"{whose}: labels must be integers >= 0, got {y.dtype}")
         if len(y) and (y.min() < 0 or y.max() >= source.num_classes):
             raise JaxpflError(f"{whose}: labels must lie in 0 .. {source.num_classes - 1}")
+    for part, users, y in (("train", source.users_train, source.y_train), ("test", source.users_test, source.y_test)):
+        if users is not None and (y is None or users.shape != y.shape or not np.issubdtype(users.dtype, np.integer)):
+            raise JaxpflError(f"data set {source.name!r}, {part}: users must be integers, one for each example")
+    if source.superclasses is not None and source.superclasses.shape != (source.num_classes,):
+        raise JaxpflError(f"data set {source.name!r}: superclasses must be [{source.num_classes}], one for each class")

@@ -1,32 +1,48 @@
-"""Partitioners: who holds which example. Host functions from labels to per-client indices, seeded NumPy.
+"""Partitioners by name: who holds which example. Host functions of a source, seeded NumPy.
 
-A partition is drawn from one generator, made of the split seed alone, so a seed gives the same split whatever
-the run does. Only `Generator.permutation` and `Generator.integers` are used, which give the same numbers on
-every platform.
+A partition is drawn from one generator, made of the split seed alone, so a seed gives the same split whatever the run
+does, on every platform: only permutations, integers and the draws of `jaxpfl.data.portable` are used. What all promise:
+no example goes to two clients, and every training example goes to one, but for the users that ``natural`` was not asked
+for (`jaxpfl.data.summary` counts what is left out). The official test set is dealt by the same rule.
 """
 
 from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpfl.data.apportion import count_classes, deal_alike
+from jaxpfl.data.partition_classes import (
+    Indices,
+    deal_classes,
+    deal_superclasses,
+    iid,
+    present_classes,
+    shards,
+    split_by_class,
+)
+from jaxpfl.data.partition_skew import dirichlet_per_class, dirichlet_per_client, lognormal
+from jaxpfl.data.partition_users import choose_users, examples_of
+from jaxpfl.data.source import Source
 from jaxpfl.errors import JaxpflError, unknown_name
-
-Indices: TypeAlias = np.ndarray
-"""Places in a source's arrays, [n_i] int64."""
 
 
 class Assignment(NamedTuple):
     """Who holds what: for each of m clients its places in the training set and in the official test set.
 
-    ``test`` is None where the source has no official test set; lists are disjoint.
+    Attributes:
+      train: m lists, disjoint.
+      test: m lists, disjoint, or None where there is no official test set that fits these clients (none at all, or
+        one of other users).
+      users: [m, g] the users of each client, for "natural"; else None.
     """
 
     train: list[Indices]
     test: list[Indices] | None
+    users: np.ndarray | None = None
 
 
 class Partitioner(NamedTuple):
@@ -34,214 +50,194 @@ class Partitioner(NamedTuple):
 
     Attributes:
       name: its registered name with its options, for people.
-      assign: ``(labels_train [N], labels_test [T] or None, m, num_classes, rng) -> Assignment``. The draws
-        for the training set come first, so it is split alike with and without a test set.
+      assign: ``(source, m, rng) -> Assignment``; m is None where nobody set it. The draws for the training set come
+        first, so it is split alike with and without a test set.
+      needs_test: whether a client without test examples is refused (unless dropped) rather than kept.
     """
 
     name: str
-    assign: Callable[[np.ndarray, np.ndarray | None, int, int, np.random.Generator], Assignment]
+    assign: Callable[[Source, int | None, np.random.Generator], Assignment]
+    needs_test: bool = False
 
 
 @dataclasses.dataclass(frozen=True)
 class PartitionOptions:
-    """Options of all partitioners; each reads its own. ``classes_per_client`` is None where nobody set it."""
+    """Options of all partitioners, None where nobody set them; each takes its own (`PARTITIONS`).
+
+    Attributes:
+      classes_per_client: "classes": distinct classes of each client.
+      shards_per_client: "shards": shards of each client; 2 unless set.
+      alpha: "dirichlet" and "dirichlet-class": concentration, > 0.
+      min_examples: "dirichlet-class": examples that every client must have; 10 unless set.
+      sigma: "lognormal": standard deviation of the logarithm of the clients' sizes.
+      users_per_client: "natural": users of each client; 1 unless set.
+      superclasses_per_client: "superclasses": distinct superclasses of each client.
+    """
 
     classes_per_client: int | None = None
+    shards_per_client: int | None = None
+    alpha: float | None = None
+    min_examples: int | None = None
+    sigma: float | None = None
+    users_per_client: int | None = None
+    superclasses_per_client: int | None = None
 
 
 def partitioner(name: str, options: PartitionOptions | None = None) -> Partitioner:
     """The registered partitioner of that name.
 
     Raises:
-      JaxpflError: an unknown name (the nearest is suggested), or a missing option.
+      JaxpflError: an unknown name (the nearest is suggested), a missing option, or one that it does not take.
     """
+    takes, build = _registered(name)
+    options = options or PartitionOptions()
+    for field in dataclasses.fields(options):
+        if getattr(options, field.name) is not None and field.name not in takes:
+            allowed = " and ".join(map(_words, takes)) or "no option"
+            raise JaxpflError(f"the partition {name!r} takes {allowed}, not {_words(field.name)}")
+    return build(options)
+
+
+def options_of(name: str) -> tuple[str, ...]:
+    """The options (fields of `PartitionOptions`) that a partition takes.
+
+    Raises:
+      JaxpflError: an unknown name.
+    """
+    return _registered(name)[0]
+
+
+def _registered(name: str) -> tuple[tuple[str, ...], Callable[[PartitionOptions], Partitioner]]:
     if name not in PARTITIONS:
         raise unknown_name("partition", name, PARTITIONS)
-    return PARTITIONS[name](options or PartitionOptions())
+    return PARTITIONS[name]
 
 
-def iid(labels: np.ndarray, m: int, rng: np.random.Generator) -> list[Indices]:
-    """Shuffles all examples and deals them evenly: sizes differ by at most 1.
-
-    Args:
-      labels: [N], of which only the count matters.
-      m: the number of clients; more than N leaves some without an example.
-      rng: the generator.
-    """
-    _check_clients(m)
-    return list(np.array_split(rng.permutation(len(labels)), m))
+def _words(option: str) -> str:
+    return option.replace("_", " ")
 
 
-def classes_per_client(labels: np.ndarray, m: int, k: int, num_classes: int, rng: np.random.Generator) -> list[Indices]:
-    """Every client gets exactly k distinct classes; all examples are used.
-
-    Each class is held by a nearly equal number of clients (counts differ by at most 1), and its examples are
-    split evenly (sizes differ by at most 1) and disjointly among them.
-
-    Args:
-      labels: [N] in 0 .. num_classes - 1. Classes without any example are dealt to nobody.
-      m: clients.
-      k: classes of each client.
-      num_classes: the number of classes.
-      rng: the generator.
-
-    Raises:
-      JaxpflError: k is not in 1 .. the number of classes, m * k slots cannot hold all classes, or a class has
-        fewer examples than holders.
-    """
-    held = deal_classes(_present(labels, num_classes), m, k, rng)
-    return split_by_class(labels, held, rng)
+def _required(value: Any, partition: str, what: str) -> Any:
+    if value is None:
+        raise JaxpflError(f"the partition {partition!r} needs {what}")
+    return value
 
 
-def deal_classes(classes: np.ndarray, m: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """The classes of each client: [m, k], distinct within a row, every class in nearly equally many rows.
+def _clients(m: int | None) -> int:
+    if m is None:
+        raise JaxpflError("the number of clients must be given for every partition but 'natural'")
+    return m
 
-    A shuffled deck with floor(m k / C) or one more slots of each class is dealt, k slots to a client; a
-    client that got a class twice swaps one of them with a client that lacks it. Should no swap help, the deck
-    is dealt anew, and after some attempts dealt greedily, which always succeeds (but mixes the classes less).
-    """
-    _check_clients(m)
-    if not 1 <= k <= len(classes):
-        raise JaxpflError(f"classes per client must be 1 to {len(classes)} (the number of classes), got {k}")
-    if m * k < len(classes):
-        raise JaxpflError(
-            f"{m} clients with {k} classes each cannot hold all {len(classes)} classes: "
-            f"clients x classes per client must be at least {len(classes)}"
+
+def _alike(name: str, split: Callable[[np.ndarray, int, int, np.random.Generator], list[Indices]]) -> Partitioner:
+    """A partitioner of ``(labels, m, num_classes, rng)`` whose test set is dealt like the training set, by class."""
+
+    def assign(source: Source, m: int | None, rng: np.random.Generator) -> Assignment:
+        train = split(source.y_train, _clients(m), source.num_classes, rng)
+        if source.y_test is None:
+            return Assignment(train, None)
+        return Assignment(
+            train, deal_alike(source.y_test, count_classes(source.y_train, train, source.num_classes), rng)
         )
-    copies = np.full(len(classes), m * k // len(classes))
-    copies[rng.permutation(len(classes))[: m * k % len(classes)]] += 1
-    for _ in range(20):
-        hands = rng.permutation(np.repeat(np.arange(len(classes)), copies)).reshape(m, k)
-        if _repair(hands, len(classes), rng):
-            return classes[hands]
-    return classes[_deal_greedily(copies, m, k, rng)]
 
-
-def split_by_class(
-    labels: np.ndarray, held: np.ndarray, rng: np.random.Generator, *, allow_none: bool = False
-) -> list[Indices]:
-    """Splits each class's examples evenly among its holders.
-
-    Args:
-      labels: [N].
-      held: [m, k] classes of each client.
-      rng: the generator. Who gets the odd examples is random.
-      allow_none: accept a class with fewer examples than holders; some then get none of it (a small test
-        set).
-
-    Raises:
-      JaxpflError: a class has fewer examples than holders, and ``allow_none`` is false.
-    """
-    parts: list[list[Indices]] = [[] for _ in held]
-    for label in np.unique(held):
-        holders = rng.permutation(np.flatnonzero((held == label).any(axis=1)))
-        examples = rng.permutation(np.flatnonzero(labels == label))
-        if len(examples) < len(holders) and not allow_none:
-            raise JaxpflError(
-                f"class {label} has {len(examples)} examples for {len(holders)} clients that hold it: "
-                "use fewer clients or fewer classes per client"
-            )
-        for client, part in zip(holders, np.array_split(examples, len(holders)), strict=True):
-            parts[client].append(part)
-    return [np.concatenate(own) for own in parts]
-
-
-def _repair(hands: np.ndarray, num_classes: int, rng: np.random.Generator) -> bool:
-    """Swaps slots of hands [m, k] in place until no hand holds a class twice; false where it got stuck.
-
-    Every swap lowers the number of surplus slots, so this ends.
-    """
-    m, k = hands.shape
-    counts = np.zeros((m, num_classes), np.int32)
-    np.add.at(counts, (np.repeat(np.arange(m), k), hands.ravel()), 1)
-
-    def helps(i: int, own: int, j: int, other: int) -> bool:
-        return counts[j, own] == 0 and counts[i, other] == 0
-
-    for i in rng.permutation(np.flatnonzero((counts > 1).any(axis=1))):
-        for slot in range(k):
-            own = hands[i, slot]
-            if counts[i, own] < 2:
-                continue
-            # A few blind guesses nearly always find a partner; else look at every slot there is.
-            places = [divmod(int(place), k) for place in rng.integers(m * k, size=16)]
-            place = next(((j, s) for j, s in places if helps(i, own, j, hands[j, s])), None)
-            if place is None:
-                good = (counts[:, own] == 0)[:, None] & (counts[i, hands] == 0)
-                options = np.argwhere(good)
-                if not len(options):
-                    return False
-                place = tuple(options[rng.integers(len(options))])
-            j, s = place
-            other = hands[j, s]
-            hands[i, slot], hands[j, s] = other, own
-            counts[i, own] -= 1
-            counts[i, other] += 1
-            counts[j, other] -= 1
-            counts[j, own] += 1
-    return True
-
-
-def _deal_greedily(copies: np.ndarray, m: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Deals class by class, each to the clients with most free slots, ties at random: feasible whenever a
-    deal is (Gale and Ryser)."""
-    free = np.full(m, k)
-    hands: list[list[int]] = [[] for _ in range(m)]
-    for label in rng.permutation(len(copies)):
-        shuffled = rng.permutation(m)
-        for client in shuffled[np.argsort(-free[shuffled], kind="stable")][: copies[label]]:
-            hands[client].append(int(label))
-            free[client] -= 1
-    return np.array(hands)
-
-
-def _present(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    if len(labels) == 0 or labels.min() < 0 or labels.max() >= num_classes:
-        raise JaxpflError(f"labels must be given and lie in 0 .. {num_classes - 1}")
-    return np.unique(labels)
-
-
-def _check_clients(m: int) -> None:
-    if m < 1:
-        raise JaxpflError(f"the number of clients must be at least 1, got {m}")
+    return Partitioner(name, assign)
 
 
 def _iid(options: PartitionOptions) -> Partitioner:
-    def assign(
-        labels_train: np.ndarray,
-        labels_test: np.ndarray | None,
-        m: int,
-        num_classes: int,
-        rng: np.random.Generator,
-    ) -> Assignment:
-        train = iid(labels_train, m, rng)
-        return Assignment(train, None if labels_test is None else iid(labels_test, m, rng))
+    def assign(source: Source, m: int | None, rng: np.random.Generator) -> Assignment:
+        train = iid(source.y_train, _clients(m), rng)
+        return Assignment(train, None if source.y_test is None else iid(source.y_test, _clients(m), rng))
 
     return Partitioner("iid", assign)
 
 
+def _by_hands(name: str, deal: Callable[[Source, int, np.random.Generator], np.ndarray]) -> Partitioner:
+    """A partitioner of ``(source, m, rng) -> classes held [m, k]``; the test set goes to the same holders, so that a
+    client is tested on the classes it trains on."""
+
+    def assign(source: Source, m: int | None, rng: np.random.Generator) -> Assignment:
+        held = deal(source, _clients(m), rng)
+        train = split_by_class(source.y_train, held, rng)
+        test = None if source.y_test is None else split_by_class(source.y_test, held, rng, allow_none=True)
+        return Assignment(train, test)
+
+    return Partitioner(name, assign)
+
+
 def _classes(options: PartitionOptions) -> Partitioner:
-    k = options.classes_per_client
-    if k is None:
-        raise JaxpflError("the partition 'classes' needs the number of classes per client")
-
-    def assign(
-        labels_train: np.ndarray,
-        labels_test: np.ndarray | None,
-        m: int,
-        num_classes: int,
-        rng: np.random.Generator,
-    ) -> Assignment:
-        held = deal_classes(_present(labels_train, num_classes), m, k, rng)
-        train = split_by_class(labels_train, held, rng)
-        if labels_test is None:
-            return Assignment(train, None)
-        # The same holders: a client is tested on the classes it trains on.
-        return Assignment(train, split_by_class(labels_test, held, rng, allow_none=True))
-
-    return Partitioner(f"{k} classes per client", assign)
+    k = _required(options.classes_per_client, "classes", "the number of classes per client")
+    return _by_hands(
+        f"{k} classes per client",
+        lambda source, m, rng: deal_classes(present_classes(source.y_train, source.num_classes), m, k, rng),
+    )
 
 
-PARTITIONS: dict[str, Callable[[PartitionOptions], Partitioner]] = {"iid": _iid, "classes": _classes}
-"""Registered partitioners: a new one is a builder here and, where it has options, a field of
-`PartitionOptions`."""
+def _superclasses(options: PartitionOptions) -> Partitioner:
+    k = _required(options.superclasses_per_client, "superclasses", "the number of superclasses per client")
+
+    def deal(source: Source, m: int, rng: np.random.Generator) -> np.ndarray:
+        if source.superclasses is None:
+            raise JaxpflError(f"data set {source.name!r} has no superclasses (cifar100 has)")
+        held = deal_superclasses(source.superclasses, m, k, rng)
+        present = present_classes(source.y_train, source.num_classes)
+        return np.where(np.isin(held, present), held, -1)
+
+    return _by_hands(f"{k} superclasses per client", deal)
+
+
+def _shards(options: PartitionOptions) -> Partitioner:
+    s = 2 if options.shards_per_client is None else options.shards_per_client
+    return _alike(f"{s} shards per client", lambda labels, m, num_classes, rng: shards(labels, m, s, rng))
+
+
+def _dirichlet(options: PartitionOptions) -> Partitioner:
+    alpha = _required(options.alpha, "dirichlet", "alpha")
+    return _alike(
+        f"Dirichlet({alpha:g}) class proportions of each client",
+        lambda labels, m, num_classes, rng: dirichlet_per_client(labels, m, alpha, num_classes, rng),
+    )
+
+
+def _dirichlet_class(options: PartitionOptions) -> Partitioner:
+    alpha = _required(options.alpha, "dirichlet-class", "alpha")
+    least = 10 if options.min_examples is None else options.min_examples
+    return _alike(
+        f"Dirichlet({alpha:g}) shares of each class",
+        lambda labels, m, num_classes, rng: dirichlet_per_class(labels, m, alpha, least, num_classes, rng),
+    )
+
+
+def _lognormal(options: PartitionOptions) -> Partitioner:
+    sigma = _required(options.sigma, "lognormal", "sigma")
+    return _alike(f"log-normal({sigma:g}) sizes", lambda labels, m, num_classes, rng: lognormal(labels, m, sigma, rng))
+
+
+def _natural(options: PartitionOptions) -> Partitioner:
+    g = 1 if options.users_per_client is None else options.users_per_client
+
+    def assign(source: Source, m: int | None, rng: np.random.Generator) -> Assignment:
+        if source.users_train is None:
+            raise JaxpflError(f"data set {source.name!r} does not know who made its examples: 'natural' needs users")
+        groups = choose_users(np.unique(source.users_train), m, g, rng)
+        train = examples_of(source.users_train, groups)
+        # A test set of other users says nothing of these: each client's own examples are split then.
+        if source.users_test is None or not np.isin(source.users_test, source.users_train).any():
+            return Assignment(train, None, groups)
+        return Assignment(train, examples_of(source.users_test, groups), groups)
+
+    return Partitioner(f"{g} users per client", assign, needs_test=True)
+
+
+PARTITIONS: dict[str, tuple[tuple[str, ...], Callable[[PartitionOptions], Partitioner]]] = {
+    "iid": ((), _iid),
+    "classes": (("classes_per_client",), _classes),
+    "shards": (("shards_per_client",), _shards),
+    "pathological": (("shards_per_client",), _shards),
+    "dirichlet": (("alpha",), _dirichlet),
+    "dirichlet-class": (("alpha", "min_examples"), _dirichlet_class),
+    "lognormal": (("sigma",), _lognormal),
+    "natural": (("users_per_client",), _natural),
+    "superclasses": (("superclasses_per_client",), _superclasses),
+}
+"""Registered partitioners: the options that each takes, and its builder. "pathological" is the customary name of
+"shards"."""

@@ -4,17 +4,19 @@ NumPy."""
 from __future__ import annotations
 
 import warnings
-from collections.abc import Sequence
-from typing import NoReturn, TypeAlias
+from collections.abc import Mapping, Sequence
+from typing import Any, TypeAlias
 
+import jax
 import numpy as np
 
-from jaxpfl.data.sources import check_finite
+from jaxpfl.data.source import check_finite
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.types import ClientData, Federation
 
-Examples: TypeAlias = tuple[np.ndarray, np.ndarray]
-"""One client's inputs [n_i, ...] and labels [n_i]; anything that `np.asarray` takes."""
+Examples: TypeAlias = tuple[Any, Any]
+"""One client's inputs [n_i, ...] and labels [n_i]; anything that `np.asarray` takes. Inputs may also be a dictionary or
+NamedTuple of such arrays (not a list or tuple, which `np.asarray` takes for one array)."""
 
 _SPLITS = ("train", "validation", "test")
 
@@ -29,8 +31,8 @@ def stack_clients(
     """Stacks clients' own arrays on one axis, padded with zeros to each split's largest client.
 
     Args:
-      train: for each of m clients (x [n_i, ...], y [n_i]). Inputs become float32 (integers int32), all of one
-        feature shape; labels are integers >= 0 and become int32.
+      train: for each of m clients (x [n_i, ...], y [n_i]). Inputs become float32, integers (tokens) int32, all of
+        one feature shape; labels are integers >= 0 and become int32.
       test, validation: the same, or None for no such examples; a client may have none.
       client_ids: [m] distinct integers >= 0 that name the random streams; 0 .. m - 1 unless given.
       drop_empty: leave out clients without training examples (the others keep their ids) and warn.
@@ -56,7 +58,7 @@ def stack_clients(
 
     empty = np.array([len(y) == 0 for _, y in parts["train"]])
     if empty.any():
-        names = _listed(ids[empty])
+        names = listed(ids[empty])
         if not drop_empty:
             raise JaxpflError(
                 f"{empty.sum()} of {m} clients have no training data (client {names}): "
@@ -72,8 +74,8 @@ def stack_clients(
         parts = {split: [p for p, e in zip(own, empty, strict=False) if not e] for split, own in parts.items()}
         ids = ids[~empty]
 
-    feature, dtype = _features(parts, ids)
-    stacked = {split: _pad_split(parts[split], len(ids), feature, dtype) for split in _SPLITS}
+    feature = _features(parts, ids)
+    stacked = {split: _pad_split(parts[split], len(ids), feature) for split in _SPLITS}
     return Federation(client_ids=ids, **stacked)
 
 
@@ -86,7 +88,7 @@ def pad(
     """The same federation with more padding: results must not depend on it.
 
     Args:
-      federation: NumPy or JAX arrays, inputs that are one array.
+      federation: NumPy or JAX arrays.
       train_capacity, validation_capacity, test_capacity: the new capacities; None leaves a split as it is.
 
     Raises:
@@ -100,7 +102,7 @@ def pad(
         more = 0 if capacity is None else capacity - present
         if more < 0:
             raise JaxpflError(f"{split} capacity {capacity} is below the present one, {present}")
-        splits[split] = ClientData(*(_pad_axis(np.asarray(leaf), more) for leaf in data))
+        splits[split] = jax.tree.map(lambda leaf, more=more: _pad_axis(np.asarray(leaf), more), data)
     return Federation(client_ids=federation.client_ids, **splits)
 
 
@@ -113,8 +115,7 @@ def permute(federation: Federation, order: Sequence[int] | np.ndarray) -> Federa
     places = np.asarray(order)
     if not np.array_equal(np.sort(places), np.arange(federation.num_clients)):
         raise JaxpflError(f"order must hold each of 0 .. {federation.num_clients - 1} once")
-    splits = {s: ClientData(*(np.asarray(leaf)[places] for leaf in getattr(federation, s))) for s in _SPLITS}
-    return Federation(client_ids=np.asarray(federation.client_ids)[places], **splits)
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[places], federation)
 
 
 def check_batch_size(federation: Federation, batch_size: int, strict: bool = False) -> None:
@@ -148,15 +149,19 @@ def _check_ids(client_ids: Sequence[int] | np.ndarray | None, m: int) -> np.ndar
     return ids.astype(np.int32)
 
 
-def _check_client(x: np.ndarray, y: np.ndarray, whose: str) -> Examples:
+def _check_client(x: Any, y: Any, whose: str) -> Examples:
     try:
-        x, y = np.asarray(x), np.asarray(y)
+        x, y = _arrays(x), np.asarray(y)
     except ValueError as error:  # NumPy on nested lists of unequal length
         raise JaxpflError(f"{whose}: not an array: {error}") from error
-    if x.ndim == 0 or y.ndim != 1:
-        raise JaxpflError(f"{whose}: inputs must be [n, ...] and labels [n], got shapes {x.shape}, {y.shape}")
-    if len(x) != len(y):
-        raise JaxpflError(f"{whose}: {len(x)} inputs but {len(y)} labels")
+    leaves = jax.tree.leaves(x)
+    for leaf in leaves:
+        if leaf.ndim == 0 or y.ndim != 1:
+            raise JaxpflError(f"{whose}: inputs must be [n, ...] and labels [n], got shapes {leaf.shape}, {y.shape}")
+        if len(leaf) != len(y):
+            raise JaxpflError(f"{whose}: {len(leaf)} inputs but {len(y)} labels")
+    if not leaves:
+        raise JaxpflError(f"{whose}: inputs without an array")
     if len(y) == 0:
         return x, y.astype(np.int32)
     if not np.issubdtype(y.dtype, np.integer):
@@ -164,6 +169,20 @@ def _check_client(x: np.ndarray, y: np.ndarray, whose: str) -> Examples:
     if y.min() < 0 or y.max() >= 2**31:
         wrong = int(y[(y < 0) | (y >= 2**31)][0])
         raise JaxpflError(f"{whose}: labels must be integers >= 0 (and below 2**31), got {wrong}")
+    return jax.tree.map(lambda leaf: _check_leaf(leaf, whose), x), y.astype(np.int32, copy=False)
+
+
+def _arrays(x: Any) -> Any:
+    """Inputs as an array, or as a dictionary or NamedTuple of arrays."""
+    if isinstance(x, Mapping):
+        return {key: _arrays(value) for key, value in x.items()}
+    if isinstance(x, tuple) and hasattr(x, "_fields"):
+        return type(x)(*map(_arrays, x))
+    return np.asarray(x)
+
+
+def _check_leaf(x: np.ndarray, whose: str) -> np.ndarray:
+    """One array of inputs as float32 or int32."""
     if np.issubdtype(x.dtype, np.integer) or x.dtype == bool:
         if x.dtype != bool and x.size and (x.min() < -(2**31) or x.max() >= 2**31):
             raise JaxpflError(f"{whose}: integer inputs must fit in 32 bits, got {x.min()} to {x.max()}")
@@ -175,38 +194,44 @@ def _check_client(x: np.ndarray, y: np.ndarray, whose: str) -> Examples:
     with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused as such
         x = x.astype(dtype, copy=False)
     check_finite(x, whose)
-    return x, y.astype(np.int32, copy=False)
+    return x
 
 
-def _features(parts: dict[str, list[Examples]], ids: np.ndarray) -> tuple[tuple[int, ...], np.dtype]:
-    """The feature shape and type that all non-empty clients share; the first client with data sets the
-    shape."""
-    shape = None
-    dtypes = set()
+def _features(parts: dict[str, list[Examples]], ids: np.ndarray) -> Any:
+    """What all non-empty clients share: a tree of `jax.ShapeDtypeStruct`, the shape and type of one input. The first
+    client with data sets it; a leaf that is integer with some and float with others becomes float."""
+    feature: Any = None
     for split, own in parts.items():
         for i, (x, _) in zip(ids, own, strict=False):
-            if len(x) == 0:
+            if not len(jax.tree.leaves(x)[0]):
                 continue
-            shape = x.shape[1:] if shape is None else shape
-            dtypes.add(x.dtype)
-            if x.shape[1:] != shape:
-                _raise_shape(f"client {i}, {split}", x.shape[1:], shape)
-    assert shape is not None, "some client has training examples"
-    return shape, np.result_type(*dtypes) if len(dtypes) == 1 else np.dtype(np.float32)
+            found = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype), x)
+            feature = found if feature is None else feature
+            if jax.tree.structure(found) != jax.tree.structure(feature):
+                raise JaxpflError(
+                    f"client {i}, {split}: inputs are {jax.tree.structure(found)}, "
+                    f"the clients before it have {jax.tree.structure(feature)}"
+                )
+            feature = jax.tree.map(lambda a, b, whose=f"client {i}, {split}": _shared(a, b, whose), found, feature)
+    assert feature is not None, "some client has training examples"
+    return feature
 
 
-def _raise_shape(whose: str, found: tuple[int, ...], expected: tuple[int, ...]) -> NoReturn:
-    raise JaxpflError(f"{whose}: one input has shape {found}, the clients before it have {expected}")
+def _shared(found: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct, whose: str) -> jax.ShapeDtypeStruct:
+    if found.shape != expected.shape:
+        raise JaxpflError(f"{whose}: one input has shape {found.shape}, the clients before it have {expected.shape}")
+    return expected if found.dtype == expected.dtype else jax.ShapeDtypeStruct(found.shape, np.float32)
 
 
-def _pad_split(own: list[Examples], m: int, feature: tuple[int, ...], dtype: np.dtype) -> ClientData:
+def _pad_split(own: list[Examples], m: int, feature: Any) -> ClientData:
     sizes = np.array([len(y) for _, y in own] or [0] * m)
     capacity = int(sizes.max())
-    x = np.zeros((m, capacity, *feature), dtype)
+    x = jax.tree.map(lambda one: np.zeros((m, capacity, *one.shape), one.dtype), feature)
     y = np.zeros((m, capacity), np.int32)
     for i, (x_i, y_i) in enumerate(own):
         if len(y_i):
-            x[i, : len(y_i)] = x_i
+            for whole, part in zip(jax.tree.leaves(x), jax.tree.leaves(x_i), strict=True):
+                whole[i, : len(y_i)] = part
             y[i, : len(y_i)] = y_i
     return ClientData(x, y, np.arange(capacity) < sizes[:, None])
 
@@ -215,6 +240,6 @@ def _pad_axis(leaf: np.ndarray, more: int) -> np.ndarray:
     return np.pad(leaf, [(0, 0), (0, more)] + [(0, 0)] * (leaf.ndim - 2)) if more else leaf
 
 
-def _listed(ids: np.ndarray, most: int = 10) -> str:
+def listed(ids: np.ndarray, most: int = 10) -> str:
     """Ids for a one-line message, cut where there are many."""
     return ", ".join(map(str, ids[:most])) + (f" and {len(ids) - most} more" if len(ids) > most else "")

@@ -19,15 +19,29 @@ class DataConfig:
     """Which data, and how they are split among clients."""
 
     data: str = "digits"
-    """Data set: digits (embedded), mnist, or idx:FOLDER for any folder of four IDX files."""
+    """Data set: digits (embedded), mnist, mnist-writers, cifar10, femnist, ..., or idx:, leaf:, libsvm:, npz: or tfds:
+    and a folder, file or name; jaxpfl data list shows them."""
     data_dir: str | None = None
     """Where data sets lie; $JAXPFL_DATA_DIR unless given, then ./data."""
     partition: str = "classes"
-    """How examples are dealt to clients: iid or classes (a number of classes for each client)."""
+    """How examples are dealt to clients: iid, classes (a number of classes for each client), shards, dirichlet,
+    dirichlet-class, lognormal, natural (a client is a writer or user) or superclasses."""
     clients: int | None = None
     """Number of clients m; by data set unless given."""
     classes_per_client: int | None = None
     """Classes that each client holds, for --partition classes; by data set unless given."""
+    shards_per_client: int | None = None
+    """Shards of the examples sorted by class that each client holds, for --partition shards; 2 unless given."""
+    alpha: float | None = None
+    """Dirichlet concentration, for --partition dirichlet and dirichlet-class: small is very unlike, large is iid."""
+    min_examples: int | None = None
+    """Examples that every client must hold, for --partition dirichlet-class; 10 unless given."""
+    sigma: float | None = None
+    """Standard deviation of the logarithm of the clients' sizes, for --partition lognormal."""
+    users_per_client: int | None = None
+    """Users (writers, speakers) that each client consists of, for --partition natural; 1 unless given."""
+    superclasses_per_client: int | None = None
+    """Superclasses that each client holds, for --partition superclasses."""
     test_share: float = 0.5
     """Share of each client's examples kept for testing, where the data set has no official test set."""
     validation_share: float = 0.0
@@ -107,15 +121,21 @@ def resolve(config: RunConfig) -> RunConfig:
     Raises:
       JaxpflError: for counts below one, shares outside [0, 1), and a cohort larger than the number of clients.
     """
-    preset = PRESETS.get(config.data, PRESETS["mnist"])
+    preset = dict(PRESETS.get(config.data, PRESETS["mnist"]))
+    if config.partition != "classes":
+        preset["classes_per_client"] = None
+    if config.partition == "natural":  # every user, or group of users
+        preset["clients"] = None
     given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     # A cohort preset belongs to the preset's number of clients; a smaller federation takes part whole.
     clients = given["clients"] if given["clients"] is not None else preset["clients"]
-    filled = preset | {"cohort": min(preset["cohort"], max(clients, 1))}
-    config = dataclasses.replace(config, **{k: v for k, v in filled.items() if given[k] is None})
+    if clients is not None:
+        preset["cohort"] = min(preset["cohort"], max(clients, 1))
+    config = dataclasses.replace(config, **{k: v for k, v in preset.items() if given[k] is None})
     counts = ("clients", "classes_per_client", "cohort", "local_steps", "batch_size", "rounds", "seeds")
     for name in (*counts, "eval_every", "checkpoint_every"):
-        check_positive(**{name: getattr(config, name)})
+        if getattr(config, name) is not None:
+            check_positive(**{name: getattr(config, name)})
     for name, low in (("test_share", "> 0"), ("validation_share", ">= 0")):
         value = getattr(config, name)
         if not (0 < value < 1 or (value == 0 and low == ">= 0")):

@@ -70,7 +70,8 @@ def prepare(config: RunConfig, methods: tuple[str, ...], *, strict: bool = False
     for name in methods:
         _hyper(config, name, methods)
     # Refused before the data are read: a cohort that no split could serve.
-    participation.of(require(config.clients), config.cohort)
+    if config.clients is not None:
+        participation.of(config.clients, config.cohort)
     source, federation = load_federation(config)
     cohort = participation.of(federation.num_clients, config.cohort).capacity  # clients may have been dropped
     resolve_plan(config.plan, cohort=cohort, num_clients=federation.num_clients, model_bytes=1)  # refuses its devices
@@ -91,8 +92,14 @@ def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
     federation = data.federate(
         source,
         partition=config.partition,
-        clients=require(config.clients),
-        classes_per_client=require(config.classes_per_client),
+        clients=config.clients,
+        classes_per_client=config.classes_per_client,
+        shards_per_client=config.shards_per_client,
+        alpha=config.alpha,
+        min_examples=config.min_examples,
+        sigma=config.sigma,
+        users_per_client=config.users_per_client,
+        superclasses_per_client=config.superclasses_per_client,
         test_share=config.test_share,
         validation_share=config.validation_share,
         split_seed=config.split_seed,

@@ -10,8 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxpfl.data import available, load, read_idx
-from jaxpfl.data.sources import data_directory
+from jaxpfl.data import available, data_directory, known_sources, load, read_idx
 from jaxpfl.errors import JaxpflError
 
 IMAGES = np.arange(6 * 4 * 3, dtype=np.uint8).reshape(6, 4, 3) * 3
@@ -71,7 +70,21 @@ def test_other_sets_by_folder_by_name_and_with_a_prefix(tmp_path: Path, monkeypa
     with pytest.raises(JaxpflError, match=r"several sets in one folder .*emnist-letters-train-images"):
         load("idx:emnist")
     listed = {entry.name: entry.present for entry in available()}
-    assert listed == {"digits": True, "mnist": False, "fashion-mnist": True, "kmnist": False}
+    assert [listed[name] for name in ("digits", "mnist", "fashion-mnist", "kmnist")] == [True, False, True, False]
+    assert "emnist" not in listed  # two sets in one folder are no set
+
+
+def test_the_list_names_what_load_knows_and_every_gap_is_one_line(tmp_path: Path) -> None:
+    listed = {entry.name: entry for entry in available(str(tmp_path))}
+    named = {name for name in known_sources() if ":" not in name}
+    assert named <= set(listed)
+    for name in named - {"digits"}:
+        assert not listed[name].present
+        assert "\n" not in listed[name].note
+        with pytest.raises(JaxpflError) as error:
+            load(name, str(tmp_path))
+        assert str(error.value) == listed[name].note
+    assert set(known_sources()) - named == {"idx:FOLDER", "leaf:FOLDER", "libsvm:PATH", "npz:FILE", "tfds:NAME"}
 
 
 def test_the_data_directory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,13 +11,8 @@ from hypothesis import strategies as st
 
 from jaxpfl.data import Source, federate, partitioner, stack_clients
 from jaxpfl.data.federate import hold_out
-from jaxpfl.data.partition import (
-    PartitionOptions,
-    _deal_greedily,
-    classes_per_client,
-    deal_classes,
-    iid,
-)
+from jaxpfl.data.partition import PartitionOptions
+from jaxpfl.data.partition_classes import _deal_greedily, classes_per_client, deal_classes, iid
 from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Federation
 
@@ -133,7 +128,9 @@ def places(federation: Federation, split: str) -> list[np.ndarray]:
 
 
 def split_of(**options: object) -> Federation:
-    arguments: dict = {"partition": "classes", "clients": 20, "classes_per_client": 2, **options}
+    arguments: dict = {"partition": "classes", "clients": 20, **options}
+    if arguments["partition"] == "classes":
+        arguments.setdefault("classes_per_client", 2)
     return federate(toy_source(official_test=bool(arguments.pop("official_test", False))), **arguments)
 
 
@@ -188,7 +185,7 @@ def test_a_seed_is_a_split_on_every_platform() -> None:
     """Pinned: a change here changes everybody's splits and must be said in the CHANGELOG."""
     assert checksum(split_of(test_share=0.25, validation_share=0.1)) == "43c6839fcc4ed961"
     assert checksum(split_of(test_share=0.25, official_test=True, split_seed=3)) == "f7b83a193776e9ad"
-    assert checksum(split_of(test_share=0.25, partition="iid", classes_per_client=None)) == "c094d1526ad3c713"
+    assert checksum(split_of(test_share=0.25, partition="iid")) == "c094d1526ad3c713"
 
 
 def test_seeds() -> None:

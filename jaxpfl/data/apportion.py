@@ -1,0 +1,74 @@
+"""Whole numbers in given proportions, and examples dealt by a table of counts. Integer arithmetic only."""
+
+from __future__ import annotations
+
+import numpy as np
+
+_SCALE = 2**36
+
+
+def integer_weights(weights: np.ndarray) -> np.ndarray:
+    """Weights in [0, 1] as integers up to 2**36, so that what follows is exact."""
+    return np.floor(weights * _SCALE).astype(np.int64)
+
+
+def apportion(weights: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
+    """``total`` in proportion to integer weights, by largest remainders, ties at random.
+
+    Args:
+      weights: [k] integers >= 0, not all zero.
+      total: what to share out; total * the largest weight must stay below 2**63.
+      rng: the generator.
+
+    Returns:
+      [k] int64 that sum to ``total``; 0 where the weight is 0.
+    """
+    whole = int(weights.sum())
+    quotas, remainders = np.divmod(weights * total, whole)
+    order = rng.permutation(len(weights))
+    lacking = total - int(quotas.sum())
+    quotas[order[np.argsort(-remainders[order], kind="stable")][:lacking]] += 1
+    return quotas
+
+
+def deal(labels: np.ndarray, classes: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Deals examples by a table: client i gets counts[i, c] random examples of classes[c].
+
+    Args:
+      labels: [N].
+      classes: [C] distinct labels.
+      counts: [m, C]; a column may sum to less than the class has.
+      rng: the generator.
+
+    Returns:
+      m lists of places, disjoint, class by class.
+    """
+    parts: list[list[np.ndarray]] = [[] for _ in counts]
+    for place, label in enumerate(classes):
+        examples = rng.permutation(np.flatnonzero(labels == label))
+        ends = np.cumsum(counts[:, place])
+        for own, part in zip(parts, np.split(examples[: ends[-1]], ends[:-1]), strict=True):
+            own.append(part)
+    return [np.concatenate(own) for own in parts]
+
+
+def count_classes(labels: np.ndarray, parts: list[np.ndarray], num_classes: int) -> np.ndarray:
+    """The table of who holds how many of which class, [m, num_classes]."""
+    return np.array([np.bincount(labels[part], minlength=num_classes) for part in parts])
+
+
+def deal_alike(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Deals another set (the official test set) as a first one was dealt: each class in proportion to what the clients
+    hold of it there. Examples of a class that nobody holds go to nobody.
+
+    Args:
+      labels: [T].
+      counts: [m, num_classes] of the first set.
+      rng: the generator.
+    """
+    classes = np.unique(labels)
+    classes = classes[counts[:, classes].sum(axis=0) > 0]
+    if not len(classes):
+        return [np.zeros(0, np.int64) for _ in counts]
+    table = [apportion(counts[:, label], int((labels == label).sum()), rng) for label in classes]
+    return deal(labels, classes, np.stack(table, axis=1), rng)

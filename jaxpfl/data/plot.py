@@ -1,0 +1,169 @@
+"""A picture of a split: who holds how many examples of which class, and how unequal the clients are."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpfl.data.describe import Summary
+from jaxpfl.errors import JaxpflError
+
+_SHADES = ("#e6effb", "#9cc2ef", "#2a78d6", "#123c73")
+_SPLIT_COLORS = {"train": "#2a78d6", "validation": "#d99a00", "test": "#1baa7a"}
+_EMPTY, _INK = "#fbfbfa", "#333333"
+_MOST_NAMED = 60
+_MOST_CLASSES = 100
+
+
+def plot_split(counts: Summary, path: str | Path, title: str | None = None) -> Path:
+    """Draws a split to a PNG file: a heat map of training examples (clients across, classes up), below it each
+    client's examples by split, and to the right the histogram of the clients' sizes.
+
+    Up to 60 clients stand in their own order; more are sorted by their most frequent class, so that what they share is
+    seen. Of more than 100 classes the most frequent 100 are shown.
+
+    Args:
+      counts: of `summary`.
+      path: the file; its folder is made where it is missing.
+      title: a line above the picture.
+
+    Returns:
+      The path.
+
+    Raises:
+      JaxpflError: matplotlib is not installed, or the file cannot be written.
+    """
+    try:
+        from matplotlib.figure import Figure
+        from matplotlib.ticker import MaxNLocator
+    except ImportError as error:
+        raise JaxpflError("pictures are drawn with matplotlib: pip install matplotlib") from error
+    m, num_classes = counts.class_counts.shape
+    shown = np.arange(num_classes)
+    if num_classes > _MOST_CLASSES:
+        shown = np.sort(np.argsort(-counts.class_counts.sum(axis=0), kind="stable")[:_MOST_CLASSES])
+    order = np.arange(m) if m <= _MOST_NAMED else _by_class(counts.class_counts)
+
+    height = 2.6 + min(max(0.22 * len(shown), 1.6), 5.2)
+    figure = Figure(figsize=(10, height), layout="constrained")
+    grid = figure.add_gridspec(2, 2, width_ratios=(4, 1.25), height_ratios=(height - 2.4, 1.5))
+    heat, bars = figure.add_subplot(grid[0, 0]), figure.add_subplot(grid[1, 0])
+    bars.sharex(heat)
+    image = _heat_map(heat, counts.class_counts[order][:, shown].T, shown)
+    _bars(bars, counts, order)
+    _name_clients(heat, bars, counts.client_ids, order)
+    _histogram(figure.add_subplot(grid[0, 1]), counts.sizes["train"])
+    legend = figure.add_subplot(grid[1, 1])
+    legend.axis("off")
+    legend.legend(*bars.get_legend_handles_labels(), loc="upper left", frameon=False, title="examples of a client")
+    ticks = MaxNLocator(5, integer=True)
+    figure.colorbar(image, ax=heat, pad=0.01, fraction=0.03, ticks=ticks, label="training examples")
+    text = f"{m} clients, {num_classes} classes" if title is None else title
+    figure.suptitle(text, x=0.01, ha="left", fontsize=12, fontweight="bold", color=_INK)
+    return _save(figure, Path(path))
+
+
+def _by_class(class_counts: np.ndarray) -> np.ndarray:
+    """An order of the clients: by their most frequent class, and within one by how much of it they hold."""
+    shares = class_counts / np.maximum(class_counts.sum(axis=1, keepdims=True), 1)
+    top = shares.argmax(axis=1)
+    return np.lexsort((-shares.max(axis=1), top))
+
+
+def _heat_map(axes: Any, table: np.ndarray, classes: np.ndarray) -> Any:
+    """Counts [classes, m] as shades; none at all is left blank."""
+    from matplotlib.colors import LinearSegmentedColormap, PowerNorm
+
+    shades = LinearSegmentedColormap.from_list("shades", list(_SHADES)).with_extremes(bad=_EMPTY)
+    image = axes.imshow(
+        np.ma.masked_equal(table, 0),
+        aspect="auto",
+        origin="lower",
+        interpolation="nearest",
+        cmap=shades,
+        norm=PowerNorm(0.5, vmin=0, vmax=max(int(table.max(initial=0)), 1)),
+    )
+    # White lines between cells that are wide enough to bear them.
+    if table.shape[1] <= _MOST_NAMED:
+        axes.vlines(np.arange(table.shape[1] - 1) + 0.5, -0.5, len(table) - 0.5, color="white", linewidth=0.8)
+    if len(table) <= 30:
+        axes.hlines(np.arange(len(table) - 1) + 0.5, -0.5, table.shape[1] - 0.5, color="white", linewidth=0.8)
+    step = max(1, -(-len(classes) // 20))
+    axes.set_yticks(np.arange(0, len(classes), step), [str(label) for label in classes[::step]])
+    partial = "" if len(classes) == classes[-1] + 1 else f" (the {len(classes)} most frequent)"
+    axes.set_ylabel(f"class{partial}", color=_INK)
+    axes.tick_params(length=0, labelbottom=False, labelsize=9)
+    for spine in axes.spines.values():
+        spine.set_visible(False)
+    return image
+
+
+def _bars(axes: Any, counts: Summary, order: np.ndarray) -> None:
+    """Each client's examples, one split upon the other."""
+    bottom = np.zeros(len(order))
+    for split, color in _SPLIT_COLORS.items():
+        sizes = counts.sizes[split][order]
+        if not sizes.any():
+            continue
+        if len(order) <= _MOST_NAMED:
+            axes.bar(np.arange(len(order)), sizes, 0.86, bottom, color=color, label=split)
+        else:  # hundreds of bars are one outline
+            edges = np.arange(len(order) + 1) - 0.5
+            axes.stairs(bottom + sizes, edges, baseline=bottom, fill=True, color=color, label=split)
+        bottom = bottom + sizes
+    axes.set_ylabel("examples", color=_INK)
+    axes.set_ylim(0, max(float(bottom.max()) * 1.05, 1))
+    _plain(axes)
+
+
+def _name_clients(heat: Any, bars: Any, ids: np.ndarray, order: np.ndarray) -> None:
+    m = len(order)
+    heat.set_xlim(-0.5, m - 0.5)
+    if m <= _MOST_NAMED:
+        step = 1 if m <= 30 else 5
+        bars.set_xticks(np.arange(0, m, step), [str(client) for client in ids[order][::step]])
+        bars.set_xlabel("client", color=_INK)
+    else:
+        bars.set_xlabel(f"{m} clients, sorted by their most frequent class", color=_INK)
+
+
+def _histogram(axes: Any, sizes: np.ndarray) -> None:
+    """How many clients have how many training examples; lines at the median."""
+    from matplotlib.ticker import MaxNLocator
+
+    low, high = int(sizes.min()), int(sizes.max())
+    width = max(1, -(-(high - low + 1) // 24))
+    edges = np.arange(low, high + width + 1, width) - 0.5
+    axes.hist(sizes, bins=edges if len(edges) > 1 else 1, color=_SPLIT_COLORS["train"], rwidth=0.92)
+    if high - low < 3:
+        axes.set_xlim(low - 3, high + 3)
+    median = float(np.median(sizes))
+    axes.axvline(median, color=_INK, linewidth=1, linestyle="--")
+    axes.set_title(f"median {median:g}, {low} to {high}", fontsize=9, color=_INK, loc="left")
+    axes.set_xlabel("training examples", color=_INK)
+    axes.set_ylabel("clients", color=_INK)
+    axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
+    axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+    _plain(axes)
+
+
+def _plain(axes: Any) -> None:
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    axes.tick_params(labelsize=9)
+
+
+def _save(figure: Any, path: Path) -> Path:
+    """Written whole or not at all."""
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(partial, dpi=150, format="png")
+        os.replace(partial, path)
+    except OSError as error:
+        raise JaxpflError(f"{path}: cannot be written: {error.strerror or error}") from error
+    return path

@@ -1,0 +1,163 @@
+"""A data set before it is split among clients, and what every reader of one needs: folders, scaling, checks."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any, Literal, NamedTuple, TypeAlias
+
+import jax
+import numpy as np
+
+from jaxpfl.errors import JaxpflError
+
+DATA_DIR_VARIABLE = "JAXPFL_DATA_DIR"
+
+Inputs: TypeAlias = Literal["pixels", "features", "tokens"]
+"""What one input holds: pixels (the only kind that `load` standardizes), any other numbers, or token ids."""
+
+
+class Source(NamedTuple):
+    """A data set before it is split among clients.
+
+    Attributes:
+      name: what it was loaded as.
+      x_train: [N, ...] float32, or int32 tokens; images are [N, H, W, channels]. Or a dictionary (or NamedTuple) of
+        such arrays.
+      y_train: [N] int32, in 0 .. num_classes - 1.
+      x_test, y_test: the official test set, or None where there is none (each client's examples are split
+        then).
+      num_classes: the number of classes (the largest label + 1).
+      description: one line for people.
+      users_train, users_test: [N] int32 in 0 .. U - 1, who made each example (a writer, a speaker, an account), or None
+        where nobody knows. One numbering for both parts.
+      user_names: [U] the users' own names or numbers, or None.
+      superclasses: [num_classes] int32, the superclass of each class, or None.
+      inputs: see `Inputs`.
+    """
+
+    name: str
+    x_train: Any
+    y_train: np.ndarray
+    x_test: Any | None
+    y_test: np.ndarray | None
+    num_classes: int
+    description: str
+    users_train: np.ndarray | None = None
+    users_test: np.ndarray | None = None
+    user_names: np.ndarray | None = None
+    superclasses: np.ndarray | None = None
+    inputs: Inputs = "features"
+
+
+class Entry(NamedTuple):
+    """One line of ``jaxpfl data list``: a data set, whether it can be loaded now, and what it is or what it
+    lacks."""
+
+    name: str
+    present: bool
+    note: str
+
+
+def data_directory(data_dir: str | None = None) -> Path:
+    """The folder that holds the data sets: the argument, else the variable JAXPFL_DATA_DIR, else
+    ``./data``."""
+    return Path(data_dir or os.environ.get(DATA_DIR_VARIABLE) or "data").expanduser()
+
+
+def where_to_put_it() -> str:
+    """The end of an error about a missing file."""
+    return f"put it there, or say where the data lie with {DATA_DIR_VARIABLE} or --data-dir"
+
+
+def unseen(source: Source) -> Source:
+    """The users of the test part as a data set of their own, for clients that no training has seen.
+
+    Raises:
+      JaxpflError: the source has no users, or a test user also has training examples.
+    """
+    if source.users_train is None or source.users_test is None:
+        raise JaxpflError(f"data set {source.name!r} does not know who made its examples, so it has no unseen users")
+    if np.isin(source.users_test, source.users_train).any():
+        raise JaxpflError(f"data set {source.name!r}: its test users also have training examples: none is unseen")
+    assert source.y_test is not None
+    return source._replace(
+        name=f"{source.name}, unseen users",
+        x_train=source.x_test,
+        y_train=source.y_test,
+        users_train=source.users_test,
+        x_test=None,
+        y_test=None,
+        users_test=None,
+    )
+
+
+def pooled(source: Source) -> Source:
+    """Training and test examples as one set without an official test set, so that each client's are split."""
+    if source.y_test is None:
+        return source
+    users = None
+    if source.users_train is not None and source.users_test is not None:
+        users = np.concatenate([source.users_train, source.users_test])
+    return source._replace(
+        name=f"{source.name}, pooled",
+        x_train=jax.tree.map(lambda a, b: np.concatenate([a, b]), source.x_train, source.x_test),
+        y_train=np.concatenate([source.y_train, source.y_test]),
+        users_train=users,
+        x_test=None,
+        y_test=None,
+        users_test=None,
+    )
+
+
+def standardized(source: Source) -> Source:
+    """Pixels less the mean of all training pixels, over their standard deviation; channel by channel in colour.
+
+    Inputs other than pixels are left as they are.
+    """
+    if source.inputs != "pixels":
+        return source
+    x_train = np.empty_like(source.x_train)
+    x_test = None if source.x_test is None else np.empty_like(source.x_test)
+    for channel in range(x_train.shape[-1]):
+        pixels = np.ascontiguousarray(source.x_train[..., channel])
+        mean, deviation = (np.float32(f(pixels, dtype=np.float64)) for f in (np.mean, np.std))
+        scale = deviation if deviation > 0 else np.float32(1)
+        x_train[..., channel] = (pixels - mean) / scale
+        if source.x_test is not None and x_test is not None:
+            x_test[..., channel] = (source.x_test[..., channel] - mean) / scale
+    return source._replace(x_train=x_train, x_test=x_test)
+
+
+def pixels(images: np.ndarray) -> np.ndarray:
+    """Bytes [N, H, W] or [N, H, W, channels] to float32 [N, H, W, channels] in [0, 1], without a float64 copy of
+    everything."""
+    images = images[..., None] if images.ndim == 3 else images
+    return np.divide(images, np.float32(255), dtype=np.float32)
+
+
+def number_users(train: np.ndarray, test: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
+    """Users' own names, [N] and [T], as numbers 0 .. U - 1 in the order of the names; and the names, [U]."""
+    names, numbers = np.unique(train if test is None else np.concatenate([train, test]), return_inverse=True)
+    numbers = numbers.astype(np.int32)
+    return numbers[: len(train)], None if test is None else numbers[len(train) :], names
+
+
+def check_finite(x: Any, whose: str) -> None:
+    """Raises `JaxpflError` naming the first example of x [N, ...] that holds a NaN or an infinity.
+
+    >>> check_finite(np.array([[0.0], [np.nan]]), "client 3")
+    Traceback (most recent call last):
+    jaxpfl.errors.JaxpflError: client 3: example 1 holds a NaN or infinite value
+    """
+    for leaf in jax.tree.leaves(x):
+        if not np.issubdtype(leaf.dtype, np.inexact) or np.isfinite(leaf).all():
+            continue
+        first = int(np.argmin(np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)))
+        raise JaxpflError(f"{whose}: example {first} holds a NaN or infinite value")
+
+
+def one_line(error: BaseException) -> str:
+    """A library's message for the end of an error of ours: one line, not too long."""
+    text = " ".join(str(error).split()) or type(error).__name__
+    return text if len(text) <= 200 else f"{text[:200]} ..."

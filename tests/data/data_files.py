@@ -1,0 +1,54 @@
+"""What the data tests share: the real data's folder, toy sources, and who holds what in a federation."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxpfl.data import Source
+from jaxpfl.types import Federation
+
+
+def real(name: str, *parts: str) -> str:
+    """The folder of the real data, or a skip that says what is missing."""
+    root = os.environ.get("JAXPFL_DATA_DIR")
+    if not root or not Path(root, *parts).exists():
+        pytest.skip(f"{name} is not at hand: JAXPFL_DATA_DIR is unset or holds no {'/'.join(parts)}")
+    return root
+
+
+def source_of(
+    labels: np.ndarray,
+    test: np.ndarray | None = None,
+    *,
+    users: np.ndarray | None = None,
+    users_test: np.ndarray | None = None,
+    superclasses: np.ndarray | None = None,
+) -> Source:
+    """A source whose inputs are the examples' own places, so that a federation shows who holds what."""
+
+    def places(y: np.ndarray | None) -> np.ndarray | None:
+        return None if y is None else np.arange(len(y), dtype=np.float32)[:, None]
+
+    largest = max(int(y.max()) for y in (labels, test) if y is not None)
+    classes = largest + 1 if superclasses is None else len(superclasses)
+    return Source(
+        *("toy", places(labels), labels, places(test), test, classes, "toy"),
+        users_train=users,
+        users_test=users_test,
+        superclasses=superclasses,
+    )
+
+
+def places(federation: Federation, split: str) -> list[np.ndarray]:
+    """The places that each client holds of a `source_of`."""
+    data = getattr(federation, split)
+    return [x[mask, 0].astype(int) for x, mask in zip(data.x, data.mask, strict=True)]
+
+
+def check_partition(parts: list[np.ndarray], n: int) -> None:
+    """Disjoint, and everything used."""
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.arange(n))

@@ -1,0 +1,217 @@
+"""CIFAR in its three formats, written here; what is packed or damaged is said in one line."""
+
+from __future__ import annotations
+
+import pickle
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_files import real
+
+from jaxpfl.data import available, federate, load
+from jaxpfl.errors import JaxpflError
+
+RNG = np.random.default_rng(3)
+N, T = 4, 6
+
+
+def images(n: int) -> np.ndarray:
+    return RNG.integers(256, size=(n, 32, 32, 3), dtype=np.uint8)
+
+
+def flat(x: np.ndarray) -> np.ndarray:
+    """Rows as the files hold them: red, green, blue planes."""
+    return x.transpose(0, 3, 1, 2).reshape(len(x), -1)
+
+
+TRAIN, TEST = [images(N) for _ in range(5)], images(T)
+LABELS, TEST_LABELS = [RNG.integers(10, size=N) for _ in range(5)], RNG.integers(10, size=T)
+
+
+def write_cifar10(root: Path, kind: str, keys: type = bytes) -> Path:
+    folder = root / {"python": "cifar-10-batches-py", "binary": "cifar-10-batches-bin"}[kind]
+    folder.mkdir(parents=True)
+    names = [*(f"data_batch_{i}" for i in range(1, 6)), "test_batch"]
+    for name, x, y in zip(names, [*TRAIN, TEST], [*LABELS, TEST_LABELS], strict=True):
+        if kind == "binary":
+            (folder / f"{name}.bin").write_bytes(np.hstack([y[:, None].astype(np.uint8), flat(x)]).tobytes())
+        else:
+            batch = {"data": flat(x), "labels": y.tolist(), "batch_label": name, "filenames": ["a.png"] * len(y)}
+            content = {key.encode() if keys is bytes else key: value for key, value in batch.items()}
+            (folder / name).write_bytes(pickle.dumps(content, 2))
+    return folder
+
+
+def write_npz(path: Path, **more: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    train = {"x_train": np.concatenate(TRAIN), "y_train": np.concatenate(LABELS)}
+    np.savez(path, **train, x_test=TEST, y_test=TEST_LABELS, **more)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("place", [".", "cifar10", "cifar-10"])
+@pytest.mark.parametrize("kind", ["python", "python, text keys", "binary", "npz"])
+def test_cifar10_is_the_same_in_every_format(tmp_path: Path, kind: str, place: str) -> None:
+    if kind == "npz":
+        write_npz(tmp_path / place / "cifar10.npz")
+    else:
+        write_cifar10(tmp_path / place, kind.split(",")[0], str if "text" in kind else bytes)
+    source = load("cifar10", str(tmp_path), standardize=False)
+    expected = (np.concatenate(TRAIN) / 255).astype(np.float32)
+    np.testing.assert_array_equal(source.x_train, expected)
+    np.testing.assert_array_equal(source.y_train, np.concatenate(LABELS))
+    assert source.x_test is not None
+    np.testing.assert_array_equal(source.x_test, (TEST / 255).astype(np.float32))
+    np.testing.assert_array_equal(source.y_test, TEST_LABELS)
+    assert (source.num_classes, source.superclasses, source.y_train.dtype) == (10, None, np.int32)
+    assert {entry.name: entry.present for entry in available(str(tmp_path))}["cifar10"]
+
+
+def test_colours_are_standardized_channel_by_channel(tmp_path: Path) -> None:
+    write_npz(tmp_path / "cifar10.npz")
+    raw, source = (load("cifar10", str(tmp_path), standardize=flag) for flag in (False, True))
+    np.testing.assert_allclose(source.x_train.mean(axis=(0, 1, 2)), 0, atol=1e-5)
+    np.testing.assert_allclose(source.x_train.std(axis=(0, 1, 2)), 1, atol=1e-5)
+    assert raw.x_test is not None
+    by_hand = (raw.x_test - raw.x_train.mean(axis=(0, 1, 2))) / raw.x_train.std(axis=(0, 1, 2))
+    np.testing.assert_allclose(source.x_test, by_hand, atol=1e-4)
+
+
+FINE = np.arange(200) % 100
+TABLE = RNG.permutation(np.repeat(np.arange(20), 5))
+
+
+def write_cifar100(root: Path, kind: str, coarse: np.ndarray | None = None) -> None:
+    x = images(len(FINE))
+    coarse = TABLE[FINE] if coarse is None else coarse
+    if kind == "npz":
+        np.savez(root / "cifar100.npz", x_train=x, y_train=FINE, x_test=x, y_test=FINE, coarse_train=coarse)
+        return
+    folder = root / {"python": "cifar-100-python", "binary": "cifar-100-binary"}[kind]
+    folder.mkdir()
+    for name in ("train", "test"):
+        if kind == "binary":
+            records = np.hstack([coarse[:, None], FINE[:, None], flat(x)]).astype(np.uint8)
+            (folder / f"{name}.bin").write_bytes(records.tobytes())
+        else:
+            batch = {b"data": flat(x), b"fine_labels": FINE.tolist(), b"coarse_labels": coarse.tolist()}
+            (folder / name).write_bytes(pickle.dumps(batch, 2))
+
+
+@pytest.mark.parametrize("kind", ["python", "binary", "npz"])
+def test_cifar100_has_fine_labels_and_superclasses(tmp_path: Path, kind: str) -> None:
+    write_cifar100(tmp_path, kind)
+    source = load("cifar100", str(tmp_path))
+    assert source.num_classes == 100
+    np.testing.assert_array_equal(source.y_train, FINE)
+    np.testing.assert_array_equal(source.superclasses, TABLE)
+    federation = federate(source, partition="superclasses", clients=20, superclasses_per_client=2)
+    for y, mask in zip(federation.train.y, federation.train.mask, strict=True):
+        assert len(np.unique(TABLE[y[mask]])) == 2
+        assert len(np.unique(y[mask])) == 10
+
+
+def test_a_class_in_two_superclasses(tmp_path: Path) -> None:
+    coarse = TABLE[FINE].copy()
+    coarse[0] = (coarse[0] + 1) % 20
+    write_cifar100(tmp_path, "python", coarse)
+    with pytest.raises(JaxpflError, match="class 0 has examples of more than one superclass"):
+        load("cifar100", str(tmp_path))
+
+
+def test_truncated_and_missing_batches(tmp_path: Path) -> None:
+    folder = write_cifar10(tmp_path / "py", "python")
+    batch = (folder / "data_batch_3").read_bytes()
+    (folder / "data_batch_3").write_bytes(batch[: len(batch) // 2])
+    with pytest.raises(JaxpflError, match=r"data_batch_3: truncated or damaged pickle of \d+ bytes"):
+        load("cifar10", str(tmp_path / "py"))
+    (folder / "data_batch_3").unlink()
+    with pytest.raises(JaxpflError, match="data_batch_3: cannot be read: No such file"):
+        load("cifar10", str(tmp_path / "py"))
+
+    folder = write_cifar10(tmp_path / "bin", "binary")
+    batch = (folder / "test_batch.bin").read_bytes()
+    (folder / "test_batch.bin").write_bytes(batch[:-1])
+    with pytest.raises(JaxpflError, match=rf"truncated: {T * 3073 - 1} bytes are no multiple of a record's 3073"):
+        load("cifar10", str(tmp_path / "bin"))
+    (folder / "test_batch.bin").write_bytes(batch)
+    # Cut at the end of a record: told by the other batches.
+    (folder / "data_batch_2.bin").write_bytes((folder / "data_batch_2.bin").read_bytes()[: 3 * 3073])
+    with pytest.raises(JaxpflError, match=r"training batches of \[4, 3, 4, 4, 4\] images"):
+        load("cifar10", str(tmp_path / "bin"))
+    (folder / "data_batch_2.bin").write_bytes(b"")
+    with pytest.raises(JaxpflError, match=r"data_batch_2.bin: no images"):
+        load("cifar10", str(tmp_path / "bin"))
+
+
+@pytest.mark.parametrize(
+    ("batch", "message"),
+    [
+        ([1, 2], "a pickled list, expected a dictionary"),
+        ({b"labels": [1]}, "no 'data' in it"),
+        ({b"data": flat(TEST), b"fine_labels": [1]}, "no 'labels' in it"),
+        ({b"data": flat(TEST)[:, :5], b"labels": [1]}, r"must be bytes \[N, 3072\], got \(6, 5\)"),
+        ({b"data": "text", b"labels": [1]}, r"must be bytes \[N, 3072\]"),
+        ({b"data": flat(TEST), b"labels": [1]}, "6 images but 1 labels"),
+        ({b"data": flat(TEST), b"labels": [0.5] * 6}, "labels must be integers"),
+        ({b"data": flat(TEST), b"labels": [10] * 6}, "labels 10 to 10, expected 0 to 9"),
+    ],
+)
+def test_batches_that_are_none(tmp_path: Path, batch: object, message: str) -> None:
+    folder = write_cifar10(tmp_path, "python")
+    (folder / "data_batch_1").write_bytes(pickle.dumps(batch, 2))
+    with pytest.raises(JaxpflError, match=message) as error:
+        load("cifar10", str(tmp_path))
+    assert "data_batch_1" in str(error.value)
+
+
+def test_what_is_packed_is_named_with_the_command(tmp_path: Path) -> None:
+    with pytest.raises(JaxpflError, match=r"no folder cifar-10-batches-py or cifar-10-batches-bin and no cifar10.npz"):
+        load("cifar10", str(tmp_path))
+    folder = tmp_path / "cifar10"
+    (folder / "train" / "cat").mkdir(parents=True)
+    (folder / "train" / "cat" / "1.png").write_bytes(b"")
+    with pytest.raises(JaxpflError, match=r"holds single images \(1.png\): pack their pixels with: numpy.savez"):
+        load("cifar10", str(tmp_path))
+    np.savez(folder / "scans.npz", scan_train=np.zeros(3, np.uint8))
+    with pytest.raises(
+        JaxpflError, match=r"holds JPEG scans, not pixels: decode them with: python .*unpack_cifar10.py"
+    ):
+        load("cifar10", str(tmp_path))
+    (tmp_path / "cifar-10-python.tar.gz").write_bytes(b"")
+    with pytest.raises(JaxpflError, match=r"unpack it with: tar -xzf .*cifar-10-python.tar.gz -C") as error:
+        load("cifar10", str(tmp_path))
+    assert "\n" not in str(error.value)
+    assert not {entry.name: entry.present for entry in available(str(tmp_path))}["cifar10"]
+
+
+def test_npz_of_other_images(tmp_path: Path) -> None:
+    np.savez(tmp_path / "cifar10.npz", x_train=np.zeros((3, 8, 8), np.uint8), y_train=np.arange(3))
+    with pytest.raises(JaxpflError, match=r"must be uint8 \[N, 32, 32, 3\], got \(3, 8, 8, 1\)"):
+        load("cifar10", str(tmp_path))
+    np.savez(tmp_path / "cifar10.npz", x_train=TEST, y_train=np.arange(T) + 7)
+    with pytest.raises(JaxpflError, match="label 12, but the data set has 10 classes"):
+        load("cifar10", str(tmp_path))
+
+
+def test_real_scans_are_named_with_their_command() -> None:
+    root = real("CIFAR-10", "cifar10", "cifar10_q75_jpegscans.npz")
+    with pytest.raises(JaxpflError, match=r"decode them with: python .*unpack_cifar10.py OUT/cifar10.npz"):
+        load("cifar10", root)
+
+
+@pytest.mark.slow
+def test_real_cifar10_by_the_command_that_the_error_names(tmp_path: Path) -> None:
+    root = real("CIFAR-10", "cifar10", "cifar10_q75_jpegscans.npz")
+    subprocess.run([sys.executable, str(Path(root, "unpack_cifar10.py")), str(tmp_path / "cifar10.npz")], check=True)
+    source = load("cifar10", str(tmp_path))
+    assert source.y_test is not None
+    assert source.x_train.shape == (50000, 32, 32, 3)
+    np.testing.assert_array_equal(np.bincount(source.y_train), 5000)
+    np.testing.assert_array_equal(np.bincount(source.y_test), 1000)
+    np.testing.assert_array_equal(source.y_train[:5], [6, 9, 9, 4, 1])
+    np.testing.assert_allclose(source.x_train.std(axis=(0, 1, 2), dtype=np.float64), 1, atol=1e-4)
+    federation = federate(source, clients=50, classes_per_client=4)
+    assert {len(np.unique(y[mask])) for y, mask in zip(federation.test.y, federation.test.mask, strict=True)} == {4}

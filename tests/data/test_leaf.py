@@ -1,0 +1,244 @@
+"""LEAF's JSON, written here in its three kinds: ragged users, several files, and what can be wrong with them."""
+
+from __future__ import annotations
+
+import json
+import pickle
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxpfl.data import available, federate, load
+from jaxpfl.data.leaf_text import ALL_LETTERS, PAD
+from jaxpfl.errors import JaxpflError, JaxpflWarning
+
+RNG = np.random.default_rng(5)
+SIZES = {"f0003_41": 5, "f0001_12": 1, "f0002_07": 8}
+"""Ragged writers, not in alphabetical order, one with a single example."""
+
+
+def write(path: Path, users: dict[str, tuple[list, Any]], **more: Any) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    content = {
+        "users": list(users),
+        "num_samples": [len(x) for x, _ in users.values()],
+        "user_data": {user: {"x": x, "y": y} for user, (x, y) in users.items()},
+    }
+    path.write_text(json.dumps(content | more))
+
+
+def writers(sizes: dict[str, int] = SIZES, d: int = 784) -> dict[str, tuple[list, list]]:
+    """Images whose first pixel tells the example."""
+    made = {}
+    for user, n in sizes.items():
+        x = RNG.uniform(size=(n, d)).round(3)
+        made[user] = (x.tolist(), RNG.integers(62, size=n).tolist())
+    return made
+
+
+def test_femnist_in_several_files(tmp_path: Path) -> None:
+    train, test = writers(), writers({"f0003_41": 2, "f0002_07": 1})
+    first = dict(list(train.items())[:1])
+    write(tmp_path / "femnist" / "train" / "b.json", first)
+    write(tmp_path / "femnist" / "train" / "a.json", {u: v for u, v in train.items() if u not in first})
+    write(tmp_path / "femnist" / "test" / "a.json", test)
+    source = load("femnist", str(tmp_path), standardize=False)
+    names = sorted(SIZES)
+    assert source.user_names is not None
+    assert source.user_names.tolist() == names
+    assert (source.x_train.shape, source.x_train.dtype) == ((14, 28, 28, 1), np.float32)
+    assert (source.num_classes, source.inputs) == (62, "pixels")
+    for part, users in (("train", train), ("test", test)):
+        x, y, who = (getattr(source, f"{field}_{part}") for field in ("x", "y", "users"))
+        for number, name in enumerate(names):
+            own = users.get(name, ([], []))
+            np.testing.assert_allclose(x[who == number].reshape(-1, 784), np.reshape(own[0], (-1, 784)), rtol=1e-6)
+            np.testing.assert_array_equal(y[who == number], own[1])
+    assert {entry.name: entry.present for entry in available(str(tmp_path))}["femnist"]
+
+
+def test_a_user_without_test_examples_is_refused_or_dropped(tmp_path: Path) -> None:
+    write(tmp_path / "femnist" / "train" / "a.json", writers())
+    write(tmp_path / "femnist" / "test" / "a.json", writers({"f0003_41": 2, "f0002_07": 1, "f0009_01": 4}))
+    source = load("femnist", str(tmp_path))
+    with pytest.raises(
+        JaxpflError, match=r"1 of 3 clients have too few examples to be tested \(client 0\): .*--drop-e"
+    ):
+        federate(source, partition="natural")
+    with pytest.warns(JaxpflWarning, match="left out: 1 of 3 clients"):
+        federation = federate(source, partition="natural", drop_empty=True)
+    np.testing.assert_array_equal(federation.client_ids, [1, 2])
+    np.testing.assert_array_equal(federation.train.size, [8, 5])
+    np.testing.assert_array_equal(federation.test.size, [1, 2])
+
+
+@pytest.mark.parametrize("place", ["own", "own/data", "own/all_data"])
+def test_any_folder_with_or_without_a_test_part(tmp_path: Path, place: str) -> None:
+    folder = tmp_path / place
+    write(folder / ("a.json" if "all" in place else "train/a.json"), writers({"u": 3, "v": 2}, d=7))
+    source = load("leaf:own", str(tmp_path))
+    assert source.x_train.shape == (5, 7)
+    assert (source.x_test, source.users_test, source.inputs) == (None, None, "features")
+    np.testing.assert_array_equal(source.users_train, [0, 0, 0, 1, 1])
+    assert federate(source, partition="natural", test_share=0.5).num_clients == 2
+
+
+SONG = "To be, or not to be, that is the question: Whether 'tis nobler in the mind to suffer The slings"
+
+
+def speakers(n: int = 6, length: int = 80) -> dict[str, tuple[list, list]]:
+    return {"HAMLET_HAMLET": ([SONG[i : i + length] for i in range(n)], [SONG[i + length] for i in range(n)])}
+
+
+def test_shakespeare(tmp_path: Path) -> None:
+    assert (len(ALL_LETTERS), len(set(ALL_LETTERS))) == (80, 80)
+    for part in ("train", "test"):
+        # LEAF's own test files state num_samples wrongly; it is not read.
+        write(tmp_path / "shakespeare" / part / "a.json", speakers(), num_samples=[999], hierarchies=["Hamlet"])
+    source = load("shakespeare", str(tmp_path))
+    assert (source.x_train.shape, source.x_train.dtype) == ((6, 80), np.int32)
+    assert (source.num_classes, source.inputs) == (80, "tokens")
+    for i in range(6):
+        assert "".join(ALL_LETTERS[token] for token in source.x_train[i]) == SONG[i : i + 80]
+        assert ALL_LETTERS[source.y_train[i]] == SONG[i + 80]
+    federation = federate(source, partition="natural")
+    assert federation.train.x.dtype == np.int32
+    np.testing.assert_array_equal(federation.train.x[0], source.x_train)
+
+
+WORDS = ["<BOS>", "the", "cat", "sat", "on", "the", "mat", "<EOS>"]
+
+
+def comment(words: list[str], length: int = 5) -> tuple[list, dict]:
+    """A comment as LEAF's preprocess.py cuts it: sequences of tokens, targets one place on, and counts."""
+
+    def cut(tokens: list, fill: Any) -> list:
+        tokens = tokens + [fill] * (-len(tokens) % length)
+        return [tokens[i : i + length] for i in range(0, len(tokens), length)]
+
+    counts = cut([1.0] * len(words), 0.0)
+    label = {"target_tokens": cut([*words[1:], "<PAD>"], "<PAD>"), "count_tokens": counts, "subreddit": "cats"}
+    return cut(words, "<PAD>"), label
+
+
+def test_reddit(tmp_path: Path) -> None:
+    users = {"12": ([comment(WORDS)[0]], [comment(WORDS)[1]]), "7": ([], [])}
+    write(tmp_path / "reddit" / "train" / "a.json", users)
+    other = comment(["<BOS>", "the", "dog", "sat", "<EOS>"])
+    write(tmp_path / "reddit" / "test" / "a.json", {"12": ([other[0]], [other[1]])})
+    source = load("reddit", str(tmp_path))
+    # By frequency, then alphabetically, after <PAD> and <UNK>.
+    vocabulary = ["<PAD>", "<UNK>", "the", "<BOS>", "<EOS>", "cat", "mat", "on", "sat"]
+    assert source.num_classes == len(vocabulary)
+    assert (source.x_train.dtype, source.inputs) == (np.int32, "tokens")
+    pairs = zip(source.x_train, source.y_train, strict=True)
+    read = [([vocabulary[t] for t in x if t != PAD], vocabulary[y]) for x, y in pairs]
+    # Every place of both sequences whose target is a word: contexts do not cross the cut.
+    assert read == [(WORDS[:i], WORDS[i]) for i in range(1, 6)] + [(WORDS[5:i], WORDS[i]) for i in (6, 7)]
+    np.testing.assert_array_equal(source.x_train[0], [0, 0, 0, 0, 3])  # the window ends at the latest token
+    # "dog" is unknown: no target, but part of contexts.
+    assert source.y_test is not None
+    assert [vocabulary[y] for y in source.y_test] == ["the", "sat", "<EOS>"]
+    np.testing.assert_array_equal(source.x_test[2], [0, 3, 2, 1, 8])
+    assert source.user_names is not None
+    assert source.user_names.tolist() == ["12"]  # 7 has nothing
+
+
+def test_reddit_with_leafs_vocabulary_and_as_integers(tmp_path: Path) -> None:
+    folder = tmp_path / "reddit"
+    write(folder / "train" / "a.json", {"1": ([comment(WORDS)[0]], [comment(WORDS)[1]])})
+    table = {"<PAD>": 0, "<UNK>": 1, "cat": 2, "sat": 3}
+    (folder / "vocab").mkdir()
+    vocabulary = folder / "vocab" / "reddit_vocab.pck"
+    vocabulary.write_bytes(pickle.dumps({"vocab": table, "size": 10_000, "unk_symbol": 1, "pad_symbol": 0}))
+    source = load("reddit", str(tmp_path))
+    assert source.num_classes == 10_000
+    assert source.y_train.tolist() == [2, 3]
+    vocabulary.write_bytes(pickle.dumps({"vocab": {"cat": 10_000}, "size": 10_000}))
+    with pytest.raises(JaxpflError, match=r"reddit_vocab.pck: its tokens must be integers in 0 .. 9999"):
+        load("reddit", str(tmp_path))
+    vocabulary.write_bytes(pickle.dumps([1]))
+    with pytest.raises(JaxpflError, match="no 'vocab' and 'size' in it"):
+        load("reddit", str(tmp_path))
+    vocabulary.unlink()
+    # Tokens that are integers already, one dictionary for all labels, comments of one sequence each.
+    write(folder / "train" / "a.json", {"1": ([[5, 3, 9]], {"target_tokens": [[3, 9, 0]]})})
+    source = load("reddit", str(tmp_path))
+    np.testing.assert_array_equal(source.x_train, [[0, 0, 5], [0, 5, 3]])
+    np.testing.assert_array_equal(source.y_train, [3, 9])
+    assert source.num_classes == 10
+
+
+def one(x: Any, y: Any) -> dict:
+    return {"good": ([[0.5, 1.0]], [1]), "bad": (x, y)}
+
+
+@pytest.mark.parametrize(
+    ("users", "message"),
+    [
+        (one([[0.5, 1.0]], [1, 2]), "user 'bad': 1 inputs but 2 labels"),
+        (one([[0.5, 1.0], [0.5]], [1, 2]), "user 'bad': inputs must be numbers, as many in each"),
+        (
+            one([[0.5, 1.0, 2.0]], [1]),
+            r"one input is \(3,\) of float32, others are \(2,\)|others are \(3,\) of float32",
+        ),
+        (one([[0.5, float("nan")]], [1]), "user 'bad': example 0 holds a NaN"),
+        (one([[0.5, 1.0]], [1.5]), "user 'bad': labels must be integers >= 0"),
+        (one([[0.5, 1.0]], [-1]), "user 'bad': labels must be integers >= 0"),
+        (one(["text"], ["t"]), "inputs must be numbers|inputs such as|needs strings"),
+        (one([["words"]], [1]), "user 'bad'|inputs such as"),
+        (one("no list", [1]), "user 'bad': needs lists 'x' and 'y'"),
+        ({"a": ([], [])}, "no user has an example"),
+        ({"a": ([{"image": "1.png"}], [1])}, "inputs such as .* are neither numbers"),
+        ({"a": (["ab", "abc"], ["c", "d"])}, "user 'a': strings of 2 to 3 characters"),
+        ({"a": (["ab", "a~"], ["c", "d"])}, "the character '~' is not in LEAF's alphabet of 80"),
+        ({"a": (["ab"], ["é"])}, "the character 'é' is not in LEAF's alphabet of 80"),
+        ({"a": ([[["w"]]], [{"target_tokens": [["w", "v"]]}])}, "target_tokens and count_tokens must be shaped alike"),
+        ({"a": ([[["w"]], "w"], [{"target_tokens": [["w"]]}] * 2)}, "must be a list of sequences"),
+        ({"a": ([[["w"], "v"]], [{"target_tokens": [["w"], "v"]}])}, "must be shaped alike"),
+        ({"a": ([[[1, 2]]], [{"target_tokens": [[2, -3]]}])}, r"tokens must be integers in 0 .. 2"),
+    ],
+)
+def test_bad_users(tmp_path: Path, users: dict, message: str) -> None:
+    write(tmp_path / "own" / "train" / "a.json", users)
+    with pytest.raises(JaxpflError, match=message) as error:
+        load("leaf:own", str(tmp_path))
+    assert "\n" not in str(error.value)
+    assert str(tmp_path / "own" / "train") in str(error.value)
+
+
+def test_bad_files(tmp_path: Path) -> None:
+    with pytest.raises(JaxpflError, match=r"data set 'femnist': no LEAF files \(\*.json\) in"):
+        load("femnist", str(tmp_path))
+    file = tmp_path / "femnist" / "train" / "a.json"
+    write(file, writers())
+    content = file.read_text()
+    for broken, message in [
+        (content[: len(content) // 2], "a.json: no JSON, or truncated"),
+        ("[1]", "no 'user_data' in it: not a LEAF file"),
+        ("[" * 100_000, "no JSON, or truncated"),
+        (content.replace('["f0003_41"', '["f0004_41"'), "user 'f0004_41' is listed but has no data"),
+    ]:
+        file.write_text(broken)
+        with pytest.raises(JaxpflError, match=message) as error:
+            load("femnist", str(tmp_path))
+        assert "\n" not in str(error.value)
+    file.write_text(content)
+    write(file.with_name("b.json"), writers({"f0003_41": 2}))
+    with pytest.raises(JaxpflError, match=r"user 'f0003_41' is in .*a.json and in .*b.json: files of an earlier"):
+        load("femnist", str(tmp_path))
+
+
+def test_a_folder_of_another_kind_and_labels_beyond_the_classes(tmp_path: Path) -> None:
+    write(tmp_path / "femnist" / "train" / "a.json", speakers())
+    with pytest.raises(JaxpflError, match="holds text, but 'femnist' is images"):
+        load("femnist", str(tmp_path))
+    write(tmp_path / "femnist" / "train" / "a.json", {"a": ([[0.5] * 784], [62])})
+    with pytest.raises(JaxpflError, match="label 62, but the data set has 62 classes"):
+        load("femnist", str(tmp_path))
+    write(tmp_path / "femnist" / "train" / "a.json", {"a": ([[0.5] * 784], [61])})
+    write(tmp_path / "femnist" / "test" / "a.json", {"a": ([[0.5] * 9], [61])})
+    with pytest.raises(JaxpflError, match=r"test inputs are \(9,\) but training inputs \(784,\)"):
+        load("femnist", str(tmp_path))

@@ -1,0 +1,95 @@
+"""LIBSVM text: written here, and the real a9a."""
+
+from __future__ import annotations
+
+import bz2
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_files import real
+
+from jaxpfl.data import available, federate, load
+from jaxpfl.errors import JaxpflError
+
+TRAIN = "+1 1:0.5 3:2\n-1 2:1 # a comment\n-1 4:-7\n"
+TEST = "-1 1:1\n+1\n"
+DENSE = [[0.5, 0, 2, 0], [0, 1, 0, 0], [0, 0, 0, -7]]
+
+
+@pytest.mark.parametrize("place", ["own", "libsvm/own"])
+def test_labels_are_numbered_and_inputs_dense(tmp_path: Path, place: str) -> None:
+    path = tmp_path / place
+    path.parent.mkdir(exist_ok=True)
+    path.write_text(TRAIN)
+    source = load("libsvm:own", str(tmp_path))
+    np.testing.assert_array_equal(source.x_train, DENSE)
+    np.testing.assert_array_equal(source.y_train, [1, 0, 0])
+    assert (source.x_train.dtype, source.y_train.dtype, source.num_classes) == (np.float32, np.int32, 2)
+    assert (source.x_test, source.y_test, source.inputs) == (None, None, "features")
+    path.with_name("own.t").write_text(TEST)
+    for name in ("libsvm:own", f"libsvm:{path}"):
+        source = load(name, str(tmp_path))
+        # The test file's highest feature is 1, and one of its examples is all zeros.
+        np.testing.assert_array_equal(source.x_test, [[1, 0, 0, 0], [0, 0, 0, 0]])
+        np.testing.assert_array_equal(source.y_test, [0, 1])
+
+
+def test_compressed_files_and_the_list(tmp_path: Path) -> None:
+    (tmp_path / "libsvm").mkdir()
+    (tmp_path / "libsvm" / "covtype.bz2").write_bytes(bz2.compress(b"1 1:3\n2 2:4\n7 1:1\n"))
+    (tmp_path / "libsvm" / "covtype.t.bz2").write_bytes(bz2.compress(b"7 1:3\n"))
+    source = load("libsvm:covtype.bz2", str(tmp_path))
+    np.testing.assert_array_equal(source.y_train, [0, 1, 2])
+    np.testing.assert_array_equal(source.y_test, [2])
+    entries = {entry.name: entry.present for entry in available(str(tmp_path))}
+    assert entries["libsvm:covtype.bz2"]
+    assert not entries["a9a"]
+    assert "libsvm:covtype.t.bz2" not in entries
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ("", "no examples in it|no LIBSVM text"),
+        ("+1 1:0.5 3:", "no LIBSVM text"),
+        ("+1 1:0.5 3\n", "no LIBSVM text"),
+        ("+1 3:1 1:2\n", "no LIBSVM text"),
+        ("<html>\n", "no LIBSVM text"),
+        ("+1 1:nan\n-1 1:0\n", "example 0 holds a NaN or infinite value"),
+        ("+1 1:1e300\n-1 1:0\n", "example 0 holds a NaN or infinite value"),
+        ("0.25 1:1\n", "label 0.25 is no whole number: a regression file"),
+        ("nan 1:1\n", "label nan is no whole number"),
+        ("1 2147483000:1\n2 1:1\n", "features of 2 examples would take 16 GiB as dense numbers"),
+    ],
+)
+def test_bad_files(tmp_path: Path, content: str, message: str) -> None:
+    path = tmp_path / "own"
+    path.write_text(content)
+    with pytest.raises(JaxpflError, match=message) as error:
+        load("libsvm:own", str(tmp_path))
+    assert str(path) in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_missing_files_and_labels_that_only_the_test_file_has(tmp_path: Path) -> None:
+    with pytest.raises(JaxpflError, match=r"data set 'libsvm:own': no file .* nor "):
+        load("libsvm:own", str(tmp_path))
+    with pytest.raises(JaxpflError, match="data set 'a9a': no file"):
+        load("a9a", str(tmp_path))
+    (tmp_path / "own").write_text(TRAIN)
+    (tmp_path / "own.t").write_text("3 1:1\n")
+    with pytest.raises(JaxpflError, match=r"own.t: label 3 is not among the training labels"):
+        load("libsvm:own", str(tmp_path))
+
+
+def test_real_a9a() -> None:
+    root = real("a9a", "libsvm", "a9a")
+    source = load("a9a", root)
+    assert source.x_test is not None
+    assert (source.x_train.shape, source.x_test.shape) == ((32561, 123), (16281, 123))
+    np.testing.assert_array_equal(np.bincount(source.y_train), [24720, 7841])
+    assert set(np.unique(source.x_train)) == {0.0, 1.0}
+    federation = federate(source, partition="dirichlet", clients=20, alpha=1.0)
+    assert federation.train.mask.sum() == 32561
+    assert federation.test.mask.sum() == 16281

@@ -1,0 +1,132 @@
+"""NumPy archives and the digits by their writers; the sources that are made of other sources."""
+
+from __future__ import annotations
+
+import zipfile
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_files import real, source_of
+
+from jaxpfl.data import available, describe, federate, format_description, load, pooled, summary, unseen
+from jaxpfl.errors import JaxpflError
+
+X = np.arange(6 * 16, dtype=np.uint8).reshape(6, 4, 4)
+Y = np.array([0, 1, 2, 0, 1, 2])
+WRITERS = np.array([30, 10, 10, 30, 30, 2349])
+
+
+def save(path: Path, **arrays: np.ndarray) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.savez_compressed(path, **arrays)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("key", ["users", "writer"])
+def test_writers_are_numbered_over_both_parts(tmp_path: Path, key: str) -> None:
+    arrays = {f"{key}_train": WRITERS, f"{key}_test": np.array([11, 11])}
+    save(tmp_path / "writers" / "mnist_by_writer.npz", x_train=X, y_train=Y, x_test=X[:2], y_test=Y[:2], **arrays)
+    source = load("mnist-writers", str(tmp_path), standardize=False)
+    assert source.x_train.shape == (6, 4, 4, 1)
+    np.testing.assert_array_equal(source.x_train[..., 0], (X / 255).astype(np.float32))
+    np.testing.assert_array_equal(source.user_names, [10, 11, 30, 2349])
+    np.testing.assert_array_equal(source.users_train, [2, 0, 0, 2, 2, 3])
+    np.testing.assert_array_equal(source.users_test, [1, 1])
+    assert {entry.name: entry.present for entry in available(str(tmp_path))}["mnist-writers"]
+
+
+def test_an_archive_of_ones_own(tmp_path: Path) -> None:
+    save(tmp_path / "a.npz", x_train=X.astype(np.float64), y_train=Y)
+    source = load("npz:a.npz", str(tmp_path))
+    assert (source.x_train.dtype, source.inputs, source.num_classes) == (np.float32, "features", 3)
+    np.testing.assert_array_equal(source.x_train, X)
+    save(tmp_path / "a.npz", x_train=X.astype(np.int64), y_train=Y)
+    source = load(f"npz:{tmp_path / 'a.npz'}", "elsewhere")
+    assert (source.x_train.dtype, source.inputs) == (np.int32, "tokens")
+
+
+BASE = {"x_train": X, "y_train": Y}
+
+
+@pytest.mark.parametrize(
+    ("arrays", "message"),
+    [
+        ({"x_train": X}, r"no array 'y_train' \(it holds x_train\)"),
+        ({}, "no array 'x_train'"),
+        (BASE | {"x_test": X}, "x_test and y_test must both be there"),
+        (BASE | {"y_train": Y[:3]}, r"x_train must be numbers \[N, ...\] and y_train \[N\], got \(6, 4, 4\) of uint8"),
+        (BASE | {"y_train": Y + 0.5}, "y_train must be integers >= 0"),
+        (BASE | {"y_train": Y - 1}, "y_train must be integers >= 0"),
+        (BASE | {"x_train": np.full((6, 2), np.nan)}, "x_train: example 0 holds a NaN"),
+        (BASE | {"x_train": np.full((6, 2), "a")}, "x_train must be numbers"),
+        (BASE | {"x_test": X[:, :2], "y_test": Y}, r"x_test is \(2, 4\) of uint8, x_train \(4, 4\) of uint8"),
+        (BASE | {"users_train": Y[:2]}, "users_train must name a user for each of 6 examples"),
+        (BASE | {"users_train": Y, "x_test": X, "y_test": Y}, "users_test must name a user"),
+        (BASE | {"x_train": np.array([{}] * 6, dtype=object)}, "no .npz archive of plain arrays"),
+    ],
+)
+def test_bad_arrays(tmp_path: Path, arrays: dict, message: str) -> None:
+    save(tmp_path / "a.npz", **arrays)
+    with pytest.raises(JaxpflError, match=message) as error:
+        load("npz:a.npz", str(tmp_path))
+    assert str(tmp_path / "a.npz") in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_damaged_archives(tmp_path: Path) -> None:
+    path = tmp_path / "a.npz"
+    with pytest.raises(JaxpflError, match="no such file"):
+        load("npz:a.npz", str(tmp_path))
+    save(path, **BASE)
+    content = path.read_bytes()
+    middle = bytearray(content)
+    middle[len(content) // 4] ^= 255
+    for damaged in (content[: len(content) // 2], b"", b"no archive", bytes(middle)):
+        path.write_bytes(damaged)
+        with pytest.raises(JaxpflError, match=r"damaged, or no .npz archive") as error:
+            load("npz:a.npz", str(tmp_path))
+        assert "\n" not in str(error.value)
+    with path.open("wb") as file:
+        np.save(file, X)
+    with pytest.raises(JaxpflError, match=r"a single array, not an .npz archive"):
+        load("npz:a.npz", str(tmp_path))
+    with zipfile.ZipFile(path, "w") as archive:
+        archive.writestr("readme.txt", "hello")
+    with pytest.raises(JaxpflError, match="no array 'x_train'"):
+        load("npz:a.npz", str(tmp_path))
+
+
+def test_pooled_and_unseen() -> None:
+    users = np.repeat(np.arange(4), 3)
+    source = source_of(users % 2, users % 2, users=users, users_test=users + 4)
+    others = unseen(source)
+    np.testing.assert_array_equal(others.users_train, users + 4)
+    assert (others.x_test, others.users_test) == (None, None)
+    assert federate(others, partition="natural").num_clients == 4
+    together = pooled(source)
+    assert together.users_train is not None
+    assert (len(together.y_train), together.x_test, len(np.unique(together.users_train))) == (24, None, 8)
+    assert pooled(together) is together
+    with pytest.raises(JaxpflError, match="test users also have training examples"):
+        unseen(source_of(users, users, users=users, users_test=users))
+    with pytest.raises(JaxpflError, match="does not know who made its examples"):
+        unseen(source_of(users, users))
+
+
+def test_real_writers() -> None:
+    """The setting of FEMNIST's stand-in: 66 clients of 3 writers each; the test writers are unseen."""
+    root = real("MNIST by writer", "writers", "mnist_by_writer.npz")
+    source = load("mnist-writers", root)
+    assert source.users_train is not None
+    sizes = np.bincount(source.users_train)
+    assert (sizes[sizes > 0].min(), np.median(sizes[sizes > 0]), sizes.max()) == (19, 116, 131)
+    assert (len(np.unique(source.users_train)), source.x_train.shape) == (539, (60000, 28, 28, 1))
+
+    federation = federate(source, partition="natural", clients=66, users_per_client=3, test_share=0.12)
+    counts = summary(federation, 10, source)
+    held = sum(int(sizes.sum()) for sizes in counts.sizes.values())
+    assert counts.unused == 70000 - held
+    assert counts.sizes["train"].min() >= 3 * 17
+    assert (counts.sizes["test"] >= 1).all()
+    assert "left out" in format_description(describe(counts))
+    assert federate(unseen(source), partition="natural").num_clients == 297

@@ -1,0 +1,214 @@
+"""Dirichlet and log-normal partitions: what they promise always, and their distributions, at fixed seeds."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from data_files import check_partition, places, source_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from jaxpfl.data import federate, portable
+from jaxpfl.data.apportion import apportion, count_classes, deal_alike
+from jaxpfl.data.partition_skew import (
+    _draw_in_turn,
+    _split_classes,
+    dirichlet_per_class,
+    dirichlet_per_client,
+    lognormal,
+    lognormal_sizes,
+)
+from jaxpfl.errors import JaxpflError
+
+SETTINGS = settings(max_examples=40, deadline=None, derandomize=True)
+
+
+@st.composite
+def problems(draw: st.DrawFn) -> tuple[np.ndarray, int, int, np.random.Generator]:
+    """Labels (some classes possibly empty), a number of clients that they suffice for, classes, a generator."""
+    num_classes = draw(st.integers(1, 6))
+    counts = draw(st.lists(st.integers(0, 30), min_size=num_classes, max_size=num_classes).filter(sum))
+    rng = np.random.default_rng(draw(st.integers(0, 2**32)))
+    labels = rng.permutation(np.repeat(np.arange(num_classes), counts))
+    return labels, draw(st.integers(1, min(len(labels), 12))), num_classes, rng
+
+
+@SETTINGS
+@given(problems(), st.floats(1e-3, 1e3))
+def test_dirichlet_per_client_uses_everything_evenly(problem: tuple, alpha: float) -> None:
+    labels, m, num_classes, rng = problem
+    parts = dirichlet_per_client(labels, m, alpha, num_classes, rng)
+    check_partition(parts, len(labels))
+    sizes = [len(part) for part in parts]
+    assert (len(parts), max(sizes) - min(sizes) <= 1) == (m, True)
+
+
+@SETTINGS
+@given(problems(), st.floats(1e-3, 1e3))
+def test_dirichlet_per_class_uses_everything(problem: tuple, alpha: float) -> None:
+    labels, m, num_classes, rng = problem
+    parts = dirichlet_per_class(labels, m, alpha, 0, num_classes, rng)
+    check_partition(parts, len(labels))
+    assert len(parts) == m
+
+
+@SETTINGS
+@given(problems(), st.floats(0, 4))
+def test_lognormal_uses_everything_and_leaves_nobody_empty(problem: tuple, sigma: float) -> None:
+    labels, m, _, rng = problem
+    parts = lognormal(labels, m, sigma, rng)
+    check_partition(parts, len(labels))
+    assert min(len(part) for part in parts) >= 1
+
+
+@SETTINGS
+@given(st.lists(st.integers(0, 9), min_size=1, max_size=9).filter(sum), st.integers(0, 50), st.integers(0, 99))
+def test_apportionment(weights: list[int], total: int, seed: int) -> None:
+    shares = apportion(np.array(weights), total, np.random.default_rng(seed))
+    assert shares.sum() == total
+    exact = np.array(weights) * total / sum(weights)
+    assert (np.abs(shares - exact) < 1).all()
+    assert (shares[np.array(weights) == 0] == 0).all()
+
+
+@SETTINGS
+@given(problems(), st.integers(0, 40))
+def test_a_test_set_is_dealt_as_the_training_set_was(problem: tuple, n: int) -> None:
+    labels, m, num_classes, rng = problem
+    counts = count_classes(labels, np.array_split(rng.permutation(len(labels)), m), num_classes)
+    test = rng.integers(num_classes, size=n)
+    parts = deal_alike(test, counts, rng)
+    held = counts[:, test].sum(axis=0) > 0
+    np.testing.assert_array_equal(np.sort(np.concatenate(parts)), np.flatnonzero(held))
+    dealt = count_classes(test, parts, num_classes)
+    for label in np.unique(test[held]):
+        exact = counts[:, label] * (test == label).sum() / counts[:, label].sum()
+        assert (np.abs(dealt[:, label] - exact) < 1).all()
+
+
+@pytest.mark.parametrize("alpha", [0.1, 2.0])
+def test_class_counts_of_a_client_are_dirichlet_multinomial(alpha: float) -> None:
+    """While no class runs out, a client's count of a class has mean n / C and variance
+    n p (1 - p) (n + A) / (1 + A), with p = 1 / C and A = C alpha.
+
+    4000 clients of n = 20 draws from C = 4 classes: mean and variance within 6 standard errors (the variance's by the
+    sample's fourth moment), false alarm below 1e-7.
+    """
+    m, n, classes = 4000, 20, 4
+    rng = np.random.default_rng(7)
+    log_weights = portable.log_gamma(rng, alpha, m * classes).reshape(m, classes)
+    turns = rng.permutation(np.repeat(np.arange(m), n))
+    counts = _draw_in_turn(log_weights, turns, np.full(classes, m * n), rng)
+    np.testing.assert_array_equal(counts.sum(axis=1), n)
+    total, p = classes * alpha, 1 / classes
+    variance = n * p * (1 - p) * (n + total) / (1 + total)
+    assert np.abs(counts.mean(axis=0) - n * p).max() < 6 * math.sqrt(variance / m)
+    squares = (counts - n * p) ** 2
+    assert (np.abs(squares.mean(axis=0) - variance) < 6 * squares.std(axis=0) / math.sqrt(m)).all()
+
+
+def test_a_class_that_runs_out_is_taken_no_more() -> None:
+    counts = _draw_in_turn(np.zeros((2, 3)), np.arange(9) % 2, np.array([1, 0, 8]), np.random.default_rng(0))
+    np.testing.assert_array_equal(counts.sum(axis=0), [1, 0, 8])
+
+
+@pytest.mark.parametrize("alpha", [0.2, 1.0, 5.0])
+def test_shares_of_a_class_are_dirichlet(alpha: float) -> None:
+    """One class, no least size: a client's share of it is Beta(alpha, (m - 1) alpha), cut to whole examples.
+
+    2000 seeds, m = 5 clients of 100 000 examples, each client's mean and variance within 6 standard errors: false alarm
+    below 1e-7. Cutting moves a share by at most 1e-5.
+    """
+    m, n, seeds = 5, 100_000, 2000
+    rng = np.random.default_rng(6)
+    shares = np.array([_split_classes(np.array([n]), m, alpha, rng)[:, 0] for _ in range(seeds)]) / n
+    variance = (1 / m) * (1 - 1 / m) / (m * alpha + 1)
+    assert np.abs(shares.mean(axis=0) - 1 / m).max() < 6 * math.sqrt(variance / seeds) + 1e-5
+    squares = (shares - 1 / m) ** 2
+    assert (np.abs(squares.mean(axis=0) - variance) < 6 * squares.std(axis=0) / math.sqrt(seeds) + 1e-5).all()
+
+
+def test_alpha_orders_the_skew() -> None:
+    """From nearly one class a client to nearly iid; the number of classes held by 90 % of a client's examples."""
+    labels = np.repeat(np.arange(10), 500)
+    held = []
+    for alpha in (0.01, 0.3, 100.0):
+        parts = dirichlet_per_client(labels, 50, alpha, 10, np.random.default_rng(0))
+        shares = -np.sort(-count_classes(labels, parts, 10) / 100.0, axis=1)
+        held.append(float(((np.cumsum(shares, axis=1) < 0.9).sum(axis=1) + 1).mean()))
+    assert held[0] < 2.5 < held[1] < 6.0 < 8.0 < held[2]
+
+
+def test_a_client_that_has_its_share_gets_no_more_classes() -> None:
+    """Lin et al.: with many classes, sizes exceed N / m by at most one class's examples."""
+    labels = np.repeat(np.arange(40), 50)
+    parts = dirichlet_per_class(labels, 10, 0.1, 0, 40, np.random.default_rng(1))
+    assert max(len(part) for part in parts) < 200 + 50
+    least = dirichlet_per_class(labels, 10, 0.1, 100, 40, np.random.default_rng(1))
+    assert min(len(part) for part in least) >= 100
+
+
+def test_lognormal_sizes_have_their_spread() -> None:
+    """The logarithm of 2000 sizes of 1000 on average: standard deviation sigma, within 6 of its standard errors
+    sigma / sqrt(2 m), and normal quartiles. Rounding to whole examples is below 1 %."""
+    m, sigma = 2000, 0.8
+    logs = np.log(lognormal_sizes(1000 * m, m, sigma, np.random.default_rng(2)))
+    assert abs(logs.std() - sigma) < 6 * sigma / math.sqrt(2 * m)
+    quartiles = (np.quantile(logs, [0.25, 0.5, 0.75]) - logs.mean()) / sigma
+    np.testing.assert_allclose(quartiles, [-0.6745, 0, 0.6745], atol=6 * 1.36 / math.sqrt(m))
+    sizes = lognormal_sizes(103, 10, 0.0, np.random.default_rng(0))
+    assert sorted(sizes.tolist()) == [10] * 7 + [11] * 3
+    assert lognormal_sizes(12, 10, 5.0, np.random.default_rng(0)).min() == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"partition": "dirichlet"}, "the partition 'dirichlet' needs alpha"),
+        ({"partition": "dirichlet-class"}, "the partition 'dirichlet-class' needs alpha"),
+        ({"partition": "lognormal"}, "the partition 'lognormal' needs sigma"),
+        ({"partition": "dirichlet", "alpha": 0.0}, "alpha must be > 0 and finite, got 0.0"),
+        ({"partition": "dirichlet", "alpha": float("nan")}, "alpha must be > 0 and finite, got nan"),
+        ({"partition": "lognormal", "sigma": -1.0}, "sigma must be >= 0 and finite, got -1.0"),
+        ({"partition": "dirichlet", "alpha": 1.0, "clients": 61}, "61 clients are more than the 60 examples"),
+        ({"partition": "lognormal", "sigma": 1.0, "clients": 61}, "61 clients are more than the 60 examples"),
+        ({"partition": "dirichlet-class", "alpha": 1.0, "clients": 7}, "must be 0 to 8 for 7 clients .*got 10"),
+        ({"partition": "dirichlet-class", "alpha": 1e-3, "clients": 5, "min_examples": 12}, "none of 1000 Dirichlet"),
+        ({"partition": "dirichlet", "alpha": 1.0, "clients": None}, "the number of clients must be given"),
+        ({"partition": "dirichlet", "alpha": 1.0, "sigma": 1.0}, "'dirichlet' takes alpha, not sigma"),
+        ({"partition": "dirichlet-class", "sigma": 1.0}, "takes alpha and min examples, not sigma"),
+        ({"partition": "iid", "classes_per_client": 2}, "'iid' takes no option, not classes per client"),
+        ({"partition": "dirchlet", "alpha": 1.0}, "did you mean 'dirichlet'"),
+    ],
+)
+def test_bad_options(options: dict, message: str) -> None:
+    source = source_of(np.arange(60) % 3)
+    with pytest.raises(JaxpflError, match=message) as error:
+        federate(source, **{"clients": 4, **options})
+    assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"partition": "dirichlet", "alpha": 0.4},
+        {"partition": "dirichlet-class", "alpha": 0.4},
+        {"partition": "lognormal", "sigma": 0.6},
+        {"partition": "shards"},
+    ],
+    ids=lambda options: options["partition"],
+)
+def test_an_official_test_set_follows_the_training_set(options: dict) -> None:
+    labels = np.random.default_rng(0).permutation(np.arange(1200) % 6)
+    source = source_of(labels, labels[:300])
+    federation = federate(source, clients=10, **options)
+    check_partition(places(federation, "train"), 1200)
+    check_partition(places(federation, "test"), 300)
+    own = [count_classes(labels, places(federation, split), 6) for split in ("train", "test")]
+    assert np.abs(own[1] - own[0] * (np.bincount(labels[:300]) / np.bincount(labels))).max() < 1
+    # The same training set without a test set.
+    alone = federate(source_of(labels), clients=10, test_share=0.0, **options)
+    for a, b in zip(places(federation, "train"), places(alone, "train"), strict=True):
+        np.testing.assert_array_equal(a, b)

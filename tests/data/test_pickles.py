@@ -1,0 +1,151 @@
+"""Pickles: what arrays need is read, whoever wrote it; anything else is refused before it runs."""
+
+from __future__ import annotations
+
+import collections
+import os
+import pickle
+import struct
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxpfl.data import read_pickle
+from jaxpfl.errors import JaxpflError
+
+ARRAYS = {
+    "bytes": np.arange(12, dtype=np.uint8).reshape(3, 4),
+    "fortran": np.asfortranarray(np.arange(12, dtype=np.int64).reshape(3, 4)),
+    "big endian": np.arange(5, dtype=">i4"),
+    "floats": np.linspace(0, 1, 7, dtype=np.float32),
+    "flags": np.array([True, False]),
+    "empty": np.zeros((0, 3)),
+    "slice": np.arange(10)[::3],
+}
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize("name", ARRAYS)
+def test_arrays_of_every_protocol(tmp_path: Path, protocol: int, name: str) -> None:
+    path = tmp_path / "a.pkl"
+    content = {"x": ARRAYS[name], "n": np.int64(7), "names": ["a", ("b", 1.5)], "none": None, "raw": b"\xff\0"}
+    path.write_bytes(pickle.dumps(content, protocol))
+    read = read_pickle(path)
+    assert read["x"].dtype == ARRAYS[name].dtype
+    np.testing.assert_array_equal(read["x"], ARRAYS[name])
+    assert (read["n"], read["names"], read["none"], read["raw"]) == (7, ["a", ("b", 1.5)], None, b"\xff\0")
+
+
+def python2_pickle(data: np.ndarray, labels: list[int]) -> bytes:
+    """A dictionary as Python 2's cPickle wrote it, protocol 2: byte strings, and NumPy's old module names."""
+
+    def text(value: bytes) -> bytes:
+        return b"U" + bytes([len(value)]) + value if len(value) < 256 else b"T" + struct.pack("<i", len(value)) + value
+
+    def number(value: int) -> bytes:
+        return b"J" + struct.pack("<i", value)
+
+    dtype = b"cnumpy\ndtype\n" + text(b"u1") + number(0) + number(1) + b"\x87R"
+    dtype += b"(" + number(3) + text(b"|") + b"NNN" + number(-1) * 2 + number(0) + b"tb"
+    array = (
+        b"cnumpy.core.multiarray\n_reconstruct\n" + b"cnumpy\nndarray\n" + number(0) + b"\x85" + text(b"b") + b"\x87R"
+    )
+    shape = number(data.shape[0]) + number(data.shape[1]) + b"\x86"
+    array += b"(" + number(1) + shape + dtype + b"\x89" + text(data.tobytes()) + b"tb"
+    items = text(b"data") + array + text(b"labels") + b"](" + b"".join(map(number, labels)) + b"e"
+    return b"\x80\x02}(" + items + b"u."
+
+
+def test_a_pickle_of_python_2(tmp_path: Path) -> None:
+    data = np.arange(600, dtype=np.uint8).reshape(2, 300)
+    (tmp_path / "batch").write_bytes(python2_pickle(data, [3, 4]))
+    read = read_pickle(tmp_path / "batch")
+    np.testing.assert_array_equal(read[b"data"], data)
+    assert read[b"labels"] == [3, 4]
+
+
+class Evil:
+    """Pickles as a call of anything."""
+
+    def __init__(self, function: Any, *args: Any) -> None:
+        self.call = function, args
+
+    def __reduce__(self) -> Any:
+        return self.call
+
+
+@pytest.mark.parametrize("protocol", range(pickle.HIGHEST_PROTOCOL + 1))
+@pytest.mark.parametrize(
+    ("function", "named"),
+    [(os.system, "posix.system"), (eval, "builtins.eval"), (os.remove, "posix.remove"), (open, "io.open")],
+    ids=["system", "eval", "remove", "open"],
+)
+def test_a_malicious_pickle_is_refused_and_does_nothing(
+    tmp_path: Path, protocol: int, function: Any, named: str
+) -> None:
+    victim, trace = tmp_path / "victim", tmp_path / "trace"
+    victim.write_text("kept")
+    argument = {
+        "posix.system": f"touch {trace}",
+        "builtins.eval": f"open({str(trace)!r}, 'w')",
+        "posix.remove": str(victim),
+        "io.open": str(trace),
+    }[named]
+    rest = ("w",) if named == "io.open" else ()
+    path = tmp_path / "data_batch_1"
+    path.write_bytes(pickle.dumps({"data": np.zeros(3), "labels": Evil(function, argument, *rest)}, protocol))
+    with pytest.raises(JaxpflError, match="nothing was executed") as error:
+        read_pickle(path)
+    message = str(error.value)
+    assert str(path) in message
+    assert named.rpartition(".")[2] in message  # the refused global; older protocols name builtins "__builtin__"
+    assert "\n" not in message
+    assert not trace.exists()
+    assert victim.read_text() == "kept"
+    with pytest.raises(JaxpflError, match="nothing was executed"):  # and no earlier file has loosened anything
+        read_pickle(path)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        (b"cnumpy\nload\n.", "asks for numpy.load"),
+        (b"cnumpy.core.multiarray\nfromfile\n.", "asks for numpy.core.multiarray.fromfile"),
+        (b"cfunctools\npartial\n.", "asks for functools.partial"),
+        (b"cjaxpfl.data.pickles\n_Array\n.", "asks for jaxpfl.data.pickles._Array"),
+        (b"\x8c\x05numpy\x8c\x11ndarray.__class__\x93.", "asks for numpy.ndarray.__class__"),
+        (b"Pobject 1\n.", "asks for a persistent object"),
+        (b"", "truncated or damaged pickle of 0 bytes"),
+        (b"no pickle at all", "truncated or damaged"),
+        (pickle.dumps(ARRAYS["bytes"])[:-9], "truncated or damaged"),
+        (pickle.dumps({"a": [1, 2, 3]})[:-1], "truncated or damaged"),
+        (pickle.dumps(np.array([{}], dtype=object)), "elements of type 'O8'"),
+        (pickle.dumps(np.zeros(2, "i4,f8")), "elements of type"),
+        (b"cnumpy\nndarray\n.", "a bare type"),
+        # A state that tries to change what the name leads to.
+        (b"cnumpy\nndarray\n}X\x04\x00\x00\x00makeX\x01\x00\x00\x00xsb.", "truncated or damaged"),
+        (b"](h\x00q\x00.", "truncated or damaged"),
+    ],
+)
+def test_other_pickles(tmp_path: Path, content: bytes, message: str) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    with pytest.raises(JaxpflError, match=message) as error:
+        read_pickle(path)
+    assert str(error.value).startswith(str(path))
+    assert "\n" not in str(error.value)
+
+
+def test_a_missing_file_counters_and_a_list_in_itself(tmp_path: Path) -> None:
+    with pytest.raises(JaxpflError, match="cannot be read: No such file"):
+        read_pickle(tmp_path / "none")
+    path = tmp_path / "a"
+    path.write_bytes(pickle.dumps(collections.Counter("aab")))
+    assert read_pickle(path) == {"a": 2, "b": 1}
+    loop: list = []
+    loop.append(loop)
+    path.write_bytes(pickle.dumps(loop))
+    with pytest.raises(JaxpflError, match="damaged"):
+        read_pickle(path)

@@ -1,0 +1,158 @@
+"""Sets of tensorflow-datasets: one written here record by record, and TFDS's own mock of it. No TensorFlow."""
+
+from __future__ import annotations
+
+import io
+import json
+import logging
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxpfl.data import available, load
+from jaxpfl.errors import JaxpflError
+
+tfds = pytest.importorskip("tensorflow_datasets")
+pytest.importorskip("array_record")  # TFDS asks for it on Linux alone
+
+SIZES = {"train": 9, "test": 4}
+
+
+def image(i: int, side: int = 4) -> np.ndarray:
+    return np.full((side, side, 3), 20 * i, np.uint8)
+
+
+def write_set(
+    root: Path,
+    sizes: dict[str, int] = SIZES,
+    features: dict[str, Any] | None = None,
+    file_format: str = "array_record",
+    ragged: bool = False,
+) -> Path:
+    """What ``tfds build tiny_images --file_format=array_record`` leaves: metadata, and records of tf.train.Example."""
+    from array_record.python.array_record_module import ArrayRecordWriter
+    from PIL import Image
+    from tensorflow_datasets.proto import tf_example_pb2
+
+    folder = root / "tiny_images" / "1.0.0"
+    folder.mkdir(parents=True)
+    shape = (None, None, 3) if ragged else (4, 4, 3)
+    known = {"picture": tfds.features.Image(shape=shape), "kind": tfds.features.ClassLabel(num_classes=5)}
+    tfds.features.FeaturesDict(known if features is None else features).save_config(str(folder))
+    splits = []
+    for split, n in sizes.items():
+        template = "{DATASET}-{SPLIT}.{FILEFORMAT}-{SHARD_X_OF_Y}"
+        splits.append({"name": split, "shardLengths": [str(n)], "numBytes": "1", "filepathTemplate": template})
+        writer = ArrayRecordWriter(str(folder / f"tiny_images-{split}.{file_format}-00000-of-00001"), "group_size:1")
+        for i in range(n):
+            png = io.BytesIO()
+            Image.fromarray(image(i, 4 + i * ragged)).save(png, "png")
+            example = tf_example_pb2.Example()
+            example.features.feature["picture"].bytes_list.value.append(png.getvalue())
+            example.features.feature["kind"].int64_list.value.append(i % 5)
+            writer.write(example.SerializeToString())
+        writer.close()
+    info = {"name": "tiny_images", "version": "1.0.0", "fileFormat": file_format, "splits": splits}
+    info["supervisedKeys"] = {"tuple": {"items": [{"featureKey": "picture"}, {"featureKey": "kind"}]}}
+    (folder / "dataset_info.json").write_text(json.dumps(info))
+    return folder
+
+
+@pytest.mark.parametrize("name", ["tfds:tiny_images", "tfds:tiny_images:1.0.0"])
+def test_a_prepared_set(tmp_path: Path, name: str) -> None:
+    write_set(tmp_path)
+    source = load(name, str(tmp_path), standardize=False)
+    assert (source.name, source.num_classes, source.inputs) == (name, 5, "pixels")
+    expected = (np.stack([image(i) for i in range(9)]) / 255).astype(np.float32)
+    np.testing.assert_array_equal(source.x_train, expected)
+    np.testing.assert_array_equal(source.y_train, np.arange(9) % 5)
+    np.testing.assert_array_equal(source.x_test, expected[:4])
+    np.testing.assert_array_equal(source.y_test, np.arange(4))
+    assert "tensorflow" not in sys.modules
+
+
+def test_the_mock_of_tfds(tmp_path: Path) -> None:
+    """Made-up examples of the true metadata: 60 in every split."""
+    write_set(tmp_path, {"train": 9, "validation": 4})
+    with tfds.testing.mock_data(num_examples=60, data_dir=str(tmp_path)):
+        source = load("tfds:tiny_images", str(tmp_path))
+    assert (source.x_train.shape, source.x_train.dtype) == ((60, 4, 4, 3), np.float32)
+    assert source.x_test is not None  # from the split "validation"
+    assert source.x_test.shape == (60, 4, 4, 3)
+    assert set(source.y_train.tolist()) <= set(range(5))
+    np.testing.assert_allclose(source.x_train.mean(axis=(0, 1, 2)), 0, atol=1e-5)
+
+
+def test_without_a_test_split(tmp_path: Path) -> None:
+    write_set(tmp_path, {"train": 3})
+    assert load("tfds:tiny_images", str(tmp_path)).x_test is None
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"sizes": {"test": 3}}, r"no split 'train' \(it has test\)"),
+        ({"ragged": True}, "train: images of 9 sizes; all must be of one"),
+        ({"features": {"picture": tfds.features.Image(shape=(4, 4, 3))}}, "needs an image and a class label"),
+        ({"features": {"kind": tfds.features.ClassLabel(num_classes=5)}}, "its features are kind"),
+        ({"file_format": "tfrecord"}, r"without random access: remove that folder and prepare it .*array_record"),
+    ],
+)
+def test_sets_that_cannot_be_used(tmp_path: Path, arguments: dict, message: str) -> None:
+    write_set(tmp_path, **arguments)
+    with pytest.raises(JaxpflError, match=message) as error:
+        load("tfds:tiny_images", str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+def test_a_damaged_file(tmp_path: Path) -> None:
+    folder = write_set(tmp_path)
+    file = folder / "tiny_images-train.array_record-00000-of-00001"
+    file.write_bytes(file.read_bytes()[:100])
+    with pytest.raises(JaxpflError, match=r"tfds:tiny_images, train: cannot be read|tfds:tiny_images: ") as error:
+        load("tfds:tiny_images", str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_name_and_a_set_that_is_not_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TFDS_DATA_DIR", str(tmp_path / "own"))
+    with pytest.raises(JaxpflError, match="unknown tensorflow-datasets set 'mnits': did you mean 'mnist'") as error:
+        load("tfds:mnits", str(tmp_path))
+    assert "\n" not in str(error.value)
+    assert len(str(error.value)) < 200
+    with pytest.raises(JaxpflError, match=r"tfds:mnist: not prepared in .*: prepare it .*: tfds build mnist") as error:
+        load("tfds:mnist", str(tmp_path))
+    assert f"--data_dir={tmp_path}" in str(error.value)
+    assert "\n" not in str(error.value)
+    assert not list(tmp_path.iterdir())  # nothing is downloaded, and no folder made
+    for name in ("huggingface:mnist", "mnist/a=1", "../mnist", "mnist/a/b/c"):
+        with pytest.raises(JaxpflError, match="must be tfds:NAME, tfds:NAME/CONFIG or tfds:NAME:VERSION"):
+            load(f"tfds:{name}", str(tmp_path))
+    with pytest.raises(JaxpflError, match="tfds:mnist/none: "):
+        load("tfds:mnist/none", str(tmp_path))
+
+
+def test_the_log_level_is_given_back(tmp_path: Path) -> None:
+    write_set(tmp_path)
+    before = logging.getLogger("absl").level
+    load("tfds:tiny_images", str(tmp_path))
+    assert logging.getLogger("absl").level == before
+
+
+def test_without_the_package() -> None:
+    script = """
+import sys
+sys.modules["tensorflow_datasets"] = None
+import jaxpfl, pytest
+with pytest.raises(jaxpfl.JaxpflError, match="pip install tensorflow-datasets"):
+    jaxpfl.load("tfds:mnist")
+"""
+    subprocess.run([sys.executable, "-W", "error", "-c", script], check=True)
+
+
+def test_it_is_listed() -> None:
+    assert {entry.name: entry.present for entry in available()}["tfds:NAME"]
