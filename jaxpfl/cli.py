@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import hashlib
+import importlib
 import json
 import os
 import sys
 import warnings
+from contextlib import ExitStack
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -15,6 +17,7 @@ import tyro
 from tyro.conf import DisallowNone, FlagCreatePairsOff, Positional, UseAppendAction, arg
 
 from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.experiment import compile_cache
 from jaxpfl.experiment.config import DataConfig, RunConfig, from_mapping, read_file, resolve, to_json
 
 DEFAULT_METHODS = ("local", "fedavg", "fedavg-ft", "adaped")
@@ -38,6 +41,10 @@ class _Session:
     """Print the summary as one JSON object, the only thing on standard output."""
     strict: bool = False
     """Refuse what is otherwise warned about."""
+    profile: bool = False
+    """Show where the time went, and write it and a trace of a few rounds to RUN/profile."""
+    explain_plan: bool = False
+    """Show how the run would execute, what memory it would take and why; nothing is trained or written."""
 
 
 def main(argv: list[str] | None = None) -> None:
@@ -46,6 +53,7 @@ def main(argv: list[str] | None = None) -> None:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", JaxpflWarning)
+            warnings.filterwarnings("always", compile_cache.TROUBLE)
             warnings.showwarning = _show_warning
             _dispatch(args)
     except JaxpflError as error:
@@ -66,6 +74,9 @@ def _dispatch(args: list[str]) -> None:
         from jaxpfl import __version__
 
         print(__version__)
+        return
+    if args[:1] == ["bench"]:  # a folder beside the package, installed with it; the benchmarks read their own options
+        importlib.import_module("jaxpfl.benchmarks.__main__").main(args[1:])
         return
     file = _file_config(args)
     flags = _Flags(**vars(file))
@@ -94,20 +105,25 @@ def _dispatch(args: list[str]) -> None:
         ],
         settings: Annotated[DataConfig, arg(name="")] = data_flags,
         json: bool = False,
+        plot: Path | None = None,
         config: Path | None = None,
     ) -> None:
         """List the data sets, or describe a split: sizes and classes of its clients.
 
         Args:
             json: Print one JSON object.
+            plot: PNG file for a picture of the split.
             config: TOML or YAML file of flags.
         """
-        _data(action, settings, json)
+        _data(action, settings, json, plot)
+
+    def bench() -> None:
+        """Measure speed against peers and against the machine: jaxpfl bench NAME; without a name, lists them."""
 
     run.__doc__ = f"Train one method and score every client's personalised model.\n\n{_methods(args)}"
     compare.__doc__ = f"Train several methods on the same split and seeds, and compare them.\n\n{_methods(args)}"
     app = tyro.extras.SubcommandApp()
-    for command in (compare, run, data):
+    for command in (compare, run, data, bench):
         app.command(command)
     app.cli(
         prog="jaxpfl",
@@ -146,27 +162,50 @@ def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, ses
     from rich.console import Console
 
     from jaxpfl.experiment.interrupt import Interrupted
-    from jaxpfl.experiment.report import Terminal, print_table
+    from jaxpfl.experiment.profile import OFF, Recorder
+    from jaxpfl.experiment.report import Terminal, print_profile, print_table
     from jaxpfl.experiment.run import open_folder, run_methods
     from jaxpfl.experiment.setup import prepare
 
-    _use_all_cores()
-    config = resolve(settings)
-    experiment = prepare(config, methods, strict=session.strict)
-    folder = session.output or _default_folder(command, config, methods, session.resume)
-    changes = open_folder(folder, experiment, resume=session.resume)
-    if changes:
-        print(f"resuming {folder} with {'; '.join(changes)}", file=sys.stderr)
-    with Terminal(Console(stderr=True)) as reporter:
-        try:
-            summary = run_methods(experiment, folder, reporter)
-        except Interrupted as stop:
-            reporter.say(f"{stop}; kept in {folder}: the same command with --output {folder} --resume continues")
-            raise SystemExit(130) from None
-    if session.json:
-        print(json.dumps(summary))
+    out, err = Console(), Console(stderr=True)
+    with ExitStack() as stack:
+        profile = stack.enter_context(Recorder()) if session.profile else OFF
+        _use_all_cores()
+        compile_cache.enable()
+        with profile.phase("data"):
+            config = resolve(settings)
+            experiment = prepare(config, methods, strict=session.strict)
+        if session.explain_plan:
+            _explain(experiment, out, session.json)
+            return
+        folder = session.output or _default_folder(command, config, methods, session.resume)
+        changes = open_folder(folder, experiment, resume=session.resume)
+        if changes:
+            print(f"resuming {folder} with {'; '.join(changes)}", file=sys.stderr)
+        with Terminal(err) as reporter:
+            try:
+                summary = run_methods(experiment, folder, reporter, profile)
+            except Interrupted as stop:
+                reporter.say(f"{stop}; kept in {folder}: the same command with --output {folder} --resume continues")
+                summary = None
+        if summary is not None and session.json:
+            print(json.dumps(summary))
+        elif summary is not None:
+            print_table(out, summary)
+        if isinstance(profile, Recorder):
+            print_profile(err if session.json or summary is None else out, profile.report(folder))
+    if summary is None:
+        raise SystemExit(130)
+
+
+def _explain(experiment: Any, out: Any, as_json: bool) -> None:
+    from jaxpfl.experiment.explain import explain_plan, print_explanation
+
+    report = explain_plan(experiment)
+    if as_json:
+        print(json.dumps(report))
     else:
-        print_table(Console(), summary)
+        print_explanation(out, report)
 
 
 def _use_all_cores() -> None:
@@ -193,7 +232,7 @@ def _default_folder(command: str, config: RunConfig, methods: tuple[str, ...], r
     return latest if resume and latest is not None else folder
 
 
-def _data(action: str, settings: DataConfig, as_json: bool) -> None:
+def _data(action: str, settings: DataConfig, as_json: bool, plot: Path | None) -> None:
     from jaxpfl import data
 
     if action == "list":
@@ -207,7 +246,10 @@ def _data(action: str, settings: DataConfig, as_json: bool) -> None:
     from jaxpfl.experiment.setup import load_federation
 
     source, federation = load_federation(resolve(RunConfig(**vars(settings))))
-    description = data.describe(data.summary(federation, source.num_classes))
+    summary = data.summary(federation, source.num_classes, source)
+    if plot is not None:
+        data.plot_split(summary, plot)
+    description = data.describe(summary)
     print(json.dumps(description) if as_json else data.format_description(description))
 
 
@@ -222,7 +264,7 @@ def _show_warning(
     del file, line
     if issubclass(category, JaxpflWarning):
         print(f"warning: {message}", file=sys.stderr)
-    else:
+    elif not compile_cache.repair(str(message)):
         print(f"{filename}:{lineno}: {category.__name__}: {message}", file=sys.stderr)
 
 

@@ -18,6 +18,7 @@ def pytest_configure(config: pytest.Config) -> None:
     cache = getattr(config, "cache", None)
     if cache is None:  # pytest -p no:cacheprovider
         return
+    os.environ["XDG_CACHE_HOME"] = str(cache.mkdir("xdg"))  # commands in processes of their own leave the user's alone
     worker = os.environ.get("PYTEST_XDIST_WORKER", "main")
     jax.config.update("jax_compilation_cache_dir", str(cache.mkdir(f"jax-{worker}")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)

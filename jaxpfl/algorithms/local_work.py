@@ -93,7 +93,7 @@ def run_steps(
     indices, valid = batching.draw_batches(plan, ctx.batch_key, ctx.participations, data.mask)
 
     if not plan.full and 2 * plan.steps * plan.batch_size <= data.mask.shape[0]:
-        # Far fewer examples than the client has: fetched at once, the client's data need not be copied out of the stack.
+        # Far fewer examples than the client has: fetched at once, its data need not be copied out of the stack.
         fetched = Batch(*batching.take(data, indices, valid, plan))
 
         def batch_of(t: Scalar) -> Batch:

@@ -1,4 +1,4 @@
-"""The plots of a run folder: accuracy over rounds, the clients' accuracies, and psi."""
+"""The plots of a run folder: accuracy over rounds, the clients' accuracies, psi, and where the time went."""
 
 from __future__ import annotations
 
@@ -36,12 +36,46 @@ def write_plots(folder: Path, records: list[dict[str, Any]], arrays: dict[str, d
     written = []
     for name, figure in zip(("accuracy", "clients", "psi"), drawn, strict=True):
         if figure is not None:
-            path = folder / f"{name}.png"
-            partial = folder / f".{name}.png.partial"
-            figure.savefig(partial, dpi=150, format="png")
-            os.replace(partial, path)
-            written.append(path)
+            written.append(_save(figure, folder, name))
     return written
+
+
+def write_profile(folder: Path, bars: dict[str, dict[str, float]]) -> Path:
+    """Draws seconds by phase, one stacked bar for each row.
+
+    Args:
+      folder: where ``profile.png`` goes.
+      bars: row -> phase -> seconds; the first row on top, every row with the same phases.
+    """
+    from matplotlib.figure import Figure
+
+    folder.mkdir(exist_ok=True)
+    figure = Figure(figsize=(7.2, 1.9 + 0.45 * len(bars)), layout="constrained")
+    axes = figure.subplots()
+    left, widest = np.zeros(len(bars)), max(sum(row.values()) for row in bars.values())
+    for i, phase in enumerate(next(iter(bars.values()))):
+        seconds = np.array([row[phase] for row in bars.values()])
+        part = axes.barh(list(bars), seconds, left=left, height=0.6, color=COLORS[i % len(COLORS)], label=phase)
+        labels = [f"{s:.1f}" if s > 0.06 * widest else "" for s in seconds]
+        axes.bar_label(part, labels, label_type="center", color="white", fontsize=9)
+        left += seconds
+    axes.set_ylim(len(bars) - 0.5, -0.5)
+    axes.set_xlabel("seconds")
+    axes.set_title("Where the time went", loc="left", fontsize=11, fontweight="bold")
+    axes.spines[["top", "right", "left"]].set_visible(False)
+    axes.tick_params(axis="y", length=0)
+    axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
+    axes.set_axisbelow(True)
+    figure.legend(frameon=False, loc="outside lower left", ncols=7, columnspacing=1.2, handlelength=1.0, fontsize=9)
+    return _save(figure, folder, "profile")
+
+
+def _save(figure: Any, folder: Path, name: str) -> Path:
+    path = folder / f"{name}.png"
+    partial = folder / f".{name}.png.partial"
+    figure.savefig(partial, dpi=150, format="png")
+    os.replace(partial, path)
+    return path
 
 
 def _axes(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:

@@ -64,15 +64,11 @@ class Terminal:
 def print_table(console: Console, summary: dict[str, Any]) -> None:
     """The final table: mean and spread over seeds, worst decile, bytes, seconds."""
     seeds = len(summary["seeds"])
-    table = Table(
-        title=f"{summary['clients']} clients, {summary['cohort']} in a round, {summary['rounds']} rounds, "
+    table = _table(
+        f"{summary['clients']} clients, {summary['cohort']} in a round, {summary['rounds']} rounds, "
         f"{seeds} seed{'s' if seeds > 1 else ''}; test accuracy in % after the last round",
-        caption="mean over clients ± standard deviation over seeds; 10th percentile and worst decile of the "
+        "mean over clients ± standard deviation over seeds; 10th percentile and worst decile of the "
         "clients; hurt: clients worse off than with local training",
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
     )
     table.add_column("method", style="bold", no_wrap=True)
     for name in ("personalised", "global", "p10", "worst", "hurt", "up", "down", "sec"):
@@ -103,6 +99,68 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
             best = row["best_on_validation"]["personalized_accuracy"]
             console.print(f"{name}: at the round of best validation accuracy {_accuracy(best)}", highlight=False)
     console.print(f"run folder: {summary['run_dir']} (plots in plots/)", highlight=False, soft_wrap=True)
+
+
+def print_profile(console: Console, profile: dict[str, Any]) -> None:
+    """Where the time went, as in ``profile/phases.json``: a table of phases, then each trace's longest operations."""
+    methods = profile["methods"] if len(profile["methods"]) > 1 else {}
+    parts = profile["compile"]
+    table = _table(f"where the time went: {profile['total']:.1f} s")
+    table.add_column("phase", style="bold", no_wrap=True)
+    for name in ("seconds", "share", *methods):
+        table.add_column(name, justify="right", no_wrap=True)
+    rows = [(name, seconds, [m[name] for m in methods.values()]) for name, seconds in profile["phases"].items()]
+    totals = [sum(phases.values()) for phases in methods.values()]
+    for name, seconds, by_method in [*rows, ("total", profile["total"], totals)]:
+        if name == "total":
+            table.add_section()
+        share = f"{100 * seconds / profile['total']:.0f}%"
+        table.add_row(name, f"{seconds:.2f}", share, *(f"{s:.2f}" for s in by_method))
+    console.print(table)
+    console.print(
+        f"compile: tracing {parts['tracing']:.1f} s, lowering {parts['lowering']:.1f} s, XLA {parts['xla']:.1f} s, "
+        f"{parts['from_cache']} of {parts['programs']} programs from the cache\n"
+        "profiler: the cost of the traces; host: the rest, once Python has imported the program",
+        highlight=False,
+    )
+    for name, trace in profile["traces"].items():
+        _print_trace(console, name, trace, most=10 if len(profile["traces"]) == 1 else 5)
+
+
+def _print_trace(console: Console, method: str, trace: dict[str, Any], most: int) -> None:
+    if "problem" in trace:
+        console.print(f"{method}: no trace: {trace['problem']}", highlight=False)
+        return
+    first, last = trace["rounds"]
+    which = f"round {first}" if first == last else f"rounds {first}-{last}"
+    cut = "" if trace["whole"] else f"the first {1000 * trace['seconds']:.0f} ms of "
+    if trace["operations"]:
+        table = _table(f"{method}, {cut}{which}: operations by own time")
+        table.add_column("operation", style="bold", overflow="fold")
+        for name in ("kind", "calls", "ms", "share"):
+            table.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
+        for row in trace["operations"][:most]:
+            values = (str(row["calls"]), f"{1000 * row['seconds']:.2f}", f"{100 * row['share']:.1f}%")
+            table.add_row(row["name"], row["kind"], *values)
+        console.print(table)
+        kinds = ", ".join(f"{kind} {100 * share:.0f}%" for kind, share in trace["kinds"].items())
+        console.print(f"all operations: {kinds}", highlight=False)
+    console.print(
+        f"trace of {cut}{which}: {trace['folder']} (perfetto_trace.json.gz for ui.perfetto.dev)",
+        highlight=False,
+        soft_wrap=True,
+    )
+
+
+def _table(title: str, caption: str | None = None) -> Table:
+    return Table(
+        title=title,
+        caption=caption,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
 
 
 def _percent(value: float | None) -> str:

@@ -1,15 +1,14 @@
 """Runs methods into a run folder: records, checkpoints, per-client scores, and a summary that is written last.
 
 A run folder holds ``config.json`` (complete: rerunning it gives the same numbers), ``metrics.jsonl``, ``methods/``
-(one file pair for each finished method), ``checkpoints/``, ``clients.npz``, ``plots/`` and ``summary.json``. Only a
-folder with ``summary.json`` is a whole run.
+(one file pair for each finished method), ``checkpoints/``, ``clients.npz``, ``plots/`` and ``summary.json``; where it
+was asked for, ``profile/``. Only a folder with ``summary.json`` is a whole run.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -24,9 +23,9 @@ from jaxpfl.experiment import files, summary
 from jaxpfl.experiment.checkpoint import Checkpoints
 from jaxpfl.experiment.config import RunConfig, differences, to_json
 from jaxpfl.experiment.interrupt import Interrupt, Interrupted
+from jaxpfl.experiment.pace import Pace
+from jaxpfl.experiment.profile import OFF, Profile
 from jaxpfl.experiment.setup import Experiment, require
-
-_SECONDS_PER_CALL = 1.0  # a call is about this long, so that progress moves and Ctrl-C is soon heeded
 
 
 class Reporter(Protocol):
@@ -92,7 +91,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
     return allowed
 
 
-def run_methods(experiment: Experiment, folder: Path, reporter: Reporter) -> dict[str, Any]:
+def run_methods(experiment: Experiment, folder: Path, reporter: Reporter, profile: Profile = OFF) -> dict[str, Any]:
     """Runs every method that is not finished, and summarises.
 
     Returns:
@@ -107,7 +106,8 @@ def run_methods(experiment: Experiment, folder: Path, reporter: Reporter) -> dic
             if done and done["rounds"] == experiment.config.rounds:
                 reporter.say(f"{name}: finished before, kept")
             else:
-                _run_method(experiment, name, folder, reporter, interrupt)
+                with profile.method(name, folder):
+                    _run_method(experiment, name, folder, reporter, interrupt, profile)
     return summarize(experiment, folder)
 
 
@@ -116,15 +116,28 @@ def _finished(folder: Path, method: str) -> dict[str, Any] | None:
     return files.read_json(path) if path.exists() else None
 
 
-def _run_method(experiment: Experiment, name: str, folder: Path, reporter: Reporter, interrupt: Interrupt) -> None:
+def _run_method(
+    experiment: Experiment,
+    name: str,
+    folder: Path,
+    reporter: Reporter,
+    interrupt: Interrupt,
+    profile: Profile,
+) -> None:
     config = experiment.config
     rounds = require(config.rounds)
-    simulation = experiment.simulation(name)
     records = files.Records(folder / "metrics.jsonl")
-    with Checkpoints(folder / "checkpoints" / name) as checkpoints:
-        first = simulation.init(range(config.seed, config.seed + require(config.seeds)))
-        state, seconds = checkpoints.restore(first, reporter.say)
-        done = int(state.round[0])
+    with ExitStack() as stack:
+        with profile.phase("data"):
+            simulation = experiment.simulation(name)
+            first = simulation.init(range(config.seed, config.seed + require(config.seeds)))
+        with profile.phase("checkpoints"):
+            checkpoints = stack.enter_context(Checkpoints(folder / "checkpoints" / name))
+            # What is kept does not depend on the devices: a run goes on with more or fewer of them.
+            state, seconds = checkpoints.restore(simulation.trim(first), reporter.say)
+            state = simulation.adopt(state)
+        with profile.phase("data"):  # the first state is ready here
+            done = int(state.round[0])
         records.keep(lambda record: record["method"] != name or _stands(record, done, config))
         reporter.start(name, done, rounds)
         started = time.perf_counter() - seconds
@@ -132,45 +145,28 @@ def _run_method(experiment: Experiment, name: str, folder: Path, reporter: Repor
         loss, accuracy, scores = float("nan"), None, None
         for stop in milestones(done, rounds, config.eval_every, config.checkpoint_every):
             while done < stop and not interrupt.asked:
-                with pace.call(stop - done) as length:
+                with pace.call(stop - done) as length, profile.rounds(done, length):
                     state, history = simulation.advance(state, length)
                 records.append(_round_records(name, done, history))
                 done += length
                 loss = float(np.mean(history.get("train_loss", np.full((1, 1), np.nan))[:, -1]))
                 reporter.progress(done, loss, accuracy)
             if done == stop and (done % config.eval_every == 0 or done == rounds):
-                scores, record = _evaluate(experiment, simulation, state, name, done)
+                with profile.phase("evaluation"):
+                    scores, record = _evaluate(experiment, simulation, state, name, done)
                 records.append([record | {"seconds": time.perf_counter() - started}])
                 accuracy = float(np.mean(record["personalized_accuracy"]))
                 reporter.progress(done, loss, accuracy)
             if interrupt.asked or done % config.checkpoint_every == 0 or done == rounds:
-                checkpoints.save(done, state, time.perf_counter() - started)
+                with profile.phase("checkpoints"):
+                    checkpoints.save(done, simulation.trim(state), time.perf_counter() - started)
             if interrupt.asked and done < rounds:
                 raise Interrupted(f"stopped {name} after round {done} of {rounds}")
     if scores is None:  # killed between the last checkpoint and the files below
-        scores, _ = _evaluate(experiment, simulation, state, name, done)
+        with profile.phase("evaluation"):
+            scores, _ = _evaluate(experiment, simulation, state, name, done)
     _write_method(folder, name, simulation, state, scores, config, time.perf_counter() - started)
     reporter.finish(name)
-
-
-class Pace:
-    """How many rounds a call runs: about a second's worth, so that progress moves and Ctrl-C is soon heeded.
-
-    Every length runs the same compiled program, so the choice does not touch the numbers.
-    """
-
-    def __init__(self, most: int):
-        self._most = most
-        self._length = 1
-
-    @contextmanager
-    def call(self, rounds: int) -> Iterator[int]:
-        """Times one call of at most ``rounds`` rounds; gives its length."""
-        length, began = min(self._length, rounds), time.perf_counter()
-        yield length
-        fitting = length * _SECONDS_PER_CALL / max(time.perf_counter() - began, 1e-9)
-        # The first call compiles; doubling at most lets a slow start recover and a fast one not overshoot.
-        self._length = int(min(max(fitting, 1), 2 * self._length, self._most))
 
 
 def _stands(record: dict[str, Any], done: int, config: RunConfig) -> bool:
@@ -218,6 +214,7 @@ def _write_method(
     config: RunConfig,
     seconds: float,
 ) -> None:
+    state = simulation.trim(state)
     taken, lost = np.asarray(state.participations), np.asarray(state.diverged)
     up, down = simulation.bytes_per_client()
     arrays = {f"{which}_{m}": v for which, metrics in scores.items() for m, v in metrics.items()}

@@ -1,0 +1,185 @@
+"""Where a run's time goes: every second in one phase, and a trace of a few rounds. It changes no number of the run."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import defaultdict
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+import jax
+
+from jaxpfl.experiment import files
+from jaxpfl.experiment.operations import Operation
+from jaxpfl.experiment.trace import Trace, Tracer
+
+PHASES = ("data", "compile", "rounds", "evaluation", "checkpoints", "profiler", "host")
+"""``data``: loading, splitting, placing, the first state; ``compile``: wherever it occurs, so that the other phases are
+without it; ``profiler``: the cost of the trace itself; ``host``: all the rest."""
+
+_COMPILE_PARTS = {
+    "/jax/core/compile/jaxpr_trace_duration": "tracing",
+    "/jax/core/compile/jaxpr_to_mlir_module_duration": "lowering",
+    "/jax/core/compile/backend_compile_duration": "xla",
+}
+_FROM_CACHE = "/jax/compilation_cache/cache_hits"
+
+
+class Profile:
+    """What a run tells of its phases. This one is off and hears nothing; `Recorder` is on."""
+
+    def phase(self, name: str) -> AbstractContextManager[None]:
+        """The block is of this phase, except for inner phases and compiling."""
+        return nullcontext()
+
+    def method(self, name: str, folder: Path) -> AbstractContextManager[None]:
+        """The block runs one method into a run folder."""
+        return nullcontext()
+
+    def rounds(self, done: int, count: int) -> AbstractContextManager[None]:
+        """The block is one call of ``count`` rounds, after ``done`` rounds."""
+        return nullcontext()
+
+
+OFF = Profile()
+
+
+class Recorder(Profile):
+    """A profile that is on, from its making to `report`; use it as a context manager.
+
+    Every second is charged to the innermost open phase, so that the phases sum to the total. JAX says afterwards how
+    long it compiled: those seconds move from the phase that they were in to ``compile``.
+    """
+
+    def __init__(self) -> None:
+        self._thread = threading.get_ident()
+        self._seconds: defaultdict[tuple[str, str], float] = defaultdict(float)  # (method or "", phase)
+        self._compile = dict.fromkeys(_COMPILE_PARTS.values(), 0.0)
+        self._programs = self._from_cache = 0
+        self._spans: list[tuple[float, float]] = []  # (start, seconds) of compile events that an outer one may hold
+        self._phases, self._method = ["host"], ""
+        self._tracers: dict[str, Tracer] = {}
+        self._mark = self._began = time.perf_counter()
+
+    def __enter__(self) -> Self:
+        jax.monitoring.register_event_duration_secs_listener(self._hear_duration)
+        jax.monitoring.register_event_listener(self._hear_event)
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        jax.monitoring.unregister_event_duration_listener(self._hear_duration)
+        jax.monitoring.unregister_event_listener(self._hear_event)
+
+    @contextmanager
+    def phase(self, name: str) -> Iterator[None]:
+        self._charge()
+        self._phases.append(name)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._phases.pop()
+
+    @contextmanager
+    def method(self, name: str, folder: Path) -> Iterator[None]:
+        self._charge()
+        self._method = name
+        self._tracers[name] = Tracer(folder / "profile" / name)
+        try:
+            yield
+        finally:
+            self._charge()
+            self._method = ""
+
+    @contextmanager
+    def rounds(self, done: int, count: int) -> Iterator[None]:
+        tracer = self._tracers[self._method]
+        with self.phase("profiler"):
+            tracer.start()
+        try:
+            with self.phase("rounds"):
+                yield
+        finally:
+            with self.phase("profiler"):
+                tracer.stop(done + 1, done + count)
+
+    def report(self, folder: Path) -> dict[str, Any]:
+        """Closes the account, and writes ``profile/phases.json`` and ``plots/profile.png`` into a run folder.
+
+        Returns:
+          What the JSON file holds: ``total`` seconds, ``phases`` (they sum to it), the same for each of ``methods``,
+          ``compile`` by part, and the ``traces`` with their longest operations.
+        """
+        self._charge()
+        result = {
+            "total": self._mark - self._began,
+            "phases": self._by_phase(*{method for method, _ in self._seconds}),
+            "methods": {name: self._by_phase(name) for name in self._tracers},
+            "compile": self._compile | {"programs": self._programs, "from_cache": self._from_cache},
+            "traces": {name: _describe(tracer.trace, tracer.problem) for name, tracer in self._tracers.items()},
+        }
+        (folder / "profile").mkdir(exist_ok=True)
+        files.write_json(folder / "profile" / "phases.json", result)
+        from jaxpfl.experiment.plots import write_profile
+
+        bars = {"whole run": result["phases"]} | (result["methods"] if len(result["methods"]) > 1 else {})
+        write_profile(folder / "plots", bars)
+        return result
+
+    def _charge(self) -> None:
+        now = time.perf_counter()
+        self._seconds[self._method, self._phases[-1]] += now - self._mark
+        self._mark = now
+
+    def _hear_duration(self, event: str, duration_secs: float, **_: Any) -> None:
+        part = _COMPILE_PARTS.get(event)
+        if part is None or threading.get_ident() != self._thread:
+            return
+        self._charge()
+        start, own = self._mark - duration_secs, duration_secs
+        # What ended inside this event was charged when it ended.
+        while self._spans and self._spans[-1][0] >= start:
+            own -= self._spans.pop()[1]
+        self._spans.append((start, duration_secs))
+        # JAX measures by another clock; no phase may fall below zero for that.
+        own = max(0.0, min(own, self._seconds[self._method, self._phases[-1]]))
+        self._compile[part] += own
+        self._programs += part == "xla"
+        self._seconds[self._method, self._phases[-1]] -= own
+        self._seconds[self._method, "compile"] += own
+
+    def _hear_event(self, event: str, **_: Any) -> None:
+        self._from_cache += event == _FROM_CACHE
+
+    def _by_phase(self, *methods: str) -> dict[str, float]:
+        return {phase: sum(self._seconds.get((method, phase), 0.0) for method in methods) for phase in PHASES}
+
+
+def _describe(trace: Trace | None, problem: str) -> dict[str, Any]:
+    if trace is None:
+        return {"problem": problem}
+    total = sum(operation.seconds for operation in trace.operations) or 1.0
+    kinds: defaultdict[str, float] = defaultdict(float)
+    for operation in trace.operations:
+        kinds[operation.kind] += operation.seconds / total
+
+    def row(operation: Operation) -> dict[str, Any]:
+        return operation._asdict() | {"share": operation.seconds / total}
+
+    return {
+        "folder": str(trace.folder),
+        "rounds": [trace.first, trace.last],
+        "seconds": trace.seconds,
+        "whole": trace.whole,
+        "kinds": dict(sorted(kinds.items(), key=lambda kind: -kind[1])),
+        "operations": [row(operation) for operation in trace.operations[:30]],
+    }

@@ -1,0 +1,152 @@
+"""The command line keeps compiled programs between runs, in a folder of its own, and never fails for it."""
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import jax
+import jaxlib.version
+import pytest
+from command import SMALL
+
+from jaxpfl.experiment import compile_cache
+
+NAMES = (
+    "jax_compilation_cache_dir",
+    "jax_persistent_cache_min_compile_time_secs",
+    "jax_persistent_cache_min_entry_size_bytes",
+)
+
+
+@pytest.fixture
+def unset(monkeypatch, tmp_path: Path):
+    """JAX as a fresh process has it, with a home of the test's own; nothing may be compiled inside."""
+    for name in ("JAX_COMPILATION_CACHE_DIR", *(name.upper() for name in NAMES)):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    before = {name: getattr(jax.config, name) for name in NAMES}
+    jax.config.update("jax_compilation_cache_dir", None)
+    yield tmp_path
+    for name, value in before.items():
+        jax.config.update(name, value)
+
+
+def run(cache: Path, output: Path) -> tuple[dict, dict, str]:
+    """A run in a process of its own: its summary, its profile, and what it wrote on standard error."""
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("JAX_")}
+    environment |= {"XDG_CACHE_HOME": str(cache), "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0"}
+    command = [sys.executable, "-m", "jaxpfl.cli", "run", "adaped", *SMALL, "--json", "--profile", "--output", output]
+    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
+    return json.loads(done.stdout), json.loads((output / "profile" / "phases.json").read_text()), done.stderr
+
+
+def test_a_second_process_loads_what_the_first_compiled_and_a_broken_entry_heals(tmp_path: Path):
+    cold, first, _ = run(tmp_path, tmp_path / "cold")
+    assert first["compile"]["from_cache"] == 0
+    (folder,) = (tmp_path / "jaxpfl").iterdir()
+    assert folder.stat().st_mode & 0o077 == 0
+    entries = {path: path.stat().st_size for path in folder.glob("*-cache")}
+    assert len(entries) >= 3
+    # As a kill or a full disk leaves it.
+    broken = max(entries, key=lambda path: entries[path])
+    broken.write_bytes(broken.read_bytes()[:1000])
+
+    warm, second, said = run(tmp_path, tmp_path / "warm")
+    assert second["compile"]["from_cache"] >= len(entries) - 1
+    assert second["compile"]["programs"] == first["compile"]["programs"]
+    assert broken.stat().st_size == pytest.approx(entries[broken], rel=0.1)
+    assert not any(word in said for word in ("cache entry", "Warning", "cpu_aot_loader", "E0000", "Traceback"))
+    cold["methods"]["adaped"].pop("seconds")
+    warm["methods"]["adaped"].pop("seconds")
+    assert cold["methods"] == warm["methods"]
+
+
+def test_enabled_in_the_users_cache_folder(unset):
+    folder = compile_cache.enable()
+    assert folder is not None
+    assert folder.parent == unset / "jaxpfl"
+    assert jax.config.jax_compilation_cache_dir == str(folder)
+    assert not list(folder.iterdir())
+
+
+def test_another_machine_or_jaxlib_has_another_folder(unset, monkeypatch):
+    here = compile_cache._folder("0.10.2")
+    assert here == compile_cache._folder("0.10.2")
+    assert here != compile_cache._folder("0.10.3")
+    monkeypatch.setattr(compile_cache, "_machine", lambda: ("x86_64", "sse2"))
+    assert here != compile_cache._folder("0.10.2")
+
+
+@pytest.mark.parametrize("value", ["", "elsewhere"])
+def test_a_folder_that_the_user_set_wins(unset, monkeypatch, value: str):
+    monkeypatch.setenv("JAX_COMPILATION_CACHE_DIR", value)
+    assert compile_cache.enable() is None
+    assert not list(unset.iterdir())
+
+
+def test_a_cache_that_the_user_disabled_stays_off(unset):
+    jax.config.update("jax_enable_compilation_cache", False)
+    try:
+        assert compile_cache.enable() is None
+    finally:
+        jax.config.update("jax_enable_compilation_cache", True)
+    assert not list(unset.iterdir())
+
+
+def test_the_users_limits_win(unset, monkeypatch):
+    monkeypatch.setenv("JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS", "7")
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 7.0)
+    assert compile_cache.enable() is not None
+    assert jax.config.jax_persistent_cache_min_compile_time_secs == 7.0
+    assert jax.config.jax_persistent_cache_min_entry_size_bytes == -1
+
+
+def test_a_place_that_cannot_be_written_is_no_error(unset):
+    (unset / "jaxpfl").write_text("a file where the folder would be")
+    assert compile_cache.enable() is None
+    assert jax.config.jax_compilation_cache_dir is None
+
+
+def test_no_home_is_no_error(unset, monkeypatch):
+    def no_home() -> Path:
+        raise RuntimeError("Could not determine home directory.")
+
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative/paths/do/not/count")
+    monkeypatch.setattr(Path, "home", no_home)
+    assert compile_cache.enable() is None
+
+
+def test_a_jaxlib_that_prints_errors_on_loading_gets_no_cache(unset, monkeypatch):
+    monkeypatch.setattr(jaxlib.version, "__version_info__", (0, 10, 1))
+    assert compile_cache.enable() is None
+
+
+def test_trimming_takes_the_longest_unused_of_all_folders(tmp_path: Path):
+    for folder, name, age in (("xla-a", "old", 30), ("xla-b", "older", 40), ("xla-b", "new", 0)):
+        path = tmp_path / folder / f"{name}-cache"
+        path.parent.mkdir(exist_ok=True)
+        path.write_bytes(bytes(100))
+        os.utime(path, (1e9 - age, 1e9 - age))
+    other = tmp_path / "xla-a" / "notes.txt"
+    other.write_bytes(bytes(500))
+    compile_cache.trim(tmp_path, 300)
+    assert len(list(tmp_path.glob("*/*-cache"))) == 3
+    compile_cache.trim(tmp_path, 150)
+    assert [path.name for path in tmp_path.glob("*/*-cache")] == ["new-cache"]
+    assert other.exists()
+
+
+def test_only_warnings_about_this_cache_are_dealt_with(unset):
+    text = "Error reading persistent compilation cache entry for 'jit_runs': error: Error -5"
+    assert not compile_cache.repair(text)  # no cache, so not ours
+    folder = compile_cache.enable()
+    assert folder is not None
+    for name in ("jit_runs-1-cache", "jit_other-1-cache"):
+        (folder / name).write_bytes(b"cut short")
+    assert compile_cache.repair(text)
+    assert [path.name for path in folder.iterdir()] == ["jit_other-1-cache"]
+    assert not compile_cache.repair("overflow encountered in exp")
+    jax.config.update("jax_compilation_cache_dir", "/the/user's/own")
+    assert not compile_cache.repair(text)
