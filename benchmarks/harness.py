@@ -1,103 +1,138 @@
-"""Contenders side by side: each in a process of its own, timed in turn, compared by ratios of medians."""
+"""Contenders side by side: each in a process of its own, timed in turn, compared by medians of the same run."""
 
 from __future__ import annotations
 
 import json
-import platform
+import math
+import os
 import statistics
 import subprocess
 import sys
-import time
-from collections.abc import Callable
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-
-class Contender(NamedTuple):
-    """What a worker times: ``run(rounds)`` returns when the work is done; ``accuracy()`` shows that it was real."""
-
-    run: Callable[[int], None]
-    accuracy: Callable[[], float]
+SHORTEST = 0.5  # seconds; a shorter timing says more about the clock and the scheduler than about the work
 
 
-def serve(contender: Contender) -> None:
-    """A worker: warms up by one round, then answers each line ``ROUNDS`` with seconds, and ``accuracy`` with it."""
-    began = time.perf_counter()
-    contender.run(1)
-    print(json.dumps({"first": time.perf_counter() - began}), flush=True)
-    for line in sys.stdin:
-        if line.strip() == "accuracy":
-            print(json.dumps(contender.accuracy()), flush=True)
-            continue
-        began = time.perf_counter()
-        contender.run(int(line))
-        print(json.dumps(time.perf_counter() - began), flush=True)
+class Job(NamedTuple):
+    """What one process does.
+
+    Attributes:
+      module: the benchmark whose ``work`` it calls.
+      settings: what ``work`` is given; JSON.
+      python: the interpreter.
+    """
+
+    module: str
+    settings: Mapping[str, Any]
+    python: str = sys.executable
+
+    @property
+    def command(self) -> list[str]:
+        return [self.python, str(Path(__file__).with_name("worker.py")), self.module, json.dumps(self.settings)]
 
 
-def compare(commands: dict[str, list[str]], *, rounds: int, repetitions: int) -> dict[str, Any]:
-    """Times every contender in turn, ``repetitions`` times over.
+class JobError(RuntimeError):
+    """A process that failed, in one line."""
+
+
+def compare(jobs: Mapping[str, Job], *, repetitions: int, rounds: int | None = None) -> dict[str, Any]:
+    """Times every contender in turn, ``repetitions`` times over; they start one after the other, each undisturbed.
 
     Args:
-      commands: name -> the command of its worker.
-      rounds: rounds in one timing.
+      jobs: name -> what its process does; their ``work`` returns a `worker.Contender`.
       repetitions: timings of each contender.
+      rounds: rounds in one timing; None for as many as make it `SHORTEST` long, for each contender.
 
     Returns:
-      name -> seconds of a round (every timing and their median), the first round with its compilation, accuracy.
+      name -> ``first`` (seconds of the first round with its compilation), ``rounds`` in one timing, ``seconds`` of a
+      round (every timing), their ``median``, and the contender's ``facts``.
     """
-    workers = {name: _start(command) for name, command in commands.items()}
-    results: dict[str, Any] = {name: {"first": _answer(w)["first"], "seconds": []} for name, w in workers.items()}
-    for _ in range(repetitions):
+    workers: dict[str, _Worker] = {}
+    results: dict[str, Any] = {}
+    try:
+        for name, job in jobs.items():
+            workers[name] = _Worker(job)
+            first = workers[name].answer()["first"]
+            results[name] = {"first": first, "rounds": rounds or workers[name].long_enough(), "seconds": []}
+        for _ in range(repetitions):
+            for name, worker in workers.items():
+                results[name]["seconds"].append(worker.time(results[name]["rounds"]) / results[name]["rounds"])
         for name, worker in workers.items():
-            results[name]["seconds"].append(_ask(worker, str(rounds)) / rounds)
-    for name, worker in workers.items():
-        results[name]["median"] = statistics.median(results[name]["seconds"])
-        results[name]["accuracy"] = _ask(worker, "accuracy")
-        assert worker.stdin is not None
-        worker.stdin.close()
-        worker.wait()
+            results[name]["median"] = statistics.median(results[name]["seconds"])
+            results[name]["facts"] = worker.facts()
+    finally:
+        for worker in workers.values():
+            worker.stop()
     return results
 
 
-def environment() -> dict[str, Any]:
-    """Versions and machine, for the record of a measurement."""
-    versions = {}
-    for name in ("jax", "jaxlib", "numpy", "torch", "jaxpfl"):
+def once(job: Job, timeout: float | None = None) -> dict[str, Any]:
+    """The answer of a job whose ``work`` returns a dictionary.
+
+    Raises:
+      JobError: the process failed or took longer than ``timeout`` seconds.
+    """
+    process = _start(job, subprocess.DEVNULL)
+    try:
+        output, _ = process.communicate(timeout=timeout)
+    except subprocess.TimeoutExpired:
+        raise JobError(f"took longer than {timeout:.0f} s") from None
+    finally:
+        process.kill()
+        process.wait()
+    return _parse(output, process)
+
+
+class _Worker:
+    def __init__(self, job: Job):
+        self.process = _start(job, subprocess.PIPE)
+
+    def answer(self) -> Any:
+        assert self.process.stdout is not None
+        return _parse(self.process.stdout.readline(), self.process)
+
+    def time(self, rounds: int) -> float:
+        return self._ask(rounds)
+
+    def facts(self) -> dict[str, Any]:
+        return self._ask(0)
+
+    def long_enough(self) -> int:
+        """Rounds that take about `SHORTEST` seconds."""
+        return min(max(1, math.ceil(SHORTEST / max(self.time(1), 1e-6))), 1000)
+
+    def stop(self) -> None:
+        """Closes its input, at which it ends; one that is still at work is killed."""
+        assert self.process.stdin is not None
         try:
-            versions[name] = version(name)
-        except PackageNotFoundError:
-            versions[name] = None
-    cpu = next(
-        (line.split(":")[1].strip() for line in _cpu_info() if line.startswith("model name")), platform.machine()
-    )
-    return {"python": platform.python_version(), "versions": versions, "cpu": cpu}
+            self.process.stdin.close()
+            self.process.wait(timeout=5)
+        except (OSError, subprocess.TimeoutExpired):
+            self.process.kill()
+            self.process.wait()
+
+    def _ask(self, rounds: int) -> Any:
+        assert self.process.stdin is not None
+        try:
+            self.process.stdin.write(json.dumps({"rounds": rounds}) + "\n")
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            pass  # it has ended: the answer below says so
+        return self.answer()
 
 
-def write(path: Path, record: dict[str, Any]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record, indent=2) + "\n")
+def _start(job: Job, stdin: int) -> subprocess.Popen[str]:
+    # First rounds are compiled anew, whatever cache the user has: their seconds are part of what is measured.
+    inherited = {name: value for name, value in os.environ.items() if name != "JAX_COMPILATION_CACHE_DIR"}
+    return subprocess.Popen(job.command, stdin=stdin, stdout=subprocess.PIPE, text=True, env=inherited)
 
 
-def _cpu_info() -> list[str]:
-    path = Path("/proc/cpuinfo")
-    return path.read_text().splitlines() if path.exists() else []
-
-
-def _start(command: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
-
-
-def _ask(worker: subprocess.Popen[str], question: str) -> Any:
-    assert worker.stdin is not None
-    worker.stdin.write(question + "\n")
-    worker.stdin.flush()
-    return _answer(worker)
-
-
-def _answer(worker: subprocess.Popen[str]) -> Any:
-    assert worker.stdout is not None
-    line = worker.stdout.readline()
-    if not line:
-        raise RuntimeError(f"a worker ended early: {' '.join(map(str, worker.args))}")  # type: ignore[arg-type]
-    return json.loads(line)
+def _parse(line: str, process: subprocess.Popen[str]) -> Any:
+    if not line.strip():
+        raise JobError(f"the process ended without an answer (status {process.wait()})")
+    answer = json.loads(line)
+    if isinstance(answer, dict) and "error" in answer:
+        raise JobError(answer["error"])
+    return answer

@@ -1,4 +1,7 @@
-"""The competitors: FedAvg and AdaPeD rounds as good PyTorch loops, one client after the other, tensors in memory."""
+"""The competitors: FedAvg and AdaPeD rounds as good PyTorch loops, one client after the other, tensors in memory.
+
+AdaPeD shares its forward passes as jaxpfl does. On a GPU all tensors, psi too, stay there: nothing waits for the host.
+"""
 
 from __future__ import annotations
 
@@ -29,20 +32,35 @@ class Net(nn.Module):
 class Clients:
     """Some of the clients, on one process: their data, and for AdaPeD their models."""
 
-    def __init__(self, data: list[tuple[np.ndarray, np.ndarray]], steps: int, batch: int, channels_last: bool):
+    def __init__(
+        self,
+        data: list[tuple[np.ndarray, np.ndarray]],
+        steps: int,
+        batch: int,
+        channels_last: bool,
+        device: str = "cpu",
+    ):
         layout = torch.channels_last if channels_last else torch.contiguous_format
+        self.device = device
         self.data = [
-            (torch.from_numpy(x).permute(0, 3, 1, 2).contiguous(memory_format=layout), torch.from_numpy(y).long())
+            (
+                torch.from_numpy(x).to(device).permute(0, 3, 1, 2).contiguous(memory_format=layout),
+                torch.from_numpy(y).to(device).long(),
+            )
             for x, y in data
         ]
         self.steps, self.batch = steps, batch
-        self.model, self.teacher = Net().to(memory_format=layout), Net().to(memory_format=layout)
+        self.model, self.teacher = (
+            Net().to(device).to(memory_format=layout)  # pyright: ignore[reportCallIssue]
+            for _ in range(2)
+        )
         self.thetas: list[list[torch.Tensor]] | None = None
 
     def batches(self, n: int) -> torch.Tensor:
         """Indices of a round's batches, [steps, batch]: whole epochs, each in an order of its own."""
-        epochs = -(-self.steps * self.batch // n)
-        return torch.cat([torch.randperm(n) for _ in range(epochs)])[: self.steps * self.batch].view(self.steps, -1)
+        used = self.steps * self.batch
+        order = torch.cat([torch.randperm(n, device=self.device) for _ in range(-(-used // n))])
+        return order[:used].view(self.steps, -1)
 
     def fedavg(self, mu: list[torch.Tensor]) -> tuple[list[torch.Tensor], float]:
         """The sum of n_i (w_i - mu), and of n_i."""
@@ -58,12 +76,13 @@ class Clients:
             weight += len(y)
         return total, weight
 
-    def adaped(self, mu: list[torch.Tensor], psi0: float) -> tuple[list[torch.Tensor], float, float]:
+    def adaped(self, mu: list[torch.Tensor], psi0: Any) -> tuple[list[torch.Tensor], Any, float]:
         """The sums of mu_i - mu and psi_i - psi, and the number of clients."""
         student, teacher = list(self.model.parameters()), list(self.teacher.parameters())
         if self.thetas is None:
             self.thetas = [[m.clone() for m in mu] for _ in self.data]
         total, psi_total = [torch.zeros_like(p) for p in mu], 0.0
+        on_host = self.device == "cpu"
         for (x, y), theta in zip(self.data, self.thetas, strict=True):
             _load(student, theta)
             _load(teacher, mu)
@@ -77,8 +96,10 @@ class Clients:
                     a = self.model(xb)
                 _step(teacher, torch.autograd.grad(_kl(b, a) / (2 * psi), teacher))
                 with torch.no_grad():
-                    f = float(_kl(self.teacher(xb), a))
-                psi = max(psi - LR_PSI * (1 / (2 * psi) - C * f / (2 * psi**2)), FLOOR)
+                    f = _kl(self.teacher(xb), a)
+                f = float(f) if on_host else f
+                psi = psi - LR_PSI * (1 / (2 * psi) - C * f / (2 * psi**2))
+                psi = max(psi, FLOOR) if on_host else torch.clamp(psi, min=FLOOR)
             _load(theta, student)
             for t, p, m in zip(total, teacher, mu, strict=True):
                 t.add_(p.detach() - m)
@@ -92,7 +113,9 @@ class Server:
     def __init__(self, method: str, clients: Clients, pipes: list[Any]):
         self.method, self.clients, self.pipes = method, clients, pipes
         torch.manual_seed(0)
-        self.mu, self.psi = [p.detach().clone() for p in Net().parameters()], PSI
+        device = clients.device
+        self.mu = [p.detach().to(device).clone() for p in Net().parameters()]
+        self.psi: Any = PSI if device == "cpu" else torch.tensor(PSI, device=device)
 
     def run(self, rounds: int) -> None:
         for _ in range(rounds):
@@ -103,17 +126,24 @@ class Server:
             for i, p in enumerate(self.mu):
                 p.add_(sum(answer[0][i] for answer in answers) / weight)
             if self.method == "adaped":
-                self.psi += sum(answer[1] for answer in answers) / weight
+                self.psi = self.psi + sum(answer[1] for answer in answers) / weight
+        if self.clients.device != "cpu":
+            torch.cuda.synchronize()
 
     def accuracy(self, x: np.ndarray, y: np.ndarray) -> float:
         """Of the global model, on test images [n, 28, 28, 1]."""
         _load(list(self.clients.model.parameters()), self.mu)
         with torch.no_grad():
-            logits = self.clients.model(torch.from_numpy(x).permute(0, 3, 1, 2))
-        return float((logits.argmax(1).numpy() == y).mean())
+            logits = self.clients.model(torch.from_numpy(x).to(self.clients.device).permute(0, 3, 1, 2))
+        return float((logits.argmax(1).cpu().numpy() == y).mean())
 
 
-def work(method: str, clients: Clients, mu: list[torch.Tensor], psi: float) -> tuple[Any, ...]:
+def unpad(data: Any) -> list[tuple[np.ndarray, np.ndarray]]:
+    """Each client's real examples, from stacked `jaxpfl.ClientData`."""
+    return [(x[mask], y[mask]) for x, y, mask in zip(data.x, data.y, data.mask, strict=True)]
+
+
+def work(method: str, clients: Clients, mu: list[torch.Tensor], psi: Any) -> tuple[Any, ...]:
     return clients.fedavg(mu) if method == "fedavg" else clients.adaped(mu, psi)
 
 
@@ -142,5 +172,5 @@ def _load(params: list[Any], values: list[Any]) -> None:
 
 @torch.no_grad()
 def _step(params: list[Any], gradients: tuple[torch.Tensor, ...]) -> None:
-    torch._foreach_mul_(params, 1 - LR * WEIGHT_DECAY)
-    torch._foreach_add_(params, gradients, alpha=-LR)
+    torch._foreach_mul_(params, 1 - LR * WEIGHT_DECAY)  # pyright: ignore[reportPrivateImportUsage]
+    torch._foreach_add_(params, gradients, alpha=-LR)  # pyright: ignore[reportPrivateImportUsage]

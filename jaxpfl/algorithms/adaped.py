@@ -73,7 +73,8 @@ def adaped(task: Task, work: LocalWork) -> Algorithm:
                 return loss + kd(teacher, student) / (2 * psi), loss
 
             # Three gradients share their forward passes: theta and mu once each, then theta+, then mu+. The gradient
-            # of mu at theta+ reuses mu's own pass; separate jax.grad calls would run it again.
+            # of mu at theta+ reuses mu's own pass. (XLA merges the repeated passes of three jax.grad calls as well,
+            # to the same program on a CPU; here nothing depends on its doing so.)
             student, pull_theta = jax.vjp(forward, theta)
             teacher, pull_mu = jax.vjp(forward, mu)
             d_student, loss = jax.grad(personal_objective, has_aux=True)(student)

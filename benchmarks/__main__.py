@@ -1,0 +1,38 @@
+"""``python -m benchmarks NAME [options]``; without a name, what there is."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+
+if not __package__:
+    import _script
+
+    __package__ = _script.package
+
+NAMES = ("round_cnn", "adaped_flops", "roofline", "clients", "sweep", "overhead", "compile", "fusion", "gpu")
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Runs one benchmark, or lists them. An unknown name is one line on standard error and exit status 2."""
+    args = sys.argv[1:] if argv is None else argv
+    if not args or args[0] in ("-h", "--help"):
+        for name in NAMES:
+            line = (_module(name).__doc__ or "").splitlines()[0]
+            print(f"{name:<14}{line}")
+        print("\nNAME --help shows a benchmark's options.")
+        return
+    if args[0] not in NAMES:
+        from jaxpfl.errors import unknown_name
+
+        print(f"error: {unknown_name('benchmark', args[0], NAMES)}", file=sys.stderr)
+        raise SystemExit(2)
+    _module(args[0]).main(args[1:])
+
+
+def _module(name: str):
+    return importlib.import_module(f".{name}", __package__)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,229 @@
+"""On an accelerator: CNN rounds by clients at once, layers and precision; linear clients; torch beside them.
+
+    python -m benchmarks gpu --data digits --json gpu.json
+
+Every configuration runs in a process of its own, one after the other, as each may want the whole memory; each is
+warmed up by one round and then timed. One that fails (out of memory, say) is recorded with its error, and the rest goes
+on; the record is written after each, so that an interrupted run keeps what it has. All clients take part; each keeps 60
+examples and the data repeat. The torch loop runs fewer clients, as its time is linear in them; ratios are of the time
+of a client-step. GB/s of linear clients count by hand (``flops.py``) what must come from memory once a round.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import statistics
+import time
+from dataclasses import asdict, replace
+from typing import Any
+
+if not __package__:
+    import _script
+
+    __package__ = _script.package
+
+from .flops import cnn_step, linear_bytes
+from .harness import SHORTEST, Job, JobError, once
+from .problems import EXAMPLES, FEATURES, Problem, make_federation, rounds_of, simulate, use_devices
+from .record import command, parser, positive, table, target, write
+
+ASKED = target(50, 300)  # times: AdaPeD at m = 1000 against the torch loop, per client-step
+TORCH_CLIENTS = 20
+
+
+@command
+def main(argv: list[str] | None = None) -> None:
+    args = _parser().parse_args(argv)
+    device = once(Job("gpu", {"probe": True}))
+    if device["platform"] == "cpu" and not args.anywhere:
+        raise JobError("jax has no accelerator here (--anywhere runs on what there is)")
+    wanted = [c for c in _configurations(args) if all(text in c["name"] for text in args.only)]
+    repetitions, began = 2 if args.quick else args.repetitions, time.monotonic()
+    results: dict[str, Any] = {}
+    summary: dict[str, Any] = {}
+    for configuration in wanted:
+        name = configuration["name"]
+        try:
+            if time.monotonic() - began > args.budget:
+                raise JobError("not started: the budget was spent")
+            found = once(Job("gpu", configuration | {"repetitions": repetitions}), timeout=args.timeout)
+            results[name] = configuration | found | _rates(Problem(**configuration["problem"]), found["median"])
+        except JobError as error:
+            results[name] = configuration | {"error": str(error)}
+        results[name]["problem"].pop("data_dir")
+        print(f"{time.monotonic() - began:6.0f} s  {name}: {results[name].get('error', 'done')}", flush=True)
+        summary = _summary(results)
+        settings = {"repetitions": repetitions, "source": args.data, "quick": args.quick}
+        write(args.json, "gpu", settings, results, device=device, summary=summary, asked=ASKED)
+    _report(device, results, summary)
+
+
+def _parser() -> argparse.ArgumentParser:
+    result = parser("gpu", __doc__)
+    result.add_argument("--anywhere", action="store_true", help="run on a CPU too, where there is nothing else")
+    result.add_argument("--data", choices=("digits", "mnist"), default="digits", help="digits needs no files")
+    result.add_argument("--clients", type=positive, default=1000)
+    result.add_argument("--many", type=positive, default=10_000, help="the larger m")
+    result.add_argument("--steps", type=positive, default=10)
+    result.add_argument("--linear", type=positive, nargs="+", default=[100_000, 1_000_000], metavar="M")
+    result.add_argument(
+        "--only", nargs="+", default=[], metavar="TEXT", help="configurations whose names have all these"
+    )
+    result.add_argument("--timeout", type=positive, default=180, help="seconds for one configuration")
+    result.add_argument("--budget", type=positive, default=3600, help="seconds after which no other is started")
+    return result
+
+
+def _configurations(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """What is measured, the most telling first: a budget cuts the end."""
+    m, many, linear, steps, most = args.clients, args.many, args.linear, args.steps, (64, 256)
+    if args.quick:
+        m, many, linear, steps, most = 4, 6, [50], 2, (2,)
+    cnn = Problem(clients=m, steps=steps, cap=60, source=args.data, data_dir=args.data_dir)
+    found: list[dict[str, Any]] = []
+
+    def add(name: str, problem: Problem, **settings: Any) -> None:
+        found.append({"name": name, "problem": asdict(problem), "clients": "vmap"} | settings)
+
+    methods = [replace(cnn, method=method) for method in ("adaped", "fedavg")]
+    for problem in methods:
+        add(f"{problem.method} vmap", problem)
+        if importlib.util.find_spec("torch"):
+            small = replace(problem, clients=min(m, TORCH_CLIENTS))
+            add(f"{problem.method} torch loop", small, torch=True, anywhere=args.anywhere)
+    for problem in methods:
+        for clients in (*most, "map"):
+            add(f"{problem.method} {clients}", problem, clients=clients)
+        for layers in ("lax.conv vmap", f"lax.conv {most[-1]}"):
+            add(f"{problem.method} {layers}", problem, clients=layers.split()[1], layers="lax")
+        for precision in ("float32", "tensorfloat32"):
+            add(f"{problem.method} vmap {precision}", problem, precision=precision)
+        add(f"{problem.method} vmap bfloat16 parameters", problem, parameters="bfloat16")
+    for clients in linear:
+        problem = Problem("linear", clients, steps=10, batch=EXAMPLES)
+        for plan in ("vmap", min(clients, 10_000)):
+            add(f"linear m={clients} {plan}", problem, clients=plan)
+    for problem in methods:
+        for clients in ("vmap", most[-1]):
+            add(f"{problem.method} m={many} {clients}", replace(problem, clients=many), clients=clients)
+    return found
+
+
+def _rates(problem: Problem, seconds: float) -> dict[str, float]:
+    rates = {"us_per_step": 1e6 * seconds / problem.client_steps}
+    if problem.model == "cnn":
+        return rates | {"tflops": cnn_step(problem.method, problem.batch) * problem.client_steps / seconds / 1e12}
+    moved = linear_bytes(problem.clients, problem.steps, EXAMPLES, FEATURES, problem.outputs)
+    return rates | {"gb_per_second": moved["memory"] / seconds / 1e9}
+
+
+def _summary(results: dict[str, Any]) -> dict[str, Any]:
+    """How many times a client-step of each configuration is faster than the torch loop's on the same device."""
+    summary = {}
+    for name, row in results.items():
+        torch = results.get(f"{row['problem']['method']} torch loop", {})
+        if "us_per_step" in row and "us_per_step" in torch and row["problem"]["model"] == "cnn":
+            summary[name] = torch["us_per_step"] / row["us_per_step"]
+    return summary
+
+
+def _report(device: dict[str, Any], results: dict[str, Any], summary: dict[str, Any]) -> None:
+    rows = []
+    for name, row in results.items():
+        if "error" not in row:
+            rate = row.get("tflops"), row.get("gb_per_second")
+            asked = tuple(ASKED.values()) if name == "adaped vmap" else (None, None)
+            memory = row["device_bytes"] and row["device_bytes"] / 2**30
+            rows.append(
+                (name, row["median"], row["us_per_step"], *rate, memory, row["first"], summary.get(name), *asked)
+            )
+    columns = ("", "s a round", "us a step", "TFLOP/s", "GB/s", "GiB", "first s", "x torch", "floor", "aim")
+    table(f"{device['count']} x {device['kind']}", columns, rows)
+    for name, row in results.items():
+        if "error" in row:
+            print(f"failed: {name}: {row['error']}")
+
+
+def work(settings: dict[str, Any]) -> dict[str, Any]:
+    """One configuration: seconds of a round, every timing and their median."""
+    if "probe" in settings:
+        import jax
+
+        device = jax.devices()[0]
+        return {"platform": device.platform, "kind": device.device_kind, "count": len(jax.devices())}
+    build = _torch if settings.get("torch") else _jax
+    run, facts = build(settings)
+    first = _seconds(run, 1)
+    rounds = min(max(1, round(SHORTEST / _seconds(run, 1))), 100)
+    seconds = [_seconds(run, rounds) / rounds for _ in range(settings["repetitions"])]
+    return {"first": first, "rounds": rounds, "seconds": seconds, "median": statistics.median(seconds)} | facts()
+
+
+def _seconds(run: Any, rounds: int) -> float:
+    began = time.perf_counter()
+    run(rounds)
+    return time.perf_counter() - began
+
+
+def _jax(settings: dict[str, Any]) -> Any:
+    import jax
+
+    from jaxpfl import ExecutionPlan
+
+    problem = Problem(**settings["problem"])
+    use_devices()
+    if settings.get("precision"):
+        jax.config.update("jax_default_matmul_precision", settings["precision"])
+    model = None
+    if settings.get("layers") == "lax":
+        from .round_cnn import naive_cnn
+
+        model = naive_cnn()
+    if settings.get("parameters"):
+        model = _with_parameters(settings["parameters"])
+    plan = ExecutionPlan(clients=settings["clients"])
+    contender = rounds_of(simulate(problem, plan=plan, model=model))
+
+    def facts() -> dict[str, Any]:
+        stats = jax.devices()[0].memory_stats() or {}  # None on a CPU
+        return contender.facts() | {"device_bytes": stats.get("peak_bytes_in_use")}
+
+    return contender.run, facts
+
+
+def _with_parameters(dtype: str) -> Any:
+    """The papers' CNN with parameters of this type; its layers compute in the type of their parameters."""
+    import jax
+
+    from jaxpfl.models import cnn
+
+    model = cnn(10)
+
+    def init(key: Any, x: Any) -> Any:
+        return jax.tree.map(lambda a: a.astype(dtype), model.init(key, x))
+
+    return model._replace(init=init)
+
+
+def _torch(settings: dict[str, Any]) -> Any:
+    import torch
+
+    from .torch_rounds import Clients, Server, unpad
+
+    if not torch.cuda.is_available() and not settings["anywhere"]:
+        raise RuntimeError("torch has no CUDA here")
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    problem = Problem(**settings["problem"])
+    data = unpad(make_federation(problem).train)
+    server = Server(problem.method, Clients(data, problem.steps, problem.batch, channels_last=False, device=device), [])
+
+    def facts() -> dict[str, Any]:
+        memory = torch.cuda.max_memory_allocated() if device == "cuda" else None
+        return {"device": device, "device_bytes": memory, "torch": torch.__version__}
+
+    return server.run, facts
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,233 @@
+"""The work that is timed: federations, models and simulations, described by one small JSON-able record.
+
+Imports jax and jaxpfl inside its functions: the parent of a benchmark describes problems and never starts jax.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from .worker import Contender
+
+if TYPE_CHECKING:
+    from jaxpfl import Algorithm, ExecutionPlan, Federation, Simulation, Task
+
+BASE_CLIENTS = {"mnist": 50, "digits": 10}
+FEATURES, EXAMPLES = 50, 10  # of a linear client
+
+
+@dataclass(frozen=True)
+class Problem:
+    """A federation, a model and a method.
+
+    Attributes:
+      model: ``cnn`` (the papers', on 28 x 28 images), ``mlp`` (one hidden layer, on 8 x 8 digits) or ``linear`` (on
+        Gaussian data, 50 features, 10 examples a client).
+      clients, cohort, steps, batch: m, K (None for all), tau, b.
+      method: a registered one.
+      cap: examples that each client keeps, and clients beyond the first 50 repeat their data (a large m would not fit
+        in memory otherwise; the work of a step is the same). None: the data are dealt to the m clients.
+      outputs: of a linear model; 1 is regression with the squared error, more are classes.
+      source: of the images, ``mnist`` or ``digits`` (embedded, enlarged; dealt to 10 clients and repeated).
+      data_dir: the folder that holds mnist.
+    """
+
+    model: str = "cnn"
+    clients: int = 50
+    cohort: int | None = None
+    steps: int = 60
+    batch: int = 20
+    method: str = "fedavg"
+    cap: int | None = None
+    outputs: int = 1
+    source: str = "mnist"
+    data_dir: str | None = None
+
+    @property
+    def client_steps(self) -> int:
+        """Client-steps of one round."""
+        return (self.cohort or self.clients) * self.steps
+
+
+def use_devices(count: int | None = None) -> None:
+    """Makes that many CPU devices, one a core by default; to be called before jax starts. No effect on a GPU's."""
+    import jax
+
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    jax.config.update("jax_num_cpu_devices", count or cores)
+
+
+def make_federation(problem: Problem) -> Federation:
+    """The stacked data."""
+    import jaxpfl
+
+    if problem.model == "linear":
+        return _gaussian(problem.clients, problem.outputs)
+    if problem.model == "mlp":
+        return jaxpfl.federate(jaxpfl.load("digits"), clients=problem.clients, classes_per_client=3)
+    images = jaxpfl.load(problem.source, problem.data_dir)
+    if problem.source == "digits":  # 8 x 8 pixels, each three times, and a border: 28 x 28
+        x = np.pad(images.x_train.repeat(3, axis=1).repeat(3, axis=2), [(0, 0), (2, 2), (2, 2), (0, 0)])
+        images = images._replace(x_train=x)
+    repeats = problem.cap is not None or problem.source == "digits"
+    base = BASE_CLIENTS[problem.source] if repeats else problem.clients
+    federation = jaxpfl.federate(images, clients=base, classes_per_client=3)
+    return _repeat(federation, problem.clients, problem.cap) if repeats else federation
+
+
+def make_task(problem: Problem, federation: Federation) -> Task:
+    """The model with its loss."""
+    from jaxpfl.engine.fit import make_task
+
+    if problem.model == "linear" and problem.outputs == 1:
+        return _regression()
+    return make_task(problem.model, federation, problem.outputs if problem.model == "linear" else 10)
+
+
+def make_algorithm(problem: Problem, task: Task, federation: Federation) -> Algorithm:
+    import jaxpfl
+
+    work = jaxpfl.LocalWork(np.asarray(federation.train.size), problem.steps, problem.batch)
+    return jaxpfl.METHODS[problem.method].build(task, work)
+
+
+def simulate(
+    problem: Problem,
+    *,
+    plan: ExecutionPlan | None = None,
+    model: Any = None,
+    method: Callable[..., Algorithm] | None = None,
+    hyper: dict[str, Any] | None = None,
+) -> Simulation:
+    """The compiled rounds.
+
+    Args:
+      plan: how to execute; the automatic choice by default.
+      model: in place of the problem's, a jaxpfl or flax model on the same inputs and classes.
+      method: a builder in place of the problem's method; the hyper-parameters are that method's.
+      hyper: hyper-parameters by name; arrays make a sweep.
+    """
+    import jaxpfl
+    from jaxpfl import participation
+    from jaxpfl.engine.fit import make_task as task_of
+
+    federation = make_federation(problem)
+    task = make_task(problem, federation) if model is None else task_of(model, federation, 10)
+    registered = jaxpfl.METHODS[problem.method]
+    work = jaxpfl.LocalWork(np.asarray(federation.train.size), problem.steps, problem.batch)
+    return jaxpfl.Simulation(
+        (method or registered.build)(task, work),
+        task,
+        federation,
+        participation.of(problem.clients, problem.cohort),
+        registered.hyper.replace(**(hyper or {})),
+        plan=plan,
+    )
+
+
+def rounds_of(simulation: Simulation, *, seeds: Sequence[int] = (0,), score: bool = False) -> Contender:
+    """Rounds of a simulation, as a contender.
+
+    Facts: ``train_loss`` of the last round, ``peak_bytes`` of the process, `device_facts`, and with ``score`` the mean
+    test ``accuracy`` of the global model.
+    """
+    state = simulation.init(list(seeds))
+    history: dict[str, np.ndarray] = {}
+
+    def run(rounds: int) -> None:
+        nonlocal state, history
+        state, history = simulation.advance(state, rounds)  # returns when the history is on the host
+
+    def facts() -> dict[str, Any]:
+        known = {"train_loss": float(np.nanmean(history["train_loss"][:, -1]))} | memory_facts() | device_facts()
+        if score:
+            known["accuracy"] = float(np.nanmean(simulation.evaluate(state)["global"]["accuracy"]))
+        return known
+
+    return Contender(run, facts)
+
+
+def device_facts() -> dict[str, Any]:
+    """The devices that jax computes on, and the settings of jax that matter."""
+    import jax
+
+    device = jax.devices()[0]
+    names = ("jax_enable_x64", "jax_default_matmul_precision")
+    return {
+        "device": {"platform": device.platform, "kind": device.device_kind, "count": len(jax.devices())},
+        "config": {name: getattr(jax.config, name) for name in names},
+    }
+
+
+def memory_facts() -> dict[str, int]:
+    """``peak_bytes`` of this process so far, and ``temporary_bytes`` of the largest program that is loaded."""
+    import resource
+    import sys
+
+    import jax
+
+    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+    programs = jax.devices()[0].client.live_executables()
+    temporary = max(program.get_compiled_memory_stats().temp_size_in_bytes for program in programs)
+    return {"peak_bytes": peak, "temporary_bytes": temporary}
+
+
+def _repeat(federation: Federation, clients: int, cap: int | None) -> Federation:
+    """The first clients over and over, each with ``cap`` examples of its own at most (a third of them to test)."""
+    from jaxpfl import ClientData
+
+    rng = np.random.default_rng(0)
+    rows = np.arange(clients) % federation.num_clients
+
+    def cut(data: ClientData, most: int | None) -> ClientData:
+        if most is None:
+            return ClientData(*(np.asarray(leaf)[rows] for leaf in data))
+        # A client's examples may come class by class: any ``most`` of them, those that are real first.
+        scores = np.where(data.mask, rng.random(data.mask.shape), 2.0)
+        kept = np.argsort(scores, axis=1)[:, :most]
+        return ClientData(
+            *(np.take_along_axis(a, kept.reshape(kept.shape + (1,) * (a.ndim - 2)), axis=1)[rows] for a in data)
+        )
+
+    splits = {"train": cap, "test": cap and max(cap // 3, 1), "validation": None}
+    return federation._replace(
+        client_ids=np.arange(clients, dtype=np.int32),
+        **{name: cut(getattr(federation, name), most) for name, most in splits.items()},
+    )
+
+
+def _gaussian(clients: int, outputs: int) -> Federation:
+    """Linear data: y = <x, w> + noise (or its sign), w the same for all."""
+    from jaxpfl import ClientData, Federation
+
+    rng = np.random.default_rng(0)
+    x = rng.standard_normal((clients, EXAMPLES, FEATURES), np.float32)
+    y = x @ rng.standard_normal(FEATURES, np.float32) / np.float32(FEATURES**0.5)
+    y += np.float32(0.1) * rng.standard_normal(y.shape, np.float32)
+    if outputs > 1:
+        y = np.digitize(y, np.quantile(y, np.arange(1, outputs) / outputs)).astype(np.int32)
+    nothing = ClientData(x[:, :0], y[:, :0], np.ones((clients, 0), bool))
+    train = ClientData(x, y, np.ones((clients, EXAMPLES), bool))
+    return Federation(np.arange(clients, dtype=np.int32), train, nothing, nothing)
+
+
+def _regression() -> Task:
+    """<x, w> + b with the squared error: one output, d + 1 parameters."""
+    import jax.numpy as jnp
+
+    from jaxpfl import Model, Task
+
+    model = Model(
+        init=lambda key, x: {"w": jnp.zeros(x.shape[-1]), "b": jnp.zeros(())},
+        apply=lambda params, x, key=None, train=False: (x @ params["w"] + params["b"])[:, None],
+    )
+
+    def loss(prediction: Any, y: Any) -> Any:
+        return (prediction[:, 0] - y) ** 2 / 2
+
+    return Task(model, (FEATURES,), 1, loss, {"loss": loss})

@@ -1,0 +1,128 @@
+"""What every benchmark shares on its outside: its options, the table it prints, the record it writes."""
+
+from __future__ import annotations
+
+import argparse
+import functools
+import json
+import os
+import platform
+import subprocess
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Any
+
+from .harness import JobError
+
+PACKAGES = ("jaxpfl", "jax", "jaxlib", "flax", "optax", "numpy", "torch", "fedjax")
+FLAG_PREFIXES = ("JAX_", "XLA_", "LIBTPU_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_VISIBLE_", "NVIDIA_TF32_")
+
+
+def parser(name: str, doc: str | None, *, repetitions: int = 5) -> argparse.ArgumentParser:
+    """The options that every benchmark has; its own are added to them."""
+    result = argparse.ArgumentParser(prog=name, description=(doc or "").splitlines()[0])
+    result.add_argument("--json", type=Path, metavar="FILE", help="write the record of the measurement here")
+    result.add_argument("--repetitions", type=positive, default=repetitions, help="timings of each contender")
+    result.add_argument("--data-dir", help="the folder that holds mnist; JAXPFL_DATA_DIR unless given")
+    result.add_argument("--quick", action="store_true", help="a few seconds: shows that it runs, measures nothing")
+    return result
+
+
+def command(main: Callable[[list[str] | None], None]) -> Callable[..., None]:
+    """A benchmark's ``main``: a contender that fails is one line on standard error and exit status 1."""
+
+    @functools.wraps(main)
+    def guarded(argv: list[str] | None = None) -> None:
+        try:
+            main(argv)
+        except JobError as error:
+            print(f"error: {error}", file=sys.stderr)
+            raise SystemExit(1) from None
+        except KeyboardInterrupt:
+            raise SystemExit(130) from None
+
+    return guarded
+
+
+def positive(text: str) -> int:
+    """A whole number of at least one, for argparse."""
+    if not text.isdecimal() or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"must be a whole number of at least 1, got {text!r}")
+    return int(text)
+
+
+def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
+    """Prints rows under a title; numbers with three figures, None as nothing."""
+    cells = [[_cell(value) for value in row] for row in rows]
+    widths = [max(len(text) for text in column) for column in zip(columns, *cells, strict=True)]
+    print(f"\n{title}\n")
+    for line in (list(columns), *cells):
+        first, *others = (text.rjust(width) for text, width in zip(line, widths, strict=True))
+        print("  ".join([first.strip().ljust(widths[0]), *others]).rstrip())
+
+
+def target(floor: float, aim: float) -> dict[str, float]:
+    """What is asked of a figure: the least (or most) that will do, and what is aimed at."""
+    return {"floor": floor, "aim": aim}
+
+
+def write(path: Path | None, benchmark: str, settings: Mapping[str, Any], results: Any, **more: Any) -> None:
+    """Writes the record, where a file was asked for."""
+    if path is None:
+        return
+    known = {name: value for name, value in settings.items() if name not in ("json", "data_dir")}
+    record = {"benchmark": benchmark, "settings": known, "environment": environment(), **more}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(record | {"results": results}, indent=2, default=str) + "\n")
+
+
+def environment() -> dict[str, Any]:
+    """Versions, machine, flags and commit. The devices that jax had are in the contenders' facts."""
+    names = sorted(n for n in os.environ if n.startswith(FLAG_PREFIXES) and not n.endswith(("_DIR", "_PATH")))
+    return {
+        "python": platform.python_version(),
+        "versions": {name: _version(name) for name in PACKAGES},
+        "platform": platform.platform(),
+        "cpu": _cpu(),
+        "cores": os.cpu_count(),
+        "flags": {name: os.environ[name] for name in names},
+        "commit": _commit(),
+    }
+
+
+def _cell(value: Any) -> str:
+    if value is None:
+        return ""
+    if not isinstance(value, float):
+        return str(value)
+    return f"{value:.3g}" if abs(value) < 999.5 else f"{value:,.0f}"
+
+
+def _version(package: str) -> str | None:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
+
+
+def _cpu() -> str:
+    path = Path("/proc/cpuinfo")
+    lines = path.read_text().splitlines() if path.exists() else []
+    return next((line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")), platform.machine())
+
+
+def _commit() -> str | None:
+    """The commit of the checkout that this file lies in, and whether it was changed; None outside a checkout."""
+    folder = Path(__file__).resolve().parent
+    if not (folder.parent / ".git").exists():
+        return None
+    try:
+        done = subprocess.run(
+            ["git", "describe", "--always", "--dirty", "--abbrev=40", "--exclude=*"],
+            cwd=folder, capture_output=True, text=True, check=True,
+        )  # fmt: skip
+    except (OSError, subprocess.CalledProcessError):
+        return None
+    return done.stdout.strip()

@@ -1,0 +1,90 @@
+"""Seeds x learning rates in ONE program against separate runs of each setting, small perceptron on digits.
+
+    python -m benchmarks sweep
+
+S settings (seed i, rate i), each a whole run: 50 clients, 10 in a round, ten steps of batch 10. The one program has
+the settings as an axis. A separate run builds and compiles a program of its own, as separate calls of ``fit`` do.
+``first s`` is a whole sweep with all its compilation, ``seconds`` one more with the compiled programs.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, replace
+from typing import Any
+
+import numpy as np
+
+if not __package__:
+    import _script
+
+    __package__ = _script.package
+
+from .harness import Job, compare
+from .problems import Problem, device_facts, simulate, use_devices
+from .record import command, parser, positive, table, target, write
+from .worker import Contender
+
+PROBLEM = Problem("mlp", clients=50, cohort=10, steps=10, batch=10)
+ASKED = {8: target(0.5, 0.2)}  # at most: one program over separate runs, S = 8
+
+
+@command
+def main(argv: list[str] | None = None) -> None:
+    options = parser("sweep", __doc__)
+    options.add_argument("--settings", type=positive, nargs="+", default=[1, 8, 32], metavar="S")
+    options.add_argument("--rounds", type=positive, default=100, help="of each run")
+    options.add_argument("--method", choices=("fedavg", "adaped"), default="fedavg")
+    args = options.parse_args(argv)
+    problem = replace(PROBLEM, method=args.method)
+    sizes, rounds, repetitions = args.settings, args.rounds, args.repetitions
+    if args.quick:
+        sizes, rounds, repetitions = [2], 2, 1
+    common = {"problem": asdict(problem), "rounds": rounds}
+    jobs = {
+        f"{size} {how}": Job("sweep", common | {"size": size, "separate": how == "separate"})
+        for size in sizes
+        for how in ("in one program", "separate")
+    }
+    results = compare(jobs, repetitions=repetitions, rounds=1)
+    rows, ratios = [], {}
+    for size in sizes:
+        one, separate = (results[f"{size} {how}"] for how in ("in one program", "separate"))
+        ratios[size] = {
+            "run": one["median"] / separate["median"],
+            "with_compilation": one["first"] / separate["first"],
+            "asked": ASKED.get(size),
+        }
+        asked = tuple((ratios[size]["asked"] or {}).values()) or (None, None)
+        rows.append((size, one["median"], separate["median"], ratios[size]["run"], *asked))
+        rows[-1] += (one["first"], separate["first"], ratios[size]["with_compilation"])
+    columns = ("settings", "one program s", "separate s", "ratio", "floor", "aim", "one, first s", "separate", "ratio")
+    table(f"{args.method}, {rounds} rounds of each setting", columns, rows)
+    settings = asdict(problem) | {"rounds": rounds, "sizes": sizes, "repetitions": repetitions}
+    write(args.json, "sweep", settings, results, ratios=ratios)
+
+
+def work(settings: dict[str, Any]) -> Contender:
+    """A sweep; a "round" of this contender is the whole of it."""
+    use_devices()
+    problem, size, rounds = Problem(**settings["problem"]), settings["size"], settings["rounds"]
+    rates = np.geomspace(0.01, 0.3, size) if size > 1 else np.array([0.1])
+    parts = [[i] for i in range(size)] if settings["separate"] else [list(range(size))]
+    simulations: list[Any] = []
+    losses: list[float] = []
+
+    def run(sweeps: int) -> None:
+        for _ in range(sweeps):
+            losses.clear()
+            for i, part in enumerate(parts):
+                if len(simulations) == i:
+                    simulations.append(
+                        simulate(problem, hyper={"lr": rates[part] if len(part) > 1 else rates[part[0]]})
+                    )
+                _, history = simulations[i].advance(simulations[i].init(part), rounds)
+                losses.extend(history["train_loss"][:, -1].tolist())
+
+    return Contender(run, lambda: {"train_losses": losses} | device_facts())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,212 @@
+"""The benchmarks run and write whole records, both as a package and as files. No test looks at a time."""
+
+import importlib.util
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+FOLDER = ROOT / "benchmarks"
+NAMES = ("round_cnn", "adaped_flops", "roofline", "clients", "sweep", "overhead", "compile", "fusion", "gpu")
+
+
+def python(*args: str, status: int = 0) -> subprocess.CompletedProcess[str]:
+    done = subprocess.run([sys.executable, *args], cwd=ROOT, capture_output=True, text=True, env=environment())
+    assert done.returncode == status, done.stderr
+    return done
+
+
+def environment() -> dict[str, str]:
+    return {name: value for name, value in os.environ.items() if name != "JAXPFL_DATA_DIR"}  # quick ones need no files
+
+
+def record(tmp_path: Path, *args: str) -> dict[str, Any]:
+    """The record of a benchmark, with what every record has checked."""
+    path = tmp_path / "made" / "record.json"
+    assert python("-m", "benchmarks", *args, "--quick", "--json", str(path)).stdout
+    found = json.loads(path.read_text())
+    assert found["benchmark"] == args[0]
+    assert "data_dir" not in found["settings"]
+    assert {"python", "versions", "cpu", "cores", "flags", "commit"} <= set(found["environment"])
+    assert found["environment"]["versions"]["jax"]
+    return found
+
+
+def check_contenders(results: dict[str, Any]) -> None:
+    assert results
+    for row in results.values():
+        assert {"first", "rounds", "seconds", "median", "facts"} <= set(row)
+        assert all(math.isfinite(value) and value > 0 for value in (*row["seconds"], row["median"], row["first"]))
+
+
+def load(name: str) -> ModuleType:
+    """A module that imports nothing of its package."""
+    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", FOLDER / f"{name}.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_without_a_name_all_are_listed_with_one_line_each():
+    lines = python("-m", "benchmarks").stdout.splitlines()
+    listed = dict(line.split(maxsplit=1) for line in lines[: len(NAMES)])
+    assert tuple(listed) == NAMES
+    assert all(len(line) <= 120 for line in lines)
+
+
+def test_an_unknown_name_is_one_line_with_the_nearest_match_and_status_2():
+    done = python("-m", "benchmarks", "rond_cnn", status=2)
+    assert not done.stdout
+    assert len(done.stderr.splitlines()) == 1
+    assert "did you mean 'round_cnn'?" in done.stderr
+
+
+@pytest.mark.parametrize("arguments", [["--repetitions", "0"], ["--clients", "none"], ["--no-such-option"]])
+def test_bad_arguments_are_refused(arguments: list[str]):
+    done = python("-m", "benchmarks", "round_cnn", *arguments, status=2)
+    assert arguments[0] in done.stderr
+    assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_each_file_runs_as_a_script_from_anywhere(name: str, tmp_path: Path):
+    command = [sys.executable, str(FOLDER / f"{name}.py"), "--help"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert all(option in done.stdout for option in ("--json", "--repetitions", "--data-dir", "--quick"))
+
+
+def test_a_contender_that_fails_is_one_line(tmp_path: Path):
+    done = python(str(FOLDER / "adaped_flops.py"), "--data-dir", str(tmp_path), status=1)
+    assert len(done.stderr.splitlines()) == 1
+    assert done.stderr.startswith("error: ")
+
+
+def test_operations_counted_by_hand():
+    flops = load("flops")
+    assert flops.cnn_step("fedavg", 20) == pytest.approx(30.3e6, rel=0.002)
+    assert flops.cnn_step("adaped") / flops.cnn_step("fedavg") == pytest.approx(2.74, abs=0.005)
+    executed = flops.cnn_step_executed("fedavg") - flops.cnn_step("fedavg")
+    convolutions = 20 * (2 * flops.CONV1 + 3 * flops.CONV2)
+    assert executed == pytest.approx(0.44 * convolutions)
+
+
+def test_clients(tmp_path: Path):
+    found = record(tmp_path, "clients", "--counts", "60")
+    check_contenders(found["results"])
+    facts = found["results"]["60"]["facts"]
+    assert facts["device"]["platform"]
+    assert facts["peak_bytes"] > facts["temporary_bytes"] > 0
+    assert set(facts["round"]) == {"trace", "lower", "xla", "total"}
+
+
+@pytest.mark.slow
+def test_clients_draws_its_plot(tmp_path: Path):
+    plot = tmp_path / "plot.png"
+    found = record(tmp_path, "clients", "--model", "cnn", "--plot", str(plot))
+    assert len(found["results"]) == 2
+    assert math.isfinite(found["slope"])
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "adaped"])
+def test_round_cnn(method: str, tmp_path: Path):
+    found = record(tmp_path, "round_cnn", "--method", method)
+    check_contenders(found["results"])
+    assert all(0 <= row["facts"]["accuracy"] <= 1 for row in found["results"].values())
+    assert "jaxpfl, one device" in found["results"]
+    for name in ("torch loop, all threads", "torch, two processes of one thread"):
+        assert (name in found["results"]) != (name in found["skipped"])
+    if method == "adaped":
+        assert found["results"]["three jax.grad calls"]["facts"]["disagreement"] <= 1e-5
+
+
+@pytest.mark.slow
+def test_round_cnn_without_torch_says_so():
+    block = "import sys; sys.modules['torch'] = None; from benchmarks.__main__ import main; main(sys.argv[1:])"
+    only = ("--only", "jaxpfl, one device", "torch loop, all threads")
+    output = python("-c", block, "round_cnn", "--quick", *only).stdout
+    assert "jaxpfl, one device" in output
+    assert "left out: torch loop, all threads: torch is not installed" in output
+
+
+@pytest.mark.slow
+def test_adaped_flops(tmp_path: Path):
+    found = record(tmp_path, "adaped_flops")
+    check_contenders(found["results"])
+    assert found["ratios"]["work"] == pytest.approx(2.74, abs=0.005)
+    assert found["ratios"]["flops_per_second"] == pytest.approx(found["ratios"]["work"] / found["ratios"]["time"])
+
+
+@pytest.mark.slow
+def test_roofline(tmp_path: Path):
+    found = record(tmp_path, "roofline")
+    check_contenders(found["results"])
+    summary = found["summary"]
+    assert summary["peak_flops"] == max(summary["products"].values())
+    for row in summary["rounds"].values():
+        assert row["executed_share"] > row["share"] > 0
+
+
+@pytest.mark.slow
+def test_sweep(tmp_path: Path):
+    found = record(tmp_path, "sweep")
+    check_contenders(found["results"])
+    one, separate = (found["results"][f"2 {how}"]["facts"]["train_losses"] for how in ("in one program", "separate"))
+    assert one == pytest.approx(separate, rel=1e-3)  # the same runs
+
+
+@pytest.mark.slow
+def test_overhead(tmp_path: Path):
+    found = record(tmp_path, "overhead")
+    for pair in found["results"].values():
+        assert set(pair) == {"round", "bare"}
+        check_contenders(pair)
+    assert set(found["shares"]) == set(found["results"])
+
+
+@pytest.mark.slow
+def test_compile(tmp_path: Path):
+    found = record(tmp_path, "compile")
+    for row in found["results"].values():
+        phases = [row["round"][name] for name in ("trace", "lower", "xla")]
+        assert all(value > 0 for value in phases)
+    assert {"fedavg", "adaped", "many_over_few"} <= set(found["ratios"])
+
+
+@pytest.mark.slow
+def test_fusion(tmp_path: Path):
+    found = record(tmp_path, "fusion")
+    for problem in found["results"].values():
+        assert list(problem) == ["eager", "jit a step", "jit a round", "ten rounds in one call"]
+        check_contenders(problem)
+
+
+@pytest.mark.slow
+def test_gpu_refuses_a_machine_without_one_and_runs_anywhere_when_told(tmp_path: Path):
+    import jax
+
+    if jax.default_backend() == "cpu":
+        assert len(python("-m", "benchmarks", "gpu", status=1).stderr.splitlines()) == 1
+    found = record(tmp_path, "gpu", "--anywhere", "--only", "adaped", "vmap")
+    assert found["device"]["platform"]
+    assert "adaped vmap bfloat16 parameters" in found["results"]
+    for row in found["results"].values():
+        assert "error" not in row
+        assert row["median"] > 0
+
+
+@pytest.mark.slow
+def test_gpu_records_a_configuration_that_fails_and_goes_on(tmp_path: Path):
+    found = record(tmp_path, "gpu", "--anywhere", "--only", "linear", "--timeout", "1")
+    assert len(found["results"]) == 2
+    assert all("longer than 1 s" in row["error"] for row in found["results"].values())
