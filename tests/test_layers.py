@@ -23,7 +23,9 @@ LEVELS = {
     "cli": 7,
 }
 ROOT = Path(jaxpfl.__file__).parent
-MODULES = sorted(path for path in ROOT.rglob("*.py") if path != ROOT / "__init__.py")
+# An installed copy also holds the benchmarks, which stand beside the package in a checkout and above it in any case.
+OUTSIDE = {"__init__.py", "benchmarks"}
+MODULES = sorted(path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in OUTSIDE)
 
 
 def unit(path: Path) -> str:
