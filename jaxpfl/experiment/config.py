@@ -12,6 +12,7 @@ from typing import Any
 from jaxpfl.engine.fit import check_positive
 from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.experiment.presets import preset
 
 
 @dataclass(frozen=True)
@@ -23,9 +24,9 @@ class DataConfig:
     and a folder, file or name; jaxpfl data list shows them."""
     data_dir: str | None = None
     """Where data sets lie; $JAXPFL_DATA_DIR unless given, then ./data."""
-    partition: str = "classes"
+    partition: str | None = None
     """How examples are dealt to clients: iid, classes (a number of classes for each client), shards, dirichlet,
-    dirichlet-class, lognormal, natural (a client is a writer or user) or superclasses."""
+    dirichlet-class, lognormal, natural (a client is a writer or user) or superclasses; by data set unless given."""
     clients: int | None = None
     """Number of clients m; by data set unless given."""
     classes_per_client: int | None = None
@@ -42,8 +43,8 @@ class DataConfig:
     """Users (writers, speakers) that each client consists of, for --partition natural; 1 unless given."""
     superclasses_per_client: int | None = None
     """Superclasses that each client holds, for --partition superclasses."""
-    test_share: float = 0.5
-    """Share of each client's examples kept for testing, where the data set has no official test set."""
+    test_share: float | None = None
+    """Share of each client's examples kept for testing, where the data set has no official test set; 0.5 for most."""
     validation_share: float = 0.0
     """Share of each client's training examples set apart for validation."""
     split_seed: int = 0
@@ -63,8 +64,8 @@ class RunConfig(DataConfig):
     """Model: linear, mlp, mlp:128,64 (hidden sizes), cnn, ...; by data set unless given."""
     cohort: int | None = None
     """Clients in a round, a count K <= m, drawn uniformly; by data set unless given."""
-    local_steps: int = 10
-    """Local steps (mini-batches) of a client in a round."""
+    local_steps: int | None = None
+    """Local steps (mini-batches) of a client in a round; 10 for most data sets."""
     batch_size: int | None = None
     """Examples in a mini-batch; by data set unless given."""
     draw: str = "epoch"
@@ -88,50 +89,24 @@ class RunConfig(DataConfig):
     """How to execute: changes speed and memory, not results (up to the rounding of additions)."""
 
 
-PRESETS: dict[str, dict[str, Any]] = {
-    "digits": {
-        "model": "mlp",
-        "clients": 50,
-        "classes_per_client": 3,
-        "cohort": 10,
-        "batch_size": 10,
-        "rounds": 100,
-        "seeds": 5,
-    },
-    "mnist": {
-        "model": "cnn",
-        "clients": 50,
-        "classes_per_client": 3,
-        "cohort": 5,
-        "batch_size": 20,
-        "rounds": 300,
-        "seeds": 3,
-    },
-}
-"""What the fields that are None mean for a data set; ``mnist`` is the setting of Ozkara et al. 2022, Table 1."""
-
 _MAY_GROW = ("rounds",)
 # These do not change what the run is: how it executes, how often it is saved, and where its data lie.
 _FREE = ("plan", "checkpoint_every", "data_dir")
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """The same experiment with every preset filled in.
+    """The same experiment with every preset filled in; a model that depends on the inputs is filled in by `prepare`.
 
     Raises:
       JaxpflError: for counts below one, shares outside [0, 1), and a cohort larger than the number of clients.
     """
-    preset = dict(PRESETS.get(config.data, PRESETS["mnist"]))
-    if config.partition != "classes":
-        preset["classes_per_client"] = None
-    if config.partition == "natural":  # every user, or group of users
-        preset["clients"] = None
+    values = preset(config.data, config.partition)
     given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     # A cohort preset belongs to the preset's number of clients; a smaller federation takes part whole.
-    clients = given["clients"] if given["clients"] is not None else preset["clients"]
+    clients = given["clients"] if given["clients"] is not None else values["clients"]
     if clients is not None:
-        preset["cohort"] = min(preset["cohort"], max(clients, 1))
-    config = dataclasses.replace(config, **{k: v for k, v in preset.items() if given[k] is None})
+        values["cohort"] = min(values["cohort"], max(clients, 1))
+    config = dataclasses.replace(config, **{k: v for k, v in values.items() if given[k] is None})
     counts = ("clients", "classes_per_client", "cohort", "local_steps", "batch_size", "rounds", "seeds")
     for name in (*counts, "eval_every", "checkpoint_every"):
         if getattr(config, name) is not None:

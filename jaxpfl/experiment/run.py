@@ -230,7 +230,7 @@ def _write_method(
             # Means over the runs: a run's clients differ where cohorts are random in size.
             "bytes_up": up * int((taken - lost).sum()) // runs,
             "bytes_down": down * int(taken.sum()) // runs,
-            "client_steps": config.local_steps * int(taken.sum()) // runs,
+            "client_steps": require(config.local_steps) * int(taken.sum()) // runs,
             "diverged_clients": int(((lost > 0) | scores["after"]["diverged"]).any(axis=0).sum()),
         },
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import zlib
 from typing import Any, NamedTuple
 
@@ -17,6 +18,7 @@ from jaxpfl.engine.fit import build, make_task
 from jaxpfl.engine.plan import resolve as resolve_plan
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.config import RunConfig, method_settings
+from jaxpfl.experiment.presets import model_for
 from jaxpfl.models import Task
 from jaxpfl.types import Federation
 
@@ -73,6 +75,8 @@ def prepare(config: RunConfig, methods: tuple[str, ...], *, strict: bool = False
     if config.clients is not None:
         participation.of(config.clients, config.cohort)
     source, federation = load_federation(config)
+    if config.model is None:
+        config = dataclasses.replace(config, model=model_for(source))
     cohort = participation.of(federation.num_clients, config.cohort).capacity  # clients may have been dropped
     resolve_plan(config.plan, cohort=cohort, num_clients=federation.num_clients, model_bytes=1)  # refuses its devices
     if not np.asarray(federation.test.mask).any():
@@ -91,7 +95,7 @@ def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
     source = data.load(config.data, config.data_dir)
     federation = data.federate(
         source,
-        partition=config.partition,
+        partition=require(config.partition),
         clients=config.clients,
         classes_per_client=config.classes_per_client,
         shards_per_client=config.shards_per_client,
@@ -100,7 +104,7 @@ def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
         sigma=config.sigma,
         users_per_client=config.users_per_client,
         superclasses_per_client=config.superclasses_per_client,
-        test_share=config.test_share,
+        test_share=require(config.test_share),
         validation_share=config.validation_share,
         split_seed=config.split_seed,
         drop_empty=config.drop_empty,
@@ -111,7 +115,7 @@ def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
 def local_work(config: RunConfig, federation: Federation) -> LocalWork:
     """The clients' work in a round."""
     sizes = np.asarray(federation.train.size)
-    return LocalWork(sizes, config.local_steps, require(config.batch_size), config.draw)
+    return LocalWork(sizes, require(config.local_steps), require(config.batch_size), config.draw)
 
 
 def require(value: Any) -> Any:

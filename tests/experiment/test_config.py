@@ -7,7 +7,6 @@ import pytest
 
 from jaxpfl import JaxpflError
 from jaxpfl.experiment.config import (
-    PRESETS,
     RunConfig,
     differences,
     from_mapping,
@@ -20,7 +19,7 @@ from jaxpfl.experiment.config import (
 
 def test_presets_fill_what_is_not_given():
     config = resolve(RunConfig(data="mnist", rounds=7))
-    assert (config.rounds, config.model, config.cohort) == (7, "cnn", PRESETS["mnist"]["cohort"])
+    assert (config.rounds, config.model, config.cohort) == (7, "cnn", 5)
     of_other_partitions = {
         "shards_per_client", "alpha", "min_examples", "sigma", "users_per_client", "superclasses_per_client"
     }  # fmt: skip

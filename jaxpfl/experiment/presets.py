@@ -1,0 +1,100 @@
+"""What the fields that are None mean, by data set: the settings of the papers where they state some."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxpfl.data import Source, options_of
+from jaxpfl.errors import JaxpflError
+
+_COMMON: dict[str, Any] = {
+    "partition": "classes",
+    "clients": 50,
+    "classes_per_client": 3,
+    "test_share": 0.5,
+    "cohort": 5,
+    "local_steps": 10,
+    "batch_size": 20,
+    "rounds": 300,
+    "seeds": 3,
+}
+"""Ozkara et al. 2022, Table 1, MNIST: 50 epochs of 60 iterations. The presets below say how they differ from it."""
+
+_WRITERS: dict[str, Any] = {
+    "model": "cnn",
+    "partition": "natural",
+    "clients": 66,
+    "users_per_client": 3,
+    "cohort": 22,
+    "batch_size": 4,
+    "rounds": 240,
+}
+"""Their FEMNIST at a sampling ratio of .33: 40 epochs of 60 iterations on about 240 examples of a client."""
+
+# LEAF's own clients are its users, as many as there are; ten take part in a round.
+_USERS: dict[str, Any] = {
+    "partition": "natural",
+    "clients": None,
+    "cohort": 10,
+    "batch_size": 10,
+    "rounds": 100,
+    "seeds": 1,
+}
+# Two classes and features that were scaled by whoever made the file: clients differ in how often they see each class.
+_TABLE: dict[str, Any] = {"model": "linear", "partition": "dirichlet", "alpha": 0.5, "cohort": 10, "rounds": 100}
+
+PRESETS: dict[str, dict[str, Any]] = {
+    "digits": {"model": "mlp", "cohort": 10, "batch_size": 10, "rounds": 100, "seeds": 5},
+    "mnist": {"model": "cnn"},
+    "fashion-mnist": {"model": "cnn"},
+    "kmnist": {"model": "cnn"},
+    # Twelve of a hundred examples: the share that FEMNIST's test set has, 25 to 40 of a client's.
+    "mnist-writers": _WRITERS | {"test_share": 0.12},
+    "femnist": _WRITERS,
+    # 250 epochs of 60 iterations on 1000 examples; for CIFAR-100, 100 rounds of 2 epochs of 40 iterations.
+    "cifar10": {"model": "cnn", "classes_per_client": 4, "cohort": 10, "batch_size": 17, "rounds": 1500},
+    "cifar100": {
+        "model": "cnn-cifar100",
+        "partition": "superclasses",
+        "superclasses_per_client": 2,
+        "cohort": 10,
+        "local_steps": 80,
+        "batch_size": 25,
+        "rounds": 100,
+    },
+    "shakespeare": _USERS | {"model": "gru"},
+    "reddit": _USERS | {"model": "gru"},
+    "a9a": _TABLE,
+}
+"""The data sets known by name. Without ``model``, it is chosen by what the inputs are."""
+
+_BY_PREFIX = {"leaf": _USERS, "libsvm": _TABLE}
+_SMALLEST_IMAGE = 16  # on which two convolutions of 5 x 5 with pooling leave a pixel
+
+
+def preset(data: str, partition: str | None) -> dict[str, Any]:
+    """The preset of a data set, for a partition of the user's or, where that is None, for its own.
+
+    Options that the partition does not take are left out, and a preset's number of clients belongs to its own
+    partition: another one has as many as there are users where clients are users, else 50.
+    """
+    values = _COMMON | (PRESETS.get(data) or _BY_PREFIX.get(data.partition(":")[0], {}))
+    if partition not in (None, values["partition"]):
+        values |= {"partition": partition, "clients": None if partition == "natural" else _COMMON["clients"]}
+    takes = options_of(values["partition"])
+    of_partitions = {name for name in values if name.endswith("_per_client") or name == "alpha"}
+    return {name: value for name, value in values.items() if name not in of_partitions or name in takes}
+
+
+def model_for(source: Source) -> str:
+    """The model of a data set that has none in its preset.
+
+    Raises:
+      JaxpflError: for inputs that are several arrays, which no registered model takes.
+    """
+    if not hasattr(source.x_train, "shape"):
+        raise JaxpflError(f"data set {source.name!r} has inputs of several arrays: no model of jaxpfl takes them")
+    shape = source.x_train.shape[1:]
+    if source.inputs == "tokens":
+        return "gru"
+    return "cnn" if len(shape) in (2, 3) and min(shape[:2]) >= _SMALLEST_IMAGE else "mlp"
