@@ -92,7 +92,7 @@ def bare_updates(problem: Problem, block: int) -> Contender:
     task = make_task(problem, federation)
     local = jaxpfl.LocalWork(np.asarray(federation.train.size), problem.steps, problem.batch)
     method = jaxpfl.METHODS[problem.method]
-    client, server = (algorithm := method.build(task, local)).client, algorithm.server
+    (client,), server, *_ = method.build(task, local)
     mesh = Mesh(np.array(jax.devices()), ("device",), axis_types=(AxisType.Auto,))
     cohort = problem.cohort or problem.clients
     share = -(-cohort // mesh.size)

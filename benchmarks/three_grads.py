@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
-from jaxpfl import Algorithm, LocalWork, Task, Upload
+from jaxpfl import Algorithm, LocalWork, Message, Task, Upload
 from jaxpfl.algorithms.adaped import Shared, adaped
 from jaxpfl.algorithms.local_work import Batch, descend, run_steps
 from jaxpfl.priors import distillation
@@ -22,7 +22,7 @@ from jaxpfl.priors import distillation
 def three_grads(task: Task, work: LocalWork) -> Algorithm:
     """AdaPeD's numbers from the same parts, two forward passes in each gradient."""
 
-    def update(key: Any, hp: Any, ctx: Any, message: Shared, theta: Any, splits: Any) -> tuple[Any, Upload, Any]:
+    def update(key: Any, hp: Any, ctx: Any, message: Message, theta: Any, splits: Any) -> tuple[Any, Upload, Any]:
         rates = (hp.lr * hp.decay(ctx.round, work.steps), hp.lr_global * hp.decay(ctx.round, work.steps))
 
         def step(key: Any, carry: Any, batch: Batch) -> tuple[Any, Any]:
@@ -54,12 +54,12 @@ def three_grads(task: Task, work: LocalWork) -> Algorithm:
             psi = jnp.maximum(psi - hp.lr_psi * gradient, hp.psi_floor)
             return (theta, mu, psi), {"train_loss": loss, "divergence": f}
 
-        carry, names = (theta, message.mu, message.psi), ("train_loss", "divergence")
+        carry, names = (theta, message.shared.mu, message.shared.psi), ("train_loss", "divergence")
         (theta, mu, psi), metrics = run_steps(work, key, ctx, splits.train, step, carry, metrics=names)
-        return theta, Upload(optax.tree.sub(Shared(mu, psi), message), jnp.ones(())), metrics
+        return theta, Upload(optax.tree.sub(Shared(mu, psi), message.shared), jnp.ones(())), metrics
 
     base = adaped(task, work)
-    return base._replace(client=base.client._replace(update=update))
+    return base._replace(clients=(base.clients[0]._replace(update=update),))
 
 
 def disagreement(problem: Any) -> float:

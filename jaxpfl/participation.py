@@ -1,6 +1,7 @@
-"""Who takes part in a round. Semantics, not speed: another choice is another result.
+"""Who takes part in a round, and who fails in it. Semantics, not speed: another choice is another result.
 
-A `Participation` draws the cohort as sorted rows of the stack, [capacity] int32; an empty slot carries the row m.
+A `Participation` draws the cohort as sorted rows of the stack, [capacity] int32; an empty slot carries the row m. An
+`Availability` says who of it takes fewer local steps, and whose upload is lost.
 """
 
 from __future__ import annotations
@@ -12,8 +13,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.randomness import client_scores
-from jaxpfl.types import Array, Key
+from jaxpfl.protocol import ALL_STEPS
+from jaxpfl.randomness import Purpose, client_scores, stream
+from jaxpfl.types import Array, Key, Scalar
 
 
 class Participation(NamedTuple):
@@ -63,6 +65,58 @@ def of(num_clients: int, cohort: int | None) -> Participation:
     if cohort is None or cohort == num_clients:
         return full(num_clients)
     return uniform(num_clients, cohort)
+
+
+class Availability(NamedTuple):
+    """What may go wrong with clients of the cohort. Draws are independent, and a client's do not depend on the others.
+
+    Attributes:
+      dropout: the probability that a client that has done its work uploads nothing. It keeps its own new state.
+      stragglers: the probability that a client takes fewer steps: a number uniform on 1 ... tau, as in Li et al. 2020
+        ("Federated Optimization in Heterogeneous Networks", systems heterogeneity).
+      same_stragglers: draw who is slow, and how slow, once for the whole run; else anew in each round.
+    """
+
+    dropout: float = 0.0
+    stragglers: float = 0.0
+    same_stragglers: bool = False
+
+    def local_steps(self, run_key: Key, round: Array, client_id: Array, steps: int) -> Scalar:
+        """The most steps that a client takes in a round; `ALL_STEPS` (static) where nobody is slow."""
+        if not self.stragglers:
+            return ALL_STEPS
+        key = stream(run_key, Purpose.STRAGGLERS, client_id)
+        if not self.same_stragglers:
+            key = jax.random.fold_in(key, round)
+        slow, share = jax.random.uniform(key, (2,), jnp.float32)
+        some = 1 + jnp.minimum((share * steps).astype(jnp.int32), steps - 1)
+        return jnp.where(slow < self.stragglers, some, steps)
+
+    def drops_out(self, run_key: Key, round: Array, client_id: Array) -> Array:
+        """Whether a client's upload of a round is lost, [] bool."""
+        if not self.dropout:
+            return jnp.array(False)
+        key = stream(run_key, Purpose.DROPOUT, round, client_id)
+        return jax.random.uniform(key, (), jnp.float32) < self.dropout
+
+
+RELIABLE = Availability()
+"""Nobody fails."""
+
+
+def availability(dropout: float = 0.0, stragglers: float = 0.0, *, same_stragglers: bool = False) -> Availability:
+    """An `Availability`, checked.
+
+    Raises:
+      JaxpflError: for a dropout outside [0, 1), or a share of stragglers outside [0, 1].
+    """
+    if not 0 <= dropout < 1:
+        raise JaxpflError(f"dropout must be >= 0 and < 1, got {dropout}")
+    if not 0 <= stragglers <= 1:
+        raise JaxpflError(f"stragglers must be >= 0 and <= 1, got {stragglers}")
+    if same_stragglers and not stragglers:
+        raise JaxpflError("same_stragglers needs stragglers > 0")
+    return Availability(float(dropout), float(stragglers), same_stragglers)
 
 
 def _check(num_clients: int, cohort: int) -> None:

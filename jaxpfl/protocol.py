@@ -9,7 +9,12 @@ Notation in the signatures: ``hp`` is the algorithm's hyper-parameters, a frozen
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from enum import Enum
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from jaxpfl import trees
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
@@ -28,6 +33,7 @@ class ClientContext(NamedTuple):
       local_steps: the most steps that the client takes, at most `ALL_STEPS`: a Python int (the trip count is then
         static) or a traced scalar. In ``personalize``, 0 asks for the personalised model BEFORE any adaptation.
       batch_key: key of the client's mini-batch order; the same in every round, so that rounds continue an epoch.
+      idle_rounds: [] int32, rounds outside the cohort in which it has worked alone before this one (`Client.idle`).
     """
 
     round: Array
@@ -35,6 +41,7 @@ class ClientContext(NamedTuple):
     participations: Array
     local_steps: Scalar
     batch_key: Key
+    idle_rounds: Scalar = 0
 
 
 class ServerContext(NamedTuple):
@@ -43,6 +50,19 @@ class ServerContext(NamedTuple):
     round: Array
     num_clients: int
     expected_cohort: float
+
+
+class Message(NamedTuple):
+    """What the server sends in a round.
+
+    Attributes:
+      shared: the tree that every client receives.
+      per_client: what each client receives for itself: leaves [m, ...] where the server makes it, [...] at the client.
+        None for nothing; then clients that were not trained can be served too.
+    """
+
+    shared: PyTree
+    per_client: PyTree = None
 
 
 class Upload(NamedTuple):
@@ -69,6 +89,44 @@ class Reduced(NamedTuple):
         return trees.prefix_divide(self.total, self.weight)
 
 
+class Stacked(NamedTuple):
+    """The cohort's uploads side by side, C slots; what is not valid is zero.
+
+    Attributes:
+      total, weight: the uploads, leaves [C, ...].
+      valid: [C] bool, whether the slot holds an upload.
+      rows: [C] int32, the uploader's row in everything that is stacked by client (`Message.per_client`); m where not
+        valid, so that writing with mode "drop" skips it.
+    """
+
+    total: PyTree
+    weight: PyTree
+    valid: Array
+    rows: Array
+
+    @property
+    def contributors(self) -> Array:
+        """How many clients contributed, [] int32."""
+        return self.valid.sum(dtype=jnp.int32)
+
+    def summed(self) -> Reduced:
+        """What the reduction SUM would have given."""
+        total, weight = jax.tree.map(lambda a: a.sum(axis=0), (self.total, self.weight))
+        return Reduced(total, weight, self.contributors)
+
+
+class Reduction(Enum):
+    """What the server receives.
+
+    ``SUM``: a `Reduced`; the memory is one upload, whatever the cohort. ``STACK``: a `Stacked`, for servers that must
+    tell uploads apart (a mixture over them, medians, graphs); the memory is one upload for each slot of the cohort, on
+    every device.
+    """
+
+    SUM = "sum"
+    STACK = "stack"
+
+
 class Client(NamedTuple):
     """Pure functions of one client.
 
@@ -79,12 +137,15 @@ class Client(NamedTuple):
       personalize: ``(key, hp, ctx, message, state, splits) -> personal``; read-only on the state; returns everything
         that ``predict`` needs. With ``ctx.local_steps == 0`` it takes no step.
       predict: ``(hp, personal, x [n, ...]) -> logits [n, classes]``.
+      idle: ``(key, hp, ctx, state, splits) -> (state, metrics)``, a round outside the cohort: the client works alone
+        with what it has. None for a client that then rests.
     """
 
-    init: Callable[[Key, PyTree, ClientContext, PyTree], PyTree]
-    update: Callable[[Key, PyTree, ClientContext, PyTree, PyTree, Splits], tuple[PyTree, Upload, Metrics]]
-    personalize: Callable[[Key, PyTree, ClientContext, PyTree, PyTree, Splits], PyTree]
+    init: Callable[[Key, PyTree, ClientContext, Message], PyTree]
+    update: Callable[[Key, PyTree, ClientContext, Message, PyTree, Splits], tuple[PyTree, Upload, Metrics]]
+    personalize: Callable[[Key, PyTree, ClientContext, Message, PyTree, Splits], PyTree]
     predict: Callable[[PyTree, PyTree, PyTree], Array]
+    idle: Callable[[Key, PyTree, ClientContext, PyTree, Splits], tuple[PyTree, Metrics]] | None = None
 
 
 class Server(NamedTuple):
@@ -92,19 +153,38 @@ class Server(NamedTuple):
 
     Attributes:
       init: ``(key, hp, ctx) -> state``.
-      broadcast: ``(key, hp, ctx, state) -> message``, the tree that every client of the cohort receives.
-      update: ``(key, hp, ctx, state, Reduced) -> (state, metrics)``.
+      broadcast: ``(key, hp, ctx, state) -> Message``, what the clients of the cohort receive.
+      update: ``(key, hp, ctx, state, Reduced | Stacked) -> (state, metrics)``.
       predict_global: ``(hp, state, x [n, ...]) -> logits``, or None for a method without one global model.
     """
 
     init: Callable[[Key, PyTree, ServerContext], PyTree]
-    broadcast: Callable[[Key, PyTree, ServerContext, PyTree], PyTree]
-    update: Callable[[Key, PyTree, ServerContext, PyTree, Reduced], tuple[PyTree, Metrics]]
+    broadcast: Callable[[Key, PyTree, ServerContext, PyTree], Message]
+    update: Callable[[Key, PyTree, ServerContext, PyTree, Any], tuple[PyTree, Metrics]]
     predict_global: Callable[[PyTree, PyTree, PyTree], Array] | None = None
 
 
-class Algorithm(NamedTuple):
-    """A federated method: what a client does and what the server does with the sum of the uploads."""
+def by_turns(client_ids: np.ndarray, groups: int) -> np.ndarray:
+    """Deals clients to groups by their ids: id modulo the number of groups."""
+    return client_ids % groups
 
-    client: Client
+
+class Algorithm(NamedTuple):
+    """A federated method: what clients do and what the server does with the uploads.
+
+    Attributes:
+      clients: one entry for each group of clients that work differently (other architectures, say). States may differ
+        between groups; uploads, messages and metrics have one structure.
+      server: the server.
+      local_steps: tau, the steps of a client that does its whole work in a round.
+      reduction: what the server receives.
+      idle_cap: the most rounds in a row that a client outside the cohort works alone (with ``Client.idle``).
+      group_of: ``(client ids [m], number of groups) -> [m]``, the group of each client; on the host.
+    """
+
+    clients: tuple[Client, ...]
     server: Server
+    local_steps: int
+    reduction: Reduction = Reduction.SUM
+    idle_cap: int = 0
+    group_of: Callable[[np.ndarray, int], np.ndarray] = by_turns

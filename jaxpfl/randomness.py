@@ -26,6 +26,9 @@ class Purpose(IntEnum):
     PERSONALIZE = 6
     BROADCAST = 7
     PERSONALIZE_BATCHES = 8
+    STRAGGLERS = 9
+    DROPOUT = 10
+    ADAPT = 11
 
 
 def stream(run_key: Key, purpose: Purpose, *names: Scalar) -> Key:

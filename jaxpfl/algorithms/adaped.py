@@ -29,7 +29,7 @@ from jaxpfl.algorithms.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.local_work import Batch, LocalWork, descend, run_steps
 from jaxpfl.models import Task
 from jaxpfl.priors import distillation
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Reduced, Server, ServerContext, Upload
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
 
@@ -91,15 +91,16 @@ def adaped(task: Task, work: LocalWork) -> Algorithm:
         return step
 
     def update(
-        key: Key, hp: AdaPeDHyper, ctx: ClientContext, message: Shared, theta: PyTree, splits: Splits
+        key: Key, hp: AdaPeDHyper, ctx: ClientContext, message: Message, theta: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
         decay = hp.decay(ctx.round, work.steps)
         step = step_from((hp.lr * decay, hp.lr_global * decay), hp)
-        carry = (theta, message.mu, message.psi)
+        received: Shared = message.shared
+        carry = (theta, received.mu, received.psi)
         (theta, mu, psi), metrics = run_steps(
             work, key, ctx, splits.train, step, carry, metrics=("train_loss", "divergence")
         )
-        change = optax.tree.sub(Shared(mu, psi), message)
+        change = optax.tree.sub(Shared(mu, psi), received)
         return theta, Upload(change, jnp.ones(())), metrics
 
     def server_init(key: Key, hp: AdaPeDHyper, ctx: ServerContext) -> Shared:
@@ -113,15 +114,15 @@ def adaped(task: Task, work: LocalWork) -> Algorithm:
         return state, {"psi": state.psi}
 
     client = Client(
-        init=lambda key, hp, ctx, message: message.mu,
+        init=lambda key, hp, ctx, message: message.shared.mu,
         update=update,
         personalize=lambda key, hp, ctx, message, theta, splits: theta,
         predict=lambda hp, theta, x: task.model.apply(theta, x),
     )
     server = Server(
         init=server_init,
-        broadcast=lambda key, hp, ctx, state: state,
+        broadcast=lambda key, hp, ctx, state: Message(state),
         update=server_update,
         predict_global=lambda hp, state, x: task.model.apply(state.mu, x),
     )
-    return Algorithm(client, server)
+    return Algorithm((client,), server, work.steps)

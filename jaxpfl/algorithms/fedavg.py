@@ -18,7 +18,7 @@ from jaxpfl.algorithms.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.local_work import LocalWork, sgd
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Reduced, Server, ServerContext, Upload
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
 from jaxpfl.types import Key, Metrics, PyTree, Scalar, Splits
 
 
@@ -58,8 +58,9 @@ def fedprox(task: Task, work: LocalWork) -> Algorithm:
 
 def _averaging(task: Task, work: LocalWork, *, fine_tune_steps: int = 0, proximal: bool = False) -> Algorithm:
     def update(
-        key: Key, hp: SgdHyper, ctx: ClientContext, mu: PyTree, state: PyTree, splits: Splits
+        key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
+        mu = message.shared
         w, metrics = sgd(
             work,
             task,
@@ -76,7 +77,10 @@ def _averaging(task: Task, work: LocalWork, *, fine_tune_steps: int = 0, proxima
         weight = jnp.ones(()) if proximal else splits.train.size.astype(jnp.result_type(float))
         return state, Upload(optax.tree.scale(weight, optax.tree.sub(w, mu)), weight), metrics
 
-    def personalize(key: Key, hp: SgdHyper, ctx: ClientContext, mu: PyTree, state: PyTree, splits: Splits) -> PyTree:
+    def personalize(
+        key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
+    ) -> PyTree:
+        mu = message.shared
         if fine_tune_steps == 0:
             return mu
         rate = hp.lr * hp.decay(jnp.maximum(ctx.round - 1, 0), work.steps)
@@ -106,8 +110,8 @@ def _averaging(task: Task, work: LocalWork, *, fine_tune_steps: int = 0, proxima
     )
     server = Server(
         init=lambda key, hp, ctx: task.init(key),
-        broadcast=lambda key, hp, ctx, mu: mu,
+        broadcast=lambda key, hp, ctx, mu: Message(mu),
         update=server_update,
         predict_global=lambda hp, mu, x: task.model.apply(mu, x),
     )
-    return Algorithm(client, server)
+    return Algorithm((client,), server, work.steps)

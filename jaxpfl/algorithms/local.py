@@ -5,7 +5,7 @@ from __future__ import annotations
 from jaxpfl.algorithms.hyper import SgdHyper
 from jaxpfl.algorithms.local_work import LocalWork, sgd
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Server, Upload
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Server, Upload
 from jaxpfl.types import Key, Metrics, PyTree, Splits
 
 
@@ -15,11 +15,11 @@ def local(task: Task, work: LocalWork) -> Algorithm:
     Models: personalised theta_i, the client's own; no global model.
     """
 
-    def init(key: Key, hp: SgdHyper, ctx: ClientContext, message: PyTree) -> PyTree:
+    def init(key: Key, hp: SgdHyper, ctx: ClientContext, message: Message) -> PyTree:
         return task.init(key)
 
     def update(
-        key: Key, hp: SgdHyper, ctx: ClientContext, message: PyTree, theta: PyTree, splits: Splits
+        key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, theta: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
         rate = hp.lr * hp.decay(ctx.round, work.steps)
         theta, metrics = sgd(work, task, key, ctx, splits.train, theta, rate=rate, weight_decay=hp.weight_decay)
@@ -33,7 +33,7 @@ def local(task: Task, work: LocalWork) -> Algorithm:
     )
     server = Server(
         init=lambda key, hp, ctx: (),
-        broadcast=lambda key, hp, ctx, state: (),
+        broadcast=lambda key, hp, ctx, state: Message(()),
         update=lambda key, hp, ctx, state, reduced: (state, {}),
     )
-    return Algorithm(client, server)
+    return Algorithm((client,), server, work.steps)

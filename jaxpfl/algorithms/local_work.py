@@ -90,7 +90,7 @@ def run_steps(
     zeros = {name: jnp.zeros(()) for name in metrics}
     if isinstance(limit, int) and limit == 0:
         return carry, zeros
-    indices, valid = batching.draw_batches(plan, ctx.batch_key, ctx.participations, data.mask)
+    indices, valid = batching.draw_batches(plan, ctx.batch_key, ctx.participations + ctx.idle_rounds, data.mask)
 
     if not plan.full and 2 * plan.steps * plan.batch_size <= data.mask.shape[0]:
         # Far fewer examples than the client has: fetched at once, its data need not be copied out of the stack.

@@ -2,7 +2,7 @@
 
 from jaxpfl.engine.fit import Fit, fit
 from jaxpfl.engine.plan import ExecutionPlan
-from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation
+from jaxpfl.engine.state import RunState
 
 __all__ = ["ExecutionPlan", "Fit", "RunState", "Simulation", "fit"]

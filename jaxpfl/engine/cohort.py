@@ -23,7 +23,7 @@ AXIS = "clients"
 
 
 class Outcome(NamedTuple):
-    """What one client's work leaves: its next state, what is summed over the cohort, and what is kept per client."""
+    """What one client's work leaves: its next state, what is summed over the cohort, and what is kept of each."""
 
     state: PyTree
     summed: PyTree
@@ -51,11 +51,18 @@ class Spread(NamedTuple):
 
 
 class _Slots(NamedTuple):
-    """Places of a cohort, those that are filled first: whether filled, and the client's row in states and in data."""
+    """Places of a cohort, those that are filled first.
+
+    Attributes:
+      present: whether filled.
+      state, data: the client's row in states and in data.
+      place: the slot's place in the whole cohort, where what is kept goes.
+    """
 
     present: Array
     state: Array
     data: Array
+    place: Array
 
 
 def run_cohort(
@@ -82,12 +89,13 @@ def run_cohort(
       spread: how clients lie on several devices; None for one device (then m' = m).
 
     Returns:
-      All clients' states with the cohort's rows replaced, the sum over the cohort, and the kept values of every
-      client, [m', ...], zero for those outside the cohort; where ``spread.even``, nothing may be kept.
+      All clients' states with the cohort's rows replaced, the sum over the cohort, and what is kept of every slot,
+      [capacity, ...], zero where it is empty; on several devices everyone holds all of it.
     """
+    capacity = rows.shape[0]
     if spread is None:
-        here = _Slots(rows < num_clients, rows, rows)
-        return _run_here(one, here, states, data, clients=num_clients, block=block, everyone=everyone)
+        here = _Slots(rows < num_clients, rows, rows, jnp.arange(capacity))
+        return _run_here(one, here, states, data, kept=capacity, block=block, everyone=everyone)
     devices = spread.mesh.size
     own = -(-num_clients // devices)
     by_client = P(AXIS)
@@ -97,7 +105,7 @@ def run_cohort(
         jax.shard_map,
         mesh=spread.mesh,
         in_specs=(P(), by_client, P() if spread.shared_data else by_client),
-        out_specs=Outcome(by_client, P(), by_client),
+        out_specs=Outcome(by_client, P(), P()),
         check_vma=False,
     )
     def on_each(rows: Array, states: PyTree, data: PyTree) -> Outcome:
@@ -107,10 +115,13 @@ def run_cohort(
         else:
             here = (rows >= first) & (rows < first + own) & (rows < num_clients)
             local = jnp.sort(jnp.where(here, rows - first, own))[: min(own, rows.shape[0])]
-            slots = _Slots(local < own, local, local + first if spread.shared_data else local)
+            data_rows = local + first if spread.shared_data else local
+            place = (rows < first).sum() + jnp.arange(local.shape[0])  # rows are sorted
+            slots = _Slots(local < own, local, data_rows, jnp.where(local < own, place, capacity))
             aligned = everyone and not spread.shared_data
-            outcome = _run_here(one, slots, states, data, clients=own, block=block, everyone=aligned)
-        return outcome._replace(summed=jax.lax.psum(outcome.summed, AXIS))
+            outcome = _run_here(one, slots, states, data, kept=capacity, block=block, everyone=aligned)
+        # Of every slot one device has what is kept, the others zeros.
+        return outcome._replace(summed=jax.lax.psum(outcome.summed, AXIS), kept=jax.tree.map(_psum, outcome.kept))
 
     return on_each(rows, states, data)
 
@@ -128,8 +139,9 @@ def _run_even(
 ) -> Outcome:
     """This device's share of the slots; ``first`` is the first client whose state it holds."""
     own = jax.tree.leaves(states)[0].shape[0]
-    share = -(-rows.shape[0] // devices)
-    rows = jnp.pad(rows, (0, share * devices - rows.shape[0]), constant_values=num_clients)
+    capacity = rows.shape[0]
+    share = -(-capacity // devices)
+    rows = jnp.pad(rows, (0, share * devices - capacity), constant_values=num_clients)
     # Dealt in turn, so that empty slots, which come last, are spread evenly too.
     rows = rows.reshape(share, devices).T.reshape(-1)
     local = jnp.where((rows >= first) & (rows < first + own) & (rows < num_clients), rows - first, own)
@@ -142,39 +154,43 @@ def _run_even(
     mine = jax.tree.map(lambda v: jax.lax.psum_scatter(v, AXIS, scatter_dimension=0, tiled=True), held)
     turn = jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(AXIS) * share, share)
     present = turn < num_clients
-    slots = _Slots(present, jnp.where(present, jnp.arange(share), share), turn)
-    outcome = _run_here(one, slots, jax.vmap(trees.Packed.unpack)(mine), data, clients=share, block=block)
-    if jax.tree.leaves(outcome.kept):
-        raise NotImplementedError("values kept per client need clients that work where they live")
+    place = jax.lax.axis_index(AXIS) + devices * jnp.arange(share)
+    slots = _Slots(present, jnp.where(present, jnp.arange(share), share), turn, jnp.where(present, place, capacity))
+    outcome = _run_here(one, slots, jax.vmap(trees.Packed.unpack)(mine), data, kept=capacity, block=block)
     done = jax.tree.map(lambda v: jax.lax.all_gather(v, AXIS, axis=0, tiled=True), jax.vmap(trees.pack)(outcome.state))
     new = jax.tree.map(lambda a, v: a.at[local].set(v, mode="drop"), states, jax.vmap(trees.Packed.unpack)(done))
     return Outcome(new, outcome.summed, outcome.kept)
 
 
 def _run_here(
-    one: OneClient, slots: _Slots, states: PyTree, data: PyTree, *, clients: int, block: int, everyone: bool = False
+    one: OneClient, slots: _Slots, states: PyTree, data: PyTree, *, kept: int, block: int, everyone: bool = False
 ) -> Outcome:
     """The slots of one device.
 
     Args:
-      clients: rows of the states here, and of what is kept.
+      kept: slots of the whole cohort.
       everyone: static; slot i is row i of states and data.
     """
     capacity = slots.present.shape[0]
     if block >= capacity and everyone:
         outcome = jax.vmap(one)(slots.present, states, data)
+        if kept != capacity:  # other devices have the rest
+            outcome = outcome._replace(kept=trees.put_rows(_zeros(outcome.kept, kept), slots.place, outcome.kept))
         return outcome._replace(summed=_sum(outcome.summed))
 
     blocks = -(-capacity // block)
     padding = blocks * block - capacity
-    ends = _Slots(jnp.array(False), jnp.int32(clients), jnp.int32(2**31 - 1))
+    last = jnp.int32(2**31 - 1)
+    ends = _Slots(jnp.array(False), last, last, last)
     slots = jax.tree.map(lambda a, end: jnp.pad(a, (0, padding), constant_values=end), slots, ends)
     table = jax.tree.map(lambda a: a.reshape(blocks, block), slots)
-    run_block, put = (_one_by_one, _put_one) if block == 1 else (_together, _put_together)
-    one = jax.jit(one, inline=True)  # traced once: eval_shape and the loop share the cached trace
-    shapes = jax.eval_shape(lambda: one(jnp.array(True), *_row((states, data), jnp.int32(0))))
+    run_block, put = (_one_by_one, _put_one) if block == 1 else (_together, trees.put_rows)
+    # Traced once: eval_shape and the loop share the cached trace, if their arguments are typed alike (within shard_map
+    # a type says over which mesh axis it varies, so `present` must come from the slots).
+    one = jax.jit(one, inline=True)
+    shapes = jax.eval_shape(lambda: one(slots.present[0], *_row((states, data), slots.state[0])))
     zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes.summed)
-    kept = jax.tree.map(lambda leaf: jnp.zeros((clients, *leaf.shape), leaf.dtype), shapes.kept)
+    nothing = jax.tree.map(lambda leaf: jnp.zeros((kept, *leaf.shape), leaf.dtype), shapes.kept)
     read_only = not jax.tree.leaves(shapes.state)
 
     def body(i: Array, carry: Outcome) -> Outcome:
@@ -183,11 +199,11 @@ def _run_here(
         here = _row(table, i)
         new, summed, values = run_block(one, here, states if read_only else carry.state, data)
         total = jax.tree.map(jnp.add, carry.summed, summed)
-        return Outcome(put(carry.state, here, new), total, put(carry.kept, here, values))
+        return Outcome(put(carry.state, here.state, new), total, put(carry.kept, here.place, values))
 
     # Empty slots come last: a device runs as many blocks as it has clients in the cohort.
     filled = -(-slots.present.sum() // block)
-    return jax.lax.fori_loop(0, filled, body, Outcome(() if read_only else states, zero, kept))
+    return jax.lax.fori_loop(0, filled, body, Outcome(() if read_only else states, zero, nothing))
 
 
 def _together(one: OneClient, slots: _Slots, states: PyTree, data: PyTree) -> Outcome:
@@ -196,20 +212,15 @@ def _together(one: OneClient, slots: _Slots, states: PyTree, data: PyTree) -> Ou
     return Outcome(new, _sum(summed), values)
 
 
-def _put_together(tree: PyTree, slots: _Slots, values: PyTree) -> PyTree:
-    return trees.put_rows(tree, slots.state, values)
-
-
 def _one_by_one(one: OneClient, slots: _Slots, states: PyTree, data: PyTree) -> Outcome:
     # A vmap of width one would turn every product into a batched one; this keeps the client's own operations.
-    present, row, data_row = jax.tree.map(lambda a: a[0], slots)
-    return one(present, _row(states, row), _row(data, data_row))
+    here = jax.tree.map(lambda a: a[0], slots)
+    return one(here.present, _row(states, here.state), _row(data, here.data))
 
 
-def _put_one(tree: PyTree, slots: _Slots, values: PyTree) -> PyTree:
+def _put_one(tree: PyTree, rows: Array, values: PyTree) -> PyTree:
     # One client at a time, empty slots are never reached; and XLA makes a loop of a scatter that may drop its row.
-    row = slots.state[0]
-    return jax.tree.map(lambda a, v: jax.lax.dynamic_update_index_in_dim(a, v, row, 0), tree, values)
+    return jax.tree.map(lambda a, v: jax.lax.dynamic_update_index_in_dim(a, v, rows[0], 0), tree, values)
 
 
 def _row(tree: PyTree, row: Array) -> PyTree:
@@ -219,6 +230,16 @@ def _row(tree: PyTree, row: Array) -> PyTree:
 
 def _clipped(tree: PyTree, rows: Array) -> PyTree:
     return jax.tree.map(lambda a: a.at[rows].get(mode="clip"), tree)
+
+
+def _zeros(like: PyTree, rows: int) -> PyTree:
+    return jax.tree.map(lambda a: jnp.zeros((rows, *a.shape[1:]), a.dtype), like)
+
+
+def _psum(leaf: Array) -> Array:
+    if leaf.dtype == jnp.bool_:
+        return jax.lax.psum(leaf.astype(jnp.int8), AXIS) > 0
+    return jax.lax.psum(leaf, AXIS)
 
 
 def _sum(tree: PyTree) -> PyTree:

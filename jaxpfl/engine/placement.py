@@ -10,7 +10,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
 from jaxpfl.engine.cohort import AXIS, Spread
-from jaxpfl.engine.round import RunState
+from jaxpfl.engine.state import RunState
 from jaxpfl.types import Device, Federation
 
 
@@ -41,12 +41,12 @@ def place(num_clients: int, devices: int, even: bool) -> Placement:
         return Placement(used, rows, here, RunState._make([here] * len(RunState._fields)))
     mesh = Mesh(np.array(used), (AXIS,), axis_types=(AxisType.Auto,))
     everywhere, runs = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, AXIS))
-    layout = RunState._make([everywhere, runs, runs, runs, everywhere, everywhere])
+    layout = RunState._make([everywhere, runs, runs, everywhere, everywhere])
     return Placement(used, rows, everywhere, layout, Spread(mesh, _shares_memory(used[0]), even))
 
 
 def put(federation: Federation, placement: Placement) -> Federation:
-    """The data on all devices, or each client's on its own, filled up to m' rows with clients that have none."""
+    """The data on all devices, or each client's on its own, filled up with clients that have none to equal shares."""
     spread = placement.spread
     if spread is None:
         return jax.device_put(federation, placement.everywhere)
@@ -54,7 +54,7 @@ def put(federation: Federation, placement: Placement) -> Federation:
         # CPU devices share the host's memory: put on one, its buffers serve the others without a copy.
         first = jax.device_put(federation, placement.devices[0])
         return jax.device_put(jax.tree.map(np.asarray, first), placement.everywhere)
-    missing = placement.rows - federation.num_clients
+    missing = -federation.num_clients % len(placement.devices)
     padded = jax.tree.map(lambda a: np.pad(a, [(0, missing)] + [(0, 0)] * (a.ndim - 1)), federation)
     return jax.device_put(padded, NamedSharding(spread.mesh, P(AXIS)))
 

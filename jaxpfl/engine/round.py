@@ -11,130 +11,219 @@ import jax.numpy as jnp
 
 from jaxpfl import trees
 from jaxpfl.engine.cohort import Outcome, Spread, run_cohort
-from jaxpfl.participation import Participation
-from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Reduced, ServerContext, Upload
+from jaxpfl.engine.groups import Group, gather
+from jaxpfl.engine.state import Counts, RunState, server_context
+from jaxpfl.participation import RELIABLE, Availability, Participation
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Reduction, Stacked, Upload
 from jaxpfl.randomness import Purpose, stream
-from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Splits
+from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Scalar, Splits
 
 
-class RunState(NamedTuple):
-    """Everything that a run carries from round to round; it is the whole checkpoint.
-
-    On several devices m' is m rounded up to a multiple of their number, and the last m' - m rows are nobody's;
-    otherwise m' = m.
+class RoundPlan(NamedTuple):
+    """What a round of an algorithm is made of besides its functions; all static.
 
     Attributes:
-      server: the server's state.
-      clients: the clients' states, leaves [m', ...].
-      participations: [m'] int32, rounds in which the client was in the cohort.
-      diverged: [m'] int32, of these, rounds whose upload was dropped: because it or the client's new state was not
-        finite, or because the server's next state would not have been.
-      round: [] int32, finished rounds.
-      key: the run's key.
+      participation: how the cohort is drawn.
+      availability: who of it drops out or does less.
+      groups: the clients of each entry of ``algorithm.clients``.
+      block: clients that a device runs in one vectorised operation.
+      spread: how clients lie on several devices; None for one.
     """
 
-    server: PyTree
-    clients: PyTree
-    participations: Array
-    diverged: Array
-    round: Array
-    key: Key
-
-
-def init_state(
-    algorithm: Algorithm, participation: Participation, key: Key, hp: PyTree, federation: Federation, rows: int
-) -> RunState:
-    """The state before the first round, of ``rows`` = m' clients. Clients start from the round-0 broadcast."""
-    server, client = algorithm.server, algorithm.client
-    ctx = server_context(participation, jnp.int32(0))
-    state = server.init(stream(key, Purpose.SERVER_INIT), hp, ctx)
-    message = server.broadcast(stream(key, Purpose.BROADCAST, 0), hp, ctx, state)
-
-    def init_client(client_id: Array) -> PyTree:
-        zero = jnp.int32(0)
-        client_ctx = ClientContext(zero, client_id, zero, ALL_STEPS, stream(key, Purpose.BATCHES, client_id))
-        return client.init(stream(key, Purpose.CLIENT_INIT, client_id), hp, client_ctx, message)
-
-    ids = jnp.asarray(federation.client_ids)[: participation.num_clients]
-    clients = jax.vmap(init_client)(jnp.pad(ids, (0, rows - ids.shape[0]), mode="edge"))
-    zeros = jnp.zeros(rows, jnp.int32)
-    return RunState(state, clients, zeros, zeros, jnp.int32(0), key)
-
-
-def server_context(participation: Participation, round: Array) -> ServerContext:
-    return ServerContext(round, participation.num_clients, participation.expected_cohort)
+    participation: Participation
+    groups: tuple[Group, ...]
+    block: int
+    spread: Spread | None = None
+    availability: Availability = RELIABLE
 
 
 def make_round(
-    algorithm: Algorithm, participation: Participation, *, block: int, spread: Spread | None = None
-) -> Callable[[RunState, PyTree, Federation], tuple[RunState, Metrics]]:
-    """Builds ``(state, hp, federation) -> (state, metrics)``.
+    algorithm: Algorithm, plan: RoundPlan
+) -> Callable[[RunState, PyTree, tuple[Federation, ...]], tuple[RunState, Metrics]]:
+    """Builds ``(state, hp, federation of each group) -> (state, metrics)``.
 
     The metrics are the clients' means over those whose work was kept, the server's own, and ``participants`` and
-    ``diverged``, the number of clients in the cohort and of those dropped.
+    ``diverged``, the number of clients in the cohort and of those whose work was lost; under dropout also ``dropped``.
+    Where clients outside the cohort work alone, ``idle`` is their number and ``idle_...`` the means over them.
     """
-    client, server = algorithm.client, algorithm.server
+    participation, groups, server = plan.participation, plan.groups, algorithm.server
+    idles = algorithm.idle_cap > 0 and not participation.everyone
 
-    def one_round(state: RunState, hp: PyTree, federation: Federation) -> tuple[RunState, Metrics]:
-        num_clients = participation.num_clients
-        ids = jnp.asarray(federation.client_ids)
-        rows = participation.sample(stream(state.key, Purpose.PARTICIPATION, state.round), ids[:num_clients])
+    def one_round(state: RunState, hp: PyTree, federations: tuple[Federation, ...]) -> tuple[RunState, Metrics]:
+        ids = gather([jnp.asarray(f.client_ids)[: g.size] for f, g in zip(federations, groups, strict=True)], groups)
+        rows = participation.sample(stream(state.key, Purpose.PARTICIPATION, state.round), ids)
         ctx = server_context(participation, state.round)
         message = server.broadcast(stream(state.key, Purpose.BROADCAST, state.round), hp, ctx, state.server)
 
-        def work(present: Array, own: tuple[PyTree, Array, Array], data: tuple[Splits, Array]) -> Outcome:
-            old, participations, diverged = own
-            splits, client_id = data
-            client_ctx = ClientContext(
-                state.round,
-                client_id,
-                participations,
-                ALL_STEPS,
-                stream(state.key, Purpose.BATCHES, client_id),
+        clients, counts = [], state.counts
+        sums, idle_sums, uploads = [], [], []
+        for client, group, old, federation in zip(algorithm.clients, groups, state.clients, federations, strict=True):
+            own_rows, before = group.cohort(rows), group.take(counts)
+            shared = (algorithm, client, plan.availability, state.key, state.round, hp)
+            data = (federation.splits, jnp.asarray(federation.client_ids))
+            outcome = run_cohort(
+                partial(_take_part, *shared, message.shared),
+                own_rows,
+                (old, before),
+                (*data, group.take(message.per_client)),
+                num_clients=group.size,
+                block=plan.block,
+                everyone=participation.everyone,
+                spread=plan.spread,
             )
-            key = stream(state.key, Purpose.LOCAL_WORK, state.round, client_id)
-            new, upload, metrics = client.update(key, hp, client_ctx, message, old, splits)
-            packed = trees.pack(upload)
-            finite = trees.all_finite((new, packed))
-            keep = present & finite
-            summed = (packed, jnp.ones((), jnp.int32), metrics)
-            summed = trees.where(keep, summed, jax.tree.map(jnp.zeros_like, summed))
-            kept_state = (trees.where(keep, new, old), participations + present, diverged + (present & ~finite))
-            return Outcome(kept_state, summed, ())
+            sums.append(outcome.summed)
+            uploads.append((outcome.kept, group.clients(own_rows)))
+            if idles:
+                rested = outcome.state[1].participations == before.participations
+                outcome = run_cohort(
+                    partial(_work_alone, *shared),
+                    _rows_where(rested & (before.idle_streak < algorithm.idle_cap), group.size),
+                    outcome.state,
+                    data,
+                    num_clients=group.size,
+                    block=plan.block,
+                    everyone=False,
+                    spread=plan.spread and plan.spread._replace(even=False),
+                )
+                idle_sums.append(outcome.summed)
+            new, after = outcome.state
+            clients.append(new)
+            counts = group.put(counts, after)
 
-        own = (state.clients, state.participations, state.diverged)
-        (clients, participations, diverged), (packed, contributors, sums), _ = run_cohort(
-            work,
-            rows,
-            own,
-            (federation.splits, ids),
-            num_clients=num_clients,
-            block=block,
-            everyone=participation.everyone,
-            spread=spread,
-        )
-        total: Upload = packed.unpack()
-        reduced = Reduced(total.total, total.weight, contributors)
+        packed, contributors, done = _add(sums)
+        if algorithm.reduction is Reduction.STACK:
+            reduced = _side_by_side(uploads, participation.num_clients)
+        else:
+            total: Upload = packed.unpack()
+            reduced = Reduced(total.total, total.weight, contributors)
         server_key = stream(state.key, Purpose.SERVER_UPDATE, state.round)
         new_server, server_metrics = server.update(server_key, hp, ctx, state.server, reduced)
         # Finite uploads may still overflow in the sum: the server then keeps its state, and all of them are lost.
         sound = trees.all_finite(new_server)
         new_server = trees.where(sound, new_server, state.server)
-        present = participations - state.participations
-        diverged = jnp.where(sound, diverged, state.diverged + present)
-        # Where everybody diverged there is nothing to average: NaN, not a perfect zero.
-        kept = jnp.where(reduced.contributors > 0, reduced.contributors, jnp.nan)
-        metrics = {name: total / kept for name, total in sums.items()} | server_metrics
-        metrics |= {"participants": present.sum(), "diverged": (diverged - state.diverged).sum()}
-        return RunState(new_server, clients, participations, diverged, state.round + 1, state.key), metrics
+        present = counts.participations - state.counts.participations
+        lost = jnp.maximum(counts.diverged, state.counts.diverged + present)
+        counts = counts.with_diverged(jnp.where(sound, counts.diverged, lost))
+        metrics = done.means() | server_metrics
+        metrics |= {"participants": present.sum(), "diverged": (counts.diverged - state.counts.diverged).sum()}
+        if plan.availability.dropout:
+            metrics["dropped"] = (counts.dropped - state.counts.dropped).sum()
+        if idles:
+            metrics |= {f"idle_{name}": value for name, value in _add(idle_sums).means().items()}
+            metrics["idle"] = (counts.idle_rounds - state.counts.idle_rounds).sum()
+        return RunState(new_server, tuple(clients), counts, state.round + 1, state.key), metrics
 
     return one_round
 
 
+class _Done(NamedTuple):
+    """Of some clients' work: how many kept it, and the sums of their metrics."""
+
+    clients: Array
+    metrics: Metrics
+
+    def means(self) -> Metrics:
+        # Where everybody diverged there is nothing to average: NaN, not a perfect zero.
+        clients = jnp.where(self.clients > 0, self.clients, jnp.nan)
+        return {name: total / clients for name, total in self.metrics.items()}
+
+
+def _take_part(
+    algorithm: Algorithm,
+    client: Client,
+    availability: Availability,
+    run_key: Key,
+    round: Array,
+    hp: PyTree,
+    shared: PyTree,
+    present: Array,
+    own: tuple[PyTree, Counts],
+    data: tuple[Splits, Array, PyTree],
+) -> Outcome:
+    """One client's round in the cohort. Summed: (packed upload, whether it arrived, what was done)."""
+    (old, counts), (splits, client_id, per_client) = own, data
+    limit = availability.local_steps(run_key, round, client_id, algorithm.local_steps)
+    ctx = _context(algorithm, counts, run_key, round, client_id, limit)
+    key = stream(run_key, Purpose.LOCAL_WORK, round, client_id)
+    new, upload, metrics = client.update(key, hp, ctx, Message(shared, per_client), old, splits)
+    packed = trees.pack(upload)
+    finite = trees.all_finite((new, packed))
+    keep = present & finite
+    arrived = keep & ~availability.drops_out(run_key, round, client_id)
+    # Selected, not multiplied: an upload that is not finite must leave no NaN in the sum.
+    packed, done = (
+        trees.where(condition, tree, jax.tree.map(jnp.zeros_like, tree))
+        for condition, tree in ((arrived, packed), (keep, _Done(jnp.ones((), jnp.int32), metrics)))
+    )
+    added = Counts.row(
+        participations=1,
+        diverged=~finite,
+        dropped=keep & ~arrived,
+        idle_streak=-counts.idle_streak,
+        steps=jnp.minimum(limit, algorithm.local_steps),
+    )
+    state = (trees.where(keep, new, old), Counts(counts.table + jnp.where(present, added.table, 0)))
+    if algorithm.reduction is Reduction.STACK:
+        return Outcome(state, ((), (), done), (packed, arrived))
+    return Outcome(state, (packed, arrived.astype(jnp.int32), done), ())
+
+
+def _work_alone(
+    algorithm: Algorithm,
+    client: Client,
+    availability: Availability,
+    run_key: Key,
+    round: Array,
+    hp: PyTree,
+    present: Array,
+    own: tuple[PyTree, Counts],
+    data: tuple[Splits, Array],
+) -> Outcome:
+    """One client's round outside the cohort."""
+    (old, counts), (splits, client_id) = own, data
+    assert client.idle is not None
+    limit = availability.local_steps(run_key, round, client_id, algorithm.local_steps)
+    ctx = _context(algorithm, counts, run_key, round, client_id, limit)
+    # A client is in the cohort or outside it, so its work has one stream in a round.
+    new, metrics = client.idle(stream(run_key, Purpose.LOCAL_WORK, round, client_id), hp, ctx, old, splits)
+    finite = trees.all_finite(new)
+    keep = present & finite
+    done = _Done(jnp.ones((), jnp.int32), metrics)
+    added = Counts.row(diverged=~finite, idle_rounds=1, idle_streak=1, steps=jnp.minimum(limit, algorithm.local_steps))
+    state = (trees.where(keep, new, old), Counts(counts.table + jnp.where(present, added.table, 0)))
+    return Outcome(state, trees.where(keep, done, jax.tree.map(jnp.zeros_like, done)), ())
+
+
+def _context(
+    algorithm: Algorithm, counts: Counts, run_key: Key, round: Array, client_id: Array, limit: Scalar
+) -> ClientContext:
+    idle_rounds = counts.idle_rounds if algorithm.idle_cap else 0
+    batch_key = stream(run_key, Purpose.BATCHES, client_id)
+    return ClientContext(round, client_id, counts.participations, limit, batch_key, idle_rounds)
+
+
+def _rows_where(condition: Array, size: int) -> Array:
+    """The rows below ``size`` where the condition holds, sorted; then ``size`` in all other places."""
+    return jnp.sort(jnp.where(condition[:size], jnp.arange(size, dtype=jnp.int32), size))
+
+
+def _add(sums: list[PyTree]) -> PyTree:
+    """The sum over groups."""
+    return sums[0] if len(sums) == 1 else jax.tree.map(lambda *parts: sum(parts[1:], parts[0]), *sums)
+
+
+def _side_by_side(uploads: list[tuple[PyTree, Array]], num_clients: int) -> Stacked:
+    """The uploads of all groups' slots, and whose they are."""
+    kept, rows = jax.tree.map(lambda *parts: jnp.concatenate(parts), *uploads)
+    packed, arrived = kept
+    upload: Upload = jax.vmap(trees.Packed.unpack)(packed)
+    return Stacked(upload.total, upload.weight, arrived, jnp.where(arrived, rows, num_clients))
+
+
 def make_rounds(
-    one_round: Callable[[RunState, PyTree, Federation], tuple[RunState, Metrics]], capacity: int
-) -> Callable[[RunState, PyTree, Federation, Array], tuple[RunState, Metrics]]:
-    """Builds ``(state, hp, federation, rounds) -> (state, history)``: ``rounds <= capacity`` rounds in one loop.
+    one_round: Callable[[RunState, PyTree, tuple[Federation, ...]], tuple[RunState, Metrics]], capacity: int
+) -> Callable[[RunState, PyTree, tuple[Federation, ...], Array], tuple[RunState, Metrics]]:
+    """Builds ``(state, hp, federations, rounds) -> (state, history)``: ``rounds <= capacity`` rounds in one loop.
 
     The number of rounds is traced, so calls of every length share one compiled program; the history's leaves are
     [capacity], written up to ``rounds``. (A ``lax.scan`` would compile once more for the last, shorter call.)
@@ -142,13 +231,15 @@ def make_rounds(
     # Wrapped once, the round is traced once: eval_shape below and the loop share the cached trace.
     one_round = jax.jit(one_round, inline=True)
 
-    def rounds_fn(state: RunState, hp: PyTree, federation: Federation, rounds: Array) -> tuple[RunState, Metrics]:
-        _, shapes = jax.eval_shape(one_round, state, hp, federation)
+    def rounds_fn(
+        state: RunState, hp: PyTree, federations: tuple[Federation, ...], rounds: Array
+    ) -> tuple[RunState, Metrics]:
+        _, shapes = jax.eval_shape(one_round, state, hp, federations)
         history = {name: jnp.zeros(capacity, leaf.dtype) for name, leaf in shapes.items()}
 
         def body(t: Array, loop: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
             state, history = loop
-            state, metrics = one_round(state, hp, federation)
+            state, metrics = one_round(state, hp, federations)
             put = partial(jax.lax.dynamic_update_index_in_dim, index=t, axis=0)
             return state, {name: put(history[name], value) for name, value in metrics.items()}
 

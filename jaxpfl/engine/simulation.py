@@ -13,17 +13,19 @@ import numpy as np
 
 from jaxpfl import trees
 from jaxpfl.engine import memory
-from jaxpfl.engine.evaluate import Scores, make_evaluate
+from jaxpfl.engine.evaluate import Part, Scores, make_adapt, make_evaluate, make_personal
+from jaxpfl.engine.groups import make_groups, split
 from jaxpfl.engine.placement import place, put
 from jaxpfl.engine.plan import ExecutionPlan, Resolved, resolve
-from jaxpfl.engine.round import RunState, init_state, make_round, make_rounds, server_context
+from jaxpfl.engine.round import RoundPlan, make_round, make_rounds
+from jaxpfl.engine.state import RunState, init_state, server_context
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
-from jaxpfl.participation import Participation
-from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext
+from jaxpfl.participation import RELIABLE, Availability, Participation
+from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message
 from jaxpfl.types import Array, Federation, Metrics, PyTree
 
-_ProgramName = Literal["advance", "test", "validation"]
+_ProgramName = Literal["advance", "test", "validation", "personal", "unseen"]
 
 
 class Simulation:
@@ -39,6 +41,10 @@ class Simulation:
         state = simulation.init(seeds=[0, 1, 2])
         state, history = simulation.advance(state, rounds=100)
         accuracy = simulation.evaluate(state)["after"]["accuracy"]  # [3 runs, 50 clients]
+
+    Attributes:
+      federations: the data where they lie, those of each group of the algorithm's clients.
+      execution: the plan with every choice made.
     """
 
     def __init__(
@@ -49,7 +55,10 @@ class Simulation:
         participation: Participation,
         hp: PyTree,
         *,
+        availability: Availability = RELIABLE,
         plan: ExecutionPlan | None = None,
+        unseen: Federation | None = None,
+        adapt_rounds: int = 10,
     ):
         """Places the data and prepares the programs; each is compiled at its first call.
 
@@ -59,7 +68,14 @@ class Simulation:
           federation: the stacked data of m clients.
           participation: how cohorts are drawn, for the same m.
           hp: hyper-parameters; leaves [] for all runs, or [S], one value for each run.
+          availability: who of a cohort drops out or takes fewer steps; nobody by default.
           plan: how to execute; the automatic choice by default.
+          unseen: clients that are never trained, for `evaluate_unseen`; their ids must be others.
+          adapt_rounds: the rounds that such a client works before it is scored.
+
+        Raises:
+          JaxpflError: for a participation of another m, unseen clients that are not unseen, a method that cannot serve
+            them (its server sends each client something else), and groups without a client.
         """
         if participation.num_clients != federation.num_clients:
             raise JaxpflError(
@@ -73,14 +89,20 @@ class Simulation:
         self._model_bytes, num_clients = trees.num_bytes(shapes), federation.num_clients
         self.execution = self._resolve(self.plan, participation.capacity)
         self.placement = place(num_clients, self.execution.devices, self.execution.even)
-        self.federation: Federation = put(federation, self.placement)
+        self._groups = make_groups(algorithm, np.asarray(federation.client_ids), self.execution.devices)
+        self.federations = tuple(put(part, self.placement) for part in split(federation, self._groups))
+        self._availability = availability
         # Scoring runs over everyone, and spreads them over the same devices.
         self._scoring = self._resolve(replace(self.plan, devices=self.execution.devices), num_clients)
         self._task = task
         self._programs: dict[tuple[_ProgramName, int], jax.stages.Compiled] = {}
 
-        def init(key: jax.Array, hp: PyTree, federation: Federation) -> RunState:
-            return init_state(algorithm, participation, key, hp, federation, self.placement.rows)
+        self._unseen: tuple[Federation, ...] | None = None
+        if unseen is not None:
+            self._welcome(unseen, federation, adapt_rounds)
+
+        def init(key: jax.Array, hp: PyTree, federations: tuple[Federation, ...]) -> RunState:
+            return init_state(algorithm, participation, self._groups, key, hp, federations, self.placement.rows)
 
         # The first state is dozens of random draws that run once: optimising that code costs seconds and saves nothing.
         unoptimised = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
@@ -107,7 +129,7 @@ class Simulation:
                 f"use fewer clients, fewer seeds at once ({len(seeds)} now) or a smaller model"
             )
         keys = jnp.stack([jax.random.key(seed) for seed in seeds])
-        return self._init(keys, self._hp_rows(len(seeds)), self.federation)
+        return self._init(keys, self._hp_rows(len(seeds)), self.federations)
 
     def advance(self, state: RunState, rounds: int) -> tuple[RunState, dict[str, np.ndarray]]:
         """Runs some rounds; the given state is used up (its buffers are donated, unless the plan says not to).
@@ -126,7 +148,7 @@ class Simulation:
             length = min(rounds, self.plan.rounds_per_call)
             runs = state.round.shape[0]
             program = self._program("advance", runs)
-            state, metrics = program(state, self._hp_rows(runs), self.federation, jnp.int32(length))
+            state, metrics = program(state, self._hp_rows(runs), self.federations, jnp.int32(length))
             history.append(metrics)
             lengths.append(length)
             rounds -= length
@@ -136,28 +158,65 @@ class Simulation:
             for name in names
         }
 
-    def evaluate(self, state: RunState, split: Literal["test", "validation"] = "test") -> Scores:
+    def evaluate(self, state: RunState, split: Part = "test") -> Scores:
         """Scores every client in every run: which model -> metric -> [S, m]."""
+        return self._read(split, state, self.federations)
+
+    def evaluate_unseen(self, state: RunState) -> Scores:
+        """Scores the unseen clients on their test examples: which model -> metric -> [S, u].
+
+        ``before`` is what such a client has on arrival, ``after`` what it has after its rounds of adaptation.
+        """
+        if self._unseen is None:
+            raise JaxpflError("this simulation was made without unseen clients")
+        return self._read("unseen", state, self._unseen)
+
+    def personal_models(self, state: RunState) -> PyTree:
+        """Every client's personalised model after adaptation, as `Client.personalize` returns it: leaves [S, m, ...].
+
+        With several groups of clients, one tree for each group, of its clients in the order of the stack.
+        """
+        models = self._read("personal", state, self.federations)
+        return models[0] if len(models) == 1 else models
+
+    def _read(self, name: _ProgramName, state: RunState, federations: tuple[Federation, ...]) -> Any:
         runs = state.round.shape[0]
         state = jax.device_put(state, self.placement.state)
-        return self._program(split, runs)(state, self._hp_rows(runs), self.federation)
+        return self._program(name, runs)(state, self._hp_rows(runs), federations)
 
     def trim(self, state: RunState) -> RunState:
         """The state with exactly m rows of clients: what to look at, or to keep for a run on other devices."""
-        return self._resize(state, self.participation.num_clients)
+        return self._resize(state, whole=False)
 
     def adopt(self, state: RunState) -> RunState:
         """A trimmed state, of host or device arrays, placed as this simulation's programs want it."""
-        return jax.device_put(self._resize(state, self.placement.rows), self.placement.state)
+        return jax.device_put(self._resize(state, whole=True), self.placement.state)
 
-    def _resize(self, state: RunState, rows: int) -> RunState:
-        def resize(a: Array) -> Array:
+    def _resize(self, state: RunState, *, whole: bool) -> RunState:
+        """The state with the rows that are nobody's, or without."""
+
+        def resize(a: Array, rows: int) -> Array:
             if a.shape[1] == rows:
                 return a
             return jnp.pad(a[:, :rows], [(0, 0), (0, max(rows - a.shape[1], 0))] + [(0, 0)] * (a.ndim - 2))
 
-        by_client = ("clients", "participations", "diverged")
-        return state._replace(**{name: jax.tree.map(resize, getattr(state, name)) for name in by_client})
+        clients = [
+            jax.tree.map(lambda a, rows=group.rows if whole else group.size: resize(a, rows), own)
+            for group, own in zip(self._groups, state.clients, strict=True)
+        ]
+        rows = self.placement.rows if whole else self.participation.num_clients
+        return state._replace(clients=tuple(clients), counts=jax.tree.map(lambda a: resize(a, rows), state.counts))
+
+    def _welcome(self, unseen: Federation, federation: Federation, adapt_rounds: int) -> None:
+        """Places the unseen clients' data."""
+        both = np.intersect1d(np.asarray(unseen.client_ids), np.asarray(federation.client_ids))
+        if len(both):
+            raise JaxpflError(f"client {both[0]} cannot be unseen: it is trained")
+        if adapt_rounds < 0:
+            raise JaxpflError(f"adapt_rounds must be at least 0, got {adapt_rounds}")
+        self._adapt_rounds = adapt_rounds
+        self._unseen_groups = make_groups(self.algorithm, np.asarray(unseen.client_ids), self.execution.devices)
+        self._unseen = tuple(put(part, self.placement) for part in split(unseen, self._unseen_groups))
 
     def export(self, *platforms: str, seeds: int = 1) -> jax.export.Exported:
         """The program of one `advance` call, lowered for platforms ("cpu", "cuda", "tpu") that need not be here."""
@@ -168,7 +227,7 @@ class Simulation:
         """Bytes of the data, of the clients' states, and of what a round takes beside them (compiles the round)."""
         working = memory.needed(self._program("advance", runs), self.placement.devices)
         states = trees.num_bytes(self._state_shapes(runs).clients)
-        return {"data": trees.num_bytes(self.federation), "states": states, "working": working}
+        return {"data": trees.num_bytes(self.federations), "states": states, "working": working}
 
     def bytes_per_client(self) -> tuple[int, int]:
         """Bytes that one client uploads and receives in one round (parameters as they are, weights left out)."""
@@ -176,15 +235,15 @@ class Simulation:
         one = jax.eval_shape(lambda s: jax.tree.map(lambda a: a[0], s), state)
         hp = jax.tree.map(lambda a: a.reshape(-1)[0], self.hp)
 
-        def exchange(state: RunState, hp: PyTree, federation: Federation) -> tuple[PyTree, PyTree]:
-            return _exchange(self.algorithm, self.participation, state, hp, federation)
+        def exchange(state: RunState, hp: PyTree, federations: tuple[Federation, ...]) -> tuple[PyTree, PyTree]:
+            return _exchange(self.algorithm, self.participation, state, hp, federations[0])
 
-        up, down = jax.eval_shape(exchange, one, hp, self.federation)
+        up, down = jax.eval_shape(exchange, one, hp, self.federations)
         return trees.num_bytes(up), trees.num_bytes(down)
 
     def _state_shapes(self, runs: int) -> RunState:
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), runs))
-        return jax.eval_shape(self._first, keys, self._hp_rows(runs), self.federation)
+        return jax.eval_shape(self._first, keys, self._hp_rows(runs), self.federations)
 
     def _resolve(self, plan: ExecutionPlan, cohort: int) -> Resolved:
         clients = self.participation.num_clients
@@ -221,23 +280,30 @@ class Simulation:
         return program
 
     def _jitted(self, name: _ProgramName, block: int) -> Any:
-        algorithm, participation, spread = self.algorithm, self.participation, self.placement.spread
-        if name != "advance":
-            one = make_evaluate(algorithm, self._task, participation, block=block, split=name, spread=spread)
-            return jax.jit(self._over_runs(one))
-        one_round = make_round(algorithm, participation, block=block, spread=spread)
-        return jax.jit(
-            self._over_runs(make_rounds(one_round, self.plan.rounds_per_call), in_place=True),
-            donate_argnums=(0,) if self.plan.donate else (),
-            out_shardings=(self.placement.state, self.placement.everywhere),
-        )
+        algorithm, task = self.algorithm, self._task
+        plan = RoundPlan(self.participation, self._groups, block, self.placement.spread, self._availability)
+        if name == "advance":
+            return jax.jit(
+                self._over_runs(make_rounds(make_round(algorithm, plan), self.plan.rounds_per_call), in_place=True),
+                donate_argnums=(0,) if self.plan.donate else (),
+                out_shardings=(self.placement.state, self.placement.everywhere),
+            )
+        if name == "personal":
+            one = make_personal(algorithm, plan)
+        elif name == "unseen":
+            plan = plan._replace(groups=self._unseen_groups)
+            one = make_adapt(algorithm, task, plan, rounds=self._adapt_rounds, split="test")
+        else:
+            one = make_evaluate(algorithm, task, plan, split=name)
+        return jax.jit(self._over_runs(one))
 
     def _arguments(self, name: _ProgramName, runs: int) -> tuple[Any, ...]:
         """What the program is called with; states as shapes."""
         shapes = self._state_shapes(runs)
         layout = jax.tree.broadcast(self.placement.state, shapes)
         state = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, layout)
-        shared = (state, self._hp_rows(runs), self.federation)
+        federations = self._unseen if name == "unseen" else self.federations
+        shared = (state, self._hp_rows(runs), federations)
         return (*shared, jnp.int32(1)) if name == "advance" else shared
 
     def _hp_rows(self, runs: int) -> PyTree:
@@ -288,7 +354,8 @@ def _exchange(
     key = jax.random.key(0)
     zero = jnp.int32(0)
     message = algorithm.server.broadcast(key, hp, server_context(participation, zero), state.server)
-    first = jax.tree.map(lambda a: a[0], (state.clients, federation.splits))
+    first = jax.tree.map(lambda a: a[0], (state.clients[0], federation.splits))
+    received = Message(message.shared, jax.tree.map(lambda a: a[0], message.per_client))
     ctx = ClientContext(zero, zero, zero, ALL_STEPS, key)
-    _, upload, _ = algorithm.client.update(key, hp, ctx, message, *first)
-    return upload.total, message
+    _, upload, _ = algorithm.clients[0].update(key, hp, ctx, received, *first)
+    return upload.total, received

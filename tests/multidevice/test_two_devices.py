@@ -48,7 +48,7 @@ def test_data_of_their_own_give_the_same(clients, monkeypatch, cohort):
     monkeypatch.setattr("jaxpfl.engine.placement._shares_memory", lambda device: False)
     assert_same_on_two_devices(clients, "adaped", "2", cohort)
     simulation = simulate(METHODS["adaped"], clients, cohort=cohort)
-    for leaf in jax.tree.leaves(simulation.federation):
+    for leaf in jax.tree.leaves(simulation.federations):
         assert [s.data.shape[0] for s in leaf.addressable_shards] == [4, 4]
 
 
@@ -76,7 +76,7 @@ def test_states_lie_on_the_devices_and_data_are_not_copied(clients):
     state, _ = simulation.advance(simulation.init([0]), 2)
     for leaf in jax.tree.leaves((state.clients, state.participations)):
         assert [s.data.shape[1] for s in leaf.addressable_shards] == [4, 4]
-    for leaf in jax.tree.leaves(simulation.federation.train):
+    for leaf in jax.tree.leaves(simulation.federations[0].train):
         first, second = (s.data.unsafe_buffer_pointer() for s in leaf.addressable_shards)
         assert first == second
 

@@ -13,7 +13,7 @@ from oracle_setup import classification_problem, client_row, clients, perceptron
 
 from jaxpfl.algorithms.adaped import Shared
 from jaxpfl.priors.distillation import divergence, scale_gradient
-from jaxpfl.protocol import ClientContext
+from jaxpfl.protocol import ClientContext, Message
 
 ETA1, ETA2, ETA3, PSI, C, EPS = 0.3, 0.2, 0.01, 0.9, 5.0, 1e-5
 
@@ -100,8 +100,8 @@ def one_step():
         ctx = ClientContext(zero, jnp.int32(2), zero, 1, jax.random.key(1))
         theta, mu = (perceptron().init(jax.random.key(s)) for s in (8, 9))
         message, splits = Shared(mu, jnp.float64(PSI)), client_row(problem.splits, 0)
-        update = jax.jit(made.algorithm.client.update)
-        new, upload, _ = update(jax.random.key(3), made.hp, ctx, message, theta, splits)
+        update = jax.jit(made.algorithm.clients[0].update)
+        new, upload, _ = update(jax.random.key(3), made.hp, ctx, Message(message), theta, splits)
         theta, mu, new, change = jax.tree.map(np.asarray, (theta, mu, new, upload.total))
         assert upload.weight == 1
         end = {k: mu[k] + change.mu[k] for k in mu}

@@ -33,11 +33,11 @@ def off_by(defect: str) -> float:
     got = engine()
     start = got.states[0]
     given = world(classification_problem(), participation("full"), 100, ROUNDS)
-    own = [client_row(start.clients, i) for i in range(len(SIZES))]
+    own = [client_row(start.clients[0], i) for i in range(len(SIZES))]
     want = run_adaped(given, HP, start.server.mu, own, defect)
     differences = [
         distance(
-            (state.server._asdict(), [client_row(state.clients, i) for i in range(len(SIZES))]),
+            (state.server._asdict(), [client_row(state.clients[0], i) for i in range(len(SIZES))]),
             (expected.server, expected.clients),
         )
         for state, expected in zip(got.states[1:], want, strict=True)

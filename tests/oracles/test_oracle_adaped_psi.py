@@ -30,13 +30,13 @@ def settled(sizes: tuple[int, ...], psi: list[float], floor: list[float]) -> tup
     state = made.init(range(len(psi)))
     apart = [perceptron().init(jax.random.key(s)) for s in range(30, 30 + len(sizes))]
     thetas = jax.tree.map(lambda *a: jnp.stack([jnp.stack(a)] * len(psi)), *apart)
-    end, _ = made.advance(state._replace(clients=thetas), ROUNDS)
+    end, _ = made.advance(state._replace(clients=(thetas,)), ROUNDS)
     f = [
         [
             distillation(forward(mu, x), forward(client_row(own, i), x))[0]
             for i, (x, _) in enumerate(clients(problem.train))
         ]
-        for mu, own in (client_row((end.server.mu, end.clients), s) for s in range(len(psi)))
+        for mu, own in (client_row((end.server.mu, end.clients[0]), s) for s in range(len(psi)))
     ]
     return np.asarray(end.server.psi), np.array(f)
 

@@ -28,7 +28,7 @@ from oracle_setup import (
     world,
 )
 
-from jaxpfl.protocol import ClientContext
+from jaxpfl.protocol import ClientContext, Message
 from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Splits
 
@@ -67,7 +67,7 @@ def engine(method: str, kind: str, batch_size: int) -> Run:
 def reference(method: str, kind: str, batch_size: int, start) -> list[Round]:
     given = world(classification_problem(), participation(kind), batch_size, ROUNDS)
     hp = HYPER[method]
-    own = [client_row(start.clients, i) for i in range(len(SIZES))]
+    own = [client_row(start.clients[0], i) for i in range(len(SIZES))]
     if method == "local":
         return run_local(given, hp, own)
     if method == "adaped":
@@ -119,7 +119,7 @@ def test_rounds(method, kind, batch_size):
         else:
             assert_same(state.server, expected.server)
         for i in range(len(SIZES)):
-            assert_same(client_row(state.clients, i), expected.clients[i])
+            assert_same(client_row(state.clients[0], i), expected.clients[i])
         np.testing.assert_array_equal(state.participations, expected.participations)
         np.testing.assert_array_equal(state.diverged, 0)
 
@@ -152,15 +152,15 @@ def test_fine_tuned_parameters():
     def personalize(client_id: jax.Array, splits: Splits):
         key = stream(jax.random.key(SEED), Purpose.PERSONALIZE_BATCHES, client_id)
         ctx = ClientContext(jnp.int32(ROUNDS), client_id, jnp.int32(0), TUNE, key)
-        return made.algorithm.client.personalize(key, made.hp, ctx, got.states[-1].server, (), splits)
+        return made.algorithm.clients[0].personalize(key, made.hp, ctx, Message(got.states[-1].server), (), splits)
 
     for i, expected in enumerate(want):
-        assert_same(personalize(jnp.int32(IDS[i]), client_row(made.federation.splits, i)), expected)
+        assert_same(personalize(jnp.int32(IDS[i]), client_row(made.federations[0].splits, i)), expected)
 
 
 def test_adaped_starts_from_one_shared_initialisation():
     """``theta_i^0 = mu^0`` for every client, and psi^0 as given."""
     first = engine("adaped", "uniform", 6).states[0]
     for i in range(len(SIZES)):
-        assert_same(client_row(first.clients, i), first.server.mu, rtol=0)
+        assert_same(client_row(first.clients[0], i), first.server.mu, rtol=0)
     assert first.server.psi == ADAPED["psi_init"]

@@ -1,0 +1,103 @@
+"""Groups of clients whose states differ in structure (other architectures): each is a stack of its own."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.protocol import Algorithm
+from jaxpfl.types import Array, Federation, PyTree
+
+
+class Group(NamedTuple):
+    """Clients that share a stack. With one group it is everybody's stack, and nothing is moved.
+
+    Attributes:
+      members: their rows in the stack of all m clients, ascending, [size]; on the host.
+      rows: rows of the group's own stack: its size, rounded up to a multiple of the devices.
+      num_clients: m.
+      only: whether there is no other group.
+    """
+
+    members: np.ndarray
+    rows: int
+    num_clients: int
+    only: bool
+
+    @property
+    def size(self) -> int:
+        """How many clients the group has."""
+        return len(self.members)
+
+    def capacity(self, cohort: int) -> int:
+        """Slots that a cohort of at most ``cohort`` clients needs in this group."""
+        return min(cohort, self.size)
+
+    def cohort(self, rows: Array) -> Array:
+        """The group's part of a cohort: rows of all clients -> rows of the group, sorted, ``size`` where empty."""
+        if self.only:
+            return rows
+        place = np.full(self.num_clients + 1, self.size, np.int32)
+        place[self.members] = np.arange(self.size)
+        return jnp.sort(jnp.asarray(place)[rows])[: self.capacity(rows.shape[0])]
+
+    def clients(self, rows: Array) -> Array:
+        """The inverse of `cohort`: rows of the group -> rows of all clients, m where empty."""
+        if self.only:
+            return rows
+        return jnp.asarray(np.append(self.members, self.num_clients).astype(np.int32))[jnp.minimum(rows, self.size)]
+
+    def take(self, stacked: PyTree) -> PyTree:
+        """The group's rows of a tree stacked by all clients, [m, ...] or [m', ...], filled up to ``rows``."""
+
+        def take(leaf: Array) -> Array:
+            if self.only:
+                missing = self.rows - leaf.shape[0]
+                return jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1)) if missing else leaf
+            return leaf[np.pad(self.members, (0, self.rows - self.size), mode="edge")]
+
+        return jax.tree.map(take, stacked)
+
+    def put(self, stacked: PyTree, values: PyTree) -> PyTree:
+        """A tree stacked by all clients with the group's rows replaced; the rows beyond its size are dropped."""
+        if self.only:
+            return values
+        return jax.tree.map(lambda leaf, new: leaf.at[self.members].set(new[: self.size]), stacked, values)
+
+
+def make_groups(algorithm: Algorithm, client_ids: np.ndarray, devices: int) -> tuple[Group, ...]:
+    """The groups of an algorithm's clients.
+
+    Raises:
+      JaxpflError: where a group would have no client, or ``group_of`` names one that there is not.
+    """
+    count, num_clients = len(algorithm.clients), len(client_ids)
+    numbers = np.zeros(num_clients, int) if count == 1 else np.asarray(algorithm.group_of(client_ids, count))
+    if numbers.shape != (num_clients,) or numbers.min() < 0 or numbers.max() >= count:
+        raise JaxpflError(f"group_of must give each of {num_clients} clients a group from 0 to {count - 1}")
+    groups = []
+    for number in range(count):
+        members = np.flatnonzero(numbers == number)
+        if not len(members):
+            raise JaxpflError(f"group {number} of {count} has no client: use fewer groups than {num_clients} clients")
+        groups.append(Group(members, -(-len(members) // devices) * devices, num_clients, count == 1))
+    return tuple(groups)
+
+
+def split(federation: Federation, groups: tuple[Group, ...]) -> tuple[Federation, ...]:
+    """Each group's clients as a federation of their own."""
+    if len(groups) == 1:
+        return (federation,)
+    return tuple(jax.tree.map(lambda a, g=group: np.asarray(a)[g.members], federation) for group in groups)
+
+
+def gather(values: list[PyTree], groups: tuple[Group, ...]) -> PyTree:
+    """Values of each group's clients, [size, ...], in the order of the stack of all clients, [m, ...]."""
+    if len(groups) == 1:
+        return values[0]
+    order = np.argsort(np.concatenate([group.members for group in groups]))
+    return jax.tree.map(lambda *parts: jnp.concatenate(parts)[order], *values)

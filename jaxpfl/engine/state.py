@@ -1,0 +1,153 @@
+"""What a run carries from round to round."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxpfl.engine.groups import Group
+from jaxpfl.participation import Participation
+from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message, ServerContext
+from jaxpfl.randomness import Purpose, stream
+from jaxpfl.types import Array, Federation, Key, PyTree, Scalar
+
+
+@struct.dataclass
+class Counts:
+    """What each client has done so far.
+
+    One table, so that a round reads and writes one row of it for a client.
+
+    Attributes:
+      table: [..., 6] int32; the properties are its columns, each [...] (in a `RunState`, [m']).
+    """
+
+    table: Array
+
+    @classmethod
+    def row(
+        cls,
+        *,
+        participations: Scalar = 0,
+        diverged: Scalar = 0,
+        dropped: Scalar = 0,
+        idle_rounds: Scalar = 0,
+        idle_streak: Scalar = 0,
+        steps: Scalar = 0,
+    ) -> Counts:
+        """One client's counts, or what a round adds to them."""
+        columns = (participations, diverged, dropped, idle_rounds, idle_streak, steps)
+        return cls(jnp.stack([jnp.asarray(column, jnp.int32) for column in columns]))
+
+    @classmethod
+    def zeros(cls, rows: int) -> Counts:
+        """The counts of clients that have done nothing yet."""
+        return cls(jnp.zeros((rows, 6), jnp.int32))
+
+    @property
+    def participations(self) -> Array:
+        """Rounds in which the client was in the cohort."""
+        return self.table[..., 0]
+
+    @property
+    def diverged(self) -> Array:
+        """Rounds whose work was dropped: because the client's upload or its new state was not finite, or because the
+        server's next state would not have been."""
+        return self.table[..., 1]
+
+    @property
+    def dropped(self) -> Array:
+        """Rounds whose upload was lost on the way: the client dropped out after computing."""
+        return self.table[..., 2]
+
+    @property
+    def idle_rounds(self) -> Array:
+        """Rounds outside the cohort in which the client worked alone."""
+        return self.table[..., 3]
+
+    @property
+    def idle_streak(self) -> Array:
+        """How many of those in a row, since the client was last in the cohort."""
+        return self.table[..., 4]
+
+    @property
+    def steps(self) -> Array:
+        """Local steps taken, in the cohort or alone."""
+        return self.table[..., 5]
+
+    def with_diverged(self, diverged: Array) -> Counts:
+        """The same counts with another column of diverged rounds."""
+        return Counts(self.table.at[..., 1].set(diverged))
+
+
+class RunState(NamedTuple):
+    """Everything that a run carries from round to round; it is the whole checkpoint.
+
+    On several devices m' is m rounded up to a multiple of their number, and the last m' - m rows are nobody's;
+    otherwise m' = m.
+
+    Attributes:
+      server: the server's state.
+      clients: the clients' states, for each group of clients one tree with leaves [m', ...] (m of that group).
+      counts: what the clients have done, [m'], in the order of the stack whatever the groups.
+      round: [] int32, finished rounds.
+      key: the run's key.
+    """
+
+    server: PyTree
+    clients: tuple[PyTree, ...]
+    counts: Counts
+    round: Array
+    key: Key
+
+    @property
+    def participations(self) -> Array:
+        """Rounds in which each client was in the cohort, [m']."""
+        return self.counts.participations
+
+    @property
+    def diverged(self) -> Array:
+        """Rounds of each client whose work was dropped, [m']; see `Counts.diverged`."""
+        return self.counts.diverged
+
+
+def init_state(
+    algorithm: Algorithm,
+    participation: Participation,
+    groups: tuple[Group, ...],
+    key: Key,
+    hp: PyTree,
+    federations: tuple[Federation, ...],
+    rows: int,
+) -> RunState:
+    """The state before the first round, of ``rows`` = m' clients. Clients start from the round-0 broadcast."""
+    server = algorithm.server
+    ctx = server_context(participation, jnp.int32(0))
+    state = server.init(stream(key, Purpose.SERVER_INIT), hp, ctx)
+    message = server.broadcast(stream(key, Purpose.BROADCAST, 0), hp, ctx, state)
+
+    def init_group(number: int, group: Group, federation: Federation) -> PyTree:
+        def init_client(client_id: Array, own: PyTree) -> PyTree:
+            client_ctx = ClientContext(
+                jnp.int32(0), client_id, jnp.int32(0), ALL_STEPS, stream(key, Purpose.BATCHES, client_id)
+            )
+            received = Message(message.shared, own)
+            return algorithm.clients[number].init(stream(key, Purpose.CLIENT_INIT, client_id), hp, client_ctx, received)
+
+        ids = jnp.asarray(federation.client_ids)[: group.size]
+        ids = jnp.pad(ids, (0, group.rows - group.size), mode="edge")
+        return jax.vmap(init_client)(ids, group.take(message.per_client))
+
+    clients = tuple(
+        init_group(number, group, federation)
+        for number, (group, federation) in enumerate(zip(groups, federations, strict=True))
+    )
+    return RunState(state, clients, Counts.zeros(rows), jnp.int32(0), key)
+
+
+def server_context(participation: Participation, round: Array) -> ServerContext:
+    """What the server knows in a round."""
+    return ServerContext(round, participation.num_clients, participation.expected_cohort)
