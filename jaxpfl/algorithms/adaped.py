@@ -14,10 +14,15 @@ A large psi means clients that differ: theta is then left to its own data. Each 
 Weight decay is added to the gradients of theta and mu. Sampled clients start from the server's (mu, psi), keep their
 own theta, and the server averages their (mu, psi) uniformly. c = 5 is the constant of the paper's appendix; 1 is the
 plain derivative. The main text's floor is 0.5.
+
+With unsampled clients' iterations (its Algorithm 7), a client outside the cohort goes on with the first of the three
+steps, with the last (mu, psi) that it received (before any, those of round 0), for at most ``idle_rounds`` rounds in a
+row. It uploads nothing. mu and theta meet in their logits only, so theta may be of another architecture than mu.
 """
 
 from __future__ import annotations
 
+from functools import partial
 from typing import NamedTuple
 
 import jax
@@ -27,7 +32,8 @@ from flax import struct
 
 from jaxpfl.algorithms.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.local_work import Batch, LocalWork, descend, run_steps
-from jaxpfl.models import Task
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task, build_model
 from jaxpfl.priors import distillation
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
@@ -51,8 +57,50 @@ class Shared(NamedTuple):
     psi: Array
 
 
-def adaped(task: Task, work: LocalWork) -> Algorithm:
-    """AdaPeD (Algorithm 2). Models: personalised theta_i, the client's own; global mu, trained by distillation only."""
+class Remembering(NamedTuple):
+    """The state of a client that may work alone: its model, and the last (mu, psi) that it received."""
+
+    theta: PyTree
+    received: Shared
+
+
+def adaped(task: Task, work: LocalWork, *, idle_rounds: int = 0, architectures: str = "") -> Algorithm:
+    """AdaPeD (Algorithm 2). Models: personalised theta_i, the client's own; global mu, trained by distillation only.
+
+    Args:
+      task: its model is mu's, and theta's unless ``architectures`` says otherwise.
+      work: the local work in a round.
+      idle_rounds: the most rounds in a row that a client outside the cohort works alone (Algorithm 7); 0 for none. Such
+        clients also hold a copy of mu, and a round costs the steps of all m clients.
+      architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, dealt to the clients in turn
+        by their ids; "same" is the task's model. Clients of it start from mu, others from their own initialisation.
+
+    Raises:
+      JaxpflError: for a negative ``idle_rounds``, and names of no model.
+    """
+    if idle_rounds < 0:
+        raise JaxpflError(f"adaped.idle_rounds must be >= 0, got {idle_rounds}")
+
+    def personal_task(name: str) -> Task:
+        if name == "same":
+            return task
+        return task._replace(model=build_model(name, task.num_classes, task.input_shape))
+
+    names = architectures.split("+") if architectures else ["same"]
+    clients = tuple(_client(task, personal_task(name), work, idles=idle_rounds > 0) for name in names)
+    return Algorithm(clients, _server(task), work.steps, idle_cap=idle_rounds)
+
+
+def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool) -> Client:
+    """A client whose theta is a model of ``own_task``; mu is one of ``task``."""
+    own_apply = own_task.model.apply
+
+    def kd(batch: Batch, teacher: Array, student: Array) -> Array:
+        return batch.mean(distillation.divergence(teacher, student))
+
+    def personal_objective(batch: Batch, teacher: Array, psi: Array, student: Array) -> tuple[Array, Array]:
+        loss = batch.mean(task.loss(student, batch.y))
+        return loss + kd(batch, teacher, student) / (2 * psi), loss
 
     def step_from(rates: tuple[Scalar, Scalar], hp: AdaPeDHyper):
         eta1, eta2 = rates
@@ -65,34 +113,31 @@ def adaped(task: Task, work: LocalWork) -> Algorithm:
             def forward(params: PyTree) -> Array:
                 return task.model.apply(params, batch.x, key=key, train=True)
 
-            def kd(teacher: Array, student: Array) -> Array:
-                return batch.mean(distillation.divergence(teacher, student))
-
-            def personal_objective(student: Array) -> tuple[Array, Array]:
-                loss = batch.mean(task.loss(student, batch.y))
-                return loss + kd(teacher, student) / (2 * psi), loss
+            def own_forward(params: PyTree) -> Array:
+                return own_apply(params, batch.x, key=key, train=True)
 
             # Three gradients share their forward passes: theta and mu once each, then theta+, then mu+. The gradient
             # of mu at theta+ reuses mu's own pass. (XLA merges the repeated passes of three jax.grad calls as well,
             # to the same program on a CPU; here nothing depends on its doing so.)
-            student, pull_theta = jax.vjp(forward, theta)
+            student, pull_theta = jax.vjp(own_forward, theta)
             teacher, pull_mu = jax.vjp(forward, mu)
-            d_student, loss = jax.grad(personal_objective, has_aux=True)(student)
+            d_student, loss = jax.grad(partial(personal_objective, batch, teacher, psi), has_aux=True)(student)
             theta = descend(theta, pull_theta(d_student)[0], eta1, hp.weight_decay)
 
-            student = forward(theta)
-            d_teacher = jax.grad(lambda b: kd(b, student) / (2 * psi))(teacher)
+            student = own_forward(theta)
+            d_teacher = jax.grad(lambda b: kd(batch, b, student) / (2 * psi))(teacher)
             mu = descend(mu, pull_mu(d_teacher)[0], eta2, hp.weight_decay)
 
-            f = kd(forward(mu), student)
+            f = kd(batch, forward(mu), student)
             psi = jnp.maximum(psi - hp.lr_psi * distillation.scale_gradient(psi, f, hp.c), hp.psi_floor)
             return (theta, mu, psi), {"train_loss": loss, "divergence": f}
 
         return step
 
     def update(
-        key: Key, hp: AdaPeDHyper, ctx: ClientContext, message: Message, theta: PyTree, splits: Splits
+        key: Key, hp: AdaPeDHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
+        theta = theta_of(state)
         decay = hp.decay(ctx.round, work.steps)
         step = step_from((hp.lr * decay, hp.lr_global * decay), hp)
         received: Shared = message.shared
@@ -101,8 +146,43 @@ def adaped(task: Task, work: LocalWork) -> Algorithm:
             work, key, ctx, splits.train, step, carry, metrics=("train_loss", "divergence")
         )
         change = optax.tree.sub(Shared(mu, psi), received)
-        return theta, Upload(change, jnp.ones(())), metrics
+        return state_of(theta, received), Upload(change, jnp.ones(())), metrics
 
+    def idle(
+        key: Key, hp: AdaPeDHyper, ctx: ClientContext, state: Remembering, splits: Splits
+    ) -> tuple[Remembering, Metrics]:
+        eta1 = hp.lr * hp.decay(ctx.round, work.steps)
+        mu, psi = state.received
+
+        def step(key: Key, theta: PyTree, batch: Batch) -> tuple[PyTree, Metrics]:
+            teacher = task.model.apply(mu, batch.x, key=key, train=True)
+            student, pull_theta = jax.vjp(lambda params: own_apply(params, batch.x, key=key, train=True), theta)
+            d_student, loss = jax.grad(partial(personal_objective, batch, teacher, psi), has_aux=True)(student)
+            return descend(theta, pull_theta(d_student)[0], eta1, hp.weight_decay), {"train_loss": loss}
+
+        theta, metrics = run_steps(work, key, ctx, splits.train, step, state.theta, metrics=("train_loss",))
+        return state._replace(theta=theta), metrics
+
+    def init(key: Key, hp: AdaPeDHyper, ctx: ClientContext, message: Message) -> PyTree:
+        received: Shared = message.shared
+        return state_of(received.mu if own_task is task else own_task.init(key), received)
+
+    def theta_of(state: PyTree) -> PyTree:
+        return state.theta if idles else state
+
+    def state_of(theta: PyTree, received: Shared) -> PyTree:
+        return Remembering(theta, received) if idles else theta
+
+    return Client(
+        init=init,
+        update=update,
+        personalize=lambda key, hp, ctx, message, state, splits: theta_of(state),
+        predict=lambda hp, theta, x: own_apply(theta, x),
+        idle=idle if idles else None,
+    )
+
+
+def _server(task: Task) -> Server:
     def server_init(key: Key, hp: AdaPeDHyper, ctx: ServerContext) -> Shared:
         return Shared(task.init(key), jnp.asarray(hp.psi_init, jnp.result_type(float)))
 
@@ -113,16 +193,9 @@ def adaped(task: Task, work: LocalWork) -> Algorithm:
         state = Shared(optax.apply_updates(state.mu, change.mu), state.psi + change.psi)
         return state, {"psi": state.psi}
 
-    client = Client(
-        init=lambda key, hp, ctx, message: message.shared.mu,
-        update=update,
-        personalize=lambda key, hp, ctx, message, theta, splits: theta,
-        predict=lambda hp, theta, x: task.model.apply(theta, x),
-    )
-    server = Server(
+    return Server(
         init=server_init,
         broadcast=lambda key, hp, ctx, state: Message(state),
         update=server_update,
         predict_global=lambda hp, state, x: task.model.apply(state.mu, x),
     )
-    return Algorithm((client,), server, work.steps)

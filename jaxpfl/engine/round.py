@@ -157,6 +157,7 @@ def _take_part(
     )
     added = Counts.row(
         participations=1,
+        uploads=arrived,
         diverged=~finite,
         dropped=keep & ~arrived,
         idle_streak=-counts.idle_streak,

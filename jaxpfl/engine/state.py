@@ -22,7 +22,7 @@ class Counts:
     One table, so that a round reads and writes one row of it for a client.
 
     Attributes:
-      table: [..., 6] int32; the properties are its columns, each [...] (in a `RunState`, [m']).
+      table: [..., 7] int32; the properties are its columns, each [...] (in a `RunState`, [m']).
     """
 
     table: Array
@@ -32,6 +32,7 @@ class Counts:
         cls,
         *,
         participations: Scalar = 0,
+        uploads: Scalar = 0,
         diverged: Scalar = 0,
         dropped: Scalar = 0,
         idle_rounds: Scalar = 0,
@@ -39,13 +40,13 @@ class Counts:
         steps: Scalar = 0,
     ) -> Counts:
         """One client's counts, or what a round adds to them."""
-        columns = (participations, diverged, dropped, idle_rounds, idle_streak, steps)
+        columns = (participations, uploads, diverged, dropped, idle_rounds, idle_streak, steps)
         return cls(jnp.stack([jnp.asarray(column, jnp.int32) for column in columns]))
 
     @classmethod
     def zeros(cls, rows: int) -> Counts:
         """The counts of clients that have done nothing yet."""
-        return cls(jnp.zeros((rows, 6), jnp.int32))
+        return cls(jnp.zeros((rows, 7), jnp.int32))
 
     @property
     def participations(self) -> Array:
@@ -53,34 +54,39 @@ class Counts:
         return self.table[..., 0]
 
     @property
+    def uploads(self) -> Array:
+        """Rounds in which its upload reached the server."""
+        return self.table[..., 1]
+
+    @property
     def diverged(self) -> Array:
         """Rounds whose work was dropped: because the client's upload or its new state was not finite, or because the
         server's next state would not have been."""
-        return self.table[..., 1]
+        return self.table[..., 2]
 
     @property
     def dropped(self) -> Array:
         """Rounds whose upload was lost on the way: the client dropped out after computing."""
-        return self.table[..., 2]
+        return self.table[..., 3]
 
     @property
     def idle_rounds(self) -> Array:
         """Rounds outside the cohort in which the client worked alone."""
-        return self.table[..., 3]
+        return self.table[..., 4]
 
     @property
     def idle_streak(self) -> Array:
         """How many of those in a row, since the client was last in the cohort."""
-        return self.table[..., 4]
+        return self.table[..., 5]
 
     @property
     def steps(self) -> Array:
         """Local steps taken, in the cohort or alone."""
-        return self.table[..., 5]
+        return self.table[..., 6]
 
     def with_diverged(self, diverged: Array) -> Counts:
         """The same counts with another column of diverged rounds."""
-        return Counts(self.table.at[..., 1].set(diverged))
+        return Counts(self.table.at[..., 2].set(diverged))
 
 
 class RunState(NamedTuple):
