@@ -230,19 +230,43 @@ def adaped_step(
     return new_theta, new_mu, new_psi, ce, f
 
 
-def run_adaped(world: World, hp: Hyper, mu: Params, clients: Sequence[Params], defect: str = "") -> list[Round]:
-    """Algorithm 2: the cohort starts from (mu, psi) and own theta_i; the server averages (mu_i, psi_i)."""
+def adaped_alone(theta: Params, received: Any, batches: Sequence[Batch], hp: Hyper, factor: float) -> Params:
+    """Algorithm 7 outside the cohort: ``theta <- theta - eta1 grad_theta [CE(theta) + f(theta, mu) / (2 psi)]`` with
+    the last (mu, psi) received."""
+    for x, y in batches:
+        student = forward(theta, x)
+        d_ce = cross_entropy(student, y)[1]
+        d_kd = distillation(forward(received["mu"], x), student)[2]
+        gradient = backward(theta, x, d_ce + d_kd / (2 * received["psi"]))
+        theta = step(theta, gradient, hp["lr"] * factor, hp["weight_decay"])
+    return theta
+
+
+def run_adaped(
+    world: World, hp: Hyper, mu: Params, clients: Sequence[Params], defect: str = "", idle_cap: int = 0
+) -> list[Round]:
+    """Algorithm 2: the cohort starts from (mu, psi) and own theta_i; the server averages (mu_i, psi_i).
+
+    With ``idle_cap`` Algorithm 7: clients outside go on alone for so many rounds in a row.
+    """
     server = {"mu": mu, "psi": hp["psi_init"]}
     clients, seen, history = list(clients), [0] * len(clients), []
+    received, idled, streak = [server] * len(clients), [0] * len(clients), [0] * len(clients)
     for r, cohort in enumerate(world.cohorts):
         ends, means = [], []
+        for i in set(range(len(clients))) - set(cohort):
+            if streak[i] < idle_cap:
+                batches = world.batches(i, seen[i] + idled[i])
+                clients[i] = adaped_alone(clients[i], received[i], batches, hp, decay(hp, r, world.steps))
+                idled[i] += 1
+                streak[i] += 1
         for i in cohort:
             theta = server["mu"] if defect == "theta restarts from mu" else clients[i]
             mu, psi, steps = server["mu"], server["psi"], []
-            for batch in world.batches(i, seen[i]):
+            for batch in world.batches(i, seen[i] + idled[i]):
                 theta, mu, psi, ce, f = adaped_step(theta, mu, psi, batch, hp, decay(hp, r, world.steps), defect)
                 steps.append((ce, f))
-            clients[i] = theta
+            clients[i], received[i], streak[i] = theta, server, 0
             seen[i] += 1
             ends.append({"mu": subtract(mu, server["mu"]), "psi": psi - server["psi"]})
             means.append(np.mean(steps, axis=0))

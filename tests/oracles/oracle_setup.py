@@ -110,9 +110,13 @@ def simulation(
     batch_size: int = 100,
     steps: int = STEPS,
     plan: ExecutionPlan | None = None,
+    engine: dict[str, Any] | None = None,
     **options: Any,
 ) -> Simulation:
-    """A simulation of a registered method; by default the perceptron, everyone, full batches."""
+    """A simulation of a registered method; by default the perceptron, everyone, full batches.
+
+    ``options`` are the method's, ``engine`` the simulation's own.
+    """
     task = task or perceptron()
     work = LocalWork(np.asarray(federation.train.mask).sum(1), steps, batch_size)
     entry = METHODS[method]
@@ -123,6 +127,7 @@ def simulation(
         cohort or full(federation.num_clients),
         entry.hyper.replace(**hp),
         plan=plan or ExecutionPlan(rounds_per_call=1),
+        **(engine or {}),
     )
 
 

@@ -1,0 +1,117 @@
+"""Stragglers and lost uploads: what arrives is averaged right, what a client did stays with it. NumPy, float64."""
+
+import jax
+import numpy as np
+import pytest
+from numpy_reference import average, sgd, subtract
+from oracle_setup import (
+    IDS,
+    SEED,
+    SIZES,
+    STEPS,
+    assert_same,
+    classification_problem,
+    client_row,
+    clients,
+    run,
+    simulation,
+)
+
+from jaxpfl import JaxpflError
+from jaxpfl.participation import Availability, availability
+
+ROUNDS = 6
+HYPER = {"lr": 0.3, "lr_decay": 1.0, "decay_every": 60.0, "weight_decay": 0.02}
+FAILING = {
+    "lost uploads": Availability(0.5),
+    "stragglers": Availability(0.0, 0.7),
+    "both": Availability(0.4, 0.6, True),
+}
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def fates(given: Availability, round: int) -> tuple[list[int], list[bool]]:
+    """Of each client: the steps that it takes, and whether its upload is lost."""
+    key = jax.random.key(SEED)
+    steps = [min(int(given.local_steps(key, round, i, STEPS)), STEPS) for i in IDS]
+    return steps, [bool(given.drops_out(key, round, i)) for i in IDS]
+
+
+@pytest.mark.parametrize("name", FAILING)
+def test_fedavg(name):
+    """``mu + sum n_i (w_i - mu) / sum n_i`` over the uploads that arrived, w_i after as many steps as i took."""
+    given = FAILING[name]
+    got = run(simulation("fedavg", classification_problem(), HYPER, engine={"availability": given}), ROUNDS)
+    data, mu = clients(classification_problem().train), got.states[0].server
+    taken, lost_so_far = np.zeros(len(SIZES), int), np.zeros(len(SIZES), int)
+    for r in range(ROUNDS):
+        steps, lost = fates(given, r)
+        ends = [sgd(mu, [data[i]] * steps[i], HYPER["lr"], HYPER["weight_decay"])[0] for i in range(len(SIZES))]
+        heard = [i for i in range(len(SIZES)) if not lost[i]]
+        if heard:
+            mu = average(mu, [subtract(ends[i], mu) for i in heard], [SIZES[i] for i in heard])
+        taken, lost_so_far = taken + steps, lost_so_far + lost
+        state = got.states[r + 1]
+        assert_same(state.server, mu)
+        np.testing.assert_array_equal(state.counts.steps, taken)
+        np.testing.assert_array_equal(state.counts.dropped, lost_so_far)
+        np.testing.assert_array_equal(state.counts.uploads + state.counts.dropped, r + 1)
+    assert given.dropout == 0 or 0 < lost_so_far.sum() < ROUNDS * len(SIZES)
+    assert given.stragglers == 0 or taken.min() < ROUNDS * STEPS
+
+
+def test_a_client_whose_upload_is_lost_keeps_its_work():
+    """``local`` uploads nothing that matters: dropout must not change a client's model."""
+    plain, lossy = (
+        run(simulation("local", classification_problem(), HYPER, engine={"availability": given}), ROUNDS)
+        for given in (Availability(), Availability(0.5))
+    )
+    assert_same(client_row(plain.states[-1].clients, 0), client_row(lossy.states[-1].clients, 0))
+
+
+def test_a_round_in_which_everything_is_lost_leaves_the_server():
+    almost_sure = Availability(1 - 1e-9)
+    got = run(simulation("adaped", classification_problem(), {}, engine={"availability": almost_sure}), 2)
+    assert_same(got.states[-1].server, got.states[0].server, rtol=0)
+    np.testing.assert_array_equal(got.history["dropped"], len(SIZES))
+
+
+def test_frequencies():
+    """20000 draws: steps uniform on 1..tau for stragglers, at four standard errors (false alarm below 1e-3 in all)."""
+    given, tau, n = Availability(0.3, 0.4), 5, 20000
+    ids = np.arange(n)
+    draw = jax.jit(jax.vmap(lambda i: given.local_steps(jax.random.key(3), 7, i, tau)))
+    steps = np.asarray(draw(ids))
+    lost = np.asarray(jax.vmap(lambda i: given.drops_out(jax.random.key(3), 7, i))(ids))
+    for value in range(1, tau + 1):
+        p = 0.4 / tau + 0.6 * (value == tau)
+        assert abs((steps == value).mean() - p) < 4 * np.sqrt(p * (1 - p) / n), value
+    assert abs(lost.mean() - 0.3) < 4 * np.sqrt(0.3 * 0.7 / n)
+    assert abs(np.corrcoef(lost, steps)[0, 1]) < 4 / np.sqrt(n)
+
+
+def test_the_same_stragglers_in_every_round():
+    each, same = Availability(0.0, 0.5), Availability(0.0, 0.5, True)
+    for given, equal in ((each, False), (same, True)):
+        first, second = ([int(given.local_steps(jax.random.key(0), r, i, 100)) for i in range(20)] for r in (0, 1))
+        assert (first == second) is equal
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"dropout": 1.0}, "dropout must be >= 0 and < 1, got 1.0"),
+        ({"dropout": -0.1}, "dropout must be"),
+        ({"stragglers": 1.5}, "stragglers must be >= 0 and <= 1, got 1.5"),
+        ({"dropout": float("nan")}, "dropout must be"),
+        ({"same_stragglers": True}, "needs stragglers > 0"),
+    ],
+)
+def test_shares_out_of_range(arguments, message):
+    with pytest.raises(JaxpflError, match=message):
+        availability(**arguments)
