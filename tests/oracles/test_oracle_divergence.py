@@ -23,7 +23,8 @@ from oracle_setup import (
     stack,
 )
 
-from jaxpfl import METHODS, ExecutionPlan, Federation
+from jaxpfl import ExecutionPlan, Federation
+from jaxpfl.algorithms import FEDERATED
 
 BAD, ROUNDS = 1, 2
 KEPT = [i for i in range(len(SIZES)) if i != BAD]
@@ -83,7 +84,7 @@ def test_any_plan(blocks):
     check(run(simulation("adaped", spoiled(infinite), {}, plan=plan), ROUNDS), undisturbed("adaped"))
 
 
-@pytest.mark.parametrize("method", sorted(set(METHODS) - {"adaped"}))
+@pytest.mark.parametrize("method", sorted(set(FEDERATED) - {"adaped"}))
 def test_every_method(method):
     check(run(simulation(method, spoiled(infinite), {}), ROUNDS), undisturbed(method))
 
@@ -111,7 +112,7 @@ def test_it_is_scored_with_the_state_that_it_keeps():
         np.testing.assert_allclose(score[0, KEPT], expected["after"][name][0], rtol=1e-9)
 
 
-@pytest.mark.parametrize("method", sorted(METHODS))
+@pytest.mark.parametrize("method", sorted(FEDERATED))
 def test_all_diverge(method):
     """Nobody has weight: server and clients stand still."""
     bad = classification_problem()
