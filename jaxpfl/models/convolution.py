@@ -6,12 +6,13 @@ the input's patches: a client axis makes it a batched ``dot_general``. With the 
 every patch row is a contiguous run, so collecting patches is copying, in two stages: shifts along W, then
 shifts of whole rows along H.
 
-Kernels have the layout of ``flax.linen.Conv``, [k, k, C, O] ("HWIO"); convolutions are VALID with stride 1.
+Kernels have the layout of ``flax.linen.Conv``, [k, k, C, O] ("HWIO").
 """
 
 from __future__ import annotations
 
 import functools
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -59,19 +60,29 @@ def _project_bwd(residuals: tuple[Array, Array], g: Array) -> tuple[Array, Array
 project.defvjp(_project_fwd, _project_bwd)
 
 
-def conv(x: Array, kernel: Array) -> Array:
-    """VALID convolution: [C, H, W, N], [k, k, C, O] -> [O, H-k+1, W-k+1, N].
+def conv(x: Array, kernel: Array, *, stride: int = 1, padding: Literal["VALID", "SAME"] = "VALID") -> Array:
+    """Convolution: [C, H, W, N], [k, k, C, O] -> [O, h, w, N]; strides and paddings mean what they mean to ``lax``.
 
-    y[o, h, w, n] = sum_{i, j, c} kernel[i, j, c, o] x[c, h+i, w+j, n]
+    y[o, h, w, n] = sum_{i, j, c} kernel[i, j, c, o] x[c, s h + i, s w + j, n], x padded with zeros where SAME.
+
+    VALID: h = (H - k) // s + 1. SAME: h = ceil(H / s), and of an odd number of zeros the greater part comes last.
     """
     k, channels, features = kernel.shape[0], x.shape[0], kernel.shape[-1]
-    n = x.shape[-1]
-    h, w = x.shape[1] - k + 1, x.shape[2] - k + 1
-    shifted = jnp.concatenate([x[:, :, j : j + w] for j in range(k)])  # [k C, H, w, N], C fastest
-    patches = jnp.concatenate([shifted[:, i : i + h] for i in range(k)])  # [k k C, h, w, N]
+    if padding == "SAME":
+        x = jnp.pad(x, ((0, 0), _same_padding(x.shape[1], k, stride), _same_padding(x.shape[2], k, stride), (0, 0)))
+    h, w, n = (x.shape[1] - k) // stride + 1, (x.shape[2] - k) // stride + 1, x.shape[3]
+    ends = stride * (h - 1) + 1, stride * (w - 1) + 1
+    shifted = jnp.concatenate([x[:, :, j : j + ends[1] : stride] for j in range(k)])  # [k C, H, w, N], C fastest
+    patches = jnp.concatenate([shifted[:, i : i + ends[0] : stride] for i in range(k)])  # [k k C, h, w, N]
     rows = k * k * channels
     y = project(kernel.reshape(rows, features), patches.reshape(rows, h * w * n))
     return y.reshape(features, h, w, n)
+
+
+def _same_padding(size: int, k: int, stride: int) -> tuple[int, int]:
+    """Zeros before and after an axis, such that ceil(size / stride) windows of k fit."""
+    missing = max((-(-size // stride) - 1) * stride + k - size, 0)
+    return missing // 2, missing - missing // 2
 
 
 def max_pool(x: Array) -> Array:

@@ -7,21 +7,23 @@ converted to the parameters' type, so float64 parameters compute in float64.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 
+from jaxpfl.errors import JaxpflError
 from jaxpfl.models import convolution
 from jaxpfl.types import Array, Key
 
 
-def uniform_fan_in(fan_in: int) -> Callable[[Key, Sequence[int]], Array]:
-    """An initialiser ``(key, shape) -> U(-b, b)``, b = 1/sqrt(fan_in), in the default float type."""
+def uniform_fan_in(fan_in: int) -> Callable[..., Array]:
+    """An initialiser ``(key, shape) -> U(-b, b)``, b = 1/sqrt(fan_in); by default in the default float type."""
     bound = fan_in**-0.5
 
-    def init(key: Key, shape: Sequence[int]) -> Array:
-        return jax.random.uniform(key, tuple(shape), jnp.result_type(float), -bound, bound)
+    def init(key: Key, shape: Sequence[int], dtype: Any = None) -> Array:
+        return jax.random.uniform(key, tuple(shape), dtype or jnp.result_type(float), -bound, bound)
 
     return init
 
@@ -89,18 +91,23 @@ class FeatureDense(nn.Module):
 
 
 class Conv(nn.Module):
-    """VALID convolution: [C, H, W, N] -> [features, H-size+1, W-size+1, N].
+    """Convolution: [C, H, W, N] -> [features, h, w, N]; `convolution.conv` says what h and w are.
 
-    Parameters: kernel [size, size, C, features] and bias [features], as ``flax.linen.Conv`` has them.
+    Parameters: kernel [size, size, C, features] and, unless a normalisation follows whose own bias would undo it, bias
+    [features], as ``flax.linen.Conv`` has them.
     """
 
     features: int
     size: int = 5
+    stride: int = 1
+    padding: Literal["VALID", "SAME"] = "VALID"
+    bias: bool = True
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        kernel, bias = _conv_params(self, x.shape[0], self.size, self.features)
-        return convolution.conv(x.astype(kernel.dtype), kernel) + bias[:, None, None, None]
+        kernel = _conv_kernel(self, x.shape[0], self.size, self.features)
+        y = convolution.conv(x.astype(kernel.dtype), kernel, stride=self.stride, padding=self.padding)
+        return y + _conv_bias(self, kernel)[:, None, None, None] if self.bias else y
 
 
 class ConvPool(nn.Module):
@@ -114,14 +121,24 @@ class ConvPool(nn.Module):
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        kernel, bias = _conv_params(self, x.shape[0], self.size, self.features)
-        return convolution.conv_pool(x.astype(kernel.dtype), kernel, bias)
+        kernel = _conv_kernel(self, x.shape[0], self.size, self.features)
+        return convolution.conv_pool(x.astype(kernel.dtype), kernel, _conv_bias(self, kernel))
 
 
-def _conv_params(module: nn.Module, channels: int, size: int, features: int) -> tuple[Array, Array]:
-    init = uniform_fan_in(size * size * channels)
-    kernel = module.param("kernel", init, (size, size, channels, features))
-    return kernel, module.param("bias", init, (features,))
+def _conv_kernel(module: nn.Module, channels: int, size: int, features: int) -> Array:
+    return module.param("kernel", uniform_fan_in(size * size * channels), (size, size, channels, features))
+
+
+def _conv_bias(module: nn.Module, kernel: Array) -> Array:
+    size, _, channels, features = kernel.shape
+    return module.param("bias", uniform_fan_in(size * size * channels), (features,))
+
+
+def check_widths(hidden: Sequence[int]) -> tuple[int, ...]:
+    """The widths of hidden layers; refuses none at all and such as are not positive."""
+    if not hidden or min(hidden) < 1:
+        raise JaxpflError(f"hidden widths must be positive and at least one, got {tuple(hidden)}")
+    return tuple(hidden)
 
 
 def is_head(path: tuple[str, ...]) -> bool:

@@ -20,8 +20,21 @@ SHAPES = [
 ]
 
 
-def reference(x, kernel):
-    return lax.conv_general_dilated(x, kernel, (1, 1), "VALID", dimension_numbers=("CHWN", "HWIO", "CHWN"))
+STRIDED = [
+    ((3, 8, 8, 2, 3, 4), 2, "SAME"),
+    ((2, 9, 7, 2, 3, 4), 2, "SAME"),
+    ((2, 9, 6, 2, 3, 3), 1, "SAME"),
+    ((2, 8, 7, 3, 1, 4), 2, "SAME"),
+    ((2, 7, 8, 1, 4, 3), 3, "SAME"),
+    ((2, 2, 1, 2, 3, 3), 2, "SAME"),
+    ((2, 9, 8, 2, 3, 3), 2, "VALID"),
+    ((2, 5, 5, 2, 1, 3), 3, "SAME"),
+]
+
+
+def reference(x, kernel, stride=1, padding="VALID"):
+    strides = (stride, stride)
+    return lax.conv_general_dilated(x, kernel, strides, padding, dimension_numbers=("CHWN", "HWIO", "CHWN"))
 
 
 def reference_pool_last(x, kernel, bias):
@@ -59,6 +72,16 @@ def test_conv_equals_lax_in_float64(shape):
         compare(convolution.conv, reference, (x, kernel), 1e-9)
 
 
+@pytest.mark.parametrize(("dtype", "rtol"), [("float64", 1e-9), ("float32", 1e-5)])
+@pytest.mark.parametrize(("shape", "stride", "padding"), STRIDED)
+def test_strides_and_padding_are_those_of_lax(shape, stride, padding, dtype, rtol):
+    ours = functools.partial(convolution.conv, stride=stride, padding=padding)
+    theirs = functools.partial(reference, stride=stride, padding=padding)
+    with jax.enable_x64(True):
+        x, kernel, _ = draw(shape, dtype)
+        compare(ours, theirs, (x, kernel), rtol)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_conv_pool_equals_pooling_last_in_float64(shape):
     with jax.enable_x64(True):
@@ -84,7 +107,14 @@ def test_blank_images_with_zero_bias():
     compare(convolution.conv_pool, reference_pool_last, (x, kernel, bias), 0)
 
 
-@pytest.mark.parametrize("function", [convolution.conv_pool, lambda x, kernel, bias: convolution.conv(x, kernel)])
+@pytest.mark.parametrize(
+    "function",
+    [
+        convolution.conv_pool,
+        lambda x, kernel, bias: convolution.conv(x, kernel),
+        lambda x, kernel, bias: convolution.conv(x, kernel, stride=2, padding="SAME"),
+    ],
+)
 def test_vmap_and_map_over_clients_equal_a_loop(function):
     clients = [draw((2, 9, 8, 3, 3, 4 + 0 * i), jnp.float32) for i in range(3)]
     clients = [[leaf + i for leaf in client] for i, client in enumerate(clients)]
@@ -154,10 +184,13 @@ def test_kernel_layouts():
     np.testing.assert_array_equal(convolution.kernel_from_oihw(oihw), kernel)
 
 
-def test_conv_module_takes_the_parameters_of_flax():
-    module, flax_module = layers.Conv(4, size=3), nn.Conv(4, (3, 3), padding="VALID")
+@pytest.mark.parametrize(("stride", "padding", "bias"), [(1, "VALID", True), (2, "SAME", False)])
+def test_conv_module_takes_the_parameters_of_flax(stride, padding, bias):
+    module = layers.Conv(4, size=3, stride=stride, padding=padding, bias=bias)
+    flax_module = nn.Conv(4, (3, 3), stride, padding=padding, use_bias=bias)
     x = jax.random.normal(jax.random.key(0), (5, 9, 8, 2))
     variables = module.init(jax.random.key(1), x.transpose(3, 1, 2, 0))
+    assert jax.tree.structure(variables) == jax.tree.structure(flax_module.init(jax.random.key(1), x))
     expected = flax_module.apply(variables, x)
     np.testing.assert_allclose(
         module.apply(variables, x.transpose(3, 1, 2, 0)).transpose(3, 1, 2, 0), expected, atol=1e-5
