@@ -1,8 +1,9 @@
-"""Tree arithmetic that optax.tree lacks: selection, finiteness, prefix-weighted means, rows of stacked trees."""
+"""What optax.tree lacks: selection, finiteness, parts by path, prefix-weighted means, rows of stacked trees."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,6 +12,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.types import Array, PyTree
+
+PathPredicate = Callable[[tuple[str, ...]], bool]
+"""Maps a leaf's path, such as ``("head", "kernel")``, to whether it belongs to the part in question."""
 
 
 def where(condition: Array, if_true: PyTree, if_false: PyTree) -> PyTree:
@@ -71,6 +75,28 @@ def prefix_divide(total: PyTree, weight: PyTree) -> PyTree:
         return jnp.where(w > 0, leaf / jnp.where(w > 0, w, 1), 0).astype(leaf.dtype)
 
     return jax.tree.map(lambda w, part: jax.tree.map(lambda leaf: divide(w, leaf), part), weight, total)
+
+
+def split_by_path(tree: PyTree, predicate: PathPredicate) -> tuple[PyTree, PyTree]:
+    """The leaves whose path the predicate accepts, and the others: two trees of the same nodes, to be put together by
+    `merge`. Where one has a leaf the other has None, which JAX takes for a tree without leaves.
+    """
+
+    def keep(accepted: bool) -> PyTree:
+        return jax.tree.map_with_path(
+            lambda path, leaf: leaf if bool(predicate(_names(path))) == accepted else None, tree
+        )
+
+    return keep(True), keep(False)
+
+
+def merge(part: PyTree, rest: PyTree) -> PyTree:
+    """The tree of which `split_by_path` made the two parts."""
+    return jax.tree.map(lambda a, b: b if a is None else a, part, rest, is_leaf=lambda node: node is None)
+
+
+def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
+    return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
 
 
 def num_bytes(tree: PyTree) -> int:

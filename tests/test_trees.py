@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from typing import Any, NamedTuple
+
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from jaxpfl import trees
 
@@ -40,3 +43,39 @@ def test_packing_works_for_many_clients_at_once():
 def test_nothing_packs_to_nothing():
     assert trees.pack(()).vectors == ()
     assert trees.pack(()).unpack() == ()
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+def parameters():
+    return {
+        "body": {"kernel": jnp.ones((2, 3)), "scale": jnp.arange(2.0)},
+        "more": Pair([jnp.zeros(1), jnp.ones(1)], ()),
+    }
+
+
+def test_a_tree_is_split_by_the_paths_of_its_leaves():
+    seen = []
+    trees.split_by_path(parameters(), lambda path: bool(seen.append(path)))
+    assert set(seen) == {("body", "kernel"), ("body", "scale"), ("more", "first", "0"), ("more", "first", "1")}
+    chosen, rest = trees.split_by_path(parameters(), lambda path: path[-1] in ("scale", "1"))
+    chex.assert_trees_all_equal(jax.tree.leaves(chosen), [jnp.arange(2.0), jnp.ones(1)])
+    chex.assert_trees_all_equal(jax.tree.leaves(rest), [jnp.ones((2, 3)), jnp.zeros(1)])
+
+
+@pytest.mark.parametrize("accept", [lambda path: path[-1] == "scale", lambda path: True, lambda path: False])
+def test_merging_inverts_splitting(accept):
+    chosen, rest = jax.jit(lambda tree: trees.split_by_path(tree, accept))(parameters())
+    for part in (trees.merge(chosen, rest), trees.merge(rest, chosen)):
+        chex.assert_trees_all_equal(part, parameters())
+    doubled = jax.tree.map(jnp.add, chosen, chosen)
+    assert len(jax.tree.leaves(doubled)) == len(jax.tree.leaves(chosen))
+
+
+def test_a_tree_that_is_one_leaf_has_an_empty_path():
+    chosen, rest = trees.split_by_path(jnp.ones(3), lambda path: path == ())
+    assert rest is None
+    chex.assert_trees_all_equal(trees.merge(chosen, rest), jnp.ones(3))
