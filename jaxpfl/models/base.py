@@ -16,10 +16,8 @@ import optax
 from flax import linen as nn
 
 from jaxpfl.errors import JaxpflError
+from jaxpfl.trees import PathPredicate
 from jaxpfl.types import Array, Key, PyTree
-
-HeadPredicate = Callable[[tuple[str, ...]], bool]
-"""Maps a parameter's path, such as ``("head", "kernel")``, to whether it belongs to the personal head."""
 
 PerExample = Callable[[Array, Array], Array]
 """Maps logits [N, K] and labels [N] to one value per example, [N]."""
@@ -37,14 +35,18 @@ class Model(NamedTuple):
       apply: ``(params, x, key=None, train=False) -> logits`` of shape [N, num_classes]. `key` feeds dropout. A function
         without the last two is completed by `as_model`.
       head: which parameters form the personal head (FedPer, FedRep); None where the model names none.
+      norm: which parameters are scales and biases of normalisation layers (FedBN); None where the model names none.
+      vocabulary: how many tokens there are, where inputs are tokens 0 .. vocabulary - 1; None where they are numbers.
     """
 
     init: InitFn
     apply: Callable[..., Array]
-    head: HeadPredicate | None = None
+    head: PathPredicate | None = None
+    norm: PathPredicate | None = None
+    vocabulary: int | None = None
 
 
-def from_linen(module: nn.Module, head: HeadPredicate | None = None) -> Model:
+def from_linen(module: nn.Module, head: PathPredicate | None = None, norm: PathPredicate | None = None) -> Model:
     """Wraps a flax.linen module; ``params`` is the inner dictionary of its "params" collection.
 
     If the module's ``__call__`` takes `train`, it is passed. The apply key is its "dropout" stream.
@@ -71,7 +73,7 @@ def from_linen(module: nn.Module, head: HeadPredicate | None = None) -> Model:
         # Declared as output or (output, updates); without `mutable` it is the output alone.
         return cast(Array, module.apply({"params": params}, x, rngs=rngs, **flag(train)))
 
-    return Model(init, apply, head)
+    return Model(init, apply, head, norm)
 
 
 def as_model(model: Model | nn.Module) -> Model:
@@ -135,5 +137,13 @@ class Task(NamedTuple):
 def classification(
     model: Model | nn.Module, input_shape: tuple[int, ...], num_classes: int, input_dtype: Any = None
 ) -> Task:
-    """Softmax classification: cross-entropy loss; metrics "accuracy" and "loss"."""
-    return Task(as_model(model), tuple(input_shape), num_classes, input_dtype=input_dtype)
+    """Softmax classification: cross-entropy loss; metrics "accuracy" and "loss".
+
+    Raises:
+      JaxpflError: for a model of tokens on inputs that are no integers.
+    """
+    task = Task(as_model(model), tuple(input_shape), num_classes, input_dtype=input_dtype)
+    tokens = input_dtype is not None and jnp.issubdtype(input_dtype, jnp.integer)
+    if task.model.vocabulary is not None and not tokens:
+        raise JaxpflError("the model reads tokens, so inputs must be integers; these data's are not")
+    return task

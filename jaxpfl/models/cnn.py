@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import functools
+
 import jax
-import jax.numpy as jnp
 from flax import linen as nn
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models.base import Model, from_linen
-from jaxpfl.models.layers import ConvPool, FeatureDense, is_head
+from jaxpfl.models.convolution import max_pool
+from jaxpfl.models.images import batch_minor, check_image_shape
+from jaxpfl.models.layers import Conv, ConvPool, FeatureDense, is_head
+from jaxpfl.models.normalisation import GroupNorm, is_norm
 from jaxpfl.types import Array
 
 
@@ -17,36 +20,35 @@ class CNN(nn.Module):
 
     Inputs are [N, H, W, C], or [N, H, W] for one channel. Inside, the batch is the minor dimension, and the
     features of the dense part come in the order (C, H, W), as PyTorch flattens.
+
+    With `normalise` each convolution is followed by a group normalisation in place of its bias.
     """
 
     num_classes: int
     filters: tuple[int, ...] = (6, 16)
     hidden: tuple[int, ...] = (120, 84)
     size: int = 5
+    normalise: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        check_image_shape(x.shape[1:], len(self.filters), self.size)
-        if x.ndim == 3:
-            x = x[..., None]
-        x = jnp.transpose(x, (3, 1, 2, 0))
+        check_image_shape("CNN", x.shape[1:], smallest_for_cnn(len(self.filters), self.size))
+        x = batch_minor(x)
         for i, features in enumerate(self.filters):
-            x = ConvPool(features, self.size, name=f"conv{i}")(x)
+            if self.normalise:
+                x = Conv(features, self.size, bias=False, name=f"conv{i}")(x)
+                x = max_pool(jax.nn.relu(GroupNorm(name=f"norm{i}")(x)))
+            else:
+                x = ConvPool(features, self.size, name=f"conv{i}")(x)
         x = x.reshape(-1, x.shape[-1])
         for i, width in enumerate(self.hidden):
             x = jax.nn.relu(FeatureDense(width, name=f"dense{i}")(x))
         return FeatureDense(self.num_classes, name="head")(x).T
 
 
-def check_image_shape(shape: tuple[int, ...], convolutions: int, size: int = 5) -> None:
-    """Refuses an input shape [H, W] or [H, W, C] from which the network would leave no pixel."""
-    minimum = 1
-    for _ in range(convolutions):
-        minimum = 2 * minimum + size - 1
-    if len(shape) not in (2, 3) or min(shape[:2]) < minimum:
-        raise JaxpflError(
-            f"this CNN needs images [H, W] or [H, W, C] of at least {minimum} x {minimum}, got {tuple(shape)}"
-        )
+def smallest_for_cnn(convolutions: int = 2, size: int = 5) -> int:
+    """The side of the images of which the network leaves one pixel."""
+    return functools.reduce(lambda side, _: 2 * side + size - 1, range(convolutions), 1)
 
 
 def cnn(num_classes: int) -> Model:
@@ -61,3 +63,8 @@ def cnn(num_classes: int) -> Model:
 def cnn_cifar100(num_classes: int = 100) -> Model:
     """The papers' network for CIFAR-100: two conv5x5(64), each with relu and maxpool2, then 384, 192."""
     return from_linen(CNN(num_classes, filters=(64, 64), hidden=(384, 192)), is_head)
+
+
+def cnn_gn(num_classes: int) -> Model:
+    """`cnn` with group normalisation, two groups, between each convolution and its relu: 44,448 parameters."""
+    return from_linen(CNN(num_classes, normalise=True), is_head, is_norm)

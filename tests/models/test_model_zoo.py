@@ -19,19 +19,37 @@ PARAMETERS = [
     ("cnn", (28, 28, 1), 10, 44_426),
     ("cnn", (32, 32, 3), 10, 62_006),
     ("cnn-cifar100", (32, 32, 3), 100, 4_864 + 102_464 + 1600 * 384 + 384 + 384 * 192 + 192 + 19_300),
+    ("mlp-ln", (8, 8), 10, 64 * 64 + 64 + 2 * 64 + 650),
+    ("cnn-gn", (28, 28, 1), 10, 44_426 - 22 + 2 * 22),
+    ("resnet", (32, 32, 3), 10, 78_042),
+    ("resnet:20", (32, 32, 3), 10, 272_474),
+    ("resnet18", (32, 32, 3), 10, 11_173_962),
+    ("gru", (80,), 80, 80 * 8 + 3 * (8 + 128) * 128 + 4 * 128 + 129 * 80),
 ]
-EXAMPLES = {name: (shape, classes) for name, shape, classes, _ in PARAMETERS}
+# What is run here, not only counted, is run on small images.
+SMALL = {"cnn-gn": (16, 16, 1), "cnn-cifar100": (16, 16, 3), "resnet": (8, 8, 3), "resnet18": (8, 8, 1), "gru": (5,)}
+NORMALISED = {"mlp-ln", "cnn-gn", "resnet", "resnet18"}
+EXAMPLES = {name: (SMALL.get(name, shape), classes) for name, shape, classes, _ in PARAMETERS if name != "resnet:20"}
+
+
+# Runs once: compiling is what takes the time.
+jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
+
+
+def input_dtype(name):
+    return jnp.int32 if name == "gru" else None
 
 
 @functools.cache
 def initialised(name):
     shape, classes = EXAMPLES[name]
     model = build_model(name, classes, shape)
-    return model, jax.jit(classification(model, shape, classes).init)(jax.random.key(0))
+    return model, jit(classification(model, shape, classes, input_dtype(name)).init)(jax.random.key(0))
 
 
-def paths(params):
-    return [tuple(str(entry.key) for entry in path) for path, _ in jax.tree_util.tree_leaves_with_path(params)]
+def leaves(params):
+    """Each parameter by its path."""
+    return {tuple(str(entry.key) for entry in path): leaf for path, leaf in jax.tree.leaves_with_path(params)}
 
 
 def test_every_name_is_covered_here():
@@ -40,7 +58,7 @@ def test_every_name_is_covered_here():
 
 @pytest.mark.parametrize(("name", "shape", "classes", "count"), PARAMETERS)
 def test_parameter_count(name, shape, classes, count):
-    task = classification(build_model(name, classes, shape), shape, classes)
+    task = classification(build_model(name, classes, shape), shape, classes, input_dtype(name))
     params = jax.eval_shape(task.init, jax.random.key(0))
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == count
 
@@ -49,30 +67,44 @@ def test_parameter_count(name, shape, classes, count):
 def test_logits_under_jit_and_vmap(name):
     shape, classes = EXAMPLES[name]
     model, params = initialised(name)
-    x = jnp.ones((3, *shape))
+    x = jnp.ones((3, *shape), input_dtype(name))
     clients = jax.tree.map(lambda leaf: np.stack([leaf, leaf]), params)
-    logits = jax.jit(jax.vmap(model.apply))(clients, np.stack([x, x]))
+    logits = jit(jax.vmap(model.apply))(clients, np.stack([x, x]))
     assert logits.shape == (2, 3, classes)
-    np.testing.assert_allclose(logits[1], jax.jit(model.apply)(params, x), rtol=1e-5, atol=1e-6)
+    np.testing.assert_allclose(logits[1], jit(model.apply)(params, x), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_head_is_exactly_the_last_layer(name):
     model, params = initialised(name)
     assert model.head is not None
-    assert {path for path in paths(params) if model.head(path)} == {("head", "kernel"), ("head", "bias")}
+    assert {path for path in leaves(params) if model.head(path)} == {("head", "kernel"), ("head", "bias")}
 
 
 @pytest.mark.parametrize("name", list(EXAMPLES))
+def test_normalisation_is_exactly_scales_that_start_at_one_and_their_biases_at_zero(name):
+    model, params = initialised(name)
+    scales = {path[:-1] for path in leaves(params) if path[-1] == "scale"}
+    assert (model.norm is not None) == bool(scales) == (name in NORMALISED)
+    if model.norm is not None:
+        chosen = {path: leaf for path, leaf in leaves(params).items() if model.norm(path)}
+        assert chosen.keys() == {(*path, which) for path in scales for which in ("scale", "bias")}
+        for path, leaf in chosen.items():
+            np.testing.assert_array_equal(leaf, 1.0 if path[-1] == "scale" else 0.0)
+
+
+@pytest.mark.parametrize("name", sorted(set(EXAMPLES) - {"gru"}))
 def test_initialisation_fills_its_bounds(name):
     _, params = initialised(name)
-    for layer in params.values():
-        bound = math.prod(layer["kernel"].shape[:-1]) ** -0.5
-        for leaf in layer.values():
-            assert np.abs(leaf).max() <= bound
-        kernel = np.asarray(layer["kernel"]).ravel()
+    for path, kernel in leaves(params).items():
+        if path[-1] != "kernel":
+            continue
+        bound = math.prod(kernel.shape[:-1]) ** -0.5
+        bias = leaves(params).get((*path[:-1], "bias"), np.zeros(()))
+        assert max(np.abs(kernel).max(), np.abs(bias).max()) <= bound
         # Uniform on (-b, b): variance b^2 / 3; the mean of n squares has standard error b^2 sqrt(4 / 45 n).
-        assert abs(np.mean(kernel**2) - bound**2 / 3) < 5 * bound**2 * math.sqrt(4 / (45 * kernel.size))
+        squares = np.mean(np.square(kernel, dtype=float))
+        assert abs(squares - bound**2 / 3) < 5 * bound**2 * math.sqrt(4 / (45 * kernel.size))
 
 
 @pytest.mark.parametrize(("name", "expected"), [("mlp", (64,)), ("mlp:7,3", (7, 3)), ("mlp-persfl", (100,))])
@@ -97,7 +129,7 @@ def test_unknown_name_suggests_the_nearest():
         build_model("cn", 10, (28, 28))
 
 
-@pytest.mark.parametrize("name", ["mlp:", "mlp:a", "mlp:12,-3", "mlp:0", "cnn:3"])
+@pytest.mark.parametrize("name", ["mlp:", "mlp:a", "mlp:12,-3", "mlp:0", "mlp-ln:0", "cnn:3"])
 def test_bad_argument(name):
     with pytest.raises(JaxpflError):
         build_model(name, 10, (28, 28))

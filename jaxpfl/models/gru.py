@@ -1,0 +1,94 @@
+"""A recurrent network for the next token: characters of Shakespeare, words of Reddit."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import linen as nn
+from jax import lax
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models.base import Model, from_linen
+from jaxpfl.models.layers import Dense, check_widths, is_head, uniform_fan_in
+from jaxpfl.types import Array
+
+
+class Recurrent(nn.Module):
+    r"""Gated recurrent units (Cho et al. 2014) over time, from the state zero: [T, N, E] -> states [T, N, features].
+
+    .. math::
+       r &= \sigma(x A_0 + c_0 + h B_0) \\
+       z &= \sigma(x A_1 + c_1 + h B_1) \\
+       n &= \tanh(x A_2 + c_2 + r \odot (h B_2 + c_3)) \\
+       h &\leftarrow (1 - z) \odot n + z \odot h
+
+    as ``flax.linen.GRUCell`` has it. Parameters: A = input [3, E, features], B = recurrent [3, features, features] and
+    c = bias [4, features]; all start as PyTorch's.
+    """
+
+    features: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        width, init = self.features, uniform_fan_in(self.features)
+        kernel = self.param("input", init, (3, x.shape[2], width))
+        recurrent = self.param("recurrent", init, (3, width, width))
+        bias = self.param("bias", init, (4, width))
+        # Taken apart before the loop: with clients on several devices JAX 0.10 cannot pull a gradient back through
+        # ``lax.scan`` to an array as it came from outside ``shard_map``. (Therefore not ``flax.linen.RNN`` either.)
+        a, b, c = ([array[i] for i in range(len(array))] for array in (kernel, recurrent, bias))
+
+        def step(h: Array, x: Array) -> tuple[Array, Array]:
+            # A product for each gate, the input's in the loop: on a CPU that takes a tenth to two fifths less time
+            # than one product for the three gates, or one for all times (measured at width 128).
+            r = jax.nn.sigmoid(x @ a[0] + c[0] + h @ b[0])
+            z = jax.nn.sigmoid(x @ a[1] + c[1] + h @ b[1])
+            n = jnp.tanh(x @ a[2] + c[2] + r * (h @ b[2] + c[3]))
+            h = (1 - z) * n + z * h
+            return h, h
+
+        return lax.scan(step, jnp.zeros((x.shape[1], width), kernel.dtype), x.astype(kernel.dtype))[1]
+
+
+class GRU(nn.Module):
+    """Embedding, gated recurrent units, and a dense layer on the last state: [N, T] integers -> [N, num_classes].
+
+    A token outside the vocabulary is embedded as NaN: its client shows as diverged instead of learning nonsense.
+
+    Attributes:
+      num_classes: K.
+      vocabulary: how many tokens there are.
+      hidden: the width of each recurrent layer.
+      embedding: the width of a token's embedding; 8 in McMahan et al. 2017.
+    """
+
+    num_classes: int
+    vocabulary: int
+    hidden: tuple[int, ...] = (128,)
+    embedding: int = 8
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        check_token_shape(x.shape[1:])
+        normal, dtype = nn.initializers.normal(1.0), jnp.result_type(float)
+        embed = nn.Embed(self.vocabulary, self.embedding, embedding_init=normal, param_dtype=dtype, name="embedding")
+        states = embed(x.T)
+        for i, width in enumerate(self.hidden):
+            states = Recurrent(width, name=f"gru{i}")(states)
+        return Dense(self.num_classes, name="head")(states[-1])
+
+
+def check_token_shape(shape: tuple[int, ...]) -> None:
+    """Refuses an input shape that is no sequence [T]."""
+    if len(shape) != 1 or not shape[0]:
+        raise JaxpflError(f"the model 'gru' needs sequences of tokens [T], got inputs of shape {tuple(shape)}")
+
+
+def gru(num_classes: int, hidden: tuple[int, ...] = (128,), *, vocabulary: int | None = None) -> Model:
+    """A GRU that reads tokens; by default they are the classes, as where the next token is predicted.
+
+    ``hidden = (256, 256)`` has the widths of the two LSTM layers that McMahan et al. 2017 ("Communication-Efficient
+    Learning of Deep Networks from Decentralized Data") trained on Shakespeare. Padding is a token like any other.
+    """
+    vocabulary = num_classes if vocabulary is None else vocabulary
+    return from_linen(GRU(num_classes, vocabulary, check_widths(hidden)), is_head)._replace(vocabulary=vocabulary)

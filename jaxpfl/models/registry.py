@@ -1,0 +1,83 @@
+"""The models by name, with what each needs of its inputs. A new one is a file and a line here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.models.base import Model
+from jaxpfl.models.cnn import cnn, cnn_cifar100, cnn_gn, smallest_for_cnn
+from jaxpfl.models.gru import check_token_shape, gru
+from jaxpfl.models.images import check_image_shape
+from jaxpfl.models.linear import linear
+from jaxpfl.models.mlp import mlp, mlp_ln
+from jaxpfl.models.resnet import CIFAR_WIDTHS, RESNET18_WIDTHS, resnet, resnet18, smallest_for_resnet
+
+Shape = tuple[int, ...]
+
+
+class _Entry(NamedTuple):
+    """A registered model.
+
+    Attributes:
+      build: ``(num_classes) -> Model``; ``(num_classes, numbers) -> Model`` where the name takes numbers.
+      check: refuses input shapes at once, not when the first batch is traced.
+      example: a name with numbers, where it takes any.
+    """
+
+    build: Callable[..., Model]
+    check: Callable[[Shape], None] = lambda shape: None
+    example: str | None = None
+
+
+def _images(network: str, minimum: int) -> Callable[[Shape], None]:
+    return lambda shape: check_image_shape(network, shape, minimum)
+
+
+def _resnet(num_classes: int, depth: Shape = (8,)) -> Model:
+    if len(depth) != 1:
+        raise JaxpflError(f"'resnet' takes one number, its depth, got {','.join(map(str, depth))}")
+    return resnet(num_classes, depth[0])
+
+
+_CNN = _images("CNN", smallest_for_cnn())
+_BUILDERS: dict[str, _Entry] = {
+    "linear": _Entry(linear),
+    "mlp": _Entry(mlp, example="mlp:128,64"),
+    "mlp-ln": _Entry(mlp_ln, example="mlp-ln:128,64"),
+    "mlp-persfl": _Entry(lambda num_classes: mlp(num_classes, hidden=(100,))),
+    "cnn": _Entry(cnn, _CNN),
+    "cnn-gn": _Entry(cnn_gn, _CNN),
+    "cnn-cifar100": _Entry(cnn_cifar100, _CNN),
+    "resnet": _Entry(_resnet, _images("ResNet", smallest_for_resnet(CIFAR_WIDTHS)), "resnet:20"),
+    "resnet18": _Entry(resnet18, _images("ResNet", smallest_for_resnet(RESNET18_WIDTHS))),
+    "gru": _Entry(gru, check_token_shape, "gru:256,256"),
+}
+
+
+def available() -> tuple[str, ...]:
+    """The names that `build_model` knows."""
+    return tuple(sorted(_BUILDERS))
+
+
+def build_model(name: str, num_classes: int, input_shape: Shape) -> Model:
+    """The model registered under `name`; ``"mlp:128,64"`` gives a perceptron its hidden widths.
+
+    Raises JaxpflError for an unknown name, numbers that the model does not take, or inputs that it does not.
+    """
+    base, colon, argument = name.partition(":")
+    if base not in _BUILDERS:
+        raise unknown_name("model", base, _BUILDERS)
+    entry = _BUILDERS[base]
+    if colon and entry.example is None:
+        examples = ", ".join(repr(other.example) for other in _BUILDERS.values() if other.example)
+        raise JaxpflError(f"model {base!r} takes no numbers, got {name!r} (others do: {examples})")
+    entry.check(tuple(input_shape))
+    if not colon:
+        return entry.build(num_classes)
+    try:
+        numbers = tuple(int(number) for number in argument.split(","))
+    except ValueError:
+        raise JaxpflError(f"model {base!r} takes integers as in {entry.example!r}, got {name!r}") from None
+    return entry.build(num_classes, numbers)

@@ -1,0 +1,94 @@
+"""Residual networks for small images, with group normalisation.
+
+References: He et al. 2016, "Deep Residual Learning for Image Recognition" (the networks); Hsieh et al. 2020, "The
+Non-IID Data Quagmire of Decentralized Machine Learning" (group normalisation in place of batch normalisation); Reddi et
+al. 2021, "Adaptive Federated Optimization" (ResNet-18 with two groups in each normalisation).
+"""
+
+from __future__ import annotations
+
+import jax
+from flax import linen as nn
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models.base import Model, from_linen
+from jaxpfl.models.images import batch_minor, check_image_shape
+from jaxpfl.models.layers import Conv, FeatureDense, is_head
+from jaxpfl.models.normalisation import GroupNorm, is_norm
+from jaxpfl.types import Array
+
+
+class Block(nn.Module):
+    """``relu(norm(conv3x3(relu(norm(conv3x3(x))))) + shortcut(x))``: [C, H, W, N] -> [features, h, w, N].
+
+    The first convolution has the stride, h = ceil(H / stride). The shortcut is x itself where shapes agree, else a
+    normalised 1 x 1 convolution.
+    """
+
+    features: int
+    stride: int = 1
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        y = Conv(self.features, 3, self.stride, "SAME", bias=False, name="conv0")(x)
+        y = jax.nn.relu(GroupNorm(name="norm0")(y))
+        y = Conv(self.features, 3, padding="SAME", bias=False, name="conv1")(y)
+        y = GroupNorm(name="norm1")(y)
+        if x.shape != y.shape:
+            x = Conv(self.features, 1, self.stride, "SAME", bias=False, name="shortcut")(x)
+            x = GroupNorm(name="norm_shortcut")(x)
+        return jax.nn.relu(x + y)
+
+
+class ResNet(nn.Module):
+    """A convolution, stages of residual blocks, the mean over places, a dense layer: [N, H, W, C] -> [N, num_classes].
+
+    Each stage but the first halves the image. Inputs may be [N, H, W] for one channel.
+
+    Attributes:
+      num_classes: K.
+      widths: the channels of each stage.
+      blocks: blocks in each stage.
+    """
+
+    num_classes: int
+    widths: tuple[int, ...]
+    blocks: int
+
+    @nn.compact
+    def __call__(self, x: Array) -> Array:
+        check_image_shape("ResNet", x.shape[1:], smallest_for_resnet(self.widths))
+        x = Conv(self.widths[0], 3, padding="SAME", bias=False, name="conv0")(batch_minor(x))
+        x = jax.nn.relu(GroupNorm(name="norm0")(x))
+        for stage, width in enumerate(self.widths):
+            for i in range(self.blocks):
+                x = Block(width, stride=2 if stage and not i else 1, name=f"stage{stage}_block{i}")(x)
+        return FeatureDense(self.num_classes, name="head")(x.mean(axis=(1, 2))).T
+
+
+CIFAR_WIDTHS = (16, 32, 64)
+RESNET18_WIDTHS = (64, 128, 256, 512)
+
+
+def smallest_for_resnet(widths: tuple[int, ...]) -> int:
+    """The side of the images of which the last stage sees one pixel."""
+    return 2 ** (len(widths) - 1)
+
+
+def resnet(num_classes: int, depth: int = 8) -> Model:
+    """The CIFAR family of He et al. (section 4.2): 6 n + 2 layers, n blocks in each of three stages of 16, 32, 64.
+
+    Their shortcut where shapes differ is a normalised 1 x 1 convolution here. 78,042 parameters at depth 8 and 272,474
+    at depth 20, for three channels and ten classes.
+    """
+    if depth < 8 or depth % 6 != 2:
+        raise JaxpflError(f"a ResNet for CIFAR has 6 n + 2 layers (8, 14, 20, ...), got {depth}; see also 'resnet18'")
+    return from_linen(ResNet(num_classes, CIFAR_WIDTHS, (depth - 2) // 6), is_head, is_norm)
+
+
+def resnet18(num_classes: int) -> Model:
+    """ResNet-18 for small images: a 3 x 3 convolution without stride or pooling comes first, as is usual for CIFAR.
+
+    11,173,962 parameters for three channels and ten classes.
+    """
+    return from_linen(ResNet(num_classes, RESNET18_WIDTHS, 2), is_head, is_norm)
