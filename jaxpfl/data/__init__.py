@@ -11,6 +11,7 @@ from jaxpfl.data.idx import read_idx
 from jaxpfl.data.partition import PARTITIONS, Assignment, Partitioner, PartitionOptions, options_of, partitioner
 from jaxpfl.data.pickles import read_pickle
 from jaxpfl.data.plot import plot_split
+from jaxpfl.data.set_apart import set_apart
 from jaxpfl.data.source import Entry, Source, data_directory, pooled, unseen
 from jaxpfl.data.sources import available, known_sources, load
 from jaxpfl.data.stack import check_batch_size, pad, permute, stack_clients
@@ -46,6 +47,7 @@ __all__ = [
     "pooled",
     "read_idx",
     "read_pickle",
+    "set_apart",
     "split_rng",
     "stack_clients",
     "summary",

@@ -24,6 +24,7 @@ class SplitPurpose(IntEnum):
     PARTITION = 0
     TEST = 1
     VALIDATION = 2
+    UNSEEN = 3
 
 
 def split_rng(split_seed: int, purpose: SplitPurpose, *names: int) -> np.random.Generator:
