@@ -18,7 +18,8 @@ from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.errors import JaxpflError, JaxpflWarning, unknown_name
 from jaxpfl.models import Model, Task
-from jaxpfl.types import Federation
+from jaxpfl.models.given import start_from
+from jaxpfl.types import Federation, PyTree
 
 
 class Fit(NamedTuple):
@@ -62,6 +63,7 @@ def fit(
     seeds: int | Sequence[int] = 1,
     hyper: dict[str, Any] | None = None,
     options: dict[str, Any] | None = None,
+    warm_start: PyTree | None = None,
     eval_every: int | None = None,
     plan: ExecutionPlan | None = None,
 ) -> Fit:
@@ -85,6 +87,8 @@ def fit(
       seeds: how many runs (seeds 0, 1, ...), or the seeds themselves; they run in one program.
       hyper: hyper-parameters by name; a value is a number or, for a sweep, one number for each run.
       options: the method's static options by name.
+      warm_start: parameters that every model starts from in place of random ones, as the model's own ``init`` gives
+        them, or by path (``"head/kernel"``).
       eval_every: score after every so many rounds and at the end; by default at the end only.
       plan: how to execute.
 
@@ -104,6 +108,8 @@ def fit(
     if not np.asarray(federation.test.mask).any():
         warnings.warn("no client has test examples: every score will be NaN", JaxpflWarning, stacklevel=2)
     task = make_task(model, federation, num_classes)
+    if warm_start is not None:
+        task = start_from(task, warm_start)
     work = LocalWork(np.asarray(federation.train.size), local_steps, batch_size)
     simulation = Simulation(
         build(method, task, work, options or {}),
