@@ -10,6 +10,7 @@ from jaxpfl.algorithms import METHODS, LocalWork, Method, SgdHyper, hyper
 from jaxpfl.data import federate, load, stack_clients
 from jaxpfl.engine import ExecutionPlan, Fit, RunState, Simulation, fit
 from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.experiment.model_files import load_models
 from jaxpfl.models import Model, Task, classification, from_linen
 from jaxpfl.protocol import (
     Algorithm,
@@ -58,5 +59,6 @@ __all__ = [
     "from_linen",
     "hyper",
     "load",
+    "load_models",
     "stack_clients",
 ]

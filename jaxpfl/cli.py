@@ -117,13 +117,37 @@ def _dispatch(args: list[str]) -> None:
         """
         _data(action, settings, json, plot)
 
+    def export(
+        run: Annotated[Positional[Path], arg(metavar="RUN", help="The run folder.")],
+        output: Path | None = None,
+        method: str | None = None,
+        clients: tuple[int, ...] | None = None,
+        seed: int | None = None,
+        only_global: Annotated[bool, arg(name="global")] = False,
+        per_client: bool = False,
+        data_dir: str | None = None,
+    ) -> None:
+        """Write the models of a finished run as .npz files: every client's own, after adaptation, and the global one.
+
+        Args:
+            output: Folder to make; RUN/models unless given.
+            method: One of the run's methods; all unless given.
+            clients: Ids of clients; all unless given.
+            seed: One of the run's seeds; the first unless given.
+            only_global: Write the global models only.
+            per_client: Write a file for each client, not one with all.
+            data_dir: Where the data lie now.
+        """
+        chosen = {"method": method, "clients": clients, "seed": seed}
+        _export(run, output, data_dir, **chosen, only_global=only_global, per_client=per_client)
+
     def bench() -> None:
         """Measure speed against peers and against the machine: jaxpfl bench NAME; without a name, lists them."""
 
     run.__doc__ = f"Train one method and score every client's personalised model.\n\n{_methods(args)}"
     compare.__doc__ = f"Train several methods on the same split and seeds, and compare them.\n\n{_methods(args)}"
     app = tyro.extras.SubcommandApp()
-    for command in (compare, run, data, bench):
+    for command in (compare, run, data, export, bench):
         app.command(command)
     app.cli(
         prog="jaxpfl",
@@ -161,6 +185,7 @@ def _file_config(args: list[str]) -> RunConfig:
 def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, session: _Session) -> None:
     from rich.console import Console
 
+    from jaxpfl.experiment import warm_start
     from jaxpfl.experiment.interrupt import Interrupted
     from jaxpfl.experiment.profile import OFF, Recorder
     from jaxpfl.experiment.report import Terminal, print_profile, print_table
@@ -174,7 +199,8 @@ def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, ses
         compile_cache.enable()
         with profile.phase("data"):
             config = resolve(settings)
-            experiment = prepare(config, methods, strict=session.strict)
+            initial = None if config.warm_start is None else warm_start.read(config.warm_start)
+            experiment = prepare(config, methods, strict=session.strict, initial=initial)
         if session.explain_plan:
             _explain(experiment, out, session.json)
             return
@@ -206,6 +232,19 @@ def _explain(experiment: Any, out: Any, as_json: bool) -> None:
         print(json.dumps(report))
     else:
         print_explanation(out, report)
+
+
+def _export(run: Path, output: Path | None, data_dir: str | None, **wanted: Any) -> None:
+    from rich.console import Console
+
+    from jaxpfl.experiment.export import Wanted, export
+    from jaxpfl.experiment.report import Working, print_export
+
+    _use_all_cores()
+    compile_cache.enable()
+    with Working(Console(stderr=True)) as working:
+        folder, manifest = export(run, output, Wanted(**wanted), data_dir=data_dir, progress=working.show)
+    print_export(Console(), folder, manifest)
 
 
 def _use_all_cores() -> None:

@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.engine import RunState
+from jaxpfl.errors import JaxpflError
 
 
 class Checkpoints:
@@ -64,19 +65,29 @@ class Checkpoints:
         Returns:
           The state, and the seconds spent until it was saved.
         """
-        abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), _without_key_type(like))
-        wanted = self._ocp.args.StandardRestore({"state": abstract, "seconds": np.float64(0)})
         for round in sorted(self._manager.all_steps(), reverse=True):
             try:
-                tree = self._manager.restore(round, args=wanted)
-            except Exception as error:  # orbax raises whatever its parts do
-                reason = (str(error).splitlines() or [type(error).__name__])[0]
-                say(f"the checkpoint of round {round} cannot be read and is deleted: {reason}")
+                return self.read(round, like)
+            except JaxpflError as error:
+                say(f"{error}, and is deleted")
                 self._manager.delete(round)
-                continue
-            state = tree["state"]._replace(key=jax.random.wrap_key_data(jnp.asarray(tree["state"].key)))
-            return jax.tree.map(lambda a, b: jax.device_put(a, b.sharding), state, like), float(tree["seconds"])
         return like, 0.0
+
+    def read(self, round: int, like: RunState) -> tuple[RunState, float]:
+        """The checkpoint of one round: its state, and the seconds spent until it was saved.
+
+        Raises:
+          JaxpflError: when it cannot be read.
+        """
+        abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), _without_key_type(like))
+        wanted = self._ocp.args.StandardRestore({"state": abstract, "seconds": np.float64(0)})
+        try:
+            tree = self._manager.restore(round, args=wanted)
+        except Exception as error:  # orbax raises whatever its parts do
+            reason = (str(error).splitlines() or [type(error).__name__])[0]
+            raise JaxpflError(f"the checkpoint of round {round} cannot be read ({reason})") from None
+        state = tree["state"]._replace(key=jax.random.wrap_key_data(jnp.asarray(tree["state"].key)))
+        return jax.tree.map(lambda a, b: jax.device_put(a, b.sharding), state, like), float(tree["seconds"])
 
 
 def _without_key_type(state: RunState) -> RunState:

@@ -62,6 +62,9 @@ class RunConfig(DataConfig):
 
     model: str | None = None
     """Model: linear, mlp, mlp:128,64 (hidden sizes), cnn, ...; by data set unless given."""
+    warm_start: str | None = None
+    """Parameters that every model starts from: a run folder or exported models, for its global model (PATH:METHOD where
+    there are several methods), or an .npz file of parameters by path."""
     cohort: int | None = None
     """Clients in a round, a count K <= m, drawn uniformly; by data set unless given."""
     local_steps: int | None = None
@@ -90,8 +93,9 @@ class RunConfig(DataConfig):
 
 
 _MAY_GROW = ("rounds",)
-# These do not change what the run is: how it executes, how often it is saved, and where its data lie.
-_FREE = ("plan", "checkpoint_every", "data_dir")
+# These do not change what the run is: how it executes, how often it is saved, and where its data lie and its first
+# parameters (whose values the fingerprint holds).
+_FREE = ("plan", "checkpoint_every", "data_dir", "warm_start")
 
 
 def resolve(config: RunConfig) -> RunConfig:

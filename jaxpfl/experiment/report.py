@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
@@ -9,6 +10,7 @@ from rich import box
 from rich.console import Console
 from rich.progress import (
     BarColumn,
+    DownloadColumn,
     MofNCompleteColumn,
     Progress,
     TextColumn,
@@ -59,6 +61,42 @@ class Terminal:
 
     def say(self, text: str) -> None:
         self._progress.console.print(text, highlight=False)
+
+
+class Working:
+    """A line that says what is being done, gone when it is done; use it as a context manager."""
+
+    def __init__(self, console: Console):
+        columns = (TextColumn("[bold]{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
+        shown = console.is_terminal
+        self._progress = Progress(*columns, console=console, transient=True, disable=not shown)
+        self._task = self._progress.add_task("starting", total=None)
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+    def show(self, what: str, done: int, total: int) -> None:
+        """Shows ``done`` of ``total`` bytes; a total of 0 is unknown."""
+        self._progress.update(self._task, description=what, completed=done, total=total or None)
+
+
+def print_export(console: Console, folder: Path, manifest: dict[str, Any]) -> None:
+    """What was written for each method."""
+    for name, entry in manifest["methods"].items():
+        clients = sum(len(group["client_ids"]) for group in entry["groups"])
+        parts = [f"{clients} personal models"] * (clients > 0) + ["the global model"] * (entry["global"] is not None)
+        written = " and ".join(parts) or "nothing: it has no global model"
+        console.print(f"{name}, seed {manifest['seed']}, round {entry['round']}: {written}", highlight=False)
+    console.print(f"models: {folder} (manifest.json says what is where)", highlight=False, soft_wrap=True)
 
 
 def print_table(console: Console, summary: dict[str, Any]) -> None:

@@ -62,7 +62,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
     }
     if stored.exists():
         old = files.read_json(stored)
-        if not isinstance(old, dict) or not new.keys() <= old.keys():
+        if not isinstance(old, dict) or not new.keys() - {"warm_start"} <= old.keys():
             raise JaxpflError(f"{stored} is not the config of a run: choose another --output")
         semantic, allowed = differences(old["config"], new["config"])
         dropped = [name for name in old["methods"] if name not in methods]
@@ -71,6 +71,8 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
             semantic.append(f"methods: {', '.join(old['methods'])} -> {', '.join(methods)}")
         if old["data"] != new["data"]:
             semantic.append("the data are not those of the run")
+        if old.get("warm_start") != new["warm_start"]:
+            semantic.append("the parameters of --warm-start are not those of the run")
         for name in set(methods) & old["hyper"].keys():
             if old["hyper"][name] != new["hyper"][name]:
                 semantic.append(f"{name}: {old['hyper'][name]} -> {new['hyper'][name]}")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import zlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -20,16 +21,18 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.config import RunConfig, method_settings
 from jaxpfl.experiment.presets import model_for
 from jaxpfl.models import Task
-from jaxpfl.types import Federation
+from jaxpfl.models.given import start_from
+from jaxpfl.types import Federation, PyTree
 
 
 class Experiment(NamedTuple):
-    """A resolved config with its data, split and model."""
+    """A resolved config with its data, split and model, and the checksum of the parameters it starts from, if given."""
 
     config: RunConfig
     methods: tuple[str, ...]
     federation: Federation
     task: Task
+    start: int | None
 
     def simulation(self, name: str) -> Simulation:
         """The compiled programs of one method."""
@@ -50,21 +53,27 @@ class Experiment(NamedTuple):
 
     def fingerprint(self) -> dict[str, Any]:
         """What the config does not say but the numbers depend on: every hyper-parameter, and the data themselves."""
-        checksum = 0
-        for leaf in jax.tree.leaves(self.federation):
-            checksum = zlib.crc32(np.ascontiguousarray(leaf).data, checksum)
         hyper = {name: {k: float(v) for k, v in vars(self.hyper(name)).items()} for name in self.methods}
-        return {"hyper": hyper, "data": checksum}
+        return {"hyper": hyper, "data": _checksum(self.federation), "warm_start": self.start}
 
 
-def prepare(config: RunConfig, methods: tuple[str, ...], *, strict: bool = False) -> Experiment:
+def prepare(
+    config: RunConfig,
+    methods: tuple[str, ...],
+    *,
+    strict: bool = False,
+    initial: Mapping[str, np.ndarray] | None = None,
+) -> Experiment:
     """Loads and splits the data and checks every name and value, before anything is written.
 
     Args:
       config: a resolved config.
       methods: registered names.
       strict: refuse what is otherwise warned about (a batch larger than the smallest client).
+      initial: the parameters that ``config.warm_start`` names, by path, as `warm_start.read` reads them.
     """
+    if (config.warm_start is None) != (initial is None):
+        raise ValueError("give the parameters that config.warm_start names, and no others")
     if not methods:
         raise JaxpflError("at least one method is needed")
     if len(set(methods)) != len(methods):
@@ -83,11 +92,14 @@ def prepare(config: RunConfig, methods: tuple[str, ...], *, strict: bool = False
         raise JaxpflError("no client has test examples: use fewer clients, or a larger --test-share")
     data.check_batch_size(federation, require(config.batch_size), strict)
     task = make_task(require(config.model), federation, source.num_classes)
+    start = None
+    if initial is not None:
+        task, start = start_from(task, initial), _checksum(dict(initial))
     work = local_work(config, federation)
     work.batches(1)  # refuses an unknown way to draw
     for name in methods:  # a method may refuse its options or the task
         build(algorithms.get(name), task, work, _split_settings(config, name, methods)[1])
-    return Experiment(config, methods, federation, task)
+    return Experiment(config, methods, federation, task, start)
 
 
 def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
@@ -116,6 +128,13 @@ def local_work(config: RunConfig, federation: Federation) -> LocalWork:
     """The clients' work in a round."""
     sizes = np.asarray(federation.train.size)
     return LocalWork(sizes, require(config.local_steps), require(config.batch_size), config.draw)
+
+
+def _checksum(tree: PyTree) -> int:
+    checksum = 0
+    for leaf in jax.tree.leaves(tree):
+        checksum = zlib.crc32(np.ascontiguousarray(leaf).data, checksum)
+    return checksum
 
 
 def require(value: Any) -> Any:

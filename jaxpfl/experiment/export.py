@@ -1,0 +1,182 @@
+"""``jaxpfl export``: the models of a finished run, as files that need no jaxpfl to be read (see `model_files`)."""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+import jaxpfl
+from jaxpfl import trees
+from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment import files
+from jaxpfl.experiment.model_files import CLIENT_IDS, FORMAT, MANIFEST, no_client, write_npz
+from jaxpfl.experiment.parameters import LastModels, Stack
+from jaxpfl.experiment.setup import Experiment
+from jaxpfl.experiment.stored_run import StoredRun, open_run
+from jaxpfl.models.given import by_path
+
+Progress = Callable[[str, int, int], None]
+"""Hears what is being done, the bytes written of it so far, and all its bytes (0 where none are written)."""
+
+
+class Wanted(NamedTuple):
+    """What to export of a run.
+
+    Attributes:
+      method: one method; None for all.
+      clients: ids of clients; None for all.
+      seed: one of the run's seeds; None for the first.
+      only_global: leave the personalised models out.
+      per_client: a file for each client in place of one with all.
+    """
+
+    method: str | None = None
+    clients: tuple[int, ...] | None = None
+    seed: int | None = None
+    only_global: bool = False
+    per_client: bool = False
+
+
+EVERYTHING = Wanted()
+
+
+def export(
+    run: Path,
+    output: Path | None = None,
+    wanted: Wanted = EVERYTHING,
+    *,
+    data_dir: str | None = None,
+    progress: Progress = lambda what, done, total: None,
+) -> tuple[Path, dict[str, Any]]:
+    """Writes the personalised models (after adaptation) and the global models of a finished run.
+
+    The models of all clients, for one method and one seed, are in memory at once beside the method's state; they are
+    written array by array. The folder gets its name when it is whole: a kill leaves a hidden one, which the next export
+    to the same place removes.
+
+    Args:
+      run: the run folder.
+      output: the folder to make; RUN/models by default.
+      wanted: which models.
+      data_dir: where the data lie now, if elsewhere than for the run.
+      progress: hears how far it is.
+
+    Returns:
+      The folder, and its manifest.
+
+    Raises:
+      JaxpflError: for a folder that holds no run, or not this method, client or seed; a method that has not finished;
+        data that are not the run's; and an output that exists or cannot be written.
+    """
+    stored = open_run(run)
+    methods = [stored.finished(name) for name in ([wanted.method] if wanted.method else stored.methods)]
+    seed = _known_seed(stored, wanted.seed)
+    output = run / "models" if output is None else output
+    if output.exists():
+        raise JaxpflError(f"{output} exists: choose another --output")
+    progress("reading the data", 0, 0)
+    experiment = stored.experiment(data_dir)
+    known = np.asarray(experiment.federation.client_ids)
+    for client_id in wanted.clients or ():
+        if client_id not in known:
+            raise no_client(client_id, known)
+
+    partial = output.with_name(f".{output.name}.partial")
+    try:
+        shutil.rmtree(partial, ignore_errors=True)
+        partial.mkdir(parents=True)
+        entries = {}
+        for name in methods:
+            progress(f"restoring {name}", 0, 0)
+            models = LastModels(stored, experiment, name, seed)
+            entries[name] = _write_method(partial, name, models, wanted, progress)
+        manifest = files.jsonable(_manifest(stored, experiment, seed, entries))
+        files.write_json(partial / MANIFEST, manifest)
+        os.replace(partial, output)
+    except OSError as error:
+        raise JaxpflError(f"cannot write to {output}: {error.strerror or error}") from None
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return output, manifest
+
+
+def _known_seed(run: StoredRun, seed: int | None) -> int:
+    if seed is None:
+        return run.seeds[0]
+    if seed not in run.seeds:
+        nearest = min(run.seeds, key=lambda known: abs(known - seed))
+        raise JaxpflError(f"unknown seed {seed}: did you mean {nearest}? (known: {run.seeds[0]} to {run.seeds[-1]})")
+    return seed
+
+
+def _write_method(folder: Path, name: str, models: LastModels, wanted: Wanted, progress: Progress) -> dict[str, Any]:
+    """Writes one method's models, and returns its entry in the manifest."""
+    entry: dict[str, Any] = {"round": models.round, "groups": [], "global": None}
+    parameters = models.global_model()
+    if parameters is not None:
+        arrays = by_path(parameters)
+        write_npz(folder / name / "global.npz", arrays)
+        entry["global"] = {"file": f"{name}/global.npz", "parameters": _shapes(arrays)}
+    if wanted.only_global:
+        return entry
+    stacks = models.personal_models()
+    for number, stack in enumerate(stacks):
+        if wanted.clients is not None:
+            rows = np.flatnonzero(np.isin(stack.client_ids, wanted.clients))
+            if not len(rows):
+                continue
+            parameters = jax.tree.map(lambda a, rows=rows: a[rows], stack.parameters)
+            stack = stack._replace(client_ids=stack.client_ids[rows], parameters=parameters)
+        file = f"{name}/personal{f'-{number}' if len(stacks) > 1 else ''}.npz"
+        if wanted.per_client:
+            file = f"{name}/clients/{{client}}.npz"
+        _write_stack(folder / file, stack, lambda done, total: progress(f"writing {name}", done, total))
+        described = _shapes(by_path(stack.parameters), of_one=True)
+        about = {"file": file, "parameters": described, "of_model": stack.of_model, CLIENT_IDS: stack.client_ids}
+        entry["groups"].append(about)
+    return entry
+
+
+def _write_stack(path: Path, stack: Stack, progress: Callable[[int, int], None]) -> None:
+    """Writes the models of a group of clients: into one archive, or one for each where the path names ``{client}``."""
+    total, done = trees.num_bytes(stack.parameters), 0
+
+    def advance(written: int) -> None:
+        nonlocal done
+        done += written
+        progress(done, total)
+
+    arrays = by_path(stack.parameters)
+    if "{client}" not in path.name:
+        write_npz(path, {CLIENT_IDS: stack.client_ids} | arrays, advance)
+        return
+    hosted = {key: np.asarray(array) for key, array in arrays.items()}
+    for row, client_id in enumerate(stack.client_ids):
+        write_npz(path.with_name(f"{client_id}.npz"), {key: array[row] for key, array in hosted.items()}, advance)
+
+
+def _shapes(arrays: dict[str, Any], *, of_one: bool = False) -> dict[str, Any]:
+    """Shapes and types by path; ``of_one``: those of one of the clients on the leading axis."""
+    return {path: {"shape": a.shape[1:] if of_one else a.shape, "dtype": str(a.dtype)} for path, a in arrays.items()}
+
+
+def _manifest(run: StoredRun, experiment: Experiment, seed: int, entries: dict[str, Any]) -> dict[str, Any]:
+    task = experiment.task
+    return {
+        "format": FORMAT,
+        "methods": entries,
+        "model": experiment.config.model,
+        "classes": task.num_classes,
+        "input_shape": list(task.input_shape),
+        "input_dtype": str(experiment.federation.train.x.dtype),
+        "seed": seed,
+        "config": run.record["config"],
+        "data": run.record["data"],
+        "versions": {"jaxpfl": jaxpfl.__version__, "jax": jax.__version__, "run": run.record.get("versions")},
+    }

@@ -1,0 +1,104 @@
+"""The parameters of a method's models after its last round, whatever else its states hold.
+
+A server may keep control variates or an optimiser's moments beside its model, and a client two models that it mixes.
+What they predict with is one set of parameters all the same, and only the prediction knows which: so it is run once,
+on a task whose model tells with what it was called.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.experiment.setup import Experiment
+from jaxpfl.experiment.stored_run import StoredRun, last_state
+from jaxpfl.models import Task
+from jaxpfl.types import Array, Key, PyTree
+
+
+class Stack(NamedTuple):
+    """The models of a group of clients.
+
+    Attributes:
+      client_ids: [m].
+      parameters: leaves [m, ...].
+      of_model: whether they are parameters of the run's own model. Not where a client predicts with another model, or
+        with several; they are then what its method calls its personalised model.
+    """
+
+    client_ids: np.ndarray
+    parameters: PyTree
+    of_model: bool
+
+
+class LastModels:
+    """One method of a finished run, restored for one seed."""
+
+    def __init__(self, run: StoredRun, experiment: Experiment, method: str, seed: int):
+        self._witness = Witness(experiment.task)
+        watched = experiment._replace(task=self._witness.task)
+        self._client_ids = np.asarray(experiment.federation.client_ids)
+        self._simulation, self._state = last_state(run, watched, method, seed)
+        self._hp = jax.tree.map(lambda a: a.reshape(-1)[0], self._simulation.hp)
+
+    @property
+    def round(self) -> int:
+        """Finished rounds."""
+        return int(self._state.round[0])
+
+    def global_model(self) -> PyTree | None:
+        """The global model's parameters; None where the method has no global model, or one that is several."""
+        predict = self._simulation.algorithm.server.predict_global
+        if predict is None:
+            return None
+        return self._witness.parameters(predict, self._hp, jax.tree.map(lambda a: a[0], self._state.server))
+
+    def personal_models(self) -> list[Stack]:
+        """The clients' models after adaptation, one stack for each group of clients that work differently."""
+        algorithm = self._simulation.algorithm
+        models = self._simulation.personal_models(self._state)
+        count = len(algorithm.clients)
+        if count == 1:
+            return [self._stack(0, models, self._client_ids)]
+        numbers = algorithm.group_of(self._client_ids, count)
+        return [self._stack(i, group, self._client_ids[numbers == i]) for i, group in enumerate(models)]
+
+    def _stack(self, group: int, models: PyTree, client_ids: np.ndarray) -> Stack:
+        predict, of_model = self._simulation.algorithm.clients[group].predict, True
+
+        def parameters(personal: PyTree) -> PyTree:
+            nonlocal of_model
+            found = self._witness.parameters(predict, self._hp, personal)
+            of_model = found is not None
+            return found if of_model else personal
+
+        # Compiled, so that nothing of the prediction itself is computed.
+        stacked = jax.jit(jax.vmap(parameters))(jax.tree.map(lambda a: a[0, : len(client_ids)], models))
+        return Stack(client_ids, stacked, of_model)
+
+
+class Witness:
+    """Wraps a task so that a prediction of an algorithm built for it can be asked for its parameters."""
+
+    def __init__(self, task: Task):
+        self._calls: list[tuple[PyTree, Array]] = []
+        self._apply = task.model.apply
+        self.task = task._replace(model=task.model._replace(apply=self._watched))
+
+    def _watched(self, params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
+        logits = self._apply(params, x, key=key, train=train)
+        self._calls.append((params, logits))
+        return logits
+
+    def parameters(self, predict: Callable[..., Array], *args: Any) -> PyTree | None:
+        """The parameters with which ``predict(*args, x)`` is the model's own output; None where it is something else,
+        such as a mixture of several models' outputs."""
+        self._calls.clear()
+        logits = predict(*args, jnp.zeros((1, *self.task.input_shape), self.task.input_dtype))
+        found = [params for params, output in self._calls if output is logits]
+        self._calls.clear()
+        return found[0] if found else None

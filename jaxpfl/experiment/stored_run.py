@@ -1,0 +1,103 @@
+"""A run folder taken up again for reading: its experiment rebuilt, a method's last state restored."""
+
+from __future__ import annotations
+
+import dataclasses
+import warnings
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxpfl.engine import RunState, Simulation
+from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.experiment import files
+from jaxpfl.experiment.checkpoint import Checkpoints
+from jaxpfl.experiment.config import RunConfig, from_mapping, resolve
+from jaxpfl.experiment.model_files import one_method
+from jaxpfl.experiment.setup import Experiment, prepare, require
+
+
+class StoredRun(NamedTuple):
+    """What ``config.json`` of a run folder says.
+
+    Attributes:
+      folder: the run folder.
+      record: the whole file.
+      config: the config in it.
+      methods: the run's methods, finished or not.
+    """
+
+    folder: Path
+    record: dict[str, Any]
+    config: RunConfig
+    methods: list[str]
+
+    @property
+    def seeds(self) -> range:
+        """The run's seeds."""
+        return range(self.config.seed, self.config.seed + require(self.config.seeds))
+
+    def finished(self, method: str | None) -> str:
+        """The method of that name (the only one, for None), which must have run to its last round.
+
+        Raises:
+          JaxpflError: for an unknown method, and one that is not finished.
+        """
+        name = one_method(method, self.methods, str(self.folder))
+        path = self.folder / "methods" / f"{name}.json"
+        if not path.exists() or files.read_json(path)["rounds"] != self.config.rounds:
+            raise JaxpflError(f"{name} of {self.folder} has not finished its rounds: --resume the run first")
+        return name
+
+    def experiment(self, data_dir: str | None = None) -> Experiment:
+        """The run's experiment, with its data.
+
+        Raises:
+          JaxpflError: where the data or the methods' hyper-parameters are no longer those of the run.
+        """
+        # What a run started from is in its checkpoints, and need not be there any more.
+        config = dataclasses.replace(self.config, warm_start=None)
+        if data_dir is not None:
+            config = dataclasses.replace(config, data_dir=data_dir)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", JaxpflWarning)  # the run has told
+            experiment = prepare(config, tuple(self.methods))
+        now = experiment.fingerprint()
+        if now["data"] != self.record["data"]:
+            raise JaxpflError(f"the data are not those of the run in {self.folder}")
+        if now["hyper"] != self.record["hyper"]:
+            raise JaxpflError(f"the methods' hyper-parameters are not those of the run in {self.folder}")
+        return experiment
+
+
+def open_run(folder: Path) -> StoredRun:
+    """Reads a run folder's config.
+
+    Raises:
+      JaxpflError: where it is no run folder.
+    """
+    path = folder / "config.json"
+    if not path.is_file():
+        raise JaxpflError(f"{folder} is not a run folder: there is no config.json in it")
+    record = files.read_json(path)
+    if not isinstance(record, dict) or not {"config", "methods", "data", "hyper"} <= record.keys():
+        raise JaxpflError(f"{path} is not the config of a run")
+    return StoredRun(folder, record, resolve(from_mapping(record["config"], str(path))), record["methods"])
+
+
+def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -> tuple[Simulation, RunState]:
+    """The state after a finished method's last round, of one seed: leaves [1, ...].
+
+    Raises:
+      JaxpflError: where the checkpoint of that round is gone or cannot be read.
+    """
+    simulation = experiment.simulation(method)
+    folder, rounds = run.folder / "checkpoints" / method, require(run.config.rounds)
+    if not (folder / str(rounds)).is_dir():
+        raise JaxpflError(f"{folder} holds no checkpoint of round {rounds}")
+    like = simulation.trim(simulation.init(run.seeds))
+    with Checkpoints(folder) as checkpoints:
+        state, _ = checkpoints.read(rounds, like)
+    row = run.seeds.index(seed)
+    return simulation, simulation.adopt(jax.tree.map(lambda a: a[row : row + 1], state))

@@ -1,0 +1,54 @@
+"""``jaxpfl export`` and ``--warm-start`` from the command line."""
+
+import numpy as np
+import pytest
+from command import SMALL, jaxpfl
+
+import jaxpfl as package
+
+
+@pytest.fixture
+def run(tmp_path, capsys):
+    folder = tmp_path / "run"
+    assert jaxpfl(capsys, "run", "fedavg", *SMALL, "--output", folder).status == 0
+    return folder
+
+
+def test_export_says_what_it_wrote(run, capsys):
+    result = jaxpfl(capsys, "export", run, "--clients", "1", "4", "--per-client")
+    assert (result.status, result.err) == (0, "")
+    assert "fedavg, seed 0, round 4: 2 personal models and the global model" in result.out
+    assert str(run / "models") in result.out.replace("\n", "")
+    models = package.load_models(run / "models")
+    np.testing.assert_array_equal(models.client(4)["head"]["bias"], models.global_model["head"]["bias"])
+    for args, message in (
+        ((), "models exists: choose another --output"),
+        (("--output", run / "other", "--method", "fedavgg"), "did you mean 'fedavg'?"),
+        (("--output", run / "other", "--global", "--data-dir", "none", "--seed", "5"), "did you mean 1?"),
+    ):
+        result = jaxpfl(capsys, "export", run, *args)
+        assert (result.status, result.out) == (2, "")
+        assert result.err.startswith("error: ")
+        assert message in result.err
+        assert result.err.count("\n") == 1
+
+
+def test_a_run_goes_on_where_another_ended(run, tmp_path, capsys):
+    args = ("run", "fedavg", *SMALL, "--rounds", "1", "--lr", "1e-30", "--json", "--output", tmp_path / "next")
+    before = jaxpfl(capsys, "run", "fedavg", *SMALL, "--seeds", "1", "--json", "--output", tmp_path / "one").json
+    after = jaxpfl(capsys, *args, "--warm-start", run)
+    assert after.status == 0, after.err
+    reached = [summary["methods"]["fedavg"]["global_accuracy"]["mean"] for summary in (before, after.json)]
+    assert reached[0] == pytest.approx(reached[1])
+    refused = jaxpfl(capsys, *args, "--resume")
+    assert refused.status == 2
+    assert "the parameters of --warm-start are not those of the run" in refused.err
+
+
+def test_a_start_that_does_not_fit_leaves_no_folder(run, tmp_path, capsys):
+    args = ("--model", "mlp", "--warm-start", run, "--output", tmp_path / "next")
+    result = jaxpfl(capsys, "run", "fedavg", *SMALL, *args)
+    assert result.status == 2
+    assert "'dense0/bias' is absent in them and (64,) in the model" in result.err
+    assert result.err.count("\n") == 1
+    assert not (tmp_path / "next").exists()

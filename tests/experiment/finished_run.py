@@ -1,0 +1,38 @@
+"""A small finished run in a folder, made once for the tests that only read it."""
+
+from pathlib import Path
+
+from jaxpfl.experiment import warm_start
+from jaxpfl.experiment.config import RunConfig, resolve
+from jaxpfl.experiment.run import open_folder, run_methods
+from jaxpfl.experiment.setup import prepare
+
+SETTINGS = {
+    "model": "linear",
+    "clients": 7,
+    "cohort": 3,
+    "local_steps": 2,
+    "batch_size": 5,
+    "rounds": 3,
+    "seeds": 2,
+    "eval_every": 3,
+}
+
+
+class Silent:
+    """A reporter that reports nothing."""
+
+    def start(self, method: str, done: int, rounds: int) -> None: ...
+    def progress(self, round: int, loss: float, accuracy: float | None) -> None: ...
+    def finish(self, method: str) -> None: ...
+    def say(self, text: str) -> None: ...
+
+
+def run(folder: Path, methods: tuple[str, ...], **changes) -> Path:
+    """Runs the methods into the folder."""
+    config = resolve(RunConfig(**SETTINGS | changes))
+    initial = None if config.warm_start is None else warm_start.read(config.warm_start)
+    experiment = prepare(config, methods, initial=initial)
+    open_folder(folder, experiment, resume=False)
+    run_methods(experiment, folder, Silent())
+    return folder

@@ -1,0 +1,214 @@
+"""Exported models score what the run says, on its own test data; and what is refused."""
+
+import json
+import shutil
+from pathlib import Path
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from finished_run import run
+
+from jaxpfl import JaxpflError, load_models
+from jaxpfl.experiment import export as export_module
+from jaxpfl.experiment.export import Wanted, export
+from jaxpfl.experiment.stored_run import open_run
+
+METHODS = ("local", "fedavg-ft", "adaped")
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory) -> Path:
+    """A run of methods with and without a global model, and one whose personal models are made when scored."""
+    return run(tmp_path_factory.mktemp("export") / "run", METHODS, set=("fedavg-ft.fine_tune_steps=3",))
+
+
+@pytest.fixture(scope="module")
+def exported(finished, tmp_path_factory) -> Path:
+    folder, _ = export(finished, tmp_path_factory.mktemp("export") / "models")
+    return folder
+
+
+def scored(folder: Path, key: str, sizes: np.ndarray, seed: int = 0) -> np.ndarray:
+    """How many of their test examples the run had right, [m]: its accuracies times the clients' sizes."""
+    with np.load(folder / "clients.npz") as clients:
+        counts = clients[key][seed] * sizes
+    np.testing.assert_allclose(counts, np.rint(counts), atol=1e-3)
+    return np.rint(counts)
+
+
+def right(task, params, examples, client: int) -> int:
+    """How many of one client's test examples a model has right."""
+    x, y, mask = (np.asarray(a)[client] for a in examples)
+    return int((np.argmax(task.model.apply(params, jnp.asarray(x)), axis=-1) == y)[mask].sum())
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_every_clients_model_scores_what_the_run_says(finished, exported, method):
+    experiment = open_run(finished).experiment()
+    models, test = load_models(exported, method), experiment.federation.test
+    assert models.client_ids.tolist() == list(range(7))
+    got = [right(experiment.task, models.client(i), test, i) for i in range(7)]
+    np.testing.assert_array_equal(got, scored(finished, f"{method}/after_accuracy", test.size))
+    if method == "local":
+        assert models.global_model is None
+    else:
+        got = [right(experiment.task, models.global_model, test, i) for i in range(7)]
+        np.testing.assert_array_equal(got, scored(finished, f"{method}/global_accuracy", test.size))
+
+
+def test_numpy_alone_reads_them(finished, exported):
+    entry = json.loads((exported / "manifest.json").read_text())["methods"]["adaped"]["groups"][0]
+    with np.load(exported / entry["file"], allow_pickle=False) as models:
+        assert sorted(models.files) == ["client_ids", "head/bias", "head/kernel"]
+        kernel, bias, ids = models["head/kernel"], models["head/bias"], models["client_ids"]
+    assert entry["parameters"]["head/kernel"] == {"shape": list(kernel.shape[1:]), "dtype": "float32"}
+    test = open_run(finished).experiment().federation.test
+    logits = np.einsum("mnd,mdk->mnk", np.asarray(test.x).reshape(*test.x.shape[:2], -1), kernel) + bias[:, None]
+    got = ((logits.argmax(-1) == test.y) & test.mask).sum(1)
+    np.testing.assert_array_equal(got, scored(finished, "adaped/after_accuracy", test.size))
+    assert ids.tolist() == entry["client_ids"]
+
+
+def test_the_manifest_says_what_is_needed_to_use_them(exported):
+    manifest = json.loads((exported / "manifest.json").read_text())
+    assert manifest["format"] == "jaxpfl-models-1"
+    assert (manifest["model"], manifest["classes"], manifest["input_shape"]) == ("linear", 10, [8, 8, 1])
+    assert (manifest["seed"], manifest["config"]["clients"]) == (0, 7)
+    assert set(manifest["versions"]) == {"jaxpfl", "jax", "run"}
+    assert [entry["round"] for entry in manifest["methods"].values()] == [3, 3, 3]
+    assert manifest["methods"]["fedavg-ft"]["groups"][0]["of_model"]
+
+
+def test_one_seed_some_clients_a_file_each(finished, tmp_path):
+    wanted = Wanted("fedavg-ft", clients=(5, 2), seed=1, per_client=True)
+    folder, _ = export(finished, tmp_path / "some", wanted)
+    assert sorted(p.name for p in (folder / "fedavg-ft" / "clients").iterdir()) == ["2.npz", "5.npz"]
+    models, experiment = load_models(folder), open_run(finished).experiment()
+    assert models.client_ids.tolist() == [2, 5]
+    test = experiment.federation.test
+    for client in (2, 5):
+        got = right(experiment.task, models.client(client), test, client)
+        assert got == scored(finished, "fedavg-ft/after_accuracy", test.size, seed=1)[client]
+    with pytest.raises(JaxpflError, match=r"unknown client 3: did you mean 2\? \(known: 2 from 2 to 5\)"):
+        models.client(3)
+
+
+def test_the_global_models_only(finished, tmp_path):
+    folder, _ = export(finished, tmp_path / "g", Wanted(only_global=True))
+    written = sorted(str(p.relative_to(folder)) for p in folder.rglob("*.npz"))
+    assert written == ["adaped/global.npz", "fedavg-ft/global.npz"]
+    with pytest.raises(JaxpflError, match="only global models"):
+        load_models(folder, "adaped").client(0)
+
+
+def test_groups_of_other_models_have_files_of_their_own(tmp_path):
+    folder = run(tmp_path / "run", ("adaped",), set=("architectures=same+mlp:8",), seeds=1, rounds=1)
+    models = load_models(export(folder, tmp_path / "models")[0])
+    groups = models.manifest["methods"]["adaped"]["groups"]
+    assert [group["client_ids"] for group in groups] == [[0, 2, 4, 6], [1, 3, 5]]
+    assert [group["of_model"] for group in groups] == [True, False]
+    assert models.client(2).keys() == {"head"}
+    assert models.client(3)["dense0"]["kernel"].shape == (64, 8)
+    experiment = open_run(folder).experiment()
+    test = experiment.federation.test
+    got = [right(experiment.task, models.client(i), test, i) for i in (0, 2, 4, 6)]
+    np.testing.assert_array_equal(got, scored(folder, "adaped/after_accuracy", test.size)[::2])
+
+
+@pytest.mark.parametrize(
+    ("wanted", "message"),
+    [
+        (Wanted(method="adapd"), "did you mean 'adaped'"),
+        (Wanted(seed=7), r"unknown seed 7: did you mean 1\? \(known: 0 to 1\)"),
+        (Wanted(clients=(0, 9)), r"unknown client 9: did you mean 6\?"),
+    ],
+)
+def test_what_the_run_does_not_have(finished, tmp_path, wanted, message):
+    with pytest.raises(JaxpflError, match=message):
+        export(finished, tmp_path / "out", wanted)
+    assert not list(tmp_path.iterdir())
+
+
+def test_folders_that_cannot_be(finished, exported, tmp_path):
+    with pytest.raises(JaxpflError, match="is not a run folder"):
+        export(exported, tmp_path / "out")
+    with pytest.raises(JaxpflError, match="exists: choose another --output"):
+        export(finished, exported)
+    with pytest.raises(JaxpflError, match="cannot write to"):
+        export(finished, Path("/proc/none/models"), Wanted("local"))
+    with pytest.raises(JaxpflError, match="holds no exported models"):
+        load_models(finished)
+    with pytest.raises(JaxpflError, match="several methods, name one"):
+        load_models(exported)
+
+
+@pytest.fixture
+def copied(finished, tmp_path) -> Path:
+    return shutil.copytree(finished, tmp_path / "copy")
+
+
+def test_an_unfinished_method(copied):
+    path = copied / "methods" / "adaped.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"rounds": 2}))
+    with pytest.raises(JaxpflError, match=r"adaped of .* has not finished"):
+        export(copied)
+    path.unlink()
+    with pytest.raises(JaxpflError, match=r"adaped of .* has not finished"):
+        export(copied, wanted=Wanted("adaped"))
+
+
+def test_a_lost_or_damaged_checkpoint(copied):
+    place = copied / "checkpoints" / "local" / "3"
+    for path in place.rglob("*"):
+        if path.is_file():
+            path.write_bytes(b"")
+    with pytest.raises(JaxpflError, match="checkpoint of round 3 cannot be read"):
+        export(copied, wanted=Wanted("local"))
+    assert place.is_dir(), "only a run that goes on may delete it"
+    shutil.rmtree(place)
+    with pytest.raises(JaxpflError, match="holds no checkpoint of round 3"):
+        export(copied, wanted=Wanted("local"))
+    assert not (copied / "models").exists()
+
+
+@pytest.mark.parametrize(("name", "message"), [("data", "the data are not"), ("hyper", "hyper-parameters are not")])
+def test_other_data_or_settings_than_the_runs(copied, name, message):
+    path = copied / "config.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {name: 1}))
+    with pytest.raises(JaxpflError, match=message):
+        export(copied)
+
+
+def test_a_kill_leaves_no_folder_and_the_next_export_cleans_up(finished, tmp_path, monkeypatch):
+    output = tmp_path / "models"
+    (tmp_path / ".models.partial").mkdir()
+    (tmp_path / ".models.partial" / "old.npz").write_bytes(b"half")
+
+    def stop(*args):
+        assert not output.exists()
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patched:
+        patched.setattr(export_module, "_write_stack", stop)
+        with pytest.raises(KeyboardInterrupt):
+            export(finished, output, Wanted("local"))
+    assert not list(tmp_path.iterdir())
+    export(finished, output, Wanted("local"))
+    assert sorted(p.name for p in output.rglob("*")) == ["local", "manifest.json", "personal.npz"]
+
+
+def test_progress_ends_with_all_bytes(finished, tmp_path):
+    heard = []
+    export(finished, tmp_path / "m", Wanted("local", per_client=True), progress=lambda *said: heard.append(said))
+    assert heard[0][0] == "reading the data"
+    assert heard[-1] == ("writing local", 7 * 650 * 4, 7 * 650 * 4)
+
+
+def test_a_run_that_was_warm_started_needs_its_start_no_more(tmp_path):
+    start = tmp_path / "start.npz"
+    np.savez(start, **{"head/kernel": np.zeros((64, 10)), "head/bias": np.arange(10.0)})
+    folder = run(tmp_path / "run", ("local",), warm_start=str(start), seeds=1)
+    start.unlink()
+    models = load_models(export(folder)[0])
+    assert models.client(0)["head"]["kernel"].shape == (64, 10)
