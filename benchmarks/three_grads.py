@@ -14,8 +14,8 @@ import numpy as np
 import optax
 
 from jaxpfl import Algorithm, LocalWork, Message, Task, Upload
+from jaxpfl.algorithms import Batch, run_steps
 from jaxpfl.algorithms.adaped import Shared, adaped
-from jaxpfl.algorithms.local_work import Batch, descend, run_steps
 from jaxpfl.priors import distillation
 
 
@@ -27,6 +27,9 @@ def three_grads(task: Task, work: LocalWork) -> Algorithm:
 
         def step(key: Any, carry: Any, batch: Batch) -> tuple[Any, Any]:
             theta, mu, psi = carry
+
+            def descend(params: Any, gradient: Any, rate: Any) -> Any:
+                return jax.tree.map(lambda w, g: w - rate * (g + hp.weight_decay * w), params, gradient)
 
             def forward(params: Any) -> Any:
                 return task.model.apply(params, batch.x, key=key, train=True)
@@ -48,8 +51,8 @@ def three_grads(task: Task, work: LocalWork) -> Algorithm:
 
             # The functions read theta and mu where they are called: each gradient is at the newest values.
             gradient, loss = jax.grad(of_theta, has_aux=True)(theta)
-            theta = descend(theta, gradient, rates[0], hp.weight_decay)
-            mu = descend(mu, jax.grad(of_mu)(mu), rates[1], hp.weight_decay)
+            theta = descend(theta, gradient, rates[0])
+            mu = descend(mu, jax.grad(of_mu)(mu), rates[1])
             gradient, f = jax.grad(of_psi, has_aux=True)(psi)
             psi = jnp.maximum(psi - hp.lr_psi * gradient, hp.psi_floor)
             return (theta, mu, psi), {"train_loss": loss, "divergence": f}

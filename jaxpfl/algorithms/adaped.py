@@ -18,6 +18,10 @@ plain derivative. The main text's floor is 0.5.
 With unsampled clients' iterations (its Algorithm 7), a client outside the cohort goes on with the first of the three
 steps, with the last (mu, psi) that it received (before any, those of round 0), for at most ``idle_rounds`` rounds in a
 row. It uploads nothing. mu and theta meet in their logits only, so theta may be of another architecture than mu.
+
+Another client optimiser makes its own steps of the gradients of theta and of mu, with a memory for each; psi's step
+stays as it is. A server optimiser acts on mu only: psi is averaged, so that it stays above the floor and keeps its
+meaning as a scale.
 """
 
 from __future__ import annotations
@@ -30,8 +34,9 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxpfl.algorithms.hyper import SgdHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, LocalWork, descend, run_steps
+from jaxpfl.algorithms.hyper import AveragingHyper, hyper
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
+from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task, build_model
 from jaxpfl.priors import distillation
@@ -40,7 +45,7 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
 
 @struct.dataclass
-class AdaPeDHyper(SgdHyper):
+class AdaPeDHyper(AveragingHyper):
     """AdaPeD's hyper-parameters; ``lr`` is the paper's eta_1."""
 
     lr_global: Scalar = hyper(0.1, "eta_2, learning rate of the global model", positive=True, is_rate=True)
@@ -54,7 +59,7 @@ class Shared(NamedTuple):
     """What the server keeps and sends: the global model's parameters, and psi, []."""
 
     mu: PyTree
-    psi: Array
+    psi: Scalar
 
 
 class Remembering(NamedTuple):
@@ -88,7 +93,8 @@ def adaped(task: Task, work: LocalWork, *, idle_rounds: int = 0, architectures: 
 
     names = architectures.split("+") if architectures else ["same"]
     clients = tuple(_client(task, personal_task(name), work, idles=idle_rounds > 0) for name in names)
-    return Algorithm(clients, _server(task), work.steps, idle_cap=idle_rounds)
+    algorithm = Algorithm(clients, _server(task), work.steps, idle_cap=idle_rounds)
+    return with_server_optimizer(algorithm, work.server_optimizer, acts_on=Shared(mu=True, psi=False))
 
 
 def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool) -> Client:
@@ -102,12 +108,10 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool) -> Clie
         loss = batch.mean(task.loss(student, batch.y))
         return loss + kd(batch, teacher, student) / (2 * psi), loss
 
-    def step_from(rates: tuple[Scalar, Scalar], hp: AdaPeDHyper):
-        eta1, eta2 = rates
-
+    def step_with(of_theta: optax.GradientTransformation, of_mu: optax.GradientTransformation, hp: AdaPeDHyper):
         def step(
-            key: Key, carry: tuple[PyTree, PyTree, Array], batch: Batch
-        ) -> tuple[tuple[PyTree, PyTree, Array], Metrics]:
+            key: Key, carry: tuple[Descent, Descent, Array], batch: Batch
+        ) -> tuple[tuple[Descent, Descent, Array], Metrics]:
             theta, mu, psi = carry
 
             def forward(params: PyTree) -> Array:
@@ -119,16 +123,16 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool) -> Clie
             # Three gradients share their forward passes: theta and mu once each, then theta+, then mu+. The gradient
             # of mu at theta+ reuses mu's own pass. (XLA merges the repeated passes of three jax.grad calls as well,
             # to the same program on a CPU; here nothing depends on its doing so.)
-            student, pull_theta = jax.vjp(own_forward, theta)
-            teacher, pull_mu = jax.vjp(forward, mu)
+            student, pull_theta = jax.vjp(own_forward, theta.params)
+            teacher, pull_mu = jax.vjp(forward, mu.params)
             d_student, loss = jax.grad(partial(personal_objective, batch, teacher, psi), has_aux=True)(student)
-            theta = descend(theta, pull_theta(d_student)[0], eta1, hp.weight_decay)
+            theta = theta.step(of_theta, pull_theta(d_student)[0])
 
-            student = own_forward(theta)
+            student = own_forward(theta.params)
             d_teacher = jax.grad(lambda b: kd(batch, b, student) / (2 * psi))(teacher)
-            mu = descend(mu, pull_mu(d_teacher)[0], eta2, hp.weight_decay)
+            mu = mu.step(of_mu, pull_mu(d_teacher)[0])
 
-            f = kd(batch, forward(mu), student)
+            f = kd(batch, forward(mu.params), student)
             psi = jnp.maximum(psi - hp.lr_psi * distillation.scale_gradient(psi, f, hp.c), hp.psi_floor)
             return (theta, mu, psi), {"train_loss": loss, "divergence": f}
 
@@ -137,31 +141,32 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool) -> Clie
     def update(
         key: Key, hp: AdaPeDHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
-        theta = theta_of(state)
         decay = hp.decay(ctx.round, work.steps)
-        step = step_from((hp.lr * decay, hp.lr_global * decay), hp)
+        of_theta, of_mu = (work.descent(rate * decay, hp.weight_decay) for rate in (hp.lr, hp.lr_global))
         received: Shared = message.shared
-        carry = (theta, received.mu, received.psi)
+        carry = (Descent.start(of_theta, theta_of(state)), Descent.start(of_mu, received.mu), received.psi)
+        step = step_with(of_theta, of_mu, hp)
         (theta, mu, psi), metrics = run_steps(
             work, key, ctx, splits.train, step, carry, metrics=("train_loss", "divergence")
         )
-        change = optax.tree.sub(Shared(mu, psi), received)
-        return state_of(theta, received), Upload(change, jnp.ones(())), metrics
+        change = optax.tree.sub(Shared(mu.params, psi), received)
+        return state_of(theta.params, received), Upload(change, jnp.ones(())), metrics
 
     def idle(
         key: Key, hp: AdaPeDHyper, ctx: ClientContext, state: Remembering, splits: Splits
     ) -> tuple[Remembering, Metrics]:
-        eta1 = hp.lr * hp.decay(ctx.round, work.steps)
+        of_theta = work.descent(hp.lr * hp.decay(ctx.round, work.steps), hp.weight_decay)
         mu, psi = state.received
 
-        def step(key: Key, theta: PyTree, batch: Batch) -> tuple[PyTree, Metrics]:
+        def step(key: Key, theta: Descent, batch: Batch) -> tuple[Descent, Metrics]:
             teacher = task.model.apply(mu, batch.x, key=key, train=True)
-            student, pull_theta = jax.vjp(lambda params: own_apply(params, batch.x, key=key, train=True), theta)
+            student, pull_theta = jax.vjp(lambda params: own_apply(params, batch.x, key=key, train=True), theta.params)
             d_student, loss = jax.grad(partial(personal_objective, batch, teacher, psi), has_aux=True)(student)
-            return descend(theta, pull_theta(d_student)[0], eta1, hp.weight_decay), {"train_loss": loss}
+            return theta.step(of_theta, pull_theta(d_student)[0]), {"train_loss": loss}
 
-        theta, metrics = run_steps(work, key, ctx, splits.train, step, state.theta, metrics=("train_loss",))
-        return state._replace(theta=theta), metrics
+        start = Descent.start(of_theta, state.theta)
+        theta, metrics = run_steps(work, key, ctx, splits.train, step, start, metrics=("train_loss",))
+        return state._replace(theta=theta.params), metrics
 
     def init(key: Key, hp: AdaPeDHyper, ctx: ClientContext, message: Message) -> PyTree:
         received: Shared = message.shared

@@ -2,7 +2,7 @@ r"""FedAvg, its fine-tuned form FedAvg+, and FedProx: one global model, trained 
 
 .. math:: \mu \leftarrow \mu + \frac{\sum_{i \in S} n_i (w_i - \mu)}{\sum_{i \in S} n_i}
 
-(FedProx with ones for n_i.)
+(FedProx with ones for n_i.) A server optimiser takes the fraction for minus a gradient; see `server_optimizer`.
 
 References: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data"; Li et al.
 2020, "Federated Optimization in Heterogeneous Networks".
@@ -14,8 +14,9 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxpfl.algorithms.hyper import SgdHyper, hyper
+from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper, hyper
 from jaxpfl.algorithms.local_work import LocalWork, sgd
+from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
@@ -23,7 +24,7 @@ from jaxpfl.types import Key, Metrics, PyTree, Scalar, Splits
 
 
 @struct.dataclass
-class FedProxHyper(SgdHyper):
+class FedProxHyper(AveragingHyper):
     """FedProx's hyper-parameters."""
 
     prox: Scalar = hyper(0.1, "weight of the proximal term (prox/2) |w - mu|^2")
@@ -114,4 +115,4 @@ def _averaging(task: Task, work: LocalWork, *, fine_tune_steps: int = 0, proxima
         update=server_update,
         predict_global=lambda hp, mu, x: task.model.apply(mu, x),
     )
-    return Algorithm((client,), server, work.steps)
+    return with_server_optimizer(Algorithm((client,), server, work.steps), work.server_optimizer)

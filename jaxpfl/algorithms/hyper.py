@@ -54,6 +54,13 @@ class SgdHyper:
         return self.lr_decay ** jnp.floor(round * local_steps / self.decay_every + 1e-4)
 
 
+@struct.dataclass
+class AveragingHyper(SgdHyper):
+    """What every SGD method has whose server averages: a rate of the server's optimiser, which is not decayed."""
+
+    server_lr: Scalar = hyper(1.0, "learning rate of the server's optimizer; 1 with sgd is averaging", positive=True)
+
+
 def check(method: str, hp: Any) -> None:
     """Refuses values outside their range, in one line.
 
@@ -92,3 +99,8 @@ def with_rate(hp: H, lr: float) -> H:
     """``hp`` with every field that ``--lr`` stands for set to ``lr``."""
     rates = [field.name for field in dataclasses.fields(hp) if field.metadata["is_rate"]]  # type: ignore[arg-type]
     return dataclasses.replace(hp, **dict.fromkeys(rates, lr))  # type: ignore[type-var]
+
+
+def with_server_rate(hp: H, lr: float) -> H:
+    """``hp`` with the rate of the server's optimiser set to ``lr``; itself where it has none."""
+    return dataclasses.replace(hp, server_lr=lr) if hasattr(hp, "server_lr") else hp  # type: ignore[type-var]

@@ -10,7 +10,7 @@ from jaxpfl.types import Key, Metrics, PyTree, Splits
 
 
 def local(task: Task, work: LocalWork) -> Algorithm:
-    """SGD on the client's own data; nothing is sent in either direction.
+    """The client optimiser (SGD) on the client's own data; nothing is sent in either direction.
 
     Models: personalised theta_i, the client's own; no global model.
     """

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxpfl.algorithms.optimizers import Optimizer, resolve
 from jaxpfl.data import batching
 from jaxpfl.models import Task
 from jaxpfl.protocol import ClientContext
@@ -31,19 +32,30 @@ class Batch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class LocalWork:
-    """The static shape of a client's work in a round.
+    """The static choices of a round: what a client does, and what the server makes of the uploads.
 
     Attributes:
       sizes: training examples of each client, [m], on the host; they bound what the compiled program must provide for.
       steps: tau, local steps a round.
       batch_size: b; a client with fewer examples uses all that it has.
       draw: how mini-batches are drawn: ``epoch``, ``step`` or ``replacement``.
+      optimizer: the clients', by name with arguments (see `optimizers`) or as a factory; it starts anew every round.
+      server_optimizer: the server's, for methods that average (see `with_server_optimizer`).
+
+    Raises:
+      JaxpflError: for an optimiser or an argument of one that there is not.
     """
 
     sizes: np.ndarray
     steps: int
     batch_size: int
     draw: str = "epoch"
+    optimizer: Optimizer = "sgd"
+    server_optimizer: Optimizer = "sgd"
+
+    def __post_init__(self) -> None:
+        resolve(self.optimizer)
+        resolve(self.server_optimizer)
 
     def batches(self, steps: int) -> batching.Batching:
         """The batches of ``steps`` steps in a round.
@@ -52,6 +64,13 @@ class LocalWork:
           JaxpflError: for an unknown ``draw``, or a batch size below one.
         """
         return batching.plan_batches(self.sizes, steps, self.batch_size, self.draw)
+
+    def descent(self, rate: Scalar, weight_decay: Scalar) -> optax.GradientTransformation:
+        """The clients' optimiser at a rate, of ``gradient + weight_decay parameters``.
+
+        An optimiser with a weight decay of its own (``adamw``) adds that one too, in its way: apart from the gradient.
+        """
+        return optax.chain(optax.add_decayed_weights(weight_decay), resolve(self.optimizer)(rate))
 
 
 Step = Callable[[Key, PyTree, Batch], tuple[PyTree, Metrics]]
@@ -118,11 +137,54 @@ def run_steps(
     return carry, {name: total / jnp.maximum(limit, 1) for name, total in sums.items()}
 
 
-def descend(params: PyTree, gradient: PyTree, rate: Scalar, weight_decay: Scalar) -> PyTree:
-    """One SGD step: ``params - rate (gradient + weight_decay params)``."""
-    optimizer = optax.chain(optax.add_decayed_weights(weight_decay), optax.sgd(rate))
-    updates, _ = optimizer.update(gradient, optimizer.init(params), params)
-    return optax.apply_updates(params, updates)
+class Descent(NamedTuple):
+    """Where a descent stands: the parameters, and what the optimiser remembers (nothing for plain SGD)."""
+
+    params: PyTree
+    memory: PyTree
+
+    @classmethod
+    def start(cls, optimizer: optax.GradientTransformation, params: PyTree) -> Descent:
+        """A descent that remembers nothing yet."""
+        # On several devices what a client receives is typed as in the program around its own, and zeros_like refuses
+        # that; what an operation gives, if only in name, is typed as here.
+        return cls(params, optimizer.init(jax.lax.stop_gradient(params)))
+
+    def step(self, optimizer: optax.GradientTransformation, gradient: PyTree) -> Descent:
+        """One step; with `LocalWork.descent` of SGD, ``params - rate (gradient + weight_decay params)``."""
+        updates, memory = optimizer.update(gradient, self.memory, self.params)
+        return Descent(optax.apply_updates(self.params, updates), memory)
+
+
+def train(
+    work: LocalWork,
+    task: Task,
+    key: Key,
+    ctx: ClientContext,
+    data: ClientData,
+    optimizer: optax.GradientTransformation,
+    start: Descent,
+    *,
+    steps: int | None = None,
+    anchor: PyTree | None = None,
+    prox: Scalar = 0.0,
+) -> tuple[Descent, Metrics]:
+    """Steps on the task's mean loss, plus ``(prox/2) |w - anchor|^2`` where an anchor is given.
+
+    Returns:
+      Where they end, and ``{"train_loss": mean over the steps of the mini-batch loss}`` without the proximal term.
+    """
+
+    def loss(params: PyTree, key: Key, batch: Batch) -> Array:
+        return batch.mean(task.loss(task.model.apply(params, batch.x, key=key, train=True), batch.y))
+
+    def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
+        value, gradient = jax.value_and_grad(loss)(at.params, key, batch)
+        if anchor is not None:
+            gradient = jax.tree.map(lambda g, w, a: g + prox * (w - a), gradient, at.params, anchor)
+        return at.step(optimizer, gradient), {"train_loss": value}
+
+    return run_steps(work, key, ctx, data, step, start, metrics=("train_loss",), steps=steps)
 
 
 def sgd(
@@ -139,19 +201,12 @@ def sgd(
     anchor: PyTree | None = None,
     prox: Scalar = 0.0,
 ) -> tuple[PyTree, Metrics]:
-    """Plain SGD on the task's mean loss, plus ``(prox/2) |w - anchor|^2`` where an anchor is given.
+    """A round's training from ``params``: plain SGD, or the clients' optimiser, which remembers nothing from before.
 
     Returns:
-      The parameters, and ``{"train_loss": mean over the steps of the mini-batch loss}`` without the proximal term.
+      The parameters, and the metrics of `train`.
     """
-
-    def loss(params: PyTree, key: Key, batch: Batch) -> Array:
-        return batch.mean(task.loss(task.model.apply(params, batch.x, key=key, train=True), batch.y))
-
-    def step(key: Key, params: PyTree, batch: Batch) -> tuple[PyTree, Metrics]:
-        value, gradient = jax.value_and_grad(loss)(params, key, batch)
-        if anchor is not None:
-            gradient = jax.tree.map(lambda g, w, a: g + prox * (w - a), gradient, params, anchor)
-        return descend(params, gradient, rate, weight_decay), {"train_loss": value}
-
-    return run_steps(work, key, ctx, data, step, params, metrics=("train_loss",), steps=steps)
+    optimizer = work.descent(rate, weight_decay)
+    start = Descent.start(optimizer, params)
+    end, metrics = train(work, task, key, ctx, data, optimizer, start, steps=steps, anchor=anchor, prox=prox)
+    return end.params, metrics

@@ -8,8 +8,9 @@ from typing import Any, NamedTuple
 
 from jaxpfl.algorithms.adaped import AdaPeDHyper, adaped
 from jaxpfl.algorithms.fedavg import FedProxHyper, fedavg, fedavg_ft, fedprox
-from jaxpfl.algorithms.hyper import SgdHyper
+from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper
 from jaxpfl.algorithms.local import local
+from jaxpfl.algorithms.pooled import pooled
 from jaxpfl.errors import unknown_name
 from jaxpfl.protocol import Algorithm
 
@@ -21,11 +22,13 @@ class Method(NamedTuple):
       name: as on the command line.
       build: ``(task, work, **options) -> Algorithm``; its keyword-only arguments are the static options.
       hyper: the default hyper-parameters (traced).
+      pooled: whether one client holds the examples of all (`engine.PooledSimulation` runs it): no federated method.
     """
 
     name: str
     build: Callable[..., Algorithm]
     hyper: Any
+    pooled: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -38,12 +41,16 @@ METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
         Method("local", local, SgdHyper()),
-        Method("fedavg", fedavg, SgdHyper()),
-        Method("fedavg-ft", fedavg_ft, SgdHyper()),
+        Method("fedavg", fedavg, AveragingHyper()),
+        Method("fedavg-ft", fedavg_ft, AveragingHyper()),
         Method("fedprox", fedprox, FedProxHyper()),
         Method("adaped", adaped, AdaPeDHyper()),
+        Method("pooled", pooled, SgdHyper(), pooled=True),
     )
 }
+
+FEDERATED: tuple[str, ...] = tuple(name for name, method in METHODS.items() if not method.pooled)
+"""The names of the federated methods: all but the references that pool the data."""
 
 
 def get(name: str) -> Method:

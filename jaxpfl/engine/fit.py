@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import warnings
 from collections.abc import Iterator, Sequence
 from numbers import Integral
@@ -11,13 +12,16 @@ import flax.linen as nn
 import numpy as np
 
 from jaxpfl import algorithms, models, participation
-from jaxpfl.algorithms import LocalWork, Method
+from jaxpfl.algorithms import LocalWork, Method, Optimizer
 from jaxpfl.algorithms.hyper import replace
+from jaxpfl.algorithms.server_optimizer import check_rate
 from jaxpfl.engine.plan import ExecutionPlan
+from jaxpfl.engine.pooled import PooledSimulation
 from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.errors import JaxpflError, JaxpflWarning, unknown_name
 from jaxpfl.models import Model, Task
+from jaxpfl.participation import Participation
 from jaxpfl.models.given import start_from
 from jaxpfl.types import Federation, PyTree
 
@@ -60,6 +64,9 @@ def fit(
     cohort: int | None = None,
     local_steps: int = 10,
     batch_size: int = 20,
+    client_optimizer: Optimizer = "sgd",
+    server_optimizer: Optimizer = "sgd",
+    server_lr: float | Sequence[float] | None = None,
     seeds: int | Sequence[int] = 1,
     hyper: dict[str, Any] | None = None,
     options: dict[str, Any] | None = None,
@@ -84,6 +91,11 @@ def fit(
       cohort: clients in a round, drawn uniformly; None for all.
       local_steps: steps of a client in a round.
       batch_size: examples in a step; a client with fewer uses all of them.
+      client_optimizer: of the local steps: an optax name with arguments, ``"adam:b1=0.8"``, or a function of the
+        learning rate, ``optax.adam``. It starts anew every round.
+      server_optimizer: what makes a step of the mean increment, in the same form: ``"fedadam"``,
+        ``"sgd:momentum=0.9"``.
+      server_lr: its learning rate, the hyper-parameter ``server_lr``; 1 unless given.
       seeds: how many runs (seeds 0, 1, ...), or the seeds themselves; they run in one program.
       hyper: hyper-parameters by name; a value is a number or, for a sweep, one number for each run.
       options: the method's static options by name.
@@ -110,13 +122,23 @@ def fit(
     task = make_task(model, federation, num_classes)
     if warm_start is not None:
         task = start_from(task, warm_start)
-    work = LocalWork(np.asarray(federation.train.size), local_steps, batch_size)
-    simulation = Simulation(
-        build(method, task, work, options or {}),
+    work = LocalWork(
+        np.asarray(federation.train.size),
+        local_steps,
+        batch_size,
+        optimizer=client_optimizer,
+        server_optimizer=server_optimizer,
+    )
+    hp = replace(method.name, method.hyper, ({} if server_lr is None else {"server_lr": server_lr}) | (hyper or {}))
+    check_rate(server_optimizer, getattr(hp, "server_lr", 0.0))
+    simulation = make_simulation(
+        method,
         task,
+        work,
         federation,
         participation.of(federation.num_clients, cohort),
-        replace(method.name, method.hyper, hyper or {}),
+        hp,
+        options=options or {},
         plan=plan,
     )
     state = simulation.init(range(int(seeds)) if isinstance(seeds, int | np.integer) else seeds)
@@ -145,6 +167,26 @@ def make_task(model: str | Model | nn.Module, federation: Federation, num_classe
     dtype = federation.train.x.dtype
     # Floats take jax's default type (float64 under x64); tokens keep theirs.
     return models.classification(built, shape, num_classes, dtype if np.issubdtype(dtype, np.integer) else None)
+
+
+def make_simulation(
+    method: Method,
+    task: Task,
+    work: LocalWork,
+    federation: Federation,
+    participation: Participation,
+    hp: Any,
+    *,
+    options: dict[str, Any],
+    plan: ExecutionPlan | None = None,
+) -> Simulation:
+    """The programs of a method; of a reference that pools the data, where it is one."""
+    if method.pooled:  # its one client holds the examples of those that are trained, not of unseen ones
+        work = dataclasses.replace(work, sizes=np.asarray(federation.train.size))
+    algorithm = build(method, task, work, options)
+    if method.pooled:
+        return PooledSimulation(algorithm, task, federation, hp, plan=plan)
+    return Simulation(algorithm, task, federation, participation, hp, plan=plan)
 
 
 def build(method: Method, task: Task, work: LocalWork, options: dict[str, Any]) -> Any:

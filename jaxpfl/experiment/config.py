@@ -78,6 +78,13 @@ class RunConfig(DataConfig):
     """Federated rounds; by data set unless given."""
     lr: float | None = None
     """Learning rate of every method; each method's own unless given."""
+    client_optimizer: str = "sgd"
+    """Optimiser of the local steps: an optax name, or name:argument=value,..., such as adam:b1=0.8; new every round."""
+    server_optimizer: str = "sgd"
+    """Optimiser of the server, acting on the mean increment, in the same form; also fedavgm, fedadagrad, fedadam and
+    fedyogi. sgd at --server-lr 1 is averaging."""
+    server_lr: float | None = None
+    """Learning rate of every method's server; 1 unless given."""
     set: tuple[str, ...] = ()
     """A method's own hyper-parameters or options: METHOD.name=value."""
     seed: int = 0
@@ -123,8 +130,10 @@ def resolve(config: RunConfig) -> RunConfig:
         value = getattr(config, name)
         if not 0 <= value <= 2**32 - (runs or 1):
             raise JaxpflError(f"{name} must be at least 0, and every seed below 2**32, got {value}")
-    if config.lr is not None and not 0 < config.lr < float("inf"):
-        raise JaxpflError(f"lr must be > 0 and finite, got {config.lr}")
+    for name in ("lr", "server_lr"):
+        value = getattr(config, name)
+        if value is not None and not 0 < value < float("inf"):
+            raise JaxpflError(f"{name} must be > 0 and finite, got {value}")
     return config
 
 

@@ -13,9 +13,10 @@ import numpy as np
 
 from jaxpfl import algorithms, data, participation
 from jaxpfl.algorithms import LocalWork
-from jaxpfl.algorithms.hyper import replace, with_rate
+from jaxpfl.algorithms.hyper import replace, with_rate, with_server_rate
+from jaxpfl.algorithms.server_optimizer import check_rate
 from jaxpfl.engine import Simulation
-from jaxpfl.engine.fit import build, make_task
+from jaxpfl.engine.fit import build, make_simulation, make_task
 from jaxpfl.engine.plan import resolve as resolve_plan
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.config import RunConfig, method_settings
@@ -38,12 +39,14 @@ class Experiment(NamedTuple):
         """The compiled programs of one method."""
         config, method = self.config, algorithms.get(name)
         _, options = _split_settings(config, name, self.methods)
-        return Simulation(
-            build(method, self.task, local_work(config, self.federation), options),
+        return make_simulation(
+            method,
             self.task,
+            local_work(config, self.federation),
             self.federation,
             participation.of(self.federation.num_clients, config.cohort),
             self.hyper(name),
+            options=options,
             plan=config.plan,
         )
 
@@ -69,7 +72,7 @@ def prepare(
     Args:
       config: a resolved config.
       methods: registered names.
-      strict: refuse what is otherwise warned about (a batch larger than the smallest client).
+      strict: refuse what is otherwise warned about (a batch larger than the smallest client, say).
       initial: the parameters that ``config.warm_start`` names, by path, as `warm_start.read` reads them.
     """
     if (config.warm_start is None) != (initial is None):
@@ -78,8 +81,8 @@ def prepare(
         raise JaxpflError("at least one method is needed")
     if len(set(methods)) != len(methods):
         raise JaxpflError(f"each method can be named once, got {', '.join(methods)}")
-    for name in methods:
-        _hyper(config, name, methods)
+    rates = [getattr(_hyper(config, name, methods), "server_lr", 0.0) for name in methods]
+    check_rate(config.server_optimizer, max(rates), strict=strict)
     # Refused before the data are read: a cohort that no split could serve.
     if config.clients is not None:
         participation.of(config.clients, config.cohort)
@@ -127,7 +130,14 @@ def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
 def local_work(config: RunConfig, federation: Federation) -> LocalWork:
     """The clients' work in a round."""
     sizes = np.asarray(federation.train.size)
-    return LocalWork(sizes, require(config.local_steps), require(config.batch_size), config.draw)
+    return LocalWork(
+        sizes,
+        require(config.local_steps),
+        require(config.batch_size),
+        config.draw,
+        optimizer=config.client_optimizer,
+        server_optimizer=config.server_optimizer,
+    )
 
 
 def _checksum(tree: PyTree) -> int:
@@ -145,9 +155,10 @@ def require(value: Any) -> Any:
 
 
 def _hyper(config: RunConfig, name: str, methods: tuple[str, ...]) -> Any:
-    """A method's defaults, then ``--lr``, then ``--set``; checked."""
+    """A method's defaults, then ``--lr`` and ``--server-lr``, then ``--set``; checked."""
     method = algorithms.get(name)
     hp = method.hyper if config.lr is None else with_rate(method.hyper, config.lr)
+    hp = hp if config.server_lr is None else with_server_rate(hp, config.server_lr)
     return replace(name, hp, _split_settings(config, name, methods)[0])
 
 

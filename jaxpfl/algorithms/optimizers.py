@@ -1,0 +1,185 @@
+r"""Optimisers by name, for clients and for the server: optax's, and those made for servers.
+
+``adam`` is ``optax.adam`` with its defaults; ``adam:b1=0.8,nesterov=true`` changes some. The learning rate is never an
+argument: it is the hyper-parameter ``lr`` of the clients' steps, ``server_lr`` of the server's. The servers' own, with
+:math:`\Delta` for minus the gradient (to a server, the mean increment):
+
+``fedavgm`` (Hsu et al. 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
+Classification"), also called ``momentum``:
+
+.. math:: v \leftarrow \beta v + \Delta, \qquad x \leftarrow x + \eta v
+
+``fedadagrad``, ``fedadam``, ``fedyogi`` (Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2), from
+:math:`m = 0`, :math:`v = \tau^2`, without Adam's correction of the bias:
+
+.. math::
+   m &\leftarrow \beta_1 m + (1 - \beta_1) \Delta \\
+   v &\leftarrow v + \Delta^2 \quad\text{(FedAdagrad)} \\
+   v &\leftarrow \beta_2 v + (1 - \beta_2) \Delta^2 \quad\text{(FedAdam)} \\
+   v &\leftarrow v - (1 - \beta_2) \Delta^2 \operatorname{sign}(v - \Delta^2) \quad\text{(FedYogi)} \\
+   x &\leftarrow x + \eta m / (\sqrt v + \tau)
+
+With the plain ``adam`` and ``yogi`` of optax, the bias is corrected.
+"""
+
+from __future__ import annotations
+
+import ast
+import functools
+import inspect
+import math
+import typing
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.types import PyTree, Scalar
+
+OptimizerFactory: TypeAlias = Callable[[Scalar], optax.GradientTransformation]
+"""``learning rate (traced) -> optax.GradientTransformation``, such as ``optax.adam``."""
+
+Optimizer: TypeAlias = str | OptimizerFactory
+"""A name with arguments, or a factory of the user's own."""
+
+_LEFT_OUT = ("lbfgs", "noisy_sgd", "optimistic_adam")
+"""A line search, which evaluates the loss; noise that would be the same for all clients; one that optax gives up."""
+
+_FRACTIONS = ("b1", "b2", "b3", "decay", "momentum", "rho")
+"""Arguments that must be below one."""
+
+
+def fedavgm(learning_rate: Scalar, momentum: float = 0.9, nesterov: bool = False) -> optax.GradientTransformation:
+    """SGD with momentum; at the server, FedAvgM."""
+    return optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)
+
+
+def fedadagrad(learning_rate: Scalar, b1: float = 0.0, tau: float = 1e-3) -> optax.GradientTransformation:
+    """FedAdagrad."""
+    return _adaptive(learning_rate, b1, tau, lambda v, square: v + square)
+
+
+def fedadam(
+    learning_rate: Scalar, b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
+) -> optax.GradientTransformation:
+    """FedAdam."""
+    return _adaptive(learning_rate, b1, tau, lambda v, square: b2 * v + (1 - b2) * square)
+
+
+def fedyogi(
+    learning_rate: Scalar, b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
+) -> optax.GradientTransformation:
+    """FedYogi."""
+    return _adaptive(learning_rate, b1, tau, lambda v, square: v - (1 - b2) * square * jnp.sign(v - square))
+
+
+class _Moments(NamedTuple):
+    """The first and the second moment of the gradients, trees like the parameters."""
+
+    m: PyTree
+    v: PyTree
+
+
+def _adaptive(
+    learning_rate: Scalar, b1: float, tau: float, second: Callable[[jax.Array, jax.Array], jax.Array]
+) -> optax.GradientTransformation:
+    """The common part of Reddi et al.'s three; ``second``: (v, squared gradient) -> v."""
+
+    def init(params: PyTree) -> _Moments:
+        return _Moments(optax.tree.zeros_like(params), optax.tree.full_like(params, tau**2))
+
+    def update(updates: PyTree, state: PyTree, params: PyTree = None) -> tuple[PyTree, _Moments]:
+        del params
+        m = jax.tree.map(lambda m, g: b1 * m + (1 - b1) * g, state.m, updates)
+        v = jax.tree.map(lambda v, g: second(v, g**2), state.v, updates)
+        return jax.tree.map(lambda m, v: m / (jnp.sqrt(v) + tau), m, v), _Moments(m, v)
+
+    return optax.chain(optax.GradientTransformation(init, update), optax.scale_by_learning_rate(learning_rate))
+
+
+def _of_optax() -> dict[str, Callable[..., Any]]:
+    """Every optimiser of optax whose first argument is the learning rate."""
+    found = {}
+    for name, member in vars(optax).items():
+        if name.startswith(("_", "scale_by")) or name in _LEFT_OUT or not callable(member) or inspect.isclass(member):
+            continue
+        try:
+            parameters = list(inspect.signature(member).parameters)
+        except ValueError:  # a builtin without a signature
+            continue
+        if parameters[:1] == ["learning_rate"]:
+            found[name] = member
+    return found
+
+
+OPTIMIZERS: Mapping[str, Callable[..., Any]] = _of_optax() | {
+    "momentum": fedavgm,
+    "fedavgm": fedavgm,
+    "fedadagrad": fedadagrad,
+    "fedadam": fedadam,
+    "fedyogi": fedyogi,
+}
+"""Name -> ``(learning rate, **arguments) -> optax.GradientTransformation``."""
+
+_PROPORTIONAL = ("sgd", "momentum", "fedavgm", "optimistic_gradient_descent")
+
+
+def resolve(optimizer: Optimizer) -> OptimizerFactory:
+    """The optimiser of that name with those arguments; a factory is its own answer.
+
+    >>> resolve("adam:b1=0.8")(0.1)  # optax.adam(0.1, b1=0.8)
+
+    Raises:
+      JaxpflError: for a name or an argument that there is not, and a value that is no number (or not true or false).
+    """
+    if not isinstance(optimizer, str):
+        return optimizer
+    name, colon, text = optimizer.partition(":")
+    if name not in OPTIMIZERS:
+        raise unknown_name("optimizer", name, OPTIMIZERS)
+    known = _arguments(OPTIMIZERS[name])
+    given: dict[str, Any] = {}
+    for entry in text.split(",") if colon else ():
+        key, equals, value = (part.strip() for part in entry.partition("="))
+        if not (key and equals and value) or key in given:
+            raise JaxpflError(
+                f"an optimizer is NAME or NAME:argument=value,argument=value, each once; got {optimizer!r}"
+            )
+        if key == "learning_rate":
+            raise JaxpflError(f"the learning rate is not an argument of {name}: set lr, or server_lr at the server")
+        if key not in known:
+            raise unknown_name(f"argument of optimizer {name}", key, known)
+        given[key] = _value(f"{name}:{key}", value, isinstance(known[key], bool), below_one=key in _FRACTIONS)
+    return functools.partial(OPTIMIZERS[name], **given)
+
+
+def normalizes(optimizer: Optimizer) -> bool:
+    """Whether its steps have the size of the learning rate, however small the gradient is (False where unknown)."""
+    return isinstance(optimizer, str) and optimizer.partition(":")[0] not in _PROPORTIONAL
+
+
+def _arguments(factory: Callable[..., Any]) -> dict[str, Any]:
+    """The arguments that are numbers or switches, with their defaults; masks and types cannot be said in a line."""
+    parameters = list(inspect.signature(factory, eval_str=True).parameters.values())[1:]
+    return {
+        p.name: p.default
+        for p in parameters
+        if isinstance(p.default, bool | int | float) or float in typing.get_args(p.annotation)
+    }
+
+
+def _value(what: str, text: str, switch: bool, *, below_one: bool) -> bool | int | float:
+    try:
+        value: Any = ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
+    except (ValueError, SyntaxError):
+        value = None
+    if switch:
+        if not isinstance(value, bool):
+            raise JaxpflError(f"{what} must be true or false, got {text!r}")
+        return value
+    if type(value) in (int, float) and 0 <= value < (1 if below_one else math.inf):
+        return value
+    raise JaxpflError(f"{what} must be a number >= 0 and {'< 1' if below_one else 'finite'}, got {text!r}")

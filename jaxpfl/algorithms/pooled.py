@@ -1,0 +1,61 @@
+"""Centralised training: what one model could reach if all examples lay in one place. A reference, no federated method.
+
+The engine trains it on a federation of ONE client that holds every client's training examples, and scores it on the
+test examples of each of the m clients (`Method.pooled`). Its rounds are stretches of one training: batches continue the
+epoch over all examples, and the optimiser remembers. The cohort, the server's optimiser and the availability of clients
+mean nothing here.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxpfl.algorithms.hyper import SgdHyper
+from jaxpfl.algorithms.local_work import Descent, LocalWork, train
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.types import Key, Metrics, PyTree, Splits
+
+
+def pooled(task: Task, work: LocalWork, *, steps: int = 0) -> Algorithm:
+    """Centralised training on the union of the clients' training examples, ``steps`` mini-batches in a round.
+
+    The default, 0, is tau: as many updates of the model as one client of a federated method makes, so rounds * tau in
+    all. With K * tau, it sees as many examples as a cohort of K. It starts where FedAvg starts from the same seed.
+    Models: the one trained is personalised and global model in one.
+    """
+    if steps < 0:
+        raise JaxpflError(f"pooled.steps must be >= 0, got {steps}")
+    work = dataclasses.replace(work, sizes=np.array([np.sum(work.sizes)]), steps=steps or work.steps)
+
+    def update(
+        key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, memory: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        optimizer = work.descent(hp.lr * hp.decay(ctx.round, work.steps), hp.weight_decay)
+        start = Descent(message.shared, memory)
+        end, metrics = train(work, task, key, ctx, splits.train, optimizer, start)
+        return end.memory, Upload(optax.tree.sub(end.params, start.params), jnp.ones(())), metrics
+
+    def server_update(
+        key: Key, hp: SgdHyper, ctx: ServerContext, params: PyTree, reduced: Reduced
+    ) -> tuple[PyTree, Metrics]:
+        return optax.apply_updates(params, reduced.mean()), {}
+
+    client = Client(
+        init=lambda key, hp, ctx, message: work.descent(hp.lr, hp.weight_decay).init(message.shared),
+        update=update,
+        personalize=lambda key, hp, ctx, message, memory, splits: message.shared,
+        predict=lambda hp, params, x: task.model.apply(params, x),
+    )
+    server = Server(
+        init=lambda key, hp, ctx: task.init(key),
+        broadcast=lambda key, hp, ctx, params: Message(params),
+        update=server_update,
+        predict_global=lambda hp, params, x: task.model.apply(params, x),
+    )
+    return Algorithm((client,), server, work.steps)

@@ -1,0 +1,108 @@
+"""A simulation of centralised training: one client holds everybody's examples, and every client scores the model."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import participation, trees
+from jaxpfl.engine.evaluate import Part, Scores
+from jaxpfl.engine.plan import ExecutionPlan
+from jaxpfl.engine.simulation import Simulation
+from jaxpfl.engine.state import RunState
+from jaxpfl.models import Task
+from jaxpfl.protocol import Algorithm, Upload
+from jaxpfl.types import ClientData, Federation, PyTree
+
+
+class PooledSimulation(Simulation):
+    """Trains an algorithm on the union of all clients' training examples; scores its global model on each client.
+
+    States and histories are those of a federation of one client, scores those of the m clients. The training examples
+    are held once, as one client's; the test and validation examples once, by client. What the server broadcasts must
+    be the whole of the model: no client of the m has a state.
+    """
+
+    def __init__(
+        self,
+        algorithm: Algorithm,
+        task: Task,
+        federation: Federation,
+        hp: PyTree,
+        *,
+        plan: ExecutionPlan | None = None,
+        unseen: Federation | None = None,
+    ):
+        """Places the data and prepares the programs; see `Simulation`.
+
+        Args:
+          algorithm: the method, built for one client that holds all examples.
+          task: model, loss and metrics.
+          federation: the stacked data of m clients.
+          hp: hyper-parameters; leaves [] for all runs, or [S], one value for each run.
+          plan: how to execute. One client trains on one device; the plan's devices share the scoring.
+          unseen: clients that are scored by `evaluate_unseen` too, and whose training examples are not pooled.
+        """
+        plan = plan or ExecutionPlan()
+        super().__init__(algorithm, task, pool(federation), participation.full(1), hp, plan=replace(plan, devices=1))
+        idle = algorithm.clients[0]._replace(
+            init=lambda key, hp, ctx, message: (),
+            update=lambda key, hp, ctx, message, state, splits: (state, Upload((), ()), {}),
+        )
+        self._clients = Simulation(
+            algorithm._replace(clients=(idle,)),
+            task,
+            federation._replace(train=nobodys(federation.train)),
+            participation.full(federation.num_clients),
+            hp,
+            plan=plan,
+            unseen=unseen,
+        )
+
+    def evaluate(self, state: RunState, split: Part = "test") -> Scores:
+        """Scores every client in every run: which model -> metric -> [S, m]."""
+        return self._clients.evaluate(self._served(state), split)
+
+    def evaluate_unseen(self, state: RunState) -> Scores:
+        """Scores the unseen clients on their test examples: which model -> metric -> [S, u]."""
+        return self._clients.evaluate_unseen(self._served(state))
+
+    def personal_models(self, state: RunState) -> PyTree:
+        """Every client's model, which is the same for all: leaves [S, m, ...]."""
+        return self._clients.personal_models(self._served(state))
+
+    def bytes_per_client(self) -> tuple[int, int]:
+        """Zeros: no parameters are exchanged, and what it would cost to bring the examples together is not counted."""
+        return 0, 0
+
+    def memory(self, runs: int = 1) -> dict[str, int]:
+        """As of every simulation; the data are the pooled examples and those that score."""
+        held = super().memory(runs)
+        return held | {"data": held["data"] + trees.num_bytes(self._clients.federations)}
+
+    def _served(self, state: RunState) -> RunState:
+        """A state of the m clients under this model."""
+        shapes = self._clients._state_shapes(state.round.shape[0])
+        counts = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes.counts)
+        return shapes._replace(server=state.server, counts=counts, round=state.round, key=state.key)
+
+
+def pool(federation: Federation) -> Federation:
+    """One client, of id 0, with all clients' training examples in the order of their ids; nothing else.
+
+    The order of the clients in the stack and their padding leave no trace.
+    """
+    order = np.argsort(np.asarray(federation.client_ids))
+    place, example = np.nonzero(np.asarray(federation.train.mask)[order])
+    client = order[place]
+    x, y = jax.tree.map(lambda a: np.asarray(a)[client, example][None], (federation.train.x, federation.train.y))
+    train = ClientData(x, y, np.ones((1, len(client)), bool))
+    return Federation(np.zeros(1, np.int32), train, nobodys(train), nobodys(train))
+
+
+def nobodys(data: ClientData) -> ClientData:
+    """The same clients without examples."""
+    return jax.tree.map(lambda a: np.asarray(a)[:, :0], data)
