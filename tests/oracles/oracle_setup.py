@@ -110,15 +110,16 @@ def simulation(
     batch_size: int = 100,
     steps: int = STEPS,
     plan: ExecutionPlan | None = None,
+    choices: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
     **options: Any,
 ) -> Simulation:
     """A simulation of a registered method; by default the perceptron, everyone, full batches.
 
-    ``options`` are the method's, ``engine`` the simulation's own.
+    ``options`` are the method's, ``choices`` the local work's (optimizers), ``engine`` the simulation's own.
     """
     task = task or perceptron()
-    work = LocalWork(np.asarray(federation.train.mask).sum(1), steps, batch_size)
+    work = LocalWork(np.asarray(federation.train.mask).sum(1), steps, batch_size, **(choices or {}))
     entry = METHODS[method]
     return Simulation(
         entry.build(task, work, **options),

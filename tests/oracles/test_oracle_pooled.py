@@ -1,0 +1,137 @@
+"""``pooled`` against NumPy: SGD on the union of all clients' training examples, its memory kept from round to round.
+
+``w <- w - rate(r) (grad CE + wd w)`` over the documented batches of one client of id 0 that holds the examples of all,
+in the order of the clients' ids; scored on each client's own test examples.
+"""
+
+import jax
+import numpy as np
+import pytest
+from numpy_reference import backward, cross_entropy, decay, forward
+from oracle_setup import (
+    SEED,
+    SIZES,
+    assert_same,
+    classification_problem,
+    clients,
+    draws,
+    perceptron,
+    run,
+    simulation,
+)
+
+from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, data
+from jaxpfl.engine.pooled import PooledSimulation, pool
+from jaxpfl.randomness import Purpose
+
+ROUNDS, STEPS = 4, 3
+HYPER = {"lr": 0.4, "lr_decay": 0.7, "decay_every": 4.0, "weight_decay": 0.02}
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    with jax.enable_x64(True):
+        yield
+
+
+def made(problem, batch_size: int, *, steps: int = 0, optimizer: str = "sgd", plan: ExecutionPlan | None = None):
+    entry, task = METHODS["pooled"], perceptron()
+    work = LocalWork(np.asarray(problem.train.mask).sum(1), STEPS, batch_size, optimizer=optimizer)
+    algorithm, hp = entry.build(task, work, steps=steps), entry.hyper.replace(**HYPER)
+    return PooledSimulation(algorithm, task, problem, hp, plan=plan or ExecutionPlan(rounds_per_call=1))
+
+
+def reference(params, batch_size: int, steps: int, momentum: float) -> tuple[list, list]:
+    """The parameters and the mean loss after each round."""
+    union = pool(classification_problem())
+    v, ends, losses = dict.fromkeys(params, 0.0), [], []
+    for r in range(ROUNDS):
+        rate, round_losses = HYPER["lr"] * decay(HYPER, r, steps), []
+        for x, y in draws(union, 0, Purpose.BATCHES, batch_size, steps, r):
+            loss, d_logits = cross_entropy(forward(params, x), y)
+            gradient = backward(params, x, d_logits)
+            v = {k: momentum * v[k] + gradient[k] + HYPER["weight_decay"] * params[k] for k in params}
+            params = {k: params[k] - rate * v[k] for k in params}
+            round_losses.append(loss)
+        ends.append(params)
+        losses.append(np.mean(round_losses))
+    return ends, losses
+
+
+def test_the_union_is_everybody_s_examples_in_the_order_of_their_ids():
+    problem = classification_problem()
+    own = clients(problem.train)
+    order = np.argsort(problem.client_ids)
+    [(x, y)] = clients(pool(problem).train)
+    np.testing.assert_array_equal(x, np.concatenate([own[i][0] for i in order]))
+    np.testing.assert_array_equal(y, np.concatenate([own[i][1] for i in order]))
+    assert pool(problem).test.mask.size == pool(problem).validation.mask.size == 0
+
+
+@pytest.mark.parametrize(
+    ("batch_size", "steps", "optimizer", "momentum"),
+    [(100, 0, "sgd", 0.0), (6, 0, "sgd", 0.0), (6, 7, "sgd", 0.0), (6, 0, "sgd:momentum=0.8", 0.8)],
+    ids=["full batches", "mini-batches", "more steps", "momentum"],
+)
+def test_rounds(batch_size, steps, optimizer, momentum):
+    got = run(made(classification_problem(), batch_size, steps=steps, optimizer=optimizer), ROUNDS)
+    ends, losses = reference(got.states[0].server, batch_size, steps or STEPS, momentum)
+    for state, want in zip(got.states[1:], ends, strict=True):
+        assert_same(state.server, want)
+    np.testing.assert_allclose(got.history["train_loss"], losses, rtol=1e-9)
+    tests = clients(classification_problem().test)
+    logits = [(forward(ends[-1], x), y) for x, y in tests]
+    want = {
+        "accuracy": [np.mean(a.argmax(1) == y) for a, y in logits],
+        "loss": [cross_entropy(a, y)[0] for a, y in logits],
+    }
+    scores = got.simulation.evaluate(got.state)
+    for which in ("before", "after", "global"):
+        for name, values in want.items():
+            np.testing.assert_allclose(scores[which][name], [values], rtol=1e-9)
+    for leaf, end in zip(
+        jax.tree.leaves(got.simulation.personal_models(got.state)), jax.tree.leaves(ends[-1]), strict=True
+    ):
+        np.testing.assert_allclose(leaf, np.broadcast_to(end, (1, len(SIZES), *end.shape)), rtol=1e-9, atol=1e-12)
+
+
+def test_it_starts_where_fedavg_starts():
+    problem = classification_problem()
+    pooled, fedavg = made(problem, 6).init([SEED]), simulation("fedavg", problem, {}).init([SEED])
+    assert_same(pooled.server, fedavg.server, rtol=0)
+
+
+def test_padding_order_and_devices_leave_no_trace():
+    problem = classification_problem()
+    want = run(made(problem, 6), ROUNDS)
+    scores = want.simulation.evaluate(want.state)
+    for plan in (ExecutionPlan(rounds_per_call=2, devices=1), ExecutionPlan(devices=2, clients="vmap")):
+        order = [3, 0, 4, 1, 2]
+        other = data.permute(data.pad(problem, train_capacity=20, test_capacity=11), order)
+        got = run(made(other, 6, plan=plan), ROUNDS)
+        assert_same(got.states[-1].server, want.states[-1].server)
+        moved = got.simulation.evaluate(got.state)
+        np.testing.assert_allclose(moved["after"]["loss"], scores["after"]["loss"][:, order], rtol=1e-9)
+
+
+def test_the_examples_are_held_once():
+    """The training examples pooled, without padding; the test examples by client."""
+    problem = classification_problem()
+    simulation = made(problem, 6)
+    example = problem.train.x[0, 0].nbytes + problem.train.y[0, 0].nbytes + 1
+    held = sum(SIZES) * example + problem.test.mask.size * example
+    ids = 4 * (1 + len(SIZES))
+    assert simulation.memory()["data"] == held + ids
+    assert simulation.bytes_per_client() == (0, 0)
+
+
+def test_the_test_examples_reach_nothing_but_scores():
+    problem = classification_problem()
+    other = problem._replace(test=problem.test._replace(x=np.full_like(problem.test.x, np.nan)))
+    want, got = (run(made(f, 6), 2) for f in (problem, other))
+    assert_same(got.states[-1].server, want.states[-1].server, rtol=0)
+
+
+def test_negative_steps_are_refused():
+    with pytest.raises(JaxpflError, match=r"pooled\.steps must be >= 0, got -1"):
+        made(classification_problem(), 6, steps=-1)
