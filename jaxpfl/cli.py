@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import importlib
 import json
 import os
 import sys
 import warnings
 from contextlib import ExitStack
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -18,7 +17,7 @@ from tyro.conf import DisallowNone, FlagCreatePairsOff, Positional, UseAppendAct
 
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.experiment import compile_cache
-from jaxpfl.experiment.config import DataConfig, RunConfig, from_mapping, read_file, resolve, to_json
+from jaxpfl.experiment.config import DataConfig, RunConfig, from_mapping, read_file, resolve
 
 DEFAULT_METHODS = ("local", "fedavg", "fedavg-ft", "adaped")
 
@@ -186,6 +185,7 @@ def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, ses
     from rich.console import Console
 
     from jaxpfl.experiment import warm_start
+    from jaxpfl.experiment.default_folder import default_folder
     from jaxpfl.experiment.interrupt import Interrupted
     from jaxpfl.experiment.profile import OFF, Recorder
     from jaxpfl.experiment.report import Terminal, print_profile, print_table
@@ -204,7 +204,7 @@ def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, ses
         if session.explain_plan:
             _explain(experiment, out, session.json)
             return
-        folder = session.output or _default_folder(command, config, methods, session.resume)
+        folder = session.output or default_folder(command, config, methods, session.resume)
         changes = open_folder(folder, experiment, resume=session.resume)
         if changes:
             print(f"resuming {folder} with {'; '.join(changes)}", file=sys.stderr)
@@ -256,19 +256,6 @@ def _use_all_cores() -> None:
         jax.config.update("jax_num_cpu_devices", cores)
     except RuntimeError:  # jax is running already: the caller has chosen
         return
-
-
-def _default_folder(command: str, config: RunConfig, methods: tuple[str, ...], resume: bool) -> Path:
-    """``runs/COMMAND-DATA-HASH``, the hash over what may not change on resume; a new number where that is taken."""
-    fixed = to_json(replace(config, rounds=None, checkpoint_every=0, data_dir=None))
-    fixed.pop("plan")
-    text = json.dumps([command, sorted(methods), fixed], sort_keys=True)
-    data = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.data)
-    first = Path("runs") / f"{command}-{data}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
-    latest, number = None, 1
-    while (folder := first if number == 1 else first.with_name(f"{first.name}-{number}")).exists():
-        latest, number = folder, number + 1
-    return latest if resume and latest is not None else folder
 
 
 def _data(action: str, settings: DataConfig, as_json: bool, plot: Path | None) -> None:
