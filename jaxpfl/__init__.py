@@ -7,7 +7,7 @@ a method. A method of your own is a `Method` around a builder of an `Algorithm`.
 __version__ = "0.1.0"
 
 from jaxpfl.algorithms import METHODS, LocalWork, Method, SgdHyper, hyper
-from jaxpfl.data import federate, load, stack_clients
+from jaxpfl.data import federate, load, set_apart, stack_clients
 from jaxpfl.engine import ExecutionPlan, Fit, RunState, Simulation, fit
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.experiment.model_files import load_models
@@ -60,5 +60,6 @@ __all__ = [
     "hyper",
     "load",
     "load_models",
+    "set_apart",
     "stack_clients",
 ]

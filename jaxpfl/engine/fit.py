@@ -15,14 +15,15 @@ from jaxpfl import algorithms, models, participation
 from jaxpfl.algorithms import LocalWork, Method, Optimizer
 from jaxpfl.algorithms.hyper import replace
 from jaxpfl.algorithms.server_optimizer import check_rate
+from jaxpfl.engine.evaluate import Scores
 from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.engine.pooled import PooledSimulation
 from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.errors import JaxpflError, JaxpflWarning, unknown_name
 from jaxpfl.models import Model, Task
-from jaxpfl.participation import Participation
 from jaxpfl.models.given import start_from
+from jaxpfl.participation import RELIABLE, Availability, Participation
 from jaxpfl.types import Federation, PyTree
 
 
@@ -35,6 +36,7 @@ class Fit(NamedTuple):
       history: metrics of every round, each [S, rounds].
       rounds: the rounds after which clients were scored, [E].
       scores: which model (``global`` where there is one, ``before``, ``after``) -> metric -> [E, S, m].
+      unseen: the same of the unseen clients at the end, [S, u]; None where there are none.
     """
 
     simulation: Simulation
@@ -42,6 +44,12 @@ class Fit(NamedTuple):
     history: dict[str, np.ndarray]
     rounds: np.ndarray
     scores: dict[str, dict[str, np.ndarray]]
+    unseen: Scores | None = None
+
+    @property
+    def unseen_accuracy(self) -> np.ndarray | None:
+        """Test accuracy of each unseen client after its adaptation, [S, u]; None where there are none."""
+        return None if self.unseen is None else np.asarray(self.unseen["after"]["accuracy"])
 
     @property
     def personalized_accuracy(self) -> np.ndarray:
@@ -72,6 +80,10 @@ def fit(
     options: dict[str, Any] | None = None,
     warm_start: PyTree | None = None,
     eval_every: int | None = None,
+    dropout: float = 0.0,
+    stragglers: float = 0.0,
+    unseen: Federation | None = None,
+    adapt_rounds: int = 10,
     plan: ExecutionPlan | None = None,
 ) -> Fit:
     """Trains a method and scores every client on its test examples.
@@ -102,6 +114,10 @@ def fit(
       warm_start: parameters that every model starts from in place of random ones, as the model's own ``init`` gives
         them, or by path (``"head/kernel"``).
       eval_every: score after every so many rounds and at the end; by default at the end only.
+      dropout: the probability that a client of a round does its work and uploads nothing.
+      stragglers: the probability that a client takes fewer steps in a round, a number uniform on 1 ... local_steps.
+      unseen: clients that are never trained (`jaxpfl.set_apart` makes some), for ``Fit.unseen_accuracy``.
+      adapt_rounds: the rounds that each of them works with the last message before it is scored.
       plan: how to execute.
 
     Raises:
@@ -122,8 +138,9 @@ def fit(
     task = make_task(model, federation, num_classes)
     if warm_start is not None:
         task = start_from(task, warm_start)
+    sizes = np.asarray(federation.train.size)
     work = LocalWork(
-        np.asarray(federation.train.size),
+        sizes if unseen is None else np.append(sizes, unseen.train.size),
         local_steps,
         batch_size,
         optimizer=client_optimizer,
@@ -139,7 +156,10 @@ def fit(
         participation.of(federation.num_clients, cohort),
         hp,
         options=options or {},
+        availability=participation.availability(dropout, stragglers),
         plan=plan,
+        unseen=unseen,
+        adapt_rounds=adapt_rounds,
     )
     state = simulation.init(range(int(seeds)) if isinstance(seeds, int | np.integer) else seeds)
     histories, evaluations = [], []
@@ -157,6 +177,7 @@ def fit(
             which: {name: np.stack([e[which][name] for e in evaluations]) for name in metrics}
             for which, metrics in evaluations[0].items()
         },
+        None if unseen is None else simulation.evaluate_unseen(state),
     )
 
 
@@ -178,15 +199,28 @@ def make_simulation(
     hp: Any,
     *,
     options: dict[str, Any],
+    availability: Availability = RELIABLE,
     plan: ExecutionPlan | None = None,
+    unseen: Federation | None = None,
+    adapt_rounds: int = 10,
 ) -> Simulation:
-    """The programs of a method; of a reference that pools the data, where it is one."""
+    """The programs of a method; of a reference that pools the data, where it is one (its client never fails)."""
     if method.pooled:  # its one client holds the examples of those that are trained, not of unseen ones
         work = dataclasses.replace(work, sizes=np.asarray(federation.train.size))
     algorithm = build(method, task, work, options)
     if method.pooled:
-        return PooledSimulation(algorithm, task, federation, hp, plan=plan)
-    return Simulation(algorithm, task, federation, participation, hp, plan=plan)
+        return PooledSimulation(algorithm, task, federation, hp, plan=plan, unseen=unseen)
+    return Simulation(
+        algorithm,
+        task,
+        federation,
+        participation,
+        hp,
+        availability=availability,
+        plan=plan,
+        unseen=unseen,
+        adapt_rounds=adapt_rounds,
+    )
 
 
 def build(method: Method, task: Task, work: LocalWork, options: dict[str, Any]) -> Any:

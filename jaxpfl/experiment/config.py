@@ -13,6 +13,7 @@ from jaxpfl.engine.fit import check_positive
 from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.experiment.presets import preset
+from jaxpfl.participation import availability
 
 
 @dataclass(frozen=True)
@@ -51,6 +52,8 @@ class DataConfig:
     """Seed of the split into clients, train and test; the run seeds do not change the split."""
     drop_empty: bool = False
     """Drop clients without training examples instead of refusing them."""
+    unseen_clients: int = 0
+    """Clients beside the --clients that are never trained: they arrive at the end, adapt and are scored."""
 
 
 @dataclass(frozen=True)
@@ -76,6 +79,14 @@ class RunConfig(DataConfig):
     replacement in a batch) or replacement."""
     rounds: int | None = None
     """Federated rounds; by data set unless given."""
+    dropout: float = 0.0
+    """Probability that a client of a round does its work and uploads nothing."""
+    stragglers: float = 0.0
+    """Probability that a client takes fewer local steps in a round, a number uniform on 1 ... LOCAL_STEPS."""
+    same_stragglers: bool = False
+    """The same clients are slow in every round, each with its own number of steps; else drawn anew in each round."""
+    adapt_rounds: int = 10
+    """Rounds that an unseen client works with the server's last message before it is scored."""
     lr: float | None = None
     """Learning rate of every method; each method's own unless given."""
     client_optimizer: str = "sgd"
@@ -130,6 +141,11 @@ def resolve(config: RunConfig) -> RunConfig:
         value = getattr(config, name)
         if not 0 <= value <= 2**32 - (runs or 1):
             raise JaxpflError(f"{name} must be at least 0, and every seed below 2**32, got {value}")
+    for name in ("unseen_clients", "adapt_rounds"):
+        value = getattr(config, name)
+        if not isinstance(value, int) or value < 0:
+            raise JaxpflError(f"{name} must be a whole number of at least 0, got {value!r}")
+    availability(config.dropout, config.stragglers, same_stragglers=config.same_stragglers)
     for name in ("lr", "server_lr"):
         value = getattr(config, name)
         if value is not None and not 0 < value < float("inf"):

@@ -30,11 +30,12 @@ def write_plots(folder: Path, records: list[dict[str, Any]], arrays: dict[str, d
     colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(arrays)}
     drawn = [
         _accuracy(records, colors),
-        _clients({name: scores["after_accuracy"] for name, scores in arrays.items()}, colors),
+        _clients(_named(arrays, "after_accuracy"), colors, "Clients after the last round"),
+        _clients(_named(arrays, "unseen_after_accuracy"), colors, "Unseen clients after their adaptation"),
         _psi(records, colors),
     ]
     written = []
-    for name, figure in zip(("accuracy", "clients", "psi"), drawn, strict=True):
+    for name, figure in zip(("accuracy", "clients", "unseen", "psi"), drawn, strict=True):
         if figure is not None:
             written.append(_save(figure, folder, name))
     return written
@@ -132,9 +133,16 @@ def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
     return figure
 
 
-def _clients(accuracies: dict[str, np.ndarray], colors: dict[str, str]) -> Any:
-    """Each client's accuracy (mean over seeds) as a dot, with the mean, the quartiles and the worst decile."""
-    figure, axes = _axes("", "test accuracy of a client, mean over seeds", "Clients after the last round")
+def _named(arrays: dict[str, dict[str, np.ndarray]], name: str) -> dict[str, np.ndarray]:
+    """One array of every method that has it."""
+    return {method: own[name] for method, own in arrays.items() if name in own}
+
+
+def _clients(accuracies: dict[str, np.ndarray], colors: dict[str, str], title: str) -> Any:
+    """Each client's accuracy (mean over seeds) as a dot, with the mean and the quartiles; None for no client."""
+    if not accuracies:
+        return None
+    figure, axes = _axes("", "test accuracy of a client, mean over seeds", title)
     jitter = np.random.default_rng(0)
     for place, (method, values) in enumerate(accuracies.items()):
         with np.errstate(invalid="ignore"):

@@ -109,7 +109,9 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
         "clients; hurt: clients worse off than with local training",
     )
     table.add_column("method", style="bold", no_wrap=True)
-    for name in ("personalised", "global", "p10", "worst", "hurt", "up", "down", "sec"):
+    unseen = any(row["unseen_accuracy"] for row in summary["methods"].values())
+    columns = ["personalised", "global", "p10", "worst", "hurt", "up", "down", "sec"]
+    for name in columns[:2] + ["unseen"] * unseen + columns[2:]:
         table.add_column(name, justify="right", no_wrap=True)
     for name, row in summary["methods"].items():
         own = row["personalized_accuracy"]
@@ -118,6 +120,7 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
             name,
             _accuracy(own),
             _accuracy(row["global_accuracy"]),
+            *[_accuracy(row["unseen_accuracy"])] * unseen,
             _percent(own["p10"]),
             _percent(own["worst_decile"]),
             "-" if hurt is None or name == "local" else f"{100 * hurt:.0f}%",
@@ -131,6 +134,14 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
             console.print(
                 f"{name}: {row['diverged_clients']} of {summary['clients']} clients diverged at least once; "
                 "their updates were dropped and they are scored with the state before",
+                highlight=False,
+            )
+        if row["lost_uploads"]:
+            console.print(f"{name}: {row['lost_uploads']} uploads of a run were lost to dropout", highlight=False)
+        if row["idle_rounds"]:
+            console.print(
+                f"{name}: clients outside the cohort worked {row['idle_rounds']} times alone; "
+                f"{row['client_steps']} client-steps in all",
                 highlight=False,
             )
         if "best_on_validation" in row:

@@ -167,6 +167,10 @@ def _run_method(
     if scores is None:  # killed between the last checkpoint and the files below
         with profile.phase("evaluation"):
             scores, _ = _evaluate(experiment, simulation, state, name, done)
+    if experiment.unseen is not None:
+        with profile.phase("evaluation"):
+            unseen = jax.tree.map(np.asarray, dict(simulation.evaluate_unseen(state)))
+        scores |= {f"unseen_{which}": metrics for which, metrics in unseen.items()}
     _write_method(folder, name, simulation, state, scores, config, time.perf_counter() - started)
     reporter.finish(name)
 
@@ -216,24 +220,26 @@ def _write_method(
     config: RunConfig,
     seconds: float,
 ) -> None:
-    state = simulation.trim(state)
-    taken, lost = np.asarray(state.participations), np.asarray(state.diverged)
+    counts = jax.tree.map(np.asarray, simulation.trim(state).counts)
     up, down = simulation.bytes_per_client()
     arrays = {f"{which}_{m}": v for which, metrics in scores.items() for m, v in metrics.items()}
-    arrays |= {"participations": taken, "diverged": lost}
+    for name_of in ("participations", "uploads", "diverged", "dropped", "idle_rounds", "steps"):
+        arrays[name_of] = getattr(counts, name_of)
     with files.whole(folder / "methods" / f"{name}.npz", "wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
-    runs = taken.shape[0]
+    runs = counts.steps.shape[0]
     files.write_json(
         folder / "methods" / f"{name}.json",
         {
             "rounds": config.rounds,
             "seconds": seconds,
             # Means over the runs: a run's clients differ where cohorts are random in size.
-            "bytes_up": up * int((taken - lost).sum()) // runs,
-            "bytes_down": down * int(taken.sum()) // runs,
-            "client_steps": require(config.local_steps) * int(taken.sum()) // runs,
-            "diverged_clients": int(((lost > 0) | scores["after"]["diverged"]).any(axis=0).sum()),
+            "bytes_up": up * int(counts.uploads.sum()) // runs,
+            "bytes_down": down * int(counts.participations.sum()) // runs,
+            "client_steps": int(counts.steps.sum()) // runs,
+            "lost_uploads": int(counts.dropped.sum()) // runs,
+            "idle_rounds": int(counts.idle_rounds.sum()) // runs,
+            "diverged_clients": int(((counts.diverged > 0) | scores["after"]["diverged"]).any(axis=0).sum()),
         },
     )
 
@@ -254,7 +260,10 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
         methods[name].pop("rounds")
     flat = {f"{name}/{key}": v for name, scores in arrays.items() for key, v in scores.items()}
     with files.whole(folder / "clients.npz", "wb") as file:
-        np.savez(file, allow_pickle=False, client_ids=np.asarray(experiment.federation.client_ids), **flat)
+        ids = {"client_ids": np.asarray(experiment.federation.client_ids)}
+        if experiment.unseen is not None:
+            ids["unseen_client_ids"] = np.asarray(experiment.unseen.client_ids)
+        np.savez(file, allow_pickle=False, **ids, **flat)
     from jaxpfl.experiment.plots import write_plots
 
     write_plots(folder / "plots", records, arrays)
@@ -273,12 +282,13 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
 
 def _row(scores: dict[str, np.ndarray], local: np.ndarray | None, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
     """One method's statistics over clients and seeds; ``local`` is what local training gave each client, if it ran."""
-    after = scores["after_accuracy"]
+    after, unseen = scores["after_accuracy"], "unseen_after_accuracy" in scores
     row: dict[str, Any] = {
         "personalized_accuracy": summary.over_clients(after),
         "personalized_before_accuracy": summary.over_clients(scores["before_accuracy"]),
         "global_accuracy": summary.over_clients(scores["global_accuracy"]) if "global_accuracy" in scores else None,
-        "unseen_accuracy": None,
+        "unseen_accuracy": summary.over_clients(scores["unseen_after_accuracy"]) if unseen else None,
+        "unseen_before_accuracy": summary.over_clients(scores["unseen_before_accuracy"]) if unseen else None,
         "fraction_hurt": None if local is None else summary.fraction_hurt(after, local),
     }
     if evaluations and "validation_accuracy" in evaluations[0]:

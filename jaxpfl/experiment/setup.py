@@ -17,6 +17,7 @@ from jaxpfl.algorithms.hyper import replace, with_rate, with_server_rate
 from jaxpfl.algorithms.server_optimizer import check_rate
 from jaxpfl.engine import Simulation
 from jaxpfl.engine.fit import build, make_simulation, make_task
+from jaxpfl.engine.groups import make_groups
 from jaxpfl.engine.plan import resolve as resolve_plan
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.config import RunConfig, method_settings
@@ -27,13 +28,23 @@ from jaxpfl.types import Federation, PyTree
 
 
 class Experiment(NamedTuple):
-    """A resolved config with its data, split and model, and the checksum of the parameters it starts from, if given."""
+    """A resolved config with its data and model.
+
+    Attributes:
+      config: the config.
+      methods: names of the methods.
+      federation: the clients that are trained.
+      task: model, loss and metrics.
+      start: the checksum of the parameters that it starts from, if given.
+      unseen: the clients that arrive at the end, if any.
+    """
 
     config: RunConfig
     methods: tuple[str, ...]
     federation: Federation
     task: Task
     start: int | None
+    unseen: Federation | None = None
 
     def simulation(self, name: str) -> Simulation:
         """The compiled programs of one method."""
@@ -42,12 +53,17 @@ class Experiment(NamedTuple):
         return make_simulation(
             method,
             self.task,
-            local_work(config, self.federation),
+            local_work(config, self.federation, self.unseen),
             self.federation,
             participation.of(self.federation.num_clients, config.cohort),
             self.hyper(name),
             options=options,
+            availability=participation.availability(
+                config.dropout, config.stragglers, same_stragglers=config.same_stragglers
+            ),
             plan=config.plan,
+            unseen=self.unseen,
+            adapt_rounds=config.adapt_rounds,
         )
 
     def hyper(self, name: str) -> Any:
@@ -57,7 +73,7 @@ class Experiment(NamedTuple):
     def fingerprint(self) -> dict[str, Any]:
         """What the config does not say but the numbers depend on: every hyper-parameter, and the data themselves."""
         hyper = {name: {k: float(v) for k, v in vars(self.hyper(name)).items()} for name in self.methods}
-        return {"hyper": hyper, "data": _checksum(self.federation), "warm_start": self.start}
+        return {"hyper": hyper, "data": _checksum((self.federation, self.unseen)), "warm_start": self.start}
 
 
 def prepare(
@@ -87,6 +103,9 @@ def prepare(
     if config.clients is not None:
         participation.of(config.clients, config.cohort)
     source, federation = load_federation(config)
+    unseen = None
+    if config.unseen_clients:
+        federation, unseen = data.set_apart(federation, config.unseen_clients, config.split_seed)
     if config.model is None:
         config = dataclasses.replace(config, model=model_for(source))
     cohort = participation.of(federation.num_clients, config.cohort).capacity  # clients may have been dropped
@@ -98,20 +117,21 @@ def prepare(
     start = None
     if initial is not None:
         task, start = start_from(task, initial), _checksum(dict(initial))
-    work = local_work(config, federation)
+    work = local_work(config, federation, unseen)
     work.batches(1)  # refuses an unknown way to draw
     for name in methods:  # a method may refuse its options or the task
-        build(algorithms.get(name), task, work, _split_settings(config, name, methods)[1])
-    return Experiment(config, methods, federation, task, start)
+        algorithm = build(algorithms.get(name), task, work, _split_settings(config, name, methods)[1])
+        make_groups(algorithm, np.asarray(federation.client_ids), devices=1)
+    return Experiment(config, methods, federation, task, start, unseen)
 
 
 def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
-    """The data set of a resolved config, and its split into clients."""
+    """The data set of a resolved config, and its split into clients, unseen ones among them."""
     source = data.load(config.data, config.data_dir)
     federation = data.federate(
         source,
         partition=require(config.partition),
-        clients=config.clients,
+        clients=None if config.clients is None else config.clients + config.unseen_clients,
         classes_per_client=config.classes_per_client,
         shards_per_client=config.shards_per_client,
         alpha=config.alpha,
@@ -127,11 +147,11 @@ def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
     return source, federation
 
 
-def local_work(config: RunConfig, federation: Federation) -> LocalWork:
-    """The clients' work in a round."""
-    sizes = np.asarray(federation.train.size)
+def local_work(config: RunConfig, *federations: Federation | None) -> LocalWork:
+    """The work in a round of all clients that there are."""
+    sizes = [np.asarray(federation.train.size) for federation in federations if federation is not None]
     return LocalWork(
-        sizes,
+        np.concatenate(sizes),
         require(config.local_steps),
         require(config.batch_size),
         config.draw,

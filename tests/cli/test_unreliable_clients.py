@@ -1,0 +1,51 @@
+"""Dropout, stragglers, idle and unseen clients on the command line: what they cost and leave in the run folder."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import jaxpfl
+
+SMALL = ["--clients", "10", "--cohort", "4", "--rounds", "6", "--local-steps", "3", "--seeds", "2"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tmp_path_factory.mktemp("runs") / "run"
+
+
+def test_every_failure_in_one_run(capsys, folder):
+    flags = ["--dropout", "0.4", "--stragglers", "0.5", "--unseen-clients", "3", "--adapt-rounds", "2"]
+    flags += ["--set", "adaped.idle_rounds=2", "--json", "--output", str(folder)]
+    result = jaxpfl(capsys, "compare", "fedavg", "adaped", *SMALL, *flags)
+    summary = json.loads(result.out)
+    assert summary["clients"] == 10
+    fedavg, adaped = summary["methods"]["fedavg"], summary["methods"]["adaped"]
+    assert fedavg["unseen_accuracy"] == fedavg["unseen_before_accuracy"]  # it has nothing to adapt
+    assert adaped["unseen_accuracy"]["mean"] is not None
+    assert 0 < fedavg["lost_uploads"] < 6 * 4
+    assert fedavg["idle_rounds"] == 0 < adaped["idle_rounds"]
+    assert 6 * 4 <= fedavg["client_steps"] < 6 * 4 * 3
+    assert fedavg["bytes_up"] < fedavg["bytes_down"]
+    with np.load(folder / "clients.npz") as stored:
+        assert not set(stored["unseen_client_ids"]) & set(stored["client_ids"])
+        assert stored["adaped/unseen_after_accuracy"].shape == (2, 3)
+        steps, turns = stored["adaped/steps"], stored["adaped/participations"] + stored["adaped/idle_rounds"]
+        assert ((turns <= steps) & (steps <= 3 * turns)).all()
+        assert (stored["fedavg/uploads"] + stored["fedavg/dropped"] == stored["fedavg/participations"]).all()
+    assert (folder / "plots" / "unseen.png").exists()
+
+
+def test_it_resumes_to_the_same_numbers(capsys, folder, tmp_path):
+    """The unseen clients too, and the counts, go through the checkpoint."""
+    flags = ["--dropout", "0.4", "--stragglers", "0.5", "--unseen-clients", "3", "--set", "idle_rounds=2", "--json"]
+    whole = json.loads(jaxpfl(capsys, "run", "adaped", *SMALL, *flags, "--output", str(tmp_path / "a")).out)
+    shorter = [*SMALL[:5], "3", *SMALL[6:]]
+    jaxpfl(capsys, "run", "adaped", *shorter, *flags, "--output", str(tmp_path / "b"))
+    resumed = json.loads(
+        jaxpfl(capsys, "run", "adaped", *SMALL, *flags, "--output", str(tmp_path / "b"), "--resume").out
+    )
+    for row in (whole, resumed):
+        row["methods"]["adaped"].pop("seconds")
+    assert whole["methods"] == resumed["methods"]
