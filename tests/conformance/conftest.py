@@ -1,16 +1,16 @@
-"""Fixtures of the conformance tests: every test here runs for every federated method of the registry."""
+"""Fixtures of the conformance tests: every test here runs for every registered method, and for the toys."""
 
 import jax
 import pytest
 from problem import ragged_federation
+from toys import CASES
 
-from jaxpfl import METHODS, Federation, Method
-from jaxpfl.algorithms import FEDERATED
+from jaxpfl import Federation, Method
 
 
-@pytest.fixture(params=sorted(FEDERATED))
+@pytest.fixture(params=sorted(CASES))
 def method(request: pytest.FixtureRequest) -> Method:
-    return METHODS[request.param]
+    return CASES[request.param]
 
 
 @pytest.fixture

@@ -1,7 +1,10 @@
 """A small ragged problem and how to run a method on it; shared by the conformance tests."""
 
+from typing import Any
+
 import jax
 import numpy as np
+from toys import Medians, availability
 
 from jaxpfl import ExecutionPlan, Federation, LocalWork, Method, Simulation, participation, stack_clients
 from jaxpfl.engine.fit import make_task
@@ -47,6 +50,7 @@ def simulate(
         federation,
         participation.of(federation.num_clients, cohort),
         method.hyper.replace(**hyper),
+        availability=availability(method.name),
         plan=plan or ExecutionPlan(rounds_per_call=8),
     )
 
@@ -58,6 +62,20 @@ def outcome(simulation: Simulation, rounds: int, seeds=(3,)) -> dict:
     state = simulation.trim(state)
     tree = {"state": state._replace(key=jax.random.key_data(state.key)), "history": history}
     return jax.tree.map(np.asarray, tree | {"scores": scores})
+
+
+def moved(simulation: Simulation, state: Any, order: np.ndarray) -> Any:
+    """A trimmed state as it would be with the clients in another order: client i of it is client order[i] of before."""
+    members = [group.members for group in simulation._groups]
+    clients = []
+    for own, rows in zip(state.clients, members, strict=True):
+        places = np.searchsorted(rows, [row for row in order if row in rows])
+        clients.append(jax.tree.map(lambda a, places=places: a[:, places], own))
+    server = state.server
+    if isinstance(server, Medians):
+        server = server._replace(by_client=server.by_client[:, order])
+    counts = jax.tree.map(lambda a: a[:, order], state.counts)
+    return state._replace(server=server, clients=tuple(clients), counts=counts)
 
 
 def assert_close(got: dict, want: dict, rtol: float) -> None:

@@ -64,9 +64,15 @@ def test_state_is_donated(method, federation, runs):
 def test_bytes_are_those_of_what_is_exchanged(method, federation):
     up, down = simulate(method, federation).bytes_per_client()
     parameters = 4 * (5 * 6 + 6 + 6 * 3 + 3)
-    extra = {"adaped": 4}  # psi
-    want = 0 if method.name == "local" else parameters + extra.get(method.name, 0)
-    assert (up, down) == (want, want)
+    psi = number = 4
+    want = {
+        "local": (0, 0),
+        "adaped": (parameters + psi, parameters + psi),
+        "adaped, idle": (parameters + psi, parameters + psi),
+        "toy medians": (parameters, parameters + number),
+        "toy clusters": (2 * parameters, 2 * parameters),
+    }
+    assert (up, down) == want.get(method.name, (parameters, parameters))
 
 
 # At 1e38 uploads may be finite and their sum not.

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from problem import assert_close, outcome, simulate
+from problem import assert_close, moved, outcome, simulate
 
 from jaxpfl import ExecutionPlan, data
 
@@ -59,13 +59,10 @@ def test_garbage_in_the_padding_reaches_nothing(method, federation):
 @pytest.mark.usefixtures("x64")
 def test_order_of_clients_changes_nothing(method, federation):
     order = np.array([3, 0, 6, 2, 5, 1, 4])
-    want, got = (
-        outcome(simulate(method, f, dtype=np.float64), 3) for f in (federation, data.permute(federation, order))
-    )
-    by_client = ("clients", "counts")
-    state = want["state"]
-    moved = {name: jax.tree.map(lambda a: a[:, order], getattr(state, name)) for name in by_client}
-    want["state"] = state._replace(**moved)
+    simulation = simulate(method, federation, dtype=np.float64)
+    want = outcome(simulation, 3)
+    got = outcome(simulate(method, data.permute(federation, order), dtype=np.float64), 3)
+    want["state"] = moved(simulation, want["state"], order)
     want["scores"] = jax.tree.map(lambda a: a[:, order], want["scores"])
     assert_close(got, want, 1e-9)
 

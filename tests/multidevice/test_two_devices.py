@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError
-from jaxpfl.algorithms import FEDERATED
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
 
 from problem import assert_close, outcome, ragged_federation, simulate
+from toys import CASES
 
 PLANS = {
     "everyone, one by one": ("map", None),
@@ -30,7 +30,7 @@ def clients():
 
 
 @pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("method", sorted(FEDERATED))
+@pytest.mark.parametrize("method", sorted(CASES))
 def test_two_devices_give_the_numbers_of_one(clients, method, name):
     assert_same_on_two_devices(clients, method, *PLANS[name])
 
@@ -58,7 +58,7 @@ def assert_same_on_two_devices(clients, method, blocks, cohort, runs="auto"):
         want, got = (
             outcome(
                 simulate(
-                    METHODS[method],
+                    CASES[method],
                     clients,
                     plan=ExecutionPlan(clients=blocks, devices=devices, runs=runs),
                     cohort=cohort,
