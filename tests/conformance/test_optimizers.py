@@ -1,0 +1,86 @@
+"""Client and server optimisers reach every federated method of the registry, and keep what the protocol promises."""
+
+import dataclasses
+
+import jax
+import numpy as np
+import optax
+import pytest
+from problem import assert_close, outcome, simulate
+
+from jaxpfl import METHODS, ExecutionPlan, Method
+from jaxpfl.algorithms import FEDERATED
+from jaxpfl.algorithms.server_optimizer import Served
+
+
+@pytest.fixture(params=sorted(FEDERATED))
+def method(request: pytest.FixtureRequest) -> Method:
+    return METHODS[request.param]
+
+
+def choose(method: Method, **choices) -> Method:
+    """The method with other choices of the local work."""
+
+    def build(task, work, **options):
+        return method.build(task, dataclasses.replace(work, **choices), **options)
+
+    return method._replace(build=build)
+
+
+def learns(method: Method) -> bool:
+    """Whether the server learns from the uploads."""
+    return hasattr(method.hyper, "server_lr")
+
+
+def is_served(simulation) -> bool:
+    return isinstance(simulation.init([0]).server, Served)
+
+
+@pytest.mark.usefixtures("x64")
+def test_sgd_by_name_and_as_a_factory_are_one(method, federation):
+    """At the server the factory takes the general way, with its memory, and arrives where averaging does."""
+    want = outcome(simulate(method, federation, dtype=np.float64), 3)
+    chosen = choose(method, optimizer=optax.sgd, server_optimizer=optax.sgd)
+    simulation = simulate(chosen, federation, dtype=np.float64)
+    assert is_served(simulation) == learns(method)
+    got = outcome(simulation, 3)
+    if learns(method):
+        got["state"] = got["state"]._replace(server=got["state"].server.state)
+    assert_close(got, want, 1e-9)
+
+
+@pytest.mark.usefixtures("x64")
+def test_any_plan_gives_the_same_numbers(method, federation):
+    asked = []
+
+    def adam(rate):
+        asked.append(rate)
+        return optax.adam(rate)
+
+    chosen = choose(method, optimizer=adam, server_optimizer="fedavgm")
+    plans = ExecutionPlan(clients="map", runs="map", devices=1), ExecutionPlan(clients="3", runs="vmap", devices=2)
+    want, got = (outcome(simulate(chosen, federation, plan=p, dtype=np.float64), 3, (1, 2)) for p in plans)
+    assert_close(got, want, 1e-9)
+    assert asked
+
+
+def test_a_round_without_weight_leaves_the_memory(method, federation):
+    chosen = choose(method, optimizer="adam", server_optimizer="fedavgm")
+    good = simulate(chosen, federation, cohort=None)
+    state, _ = good.advance(good.init([3]), 2)
+    before = jax.tree.map(np.asarray, state.server)
+    assert learns(method) == any(np.any(leaf) for leaf in jax.tree.leaves(getattr(before, "memory", ())))
+    x = np.full_like(federation.train.x, np.inf)
+    broken = simulate(chosen, federation._replace(train=federation.train._replace(x=x)), cohort=None)
+    state, history = broken.advance(state, 1)
+    assert history["diverged"].tolist() == [[federation.num_clients]]
+    jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, state.server), before)
+
+
+def test_the_server_rate_is_traced(federation):
+    """One program for a sweep of rates; each run is that of its own rate."""
+    chosen = choose(METHODS["fedavg"], server_optimizer="fedavgm")
+    both = outcome(simulate(chosen, federation, server_lr=np.array([0.5, 2.0])), 2, (1, 1))
+    for i, rate in enumerate((0.5, 2.0)):
+        alone = outcome(simulate(chosen, federation, server_lr=rate), 2, (1,))
+        assert_close(alone["state"].server, jax.tree.map(lambda a, i=i: a[i : i + 1], both["state"].server), 1e-4)
