@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from jaxpfl.algorithms.adaped import AdaPeDHyper, adaped
 from jaxpfl.algorithms.fedavg import FedProxHyper, fedavg, fedavg_ft, fedprox
+from jaxpfl.algorithms.fedbn import fedbn
 from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper
 from jaxpfl.algorithms.local import local
 from jaxpfl.algorithms.pooled import pooled
@@ -44,6 +45,7 @@ METHODS: Mapping[str, Method] = {
         Method("fedavg", fedavg, AveragingHyper()),
         Method("fedavg-ft", fedavg_ft, AveragingHyper()),
         Method("fedprox", fedprox, FedProxHyper()),
+        Method("fedbn", fedbn, AveragingHyper()),
         Method("adaped", adaped, AdaPeDHyper()),
         Method("pooled", pooled, SgdHyper(), pooled=True),
     )

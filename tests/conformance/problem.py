@@ -10,6 +10,8 @@ from jaxpfl import ExecutionPlan, Federation, LocalWork, Method, Simulation, par
 from jaxpfl.engine.fit import make_task
 
 CLIENTS, CLASSES, FEATURES = 7, 3, 5
+MODELS = {"fedbn": "mlp-ln:6"}
+"""Models of the methods that ask for a part which ``mlp:6`` lacks."""
 
 
 def ragged_federation() -> Federation:
@@ -34,7 +36,7 @@ def simulate(
     *,
     plan: ExecutionPlan | None = None,
     cohort: int | None = 4,
-    model: str = "mlp:6",
+    model: str | None = None,
     batch_size: int = 6,
     dtype: type = np.float32,
     wrap=lambda algorithm: algorithm,
@@ -42,7 +44,7 @@ def simulate(
 ) -> Simulation:
     """A simulation of the method; ``wrap`` may change its algorithm."""
     federation = jax.tree.map(lambda a: a.astype(dtype) if np.issubdtype(a.dtype, np.floating) else a, federation)
-    task = make_task(model, federation, CLASSES)
+    task = make_task(model or MODELS.get(method.name, "mlp:6"), federation, CLASSES)
     work = LocalWork(np.asarray(federation.train.size), 3, batch_size)
     return Simulation(
         wrap(method.build(task, work)),

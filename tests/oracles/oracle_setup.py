@@ -72,7 +72,8 @@ def perceptron() -> Task:
     def apply(params, x, key=None, train=False):
         return jnp.tanh(x @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
 
-    return classification(Model(init, apply), (FEATURES,), CLASSES)
+    # FedBN keeps normalisation parameters with the clients; where any part will do, b1 is that part.
+    return classification(Model(init, apply, norm=lambda path: path == ("b1",)), (FEATURES,), CLASSES)
 
 
 def least_squares(features: int) -> Task:
