@@ -12,7 +12,7 @@ from jaxpfl.data.partition import PARTITIONS, Assignment, Partitioner, Partition
 from jaxpfl.data.pickles import read_pickle
 from jaxpfl.data.plot import plot_split
 from jaxpfl.data.set_apart import set_apart
-from jaxpfl.data.source import Entry, Source, data_directory, pooled, unseen
+from jaxpfl.data.source import Entry, Source, data_directory, pixel_scale, pooled, unseen
 from jaxpfl.data.sources import available, known_sources, load
 from jaxpfl.data.stack import check_batch_size, pad, permute, stack_clients
 
@@ -42,6 +42,7 @@ __all__ = [
     "partitioner",
     "permutation",
     "permute",
+    "pixel_scale",
     "plan_batches",
     "plot_split",
     "pooled",

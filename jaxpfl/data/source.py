@@ -119,14 +119,21 @@ def standardized(source: Source) -> Source:
         return source
     x_train = np.empty_like(source.x_train)
     x_test = None if source.x_test is None else np.empty_like(source.x_test)
-    for channel in range(x_train.shape[-1]):
-        pixels = np.ascontiguousarray(source.x_train[..., channel])
-        mean, deviation = (np.float32(f(pixels, dtype=np.float64)) for f in (np.mean, np.std))
-        scale = deviation if deviation > 0 else np.float32(1)
-        x_train[..., channel] = (pixels - mean) / scale
+    for channel, (mean, scale) in enumerate(pixel_scale(source.x_train)):
+        x_train[..., channel] = (source.x_train[..., channel] - mean) / scale
         if source.x_test is not None and x_test is not None:
             x_test[..., channel] = (source.x_test[..., channel] - mean) / scale
     return source._replace(x_train=x_train, x_test=x_test)
+
+
+def pixel_scale(images: np.ndarray) -> list[tuple[np.float32, np.float32]]:
+    """The mean and the standard deviation (1 where it is 0) of each channel of images [N, H, W, channels]."""
+    found = []
+    for channel in range(images.shape[-1]):
+        values = np.ascontiguousarray(images[..., channel])
+        mean, deviation = (np.float32(f(values, dtype=np.float64)) for f in (np.mean, np.std))
+        found.append((mean, deviation if deviation > 0 else np.float32(1)))
+    return found
 
 
 def pixels(images: np.ndarray) -> np.ndarray:

@@ -79,7 +79,10 @@ class Checkpoints:
         Raises:
           JaxpflError: when it cannot be read.
         """
-        abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), _without_key_type(like))
+        # With the places of today: those that it was saved from may be devices that are not here.
+        abstract = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), _without_key_type(like)
+        )
         wanted = self._ocp.args.StandardRestore({"state": abstract, "seconds": np.float64(0)})
         try:
             tree = self._manager.restore(round, args=wanted)

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 import jaxpfl
-from jaxpfl import trees
+from jaxpfl import data, trees
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import files
 from jaxpfl.experiment.model_files import CLIENT_IDS, FORMAT, MANIFEST, no_client, write_npz
@@ -167,14 +167,17 @@ def _shapes(arrays: dict[str, Any], *, of_one: bool = False) -> dict[str, Any]:
 
 
 def _manifest(run: StoredRun, experiment: Experiment, seed: int, entries: dict[str, Any]) -> dict[str, Any]:
-    task = experiment.task
+    task, config = experiment.task, experiment.config
+    source = data.load(config.data, config.data_dir, standardize=False)
+    scales = data.pixel_scale(source.x_train) if source.inputs == "pixels" else []
     return {
         "format": FORMAT,
         "methods": entries,
-        "model": experiment.config.model,
+        "model": config.model,
         "classes": task.num_classes,
         "input_shape": list(task.input_shape),
         "input_dtype": str(experiment.federation.train.x.dtype),
+        "pixels": [{"mean": float(mean), "deviation": float(deviation)} for mean, deviation in scales] or None,
         "seed": seed,
         "config": run.record["config"],
         "data": run.record["data"],

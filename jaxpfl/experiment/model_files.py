@@ -7,7 +7,9 @@ What a folder holds::
     METHOD/clients/ID.npz      in its place, where asked for: one client's parameters, dense0/kernel [...]
     METHOD/global.npz          the global model's parameters, where the method has one
 
-A method with groups of clients of different models has ``personal-GROUP.npz`` for each.
+Images must be given to the models as they were in training: pixels in [0, 1], less the mean and over the standard
+deviation that the manifest states for each channel. A method with groups of clients of different models has
+``personal-GROUP.npz`` for each.
 """
 
 from __future__ import annotations

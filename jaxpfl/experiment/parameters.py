@@ -68,17 +68,21 @@ class LastModels:
         return [self._stack(i, group, self._client_ids[numbers == i]) for i, group in enumerate(models)]
 
     def _stack(self, group: int, models: PyTree, client_ids: np.ndarray) -> Stack:
-        predict, of_model = self._simulation.algorithm.clients[group].predict, True
+        predict = self._simulation.algorithm.clients[group].predict
+        models = jax.tree.map(lambda a: np.asarray(a)[0, : len(client_ids)], models)
+        of_model, unchanged = True, True
 
         def parameters(personal: PyTree) -> PyTree:
-            nonlocal of_model
+            nonlocal of_model, unchanged
             found = self._witness.parameters(predict, self._hp, personal)
             of_model = found is not None
-            return found if of_model else personal
+            unchanged = found is None or found is personal
+            return personal if unchanged else found
 
-        # Compiled, so that nothing of the prediction itself is computed.
-        stacked = jax.jit(jax.vmap(parameters))(jax.tree.map(lambda a: a[0, : len(client_ids)], models))
-        return Stack(client_ids, stacked, of_model)
+        each = jax.vmap(parameters)
+        jax.eval_shape(each, models)
+        # Compiled, so that nothing of the prediction itself is computed. Most methods' models need no copy.
+        return Stack(client_ids, models if unchanged else jax.jit(each)(models), of_model)
 
 
 class Witness:

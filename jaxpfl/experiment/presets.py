@@ -90,11 +90,17 @@ def model_for(source: Source) -> str:
     """The model of a data set that has none in its preset.
 
     Raises:
-      JaxpflError: for inputs that are several arrays, which no registered model takes.
+      JaxpflError: for inputs that are several arrays, and tokens other than the classes: no model takes them.
     """
     if not hasattr(source.x_train, "shape"):
         raise JaxpflError(f"data set {source.name!r} has inputs of several arrays: no model of jaxpfl takes them")
     shape = source.x_train.shape[1:]
     if source.inputs == "tokens":
+        largest = int(source.x_train.max(initial=0))
+        if largest >= source.num_classes:
+            raise JaxpflError(
+                f"data set {source.name!r} has tokens up to {largest} and {source.num_classes} classes: gru predicts "
+                "the next token; in Python, fit takes a model with another vocabulary"
+            )
         return "gru"
     return "cnn" if len(shape) in (2, 3) and min(shape[:2]) >= _SMALLEST_IMAGE else "mlp"

@@ -2,6 +2,8 @@
 
 import json
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import jax.numpy as jnp
@@ -9,7 +11,7 @@ import numpy as np
 import pytest
 from finished_run import run
 
-from jaxpfl import JaxpflError, load_models
+from jaxpfl import JaxpflError, load, load_models
 from jaxpfl.experiment import export as export_module
 from jaxpfl.experiment.export import Wanted, export
 from jaxpfl.experiment.stored_run import open_run
@@ -74,6 +76,9 @@ def test_the_manifest_says_what_is_needed_to_use_them(exported):
     manifest = json.loads((exported / "manifest.json").read_text())
     assert manifest["format"] == "jaxpfl-models-1"
     assert (manifest["model"], manifest["classes"], manifest["input_shape"]) == ("linear", 10, [8, 8, 1])
+    mean, deviation = manifest["pixels"][0]["mean"], manifest["pixels"][0]["deviation"]
+    raw, seen = load("digits", standardize=False).x_train, load("digits").x_train
+    np.testing.assert_allclose((raw - mean) / deviation, seen, atol=1e-6)
     assert (manifest["seed"], manifest["config"]["clients"]) == (0, 7)
     assert set(manifest["versions"]) == {"jaxpfl", "jax", "run"}
     assert [entry["round"] for entry in manifest["methods"].values()] == [3, 3, 3]
@@ -196,6 +201,18 @@ def test_a_kill_leaves_no_folder_and_the_next_export_cleans_up(finished, tmp_pat
     assert not list(tmp_path.iterdir())
     export(finished, output, Wanted("local"))
     assert sorted(p.name for p in output.rglob("*")) == ["local", "manifest.json", "personal.npz"]
+
+
+def test_a_machine_with_other_devices_reads_the_run(finished, exported, tmp_path):
+    output = tmp_path / "models"
+    script = (
+        "import sys, jax; from pathlib import Path; from jaxpfl.experiment.export import export\n"
+        "assert len(jax.devices()) == 1; export(Path(sys.argv[1]), Path(sys.argv[2]))"
+    )
+    subprocess.run([sys.executable, "-c", script, finished, output], check=True)
+    for method in METHODS:
+        here, there = (load_models(folder, method).client(3)["head"]["kernel"] for folder in (exported, output))
+        np.testing.assert_allclose(here, there, rtol=1e-5, atol=1e-6)
 
 
 def test_progress_ends_with_all_bytes(finished, tmp_path):

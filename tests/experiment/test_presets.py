@@ -73,3 +73,8 @@ def test_inputs_of_several_arrays_have_no_model():
     several = source(np.zeros((2, 3)), "features")._replace(x_train={"a": np.zeros((2, 3)), "b": np.zeros((2, 1))})
     with pytest.raises(JaxpflError, match="inputs of several arrays"):
         model_for(several)
+
+
+def test_tokens_that_are_no_classes_have_no_model():
+    with pytest.raises(JaxpflError, match="tokens up to 7 and 2 classes"):
+        model_for(source(np.full((2, 5), 7, np.int32), "tokens"))
