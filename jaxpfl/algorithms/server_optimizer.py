@@ -96,7 +96,11 @@ def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False)
     """Warns of a rate that was left at one, which is for averaging; ``strict`` refuses it.
 
     An optimiser that normalises moves every parameter by about its rate in each round.
+
+    Raises:
+      JaxpflError: also for an optimiser that there is not.
     """
+    resolve(optimizer)
     if normalizes(optimizer) and np.max(server_lr) >= 1:
         message = (
             f"server optimizer {optimizer} moves every parameter by about server_lr = {np.max(server_lr):g} in each "

@@ -121,7 +121,7 @@ def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
         _line(axes, rounds, 100 * values, color, method, **marker)
         global_rounds, global_values = _series(records, method, "evaluation", "global_accuracy")
         # Where the personalised model is the global one, one line says both.
-        if len(global_rounds) and not np.array_equal(values, global_values, equal_nan=True):
+        if len(global_rounds) and not np.allclose(values, global_values, equal_nan=True):
             axes.plot(global_rounds, 100 * global_values.mean(axis=1), color=color, linewidth=1.2, linestyle="--")
     if shown:  # the personalised models set the scale; an untrained global model may lie far below
         every = np.concatenate([values.ravel() for values in shown])

@@ -1,0 +1,69 @@
+"""Optimisers and the centralised reference from the command line: what a run folder holds, and what resumes."""
+
+import json
+
+import numpy as np
+import pytest
+from command import SMALL, jaxpfl
+
+FLAGS = ["--client-optimizer", "sgd:momentum=0.5", "--server-optimizer", "fedadam", "--server-lr", "0.05"]
+
+
+def test_a_comparison_with_pooled(capsys, tmp_path):
+    folder = tmp_path / "run"
+    result = jaxpfl(capsys, "compare", "local", "fedavg", "pooled", *SMALL, *FLAGS, "--json", "--output", folder)
+    assert result.status == 0, result.err
+    assert "warning" not in result.err
+    methods = result.json["methods"]
+    pooled = methods["pooled"]
+    for same in ("global_accuracy", "personalized_before_accuracy"):
+        assert pooled[same] == pytest.approx(pooled["personalized_accuracy"], abs=1e-6)
+    assert (pooled["bytes_up"], pooled["bytes_down"]) == (0, 0)
+    assert pooled["client_steps"] == 4 * 2  # rounds * tau
+    assert methods["fedavg"]["client_steps"] == 4 * 2 * 3
+    assert pooled["fraction_hurt"] is not None
+    with np.load(folder / "clients.npz") as clients:
+        assert clients["pooled/after_accuracy"].shape == clients["fedavg/after_accuracy"].shape == (2, 6)
+    assert {"accuracy.png", "clients.png"} <= {path.name for path in (folder / "plots").iterdir()}
+
+    stored = json.loads((folder / "config.json").read_text())
+    config = stored["config"]
+    assert [config[name] for name in ("client_optimizer", "server_optimizer", "server_lr")] == [*FLAGS[1:4:2], 0.05]
+    assert stored["hyper"]["fedavg"]["server_lr"] == 0.05
+    assert "server_lr" not in stored["hyper"]["local"]
+
+    more = jaxpfl(
+        capsys, "compare", "local", "fedavg", "pooled", *SMALL, *FLAGS, "--rounds", "6", "--resume", "--output", folder
+    )
+    assert more.status == 0, more.err
+    assert "pooled" in more.out
+    whole = tmp_path / "whole"
+    jaxpfl(capsys, "compare", "local", "fedavg", "pooled", *SMALL, *FLAGS, "--rounds", "6", "--output", whole)
+    with np.load(folder / "clients.npz") as resumed, np.load(whole / "clients.npz") as clients:
+        for name in clients:
+            np.testing.assert_array_equal(resumed[name], clients[name], err_msg=name)
+
+    for change in (["--client-optimizer", "adam"], ["--server-optimizer", "fedyogi"], ["--server-lr", "0.1"]):
+        args = ["compare", "local", "fedavg", "pooled", *SMALL, *FLAGS, *change, "--resume", "--output", folder]
+        refused = jaxpfl(capsys, *args)
+        assert refused.status == 2
+        assert change[0].removeprefix("--").replace("-", "_") in refused.err
+
+
+def test_pooled_takes_more_steps_where_asked(capsys, tmp_path):
+    args = ["run", "pooled", *SMALL, "--set", "steps=5", "--plan.devices", "2", "--json", "--output", tmp_path / "r"]
+    result = jaxpfl(capsys, *args)
+    assert result.status == 0, result.err
+    assert result.json["methods"]["pooled"]["client_steps"] == 4 * 5
+
+
+def test_a_normalizing_server_at_rate_one_is_warned_about(capsys, tmp_path):
+    args = ["compare", "local", "fedavg", *SMALL, "--server-optimizer", "fedyogi", "--output", tmp_path / "r"]
+    result = jaxpfl(capsys, *args)
+    assert result.status == 0
+    assert result.err.count("warning: server optimizer fedyogi moves every parameter by about server_lr = 1") == 1
+    strict = jaxpfl(capsys, *args[:-1], tmp_path / "s", "--strict")
+    assert strict.status == 2
+    assert strict.err.startswith("error: server optimizer fedyogi moves every parameter")
+    for quiet in (["run", "local", *args[3:-2]], [*args[:-2], "--set", "fedavg.server_lr=0.1"]):
+        assert jaxpfl(capsys, *quiet, "--output", tmp_path / str(len(quiet)), "--strict").status == 0
