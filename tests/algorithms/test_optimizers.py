@@ -6,9 +6,11 @@ import numpy as np
 import optax
 import pytest
 
-from jaxpfl import JaxpflError, LocalWork
-from jaxpfl.algorithms import Descent
+from jaxpfl import ClientContext, ClientData, JaxpflError, LocalWork, classification
+from jaxpfl.algorithms import Descent, run_steps, sgd
 from jaxpfl.algorithms.optimizers import OPTIMIZERS, normalizes, resolve
+from jaxpfl.models import build_model
+from jaxpfl.protocol import ALL_STEPS
 
 
 def three_steps(optimizer, rate: float = 0.1):
@@ -114,6 +116,34 @@ def test_weight_decay_is_added_to_the_gradient():
     adamw = LocalWork(np.array([3]), 1, 1, optimizer="adamw:weight_decay=0.5").descent(0.1, 0.0)
     at = Descent.start(adamw, params).step(adamw, jnp.zeros(2))
     np.testing.assert_allclose(at.params, params - 0.1 * 0.5 * params, rtol=1e-6)
+
+
+def test_plain_sgd_keeps_its_bits():
+    """The same as steps that begin their optimiser anew, which only one without memory may."""
+    rng = np.random.default_rng(0)
+    data = ClientData(jnp.asarray(rng.normal(size=(30, 5)), jnp.float32), jnp.arange(30) % 3, jnp.ones(30, bool))
+    task = classification(build_model("mlp:7", 3, (5,)), (5,), 3)
+    work = LocalWork(np.array([30]), 6, 4)
+    ctx = ClientContext(jnp.int32(0), jnp.int32(0), jnp.int32(0), ALL_STEPS, jax.random.key(1))
+    key, params = jax.random.key(0), task.init(jax.random.key(2))
+
+    def loss(params, batch):
+        return batch.mean(task.loss(task.model.apply(params, batch.x), batch.y))
+
+    def old(rate, weight_decay):
+        def step(key, params, batch):
+            value, gradient = jax.value_and_grad(loss)(params, batch)
+            optimizer = optax.chain(optax.add_decayed_weights(weight_decay), optax.sgd(rate))
+            updates, _ = optimizer.update(gradient, optimizer.init(params), params)
+            return optax.apply_updates(params, updates), {"train_loss": value}
+
+        return run_steps(work, key, ctx, data, step, params, metrics=("train_loss",))
+
+    def new(rate, weight_decay):
+        return sgd(work, task, key, ctx, data, params, rate=rate, weight_decay=weight_decay)
+
+    want, got = (jax.jit(run)(0.3, 0.01) for run in (old, new))
+    jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 def test_plain_sgd_remembers_nothing():
