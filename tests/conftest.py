@@ -11,6 +11,8 @@ import pytest
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if config.option.markexpr == "not slow":  # small programs that run for milliseconds; the slow ones run for minutes
+        os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
     # Where m is even, clients are spread over two devices, as the command line does on two cores.
     jax.config.update("jax_num_cpu_devices", 2)
     assert len(jax.devices("cpu")) == 2  # starts the backend, so that a command run in a test finds these two

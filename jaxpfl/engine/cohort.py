@@ -30,9 +30,13 @@ class Outcome(NamedTuple):
     kept: PyTree
 
 
-OneClient = Callable[[Array, PyTree, PyTree], Outcome]
-"""``(present [] bool, state, data) -> Outcome``. An empty slot of the cohort is a client that is not present: its state
-must come back unchanged, its summed part zero. A state of ``()`` says that states are only read."""
+OneClient = Callable[[PyTree, Array, PyTree, PyTree], Outcome]
+"""``(shared, present [] bool, state, data) -> Outcome``. An empty slot of the cohort is a client that is not present: its
+state must come back unchanged, its summed part zero. A state of ``()`` says that states are only read."""
+
+
+_Work = Callable[[Array, PyTree, PyTree], Outcome]
+"""The same with what is shared filled in."""
 
 
 class Spread(NamedTuple):
@@ -67,6 +71,7 @@ class _Slots(NamedTuple):
 
 def run_cohort(
     one: OneClient,
+    shared: PyTree,
     rows: Array,
     states: PyTree,
     data: PyTree,
@@ -80,6 +85,8 @@ def run_cohort(
 
     Args:
       one: the work of one client.
+      shared: what every client gets. It must not be closed over: within the devices' programs it would keep the type
+        that it has outside, and the gradient of a ``lax.scan`` over a client's data fails on such a mixture.
       rows: [capacity] int32, sorted, distinct; m where the slot is empty.
       states: stacked client states, leaves [m', ...].
       data: anything else that is stacked by client, leaves [m, ...] (or [m', ...]).
@@ -95,7 +102,7 @@ def run_cohort(
     capacity = rows.shape[0]
     if spread is None:
         here = _Slots(rows < num_clients, rows, rows, jnp.arange(capacity))
-        return _run_here(one, here, states, data, kept=capacity, block=block, everyone=everyone)
+        return _run_here(partial(one, shared), here, states, data, kept=capacity, block=block, everyone=everyone)
     devices = spread.mesh.size
     own = -(-num_clients // devices)
     by_client = P(AXIS)
@@ -104,14 +111,15 @@ def run_cohort(
     @partial(
         jax.shard_map,
         mesh=spread.mesh,
-        in_specs=(P(), by_client, P() if spread.shared_data else by_client),
+        in_specs=(P(), P(), by_client, P() if spread.shared_data else by_client),
         out_specs=Outcome(by_client, P(), P()),
         check_vma=False,
     )
-    def on_each(rows: Array, states: PyTree, data: PyTree) -> Outcome:
+    def on_each(shared: PyTree, rows: Array, states: PyTree, data: PyTree) -> Outcome:
+        work = partial(one, shared)
         first = jax.lax.axis_index(AXIS) * own
         if spread.even:
-            outcome = _run_even(one, rows, first, states, data, num_clients=num_clients, block=block, devices=devices)
+            outcome = _run_even(work, rows, first, states, data, num_clients=num_clients, block=block, devices=devices)
         else:
             here = (rows >= first) & (rows < first + own) & (rows < num_clients)
             local = jnp.sort(jnp.where(here, rows - first, own))[: min(own, rows.shape[0])]
@@ -119,15 +127,15 @@ def run_cohort(
             place = (rows < first).sum() + jnp.arange(local.shape[0])  # rows are sorted
             slots = _Slots(local < own, local, data_rows, jnp.where(local < own, place, capacity))
             aligned = everyone and not spread.shared_data
-            outcome = _run_here(one, slots, states, data, kept=capacity, block=block, everyone=aligned)
+            outcome = _run_here(work, slots, states, data, kept=capacity, block=block, everyone=aligned)
         # Of every slot one device has what is kept, the others zeros.
         return outcome._replace(summed=jax.lax.psum(outcome.summed, AXIS), kept=jax.tree.map(_psum, outcome.kept))
 
-    return on_each(rows, states, data)
+    return on_each(shared, rows, states, data)
 
 
 def _run_even(
-    one: OneClient,
+    one: _Work,
     rows: Array,
     first: Array,
     states: PyTree,
@@ -163,7 +171,7 @@ def _run_even(
 
 
 def _run_here(
-    one: OneClient, slots: _Slots, states: PyTree, data: PyTree, *, kept: int, block: int, everyone: bool = False
+    one: _Work, slots: _Slots, states: PyTree, data: PyTree, *, kept: int, block: int, everyone: bool = False
 ) -> Outcome:
     """The slots of one device.
 
@@ -206,13 +214,13 @@ def _run_here(
     return jax.lax.fori_loop(0, filled, body, Outcome(() if read_only else states, zero, nothing))
 
 
-def _together(one: OneClient, slots: _Slots, states: PyTree, data: PyTree) -> Outcome:
+def _together(one: _Work, slots: _Slots, states: PyTree, data: PyTree) -> Outcome:
     old, inputs = trees.take_rows(states, slots.state), trees.take_rows(data, slots.data)
     new, summed, values = jax.vmap(one)(slots.present, old, inputs)
     return Outcome(new, _sum(summed), values)
 
 
-def _one_by_one(one: OneClient, slots: _Slots, states: PyTree, data: PyTree) -> Outcome:
+def _one_by_one(one: _Work, slots: _Slots, states: PyTree, data: PyTree) -> Outcome:
     # A vmap of width one would turn every product into a batched one; this keeps the client's own operations.
     here = jax.tree.map(lambda a: a[0], slots)
     return one(here.present, _row(states, here.state), _row(data, here.data))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from functools import partial
 from typing import Literal, NamedTuple
 
 import jax
@@ -39,8 +38,18 @@ class Personal(NamedTuple):
     finite: Array
 
 
-Work = Callable[[PyTree, PyTree], PyTree]
-"""``(client's state, client's data) -> what is kept of it``."""
+class Today(NamedTuple):
+    """What all clients are given: the run's key, its finished rounds, hyper-parameters, server, and what it sends."""
+
+    key: Key
+    round: Array
+    hp: PyTree
+    server: PyTree
+    sent: PyTree
+
+
+Work = Callable[[Today, PyTree, PyTree], PyTree]
+"""``(today, client's state, client's data) -> what is kept of it``."""
 
 
 def make_evaluate(
@@ -52,21 +61,21 @@ def make_evaluate(
     round or the split. Its batches are drawn as those of a client that takes part for the first time.
     """
 
+    def work_of(client: Client) -> Work:
+        def score(today: Today, own: PyTree, data: tuple[Splits, ClientData, Array, PyTree]) -> Scores:
+            splits, examples, client_id, per_client = data
+            personal = _personalize(client, today, client_id, per_client, own, splits)
+            return _score(algorithm, client, task, today, personal, examples)
+
+        return score
+
     def evaluate(state: RunState, hp: PyTree, federations: tuple[Federation, ...]) -> Scores:
-        message = _message(algorithm, plan, state, hp)
-
-        def work_of(client: Client) -> Work:
-            def score(own: PyTree, data: tuple[Splits, ClientData, Array, PyTree]) -> Scores:
-                splits, examples, client_id, per_client = data
-                received = Message(message.shared, per_client)
-                personal = _personalize(client, state.key, hp, state.round, client_id, received, own, splits)
-                return _score(algorithm, client, task, hp, state.server, personal, examples)
-
-            return score
-
-        data = [(f.splits, getattr(f, split), jnp.asarray(f.client_ids)) for f in federations]
-        data = [(*d, group.take(message.per_client)) for d, group in zip(data, plan.groups, strict=True)]
-        return _over_everyone(algorithm, plan, work_of, state.clients, data)
+        today, per_client = _today(algorithm, plan, state, hp)
+        data = [
+            (f.splits, getattr(f, split), jnp.asarray(f.client_ids), group.take(per_client))
+            for f, group in zip(federations, plan.groups, strict=True)
+        ]
+        return gather(_each_group(algorithm, plan, work_of, today, state.clients, data), plan.groups)
 
     return evaluate
 
@@ -79,20 +88,20 @@ def make_personal(
     They are those that `make_evaluate` scores as ``after``.
     """
 
+    def work_of(client: Client) -> Work:
+        def adapted(today: Today, own: PyTree, data: tuple[Splits, Array, PyTree]) -> PyTree:
+            splits, client_id, per_client = data
+            return _personalize(client, today, client_id, per_client, own, splits).after
+
+        return adapted
+
     def personal(state: RunState, hp: PyTree, federations: tuple[Federation, ...]) -> tuple[PyTree, ...]:
-        message = _message(algorithm, plan, state, hp)
-
-        def work_of(client: Client) -> Work:
-            def adapted(own: PyTree, data: tuple[Splits, Array, PyTree]) -> PyTree:
-                splits, client_id, per_client = data
-                received = Message(message.shared, per_client)
-                return _personalize(client, state.key, hp, state.round, client_id, received, own, splits).after
-
-            return adapted
-
-        data = [(f.splits, jnp.asarray(f.client_ids)) for f in federations]
-        data = [(*d, group.take(message.per_client)) for d, group in zip(data, plan.groups, strict=True)]
-        return tuple(_each_group(algorithm, plan, work_of, state.clients, data))
+        today, per_client = _today(algorithm, plan, state, hp)
+        data = [
+            (f.splits, jnp.asarray(f.client_ids), group.take(per_client))
+            for f, group in zip(federations, plan.groups, strict=True)
+        ]
+        return tuple(_each_group(algorithm, plan, work_of, today, state.clients, data))
 
     return personal
 
@@ -110,64 +119,59 @@ def make_adapt(
       plan: its groups and participation are those of the unseen clients.
     """
 
+    def work_of(client: Client) -> Work:
+        def arrive(today: Today, own: tuple[()], data: tuple[Splits, ClientData, Array]) -> Scores:
+            splits, examples, client_id = data
+            batch_key = stream(today.key, Purpose.BATCHES, client_id)
+            last_round = jnp.maximum(today.round - 1, 0)
+            message = Message(today.sent)
+
+            def context(participations: Scalar) -> ClientContext:
+                return ClientContext(last_round, client_id, participations, ALL_STEPS, batch_key)
+
+            init_key = stream(today.key, Purpose.CLIENT_INIT, client_id)
+            start = client.init(init_key, today.hp, context(jnp.int32(0)), message)
+
+            def one(nth: Array, own: PyTree) -> PyTree:
+                key = stream(today.key, Purpose.ADAPT, client_id, nth)
+                new, _, _ = client.update(key, today.hp, context(nth), message, own, splits)
+                return trees.where(trees.all_finite(new), new, own)
+
+            adapted = jax.lax.fori_loop(0, rounds, one, start)
+            before, after = (_personalize(client, today, client_id, None, own, splits) for own in (start, adapted))
+            personal = Personal(before.before, after.after, after.finite)
+            return _score(algorithm, client, task, today, personal, examples)
+
+        return arrive
+
     def adapt(state: RunState, hp: PyTree, federations: tuple[Federation, ...]) -> Scores:
-        message = _message(algorithm, plan, state, hp)
-        if jax.tree.leaves(message.per_client):
+        today, per_client = _today(algorithm, plan, state, hp)
+        if jax.tree.leaves(per_client):
             raise JaxpflError("unseen clients cannot be served: this method's server sends each client its own message")
-        last_round = jnp.maximum(state.round - 1, 0)
-
-        def work_of(client: Client) -> Work:
-            def arrive(own: tuple[()], data: tuple[Splits, ClientData, Array]) -> Scores:
-                splits, examples, client_id = data
-                batch_key = stream(state.key, Purpose.BATCHES, client_id)
-
-                def context(participations: Scalar) -> ClientContext:
-                    return ClientContext(last_round, client_id, participations, ALL_STEPS, batch_key)
-
-                start = client.init(
-                    stream(state.key, Purpose.CLIENT_INIT, client_id), hp, context(jnp.int32(0)), message
-                )
-
-                def one(nth: Array, own: PyTree) -> PyTree:
-                    key = stream(state.key, Purpose.ADAPT, client_id, nth)
-                    new, _, _ = client.update(key, hp, context(nth), message, own, splits)
-                    return trees.where(trees.all_finite(new), new, own)
-
-                adapted = jax.lax.fori_loop(0, rounds, one, start)
-                personalize = partial(_personalize, client, state.key, hp, state.round, client_id, message)
-                before, after = personalize(start, splits), personalize(adapted, splits)
-                personal = Personal(before.before, after.after, after.finite)
-                return _score(algorithm, client, task, hp, state.server, personal, examples)
-
-            return arrive
-
         data = [(f.splits, getattr(f, split), jnp.asarray(f.client_ids)) for f in federations]
-        return _over_everyone(algorithm, plan, work_of, ((),) * len(data), data)
+        return gather(_each_group(algorithm, plan, work_of, today, ((),) * len(data), data), plan.groups)
 
     return adapt
 
 
-def _message(algorithm: Algorithm, plan: RoundPlan, state: RunState, hp: PyTree) -> Message:
+def _today(algorithm: Algorithm, plan: RoundPlan, state: RunState, hp: PyTree) -> tuple[Today, PyTree]:
+    """What all clients are given, and the message's part for each."""
     ctx = server_context(plan.participation, state.round)
-    return algorithm.server.broadcast(stream(state.key, Purpose.BROADCAST, state.round), hp, ctx, state.server)
+    key = stream(state.key, Purpose.BROADCAST, state.round)
+    message = algorithm.server.broadcast(key, hp, ctx, state.server)
+    return Today(state.key, state.round, hp, state.server, message.shared), message.per_client
 
 
 def _personalize(
-    client: Client,
-    run_key: Key,
-    hp: PyTree,
-    round: Array,
-    client_id: Array,
-    message: Message,
-    own: PyTree,
-    splits: Splits,
+    client: Client, today: Today, client_id: Array, per_client: PyTree, own: PyTree, splits: Splits
 ) -> Personal:
-    key = stream(run_key, Purpose.PERSONALIZE, client_id)
-    batch_key = stream(run_key, Purpose.PERSONALIZE_BATCHES, client_id)
+    key = stream(today.key, Purpose.PERSONALIZE, client_id)
+    batch_key = stream(today.key, Purpose.PERSONALIZE_BATCHES, client_id)
+    message = Message(today.sent, per_client)
 
     def personal(local_steps: int) -> PyTree:
-        ctx = ClientContext(round, client_id, jnp.int32(0), local_steps, batch_key)
-        return client.personalize(key, hp, ctx, message, own, splits)
+        ctx = ClientContext(today.round, client_id, jnp.int32(0), local_steps, batch_key)
+        return client.personalize(key, today.hp, ctx, message, own, splits)
 
     before, after = personal(0), personal(ALL_STEPS)
     finite = trees.all_finite(after)
@@ -175,19 +179,13 @@ def _personalize(
 
 
 def _score(
-    algorithm: Algorithm,
-    client: Client,
-    task: Task,
-    hp: PyTree,
-    server: PyTree,
-    personal: Personal,
-    examples: ClientData,
+    algorithm: Algorithm, client: Client, task: Task, today: Today, personal: Personal, examples: ClientData
 ) -> dict[str, Metrics]:
     if not examples.mask.shape[0]:  # nobody has examples, and many models refuse an empty batch
         examples = jax.tree.map(lambda a: jnp.zeros((1, *a.shape[1:]), a.dtype), examples)
-    logits = {name: client.predict(hp, getattr(personal, name), examples.x) for name in ("before", "after")}
+    logits = {name: client.predict(today.hp, getattr(personal, name), examples.x) for name in ("before", "after")}
     if algorithm.server.predict_global is not None:
-        logits["global"] = algorithm.server.predict_global(hp, server, examples.x)
+        logits["global"] = algorithm.server.predict_global(today.hp, today.server, examples.x)
     means = {name: _means(task, values, examples) for name, values in logits.items()}
     means["after"]["diverged"] = ~personal.finite
     return means
@@ -197,6 +195,7 @@ def _each_group(
     algorithm: Algorithm,
     plan: RoundPlan,
     work_of: Callable[[Client], Work],
+    today: Today,
     states: tuple[PyTree, ...],
     data: list[PyTree],
 ) -> list[PyTree]:
@@ -205,11 +204,12 @@ def _each_group(
     for client, group, own, given in zip(algorithm.clients, plan.groups, states, data, strict=True):
         work = work_of(client)
 
-        def one(present: Array, own: PyTree, given: PyTree, work: Work = work) -> Outcome:
-            return Outcome((), (), work(own, given))
+        def one(today: Today, present: Array, own: PyTree, given: PyTree, work: Work = work) -> Outcome:
+            return Outcome((), (), work(today, own, given))
 
         outcome = run_cohort(
             one,
+            today,
             jnp.arange(group.size, dtype=jnp.int32),
             own,
             given,
@@ -220,17 +220,6 @@ def _each_group(
         )
         kept.append(outcome.kept)
     return kept
-
-
-def _over_everyone(
-    algorithm: Algorithm,
-    plan: RoundPlan,
-    work_of: Callable[[Client], Work],
-    states: tuple[PyTree, ...],
-    data: list[PyTree],
-) -> PyTree:
-    """The same, of all clients in the order of their stack, leaves [m, ...]."""
-    return gather(_each_group(algorithm, plan, work_of, states, data), plan.groups)
 
 
 def _means(task: Task, logits: Array, examples: ClientData) -> Metrics:

@@ -59,10 +59,10 @@ def make_round(
         sums, idle_sums, uploads = [], [], []
         for client, group, old, federation in zip(algorithm.clients, groups, state.clients, federations, strict=True):
             own_rows, before = group.cohort(rows), group.take(counts)
-            shared = (algorithm, client, plan.availability, state.key, state.round, hp)
             data = (federation.splits, jnp.asarray(federation.client_ids))
             outcome = run_cohort(
-                partial(_take_part, *shared, message.shared),
+                partial(_take_part, algorithm, client, plan.availability),
+                (state.key, state.round, hp, message.shared),
                 own_rows,
                 (old, before),
                 (*data, group.take(message.per_client)),
@@ -76,7 +76,8 @@ def make_round(
             if idles:
                 rested = outcome.state[1].participations == before.participations
                 outcome = run_cohort(
-                    partial(_work_alone, *shared),
+                    partial(_work_alone, algorithm, client, plan.availability),
+                    (state.key, state.round, hp),
                     _rows_where(rested & (before.idle_streak < algorithm.idle_cap), group.size),
                     outcome.state,
                     data,
@@ -132,20 +133,18 @@ def _take_part(
     algorithm: Algorithm,
     client: Client,
     availability: Availability,
-    run_key: Key,
-    round: Array,
-    hp: PyTree,
-    shared: PyTree,
+    shared: tuple[Key, Array, PyTree, PyTree],
     present: Array,
     own: tuple[PyTree, Counts],
     data: tuple[Splits, Array, PyTree],
 ) -> Outcome:
     """One client's round in the cohort. Summed: (packed upload, whether it arrived, what was done)."""
+    run_key, round, hp, sent = shared
     (old, counts), (splits, client_id, per_client) = own, data
     limit = availability.local_steps(run_key, round, client_id, algorithm.local_steps)
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
     key = stream(run_key, Purpose.LOCAL_WORK, round, client_id)
-    new, upload, metrics = client.update(key, hp, ctx, Message(shared, per_client), old, splits)
+    new, upload, metrics = client.update(key, hp, ctx, Message(sent, per_client), old, splits)
     packed = trees.pack(upload)
     finite = trees.all_finite((new, packed))
     keep = present & finite
@@ -173,14 +172,13 @@ def _work_alone(
     algorithm: Algorithm,
     client: Client,
     availability: Availability,
-    run_key: Key,
-    round: Array,
-    hp: PyTree,
+    shared: tuple[Key, Array, PyTree],
     present: Array,
     own: tuple[PyTree, Counts],
     data: tuple[Splits, Array],
 ) -> Outcome:
     """One client's round outside the cohort."""
+    run_key, round, hp = shared
     (old, counts), (splits, client_id) = own, data
     assert client.idle is not None
     limit = availability.local_steps(run_key, round, client_id, algorithm.local_steps)

@@ -4,10 +4,11 @@ import sys
 from pathlib import Path
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl import METHODS, ExecutionPlan, JaxpflError
+from jaxpfl import METHODS, ExecutionPlan, JaxpflError, Model, fit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
 
@@ -93,6 +94,29 @@ def test_what_crosses_devices(clients, method, cohort, crosses):
     assert "all_to_all" not in module
     assert ("reduce_scatter" in module) == crosses
     assert ("all_gather" in module) == crosses
+
+
+def test_a_model_that_scans_over_its_input(clients):
+    """What a client is sent must not be closed over by the devices' programs: then this gradient fails."""
+
+    def apply(params, x, key=None, train=False):
+        def read(state, column):
+            return jnp.tanh(state * params["decay"] + column[:, None] * params["into"]), ()
+
+        state, _ = jax.lax.scan(read, jnp.zeros((x.shape[0], 4)), x.T)
+        return state @ params["out"]
+
+    def init(key, x):
+        return {"decay": jnp.ones(4), "into": jnp.ones(4), "out": jax.random.normal(key, (4, 3))}
+
+    with jax.enable_x64(True):
+        losses = [
+            fit("fedavg", clients, model=Model(init, apply), rounds=2, plan=ExecutionPlan(devices=d)).history[
+                "train_loss"
+            ]
+            for d in (1, 2)
+        ]
+    np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
 
 
 def test_a_trimmed_state_goes_on_with_other_devices(clients):
