@@ -99,3 +99,13 @@ def test_integer_inputs_keep_their_type():
             return nn.Embed(9, 3)(x).mean(axis=1)
 
     assert np.isfinite(fit(tokens, model=Bag()).scores["after"]["loss"]).all()
+
+
+def test_tokens_beyond_the_vocabulary_are_refused():
+    """Else they would be embedded as NaN, and their clients show as diverged."""
+    tokens = np.array([[0, 1], [2, 7]])
+    federation = jaxpfl.stack_clients([(tokens, [0, 1])], test=[(tokens, [1, 2])])
+    message = "reads tokens 0 .. 2, the data have 7: give a model of a larger vocabulary, or the number of classes"
+    with pytest.raises(JaxpflError, match=message):
+        jaxpfl.fit("fedavg", federation, model="gru:4", rounds=1)
+    jaxpfl.fit("fedavg", federation, model="gru:4", num_classes=8, rounds=1, local_steps=1)

@@ -31,8 +31,8 @@ class Outcome(NamedTuple):
 
 
 OneClient = Callable[[PyTree, Array, PyTree, PyTree], Outcome]
-"""``(shared, present [] bool, state, data) -> Outcome``. An empty slot of the cohort is a client that is not present: its
-state must come back unchanged, its summed part zero. A state of ``()`` says that states are only read."""
+"""``(shared, present [] bool, state, data) -> Outcome``. An empty slot of the cohort is a client that is not present:
+its state must come back unchanged, its summed part zero. A state of ``()`` says that states are only read."""
 
 
 _Work = Callable[[Array, PyTree, PyTree], Outcome]

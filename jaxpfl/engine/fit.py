@@ -182,12 +182,25 @@ def fit(
 
 
 def make_task(model: str | Model | nn.Module, federation: Federation, num_classes: int) -> Task:
-    """The classification task of a federation, for a registered model or one of the user's own."""
+    """The classification task of a federation, for a registered model or one of the user's own.
+
+    Raises:
+      JaxpflError: for a model that cannot read such inputs, tokens beyond its vocabulary among them.
+    """
     shape = federation.input_shape
     built = models.build_model(model, num_classes, shape) if isinstance(model, str) else model
     dtype = federation.train.x.dtype
     # Floats take jax's default type (float64 under x64); tokens keep theirs.
-    return models.classification(built, shape, num_classes, dtype if np.issubdtype(dtype, np.integer) else None)
+    task = models.classification(built, shape, num_classes, dtype if np.issubdtype(dtype, np.integer) else None)
+    if task.model.vocabulary is not None:
+        splits = (federation.train, federation.validation, federation.test)
+        low, high = (min(int(s.x.min(initial=0)) for s in splits), max(int(s.x.max(initial=0)) for s in splits))
+        if low < 0 or high >= task.model.vocabulary:
+            raise JaxpflError(
+                f"the model reads tokens 0 .. {task.model.vocabulary - 1}, the data have {low if low < 0 else high}: "
+                "give a model of a larger vocabulary, or the number of classes"
+            )
+    return task
 
 
 def make_simulation(
