@@ -20,7 +20,8 @@ from oracle_setup import (
     simulation,
 )
 
-from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, data
+from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, data, participation
+from jaxpfl.engine.fit import make_simulation
 from jaxpfl.engine.pooled import PooledSimulation, pool
 from jaxpfl.randomness import Purpose
 
@@ -112,6 +113,22 @@ def test_padding_order_and_devices_leave_no_trace():
         assert_same(got.states[-1].server, want.states[-1].server)
         moved = got.simulation.evaluate(got.state)
         np.testing.assert_allclose(moved["after"]["loss"], scores["after"]["loss"][:, order], rtol=1e-9)
+
+
+def test_unseen_clients_are_scored_and_not_pooled():
+    problem = classification_problem()
+    seen, unseen = (jax.tree.map(lambda a, rows=rows: a[rows], problem) for rows in ([0, 1, 2], [3, 4]))
+    entry, task = METHODS["pooled"], perceptron()
+    work = LocalWork(np.asarray(problem.train.mask).sum(1), STEPS, 35)  # more than the 29 examples of the seen
+    hp, everyone = entry.hyper.replace(**HYPER), participation.full(3)
+    plan = ExecutionPlan(rounds_per_call=1)
+    simulation = make_simulation(entry, task, work, seen, everyone, hp, options={}, plan=plan, unseen=unseen)
+    got, want = run(simulation, ROUNDS), run(made(seen, 35), ROUNDS)
+    assert_same(got.states[-1].server, want.states[-1].server, rtol=0)
+    losses = [cross_entropy(forward(got.states[-1].server, x), y)[0] for x, y in clients(unseen.test)]
+    for which in ("before", "after", "global"):
+        scores = simulation.evaluate_unseen(got.state)[which]["loss"]
+        np.testing.assert_allclose(scores, [losses], rtol=1e-9)
 
 
 def test_the_examples_are_held_once():
