@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -14,15 +14,17 @@ import numpy as np
 from jaxpfl import trees
 from jaxpfl.engine import memory
 from jaxpfl.engine.evaluate import Part, Scores, make_adapt, make_evaluate, make_personal
+from jaxpfl.engine.exchange import bytes_per_client
 from jaxpfl.engine.groups import make_groups, split
 from jaxpfl.engine.placement import place, put
 from jaxpfl.engine.plan import ExecutionPlan, Resolved, resolve
 from jaxpfl.engine.round import RoundPlan, make_round, make_rounds
-from jaxpfl.engine.state import RunState, init_state, server_context
+from jaxpfl.engine.runs import over_runs
+from jaxpfl.engine.state import RunState, init_state
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.participation import RELIABLE, Availability, Participation
-from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message
+from jaxpfl.protocol import Algorithm
 from jaxpfl.types import Array, Federation, Metrics, PyTree
 
 _ProgramName = Literal["advance", "test", "validation", "personal", "unseen"]
@@ -106,7 +108,7 @@ class Simulation:
 
         # The first state is dozens of random draws that run once: optimising that code costs seconds and saves nothing.
         unoptimised = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-        self._first = self._over_runs(init)
+        self._first = over_runs(init, vectorised=self.execution.vmap_runs)
         self._init = jax.jit(self._first, out_shardings=self.placement.state, compiler_options=unoptimised)
 
     def init(self, seeds: Sequence[int]) -> RunState:
@@ -234,12 +236,7 @@ class Simulation:
         state = self._state_shapes(1)
         one = jax.eval_shape(lambda s: jax.tree.map(lambda a: a[0], s), state)
         hp = jax.tree.map(lambda a: a.reshape(-1)[0], self.hp)
-
-        def exchange(state: RunState, hp: PyTree, federations: tuple[Federation, ...]) -> tuple[PyTree, PyTree]:
-            return _exchange(self.algorithm, self.participation, state, hp, federations[0])
-
-        up, down = jax.eval_shape(exchange, one, hp, self.federations)
-        return trees.num_bytes(up), trees.num_bytes(down)
+        return bytes_per_client(self.algorithm, self.participation, one, hp, self.federations[0])
 
     def _state_shapes(self, runs: int) -> RunState:
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), runs))
@@ -283,8 +280,9 @@ class Simulation:
         algorithm, task = self.algorithm, self._task
         plan = RoundPlan(self.participation, self._groups, block, self.placement.spread, self._availability)
         if name == "advance":
+            rounds = make_rounds(make_round(algorithm, plan), self.plan.rounds_per_call)
             return jax.jit(
-                self._over_runs(make_rounds(make_round(algorithm, plan), self.plan.rounds_per_call), in_place=True),
+                over_runs(rounds, vectorised=self.execution.vmap_runs, in_place=True),
                 donate_argnums=(0,) if self.plan.donate else (),
                 out_shardings=(self.placement.state, self.placement.everywhere),
             )
@@ -295,7 +293,7 @@ class Simulation:
             one = make_adapt(algorithm, task, plan, rounds=self._adapt_rounds, split="test")
         else:
             one = make_evaluate(algorithm, task, plan, split=name)
-        return jax.jit(self._over_runs(one))
+        return jax.jit(over_runs(one, vectorised=self.execution.vmap_runs))
 
     def _arguments(self, name: _ProgramName, runs: int) -> tuple[Any, ...]:
         """What the program is called with; states as shapes."""
@@ -314,48 +312,3 @@ class Simulation:
             return jnp.broadcast_to(a, (runs,))
 
         return jax.tree.map_with_path(rows, self.hp)
-
-    def _over_runs(self, one: Callable[..., Any], *, in_place: bool = False) -> Callable[..., Any]:
-        """``one(per run, hp, shared...)`` for a leading axis of runs on its first two arguments.
-
-        Args:
-          one: the program of one run.
-          in_place: ``one`` returns (its next first argument, anything): runs in turn then write into one buffer.
-        """
-
-        def runs(first: PyTree, hp: PyTree, *shared: PyTree) -> PyTree:
-            count = jax.tree.leaves(first)[0].shape[0]
-            if count == 1:  # without a batch axis the client's products stay plain ones
-                squeezed = jax.tree.map(lambda a: a[0], (first, hp))
-                return jax.tree.map(lambda a: a[None], one(*squeezed, *shared))
-            if self.execution.vmap_runs:
-                return jax.vmap(lambda first, hp: one(first, hp, *shared))(first, hp)
-            if not in_place:
-                return jax.lax.map(lambda both: one(*both, *shared), (first, hp))
-
-            def body(states: PyTree, run: tuple[Array, PyTree]) -> tuple[PyTree, PyTree]:
-                i, hp = run
-                new, result = one(jax.tree.map(lambda a: a[i], states), hp, *shared)
-                return jax.tree.map(lambda a, v: a.at[i].set(v), states, new), result
-
-            return jax.lax.scan(body, first, (jnp.arange(count), hp))
-
-        return runs
-
-
-def _exchange(
-    algorithm: Algorithm,
-    participation: Participation,
-    state: RunState,
-    hp: PyTree,
-    federation: Federation,
-) -> tuple[PyTree, PyTree]:
-    """One client's upload total, and the message, of one round; for their shapes."""
-    key = jax.random.key(0)
-    zero = jnp.int32(0)
-    message = algorithm.server.broadcast(key, hp, server_context(participation, zero), state.server)
-    first = jax.tree.map(lambda a: a[0], (state.clients[0], federation.splits))
-    received = Message(message.shared, jax.tree.map(lambda a: a[0], message.per_client))
-    ctx = ClientContext(zero, zero, zero, ALL_STEPS, key)
-    _, upload, _ = algorithm.clients[0].update(key, hp, ctx, received, *first)
-    return upload.total, received

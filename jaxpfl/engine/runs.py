@@ -1,0 +1,40 @@
+"""The axis of runs: several seeds and settings in one program."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.types import Array, PyTree
+
+
+def over_runs(one: Callable[..., Any], *, vectorised: bool, in_place: bool = False) -> Callable[..., Any]:
+    """``one(per run, hp, shared...)`` for a leading axis of runs on its first two arguments.
+
+    Args:
+      one: the program of one run.
+      vectorised: whether runs are one vectorised axis; else they run in turn.
+      in_place: ``one`` returns (its next first argument, anything): runs in turn then write into one buffer.
+    """
+
+    def runs(first: PyTree, hp: PyTree, *shared: PyTree) -> PyTree:
+        count = jax.tree.leaves(first)[0].shape[0]
+        if count == 1:  # without a batch axis the client's products stay plain ones
+            squeezed = jax.tree.map(lambda a: a[0], (first, hp))
+            return jax.tree.map(lambda a: a[None], one(*squeezed, *shared))
+        if vectorised:
+            return jax.vmap(lambda first, hp: one(first, hp, *shared))(first, hp)
+        if not in_place:
+            return jax.lax.map(lambda both: one(*both, *shared), (first, hp))
+
+        def body(states: PyTree, run: tuple[Array, PyTree]) -> tuple[PyTree, PyTree]:
+            i, hp = run
+            new, result = one(jax.tree.map(lambda a: a[i], states), hp, *shared)
+            return jax.tree.map(lambda a, v: a.at[i].set(v), states, new), result
+
+        return jax.lax.scan(body, first, (jnp.arange(count), hp))
+
+    return runs
