@@ -146,9 +146,7 @@ class Descent(NamedTuple):
     @classmethod
     def start(cls, optimizer: optax.GradientTransformation, params: PyTree) -> Descent:
         """A descent that remembers nothing yet."""
-        # On several devices what a client receives is typed as in the program around its own, and zeros_like refuses
-        # that; what an operation gives, if only in name, is typed as here.
-        return cls(params, optimizer.init(jax.lax.stop_gradient(params)))
+        return cls(params, optimizer.init(params))
 
     def step(self, optimizer: optax.GradientTransformation, gradient: PyTree) -> Descent:
         """One step; with `LocalWork.descent` of SGD, ``params - rate (gradient + weight_decay params)``."""
