@@ -1,16 +1,22 @@
-"""Fixtures of the conformance tests: every test here runs for every registered method, and for the toys."""
+"""What the conformance tests are run for.
+
+Tests marked ``every_method`` take every registered federated method and the toys: those are the promises that a method
+can break. The others are promises of the engine, and take methods that between them use all of it.
+"""
 
 import jax
 import pytest
 from problem import ragged_federation
-from toys import CASES
+from toys import CASES, CORE
 
-from jaxpfl import Federation, Method
+from jaxpfl import Federation
 
 
-@pytest.fixture(params=sorted(CASES))
-def method(request: pytest.FixtureRequest) -> Method:
-    return CASES[request.param]
+def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
+    if "method" in metafunc.fixturenames:
+        whole = metafunc.definition.get_closest_marker("every_method")
+        names = sorted(CASES if whole else CORE)
+        metafunc.parametrize("method", [CASES[name] for name in names], ids=names)
 
 
 @pytest.fixture

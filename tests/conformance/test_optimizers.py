@@ -9,13 +9,7 @@ import pytest
 from problem import assert_close, outcome, simulate
 
 from jaxpfl import METHODS, ExecutionPlan, Method
-from jaxpfl.algorithms import FEDERATED
 from jaxpfl.algorithms.server_optimizer import Served
-
-
-@pytest.fixture(params=sorted(FEDERATED))
-def method(request: pytest.FixtureRequest) -> Method:
-    return METHODS[request.param]
 
 
 def choose(method: Method, **choices) -> Method:
@@ -36,6 +30,7 @@ def is_served(simulation) -> bool:
     return isinstance(simulation.init([0]).server, Served)
 
 
+@pytest.mark.every_method
 @pytest.mark.usefixtures("x64")
 def test_sgd_by_name_and_as_a_factory_are_one(method, federation):
     """At the server the factory takes the general way, with its memory, and arrives where averaging does."""
@@ -64,6 +59,7 @@ def test_any_plan_gives_the_same_numbers(method, federation):
     assert asked
 
 
+@pytest.mark.every_method
 def test_a_round_without_weight_leaves_the_memory(method, federation):
     chosen = choose(method, optimizer="adam", server_optimizer="fedavgm")
     good = simulate(chosen, federation, cohort=None)

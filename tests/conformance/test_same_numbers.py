@@ -11,7 +11,6 @@ from jaxpfl import ExecutionPlan, data
 PLANS = {
     "all at once": (ExecutionPlan(clients="vmap"), None),
     "cohort at once": (ExecutionPlan(clients="vmap", runs="vmap"), 4),
-    "blocks of 3, runs together": (ExecutionPlan(clients="3", runs="vmap"), 4),
     "blocks of 3 of all": (ExecutionPlan(clients="3", runs="map"), None),
     "short calls, nothing donated": (
         ExecutionPlan(clients="map", runs="map", rounds_per_call=2, donate=False),
@@ -32,11 +31,20 @@ def test_any_plan_gives_the_same_numbers(method, federation, name):
     assert_close(got, want, 1e-9)
 
 
+@pytest.mark.every_method
+@pytest.mark.usefixtures("x64")
+def test_runs_and_clients_together_give_the_same_numbers(method, federation):
+    plans = ExecutionPlan(clients="map", runs="map", devices=1), ExecutionPlan(clients="3", runs="vmap", devices=1)
+    want, got = (outcome(simulate(method, federation, plan=p, dtype=np.float64), 3, (1, 2)) for p in plans)
+    assert_close(got, want, 1e-9)
+
+
 def test_one_float32_round_under_two_plans(method, federation):
     want, got = (outcome(simulate(method, federation, plan=ExecutionPlan(clients=c)), 1) for c in ("map", "vmap"))
     assert_close(got, want, 1e-5)
 
 
+@pytest.mark.every_method
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("batch_size", [6, 100], ids=["mini-batches", "full batches"])
 def test_padding_changes_nothing(method, federation, batch_size):
@@ -45,6 +53,7 @@ def test_padding_changes_nothing(method, federation, batch_size):
     assert_close(got, want, 1e-9)
 
 
+@pytest.mark.every_method
 @pytest.mark.usefixtures("x64")
 def test_garbage_in_the_padding_reaches_nothing(method, federation):
     def spoil(split):
@@ -56,6 +65,7 @@ def test_garbage_in_the_padding_reaches_nothing(method, federation):
     assert_close(got, want, 0)
 
 
+@pytest.mark.every_method
 @pytest.mark.usefixtures("x64")
 def test_order_of_clients_changes_nothing(method, federation):
     order = np.array([3, 0, 6, 2, 5, 1, 4])

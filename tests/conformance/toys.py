@@ -118,6 +118,9 @@ CASES: dict[str, Method] = {name: METHODS[name] for name in FEDERATED} | {
 }
 """What the invariants must hold for: every registered method, and every part of the protocol."""
 
+CORE = ("local", "fedavg", "adaped", "toy medians", "toy clusters")
+"""Those that between them use every part of the engine."""
+
 AVAILABILITY: dict[str, Availability] = {"toy medians": Availability(0.3, 0.5), "toy clusters": Availability(0.3, 0.5)}
 """Cases whose clients fail; all others' are reliable."""
 
