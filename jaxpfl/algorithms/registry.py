@@ -7,9 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxpfl.algorithms.adaped import AdaPeDHyper, adaped
+from jaxpfl.algorithms.ditto import DittoHyper, ditto
 from jaxpfl.algorithms.fedavg import FedProxHyper, fedavg, fedavg_ft, fedprox
 from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper
 from jaxpfl.algorithms.local import local
+from jaxpfl.algorithms.pfedme import PFedMeHyper, pfedme
 from jaxpfl.algorithms.pooled import pooled
 from jaxpfl.errors import unknown_name
 from jaxpfl.protocol import Algorithm
@@ -46,6 +48,8 @@ METHODS: Mapping[str, Method] = {
         Method("fedprox", fedprox, FedProxHyper()),
         Method("adaped", adaped, AdaPeDHyper()),
         Method("pooled", pooled, SgdHyper(), pooled=True),
+        Method("ditto", ditto, DittoHyper()),
+        Method("pfedme", pfedme, PFedMeHyper()),
     )
 }
 
