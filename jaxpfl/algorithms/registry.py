@@ -7,10 +7,12 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxpfl.algorithms.adaped import AdaPeDHyper, adaped
+from jaxpfl.algorithms.apfl import APFLHyper, apfl
 from jaxpfl.algorithms.ditto import DittoHyper, ditto
 from jaxpfl.algorithms.fedavg import FedProxHyper, fedavg, fedavg_ft, fedprox
 from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper
 from jaxpfl.algorithms.local import local
+from jaxpfl.algorithms.perfedavg import PerFedAvgHyper, perfedavg
 from jaxpfl.algorithms.pfedme import PFedMeHyper, pfedme
 from jaxpfl.algorithms.pooled import pooled
 from jaxpfl.errors import unknown_name
@@ -50,6 +52,8 @@ METHODS: Mapping[str, Method] = {
         Method("pooled", pooled, SgdHyper(), pooled=True),
         Method("ditto", ditto, DittoHyper()),
         Method("pfedme", pfedme, PFedMeHyper()),
+        Method("apfl", apfl, APFLHyper()),
+        Method("perfedavg", perfedavg, PerFedAvgHyper()),
     )
 }
 
