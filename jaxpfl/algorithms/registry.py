@@ -10,11 +10,13 @@ from jaxpfl.algorithms.adaped import AdaPeDHyper, adaped
 from jaxpfl.algorithms.apfl import APFLHyper, apfl
 from jaxpfl.algorithms.ditto import DittoHyper, ditto
 from jaxpfl.algorithms.fedavg import FedProxHyper, fedavg, fedavg_ft, fedprox
+from jaxpfl.algorithms.fml import FMLHyper, fml
 from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper
 from jaxpfl.algorithms.local import local
 from jaxpfl.algorithms.perfedavg import PerFedAvgHyper, perfedavg
 from jaxpfl.algorithms.pfedme import PFedMeHyper, pfedme
 from jaxpfl.algorithms.pooled import pooled
+from jaxpfl.algorithms.quped import QuPeDHyper, quped
 from jaxpfl.errors import unknown_name
 from jaxpfl.protocol import Algorithm
 
@@ -54,6 +56,8 @@ METHODS: Mapping[str, Method] = {
         Method("pfedme", pfedme, PFedMeHyper()),
         Method("apfl", apfl, APFLHyper()),
         Method("perfedavg", perfedavg, PerFedAvgHyper()),
+        Method("fml", fml, FMLHyper()),
+        Method("quped", quped, QuPeDHyper()),
     )
 }
 
