@@ -12,11 +12,13 @@ from jaxpfl.algorithms.ditto import DittoHyper, ditto
 from jaxpfl.algorithms.fedavg import FedProxHyper, fedavg, fedavg_ft, fedprox
 from jaxpfl.algorithms.fml import FMLHyper, fml
 from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper
+from jaxpfl.algorithms.l2gd import L2GDHyper, l2gd
 from jaxpfl.algorithms.local import local
 from jaxpfl.algorithms.perfedavg import PerFedAvgHyper, perfedavg
 from jaxpfl.algorithms.pfedme import PFedMeHyper, pfedme
 from jaxpfl.algorithms.pooled import pooled
 from jaxpfl.algorithms.quped import QuPeDHyper, quped
+from jaxpfl.algorithms.scaffold import scaffold
 from jaxpfl.errors import unknown_name
 from jaxpfl.protocol import Algorithm
 
@@ -58,6 +60,8 @@ METHODS: Mapping[str, Method] = {
         Method("perfedavg", perfedavg, PerFedAvgHyper()),
         Method("fml", fml, FMLHyper()),
         Method("quped", quped, QuPeDHyper()),
+        Method("scaffold", scaffold, AveragingHyper()),
+        Method("l2gd", l2gd, L2GDHyper()),
     )
 }
 
