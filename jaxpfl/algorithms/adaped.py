@@ -34,11 +34,12 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from jaxpfl.algorithms.architectures import personal_tasks
 from jaxpfl.algorithms.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
-from jaxpfl.models import Task, build_model
+from jaxpfl.models import Task
 from jaxpfl.priors import distillation
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
@@ -86,13 +87,8 @@ def adaped(task: Task, work: LocalWork, *, idle_rounds: int = 0, architectures: 
     if idle_rounds < 0:
         raise JaxpflError(f"adaped.idle_rounds must be >= 0, got {idle_rounds}")
 
-    def personal_task(name: str) -> Task:
-        if name == "same":
-            return task
-        return task._replace(model=build_model(name, task.num_classes, task.input_shape))
-
-    names = architectures.split("+") if architectures else ["same"]
-    clients = tuple(_client(task, personal_task(name), work, idles=idle_rounds > 0) for name in names)
+    own_tasks = personal_tasks(task, architectures)
+    clients = tuple(_client(task, own_task, work, idles=idle_rounds > 0) for own_task in own_tasks)
     algorithm = Algorithm(clients, _server(task), work.steps, idle_cap=idle_rounds)
     return with_server_optimizer(algorithm, work.server_optimizer, acts_on=Shared(mu=True, psi=False))
 

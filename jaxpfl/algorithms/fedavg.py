@@ -11,15 +11,15 @@ References: McMahan et al. 2017, "Communication-Efficient Learning of Deep Netwo
 from __future__ import annotations
 
 import jax.numpy as jnp
-import optax
 from flax import struct
 
+from jaxpfl.algorithms.averaging import averaging_server, examples, increment
 from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper, hyper
 from jaxpfl.algorithms.local_work import LocalWork, sgd
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
 from jaxpfl.types import Key, Metrics, PyTree, Scalar, Splits
 
 
@@ -75,8 +75,7 @@ def _averaging(task: Task, work: LocalWork, *, fine_tune_steps: int = 0, proxima
             prox=hp.prox if isinstance(hp, FedProxHyper) else 0.0,
         )
         # FedAvg weighs clients by their examples; FedProx's analysis is of the uniform mean.
-        weight = jnp.ones(()) if proximal else splits.train.size.astype(jnp.result_type(float))
-        return state, Upload(optax.tree.scale(weight, optax.tree.sub(w, mu)), weight), metrics
+        return state, increment(w, mu, None if proximal else examples(splits.train)), metrics
 
     def personalize(
         key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
@@ -98,21 +97,10 @@ def _averaging(task: Task, work: LocalWork, *, fine_tune_steps: int = 0, proxima
         )
         return w
 
-    def server_update(
-        key: Key, hp: SgdHyper, ctx: ServerContext, mu: PyTree, reduced: Reduced
-    ) -> tuple[PyTree, Metrics]:
-        return optax.apply_updates(mu, reduced.mean()), {}
-
     client = Client(
         init=lambda key, hp, ctx, message: (),
         update=update,
         personalize=personalize,
         predict=lambda hp, w, x: task.model.apply(w, x),
     )
-    server = Server(
-        init=lambda key, hp, ctx: task.init(key),
-        broadcast=lambda key, hp, ctx, mu: Message(mu),
-        update=server_update,
-        predict_global=lambda hp, mu, x: task.model.apply(mu, x),
-    )
-    return with_server_optimizer(Algorithm((client,), server, work.steps), work.server_optimizer)
+    return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)

@@ -73,7 +73,19 @@ class LocalWork:
         return optax.chain(optax.add_decayed_weights(weight_decay), resolve(self.optimizer)(rate))
 
 
-Step = Callable[[Key, PyTree, Batch], tuple[PyTree, Metrics]]
+Step = Callable[..., tuple[PyTree, Metrics]]
+"""``(key, carry, batch) -> (carry, metrics)``; with several batches for each step, one argument more for each."""
+
+_Loop = tuple[PyTree, Metrics, tuple[Batch, ...] | None]
+
+
+def batch_loss(task: Task) -> Callable[[PyTree, Key, Batch], Array]:
+    """``(parameters, key, batch) -> the task's mean loss over the batch``; the key feeds dropout."""
+
+    def loss(params: PyTree, key: Key, batch: Batch) -> Array:
+        return batch.mean(task.loss(task.model.apply(params, batch.x, key=key, train=True), batch.y))
+
+    return loss
 
 
 def run_steps(
@@ -86,6 +98,7 @@ def run_steps(
     *,
     metrics: tuple[str, ...],
     steps: int | None = None,
+    batches_each: int = 1,
 ) -> tuple[PyTree, Metrics]:
     """Runs up to ``steps`` steps (default: tau), fewer where ``ctx.local_steps`` says so.
 
@@ -95,16 +108,16 @@ def run_steps(
       step: ``(key, carry, batch) -> (carry, metrics)``.
       carry: what the steps hand on.
       metrics: names of the scalars that ``step`` returns.
+      batches_each: how many mini-batches, drawn one after the other, each step is given.
 
     Returns:
       The last carry, and each metric's mean over the steps taken.
     """
-    plan = work.batches(work.steps if steps is None else steps)
+    steps = work.steps if steps is None else steps
+    plan = work.batches(steps * batches_each)
     # A Python int keeps the trip count static; min() on a tracer would not.
     limit: Scalar = (
-        min(plan.steps, ctx.local_steps)
-        if isinstance(ctx.local_steps, int)
-        else jnp.minimum(plan.steps, ctx.local_steps)
+        min(steps, ctx.local_steps) if isinstance(ctx.local_steps, int) else jnp.minimum(steps, ctx.local_steps)
     )
     zeros = {name: jnp.zeros(()) for name in metrics}
     if isinstance(limit, int) and limit == 0:
@@ -123,16 +136,19 @@ def run_steps(
         def batch_of(t: Scalar) -> Batch:
             return Batch(*batching.take(data, indices[t], valid[t], plan))
 
-    def body(t: Array, loop: tuple[PyTree, Metrics, Batch | None]) -> tuple[PyTree, Metrics, Batch | None]:
-        carry, sums, batch = loop
-        carry, values = step(jax.random.fold_in(key, t), carry, batch_of(t) if batch is None else batch)
-        following = None if batch is None else batch_of(jnp.minimum(t + 1, plan.steps - 1))
+    def batches_of(t: Scalar) -> tuple[Batch, ...]:
+        return tuple(batch_of(t * batches_each + nth) for nth in range(batches_each))
+
+    def body(t: Array, loop: _Loop) -> _Loop:
+        carry, sums, batches = loop
+        carry, values = step(jax.random.fold_in(key, t), carry, *(batches_of(t) if batches is None else batches))
+        following = None if batches is None else batches_of(jnp.minimum(t + 1, steps - 1))
         return carry, jax.tree.map(jnp.add, sums, values), following
 
     # The next batch travels in the carry: fetched within the step, XLA fuses the fetching into whatever reads the
     # batch, and a convolution that reads each pixel many times fetches it as often (5 % of a step). A batch that is
     # the whole data set needs no fetching.
-    first = None if plan.full else batch_of(0)
+    first = None if plan.full else batches_of(0)
     carry, sums, _ = jax.lax.fori_loop(0, limit, body, (carry, zeros, first))
     return carry, {name: total / jnp.maximum(limit, 1) for name, total in sums.items()}
 
@@ -172,9 +188,7 @@ def train(
     Returns:
       Where they end, and ``{"train_loss": mean over the steps of the mini-batch loss}`` without the proximal term.
     """
-
-    def loss(params: PyTree, key: Key, batch: Batch) -> Array:
-        return batch.mean(task.loss(task.model.apply(params, batch.x, key=key, train=True), batch.y))
+    loss = batch_loss(task)
 
     def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
         value, gradient = jax.value_and_grad(loss)(at.params, key, batch)

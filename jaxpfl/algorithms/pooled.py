@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import dataclasses
 
-import jax.numpy as jnp
 import numpy as np
-import optax
 
+from jaxpfl.algorithms.averaging import averaging_server, increment
 from jaxpfl.algorithms.hyper import SgdHyper
 from jaxpfl.algorithms.local_work import Descent, LocalWork, train
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
 from jaxpfl.types import Key, Metrics, PyTree, Splits
 
 
@@ -39,12 +38,7 @@ def pooled(task: Task, work: LocalWork, *, steps: int = 0) -> Algorithm:
         optimizer = work.descent(hp.lr * hp.decay(ctx.round, work.steps), hp.weight_decay)
         start = Descent(message.shared, memory)
         end, metrics = train(work, task, key, ctx, splits.train, optimizer, start)
-        return end.memory, Upload(optax.tree.sub(end.params, start.params), jnp.ones(())), metrics
-
-    def server_update(
-        key: Key, hp: SgdHyper, ctx: ServerContext, params: PyTree, reduced: Reduced
-    ) -> tuple[PyTree, Metrics]:
-        return optax.apply_updates(params, reduced.mean()), {}
+        return end.memory, increment(end.params, start.params), metrics
 
     client = Client(
         init=lambda key, hp, ctx, message: work.descent(hp.lr, hp.weight_decay).init(message.shared),
@@ -52,10 +46,4 @@ def pooled(task: Task, work: LocalWork, *, steps: int = 0) -> Algorithm:
         personalize=lambda key, hp, ctx, message, memory, splits: message.shared,
         predict=lambda hp, params, x: task.model.apply(params, x),
     )
-    server = Server(
-        init=lambda key, hp, ctx: task.init(key),
-        broadcast=lambda key, hp, ctx, params: Message(params),
-        update=server_update,
-        predict_global=lambda hp, params, x: task.model.apply(params, x),
-    )
-    return Algorithm((client,), server, work.steps)
+    return Algorithm((client,), averaging_server(task), work.steps)

@@ -7,11 +7,19 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxpfl.algorithms.adaped import AdaPeDHyper, adaped
+from jaxpfl.algorithms.apfl import APFLHyper, apfl
+from jaxpfl.algorithms.ditto import DittoHyper, ditto
 from jaxpfl.algorithms.fedavg import FedProxHyper, fedavg, fedavg_ft, fedprox
 from jaxpfl.algorithms.fedbn import fedbn
+from jaxpfl.algorithms.fml import FMLHyper, fml
 from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper
+from jaxpfl.algorithms.l2gd import L2GDHyper, l2gd
 from jaxpfl.algorithms.local import local
+from jaxpfl.algorithms.perfedavg import PerFedAvgHyper, perfedavg
+from jaxpfl.algorithms.pfedme import PFedMeHyper, pfedme
 from jaxpfl.algorithms.pooled import pooled
+from jaxpfl.algorithms.quped import QuPeDHyper, quped
+from jaxpfl.algorithms.scaffold import scaffold
 from jaxpfl.errors import unknown_name
 from jaxpfl.protocol import Algorithm
 
@@ -48,6 +56,14 @@ METHODS: Mapping[str, Method] = {
         Method("fedbn", fedbn, AveragingHyper()),
         Method("adaped", adaped, AdaPeDHyper()),
         Method("pooled", pooled, SgdHyper(), pooled=True),
+        Method("ditto", ditto, DittoHyper()),
+        Method("pfedme", pfedme, PFedMeHyper()),
+        Method("apfl", apfl, APFLHyper()),
+        Method("perfedavg", perfedavg, PerFedAvgHyper()),
+        Method("fml", fml, FMLHyper()),
+        Method("quped", quped, QuPeDHyper()),
+        Method("scaffold", scaffold, AveragingHyper()),
+        Method("l2gd", l2gd, L2GDHyper()),
     )
 }
 

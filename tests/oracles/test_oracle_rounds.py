@@ -9,7 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from numpy_reference import Round, cross_entropy, decay, forward, run_adaped, run_fedavg, run_local, sgd
+from numpy_reference import Round, decay, run_adaped, run_fedavg, run_local, sgd
+from oracle_methods import scores
 from oracle_setup import (
     IDS,
     SEED,
@@ -19,7 +20,6 @@ from oracle_setup import (
     assert_same,
     classification_problem,
     client_row,
-    clients,
     draws,
     on_host,
     participation,
@@ -94,16 +94,6 @@ def personal_models(method: str, last: Round, batch_size: int) -> list:
         )[0]
         for i in range(len(SIZES))
     ]
-
-
-def scores(models: list) -> dict[str, np.ndarray]:
-    """Accuracy and cross-entropy of each client's model on its test examples."""
-    tests = clients(classification_problem().test)
-    logits = [(forward(model, x), y) for model, (x, y) in zip(models, tests, strict=True)]
-    return {
-        "accuracy": np.array([np.mean(a.argmax(1) == y) for a, y in logits]),
-        "loss": np.array([cross_entropy(a, y)[0] for a, y in logits]),
-    }
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,95 @@
+r"""APFL: each client mixes a model of its own with the global one, parameter by parameter.
+
+A client keeps v and the mixture weight alpha, and starts a round from w = mu. With :math:`\bar v = \alpha v + (1 -
+\alpha) w` of the values before the step, each of the tau steps is
+
+.. math::
+   w &\leftarrow w - \eta \nabla f_i(w), \\
+   v &\leftarrow v - \eta_v \nabla_v f_i(\bar v) = v - \eta_v \alpha \nabla f_i(\bar v), \\
+   \alpha &\leftarrow \Pi_{[0, 1]}( \alpha - \eta_\alpha \langle v - w, \nabla f_i(\bar v) \rangle )
+
+on one mini-batch. The server averages w uniformly. The personalised model is one model, the mixture of v and mu; not a
+mixture of two models' predictions. The paper prints one rate for all three, and its experiments step alpha once in a
+round. Weight decay is added to the gradients of w and v.
+
+Reference: Deng, Kamani and Mahdavi 2020, "Adaptive Personalized Federated Learning".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from jaxpfl.algorithms.averaging import averaging_server, increment
+from jaxpfl.algorithms.hyper import AveragingHyper, hyper
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, batch_loss, run_steps
+from jaxpfl.algorithms.server_optimizer import with_server_optimizer
+from jaxpfl.models import Task
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+
+
+@struct.dataclass
+class APFLHyper(AveragingHyper):
+    """APFL's hyper-parameters; ``lr`` is the rate of w's steps."""
+
+    alpha_init: Scalar = hyper(0.5, "alpha in round 0, the share of the client's own model", high=1.0)
+    lr_personal: Scalar = hyper(0.1, "learning rate of the client's own model v", positive=True, is_rate=True)
+    lr_alpha: Scalar = hyper(0.1, "learning rate of alpha; decayed as the others", positive=True, is_rate=True)
+
+
+class Own(NamedTuple):
+    """The state of a client: its own model, and the share of it in the mixture, []."""
+
+    v: PyTree
+    alpha: Array
+
+
+def mixture(alpha: Scalar, v: PyTree, w: PyTree) -> PyTree:
+    """``alpha v + (1 - alpha) w``."""
+    return jax.tree.map(lambda a, b: alpha * a + (1 - alpha) * b, v, w)
+
+
+def apfl(task: Task, work: LocalWork, *, adapt_alpha: bool = True) -> Algorithm:
+    """APFL. Models: personalised ``alpha_i v_i + (1 - alpha_i) mu``; global mu, by averaging.
+
+    Args:
+      task: the model and its loss.
+      work: the local work in a round; the clients' optimiser makes the steps of w and of v, not alpha's.
+      adapt_alpha: whether alpha is learnt; else it stays at ``alpha_init``.
+    """
+    loss = batch_loss(task)
+
+    def update(
+        key: Key, hp: APFLHyper, ctx: ClientContext, message: Message, own: Own, splits: Splits
+    ) -> tuple[Own, Upload, Metrics]:
+        mu, decay = message.shared, hp.decay(ctx.round, work.steps)
+        of_w, of_v = (work.descent(rate * decay, hp.weight_decay) for rate in (hp.lr, hp.lr_personal))
+
+        def step(
+            key: Key, carry: tuple[Descent, Descent, Array], batch: Batch
+        ) -> tuple[tuple[Descent, Descent, Array], Metrics]:
+            w, v, alpha = carry
+            gradient = jax.grad(loss)(w.params, key, batch)
+            value, mixed = jax.value_and_grad(loss)(mixture(alpha, v.params, w.params), key, batch)
+            of_alpha = optax.tree.vdot(optax.tree.sub(v.params, w.params), mixed)
+            w, v = w.step(of_w, gradient), v.step(of_v, optax.tree.scale(alpha, mixed))
+            if adapt_alpha:
+                alpha = jnp.clip(alpha - hp.lr_alpha * decay * of_alpha, 0, 1)
+            return (w, v, alpha), {"train_loss": value, "alpha": alpha}
+
+        start = (Descent.start(of_w, mu), Descent.start(of_v, own.v), own.alpha)
+        (w, v, alpha), metrics = run_steps(work, key, ctx, splits.train, step, start, metrics=("train_loss", "alpha"))
+        return Own(v.params, alpha), increment(w.params, mu), metrics
+
+    client = Client(
+        init=lambda key, hp, ctx, message: Own(message.shared, jnp.asarray(hp.alpha_init, jnp.result_type(float))),
+        update=update,
+        personalize=lambda key, hp, ctx, message, own, splits: mixture(own.alpha, own.v, message.shared),
+        predict=lambda hp, mixed, x: task.model.apply(mixed, x),
+    )
+    return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)

@@ -1,0 +1,25 @@
+"""Personal models of another architecture than the global one, for methods whose two models meet in their logits."""
+
+from __future__ import annotations
+
+from jaxpfl.models import Task, build_model
+
+
+def personal_tasks(task: Task, architectures: str) -> list[Task]:
+    """The tasks of groups of clients whose personal models differ; clients are dealt to them in turn by their ids.
+
+    Args:
+      task: that of the global model.
+      architectures: names of models joined by "+", such as ``"same+mlp:32"``; "same" is the task's own, and "" is one
+        group of it.
+
+    Raises:
+      JaxpflError: for names of no model.
+    """
+
+    def named(name: str) -> Task:
+        if name == "same":
+            return task
+        return task._replace(model=build_model(name, task.num_classes, task.input_shape))
+
+    return [named(name) for name in (architectures.split("+") if architectures else ["same"])]

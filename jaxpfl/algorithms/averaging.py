@@ -1,0 +1,42 @@
+"""The server of one global model that is the mean of what clients make of it, and the upload that it expects."""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import optax
+
+from jaxpfl.models import Task
+from jaxpfl.protocol import Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar
+
+
+def averaging_server(task: Task) -> Server:
+    """``mu <- mu + sum_i weight_i (w_i - mu) / sum_i weight_i``; mu is sent, and uploads are `increment`s."""
+
+    def update(key: Key, hp: PyTree, ctx: ServerContext, mu: PyTree, reduced: Reduced) -> tuple[PyTree, Metrics]:
+        return optax.apply_updates(mu, reduced.mean()), {}
+
+    return Server(
+        init=lambda key, hp, ctx: task.init(key),
+        broadcast=lambda key, hp, ctx, mu: Message(mu),
+        update=update,
+        predict_global=lambda hp, mu, x: task.model.apply(mu, x),
+    )
+
+
+def increment(new: PyTree, old: PyTree, weight: Scalar | None = None) -> Upload:
+    """What a client has made of what it received, as the upload of that weight; without one, of weight 1."""
+    change = optax.tree.sub(new, old)
+    if weight is None:
+        return Upload(change, jnp.ones(()))
+    return Upload(optax.tree.scale(weight, change), weight)
+
+
+def share_of_all(reduced: Reduced, ctx: ServerContext) -> Array:
+    """|S| / m: times the mean change over the contributors, by how much a mean over ALL clients changes, []."""
+    return reduced.contributors.astype(jnp.result_type(float)) / ctx.num_clients
+
+
+def examples(data: ClientData) -> Array:
+    """n_i, the weight of a client by its examples, []."""
+    return data.size.astype(jnp.result_type(float))

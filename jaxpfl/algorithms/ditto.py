@@ -1,0 +1,69 @@
+r"""Ditto: a global model by FedAvg, and beside it each client's own model, held near the global one.
+
+With mu the broadcast model, fixed in the round, a client takes tau steps of FedAvg from w = mu, and s steps of
+
+.. math:: v_i \leftarrow v_i - \eta_v [ \nabla f_i(v_i) + \lambda (v_i - \mu) ]
+
+It uploads w - mu, weighted by its examples as in FedAvg; v_i stays with it and has no part in the global model.
+
+Reference: Li, Hu, Beirami and Smith 2021, "Ditto: Fair and Robust Federated Learning Through Personalization".
+"""
+
+from __future__ import annotations
+
+from flax import struct
+
+from jaxpfl.algorithms.averaging import averaging_server, examples, increment
+from jaxpfl.algorithms.hyper import AveragingHyper, hyper
+from jaxpfl.algorithms.local_work import LocalWork, sgd
+from jaxpfl.algorithms.server_optimizer import with_server_optimizer
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.types import Key, Metrics, PyTree, Scalar, Splits
+
+
+@struct.dataclass
+class DittoHyper(AveragingHyper):
+    """Ditto's hyper-parameters; ``lr`` is the rate of the global steps. The paper searches lam in {0.05, 0.1, 0.2}
+    and up to 2."""
+
+    lam: Scalar = hyper(0.1, "weight of (lam/2) |v - mu|^2")
+    lr_personal: Scalar = hyper(0.1, "learning rate of the personal model", positive=True, is_rate=True)
+
+
+def ditto(task: Task, work: LocalWork, *, personal_steps: int = 0) -> Algorithm:
+    """Ditto. Models: personalised v_i, the client's own; global mu, by FedAvg.
+
+    Args:
+      task: the model and its loss.
+      work: the local work in a round.
+      personal_steps: s, steps on v in a round; 0 for as many as on w, on the same mini-batches.
+    """
+    if personal_steps < 0:
+        raise JaxpflError(f"ditto.personal_steps must be >= 0, got {personal_steps}")
+
+    def update(
+        key: Key, hp: DittoHyper, ctx: ClientContext, message: Message, v: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        mu, decay = message.shared, hp.decay(ctx.round, work.steps)
+        given = (work, task, key, ctx, splits.train)
+        w, _ = sgd(*given, mu, rate=hp.lr * decay, weight_decay=hp.weight_decay)
+        v, metrics = sgd(
+            *given,
+            v,
+            rate=hp.lr_personal * decay,
+            weight_decay=hp.weight_decay,
+            steps=personal_steps or None,
+            anchor=mu,
+            prox=hp.lam,
+        )
+        return v, increment(w, mu, examples(splits.train)), metrics
+
+    client = Client(
+        init=lambda key, hp, ctx, message: message.shared,
+        update=update,
+        personalize=lambda key, hp, ctx, message, v, splits: v,
+        predict=lambda hp, v, x: task.model.apply(v, x),
+    )
+    return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)

@@ -1,0 +1,86 @@
+r"""Federated mutual learning: each client's own model and a copy of the global one teach each other.
+
+A client starts a round with its own theta and with mu as received, and takes tau steps of both at once,
+
+.. math::
+   \theta &\leftarrow \theta - \eta \nabla_\theta [ \alpha CE(\theta) + (1 - \alpha) KL(p_\mu \,\|\, p_\theta) ], \\
+   \mu &\leftarrow \mu - \eta_\mu \nabla_\mu [ \beta CE(\mu) + (1 - \beta) KL(p_\theta \,\|\, p_\mu) ]
+
+with p the predicted class probabilities on the mini-batch, before the step. A teacher is fixed: no gradient flows to
+it. The server averages the copies of mu uniformly. The two models meet in their predictions only, so theta may be of
+another architecture.
+
+Reference: Shen et al. 2020, "Federated Mutual Learning".
+"""
+
+from __future__ import annotations
+
+import jax
+from flax import struct
+
+from jaxpfl.algorithms.architectures import personal_tasks
+from jaxpfl.algorithms.averaging import averaging_server, increment
+from jaxpfl.algorithms.hyper import AveragingHyper, hyper
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
+from jaxpfl.algorithms.server_optimizer import with_server_optimizer
+from jaxpfl.models import Task
+from jaxpfl.priors import distillation
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+
+
+@struct.dataclass
+class FMLHyper(AveragingHyper):
+    """FML's hyper-parameters, with the defaults of Ozkara et al. 2023; ``lr`` is the rate of theta's steps."""
+
+    lr_global: Scalar = hyper(0.1, "learning rate of the copy of the global model", positive=True, is_rate=True)
+    alpha: Scalar = hyper(0.25, "share of the data's loss in theta's objective", high=1.0)
+    beta: Scalar = hyper(0.25, "share of the data's loss in mu's objective", high=1.0)
+
+
+def fml(task: Task, work: LocalWork, *, architectures: str = "") -> Algorithm:
+    """Federated mutual learning. Models: personalised theta_i, the client's own; global mu, by averaging.
+
+    Args:
+      task: its model is mu's, and theta's unless ``architectures`` says otherwise.
+      work: the local work in a round; theta and mu have a memory each of the clients' optimiser.
+      architectures: the clients' models, as in `adaped`.
+    """
+    clients = tuple(_client(task, own_task, work) for own_task in personal_tasks(task, architectures))
+    return with_server_optimizer(Algorithm(clients, averaging_server(task), work.steps), work.server_optimizer)
+
+
+def _client(task: Task, own_task: Task, work: LocalWork) -> Client:
+    """A client whose theta is a model of ``own_task``; mu is one of ``task``."""
+    own_apply = own_task.model.apply
+
+    def objective(student: Array, teacher: Array, batch: Batch, share: Scalar) -> tuple[Array, Array]:
+        loss = batch.mean(task.loss(student, batch.y))
+        pull = batch.mean(distillation.divergence(jax.lax.stop_gradient(teacher), student))
+        return share * loss + (1 - share) * pull, loss
+
+    def update(
+        key: Key, hp: FMLHyper, ctx: ClientContext, message: Message, theta: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        decay = hp.decay(ctx.round, work.steps)
+        of_theta, of_mu = (work.descent(rate * decay, hp.weight_decay) for rate in (hp.lr, hp.lr_global))
+
+        def step(key: Key, carry: tuple[Descent, Descent], batch: Batch) -> tuple[tuple[Descent, Descent], Metrics]:
+            theta, mu = carry
+            own, pull_theta = jax.vjp(lambda params: own_apply(params, batch.x, key=key, train=True), theta.params)
+            common, pull_mu = jax.vjp(lambda params: task.model.apply(params, batch.x, key=key, train=True), mu.params)
+            d_own, loss = jax.grad(objective, has_aux=True)(own, common, batch, hp.alpha)
+            d_common, _ = jax.grad(objective, has_aux=True)(common, own, batch, hp.beta)
+            carry = (theta.step(of_theta, pull_theta(d_own)[0]), mu.step(of_mu, pull_mu(d_common)[0]))
+            return carry, {"train_loss": loss}
+
+        start = (Descent.start(of_theta, theta), Descent.start(of_mu, message.shared))
+        (new, mu), metrics = run_steps(work, key, ctx, splits.train, step, start, metrics=("train_loss",))
+        return new.params, increment(mu.params, message.shared), metrics
+
+    return Client(
+        init=lambda key, hp, ctx, message: message.shared if own_task is task else own_task.init(key),
+        update=update,
+        personalize=lambda key, hp, ctx, message, theta, splits: theta,
+        predict=lambda hp, theta, x: own_apply(theta, x),
+    )

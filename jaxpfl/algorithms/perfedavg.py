@@ -1,0 +1,92 @@
+r"""Per-FedAvg: a global model from which one gradient step on a client's own data leads to a good one for it (MAML).
+
+From w = mu, a client takes tau steps, each with two mini-batches D and D', of
+
+.. math::
+   \tilde w &= w - \alpha \nabla f_i(w; D), \\
+   w &\leftarrow w - \beta \, (I - \alpha \nabla^2 f_i(w; D)) \, \nabla f_i(\tilde w; D')
+
+beta is ``lr``. The product with the Hessian is exact, by differentiating through the first step; the first-order
+variant leaves it out. The outer step starts from w, not from the adapted point. The personalised model is mu after one
+step alpha on the client's TRAINING data. Weight decay is added to the outer gradient only.
+
+Reference: Fallah, Mokhtari and Ozdaglar 2020, "Personalized Federated Learning with Theoretical Guarantees: A
+Model-Agnostic Meta-Learning Approach".
+"""
+
+from __future__ import annotations
+
+import jax
+import optax
+from flax import struct
+
+from jaxpfl.algorithms.averaging import averaging_server, increment
+from jaxpfl.algorithms.hyper import AveragingHyper, hyper
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, batch_loss, run_steps, train
+from jaxpfl.algorithms.server_optimizer import with_server_optimizer
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+
+
+@struct.dataclass
+class PerFedAvgHyper(AveragingHyper):
+    """Per-FedAvg's hyper-parameters, with the defaults of Ozkara et al. 2023; ``lr`` is the outer rate beta."""
+
+    lr: Scalar = hyper(0.075, "beta, learning rate of the outer steps", positive=True, is_rate=True)
+    alpha: Scalar = hyper(1e-3, "rate of the adaptation step; not decayed")
+
+
+def perfedavg(task: Task, work: LocalWork, *, hessian: bool = False, adapt_steps: int = 1) -> Algorithm:
+    """Per-FedAvg. Models: personalised, mu after steps alpha on the client's training data; global mu, the start.
+
+    Args:
+      task: the model and its loss.
+      work: the local work in a round; the clients' optimiser makes the outer steps.
+      hessian: the product with the Hessian; without it, the first-order variant.
+      adapt_steps: steps alpha, each on a mini-batch, that give the personalised model.
+    """
+    if adapt_steps < 0:
+        raise JaxpflError(f"perfedavg.adapt_steps must be >= 0, got {adapt_steps}")
+    loss = batch_loss(task)
+
+    def update(
+        key: Key, hp: PerFedAvgHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        mu = message.shared
+        optimizer = work.descent(hp.lr * hp.decay(ctx.round, work.steps), hp.weight_decay)
+
+        def after_adapting(params: PyTree, key: Key, inner: Batch, outer: Batch) -> Array:
+            inner_key, outer_key = jax.random.split(key)
+            gradient = jax.grad(loss)(params, inner_key, inner)
+            # To the first order the adapted point moves with w as if the gradient were constant.
+            gradient = gradient if hessian else jax.lax.stop_gradient(gradient)
+            adapted = jax.tree.map(lambda w, g: w - hp.alpha * g, params, gradient)
+            return loss(adapted, outer_key, outer)
+
+        def step(key: Key, at: Descent, inner: Batch, outer: Batch) -> tuple[Descent, Metrics]:
+            value, gradient = jax.value_and_grad(after_adapting)(at.params, key, inner, outer)
+            return at.step(optimizer, gradient), {"train_loss": value}
+
+        start = Descent.start(optimizer, mu)
+        end, metrics = run_steps(work, key, ctx, splits.train, step, start, metrics=("train_loss",), batches_each=2)
+        return state, increment(end.params, mu), metrics
+
+    def personalize(
+        key: Key, hp: PerFedAvgHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
+    ) -> PyTree:
+        if adapt_steps == 0:
+            return message.shared
+        # Plain gradient steps, as in training, whatever makes the outer ones.
+        optimizer = optax.sgd(hp.alpha)
+        start = Descent.start(optimizer, message.shared)
+        return train(work, task, key, ctx, splits.train, optimizer, start, steps=adapt_steps)[0].params
+
+    client = Client(
+        init=lambda key, hp, ctx, message: (),
+        update=update,
+        personalize=personalize,
+        predict=lambda hp, w, x: task.model.apply(w, x),
+    )
+    return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)

@@ -1,0 +1,118 @@
+r"""QuPeD: personal models, of few bits where asked for, trained beside a copy of the global one that distils into them.
+
+A client starts a round with its own theta and with mu as received; each of the tau steps, in this order, is
+
+.. math::
+   \theta^+ &= \theta - \eta_1 \nabla_\theta [ CE(\theta) + \lambda_p KL(p_\mu \,\|\, p_\theta) ], \\
+   \mu^+ &= \mu - \eta_3 \nabla_\mu [ CE(\mu) + \lambda_p KL(p_\mu \,\|\, p_{\theta^+}) ]
+
+with p the predicted class probabilities on the mini-batch: one divergence, descended by either model in turn. The
+server averages mu uniformly. This is the full-precision method that Ozkara et al. 2023 compare with.
+
+With ``bits`` = b, theta is predicted with through the quantiser Q of each array of parameters,
+
+.. math:: Q(x) = s \operatorname{round}(x / s), \qquad s = \max |x| / (2^{b-1} - 1)
+
+in training and when scored, while the steps move the array behind it: the gradient at Q(theta) is taken for theta's
+(straight-through). The paper learns the quantisation values by proximal steps instead; mu and what is sent keep full
+precision in both.
+
+Reference: Ozkara, Singh, Data and Diggavi 2021, "QuPeD: Quantized Personalization via Distillation with Applications to
+Federated Learning".
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxpfl.algorithms.architectures import personal_tasks
+from jaxpfl.algorithms.averaging import averaging_server, increment
+from jaxpfl.algorithms.hyper import AveragingHyper, hyper
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
+from jaxpfl.algorithms.server_optimizer import with_server_optimizer
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task
+from jaxpfl.priors import distillation
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+
+
+@struct.dataclass
+class QuPeDHyper(AveragingHyper):
+    """QuPeD's hyper-parameters, with the defaults of Ozkara et al. 2023; ``lr`` is the paper's eta_1."""
+
+    lr_global: Scalar = hyper(0.1, "eta_3, learning rate of the copy of the global model", positive=True, is_rate=True)
+    lam: Scalar = hyper(0.25, "lambda_p, weight of the divergence between the two models")
+
+
+def quantize(params: PyTree, bits: int) -> PyTree:
+    """Each array rounded to the 2^bits - 1 multiples of ``max |x| / (2^(bits - 1) - 1)``; zeros stay zeros."""
+    levels = 2 ** (bits - 1) - 1
+
+    def rounded(x: Array) -> Array:
+        scale = jnp.abs(x).max() / levels
+        return scale * jnp.round(x / jnp.where(scale > 0, scale, 1))
+
+    return jax.tree.map(rounded, params)
+
+
+def quped(task: Task, work: LocalWork, *, bits: int = 0, architectures: str = "") -> Algorithm:
+    """QuPeD. Models: personalised theta_i, the client's own (quantised with ``bits``); global mu, by averaging.
+
+    Args:
+      task: its model is mu's, and theta's unless ``architectures`` says otherwise.
+      work: the local work in a round; theta and mu have a memory each of the clients' optimiser.
+      bits: the personalised models' bits for each parameter, 2 to 16; 0 for full precision.
+      architectures: the clients' models, as in `adaped`.
+    """
+    if bits and not 2 <= bits <= 16:
+        raise JaxpflError(f"quped.bits must be 0, or >= 2 and <= 16, got {bits}")
+    clients = tuple(_client(task, own_task, work, bits) for own_task in personal_tasks(task, architectures))
+    return with_server_optimizer(Algorithm(clients, averaging_server(task), work.steps), work.server_optimizer)
+
+
+def _client(task: Task, own_task: Task, work: LocalWork, bits: int) -> Client:
+    """A client whose theta is a model of ``own_task``; mu is one of ``task``."""
+    own_apply = own_task.model.apply
+
+    def deployed(theta: PyTree) -> PyTree:
+        return quantize(theta, bits) if bits else theta
+
+    def objective(batch: Batch, student: Array, teacher: Array, own: Array, lam: Scalar) -> tuple[Array, Array]:
+        """The loss of ``own``, which is either of the two, and the divergence."""
+        loss = batch.mean(task.loss(own, batch.y))
+        return loss + lam * batch.mean(distillation.divergence(teacher, student)), loss
+
+    def update(
+        key: Key, hp: QuPeDHyper, ctx: ClientContext, message: Message, theta: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        decay = hp.decay(ctx.round, work.steps)
+        of_theta, of_mu = (work.descent(rate * decay, hp.weight_decay) for rate in (hp.lr, hp.lr_global))
+
+        def step(key: Key, carry: tuple[Descent, Descent], batch: Batch) -> tuple[tuple[Descent, Descent], Metrics]:
+            theta, mu = carry
+
+            def own_forward(params: PyTree) -> Array:
+                return own_apply(params, batch.x, key=key, train=True)
+
+            # Differentiated at what the quantiser gives, the gradient is the straight-through one of theta.
+            student, pull_theta = jax.vjp(own_forward, deployed(theta.params))
+            teacher, pull_mu = jax.vjp(lambda params: task.model.apply(params, batch.x, key=key, train=True), mu.params)
+            d_student, loss = jax.grad(lambda a: objective(batch, a, teacher, a, hp.lam), has_aux=True)(student)
+            theta = theta.step(of_theta, pull_theta(d_student)[0])
+            student = own_forward(deployed(theta.params))
+            d_teacher, _ = jax.grad(lambda b: objective(batch, student, b, b, hp.lam), has_aux=True)(teacher)
+            return (theta, mu.step(of_mu, pull_mu(d_teacher)[0])), {"train_loss": loss}
+
+        start = (Descent.start(of_theta, theta), Descent.start(of_mu, message.shared))
+        (new, mu), metrics = run_steps(work, key, ctx, splits.train, step, start, metrics=("train_loss",))
+        return new.params, increment(mu.params, message.shared), metrics
+
+    return Client(
+        init=lambda key, hp, ctx, message: message.shared if own_task is task else own_task.init(key),
+        update=update,
+        personalize=lambda key, hp, ctx, message, theta, splits: deployed(theta),
+        predict=lambda hp, theta, x: own_apply(theta, x),
+    )

@@ -1,0 +1,105 @@
+r"""SCAFFOLD: FedAvg with control variates that take the clients' drift out of their local steps. A global baseline.
+
+The server keeps x and c, client i keeps c_i (both variates start at zero). From y = x, a client takes tau steps and
+then renews its variate (the paper's option II):
+
+.. math::
+   y &\leftarrow y - \eta [ \nabla f_i(y) - c_i + c ], \\
+   c_i^+ &= c_i - c + \frac{x - y}{\tau \eta} = \frac{1}{\tau} \sum_t \nabla f_i(y_t)
+
+The mean of its gradients is what option II is under plain SGD, and is what is kept here: it holds with any client
+optimiser and for clients that take fewer steps. Of the cohort S of m clients the server averages uniformly,
+
+.. math:: x \leftarrow x + \eta_g \operatorname{mean}_S (y - x), \qquad
+   c \leftarrow c + \frac{|S|}{m} \operatorname{mean}_S (c_i^+ - c_i)
+
+so c stays the mean of all c_i, also of those outside the cohort. (A client that drops out has renewed its own variate,
+and c does not learn of it.) eta_g is ``server_lr``; a server optimiser acts on x only. Weight decay is added to the
+gradients, and so is part of the variates.
+
+Reference: Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning".
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxpfl.algorithms.averaging import increment, share_of_all
+from jaxpfl.algorithms.hyper import AveragingHyper
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, batch_loss, run_steps
+from jaxpfl.algorithms.server_optimizer import with_server_optimizer
+from jaxpfl.models import Task
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.types import Array, Key, Metrics, PyTree, Splits
+
+
+class Controlled(NamedTuple):
+    """What the server keeps and sends: the model, and the mean of the clients' control variates."""
+
+    model: PyTree
+    variate: PyTree
+
+
+class Path(NamedTuple):
+    """Where a client's steps stand: the model, the sum of the gradients met, and how many, []."""
+
+    at: Descent
+    gradients: PyTree
+    steps: Array
+
+
+def scaffold(task: Task, work: LocalWork) -> Algorithm:
+    """SCAFFOLD with option II. Models: personalised x (there is no other); global x."""
+    loss = batch_loss(task)
+
+    def update(
+        key: Key, hp: AveragingHyper, ctx: ClientContext, message: Message, own: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        received: Controlled = message.shared
+        optimizer = work.descent(hp.lr * hp.decay(ctx.round, work.steps), 0.0)
+        correction = optax.tree.sub(received.variate, own)
+
+        def step(key: Key, path: Path, batch: Batch) -> tuple[Path, Metrics]:
+            value, gradient = jax.value_and_grad(loss)(path.at.params, key, batch)
+            gradient = jax.tree.map(lambda g, w: g + hp.weight_decay * w, gradient, path.at.params)
+            at = path.at.step(optimizer, optax.tree.add(gradient, correction))
+            return Path(at, optax.tree.add(path.gradients, gradient), path.steps + 1), {"train_loss": value}
+
+        start = Path(Descent.start(optimizer, received.model), optax.tree.zeros_like(own), jnp.zeros(()))
+        end, metrics = run_steps(work, key, ctx, splits.train, step, start, metrics=("train_loss",))
+        variate = optax.tree.scale(1 / jnp.maximum(end.steps, 1), end.gradients)
+        return variate, increment(Controlled(end.at.params, variate), received._replace(variate=own)), metrics
+
+    def server_init(key: Key, hp: AveragingHyper, ctx: ServerContext) -> Controlled:
+        model = task.init(key)
+        return Controlled(model, optax.tree.zeros_like(model))
+
+    def server_update(
+        key: Key, hp: AveragingHyper, ctx: ServerContext, state: Controlled, reduced: Reduced
+    ) -> tuple[Controlled, Metrics]:
+        change: Controlled = reduced.mean()
+        share = share_of_all(reduced, ctx)
+        return Controlled(
+            optax.apply_updates(state.model, change.model),
+            optax.apply_updates(state.variate, optax.tree.scale(share, change.variate)),
+        ), {}
+
+    client = Client(
+        init=lambda key, hp, ctx, message: optax.tree.zeros_like(message.shared.model),
+        update=update,
+        personalize=lambda key, hp, ctx, message, own, splits: message.shared.model,
+        predict=lambda hp, x, inputs: task.model.apply(x, inputs),
+    )
+    server = Server(
+        init=server_init,
+        broadcast=lambda key, hp, ctx, state: Message(state),
+        update=server_update,
+        predict_global=lambda hp, state, inputs: task.model.apply(state.model, inputs),
+    )
+    algorithm = Algorithm((client,), server, work.steps)
+    acts_on = Controlled(model=True, variate=False)
+    return with_server_optimizer(algorithm, work.server_optimizer, acts_on=acts_on)

@@ -1,0 +1,10 @@
+"""Fixtures of the oracles."""
+
+import jax
+import pytest
+
+
+@pytest.fixture
+def float64():
+    with jax.enable_x64(True):
+        yield
