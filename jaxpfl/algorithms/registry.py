@@ -8,6 +8,8 @@ from typing import Any, NamedTuple
 
 from jaxpfl.algorithms.adaped import AdaPeDHyper, adaped
 from jaxpfl.algorithms.fedavg import FedProxHyper, fedavg, fedavg_ft, fedprox
+from jaxpfl.algorithms.fedper import fedper
+from jaxpfl.algorithms.fedrep import fedrep
 from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper
 from jaxpfl.algorithms.local import local
 from jaxpfl.algorithms.pooled import pooled
@@ -45,6 +47,8 @@ METHODS: Mapping[str, Method] = {
         Method("fedavg-ft", fedavg_ft, AveragingHyper()),
         Method("fedprox", fedprox, FedProxHyper()),
         Method("adaped", adaped, AdaPeDHyper()),
+        Method("fedper", fedper, AveragingHyper()),
+        Method("fedrep", fedrep, AveragingHyper()),
         Method("pooled", pooled, SgdHyper(), pooled=True),
     )
 }

@@ -17,6 +17,7 @@ from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import ClientData
 
 FEATURES, HIDDEN, CLASSES, STEPS, SEED = 4, 5, 3, 3, 17
+HEAD = ("w2", "b2")
 SIZES = (6, 9, 14, 4, 11)
 IDS = (3, 11, 0, 7, 42)
 
@@ -72,7 +73,7 @@ def perceptron() -> Task:
     def apply(params, x, key=None, train=False):
         return jnp.tanh(x @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
 
-    return classification(Model(init, apply), (FEATURES,), CLASSES)
+    return classification(Model(init, apply, head=lambda path: path[0] in HEAD), (FEATURES,), CLASSES)
 
 
 def least_squares(features: int) -> Task:
