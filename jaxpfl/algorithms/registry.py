@@ -8,9 +8,11 @@ from typing import Any, NamedTuple
 
 from jaxpfl.algorithms.adaped import AdaPeDHyper, adaped
 from jaxpfl.algorithms.fedavg import FedProxHyper, fedavg, fedavg_ft, fedprox
+from jaxpfl.algorithms.fedem import FedEMHyper, fedem
 from jaxpfl.algorithms.fedper import fedper
 from jaxpfl.algorithms.fedrep import fedrep
 from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper
+from jaxpfl.algorithms.ifca import ifca
 from jaxpfl.algorithms.local import local
 from jaxpfl.algorithms.pooled import pooled
 from jaxpfl.errors import unknown_name
@@ -49,6 +51,8 @@ METHODS: Mapping[str, Method] = {
         Method("adaped", adaped, AdaPeDHyper()),
         Method("fedper", fedper, AveragingHyper()),
         Method("fedrep", fedrep, AveragingHyper()),
+        Method("ifca", ifca, AveragingHyper()),
+        Method("fedem", fedem, FedEMHyper()),
         Method("pooled", pooled, SgdHyper(), pooled=True),
     )
 }

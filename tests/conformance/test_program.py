@@ -72,6 +72,8 @@ def test_bytes_are_those_of_what_is_exchanged(method, federation):
         "adaped, idle": (parameters + psi, parameters + psi),
         "fedper": (body, body),
         "fedrep": (body, body),
+        "ifca": (2 * parameters, 2 * parameters),
+        "fedem": (2 * parameters, 2 * parameters),
         "toy medians": (parameters, parameters + number),
         "toy clusters": (2 * parameters, 2 * parameters),
     }
