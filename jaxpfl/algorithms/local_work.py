@@ -25,6 +25,11 @@ class Batch(NamedTuple):
     y: Array
     valid: Array
 
+    @classmethod
+    def whole(cls, data: ClientData) -> Batch:
+        """All examples of a client, whatever the batch size."""
+        return cls(*batching.take_all(data))
+
     def mean(self, values: Array) -> Array:
         """The mean of per-example values [b] over the real examples."""
         return jnp.where(self.valid, values, 0).sum() / jnp.maximum(self.valid.sum(), 1)

@@ -11,11 +11,16 @@ from jaxpfl.algorithms.apfl import APFLHyper, apfl
 from jaxpfl.algorithms.ditto import DittoHyper, ditto
 from jaxpfl.algorithms.fedavg import FedProxHyper, fedavg, fedavg_ft, fedprox
 from jaxpfl.algorithms.fedbn import fedbn
+from jaxpfl.algorithms.fedem import FedEMHyper, fedem
+from jaxpfl.algorithms.fedper import fedper
+from jaxpfl.algorithms.fedrep import fedrep
 from jaxpfl.algorithms.fml import FMLHyper, fml
 from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper
+from jaxpfl.algorithms.ifca import ifca
 from jaxpfl.algorithms.l2gd import L2GDHyper, l2gd
 from jaxpfl.algorithms.local import local
 from jaxpfl.algorithms.perfedavg import PerFedAvgHyper, perfedavg
+from jaxpfl.algorithms.persfl import persfl, persfl_gd
 from jaxpfl.algorithms.pfedme import PFedMeHyper, pfedme
 from jaxpfl.algorithms.pooled import pooled
 from jaxpfl.algorithms.quped import QuPeDHyper, quped
@@ -55,6 +60,12 @@ METHODS: Mapping[str, Method] = {
         Method("fedprox", fedprox, FedProxHyper()),
         Method("fedbn", fedbn, AveragingHyper()),
         Method("adaped", adaped, AdaPeDHyper()),
+        Method("fedper", fedper, AveragingHyper()),
+        Method("fedrep", fedrep, AveragingHyper()),
+        Method("ifca", ifca, AveragingHyper()),
+        Method("fedem", fedem, FedEMHyper()),
+        Method("persfl", persfl, AveragingHyper()),
+        Method("persfl-gd", persfl_gd, AveragingHyper()),
         Method("pooled", pooled, SgdHyper(), pooled=True),
         Method("ditto", ditto, DittoHyper()),
         Method("pfedme", pfedme, PFedMeHyper()),

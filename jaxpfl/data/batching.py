@@ -152,6 +152,12 @@ def take(data: ClientData, indices: Array, valid: Array, batching: Batching) -> 
     return x, y, valid
 
 
+def take_all(data: ClientData) -> tuple[PyTree, Array, Array]:
+    """All of one client's examples as one batch of n slots: x [n, ...] with zeros where padded, y [n], valid [n]."""
+    x, y = jax.tree.map(lambda leaf: _zero_unless(data.mask, leaf), (data.x, data.y))
+    return x, y, data.mask
+
+
 def permutation(key: Key, mask: Array) -> Array:
     """A random order of one client's real examples, then the padded ones.
 

@@ -19,7 +19,7 @@ def test_help(capsys, command):
 def test_help_names_every_method_and_what_can_be_set(capsys):
     text = " ".join(jaxpfl(capsys, "run", "--help").out.replace("│", " ").split())
     for name, method in METHODS.items():
-        assert f"- {name}: lr=0.1" in text
+        assert f"- {name}: lr={method.hyper.lr:g}" in text
         for option in method.options:
             assert option in text
     assert "psi_floor=0.5" in text

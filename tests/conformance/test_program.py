@@ -67,12 +67,17 @@ def test_state_is_donated(method, federation, runs):
 def test_bytes_are_those_of_what_is_exchanged(method, federation):
     up, down = simulate(method, federation).bytes_per_client()
     parameters = 4 * (5 * 6 + 6 + 6 * 3 + 3)
+    body = 4 * (5 * 6 + 6)
     psi = number = 4
     coin = 1
     want = {
         "local": (0, 0),
         "adaped": (parameters + psi, parameters + psi),
         "adaped, idle": (parameters + psi, parameters + psi),
+        "fedper": (body, body),
+        "fedrep": (body, body),
+        "ifca": (2 * parameters, 2 * parameters),
+        "fedem": (2 * parameters, 2 * parameters),
         "toy medians": (parameters, parameters + number),
         "toy clusters": (2 * parameters, 2 * parameters),
         "scaffold": (2 * parameters, 2 * parameters),

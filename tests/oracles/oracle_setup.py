@@ -17,6 +17,7 @@ from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import ClientData
 
 FEATURES, HIDDEN, CLASSES, STEPS, SEED = 4, 5, 3, 3, 17
+HEAD = ("w2", "b2")
 SIZES = (6, 9, 14, 4, 11)
 IDS = (3, 11, 0, 7, 42)
 
@@ -24,8 +25,10 @@ IDS = (3, 11, 0, 7, 42)
 # --- problems -------------------------------------------------------------------------------------
 
 
-def stack(train: Sequence[Batch], test: Sequence[Batch], ids: Sequence[int]) -> Federation:
-    """The clients' arrays as they are (float64 stays), padded with zeros; no validation examples."""
+def stack(
+    train: Sequence[Batch], test: Sequence[Batch], ids: Sequence[int], validation: Sequence[Batch] | None = None
+) -> Federation:
+    """The clients' arrays as they are (float64 stays), padded with zeros; no validation examples unless given."""
 
     def split(clients: Sequence[Batch]) -> ClientData:
         n = max(len(y) for _, y in clients)
@@ -35,8 +38,8 @@ def stack(train: Sequence[Batch], test: Sequence[Batch], ids: Sequence[int]) -> 
             np.stack([np.arange(n) < len(y) for _, y in clients]),
         )
 
-    nothing = split([(x[:0], y[:0]) for x, y in train])
-    return Federation(np.asarray(ids, np.int32), split(train), nothing, split(test))
+    nothing = [(x[:0], y[:0]) for x, y in train]
+    return Federation(np.asarray(ids, np.int32), split(train), split(validation or nothing), split(test))
 
 
 def clients(data: ClientData) -> list[Batch]:
@@ -45,7 +48,7 @@ def clients(data: ClientData) -> list[Batch]:
 
 
 def classification_problem(sizes: Sequence[int] = SIZES, ids: Sequence[int] = IDS) -> Federation:
-    """Clients of unequal sizes, each with its own linear rule, so that they differ."""
+    """Clients of unequal sizes, each with its own linear rule, so that they differ; 3 to 7 validation examples."""
     rng = np.random.default_rng(5)
 
     def examples(n: int, rule: np.ndarray) -> Batch:
@@ -54,7 +57,8 @@ def classification_problem(sizes: Sequence[int] = SIZES, ids: Sequence[int] = ID
 
     rules = rng.normal(size=(len(sizes), FEATURES, CLASSES))
     pairs = [(examples(n, rule), examples(8, rule)) for n, rule in zip(sizes, rules, strict=True)]
-    return stack([train for train, _ in pairs], [test for _, test in pairs], ids)
+    validation = [examples(3 + i % 5, rule) for i, rule in enumerate(rules)]
+    return stack([train for train, _ in pairs], [test for _, test in pairs], ids, validation)
 
 
 def perceptron() -> Task:
@@ -73,7 +77,8 @@ def perceptron() -> Task:
         return jnp.tanh(x @ params["w1"] + params["b1"]) @ params["w2"] + params["b2"]
 
     # FedBN keeps normalisation parameters with the clients; where any part will do, b1 is that part.
-    return classification(Model(init, apply, norm=lambda path: path == ("b1",)), (FEATURES,), CLASSES)
+    model = Model(init, apply, head=lambda path: path[0] in HEAD, norm=lambda path: path == ("b1",))
+    return classification(model, (FEATURES,), CLASSES)
 
 
 def least_squares(features: int) -> Task:

@@ -1,0 +1,125 @@
+r"""FedEM: every client's examples come from k distributions in proportions of its own; one model for each of them.
+
+In a round, client i weighs its examples s with the server's models, then its proportions, then trains every model:
+
+.. math::
+   q_{is}(l) &\propto \pi_{il} \exp(-\ell(\theta_l; x_s, y_s)), \qquad
+   \pi_{il} \leftarrow \tfrac1{n_i} \sum_s q_{is}(l) \\
+   w_{il} &\leftarrow w_{il} - \eta\, \nabla \operatorname{mean}_{s \in B} q_{is}(l)\, \ell(w_{il}; x_s, y_s),
+   \qquad \tau \text{ times from } \theta_l \\
+   \theta_l &\leftarrow \theta_l + \frac{\sum_{i \in S} n_i (w_{il} - \theta_l)}{\sum_{i \in S} n_i}
+
+over the participants S of the round. The weights are fixed during the steps; the proportions start uniform and stay
+with the client. It predicts :math:`\sum_l \pi_{il}\, p_l(y \mid x)`.
+
+Reference: Marfoq et al. 2021, "Federated Multi-Task Learning under a Mixture of Distributions".
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from jaxpfl.algorithms import several_models
+from jaxpfl.algorithms.hyper import AveragingHyper, hyper
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
+from jaxpfl.algorithms.server_optimizer import with_server_optimizer
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
+
+
+@struct.dataclass
+class FedEMHyper(AveragingHyper):
+    """FedEM's hyper-parameters; the rate is that of Ozkara et al. 2023."""
+
+    lr: Scalar = hyper(0.2, "learning rate of the local steps", positive=True, is_rate=True)
+
+
+class Mixture(NamedTuple):
+    """A personalised model: the components, leaves [k, ...], and their proportions, [k]."""
+
+    components: PyTree
+    proportions: Array
+
+
+def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
+    """FedEM: responsibilities and proportions once a round, then tau weighted steps on every component.
+
+    Models: personalised, the mixture of what the server's components predict, in the proportions that the client had
+    at its last participation (uniform before any); no global model.
+
+    Args:
+      task: all components are models of it; classification.
+      work: the local work in a round.
+      components: k, at least 2 and at most the number of clients.
+
+    Raises:
+      JaxpflError: for another number of components, components that start from the same parameters, and a task
+        without class probabilities to mix.
+    """
+    several_models.check("fedem", "components", components, task, work)
+    if task.num_classes < 2:
+        raise JaxpflError(f"fedem mixes class probabilities: it needs at least 2 classes, got {task.num_classes}")
+
+    def responsibilities(models: PyTree, proportions: Array, data: ClientData) -> Array:
+        """q, [n, k]; anything where padded."""
+        losses = several_models.losses(task, models, Batch.whole(data))
+        return jax.nn.softmax(jnp.log(proportions) - losses.T, axis=-1)
+
+    def step_with(optimizer: optax.GradientTransformation):
+        def loss(models: PyTree, key: Key, batch: Batch) -> Array:
+            x, q = batch.x
+
+            def of_one(params: PyTree, q: Array) -> Array:
+                return batch.mean(q * task.loss(task.model.apply(params, x, key=key, train=True), batch.y))
+
+            return jax.vmap(of_one, in_axes=(0, 1))(models, q).sum()
+
+        def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
+            value, gradient = jax.value_and_grad(loss)(at.params, key, batch)
+            return jax.vmap(lambda at, g: at.step(optimizer, g))(at, gradient), {"train_loss": value}
+
+        return step
+
+    def update(
+        key: Key, hp: FedEMHyper, ctx: ClientContext, message: Message, proportions: Array, splits: Splits
+    ) -> tuple[Array, Upload, Metrics]:
+        models, data = message.shared, splits.train
+        q = responsibilities(models, proportions, data)
+        new = jnp.where(data.mask[:, None], q, 0).sum(axis=0) / jnp.maximum(data.size, 1)
+        optimizer = work.descent(hp.lr * hp.decay(ctx.round, work.steps), hp.weight_decay)
+        start = jax.vmap(partial(Descent.start, optimizer))(models)
+        weighted = data._replace(x=(data.x, q))  # an example's weights travel with it into its batch
+        end, metrics = run_steps(work, key, ctx, weighted, step_with(optimizer), start, metrics=("train_loss",))
+        weight = data.size.astype(jnp.result_type(float))
+        return new, Upload(optax.tree.scale(weight, optax.tree.sub(end.params, models)), weight), metrics
+
+    def predict(hp: FedEMHyper, mixture: Mixture, x: PyTree) -> Array:
+        logits = jax.vmap(lambda params: task.model.apply(params, x))(mixture.components)
+        weights = mixture.proportions[:, None, None]
+        return jax.nn.logsumexp(jax.nn.log_softmax(logits), b=weights, axis=0)
+
+    def server_update(
+        key: Key, hp: FedEMHyper, ctx: ServerContext, models: PyTree, reduced: Reduced
+    ) -> tuple[PyTree, Metrics]:
+        return optax.apply_updates(models, reduced.mean()), {}
+
+    client = Client(
+        init=lambda key, hp, ctx, message: jnp.full(components, 1 / components),
+        update=update,
+        personalize=lambda key, hp, ctx, message, proportions, splits: Mixture(message.shared, proportions),
+        predict=predict,
+    )
+    server = Server(
+        init=lambda key, hp, ctx: several_models.init(task, key, components),
+        broadcast=lambda key, hp, ctx, models: Message(models),
+        update=server_update,
+    )
+    return with_server_optimizer(Algorithm((client,), server, work.steps), work.server_optimizer)

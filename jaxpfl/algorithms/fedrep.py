@@ -1,0 +1,84 @@
+r"""FedRep: clients share the body of the model; each first fits its own head to it, then the body to that head.
+
+Client i starts from (phi, h_i), the server's body and its own head. First the head takes its steps, then the body:
+
+.. math:: h_i \leftarrow h_i - \eta \nabla_h f_i(\phi, h_i), \quad\text{then}\quad
+   \phi_i \leftarrow \phi_i - \eta \nabla_\phi f_i(\phi_i, h_i), \qquad
+   \phi \leftarrow \phi + \frac1{|S|} \sum_{i \in S} (\phi_i - \phi)
+
+Reference: Collins et al. 2021, "Exploiting Shared Representations for Personalized Federated Learning".
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxpfl import trees
+from jaxpfl.algorithms.body_and_head import sharing_bodies, splitter
+from jaxpfl.algorithms.hyper import AveragingHyper
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task
+from jaxpfl.protocol import Algorithm, ClientContext, Message, Upload
+from jaxpfl.types import Array, Key, Metrics, PyTree, Splits
+
+
+def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int = 0) -> Algorithm:
+    """FedRep: steps on the head, then steps on the body; the mean of the bodies is uniform.
+
+    The batches of a round are one sequence: those of the body follow those of the head.
+    Models: personalised, the server's body with the client's own head; no global model.
+
+    Args:
+      task: its model is split.
+      work: the local work in a round.
+      head_steps: steps on the head; 0 for what ``body_steps`` leaves of tau.
+      body_steps: steps on the body; 0 for what ``head_steps`` leaves of tau. Where both are 0, the head takes half of
+        tau, rounded down. Where neither is, a round has ``head_steps + body_steps`` steps, whatever tau.
+
+    Raises:
+      JaxpflError: for a model without a head, or whose head is the whole model; for no step on either.
+    """
+    split = splitter("fedrep", task)
+    of_head = head_steps or (work.steps - body_steps if body_steps else work.steps // 2)
+    of_body = body_steps or work.steps - of_head
+    if min(of_head, of_body) < 1:
+        raise JaxpflError(
+            f"fedrep needs at least one step on the head and one on the body, got {of_head} and {of_body}"
+        )
+    total = of_head + of_body
+
+    def update(
+        key: Key, hp: AveragingHyper, ctx: ClientContext, message: Message, head: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        optimizer = work.descent(hp.lr * hp.decay(ctx.round, total), hp.weight_decay)
+
+        def step(key: Key, carry: tuple[Array, Descent, Descent], batch: Batch) -> tuple[PyTree, Metrics]:
+            t, head, body = carry
+
+            def loss(head: PyTree, body: PyTree) -> Array:
+                logits = task.model.apply(trees.merge(head, body), batch.x, key=key, train=True)
+                return batch.mean(task.loss(logits, batch.y))
+
+            def step_head(head: Descent, body: Descent) -> tuple[Descent, Descent, Array]:
+                value, gradient = jax.value_and_grad(loss)(head.params, body.params)
+                return head.step(optimizer, gradient), body, value
+
+            def step_body(head: Descent, body: Descent) -> tuple[Descent, Descent, Array]:
+                value, gradient = jax.value_and_grad(loss, argnums=1)(head.params, body.params)
+                return head, body.step(optimizer, gradient), value
+
+            # The counter is the same for all clients, so a step on the head costs no gradient of the body.
+            head, body, value = jax.lax.cond(t < of_head, step_head, step_body, head, body)
+            return (t + 1, head, body), {"train_loss": value}
+
+        start = (jnp.int32(0), Descent.start(optimizer, head), Descent.start(optimizer, message.shared))
+        (_, new_head, body), metrics = run_steps(
+            work, key, ctx, splits.train, step, start, metrics=("train_loss",), steps=total
+        )
+        change = optax.tree.sub(body.params, message.shared)
+        return new_head.params, Upload(change, jnp.ones(())), metrics
+
+    return sharing_bodies(task, work, split, update, total)

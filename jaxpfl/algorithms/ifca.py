@@ -1,0 +1,87 @@
+r"""IFCA: k models, one for each cluster of clients; a client works on the one that fits its data best.
+
+Each client of the cohort S receives all models, estimates its cluster on all of its training examples, and takes its
+tau steps from that cluster's model. The server averages the models by cluster:
+
+.. math:: j_i = \arg\min_j f_i(\theta_j), \qquad
+   \theta_j \leftarrow \theta_j + \frac{\sum_{i \in S: j_i = j} (w_i - \theta_j)}{|\{i \in S: j_i = j\}|}
+
+A model that nobody chose stays as it is. This is the paper's option of averaging models; the first of equal losses
+wins. An upload is counted as k models, of which all but one are zero.
+
+Reference: Ghosh et al. 2020, "An Efficient Framework for Clustered Federated Learning".
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxpfl.algorithms import several_models
+from jaxpfl.algorithms.hyper import AveragingHyper
+from jaxpfl.algorithms.local_work import Batch, LocalWork, sgd
+from jaxpfl.algorithms.server_optimizer import with_server_optimizer
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Splits
+
+
+def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
+    """IFCA: steps on the cluster model of least training loss; a uniform mean in each cluster.
+
+    Models: personalised, the model of the client's cluster, estimated anew from today's models; no global model.
+
+    Args:
+      task: all clusters' models are its.
+      work: the local work in a round; the server's optimiser must be ``sgd``, as a cluster without a client rests.
+      clusters: k, at least 2 and at most the number of clients.
+
+    Raises:
+      JaxpflError: for another number of clusters, models that start from the same parameters, and another optimiser
+        of the server's.
+    """
+    several_models.check("ifca", "clusters", clusters, task, work)
+    if work.server_optimizer != "sgd":
+        raise JaxpflError(
+            f"ifca averages each cluster by itself: server_optimizer must be sgd, got {work.server_optimizer}"
+        )
+
+    def cluster_of(models: PyTree, data: ClientData) -> Array:
+        batch = Batch.whole(data)
+        means = jax.vmap(batch.mean)(several_models.losses(task, models, batch))
+        # argmin takes NaN for the least.
+        return jnp.argmin(jnp.where(jnp.isnan(means), jnp.inf, means))
+
+    def update(
+        key: Key, hp: AveragingHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        cluster = cluster_of(message.shared, splits.train)
+        start = several_models.pick(message.shared, cluster)
+        rate = hp.lr * hp.decay(ctx.round, work.steps)
+        end, metrics = sgd(work, task, key, ctx, splits.train, start, rate=rate, weight_decay=hp.weight_decay)
+        chosen = jax.nn.one_hot(cluster, clusters, dtype=jnp.result_type(float))
+        change = optax.tree.sub(end, start)
+        total = jax.tree.map(lambda leaf: jnp.multiply.outer(chosen.astype(leaf.dtype), leaf), change)
+        return state, Upload(total, chosen), metrics
+
+    def server_update(
+        key: Key, hp: AveragingHyper, ctx: ServerContext, models: PyTree, reduced: Reduced
+    ) -> tuple[PyTree, Metrics]:
+        return optax.apply_updates(models, reduced.mean()), {}
+
+    client = Client(
+        init=lambda key, hp, ctx, message: (),
+        update=update,
+        personalize=lambda key, hp, ctx, message, state, splits: several_models.pick(
+            message.shared, cluster_of(message.shared, splits.train)
+        ),
+        predict=lambda hp, params, x: task.model.apply(params, x),
+    )
+    server = Server(
+        init=lambda key, hp, ctx: several_models.init(task, key, clusters),
+        broadcast=lambda key, hp, ctx, models: Message(models),
+        update=server_update,
+    )
+    return with_server_optimizer(Algorithm((client,), server, work.steps), work.server_optimizer)
