@@ -6,10 +6,12 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from jaxpfl.algorithms.adamix import adamix
 from jaxpfl.algorithms.adaped import AdaPeDHyper, adaped
 from jaxpfl.algorithms.fedavg import FedProxHyper, fedavg, fedavg_ft, fedprox
 from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper
 from jaxpfl.algorithms.local import local
+from jaxpfl.algorithms.map_personalization import MapHyper, map_gaussian, map_laplace
 from jaxpfl.algorithms.pooled import pooled
 from jaxpfl.errors import unknown_name
 from jaxpfl.protocol import Algorithm
@@ -45,6 +47,9 @@ METHODS: Mapping[str, Method] = {
         Method("fedavg-ft", fedavg_ft, AveragingHyper()),
         Method("fedprox", fedprox, FedProxHyper()),
         Method("adaped", adaped, AdaPeDHyper()),
+        Method("map-gaussian", map_gaussian, MapHyper()),
+        Method("map-laplace", map_laplace, MapHyper()),
+        Method("adamix", adamix, MapHyper()),
         Method("pooled", pooled, SgdHyper(), pooled=True),
     )
 }

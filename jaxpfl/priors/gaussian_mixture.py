@@ -35,8 +35,9 @@ class Mixture(NamedTuple):
 def prior(components: int, *, s2_init: Scalar = 0.1, floor: Scalar = 1e-4, em_steps: int = 20) -> Prior:
     """The prior with k components. At first they coincide: it is then the Gaussian prior.
 
-    ``fit`` runs EM twice, from the present estimate and from a fresh start (`start`), and keeps the likelier end: the
-    centers can so part at the first estimation, and leave a bad optimum at any other.
+    ``fit`` runs EM twice, from the present estimate and from a fresh start (`start`), and takes the second end if its
+    log likelihood is more than one higher: the centers can so part at the first estimation, and leave a bad optimum at
+    any other. (A smaller gain is no evidence, and where the two ends are one, rounding would choose.)
 
     Args:
       components: k.
@@ -62,7 +63,7 @@ def prior(components: int, *, s2_init: Scalar = 0.1, floor: Scalar = 1e-4, em_st
     def fit(gamma: Mixture, thetas: PyTree, valid: Array) -> Mixture:
         ends = [em(begin, thetas, valid, floor, em_steps) for begin in (gamma, start(components, thetas, valid, floor))]
         old, new = (log_likelihood(end, thetas, valid) for end in ends)
-        return trees.where(valid.any(), trees.where(new > old, ends[1], ends[0]), gamma)
+        return trees.where(valid.any(), trees.where(new > old + 1, ends[1], ends[0]), gamma)
 
     def report(gamma: Mixture) -> Metrics:
         # exp of the entropy of the shares: k where they are equal, 1 where one component has all.

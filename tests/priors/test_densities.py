@@ -58,6 +58,12 @@ def test_penalty_is_minus_scipys_log_density(name, d):
         assert float(prior.penalty(gamma, jnp.asarray(theta))) == pytest.approx(-log_density(theta), rel=1e-12)
 
 
+def test_laplace_does_not_pull_at_its_kink():
+    gamma = laplace.Laplace(jnp.zeros(3), jnp.asarray(0.5))
+    slope = jax.grad(laplace.penalty, argnums=1)(gamma, jnp.array([0.0, 1.0, -1.0]))
+    np.testing.assert_array_equal(slope, [0.0, 2.0, -2.0])
+
+
 @pytest.mark.parametrize("name", NAMES)
 def test_a_tree_is_the_vector_of_its_entries(name):
     prior, gamma, _ = cases(7)[name]
