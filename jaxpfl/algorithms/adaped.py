@@ -41,6 +41,7 @@ from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.priors import distillation
+from jaxpfl.priors.distillation import Shared
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
@@ -54,13 +55,6 @@ class AdaPeDHyper(AveragingHyper):
     psi_init: Scalar = hyper(3.5, "psi in round 0", positive=True)
     psi_floor: Scalar = hyper(0.5, "least psi", positive=True)
     c: Scalar = hyper(5.0, "factor on the divergence in psi's step", positive=True)
-
-
-class Shared(NamedTuple):
-    """What the server keeps and sends: the global model's parameters, and psi, []."""
-
-    mu: PyTree
-    psi: Scalar
 
 
 class Remembering(NamedTuple):

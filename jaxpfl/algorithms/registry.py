@@ -6,6 +6,7 @@ import inspect
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
+from jaxpfl.algorithms.adamix import adamix
 from jaxpfl.algorithms.adaped import AdaPeDHyper, adaped
 from jaxpfl.algorithms.apfl import APFLHyper, apfl
 from jaxpfl.algorithms.ditto import DittoHyper, ditto
@@ -19,6 +20,7 @@ from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper
 from jaxpfl.algorithms.ifca import ifca
 from jaxpfl.algorithms.l2gd import L2GDHyper, l2gd
 from jaxpfl.algorithms.local import local
+from jaxpfl.algorithms.map_personalization import MapHyper, map_gaussian, map_laplace
 from jaxpfl.algorithms.perfedavg import PerFedAvgHyper, perfedavg
 from jaxpfl.algorithms.persfl import persfl, persfl_gd
 from jaxpfl.algorithms.pfedme import PFedMeHyper, pfedme
@@ -66,6 +68,9 @@ METHODS: Mapping[str, Method] = {
         Method("fedem", fedem, FedEMHyper()),
         Method("persfl", persfl, AveragingHyper()),
         Method("persfl-gd", persfl_gd, AveragingHyper()),
+        Method("map-gaussian", map_gaussian, MapHyper()),
+        Method("map-laplace", map_laplace, MapHyper()),
+        Method("adamix", adamix, MapHyper()),
         Method("pooled", pooled, SgdHyper(), pooled=True),
         Method("ditto", ditto, DittoHyper()),
         Method("pfedme", pfedme, PFedMeHyper()),

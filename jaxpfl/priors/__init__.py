@@ -1,5 +1,6 @@
 """Priors: population distributions of personal models, each a penalty and the estimation of its parameters."""
 
-from jaxpfl.priors import distillation as distillation
+from jaxpfl.priors import discrete, distillation, gaussian, gaussian_mixture, laplace
+from jaxpfl.priors.base import Examples, Prior, Rates
 
-__all__ = ["distillation"]
+__all__ = ["Examples", "Prior", "Rates", "discrete", "distillation", "gaussian", "gaussian_mixture", "laplace"]

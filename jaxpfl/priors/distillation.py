@@ -5,15 +5,37 @@ r"""The knowledge-distillation prior of AdaPeD: personal models close to a globa
 
 with logits ``a`` of the personal model theta (the student) and ``b`` of the global model mu (the teacher).
 
+The first term stands in for the density's true normaliser. A density that falls with f, taken over the class
+probabilities q_x that theta predicts for n examples, each uniformly over the simplex, has the normaliser
+
+.. math:: \log \prod_x \int e^{-w KL(p_x \| q)} dq = \sum_x [ w H(p_x) + \log B(1 + w p_x) ], \qquad
+   w = \frac{1}{2 \psi n}
+
+with p_x what mu predicts, H its entropy and B the multivariate beta function. (The paper's appendix H has it for two
+classes, with an inverse variance for psi, and divides by w where it must not.)
+
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation".
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import gammaln
 
-from jaxpfl.types import Array
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.priors.base import Examples, Prior, Rates, as_float
+from jaxpfl.types import Array, Metrics, PyTree, Scalar
+
+
+class Shared(NamedTuple):
+    """Gamma: the global model's parameters, and psi, []."""
+
+    mu: PyTree
+    psi: Scalar
 
 
 @jax.custom_vjp
@@ -51,3 +73,97 @@ divergence.defvjp(_forward, _backward)
 def scale_gradient(psi: Array, mean_divergence: Array, c: Array) -> Array:
     """``d/dpsi [ log(2 psi) / 2 + c f / (2 psi) ] = 1/(2 psi) - c f / (2 psi^2)``; zero at ``psi = c f``."""
     return 1 / (2 * psi) - c * mean_divergence / (2 * psi**2)
+
+
+def _reversed(teacher: Array, student: Array) -> Array:
+    return divergence(student, teacher)
+
+
+def _square(teacher: Array, student: Array) -> Array:
+    return ((jax.nn.softmax(teacher) - jax.nn.softmax(student)) ** 2).sum(axis=-1)
+
+
+DISTANCES: Mapping[str, Callable[[Array, Array], Array]] = {
+    "kd": divergence,
+    "reversed-kd": _reversed,
+    "square": _square,
+}
+"""What may stand for f: ``KL(p || q)``, ``KL(q || p)``, ``|p - q|^2`` with p of the teacher, q of the student."""
+
+
+def log_normalizer(weight: Array, teacher: Array) -> Array:
+    """``log int exp(-w KL(p || q)) dq`` over the simplex of class probabilities q, for each row.
+
+    Args:
+      weight: w, [].
+      teacher: logits of p, [n, classes].
+
+    Returns:
+      [n]; at w = 0 the log volume of the simplex, ``-log (classes - 1)!``.
+    """
+    log_p = jax.nn.log_softmax(teacher)
+    p = jnp.exp(log_p)
+    log_beta = gammaln(1 + weight * p).sum(axis=-1) - gammaln(p.shape[-1] + weight)
+    return log_beta - weight * (p * log_p).sum(axis=-1)
+
+
+def prior(
+    *,
+    psi_init: Scalar = 3.5,
+    floor: Scalar = 0.5,
+    c: Scalar = 1.0,
+    weight_decay: Scalar = 0.0,
+    distance: str = "kd",
+    exact: bool = False,
+) -> Prior:
+    """The prior on predictions. Its gradient message is AdaPeD's: mu at the client's new theta, then psi at the new mu.
+
+    Args:
+      psi_init: psi before any estimation.
+      floor: the least psi, positive.
+      c: the factor on the divergence in psi's step.
+      weight_decay: added to mu's gradient as ``weight_decay * mu``.
+      distance: a name in `DISTANCES`.
+      exact: the density's normaliser (``kd-exact``) in place of ``log(2 psi) / 2``.
+
+    Raises:
+      JaxpflError: for an unknown distance, and for ``exact`` with another than "kd", which is the one it is known for.
+    """
+    if distance not in DISTANCES:
+        raise unknown_name("distance", distance, DISTANCES)
+    if exact and distance != "kd":
+        raise JaxpflError(f"the exact normaliser is known for the distance kd only, got {distance}")
+    measure = DISTANCES[distance]
+
+    def objective(psi: Scalar, teacher: Array, student: Array, on: Examples, c: Scalar = 1.0) -> Array:
+        rows = log_normalizer(1 / (2 * psi * on.size), teacher) if exact else None
+        normalizer = jnp.log(2 * psi) / 2 if rows is None else on.sum(rows)
+        return normalizer + c * on.mean(measure(teacher, student)) / (2 * psi)
+
+    def penalty(gamma: Shared, theta: PyTree, on: Examples | None = None) -> Array:
+        on = _needed(on)
+        return objective(gamma.psi, on.apply(gamma.mu), on.apply(theta), on)
+
+    def descend(rates: Rates, gamma: Shared, theta: PyTree, on: Examples | None = None) -> Shared:
+        on = _needed(on)
+        student = on.apply(theta)
+        gradient = jax.grad(lambda mu: objective(gamma.psi, on.apply(mu), student, on))(gamma.mu)
+        mu = jax.tree.map(
+            lambda w, g: w - (rates.location * (g + weight_decay * w)).astype(w.dtype), gamma.mu, gradient
+        )
+        slope = jax.grad(objective)(gamma.psi, on.apply(mu), student, on, c)
+        return Shared(mu, jnp.maximum(gamma.psi - rates.scale * slope, floor))
+
+    def init(theta: PyTree) -> Shared:
+        return Shared(theta, jnp.maximum(as_float(psi_init), floor))
+
+    def report(gamma: Shared) -> Metrics:
+        return {"psi": gamma.psi}
+
+    return Prior(init, lambda gamma: gamma.mu, penalty, report, descend)
+
+
+def _needed(on: Examples | None) -> Examples:
+    if on is None:
+        raise JaxpflError("the distillation prior compares predictions: it needs examples")
+    return on

@@ -1,0 +1,51 @@
+r"""AdaMix: personalisation by a Gaussian-mixture prior, fitted by the server (Ozkara et al. 2023, Algorithm 1).
+
+.. math:: \theta_i \leftarrow \theta_i - \eta \nabla [ f_i(\theta_i) - \log \sum_l p_l N(\theta_i; \mu_l, s_l^2 I) ],
+   \qquad (p, \mu, s^2) \leftarrow \operatorname{EM}(\theta_1, \theta_2, \dots)
+
+It is `map_personalization` with that prior; the server needs the cohort's models side by side.
+"""
+
+from __future__ import annotations
+
+from jaxpfl.algorithms.local_work import LocalWork
+from jaxpfl.algorithms.map_personalization import MapHyper, map_personalization
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task
+from jaxpfl.priors import Prior, gaussian_mixture
+from jaxpfl.priors.gaussian_mixture import Mixture
+from jaxpfl.protocol import Algorithm, ServerContext
+from jaxpfl.types import Key
+
+
+def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 20, scaling: str = "sum") -> Algorithm:
+    """AdaMix (Algorithm 1). Models: personalised theta_i, the client's own; no global model.
+
+    Args:
+      task: any model: theta_i is all of its parameters.
+      work: the local work in a round.
+      components: k, at most the clients of a round: more centers than models to place them by would each sit on one
+        model at the least variance, and tell nothing of a population.
+      em_steps: steps of EM in a round.
+      scaling: whether f_i is the "sum" of the losses or their "mean".
+
+    Raises:
+      JaxpflError: for less than one component; when a run starts, for more than the clients of a round.
+    """
+    if components < 1:
+        raise JaxpflError(f"adamix.components must be >= 1, got {components}")
+
+    def prior(hp: MapHyper) -> Prior:
+        return gaussian_mixture.prior(components, s2_init=hp.scale_init, floor=hp.scale_floor, em_steps=em_steps)
+
+    algorithm = map_personalization(task, work, prior=prior, estimate="fit", scaling=scaling)
+
+    def init(key: Key, hp: MapHyper, ctx: ServerContext) -> Mixture:
+        if components > ctx.expected_cohort:
+            raise JaxpflError(
+                f"adamix.components must be at most the {ctx.expected_cohort:g} clients of a round, got {components}: "
+                "a center on each model says nothing of a population"
+            )
+        return algorithm.server.init(key, hp, ctx)
+
+    return algorithm._replace(server=algorithm.server._replace(init=init, predict_global=None))

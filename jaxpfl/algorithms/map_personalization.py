@@ -1,0 +1,179 @@
+r"""Personalisation by a prior: each client its maximum a posteriori model, all together the prior's parameters.
+
+Client i keeps theta_i and takes steps on
+
+.. math:: f_i(\theta_i) - \lambda \log p(\theta_i; \Gamma)
+
+while the server estimates Gamma. f_i is by definition the negative log likelihood of the client's data, a SUM over its
+n_i examples (``scaling="sum"``); the steps are on 1/n_i of the objective, so that rates keep the meaning that they have
+for a mean loss. With ``scaling="mean"`` f_i is the mean loss, as in the papers' methods for networks: the prior then
+weighs n_i times as much. lambda = 1 is the framework's.
+
+Gamma is estimated in one of two ways. By a *gradient* message: after each step on theta the client steps on its copy of
+Gamma, and the server averages the copies (one client, one vote: each is one draw from the population). By a *fit*: the
+clients upload theta_i, and the server estimates Gamma from them side by side.
+
+Explicit steps on a penalty of curvature h (``lambda / (n_i s2)`` for a Gaussian) need ``lr h < 2``: the floors of the
+scales keep it so.
+
+Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from jaxpfl.algorithms.hyper import SgdHyper, hyper
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
+from jaxpfl.errors import unknown_name
+from jaxpfl.models import Task
+from jaxpfl.priors import Examples, Prior, Rates, gaussian, laplace
+from jaxpfl.protocol import (
+    Algorithm,
+    Client,
+    ClientContext,
+    Message,
+    Reduced,
+    Reduction,
+    Server,
+    ServerContext,
+    Stacked,
+    Upload,
+)
+from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+
+ESTIMATES, SCALINGS = ("gradient", "fit"), ("sum", "mean")
+
+
+@struct.dataclass
+class MapHyper(SgdHyper):
+    """Hyper-parameters of a method with a prior. No weight decay by default: the prior is what regularises."""
+
+    weight_decay: Scalar = hyper(0.0, "added to theta's gradient as weight_decay * parameters")
+    weight: Scalar = hyper(1.0, "lambda, weight of the prior's penalty")
+    lr_location: Scalar = hyper(0.1, "rate of the prior's mean in a gradient message; decays as lr does")
+    lr_scale: Scalar = hyper(0.05, "rate of the prior's scale in a gradient message; not decayed")
+    scale_init: Scalar = hyper(0.1, "the prior's scale (a Gaussian's variance) in round 0", positive=True)
+    scale_floor: Scalar = hyper(0.01, "least scale of the prior", positive=True)
+
+
+def map_gaussian(task: Task, work: LocalWork, *, estimate: str = "gradient", scaling: str = "sum") -> Algorithm:
+    """Personalisation by a Gaussian prior: theta_i is held near the mean mu as strongly as clients are alike.
+
+    Models: personalised theta_i, the client's own; global mu.
+    """
+    return map_personalization(
+        task,
+        work,
+        prior=lambda hp: gaussian.prior(s2_init=hp.scale_init, floor=hp.scale_floor),
+        estimate=estimate,
+        scaling=scaling,
+    )
+
+
+def map_laplace(task: Task, work: LocalWork, *, estimate: str = "gradient", scaling: str = "sum") -> Algorithm:
+    """Personalisation by a Laplace prior: theta_i differs from mu where its data insist.
+
+    Models: personalised theta_i, the client's own; global mu.
+    """
+    return map_personalization(
+        task,
+        work,
+        prior=lambda hp: laplace.prior(b_init=hp.scale_init, floor=hp.scale_floor),
+        estimate=estimate,
+        scaling=scaling,
+    )
+
+
+def map_personalization(
+    task: Task,
+    work: LocalWork,
+    *,
+    prior: Callable[[Any], Prior],
+    estimate: str = "gradient",
+    scaling: str = "sum",
+) -> Algorithm:
+    """The method that a prior makes.
+
+    Models: personalised theta_i, the client's own; global, the prior's center.
+
+    Args:
+      task: the model and its loss, a negative log likelihood of one example.
+      work: the local work in a round.
+      prior: ``hp -> Prior``; hp is a `MapHyper`, or has its fields besides the prior's own.
+      estimate: "gradient" (the prior's ``descend``, averaged) or "fit" (its ``fit`` on the uploads side by side).
+      scaling: whether f_i is the "sum" of the losses or their "mean".
+
+    Raises:
+      JaxpflError: for an unknown estimate or scaling.
+    """
+    for kind, value, known in (("estimate", estimate, ESTIMATES), ("scaling", scaling, SCALINGS)):
+        if value not in known:
+            raise unknown_name(kind, value, known)
+    client = _client(task, work, prior, estimate, scaling)
+    reduction = Reduction.STACK if estimate == "fit" else Reduction.SUM
+    return Algorithm((client,), _server(task, prior), work.steps, reduction)
+
+
+def _client(task: Task, work: LocalWork, make: Callable[[Any], Prior], estimate: str, scaling: str) -> Client:
+    def update(
+        key: Key, hp: MapHyper, ctx: ClientContext, message: Message, theta: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        prior, received, decay = make(hp), message.shared, hp.decay(ctx.round, work.steps)
+        optimizer = work.descent(hp.lr * decay, hp.weight_decay)
+        rates = Rates(hp.lr_location * decay, hp.lr_scale)
+        weight = hp.weight / jnp.maximum(splits.train.size, 1) if scaling == "sum" else hp.weight
+        descend = prior.descend if estimate == "gradient" else None
+
+        def step(key: Key, carry: tuple[Descent, PyTree], batch: Batch) -> tuple[tuple[Descent, PyTree], Metrics]:
+            theta, gamma = carry
+            on = Examples(lambda params: task.model.apply(params, batch.x, key=key, train=True), batch.valid)
+
+            def objective(params: PyTree) -> tuple[Array, tuple[Array, Array]]:
+                loss, penalty = batch.mean(task.loss(on.apply(params), batch.y)), prior.penalty(gamma, params, on)
+                return loss + weight * penalty, (loss, penalty)
+
+            gradient, (loss, penalty) = jax.grad(objective, has_aux=True)(theta.params)
+            theta = theta.step(optimizer, gradient)
+            if descend is not None:
+                gamma = descend(rates, gamma, theta.params, on)
+            return (theta, gamma), {"train_loss": loss, "penalty": penalty}
+
+        start = (Descent.start(optimizer, theta), received)
+        (end, gamma), metrics = run_steps(work, key, ctx, splits.train, step, start, metrics=("train_loss", "penalty"))
+        new, old = (gamma, received) if estimate == "gradient" else (end.params, prior.center(received))
+        return end.params, Upload(optax.tree.sub(new, old), jnp.ones(())), metrics
+
+    return Client(
+        init=lambda key, hp, ctx, message: make(hp).center(message.shared),
+        update=update,
+        personalize=lambda key, hp, ctx, message, theta, splits: theta,
+        predict=lambda hp, theta, x: task.model.apply(theta, x),
+    )
+
+
+def _server(task: Task, make: Callable[[Any], Prior]) -> Server:
+    def update(
+        key: Key, hp: MapHyper, ctx: ServerContext, gamma: PyTree, uploads: Reduced | Stacked
+    ) -> tuple[PyTree, Metrics]:
+        prior = make(hp)
+        if isinstance(uploads, Stacked):
+            assert prior.fit is not None
+            thetas = jax.tree.map(jnp.add, prior.center(gamma), uploads.total)
+            gamma = prior.fit(gamma, thetas, uploads.valid)
+        else:
+            gamma = optax.apply_updates(gamma, uploads.mean())
+        return gamma, prior.report(gamma)
+
+    return Server(
+        init=lambda key, hp, ctx: make(hp).init(task.init(key)),
+        broadcast=lambda key, hp, ctx, gamma: Message(gamma),
+        update=update,
+        predict_global=lambda hp, gamma, x: task.model.apply(make(hp).center(gamma), x),
+    )

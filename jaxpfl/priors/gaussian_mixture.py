@@ -1,0 +1,148 @@
+r"""The Gaussian-mixture prior of AdaMix: personal models about k centers.
+
+.. math:: -\log p(\theta) = -\log \sum_{l=1}^k p_l (2 \pi s_l^2)^{-d/2} \exp(-|\theta-\mu_l|^2 / (2 s_l^2))
+
+It is estimated by EM on the models side by side. A step of EM under the floor on the variances is still a step of EM:
+the expected log likelihood has one maximum in s2_l, so cutting off at the floor maximises it over what is allowed, and
+the likelihood never falls. Without the floor it is unbounded (a center on a model, its variance to zero).
+
+Reference: Ozkara et al. 2023, equation (10) and Algorithm 1. The 2022 text's density has an exponent m/2 for d/2.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxpfl import trees
+from jaxpfl.errors import JaxpflError
+from jaxpfl.priors import gaussian
+from jaxpfl.priors.base import Examples, Prior, as_float
+from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
+
+
+class Mixture(NamedTuple):
+    """Gamma: shares p [k] that sum to one, centers mu with leaves [k, ...], and variances of each entry, s2 [k]."""
+
+    p: Array
+    mu: PyTree
+    s2: Array
+
+
+def prior(components: int, *, s2_init: Scalar = 0.1, floor: Scalar = 1e-4, em_steps: int = 20) -> Prior:
+    """The prior with k components. At first they coincide: it is then the Gaussian prior.
+
+    ``fit`` runs EM twice, from the present estimate and from a fresh start (`start`), and takes the second end if its
+    log likelihood is more than one higher: the centers can so part at the first estimation, and leave a bad optimum at
+    any other. (A smaller gain is no evidence, and where the two ends are one, rounding would choose.)
+
+    Args:
+      components: k.
+      s2_init: the variance before any estimation.
+      floor: the least variance, positive.
+      em_steps: steps of EM in one estimation.
+
+    Raises:
+      JaxpflError: for less than one component.
+    """
+    if components < 1:
+        raise JaxpflError(f"a mixture has at least one component, got {components}")
+
+    def init(theta: PyTree) -> Mixture:
+        mu = jax.tree.map(lambda a: jnp.broadcast_to(a, (components, *a.shape)), theta)
+        s2 = jnp.maximum(as_float(s2_init), floor)
+        return Mixture(as_float(jnp.full(components, 1 / components)), mu, jnp.broadcast_to(s2, components))
+
+    def center(gamma: Mixture) -> PyTree:
+        most = jnp.argmax(gamma.p)
+        return jax.tree.map(lambda a: a[most], gamma.mu)
+
+    def fit(gamma: Mixture, thetas: PyTree, valid: Array) -> Mixture:
+        ends = [em(begin, thetas, valid, floor, em_steps) for begin in (gamma, start(components, thetas, valid, floor))]
+        old, new = (log_likelihood(end, thetas, valid) for end in ends)
+        return trees.where(valid.any(), trees.where(new > old + 1, ends[1], ends[0]), gamma)
+
+    def report(gamma: Mixture) -> Metrics:
+        # exp of the entropy of the shares: k where they are equal, 1 where one component has all.
+        return {"s2": gamma.p @ gamma.s2, "components": jnp.exp(jax.scipy.special.entr(gamma.p).sum())}
+
+    return Prior(init, center, penalty, report, fit=fit, sample=sample)
+
+
+def log_joint(gamma: Mixture, theta: PyTree) -> Array:
+    """``log p_l + log N(theta; mu_l, s2_l I)`` of each component, [k]."""
+
+    def log_density(mu: PyTree, s2: Array) -> Array:
+        return -gaussian.penalty(gaussian.Gaussian(mu, s2), theta)
+
+    return jnp.log(gamma.p) + jax.vmap(log_density)(gamma.mu, gamma.s2)
+
+
+def penalty(gamma: Mixture, theta: PyTree, on: Examples | None = None) -> Array:
+    """Minus the log density, []."""
+    return -jax.nn.logsumexp(log_joint(gamma, theta))
+
+
+def sample(key: Key, gamma: Mixture) -> PyTree:
+    """A model."""
+    of_component, of_model = jax.random.split(key)
+    chosen = jax.random.categorical(of_component, jnp.log(gamma.p))
+    mu, s2 = jax.tree.map(lambda a: a[chosen], (gamma.mu, gamma.s2))
+    return gaussian.sample(of_model, gaussian.Gaussian(mu, s2))
+
+
+def log_likelihood(gamma: Mixture, thetas: PyTree, valid: Array) -> Array:
+    """The sum of log densities of the valid models, []: what EM raises."""
+    return -jnp.where(valid, jax.vmap(lambda theta: penalty(gamma, theta))(thetas), 0).sum()
+
+
+def em(gamma: Mixture, thetas: PyTree, valid: Array, floor: Scalar, steps: int) -> Mixture:
+    """Steps of EM on models with leaves [C, ...], of which some are valid, [C].
+
+    A component that no model belongs to keeps its center and variance, at share zero.
+    """
+    d = optax.tree.size(thetas) / valid.shape[0]
+
+    def step(_: Array, gamma: Mixture) -> Mixture:
+        joint = jax.vmap(lambda theta: log_joint(gamma, theta))(thetas)
+        belongs = jnp.where(valid[:, None], jax.nn.softmax(joint, axis=1), 0)  # [C, k]
+        counts = belongs.sum(axis=0)
+        shares = belongs / jnp.where(counts > 0, counts, 1)
+
+        def center(leaf: Array, old: Array) -> Array:
+            used = (counts > 0).reshape(-1, *[1] * (leaf.ndim - 1))
+            return jnp.where(used, jnp.tensordot(shares.astype(leaf.dtype), leaf, axes=(0, 0)), old)
+
+        mu = jax.tree.map(center, thetas, gamma.mu)
+        squares = jax.vmap(lambda theta: jax.vmap(lambda m: _square(theta, m))(mu))(thetas)
+        s2 = jnp.where(counts > 0, jnp.maximum((shares * squares).sum(axis=0) / d, floor), gamma.s2)
+        return Mixture(counts / jnp.maximum(counts.sum(), 1), mu, s2)
+
+    return jax.lax.fori_loop(0, steps, step, gamma)
+
+
+def start(components: int, thetas: PyTree, valid: Array, floor: Scalar) -> Mixture:
+    """Centers on models, chosen one by one: each the model that most lowers the summed square distances to the nearest
+    center. Equal shares, one common variance.
+
+    k-means++ draws the centers; choosing the best instead needs the C^2 distances, but no randomness that would depend
+    on the order of the clients.
+    """
+    distances = jax.lax.map(lambda theta: jax.vmap(lambda other: _square(theta, other))(thetas), thetas)  # [C, C]
+    distances = jnp.where(valid[None, :], distances, 0)
+    d, count = optax.tree.size(thetas) / valid.shape[0], jnp.maximum(valid.sum(), 1)
+    nearest, chosen = jnp.full(valid.shape, jnp.inf, distances.dtype), []
+    for _ in range(components):
+        after = jnp.minimum(distances, jnp.where(valid, nearest, 0))
+        chosen.append(jnp.argmin(jnp.where(valid, after.sum(axis=1), jnp.inf)))
+        nearest = after[chosen[-1]]
+    mu = jax.tree.map(lambda a: a[jnp.stack(chosen)], thetas)
+    s2 = jnp.maximum(nearest.sum() / (count * d), floor)
+    return Mixture(jnp.full(components, 1 / components, s2.dtype), mu, jnp.broadcast_to(s2, components))
+
+
+def _square(a: PyTree, b: PyTree) -> Array:
+    return optax.tree.norm(optax.tree.sub(a, b), squared=True)
