@@ -37,7 +37,6 @@ from flax import struct
 from jaxpfl.algorithms.averaging import increment, share_of_all
 from jaxpfl.algorithms.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.local_work import Batch, LocalWork, batch_loss, run_steps, sgd
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
@@ -67,13 +66,9 @@ def probability(p: Scalar, local_steps: int) -> Scalar:
 def l2gd(task: Task, work: LocalWork) -> Algorithm:
     """L2GD. Models: personalised theta_i, the client's own; global, the mean of all theta_i.
 
-    The clients' optimiser makes the local steps.
-
-    Raises:
-      JaxpflError: for a server optimiser: the mean of the clients' models is not the server's to choose.
+    The clients' optimiser makes the local steps. There is nothing for a server optimiser to do: the server only keeps
+    account of the mean.
     """
-    if work.server_optimizer != "sgd":
-        raise JaxpflError("l2gd has no server optimizer: its server keeps the mean of the clients' models")
     loss = batch_loss(task)
 
     def update(

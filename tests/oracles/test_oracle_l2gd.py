@@ -32,7 +32,7 @@ from oracle_setup import (
     stack,
 )
 
-from jaxpfl import ExecutionPlan, JaxpflError
+from jaxpfl import ExecutionPlan
 from jaxpfl.algorithms.l2gd import probability
 from jaxpfl.randomness import Purpose, stream
 
@@ -139,8 +139,3 @@ def test_rests_near_the_minimiser(tau):
     np.testing.assert_allclose(np.mean(late, axis=0), want, atol=0.03)
     alone = np.array([np.linalg.lstsq(x, y, rcond=None)[0] for x, y in parts])
     assert np.abs(alone - want).max() > 0.3
-
-
-def test_a_server_optimizer_is_refused():
-    with pytest.raises(JaxpflError, match="l2gd has no server optimizer"):
-        simulation("l2gd", classification_problem(), {}, choices={"server_optimizer": "fedadam"})
