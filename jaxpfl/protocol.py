@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import trees
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Scalar, Splits
 
 ALL_STEPS = 2**31 - 1
 """``ClientContext.local_steps`` of a client that takes every step its method asks for."""
@@ -169,6 +169,10 @@ def by_turns(client_ids: np.ndarray, groups: int) -> np.ndarray:
     return client_ids % groups
 
 
+def any_data(federation: Federation) -> None:
+    """Refuses nothing."""
+
+
 class Algorithm(NamedTuple):
     """A federated method: what clients do and what the server does with the uploads.
 
@@ -180,6 +184,7 @@ class Algorithm(NamedTuple):
       reduction: what the server receives.
       idle_cap: the most rounds in a row that a client outside the cohort works alone (with ``Client.idle``).
       group_of: ``(client ids [m], number of groups) -> [m]``, the group of each client; on the host.
+      check_data: refuses a federation that the method cannot serve, before anything is compiled; on the host.
     """
 
     clients: tuple[Client, ...]
@@ -188,3 +193,4 @@ class Algorithm(NamedTuple):
     reduction: Reduction = Reduction.SUM
     idle_cap: int = 0
     group_of: Callable[[np.ndarray, int], np.ndarray] = by_turns
+    check_data: Callable[[Federation], None] = any_data

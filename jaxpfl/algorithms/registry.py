@@ -14,6 +14,7 @@ from jaxpfl.algorithms.fedrep import fedrep
 from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper
 from jaxpfl.algorithms.ifca import ifca
 from jaxpfl.algorithms.local import local
+from jaxpfl.algorithms.persfl import persfl, persfl_gd
 from jaxpfl.algorithms.pooled import pooled
 from jaxpfl.errors import unknown_name
 from jaxpfl.protocol import Algorithm
@@ -53,6 +54,8 @@ METHODS: Mapping[str, Method] = {
         Method("fedrep", fedrep, AveragingHyper()),
         Method("ifca", ifca, AveragingHyper()),
         Method("fedem", fedem, FedEMHyper()),
+        Method("persfl", persfl, AveragingHyper()),
+        Method("persfl-gd", persfl_gd, AveragingHyper()),
         Method("pooled", pooled, SgdHyper(), pooled=True),
     )
 }

@@ -74,13 +74,15 @@ class Simulation:
           adapt_rounds: the rounds that such a client works before it is scored.
 
         Raises:
-          JaxpflError: for a participation of another m, unseen clients that are not unseen, a method that cannot serve
-            them (its server sends each client something else), and groups without a client.
+          JaxpflError: for a participation of another m, data that the method refuses, unseen clients that are not
+            unseen, a method that cannot serve them (its server sends each client something else), and groups without a
+            client.
         """
         if participation.num_clients != federation.num_clients:
             raise JaxpflError(
                 f"participation is for {participation.num_clients} clients, the data have {federation.num_clients}"
             )
+        algorithm.check_data(federation)
         self.algorithm, self.participation = algorithm, participation
         self.plan = plan or ExecutionPlan()
         self.hp = jax.tree.map(jnp.asarray, hp)
@@ -214,6 +216,7 @@ class Simulation:
             raise JaxpflError(f"client {both[0]} cannot be unseen: it is trained")
         if adapt_rounds < 0:
             raise JaxpflError(f"adapt_rounds must be at least 0, got {adapt_rounds}")
+        self.algorithm.check_data(unseen)
         self._adapt_rounds = adapt_rounds
         self._unseen_groups = make_groups(self.algorithm, np.asarray(unseen.client_ids), self.execution.devices)
         self._unseen = tuple(put(part, self.placement) for part in split(unseen, self._unseen_groups))

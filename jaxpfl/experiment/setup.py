@@ -122,6 +122,9 @@ def prepare(
     for name in methods:  # a method may refuse its options or the task
         algorithm = build(algorithms.get(name), task, work, _split_settings(config, name, methods)[1])
         make_groups(algorithm, np.asarray(federation.client_ids), devices=1)
+        for part in (federation, unseen):
+            if part is not None:
+                algorithm.check_data(part)
     return Experiment(config, methods, federation, task, start, unseen)
 
 

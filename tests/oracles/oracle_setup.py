@@ -25,8 +25,10 @@ IDS = (3, 11, 0, 7, 42)
 # --- problems -------------------------------------------------------------------------------------
 
 
-def stack(train: Sequence[Batch], test: Sequence[Batch], ids: Sequence[int]) -> Federation:
-    """The clients' arrays as they are (float64 stays), padded with zeros; no validation examples."""
+def stack(
+    train: Sequence[Batch], test: Sequence[Batch], ids: Sequence[int], validation: Sequence[Batch] | None = None
+) -> Federation:
+    """The clients' arrays as they are (float64 stays), padded with zeros; no validation examples unless given."""
 
     def split(clients: Sequence[Batch]) -> ClientData:
         n = max(len(y) for _, y in clients)
@@ -36,8 +38,8 @@ def stack(train: Sequence[Batch], test: Sequence[Batch], ids: Sequence[int]) -> 
             np.stack([np.arange(n) < len(y) for _, y in clients]),
         )
 
-    nothing = split([(x[:0], y[:0]) for x, y in train])
-    return Federation(np.asarray(ids, np.int32), split(train), nothing, split(test))
+    nothing = [(x[:0], y[:0]) for x, y in train]
+    return Federation(np.asarray(ids, np.int32), split(train), split(validation or nothing), split(test))
 
 
 def clients(data: ClientData) -> list[Batch]:
@@ -46,7 +48,7 @@ def clients(data: ClientData) -> list[Batch]:
 
 
 def classification_problem(sizes: Sequence[int] = SIZES, ids: Sequence[int] = IDS) -> Federation:
-    """Clients of unequal sizes, each with its own linear rule, so that they differ."""
+    """Clients of unequal sizes, each with its own linear rule, so that they differ; 3 to 7 validation examples."""
     rng = np.random.default_rng(5)
 
     def examples(n: int, rule: np.ndarray) -> Batch:
@@ -55,7 +57,8 @@ def classification_problem(sizes: Sequence[int] = SIZES, ids: Sequence[int] = ID
 
     rules = rng.normal(size=(len(sizes), FEATURES, CLASSES))
     pairs = [(examples(n, rule), examples(8, rule)) for n, rule in zip(sizes, rules, strict=True)]
-    return stack([train for train, _ in pairs], [test for _, test in pairs], ids)
+    validation = [examples(3 + i % 5, rule) for i, rule in enumerate(rules)]
+    return stack([train for train, _ in pairs], [test for _, test in pairs], ids, validation)
 
 
 def perceptron() -> Task:

@@ -41,14 +41,15 @@ def spoiled(spoil) -> Federation:
     problem = classification_problem()
     train = clients(problem.train)
     train[BAD] = spoil(train[BAD][0]), train[BAD][1]
-    return stack(train, clients(problem.test), IDS)
+    return stack(train, clients(problem.test), IDS, clients(problem.validation))
 
 
 def without() -> Federation:
     """The same, that client left out."""
     problem = classification_problem()
-    train, test = ([clients(split)[i] for i in KEPT] for split in (problem.train, problem.test))
-    return stack(train, test, [IDS[i] for i in KEPT])
+    splits = (problem.train, problem.test, problem.validation)
+    train, test, validation = ([clients(split)[i] for i in KEPT] for split in splits)
+    return stack(train, test, [IDS[i] for i in KEPT], validation)
 
 
 @cache

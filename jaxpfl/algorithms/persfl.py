@@ -1,0 +1,225 @@
+r"""PersFL: each client distils its personalised model from the global model that once suited it best.
+
+Stage 1 is FedAvg. Client i validates every global model mu_r that it receives, and keeps the best one as its teacher:
+
+.. math:: O_i = \mu_{r^*}, \qquad r^* = \arg\min_r CE(\mu_r; \text{validation}_i), \text{ the first of equals}
+
+It receives those of the rounds in which it takes part, the initial one among them, and the last one when it is
+personalised. A new participant, who received nothing before, has the last one as its teacher.
+
+Stage 2 is the client's own. A student starts at the teacher; with logits a of the student and o of the teacher it
+minimises over the client's training examples
+
+.. math:: (1 - \lambda)\, CE(a) + \lambda T^2\, KL(\operatorname{softmax}(o / T) \,\|\, \operatorname{softmax}(a / T))
+
+once for each (lambda, T) of a grid, side by side. The personalised model is the student of greatest accuracy on the
+validation examples; of equals, the one of least lambda, then of least T. Where lambda is 0, T changes nothing, so that
+only the least T is tried. The paper's Algorithm 1 has the teacher first in KL, its equation (3) the student. PersFL-GD
+puts the cross-entropy to the soft labels softmax(o / T) in the place of KL.
+
+The rate is that of the last round. Stage 2 costs its steps times the size of the grid whenever clients are scored.
+
+Reference: Divi et al. 2021, "Unifying Distillation with Personalization in Federated Learning".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxpfl import trees
+from jaxpfl.algorithms.fedavg import fedavg
+from jaxpfl.algorithms.hyper import AveragingHyper
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task, correct
+from jaxpfl.priors import distillation
+from jaxpfl.protocol import Algorithm, ClientContext, Message, Upload
+from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Splits
+
+TEMPERATURES = (1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0)
+IMITATIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
+
+SoftLoss = Callable[[Array, Array], Array]
+"""Maps logits of the teacher and of the student, [n, classes], both divided by T, to one value per example."""
+
+
+class Teacher(NamedTuple):
+    """The best global model that a client has received, and its validation loss, []; the largest float before any."""
+
+    params: PyTree
+    loss: Array
+
+
+class Student(NamedTuple):
+    """A personalised model, with the lambda and T that it was distilled with, both []."""
+
+    params: PyTree
+    imitation: Array
+    temperature: Array
+
+
+def persfl(
+    task: Task,
+    work: LocalWork,
+    *,
+    distill_steps: int = 60,
+    temperatures: tuple[float, ...] = TEMPERATURES,
+    imitations: tuple[float, ...] = IMITATIONS,
+    teacher: str = "best",
+    teacher_first: bool = True,
+) -> Algorithm:
+    """PersFL: FedAvg, then every client's own distillation from its best global model.
+
+    Models: personalised, the student of greatest validation accuracy (the teacher before any step); global mu.
+
+    Args:
+      task: classification.
+      work: the local work in a round of stage 1.
+      distill_steps: steps of stage 2.
+      temperatures: the grid's T.
+      imitations: the grid's lambda.
+      teacher: ``best`` on validation, or ``last``, the last global model (the paper's ablation).
+      teacher_first: whether KL has the teacher first, or the student.
+
+    Raises:
+      JaxpflError: for values outside their range and a task without classes; ``check_data`` refuses data in which some
+        client has no validation examples, where they are needed.
+    """
+
+    def soft(of_teacher: Array, of_student: Array) -> Array:
+        pair = (of_teacher, of_student) if teacher_first else (of_student, of_teacher)
+        return distillation.divergence(*pair)
+
+    return _two_stages("persfl", task, work, soft, distill_steps, temperatures, imitations, teacher)
+
+
+def persfl_gd(
+    task: Task,
+    work: LocalWork,
+    *,
+    distill_steps: int = 60,
+    temperatures: tuple[float, ...] = TEMPERATURES,
+    imitations: tuple[float, ...] = IMITATIONS,
+    teacher: str = "best",
+) -> Algorithm:
+    """PersFL-GD: PersFL with the cross-entropy to the teacher's soft labels, whose gradient is that of KL.
+
+    Models: as `persfl`, and so are the arguments.
+    """
+
+    def soft(of_teacher: Array, of_student: Array) -> Array:
+        return optax.safe_softmax_cross_entropy(of_student, jax.nn.softmax(of_teacher))
+
+    return _two_stages("persfl-gd", task, work, soft, distill_steps, temperatures, imitations, teacher)
+
+
+def _two_stages(
+    method: str,
+    task: Task,
+    work: LocalWork,
+    soft: SoftLoss,
+    distill_steps: int,
+    temperatures: Sequence[float],
+    imitations: Sequence[float],
+    teacher: str,
+) -> Algorithm:
+    if task.num_classes < 2:
+        raise JaxpflError(f"{method} distils class probabilities: it needs at least 2 classes, got {task.num_classes}")
+    if distill_steps < 1:
+        raise JaxpflError(f"{method}.distill_steps must be >= 1, got {distill_steps}")
+    if teacher not in ("best", "last"):
+        raise JaxpflError(f"{method}.teacher must be best or last, got {teacher!r}")
+    grid = _grid(method, imitations, temperatures)
+    keeps = teacher == "best"
+    stage_1 = fedavg(task, work)
+    (fedavg_client,) = stage_1.clients
+
+    def better(kept: Teacher, mu: PyTree, splits: Splits) -> Teacher:
+        batch = Batch.whole(splits.validation)
+        loss = batch.mean(task.loss(task.model.apply(mu, batch.x), batch.y))
+        return trees.where(loss < kept.loss, Teacher(mu, loss.astype(kept.loss.dtype)), kept)
+
+    def init(key: Key, hp: AveragingHyper, ctx: ClientContext, message: Message) -> PyTree:
+        # Nothing is validated yet. Not infinity: a state that is not finite counts as diverged.
+        return Teacher(message.shared, jnp.asarray(jnp.finfo(jnp.result_type(float)).max)) if keeps else ()
+
+    def update(
+        key: Key, hp: AveragingHyper, ctx: ClientContext, message: Message, kept: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        _, upload, metrics = fedavg_client.update(key, hp, ctx, message, (), splits)
+        return better(kept, message.shared, splits) if keeps else kept, upload, metrics
+
+    def personalize(
+        key: Key, hp: AveragingHyper, ctx: ClientContext, message: Message, kept: PyTree, splits: Splits
+    ) -> Student:
+        imitation, temperature = jnp.asarray(grid).T
+        chosen = better(kept, message.shared, splits).params if keeps else message.shared
+        if isinstance(ctx.local_steps, int) and ctx.local_steps == 0:  # all students are still the teacher
+            return Student(chosen, imitation[0], temperature[0])
+        rate = hp.lr * hp.decay(jnp.maximum(ctx.round - 1, 0), work.steps)
+        optimizer = work.descent(rate, hp.weight_decay)
+        students = jax.tree.map(lambda a: jnp.broadcast_to(a, (len(grid), *a.shape)), chosen)
+
+        def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
+            target = task.model.apply(chosen, batch.x)
+
+            def objective(params: PyTree, imitation: Array, temperature: Array) -> Array:
+                logits = task.model.apply(params, batch.x, key=key, train=True)
+                far = soft(target / temperature, logits / temperature)
+                return batch.mean((1 - imitation) * task.loss(logits, batch.y) + imitation * temperature**2 * far)
+
+            def one(at: Descent, imitation: Array, temperature: Array) -> Descent:
+                return at.step(optimizer, jax.grad(objective)(at.params, imitation, temperature))
+
+            return jax.vmap(one)(at, imitation, temperature), {}
+
+        start = jax.vmap(partial(Descent.start, optimizer))(students)
+        end, _ = run_steps(work, key, ctx, splits.train, step, start, metrics=(), steps=distill_steps)
+        best = _most_accurate(task, end.params, splits) if len(grid) > 1 else 0
+        return jax.tree.map(lambda a: a[best], Student(end.params, imitation, temperature))
+
+    def check_data(federation: Federation) -> None:
+        lacking = int((np.asarray(federation.validation.size) == 0).sum())
+        if lacking and (keeps or len(grid) > 1):
+            raise JaxpflError(
+                f"{method} chooses on validation examples: {lacking} of {federation.num_clients} clients have none, "
+                "give validation_share (or teacher last, one temperature and one imitation)"
+            )
+
+    client = fedavg_client._replace(
+        init=init,
+        update=update,
+        personalize=personalize,
+        predict=lambda hp, student, x: task.model.apply(student.params, x),
+    )
+    return stage_1._replace(clients=(client,), check_data=check_data)
+
+
+def _most_accurate(task: Task, students: PyTree, splits: Splits) -> Array:
+    """The first of those that are right most often on the validation examples."""
+    batch = Batch.whole(splits.validation)
+
+    def accuracy(params: PyTree) -> Array:
+        return batch.mean(correct(task.model.apply(params, batch.x), batch.y))
+
+    return jnp.argmax(jax.lax.map(accuracy, students))
+
+
+def _grid(method: str, imitations: Sequence[float], temperatures: Sequence[float]) -> np.ndarray:
+    """The pairs (lambda, T), [g, 2], in the order in which ties are decided."""
+    for name, values, allowed, fits in (
+        ("imitations", imitations, ">= 0 and <= 1", lambda value: 0 <= value <= 1),
+        ("temperatures", temperatures, "> 0", lambda value: 0 < value < np.inf),
+    ):
+        if not values or not all(isinstance(value, int | float) and fits(value) for value in values):
+            raise JaxpflError(f"{method}.{name} must be numbers {allowed}, at least one, got {values}")
+    least, *others = sorted(set(temperatures))
+    pairs = [(imitation, t) for imitation in sorted(set(imitations)) for t in ([least] + others * (imitation > 0))]
+    return np.array(pairs, float)
