@@ -132,11 +132,11 @@ def test_unseen_clients_are_scored_and_not_pooled():
 
 
 def test_the_examples_are_held_once():
-    """The training examples pooled, without padding; the test examples by client."""
+    """The training examples pooled, without padding; the validation and test examples by client."""
     problem = classification_problem()
     simulation = made(problem, 6)
     example = problem.train.x[0, 0].nbytes + problem.train.y[0, 0].nbytes + 1
-    held = sum(SIZES) * example + problem.test.mask.size * example
+    held = (sum(SIZES) + problem.validation.mask.size + problem.test.mask.size) * example
     ids = 4 * (1 + len(SIZES))
     assert simulation.memory()["data"] == held + ids
     assert simulation.bytes_per_client() == (0, 0)
