@@ -18,6 +18,7 @@ LEVELS = {
     "models": 1,
     "priors": 2,
     "algorithms": 3,
+    "estimators": 3,
     "engine": 4,
     "experiment": 5,
     "cli": 7,

@@ -12,8 +12,14 @@ from jaxpfl import METHODS, ExecutionPlan, Method
 from jaxpfl.algorithms.server_optimizer import Served
 
 
+ONE_BY_ONE = ("ifca",)
+"""Methods that average each of several models by itself, and refuse an optimiser of the server."""
+
+
 def choose(method: Method, **choices) -> Method:
-    """The method with other choices of the local work."""
+    """The method with other choices of the local work, as far as it can be given them."""
+    if method.name in ONE_BY_ONE:
+        choices.pop("server_optimizer", None)
 
     def build(task, work, **options):
         return method.build(task, dataclasses.replace(work, **choices), **options)
@@ -22,8 +28,8 @@ def choose(method: Method, **choices) -> Method:
 
 
 def learns(method: Method) -> bool:
-    """Whether the server learns from the uploads."""
-    return hasattr(method.hyper, "server_lr")
+    """Whether the server's optimiser learns from the uploads."""
+    return hasattr(method.hyper, "server_lr") and method.name not in ONE_BY_ONE
 
 
 def is_served(simulation) -> bool:

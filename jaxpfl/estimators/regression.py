@@ -1,0 +1,129 @@
+r"""Linear regression of many clients whose coefficients come from one Gaussian.
+
+.. math:: y_i = X_i \theta_i + w_i, \quad w_i \sim N(0, s_x^2 I), \quad \theta_i \sim N(\mu, s^2 I)
+
+Given (mu, s2, sx2), each client has its posterior in closed form; its mean squared error is the trace of the posterior
+covariance. Unknown, they start from moments and are improved by EM. Data are stacked: X [m, n, d], y [m, n].
+
+Reference: Ozkara et al. 2023, appendix E and Algorithm 4.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.types import Array, Scalar
+
+
+class Population(NamedTuple):
+    """Mean of the coefficients, mu [d], their variance s2 [], and the noise variance sx2 []."""
+
+    mu: Array
+    s2: Array
+    sx2: Array
+
+
+class Posterior(NamedTuple):
+    """What one client knows of its coefficients.
+
+    Attributes:
+      mean: [d].
+      variance: the trace of the covariance C, []: the mean squared error of ``mean`` where the population is known.
+      fitted: the trace of ``X C X'``, [].
+      log_evidence: ``log N(y; X mu, s2 X X' + sx2 I)``, [].
+    """
+
+    mean: Array
+    variance: Array
+    fitted: Array
+    log_evidence: Array
+
+
+def posterior(population: Population, x: Array, y: Array) -> Posterior:
+    r"""One client's posterior, ``x`` [n, d] and ``y`` [n]:
+
+    .. math:: E\,\theta = \mu + s^2 X^T S^{-1} (y - X \mu), \qquad S = s^2 X X^T + s_x^2 I
+
+    It solves n equations, not d. With ``t = tr(s2 X X' S^-1)``, tr C = s2 (d - t) and tr X C X' = sx2 t.
+    """
+    mu, s2, sx2 = population
+    n, d = x.shape
+    gram = x @ x.T
+    factor = jnp.linalg.cholesky(s2 * gram + sx2 * jnp.eye(n, dtype=x.dtype))
+    residual = y - x @ mu
+    solved = jax.scipy.linalg.cho_solve((factor, True), jnp.column_stack([residual, s2 * gram]))
+    explained = jnp.trace(solved[:, 1:])
+    log_det = 2 * jnp.log(jnp.diagonal(factor)).sum()
+    log_evidence = -(residual @ solved[:, 0] + log_det + n * jnp.log(2 * jnp.pi)) / 2
+    return Posterior(mu + s2 * x.T @ solved[:, 0], s2 * (d - explained), sx2 * explained, log_evidence)
+
+
+def least_squares(x: Array, y: Array) -> Array:
+    """One client alone: the least-squares coefficients of least norm, [d]."""
+    return jnp.linalg.pinv(x) @ y
+
+
+def moments(x: Array, y: Array, floor: Scalar) -> Population:
+    r"""Where EM starts. mu by least squares on the pooled data; from its residuals e, where
+    :math:`E\,e_j e_k = s^2 \langle x_j, x_k \rangle` for two examples of one client,
+
+    .. math:: s^2 = \frac{\sum_{j \ne k} e_j e_k \langle x_j, x_k \rangle}{\sum_{j \ne k} \langle x_j, x_k \rangle^2},
+       \qquad s_x^2 = \operatorname{mean}(e_j^2 - s^2 |x_j|^2)
+
+    Args:
+      x, y: all clients' data, [m, n, d] and [m, n].
+      floor: the least variance, positive.
+    """
+    d = x.shape[-1]
+    mu = least_squares(x.reshape(-1, d), y.reshape(-1))
+    e = y - x @ mu
+    gram = jnp.einsum("ijd,ikd->ijk", x, x)
+    cross = jnp.where(jnp.eye(x.shape[1], dtype=bool), 0, gram)
+    squares = (cross**2).sum()
+    s2 = jnp.einsum("ij,ik,ijk->", e, e, cross) / jnp.where(squares > 0, squares, 1)
+    s2 = jnp.maximum(s2, floor)
+    return Population(mu, s2, jnp.maximum((e**2 - s2 * (x**2).sum(-1)).mean(), floor))
+
+
+def em(population: Population, x: Array, y: Array, floor: Scalar, steps: int) -> Population:
+    """Steps of EM on all clients' data, [m, n, d] and [m, n]; never lowers the summed ``log_evidence``."""
+    d = x.shape[-1]
+
+    def step(_: Array, population: Population) -> Population:
+        of = jax.vmap(lambda x, y: posterior(population, x, y))(x, y)
+        mu = of.mean.mean(axis=0)
+        s2 = (((of.mean - mu) ** 2).sum(axis=-1) + of.variance).mean() / d
+        residual = y - jnp.einsum("ijd,id->ij", x, of.mean)
+        sx2 = ((residual**2).sum(axis=-1) + of.fitted).mean() / y.shape[1]
+        return Population(mu, jnp.maximum(s2, floor), jnp.maximum(sx2, floor))
+
+    return jax.lax.fori_loop(0, steps, step, population)
+
+
+def gradient_descent(
+    population: Population, thetas: Array, x: Array, y: Array, rate: Scalar, steps: int
+) -> tuple[Population, Array]:
+    r"""Algorithm 4 at given variances: each client's theta_i and copy of mu step together, the copies are averaged.
+
+    .. math:: \theta_i^+ = \theta_i + \eta [ X_i^T (y_i - X_i \theta_i) / s_x^2 + (\mu - \theta_i) / s^2 ], \qquad
+       \mu^+ = \mu - \eta \operatorname{mean}_i (\mu - \theta_i) / s^2
+
+    The print also steps on the variances themselves. That diverges (the gradient grows as 1 / s2^2 while s2 shrinks to
+    zero, where the joint likelihood is unbounded), so they stay as they are: estimate them by `moments` and `em`.
+
+    Returns:
+      The population with the last mu, and the coefficients [m, d].
+    """
+    s2, sx2 = population.s2, population.sx2
+
+    def step(_: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
+        mu, thetas = at
+        fit = jnp.einsum("ijd,ij->id", x, y - jnp.einsum("ijd,id->ij", x, thetas)) / sx2
+        pull = (mu - thetas) / s2
+        return mu - rate * pull.mean(axis=0), thetas + rate * (fit + pull)
+
+    mu, thetas = jax.lax.fori_loop(0, steps, step, (population.mu, thetas))
+    return population._replace(mu=mu), thetas

@@ -1,0 +1,120 @@
+r"""Linear regression of many clients whose coefficients come from a mixture of k Gaussians, or of k points.
+
+EM on the data: with :math:`S_{il} = s_l^2 X_i X_i^T + s_x^2 I`, client i belongs to component l as far as
+:math:`r_{il} \propto p_l N(y_i; X_i \mu_l, S_{il})`; its estimate is the posterior mean :math:`\sum_l r_{il} m_{il}`.
+
+The papers' alternating form (Algorithm 6, for points) clusters estimates that already lie in the hull of the centers:
+it stays near where it starts. It is here beside EM, for comparison.
+
+Reference: Ozkara et al. 2023, sections 3.1 and G, Algorithms 1 and 6.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.estimators import regression
+from jaxpfl.estimators.regression import Population, Posterior
+from jaxpfl.priors import discrete, gaussian_mixture
+from jaxpfl.types import Array, Scalar
+
+
+class MixturePopulation(NamedTuple):
+    """Shares p [k], centers mu [k, d], variances of the coefficients s2 [k], and the noise variance sx2 []."""
+
+    p: Array
+    mu: Array
+    s2: Array
+    sx2: Array
+
+
+def start(x: Array, y: Array, components: int, sx2: Scalar, floor: Scalar) -> MixturePopulation:
+    """Centers from a mixture fitted to the clients' own least-squares estimates of least norm.
+
+    Args:
+      x, y: all clients' data, [m, n, d] and [m, n].
+      components: k.
+      sx2: the noise variance to start from.
+      floor: the least variance, positive.
+    """
+    alone = jax.vmap(regression.least_squares)(x, y)
+    valid = jnp.ones(x.shape[0], bool)
+    begin = gaussian_mixture.start(components, alone, valid, floor)
+    fitted = gaussian_mixture.em(begin, alone, valid, floor, 10)
+    return MixturePopulation(fitted.p, fitted.mu, fitted.s2, jnp.maximum(jnp.asarray(sx2, x.dtype), floor))
+
+
+def posteriors(population: MixturePopulation, x: Array, y: Array) -> tuple[Array, Posterior]:
+    """One client's responsibilities [k], and its posterior under each component, leaves [k, ...]."""
+
+    def under(mu: Array, s2: Array) -> Posterior:
+        return regression.posterior(Population(mu, s2, population.sx2), x, y)
+
+    of = jax.vmap(under)(population.mu, population.s2)
+    return discrete.responsibilities(population.p, -of.log_evidence), of
+
+
+def personalize(population: MixturePopulation, x: Array, y: Array) -> Array:
+    """One client's estimate, [d]."""
+    belongs, of = posteriors(population, x, y)
+    return belongs @ of.mean
+
+
+def log_likelihood(population: MixturePopulation, x: Array, y: Array) -> Array:
+    """Of all clients' data, []: what EM raises."""
+
+    def one(x: Array, y: Array) -> Array:
+        return -discrete.negative_log_likelihood(population.p, -posteriors(population, x, y)[1].log_evidence)
+
+    return jax.vmap(one)(x, y).sum()
+
+
+def em(population: MixturePopulation, x: Array, y: Array, floor: Scalar, steps: int) -> MixturePopulation:
+    """Steps of EM on all clients' data. A component without clients keeps its center and variance."""
+    d = x.shape[-1]
+
+    def step(_: Array, old: MixturePopulation) -> MixturePopulation:
+        belongs, of = jax.vmap(lambda x, y: posteriors(old, x, y))(x, y)  # [m, k], leaves [m, k, ...]
+        counts = belongs.sum(axis=0)
+        shares = belongs / jnp.where(counts > 0, counts, 1)
+        mu = jnp.where(counts[:, None] > 0, jnp.einsum("ik,ikd->kd", shares, of.mean), old.mu)
+        squares = ((of.mean - mu) ** 2).sum(axis=-1) + of.variance
+        s2 = jnp.where(counts > 0, jnp.maximum((shares * squares).sum(axis=0) / d, floor), old.s2)
+        residual = y[:, None] - jnp.einsum("ijd,ikd->ikj", x, of.mean)
+        noise = (belongs * ((residual**2).sum(axis=-1) + of.fitted)).sum() / y.size
+        return MixturePopulation(discrete.shares(belongs), mu, s2, jnp.maximum(noise, floor))
+
+    return jax.lax.fori_loop(0, steps, step, population)
+
+
+def alternating(
+    begin: discrete.Discrete, x: Array, y: Array, sx2: Scalar, steps: int
+) -> tuple[discrete.Discrete, Array]:
+    """Algorithm 6 as printed: each client's estimate is the mean of the centers by their responsibilities on its data,
+    and the server clusters the estimates (a step of Lloyd's algorithm from the present centers).
+
+    Returns:
+      The centers, and the estimates [m, d].
+    """
+    components = begin.p.shape[0]
+
+    def estimates(gamma: discrete.Discrete) -> Array:
+        def one(x: Array, y: Array) -> Array:
+            losses = ((x @ gamma.mu.T - y[:, None]) ** 2).sum(axis=0) / (2 * sx2)
+            return discrete.posterior_mean(discrete.responsibilities(gamma.p, losses), gamma.mu)
+
+        return jax.vmap(one)(x, y)
+
+    def step(_: Array, gamma: discrete.Discrete) -> discrete.Discrete:
+        thetas = estimates(gamma)
+        nearest = ((thetas[:, None] - gamma.mu) ** 2).sum(axis=-1).argmin(axis=1)
+        member = jax.nn.one_hot(nearest, components, dtype=thetas.dtype)
+        counts = member.sum(axis=0)[:, None]
+        mu = jnp.where(counts > 0, member.T @ thetas / jnp.maximum(counts, 1), gamma.mu)
+        return discrete.Discrete(discrete.shares(member), mu)
+
+    end = jax.lax.fori_loop(0, steps, step, begin)
+    return end, estimates(end)
