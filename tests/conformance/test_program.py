@@ -12,7 +12,6 @@ from jaxpfl import ExecutionPlan
 from jaxpfl.algorithms.hyper import with_rate
 
 
-@pytest.mark.every_method
 def test_one_trace_serves_calls_of_every_length(method, federation):
     chex.clear_trace_counter()  # chex counts functions of one source together
 

@@ -33,10 +33,34 @@ def test_any_plan_gives_the_same_numbers(method, federation, name):
 
 @pytest.mark.every_method
 @pytest.mark.usefixtures("x64")
-def test_runs_and_clients_together_give_the_same_numbers(method, federation):
-    plans = ExecutionPlan(clients="map", runs="map", devices=1), ExecutionPlan(clients="3", runs="vmap", devices=1)
-    want, got = (outcome(simulate(method, federation, plan=p, dtype=np.float64), 3, (1, 2)) for p in plans)
-    assert_close(got, want, 1e-9)
+def test_everything_that_must_not_matter_at_once(method, federation):
+    """Blocks of clients, runs and devices together, on padded data with garbage in the padding, in another order."""
+    one_by_one = ExecutionPlan(clients="map", runs="map", devices=1)
+    simulation = simulate(method, federation, plan=one_by_one, dtype=np.float64)
+    want = outcome(simulation, 3, (1, 2))
+    padded = data.pad(federation, train_capacity=19, validation_capacity=5, test_capacity=9)
+    together = ExecutionPlan(clients="3", runs="vmap", devices=2)
+    other = simulate(method, data.permute(spoiled(padded), ORDER), plan=together, dtype=np.float64)
+    assert_close(outcome(other, 3, (1, 2)), reordered(simulation, want), 1e-9)
+
+
+ORDER = np.array([3, 0, 6, 2, 5, 1, 4])
+
+
+def reordered(simulation, result):
+    """The outcome of the same clients in that order."""
+    scores = jax.tree.map(lambda a: a[:, ORDER], result["scores"])
+    return result | {"state": moved(simulation, result["state"], ORDER), "scores": scores}
+
+
+def spoiled(federation):
+    """NaN and labels of no class where there is only padding of what a method may see."""
+
+    def spoil(split):
+        x = np.where(split.mask[..., None], split.x, np.nan)
+        return split._replace(x=x, y=np.where(split.mask, split.y, 10**6))
+
+    return federation._replace(train=spoil(federation.train), validation=spoil(federation.validation))
 
 
 def test_one_float32_round_under_two_plans(method, federation):
@@ -44,7 +68,6 @@ def test_one_float32_round_under_two_plans(method, federation):
     assert_close(got, want, 1e-5)
 
 
-@pytest.mark.every_method
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("batch_size", [6, 100], ids=["mini-batches", "full batches"])
 def test_padding_changes_nothing(method, federation, batch_size):
@@ -53,27 +76,17 @@ def test_padding_changes_nothing(method, federation, batch_size):
     assert_close(got, want, 1e-9)
 
 
-@pytest.mark.every_method
 @pytest.mark.usefixtures("x64")
 def test_garbage_in_the_padding_reaches_nothing(method, federation):
-    def spoil(split):
-        x = np.where(split.mask[..., None], split.x, np.nan)
-        return split._replace(x=x, y=np.where(split.mask, split.y, 10**6))
-
-    spoiled = federation._replace(train=spoil(federation.train), validation=spoil(federation.validation))
-    want, got = (outcome(simulate(method, f, dtype=np.float64), 3)["state"] for f in (federation, spoiled))
+    want, got = (outcome(simulate(method, f, dtype=np.float64), 3)["state"] for f in (federation, spoiled(federation)))
     assert_close(got, want, 0)
 
 
-@pytest.mark.every_method
 @pytest.mark.usefixtures("x64")
 def test_order_of_clients_changes_nothing(method, federation):
-    order = np.array([3, 0, 6, 2, 5, 1, 4])
     simulation = simulate(method, federation, dtype=np.float64)
-    want = outcome(simulation, 3)
-    got = outcome(simulate(method, data.permute(federation, order), dtype=np.float64), 3)
-    want["state"] = moved(simulation, want["state"], order)
-    want["scores"] = jax.tree.map(lambda a: a[:, order], want["scores"])
+    want = reordered(simulation, outcome(simulation, 3))
+    got = outcome(simulate(method, data.permute(federation, ORDER), dtype=np.float64), 3)
     assert_close(got, want, 1e-9)
 
 

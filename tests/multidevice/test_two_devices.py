@@ -36,11 +36,6 @@ def test_two_devices_give_the_numbers_of_one(clients, method, name):
     assert_same_on_two_devices(clients, method, *PLANS[name])
 
 
-@pytest.mark.parametrize("method", sorted(set(CASES) - set(CORE)))
-def test_two_devices_give_the_numbers_of_one_for_every_method(clients, method):
-    assert_same_on_two_devices(clients, method, "2", 3)
-
-
 @pytest.mark.parametrize("runs", ["map", "vmap"])
 @pytest.mark.parametrize("cohort", [None, 4, 5])
 def test_a_cohort_that_is_not_dealt_out_gives_the_same(clients, monkeypatch, cohort, runs):
