@@ -35,6 +35,7 @@ import optax
 from flax import struct
 
 from jaxpfl.algorithms.architectures import personal_tasks
+from jaxpfl.algorithms.averaging import increment
 from jaxpfl.algorithms.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
@@ -139,8 +140,7 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool) -> Clie
         (theta, mu, psi), metrics = run_steps(
             work, key, ctx, splits.train, step, carry, metrics=("train_loss", "divergence")
         )
-        change = optax.tree.sub(Shared(mu.params, psi), received)
-        return state_of(theta.params, received), Upload(change, jnp.ones(())), metrics
+        return state_of(theta.params, received), increment(Shared(mu.params, psi), received), metrics
 
     def idle(
         key: Key, hp: AdaPeDHyper, ctx: ClientContext, state: Remembering, splits: Splits

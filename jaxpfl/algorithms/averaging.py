@@ -1,6 +1,8 @@
-"""The server of one global model that is the mean of what clients make of it, and the upload that it expects."""
+"""The server whose state is the mean of what clients make of it, and the upload that it expects."""
 
 from __future__ import annotations
+
+from collections.abc import Callable
 
 import jax.numpy as jnp
 import optax
@@ -11,16 +13,28 @@ from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar
 
 
 def averaging_server(task: Task) -> Server:
-    """``mu <- mu + sum_i weight_i (w_i - mu) / sum_i weight_i``; mu is sent, and uploads are `increment`s."""
+    """`mean_server` of one global model."""
+    return mean_server(task.init, lambda hp, mu, x: task.model.apply(mu, x))
+
+
+def mean_server(
+    init: Callable[[Key], PyTree], predict_global: Callable[[PyTree, PyTree, PyTree], Array] | None = None
+) -> Server:
+    """``mu <- mu + sum_i weight_i (w_i - mu) / sum_i weight_i``; mu is sent, and uploads are `increment`s.
+
+    Args:
+      init: ``key -> mu``, a model, a part of one, or several.
+      predict_global: as `Server.predict_global`; None where mu is not one whole model.
+    """
 
     def update(key: Key, hp: PyTree, ctx: ServerContext, mu: PyTree, reduced: Reduced) -> tuple[PyTree, Metrics]:
         return optax.apply_updates(mu, reduced.mean()), {}
 
     return Server(
-        init=lambda key, hp, ctx: task.init(key),
+        init=lambda key, hp, ctx: init(key),
         broadcast=lambda key, hp, ctx, mu: Message(mu),
         update=update,
-        predict_global=lambda hp, mu, x: task.model.apply(mu, x),
+        predict_global=predict_global,
     )
 
 

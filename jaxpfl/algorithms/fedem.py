@@ -26,12 +26,13 @@ import optax
 from flax import struct
 
 from jaxpfl.algorithms import several_models
+from jaxpfl.algorithms.averaging import examples, increment, mean_server
 from jaxpfl.algorithms.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
 from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
 
 
@@ -98,18 +99,12 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
         start = jax.vmap(partial(Descent.start, optimizer))(models)
         weighted = data._replace(x=(data.x, q))  # an example's weights travel with it into its batch
         end, metrics = run_steps(work, key, ctx, weighted, step_with(optimizer), start, metrics=("train_loss",))
-        weight = data.size.astype(jnp.result_type(float))
-        return new, Upload(optax.tree.scale(weight, optax.tree.sub(end.params, models)), weight), metrics
+        return new, increment(end.params, models, examples(data)), metrics
 
     def predict(hp: FedEMHyper, mixture: Mixture, x: PyTree) -> Array:
         logits = jax.vmap(lambda params: task.model.apply(params, x))(mixture.components)
         weights = mixture.proportions[:, None, None]
         return jax.nn.logsumexp(jax.nn.log_softmax(logits), b=weights, axis=0)
-
-    def server_update(
-        key: Key, hp: FedEMHyper, ctx: ServerContext, models: PyTree, reduced: Reduced
-    ) -> tuple[PyTree, Metrics]:
-        return optax.apply_updates(models, reduced.mean()), {}
 
     client = Client(
         init=lambda key, hp, ctx, message: jnp.full(components, 1 / components),
@@ -117,9 +112,5 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
         personalize=lambda key, hp, ctx, message, proportions, splits: Mixture(message.shared, proportions),
         predict=predict,
     )
-    server = Server(
-        init=lambda key, hp, ctx: several_models.init(task, key, components),
-        broadcast=lambda key, hp, ctx, models: Message(models),
-        update=server_update,
-    )
+    server = mean_server(lambda key: several_models.init(task, key, components))
     return with_server_optimizer(Algorithm((client,), server, work.steps), work.server_optimizer)

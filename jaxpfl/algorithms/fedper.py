@@ -10,16 +10,10 @@ Reference: Arivazhagan et al. 2019, "Federated Learning with Personalization Lay
 
 from __future__ import annotations
 
-import jax.numpy as jnp
-import optax
-
-from jaxpfl import trees
-from jaxpfl.algorithms.body_and_head import sharing_bodies, splitter
-from jaxpfl.algorithms.hyper import AveragingHyper
-from jaxpfl.algorithms.local_work import LocalWork, sgd
+from jaxpfl.algorithms.local_work import LocalWork
+from jaxpfl.algorithms.own_part import head_and_body, keeping_own_part, trained_together
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, ClientContext, Message, Upload
-from jaxpfl.types import Key, Metrics, PyTree, Splits
+from jaxpfl.protocol import Algorithm
 
 
 def fedper(task: Task, work: LocalWork) -> Algorithm:
@@ -30,24 +24,5 @@ def fedper(task: Task, work: LocalWork) -> Algorithm:
     Raises:
       JaxpflError: for a model without a head, or whose head is the whole model.
     """
-    split = splitter("fedper", task)
-
-    def update(
-        key: Key, hp: AveragingHyper, ctx: ClientContext, message: Message, head: PyTree, splits: Splits
-    ) -> tuple[PyTree, Upload, Metrics]:
-        body = message.shared
-        params, metrics = sgd(
-            work,
-            task,
-            key,
-            ctx,
-            splits.train,
-            trees.merge(head, body),
-            rate=hp.lr * hp.decay(ctx.round, work.steps),
-            weight_decay=hp.weight_decay,
-        )
-        new_head, new_body = split(params)
-        weight = splits.train.size.astype(jnp.result_type(float))
-        return new_head, Upload(optax.tree.scale(weight, optax.tree.sub(new_body, body)), weight), metrics
-
-    return sharing_bodies(task, work, split, update, work.steps)
+    split = head_and_body("fedper", task)
+    return keeping_own_part(task, work, split, trained_together(task, work, split), work.steps)

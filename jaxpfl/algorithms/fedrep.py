@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxpfl import trees
-from jaxpfl.algorithms.body_and_head import sharing_bodies, splitter
+from jaxpfl.algorithms.averaging import increment
 from jaxpfl.algorithms.hyper import AveragingHyper
 from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
+from jaxpfl.algorithms.own_part import head_and_body, keeping_own_part
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, ClientContext, Message, Upload
@@ -41,7 +41,7 @@ def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int 
     Raises:
       JaxpflError: for a model without a head, or whose head is the whole model; for no step on either.
     """
-    split = splitter("fedrep", task)
+    split = head_and_body("fedrep", task)
     of_head = head_steps or (work.steps - body_steps if body_steps else work.steps // 2)
     of_body = body_steps or work.steps - of_head
     if min(of_head, of_body) < 1:
@@ -78,7 +78,6 @@ def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int 
         (_, new_head, body), metrics = run_steps(
             work, key, ctx, splits.train, step, start, metrics=("train_loss",), steps=total
         )
-        change = optax.tree.sub(body.params, message.shared)
-        return new_head.params, Upload(change, jnp.ones(())), metrics
+        return new_head.params, increment(body.params, message.shared), metrics
 
-    return sharing_bodies(task, work, split, update, total)
+    return keeping_own_part(task, work, split, update, total)

@@ -19,12 +19,13 @@ import jax.numpy as jnp
 import optax
 
 from jaxpfl.algorithms import several_models
+from jaxpfl.algorithms.averaging import mean_server
 from jaxpfl.algorithms.hyper import AveragingHyper
 from jaxpfl.algorithms.local_work import Batch, LocalWork, sgd
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
 from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Splits
 
 
@@ -66,11 +67,6 @@ def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
         total = jax.tree.map(lambda leaf: jnp.multiply.outer(chosen.astype(leaf.dtype), leaf), change)
         return state, Upload(total, chosen), metrics
 
-    def server_update(
-        key: Key, hp: AveragingHyper, ctx: ServerContext, models: PyTree, reduced: Reduced
-    ) -> tuple[PyTree, Metrics]:
-        return optax.apply_updates(models, reduced.mean()), {}
-
     client = Client(
         init=lambda key, hp, ctx, message: (),
         update=update,
@@ -79,9 +75,5 @@ def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
         ),
         predict=lambda hp, params, x: task.model.apply(params, x),
     )
-    server = Server(
-        init=lambda key, hp, ctx: several_models.init(task, key, clusters),
-        broadcast=lambda key, hp, ctx, models: Message(models),
-        update=server_update,
-    )
+    server = mean_server(lambda key: several_models.init(task, key, clusters))
     return with_server_optimizer(Algorithm((client,), server, work.steps), work.server_optimizer)

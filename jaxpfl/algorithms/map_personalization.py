@@ -29,6 +29,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from jaxpfl.algorithms.averaging import increment
 from jaxpfl.algorithms.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
 from jaxpfl.errors import unknown_name
@@ -148,7 +149,7 @@ def _client(task: Task, work: LocalWork, make: Callable[[Any], Prior], estimate:
         start = (Descent.start(optimizer, theta), received)
         (end, gamma), metrics = run_steps(work, key, ctx, splits.train, step, start, metrics=("train_loss", "penalty"))
         new, old = (gamma, received) if estimate == "gradient" else (end.params, prior.center(received))
-        return end.params, Upload(optax.tree.sub(new, old), jnp.ones(())), metrics
+        return end.params, increment(new, old), metrics
 
     return Client(
         init=lambda key, hp, ctx, message: make(hp).center(message.shared),

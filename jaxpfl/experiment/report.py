@@ -20,7 +20,25 @@ from rich.progress import (
 from rich.table import Table
 
 
-class Terminal:
+class _Live:
+    """Shows its progress display while it is used as a context manager."""
+
+    _progress: Progress
+
+    def __enter__(self) -> Self:
+        self._progress.start()
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._progress.stop()
+
+
+class Terminal(_Live):
     """A `Reporter` that draws one progress line for each method; use it as a context manager."""
 
     def __init__(self, console: Console):
@@ -35,18 +53,6 @@ class Terminal:
             console=console,
         )
         self._task: Any = None
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
 
     def start(self, method: str, done: int, rounds: int) -> None:
         self._task = self._progress.add_task(method, total=rounds, completed=done, loss="   -  ", accuracy="   -  ")
@@ -63,7 +69,7 @@ class Terminal:
         self._progress.console.print(text, highlight=False)
 
 
-class Working:
+class Working(_Live):
     """A line that says what is being done, gone when it is done; use it as a context manager."""
 
     def __init__(self, console: Console):
@@ -71,18 +77,6 @@ class Working:
         shown = console.is_terminal
         self._progress = Progress(*columns, console=console, transient=True, disable=not shown)
         self._task = self._progress.add_task("starting", total=None)
-
-    def __enter__(self) -> Self:
-        self._progress.start()
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._progress.stop()
 
     def show(self, what: str, done: int, total: int) -> None:
         """Shows ``done`` of ``total`` bytes; a total of 0 is unknown."""
