@@ -1,21 +1,18 @@
-"""The command line. The only module that knows tyro; everything heavy is imported inside a command."""
+"""The commands that train, and those about data and runs: compare, run, data, export."""
 
 from __future__ import annotations
 
-import importlib
 import json
 import os
 import sys
-import warnings
+from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import tyro
-from tyro.conf import DisallowNone, FlagCreatePairsOff, Positional, UseAppendAction, arg
+from tyro.conf import Positional, UseAppendAction, arg
 
-from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.experiment import compile_cache
 from jaxpfl.experiment.config import DataConfig, RunConfig, from_mapping, read_file, resolve
 
@@ -46,37 +43,8 @@ class _Session:
     """Show how the run would execute, what memory it would take and why; nothing is trained or written."""
 
 
-def main(argv: list[str] | None = None) -> None:
-    """Entry point of the ``jaxpfl`` command. Errors that are the user's are one line and exit status 2."""
-    args = sys.argv[1:] if argv is None else argv
-    try:
-        with warnings.catch_warnings():
-            warnings.simplefilter("always", JaxpflWarning)
-            warnings.filterwarnings("always", compile_cache.TROUBLE)
-            warnings.showwarning = _show_warning
-            _dispatch(args)
-    except JaxpflError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except KeyboardInterrupt:
-        print("interrupted", file=sys.stderr)
-        raise SystemExit(130) from None
-    except BrokenPipeError:
-        raise SystemExit(1) from None
-    except OSError as error:  # a full disk, a folder taken away
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
-
-
-def _dispatch(args: list[str]) -> None:
-    if args == ["--version"]:
-        from jaxpfl import __version__
-
-        print(__version__)
-        return
-    if args[:1] == ["bench"]:  # a folder beside the package, installed with it; the benchmarks read their own options
-        importlib.import_module("jaxpfl.benchmarks.__main__").main(args[1:])
-        return
+def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
+    """The commands; a config file among the arguments gives the defaults of their flags."""
     file = _file_config(args)
     flags = _Flags(**vars(file))
     data_flags = DataConfig(**{f.name: getattr(file, f.name) for f in fields(DataConfig)})
@@ -140,20 +108,9 @@ def _dispatch(args: list[str]) -> None:
         chosen = {"method": method, "clients": clients, "seed": seed}
         _export(run, output, data_dir, **chosen, only_global=only_global, per_client=per_client)
 
-    def bench() -> None:
-        """Measure speed against peers and against the machine: jaxpfl bench NAME; without a name, lists them."""
-
     run.__doc__ = f"Train one method and score every client's personalised model.\n\n{_methods(args)}"
     compare.__doc__ = f"Train several methods on the same split and seeds, and compare them.\n\n{_methods(args)}"
-    app = tyro.extras.SubcommandApp()
-    for command in (compare, run, data, export, bench):
-        app.command(command)
-    app.cli(
-        prog="jaxpfl",
-        description="Personalized federated learning, every round one compiled JAX program.",
-        args=args,
-        config=(FlagCreatePairsOff, DisallowNone),
-    )
+    return compare, run, data, export
 
 
 def _methods(args: list[str]) -> str:
@@ -277,22 +234,3 @@ def _data(action: str, settings: DataConfig, as_json: bool, plot: Path | None) -
         data.plot_split(summary, plot)
     description = data.describe(summary)
     print(json.dumps(description) if as_json else data.format_description(description))
-
-
-def _show_warning(
-    message: Warning | str,
-    category: type[Warning],
-    filename: str,
-    lineno: int,
-    file: Any = None,
-    line: str | None = None,
-) -> None:
-    del file, line
-    if issubclass(category, JaxpflWarning):
-        print(f"warning: {message}", file=sys.stderr)
-    elif not compile_cache.repair(str(message)):
-        print(f"{filename}:{lineno}: {category.__name__}: {message}", file=sys.stderr)
-
-
-if __name__ == "__main__":
-    main()

@@ -1,0 +1,92 @@
+"""The command line. The only package that knows tyro; everything heavy is imported inside a command."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import tyro
+from tyro.conf import DisallowNone, FlagCreatePairsOff
+
+from jaxpfl.cli import training
+from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.experiment import compile_cache
+
+DESCRIPTION = "Personalized federated learning, every round one compiled JAX program."
+BENCH = "Measure speed against peers and against the machine: jaxpfl bench NAME; without a name, lists them."
+GROUPS: dict[str, str] = {}
+"""Commands with commands of their own, and what they are for: ``jaxpfl.cli.NAME`` has ``commands()``."""
+
+
+def main(argv: list[str] | None = None) -> None:
+    """Entry point of the ``jaxpfl`` command. Errors that are the user's are one line and exit status 2."""
+    args = sys.argv[1:] if argv is None else argv
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("always", JaxpflWarning)
+            warnings.filterwarnings("always", compile_cache.TROUBLE)
+            warnings.showwarning = _show_warning
+            _dispatch(args)
+    except JaxpflError as error:
+        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        print("interrupted", file=sys.stderr)
+        raise SystemExit(130) from None
+    except BrokenPipeError:
+        raise SystemExit(1) from None
+    except OSError as error:  # a full disk, a folder taken away
+        print(f"error: {error}", file=sys.stderr)
+        raise SystemExit(2) from None
+
+
+def _dispatch(args: list[str]) -> None:
+    if args == ["--version"]:
+        from jaxpfl import __version__
+
+        print(__version__)
+        return
+    if args[:1] == ["bench"]:  # a folder beside the package, installed with it; the benchmarks read their own options
+        importlib.import_module("jaxpfl.benchmarks.__main__").main(args[1:])
+        return
+
+    if args[:1] and args[0] in GROUPS:
+        group = importlib.import_module(f"jaxpfl.cli.{args[0]}")
+        _app(group.commands(), f"jaxpfl {args[0]}", GROUPS[args[0]], args[1:])
+        return
+    named = (_named(name, text) for name, text in {**GROUPS, "bench": BENCH}.items())
+    _app((*training.commands(args), *named), "jaxpfl", DESCRIPTION, args)
+
+
+def _app(commands: Iterable[Callable[..., None]], prog: str, description: str, args: list[str]) -> None:
+    app = tyro.extras.SubcommandApp()
+    for command in commands:
+        app.command(command)
+    app.cli(prog=prog, description=description, args=args, config=(FlagCreatePairsOff, DisallowNone))
+
+
+def _named(name: str, text: str) -> Callable[[], None]:
+    """A command for the list that ``--help`` prints; what it does was dispatched before."""
+
+    def command() -> None: ...
+
+    command.__name__, command.__doc__ = name, text
+    return command
+
+
+def _show_warning(
+    message: Warning | str,
+    category: type[Warning],
+    filename: str,
+    lineno: int,
+    file: Any = None,
+    line: str | None = None,
+) -> None:
+    del file, line
+    if issubclass(category, JaxpflWarning):
+        print(f"warning: {message}", file=sys.stderr)
+    elif not compile_cache.repair(str(message)):
+        print(f"{filename}:{lineno}: {category.__name__}: {message}", file=sys.stderr)

@@ -1,0 +1,5 @@
+"""``python -m jaxpfl.cli``."""
+
+from jaxpfl.cli import main
+
+main()
