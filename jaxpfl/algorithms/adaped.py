@@ -185,7 +185,9 @@ def _server(task: Task) -> Server:
         key: Key, hp: AdaPeDHyper, ctx: ServerContext, state: Shared, reduced: Reduced
     ) -> tuple[Shared, Metrics]:
         change: Shared = reduced.mean()
-        state = Shared(optax.apply_updates(state.mu, change.mu), state.psi + change.psi)
+        # A mean of values above the floor is above it; one with the noise of a private sum may not be.
+        psi = jnp.maximum(state.psi + change.psi, hp.psi_floor)
+        state = Shared(optax.apply_updates(state.mu, change.mu), psi)
         return state, {"psi": state.psi}
 
     return Server(

@@ -13,9 +13,12 @@ import optax
 
 from jaxpfl.algorithms.optimizers import Optimizer, resolve
 from jaxpfl.data import batching
+from jaxpfl.errors import unknown_name
 from jaxpfl.models import Task
 from jaxpfl.protocol import ClientContext
 from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar
+
+WEIGHTINGS = ("examples", "uniform")
 
 
 class Batch(NamedTuple):
@@ -46,9 +49,10 @@ class LocalWork:
       draw: how mini-batches are drawn: ``epoch``, ``step`` or ``replacement``.
       optimizer: the clients', by name with arguments (see `optimizers`) or as a factory; it starts anew every round.
       server_optimizer: the server's, for methods that average (see `with_server_optimizer`).
+      weighting: of the clients in the mean, for methods that weigh them: by ``examples``, or ``uniform``.
 
     Raises:
-      JaxpflError: for an optimiser or an argument of one that there is not.
+      JaxpflError: for an optimiser or an argument of one that there is not, and another weighting.
     """
 
     sizes: np.ndarray
@@ -57,10 +61,17 @@ class LocalWork:
     draw: str = "epoch"
     optimizer: Optimizer = "sgd"
     server_optimizer: Optimizer = "sgd"
+    weighting: str = "examples"
 
     def __post_init__(self) -> None:
         resolve(self.optimizer)
         resolve(self.server_optimizer)
+        if self.weighting not in WEIGHTINGS:
+            raise unknown_name("weighting", self.weighting, WEIGHTINGS)
+
+    def weight(self, data: ClientData) -> Array:
+        """A client's weight in the mean: n_i, or 1, []."""
+        return data.size.astype(jnp.result_type(float)) if self.weighting == "examples" else jnp.ones(())
 
     def batches(self, steps: int) -> batching.Batching:
         """The batches of ``steps`` steps in a round.
