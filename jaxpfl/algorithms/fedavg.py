@@ -73,6 +73,7 @@ def _averaging(task: Task, work: LocalWork, *, fine_tune_steps: int = 0, proxima
             weight_decay=hp.weight_decay,
             anchor=mu if proximal else None,
             prox=hp.prox if isinstance(hp, FedProxHyper) else 0.0,
+            uploaded=True,
         )
         # FedAvg weighs clients by their examples; FedProx's analysis is of the uniform mean.
         return state, increment(w, mu, None if proximal else work.weight(splits.train)), metrics

@@ -85,6 +85,7 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
 
         def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
             value, gradient = jax.value_and_grad(loss)(at.params, key, batch)
+            gradient = work.released(key, gradient)
             return jax.vmap(lambda at, g: at.step(optimizer, g))(at, gradient), {"train_loss": value}
 
         return step

@@ -32,6 +32,7 @@ from jaxpfl import trees
 from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy.clipping import clip
 from jaxpfl.privacy.noise import add_gaussian
+from jaxpfl.privacy.step_noise import StepNoise
 from jaxpfl.protocol import (
     ALL_STEPS,
     Algorithm,
@@ -56,23 +57,29 @@ class Mechanism:
       clipping_norm: C, or, with ``quantile``, the C of the first round.
       noise: who adds it. ``central``: the server, to the sum. ``distributed``: each client adds its share, of variance
         z^2 C^2 / min_uploads, as under secure aggregation; a round with fewer uploads than that releases nothing.
+        ``per_step``: each client in every local step, as printed (`StepNoise`), with standard deviation z C; C and z
+        are then those of a step.
       min_uploads: K_min, public; for distributed noise.
       quantile: adapts C to this quantile of the clients' norms (Andrew et al. 2021): each client also says whether its
         norm was below C; that the count of these costs privacy is part of z (`noise_multiplier_of_sum`).
       quantile_lr: the rate of C's geometric steps.
       count_stddev: the noise's standard deviation on that count.
+      scale_clipping_norm: for noise per step, C_2, of the gradient of an uploaded scale (psi); C unless given.
+      joint: for noise per step, clip and noise the gradients of parameters and scale as one vector.
 
     Raises:
-      JaxpflError: for a value outside its range, and adaptive clipping with distributed noise.
+      JaxpflError: for a value outside its range, and adaptive clipping with other than central noise.
     """
 
     noise_multiplier: float | tuple[float, ...]
     clipping_norm: float = 1.0
-    noise: Literal["central", "distributed"] = "central"
+    noise: Literal["central", "distributed", "per_step"] = "central"
     min_uploads: int | None = None
     quantile: float | None = None
     quantile_lr: float = 0.2
     count_stddev: float | None = None
+    scale_clipping_norm: float | None = None
+    joint: bool = False
 
     def __post_init__(self) -> None:
         z = np.asarray(self.noise_multiplier, float)
@@ -80,8 +87,12 @@ class Mechanism:
             raise JaxpflError(f"noise_multiplier must be >= 0 and finite, got {self.noise_multiplier}")
         if not 0 < self.clipping_norm < math.inf:
             raise JaxpflError(f"clipping_norm must be > 0 and finite, got {self.clipping_norm}")
-        if self.noise not in ("central", "distributed"):
-            raise JaxpflError(f"noise must be central or distributed, got {self.noise!r}")
+        if self.noise not in ("central", "distributed", "per_step"):
+            raise JaxpflError(f"noise must be central, distributed or per_step, got {self.noise!r}")
+        if self.noise != "per_step" and (self.joint or self.scale_clipping_norm is not None):
+            raise JaxpflError("scale_clipping_norm and joint are for noise = per_step")
+        if self.noise == "per_step" and z.ndim:
+            raise JaxpflError("noise = per_step takes one noise_multiplier for all runs")
         if (self.noise == "distributed") != (self.min_uploads is not None):
             raise JaxpflError("min_uploads belongs to distributed noise: give both or neither")
         if self.min_uploads is not None and self.min_uploads < 1:
@@ -94,8 +105,8 @@ class Mechanism:
             raise JaxpflError(f"quantile must be > 0 and < 1, got {self.quantile}")
         if not 0 < self.quantile_lr < math.inf:
             raise JaxpflError(f"quantile_lr must be > 0 and finite, got {self.quantile_lr}")
-        if self.noise == "distributed":
-            raise JaxpflError("adaptive clipping has central noise only: leave out quantile, or noise = distributed")
+        if self.noise != "central":
+            raise JaxpflError(f"adaptive clipping has central noise only: leave out quantile, or noise = {self.noise}")
         if self.count_stddev is None or not 0 < self.count_stddev < math.inf:
             raise JaxpflError(f"count_stddev must be > 0 and finite, got {self.count_stddev}")
         if 2 * self.count_stddev <= z:
@@ -112,6 +123,15 @@ class Mechanism:
             return z
         assert self.count_stddev is not None
         return z / np.sqrt(1 - (z / (2 * self.count_stddev)) ** 2)
+
+    @property
+    def step_noise(self) -> StepNoise | None:
+        """What `LocalWork` has to be given; None unless the noise is added in every step."""
+        if self.noise != "per_step":
+            return None
+        z, c1, c2 = float(np.asarray(self.noise_multiplier)), self.clipping_norm, self.scale_clipping_norm
+        c2 = c1 if c2 is None else c2
+        return StepNoise(c1, z * c1, c2, z * c2, self.joint)
 
 
 @struct.dataclass
@@ -156,7 +176,10 @@ def privatize(algorithm: Algorithm, hp: PyTree, mechanism: Mechanism) -> tuple[A
     """
     if algorithm.reduction is not Reduction.SUM:
         raise JaxpflError("a private sum needs uploads that are summed: this method's server sees each of them")
-    hyper = PrivateHyper(hp, mechanism.noise_multiplier_of_sum, mechanism.clipping_norm)
+    if mechanism.noise == "per_step":  # nothing is left to do but the public divisor
+        hyper = PrivateHyper(hp, 0.0, float(np.finfo(np.float32).max))
+    else:
+        hyper = PrivateHyper(hp, mechanism.noise_multiplier_of_sum, mechanism.clipping_norm)
     clients = tuple(_client(client, mechanism) for client in algorithm.clients)
     return algorithm._replace(clients=clients, server=_server(algorithm.server, mechanism)), hyper
 
@@ -174,14 +197,17 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
             raise JaxpflError("a private sum needs one weight for an upload: this method's say what a client chose")
         finite = trees.all_finite((state, upload))
         change, size = clip(trees.prefix_divide(upload.total, upload.weight), limit)
-        change = trees.where(finite, change, jax.tree.map(jnp.zeros_like, change))
+        if mechanism.noise != "per_step":  # there the upload holds the client's share of the noise already
+            change = trees.where(finite, change, jax.tree.map(jnp.zeros_like, change))
         below: PyTree = ()
         if mechanism.quantile is not None:
             below = jnp.where(finite, jnp.where(size <= limit, 0.5, -0.5), 0.0)
         if mechanism.min_uploads is not None:
             share = hp.noise_multiplier * limit / math.sqrt(mechanism.min_uploads)
             change = add_gaussian(_noise_key(key), change, share)
-        metrics |= {"upload_norm": size, "clipped": (size > limit).astype(size.dtype)}
+        metrics |= {"upload_norm": size}
+        if mechanism.noise != "per_step":
+            metrics |= {"clipped": (size > limit).astype(size.dtype)}
         return state, Upload(_Released(change, below), jnp.ones(()), failed=~finite), metrics
 
     def init(key: Key, hp: PrivateHyper, ctx: ClientContext, message: Message) -> PyTree:
@@ -219,15 +245,16 @@ def _server(inner: Server, mechanism: Mechanism) -> Server:
         of_sum, of_count = jax.random.split(_noise_key(key))
         # Who took part is no public number: a method's server counts the expected cohort.
         divisor = jnp.asarray(ctx.expected_cohort, norm.dtype)
-        if mechanism.min_uploads is None:
+        if mechanism.noise == "central":
             total = add_gaussian(of_sum, total, hp.noise_multiplier * norm)
-        else:
+        if mechanism.min_uploads is not None:
             enough = reduced.contributors >= mechanism.min_uploads
             total = trees.where(enough, total, jax.tree.map(jnp.zeros_like, total))
             divisor = jnp.where(enough, divisor, 0)
         public = Reduced(total, divisor, jnp.round(divisor).astype(jnp.int32))
         state, metrics = inner.update(key, hp.method, ctx, guarded.state, public)
-        metrics |= {"clipping_norm": norm}
+        if mechanism.noise != "per_step":
+            metrics |= {"clipping_norm": norm}
         if mechanism.quantile is not None:
             assert mechanism.count_stddev is not None
             count = released.below + mechanism.count_stddev * jax.random.normal(of_count, (), norm.dtype)

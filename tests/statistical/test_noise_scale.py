@@ -4,6 +4,8 @@ Each test refuses right code with probability 1e-4 (its level); with 4000 entrie
 are refused with a probability that differs from one by less than 1e-30.
 """
 
+from dataclasses import replace
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from jaxpfl import METHODS, ExecutionPlan, LocalWork, Model, Simulation, Task, s
 from jaxpfl.participation import Participation, full, poisson
 from jaxpfl.privacy import Mechanism, privatize
 
-ENTRIES, CLIENTS, C, Z = 4000, 6, 0.5, 0.8
+ENTRIES, CLIENTS, C, Z, RATE = 4000, 6, 0.5, 0.8, 0.05
 LEVEL = 1e-4
 
 
@@ -24,12 +26,12 @@ def noise_of_a_round(mechanism: Mechanism, participation: Participation, devices
     model = Model(lambda key, x: jnp.zeros(ENTRIES), lambda w, x, key=None, train=False: (x @ w)[:, None])
     task = Task(model, (ENTRIES,), 1, lambda p, y: (p[:, 0] - y - 1) ** 2, {"loss": lambda p, y: p[:, 0]})
     ends = []
-    for z in (mechanism.noise_multiplier, 0.0):
-        work = LocalWork(np.full(CLIENTS, 3), 1, 3)
+    for noisy in (mechanism, replace(mechanism, noise_multiplier=0.0)):
+        work = LocalWork(np.full(CLIENTS, 3), 1, 3, step_noise=noisy.step_noise)
         method = METHODS["fedavg"]
-        algorithm, hp = privatize(method.build(task, work), method.hyper, mechanism)
+        algorithm, hp = privatize(method.build(task, work), method.hyper.replace(lr=RATE), noisy)
         plan = ExecutionPlan(devices=devices, rounds_per_call=1)
-        made = Simulation(algorithm, task, federation, participation, hp.replace(noise_multiplier=z), plan=plan)
+        made = Simulation(algorithm, task, federation, participation, hp, plan=plan)
         state, _ = made.advance(made.init([0]), 1)
         ends.append(np.asarray(state.server.state[0], np.float64))
     return (ends[0] - ends[1]) * participation.expected_cohort / (Z * C)
@@ -48,6 +50,8 @@ def p_value(noise: np.ndarray, scale: float = 1.0) -> float:
         pytest.param(Mechanism(Z, C, "distributed", CLIENTS), full(CLIENTS), 2, 1.0, id="distributed"),
         # More uploads than are needed: more noise than is accounted.
         pytest.param(Mechanism(Z, C, "distributed", 3), full(CLIENTS), 1, 2**0.5, id="distributed, more than K_min"),
+        # One step of each of K clients, at the learning rate.
+        pytest.param(Mechanism(Z, C, "per_step"), full(CLIENTS), 2, RATE * CLIENTS**0.5, id="per step"),
     ],
 )
 def test_the_noise_of_a_round(mechanism, participation, devices, scale):
