@@ -6,6 +6,7 @@ A `Participation` draws the cohort as sorted rows of the stack, [capacity] int32
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -73,7 +74,7 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
 
     Args:
       num_clients: m.
-      rate: q. Scores are multiples of 2^-23, so a client is drawn with q rounded up to such a multiple.
+      rate: q. Scores are multiples of 2^-23; q is rounded up to one, so that `Participation.rate` is what happens.
       cap: slots; m, which leaves nobody out, unless given.
 
     Raises:
@@ -81,6 +82,8 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
     """
     if not 0 < rate <= 1:
         raise JaxpflError(f"the rate of Poisson participation must be > 0 and <= 1, got {rate}")
+    expected = rate * num_clients
+    rate = math.ceil(rate * 2**23) / 2**23
     cap = num_clients if cap is None else cap
     if not 1 <= cap <= num_clients:
         raise JaxpflError(f"the cap of a Poisson cohort must be between 1 and {num_clients} clients, got {cap}")
@@ -93,7 +96,7 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
     def left_out(key: Key, client_ids: Array) -> Array:
         return jnp.maximum((client_scores(key, client_ids) < rate).sum(dtype=jnp.int32) - cap, 0)
 
-    return Participation("poisson", num_clients, cap, rate * num_clients, False, sample, left_out, rate)
+    return Participation("poisson", num_clients, cap, expected, False, sample, left_out, rate)
 
 
 def of(num_clients: int, cohort: int | None, kind: str | None = None, cap: int | None = None) -> Participation:

@@ -40,6 +40,7 @@ class Method(NamedTuple):
       hyper: the default hyper-parameters (traced).
       pooled: whether one client holds the examples of all (`engine.PooledSimulation` runs it): no federated method.
       step_noise: whether it can clip and noise every local step of what it uploads (`LocalWork.step_noise`).
+      scales: how many scales it uploads beside parameters, to be clipped apart from them in such steps.
     """
 
     name: str
@@ -47,6 +48,7 @@ class Method(NamedTuple):
     hyper: Any
     pooled: bool = False
     step_noise: bool = False
+    scales: int = 0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -63,7 +65,7 @@ METHODS: Mapping[str, Method] = {
         Method("fedavg-ft", fedavg_ft, AveragingHyper(), step_noise=True),
         Method("fedprox", fedprox, FedProxHyper(), step_noise=True),
         Method("fedbn", fedbn, AveragingHyper()),
-        Method("adaped", adaped, AdaPeDHyper(), step_noise=True),
+        Method("adaped", adaped, AdaPeDHyper(), step_noise=True, scales=1),
         Method("fedper", fedper, AveragingHyper()),
         Method("fedrep", fedrep, AveragingHyper()),
         Method("ifca", ifca, AveragingHyper()),

@@ -25,7 +25,7 @@ from jaxpfl.errors import JaxpflError, JaxpflWarning, unknown_name
 from jaxpfl.models import Model, Task
 from jaxpfl.models.given import start_from
 from jaxpfl.participation import RELIABLE, Availability, Participation, availability
-from jaxpfl.privacy import Mechanism, privatize
+from jaxpfl.privacy import Mechanism, Refusal, poisson_cap, privatize
 from jaxpfl.types import Federation, PyTree
 
 
@@ -157,7 +157,7 @@ def fit(
         batch_size,
         optimizer=client_optimizer,
         server_optimizer=server_optimizer,
-        weighting=weighting_under(privacy, weighting),
+        weighting=weighting_under(privacy is not None, weighting),
         step_noise=None if privacy is None else privacy.step_noise,
     )
     hp = replace(method.name, method.hyper, ({} if server_lr is None else {"server_lr": server_lr}) | (hyper or {}))
@@ -167,7 +167,7 @@ def fit(
         task,
         work,
         federation,
-        cohorts(federation.num_clients, cohort, participation, cohort_cap, private=privacy is not None),
+        draw_cohorts(federation.num_clients, cohort, participation, cohort_cap, private=privacy is not None),
         hp,
         options=options or {},
         privacy=privacy,
@@ -259,24 +259,30 @@ def make_simulation(
     )
 
 
-def cohorts(num_clients: int, cohort: int | None, kind: str | None, cap: int | None, *, private: bool) -> Participation:
-    """How cohorts are drawn: `participation.of`, by default Poisson where the uploads are private."""
+def draw_cohorts(
+    num_clients: int, cohort: int | None, kind: str | None, cap: int | None, *, private: bool, cuts: bool = True
+) -> Participation:
+    """How cohorts are drawn: `participation.of`, by default Poisson where the uploads are private.
+
+    A Poisson cohort has by default so many slots that a round needs more with a probability below 1e-6; or one for every
+    client, where the accountant cannot take cohorts that are cut (``cuts`` false).
+    """
     if kind is None and private and cohort is not None and cohort != num_clients:
         kind = "poisson"
+    if kind == "poisson" and cap is None and cuts and cohort is not None and 0 < cohort <= num_clients:
+        cap = poisson_cap(num_clients, cohort / num_clients)
     return participations.of(num_clients, cohort, kind, cap)
 
 
-def weighting_under(privacy: Mechanism | None, weighting: str | None) -> str:
+def weighting_under(private: bool, weighting: str | None) -> str:
     """The clients' weighting in the mean, by default by examples, and uniform where the uploads are private.
 
     Raises:
       JaxpflError: for weights by examples under privacy.
     """
-    if privacy is not None and weighting == "examples":
-        raise JaxpflError(
-            "weighting must be uniform under privacy, got examples: the accountant does not support a weighted mean"
-        )
-    return weighting or ("examples" if privacy is None else "uniform")
+    if private and weighting == "examples":
+        raise Refusal.WEIGHTED_MEAN.error()
+    return weighting or ("uniform" if private else "examples")
 
 
 def build(method: Method, task: Task, work: LocalWork, options: dict[str, Any]) -> Any:

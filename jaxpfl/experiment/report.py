@@ -132,6 +132,9 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
             )
         if row["lost_uploads"]:
             console.print(f"{name}: {row['lost_uploads']} uploads of a run were lost to dropout", highlight=False)
+        if row.get("privacy"):
+            claim = row["privacy"].get("says", "clipped without noise: no epsilon can be claimed")
+            console.print(f"{name}: {claim}", highlight=False)
         if row["idle_rounds"]:
             console.print(
                 f"{name}: clients outside the cohort worked {row['idle_rounds']} times alone; "

@@ -56,10 +56,11 @@ class Mechanism:
       noise_multiplier: z, the noise's standard deviation over C; 0 clips only. One number, or one for each run.
       clipping_norm: C, or, with ``quantile``, the C of the first round.
       noise: who adds it. ``central``: the server, to the sum. ``distributed``: each client adds its share, of variance
-        z^2 C^2 / min_uploads, as under secure aggregation; a round with fewer uploads than that releases nothing.
+        z^2 C^2 / min_uploads, as under secure aggregation.
         ``per_step``: each client in every local step, as printed (`StepNoise`), with standard deviation z C; C and z
         are then those of a step.
-      min_uploads: K_min, public; for distributed noise.
+      min_uploads: K_min, public: a round with fewer uploads releases nothing. For distributed noise; for noise per step
+        the expected cohort unless given.
       quantile: adapts C to this quantile of the clients' norms (Andrew et al. 2021): each client also says whether its
         norm was below C; that the count of these costs privacy is part of z (`noise_multiplier_of_sum`).
       quantile_lr: the rate of C's geometric steps.
@@ -93,8 +94,10 @@ class Mechanism:
             raise JaxpflError("scale_clipping_norm and joint are for noise = per_step")
         if self.noise == "per_step" and z.ndim:
             raise JaxpflError("noise = per_step takes one noise_multiplier for all runs")
-        if (self.noise == "distributed") != (self.min_uploads is not None):
-            raise JaxpflError("min_uploads belongs to distributed noise: give both or neither")
+        if self.noise == "distributed" and self.min_uploads is None:
+            raise JaxpflError("noise = distributed needs min_uploads, the least number of uploads of a round")
+        if self.noise == "central" and self.min_uploads is not None:
+            raise JaxpflError("min_uploads is for noise that the clients add: noise = distributed or per_step")
         if self.min_uploads is not None and self.min_uploads < 1:
             raise JaxpflError(f"min_uploads must be at least 1, got {self.min_uploads}")
         if self.quantile is not None:
@@ -123,6 +126,12 @@ class Mechanism:
             return z
         assert self.count_stddev is not None
         return z / np.sqrt(1 - (z / (2 * self.count_stddev)) ** 2)
+
+    def least_uploads(self, expected_cohort: float) -> int:
+        """K_min: the uploads that a round must have for its sum to be released; 0 where any number will do."""
+        if self.noise == "central":
+            return 0
+        return self.min_uploads if self.min_uploads is not None else round(expected_cohort)
 
     @property
     def step_noise(self) -> StepNoise | None:
@@ -202,7 +211,8 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
         below: PyTree = ()
         if mechanism.quantile is not None:
             below = jnp.where(finite, jnp.where(size <= limit, 0.5, -0.5), 0.0)
-        if mechanism.min_uploads is not None:
+        if mechanism.noise == "distributed":
+            assert mechanism.min_uploads is not None
             share = hp.noise_multiplier * limit / math.sqrt(mechanism.min_uploads)
             change = add_gaussian(_noise_key(key), change, share)
         metrics |= {"upload_norm": size}
@@ -247,8 +257,8 @@ def _server(inner: Server, mechanism: Mechanism) -> Server:
         divisor = jnp.asarray(ctx.expected_cohort, norm.dtype)
         if mechanism.noise == "central":
             total = add_gaussian(of_sum, total, hp.noise_multiplier * norm)
-        if mechanism.min_uploads is not None:
-            enough = reduced.contributors >= mechanism.min_uploads
+        else:
+            enough = reduced.contributors >= mechanism.least_uploads(ctx.expected_cohort)
             total = trees.where(enough, total, jax.tree.map(jnp.zeros_like, total))
             divisor = jnp.where(enough, divisor, 0)
         public = Reduced(total, divisor, jnp.round(divisor).astype(jnp.int32))
