@@ -17,6 +17,7 @@ LEVELS = {
     "data": 1,
     "models": 1,
     "priors": 2,
+    "privacy": 2,
     "algorithms": 3,
     "estimators": 3,
     "engine": 4,
