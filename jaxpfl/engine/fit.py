@@ -264,8 +264,8 @@ def draw_cohorts(
 ) -> Participation:
     """How cohorts are drawn: `participation.of`, by default Poisson where the uploads are private.
 
-    A Poisson cohort has by default so many slots that a round needs more with a probability below 1e-6; or one for every
-    client, where the accountant cannot take cohorts that are cut (``cuts`` false).
+    A Poisson cohort has by default so many slots that a round needs more with a probability below 1e-6; or one for
+    every client, where the accountant cannot take cohorts that are cut (``cuts`` false).
     """
     if kind is None and private and cohort is not None and cohort != num_clients:
         kind = "poisson"

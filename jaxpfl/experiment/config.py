@@ -70,10 +70,10 @@ class RunConfig(DataConfig):
     """Parameters that every model starts from: a run folder or exported models, for its global model (PATH:METHOD where
     there are several methods), or an .npz file of parameters by path."""
     cohort: int | None = None
-    """Clients in a round, a count K <= m (the expected number, for --participation poisson); by data set unless given."""
+    """Clients in a round, a count K <= m (for Poisson participation the expected one); by data set unless given."""
     participation: str | None = None
-    """How they are drawn: full, uniform (exactly K), or poisson (each independently, at the rate K/m). Unless given, full
-    where K = m, else uniform; with --privacy.* poisson."""
+    """How they are drawn: full, uniform (exactly K), or poisson (each independently, at the rate K/m). Unless given,
+    full where K = m, else uniform; with --privacy.* poisson."""
     cohort_cap: int | None = None
     """Slots of a Poisson cohort: clients beyond it are left out and counted. Unless given, so many that a round needs
     more with a probability below 1e-6."""

@@ -25,8 +25,8 @@ class PrivacyConfig:
     clipping_norm: float = 1.0
     """L2 norm to which each upload is clipped as a whole (parameters, psi, ...); to begin with, where it adapts."""
     noise: str = "central"
-    """Who adds it: central (the server, to the sum), distributed (each client its share) or per_step (each client in every
-    local step, as DP-AdaPeD is printed; norms and noise are then those of a step)."""
+    """Who adds it: central (the server, to the sum), distributed (each client its share) or per_step (each client in
+    every local step, as DP-AdaPeD is printed; norms and noise are then those of a step)."""
     min_uploads: int | None = None
     """Least number of uploads for a round to release anything, where the clients add the noise."""
     quantile: float | None = None
@@ -96,9 +96,7 @@ def protect(
         assert config.epsilon is not None
         assert config.delta is not None
         some = Mechanism(1.0, **given)
-        found = calibrated(
-            some, participation, config.epsilon, config.delta, **of_run, accountant=_accountant(config)
-        )
+        found = calibrated(some, participation, config.epsilon, config.delta, **of_run, accountant=_accountant(config))
         z = found.noise_multiplier
     if config.quantile is not None:
         stddev = config.count_stddev or max(participation.expected_cohort / 20, z)

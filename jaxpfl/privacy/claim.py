@@ -1,4 +1,4 @@
-"""What a mechanism and a way to take part are worth over a run: the tie between what the engine does and the accountant.
+"""What a mechanism and a way to take part are worth over a run: the tie between the engine and the accountant.
 
 Both are read off the very objects that the round is made of, so that what is accounted is what is sampled and added.
 """

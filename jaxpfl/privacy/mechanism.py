@@ -153,17 +153,17 @@ class PrivateHyper:
 
 
 class _Guarded(NamedTuple):
-    """The server's state: the method's own, and today's C."""
+    """The server's state: the method's own, and today's C where it adapts (else nothing)."""
 
     state: PyTree
-    clipping_norm: Array
+    clipping_norm: PyTree
 
 
 class _Sent(NamedTuple):
-    """What every client receives: the method's message, and today's C."""
+    """What every client receives: the method's message, and today's C where it adapts."""
 
     shared: PyTree
-    clipping_norm: Array
+    clipping_norm: PyTree
 
 
 class _Released(NamedTuple):
@@ -186,7 +186,7 @@ def privatize(algorithm: Algorithm, hp: PyTree, mechanism: Mechanism) -> tuple[A
     if algorithm.reduction is not Reduction.SUM:
         raise JaxpflError("a private sum needs uploads that are summed: this method's server sees each of them")
     if mechanism.noise == "per_step":  # nothing is left to do but the public divisor
-        hyper = PrivateHyper(hp, 0.0, float(np.finfo(np.float32).max))
+        hyper = PrivateHyper(hp, 0.0, math.inf)
     else:
         hyper = PrivateHyper(hp, mechanism.noise_multiplier_of_sum, mechanism.clipping_norm)
     clients = tuple(_client(client, mechanism) for client in algorithm.clients)
@@ -200,7 +200,7 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
     def update(
         key: Key, hp: PrivateHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
-        limit = message.shared.clipping_norm
+        limit = hp.clipping_norm if mechanism.quantile is None else message.shared.clipping_norm
         state, upload, metrics = inner.update(key, hp.method, ctx, received(message), state, splits)
         if any(jnp.ndim(weight) for weight in jax.tree.leaves(upload.weight)):
             raise JaxpflError("a private sum needs one weight for an upload: this method's say what a client chose")
@@ -240,8 +240,8 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
 
 def _server(inner: Server, mechanism: Mechanism) -> Server:
     def init(key: Key, hp: PrivateHyper, ctx: ServerContext) -> _Guarded:
-        norm = jnp.asarray(hp.clipping_norm, jnp.result_type(float))
-        return _Guarded(inner.init(key, hp.method, ctx), norm)
+        adapts = mechanism.quantile is not None
+        return _Guarded(inner.init(key, hp.method, ctx), jnp.asarray(hp.clipping_norm) if adapts else ())
 
     def broadcast(key: Key, hp: PrivateHyper, ctx: ServerContext, guarded: _Guarded) -> Message:
         message = inner.broadcast(key, hp.method, ctx, guarded.state)
@@ -251,10 +251,11 @@ def _server(inner: Server, mechanism: Mechanism) -> Server:
         key: Key, hp: PrivateHyper, ctx: ServerContext, guarded: _Guarded, reduced: Reduced
     ) -> tuple[_Guarded, Metrics]:
         released: _Released = reduced.total
-        total, norm = released.change, guarded.clipping_norm
+        total = released.change
+        norm = hp.clipping_norm if mechanism.quantile is None else guarded.clipping_norm
         of_sum, of_count = jax.random.split(_noise_key(key))
         # Who took part is no public number: a method's server counts the expected cohort.
-        divisor = jnp.asarray(ctx.expected_cohort, norm.dtype)
+        divisor = jnp.asarray(ctx.expected_cohort)
         if mechanism.noise == "central":
             total = add_gaussian(of_sum, total, hp.noise_multiplier * norm)
         else:
@@ -263,13 +264,13 @@ def _server(inner: Server, mechanism: Mechanism) -> Server:
             divisor = jnp.where(enough, divisor, 0)
         public = Reduced(total, divisor, jnp.round(divisor).astype(jnp.int32))
         state, metrics = inner.update(key, hp.method, ctx, guarded.state, public)
-        if mechanism.noise != "per_step":
-            metrics |= {"clipping_norm": norm}
-        if mechanism.quantile is not None:
-            assert mechanism.count_stddev is not None
-            count = released.below + mechanism.count_stddev * jax.random.normal(of_count, (), norm.dtype)
-            below = 0.5 + count / ctx.expected_cohort
-            norm = norm * jnp.exp(-mechanism.quantile_lr * (below - mechanism.quantile))
+        if mechanism.quantile is None:
+            return _Guarded(state, ()), metrics
+        metrics |= {"clipping_norm": norm}
+        assert mechanism.count_stddev is not None
+        count = released.below + mechanism.count_stddev * jax.random.normal(of_count, (), norm.dtype)
+        below = 0.5 + count / ctx.expected_cohort
+        norm = norm * jnp.exp(-mechanism.quantile_lr * (below - mechanism.quantile))
         return _Guarded(state, norm), metrics
 
     predict = inner.predict_global
