@@ -90,7 +90,7 @@ class Experiment(NamedTuple):
         hyper = {name: {k: float(v) for k, v in vars(self.hyper(name)).items()} for name in self.methods}
         for name in self.methods:  # calibrated noise depends on the rounds: more of them are another run
             if (protection := self.protection(name)) is not None:
-                hyper[name]["privacy.noise_multiplier"] = float(protection.mechanism.noise_multiplier)
+                hyper[name]["privacy.noise_multiplier"] = float(np.asarray(protection.mechanism.noise_multiplier))
         return {"hyper": hyper, "data": _checksum((self.federation, self.unseen)), "warm_start": self.start}
 
 
