@@ -143,7 +143,11 @@ def prepare(
         for part in (federation, unseen):
             if part is not None:
                 algorithm.check_data(part)
-    return Experiment(config, methods, federation, task, start, unseen)
+    experiment = Experiment(config, methods, federation, task, start, unseen)
+    if config.privacy.on:
+        for name in methods:  # what a method uploads, and so whether it can be private, shows when it is traced
+            experiment.simulation(name).bytes_per_client()
+    return experiment
 
 
 def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:

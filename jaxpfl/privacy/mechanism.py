@@ -240,8 +240,8 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
 
 def _server(inner: Server, mechanism: Mechanism) -> Server:
     def init(key: Key, hp: PrivateHyper, ctx: ServerContext) -> _Guarded:
-        adapts = mechanism.quantile is not None
-        return _Guarded(inner.init(key, hp.method, ctx), jnp.asarray(hp.clipping_norm) if adapts else ())
+        start = () if mechanism.quantile is None else jnp.asarray(hp.clipping_norm, jnp.result_type(float))
+        return _Guarded(inner.init(key, hp.method, ctx), start)
 
     def broadcast(key: Key, hp: PrivateHyper, ctx: ServerContext, guarded: _Guarded) -> Message:
         message = inner.broadcast(key, hp.method, ctx, guarded.state)
