@@ -34,6 +34,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import optax
 from flax import struct
 
@@ -68,7 +69,15 @@ class Remembering(NamedTuple):
     received: Shared
 
 
-def adaped(task: Task, work: LocalWork, *, idle_rounds: int = 0, architectures: str = "") -> Algorithm:
+def adaped(
+    task: Task,
+    work: LocalWork,
+    *,
+    idle_rounds: int = 0,
+    architectures: str = "",
+    gate: bool = False,
+    supervised: bool = False,
+) -> Algorithm:
     """AdaPeD (Algorithm 2). Models: personalised theta_i, the client's own; global mu, trained by distillation only.
 
     Args:
@@ -86,12 +95,14 @@ def adaped(task: Task, work: LocalWork, *, idle_rounds: int = 0, architectures: 
         raise JaxpflError(f"adaped.idle_rounds must be >= 0, got {idle_rounds}")
 
     own_tasks = personal_tasks(task, architectures)
-    clients = tuple(_client(task, own_task, work, idles=idle_rounds > 0) for own_task in own_tasks)
+    clients = tuple(_client(task, own_task, work, idles=idle_rounds > 0, gate=gate, supervised=supervised) for own_task in own_tasks)
     algorithm = Algorithm(clients, _server(task), work.steps, idle_cap=idle_rounds)
     return with_server_optimizer(algorithm, work.server_optimizer, acts_on=Shared(mu=True, psi=False))
 
 
-def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool) -> Client:
+def _client(
+    task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: bool, supervised: bool
+) -> Client:
     """A client whose theta is a model of ``own_task``; mu is one of ``task``."""
     own_apply = own_task.model.apply
 
@@ -100,7 +111,10 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool) -> Clie
 
     def personal_objective(batch: Batch, teacher: Array, psi: Array, student: Array) -> tuple[Array, Array]:
         loss = batch.mean(task.loss(student, batch.y))
-        return loss + kd(batch, teacher, student) / (2 * psi), loss
+        trust = 1.0
+        if gate:
+            trust = jnp.maximum(1 - batch.mean(task.loss(teacher, batch.y)) / np.log(task.num_classes), 0)
+        return loss + trust * kd(batch, teacher, student) / (2 * psi), loss
 
     def step_with(of_theta: optax.GradientTransformation, of_mu: optax.GradientTransformation, hp: AdaPeDHyper):
         def step(
@@ -123,7 +137,11 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool) -> Clie
             theta = theta.step(of_theta, pull_theta(d_student)[0])
 
             student = own_forward(theta.params)
-            d_teacher = jax.grad(lambda b: kd(batch, b, student) / (2 * psi))(teacher)
+            def global_objective(teacher: Array) -> Array:
+                own = batch.mean(task.loss(teacher, batch.y)) if supervised else 0.0
+                return own + kd(batch, teacher, student) / (2 * psi)
+
+            d_teacher = jax.grad(global_objective)(teacher)
             h = pull_mu(d_teacher)[0]
             if work.step_noise is not None and work.step_noise.joint:
                 f = kd(batch, teacher, student)

@@ -39,6 +39,7 @@ class Method(NamedTuple):
       build: ``(task, work, **options) -> Algorithm``; its keyword-only arguments are the static options.
       hyper: the default hyper-parameters (traced).
       pooled: whether one client holds the examples of all (`engine.PooledSimulation` runs it): no federated method.
+      uploads: whether anything leaves its clients.
       step_noise: whether it can clip and noise every local step of what it uploads (`LocalWork.step_noise`).
       scales: how many scales it uploads beside parameters, to be clipped apart from them in such steps.
     """
@@ -47,6 +48,7 @@ class Method(NamedTuple):
     build: Callable[..., Algorithm]
     hyper: Any
     pooled: bool = False
+    uploads: bool = True
     step_noise: bool = False
     scales: int = 0
 
@@ -60,7 +62,7 @@ class Method(NamedTuple):
 METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
-        Method("local", local, SgdHyper()),
+        Method("local", local, SgdHyper(), uploads=False),
         Method("fedavg", fedavg, AveragingHyper(), step_noise=True),
         Method("fedavg-ft", fedavg_ft, AveragingHyper(), step_noise=True),
         Method("fedprox", fedprox, FedProxHyper(), step_noise=True),

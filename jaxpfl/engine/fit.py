@@ -237,7 +237,7 @@ def make_simulation(
     if method.pooled:  # its one client holds the examples of those that are trained, not of unseen ones
         work = dataclasses.replace(work, sizes=np.asarray(federation.train.size))
     algorithm = build(method, task, work, options)
-    if privacy is not None:
+    if privacy is not None and method.uploads:
         if method.pooled:
             raise JaxpflError(f"{method.name} pools the data: there is no upload to make private")
         if privacy.step_noise is not None and not method.step_noise:

@@ -235,7 +235,7 @@ def _write_method(
         {
             "rounds": experiment.config.rounds,
             "seconds": seconds,
-            "privacy": _privacy(experiment.protection(name), uploads=up > 0),
+            "privacy": _privacy(experiment.protection(name)),
             # Means over the runs: a run's clients differ where cohorts are random in size.
             "bytes_up": up * int(counts.uploads.sum()) // runs,
             "bytes_down": down * int(counts.participations.sum()) // runs,
@@ -247,9 +247,9 @@ def _write_method(
     )
 
 
-def _privacy(protection: Protection | None, *, uploads: bool) -> dict[str, Any] | None:
+def _privacy(protection: Protection | None) -> dict[str, Any] | None:
     """What can be said of a method's privacy; None where nothing was made private, or nothing leaves the clients."""
-    if protection is None or not uploads:
+    if protection is None:
         return None
     mechanism, statement = protection
     claim = {"epsilon": None} if statement is None else statement._asdict() | {"says": str(statement)}

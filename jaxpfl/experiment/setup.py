@@ -76,10 +76,12 @@ class Experiment(NamedTuple):
 
     def protection(self, name: str) -> Protection | None:
         """What makes one method's uploads private, and what that is worth; None where nothing does."""
-        config = self.config
+        config, method = self.config, algorithms.get(name)
+        if not method.uploads:
+            return None
         return protect(
             config.privacy,
-            algorithms.get(name),
+            method,
             cohorts(config, self.federation.num_clients),
             rounds=require(config.rounds),
             steps=require(config.local_steps),
