@@ -50,14 +50,12 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
     )
 
 
-def check_accountant(sampling: Sampling, accountant: str) -> None:
+def check_accountant(sampling: Sampling, accountant: SoundAccountant) -> None:
     """Refuses an accountant that cannot take this sampling.
 
     Raises:
       JaxpflError.
     """
-    if accountant not in ("pld", "rdp"):
-        raise unknown_name("accountant", accountant, ("pld", "rdp"))
     if isinstance(sampling, FixedSize) and accountant == "pld":
         raise JaxpflError("fixed-size cohorts are accounted by rdp, under replace-one: pld has no such event")
     if isinstance(sampling, Poisson) and sampling.truncated and accountant == "rdp":
