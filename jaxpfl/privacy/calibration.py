@@ -12,7 +12,7 @@ from jaxpfl.privacy.descriptions import CentralNoise
 
 _RELATIVE_TOLERANCE = 5e-5
 _LARGEST = 200.0
-_LEAST, _MOST = 1e-3, 1e7
+_LEAST, _MOST = 1e-2, 1e7
 
 
 def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant = "pld") -> PrivacyPlan:
@@ -28,7 +28,7 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
       The plan with its noise multiplier, never below what is needed, and mostly right to a relative 1e-4.
 
     Raises:
-      JaxpflError: for a target that is not in (0, 200], or needs a noise multiplier outside 0.001 ... 1e7, and as
+      JaxpflError: for a target that is not in (0, 200], or needs a noise multiplier outside 0.01 ... 1e7, and as
         `PrivacyPlan.epsilon`.
     """
     checks.positive("epsilon", epsilon)
@@ -50,10 +50,8 @@ def _bracket(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accoun
     # Many rounds of a sampled Gaussian are nearly one with mu = sqrt(R) q / z, whose epsilon is below
     # mu^2/2 + mu sqrt(2 log(1/delta)); and no user can be promised less than a round that it is in costs.
     log = -math.log(delta)
-    start = max(math.sqrt(plan.rounds) * plan.sampling.rate, 1.0) / (
-        math.sqrt(2 * (log + epsilon)) - math.sqrt(2 * log)
-    )
-    upper = min(max(start, 2 * _LEAST), _MOST)
+    mu = math.sqrt(2 * (log + epsilon)) - math.sqrt(2 * log)
+    upper = min(max(math.sqrt(plan.rounds) * plan.sampling.rate, 1.0) / mu, _MOST)
 
     def enough(multiplier: float) -> bool:
         return plan.with_noise_multiplier(multiplier).epsilon(delta, accountant) <= epsilon

@@ -85,7 +85,7 @@ def test_gaussian_estimate():
     bounds = np.array([audit.gaussian_estimate(*worlds(rng, Z, 400), delta=1e-5) for _ in range(200)])
     truth = dp.get_epsilon_gaussian(Z, 1e-5)
     assert (bounds > truth).sum() <= binom.isf(1e-4, 200, 0.05)
-    assert (bounds > 0.7 * truth).all()
+    assert np.median(bounds) > 0.75 * truth
     assert audit.gaussian_estimate(*worlds(rng, Z / 2, 400), delta=1e-5) > 1.5 * truth
     assert audit.gaussian_estimate(rng.normal(size=50), rng.normal(size=50) + 9, delta=1e-5) == 0.0
     many = audit.gaussian_estimate(*worlds(rng, 0.4, 200_000), delta=1e-5)
