@@ -6,8 +6,8 @@ import math
 from dataclasses import replace
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.privacy import checks
-from jaxpfl.privacy.accounting import Accountant, PrivacyPlan, quiet
+from jaxpfl.privacy import checks, grids
+from jaxpfl.privacy.accounting import Accountant, PrivacyPlan
 from jaxpfl.privacy.descriptions import CentralNoise
 
 _RELATIVE_TOLERANCE = 5e-5
@@ -80,7 +80,7 @@ def _solve(
         return 1 / root_scalar(gap, bracket=(1 / upper, 1 / lower)).root
     from dp_accounting import ExplicitBracketInterval, calibrate_dp_mechanism
 
-    with quiet():
+    with grids.quiet():
         inverse = calibrate_dp_mechanism(
             lambda: plan.with_noise_multiplier(lower).accountant(accountant),
             lambda u: plan.with_noise_multiplier(1 / u).event(accountant),

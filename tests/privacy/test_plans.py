@@ -21,7 +21,7 @@ from jaxpfl.privacy import (
     poisson_cap,
 )
 
-PER_STEP = PerStepNoise((1.0, 0.5), (5.0, 4.0), steps=10, uploads=50)
+PER_STEP = PerStepNoise((1.0, 0.5), (5.0, 4.0), steps=10, min_uploads=50)
 
 
 def test_contract_replace_one_is_doubled_by_pld_and_not_by_rdp():
@@ -238,6 +238,12 @@ def test_impossible_targets():
         (
             lambda: PrivacyPlan(CentralNoise(1.0, count_stddev=1.0), Full(), 1).epsilon(1e-5, "paper"),
             "accountant paper has no adaptive clipping",
+        ),
+        (lambda: PrivacyPlan(DistributedNoise(1.0, 9), FixedSize(50, 8), 1), "min_uploads must be at most 8, got 9"),
+        (lambda: PrivacyPlan(PER_STEP, Full(49), 1), "min_uploads must be at most 49, got 50"),
+        (
+            lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).with_noise_multiplier(0.0),
+            "noise_multiplier must be > 0 and finite, got 0.0",
         ),
         (lambda: CentralNoise(-1.0), "noise_multiplier must be >= 0 and finite, got -1.0"),
         (lambda: CentralNoise(math.nan), "noise_multiplier must be >= 0 and finite, got nan"),
