@@ -92,9 +92,7 @@ class PrivacyPlan:
                 raise JaxpflError("accountant paper has no adaptive clipping: take pld or rdp")
             return paper.epsilon(slope, delta)
         if accountant == "pld" and delta < grids.SMALLEST_DELTA:
-            raise JaxpflError(
-                f"the pld accountant resolves no delta below {grids.SMALLEST_DELTA:g}, got {delta:g}: take rdp"
-            )
+            raise JaxpflError(f"pld resolves no delta below {grids.SMALLEST_DELTA:g}, got {delta:g}: take rdp")
         with grids.quiet():
             epsilon = float(self.accountant(accountant).compose(self.event(accountant)).get_epsilon(delta))
         if not math.isfinite(epsilon):

@@ -215,7 +215,7 @@ def test_impossible_targets():
         (lambda: PrivacyPlan(CentralNoise(0.0), Full(), 1).event(), "noise multiplier of 0"),
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(0.0), "delta must be > 0 and < 1, got 0.0"),
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(1.0), "delta must be > 0 and < 1, got 1.0"),
-        (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(1e-14), "pld accountant resolves no delta below"),
+        (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(1e-14), "pld resolves no delta below"),
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(1e-5, "prd"), "unknown accountant 'prd'"),
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 0), "rounds must be a whole number of at least 1, got 0"),
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1.5), "rounds must be a whole number"),
