@@ -118,8 +118,8 @@ class PerStepNoise:
     The first bound is what the client's own steps hide, tau adaptive Gaussian releases. The second counts the last
     step's noise of all K clients only: a client's path moves the sum by up to tau C, and others' paths, which do not
     depend on it, may carry anything before. (The average's variance tau s^2/K, which the paper takes, is not available:
-    a client's later gradients see its earlier noise and may cancel it.) Both bounds say that a round is at least as
-    private as one Gaussian release, which is what bounds of sampled rounds need. mu and psi of a client are one release.
+    a client's later gradients see its earlier noise and may cancel it.) Both say that a round is at least as private as
+    one Gaussian release, which is what bounds of sampled rounds need. mu and psi of a client are one release.
 
     The second bound is of plain gradient steps: one rate within a round, no momentum, and nothing done to mu or psi
     between the last noise and the sum (the server projects psi to its floor, not the clients).
