@@ -21,7 +21,7 @@ from jaxpfl.privacy import (
     poisson_cap,
 )
 
-PER_STEP = PerStepNoise((1.0, 0.5), (5.0, 4.0), steps=10, uploads=50)
+PER_STEP = PerStepNoise((1.0, 0.5), (5.0, 4.0), steps=10, min_uploads=50)
 
 
 def test_contract_replace_one_is_doubled_by_pld_and_not_by_rdp():
@@ -196,8 +196,10 @@ def test_impossible_targets():
     for epsilon in (0.0, -1.0, math.inf, math.nan):
         with pytest.raises(JaxpflError, match="epsilon must be > 0 and finite"):
             calibrate(plan, epsilon, 1e-5)
-    with pytest.raises(JaxpflError, match=r"epsilon 1e\+09 at delta 1e-05 needs a noise multiplier below 0\.01"):
+    with pytest.raises(JaxpflError, match=r"epsilon must be at most 200, got 1e\+09: more promises nothing"):
         calibrate(plan, 1e9, 1e-5)
+    with pytest.raises(JaxpflError, match=r"epsilon 100 at delta 0\.5 needs a noise multiplier below 0\.01"):
+        calibrate(PrivacyPlan(CentralNoise(1.0), Poisson(0.1), 1), 100.0, 0.5)
     with pytest.raises(JaxpflError, match=r"epsilon 1e-09 at delta 1e-11 needs a noise multiplier above 1e\+07"):
         calibrate(plan, 1e-9, 1e-11)
     with pytest.raises(JaxpflError, match="count_stddev must be above"):
@@ -213,7 +215,7 @@ def test_impossible_targets():
         (lambda: PrivacyPlan(CentralNoise(0.0), Full(), 1).event(), "noise multiplier of 0"),
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(0.0), "delta must be > 0 and < 1, got 0.0"),
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(1.0), "delta must be > 0 and < 1, got 1.0"),
-        (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(1e-14), "pld accountant resolves no delta below"),
+        (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(1e-14), "pld resolves no delta below"),
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(1e-5, "prd"), "unknown accountant 'prd'"),
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 0), "rounds must be a whole number of at least 1, got 0"),
         (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1.5), "rounds must be a whole number"),
@@ -236,6 +238,12 @@ def test_impossible_targets():
         (
             lambda: PrivacyPlan(CentralNoise(1.0, count_stddev=1.0), Full(), 1).epsilon(1e-5, "paper"),
             "accountant paper has no adaptive clipping",
+        ),
+        (lambda: PrivacyPlan(DistributedNoise(1.0, 9), FixedSize(50, 8), 1), "min_uploads must be at most 8, got 9"),
+        (lambda: PrivacyPlan(PER_STEP, Full(49), 1), "min_uploads must be at most 49, got 50"),
+        (
+            lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).with_noise_multiplier(0.0),
+            "noise_multiplier must be > 0 and finite, got 0.0",
         ),
         (lambda: CentralNoise(-1.0), "noise_multiplier must be >= 0 and finite, got -1.0"),
         (lambda: CentralNoise(math.nan), "noise_multiplier must be >= 0 and finite, got nan"),
