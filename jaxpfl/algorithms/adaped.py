@@ -95,14 +95,14 @@ def adaped(
         raise JaxpflError(f"adaped.idle_rounds must be >= 0, got {idle_rounds}")
 
     own_tasks = personal_tasks(task, architectures)
-    clients = tuple(_client(task, own_task, work, idles=idle_rounds > 0, gate=gate, supervised=supervised) for own_task in own_tasks)
+    clients = tuple(
+        _client(task, own_task, work, idles=idle_rounds > 0, gate=gate, supervised=supervised) for own_task in own_tasks
+    )
     algorithm = Algorithm(clients, _server(task), work.steps, idle_cap=idle_rounds)
     return with_server_optimizer(algorithm, work.server_optimizer, acts_on=Shared(mu=True, psi=False))
 
 
-def _client(
-    task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: bool, supervised: bool
-) -> Client:
+def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: bool, supervised: bool) -> Client:
     """A client whose theta is a model of ``own_task``; mu is one of ``task``."""
     own_apply = own_task.model.apply
 
@@ -137,6 +137,7 @@ def _client(
             theta = theta.step(of_theta, pull_theta(d_student)[0])
 
             student = own_forward(theta.params)
+
             def global_objective(teacher: Array) -> Array:
                 own = batch.mean(task.loss(teacher, batch.y)) if supervised else 0.0
                 return own + kd(batch, teacher, student) / (2 * psi)

@@ -47,7 +47,6 @@ def test_seeds_differ(method, federation):
     assert not np.array_equal(state.participations[0], state.participations[1])
 
 
-@pytest.mark.every_method
 def test_test_examples_reach_nothing_but_scores(method, federation):
     test = federation.test
     other = federation._replace(test=test._replace(x=np.full_like(test.x, np.nan), y=2 - test.y))
