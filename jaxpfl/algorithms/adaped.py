@@ -23,18 +23,22 @@ Another client optimiser makes its own steps of the gradients of theta and of mu
 stays as it is. A server optimiser acts on mu only: psi is averaged, so that it stays above the floor and keeps its
 meaning as a scale.
 
+Under the noise of differential privacy mu may be worse than nothing, while psi, which is noisy itself and rises
+slowly, does not turn the pull off. With ``gate``, a client weighs the pull by how well mu predicts its own labels; that
+costs no privacy, as theta stays with it. A mu no better than a guess then does not teach. It is ours, not the paper's.
+
 With noise in every step (`StepNoise`), the gradients of mu and of psi are clipped and noised one after the other, as
 printed, or jointly; the latter takes psi's gradient at the mu of before the step, as both are released at once.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from flax import struct
 
@@ -76,7 +80,6 @@ def adaped(
     idle_rounds: int = 0,
     architectures: str = "",
     gate: bool = False,
-    supervised: bool = False,
 ) -> Algorithm:
     """AdaPeD (Algorithm 2). Models: personalised theta_i, the client's own; global mu, trained by distillation only.
 
@@ -87,22 +90,26 @@ def adaped(
         clients also hold a copy of mu, and a round costs the steps of all m clients.
       architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, dealt to the clients in turn
         by their ids; "same" is the task's model. Clients of it start from mu, others from their own initialisation.
+      gate: multiplies the pull on theta by how much better than a uniform guess mu predicts the batch's labels,
+        ``max(1 - CE(mu) / log K, 0)``.
 
     Raises:
-      JaxpflError: for a negative ``idle_rounds``, and names of no model.
+      JaxpflError: for a negative ``idle_rounds``, names of no model, and a gate where there are no classes.
     """
     if idle_rounds < 0:
         raise JaxpflError(f"adaped.idle_rounds must be >= 0, got {idle_rounds}")
 
+    if gate and task.num_classes < 2:
+        raise JaxpflError(
+            f"adaped.gate compares with a guess among classes: at least 2 are needed, got {task.num_classes}"
+        )
     own_tasks = personal_tasks(task, architectures)
-    clients = tuple(
-        _client(task, own_task, work, idles=idle_rounds > 0, gate=gate, supervised=supervised) for own_task in own_tasks
-    )
+    clients = tuple(_client(task, own_task, work, idles=idle_rounds > 0, gate=gate) for own_task in own_tasks)
     algorithm = Algorithm(clients, _server(task), work.steps, idle_cap=idle_rounds)
     return with_server_optimizer(algorithm, work.server_optimizer, acts_on=Shared(mu=True, psi=False))
 
 
-def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: bool, supervised: bool) -> Client:
+def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: bool) -> Client:
     """A client whose theta is a model of ``own_task``; mu is one of ``task``."""
     own_apply = own_task.model.apply
 
@@ -111,10 +118,11 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: b
 
     def personal_objective(batch: Batch, teacher: Array, psi: Array, student: Array) -> tuple[Array, Array]:
         loss = batch.mean(task.loss(student, batch.y))
-        trust = 1.0
+        pull = kd(batch, teacher, student) / (2 * psi)
         if gate:
-            trust = jnp.maximum(1 - batch.mean(task.loss(teacher, batch.y)) / np.log(task.num_classes), 0)
-        return loss + trust * kd(batch, teacher, student) / (2 * psi), loss
+            # Of a uniform guess the loss is log K.
+            pull *= jnp.maximum(1 - batch.mean(task.loss(teacher, batch.y)) / math.log(task.num_classes), 0)
+        return loss + pull, loss
 
     def step_with(of_theta: optax.GradientTransformation, of_mu: optax.GradientTransformation, hp: AdaPeDHyper):
         def step(
@@ -138,11 +146,7 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: b
 
             student = own_forward(theta.params)
 
-            def global_objective(teacher: Array) -> Array:
-                own = batch.mean(task.loss(teacher, batch.y)) if supervised else 0.0
-                return own + kd(batch, teacher, student) / (2 * psi)
-
-            d_teacher = jax.grad(global_objective)(teacher)
+            d_teacher = jax.grad(lambda b: kd(batch, b, student) / (2 * psi))(teacher)
             h = pull_mu(d_teacher)[0]
             if work.step_noise is not None and work.step_noise.joint:
                 f = kd(batch, teacher, student)

@@ -15,6 +15,7 @@ from jaxpfl.algorithms.optimizers import Optimizer, resolve
 from jaxpfl.data import batching
 from jaxpfl.errors import unknown_name
 from jaxpfl.models import Task
+from jaxpfl.privacy.mechanism import Mechanism
 from jaxpfl.privacy.step_noise import StepNoise
 from jaxpfl.protocol import ClientContext
 from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar
@@ -51,7 +52,8 @@ class LocalWork:
       optimizer: the clients', by name with arguments (see `optimizers`) or as a factory; it starts anew every round.
       server_optimizer: the server's, for methods that average (see `with_server_optimizer`).
       weighting: of the clients in the mean, for methods that weigh them: by ``examples``, or ``uniform``.
-      step_noise: clipping and noise in every step of what is uploaded, for methods that know it (`Method.step_noise`).
+      privacy: the mechanism behind which the method runs. `privatize` applies it to any sum of uploads; here it is for
+        what only the method can do: noise in every step (`released`), and private servers of their own (AdaMix).
 
     Raises:
       JaxpflError: for an optimiser or an argument of one that there is not, and another weighting.
@@ -64,7 +66,7 @@ class LocalWork:
     optimizer: Optimizer = "sgd"
     server_optimizer: Optimizer = "sgd"
     weighting: str = "examples"
-    step_noise: StepNoise | None = None
+    privacy: Mechanism | None = None
 
     def __post_init__(self) -> None:
         resolve(self.optimizer)
@@ -75,6 +77,11 @@ class LocalWork:
     def weight(self, data: ClientData) -> Array:
         """A client's weight in the mean: n_i, or 1, []."""
         return data.size.astype(jnp.result_type(float)) if self.weighting == "examples" else jnp.ones(())
+
+    @property
+    def step_noise(self) -> StepNoise | None:
+        """The clipping and noise of every local step; None where there is none."""
+        return None if self.privacy is None else self.privacy.step_noise
 
     def released(self, key: Key, gradient: PyTree) -> PyTree:
         """A step's gradient of uploaded parameters as the upload may show it; ``key`` is that of the step."""

@@ -42,6 +42,8 @@ class Method(NamedTuple):
       uploads: whether anything leaves its clients.
       step_noise: whether it can clip and noise every local step of what it uploads (`LocalWork.step_noise`).
       scales: how many scales it uploads beside parameters, to be clipped apart from them in such steps.
+      releases: ``options -> number``, for a method whose server is private by itself (``LocalWork.privacy``): how many
+        sums a round releases. None where `privatize` makes its one sum private.
     """
 
     name: str
@@ -51,6 +53,7 @@ class Method(NamedTuple):
     uploads: bool = True
     step_noise: bool = False
     scales: int = 0
+    releases: Callable[[Mapping[str, Any]], int] | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -76,7 +79,7 @@ METHODS: Mapping[str, Method] = {
         Method("persfl-gd", persfl_gd, AveragingHyper()),
         Method("map-gaussian", map_gaussian, MapHyper()),
         Method("map-laplace", map_laplace, MapHyper()),
-        Method("adamix", adamix, MapHyper()),
+        Method("adamix", adamix, MapHyper(), releases=lambda options: options["em_steps"]),
         Method("pooled", pooled, SgdHyper(), pooled=True),
         Method("ditto", ditto, DittoHyper()),
         Method("pfedme", pfedme, PFedMeHyper()),

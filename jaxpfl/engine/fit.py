@@ -158,7 +158,7 @@ def fit(
         optimizer=client_optimizer,
         server_optimizer=server_optimizer,
         weighting=weighting_under(privacy is not None, weighting),
-        step_noise=None if privacy is None else privacy.step_noise,
+        privacy=privacy,
     )
     hp = replace(method.name, method.hyper, ({} if server_lr is None else {"server_lr": server_lr}) | (hyper or {}))
     check_rate(server_optimizer, getattr(hp, "server_lr", 0.0))
@@ -243,7 +243,8 @@ def make_simulation(
         if privacy.step_noise is not None and not method.step_noise:
             able = ", ".join(name for name, other in algorithms.METHODS.items() if other.step_noise)
             raise JaxpflError(f"{method.name} cannot add noise in every step; those that can: {able}")
-        algorithm, hp = privatize(algorithm, hp, privacy)
+        if method.releases is None:
+            algorithm, hp = privatize(algorithm, hp, privacy)
     if method.pooled:
         return PooledSimulation(algorithm, task, federation, hp, plan=plan, unseen=unseen)
     return Simulation(

@@ -118,7 +118,7 @@ def play(
         return -products[:, 0]
 
     task = Task(model, (DIMENSION,), 1, loss, {"loss": loss})
-    work = LocalWork(np.ones(num_clients, int), steps, 1, weighting="uniform", step_noise=mechanism.step_noise)
+    work = LocalWork(np.ones(num_clients, int), steps, 1, weighting="uniform", privacy=mechanism)
     method = METHODS["fedavg"]
     rates = method.hyper.replace(lr=1.0, lr_decay=1.0, weight_decay=0.0)
     world = _World(rates, float(present))

@@ -77,9 +77,18 @@ class Protection(NamedTuple):
 
 
 def protect(
-    config: PrivacyConfig, method: Method, participation: Participation, *, rounds: int, steps: int
+    config: PrivacyConfig,
+    method: Method,
+    options: dict[str, Any],
+    participation: Participation,
+    *,
+    rounds: int,
+    steps: int,
 ) -> Protection | None:
     """What stands between a method's clients and its server; None where the config asks for none.
+
+    Args:
+      options: those of the method's static options that are not at their defaults.
 
     Raises:
       JaxpflError: for what cannot be accounted, and budgets that no noise keeps.
@@ -87,6 +96,8 @@ def protect(
     if not config.on:
         return None
     of_run: dict[str, Any] = {"rounds": rounds, "steps": steps, "scales": method.scales}
+    if method.releases is not None:
+        of_run["releases"] = method.releases(method.options | options)
     given: dict[str, Any] = {
         name: getattr(config, name)
         for name in ("clipping_norm", "noise", "min_uploads", "scale_clipping_norm", "joint")

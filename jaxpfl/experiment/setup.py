@@ -53,15 +53,16 @@ class Experiment(NamedTuple):
         config, method = self.config, algorithms.get(name)
         _, options = _split_settings(config, name, self.methods)
         protection = self.protection(name)
+        mechanism = None if protection is None else protection.mechanism
         return make_simulation(
             method,
             self.task,
-            local_work(config, self.federation, self.unseen),
+            dataclasses.replace(local_work(config, self.federation, self.unseen), privacy=mechanism),
             self.federation,
             cohorts(config, self.federation.num_clients),
             self.hyper(name),
             options=options,
-            privacy=None if protection is None else protection.mechanism,
+            privacy=mechanism,
             availability=participation.availability(
                 config.dropout, config.stragglers, same_stragglers=config.same_stragglers
             ),
@@ -82,6 +83,7 @@ class Experiment(NamedTuple):
         return protect(
             config.privacy,
             method,
+            _split_settings(config, name, self.methods)[1],
             cohorts(config, self.federation.num_clients),
             rounds=require(config.rounds),
             steps=require(config.local_steps),

@@ -27,7 +27,13 @@ from jaxpfl.privacy.mechanism import Mechanism
 
 
 def plan_of(
-    mechanism: Mechanism, participation: Participation, *, rounds: int, steps: int = 1, scales: int = 0
+    mechanism: Mechanism,
+    participation: Participation,
+    *,
+    rounds: int,
+    steps: int = 1,
+    scales: int = 0,
+    releases: int = 1,
 ) -> PrivacyPlan:
     """The run as the accountant sees it.
 
@@ -37,11 +43,12 @@ def plan_of(
       rounds: R.
       steps: tau, local steps in a round; noise in every step is accounted by them.
       scales: how many scales (psi) are uploaded beside the parameters; they are clipped apart from them in every step.
+      releases: sums released in a round about the same cohort.
 
     Raises:
       JaxpflError: for several noise multipliers, and a combination that cannot be accounted.
     """
-    return PrivacyPlan(_noise(mechanism, participation, steps, scales), sampling_of(participation), rounds)
+    return PrivacyPlan(_noise(mechanism, participation, steps, scales, releases), sampling_of(participation), rounds)
 
 
 def calibrated(
@@ -53,6 +60,7 @@ def calibrated(
     rounds: int,
     steps: int = 1,
     scales: int = 0,
+    releases: int = 1,
     accountant: Accountant = "pld",
 ) -> Mechanism:
     """The mechanism with the least noise whose eps over the run is at most the one asked for.
@@ -65,7 +73,7 @@ def calibrated(
       JaxpflError: for a target out of range, and as `plan_of`.
     """
     some = replace(mechanism, noise_multiplier=1.0, quantile=None, count_stddev=None)
-    plan = plan_of(some, participation, rounds=rounds, steps=steps, scales=scales)
+    plan = plan_of(some, participation, rounds=rounds, steps=steps, scales=scales, releases=releases)
     found = calibrate(plan, epsilon, delta, accountant).noise
     z = found.stddevs[0] / found.clips[0] if isinstance(found, PerStepNoise) else found.noise_multiplier
     return replace(mechanism, noise_multiplier=z)
@@ -82,14 +90,16 @@ def sampling_of(participation: Participation) -> Sampling:
     return Poisson(participation.rate, num_clients, cap)
 
 
-def _noise(mechanism: Mechanism, participation: Participation, steps: int, scales: int) -> Noise:
+def _noise(mechanism: Mechanism, participation: Participation, steps: int, scales: int, releases: int) -> Noise:
     if np.ndim(mechanism.noise_multiplier):
         raise JaxpflError("a plan is of one noise multiplier; make one for each run")
     clip = mechanism.clipping_norm
+    if releases > 1 and mechanism.noise != "central":
+        raise JaxpflError(f"several releases in a round are accounted with central noise, not {mechanism.noise}")
     if mechanism.noise == "central":
         adapts = mechanism.quantile is not None
         z = float(mechanism.noise_multiplier_of_sum)
-        return CentralNoise(z, None if adapts else clip, mechanism.count_stddev if adapts else None)
+        return CentralNoise(z, None if adapts else clip, mechanism.count_stddev if adapts else None, releases)
     z = float(np.asarray(mechanism.noise_multiplier))
     uploads = mechanism.least_uploads(participation.expected_cohort)
     if mechanism.noise == "distributed":

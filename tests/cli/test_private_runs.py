@@ -74,6 +74,14 @@ def test_other_mechanisms(capsys, tmp_path, flags):
     assert claim["relation"] == relations[flags[0]]
 
 
+def test_adamix_counts_the_steps_of_em(capsys, tmp_path):
+    args = ["run", "adamix", *SMALL, *BUDGET, "--set", "em_steps=3", "--json", "--output", tmp_path / "run"]
+    shown = jaxpfl(capsys, *args)
+    assert shown.status == 0, shown.err
+    claim = shown.json["methods"]["adamix"]["privacy"]
+    assert claim["mechanism"]["noise_multiplier"] == pytest.approx(3**0.5 * claim["noise_multiplier"])
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
@@ -107,7 +115,6 @@ def test_what_cannot_be_claimed_is_one_line(capsys, tmp_path, flags, message):
     ("method", "message"),
     [
         ("ifca", "one weight for an upload"),
-        ("adamix", "uploads that are summed"),
         ("pooled", "no upload to make private"),
     ],
 )

@@ -28,7 +28,7 @@ def mean(server: dict[str, Any], ends: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def made(method: str, hp: dict[str, float], mechanism: Mechanism) -> Any:
-    choices = {"step_noise": mechanism.step_noise, "weighting": "uniform"}
+    choices = {"privacy": mechanism, "weighting": "uniform"}
     return simulation(method, classification_problem(), hp, choices=choices, privacy=mechanism)
 
 

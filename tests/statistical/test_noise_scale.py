@@ -27,7 +27,7 @@ def noise_of_a_round(mechanism: Mechanism, participation: Participation, devices
     task = Task(model, (ENTRIES,), 1, lambda p, y: (p[:, 0] - y - 1) ** 2, {"loss": lambda p, y: p[:, 0]})
     ends = []
     for noisy in (mechanism, replace(mechanism, noise_multiplier=0.0)):
-        work = LocalWork(np.full(CLIENTS, 3), 1, 3, step_noise=noisy.step_noise)
+        work = LocalWork(np.full(CLIENTS, 3), 1, 3, privacy=noisy)
         method = METHODS["fedavg"]
         algorithm, hp = privatize(method.build(task, work), method.hyper.replace(lr=RATE), noisy)
         plan = ExecutionPlan(devices=devices, rounds_per_call=1)
