@@ -1,6 +1,7 @@
 """Published and independently computed privacy budgets, to three digits, and Gaussian DP in closed form."""
 
 import math
+from dataclasses import replace
 
 import mpmath
 import numpy as np
@@ -75,10 +76,15 @@ def test_loose_table():
     assert alone["per_step"]["replace_one"]["epsilon"] == three_digits(83.59)
     both = theorem5_beside_sound(c1=1.0, sigma1=5.0, c2=1.0, sigma2=5.0, **setting)
     assert both["paper"]["epsilon"] == three_digits(12.147)
+    # With noise at the end mu and psi together are one part of half the variance. As printed, psi's update sees mu's
+    # noise, and a client's own tau steps are what can be counted: two parts of 10 steps, for 300 rounds.
     half = theorem5_beside_sound(c1=1.0, sigma1=5.0 / math.sqrt(2), **setting)
-    for variant in ("end_of_round", "per_step"):  # mu and psi together are one part with half the variance
-        for relation in ("zero_out", "replace_one"):
-            assert both[variant][relation]["epsilon"] == pytest.approx(half[variant][relation]["epsilon"], rel=1e-6)
+    own = PrivacyPlan(CentralNoise(5.0 / math.sqrt(20)), Full(), 300)
+    for name, relation in (("zero_out", "add-or-remove-one"), ("replace_one", "replace-one")):
+        at_end = both["end_of_round"][name]["epsilon"]
+        assert at_end == pytest.approx(half["end_of_round"][name]["epsilon"], rel=1e-6)
+        own_steps = replace(own, relation=relation).epsilon(1e-4)
+        assert both["per_step"][name]["epsilon"] == pytest.approx(own_steps, rel=1e-6)
 
 
 def test_slack_of_theorem_5_covers_zero_out_up_to_twelve_local_steps():
