@@ -4,7 +4,7 @@ Client i holds n_i samples that depend on its own theta_i. It sends a message (`
 messages what it tells everybody (`combine`), and the client puts that together with its own data (`personalize`).
 Estimators that take several rounds repeat the three, each time with what the server told last.
 
-Everything jits, and vmaps over repetitions and over settings: scalars are closed over by the builders and may be traced,
+Everything jits, and vmaps over repetitions and settings: scalars are closed over by the builders and may be traced,
 sizes are static.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation", section 2.
@@ -36,14 +36,14 @@ class Samples(NamedTuple):
     mask: Array
 
     @property
-    def count(self) -> Array:
+    def size(self) -> Array:
         """n_i, the number of real samples, [] (or [m] when stacked), as a floating-point number."""
         return self.mask.sum(axis=-1).astype(jnp.result_type(self.x.dtype, jnp.float32))
 
     @property
     def mean(self) -> Array:
         """The mean of the real samples of one client, [...]; zero where there is none."""
-        return self._total(self.x) / jnp.maximum(self.count, 1)
+        return self._total(self.x) / jnp.maximum(self.size, 1)
 
     @property
     def scatter(self) -> Array:

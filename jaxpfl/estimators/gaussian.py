@@ -4,23 +4,21 @@ r"""Estimating the means of Gaussian clients together: X_ij ~ N(theta_i, sx2 I),
    \qquad w_j = \frac{1}{st^2 + sx^2 / n_j + sq^2}
 
 M is the maximum-likelihood estimate of mu from what was sent (the plain mean where all clients hold equally many
-samples), and a_i is the exact minimiser of the mean squared error given M's weights: equation (5) of the paper for equal
-sizes, and for unequal ones, for clients that did not send, the same with their own terms. `gaussian_closed_form` has
-the errors.
+samples), and a_i is the exact minimiser of the mean squared error given M's weights: equation (5) of the paper where
+sizes are equal and all sent. `gaussian_closed_form` has the errors.
 
 Reference: Ozkara et al. 2023, section 2.1, Theorems 1 and 2, Remark 7.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax.numpy as jnp
 
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator, Samples
-from jaxpfl.estimators.moments import Moments, moments
+from jaxpfl.estimators.moments import moments
 from jaxpfl.estimators.release import EXACT, Release
 from jaxpfl.types import Array, Key, Scalar
 
@@ -29,7 +27,7 @@ class Local(NamedTuple):
     """What a client keeps: its own mean [d], and the number of its samples []."""
 
     mean: Array
-    count: Array
+    size: Array
 
 
 class Sent(NamedTuple):
@@ -37,7 +35,7 @@ class Sent(NamedTuple):
     to be estimated, the summed squared deviations from its mean [] (else zero)."""
 
     mean: Array
-    count: Array
+    size: Array
     scatter: Array
 
 
@@ -88,12 +86,12 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Local]:
         scatter = samples.scatter.mean() if sx2 is None else jnp.zeros(())
-        own = Local(samples.mean, samples.count)
-        return Sent(release.send(key, own.mean), own.count, scatter), own
+        own = Local(samples.mean, samples.size)
+        return Sent(release.send(key, own.mean), own.size, scatter), own
 
     def combine(key: Key, shared: None, messages: Sent, sent: Array) -> Told:
         noise = pooled_variance(messages, sent) if sx2 is None else jnp.asarray(sx2)
-        s2 = noise / jnp.maximum(messages.count, 1)
+        s2 = noise / jnp.maximum(messages.size, 1)
         if st2 is None:
             of_means = moments(messages.mean, sent)
             within = moments(s2, sent).mean + release.variance
@@ -105,18 +103,18 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
         return Told(w @ jnp.where(sent[:, None], messages.mean, 0) / _nonzero(total), total, spread, noise)
 
     def personalize(told: Told, message: Sent, sent: Array, own: Local) -> Array:
-        a = closed_form.best_weight(*error_terms(told, own.count, sent, release.variance))
+        a = closed_form.best_weight(*error_terms(told, own.size, sent, release.variance))
         return jnp.where(told.weight > 0, a * own.mean + (1 - a) * told.mean, own.mean)
 
     return Estimator(summarize, combine, personalize)
 
 
-def error_terms(told: Told, count: Array, sent: Array, sq2: Scalar = 0.0) -> tuple[Array, Array, Array]:
+def error_terms(told: Told, size: Array, sent: Array, sq2: Scalar = 0.0) -> tuple[Array, Array, Array]:
     """``s2``, ``c`` and ``V`` of `gaussian_closed_form.error` for a client with n_i samples, [] each.
 
     With w_j = 1 / Var(q(mean_j)), Var M is 1 / sum w, Cov(mean_i, M) is w_i s2 / sum w beside st2's part.
     """
-    s2 = told.sx2 / jnp.maximum(count, 1)
+    s2 = told.sx2 / jnp.maximum(size, 1)
     part = jnp.where(sent, _weight(told.st2 + s2 + sq2), 0) / _nonzero(told.weight)
     return s2, part * s2, 1 / _nonzero(told.weight) * (told.st2 + s2 + sq2 > 0) + told.st2 * (1 - 2 * part)
 
@@ -137,8 +135,8 @@ def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
 
     def combine(key: Key, shared: None, messages: Sent, sent: Array) -> tuple[Array, Array]:
         of_means = moments(messages.mean, sent)
-        free = (of_means.count - 1) * messages.mean.shape[-1] - 2
-        s2 = sx2 / jnp.maximum(moments(messages.count, sent).mean, 1)
+        free = (of_means.number - 1) * messages.mean.shape[-1] - 2
+        s2 = sx2 / jnp.maximum(moments(messages.size, sent).mean, 1)
         square = of_means.scatter.sum()
         keep = 1 - jnp.maximum(free, 0) * s2 / _nonzero(square)
         keep = jnp.where(square > 0, keep, jnp.where(s2 > 0, 0.0, 1.0) if positive else 1.0)
@@ -149,14 +147,14 @@ def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
         return mean + keep * (own - mean)
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Array]:
-        return Sent(samples.mean, samples.count, jnp.zeros(())), samples.mean
+        return Sent(samples.mean, samples.size, jnp.zeros(())), samples.mean
 
     return Estimator(summarize, combine, personalize)
 
 
 def pooled_variance(messages: Sent, sent: Array) -> Array:
     """sx2 from all clients' squared deviations: over their degrees of freedom, zero where there are none."""
-    free = jnp.where(sent, jnp.maximum(messages.count - 1, 0), 0).sum()
+    free = jnp.where(sent, jnp.maximum(messages.size - 1, 0), 0).sum()
     return jnp.where(sent, messages.scatter, 0).sum() / jnp.maximum(free, 1)
 
 

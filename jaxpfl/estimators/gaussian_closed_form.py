@@ -87,7 +87,7 @@ def bound_known_mean(s2: Scalar, st2: Scalar) -> Array:
 
 def bound_unknown_mean(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
     """No equivariant estimator that learns mu from the clients does better: ``s2 (st2 + s2/m) / (st2 + s2)``, the
-    print's (30). It equals `personalized` without noise; the print's route to it gives `van_trees_bound`, which is less.
+    print's (30). It equals `personalized` without noise; the print's route gives `van_trees_bound`, which is less.
     """
     return _ratio(s2 * (st2 + s2 / clients), st2 + s2)
 

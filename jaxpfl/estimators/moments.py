@@ -15,30 +15,30 @@ class Moments(NamedTuple):
     Squares are summed about the mean: the difference of two large sums would leave nothing in single precision.
     """
 
-    count: Array
+    number: Array
     mean: Array
     scatter: Array
 
     @property
     def variance(self) -> Array:
         """Unbiased, [...]; zero of fewer than two messages."""
-        return self.scatter / jnp.maximum(self.count - 1, 1)
+        return self.scatter / jnp.maximum(self.number - 1, 1)
 
 
 def moments(messages: Array, sent: Array) -> Moments:
     """Of messages [m, ...] that were sent, [m] bool."""
     chosen = sent.reshape(-1, *[1] * (messages.ndim - 1))
-    count = sent.sum().astype(messages.dtype)
-    mean = jnp.where(chosen, messages, 0).sum(axis=0) / jnp.maximum(count, 1)
-    return Moments(count, mean, jnp.where(chosen, (messages - mean) ** 2, 0).sum(axis=0))
+    number = sent.sum().astype(messages.dtype)
+    mean = jnp.where(chosen, messages, 0).sum(axis=0) / jnp.maximum(number, 1)
+    return Moments(number, mean, jnp.where(chosen, (messages - mean) ** 2, 0).sum(axis=0))
 
 
 def without(all_sent: Moments, message: Array, sent: Array) -> Moments:
     """What the others sent: the moments less one client's message, if it was sent."""
-    count = all_sent.count - 1
+    number = all_sent.number - 1
     deviation = message - all_sent.mean
-    others = jnp.maximum(count, 1)
+    others = jnp.maximum(number, 1)
     mean = all_sent.mean - deviation / others
-    scatter = jnp.maximum(all_sent.scatter - deviation**2 * all_sent.count / others, 0)
-    left_out = Moments(count, jnp.where(count > 0, mean, 0), jnp.where(count > 0, scatter, 0))
+    scatter = jnp.maximum(all_sent.scatter - deviation**2 * all_sent.number / others, 0)
+    left_out = Moments(number, jnp.where(number > 0, mean, 0), jnp.where(number > 0, scatter, 0))
     return Moments(*(jnp.where(sent, a, b) for a, b in zip(left_out, all_sent, strict=True)))

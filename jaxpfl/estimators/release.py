@@ -34,9 +34,7 @@ EXACT = Release(lambda key, mean: mean, 0.0, 32)
 
 def quantized(b: Scalar, bits: int) -> Release:
     """Each entry clipped to [-b, b] and rounded at random to k bits (`compression.quantizers`)."""
-    return Release(
-        lambda key, mean: quantizers.quantize(key, mean, b, bits), quantizers.variance_bound(b, bits), bits
-    )
+    return Release(lambda key, mean: quantizers.quantize(key, mean, b, bits), quantizers.variance_bound(b, bits), bits)
 
 
 def gaussian(b: Scalar, stddev: Scalar) -> Release:
