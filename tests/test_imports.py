@@ -8,7 +8,7 @@ import sys
 
 SCRIPT = """
 import sys
-for name in ("orbax", "sklearn", "matplotlib", "tyro", "tensorflow_datasets"):
+for name in ("orbax", "sklearn", "matplotlib", "tyro", "tensorflow_datasets", "dp_accounting"):
     sys.modules[name] = None  # an import of it raises ImportError
 import numpy as np
 import jaxpfl

@@ -1,0 +1,138 @@
+"""Local mechanisms: odds of exactly e^eps, the mean of a message, and the calibration against 50-digit arithmetic."""
+
+import math
+
+import jax
+import jax.numpy as jnp
+import mpmath
+import numpy as np
+import pytest
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.privacy import local
+
+KEY = jax.random.key(3)
+ODD = [0.0, 0.3, -1.0, 1.0, 7.0, -1e30, np.inf, -np.inf, np.nan]
+
+
+def gaussian_delta(epsilon: float, stddev: float) -> mpmath.mpf:
+    """delta(eps) of a Gaussian mechanism of sensitivity 1, from the two tail probabilities."""
+    with mpmath.workdps(50):
+        s, e = mpmath.mpf(stddev), mpmath.mpf(epsilon)
+        return mpmath.ncdf(1 / (2 * s) - e * s) - mpmath.exp(e) * mpmath.ncdf(-1 / (2 * s) - e * s)
+
+
+@pytest.mark.parametrize("epsilon", [0.01, 0.5, 1.0, 8.0, 40.0])
+@pytest.mark.parametrize("delta", [1e-12, 1e-5, 0.1])
+def test_analytic_stddev_solves_the_exact_equation(epsilon, delta):
+    stddev = local.analytic_gaussian_stddev(epsilon, delta, 3.0) / 3.0
+    # A stddev right to a relative 1e-10 brackets delta.
+    assert gaussian_delta(epsilon, stddev * (1 + 1e-10)) < delta < gaussian_delta(epsilon, stddev * (1 - 1e-10))
+
+
+def test_printed_stddev_is_sound_for_small_eps_in_one_dimension():
+    for epsilon in (0.1, 0.5, 0.99):
+        printed = local.printed_gaussian_stddev(epsilon, 1e-5, 2.0)
+        assert printed == pytest.approx(2.0 / epsilon * math.sqrt(8 * math.log(2e5)))
+        assert printed > local.analytic_gaussian_stddev(epsilon, 1e-5, sensitivity=4.0)
+    # Ten coordinates with the noise meant for one are sqrt(10) as far apart: delta is more than 100 times too large.
+    stddev = local.printed_gaussian_stddev(0.9, 1e-5, 1.0) / (2 * math.sqrt(10))
+    assert gaussian_delta(0.9, stddev) > 100 * 1e-5
+
+
+def probability_of_high(monkeypatch, draw, epsilon: float, grid: np.ndarray) -> np.ndarray:
+    """P(the higher value) for each input of ``ODD``, by putting every point of a grid in the place of the uniform."""
+    uniforms = jnp.broadcast_to(jnp.asarray(grid, jnp.float32)[:, None], (len(grid), len(ODD)))
+    with monkeypatch.context() as patch:
+        patch.setattr(jax.random, "uniform", lambda key, shape, dtype: uniforms)
+        messages = np.asarray(draw(jnp.broadcast_to(jnp.asarray(ODD, jnp.float32), uniforms.shape)))
+    assert len(np.unique(messages)) <= 2
+    return (messages > 0).mean(axis=0)
+
+
+@pytest.mark.parametrize("epsilon", [0.1, 1.0, 4.0])
+@pytest.mark.parametrize("unit", [False, True])
+def test_odds_are_exactly_e_to_the_eps(monkeypatch, epsilon, unit):
+    def draw(x):
+        return local.one_bit_unit(KEY, x, epsilon) if unit else local.one_bit(KEY, x, 1.0, epsilon)
+
+    high = probability_of_high(monkeypatch, draw, epsilon, (np.arange(2**19) + 0.5) / 2**19)
+    e = math.exp(epsilon)
+    for odds in (high.max() / high.min(), (1 - high).max() / (1 - high).min()):
+        assert odds == pytest.approx(e, rel=2**-18 * (e + 1))
+    # Out of range is the nearest end, and not a number the middle: never an outcome of its own.
+    x = np.nan_to_num(np.clip(ODD, 0, 1) if unit else np.clip(ODD, -1, 1), nan=0.5 if unit else 0.0)
+    expected = x * (e - 1) / (e + 1) + 1 / (e + 1) if unit else (1 + x * (e - 1) / (e + 1)) / 2
+    np.testing.assert_allclose(high, expected, atol=2**-18)
+
+
+@pytest.mark.parametrize("epsilon", [12.0, 15.0])
+def test_rounding_never_makes_the_rare_value_rarer(monkeypatch, epsilon):
+    """Where 1/(e^eps + 1) is near the step of a float32 uniform it is rounded up, for both values."""
+    step = 2.0**-23
+    grid = np.arange(4096) * step  # the smallest uniforms there are; a hit has the probability of one step
+    rare = 1 / (math.exp(epsilon) + 1)
+    high = probability_of_high(monkeypatch, lambda x: local.one_bit(KEY, x, 1.0, epsilon), epsilon, grid)
+    hits = 4096 * np.array([high[ODD.index(-1.0)], 1 - high[ODD.index(1.0)]])
+    assert rare <= hits.min() * step
+    assert hits.max() * step < rare + 2 * step
+
+
+def test_mean_and_values_of_messages():
+    """False alarms: each mean is normal, 5 standard errors, 6 comparisons: below 4e-6."""
+    n, epsilon, bound = 200_000, 1.0, 2.0
+    x = jnp.array([-2.0, 0.3, 1.5])
+    e = math.exp(epsilon)
+    signed = np.asarray(local.one_bit(KEY, jnp.broadcast_to(x, (n, 3)), bound, epsilon), np.float64)
+    c = bound * (e + 1) / (e - 1)
+    np.testing.assert_allclose(np.abs(signed), c, rtol=1e-6)
+    assert (np.abs(signed.mean(axis=0) - np.asarray(x)) < 5 * np.sqrt((c**2 - np.asarray(x) ** 2) / n)).all()
+    p = jnp.array([0.0, 0.25, 1.0])
+    unit = np.asarray(local.one_bit_unit(KEY, jnp.broadcast_to(p, (n, 3)), epsilon), np.float64)
+    np.testing.assert_allclose(np.unique(unit), [-1 / (e - 1), e / (e - 1)], rtol=1e-6)
+    assert (np.abs(unit.mean(axis=0) - np.asarray(p)) < 5 * c / bound / 2 / math.sqrt(n)).all()
+
+
+def test_the_bit_beats_the_gaussian_mechanism():
+    for epsilon in (0.1, 0.8, 3.0):
+        bit = (1 / math.tanh(epsilon / 2)) ** 2
+        assert bit < local.analytic_gaussian_stddev(epsilon, 1e-5, 2.0) ** 2
+
+
+def test_gaussian_messages_are_clipped_first():
+    x = jnp.array(ODD, jnp.float32)
+    bound = 0.5
+    np.testing.assert_array_equal(
+        local.gaussian(KEY, x, bound, 0.0), np.nan_to_num(np.clip(ODD, -bound, bound)).astype(np.float32)
+    )
+    noise = np.asarray(local.gaussian(KEY, jnp.full(100_000, 9.0), bound, 2.0), np.float64) - bound
+    # Relative standard error of a standard deviation: 1/sqrt(2 n); 5 of them, false alarms 6e-7.
+    assert abs(noise.std() / 2 - 1) < 5 / math.sqrt(2 * len(noise))
+
+
+def test_mechanisms_jit_and_vmap_over_eps():
+    eps = jnp.array([0.5, 2.0])
+    x = jnp.zeros(3)
+    many = jax.jit(jax.vmap(lambda e: local.one_bit(KEY, x, 1.0, e)))(eps)
+    np.testing.assert_allclose(np.abs(many), np.broadcast_to(1 / np.tanh(eps / 2)[:, None], (2, 3)), rtol=1e-6)
+    assert jax.vmap(lambda e: local.one_bit_unit(KEY, x, e))(eps).shape == (2, 3)
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        ((0.0, 1e-5, 1.0), "epsilon must be > 0 and finite, got 0.0"),
+        ((math.nan, 1e-5, 1.0), "epsilon must be > 0 and finite, got nan"),
+        ((math.inf, 1e-5, 1.0), "epsilon must be > 0 and finite, got inf"),
+        ((1.0, 0.0, 1.0), "delta must be > 0 and < 1, got 0.0"),
+        ((1.0, 1.0, 1.0), "delta must be > 0 and < 1, got 1.0"),
+    ],
+)
+def test_refusals(args, message):
+    for calibrate in (local.analytic_gaussian_stddev, local.printed_gaussian_stddev):
+        with pytest.raises(JaxpflError, match=message):
+            calibrate(*args)
+    with pytest.raises(JaxpflError, match="sensitivity must be > 0 and finite, got -1"):
+        local.analytic_gaussian_stddev(1.0, 1e-5, -1)
+    with pytest.raises(JaxpflError, match="bound must be > 0 and finite, got 0"):
+        local.printed_gaussian_stddev(1.0, 1e-5, 0)
