@@ -42,23 +42,47 @@ class Posterior(NamedTuple):
     log_evidence: Array
 
 
-def posterior(population: Population, x: Array, y: Array) -> Posterior:
-    r"""One client's posterior, ``x`` [n, d] and ``y`` [n]:
+class Rotated(NamedTuple):
+    """One client's data in the basis of its examples in which X X' is diagonal; white noise is white in every basis.
+
+    Attributes:
+      x: [n, d].
+      y: [n].
+      squares: the diagonal, [n].
+    """
+
+    x: Array
+    y: Array
+    squares: Array
+
+
+def rotate(x: Array, y: Array) -> Rotated:
+    """The data ``x`` [n, d], ``y`` [n] in that basis: once for all the populations that they are held against."""
+    _, basis = jnp.linalg.eigh(x @ x.T)
+    x, y = basis.T @ x, basis.T @ y
+    return Rotated(x, y, (x**2).sum(axis=-1))
+
+
+def posterior(population: Population, data: Rotated) -> Posterior:
+    r"""One client's posterior:
 
     .. math:: E\,\theta = \mu + s^2 X^T S^{-1} (y - X \mu), \qquad S = s^2 X X^T + s_x^2 I
 
-    It solves n equations, not d. With ``t = tr(s2 X X' S^-1)``, tr C = s2 (d - t) and tr X C X' = sx2 t.
+    S is diagonal here. With ``t = tr(s2 X X' S^-1)``, tr C = s2 (d - t) and tr X C X' = sx2 t.
     """
     mu, s2, sx2 = population
-    n, d = x.shape
-    gram = x @ x.T
-    factor = jnp.linalg.cholesky(s2 * gram + sx2 * jnp.eye(n, dtype=x.dtype))
-    residual = y - x @ mu
-    solved = jax.scipy.linalg.cho_solve((factor, True), jnp.column_stack([residual, s2 * gram]))
-    explained = jnp.trace(solved[:, 1:])
-    log_det = 2 * jnp.log(jnp.diagonal(factor)).sum()
-    log_evidence = -(residual @ solved[:, 0] + log_det + n * jnp.log(2 * jnp.pi)) / 2
-    return Posterior(mu + s2 * x.T @ solved[:, 0], s2 * (d - explained), sx2 * explained, log_evidence)
+    d = data.x.shape[1]
+    diagonal = s2 * data.squares + sx2
+    residual = data.y - data.x @ mu
+    explained = (s2 * data.squares / diagonal).sum()
+    log_evidence = -((residual**2 / diagonal).sum() + jnp.log(2 * jnp.pi * diagonal).sum()) / 2
+    mean = mu + s2 * data.x.T @ (residual / diagonal)
+    return Posterior(mean, s2 * (d - explained), sx2 * explained, log_evidence)
+
+
+def personalize(population: Population, x: Array, y: Array) -> Array:
+    """One client's posterior mean, [d]."""
+    return posterior(population, rotate(x, y)).mean
 
 
 def least_squares(x: Array, y: Array) -> Array:
@@ -90,13 +114,13 @@ def moments(x: Array, y: Array, floor: Scalar) -> Population:
 
 def em(population: Population, x: Array, y: Array, floor: Scalar, steps: int) -> Population:
     """Steps of EM on all clients' data, [m, n, d] and [m, n]; never lowers the summed ``log_evidence``."""
-    d = x.shape[-1]
+    d, data = x.shape[-1], jax.vmap(rotate)(x, y)
 
     def step(_: Array, population: Population) -> Population:
-        of = jax.vmap(lambda x, y: posterior(population, x, y))(x, y)
+        of = jax.vmap(lambda data: posterior(population, data))(data)
         mu = of.mean.mean(axis=0)
         s2 = (((of.mean - mu) ** 2).sum(axis=-1) + of.variance).mean() / d
-        residual = y - jnp.einsum("ijd,id->ij", x, of.mean)
+        residual = data.y - jnp.einsum("ijd,id->ij", data.x, of.mean)
         sx2 = ((residual**2).sum(axis=-1) + of.fitted).mean() / y.shape[1]
         return Population(mu, jnp.maximum(s2, floor), jnp.maximum(sx2, floor))
 

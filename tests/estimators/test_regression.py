@@ -26,12 +26,16 @@ def clients(m: int, n: int, d: int, seed: int = 0, centers=None, s2: float = 0.0
     return Population(jnp.asarray(mu[0]), jnp.asarray(s2), jnp.asarray(sx2)), jnp.asarray(x), jnp.asarray(y), theta
 
 
+def posterior(population, x, y):
+    return regression.posterior(population, regression.rotate(x, y))
+
+
 @pytest.mark.parametrize("n", [3, 9])
 def test_posterior_is_the_ridge_form(n):
     population, x, y, _ = clients(1, n, 5)
     mu, s2, sx2 = map(np.asarray, population)
     a = np.linalg.inv(x[0].T @ x[0] / sx2 + np.eye(5) / s2)
-    got = regression.posterior(population, x[0], y[0])
+    got = posterior(population, x[0], y[0])
     np.testing.assert_allclose(got.mean, a @ (x[0].T @ y[0] / sx2 + mu / s2), rtol=1e-10)
     np.testing.assert_allclose(got.variance, np.trace(a), rtol=1e-10)
     np.testing.assert_allclose(got.fitted, np.trace(x[0] @ a @ x[0].T), rtol=1e-8)
@@ -43,9 +47,9 @@ def test_posterior_is_the_ridge_form(n):
 def test_limits_are_least_squares_and_the_mean():
     population, x, y, _ = clients(1, 9, 5)
     # Wider, and S is so ill-conditioned that rounding shows before the prior does.
-    wide = regression.posterior(population._replace(s2=jnp.asarray(1e7)), x[0], y[0]).mean
+    wide = regression.personalize(population._replace(s2=jnp.asarray(1e7)), x[0], y[0])
     np.testing.assert_allclose(wide, np.linalg.lstsq(x[0], y[0], rcond=None)[0], rtol=1e-6)
-    narrow = regression.posterior(population._replace(s2=jnp.asarray(1e-12)), x[0], y[0]).mean
+    narrow = regression.personalize(population._replace(s2=jnp.asarray(1e-12)), x[0], y[0])
     np.testing.assert_allclose(narrow, population.mu, atol=1e-9)
 
 
@@ -56,12 +60,12 @@ def test_unknown_population_costs_little():
     of its trace formula (false alarms: 6e-5).
     """
     population, x, y, theta = clients(1500, 10, 20)
-    known = jax.vmap(lambda x, y: regression.posterior(population, x, y))(x, y)
+    known = jax.vmap(lambda x, y: posterior(population, x, y))(x, y)
     errors = ((np.asarray(known.mean) - theta) ** 2).sum(1)
     assert abs((errors - known.variance).mean()) < 4 * np.std(errors) / np.sqrt(1500)
 
     estimated = regression.em(regression.moments(x, y, 1e-6), x, y, 1e-6, 100)
-    ours = jax.vmap(lambda x, y: regression.posterior(estimated, x, y).mean)(x, y)
+    ours = jax.vmap(lambda x, y: regression.personalize(estimated, x, y))(x, y)
     assert ((np.asarray(ours) - theta) ** 2).sum(1).mean() < 1.03 * errors.mean()
     np.testing.assert_allclose(estimated.sx2, 0.05, rtol=0.1)
     np.testing.assert_allclose(estimated.s2, 0.01, rtol=0.3)
@@ -74,7 +78,7 @@ def test_em_never_lowers_the_evidence(floor):
     step = jax.jit(lambda p: regression.em(p, x, y, floor, 1))
     for _ in range(40):
         at = step(at)
-        values.append(float(jax.vmap(lambda x, y, at=at: regression.posterior(at, x, y).log_evidence)(x, y).sum()))
+        values.append(float(jax.vmap(lambda x, y, at=at: posterior(at, x, y).log_evidence)(x, y).sum()))
         assert min(at.s2, at.sx2) >= floor
     assert np.diff(values).min() > -1e-9
 
@@ -82,7 +86,7 @@ def test_em_never_lowers_the_evidence(floor):
 def test_algorithm_4_rests_where_each_client_is_at_its_posterior_mode():
     population, x, y, _ = clients(6, 8, 3, scale=1.0)
     end, thetas = regression.gradient_descent(population, jnp.zeros((6, 3)), x, y, 2e-3, 20000)
-    want = jax.vmap(lambda x, y: regression.posterior(end, x, y).mean)(x, y)
+    want = jax.vmap(lambda x, y: regression.personalize(end, x, y))(x, y)
     np.testing.assert_allclose(thetas, want, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(end.mu, thetas.mean(0), rtol=1e-6, atol=1e-8)
 
