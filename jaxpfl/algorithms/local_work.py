@@ -40,12 +40,13 @@ class LocalWork:
     """The static choices of a round: what a client does, and what the server makes of the uploads.
 
     Attributes:
-      sizes: training examples of each client, [m], on the host; they bound what the compiled program must provide for.
+      sizes: training examples of each client, on the host; they bound what the compiled program must provide for.
       steps: tau, local steps a round.
       batch_size: b; a client with fewer examples uses all that it has.
       draw: how mini-batches are drawn: ``epoch``, ``step`` or ``replacement``.
       optimizer: the clients', by name with arguments (see `optimizers`) or as a factory; it starts anew every round.
       server_optimizer: the server's, for methods that average (see `with_server_optimizer`).
+      unseen: how many of the sizes, the last ones, are of clients that are never trained.
 
     Raises:
       JaxpflError: for an optimiser or an argument of one that there is not.
@@ -57,6 +58,12 @@ class LocalWork:
     draw: str = "epoch"
     optimizer: Optimizer = "sgd"
     server_optimizer: Optimizer = "sgd"
+    unseen: int = 0
+
+    @property
+    def num_clients(self) -> int:
+        """m, the clients that are trained."""
+        return len(self.sizes) - self.unseen
 
     def __post_init__(self) -> None:
         resolve(self.optimizer)

@@ -150,9 +150,9 @@ def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
     return source, federation
 
 
-def local_work(config: RunConfig, *federations: Federation | None) -> LocalWork:
+def local_work(config: RunConfig, federation: Federation, unseen: Federation | None = None) -> LocalWork:
     """The work in a round of all clients that there are."""
-    sizes = [np.asarray(federation.train.size) for federation in federations if federation is not None]
+    sizes = [np.asarray(part.train.size) for part in (federation, unseen) if part is not None]
     return LocalWork(
         np.concatenate(sizes),
         require(config.local_steps),
@@ -160,6 +160,7 @@ def local_work(config: RunConfig, *federations: Federation | None) -> LocalWork:
         config.draw,
         optimizer=config.client_optimizer,
         server_optimizer=config.server_optimizer,
+        unseen=0 if unseen is None else unseen.num_clients,
     )
 
 
