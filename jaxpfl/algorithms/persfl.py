@@ -19,6 +19,15 @@ validation examples; of equals, the one of least lambda, then of least T. Where 
 only the least T is tried. The paper's Algorithm 1 has the teacher first in KL, its equation (3) the student. PersFL-GD
 puts the cross-entropy to the soft labels softmax(o / T) in the place of KL.
 
+The paper's experiments have 10 users who all take part in every round, and 60 / 20 / 20 of each one's examples for
+training, validation and testing; MNIST of DS-1 (4 classes a user), DS-2 (``--partition dirichlet-class --alpha 0.9``,
+25 rounds) and DS-3 (``--classes-per-client 2 --sigma 2``: two classes a user, of log-normal sizes)::
+
+    jaxpfl compare local fedavg persfl persfl-gd --data mnist --model mlp:100 --clients 10 --cohort 10 --pool-test
+      --test-share 0.2 --validation-share 0.25 --classes-per-client 4 --rounds 100 --eval-every 100 --seeds 5
+
+Without ``--pool-test`` the official test set stays apart. ``--set persfl.teacher=last`` is the paper's ablation.
+
 The rate is that of the last round. Stage 2 costs its steps times the size of the grid whenever clients are scored.
 
 Reference: Divi et al. 2021, "Unifying Distillation with Personalization in Federated Learning".

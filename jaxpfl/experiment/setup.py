@@ -144,6 +144,7 @@ def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
         superclasses_per_client=config.superclasses_per_client,
         test_share=require(config.test_share),
         validation_share=config.validation_share,
+        pool_test=config.pool_test,
         split_seed=config.split_seed,
         drop_empty=config.drop_empty,
     )
