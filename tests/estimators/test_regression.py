@@ -8,6 +8,7 @@ import pytest
 from jaxpfl.estimators import logistic_regression, regression, regression_mixture
 from jaxpfl.estimators.regression import Population
 from jaxpfl.priors import discrete
+from jaxpfl.priors.gaussian_mixture import Mixture
 
 
 @pytest.fixture(autouse=True)
@@ -135,6 +136,36 @@ def test_mixture_reaches_the_known_populations_error():
     assert error(at) < error(true) + 2 * 0.0042
 
 
+def test_one_step_of_algorithm_1():
+    """Against NumPy: a step on each client's data, the proximal one of the mixture, and EM's on what results."""
+    _, x, y, _ = two_groups()
+    x, y, rng = x[:9], y[:9], np.random.default_rng(4)
+    p, mu, s2, sx2, rate, floor = np.array([0.3, 0.7]), rng.normal(size=(2, 12)), np.array([0.5, 0.8]), 0.1, 2e-3, 0.7
+    thetas = rng.normal(size=(9, 12))
+
+    def belongs(theta):
+        log = np.log(p) - 6 * np.log(2 * np.pi * s2) - ((theta - mu) ** 2).sum(1) / (2 * s2)
+        return np.exp(log - np.logaddexp.reduce(log))
+
+    want = []
+    for i, theta in enumerate(thetas):
+        theta = theta + rate * np.asarray(x[i]).T @ (np.asarray(y[i]) - np.asarray(x[i]) @ theta) / sx2
+        pulls = rate * belongs(theta) / s2
+        want.append((theta + pulls @ mu) / (1 + pulls.sum()))
+    want = np.array(want)
+    r = np.array([belongs(theta) for theta in want])
+    centers = r.T @ want / r.sum(0)[:, None]
+    squares = [(r[:, c] * ((want - centers[c]) ** 2).mean(1)).sum() / r[:, c].sum() for c in range(2)]
+
+    begin = Mixture(jnp.asarray(p), jnp.asarray(mu), jnp.asarray(s2))
+    mixture, got = regression_mixture.adamix(begin, jnp.asarray(thetas), x, y, sx2, rate, floor, 1)
+    np.testing.assert_allclose(got, want, rtol=1e-10)
+    np.testing.assert_allclose(mixture.p, r.mean(0), rtol=1e-9)
+    np.testing.assert_allclose(mixture.mu, centers, rtol=1e-9)
+    np.testing.assert_allclose(mixture.s2, np.maximum(squares, floor), rtol=1e-9)
+    assert min(squares) < floor < max(squares)
+
+
 def test_algorithm_6_stays_in_the_hull_of_its_centers():
     _, x, y, theta = two_groups()
     alone = regression_mixture.start(x, y, 2, 0.1, 1e-5)
@@ -161,3 +192,14 @@ def test_algorithm_5_rests_at_the_objectives_minimum_and_the_print_does_not():
     _, printed = logistic_regression.gradient_descent(jnp.zeros(3), 0.5, thetas, x, labels, 0.05, 1, printed=True)
     _, ours = logistic_regression.gradient_descent(jnp.zeros(3), 0.5, thetas, x, labels, 0.05, 1)
     np.testing.assert_allclose(printed - ours, 2 * 0.05 * thetas / 0.5, rtol=1e-9)
+
+
+@pytest.mark.parametrize("s2", [0.5, np.inf])
+def test_a_clients_own_logistic_fit_rests_at_its_objectives_minimum(s2):
+    """Without a prior on labels that no plane separates, with one on any."""
+    _, x, _, _ = clients(1, 12, 3, scale=1.0)
+    labels, mu = jnp.asarray(np.arange(12) % 2, float), jnp.ones(3)
+    theta = logistic_regression.fit(mu, s2, x[0], labels, 0.2, 20_000)
+    slope = jax.grad(logistic_regression.objective)(theta, mu, s2, x[0], labels)
+    np.testing.assert_allclose(slope, 0, atol=1e-8)
+    assert np.abs(np.asarray(theta - mu)).max() > 0.05
