@@ -1,4 +1,4 @@
-r"""Mean squared errors of the Bernoulli estimators, from mean mu and variance v of the population P; and printed bounds.
+r"""Mean squared errors of the Bernoulli estimators, from mean mu and variance v of the population P; printed bounds.
 
 For a fixed weight a and the mean of K other clients' shares, exactly
 
