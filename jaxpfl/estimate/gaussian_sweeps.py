@@ -48,7 +48,7 @@ def write_plots(folder: Path, given: GaussianSettings) -> list[Path]:
     given.check()
     folder.mkdir(parents=True, exist_ok=True)
     m, n = given.clients, given.samples
-    of_m = sorted({max(2, round(m * f)) for f in (0.001, 0.003, 0.01, 0.03, 0.1, 0.3, 1.0)})
+    of_m = sorted({max(2, round(m * f)) for f in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)})
     of_n = sorted({max(1, round(n * f)) for f in (0.2, 0.5, 1.0, 2.0, 4.0)})
     return [
         _epsilon_plot(folder, given),

@@ -94,7 +94,7 @@ def write_curves(
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
     else:
         axes.axhline(0, color=INK, linewidth=0.8)
-    figure.legend(frameon=False, fontsize=9, loc="outside lower left", ncols=3)
+    figure.legend(frameon=False, fontsize=9, loc="outside lower left", ncols=2)
     return save(figure, path.parent, path.stem)
 
 

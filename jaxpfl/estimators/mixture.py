@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxpfl.estimators import clustering, private_clustering
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.estimators.clustering import square_distances
-from jaxpfl.estimators.release import EXACT, Release
+from jaxpfl.estimators.release import EXACT, Release, within_ball
 from jaxpfl.priors import discrete
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.types import Array, Key, Scalar
@@ -75,6 +75,7 @@ def em(
     steps: int = 50,
     starts: int = 4,
     floor: Scalar = 1e-6,
+    reach: Scalar = jnp.inf,
 ) -> Estimator:
     """One round: the clients send their means, and the server fits shares and centers to them by EM.
 
@@ -88,6 +89,8 @@ def em(
       steps: of EM, and of Lloyd's algorithm before it.
       starts: how many.
       floor: the least sx2, positive.
+      reach: a public bound of the centers' norm, to which they are cut off in the end (it matters where messages are
+        noisy).
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Local]:
@@ -99,7 +102,8 @@ def em(
         begin = clustering.kmeans(messages.scores, messages.mean, sent, steps)
         noise = jnp.asarray(sx2) if sx2 is not None else _pooled(messages, sent, begin.centers)
         start = Mixture(*begin.as_prior, jnp.maximum(noise, floor))
-        return fit(start, messages, sent, release.variance, floor, steps, noise_known=sx2 is not None)
+        end = fit(start, messages, sent, release.variance, floor, steps, noise_known=sx2 is not None)
+        return end._replace(mu=within_ball(end.mu, reach))
 
     return Estimator(summarize, combine, lambda at, message, sent, own: posterior_mean(at, own))
 
@@ -164,7 +168,14 @@ def alternating(
 
 
 def private(
-    components: int, sx2: Scalar, *, radius: Scalar, noise: Scalar, steps: int = 10, soft: bool = False
+    components: int,
+    sx2: Scalar,
+    *,
+    radius: Scalar,
+    noise: Scalar,
+    steps: int = 10,
+    reach: Scalar | None = None,
+    soft: bool = False,
 ) -> Estimator:
     """One round: the clients send their means to a server that is trusted to see them, and tells only the centers and
     shares of a noisy-sum Lloyd (`private_clustering.noisy_lloyd`, with its guarantees), from a start of its own.
@@ -175,6 +186,7 @@ def private(
       radius: what means are clipped to (`estimators.radius.norm`).
       noise: the noise multiplier of one step (`private_clustering.noise_multiplier`).
       steps: T.
+      reach: a public bound of the centers' norm; ``radius`` unless given.
       soft: EM's memberships, by sx2, where centers are close to each other.
     """
 
@@ -184,11 +196,13 @@ def private(
 
     def combine(key: Key, shared: None, messages: Local, sent: Array) -> Mixture:
         of_start, of_noise = jax.random.split(key)
-        begin = private_clustering.spread_out(of_start, radius, components, messages.mean.shape[-1])
+        begin = private_clustering.spread_out(
+            of_start, radius if reach is None else reach, components, messages.mean.shape[-1]
+        )
         # n_i is public: the variance of the typical client's mean.
         typical = sx2 / jnp.maximum(jnp.where(sent, messages.size, 0).sum() / jnp.maximum(sent.sum(), 1), 1)
         found = private_clustering.noisy_lloyd(
-            of_noise, begin, messages.mean, sent, radius=radius, noise=noise, steps=steps,
+            of_noise, begin, messages.mean, sent, radius=radius, noise=noise, steps=steps, reach=reach,
             variance=typical if soft else None,
         )  # fmt: skip
         return Mixture(*found.as_prior, jnp.asarray(sx2))

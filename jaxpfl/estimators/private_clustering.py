@@ -18,16 +18,15 @@ SENSITIVITY = math.sqrt(2)
 """One client's points and memberships change (numbers, sums / radius) by at most this, in L2 norm."""
 
 
-def spread_out(key: Key, radius: Scalar, components: int, dim: int, candidates: int = 1024) -> Array:
+def spread_out(key: Key, reach: Scalar, components: int, dim: int, candidates: int = 1024) -> Array:
     """k centers far from each other in a ball, [k, d], whatever the data: a start that costs no privacy.
 
-    One after the other, the farthest from those before of many random points of the ball of 3/4 the radius (clipping
-    radii leave room for noise, so that true centers lie further inside).
+    One after the other, the farthest from those before of many random points of the ball of radius ``reach``.
     """
     of_direction, of_length = jax.random.split(key)
     direction = jax.random.normal(of_direction, (candidates, dim))
     direction /= jnp.maximum(jnp.linalg.norm(direction, axis=1, keepdims=True), 1e-12)
-    places = direction * 0.75 * radius * jax.random.uniform(of_length, (candidates, 1)) ** (1 / dim)
+    places = direction * reach * jax.random.uniform(of_length, (candidates, 1)) ** (1 / dim)
     chosen, gap = [places[0]], square_distances(places, places[:1])[:, 0]
     for _ in range(components - 1):
         chosen.append(places[jnp.argmax(gap)])
@@ -44,12 +43,13 @@ def noisy_lloyd(
     radius: Scalar,
     noise: Scalar,
     steps: int,
+    reach: Scalar | None = None,
     variance: Scalar | None = None,
 ) -> Clusters:
     r"""Steps of Lloyd's algorithm that see the points through noisy sums only.
 
     In each step the server adds N(0, 2 noise^2) to each cluster's number of points and to each entry of its sum of
-    points over the radius. A center becomes their quotient, kept within the ball; it stays where its cluster's noisy
+    points over the radius. A center becomes their quotient, kept within ``reach``; it stays where its cluster's noisy
     number is below twice the noise's standard deviation.
 
     Formal guarantees: points are clipped to an L2 norm of ``radius`` here (what is not finite counts as zero). One
@@ -66,13 +66,14 @@ def noisy_lloyd(
       radius: R.
       noise: the noise multiplier z of one step.
       steps: T.
+      reach: a public bound of the centers' norm; ``radius`` unless given.
       variance: of an entry of a point about its center, for soft memberships (EM); hard ones (k-means) without.
 
     Returns:
       The last centers, and the last noisy numbers.
     """
     points = within_ball(points, radius) / radius
-    scale = noise * SENSITIVITY
+    scale, within = noise * SENSITIVITY, 1.0 if reach is None else reach / radius
 
     def membership(at: Clusters) -> Array:
         if variance is None:
@@ -86,7 +87,7 @@ def noisy_lloyd(
         sizes = sizes + scale * jax.random.normal(of_sizes, sizes.shape, points.dtype)
         total = total + scale * jax.random.normal(of_total, total.shape, points.dtype)
         known = sizes > jnp.maximum(2 * scale, 0.5)
-        moved = within_ball(total / jnp.where(known, sizes, 1)[:, None], 1.0)
+        moved = within_ball(total / jnp.where(known, sizes, 1)[:, None], within)
         return Clusters(jnp.where(known[:, None], moved, at.centers), sizes)
 
     start = Clusters(begin / radius, jnp.zeros(len(begin), points.dtype))
