@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from jaxpfl.presentation import new_table
 
 
-def print_study(console: Any, result: dict[str, Any], title: str, notes: tuple[str, ...] = ()) -> None:
+def print_study(console: Any, result: dict[str, Any], title: str, notes: Sequence[str] = ()) -> None:
     """Prints what a study's ``run`` returned.
 
     Args:
