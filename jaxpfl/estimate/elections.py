@@ -128,8 +128,8 @@ def _private(given: ElectionSettings, train: Array, test: Array) -> dict[str, np
 
     found = repeat(errors, given.seed, given.repetitions, train.size * len(given.epsilon))
     return {
-        f"{name}, epsilon {epsilon:g}": values[:, i]
-        for name, values in found.items()
+        f"{name}, epsilon {epsilon:g}": found[name][:, i]
+        for name in builders
         for i, epsilon in enumerate(given.epsilon)
     }
 
