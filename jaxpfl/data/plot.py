@@ -63,7 +63,7 @@ def plot_split(counts: Summary, path: str | Path, title: str | None = None) -> P
     figure.colorbar(image, ax=heat, pad=0.01, fraction=0.03, ticks=ticks, label="training examples")
     text = f"{m} clients, {num_classes} classes" if title is None else title
     figure.suptitle(text, x=0.01, ha="left", fontsize=12, fontweight="bold", color=_INK)
-    return _save(figure, Path(path))
+    return save_png(figure, Path(path))
 
 
 def _by_class(class_counts: np.ndarray) -> np.ndarray:
@@ -116,7 +116,7 @@ def _bars(axes: Any, counts: Summary, order: np.ndarray) -> None:
         bottom = bottom + sizes
     axes.set_ylabel("examples", color=_INK)
     axes.set_ylim(0, max(float(bottom.max()) * 1.05, 1))
-    _plain(axes)
+    plain(axes)
 
 
 def _name_clients(heat: Any, bars: Any, ids: np.ndarray, order: np.ndarray) -> None:
@@ -147,18 +147,23 @@ def _histogram(axes: Any, sizes: np.ndarray) -> None:
     axes.set_ylabel("clients", color=_INK)
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
-    _plain(axes)
+    plain(axes)
 
 
-def _plain(axes: Any) -> None:
+def plain(axes: Any) -> None:
+    """The look of this project's pictures: two spines, and a light grid of the values."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     axes.tick_params(labelsize=9)
 
 
-def _save(figure: Any, path: Path) -> Path:
-    """Written whole or not at all."""
+def save_png(figure: Any, path: Path) -> Path:
+    """Writes a figure as PNG, whole or not at all; its folder is made where it is missing.
+
+    Raises:
+      JaxpflError: the file cannot be written.
+    """
     partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)

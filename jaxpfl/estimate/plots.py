@@ -4,18 +4,32 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple, TypeAlias
+from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
-from jaxpfl.presentation import COLORS, new_axes, save
+from jaxpfl.presentation import COLORS, GRID, INK, new_axes, save
 
 Values: TypeAlias = Sequence[float] | np.ndarray
 
 FEW_ERRORS = 2
 """Standard errors that bars and bands reach to either side."""
 
-_ORDER = ("local", "personalized", "private", "global", "quantized", "printed", "one-bit")
+_COLORS = {
+    "local": COLORS[0],
+    "personalized": COLORS[1],
+    "private": COLORS[2],
+    "global": COLORS[3],
+    "printed private": COLORS[4],
+    "printed": COLORS[5],
+    "one-bit": COLORS[6],
+    "quantized": COLORS[7],
+    "beta-binomial": COLORS[4],
+    "em": COLORS[1],
+    "known": COLORS[3],
+    "alternating": COLORS[5],
+    "local privacy": COLORS[6],
+}
 
 
 class Curve(NamedTuple):
@@ -33,10 +47,8 @@ class Curve(NamedTuple):
 
 
 def color(name: str) -> str:
-    """An estimator's colour, the same in every plot."""
-    first = name.split(",")[0]
-    place = _ORDER.index(first) if first in _ORDER else sum(map(ord, name))
-    return COLORS[place % len(COLORS)]
+    """An estimator's colour, the same in every plot; what follows a comma does not matter."""
+    return _COLORS.get(name.split(",")[0], INK)
 
 
 def write_curves(
@@ -49,6 +61,7 @@ def write_curves(
     ylabel: str = "mean squared error of a client's estimate",
     floor: Values | None = None,
     logarithmic: str = "",
+    from_zero: bool = True,
 ) -> Path:
     """Draws curves to ``path`` (a PNG file).
 
@@ -57,6 +70,7 @@ def write_curves(
       curves: by estimator.
       floor: a lower bound at ``fine``, drawn as a dotted line.
       logarithmic: axes with a logarithmic scale, of "x" and "y".
+      from_zero: whether an axis of errors that is not logarithmic begins at zero.
     """
     figure, axes = new_axes(xlabel, ylabel, title)
     for name, curve in curves.items():
@@ -69,13 +83,27 @@ def write_curves(
             dots = {"fmt": "o" if curve.line is not None else "o-", "markersize": 4.5, "capsize": 2.5}
             axes.errorbar(curve.x, curve.mean, yerr=errors, label=label, linewidth=1.2, **dots, **style)
     if floor is not None:
-        axes.plot(fine, floor, color="#333333", linewidth=1.2, linestyle=":", label="lower bound")
+        axes.plot(fine, floor, color=INK, linewidth=1.2, linestyle=":", label="lower bound, mu known")
     if "x" in logarithmic:
-        axes.set_xscale("log")
+        log_ticks(axes.xaxis, fine)
     if "y" in logarithmic:
         axes.set_yscale("log")
-    else:
+        axes.grid(axis="y", which="both", color=GRID, linewidth=0.6)
+    elif from_zero:
         axes.set_ylim(bottom=0)
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
-    axes.legend(frameon=False, fontsize=9)
+    else:
+        axes.axhline(0, color=INK, linewidth=0.8)
+    figure.legend(frameon=False, fontsize=9, loc="outside lower left", ncols=2)
     return save(figure, path.parent, path.stem)
+
+
+def log_ticks(axis: Any, values: Values) -> None:
+    """A logarithmic axis that is labelled with plain numbers, at 1, 2 and 5 times the powers of ten where few fit."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    few = max(values) / min(values) < 300
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
+    axis.set_major_formatter("{x:,.10g}")
+    axis.set_minor_formatter(NullFormatter())

@@ -30,7 +30,7 @@ _FLOOR = 1e-5
 
 
 @dataclass(frozen=True)
-class MixtureSettings:
+class RegressionMixtureSettings:
     """y = X theta_i + w, theta_i ~ N(mu, s2 I) or N(-mu, s2 I), X ~ N(0, I); the defaults are Table 3's."""
 
     clients: int = 1000
@@ -81,7 +81,7 @@ class MixtureSettings:
         return MixturePopulation(jnp.full(2, 0.5), jnp.stack([mu, -mu]), s2, jnp.float32(self.noise_variance))
 
 
-def draw(key: Key, given: MixtureSettings, n: int) -> tuple[Array, Array, Array]:
+def draw(key: Key, given: RegressionMixtureSettings, n: int) -> tuple[Array, Array, Array]:
     """Coefficients [m, d], X [m, n, d] and y [m, n]."""
     of_sign, of_theta, of_x, of_noise = jax.random.split(key, 4)
     m, d = given.clients, given.dim
@@ -92,7 +92,7 @@ def draw(key: Key, given: MixtureSettings, n: int) -> tuple[Array, Array, Array]
     return theta, x, y
 
 
-def study(key: Key, given: MixtureSettings, n: int) -> dict[str, Array]:
+def study(key: Key, given: RegressionMixtureSettings, n: int) -> dict[str, Array]:
     """One repetition: mean squared errors, [] each, and that of Algorithm 1 along its iterations, [_POINTS]."""
     theta, x, y = draw(key, given, n)
     alone = jax.vmap(regression.least_squares)(x, y)
@@ -124,11 +124,11 @@ def study(key: Key, given: MixtureSettings, n: int) -> dict[str, Array]:
     return errors | {"algorithm-1": along[-1], "along": along}
 
 
-def measured(given: MixtureSettings) -> dict[int, dict[str, np.ndarray]]:
+def measured(given: RegressionMixtureSettings) -> dict[int, dict[str, np.ndarray]]:
     """The errors of every repetition, by the samples of a client.
 
     Raises:
-      JaxpflError: for settings that `MixtureSettings.check` refuses.
+      JaxpflError: for settings that `RegressionMixtureSettings.check` refuses.
     """
     given.check()
     return {
@@ -137,7 +137,7 @@ def measured(given: MixtureSettings) -> dict[int, dict[str, np.ndarray]]:
     }
 
 
-def run(given: MixtureSettings) -> dict[str, Any]:
+def run(given: RegressionMixtureSettings) -> dict[str, Any]:
     """Simulates Table 3: least squares alone (``local``), Algorithms 1 and 6, the posterior mean under the mixture that
     EM on the data learns (``personalized``), and under the true one (``known``, the Bayes bound).
 
@@ -149,7 +149,7 @@ def run(given: MixtureSettings) -> dict[str, Any]:
 ORDER = ("local", "algorithm-6", "algorithm-1", "personalized", "known")
 
 
-def summary(given: MixtureSettings, errors: dict[int, dict[str, np.ndarray]]) -> dict[str, Any]:
+def summary(given: RegressionMixtureSettings, errors: dict[int, dict[str, np.ndarray]]) -> dict[str, Any]:
     """What `run` returns, of what `measured` returned."""
     result: dict[str, Any] = {"mse": {}, "gains": {}, "gain_over_local": {}}
     for n, found in errors.items():
@@ -160,7 +160,7 @@ def summary(given: MixtureSettings, errors: dict[int, dict[str, np.ndarray]]) ->
     return {"study": "regression-mixture", "settings": dict(vars(given))} | result
 
 
-def write_plots(folder: Path, given: MixtureSettings, errors: dict[int, dict[str, np.ndarray]]) -> list[Path]:
+def write_plots(folder: Path, given: RegressionMixtureSettings, errors: dict[int, dict[str, np.ndarray]]) -> list[Path]:
     """Draws what `measured` returned into ``folder``: the error against n, and Algorithm 1's along its iterations."""
     folder.mkdir(parents=True, exist_ok=True)
     setting = f"Mixture of two regressions, m = {given.clients}, d = {given.dim}"

@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-import optax
 
 from jaxpfl.compression import quantizers
 from jaxpfl.privacy import local
@@ -50,10 +49,7 @@ def gaussian_vector(radius: Scalar, stddev: Scalar) -> Release:
     """
 
     def send(key: Key, mean: Array) -> Array:
-        finite = jnp.nan_to_num(mean)
-        largest = jnp.maximum(jnp.abs(finite).max(), 1)  # so that the square of a huge entry is finite
-        inside = optax.projections.projection_l2_ball(finite / largest, radius / largest) * largest
-        return inside + stddev * jax.random.normal(key, mean.shape, mean.dtype)
+        return within_ball(mean, radius) + stddev * jax.random.normal(key, mean.shape, mean.dtype)
 
     return Release(send, jnp.square(stddev), 32)
 
@@ -65,3 +61,11 @@ def one_bit(b: Scalar, epsilon: Scalar) -> Release:
     """
     spread = b / jnp.tanh(jnp.asarray(epsilon) / 2)
     return Release(lambda key, mean: local.one_bit(key, mean, b, epsilon), jnp.square(spread), 1)
+
+
+def within_ball(points: Array, radius: Scalar) -> Array:
+    """Each row, [..., d], clipped to an L2 norm of ``radius``; an entry that is not finite counts as zero."""
+    points = jnp.where(jnp.isfinite(points), points, 0)
+    largest = jnp.maximum(jnp.abs(points).max(axis=-1, keepdims=True), 1)  # so that no square overflows
+    norm = largest * jnp.linalg.norm(points / largest, axis=-1, keepdims=True)
+    return jnp.where(norm > radius, points / largest * (radius / jnp.maximum(norm / largest, 1e-30)), points)

@@ -17,6 +17,26 @@ def positive(name: str, value: float) -> None:
         raise JaxpflError(f"{name} must be > 0 and finite, got {value}")
 
 
+def not_negative(name: str, value: float) -> None:
+    """Refuses what is negative or not finite.
+
+    Raises:
+      JaxpflError.
+    """
+    if not 0 <= value < math.inf:
+        raise JaxpflError(f"{name} must be >= 0 and finite, got {value}")
+
+
+def rate(name: str, value: float) -> None:
+    """Refuses what is not above 0 and at most 1.
+
+    Raises:
+      JaxpflError.
+    """
+    if not 0 < value <= 1:
+        raise JaxpflError(f"{name} must be > 0 and <= 1, got {value}")
+
+
 def probability(name: str, value: float) -> None:
     """Refuses what is not strictly between 0 and 1.
 

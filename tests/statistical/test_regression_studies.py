@@ -8,7 +8,7 @@ import pytest
 
 from jaxpfl.estimate import regression, regression_mixture
 from jaxpfl.estimate.regression import RegressionSettings
-from jaxpfl.estimate.regression_mixture import MixtureSettings
+from jaxpfl.estimate.regression_mixture import RegressionMixtureSettings
 
 
 @pytest.mark.slow
@@ -29,7 +29,7 @@ def test_linear_regression(dim, known, fedavg):
 def test_table_3():
     """The paper's local errors are reproduced (their own spread is about .1), and so is Algorithm 6's standing still.
     EM ends within a tenth of the Bayes bound; Algorithm 1 needs a thousand iterations for it."""
-    errors = regression_mixture.measured(MixtureSettings(repetitions=2))
+    errors = regression_mixture.measured(RegressionMixtureSettings(repetitions=2))
     reference = {10: (39.93, 31.96, 0.047), 20: (30.02, 18.13, 0.044), 30: (19.97, 8.24, 0.041)}
     for n, (local, hull, bayes) in reference.items():
         found = {name: values.mean() for name, values in errors[n].items() if name != "along"}

@@ -1,0 +1,89 @@
+"""The noise that an epsilon needs: the inverse of `PrivacyPlan.epsilon`."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.privacy import checks
+from jaxpfl.privacy.accounting import Accountant, PrivacyPlan, quiet
+from jaxpfl.privacy.descriptions import CentralNoise
+
+_RELATIVE_TOLERANCE = 1e-5
+_LEAST, _MOST = 1e-2, 1e7
+
+
+def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant = "pld") -> PrivacyPlan:
+    """The plan with the least noise whose epsilon at this delta is at most the one asked for.
+
+    Args:
+      plan: its noise is scaled; how much it had does not matter (per-step noise keeps the ratio of its stddevs, and
+        adaptive clipping the noise on its count).
+      epsilon, delta: the target.
+      accountant: who accounts; ``paper`` inverts Theorem 5, which is no valid bound.
+
+    Returns:
+      The plan with its noise multiplier, right to a relative 1e-5 and never below what is needed.
+
+    Raises:
+      JaxpflError: for a target out of range, or one that needs a noise multiplier outside 0.01 ... 1e7, and as
+        `PrivacyPlan.epsilon`.
+    """
+    checks.positive("epsilon", epsilon)
+    checks.probability("delta", delta)
+    # The count's noise bounds z from below only at the end: the search may try any z.
+    fixed = isinstance(plan.noise, CentralNoise) and accountant != "paper"
+    free = replace(plan, noise=replace(plan.noise, count_stddev=None)) if fixed else plan
+    lower, upper = _bracket(free, epsilon, delta, accountant)
+    multiplier = _solve(free, epsilon, delta, accountant, lower, upper)
+    while (found := plan.with_noise_multiplier(multiplier)).epsilon(delta, accountant) > epsilon:
+        multiplier *= 1 + _RELATIVE_TOLERANCE
+    return found
+
+
+def _bracket(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant) -> tuple[float, float]:
+    """Noise multipliers a factor of 2 apart, with epsilons above and at most the one asked for."""
+    # Many rounds of a sampled Gaussian are nearly one with mu = sqrt(R) q / z, whose epsilon is below
+    # mu^2/2 + mu sqrt(2 log(1/delta)).
+    log = -math.log(delta)
+    start = math.sqrt(plan.rounds) * plan.sampling.rate / (math.sqrt(2 * (log + epsilon)) - math.sqrt(2 * log))
+    upper = min(max(start, 2 * _LEAST), _MOST)
+
+    def enough(multiplier: float) -> bool:
+        return plan.with_noise_multiplier(multiplier).epsilon(delta, accountant) <= epsilon
+
+    while not enough(upper):
+        upper *= 2
+        if upper > _MOST:
+            raise JaxpflError(f"epsilon {epsilon:g} at delta {delta:g} needs a noise multiplier above {_MOST:g}")
+    while enough(upper / 2):
+        upper /= 2
+        if upper < _LEAST:
+            raise JaxpflError(f"epsilon {epsilon:g} at delta {delta:g} needs a noise multiplier below {_LEAST:g}")
+    return upper / 2, upper
+
+
+def _solve(
+    plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant, lower: float, upper: float
+) -> float:
+    """The noise multiplier in a bracket. The search is over 1/z, in which epsilon is nearly linear."""
+    if accountant == "paper":
+        from scipy.optimize import root_scalar
+
+        def gap(inverse: float) -> float:
+            return plan.with_noise_multiplier(1 / inverse).epsilon(delta, "paper") - epsilon
+
+        return 1 / root_scalar(gap, bracket=(1 / upper, 1 / lower)).root
+    from dp_accounting import ExplicitBracketInterval, calibrate_dp_mechanism
+
+    with quiet():
+        inverse = calibrate_dp_mechanism(
+            lambda: plan.with_noise_multiplier(lower).accountant(accountant),
+            lambda u: plan.with_noise_multiplier(1 / u).event(accountant),
+            epsilon,
+            delta,
+            ExplicitBracketInterval(1 / upper, 1 / lower),
+            tol=_RELATIVE_TOLERANCE / upper,
+        )
+    return 1 / inverse

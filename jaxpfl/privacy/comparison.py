@@ -1,0 +1,94 @@
+"""Theorem 5 beside what can be proved of the same noise."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.privacy import checks, paper
+from jaxpfl.privacy.accounting import PrivacyPlan
+from jaxpfl.privacy.descriptions import CentralNoise, FixedSize, Full, PerStepNoise, Poisson
+from jaxpfl.privacy.events import Relation
+from jaxpfl.privacy.refusals import Refusal
+
+
+def theorem5_beside_sound(
+    *,
+    c1: float,
+    sigma1: float,
+    cohort: int,
+    clients: int,
+    tau: int,
+    steps: int,
+    delta: float,
+    c2: float = 0.0,
+    sigma2: float = 0.0,
+) -> dict[str, Any]:
+    """The epsilon that the paper prints for DP-AdaPeD, and sound ones for noise of the same variance.
+
+    ``end_of_round``: a local path without noise, and N(0, K tau sigma^2) on the sum at its end. ``per_step``: as
+    printed. ``zero_out``: a user's data are there or not. Noise at the end is amplified by Poisson sampling with
+    q = K/m; noise that the clients add is not, so that its value is that of a user who is in every round, or of
+    ``replace_one`` where that is less. ``replace_one``: cohorts of exactly K, by RDP unless K = m.
+
+    Args:
+      c1, sigma1: clip and noise of a local step of mu; c2, sigma2: of psi, which c2 = 0 leaves out.
+      cohort, clients: K and m.
+      tau: local steps of a round.
+      steps: T, local steps in all.
+      delta: of all claims.
+
+    Returns:
+      The paper's epsilon with what is wrong with it, and of the four sound plans epsilon, z, accountant and
+      participation, ready for JSON.
+
+    Raises:
+      JaxpflError: for numbers out of range, and where tau does not divide T.
+    """
+    checks.positive("c1", c1)
+    checks.not_negative("c2", c2)
+    for name, stddev in [("sigma1", sigma1), *([("sigma2", sigma2)] if c2 else [])]:
+        checks.not_negative(name, stddev)
+        if stddev == 0:
+            raise Refusal.NO_NOISE.error()
+    checks.count("clients", clients)
+    checks.count("clients_per_round", cohort, most=clients)
+    checks.count("tau", tau)
+    checks.count("steps", steps)
+    if steps % tau:
+        raise JaxpflError(f"steps must be a multiple of tau ({tau}), got {steps}")
+    rounds = steps // tau
+
+    clips, stddevs = ((c1, c2), (sigma1, sigma2)) if c2 else ((c1,), (sigma1,))
+    per_step = PerStepNoise(clips, stddevs, tau, cohort)
+    at_end = CentralNoise(per_step.step_multiplier * (cohort / tau) ** 0.5)
+    everyone = cohort == clients
+    fixed = Full() if everyone else FixedSize(clients, cohort)
+    sampled = Full() if everyone else Poisson(cohort / clients)
+    printed = PrivacyPlan(per_step, fixed, rounds, "replace-one").epsilon(delta, "paper")
+
+    def claim(
+        noise: CentralNoise | PerStepNoise, sampling: Full | Poisson | FixedSize, relation: Relation | None = None
+    ) -> dict[str, Any]:
+        plan = PrivacyPlan(noise, sampling, rounds, relation)
+        accountant = "rdp" if isinstance(sampling, FixedSize) else "pld"
+        return {
+            "epsilon": plan.epsilon(delta, accountant),
+            "noise_multiplier": plan.noise_multiplier,
+            "participation": sampling.name,
+            "accountant": accountant,
+        }
+
+    replaced = claim(per_step, fixed, "replace-one")
+    return {
+        "paper": {"epsilon": printed, "note": paper.CAVEAT},
+        "end_of_round": {"zero_out": claim(at_end, sampled), "replace_one": claim(at_end, fixed, "replace-one")},
+        # A user without data is one that another may be replaced by.
+        "per_step": {
+            "zero_out": min(claim(per_step, Full()), replaced, key=lambda c: c["epsilon"]),
+            "replace_one": replaced,
+        },
+        "rounds": rounds,
+        "sampling_rate": cohort / clients,
+        "delta": delta,
+    }

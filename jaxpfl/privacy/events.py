@@ -1,0 +1,113 @@
+"""The one place where noise, sampling, number of rounds and relation become a ``DpEvent``.
+
+dp-accounting takes a noise multiplier relative to C. Under replace-one a client moves the sum by 2 C: dp-accounting's
+(0.6) PLD accountant doubles the sensitivity itself, its RDP accountant does not, and is given the multiplier for 2 C.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any, Literal, TypeAlias
+
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.privacy import checks
+from jaxpfl.privacy.descriptions import FixedSize, Full, Noise, Poisson, Sampling
+from jaxpfl.privacy.refusals import Refusal
+
+if TYPE_CHECKING:
+    from dp_accounting import DpEvent
+
+Relation: TypeAlias = Literal["add-or-remove-one", "zero-out", "replace-one"]
+"""Which two data sets must be hard to tell apart: with and without a user; with a user's data and with none of it, the
+user still taking part (its noise stays); with one user's data and with another's."""
+SoundAccountant: TypeAlias = Literal["pld", "rdp"]
+RELATIONS = ("add-or-remove-one", "zero-out", "replace-one")
+
+
+def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> Relation:
+    """The relation under which a combination is accounted: the one asked for, or the one that suits it.
+
+    Raises:
+      JaxpflError: for a combination that cannot be accounted, or not under the relation asked for.
+    """
+    if noise.by_clients and isinstance(sampling, Poisson):
+        raise Refusal.CLIENT_NOISE_UNDER_POISSON.error()
+    if isinstance(sampling, FixedSize):
+        supported: tuple[Relation, ...] = ("replace-one",)
+    elif isinstance(sampling, Poisson):
+        supported = ("add-or-remove-one",)
+    else:
+        supported = ("zero-out" if noise.by_clients else "add-or-remove-one", "replace-one")
+    if asked is None:
+        return supported[0]
+    if asked not in RELATIONS:
+        raise unknown_name("relation", asked, RELATIONS)
+    for relation in supported:
+        if relation == asked:
+            return relation
+    who = "the clients'" if noise.by_clients else "central"
+    raise JaxpflError(
+        f"{sampling.name} participation with {who} noise is accounted under {' or '.join(supported)}, not {asked}"
+    )
+
+
+def check_accountant(sampling: Sampling, accountant: str) -> None:
+    """Refuses an accountant that cannot take this sampling.
+
+    Raises:
+      JaxpflError.
+    """
+    if accountant not in ("pld", "rdp"):
+        raise unknown_name("accountant", accountant, ("pld", "rdp"))
+    if isinstance(sampling, FixedSize) and accountant == "pld":
+        raise JaxpflError("fixed-size cohorts are accounted by rdp, under replace-one: pld has no such event")
+    if isinstance(sampling, Poisson) and sampling.truncated and accountant == "rdp":
+        raise JaxpflError("poisson cohorts that a cap can cut are accounted by pld: rdp has no such event")
+
+
+def event(
+    noise: Noise, sampling: Sampling, rounds: int, relation: Relation, accountant: SoundAccountant = "pld"
+) -> DpEvent:
+    """What one run does to its users' data, for dp-accounting.
+
+    Args:
+      noise, sampling: of every round.
+      rounds: R.
+      relation: as given by `relation_of`.
+      accountant: which of dp-accounting's accountants will take it.
+
+    Raises:
+      JaxpflError: for a noise multiplier of 0, and for what the accountant does not support.
+    """
+    import dp_accounting as dp
+
+    checks.count("rounds", rounds)
+    check_accountant(sampling, accountant)
+    multiplier = noise.multiplier
+    if multiplier == 0:
+        raise Refusal.NO_NOISE.error()
+    if relation == "replace-one" and accountant == "rdp":
+        multiplier /= 2
+    gaussian = dp.GaussianDpEvent(multiplier)
+    one_round: DpEvent
+    if isinstance(sampling, Full):
+        one_round = gaussian
+    elif isinstance(sampling, FixedSize):
+        one_round = dp.SampledWithoutReplacementDpEvent(sampling.num_clients, sampling.cohort, gaussian)
+    elif sampling.truncated:
+        assert sampling.num_clients is not None
+        assert sampling.cap is not None
+        one_round = dp.TruncatedSubsampledGaussianDpEvent(sampling.num_clients, sampling.rate, sampling.cap, multiplier)
+    else:
+        one_round = gaussian if sampling.rate == 1 else dp.PoissonSampledDpEvent(sampling.rate, gaussian)
+    return dp.SelfComposedDpEvent(one_round, rounds)
+
+
+def neighbouring(relation: Relation) -> Any:
+    """dp-accounting's name of a relation."""
+    from dp_accounting import NeighboringRelation
+
+    return {
+        "add-or-remove-one": NeighboringRelation.ADD_OR_REMOVE_ONE,
+        "zero-out": NeighboringRelation.REPLACE_SPECIAL,
+        "replace-one": NeighboringRelation.REPLACE_ONE,
+    }[relation]

@@ -1,0 +1,33 @@
+"""What cannot be accounted, and why: the one list of reasons, for the accountant, the engine and the command line."""
+
+from __future__ import annotations
+
+from enum import Enum
+
+from jaxpfl.errors import JaxpflError
+
+
+class Refusal(Enum):
+    """A reason to claim nothing. ``raise Refusal.NO_NOISE.error()``."""
+
+    NO_NOISE = "no epsilon can be claimed with a noise multiplier of 0: nothing hides the clipped sum"
+    WEIGHTED_MEAN = (
+        "a weighted mean cannot be accounted: weights such as example counts are unbounded private data that enter the "
+        "sensitivity; let every client weigh the same"
+    )
+    WITH_REPLACEMENT = (
+        "sampling clients with replacement cannot be accounted: one user may be in a cohort several times; sample by "
+        "poisson, or uniformly without replacement"
+    )
+    CLIENT_NOISE_UNDER_POISSON = (
+        "noise that the clients add cannot be accounted with poisson participation: who takes part would change the "
+        "noise itself; use full or fixed-size cohorts, or central noise"
+    )
+    PRIVATE_SELECTION = (
+        "hyper-parameters chosen on private data are a release that epsilon does not cover: choose them on public "
+        "data, or say that the choice is not covered"
+    )
+
+    def error(self) -> JaxpflError:
+        """The error of one line to raise."""
+        return JaxpflError(self.value)

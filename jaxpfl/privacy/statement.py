@@ -1,0 +1,54 @@
+"""All that has to be said with an epsilon, so that a reader knows what was promised to whom."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+NOT_COVERED = "hyper-parameters chosen on private data, and the metrics that the simulator reports"
+
+
+class Statement(NamedTuple):
+    """A privacy claim.
+
+    Attributes:
+      relation: which two data sets are hard to tell apart.
+      unit: whose data they differ in: a user's, all of them.
+      participation: full, poisson or uniform.
+      sampling_rate: q: the chance to be in a round's cohort.
+      noise_multiplier: z of everything that one round releases.
+      clipping_norm: C; of the printed per-step noise C1 and C2; None where it adapts.
+      rounds: R.
+      delta, epsilon: the claim.
+      accountant: who accounted.
+      paper_epsilon: what Theorem 5 of Ozkara et al. 2023 would say, no valid bound; None where it says nothing.
+    """
+
+    relation: str
+    unit: str
+    participation: str
+    sampling_rate: float
+    noise_multiplier: float
+    clipping_norm: float | tuple[float, ...] | None
+    rounds: int
+    delta: float
+    epsilon: float
+    accountant: str
+    paper_epsilon: float | None
+
+    def __str__(self) -> str:
+        clip = self.clipping_norm
+        clips = clip if isinstance(clip, tuple) else [] if clip is None else [clip]
+        terms = [
+            f"{self.participation} participation",
+            f"q = {self.sampling_rate:.4g}",
+            f"z = {self.noise_multiplier:.4g}",
+            f"C = {' and '.join(f'{c:g}' for c in clips)}" if clips else "C adapts",
+            f"R = {self.rounds}",
+        ]
+        text = (
+            f"eps = {self.epsilon:.4g} at delta = {self.delta:g} for each {self.unit} ({self.relation}, by "
+            f"{self.accountant}; {', '.join(terms)})"
+        )
+        if self.paper_epsilon is not None and self.accountant != "paper":
+            text += f"; the paper's formula, no valid bound, says {self.paper_epsilon:.4g}"
+        return f"{text}; not covered: {NOT_COVERED}"

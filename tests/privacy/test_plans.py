@@ -1,0 +1,321 @@
+"""What a plan stands for, what it refuses, and what dp-accounting makes of it."""
+
+import json
+import math
+
+import dp_accounting as dp
+import numpy as np
+import pytest
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.privacy import (
+    CentralNoise,
+    DistributedNoise,
+    FixedSize,
+    Full,
+    PerStepNoise,
+    Poisson,
+    PrivacyPlan,
+    Refusal,
+    calibrate,
+    poisson_cap,
+)
+
+PER_STEP = PerStepNoise((1.0, 0.5), (5.0, 4.0), steps=10, uploads=50)
+
+
+def test_contract_replace_one_is_doubled_by_pld_and_not_by_rdp():
+    """Contract with dp-accounting 0.6, on which `events.event` rests: what each accountant makes of one multiplier."""
+    one = dp.NeighboringRelation.REPLACE_ONE
+    gaussian = dp.GaussianDpEvent(4.0)
+    doubled = dp.get_epsilon_gaussian(4.0 / 2, 1e-5)
+    assert dp.pld.PLDAccountant(one).compose(gaussian).get_epsilon(1e-5) == pytest.approx(doubled, rel=1e-4)
+    as_given = dp.rdp.RdpAccountant(neighboring_relation=one).compose(gaussian).get_epsilon(1e-5)
+    assert as_given == dp.rdp.RdpAccountant().compose(gaussian).get_epsilon(1e-5)
+    whole = dp.SampledWithoutReplacementDpEvent(10, 10, gaussian)
+    assert dp.rdp.RdpAccountant(neighboring_relation=one).compose(whole).get_epsilon(1e-5) == as_given
+    assert not dp.pld.PLDAccountant(one).supports(whole)
+
+
+def test_both_accountants_of_replace_one_speak_of_2c():
+    plan = PrivacyPlan(CentralNoise(4.0), Full(), 3, "replace-one")
+    half = PrivacyPlan(CentralNoise(2.0), Full(), 3)
+    assert plan.epsilon(1e-5) == pytest.approx(half.epsilon(1e-5), rel=1e-4)
+    assert plan.epsilon(1e-5, "rdp") == pytest.approx(half.epsilon(1e-5, "rdp"), rel=1e-12)
+    assert plan.event("pld").event.noise_multiplier == 4.0
+    assert plan.event("rdp").event.noise_multiplier == 2.0
+    assert PrivacyPlan(CentralNoise(4.0), FixedSize(50, 5), 3).event("rdp").event.event.noise_multiplier == 2.0
+
+
+def test_events():
+    gaussian = dp.GaussianDpEvent(2.0)
+    noise = CentralNoise(2.0)
+    cases = {
+        Full(): gaussian,
+        Poisson(0.1): dp.PoissonSampledDpEvent(0.1, gaussian),
+        Poisson(0.1, 50, 50): dp.PoissonSampledDpEvent(0.1, gaussian),
+        Poisson(0.1, 50, 12): dp.TruncatedSubsampledGaussianDpEvent(50, 0.1, 12, 2.0),
+    }
+    for sampling, one_round in cases.items():
+        plan = PrivacyPlan(noise, sampling, 7)
+        assert plan.event() == dp.SelfComposedDpEvent(one_round, 7)
+        assert plan.relation == "add-or-remove-one"
+    assert PrivacyPlan(noise, FixedSize(50, 5), 7).relation == "replace-one"
+    for by_clients in (DistributedNoise(2.0, 10), PER_STEP):
+        assert PrivacyPlan(by_clients, Full(), 7).relation == "zero-out"
+        assert PrivacyPlan(by_clients, FixedSize(50, 50), 7).relation == "replace-one"
+
+
+def test_noise_multipliers():
+    assert CentralNoise(3.0).multiplier == pytest.approx(3.0)
+    # z_Delta = (z^-2 - (2 sigma_b)^-2)^-1/2 (Andrew et al. 2021, Theorem 1): from the whole to the sum, and back.
+    z, stddev = 1.5, 1.0
+    of_sum = (z**-2 - (2 * stddev) ** -2) ** -0.5
+    adaptive = CentralNoise(of_sum, count_stddev=stddev)
+    assert adaptive.multiplier == pytest.approx(z)
+    assert CentralNoise(9.0, count_stddev=stddev).with_multiplier(z).noise_multiplier == pytest.approx(of_sum)
+    # An EM of 4 iterations over one cohort.
+    assert CentralNoise(3.0, releases=4).multiplier == pytest.approx(1.5)
+    assert CentralNoise(1.0, releases=4).with_multiplier(1.5).noise_multiplier == pytest.approx(3.0)
+    assert DistributedNoise(2.0, 10).multiplier == 2.0
+    # min(tau, tau^2/K): the last step's noise of all where K > tau, all steps' noise of one where K < tau.
+    z1, z2 = 5.0 / 1.0, 4.0 / 0.5
+    both = (z1**-2 + z2**-2) ** -0.5
+    assert pytest.approx(both / math.sqrt(10 * 10 / 50)) == PER_STEP.multiplier
+    assert PerStepNoise((1.0,), (5.0,), 10, 4).multiplier == pytest.approx(z1 / math.sqrt(10))
+    scaled = PER_STEP.with_multiplier(1.0)
+    assert scaled.multiplier == pytest.approx(1.0)
+    assert scaled.stddevs[0] / scaled.stddevs[1] == pytest.approx(5.0 / 4.0)
+
+
+def test_the_combined_multiplier_is_what_an_accountant_composes():
+    """Two Gaussian releases in one round, composed by dp-accounting, cost what their one multiplier costs."""
+    noise = CentralNoise(2.0, count_stddev=0.7)
+    composed = dp.ComposedDpEvent([dp.GaussianDpEvent(2.0), dp.GaussianDpEvent(2 * 0.7)])
+    both = dp.pld.PLDAccountant().compose(composed, 5).get_epsilon(1e-6)
+    assert PrivacyPlan(noise, Full(), 5).epsilon(1e-6) == pytest.approx(both, rel=1e-4)
+    sampled = dp.PoissonSampledDpEvent(0.2, composed)
+    rdp = dp.rdp.RdpAccountant(range(2, 64)).compose(sampled, 5)
+    one = dp.rdp.RdpAccountant(range(2, 64)).compose(
+        dp.PoissonSampledDpEvent(0.2, dp.GaussianDpEvent(noise.multiplier)), 5
+    )
+    np.testing.assert_allclose(rdp.rdp, one.rdp, rtol=1e-9)
+    assert not dp.pld.PLDAccountant().supports(sampled)
+
+
+def test_what_one_client_can_do_within_a_round_of_per_step_noise():
+    """tau^2/K is reached: a client whose data push one way moves the sum by tau C, and the others, who undo in each
+    step what their earlier noise did, leave the last step's noise only."""
+    rng = np.random.default_rng(5)
+    tau, uploads, clip, stddev, worlds = 6, 40, 1.0, 0.1, 4000
+    sums = {}
+    for pushes in (0.0, clip):
+        paths = np.zeros((worlds, uploads))
+        for _ in range(tau):
+            gradient = np.clip(-paths, -clip, clip)
+            gradient[:, 0] = pushes
+            paths += gradient + stddev * rng.normal(size=paths.shape)
+        sums[pushes] = paths.sum(axis=1)
+    mu = (sums[clip].mean() - sums[0.0].mean()) / sums[0.0].std()
+    bound = 1 / PerStepNoise((clip,), (stddev,), tau, uploads).multiplier
+    claimed_by_the_paper = math.sqrt(clip**2 / (uploads * stddev**2))
+    # Client 0 keeps its own tau steps of noise: K - 1 + tau variances in place of K. Standard error of mu: 1.4 %.
+    exact = tau * clip / (stddev * math.sqrt(uploads - 1 + tau))
+    assert mu == pytest.approx(exact, rel=0.07)  # five standard errors: false alarms below 1e-6
+    assert claimed_by_the_paper < mu < bound
+
+
+GRID = {
+    "z": lambda v: PrivacyPlan(CentralNoise(v), Poisson(0.2), 30),
+    "rounds": lambda v: PrivacyPlan(CentralNoise(1.5), Poisson(0.2), v),
+    "rate": lambda v: PrivacyPlan(CentralNoise(1.5), Poisson(v), 30),
+    "cap": lambda v: PrivacyPlan(CentralNoise(1.5), Poisson(0.2, 30, v), 10),
+}
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "sign"),
+    [
+        ("z", [0.6, 1.0, 3.0, 20.0], -1),
+        ("rounds", [1, 10, 100, 2000], 1),
+        ("rate", [0.01, 0.2, 0.7, 1.0], 1),
+        ("cap", [6, 10, 15, 30], -1),
+    ],
+)
+def test_monotone(name, values, sign):
+    epsilons = [GRID[name](v).epsilon(1e-5) for v in values]
+    assert (np.diff(epsilons) * sign > 0).all(), epsilons
+    if name != "cap":
+        by_rdp = [GRID[name](v).epsilon(1e-5, "rdp") for v in values]
+        assert (np.diff(by_rdp) * sign > 0).all(), by_rdp
+        assert (np.array(by_rdp) > epsilons).all()
+
+
+def test_fixed_size_is_monotone():
+    def epsilon(z, cohort, rounds):
+        return PrivacyPlan(CentralNoise(z), FixedSize(40, cohort), rounds).epsilon(1e-5, "rdp")
+
+    base = epsilon(4.0, 4, 10)
+    assert epsilon(8.0, 4, 10) < base < epsilon(4.0, 8, 10)
+    assert base < epsilon(4.0, 4, 20)
+
+
+@pytest.mark.parametrize(
+    ("z", "rate", "rounds", "delta"), [(0.8, 0.03, 40, 1e-9), (12.0, 0.9, 200, 1e-3), (1.7, 1.0, 9, 1e-6)]
+)
+def test_calibration_inverts(z, rate, rounds, delta):
+    epsilon = PrivacyPlan(CentralNoise(z), Poisson(rate), rounds).epsilon(delta)
+    found = calibrate(PrivacyPlan(CentralNoise(0.0), Poisson(rate), rounds), epsilon, delta)
+    assert found.noise_multiplier == pytest.approx(z, rel=3e-4)
+    assert found.epsilon(delta) <= epsilon
+
+
+@pytest.mark.parametrize(
+    ("plan", "accountant"),
+    [
+        (PrivacyPlan(CentralNoise(1.0, count_stddev=4.0), Poisson(0.2), 20), "pld"),
+        (PrivacyPlan(CentralNoise(1.0, releases=3), Poisson(0.2), 20), "rdp"),
+        (PrivacyPlan(CentralNoise(0.0), Full(), 20, "replace-one"), "pld"),
+        (PrivacyPlan(DistributedNoise(0.0, 10), Full(), 20), "pld"),
+        (PrivacyPlan(PER_STEP, Full(), 20), "pld"),
+        pytest.param(PrivacyPlan(PER_STEP, FixedSize(60, 50), 5), "rdp", marks=pytest.mark.slow),
+        (PrivacyPlan(PER_STEP, FixedSize(60, 50), 20), "paper"),
+        (PrivacyPlan(CentralNoise(0.0), Poisson(0.2, 30, 9), 20), "pld"),
+    ],
+)
+def test_calibration_of_every_kind(plan, accountant):
+    found = calibrate(plan, 2.0, 1e-5, accountant)
+    assert found.epsilon(1e-5, accountant) <= 2.0
+    assert found.epsilon(1e-5, accountant) == pytest.approx(2.0, rel=1e-3)
+    assert found.noise_multiplier == pytest.approx(found.noise.multiplier)
+    assert found == PrivacyPlan(found.noise, plan.sampling, plan.rounds, plan.relation)
+
+
+def test_impossible_targets():
+    plan = PrivacyPlan(CentralNoise(1.0), Full(), 10)
+    for epsilon in (0.0, -1.0, math.inf, math.nan):
+        with pytest.raises(JaxpflError, match="epsilon must be > 0 and finite"):
+            calibrate(plan, epsilon, 1e-5)
+    with pytest.raises(JaxpflError, match=r"epsilon 1e\+09 at delta 1e-05 needs a noise multiplier below 0\.01"):
+        calibrate(plan, 1e9, 1e-5)
+    with pytest.raises(JaxpflError, match=r"epsilon 1e-09 at delta 1e-11 needs a noise multiplier above 1e\+07"):
+        calibrate(plan, 1e-9, 1e-11)
+    with pytest.raises(JaxpflError, match="count_stddev must be above"):
+        calibrate(PrivacyPlan(CentralNoise(1.0, count_stddev=0.1), Full(), 10), 1.0, 1e-5)
+    with pytest.raises(JaxpflError, match="noise of 0 cannot be scaled"):
+        calibrate(PrivacyPlan(PerStepNoise((1.0,), (0.0,), 1, 1), Full(), 10), 1.0, 1e-5)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: PrivacyPlan(CentralNoise(0.0), Full(), 1).epsilon(1e-5), "noise multiplier of 0"),
+        (lambda: PrivacyPlan(CentralNoise(0.0), Full(), 1).event(), "noise multiplier of 0"),
+        (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(0.0), "delta must be > 0 and < 1, got 0.0"),
+        (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(1.0), "delta must be > 0 and < 1, got 1.0"),
+        (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(1e-14), "pld accountant resolves no delta below"),
+        (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1).epsilon(1e-5, "prd"), "unknown accountant 'prd'"),
+        (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 0), "rounds must be a whole number of at least 1, got 0"),
+        (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1.5), "rounds must be a whole number"),
+        (lambda: PrivacyPlan(CentralNoise(1.0), Full(), math.nan), "rounds must be a whole number"),
+        (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1, "replace"), "unknown relation 'replace'"),
+        (lambda: PrivacyPlan(CentralNoise(1.0), Full(), 1, "zero-out"), "under add-or-remove-one or replace-one, not"),
+        (lambda: PrivacyPlan(CentralNoise(1.0), Poisson(0.5), 1, "replace-one"), "under add-or-remove-one, not"),
+        (lambda: PrivacyPlan(CentralNoise(1.0), FixedSize(9, 3), 1, "add-or-remove-one"), "under replace-one, not"),
+        (lambda: PrivacyPlan(DistributedNoise(1.0, 3), Full(), 1, "add-or-remove-one"), "under zero-out or replace"),
+        (
+            lambda: PrivacyPlan(CentralNoise(1.0), FixedSize(9, 3), 1).epsilon(1e-5),
+            "fixed-size cohorts are accounted by rdp",
+        ),
+        (
+            lambda: PrivacyPlan(CentralNoise(1.0), Poisson(0.5, 9, 6), 1).epsilon(1e-5, "rdp"),
+            "a cap can cut are accounted by pld",
+        ),
+        (lambda: PrivacyPlan(DistributedNoise(1.0, 3), Poisson(0.5), 1), "noise that the clients add"),
+        (lambda: PrivacyPlan(PER_STEP, Poisson(0.5), 1), "noise that the clients add"),
+        (
+            lambda: PrivacyPlan(CentralNoise(1.0, count_stddev=1.0), Full(), 1).epsilon(1e-5, "paper"),
+            "accountant paper has no adaptive clipping",
+        ),
+        (lambda: CentralNoise(-1.0), "noise_multiplier must be >= 0 and finite, got -1.0"),
+        (lambda: CentralNoise(math.nan), "noise_multiplier must be >= 0 and finite, got nan"),
+        (lambda: CentralNoise(1.0, clipping_norm=0.0), "clipping_norm must be > 0"),
+        (lambda: CentralNoise(1.0, count_stddev=math.inf), "count_stddev must be > 0 and finite, got inf"),
+        (lambda: CentralNoise(1.0, releases=0), "releases must be a whole number"),
+        (lambda: DistributedNoise(1.0, 0), "min_uploads must be a whole number of at least 1, got 0"),
+        (lambda: PerStepNoise((1.0,), (1.0, 2.0), 1, 1), "every clip needs its stddev, got 1 and 2"),
+        (lambda: PerStepNoise((1.0, 0.0), (1.0, 2.0), 1, 1), "c2 must be > 0 and finite, got 0.0"),
+        (lambda: PerStepNoise((1.0,), (-1.0,), 1, 1), "sigma1 must be >= 0"),
+        (lambda: Poisson(0.0), "sampling_rate must be > 0 and <= 1, got 0.0"),
+        (lambda: Poisson(math.nan), "sampling_rate must be > 0 and <= 1, got nan"),
+        (lambda: Poisson(0.5, None, 3), "a cap needs the number of clients"),
+        (lambda: FixedSize(5, 6), "cohort must be at most 5, got 6"),
+    ],
+)
+def test_refusals(make, message):
+    with pytest.raises(JaxpflError) as caught:
+        make()
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_reasons_that_the_engine_raises():
+    assert {r.name for r in Refusal} >= {"WEIGHTED_MEAN", "WITH_REPLACEMENT", "NO_NOISE", "PRIVATE_SELECTION"}
+    for reason in Refusal:
+        assert isinstance(reason.error(), JaxpflError)
+        assert "\n" not in str(reason.error())
+
+
+def test_statement():
+    plan = PrivacyPlan(CentralNoise(2.0, clipping_norm=0.5), Poisson(0.1), 100)
+    said = plan.statement(1e-4)
+    assert said.epsilon == plan.epsilon(1e-4)
+    assert said.paper_epsilon == plan.epsilon(1e-4, "paper")
+    stored = json.loads(json.dumps(said._asdict()))
+    assert stored["relation"] == "add-or-remove-one"
+    assert stored["unit"] == "user"
+    assert (stored["sampling_rate"], stored["noise_multiplier"], stored["clipping_norm"]) == (0.1, 2.0, 0.5)
+    assert (stored["rounds"], stored["delta"], stored["accountant"]) == (100, 1e-4, "pld")
+    text = str(said)
+    for part in (
+        "eps = 1.966 at delta = 0.0001",
+        "each user",
+        "q = 0.1",
+        "z = 2",
+        "C = 0.5",
+        "R = 100",
+        "8.07",
+        "not covered",
+    ):
+        assert part in text
+    adaptive = PrivacyPlan(CentralNoise(2.0, count_stddev=3.0), Full(), 4).statement(1e-4)
+    assert adaptive.paper_epsilon is None
+    assert "C adapts" in str(adaptive)
+    assert "paper" not in str(adaptive)
+    assert "C = 1 and 0.5" in str(PrivacyPlan(PER_STEP, Full(), 4).statement(1e-4))
+    with pytest.raises(JaxpflError, match="noise multiplier of 0"):
+        PrivacyPlan(CentralNoise(0.0), Full(), 4).statement(1e-4)
+
+
+@pytest.mark.parametrize(("m", "q"), [(50, 0.1), (1000, 0.01), (7, 0.5), (30, 0.97), (5, 1.0), (3, 1e-9)])
+@pytest.mark.parametrize("overflow", [1e-6, 1e-2])
+def test_poisson_cap_is_the_smallest(m, q, overflow):
+    """Against the binomial tail summed exactly."""
+
+    def tail(cap: int) -> float:
+        return math.fsum(math.comb(m, k) * q**k * (1 - q) ** (m - k) for k in range(cap + 1, m + 1))
+
+    cap = poisson_cap(m, q, overflow)
+    assert 1 <= cap <= m
+    assert tail(cap) < overflow
+    assert cap == 1 or tail(cap - 1) >= overflow
+
+
+def test_the_default_cap_costs_next_to_nothing():
+    cap = poisson_cap(50, 0.1)
+    plain = PrivacyPlan(CentralNoise(2.0), Poisson(0.1), 100).epsilon(1e-4)
+    assert plain <= PrivacyPlan(CentralNoise(2.0), Poisson(0.1, 50, cap), 100).epsilon(1e-4) < 1.001 * plain
+    assert poisson_cap(1_000_000, 0.001) < 1200
+    for args in ((0, 0.5), (5, 0.0), (5, 1.5), (5, 0.5, 0.0), (5, math.nan)):
+        with pytest.raises(JaxpflError):
+            poisson_cap(*args)
