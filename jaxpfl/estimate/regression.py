@@ -13,7 +13,7 @@ from jaxpfl.estimate.repetitions import gain, mean_square, repeat, report
 from jaxpfl.estimate.settings import at_least
 from jaxpfl.estimate.sizes import fractions, write_sizes
 from jaxpfl.estimators import regression
-from jaxpfl.estimators.regression import Population
+from jaxpfl.estimators.regression import Population, Posterior, Rotated
 from jaxpfl.privacy import checks
 from jaxpfl.types import Array, Key
 
@@ -83,26 +83,30 @@ def draw(key: Key, given: RegressionSettings) -> tuple[Population, Array, Array,
     return Population(mu, jnp.float32(given.sigma_theta**2), jnp.float32(given.noise_variance)), theta, x, y
 
 
-def algorithm_4(begin: Population, x: Array, y: Array, steps: int) -> Array:
+def algorithm_4(begin: Population, data: Rotated, steps: int) -> Array:
     """The coefficients [m, d] of Algorithm 4 from zeros, at the rate that the steepest client's steps still bear."""
-    largest = jnp.linalg.eigvalsh(jnp.einsum("ijd,ikd->ijk", x, x)).max()
-    rate = 1 / (largest / begin.sx2 + 1 / begin.s2)
-    zeros = jnp.zeros((x.shape[0], x.shape[-1]), x.dtype)
-    return regression.gradient_descent(begin._replace(mu=zeros[0]), zeros, x, y, rate, steps)[1]
+    rate = 1 / (data.squares.max() / begin.sx2 + 1 / begin.s2)
+    zeros = jnp.zeros((data.x.shape[0], data.x.shape[-1]), data.x.dtype)
+    return regression.gradient_descent(begin._replace(mu=zeros[0]), zeros, data.x, data.y, rate, steps)[1]
 
 
 def study(key: Key, given: RegressionSettings) -> dict[str, Array]:
     """One repetition: mean squared errors, [] each; ``bound`` is what the known prior's must be, given X."""
     population, theta, x, y = draw(key, given)
-    moments = regression.moments(x, y, _FLOOR)
-    learned = regression.em(moments, x, y, _FLOOR, given.em_steps)
-    known = jax.vmap(lambda x, y: regression.posterior(population, regression.rotate(x, y)))(x, y)
+    data = jax.vmap(regression.rotate)(x, y)
+    moments = regression.moments(regression.pooled(data), x, y, _FLOOR)
+    learned = regression.em(moments, data, _FLOOR, given.em_steps)
+
+    def posteriors(of: Population) -> Posterior:
+        return jax.vmap(lambda data: regression.posterior(of, data))(data)
+
+    known = posteriors(population)
     estimates = {
-        "local": jax.vmap(regression.least_squares)(x, y),
+        "local": jax.vmap(regression.least_squares)(data),
         "fedavg": jnp.broadcast_to(moments.mu, theta.shape),
         "known": known.mean,
-        "algorithm-4": algorithm_4(moments, x, y, given.gradient_steps),
-        "personalized": jax.vmap(lambda x, y: regression.personalize(learned, x, y))(x, y),
+        "algorithm-4": algorithm_4(moments, data, given.gradient_steps),
+        "personalized": posteriors(learned).mean,
     }
     return {name: mean_square(each, theta) for name, each in estimates.items()} | {"bound": known.variance.mean()}
 

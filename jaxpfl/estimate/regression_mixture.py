@@ -95,15 +95,15 @@ def draw(key: Key, given: RegressionMixtureSettings, n: int) -> tuple[Array, Arr
 def study(key: Key, given: RegressionMixtureSettings, n: int) -> dict[str, Array]:
     """One repetition: mean squared errors, [] each, and that of Algorithm 1 along its iterations, [_POINTS]."""
     theta, x, y = draw(key, given, n)
-    alone = jax.vmap(regression.least_squares)(x, y)
-    begin = regression_mixture.start(x, y, 2, (y**2).mean(), _FLOOR)
-    learned = regression_mixture.em(begin, x, y, _FLOOR, given.em_steps)
+    data = jax.vmap(regression.rotate)(x, y)
+    alone = jax.vmap(regression.least_squares)(data)
+    begin = regression_mixture.start(data, 2, (y**2).mean(), _FLOOR)
+    learned = regression_mixture.em(begin, data, _FLOOR, given.em_steps)
 
     def posterior_means(population: MixturePopulation) -> Array:
-        return jax.vmap(lambda x, y: regression_mixture.personalize(population, x, y))(x, y)
+        return jax.vmap(lambda data: regression_mixture.personalize(population, data))(data)
 
-    steepest = jnp.linalg.eigvalsh(jnp.einsum("ijd,ikd->ijk", x, x)).max()
-    rate, each = given.noise_variance / steepest, -(-given.iterations // _POINTS)
+    rate, each = given.noise_variance / data.squares.max(), -(-given.iterations // _POINTS)
 
     def some(at: tuple[Mixture, Array], _: None) -> tuple[tuple[Mixture, Array], Array]:
         at = regression_mixture.adamix(*at, x, y, given.noise_variance, rate, given.floor, each)

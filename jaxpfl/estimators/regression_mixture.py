@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.estimators import regression
-from jaxpfl.estimators.regression import Population, Posterior, Rotated, rotate
+from jaxpfl.estimators.regression import Population, Posterior, Rotated
 from jaxpfl.priors import discrete, gaussian_mixture
 from jaxpfl.priors.gaussian_mixture import Mixture
 from jaxpfl.types import Array, Scalar
@@ -33,20 +33,20 @@ class MixturePopulation(NamedTuple):
     sx2: Array
 
 
-def start(x: Array, y: Array, components: int, sx2: Scalar, floor: Scalar) -> MixturePopulation:
+def start(data: Rotated, components: int, sx2: Scalar, floor: Scalar) -> MixturePopulation:
     """Centers from a mixture fitted to the clients' own least-squares estimates of least norm.
 
     Args:
-      x, y: all clients' data, [m, n, d] and [m, n].
+      data: all clients', leaves [m, ...].
       components: k.
       sx2: the noise variance to start from.
       floor: the least variance, positive.
     """
-    alone = jax.vmap(regression.least_squares)(x, y)
-    valid = jnp.ones(x.shape[0], bool)
+    alone = jax.vmap(regression.least_squares)(data)
+    valid = jnp.ones(alone.shape[0], bool)
     begin = gaussian_mixture.start(components, alone, valid, floor)
     fitted = gaussian_mixture.em(begin, alone, valid, floor, 10)
-    return MixturePopulation(fitted.p, fitted.mu, fitted.s2, jnp.maximum(jnp.asarray(sx2, x.dtype), floor))
+    return MixturePopulation(fitted.p, fitted.mu, fitted.s2, jnp.maximum(jnp.asarray(sx2, alone.dtype), floor))
 
 
 def posteriors(population: MixturePopulation, data: Rotated) -> tuple[Array, Posterior]:
@@ -59,25 +59,25 @@ def posteriors(population: MixturePopulation, data: Rotated) -> tuple[Array, Pos
     return discrete.responsibilities(population.p, -of.log_evidence), of
 
 
-def personalize(population: MixturePopulation, x: Array, y: Array) -> Array:
+def personalize(population: MixturePopulation, data: Rotated) -> Array:
     """One client's estimate, [d]."""
-    belongs, of = posteriors(population, rotate(x, y))
+    belongs, of = posteriors(population, data)
     return belongs @ of.mean
 
 
-def log_likelihood(population: MixturePopulation, x: Array, y: Array) -> Array:
-    """Of all clients' data, []: what EM raises."""
+def log_likelihood(population: MixturePopulation, data: Rotated) -> Array:
+    """Of all clients' data, leaves [m, ...] -> []: what EM raises."""
 
-    def one(x: Array, y: Array) -> Array:
-        _, of = posteriors(population, rotate(x, y))
+    def one(data: Rotated) -> Array:
+        _, of = posteriors(population, data)
         return -discrete.negative_log_likelihood(population.p, -of.log_evidence)
 
-    return jax.vmap(one)(x, y).sum()
+    return jax.vmap(one)(data).sum()
 
 
-def em(population: MixturePopulation, x: Array, y: Array, floor: Scalar, steps: int) -> MixturePopulation:
-    """Steps of EM on all clients' data. A component without clients keeps its center and variance."""
-    d, data = x.shape[-1], jax.vmap(rotate)(x, y)
+def em(population: MixturePopulation, data: Rotated, floor: Scalar, steps: int) -> MixturePopulation:
+    """Steps of EM on all clients' data, leaves [m, ...]. A component without clients keeps its center and variance."""
+    d = data.x.shape[-1]
 
     def step(_: Array, old: MixturePopulation) -> MixturePopulation:
         belongs, of = jax.vmap(lambda data: posteriors(old, data))(data)  # [m, k], leaves [m, k, ...]
@@ -87,7 +87,7 @@ def em(population: MixturePopulation, x: Array, y: Array, floor: Scalar, steps: 
         squares = ((of.mean - mu) ** 2).sum(axis=-1) + of.variance
         s2 = jnp.where(counts > 0, jnp.maximum((shares * squares).sum(axis=0) / d, floor), old.s2)
         residual = data.y[:, None] - jnp.einsum("ijd,ikd->ikj", data.x, of.mean)
-        noise = (belongs * ((residual**2).sum(axis=-1) + of.fitted)).sum() / y.size
+        noise = (belongs * ((residual**2).sum(axis=-1) + of.fitted)).sum() / data.y.size
         return MixturePopulation(discrete.shares(belongs), mu, s2, jnp.maximum(noise, floor))
 
     return jax.lax.fori_loop(0, steps, step, population)

@@ -27,8 +27,20 @@ def clients(m: int, n: int, d: int, seed: int = 0, centers=None, s2: float = 0.0
     return Population(jnp.asarray(mu[0]), jnp.asarray(s2), jnp.asarray(sx2)), jnp.asarray(x), jnp.asarray(y), theta
 
 
+rotated = jax.jit(jax.vmap(regression.rotate))
+
+
 def posterior(population, x, y):
     return regression.posterior(population, regression.rotate(x, y))
+
+
+@pytest.mark.parametrize(("n", "rank"), [(3, 3), (9, 5), (9, 2)])
+def test_least_squares_are_those_of_least_norm(n, rank):
+    _, x, y, _ = clients(1, n, 5)
+    x = np.asarray(x[0]) @ np.diag([1.0] * rank + [0.0] * (5 - rank)) if rank < min(n, 5) else np.asarray(x[0])
+    want = np.linalg.lstsq(x, np.asarray(y[0]), rcond=None)[0]
+    got = regression.least_squares(regression.rotate(jnp.asarray(x), y[0]))
+    np.testing.assert_allclose(got, want, rtol=1e-7, atol=1e-9)
 
 
 @pytest.mark.parametrize("n", [3, 9])
@@ -48,9 +60,9 @@ def test_posterior_is_the_ridge_form(n):
 def test_limits_are_least_squares_and_the_mean():
     population, x, y, _ = clients(1, 9, 5)
     # Wider, and S is so ill-conditioned that rounding shows before the prior does.
-    wide = regression.personalize(population._replace(s2=jnp.asarray(1e7)), x[0], y[0])
+    wide = posterior(population._replace(s2=jnp.asarray(1e7)), x[0], y[0]).mean
     np.testing.assert_allclose(wide, np.linalg.lstsq(x[0], y[0], rcond=None)[0], rtol=1e-6)
-    narrow = regression.personalize(population._replace(s2=jnp.asarray(1e-12)), x[0], y[0])
+    narrow = posterior(population._replace(s2=jnp.asarray(1e-12)), x[0], y[0]).mean
     np.testing.assert_allclose(narrow, population.mu, atol=1e-9)
 
 
@@ -65,8 +77,12 @@ def test_unknown_population_costs_little():
     errors = ((np.asarray(known.mean) - theta) ** 2).sum(1)
     assert abs((errors - known.variance).mean()) < 4 * np.std(errors) / np.sqrt(1500)
 
-    estimated = regression.em(regression.moments(x, y, 1e-6), x, y, 1e-6, 100)
-    ours = jax.vmap(lambda x, y: regression.personalize(estimated, x, y))(x, y)
+    data = rotated(x, y)
+    np.testing.assert_allclose(
+        regression.pooled(data), np.linalg.lstsq(x.reshape(-1, 20), y.reshape(-1), rcond=None)[0], rtol=1e-9
+    )
+    estimated = regression.em(regression.moments(regression.pooled(data), x, y, 1e-6), data, 1e-6, 100)
+    ours = jax.vmap(lambda x, y: posterior(estimated, x, y).mean)(x, y)
     assert ((np.asarray(ours) - theta) ** 2).sum(1).mean() < 1.03 * errors.mean()
     np.testing.assert_allclose(estimated.sx2, 0.05, rtol=0.1)
     np.testing.assert_allclose(estimated.s2, 0.01, rtol=0.3)
@@ -76,7 +92,7 @@ def test_unknown_population_costs_little():
 def test_em_never_lowers_the_evidence(floor):
     population, x, y, _ = clients(40, 6, 4)
     at, values = population._replace(mu=jnp.ones(4), s2=jnp.asarray(1.0)), []
-    step = jax.jit(lambda p: regression.em(p, x, y, floor, 1))
+    step = jax.jit(lambda p: regression.em(p, rotated(x, y), floor, 1))
     for _ in range(40):
         at = step(at)
         values.append(float(jax.vmap(lambda x, y, at=at: posterior(at, x, y).log_evidence)(x, y).sum()))
@@ -87,7 +103,7 @@ def test_em_never_lowers_the_evidence(floor):
 def test_algorithm_4_rests_where_each_client_is_at_its_posterior_mode():
     population, x, y, _ = clients(6, 8, 3, scale=1.0)
     end, thetas = regression.gradient_descent(population, jnp.zeros((6, 3)), x, y, 2e-3, 20000)
-    want = jax.vmap(lambda x, y: regression.personalize(end, x, y))(x, y)
+    want = jax.vmap(lambda x, y: posterior(end, x, y).mean)(x, y)
     np.testing.assert_allclose(thetas, want, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(end.mu, thetas.mean(0), rtol=1e-6, atol=1e-8)
 
@@ -100,8 +116,8 @@ def test_one_component_is_the_gaussian():
     mixture = regression_mixture.MixturePopulation(
         jnp.ones(1), population.mu[None], population.s2[None], population.sx2
     )
-    got = regression_mixture.em(mixture, x, y, 1e-6, 5)
-    want = regression.em(population, x, y, 1e-6, 5)
+    got = regression_mixture.em(mixture, rotated(x, y), 1e-6, 5)
+    want = regression.em(population, rotated(x, y), 1e-6, 5)
     for a, b in zip((got.mu[0], got.s2[0], got.sx2), want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9)
 
@@ -121,17 +137,17 @@ def test_mixture_reaches_the_known_populations_error():
     )
 
     def error(population) -> float:
-        got = jax.vmap(lambda x, y: regression_mixture.personalize(population, x, y))(x, y)
+        got = jax.vmap(lambda data: regression_mixture.personalize(population, data))(rotated(x, y))
         return float(((np.asarray(got) - theta) ** 2).sum(1).mean())
 
-    at = regression_mixture.start(x, y, 2, 1.0, 1e-5)
-    step = jax.jit(lambda p: regression_mixture.em(p, x, y, 1e-5, 1))
+    at = regression_mixture.start(rotated(x, y), 2, 1.0, 1e-5)
+    step = jax.jit(lambda p: regression_mixture.em(p, rotated(x, y), 1e-5, 1))
     values = []
     for _ in range(200):
-        values.append(float(regression_mixture.log_likelihood(at, x, y)))
+        values.append(float(regression_mixture.log_likelihood(at, rotated(x, y))))
         at = step(at)
     assert np.diff(values).min() > -1e-8
-    alone = ((np.asarray(jax.vmap(regression.least_squares)(x, y)) - theta) ** 2).sum(1).mean()
+    alone = ((np.asarray(jax.vmap(regression.least_squares)(rotated(x, y))) - theta) ** 2).sum(1).mean()
     assert alone > 100 * error(true)
     assert error(at) < error(true) + 2 * 0.0042
 
@@ -168,7 +184,7 @@ def test_one_step_of_algorithm_1():
 
 def test_algorithm_6_stays_in_the_hull_of_its_centers():
     _, x, y, theta = two_groups()
-    alone = regression_mixture.start(x, y, 2, 0.1, 1e-5)
+    alone = regression_mixture.start(rotated(x, y), 2, 0.1, 1e-5)
     begin = discrete.Discrete(alone.p, alone.mu)
     end, thetas = regression_mixture.alternating(begin, x, y, 0.1, 10)
     assert thetas.shape == theta.shape
