@@ -160,12 +160,15 @@ class Server(NamedTuple):
       broadcast: ``(key, hp, ctx, state) -> Message``, what the clients of the cohort receive.
       update: ``(key, hp, ctx, state, Reduced | Stacked) -> (state, metrics)``.
       predict_global: ``(hp, state, x [n, ...]) -> logits``, or None for a method without one global model.
+      welcome: ``(key, hp, ctx, state) -> Message``, what a client receives that was never trained, the part for itself
+        with leaves [...] as it receives them. None for what ``broadcast`` sends.
     """
 
     init: Callable[[Key, PyTree, ServerContext], PyTree]
     broadcast: Callable[[Key, PyTree, ServerContext, PyTree], Message]
     update: Callable[[Key, PyTree, ServerContext, PyTree, Any], tuple[PyTree, Metrics]]
     predict_global: Callable[[PyTree, PyTree, PyTree], Array] | None = None
+    welcome: Callable[[Key, PyTree, ServerContext, PyTree], Message] | None = None
 
 
 def by_turns(client_ids: np.ndarray, groups: int) -> np.ndarray:

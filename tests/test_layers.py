@@ -9,6 +9,7 @@ import jaxpfl
 
 LEVELS = {
     "errors": 0,
+    "presentation": 0,
     "types": 0,
     "trees": 0,
     "randomness": 0,
@@ -17,11 +18,13 @@ LEVELS = {
     "data": 1,
     "models": 1,
     "priors": 2,
+    "compression": 2,
     "privacy": 2,
     "algorithms": 3,
     "estimators": 3,
     "engine": 4,
     "experiment": 5,
+    "estimate": 5,
     "cli": 7,
 }
 ROOT = Path(jaxpfl.__file__).parent

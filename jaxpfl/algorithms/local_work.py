@@ -45,7 +45,7 @@ class LocalWork:
     """The static choices of a round: what a client does, and what the server makes of the uploads.
 
     Attributes:
-      sizes: training examples of each client, [m], on the host; they bound what the compiled program must provide for.
+      sizes: training examples of each client, on the host; they bound what the compiled program must provide for.
       steps: tau, local steps a round.
       batch_size: b; a client with fewer examples uses all that it has.
       draw: how mini-batches are drawn: ``epoch``, ``step`` or ``replacement``.
@@ -54,6 +54,7 @@ class LocalWork:
       weighting: of the clients in the mean, for methods that weigh them: by ``examples``, or ``uniform``.
       privacy: the mechanism behind which the method runs. `privatize` applies it to any sum of uploads; here it is for
         what only the method can do: noise in every step (`released`), and private servers of their own (AdaMix).
+      unseen: how many of the sizes, the last ones, are of clients that are never trained.
 
     Raises:
       JaxpflError: for an optimiser or an argument of one that there is not, and another weighting.
@@ -67,6 +68,12 @@ class LocalWork:
     server_optimizer: Optimizer = "sgd"
     weighting: str = "examples"
     privacy: Mechanism | None = None
+    unseen: int = 0
+
+    @property
+    def num_clients(self) -> int:
+        """m, the clients that are trained."""
+        return len(self.sizes) - self.unseen
 
     def __post_init__(self) -> None:
         resolve(self.optimizer)

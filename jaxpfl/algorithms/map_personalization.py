@@ -13,8 +13,10 @@ Gamma is estimated in one of two ways. By a *gradient* message: after each step 
 Gamma, and the server averages the copies (one client, one vote: each is one draw from the population). By a *fit*: the
 clients upload theta_i, and the server estimates Gamma from them side by side.
 
-Explicit steps on a penalty of curvature h (``lambda / (n_i s2)`` for a Gaussian) need ``lr h < 2``: the floors of the
-scales keep it so.
+A step on theta is one along the gradient of the loss, and a proximal step on the penalty (`Prior.prox`), which is
+stable however narrow the prior. Where the prior has no closed form of that, and with a client optimiser other than
+plain SGD (it scales the gradient, and a proximal step that is not scaled alike would rest elsewhere), the step is along
+the gradient of both: a penalty of curvature h (``lambda / (n_i s2)`` for a Gaussian) then needs ``lr h < 2``.
 
 Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation".
 """
@@ -58,8 +60,8 @@ class MapHyper(SgdHyper):
 
     weight_decay: Scalar = hyper(0.0, "added to theta's gradient as weight_decay * parameters")
     weight: Scalar = hyper(1.0, "lambda, weight of the prior's penalty")
-    lr_location: Scalar = hyper(0.1, "rate of the prior's mean in a gradient message; decays as lr does")
-    lr_scale: Scalar = hyper(0.05, "rate of the prior's scale in a gradient message; not decayed")
+    lr_location: Scalar = hyper(0.1, "rate of the prior's mean in a gradient message; decays as lr does", high=1.0)
+    lr_scale: Scalar = hyper(0.05, "rate of the prior's scale in a gradient message; not decayed", high=1.0)
     scale_init: Scalar = hyper(0.1, "the prior's scale (a Gaussian's variance) in round 0", positive=True)
     scale_floor: Scalar = hyper(0.01, "least scale of the prior", positive=True)
 
@@ -127,7 +129,8 @@ def _client(task: Task, work: LocalWork, make: Callable[[Any], Prior], estimate:
         key: Key, hp: MapHyper, ctx: ClientContext, message: Message, theta: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
         prior, received, decay = make(hp), message.shared, hp.decay(ctx.round, work.steps)
-        optimizer = work.descent(hp.lr * decay, hp.weight_decay)
+        rate, proximal = hp.lr * decay, prior.prox if work.optimizer == "sgd" else None
+        optimizer = work.descent(rate, hp.weight_decay)
         rates = Rates(hp.lr_location * decay, hp.lr_scale)
         weight = hp.weight / jnp.maximum(splits.train.size, 1) if scaling == "sum" else hp.weight
         descend = prior.descend if estimate == "gradient" else None
@@ -138,10 +141,12 @@ def _client(task: Task, work: LocalWork, make: Callable[[Any], Prior], estimate:
 
             def objective(params: PyTree) -> tuple[Array, tuple[Array, Array]]:
                 loss, penalty = batch.mean(task.loss(on.apply(params), batch.y)), prior.penalty(gamma, params, on)
-                return loss + weight * penalty, (loss, penalty)
+                return loss if proximal is not None else loss + weight * penalty, (loss, penalty)
 
             gradient, (loss, penalty) = jax.grad(objective, has_aux=True)(theta.params)
             theta = theta.step(optimizer, gradient)
+            if proximal is not None:
+                theta = theta._replace(params=proximal(rate * weight, gamma, theta.params))
             if descend is not None:
                 gamma = descend(rates, gamma, theta.params, on)
             return (theta, gamma), {"train_loss": loss, "penalty": penalty}

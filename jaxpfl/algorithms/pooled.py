@@ -30,7 +30,7 @@ def pooled(task: Task, work: LocalWork, *, steps: int = 0) -> Algorithm:
     """
     if steps < 0:
         raise JaxpflError(f"pooled.steps must be >= 0, got {steps}")
-    work = dataclasses.replace(work, sizes=np.array([np.sum(work.sizes)]), steps=steps or work.steps)
+    work = dataclasses.replace(work, sizes=np.array([np.sum(work.sizes)]), unseen=0, steps=steps or work.steps)
 
     def update(
         key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, memory: PyTree, splits: Splits

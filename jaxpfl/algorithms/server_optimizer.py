@@ -82,13 +82,23 @@ def with_server_optimizer(algorithm: Algorithm, optimizer: Optimizer, *, acts_on
         state, metrics = inner.update(key, hp, ctx, served.state, reduced)
         return Served(state, memory), metrics
 
-    predict = inner.predict_global
+    predict, greet = inner.predict_global, inner.welcome
 
     def predict_global(hp: PyTree, served: Served, x: PyTree) -> Array:
         assert predict is not None
         return predict(hp, served.state, x)
 
-    server = Server(init, broadcast, update, None if predict is None else predict_global)
+    def welcome(key: Key, hp: PyTree, ctx: ServerContext, served: Served) -> Message:
+        assert greet is not None
+        return greet(key, hp, ctx, served.state)
+
+    server = Server(
+        init,
+        broadcast,
+        update,
+        None if predict is None else predict_global,
+        None if greet is None else welcome,
+    )
     return algorithm._replace(server=server)
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import jax
-import numpy as np
+from jax.interpreters.partial_eval import dce_jaxpr
 
 from jaxpfl.algorithms.local_work import Batch, LocalWork
 from jaxpfl.errors import JaxpflError
@@ -18,13 +18,14 @@ def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None
       JaxpflError: for fewer than two models, more models than clients, and models that all start from the same
         parameters (a warm start, say): nothing would ever tell them apart.
     """
-    clients = len(work.sizes)
+    clients = work.num_clients
     if k < 2:
         raise JaxpflError(f"{method}.{option} must be >= 2, got {k}: with one model it is fedavg")
     if k > clients:
         raise JaxpflError(f"{method}.{option} must be <= {clients}, the number of clients, got {k}")
-    first, second = (jax.tree.leaves(task.init(jax.random.key(seed))) for seed in range(2))
-    if all(np.array_equal(a, b) for a, b in zip(first, second, strict=True)):
+    start = jax.make_jaxpr(task.init)(jax.random.key(0)).jaxpr
+    _, (by_key,) = dce_jaxpr(start, [True] * len(start.outvars))
+    if not by_key:
         raise JaxpflError(
             f"{method} needs models that start apart: this one starts from the same parameters every time"
         )

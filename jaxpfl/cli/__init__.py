@@ -18,6 +18,7 @@ from jaxpfl.experiment import compile_cache
 DESCRIPTION = "Personalized federated learning, every round one compiled JAX program."
 BENCH = "Measure speed against peers and against the machine: jaxpfl bench NAME; without a name, lists them."
 GROUPS: dict[str, str] = {
+    "estimate": "Estimate clients' parameters together: jaxpfl estimate NAME; simulated, or on data of your own.",
     "privacy": "Privacy calculators: epsilon, noise, paper, curve.",
 }
 """Commands with commands of their own, and what they are for: ``jaxpfl.cli.NAME`` has ``commands()``."""

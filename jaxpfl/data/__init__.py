@@ -6,6 +6,7 @@ there is NumPy on the host. `draw_batches` and `take` run inside the compiled ro
 
 from jaxpfl.data.batching import Batching, Draw, draw_batches, permutation, plan_batches, take
 from jaxpfl.data.describe import Summary, describe, format_description, summary
+from jaxpfl.data.elections import Elections, load_elections
 from jaxpfl.data.federate import SplitPurpose, federate, hold_out, split_rng
 from jaxpfl.data.idx import read_idx
 from jaxpfl.data.partition import PARTITIONS, Assignment, Partitioner, PartitionOptions, options_of, partitioner
@@ -21,6 +22,7 @@ __all__ = [
     "Assignment",
     "Batching",
     "Draw",
+    "Elections",
     "Entry",
     "PartitionOptions",
     "Partitioner",
@@ -37,6 +39,7 @@ __all__ = [
     "hold_out",
     "known_sources",
     "load",
+    "load_elections",
     "options_of",
     "pad",
     "partitioner",

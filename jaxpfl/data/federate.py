@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpfl.data.partition import PartitionOptions, partitioner
 from jaxpfl.data.partition_classes import Indices
-from jaxpfl.data.source import Source, check_finite
+from jaxpfl.data.source import Source, check_finite, pooled
 from jaxpfl.data.stack import listed, stack_clients
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.types import Federation
@@ -46,6 +46,7 @@ def federate(
     superclasses_per_client: int | None = None,
     test_share: float = 0.5,
     validation_share: float = 0.0,
+    pool_test: bool = False,
     split_seed: int = 0,
     drop_empty: bool = False,
 ) -> Federation:
@@ -57,17 +58,19 @@ def federate(
 
     Args:
       source: the data set.
-      partition: "iid"; "classes": a number of classes for each client; "shards" (or "pathological"): a number of
-        shards of the examples sorted by class; "dirichlet": class proportions of each client from Dir(alpha);
-        "dirichlet-class": each class in proportions from Dir(alpha); "lognormal": iid of unequal sizes; "natural":
-        one client for each user, or for a number of them; "superclasses": all classes of a number of superclasses.
+      partition: "iid"; "classes": a number of classes for each client, of log-normal sizes with a sigma; "shards" (or
+        "pathological"): a number of shards of the examples sorted by class; "dirichlet": class proportions of each
+        client from Dir(alpha); "dirichlet-class": each class in proportions from Dir(alpha); "lognormal": iid of
+        unequal sizes; "natural": one client for each user, or for a number of them; "superclasses": all classes of a
+        number of superclasses.
       clients: m, at least 1. Only "natural" goes without: it then takes all users.
       classes_per_client, shards_per_client, alpha, min_examples, sigma, users_per_client, superclasses_per_client:
         options of the partitions, see `PartitionOptions`; one that the partition does not take is refused.
       test_share: the share of each client's examples kept for testing, in [0, 1); not used where the source
-        has an official test set. A client with at least two examples keeps at least one for training and one
-        for testing.
+        has an official test set, unless it is pooled. A client with at least two examples keeps at least one for
+        training and one for testing.
       validation_share: the share of each client's training examples kept for validation, in [0, 1).
+      pool_test: whether the official test set is put together with the training set before they are dealt.
       split_seed: at least 0.
       drop_empty: leave out clients without training examples, with a warning; under "natural" also users of whom no
         test example can be had.
@@ -94,6 +97,8 @@ def federate(
     )
     dealer = partitioner(partition, options)
     _check_source(source)
+    if pool_test:
+        source = pooled(source)
 
     train, test, _ = dealer.assign(source, clients, split_rng(split_seed, SplitPurpose.PARTITION))
     x_test, y_test = source.x_test, source.y_test

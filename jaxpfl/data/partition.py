@@ -24,7 +24,7 @@ from jaxpfl.data.partition_classes import (
     shards,
     split_by_class,
 )
-from jaxpfl.data.partition_skew import dirichlet_per_class, dirichlet_per_client, lognormal
+from jaxpfl.data.partition_skew import dirichlet_per_class, dirichlet_per_client, lognormal, lognormal_by_class
 from jaxpfl.data.partition_users import choose_users, examples_of
 from jaxpfl.data.source import Source
 from jaxpfl.errors import JaxpflError, unknown_name
@@ -68,8 +68,8 @@ class PartitionOptions:
       classes_per_client: "classes": distinct classes of each client.
       shards_per_client: "shards": shards of each client; 2 unless set.
       alpha: "dirichlet" and "dirichlet-class": concentration, > 0.
-      min_examples: "dirichlet-class": examples that every client must have; 10 unless set.
-      sigma: "lognormal": standard deviation of the logarithm of the clients' sizes.
+      min_examples: "dirichlet-class", and "classes" with a sigma: examples that every client must have; 10 unless set.
+      sigma: "lognormal", and where set "classes": standard deviation of the logarithm of the clients' sizes.
       users_per_client: "natural": users of each client; 1 unless set.
       superclasses_per_client: "superclasses": distinct superclasses of each client.
     """
@@ -81,6 +81,9 @@ class PartitionOptions:
     sigma: float | None = None
     users_per_client: int | None = None
     superclasses_per_client: int | None = None
+
+
+_LEAST = 10  # examples of a client where sizes are random (Lin et al. 2020)
 
 
 def partitioner(name: str, options: PartitionOptions | None = None) -> Partitioner:
@@ -166,10 +169,21 @@ def _by_hands(name: str, deal: Callable[[Source, int, np.random.Generator], np.n
 
 def _classes(options: PartitionOptions) -> Partitioner:
     k = _required(options.classes_per_client, "classes", "the number of classes per client")
-    return _by_hands(
-        f"{k} classes per client",
-        lambda source, m, rng: deal_classes(present_classes(source.y_train, source.num_classes), m, k, rng),
-    )
+
+    def deal(source: Source, m: int, rng: np.random.Generator) -> np.ndarray:
+        return deal_classes(present_classes(source.y_train, source.num_classes), m, k, rng)
+
+    name, sigma, least = f"{k} classes per client", options.sigma, options.min_examples
+    if sigma is None:
+        if least is not None:
+            raise JaxpflError("the partition 'classes' takes min examples only with sigma: sizes are equal without")
+        return _by_hands(name, deal)
+
+    def split(labels: np.ndarray, m: int, num_classes: int, rng: np.random.Generator) -> list[Indices]:
+        held = deal_classes(present_classes(labels, num_classes), m, k, rng)
+        return lognormal_by_class(labels, held, sigma, _LEAST if least is None else least, num_classes, rng)
+
+    return _alike(f"{name}, log-normal({sigma:g}) sizes", split)
 
 
 def _superclasses(options: PartitionOptions) -> Partitioner:
@@ -200,7 +214,7 @@ def _dirichlet(options: PartitionOptions) -> Partitioner:
 
 def _dirichlet_class(options: PartitionOptions) -> Partitioner:
     alpha = _required(options.alpha, "dirichlet-class", "alpha")
-    least = 10 if options.min_examples is None else options.min_examples
+    least = _LEAST if options.min_examples is None else options.min_examples
     return _alike(
         f"Dirichlet({alpha:g}) shares of each class",
         lambda labels, m, num_classes, rng: dirichlet_per_class(labels, m, alpha, least, num_classes, rng),
@@ -230,7 +244,7 @@ def _natural(options: PartitionOptions) -> Partitioner:
 
 PARTITIONS: dict[str, tuple[tuple[str, ...], Callable[[PartitionOptions], Partitioner]]] = {
     "iid": ((), _iid),
-    "classes": (("classes_per_client",), _classes),
+    "classes": (("classes_per_client", "sigma", "min_examples"), _classes),
     "shards": (("shards_per_client",), _shards),
     "pathological": (("shards_per_client",), _shards),
     "dirichlet": (("alpha",), _dirichlet),

@@ -39,13 +39,17 @@ class Personal(NamedTuple):
 
 
 class Today(NamedTuple):
-    """What all clients are given: the run's key, its finished rounds, hyper-parameters, server, and what it sends."""
+    """What all clients are given: the run's key, its finished rounds, hyper-parameters, server, and what it sends.
+
+    ``welcome`` is what it sends to newcomers only.
+    """
 
     key: Key
     round: Array
     hp: PyTree
     server: PyTree
     sent: PyTree
+    welcome: PyTree = None
 
 
 Work = Callable[[Today, PyTree, PyTree], PyTree]
@@ -124,7 +128,7 @@ def make_adapt(
             splits, examples, client_id = data
             batch_key = stream(today.key, Purpose.BATCHES, client_id)
             last_round = jnp.maximum(today.round - 1, 0)
-            message = Message(today.sent)
+            message = Message(today.sent, today.welcome)
 
             def context(participations: Scalar) -> ClientContext:
                 return ClientContext(last_round, client_id, participations, ALL_STEPS, batch_key)
@@ -138,15 +142,19 @@ def make_adapt(
                 return trees.where(trees.all_finite(new), new, own)
 
             adapted = jax.lax.fori_loop(0, rounds, one, start)
-            before, after = (_personalize(client, today, client_id, None, own, splits) for own in (start, adapted))
+            before, after = (
+                _personalize(client, today, client_id, today.welcome, own, splits) for own in (start, adapted)
+            )
             personal = Personal(before.before, after.after, after.finite)
             return _score(algorithm, client, task, today, personal, examples)
 
         return arrive
 
     def adapt(state: RunState, hp: PyTree, federations: tuple[Federation, ...]) -> Scores:
-        today, per_client = _today(algorithm, plan, state, hp)
-        if jax.tree.leaves(per_client):
+        today, per_client = _today(algorithm, plan, state, hp, newcomers=True)
+        if algorithm.server.welcome is not None:
+            today = today._replace(welcome=per_client)
+        elif jax.tree.leaves(per_client):
             raise JaxpflError("unseen clients cannot be served: this method's server sends each client its own message")
         data = [(f.splits, getattr(f, split), jnp.asarray(f.client_ids)) for f in federations]
         return gather(_each_group(algorithm, plan, work_of, today, ((),) * len(data), data), plan.groups)
@@ -154,11 +162,14 @@ def make_adapt(
     return adapt
 
 
-def _today(algorithm: Algorithm, plan: RoundPlan, state: RunState, hp: PyTree) -> tuple[Today, PyTree]:
-    """What all clients are given, and the message's part for each."""
+def _today(
+    algorithm: Algorithm, plan: RoundPlan, state: RunState, hp: PyTree, *, newcomers: bool = False
+) -> tuple[Today, PyTree]:
+    """What all clients are given, and the message's part for each; or what newcomers are given."""
     ctx = server_context(plan.participation, state.round)
     key = stream(state.key, Purpose.BROADCAST, state.round)
-    message = algorithm.server.broadcast(key, hp, ctx, state.server)
+    send = (newcomers and algorithm.server.welcome) or algorithm.server.broadcast
+    message = send(key, hp, ctx, state.server)
     return Today(state.key, state.round, hp, state.server, message.shared), message.per_client
 
 

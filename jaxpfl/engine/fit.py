@@ -150,15 +150,16 @@ def fit(
     task = make_task(model, federation, num_classes)
     if warm_start is not None:
         task = start_from(task, warm_start)
-    sizes = np.asarray(federation.train.size)
+    sizes = [np.asarray(part.train.size) for part in (federation, unseen) if part is not None]
     work = LocalWork(
-        sizes if unseen is None else np.append(sizes, unseen.train.size),
+        np.concatenate(sizes),
         local_steps,
         batch_size,
         optimizer=client_optimizer,
         server_optimizer=server_optimizer,
         weighting=weighting_under(privacy is not None, weighting),
         privacy=privacy,
+        unseen=0 if unseen is None else unseen.num_clients,
     )
     hp = replace(method.name, method.hyper, ({} if server_lr is None else {"server_lr": server_lr}) | (hyper or {}))
     check_rate(server_optimizer, getattr(hp, "server_lr", 0.0))
@@ -235,7 +236,7 @@ def make_simulation(
 ) -> Simulation:
     """The programs of a method; of a reference that pools the data, where it is one (its client never fails)."""
     if method.pooled:  # its one client holds the examples of those that are trained, not of unseen ones
-        work = dataclasses.replace(work, sizes=np.asarray(federation.train.size))
+        work = dataclasses.replace(work, sizes=np.asarray(federation.train.size), unseen=0)
     algorithm = build(method, task, work, options)
     if privacy is not None and method.uploads:
         if method.pooled:

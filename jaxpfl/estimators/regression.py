@@ -3,7 +3,8 @@ r"""Linear regression of many clients whose coefficients come from one Gaussian.
 .. math:: y_i = X_i \theta_i + w_i, \quad w_i \sim N(0, s_x^2 I), \quad \theta_i \sim N(\mu, s^2 I)
 
 Given (mu, s2, sx2), each client has its posterior in closed form; its mean squared error is the trace of the posterior
-covariance. Unknown, they start from moments and are improved by EM. Data are stacked: X [m, n, d], y [m, n].
+covariance. Unknown, they start from moments and are improved by EM. Data are stacked: X [m, n, d], y [m, n]; most of
+what follows takes them `rotate`\ d, so that a client's data are decomposed once.
 
 Reference: Ozkara et al. 2023, appendix E and Algorithm 4.
 """
@@ -42,43 +43,75 @@ class Posterior(NamedTuple):
     log_evidence: Array
 
 
-def posterior(population: Population, x: Array, y: Array) -> Posterior:
-    r"""One client's posterior, ``x`` [n, d] and ``y`` [n]:
+class Rotated(NamedTuple):
+    """One client's data in the basis of its examples in which X X' is diagonal; white noise is white in every basis.
+
+    Attributes:
+      x: [n, d].
+      y: [n].
+      squares: the diagonal, [n].
+    """
+
+    x: Array
+    y: Array
+    squares: Array
+
+
+def rotate(x: Array, y: Array) -> Rotated:
+    """The data ``x`` [n, d], ``y`` [n] in that basis: once for all the populations that they are held against.
+
+    Not only because decompositions take time: over many clients it is one batched call of LAPACK, and two of those at
+    the same time can wait for each other on XLA's CPU threads for ever (seen with jaxlib 0.10.2 on two cores).
+    """
+    _, basis = jnp.linalg.eigh(x @ x.T)
+    x, y = basis.T @ x, basis.T @ y
+    return Rotated(x, y, (x**2).sum(axis=-1))
+
+
+def posterior(population: Population, data: Rotated) -> Posterior:
+    r"""One client's posterior:
 
     .. math:: E\,\theta = \mu + s^2 X^T S^{-1} (y - X \mu), \qquad S = s^2 X X^T + s_x^2 I
 
-    It solves n equations, not d. With ``t = tr(s2 X X' S^-1)``, tr C = s2 (d - t) and tr X C X' = sx2 t.
+    S is diagonal here. With ``t = tr(s2 X X' S^-1)``, tr C = s2 (d - t) and tr X C X' = sx2 t.
     """
     mu, s2, sx2 = population
-    n, d = x.shape
-    gram = x @ x.T
-    factor = jnp.linalg.cholesky(s2 * gram + sx2 * jnp.eye(n, dtype=x.dtype))
-    residual = y - x @ mu
-    solved = jax.scipy.linalg.cho_solve((factor, True), jnp.column_stack([residual, s2 * gram]))
-    explained = jnp.trace(solved[:, 1:])
-    log_det = 2 * jnp.log(jnp.diagonal(factor)).sum()
-    log_evidence = -(residual @ solved[:, 0] + log_det + n * jnp.log(2 * jnp.pi)) / 2
-    return Posterior(mu + s2 * x.T @ solved[:, 0], s2 * (d - explained), sx2 * explained, log_evidence)
+    d = data.x.shape[1]
+    diagonal = s2 * data.squares + sx2
+    residual = data.y - data.x @ mu
+    explained = (s2 * data.squares / diagonal).sum()
+    log_evidence = -((residual**2 / diagonal).sum() + jnp.log(2 * jnp.pi * diagonal).sum()) / 2
+    mean = mu + s2 * data.x.T @ (residual / diagonal)
+    return Posterior(mean, s2 * (d - explained), sx2 * explained, log_evidence)
 
 
-def least_squares(x: Array, y: Array) -> Array:
-    """One client alone: the least-squares coefficients of least norm, [d]."""
-    return jnp.linalg.pinv(x) @ y
+def least_squares(data: Rotated) -> Array:
+    """One client alone: the least-squares coefficients of least norm, ``X' (X X')^+ y``, [d]."""
+    seen = data.squares > 10 * max(data.x.shape) * jnp.finfo(data.x.dtype).eps * data.squares.max()
+    return data.x.T @ jnp.where(seen, data.y / jnp.where(seen, data.squares, 1), 0)
 
 
-def moments(x: Array, y: Array, floor: Scalar) -> Population:
-    r"""Where EM starts. mu by least squares on the pooled data; from its residuals e, where
+def pooled(data: Rotated) -> Array:
+    """All clients as one, leaves [m, ...]: the least-squares coefficients, FedAvg's for a linear model, [d].
+
+    It decomposes what the clients' own decompositions gave, so that it comes after them (see `rotate`).
+    """
+    d = data.x.shape[-1]
+    return jnp.linalg.pinv(data.x.reshape(-1, d)) @ data.y.reshape(-1)
+
+
+def moments(mu: Array, x: Array, y: Array, floor: Scalar) -> Population:
+    r"""Where EM starts. From the residuals e of the pooled coefficients, where
     :math:`E\,e_j e_k = s^2 \langle x_j, x_k \rangle` for two examples of one client,
 
     .. math:: s^2 = \frac{\sum_{j \ne k} e_j e_k \langle x_j, x_k \rangle}{\sum_{j \ne k} \langle x_j, x_k \rangle^2},
        \qquad s_x^2 = \operatorname{mean}(e_j^2 - s^2 |x_j|^2)
 
     Args:
-      x, y: all clients' data, [m, n, d] and [m, n].
+      mu: [d], of `pooled`.
+      x, y: all clients' data as they are, [m, n, d] and [m, n]: rotated, they would have no products of two examples.
       floor: the least variance, positive.
     """
-    d = x.shape[-1]
-    mu = least_squares(x.reshape(-1, d), y.reshape(-1))
     e = y - x @ mu
     gram = jnp.einsum("ijd,ikd->ijk", x, x)
     cross = jnp.where(jnp.eye(x.shape[1], dtype=bool), 0, gram)
@@ -88,16 +121,16 @@ def moments(x: Array, y: Array, floor: Scalar) -> Population:
     return Population(mu, s2, jnp.maximum((e**2 - s2 * (x**2).sum(-1)).mean(), floor))
 
 
-def em(population: Population, x: Array, y: Array, floor: Scalar, steps: int) -> Population:
-    """Steps of EM on all clients' data, [m, n, d] and [m, n]; never lowers the summed ``log_evidence``."""
-    d = x.shape[-1]
+def em(population: Population, data: Rotated, floor: Scalar, steps: int) -> Population:
+    """Steps of EM on all clients' data, leaves [m, ...]; never lowers the summed ``log_evidence``."""
+    _, n, d = data.x.shape
 
     def step(_: Array, population: Population) -> Population:
-        of = jax.vmap(lambda x, y: posterior(population, x, y))(x, y)
+        of = jax.vmap(lambda data: posterior(population, data))(data)
         mu = of.mean.mean(axis=0)
         s2 = (((of.mean - mu) ** 2).sum(axis=-1) + of.variance).mean() / d
-        residual = y - jnp.einsum("ijd,id->ij", x, of.mean)
-        sx2 = ((residual**2).sum(axis=-1) + of.fitted).mean() / y.shape[1]
+        residual = data.y - jnp.einsum("ijd,id->ij", data.x, of.mean)
+        sx2 = ((residual**2).sum(axis=-1) + of.fitted).mean() / n
         return Population(mu, jnp.maximum(s2, floor), jnp.maximum(sx2, floor))
 
     return jax.lax.fori_loop(0, steps, step, population)

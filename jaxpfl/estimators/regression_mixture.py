@@ -3,8 +3,9 @@ r"""Linear regression of many clients whose coefficients come from a mixture of 
 EM on the data: with :math:`S_{il} = s_l^2 X_i X_i^T + s_x^2 I`, client i belongs to component l as far as
 :math:`r_{il} \propto p_l N(y_i; X_i \mu_l, S_{il})`; its estimate is the posterior mean :math:`\sum_l r_{il} m_{il}`.
 
-The papers' alternating form (Algorithm 6, for points) clusters estimates that already lie in the hull of the centers:
-it stays near where it starts. It is here beside EM, for comparison.
+The papers' alternating forms are here beside EM, for comparison: Algorithm 1 (AdaMix) steps on each client's
+coefficients and fits the mixture to them, for which it takes many steps and collapses to the least variance allowed;
+Algorithm 6, for points, clusters estimates that already lie in the hull of the centers, and stays near where it starts.
 
 Reference: Ozkara et al. 2023, sections 3.1 and G, Algorithms 1 and 6.
 """
@@ -17,8 +18,9 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.estimators import regression
-from jaxpfl.estimators.regression import Population, Posterior
+from jaxpfl.estimators.regression import Population, Posterior, Rotated
 from jaxpfl.priors import discrete, gaussian_mixture
+from jaxpfl.priors.gaussian_mixture import Mixture
 from jaxpfl.types import Array, Scalar
 
 
@@ -31,63 +33,99 @@ class MixturePopulation(NamedTuple):
     sx2: Array
 
 
-def start(x: Array, y: Array, components: int, sx2: Scalar, floor: Scalar) -> MixturePopulation:
+def start(data: Rotated, components: int, sx2: Scalar, floor: Scalar) -> MixturePopulation:
     """Centers from a mixture fitted to the clients' own least-squares estimates of least norm.
 
     Args:
-      x, y: all clients' data, [m, n, d] and [m, n].
+      data: all clients', leaves [m, ...].
       components: k.
       sx2: the noise variance to start from.
       floor: the least variance, positive.
     """
-    alone = jax.vmap(regression.least_squares)(x, y)
-    valid = jnp.ones(x.shape[0], bool)
+    alone = jax.vmap(regression.least_squares)(data)
+    valid = jnp.ones(alone.shape[0], bool)
     begin = gaussian_mixture.start(components, alone, valid, floor)
     fitted = gaussian_mixture.em(begin, alone, valid, floor, 10)
-    return MixturePopulation(fitted.p, fitted.mu, fitted.s2, jnp.maximum(jnp.asarray(sx2, x.dtype), floor))
+    return MixturePopulation(fitted.p, fitted.mu, fitted.s2, jnp.maximum(jnp.asarray(sx2, alone.dtype), floor))
 
 
-def posteriors(population: MixturePopulation, x: Array, y: Array) -> tuple[Array, Posterior]:
+def posteriors(population: MixturePopulation, data: Rotated) -> tuple[Array, Posterior]:
     """One client's responsibilities [k], and its posterior under each component, leaves [k, ...]."""
 
     def under(mu: Array, s2: Array) -> Posterior:
-        return regression.posterior(Population(mu, s2, population.sx2), x, y)
+        return regression.posterior(Population(mu, s2, population.sx2), data)
 
     of = jax.vmap(under)(population.mu, population.s2)
     return discrete.responsibilities(population.p, -of.log_evidence), of
 
 
-def personalize(population: MixturePopulation, x: Array, y: Array) -> Array:
+def personalize(population: MixturePopulation, data: Rotated) -> Array:
     """One client's estimate, [d]."""
-    belongs, of = posteriors(population, x, y)
+    belongs, of = posteriors(population, data)
     return belongs @ of.mean
 
 
-def log_likelihood(population: MixturePopulation, x: Array, y: Array) -> Array:
-    """Of all clients' data, []: what EM raises."""
+def log_likelihood(population: MixturePopulation, data: Rotated) -> Array:
+    """Of all clients' data, leaves [m, ...] -> []: what EM raises."""
 
-    def one(x: Array, y: Array) -> Array:
-        return -discrete.negative_log_likelihood(population.p, -posteriors(population, x, y)[1].log_evidence)
+    def one(data: Rotated) -> Array:
+        _, of = posteriors(population, data)
+        return -discrete.negative_log_likelihood(population.p, -of.log_evidence)
 
-    return jax.vmap(one)(x, y).sum()
+    return jax.vmap(one)(data).sum()
 
 
-def em(population: MixturePopulation, x: Array, y: Array, floor: Scalar, steps: int) -> MixturePopulation:
-    """Steps of EM on all clients' data. A component without clients keeps its center and variance."""
-    d = x.shape[-1]
+def em(population: MixturePopulation, data: Rotated, floor: Scalar, steps: int) -> MixturePopulation:
+    """Steps of EM on all clients' data, leaves [m, ...]. A component without clients keeps its center and variance."""
+    d = data.x.shape[-1]
 
     def step(_: Array, old: MixturePopulation) -> MixturePopulation:
-        belongs, of = jax.vmap(lambda x, y: posteriors(old, x, y))(x, y)  # [m, k], leaves [m, k, ...]
+        belongs, of = jax.vmap(lambda data: posteriors(old, data))(data)  # [m, k], leaves [m, k, ...]
         counts = belongs.sum(axis=0)
         shares = belongs / jnp.where(counts > 0, counts, 1)
         mu = jnp.where(counts[:, None] > 0, jnp.einsum("ik,ikd->kd", shares, of.mean), old.mu)
         squares = ((of.mean - mu) ** 2).sum(axis=-1) + of.variance
         s2 = jnp.where(counts > 0, jnp.maximum((shares * squares).sum(axis=0) / d, floor), old.s2)
-        residual = y[:, None] - jnp.einsum("ijd,ikd->ikj", x, of.mean)
-        noise = (belongs * ((residual**2).sum(axis=-1) + of.fitted)).sum() / y.size
+        residual = data.y[:, None] - jnp.einsum("ijd,ikd->ikj", data.x, of.mean)
+        noise = (belongs * ((residual**2).sum(axis=-1) + of.fitted)).sum() / data.y.size
         return MixturePopulation(discrete.shares(belongs), mu, s2, jnp.maximum(noise, floor))
 
     return jax.lax.fori_loop(0, steps, step, population)
+
+
+def adamix(
+    begin: Mixture, thetas: Array, x: Array, y: Array, sx2: Scalar, rate: Scalar, floor: Scalar, steps: int
+) -> tuple[Mixture, Array]:
+    r"""Algorithm 1 (AdaMix): a step of each client on its own objective, then one of EM on the clients' coefficients.
+
+    .. math:: \theta_i \leftarrow \operatorname{prox}\big( \theta_i + \eta X_i^T (y_i - X_i \theta_i) / s_x^2 \big),
+       \qquad (p, \mu, s^2) \leftarrow \operatorname{EM}(\theta_1, \dots, \theta_m)
+
+    with the mixture's proximal step in the place of one along its gradient: that needs ``rate / floor < 2``, as the
+    variances end at the floor. (Drawn to the centers, the thetas scatter less than the population does, and the next
+    fit is narrower still.)
+
+    Args:
+      begin: the mixture.
+      thetas: the clients' coefficients, [m, d].
+      x, y: all clients' data, [m, n, d] and [m, n].
+      sx2: the noise variance.
+      rate: eta, at most sx2 over the largest eigenvalue of any ``X_i^T X_i``.
+      floor: the least variance of a component.
+      steps: iterations.
+
+    Returns:
+      The mixture, and the coefficients [m, d].
+    """
+    everyone = jnp.ones(x.shape[0], bool)
+
+    def step(_: Array, at: tuple[Mixture, Array]) -> tuple[Mixture, Array]:
+        mixture, thetas = at
+        fit = jnp.einsum("ijd,ij->id", x, y - jnp.einsum("ijd,id->ij", x, thetas)) / sx2
+        thetas = jax.vmap(lambda theta: gaussian_mixture.prox(rate, mixture, theta))(thetas + rate * fit)
+        return gaussian_mixture.em(mixture, thetas, everyone, floor, 1), thetas
+
+    return jax.lax.fori_loop(0, steps, step, (begin, thetas))
 
 
 def alternating(

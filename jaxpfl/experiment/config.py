@@ -38,9 +38,11 @@ class DataConfig:
     alpha: float | None = None
     """Dirichlet concentration, for --partition dirichlet and dirichlet-class: small is very unlike, large is iid."""
     min_examples: int | None = None
-    """Examples that every client must hold, for --partition dirichlet-class; 10 unless given."""
+    """Examples that every client must hold, for --partition dirichlet-class, and classes with a --sigma; 10 unless
+    given."""
     sigma: float | None = None
-    """Standard deviation of the logarithm of the clients' sizes, for --partition lognormal."""
+    """Standard deviation of the logarithm of the clients' sizes, for --partition lognormal and, where sizes are to
+    differ, classes."""
     users_per_client: int | None = None
     """Users (writers, speakers) that each client consists of, for --partition natural; 1 unless given."""
     superclasses_per_client: int | None = None
@@ -49,6 +51,9 @@ class DataConfig:
     """Share of each client's examples kept for testing, where the data set has no official test set; 0.5 for most."""
     validation_share: float = 0.0
     """Share of each client's training examples set apart for validation."""
+    pool_test: bool = False
+    """Put the official test set together with the training set; each client's examples are then split by
+    --test-share."""
     split_seed: int = 0
     """Seed of the split into clients, train and test; the run seeds do not change the split."""
     drop_empty: bool = False

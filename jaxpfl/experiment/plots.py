@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-# The validated eight-slot categorical order of this project's plots; a method keeps its colour in every plot of a run.
-COLORS = ("#2a78d6", "#1baa7a", "#d99a00", "#6b4ae0", "#d8433f", "#1f9fb8", "#c2569b", "#6f7f2b")
+from jaxpfl.presentation import COLORS, new_axes, save
 
 
 def write_plots(folder: Path, records: list[dict[str, Any]], arrays: dict[str, dict[str, np.ndarray]]) -> list[Path]:
@@ -37,7 +35,7 @@ def write_plots(folder: Path, records: list[dict[str, Any]], arrays: dict[str, d
     written = []
     for name, figure in zip(("accuracy", "clients", "unseen", "psi"), drawn, strict=True):
         if figure is not None:
-            written.append(_save(figure, folder, name))
+            written.append(save(figure, folder, name))
     return written
 
 
@@ -68,29 +66,14 @@ def write_profile(folder: Path, bars: dict[str, dict[str, float]]) -> Path:
     axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
     axes.set_axisbelow(True)
     figure.legend(frameon=False, loc="outside lower left", ncols=7, columnspacing=1.2, handlelength=1.0, fontsize=9)
-    return _save(figure, folder, "profile")
+    return save(figure, folder, "profile")
 
 
-def _save(figure: Any, folder: Path, name: str) -> Path:
-    path = folder / f"{name}.png"
-    partial = folder / f".{name}.png.partial"
-    figure.savefig(partial, dpi=150, format="png")
-    os.replace(partial, path)
-    return path
-
-
-def _axes(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
-    from matplotlib.figure import Figure
+def _rounds_axes(ylabel: str, title: str) -> tuple[Any, Any]:
     from matplotlib.ticker import MaxNLocator
 
-    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
-    axes = figure.subplots()
-    axes.set(xlabel=xlabel, ylabel=ylabel)
+    figure, axes = new_axes("round", ylabel, title)
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
     return figure, axes
 
 
@@ -110,7 +93,7 @@ def _line(axes: Any, rounds: np.ndarray, values: np.ndarray, color: str, label: 
 
 
 def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
-    figure, axes = _axes("round", "test accuracy, mean over clients", "Personalised models (dashed: global model)")
+    figure, axes = _rounds_axes("test accuracy, mean over clients", "Personalised models (dashed: global model)")
     shown = []
     for method, color in colors.items():
         rounds, values = _series(records, method, "evaluation", "personalized_accuracy")
@@ -142,7 +125,7 @@ def _clients(accuracies: dict[str, np.ndarray], colors: dict[str, str], title: s
     """Each client's accuracy (mean over seeds) as a dot, with the mean and the quartiles; None for no client."""
     if not accuracies:
         return None
-    figure, axes = _axes("", "test accuracy of a client, mean over seeds", title)
+    figure, axes = new_axes("", "test accuracy of a client, mean over seeds", title)
     jitter = np.random.default_rng(0)
     for place, (method, values) in enumerate(accuracies.items()):
         with np.errstate(invalid="ignore"):
@@ -172,7 +155,7 @@ def _psi(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
     methods = [m for m in colors if any(r["method"] == m and "psi" in r for r in records)]
     if not methods:
         return None
-    figure, axes = _axes("round", "psi at the server", "Estimated spread of the clients (psi)")
+    figure, axes = _rounds_axes("psi at the server", "Estimated spread of the clients (psi)")
     for method in methods:
         rounds, values = _series(records, method, "round", "psi")
         _line(axes, rounds, values, colors[method], method)

@@ -6,7 +6,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
-from rich import box
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -17,7 +16,8 @@ from rich.progress import (
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
-from rich.table import Table
+
+from jaxpfl.presentation import new_table
 
 
 class _Live:
@@ -96,7 +96,7 @@ def print_export(console: Console, folder: Path, manifest: dict[str, Any]) -> No
 def print_table(console: Console, summary: dict[str, Any]) -> None:
     """The final table: mean and spread over seeds, worst decile, bytes, seconds."""
     seeds = len(summary["seeds"])
-    table = _table(
+    table = new_table(
         f"{summary['clients']} clients, {summary['cohort']} in a round, {summary['rounds']} rounds, "
         f"{seeds} seed{'s' if seeds > 1 else ''}; test accuracy in % after the last round",
         "mean over clients ± standard deviation over seeds; 10th percentile and worst decile of the "
@@ -161,7 +161,7 @@ def print_profile(console: Console, profile: dict[str, Any]) -> None:
     """Where the time went, as in ``profile/phases.json``: a table of phases, then each trace's longest operations."""
     methods = profile["methods"] if len(profile["methods"]) > 1 else {}
     parts = profile["compile"]
-    table = _table(f"where the time went: {profile['total']:.1f} s")
+    table = new_table(f"where the time went: {profile['total']:.1f} s")
     table.add_column("phase", style="bold", no_wrap=True)
     for name in ("seconds", "share", *methods):
         table.add_column(name, justify="right", no_wrap=True)
@@ -191,7 +191,7 @@ def _print_trace(console: Console, method: str, trace: dict[str, Any], most: int
     which = f"round {first}" if first == last else f"rounds {first}-{last}"
     cut = "" if trace["whole"] else f"the first {1000 * trace['seconds']:.0f} ms of "
     if trace["operations"]:
-        table = _table(f"{method}, {cut}{which}: operations by own time")
+        table = new_table(f"{method}, {cut}{which}: operations by own time")
         table.add_column("operation", style="bold", overflow="fold")
         for name in ("kind", "calls", "ms", "share"):
             table.add_column(name, justify="left" if name == "kind" else "right", no_wrap=True)
@@ -205,17 +205,6 @@ def _print_trace(console: Console, method: str, trace: dict[str, Any], most: int
         f"trace of {cut}{which}: {trace['folder']} (perfetto_trace.json.gz for ui.perfetto.dev)",
         highlight=False,
         soft_wrap=True,
-    )
-
-
-def _table(title: str, caption: str | None = None) -> Table:
-    return Table(
-        title=title,
-        caption=caption,
-        title_justify="left",
-        caption_justify="left",
-        box=box.SIMPLE_HEAD,
-        padding=(0, 1, 0, 0),
     )
 
 

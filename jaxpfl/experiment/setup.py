@@ -170,15 +170,16 @@ def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
         superclasses_per_client=config.superclasses_per_client,
         test_share=require(config.test_share),
         validation_share=config.validation_share,
+        pool_test=config.pool_test,
         split_seed=config.split_seed,
         drop_empty=config.drop_empty,
     )
     return source, federation
 
 
-def local_work(config: RunConfig, *federations: Federation | None) -> LocalWork:
+def local_work(config: RunConfig, federation: Federation, unseen: Federation | None = None) -> LocalWork:
     """The work in a round of all clients that there are."""
-    sizes = [np.asarray(federation.train.size) for federation in federations if federation is not None]
+    sizes = [np.asarray(part.train.size) for part in (federation, unseen) if part is not None]
     return LocalWork(
         np.concatenate(sizes),
         require(config.local_steps),
@@ -187,6 +188,7 @@ def local_work(config: RunConfig, *federations: Federation | None) -> LocalWork:
         optimizer=config.client_optimizer,
         server_optimizer=config.server_optimizer,
         weighting=weighting_under(config.privacy.on, config.weighting),
+        unseen=0 if unseen is None else unseen.num_clients,
     )
 
 

@@ -78,6 +78,9 @@ class Prior(NamedTuple):
       fit: ``(gamma, thetas [C, ...], valid [C]) -> gamma``, the estimate from models side by side (moments, or EM that
         starts from gamma); gamma itself where none is valid. None for priors on predictions.
       sample: ``(key, gamma) -> theta``. None where there is no density of theta to draw from.
+      prox: ``(step, gamma, theta) -> theta``, the proximal step on the penalty: the t that minimises, or a t that
+        lowers, ``step penalty(t) + |t - theta|^2 / 2``. It is stable for every step, where a step along the gradient
+        needs one below two over the curvature. None where there is no closed form.
     """
 
     init: Callable[[PyTree], Any]
@@ -87,6 +90,7 @@ class Prior(NamedTuple):
     descend: Descend | None = None
     fit: Callable[[Any, PyTree, Array], Any] | None = None
     sample: Callable[[Key, Any], PyTree] | None = None
+    prox: Callable[[Scalar, Any, PyTree], PyTree] | None = None
 
 
 def moved(rate: Scalar, old: PyTree, new: PyTree) -> PyTree:

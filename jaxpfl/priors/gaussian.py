@@ -59,7 +59,7 @@ def prior(*, s2_init: Scalar = 0.1, floor: Scalar = 1e-4) -> Prior:
     def report(gamma: Gaussian) -> Metrics:
         return {"s2": gamma.s2}
 
-    return Prior(init, lambda gamma: gamma.mu, penalty, report, descend, fit, sample)
+    return Prior(init, lambda gamma: gamma.mu, penalty, report, descend, fit, sample, prox)
 
 
 def penalty(gamma: Gaussian, theta: PyTree, on: Examples | None = None) -> Array:
@@ -73,6 +73,11 @@ def sample(key: Key, gamma: Gaussian) -> PyTree:
     """A model."""
     noise = optax.tree.random_like(key, gamma.mu)
     return jax.tree.map(lambda m, z: m + (jnp.sqrt(gamma.s2) * z).astype(m.dtype), gamma.mu, noise)
+
+
+def prox(step: Scalar, gamma: Gaussian, theta: PyTree) -> PyTree:
+    """``(s2 theta + step mu) / (s2 + step)``."""
+    return moved(step / (gamma.s2 + step), theta, gamma.mu)
 
 
 def moments(thetas: PyTree, valid: Array) -> Gaussian:

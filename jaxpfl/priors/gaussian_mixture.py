@@ -20,7 +20,7 @@ import optax
 from jaxpfl import trees
 from jaxpfl.errors import JaxpflError
 from jaxpfl.priors import gaussian
-from jaxpfl.priors.base import Examples, Prior, as_float
+from jaxpfl.priors.base import Examples, Prior, as_float, weighted_mean
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
 
 
@@ -69,7 +69,7 @@ def prior(components: int, *, s2_init: Scalar = 0.1, floor: Scalar = 1e-4, em_st
         # exp of the entropy of the shares: k where they are equal, 1 where one component has all.
         return {"s2": gamma.p @ gamma.s2, "components": jnp.exp(jax.scipy.special.entr(gamma.p).sum())}
 
-    return Prior(init, center, penalty, report, fit=fit, sample=sample)
+    return Prior(init, center, penalty, report, fit=fit, sample=sample, prox=prox)
 
 
 def log_joint(gamma: Mixture, theta: PyTree) -> Array:
@@ -92,6 +92,18 @@ def sample(key: Key, gamma: Mixture) -> PyTree:
     chosen = jax.random.categorical(of_component, jnp.log(gamma.p))
     mu, s2 = jax.tree.map(lambda a: a[chosen], (gamma.mu, gamma.s2))
     return gaussian.sample(of_model, gaussian.Gaussian(mu, s2))
+
+
+def prox(step: Scalar, gamma: Mixture, theta: PyTree) -> PyTree:
+    r"""The proximal step on what bounds the penalty from above and touches it at theta, as in EM:
+
+    .. math:: \sum_l r_l |t - \mu_l|^2 / (2 s_l^2), \qquad r_l \propto p_l N(\theta; \mu_l, s_l^2 I)
+
+    It is the Gaussian prior's with the precision ``sum_l r_l / s2_l`` and the mean of the centers by its terms.
+    """
+    precisions = jax.nn.softmax(log_joint(gamma, theta)) / gamma.s2
+    mean = weighted_mean(precisions, gamma.mu)
+    return gaussian.prox(step, gaussian.Gaussian(mean, 1 / precisions.sum()), theta)
 
 
 def log_likelihood(gamma: Mixture, thetas: PyTree, valid: Array) -> Array:

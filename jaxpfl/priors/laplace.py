@@ -57,7 +57,7 @@ def prior(*, b_init: Scalar = 0.1, floor: Scalar = 1e-3) -> Prior:
     def report(gamma: Laplace) -> Metrics:
         return {"b": gamma.b}
 
-    return Prior(init, lambda gamma: gamma.mu, penalty, report, descend, fit, sample)
+    return Prior(init, lambda gamma: gamma.mu, penalty, report, descend, fit, sample, prox)
 
 
 def penalty(gamma: Laplace, theta: PyTree, on: Examples | None = None) -> Array:
@@ -70,6 +70,17 @@ def sample(key: Key, gamma: Laplace) -> PyTree:
     """A model."""
     noise = optax.tree.random_like(key, gamma.mu, sampler=jax.random.laplace)
     return jax.tree.map(lambda m, z: m + (gamma.b * z).astype(m.dtype), gamma.mu, noise)
+
+
+def prox(step: Scalar, gamma: Laplace, theta: PyTree) -> PyTree:
+    """Every entry ``step / b`` nearer to mu's, and equal to it, to the bit, where it is no farther off than that."""
+    reach = step / gamma.b
+
+    def nearer(t: Array, m: Array) -> Array:
+        apart = t - m
+        return m + jnp.sign(apart) * jnp.maximum(jnp.abs(apart) - reach.astype(t.dtype), 0)
+
+    return jax.tree.map(nearer, theta, gamma.mu)
 
 
 def medians(thetas: PyTree, valid: Array) -> Laplace:

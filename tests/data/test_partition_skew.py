@@ -18,6 +18,7 @@ from jaxpfl.data.partition_skew import (
     dirichlet_per_class,
     dirichlet_per_client,
     lognormal,
+    lognormal_by_class,
     lognormal_sizes,
 )
 from jaxpfl.errors import JaxpflError
@@ -179,6 +180,9 @@ def test_lognormal_sizes_have_their_spread() -> None:
         ({"partition": "dirichlet", "alpha": 1.0, "clients": None}, "the number of clients must be given"),
         ({"partition": "dirichlet", "alpha": 1.0, "sigma": 1.0}, "'dirichlet' takes alpha, not sigma"),
         ({"partition": "dirichlet-class", "sigma": 1.0}, "takes alpha and min examples, not sigma"),
+        ({"partition": "classes", "classes_per_client": 2, "min_examples": 3}, "takes min examples only with sigma"),
+        ({"partition": "classes", "classes_per_client": 2, "sigma": -1.0}, "sigma must be >= 0 and finite, got -1.0"),
+        ({"partition": "classes", "classes_per_client": 2, "sigma": 1.0, "min_examples": 30}, "too few for . clients"),
         ({"partition": "iid", "classes_per_client": 2}, "'iid' takes no option, not classes per client"),
         ({"partition": "dirchlet", "alpha": 1.0}, "did you mean 'dirichlet'"),
     ],
@@ -212,3 +216,45 @@ def test_an_official_test_set_follows_the_training_set(options: dict) -> None:
     alone = federate(source_of(labels), clients=10, test_share=0.0, **options)
     for a, b in zip(places(federation, "train"), places(alone, "train"), strict=True):
         np.testing.assert_array_equal(a, b)
+
+
+def test_classes_of_lognormal_sizes() -> None:
+    """Everybody holds two classes and the least number of examples; without a spread sizes are equal."""
+    labels = np.random.default_rng(0).permutation(np.arange(6000) % 10)
+    source = source_of(labels, labels[:600])
+    parts = places(federate(source, clients=10, classes_per_client=2, sigma=2.0, min_examples=7), "train")
+    check_partition(parts, 6000)
+    counts = count_classes(labels, parts, 10)
+    assert ((counts > 0).sum(axis=1) == 2).all()
+    assert counts[counts > 0].min() >= 3
+    assert counts.sum(axis=1).min() >= 7
+    assert counts.sum(axis=1).max() > 5 * counts.sum(axis=1).min()
+    even = count_classes(labels, places(federate(source, clients=10, classes_per_client=2, sigma=0.0), "train"), 10)
+    assert set(even[even > 0]) == {300}
+
+
+def test_classes_of_lognormal_sizes_share_a_class_as_their_weights() -> None:
+    """Two holders of a class: the logarithm of the ratio of their shares is normal with standard deviation
+    sigma sqrt(2). Over 300 splits of one class of 100 000 its sample deviation is within 5 of its standard errors,
+    1 / sqrt(600) of it."""
+    sigma, labels, held = 0.7, np.zeros(100_000, np.int64), np.zeros((2, 1), np.int64)
+    sizes = np.array(
+        [
+            [len(part) for part in lognormal_by_class(labels, held, sigma, 0, 1, np.random.default_rng(seed))]
+            for seed in range(300)
+        ]
+    )
+    ratios = np.log(sizes[:, 0] / sizes[:, 1])
+    assert abs(ratios.std() / (sigma * math.sqrt(2)) - 1) < 5 / math.sqrt(600)
+    assert abs(ratios.mean()) < 5 * sigma * math.sqrt(2 / 300)
+
+
+def test_the_official_test_set_can_be_pooled() -> None:
+    """60 / 20 / 20 of every client's examples, of both sets together."""
+    labels = np.random.default_rng(0).permutation(np.arange(1000) % 5)
+    source = source_of(labels[:800], labels[800:])
+    federation = federate(
+        source, clients=5, classes_per_client=2, test_share=0.2, validation_share=0.25, pool_test=True
+    )
+    sizes = [np.asarray(split.size) for split in (federation.train, federation.validation, federation.test)]
+    np.testing.assert_array_equal(np.stack(sizes), np.full((3, 5), [[120], [40], [40]]))

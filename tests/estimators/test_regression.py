@@ -8,6 +8,7 @@ import pytest
 from jaxpfl.estimators import logistic_regression, regression, regression_mixture
 from jaxpfl.estimators.regression import Population
 from jaxpfl.priors import discrete
+from jaxpfl.priors.gaussian_mixture import Mixture
 
 
 @pytest.fixture(autouse=True)
@@ -26,12 +27,28 @@ def clients(m: int, n: int, d: int, seed: int = 0, centers=None, s2: float = 0.0
     return Population(jnp.asarray(mu[0]), jnp.asarray(s2), jnp.asarray(sx2)), jnp.asarray(x), jnp.asarray(y), theta
 
 
+rotated = jax.jit(jax.vmap(regression.rotate))
+
+
+def posterior(population, x, y):
+    return regression.posterior(population, regression.rotate(x, y))
+
+
+@pytest.mark.parametrize(("n", "rank"), [(3, 3), (9, 5), (9, 2)])
+def test_least_squares_are_those_of_least_norm(n, rank):
+    _, x, y, _ = clients(1, n, 5)
+    x = np.asarray(x[0]) @ np.diag([1.0] * rank + [0.0] * (5 - rank)) if rank < min(n, 5) else np.asarray(x[0])
+    want = np.linalg.lstsq(x, np.asarray(y[0]), rcond=None)[0]
+    got = regression.least_squares(regression.rotate(jnp.asarray(x), y[0]))
+    np.testing.assert_allclose(got, want, rtol=1e-7, atol=1e-9)
+
+
 @pytest.mark.parametrize("n", [3, 9])
 def test_posterior_is_the_ridge_form(n):
     population, x, y, _ = clients(1, n, 5)
     mu, s2, sx2 = map(np.asarray, population)
     a = np.linalg.inv(x[0].T @ x[0] / sx2 + np.eye(5) / s2)
-    got = regression.posterior(population, x[0], y[0])
+    got = posterior(population, x[0], y[0])
     np.testing.assert_allclose(got.mean, a @ (x[0].T @ y[0] / sx2 + mu / s2), rtol=1e-10)
     np.testing.assert_allclose(got.variance, np.trace(a), rtol=1e-10)
     np.testing.assert_allclose(got.fitted, np.trace(x[0] @ a @ x[0].T), rtol=1e-8)
@@ -43,9 +60,9 @@ def test_posterior_is_the_ridge_form(n):
 def test_limits_are_least_squares_and_the_mean():
     population, x, y, _ = clients(1, 9, 5)
     # Wider, and S is so ill-conditioned that rounding shows before the prior does.
-    wide = regression.posterior(population._replace(s2=jnp.asarray(1e7)), x[0], y[0]).mean
+    wide = posterior(population._replace(s2=jnp.asarray(1e7)), x[0], y[0]).mean
     np.testing.assert_allclose(wide, np.linalg.lstsq(x[0], y[0], rcond=None)[0], rtol=1e-6)
-    narrow = regression.posterior(population._replace(s2=jnp.asarray(1e-12)), x[0], y[0]).mean
+    narrow = posterior(population._replace(s2=jnp.asarray(1e-12)), x[0], y[0]).mean
     np.testing.assert_allclose(narrow, population.mu, atol=1e-9)
 
 
@@ -56,12 +73,16 @@ def test_unknown_population_costs_little():
     of its trace formula (false alarms: 6e-5).
     """
     population, x, y, theta = clients(1500, 10, 20)
-    known = jax.vmap(lambda x, y: regression.posterior(population, x, y))(x, y)
+    known = jax.vmap(lambda x, y: posterior(population, x, y))(x, y)
     errors = ((np.asarray(known.mean) - theta) ** 2).sum(1)
     assert abs((errors - known.variance).mean()) < 4 * np.std(errors) / np.sqrt(1500)
 
-    estimated = regression.em(regression.moments(x, y, 1e-6), x, y, 1e-6, 100)
-    ours = jax.vmap(lambda x, y: regression.posterior(estimated, x, y).mean)(x, y)
+    data = rotated(x, y)
+    np.testing.assert_allclose(
+        regression.pooled(data), np.linalg.lstsq(x.reshape(-1, 20), y.reshape(-1), rcond=None)[0], rtol=1e-9
+    )
+    estimated = regression.em(regression.moments(regression.pooled(data), x, y, 1e-6), data, 1e-6, 100)
+    ours = jax.vmap(lambda x, y: posterior(estimated, x, y).mean)(x, y)
     assert ((np.asarray(ours) - theta) ** 2).sum(1).mean() < 1.03 * errors.mean()
     np.testing.assert_allclose(estimated.sx2, 0.05, rtol=0.1)
     np.testing.assert_allclose(estimated.s2, 0.01, rtol=0.3)
@@ -71,10 +92,10 @@ def test_unknown_population_costs_little():
 def test_em_never_lowers_the_evidence(floor):
     population, x, y, _ = clients(40, 6, 4)
     at, values = population._replace(mu=jnp.ones(4), s2=jnp.asarray(1.0)), []
-    step = jax.jit(lambda p: regression.em(p, x, y, floor, 1))
+    step = jax.jit(lambda p: regression.em(p, rotated(x, y), floor, 1))
     for _ in range(40):
         at = step(at)
-        values.append(float(jax.vmap(lambda x, y, at=at: regression.posterior(at, x, y).log_evidence)(x, y).sum()))
+        values.append(float(jax.vmap(lambda x, y, at=at: posterior(at, x, y).log_evidence)(x, y).sum()))
         assert min(at.s2, at.sx2) >= floor
     assert np.diff(values).min() > -1e-9
 
@@ -82,7 +103,7 @@ def test_em_never_lowers_the_evidence(floor):
 def test_algorithm_4_rests_where_each_client_is_at_its_posterior_mode():
     population, x, y, _ = clients(6, 8, 3, scale=1.0)
     end, thetas = regression.gradient_descent(population, jnp.zeros((6, 3)), x, y, 2e-3, 20000)
-    want = jax.vmap(lambda x, y: regression.posterior(end, x, y).mean)(x, y)
+    want = jax.vmap(lambda x, y: posterior(end, x, y).mean)(x, y)
     np.testing.assert_allclose(thetas, want, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(end.mu, thetas.mean(0), rtol=1e-6, atol=1e-8)
 
@@ -95,8 +116,8 @@ def test_one_component_is_the_gaussian():
     mixture = regression_mixture.MixturePopulation(
         jnp.ones(1), population.mu[None], population.s2[None], population.sx2
     )
-    got = regression_mixture.em(mixture, x, y, 1e-6, 5)
-    want = regression.em(population, x, y, 1e-6, 5)
+    got = regression_mixture.em(mixture, rotated(x, y), 1e-6, 5)
+    want = regression.em(population, rotated(x, y), 1e-6, 5)
     for a, b in zip((got.mu[0], got.s2[0], got.sx2), want, strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-9)
 
@@ -116,24 +137,54 @@ def test_mixture_reaches_the_known_populations_error():
     )
 
     def error(population) -> float:
-        got = jax.vmap(lambda x, y: regression_mixture.personalize(population, x, y))(x, y)
+        got = jax.vmap(lambda data: regression_mixture.personalize(population, data))(rotated(x, y))
         return float(((np.asarray(got) - theta) ** 2).sum(1).mean())
 
-    at = regression_mixture.start(x, y, 2, 1.0, 1e-5)
-    step = jax.jit(lambda p: regression_mixture.em(p, x, y, 1e-5, 1))
+    at = regression_mixture.start(rotated(x, y), 2, 1.0, 1e-5)
+    step = jax.jit(lambda p: regression_mixture.em(p, rotated(x, y), 1e-5, 1))
     values = []
     for _ in range(200):
-        values.append(float(regression_mixture.log_likelihood(at, x, y)))
+        values.append(float(regression_mixture.log_likelihood(at, rotated(x, y))))
         at = step(at)
     assert np.diff(values).min() > -1e-8
-    alone = ((np.asarray(jax.vmap(regression.least_squares)(x, y)) - theta) ** 2).sum(1).mean()
+    alone = ((np.asarray(jax.vmap(regression.least_squares)(rotated(x, y))) - theta) ** 2).sum(1).mean()
     assert alone > 100 * error(true)
     assert error(at) < error(true) + 2 * 0.0042
 
 
+def test_one_step_of_algorithm_1():
+    """Against NumPy: a step on each client's data, the proximal one of the mixture, and EM's on what results."""
+    _, x, y, _ = two_groups()
+    x, y, rng = x[:9], y[:9], np.random.default_rng(4)
+    p, mu, s2, sx2, rate, floor = np.array([0.3, 0.7]), rng.normal(size=(2, 12)), np.array([0.5, 0.8]), 0.1, 2e-3, 0.7
+    thetas = rng.normal(size=(9, 12))
+
+    def belongs(theta):
+        log = np.log(p) - 6 * np.log(2 * np.pi * s2) - ((theta - mu) ** 2).sum(1) / (2 * s2)
+        return np.exp(log - np.logaddexp.reduce(log))
+
+    want = []
+    for i, theta in enumerate(thetas):
+        theta = theta + rate * np.asarray(x[i]).T @ (np.asarray(y[i]) - np.asarray(x[i]) @ theta) / sx2
+        pulls = rate * belongs(theta) / s2
+        want.append((theta + pulls @ mu) / (1 + pulls.sum()))
+    want = np.array(want)
+    r = np.array([belongs(theta) for theta in want])
+    centers = r.T @ want / r.sum(0)[:, None]
+    squares = [(r[:, c] * ((want - centers[c]) ** 2).mean(1)).sum() / r[:, c].sum() for c in range(2)]
+
+    begin = Mixture(jnp.asarray(p), jnp.asarray(mu), jnp.asarray(s2))
+    mixture, got = regression_mixture.adamix(begin, jnp.asarray(thetas), x, y, sx2, rate, floor, 1)
+    np.testing.assert_allclose(got, want, rtol=1e-10)
+    np.testing.assert_allclose(mixture.p, r.mean(0), rtol=1e-9)
+    np.testing.assert_allclose(mixture.mu, centers, rtol=1e-9)
+    np.testing.assert_allclose(mixture.s2, np.maximum(squares, floor), rtol=1e-9)
+    assert min(squares) < floor < max(squares)
+
+
 def test_algorithm_6_stays_in_the_hull_of_its_centers():
     _, x, y, theta = two_groups()
-    alone = regression_mixture.start(x, y, 2, 0.1, 1e-5)
+    alone = regression_mixture.start(rotated(x, y), 2, 0.1, 1e-5)
     begin = discrete.Discrete(alone.p, alone.mu)
     end, thetas = regression_mixture.alternating(begin, x, y, 0.1, 10)
     assert thetas.shape == theta.shape
@@ -157,3 +208,14 @@ def test_algorithm_5_rests_at_the_objectives_minimum_and_the_print_does_not():
     _, printed = logistic_regression.gradient_descent(jnp.zeros(3), 0.5, thetas, x, labels, 0.05, 1, printed=True)
     _, ours = logistic_regression.gradient_descent(jnp.zeros(3), 0.5, thetas, x, labels, 0.05, 1)
     np.testing.assert_allclose(printed - ours, 2 * 0.05 * thetas / 0.5, rtol=1e-9)
+
+
+@pytest.mark.parametrize("s2", [0.5, np.inf])
+def test_a_clients_own_logistic_fit_rests_at_its_objectives_minimum(s2):
+    """Without a prior on labels that no plane separates, with one on any."""
+    _, x, _, _ = clients(1, 12, 3, scale=1.0)
+    labels, mu = jnp.asarray(np.arange(12) % 2, float), jnp.ones(3)
+    theta = logistic_regression.fit(mu, s2, x[0], labels, 0.2, 20_000)
+    slope = jax.grad(logistic_regression.objective)(theta, mu, s2, x[0], labels)
+    np.testing.assert_allclose(slope, 0, atol=1e-8)
+    assert np.abs(np.asarray(theta - mu)).max() > 0.05

@@ -3,6 +3,7 @@
 from functools import cache
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy_reference import average, cross_entropy, decay, forward, sgd, subtract
@@ -22,7 +23,7 @@ from oracle_setup import (
     world,
 )
 
-from jaxpfl import METHODS, JaxpflError, LocalWork
+from jaxpfl import METHODS, JaxpflError, LocalWork, Model
 from jaxpfl.models.given import start_from
 
 ROUNDS, BATCH, CLUSTERS = 5, 6, 3
@@ -133,11 +134,20 @@ def test_a_number_of_models_that_the_clients_cannot_serve_is_refused(method, opt
         METHODS[method].build(perceptron(), LocalWork(np.array(sizes), STEPS, BATCH), **{option: k})
 
 
+@pytest.mark.parametrize(("method", "option"), [("ifca", "clusters"), ("fedem", "components")])
+def test_unseen_clients_do_not_count(method, option):
+    work = LocalWork(np.array([*SIZES, 8, 13]), STEPS, BATCH, unseen=2)
+    with pytest.raises(JaxpflError, match=f"^{method}.{option} must be <= 5, the number of clients, got 6"):
+        METHODS[method].build(perceptron(), work, **{option: 6})
+
+
 @pytest.mark.parametrize("method", ["ifca", "fedem"])
 def test_models_that_start_alike_are_refused(method):
     task = start_from(perceptron(), perceptron().init(jax.random.key(0)))
-    with pytest.raises(JaxpflError, match=f"^{method} needs models that start apart"):
-        METHODS[method].build(task, LocalWork(np.array(SIZES), STEPS, BATCH))
+    zeros = perceptron()._replace(model=Model(lambda key, x: jnp.zeros((4, 3)), lambda w, x: x @ w))
+    for alike in (task, zeros):
+        with pytest.raises(JaxpflError, match=f"^{method} needs models that start apart"):
+            METHODS[method].build(alike, LocalWork(np.array(SIZES), STEPS, BATCH))
 
 
 def test_other_optimizers_of_the_server_are_refused():

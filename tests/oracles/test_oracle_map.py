@@ -73,6 +73,17 @@ def slope(kind: str, gamma: dict, theta: np.ndarray) -> np.ndarray:
     return sum(r * (theta - m) / s2 for r, m, s2 in zip(belongs, gamma["mu"], gamma["s2"], strict=True))
 
 
+def prox(kind: str, gamma: dict, theta: np.ndarray, size: float) -> np.ndarray:
+    """The minimum of ``size * penalty(t) + |t - theta|^2 / 2``, for a mixture of its bound that touches it at theta."""
+    if kind == "gaussian":
+        return (gamma["s2"] * theta + size * gamma["mu"]) / (gamma["s2"] + size)
+    if kind == "laplace":
+        apart = theta - gamma["mu"]
+        return gamma["mu"] + np.sign(apart) * np.maximum(np.abs(apart) - size / gamma["b"], 0)
+    pulls = size * responsibilities(gamma, theta) / gamma["s2"]
+    return (theta + pulls @ gamma["mu"]) / (1 + pulls.sum())
+
+
 def responsibilities(gamma: dict, theta: np.ndarray) -> np.ndarray:
     log = np.log(gamma["p"]) - len(theta) / 2 * np.log(2 * np.pi * gamma["s2"])
     log = log - ((theta - gamma["mu"]) ** 2).sum(1) / (2 * gamma["s2"])
@@ -136,7 +147,9 @@ def likelihood(gamma: dict, thetas: np.ndarray) -> float:
 # --- the method -----------------------------------------------------------------------------------
 
 
-def reference(kind: str, estimate: str, scaling: str, batch_size: int, mu: Params) -> list[tuple[dict, list[Params]]]:
+def reference(
+    kind: str, estimate: str, scaling: str, batch_size: int, mu: Params, *, proximal: bool = True
+) -> list[tuple[dict, list[Params]]]:
     given = world(classification_problem(), COHORT, batch_size, ROUNDS)
     hp, scale = HYPER, "b" if kind == "laplace" else "s2"
     gamma = {"mu": flat(mu), scale: hp["scale_init"]}
@@ -149,9 +162,13 @@ def reference(kind: str, estimate: str, scaling: str, batch_size: int, mu: Param
             own, theta = gamma, clients[i]
             for x, y in given.batches(i, seen[i]):
                 weight = hp["weight"] / given.sizes[i] if scaling == "sum" else hp["weight"]
-                pull = unflat(weight * slope(kind, own, flat(theta)), theta)
-                loss = backward(theta, x, cross_entropy(forward(theta, x), y)[1])
-                theta = step(theta, {k: loss[k] + pull[k] for k in loss}, hp["lr"] * factor, hp["weight_decay"])
+                rate, loss = hp["lr"] * factor, backward(theta, x, cross_entropy(forward(theta, x), y)[1])
+                if proximal:
+                    after = step(theta, loss, rate, hp["weight_decay"])
+                    theta = unflat(prox(kind, own, flat(after), rate * weight), theta)
+                else:
+                    pull = unflat(weight * slope(kind, own, flat(theta)), theta)
+                    theta = step(theta, {k: loss[k] + pull[k] for k in loss}, rate, hp["weight_decay"])
                 if estimate == "gradient":
                     own = descend(kind, own, flat(theta), hp["lr_location"] * factor, hp)
             clients[i] = theta
@@ -190,6 +207,45 @@ def test_rounds(method, kind, options, batch_size):
         for i in range(len(SIZES)):
             assert_same(client_row(state.clients[0], i), thetas[i])
     assert np.isfinite(got.history["penalty"]).all()
+
+
+@pytest.mark.parametrize(("method", "kind"), [("map-gaussian", "gaussian"), ("map-laplace", "laplace")])
+def test_with_another_optimizer_the_penalty_is_in_the_gradient(method, kind):
+    made = simulation(
+        method, classification_problem(), HYPER, cohort=COHORT, choices={"optimizer": "sgd:momentum=0"}, batch_size=6
+    )
+    got = run(made, ROUNDS)
+    want = reference(kind, "gradient", "sum", 6, client_row(got.states[0].clients[0], 0), proximal=False)
+    for i in range(len(SIZES)):
+        assert_same(client_row(got.states[-1].clients[0], i), want[-1][1][i])
+
+
+def test_a_narrow_prior_is_no_hazard():
+    """Far beyond what a step along the gradient allows: such steps leave, proximal ones end at mu."""
+    hp = HYPER | {"weight": 1e6}
+    options = {"cohort": COHORT, "batch_size": 6}
+    for method in ("map-gaussian", "map-laplace"):
+        got = run(simulation(method, classification_problem(), hp, **options), ROUNDS)
+        last = got.states[-1]
+        assert not last.counts.diverged.any()
+        took_part = last.counts.participations > 0
+        for a, b in zip(jax.tree.leaves(last.clients[0]), jax.tree.leaves(last.server.mu), strict=True):
+            np.testing.assert_allclose(a[took_part], np.broadcast_to(b, a.shape)[took_part], atol=1e-4)
+    gradient = simulation(
+        "map-gaussian", classification_problem(), hp, choices={"optimizer": "sgd:momentum=0"}, **options
+    )
+    last = run(gradient, ROUNDS).states[-1]
+    assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(last.clients[0])) > 1e3
+
+
+def test_adamix_of_one_component_is_the_gaussian_prior_fitted():
+    problem = classification_problem()
+    mixture = run(simulation("adamix", problem, HYPER, cohort=COHORT, batch_size=6, components=1), ROUNDS)
+    gaussian = run(simulation("map-gaussian", problem, HYPER, cohort=COHORT, batch_size=6, estimate="fit"), ROUNDS)
+    for got, want in zip(mixture.states, gaussian.states, strict=True):
+        assert_same(got.clients, want.clients)
+        assert_same(client_row(got.server.mu, 0), want.server.mu)
+        assert_same(got.server.s2[0], want.server.s2)
 
 
 def test_adamix_is_told_of_too_many_components():

@@ -30,6 +30,7 @@ from oracle_setup import (
 )
 
 from jaxpfl import METHODS, LocalWork
+from jaxpfl.algorithms.stored_models import add, begin
 from jaxpfl.protocol import ALL_STEPS, ClientContext, Message
 from jaxpfl.randomness import Purpose, stream
 
@@ -256,23 +257,90 @@ def test_scores_before_are_the_teachers_and_after_the_students():
             np.testing.assert_allclose(scores[which]["loss"][0, i], want, rtol=1e-9)
 
 
-def test_a_new_participant_distils_from_the_last_global_model():
-    unseen = classification_problem((8, 13, 3), (100, 101, 55))
+# --- new participants -----------------------------------------------------------------------------
+
+
+def stored_rounds(size: int, rounds: int) -> list[int]:
+    """Which global models a server of that many places has kept after so many rounds, round by round from the rule."""
+    kept = [0]
+    for r in range(1, rounds + 1):
+        stride = 1
+        while r >= stride * size:
+            stride *= 2
+        if r % stride == 0:
+            if len(kept) == size:
+                kept.remove(next(q for q in kept if q % stride))
+            kept.append(r)
+    return sorted(kept)
+
+
+@pytest.mark.parametrize("size", [2, 3, 4, 7, 8])
+def test_stored_models_are_equally_spaced_whatever_the_rounds(size):
+    """The model of round r is r itself here; all the rounds so far are within one stride of a kept one."""
+
+    @jax.jit
+    def rounds(r: int):
+        return jax.lax.fori_loop(1, r + 1, lambda t, kept: add(kept, t, t), begin(jnp.int32(0), size))
+
+    for last in range(70):
+        kept = rounds(last)
+        want = stored_rounds(size, last)
+        present = np.asarray(kept.rounds)[np.asarray(kept.present)]
+        assert sorted(present.tolist()) == want
+        np.testing.assert_array_equal(np.asarray(kept.models)[np.asarray(kept.present)], present)
+        gaps = np.diff([*want, last + 1])
+        assert want[0] == 0
+        assert len(want) == min(size, last + 1)
+        assert gaps.max() <= max(2 * gaps[:-1].min(initial=last + 1), 1)
+
+
+@pytest.mark.parametrize(("stored", "kept"), [(0, []), (3, [0, 2, 4])], ids=["last model", "stored models"])
+def test_a_new_participant_distils_from_the_best_that_it_receives(stored, kept):
+    unseen = classification_problem((8, 13, 3, 5), (100, 101, 55, 77))
     made = simulation(
         "persfl",
         classification_problem(),
         HYPER,
         cohort=participation("uniform"),
         batch_size=BATCH,
-        engine={"unseen": unseen},
+        engine={"unseen": unseen, "adapt_rounds": 2},
         distill_steps=DISTILL,
+        stored=stored,
         **GRID,
     )
     got = run(made, ROUNDS)
-    scores, last = made.evaluate_unseen(got.state), got.states[-1].server
+    broadcast = stage_1()[0]
+    server = got.states[-1].server
+    assert_same(server.state if stored else server, broadcast[-1], rtol=0)
+    validation = clients(unseen.validation)
+    received = [broadcast[r] for r in [*kept, ROUNDS]]
+    places = [place for place, _ in teachers(received, [range(4)] * len(received), validation)[-1]]
+    assert not stored or len(set(places)) > 1  # else the choice is no choice
+    scores = made.evaluate_unseen(got.state)
     for i, (x, y) in enumerate(clients(unseen.test)):
-        batches = draws(unseen, i, Purpose.PERSONALIZE_BATCHES, BATCH, DISTILL, 0)
-        options = [distil(last, batches, lam, t, "teacher first") for lam, t in PAIRS]
-        best = max(options, key=lambda model, i=i: accuracy(model, *clients(unseen.validation)[i]))
-        np.testing.assert_allclose(scores["before"]["loss"][0, i], cross_entropy(forward(last, x), y)[0], rtol=1e-9)
-        np.testing.assert_allclose(scores["after"]["loss"][0, i], cross_entropy(forward(best, x), y)[0], rtol=1e-9)
+        teacher, batches = received[places[i]], draws(unseen, i, Purpose.PERSONALIZE_BATCHES, BATCH, DISTILL, 0)
+        options = [distil(teacher, batches, lam, t, "teacher first") for lam, t in PAIRS]
+        best = max(options, key=lambda model, i=i: accuracy(model, *validation[i]))
+        for which, model in (("before", teacher), ("after", best)):
+            want = cross_entropy(forward(model, x), y)[0]
+            np.testing.assert_allclose(scores[which]["loss"][0, i], want, rtol=1e-9)
+
+
+def test_stored_models_cost_trained_clients_nothing():
+    """Only newcomers are sent them: the same bytes a round, the same clients' states and scores."""
+    made = simulation(
+        "persfl",
+        classification_problem(),
+        HYPER,
+        cohort=participation("uniform"),
+        batch_size=BATCH,
+        distill_steps=DISTILL,
+        stored=2,
+        **GRID,
+    )
+    got = run(made, ROUNDS)
+    assert made.bytes_per_client() == engine().simulation.bytes_per_client()
+    assert_same(got.states[-1].clients, engine().states[-1].clients, rtol=0)
+    assert_same(
+        made.evaluate(got.state)["after"]["loss"], engine().simulation.evaluate(engine().state)["after"]["loss"]
+    )

@@ -60,6 +60,9 @@ def test_without_a_choice_they_are_served():
         ({"imitations": (1.5,)}, "persfl.imitations must be numbers >= 0 and <= 1"),
         ({"imitations": ("a",)}, "persfl.imitations must be numbers"),
         ({"teacher": "first"}, "persfl.teacher must be best or last"),
+        ({"stored": -2}, "persfl.stored must be 0 or >= 2, got -2"),
+        ({"stored": 1}, "persfl.stored must be 0 or >= 2, got 1"),
+        ({"stored": 4, "teacher": "last"}, "persfl.stored needs the teacher best"),
         ({"distill_steps": 0}, "persfl.distill_steps must be >= 1"),
     ],
 )

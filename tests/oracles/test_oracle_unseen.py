@@ -1,7 +1,9 @@
 """Clients that were never trained: A rounds of the method's own local work with the message fixed. NumPy, float64."""
 
 import jax
+import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 from numpy_reference import adaped_step, cross_entropy, decay, forward, sgd
 from oracle_setup import (
@@ -18,6 +20,7 @@ from oracle_setup import (
 )
 
 from jaxpfl import JaxpflError, Message, Simulation
+from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.participation import full
 from jaxpfl.randomness import Purpose, stream
 
@@ -140,17 +143,35 @@ def test_without_unseen_clients():
 
 
 def test_a_server_that_sends_each_client_its_own_cannot_serve_them():
-    problem = classification_problem()
-    base = simulation("fedavg", problem, SGD).algorithm
-    rows = np.zeros((problem.num_clients, 2))
+    base = simulation("fedavg", classification_problem(), SGD).algorithm
+    rows = np.zeros((5, 2))
     server = base.server._replace(broadcast=lambda key, hp, ctx, mu: Message(mu, rows))
-    made = Simulation(
-        base._replace(server=server),
-        perceptron(),
-        problem,
-        full(5),
-        simulation("fedavg", problem, SGD).hp,
-        unseen=newcomers(),
-    )
+    made = simulated(base._replace(server=server))
     with pytest.raises(JaxpflError, match="sends each client its own message"):
         made.evaluate_unseen(made.init([0]))
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_newcomers_are_welcomed_with_a_message_of_their_own(optimizer):
+    """A server that sends each trained client its own number, and newcomers a factor of mu."""
+    base = simulation("fedavg", classification_problem(), SGD).algorithm
+    rows, halved = np.zeros(5), jnp.full((), 0.5)
+    server = base.server._replace(
+        broadcast=lambda key, hp, ctx, mu: Message(mu, rows),
+        welcome=lambda key, hp, ctx, mu: Message(mu, halved),
+    )
+    client = base.clients[0]._replace(
+        personalize=lambda key, hp, ctx, message, state, splits: optax.tree.scale(message.per_client, message.shared)
+    )
+    algorithm = with_server_optimizer(base._replace(server=server, clients=(client,)), optimizer)
+    made = simulated(algorithm)
+    state = made.init([SEED])
+    mu = on_host(state.server if optimizer == "sgd" else state.server.state)
+    want = scores_of([jax.tree.map(lambda a: a / 2, mu)] * 3)
+    assert_same(on_host(made.evaluate_unseen(state))["before"], want)
+
+
+def simulated(algorithm) -> Simulation:
+    problem = classification_problem()
+    hp = simulation("fedavg", problem, SGD).hp
+    return Simulation(algorithm, perceptron(), problem, full(5), hp, unseen=newcomers())

@@ -1,0 +1,96 @@
+r"""A server that keeps some of its global models, for clients that come late.
+
+Of the models mu_0 ... mu_r it keeps at most S, equally spaced over the rounds so far however many there will be: those
+of the multiples of a stride that doubles whenever S of them would not reach as far as r.
+
+.. math:: k_r = \min\{2^j : r < 2^j S\}, \qquad \text{mu}_r \text{ is kept if } k_r \mid r
+
+It takes the place of the earliest model that is no multiple of the stride, once every place is taken. Between two
+doublings the early models are so k_r apart and the late ones still k_r / 2.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.protocol import Message, Reduced, Server, ServerContext, Stacked
+from jaxpfl.types import Array, Key, Metrics, PyTree
+
+_EMPTY = -1
+
+
+class StoredModels(NamedTuple):
+    """Global models, leaves [S, ...], and after how many rounds each was the server's, [S] int32; -1 where none is."""
+
+    rounds: Array
+    models: PyTree
+
+    @property
+    def present(self) -> Array:
+        """Which places hold a model, [S] bool."""
+        return self.rounds != _EMPTY
+
+
+class Archive(NamedTuple):
+    """The state of a server that keeps models: the method's own, and what is kept."""
+
+    state: PyTree
+    stored: StoredModels
+
+
+def begin(mu: PyTree, size: int) -> StoredModels:
+    """``size`` places, of which the first holds mu_0."""
+    rounds = jnp.full(size, _EMPTY, jnp.int32).at[0].set(0)
+    return StoredModels(rounds, jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *a.shape)), mu))
+
+
+def add(stored: StoredModels, round: Array, mu: PyTree) -> StoredModels:
+    """What is kept once mu is the global model after ``round`` rounds, [] int32."""
+    rounds = stored.rounds
+    quotient = jnp.asarray(round // rounds.shape[0], jnp.uint32)
+    stride = jnp.left_shift(1, 32 - jax.lax.clz(quotient).astype(jnp.int32))  # 1 << (how many bits the quotient has)
+    free = ~stored.present | (rounds % stride != 0)
+    place = jnp.argmin(jnp.where(free, rounds, jnp.iinfo(rounds.dtype).max))  # empty ones first
+    kept = round % stride == 0
+
+    def put(pool: Array, new: Array) -> Array:
+        return pool.at[place].set(jnp.where(kept, new, pool[place]))
+
+    return StoredModels(put(rounds, round.astype(rounds.dtype)), jax.tree.map(put, stored.models, mu))
+
+
+def keeping_models(server: Server, size: int) -> Server:
+    """The server of one global model, which keeps ``size`` of them and sends them to newcomers, as a `StoredModels` for
+    themselves (`Server.welcome`). It holds ``size`` models more, and a newcomer receives as many more.
+    """
+
+    def model(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree) -> PyTree:
+        return server.broadcast(key, hp, ctx, state).shared
+
+    def init(key: Key, hp: PyTree, ctx: ServerContext) -> Archive:
+        state = server.init(key, hp, ctx)
+        return Archive(state, begin(model(key, hp, ctx, state), size))
+
+    def update(
+        key: Key, hp: PyTree, ctx: ServerContext, archive: Archive, reduced: Reduced | Stacked
+    ) -> tuple[Archive, Metrics]:
+        state, metrics = server.update(key, hp, ctx, archive.state, reduced)
+        after = ctx._replace(round=ctx.round + 1)
+        return Archive(state, add(archive.stored, after.round, model(key, hp, after, state))), metrics
+
+    predict = server.predict_global
+
+    def predict_global(hp: PyTree, archive: Archive, x: PyTree) -> Array:
+        assert predict is not None
+        return predict(hp, archive.state, x)
+
+    return Server(
+        init=init,
+        broadcast=lambda key, hp, ctx, archive: server.broadcast(key, hp, ctx, archive.state),
+        update=update,
+        predict_global=None if predict is None else predict_global,
+        welcome=lambda key, hp, ctx, archive: Message(model(key, hp, ctx, archive.state), archive.stored),
+    )

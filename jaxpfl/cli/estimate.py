@@ -1,0 +1,269 @@
+"""``jaxpfl estimate``: estimation studies, simulated or on data, with tables, plots and JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro.conf import arg
+
+from jaxpfl.estimate.bernoulli import BernoulliSettings
+from jaxpfl.estimate.elections import ElectionSettings
+from jaxpfl.estimate.gaussian import GaussianSettings
+from jaxpfl.estimate.logistic_regression import LogisticSettings
+from jaxpfl.estimate.mixture import MixtureSettings
+from jaxpfl.estimate.regression import RegressionSettings
+from jaxpfl.estimate.regression_mixture import RegressionMixtureSettings
+from jaxpfl.experiment import compile_cache
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the results go."""
+
+    json: bool = False
+    """Print the results as one JSON object, the only thing on standard output."""
+    output: Path | None = None
+    """Folder for summary.json and plots."""
+
+
+_TO = Output()
+_GAUSSIAN, _BERNOULLI, _MIXTURE, _ELECTIONS = (
+    GaussianSettings(),
+    BernoulliSettings(),
+    MixtureSettings(),
+    ElectionSettings(),
+)
+_REGRESSION, _REGRESSIONS, _LOGISTIC = RegressionSettings(), RegressionMixtureSettings(), LogisticSettings()
+
+
+def commands() -> tuple[Callable[..., None], ...]:
+    """The commands of the group."""
+    return gaussian, bernoulli, mixture, elections, when, regression, regression_mixture, logistic_regression
+
+
+def gaussian(
+    settings: Annotated[GaussianSettings, arg(name="")] = _GAUSSIAN,
+    to: Annotated[Output, arg(name="")] = _TO,
+    csv: Path | None = None,
+) -> None:
+    """Means of Gaussian clients: local, global, personalised, quantised and private, beside exact errors.
+
+    Args:
+        csv: Clients of your own: a row each, or the header client,value and a row for each sample. With --epsilon,
+            --sigma-theta, --sigma-x and --radius are what is publicly known of them.
+    """
+    from jaxpfl.estimate import gaussian as study
+    from jaxpfl.estimate import gaussian_sweeps, own_data
+
+    compile_cache.enable()
+    if csv is not None:
+        _own(own_data.run_gaussian(csv, settings), to)
+        return
+    result = study.run(settings)
+    title = f"{settings.clients} Gaussian clients of {settings.samples} samples, d = {settings.dim}"
+    notes = [f"no estimator does better than {result['bounds']['unknown mean']:.4g} (mu unknown)"]
+    if settings.epsilon is not None:
+        notes.append(_said_of_privacy(settings, settings.epsilon))
+    show(
+        result,
+        f"{title}, {settings.repetitions} repetitions",
+        to,
+        lambda f: gaussian_sweeps.write_plots(f, settings),
+        notes,
+    )
+
+
+def bernoulli(
+    settings: Annotated[BernoulliSettings, arg(name="")] = _BERNOULLI,
+    to: Annotated[Output, arg(name="")] = _TO,
+    csv: Path | None = None,
+) -> None:
+    """Probabilities of Bernoulli clients: local, global, personalised (corrected and printed), and private bits.
+
+    Args:
+        csv: Clients of your own, samples 0 or 1: a row each, or the header client,value and a row for each sample.
+    """
+    from jaxpfl.estimate import bernoulli as study
+    from jaxpfl.estimate import bernoulli_sweeps, own_data
+
+    compile_cache.enable()
+    if csv is not None:
+        _own(own_data.run_bernoulli(csv, settings), to)
+        return
+    result = study.run(settings)
+    title = f"{settings.clients} Bernoulli clients of {settings.samples} samples, {settings.prior}"
+    show(
+        result, f"{title}, {settings.repetitions} repetitions", to, lambda f: bernoulli_sweeps.write_plots(f, settings)
+    )
+
+
+def mixture(
+    settings: Annotated[MixtureSettings, arg(name="")] = _MIXTURE,
+    to: Annotated[Output, arg(name="")] = _TO,
+) -> None:
+    """Clients that are one of k kinds: EM, Algorithm 3 as printed, and private k-means, centrally and locally."""
+    from jaxpfl.estimate import mixture as study
+
+    compile_cache.enable()
+    result = study.run(settings)
+    title = (
+        f"{settings.clients} clients of {settings.samples} samples at {settings.components} centers, d = {settings.dim}"
+    )
+    first, last = result["alternation"][0]["mean"], result["alternation"][-1]["mean"]
+    notes = [f"Algorithm 3 as printed: {first:.4g} after one round, {last:.4g} after {settings.iterations}"]
+    if settings.epsilon is not None:
+        spent = result["privacy"]
+        notes += [
+            f"privacy of a client: epsilon {settings.epsilon:g}, delta {settings.delta:g}, means clipped to a norm of "
+            f"{spent['clip']:.3g}",
+            f"private: central, add or remove one; {settings.iterations} Gaussian steps of noise multiplier "
+            f"{spent['central']['noise_multiplier']:.3g}, from a start that knows no data",
+            f"local privacy: one message with noise of standard deviation {spent['local']['stddev']:.3g}",
+        ]
+    show(result, f"{title}, {settings.repetitions} repetitions", to, lambda f: study.write_plots(f, result), notes)
+
+
+def elections(
+    settings: Annotated[ElectionSettings, arg(name="")] = _ELECTIONS,
+    to: Annotated[Output, arg(name="")] = _TO,
+) -> None:
+    """US counties' political tendencies: six-fold cross-validation over the elections of 2000 to 2020."""
+    from jaxpfl.estimate import elections as study
+
+    compile_cache.enable()
+    result = study.run(settings)
+    own, printed = result["gains"]["personalized"], result["printed_gain"]
+    notes = [
+        f"gain over local: {100 * own['mean']:.1f} ± {100 * own['std']:.1f} % (standard deviation over folds); "
+        f"printed in the paper: {100 * printed['mean']:.1f} ± {100 * printed['std']:.1f} %"
+    ]
+    title = f"{result['counties']} counties, each election left out in turn; ± over the {len(result['years'])} folds"
+    show(result, title, to, lambda f: study.write_plots(f, result), notes)
+
+
+def when(
+    settings: Annotated[GaussianSettings, arg(name="")] = _GAUSSIAN,
+    to: Annotated[Output, arg(name="")] = _TO,
+) -> None:
+    """When collaboration helps: what theory promises at these settings, what it takes, and the phase diagram."""
+    from jaxpfl.estimate import when as study
+
+    compile_cache.enable()
+    result = study.run(settings)
+    _write(result, to, lambda f: study.write_plots(f, settings))
+    if to.json:
+        return
+    print(study.verdict(result))
+    for row in result["needs"]:
+        needs = "no number of clients" if row["clients"] is None else f"{row['clients']} clients at this noise"
+        least = row["one_bit_epsilon"]
+        private = "" if least is None else f", or these {settings.clients} with one bit each at epsilon {least:.3g}"
+        print(f"{100 * row['gain']:.1f} % takes {needs}{private}")
+    print(f"one estimate for all would avoid {100 * result['global_gain']:.1f} %")
+
+
+def regression(
+    settings: Annotated[RegressionSettings, arg(name="")] = _REGRESSION,
+    to: Annotated[Output, arg(name="")] = _TO,
+) -> None:
+    """Linear regression of clients from one Gaussian: alone, pooled, known prior, Algorithm 4, and moments with EM."""
+    from jaxpfl.estimate import regression as study
+
+    compile_cache.enable()
+    result = study.run(settings)
+    title = _of_clients("Linear regression", settings, f"n = {settings.samples}")
+    show(result, title, to, lambda folder: study.write_plots(folder, settings), _over_fedavg(result))
+
+
+def regression_mixture(
+    settings: Annotated[RegressionMixtureSettings, arg(name="")] = _REGRESSIONS,
+    to: Annotated[Output, arg(name="")] = _TO,
+) -> None:
+    """AdaMix's Table 3: regressions from two Gaussians, by Algorithms 1 and 6, by EM, and the Bayes bound."""
+    from jaxpfl.estimate import regression_mixture as study
+
+    compile_cache.enable()
+    errors = study.measured(settings)
+    title = _of_clients("Mixture of two regressions", settings, f"mu = {settings.mean:g}")
+    show(study.summary(settings, errors), title, to, lambda folder: study.write_plots(folder, settings, errors))
+
+
+def logistic_regression(
+    settings: Annotated[LogisticSettings, arg(name="")] = _LOGISTIC,
+    to: Annotated[Output, arg(name="")] = _TO,
+) -> None:
+    """Logistic regression of clients from one Gaussian: alone, pooled, known prior, and Algorithm 5."""
+    from jaxpfl.estimate import logistic_regression as study
+
+    compile_cache.enable()
+    result = study.run(settings)
+    title = _of_clients("Logistic regression", settings, f"n = {settings.samples}")
+    show(result, title, to, lambda folder: study.write_plots(folder, settings), _over_fedavg(result))
+
+
+def _of_clients(study: str, settings: Any, more: str) -> str:
+    sizes = f"m = {settings.clients}, d = {settings.dim}, {more}"
+    return f"{study}, {sizes}, {settings.repetitions} repetitions; known: the prior is"
+
+
+def _over_fedavg(result: dict[str, Any]) -> list[str]:
+    from jaxpfl.estimate.report import with_error
+
+    gains = (f"{name} {with_error(row, percent=True)}" for name, row in result["gains_over_fedavg"].items())
+    return [f"gain over fedavg: {', '.join(gains)}"]
+
+
+def show(
+    result: dict[str, Any],
+    title: str,
+    to: Output,
+    draw: Callable[[Path], list[Path]],
+    notes: list[str] | None = None,
+) -> None:
+    """Prints a study's results, and writes them and its plots where a folder was asked for."""
+    from rich.console import Console
+
+    from jaxpfl.estimate.report import print_study
+
+    if not to.json:
+        print_study(Console(), result, title, notes or [])
+    _write(result, to, draw)
+
+
+def _write(result: dict[str, Any], to: Output, draw: Callable[[Path], list[Path]]) -> None:
+    from jaxpfl.experiment.files import jsonable, write_json
+
+    if to.output is not None:
+        to.output.mkdir(parents=True, exist_ok=True)
+        drawn = draw(to.output / "plots")
+        result = result | {"plots": [str(path.relative_to(to.output)) for path in drawn]}
+        write_json(to.output / "summary.json", result)
+    if to.json:
+        print(json.dumps(jsonable(result)))
+    elif to.output is not None:
+        print(f"results: {to.output} (summary.json, plots/)")
+
+
+def _own(own: Any, to: Output) -> None:
+    from jaxpfl.estimate import own_data
+
+    result = own.result
+    learned = ", ".join(
+        f"{name} {value if isinstance(value, list) else f'{value:.4g}'}" for name, value in result["estimated"].items()
+    )
+    notes = [f"learned of all: {learned}", "estimates of every client, with 95 % intervals: --output FOLDER"]
+    title = f"{result['csv']}: {result['clients']} clients, squared error on {result['of']}; ± over clients"
+    show(result, title, to, lambda folder: own_data.write(folder, own), notes)
+
+
+def _said_of_privacy(settings: GaussianSettings, epsilon: float) -> str:
+    delta = "pure" if settings.mechanism == "one-bit" else f"delta {settings.delta:g}"
+    what = "each entry" if settings.dim == 1 else "the norm"
+    return (
+        f"private: every client's message by itself, epsilon {epsilon:g}, {delta}, mechanism {settings.mechanism}, "
+        f"{what} clipped to {settings.bound:.3g}"
+    )

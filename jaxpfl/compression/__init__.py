@@ -1,0 +1,5 @@
+"""What makes messages short: quantisers."""
+
+from jaxpfl.compression import quantizers
+
+__all__ = ["quantizers"]

@@ -1,0 +1,80 @@
+r"""The k-bit quantiser of a number in [-b, b]: stochastic rounding to 2^k levels.
+
+.. math:: z = \frac{(x + b) L}{2 b}, \qquad L = 2^k - 1, \qquad
+   q(x) = \frac{2b}{L} \big( \lfloor z \rfloor + \mathrm{Bernoulli}(z - \lfloor z \rfloor) \big) - b
+
+For x in [-b, b]: E q(x) = x, and Var q(x) = (2b/L)^2 f (1 - f) <= b^2 / L^2, with f the fractional part of z. What lies
+outside is clipped first.
+
+Reference: Ozkara et al. 2023, equations (20) to (22).
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.types import Array, Key, Scalar
+
+MOST_BITS = 16
+"""Beyond it, neighbouring levels would differ by no more than the rounding of single precision."""
+
+_TERMS = 64
+
+
+def check_bits(bits: int) -> int:
+    """The number of bits, if it is one that the quantiser has.
+
+    Raises:
+      JaxpflError: below 1 or above `MOST_BITS`.
+    """
+    if not 1 <= bits <= MOST_BITS:
+        raise JaxpflError(f"bits must be a whole number between 1 and {MOST_BITS}, got {bits}")
+    return bits
+
+
+def levels(key: Key, x: Array, b: Scalar, bits: int) -> Array:
+    """What is sent: the number of each entry's level, 0 ... 2^bits - 1, as int32 of x's shape."""
+    check_bits(bits)
+    top = 2**bits - 1
+    z = (jnp.clip(x, -b, b) + b) * (top / (2 * b))
+    below = jnp.floor(z)
+    up = jax.random.uniform(key, x.shape, z.dtype) < z - below
+    return jnp.clip(below + up, 0, top).astype(jnp.int32)
+
+
+def values(sent: Array, b: Scalar, bits: int) -> Array:
+    """The numbers in [-b, b] that levels stand for."""
+    return sent * (2 * b / (2**bits - 1)) - b
+
+
+def quantize(key: Key, x: Array, b: Scalar, bits: int) -> Array:
+    """The values of x's levels: x in expectation where it lies in [-b, b].
+
+    Raises:
+      JaxpflError: for bits that `check_bits` refuses.
+    """
+    return values(levels(key, x, b, bits), b, bits)
+
+
+def variance_bound(b: Scalar, bits: int) -> Array:
+    """``b^2 / L^2``, []: the largest variance of an entry."""
+    return jnp.square(b / (2 ** check_bits(bits) - 1))
+
+
+def normal_variance(mean: Scalar, variance: Scalar, b: Scalar, bits: int) -> Array:
+    r"""The expected variance of an entry whose x is N(mean, variance), as if no x were outside [-b, b].
+
+    With h = 2b/L, from the Fourier series f (1 - f) = 1/6 - sum_k cos(2 pi k f) / (pi k)^2,
+
+    .. math:: E\,Var = h^2 \Big[ \frac16 - \sum_{k \ge 1} \frac{\cos(2 \pi k (mean + b) / h)}{\pi^2 k^2}
+       e^{-2 \pi^2 k^2 variance / h^2} \Big]
+
+    cut after 64 terms: exact to 1e-7 of h^2 where the standard deviation is above h / 70, to 0.0016 anywhere.
+    """
+    step = 2 * b / (2 ** check_bits(bits) - 1)
+    k = jnp.arange(1, _TERMS + 1)
+    phase = 2 * jnp.pi * jnp.mod(k * ((mean + b) / step), 1)
+    terms = jnp.cos(phase) * jnp.exp(-2 * (jnp.pi * k) ** 2 * variance / step**2) / (jnp.pi * k) ** 2
+    return step**2 * (1 / 6 - terms.sum())

@@ -1,0 +1,203 @@
+"""The Gaussian study: local, global, personalised and private estimates of simulated clients' means."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxpfl.compression import quantizers
+from jaxpfl.errors import JaxpflError
+from jaxpfl.estimate.repetitions import mean_square, repeat, report
+from jaxpfl.estimate.settings import Mechanism, at_least, check_privacy
+from jaxpfl.estimators import base, gaussian, radius, release
+from jaxpfl.estimators import gaussian_closed_form as closed_form
+from jaxpfl.estimators.base import Estimator
+from jaxpfl.estimators.release import EXACT, Release
+from jaxpfl.privacy import checks, local
+from jaxpfl.types import Array, Key, Scalar
+
+
+@dataclass(frozen=True)
+class GaussianSettings:
+    """X_ij ~ N(theta_i, sx2 I), theta_i ~ N(mu, st2 I); the defaults are those of the paper's Figure 1a."""
+
+    clients: int = 10_000
+    """m."""
+    samples: int = 15
+    """n, of each client."""
+    sigma_theta: float = 0.1
+    """Standard deviation of the clients' parameters, in each dimension."""
+    sigma_x: float = 0.5
+    """Standard deviation of a sample about its client's parameter."""
+    dim: int = 1
+    """d."""
+    mean: float = 0.0
+    """mu, in each dimension."""
+    radius: float = 1.0
+    """r: what is publicly known of mu, |mu| <= r in each dimension; messages are clipped by it."""
+    epsilon: float | None = None
+    """Local privacy of each client's message; none unless given."""
+    delta: float = 1e-5
+    """Of local privacy (the Gaussian mechanisms)."""
+    mechanism: Mechanism = "analytic"
+    """analytic (Balle and Wang 2018), printed (the paper's calibration), or one-bit (pure, one dimension)."""
+    bits: int | None = None
+    """Quantise each entry of a message to so many bits."""
+    repetitions: int = 60
+    """Independent repetitions, for the standard errors."""
+    seed: int = 0
+    """Of all randomness."""
+
+    def check(self) -> None:
+        """Refuses what cannot be simulated, or not be made private.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        at_least("clients", self.clients, 2)
+        for name in ("samples", "dim", "repetitions"):
+            checks.count(name, getattr(self, name))
+        for name in ("sigma_theta", "sigma_x"):
+            at_least(name, getattr(self, name), 0)
+        checks.positive("radius", self.radius)
+        if not abs(self.mean) <= self.radius:
+            raise JaxpflError(f"mean must be within the radius of {self.radius:g}, got {self.mean}")
+        check_privacy(self.epsilon, self.delta)
+        if self.bits is not None:
+            quantizers.check_bits(self.bits)
+        if self.dim > 1 and self.mechanism != "analytic":
+            raise JaxpflError(f"mechanism {self.mechanism} is for one dimension, got dim {self.dim}: take analytic")
+
+    @property
+    def s2(self) -> float:
+        """The variance of a client's mean about its parameter."""
+        return self.sigma_x**2 / self.samples
+
+    @property
+    def st2(self) -> float:
+        return self.sigma_theta**2
+
+    @property
+    def bound(self) -> float:
+        """What an entry is clipped to, or for d > 1 under local privacy the norm."""
+        spread = self.st2 + self.s2
+        with jax.ensure_compile_time_eval():
+            if self.dim == 1:
+                return float(radius.gaussian(self.radius, spread, self.clients, self.samples))
+            reach = self.radius * self.dim**0.5
+            return float(radius.norm(reach, spread, self.dim, self.clients, self.samples))
+
+
+class Contender(NamedTuple):
+    """An estimator, and its exact mean squared error over all d entries (None where none is known)."""
+
+    estimator: Estimator
+    mse: float | None
+
+
+def contenders(given: GaussianSettings) -> dict[str, Contender]:
+    """The estimators that the settings call for, by name; ``estimated`` is the personalised one where the variances too
+    are learned from the clients."""
+    m, s2, st2, d = given.clients, given.s2, given.st2, given.dim
+    found = {
+        "local": Contender(gaussian.local(), d * float(closed_form.local(s2))),
+        "global": Contender(gaussian.global_mean(), d * float(closed_form.global_mean(m, s2, st2))),
+        "personalized": Contender(personalized(given), theory(given)),
+        "estimated": Contender(gaussian.personalized(), None),
+        "james-stein": Contender(gaussian.james_stein(given.sigma_x**2), None),
+    }
+    for name, (sent, added) in releases(given).items():
+        found[name] = Contender(personalized(given, sent), theory(given, sent.variance, added))
+    return found
+
+
+def personalized(given: GaussianSettings, sent: Release = EXACT) -> Estimator:
+    """The estimator with the settings' variances known."""
+    return gaussian.personalized(st2=given.st2, sx2=given.sigma_x**2, release=sent)
+
+
+def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = None) -> float:
+    """The exact error of `personalized`, over all entries, where the weight reckons with sq2 and sending adds ``added``
+    to an entry's variance (sq2 unless given)."""
+    a = closed_form.weight(given.clients, given.s2, given.st2, sq2)
+    added = sq2 if added is None else added
+    return given.dim * float(closed_form.personalized(given.clients, given.s2, given.st2, added, a))
+
+
+def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
+    """How messages leave clients, and the exact variance that it adds to an entry (what is clipped neglected)."""
+    spread, found = given.st2 + given.s2, {}
+    if given.bits is not None:
+        b = float(radius.gaussian(given.radius, spread, given.clients, given.samples))
+        added = float(quantizers.normal_variance(given.mean, spread, b, given.bits))
+        found["quantized"] = (release.quantized(b, given.bits), added)
+    if given.epsilon is not None:
+        sent = private_release(given, strength(given, given.epsilon))
+        found["private"] = (sent, added_variance(given, sent))
+    return found
+
+
+def strength(given: GaussianSettings, epsilon: float) -> float:
+    """What makes the settings' mechanism private: the standard deviation of Gaussian noise; for one-bit eps itself."""
+    if given.mechanism == "one-bit":
+        return epsilon
+    if given.mechanism == "printed":
+        return local.printed_gaussian_stddev(epsilon, given.delta, given.bound)
+    return local.analytic_gaussian_stddev(epsilon, given.delta, 2 * given.bound)
+
+
+def private_release(given: GaussianSettings, strength: Scalar) -> Release:
+    """The settings' local mechanism; its strength may be traced."""
+    if given.mechanism == "one-bit":
+        return release.one_bit(given.bound, strength)
+    return (release.gaussian if given.dim == 1 else release.gaussian_vector)(given.bound, strength)
+
+
+def added_variance(given: GaussianSettings, sent: Release) -> Scalar:
+    """The exact variance that a private release adds to an entry: one bit's falls with the square of what is sent."""
+    one_bit = given.mechanism == "one-bit"
+    return sent.variance - (given.mean**2 + given.st2 + given.s2 if one_bit else 0.0)
+
+
+def draw(key: Key, given: GaussianSettings) -> tuple[Array, base.Samples]:
+    """Parameters [m, d] and samples [m, n, d]."""
+    of_theta, of_x = jax.random.split(key)
+    m, n, d = given.clients, given.samples, given.dim
+    theta = given.mean + given.sigma_theta * jax.random.normal(of_theta, (m, d))
+    return theta, base.every(theta[:, None] + given.sigma_x * jax.random.normal(of_x, (m, n, d)))
+
+
+def simulate(given: GaussianSettings, estimators: dict[str, Estimator]) -> dict[str, Any]:
+    """Each estimator's mean squared error in each repetition, [repetitions]; all see the same data."""
+
+    def study(key: Key) -> dict[str, Array]:
+        of_data, of_run = jax.random.split(key)
+        theta, clients = draw(of_data, given)
+        return {
+            name: mean_square(base.estimate(estimator, of_run, clients).estimates, theta)
+            for name, estimator in estimators.items()
+        }
+
+    errors = repeat(study, given.seed, given.repetitions, given.clients * given.samples * given.dim)
+    return {name: errors[name] for name in estimators}
+
+
+def run(given: GaussianSettings) -> dict[str, Any]:
+    """Simulates, and says each estimator's error beside its closed form.
+
+    Raises:
+      JaxpflError: for settings that `GaussianSettings.check` refuses.
+    """
+    given.check()
+    with jax.enable_x64(True):  # closed forms to all digits
+        found = contenders(given)
+    errors = simulate(given, {name: each.estimator for name, each in found.items()})
+    exact = {name: each.mse for name, each in found.items()}
+    m, s2, st2, d = given.clients, given.s2, given.st2, given.dim
+    bounds = {
+        "known mean": d * float(closed_form.bound_known_mean(s2, st2)),
+        "unknown mean": d * float(closed_form.bound_unknown_mean(m, s2, st2)),
+    }
+    return {"study": "gaussian", "settings": dict(vars(given))} | report(errors, exact) | {"bounds": bounds}

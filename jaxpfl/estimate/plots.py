@@ -1,0 +1,109 @@
+"""Curves of studies: measured points with their errors, and the lines that theory draws through them."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from jaxpfl.presentation import COLORS, GRID, INK, new_axes, save
+
+Values: TypeAlias = Sequence[float] | np.ndarray
+
+FEW_ERRORS = 2
+"""Standard errors that bars and bands reach to either side."""
+
+_COLORS = {
+    "local": COLORS[0],
+    "personalized": COLORS[1],
+    "private": COLORS[2],
+    "global": COLORS[3],
+    "printed private": COLORS[4],
+    "printed": COLORS[5],
+    "one-bit": COLORS[6],
+    "quantized": COLORS[7],
+    "beta-binomial": COLORS[4],
+    "em": COLORS[1],
+    "known": COLORS[3],
+    "alternating": COLORS[5],
+    "local privacy": COLORS[6],
+}
+
+
+class Curve(NamedTuple):
+    """One estimator over a setting.
+
+    Attributes:
+      x, mean, stderr: measured, [points] each; empty where nothing was.
+      line: exact values at `Curves.x`, [fine points], or None.
+    """
+
+    x: Values
+    mean: Values
+    stderr: Values
+    line: Values | None = None
+
+
+def color(name: str) -> str:
+    """An estimator's colour, the same in every plot; what follows a comma does not matter."""
+    return _COLORS.get(name.split(",")[0], INK)
+
+
+def write_curves(
+    path: Path,
+    fine: Values,
+    curves: Mapping[str, Curve],
+    *,
+    xlabel: str,
+    title: str,
+    ylabel: str = "mean squared error of a client's estimate",
+    floor: Values | None = None,
+    logarithmic: str = "",
+    from_zero: bool = True,
+) -> Path:
+    """Draws curves to ``path`` (a PNG file).
+
+    Args:
+      fine: where the exact lines are given.
+      curves: by estimator.
+      floor: a lower bound at ``fine``, drawn as a dotted line.
+      logarithmic: axes with a logarithmic scale, of "x" and "y".
+      from_zero: whether an axis of errors that is not logarithmic begins at zero.
+    """
+    figure, axes = new_axes(xlabel, ylabel, title)
+    for name, curve in curves.items():
+        style = {"color": color(name)}
+        if curve.line is not None:
+            axes.plot(fine, curve.line, linewidth=1.8, label=name, **style)
+        if len(curve.x):
+            errors = FEW_ERRORS * np.asarray(curve.stderr, float)
+            label = None if curve.line is not None else name
+            dots = {"fmt": "o" if curve.line is not None else "o-", "markersize": 4.5, "capsize": 2.5}
+            axes.errorbar(curve.x, curve.mean, yerr=errors, label=label, linewidth=1.2, **dots, **style)
+    if floor is not None:
+        axes.plot(fine, floor, color=INK, linewidth=1.2, linestyle=":", label="lower bound, mu known")
+    if "x" in logarithmic:
+        log_ticks(axes.xaxis, fine)
+    if "y" in logarithmic:
+        axes.set_yscale("log")
+        axes.grid(axis="y", which="both", color=GRID, linewidth=0.6)
+    elif from_zero:
+        axes.set_ylim(bottom=0)
+        axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
+    else:
+        axes.axhline(0, color=INK, linewidth=0.8)
+    figure.legend(frameon=False, fontsize=9, loc="outside lower left", ncols=2)
+    return save(figure, path.parent, path.stem)
+
+
+def log_ticks(axis: Any, values: Values) -> None:
+    """A logarithmic axis that is labelled with plain numbers, at 1, 2 and 5 times the powers of ten where few fit."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    axis.axes.set(**{f"{axis.axis_name}scale": "log"})
+    few = max(values) / min(values) < 300
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5) if few else (1,)))
+    axis.set_major_formatter("{x:,.10g}")
+    axis.set_minor_formatter(NullFormatter())

@@ -1,0 +1,49 @@
+"""The table of a study: every estimator's error, what theory says, and what it gains over local estimates."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from jaxpfl.presentation import new_table
+
+
+def print_study(console: Any, result: dict[str, Any], title: str, notes: Sequence[str] = ()) -> None:
+    """Prints what a study's ``run`` returned.
+
+    Args:
+      console: of rich.
+      result: with ``mse`` and ``gains``.
+      title: above the table.
+      notes: lines below it.
+    """
+    exact = any(row["closed_form"] is not None for row in result["mse"].values())
+    table = new_table(title, "± one standard error; gain: share of local's error avoided")
+    table.add_column("estimator", style="bold", no_wrap=True)
+    for name in ("MSE", *["exact"] * exact, "gain over local"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for name, row in result["mse"].items():
+        gained = result["gains"].get(name)
+        theory = [number(row["closed_form"])] * exact
+        table.add_row(name, with_error(row), *theory, "-" if gained is None else with_error(gained, percent=True))
+    console.print(table)
+    for note in notes:
+        console.print(note, highlight=False, soft_wrap=True)
+
+
+def number(value: float | None) -> str:
+    """Four figures; a dash for None."""
+    return "-" if value is None else f"{value:.4g}"
+
+
+def with_error(row: dict[str, float | None], *, percent: bool = False) -> str:
+    """``mean ± stderr``, to the last figure that the error leaves standing."""
+    mean, error = row["mean"], row["stderr"]
+    if mean is None or mean != mean:
+        return "-"
+    if percent:
+        mean, error = 100 * mean, None if error is None else 100 * error
+        digits = 1 if error is None or error >= 0.05 else 2
+        text = f"{mean:.{digits}f}"
+        return f"{text} %" if error is None else f"{text} ± {error:.{digits}f} %"
+    return number(mean) if error is None else f"{mean:.4g} ± {error:.1g}"

@@ -1,0 +1,33 @@
+"""What studies share of their settings: mechanisms, and checks of numbers."""
+
+from __future__ import annotations
+
+import math
+from typing import Literal, TypeAlias
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.privacy import checks
+
+Mechanism: TypeAlias = Literal["analytic", "printed", "one-bit"]
+"""Of local privacy: the analytic Gaussian mechanism, the paper's calibration of it, or one bit (one dimension)."""
+
+
+def at_least(name: str, value: float, least: float) -> None:
+    """Refuses what is not finite and at least ``least``.
+
+    Raises:
+      JaxpflError.
+    """
+    if not (math.isfinite(value) and value >= least):
+        raise JaxpflError(f"{name} must be at least {least:g} and finite, got {value}")
+
+
+def check_privacy(epsilon: float | None, delta: float) -> None:
+    """Refuses an eps (where one is given) that is not positive, and a delta outside (0, 1).
+
+    Raises:
+      JaxpflError.
+    """
+    if epsilon is not None:
+        checks.positive("epsilon", epsilon)
+    checks.probability("delta", delta)

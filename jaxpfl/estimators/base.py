@@ -1,0 +1,149 @@
+r"""What an estimator is: three pure functions, of one client, of the server, of one client again.
+
+Client i holds n_i samples that depend on its own theta_i. It sends a message (`summarize`), the server makes of all
+messages what it tells everybody (`combine`), and the client puts that together with its own data (`personalize`).
+Estimators that take several rounds repeat the three, each time with what the server told last.
+
+Everything jits, and vmaps over repetitions and settings: scalars are closed over by the builders and may be traced,
+sizes are static.
+
+Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation", section 2.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.randomness import Purpose, stream
+from jaxpfl.types import Array, Key, PyTree
+
+
+class Samples(NamedTuple):
+    """One client's samples, padded to a capacity of n; stacked, all leaves get a leading [m].
+
+    Attributes:
+      x: [n, ...].
+      mask: [n] bool, which samples are real.
+    """
+
+    x: Array
+    mask: Array
+
+    @property
+    def size(self) -> Array:
+        """n_i, the number of real samples, [] (or [m] when stacked), as a floating-point number."""
+        return self.mask.sum(axis=-1).astype(jnp.result_type(self.x.dtype, jnp.float32))
+
+    @property
+    def mean(self) -> Array:
+        """The mean of the real samples of one client, [...]; zero where there is none."""
+        return self._total(self.x) / jnp.maximum(self.size, 1)
+
+    @property
+    def scatter(self) -> Array:
+        """The sum of squared deviations from the client's mean, [...]."""
+        return self._total((self.x - self.mean) ** 2)
+
+    def _total(self, values: Array) -> Array:
+        mask = self.mask.reshape(-1, *[1] * (values.ndim - 1))
+        return jnp.where(mask, values, 0).sum(axis=0)
+
+
+class Estimator(NamedTuple):
+    """A way in which clients estimate their own parameters together.
+
+    Attributes:
+      summarize: ``(key, shared, samples) -> (message, local)`` of one client. The message is all that leaves it.
+      combine: ``(key, shared, messages, sent) -> shared``: messages with leaves [m, ...], of which those with ``sent``
+        [m] bool were uploaded. A message that was not sent is not looked at.
+      personalize: ``(shared, message, sent, local) -> estimate`` of one client. Its own message is given because some
+        estimators leave it out of what all said; clients that did not send personalise as well.
+      start: what the server tells before the first round; None where nobody needs it.
+    """
+
+    summarize: Callable[[Key, PyTree, Samples], tuple[PyTree, PyTree]]
+    combine: Callable[[Key, PyTree, PyTree, Array], PyTree]
+    personalize: Callable[[PyTree, PyTree, Array, PyTree], Array]
+    start: PyTree = None
+
+
+class Estimated(NamedTuple):
+    """Every client's estimate, leaves [m, ...], and what the server told in the last round."""
+
+    estimates: Array
+    shared: PyTree
+
+
+def estimate(
+    estimator: Estimator,
+    key: Key,
+    clients: Samples,
+    *,
+    client_ids: Array | None = None,
+    sent: Array | None = None,
+    rounds: int = 1,
+) -> Estimated:
+    """Runs an estimator on all clients.
+
+    Args:
+      estimator: of which kind.
+      key: of all messages' and the server's randomness.
+      clients: stacked samples, leaves [m, n, ...].
+      client_ids: [m], distinct; a client's randomness depends on the key and its id alone, so that permuting clients
+        (with their ids) permutes the estimates. 0 ... m - 1 unless given.
+      sent: [m] bool, which clients upload (Remark 7 of the paper); all unless given.
+      rounds: how often the three functions are repeated; 1 for all but the iterative estimators.
+    """
+    m = clients.mask.shape[0]
+    ids = jnp.arange(m) if client_ids is None else client_ids
+    uploads = jnp.ones(m, bool) if sent is None else sent
+
+    def messages(round: Array | int, shared: PyTree) -> tuple[PyTree, PyTree]:
+        keys = jax.vmap(lambda i: stream(key, Purpose.LOCAL_WORK, round, i))(ids)
+        return jax.vmap(estimator.summarize, in_axes=(0, None, 0))(keys, shared, clients)
+
+    def one_round(round: Array | int, shared: PyTree) -> tuple[PyTree, PyTree, PyTree]:
+        message, local = messages(round, shared)
+        return estimator.combine(stream(key, Purpose.SERVER_UPDATE, round), shared, message, uploads), message, local
+
+    shared = estimator.start
+    if rounds > 1:
+        shared = jax.lax.fori_loop(0, rounds - 1, lambda t, shared: one_round(t, shared)[0], shared)
+    shared, message, local = one_round(rounds - 1, shared)
+    estimates = jax.vmap(estimator.personalize, in_axes=(None, 0, 0, 0))(shared, message, uploads, local)
+    return Estimated(estimates, shared)
+
+
+def stack(clients: list[np.ndarray]) -> Samples:
+    """Samples of clients that hold different numbers of them: arrays [n_i, ...] padded to the longest.
+
+    Raises:
+      JaxpflError: no clients, one without samples, one of another shape, or a value that is NaN or infinite.
+    """
+    if not clients:
+        raise JaxpflError("no clients: an estimator needs at least one")
+    arrays = [np.asarray(x, np.float64) for x in clients]
+    shape = arrays[0].shape[1:]
+    for i, x in enumerate(arrays):
+        if x.ndim == 0 or len(x) == 0:
+            raise JaxpflError(f"client {i} has no samples: leave it out")
+        if x.shape[1:] != shape:
+            raise JaxpflError(f"client {i}: samples of shape {x.shape[1:]}, the first client's have {shape}")
+        if not np.isfinite(x).all():
+            raise JaxpflError(f"client {i}: a sample is NaN or infinite")
+    n = max(map(len, arrays))
+    x, mask = np.zeros((len(arrays), n, *shape)), np.zeros((len(arrays), n), bool)
+    for i, own in enumerate(arrays):
+        x[i, : len(own)], mask[i, : len(own)] = own, True
+    return Samples(jnp.asarray(x), jnp.asarray(mask))
+
+
+def every(x: Array) -> Samples:
+    """Samples [m, n, ...] of which all are real."""
+    return Samples(x, jnp.ones(x.shape[:2], bool))

@@ -1,0 +1,129 @@
+r"""Estimating the probabilities of Bernoulli clients together: X_ij ~ Bern(p_i), p_i ~ P on [0, 1].
+
+With mu and v the mean and the variance of P, the best weight of the client's own share of ones is
+
+.. math:: \hat p_i = a_i \bar X_i + (1 - a_i) \mu, \qquad a_i = \frac{n_i v}{\mu (1 - \mu) + (n_i - 1) v}
+
+for every P (it is the posterior mean where P is a Beta distribution). Estimators differ in where mu and v come from.
+Samples are numbers in {0, 1}, [n].
+
+Reference: Ozkara et al. 2023, section 2.2, Theorem 3 and appendix C.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jaxpfl.estimators.base import Estimator, Samples
+from jaxpfl.estimators.moments import Moments, moments, without
+from jaxpfl.types import Array, Key, Scalar
+
+
+class Share(NamedTuple):
+    """A client's share of ones [], and n_i []: what it keeps, and without privacy what it sends."""
+
+    share: Array
+    size: Array
+
+
+class Told(NamedTuple):
+    """Moments of the shares that were sent, and of the 1/n_i."""
+
+    shares: Moments
+    inverse_sizes: Moments
+
+
+def local() -> Estimator:
+    """Every client's own share: nothing is sent."""
+    return Estimator(
+        lambda key, shared, samples: ((), samples.mean),
+        lambda key, shared, messages, sent: None,
+        lambda shared, message, sent, share: share,
+    )
+
+
+def known_beta(alpha: Scalar, beta: Scalar) -> Estimator:
+    """The posterior mean under Beta(alpha, beta): nothing is sent. It avoids (alpha+beta)/(alpha+beta+n) of local's
+    error, exactly."""
+    total = alpha + beta
+
+    def personalize(shared: None, message: tuple, sent: Array, own: Share) -> Array:
+        return (own.size * own.share + alpha) / (own.size + total)
+
+    return Estimator(
+        lambda key, shared, samples: ((), Share(samples.mean, samples.size)),
+        lambda key, shared, messages, sent: None,
+        personalize,
+    )
+
+
+def global_mean() -> Estimator:
+    """The mean share of all, as every client's estimate."""
+    return Estimator(
+        lambda key, shared, samples: (samples.mean, ()),
+        lambda key, shared, messages, sent: moments(messages, sent).mean,
+        lambda mean, message, sent, own: mean,
+    )
+
+
+def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Estimator:
+    r"""Mean and variance of P from the other clients' shares, by moments.
+
+    The shares' variance S2 about their mean estimates :math:`v + E\,p(1-p)/n`, and :math:`E\,p(1-p) = \mu(1-\mu) - v`:
+
+    .. math:: v = \frac{S^2 - h \mu (1 - \mu)}{1 - h}, \qquad h = \operatorname{mean}_j \frac{1}{n_j}
+
+    cut off at 0 and at mu (1 - mu); (n S2 - mu (1 - mu)) / (n - 1) for equal sizes. Every client counts alike in mu and
+    S2, whatever its size: it is one draw of P.
+
+    Where a client has nobody to learn from, its estimate is its own share.
+
+    Args:
+      printed: take v = S2 as the paper has it; the weight is then too large.
+      variance: v, where it is known. It must be where no client has two samples: of one each, nothing can be learned
+        of v (the estimates are then the mean of all).
+    """
+
+    def summarize(key: Key, shared: None, samples: Samples) -> tuple[Share, Share]:
+        own = Share(samples.mean, samples.size)
+        return own, own
+
+    def combine(key: Key, shared: None, messages: Share, sent: Array) -> Told:
+        return Told(moments(messages.share, sent), moments(1 / jnp.maximum(messages.size, 1), sent))
+
+    def personalize(told: Told, message: Share, sent: Array, own: Share) -> Array:
+        others = without(told.shares, message.share, sent)
+        h = without(told.inverse_sizes, 1 / jnp.maximum(message.size, 1), sent).mean
+        mu = jnp.clip(others.mean, 0, 1)
+        if variance is not None:
+            v = jnp.asarray(variance)
+        elif printed:
+            v = others.variance
+        else:
+            v = moment_variance(mu, others.variance, h)
+        a = printed_weight(mu, v, own.size) if printed else weight(mu, v, own.size)
+        learned = others.number >= (2 if variance is None else 1)
+        return jnp.where(learned, a * own.share + (1 - a) * mu, own.share)
+
+    return Estimator(summarize, combine, personalize)
+
+
+def moment_variance(mu: Array, S2: Array, h: Array) -> Array:
+    """v from the shares' variance and the mean h of the 1/n_j, not cut off; 0 where every n_j is 1."""
+    return jnp.where(h < 1, (S2 - h * mu * (1 - mu)) / jnp.where(h < 1, 1 - h, 1), 0)
+
+
+def weight(mu: Array, v: Array, size: Array) -> Array:
+    """a_i of the module's docstring, v cut off to [0, mu (1 - mu)]; 0 where all probabilities are equal."""
+    most = mu * (1 - mu)
+    v = jnp.clip(v, 0, most)
+    total = most + (size - 1) * v
+    return jnp.where(total > 0, size * v / jnp.where(total > 0, total, 1), 0)
+
+
+def printed_weight(mu: Array, S2: Array, size: Array) -> Array:
+    """``n / (mu (1-mu) / S2 - 1 + n)`` as printed; 0 where S2 is."""
+    ratio = mu * (1 - mu) / jnp.where(S2 > 0, S2, 1)
+    return jnp.where(S2 > 0, size / (ratio - 1 + size), 0)

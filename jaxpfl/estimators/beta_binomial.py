@@ -1,0 +1,51 @@
+r"""Beta(alpha, beta) fitted to clients' counts by maximum likelihood: an independent check of the moment estimators.
+
+Z_i of n_i samples are ones, with probability :math:`\binom{n_i}{Z_i} B(\alpha + Z_i, \beta + n_i - Z_i) / B(\alpha,
+\beta)`. On the host, by SciPy; one party must see all counts.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxpfl.errors import JaxpflError
+
+
+def fit(ones: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
+    """The most likely (alpha, beta).
+
+    Args:
+      ones: Z_i, [m].
+      sizes: n_i, [m].
+
+    Returns:
+      alpha and beta, both within [1e-4, 1e6]: at the edge where the likelihood has no maximum (all counts alike).
+
+    Raises:
+      JaxpflError: no client, a count that is not whole or not within 0 ... n_i, or SciPy is not installed.
+    """
+    try:
+        from scipy import optimize, special
+    except ImportError as error:
+        raise JaxpflError("the Beta-binomial fit needs SciPy: pip install scipy") from error
+    ones, sizes = np.asarray(ones, float), np.asarray(sizes, float)
+    if ones.shape != sizes.shape or ones.size == 0 or not np.isfinite(ones).all():
+        raise JaxpflError(
+            f"ones and sizes must be finite numbers of the same clients, got shapes {ones.shape}, {sizes.shape}"
+        )
+    if (ones < 0).any() or (ones > sizes).any() or (ones != np.round(ones)).any() or (sizes != np.round(sizes)).any():
+        raise JaxpflError("ones must be whole numbers between 0 and the client's size")
+    # Few distinct pairs of counts, many clients.
+    pairs, weights = np.unique(np.stack([ones, sizes]), axis=1, return_counts=True)
+    z, n = pairs
+
+    def negative(logs: np.ndarray) -> float:
+        alpha, beta = np.exp(logs)
+        return -float(weights @ (special.betaln(alpha + z, beta + n - z) - special.betaln(alpha, beta)))
+
+    limits = [(np.log(1e-4), np.log(1e6))] * 2
+    mean = np.clip(ones.sum() / max(sizes.sum(), 1), 0.01, 0.99)
+    starts = [np.log([mean * total, (1 - mean) * total]) for total in (0.5, 5.0, 50.0)]
+    best = min((optimize.minimize(negative, s, bounds=limits, method="L-BFGS-B") for s in starts), key=lambda r: r.fun)
+    alpha, beta = np.exp(best.x)
+    return float(alpha), float(beta)

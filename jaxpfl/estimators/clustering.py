@@ -1,0 +1,96 @@
+"""k centers of points that lie side by side: k-means++ and Lloyd's algorithm."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.priors.discrete import Discrete
+from jaxpfl.types import Array
+
+
+class Clusters(NamedTuple):
+    """Centers [k, d] and the number of points of each [k]."""
+
+    centers: Array
+    sizes: Array
+
+    @property
+    def as_prior(self) -> Discrete:
+        """Shares from the sizes, all alike where no size is positive."""
+        sizes = jnp.maximum(self.sizes, 0)
+        total = sizes.sum()
+        k = sizes.shape[0]
+        return Discrete(jnp.where(total > 0, sizes / jnp.where(total > 0, total, 1), 1 / k), self.centers)
+
+
+def square_distances(points: Array, centers: Array) -> Array:
+    """[m, d] and [k, d] -> [m, k]."""
+    return ((points[:, None] - centers) ** 2).sum(axis=-1)
+
+
+def plus_plus(scores: Array, points: Array, valid: Array) -> Array:
+    """The start of k-means++ (Arthur and Vassilvitskii 2007): centers on points, each drawn with a probability
+    proportional to its squared distance to the nearest center so far.
+
+    Args:
+      scores: [m, k] standard Gumbel variables, a row of each point's own: the draws then do not depend on the order of
+        the points.
+      points: [m, d].
+      valid: [m] bool, which of them count.
+
+    Returns:
+      [k, d]; centers coincide where there are fewer distinct points.
+    """
+
+    def choose(weights: Array, score: Array) -> Array:
+        logs = jnp.where(valid & (weights > 0), jnp.log(jnp.where(weights > 0, weights, 1)), -jnp.inf)
+        logs = jnp.where(jnp.isneginf(logs).all(), jnp.where(valid, 0.0, -jnp.inf), logs)
+        return points[jnp.argmax(logs + score)]
+
+    first = choose(jnp.ones(len(points)), scores[:, 0])
+    gap, chosen = square_distances(points, first[None])[:, 0], [first]
+    for column in scores.T[1:]:
+        center = choose(gap, column)
+        gap = jnp.minimum(gap, square_distances(points, center[None])[:, 0])
+        chosen.append(center)
+    return jnp.stack(chosen)
+
+
+def nearest(points: Array, centers: Array) -> Array:
+    """One-hot membership of the nearest center, [m, k]."""
+    return jax.nn.one_hot(square_distances(points, centers).argmin(axis=1), len(centers), dtype=points.dtype)
+
+
+def sums(points: Array, valid: Array, member: Array) -> tuple[Array, Array]:
+    """Of points [m, d] with memberships [m, k]: each center's sum [k, d] and number [k]."""
+    member = jnp.where(valid[:, None], member, 0)
+    return member.T @ jnp.where(valid[:, None], points, 0), member.sum(axis=0)
+
+
+def lloyd(begin: Array, points: Array, valid: Array, steps: int) -> Clusters:
+    """Steps of Lloyd's algorithm from centers [k, d]; a center without points stays where it is."""
+
+    def step(_: Array, at: Clusters) -> Clusters:
+        total, sizes = sums(points, valid, nearest(points, at.centers))
+        return Clusters(jnp.where(sizes[:, None] > 0, total / jnp.maximum(sizes, 1)[:, None], at.centers), sizes)
+
+    end = jax.lax.fori_loop(0, steps, step, Clusters(begin, jnp.zeros(len(begin), points.dtype)))
+    return end._replace(sizes=sums(points, valid, nearest(points, end.centers))[1])
+
+
+def kmeans(scores: Array, points: Array, valid: Array, steps: int) -> Clusters:
+    """The best of several starts by k-means++ and Lloyd's algorithm, by the summed squared distances.
+
+    Args:
+      scores: [m, starts, k] Gumbel variables, of each point's own.
+    """
+
+    def one(of_start: Array) -> tuple[Array, Clusters]:
+        end = lloyd(plus_plus(of_start, points, valid), points, valid, steps)
+        return jnp.where(valid, square_distances(points, end.centers).min(axis=1), 0).sum(), end
+
+    costs, ends = jax.lax.map(one, scores.swapaxes(0, 1))
+    return jax.tree.map(lambda a: a[jnp.argmin(costs)], ends)

@@ -1,0 +1,166 @@
+r"""Estimating the means of Gaussian clients together: X_ij ~ N(theta_i, sx2 I), theta_i ~ N(mu, st2 I), mu unknown.
+
+.. math:: \hat\theta_i = a_i \bar X_i + (1 - a_i) M, \qquad M = \frac{\sum_j w_j q(\bar X_j)}{\sum_j w_j},
+   \qquad w_j = \frac{1}{st^2 + sx^2 / n_j + sq^2}
+
+M is the maximum-likelihood estimate of mu from what was sent (the plain mean where all clients hold equally many
+samples), and a_i is the exact minimiser of the mean squared error given M's weights: equation (5) of the paper where
+sizes are equal and all sent. `gaussian_closed_form` has the errors.
+
+Reference: Ozkara et al. 2023, section 2.1, Theorems 1 and 2, Remark 7.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax.numpy as jnp
+
+from jaxpfl.estimators import gaussian_closed_form as closed_form
+from jaxpfl.estimators.base import Estimator, Samples
+from jaxpfl.estimators.moments import moments
+from jaxpfl.estimators.release import EXACT, Release
+from jaxpfl.types import Array, Key, Scalar
+
+
+class Local(NamedTuple):
+    """What a client keeps: its own mean [d], and the number of its samples []."""
+
+    mean: Array
+    size: Array
+
+
+class Sent(NamedTuple):
+    """A client's message: its mean [d] as it was released, n_i [], which is public, and, where the samples' variance is
+    to be estimated, the summed squared deviations from its mean [] (else zero)."""
+
+    mean: Array
+    size: Array
+    scatter: Array
+
+
+class Told(NamedTuple):
+    """What the server tells: M [d], the sum of the weights w_j [], and the variances st2 [] and sx2 []."""
+
+    mean: Array
+    weight: Array
+    st2: Array
+    sx2: Array
+
+
+def local() -> Estimator:
+    """Every client's own mean: nothing is sent."""
+
+    def summarize(key: Key, shared: None, samples: Samples) -> tuple[tuple, Array]:
+        return (), samples.mean
+
+    return Estimator(summarize, lambda key, shared, messages, sent: None, lambda shared, message, sent, mean: mean)
+
+
+def global_mean(release: Release = EXACT) -> Estimator:
+    """The mean of all messages, as every client's estimate."""
+
+    def combine(key: Key, shared: None, messages: Array, sent: Array) -> Array:
+        return moments(messages, sent).mean
+
+    return Estimator(
+        lambda key, shared, samples: (release.send(key, samples.mean), ()),
+        combine,
+        lambda mean, message, sent, own: mean,
+    )
+
+
+def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, release: Release = EXACT) -> Estimator:
+    r"""The client's own mean and the mean of all, each by what it is worth.
+
+    Where nobody sent, or nothing was learned, an estimate is the client's own mean.
+
+    Args:
+      st2: the variance of the theta_i. None: estimated from the messages by moments, floored at zero,
+        :math:`st^2 = \max(0, S^2 - \operatorname{mean}_j(sx^2 / n_j) - sq^2)`. Messages with Gaussian noise carry next
+        to nothing about it: there give it, or use `gaussian_private.split`.
+      sx2: the variance of the samples. None: pooled from the clients' own; needs clients with two samples, and a second
+        number in every message, which is not released privately.
+      release: how the mean leaves a client.
+    """
+
+    def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Local]:
+        scatter = samples.scatter.mean() if sx2 is None else jnp.zeros(())
+        own = Local(samples.mean, samples.size)
+        return Sent(release.send(key, own.mean), own.size, scatter), own
+
+    def combine(key: Key, shared: None, messages: Sent, sent: Array) -> Told:
+        noise = pooled_variance(messages, sent) if sx2 is None else jnp.asarray(sx2)
+        s2 = noise / jnp.maximum(messages.size, 1)
+        if st2 is None:
+            of_means = moments(messages.mean, sent)
+            within = moments(s2, sent).mean + release.variance
+            spread = jnp.maximum(of_means.variance.mean() - within, 0)
+        else:
+            spread = jnp.asarray(st2)
+        w = jnp.where(sent, _weight(spread + s2 + release.variance), 0)
+        total = w.sum()
+        return Told(w @ jnp.where(sent[:, None], messages.mean, 0) / _nonzero(total), total, spread, noise)
+
+    def personalize(told: Told, message: Sent, sent: Array, own: Local) -> Array:
+        a = closed_form.best_weight(*error_terms(told, own.size, sent, release.variance))
+        return jnp.where(told.weight > 0, a * own.mean + (1 - a) * told.mean, own.mean)
+
+    return Estimator(summarize, combine, personalize)
+
+
+def error_terms(told: Told, size: Array, sent: Array, sq2: Scalar = 0.0) -> tuple[Array, Array, Array]:
+    """``s2``, ``c`` and ``V`` of `gaussian_closed_form.error` for a client with n_i samples, [] each.
+
+    With w_j = 1 / Var(q(mean_j)), Var M is 1 / sum w, Cov(mean_i, M) is w_i s2 / sum w beside st2's part.
+    """
+    s2 = told.sx2 / jnp.maximum(size, 1)
+    part = jnp.where(sent, _weight(told.st2 + s2 + sq2), 0) / _nonzero(told.weight)
+    return s2, part * s2, 1 / _nonzero(told.weight) * (told.st2 + s2 + sq2 > 0) + told.st2 * (1 - 2 * part)
+
+
+def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
+    r"""The estimator of James and Stein, towards the mean of all, over clients with equally many samples:
+
+    .. math:: \hat\theta_i = M + \Big(1 - \frac{((m-1) d - 2)\, s^2}{\sum_j |\bar X_j - M|^2}\Big) (\bar X_i - M)
+
+    Where (m - 1) d is 2 or less it does not shrink.
+
+    Args:
+      sx2: the variance of the samples.
+      positive: whether the factor is kept from going below zero (which only helps; the closed form is without).
+
+    Reference: James and Stein 1961; Efron and Morris 1973.
+    """
+
+    def combine(key: Key, shared: None, messages: Sent, sent: Array) -> tuple[Array, Array]:
+        of_means = moments(messages.mean, sent)
+        free = (of_means.number - 1) * messages.mean.shape[-1] - 2
+        s2 = sx2 / jnp.maximum(moments(messages.size, sent).mean, 1)
+        square = of_means.scatter.sum()
+        keep = 1 - jnp.maximum(free, 0) * s2 / _nonzero(square)
+        keep = jnp.where(square > 0, keep, jnp.where(s2 > 0, 0.0, 1.0) if positive else 1.0)
+        return of_means.mean, jnp.maximum(keep, 0) if positive else keep
+
+    def personalize(told: tuple[Array, Array], message: Sent, sent: Array, own: Array) -> Array:
+        mean, keep = told
+        return mean + keep * (own - mean)
+
+    def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Array]:
+        return Sent(samples.mean, samples.size, jnp.zeros(())), samples.mean
+
+    return Estimator(summarize, combine, personalize)
+
+
+def pooled_variance(messages: Sent, sent: Array) -> Array:
+    """sx2 from all clients' squared deviations: over their degrees of freedom, zero where there are none."""
+    free = jnp.where(sent, jnp.maximum(messages.size - 1, 0), 0).sum()
+    return jnp.where(sent, messages.scatter, 0).sum() / jnp.maximum(free, 1)
+
+
+def _weight(variance: Array) -> Array:
+    return jnp.where(variance > 0, 1 / _nonzero(variance), 1)
+
+
+def _nonzero(value: Array) -> Array:
+    return jnp.where(value > 0, value, 1)

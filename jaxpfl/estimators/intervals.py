@@ -1,0 +1,119 @@
+r"""Intervals for one client's theta_i: how sure it can be of its personalised estimate.
+
+All functions are for one entry and broadcast. ``a`` is the weight of the client's own mean, ``s2`` its variance.
+
+- `known`: the errors of the Gaussian model with known variances are exactly normal, so these intervals cover exactly.
+- `morris`: the variance st2 was estimated from few clients; Morris's correction widens for that.
+- `robust`: the theta_i need not be Gaussian. Their distribution enters only by its variance, and the interval covers at
+  least with its probability on average over the clients, whatever that distribution.
+- `beta`: for Bernoulli clients, quantiles of the Beta posterior that has the estimated mean and variance.
+
+References: Morris 1983, "Parametric empirical Bayes inference"; Armstrong, Kolesar and Plagborg-Moller 2022, "Robust
+empirical Bayes confidence intervals".
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.types import Array, Scalar
+
+_HALVINGS = 60
+
+
+def known(estimate: Array, mse: Scalar, level: Scalar) -> tuple[Array, Array]:
+    """``estimate -/+ z sqrt(mse)``, with the exact error of `gaussian_closed_form`."""
+    reach = -jax.scipy.special.ndtri((1 - level) / 2) * jnp.sqrt(mse)
+    return estimate - reach, estimate + reach
+
+
+def morris(own: Array, mean: Scalar, s2: Scalar, st2: Scalar, clients: Scalar, level: Scalar) -> tuple[Array, Array]:
+    r"""For equally many samples of m >= 4 clients, with st2 estimated by moments and B = s2 / (s2 + st2):
+
+    .. math:: \hat\theta_i = \bar X_i - \hat B (\bar X_i - M), \qquad \hat B = \frac{m-3}{m-1} B, \qquad
+       Var_i = s^2 \Big(1 - \frac{m-1}{m} \hat B\Big) + \frac{2}{m-3} \hat B^2 (\bar X_i - M)^2
+
+    Args:
+      own: the clients' own means.
+      mean: M.
+      st2: floored at zero.
+      clients: m.
+    """
+    total = s2 + st2
+    shrink = (clients - 3) / (clients - 1) * jnp.where(total > 0, s2 / jnp.where(total > 0, total, 1), 0)
+    variance = s2 * (1 - (clients - 1) / clients * shrink) + 2 / (clients - 3) * shrink**2 * (own - mean) ** 2
+    return known(own - shrink * (own - mean), variance, level)
+
+
+def robust(estimate: Array, a: Scalar, s2: Scalar, st2: Scalar, level: Scalar) -> tuple[Array, Array]:
+    """``estimate -/+ cva(t) a sqrt(s2)``: t = ((1 - a)/a)^2 st2 / s2 is the mean square of the estimate's bias, in
+    standard deviations of its own, for theta_i about a known mean of whose distribution only st2 is known."""
+    deviation = a * jnp.sqrt(s2)
+    t = jnp.where(deviation > 0, (1 - a) ** 2 * st2 / jnp.where(deviation > 0, deviation, 1) ** 2, jnp.inf)
+    # Without any spread of its own, the estimate is off by its bias alone: Chebyshev.
+    chebyshev = (1 - a) * jnp.sqrt(st2 / (1 - level))
+    reach = jnp.where(deviation > 0, critical_value(jnp.where(deviation > 0, t, 0), 1 - level) * deviation, chebyshev)
+    return estimate - reach, estimate + reach
+
+
+def critical_value(t: Scalar, alpha: Scalar) -> Array:
+    """cva: the chi with ``worst_miss(t, chi) = alpha``, by bisection."""
+    t, alpha = jnp.broadcast_arrays(jnp.asarray(t, float), jnp.asarray(alpha, float))
+    low = -jax.scipy.special.ndtri(alpha / 2)
+    return _bisect(lambda chi: worst_miss(t, chi) > alpha, low, jnp.sqrt((1 + t) / alpha))
+
+
+def worst_miss(t: Array, chi: Array) -> Array:
+    r"""The largest probability that |Z + b| > chi over all distributions of b with mean square t, Z standard normal.
+
+    With r(u) = P(|Z + sqrt u| > chi), convex and then concave in u: the value at t of its concave envelope, which is r
+    beyond the point whose tangent passes through (0, r(0)), and that tangent before it.
+    """
+
+    def miss(u: Array) -> Array:
+        root = jnp.sqrt(u)
+        return jax.scipy.special.ndtr(root - chi) + jax.scipy.special.ndtr(-root - chi)
+
+    def slope(u: Array) -> Array:
+        root = jnp.sqrt(jnp.maximum(u, 1e-12))
+        pdf = jax.scipy.stats.norm.pdf
+        return (pdf(root - chi) - pdf(-root - chi)) / (2 * root)
+
+    # Before the tangent's point the chord from 0 is less steep than r itself.
+    before = lambda u: slope(u) * u > miss(u) - miss(jnp.zeros_like(u))  # noqa: E731
+    # Below chi = sqrt(3), r is concave from the start, and the envelope is r.
+    touch = jnp.where(chi > jnp.sqrt(3.0), _bisect(before, chi**2 / 16, (chi + 3) ** 2 + 0 * t), 0)
+    chord = miss(jnp.zeros_like(t)) + t / jnp.where(touch > 0, touch, 1) * (miss(touch) - miss(jnp.zeros_like(t)))
+    return jnp.where(t < touch, chord, miss(t))
+
+
+def beta(mu: Scalar, v: Scalar, share: Array, size: Array, level: Scalar) -> tuple[Array, Array]:
+    """For Bernoulli clients: quantiles of Beta(alpha + Z, beta + n - Z), with the prior of mean mu and variance v.
+
+    Where v is 0 all probabilities are mu; where it is mu (1 - mu) the prior says nothing: alpha, beta are kept above
+    1e-3.
+    """
+    most = mu * (1 - mu)
+    total = jnp.clip(jnp.where(v > 0, most / jnp.where(v > 0, v, 1) - 1, 1e6), 2e-3, 1e6)
+    alpha = jnp.maximum(mu * total, 1e-3) + share * size
+    other = jnp.maximum((1 - mu) * total, 1e-3) + (1 - share) * size
+
+    def quantile(p: Scalar) -> Array:
+        below = lambda x: jax.scipy.special.betainc(alpha, other, x) < p  # noqa: E731
+        return _bisect(below, jnp.zeros_like(alpha), jnp.ones_like(alpha))
+
+    return quantile((1 - level) / 2), quantile((1 + level) / 2)
+
+
+def _bisect(below, low: Array, high: Array) -> Array:
+    """The point where ``below`` turns from true to false."""
+    low, high = jnp.broadcast_arrays(low, high)
+
+    def halve(_: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
+        middle = (at[0] + at[1]) / 2
+        up = below(middle)
+        return jnp.where(up, middle, at[0]), jnp.where(up, at[1], middle)
+
+    low, high = jax.lax.fori_loop(0, _HALVINGS, halve, (low, high))
+    return (low + high) / 2

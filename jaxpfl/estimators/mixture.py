@@ -1,0 +1,234 @@
+r"""Estimating means that are one of k centers: X_ij ~ N(theta_i, sx2 I), P(theta_i = mu_l) = p_l.
+
+.. math:: \hat\theta_i = \sum_l r_{il} \mu_l, \qquad
+   r_{il} \propto p_l \exp\Big(-\frac{\sum_j |X_{ij} - \mu_l|^2}{2 sx^2}\Big)
+
+is the best estimate where p and mu are known (Theorem 6). Unknown, they are fitted by EM to what the clients sent of
+their own means, once (`em`); under central privacy by `private`; or by the paper's alternation (`alternating`), which
+clusters estimates that already lie in the hull of the centers, and may get worse with every round.
+
+Reference: Ozkara et al. 2023, appendix D, Theorem 6 and Algorithm 3.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.estimators import clustering, private_clustering
+from jaxpfl.estimators.base import Estimator, Samples
+from jaxpfl.estimators.clustering import square_distances
+from jaxpfl.estimators.release import EXACT, Release, within_ball
+from jaxpfl.priors import discrete
+from jaxpfl.priors.discrete import Discrete
+from jaxpfl.types import Array, Key, Scalar
+
+
+class Mixture(NamedTuple):
+    """Shares p [k], centers mu [k, d], and the samples' variance sx2 []."""
+
+    p: Array
+    mu: Array
+    sx2: Array
+
+
+class Local(NamedTuple):
+    """What a client keeps: its own mean [d], and the number of its samples []."""
+
+    mean: Array
+    size: Array
+
+
+class Sent(NamedTuple):
+    """A client's message: its mean [d] as it was released, n_i [] (public), the summed squared deviations from its mean
+    [] where sx2 is to be estimated (else zero), and its public coins [starts, k], which say nothing of its data."""
+
+    mean: Array
+    size: Array
+    scatter: Array
+    scores: Array
+
+
+def posterior_mean(at: Mixture, own: Local) -> Array:
+    """Theorem 6's estimate of one client, [d]; the samples' squares are those of their mean, up to a constant."""
+    losses = own.size * square_distances(own.mean[None], at.mu)[0] / (2 * jnp.maximum(at.sx2, _TINY))
+    return discrete.posterior_mean(discrete.responsibilities(at.p, losses), at.mu)
+
+
+def known(prior: Discrete, sx2: Scalar) -> Estimator:
+    """Theorem 6: shares and centers are given; nothing is sent."""
+    at = Mixture(prior.p, prior.mu, jnp.asarray(sx2))
+    return Estimator(
+        lambda key, shared, samples: ((), Local(samples.mean, samples.size)),
+        lambda key, shared, messages, sent: None,
+        lambda shared, message, sent, own: posterior_mean(at, own),
+    )
+
+
+def em(
+    components: int,
+    *,
+    sx2: Scalar | None = None,
+    release: Release = EXACT,
+    steps: int = 50,
+    starts: int = 4,
+    floor: Scalar = 1e-6,
+    reach: Scalar = jnp.inf,
+) -> Estimator:
+    """One round: the clients send their means, and the server fits shares and centers to them by EM.
+
+    It begins at the best of several starts of k-means++ and Lloyd's algorithm. A mean that was quantised or made
+    private by itself counts with the variance that this added; running EM on it costs no more privacy.
+
+    Args:
+      components: k.
+      sx2: the samples' variance; None: fitted too, which needs a second number in each message, released as it is.
+      release: how the mean leaves a client.
+      steps: of EM, and of Lloyd's algorithm before it.
+      starts: how many.
+      floor: the least sx2, positive.
+      reach: a public bound of the centers' norm, to which they are cut off in the end (it matters where messages are
+        noisy).
+    """
+
+    def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Local]:
+        own = Local(samples.mean, samples.size)
+        scatter = samples.scatter.sum() if sx2 is None else jnp.zeros(())
+        return Sent(release.send(key, own.mean), own.size, scatter, _scores(key, starts, components)), own
+
+    def combine(key: Key, shared: None, messages: Sent, sent: Array) -> Mixture:
+        begin = clustering.kmeans(messages.scores, messages.mean, sent, steps)
+        noise = jnp.asarray(sx2) if sx2 is not None else _pooled(messages, sent, begin.centers)
+        start = Mixture(*begin.as_prior, jnp.maximum(noise, floor))
+        end = fit(start, messages, sent, release.variance, floor, steps, noise_known=sx2 is not None)
+        return end._replace(mu=within_ball(end.mu, reach))
+
+    return Estimator(summarize, combine, lambda at, message, sent, own: posterior_mean(at, own))
+
+
+def fit(
+    start: Mixture, messages: Sent, sent: Array, sq2: Scalar, floor: Scalar, steps: int, *, noise_known: bool
+) -> Mixture:
+    """Steps of EM on all messages, leaves [m, ...]; never lowers `log_likelihood`.
+
+    A center that no client belongs to stays where it is. Where sx2 is fitted, sq2 must be zero.
+    """
+    d = messages.mean.shape[-1]
+
+    def step(_: Array, at: Mixture) -> Mixture:
+        belongs = jnp.where(sent[:, None], jax.nn.softmax(_log_joint(at, messages, sq2), axis=1), 0)
+        precise = belongs / _variance(at, messages, sq2)[:, None]  # clients with more samples say more
+        weights = precise.sum(axis=0)
+        total, _ = clustering.sums(messages.mean, sent, precise)
+        mu = jnp.where(weights[:, None] > 0, total / jnp.where(weights > 0, weights, 1)[:, None], at.mu)
+        numbers = belongs.sum(axis=0)
+        p = numbers / jnp.maximum(numbers.sum(), _TINY)
+        if noise_known:
+            return Mixture(p, mu, at.sx2)
+        square = (belongs * square_distances(messages.mean, mu)).sum(axis=1)
+        residual = jnp.where(sent, messages.scatter + messages.size * square, 0).sum()
+        samples = jnp.where(sent, messages.size, 0).sum()
+        return Mixture(p, mu, jnp.maximum(residual / jnp.maximum(d * samples, 1), floor))
+
+    return jax.lax.fori_loop(0, steps, step, start)
+
+
+def log_likelihood(at: Mixture, messages: Sent, sent: Array, sq2: Scalar = 0.0) -> Array:
+    """Of what all clients sent, with all constants in sx2, []: of the samples themselves where sq2 is zero."""
+    d = messages.mean.shape[-1]
+    joint = _log_joint(at, messages, sq2) - d / 2 * jnp.log(_variance(at, messages, sq2))[:, None]
+    within = -messages.scatter / (2 * at.sx2) - d * (messages.size - 1) / 2 * jnp.log(at.sx2)
+    return jnp.where(sent, jax.nn.logsumexp(joint, axis=1) + within, 0).sum()
+
+
+def alternating(
+    components: int, dim: int, sx2: Scalar, *, release: Release = EXACT, steps: int = 20, starts: int = 4
+) -> Estimator:
+    """Algorithm 3 as printed; to be run over its rounds (``base.estimate(..., rounds=T)``).
+
+    A client sends its own mean in the first round and its estimate of Theorem 6 in later ones; the server clusters what
+    was sent, anew in each round, by k-means. A release is paid for in every round.
+    """
+
+    def summarize(key: Key, shared: tuple[Array, Mixture], samples: Samples) -> tuple[Sent, Local]:
+        begun, at = shared
+        own = Local(samples.mean, samples.size)
+        theta = jnp.where(begun, posterior_mean(at, own), own.mean)
+        return Sent(release.send(key, theta), own.size, jnp.zeros(()), _scores(key, starts, components)), own
+
+    def combine(key: Key, shared: tuple[Array, Mixture], messages: Sent, sent: Array) -> tuple[Array, Mixture]:
+        found = clustering.kmeans(messages.scores, messages.mean, sent, steps).as_prior
+        return jnp.ones((), bool), Mixture(found.p, found.mu, shared[1].sx2)
+
+    start = Mixture(jnp.full(components, 1 / components), jnp.zeros((components, dim)), jnp.asarray(sx2, float))
+    personalize = lambda told, message, sent, own: posterior_mean(told[1], own)  # noqa: E731
+    return Estimator(summarize, combine, personalize, (jnp.zeros((), bool), start))
+
+
+def private(
+    components: int,
+    sx2: Scalar,
+    *,
+    radius: Scalar,
+    noise: Scalar,
+    steps: int = 10,
+    reach: Scalar | None = None,
+    soft: bool = False,
+) -> Estimator:
+    """One round: the clients send their means to a server that is trusted to see them, and tells only the centers and
+    shares of a noisy-sum Lloyd (`private_clustering.noisy_lloyd`, with its guarantees), from a start of its own.
+
+    The estimates are each client's own business: nothing of them is told.
+
+    Args:
+      radius: what means are clipped to (`estimators.radius.norm`).
+      noise: the noise multiplier of one step (`private_clustering.noise_multiplier`).
+      steps: T.
+      reach: a public bound of the centers' norm; ``radius`` unless given.
+      soft: EM's memberships, by sx2, where centers are close to each other.
+    """
+
+    def summarize(key: Key, shared: None, samples: Samples) -> tuple[Local, Local]:
+        own = Local(samples.mean, samples.size)
+        return own, own
+
+    def combine(key: Key, shared: None, messages: Local, sent: Array) -> Mixture:
+        of_start, of_noise = jax.random.split(key)
+        begin = private_clustering.spread_out(
+            of_start, radius if reach is None else reach, components, messages.mean.shape[-1]
+        )
+        # n_i is public: the variance of the typical client's mean.
+        typical = sx2 / jnp.maximum(jnp.where(sent, messages.size, 0).sum() / jnp.maximum(sent.sum(), 1), 1)
+        found = private_clustering.noisy_lloyd(
+            of_noise, begin, messages.mean, sent, radius=radius, noise=noise, steps=steps, reach=reach,
+            variance=typical if soft else None,
+        )  # fmt: skip
+        return Mixture(*found.as_prior, jnp.asarray(sx2))
+
+    return Estimator(summarize, combine, lambda at, message, sent, own: posterior_mean(at, own))
+
+
+def _variance(at: Mixture, messages: Sent, sq2: Scalar) -> Array:
+    """Of an entry of each message about its center, [m]."""
+    return jnp.maximum(at.sx2 / jnp.maximum(messages.size, 1) + sq2, _TINY)
+
+
+def _log_joint(at: Mixture, messages: Sent, sq2: Scalar) -> Array:
+    """log p_l plus the exponent of N(message; mu_l, variance I), [m, k]."""
+    return jnp.log(at.p) - square_distances(messages.mean, at.mu) / (2 * _variance(at, messages, sq2)[:, None])
+
+
+def _pooled(messages: Sent, sent: Array, centers: Array) -> Array:
+    """sx2 with every client at its nearest center."""
+    square = square_distances(messages.mean, centers).min(axis=1)
+    residual = jnp.where(sent, messages.scatter + messages.size * square, 0).sum()
+    return residual / jnp.maximum(jnp.where(sent, messages.size, 0).sum() * messages.mean.shape[-1], 1)
+
+
+def _scores(key: Key, starts: int, components: int) -> Array:
+    return jax.random.gumbel(jax.random.fold_in(key, 1), (starts, components))
+
+
+_TINY = 1e-30

@@ -1,0 +1,71 @@
+"""How a client's mean leaves it: as it is, in a few bits, or private by itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.compression import quantizers
+from jaxpfl.privacy import local
+from jaxpfl.types import Array, Key, Scalar
+
+
+class Release(NamedTuple):
+    """A random map of a client's mean, unbiased where the mean is in range (what is not is clipped).
+
+    Attributes:
+      send: ``(key, mean [d]) -> message [d]``.
+      variance: the most that it adds to the variance of one entry, sigma_q^2, [].
+      bits: of one entry.
+    """
+
+    send: Callable[[Key, Array], Array]
+    variance: Scalar
+    bits: int
+
+
+EXACT = Release(lambda key, mean: mean, 0.0, 32)
+"""The mean itself."""
+
+
+def quantized(b: Scalar, bits: int) -> Release:
+    """Each entry clipped to [-b, b] and rounded at random to k bits (`compression.quantizers`)."""
+    return Release(lambda key, mean: quantizers.quantize(key, mean, b, bits), quantizers.variance_bound(b, bits), bits)
+
+
+def gaussian(b: Scalar, stddev: Scalar) -> Release:
+    """Each entry clipped to [-b, b], with N(0, stddev^2) added; private as `privacy.local.gaussian` says."""
+    return Release(lambda key, mean: local.gaussian(key, mean, b, stddev), jnp.square(stddev), 32)
+
+
+def gaussian_vector(radius: Scalar, stddev: Scalar) -> Release:
+    """The mean clipped to an L2 norm of ``radius``, with N(0, stddev^2 I) added.
+
+    Formal guarantees: the message, all its entries together, is (eps, delta)-LDP where ``stddev`` is
+    ``analytic_gaussian_stddev(eps, delta, 2 radius)``, whatever the mean: what is not a number counts as zero.
+    """
+
+    def send(key: Key, mean: Array) -> Array:
+        return within_ball(mean, radius) + stddev * jax.random.normal(key, mean.shape, mean.dtype)
+
+    return Release(send, jnp.square(stddev), 32)
+
+
+def one_bit(b: Scalar, epsilon: Scalar) -> Release:
+    """A number clipped to [-b, b] as one of two values (`privacy.local.one_bit`): one bit, pure eps-LDP.
+
+    For one dimension: every entry of a longer mean would spend eps.
+    """
+    spread = b / jnp.tanh(jnp.asarray(epsilon) / 2)
+    return Release(lambda key, mean: local.one_bit(key, mean, b, epsilon), jnp.square(spread), 1)
+
+
+def within_ball(points: Array, radius: Scalar) -> Array:
+    """Each row, [..., d], clipped to an L2 norm of ``radius``; an entry that is not finite counts as zero."""
+    points = jnp.where(jnp.isfinite(points), points, 0)
+    largest = jnp.maximum(jnp.abs(points).max(axis=-1, keepdims=True), 1)  # so that no square overflows
+    norm = largest * jnp.linalg.norm(points / largest, axis=-1, keepdims=True)
+    return jnp.where(norm > radius, points / largest * (radius / jnp.maximum(norm / largest, 1e-30)), points)

@@ -1,0 +1,49 @@
+"""What the tables and the plots of every command look like."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import Any
+
+# The validated eight-slot categorical order of this project's plots; a method keeps its colour in every plot of a run.
+COLORS = ("#2a78d6", "#1baa7a", "#d99a00", "#6b4ae0", "#d8433f", "#1f9fb8", "#c2569b", "#6f7f2b")
+INK, GRID = "#333333", "#e6e6e6"
+
+
+def new_table(title: str, caption: str | None = None) -> Any:
+    """An empty table of rich's, with a title and a caption."""
+    from rich import box
+    from rich.table import Table
+
+    return Table(
+        title=title,
+        caption=caption,
+        title_justify="left",
+        caption_justify="left",
+        box=box.SIMPLE_HEAD,
+        padding=(0, 1, 0, 0),
+    )
+
+
+def new_axes(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
+    """A figure of matplotlib's with one pair of axes."""
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(7.2, 4.4), layout="constrained")
+    axes = figure.subplots()
+    axes.set(xlabel=xlabel, ylabel=ylabel)
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+    return figure, axes
+
+
+def save(figure: Any, folder: Path, name: str) -> Path:
+    """Writes ``folder/name.png``, whole or not at all."""
+    path = folder / f"{name}.png"
+    partial = folder / f".{name}.png.partial"
+    figure.savefig(partial, dpi=150, format="png")
+    os.replace(partial, path)
+    return path
