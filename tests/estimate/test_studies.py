@@ -42,6 +42,7 @@ def check_closed_forms(result: dict, names: set[str], precision: float) -> None:
     [
         ({"bits": 2, "epsilon": 3.0}, {"quantized", "private"}),
         ({"epsilon": 3.0, "mechanism": "one-bit", "bits": 1}, {"quantized", "private"}),
+        ({"epsilon": 3.0, "mechanism": "discrete", "bits": 3}, {"quantized", "private"}),
         ({"dim": 3, "epsilon": 8.0, "clients": 12, "repetitions": 800}, {"private"}),
     ],
 )
@@ -85,11 +86,11 @@ def test_eps_as_an_axis_gives_what_a_single_run_gives():
     assert swept["printed"].mean() > swept["analytic"].mean()
 
 
-@pytest.mark.parametrize("prior", ["truncnorm:.5,.15", "spikes", "beta:2,6"])
+@pytest.mark.parametrize("prior", ["truncnorm:.5,.15", "spikes", "uniform"])
 def test_bernoulli_closed_forms(prior: str):
     """m = 10000: that weights are estimated adds some .05 % to the error, whose standard error is .2 %."""
     result = bernoulli.run(BernoulliSettings(samples=6, prior=prior, repetitions=60))
-    names = {"local", "global", "personalized", "printed"} | ({"known prior"} if prior.startswith("beta") else set())
+    names = {"local", "global", "personalized", "printed"} | ({"known prior"} if prior == "uniform" else set())
     check_closed_forms(result, names, 0.01)
 
 
