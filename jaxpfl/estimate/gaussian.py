@@ -15,7 +15,7 @@ from jaxpfl.estimators import base, gaussian, radius, release
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator
 from jaxpfl.estimators.release import EXACT, Release
-from jaxpfl.privacy import checks, local
+from jaxpfl.privacy import checks, discrete_gaussian, local
 from jaxpfl.types import Array, Key, Scalar
 
 
@@ -42,9 +42,10 @@ class GaussianSettings:
     delta: float = 1e-5
     """Of local privacy (the Gaussian mechanisms)."""
     mechanism: Mechanism = "analytic"
-    """analytic (Balle and Wang 2018), printed (the paper's calibration), or one-bit (pure, one dimension)."""
+    """analytic (Balle and Wang 2018); for one dimension printed (the paper's calibration), one-bit (pure), or discrete
+    (Canonne et al. 2020: whole noise on a quantiser's levels)."""
     bits: int | None = None
-    """Quantise each entry of a message to so many bits."""
+    """Quantise each entry of a message to so many bits; discrete noise is added to 8 unless given."""
     repetitions: int = 60
     """Independent repetitions, for the standard errors."""
     seed: int = 0
@@ -78,6 +79,11 @@ class GaussianSettings:
     @property
     def st2(self) -> float:
         return self.sigma_theta**2
+
+    @property
+    def levels_bits(self) -> int:
+        """Of the quantiser that discrete noise is added to."""
+        return 8 if self.bits is None else self.bits
 
     @property
     def bound(self) -> float:
@@ -140,16 +146,23 @@ def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
 
 
 def strength(given: GaussianSettings, epsilon: float) -> float:
-    """What makes the settings' mechanism private: the standard deviation of Gaussian noise; for one-bit eps itself."""
+    """What makes the settings' mechanism private: the standard deviation of Gaussian noise (in steps where it is
+    discrete); for one-bit eps itself."""
     if given.mechanism == "one-bit":
         return epsilon
+    if given.mechanism == "discrete":
+        return discrete_gaussian.stddev(epsilon, given.delta, 2**given.levels_bits - 1)
     if given.mechanism == "printed":
         return local.printed_gaussian_stddev(epsilon, given.delta, given.bound)
     return local.analytic_gaussian_stddev(epsilon, given.delta, 2 * given.bound)
 
 
 def private_release(given: GaussianSettings, strength: Scalar) -> Release:
-    """The settings' local mechanism; its strength may be traced."""
+    """The settings' local mechanism; its strength may be traced, but for discrete noise."""
+    if given.mechanism == "discrete":
+        with jax.ensure_compile_time_eval():
+            noise = discrete_gaussian.table(float(strength))
+        return release.discrete_gaussian(given.bound, given.levels_bits, noise)
     if given.mechanism == "one-bit":
         return release.one_bit(given.bound, strength)
     return (release.gaussian if given.dim == 1 else release.gaussian_vector)(given.bound, strength)
@@ -157,8 +170,14 @@ def private_release(given: GaussianSettings, strength: Scalar) -> Release:
 
 def added_variance(given: GaussianSettings, sent: Release) -> Scalar:
     """The exact variance that a private release adds to an entry: one bit's falls with the square of what is sent."""
-    one_bit = given.mechanism == "one-bit"
-    return sent.variance - (given.mean**2 + given.st2 + given.s2 if one_bit else 0.0)
+    spread = given.st2 + given.s2
+    if given.mechanism == "one-bit":
+        return sent.variance - (given.mean**2 + spread)
+    if given.mechanism == "discrete":  # rounding adds less than its bound
+        most = quantizers.variance_bound(given.bound, given.levels_bits)
+        rounding = quantizers.normal_variance(given.mean, spread, given.bound, given.levels_bits)
+        return sent.variance - most + rounding
+    return sent.variance
 
 
 def draw(key: Key, given: GaussianSettings) -> tuple[Array, base.Samples]:

@@ -8,8 +8,9 @@ from typing import Literal, TypeAlias
 from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy import checks
 
-Mechanism: TypeAlias = Literal["analytic", "printed", "one-bit"]
-"""Of local privacy: the analytic Gaussian mechanism, the paper's calibration of it, or one bit (one dimension)."""
+Mechanism: TypeAlias = Literal["analytic", "printed", "one-bit", "discrete"]
+"""Of local privacy: the analytic Gaussian mechanism; in one dimension also the paper's calibration of it, one bit, and
+the discrete Gaussian on a quantiser's levels."""
 
 
 def at_least(name: str, value: float, least: float) -> None:
