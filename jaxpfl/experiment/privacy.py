@@ -84,6 +84,7 @@ def protect(
     *,
     rounds: int,
     steps: int,
+    client_optimizer: str = "sgd",
 ) -> Protection | None:
     """What stands between a method's clients and its server; None where the config asks for none.
 
@@ -96,6 +97,7 @@ def protect(
     if not config.on:
         return None
     of_run: dict[str, Any] = {"rounds": rounds, "steps": steps, "scales": method.scales}
+    of_run["linear"] = client_optimizer == "sgd" and not method.scales
     if method.releases is not None:
         of_run["releases"] = method.releases(method.options | options)
     given: dict[str, Any] = {

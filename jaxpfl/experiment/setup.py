@@ -87,6 +87,7 @@ class Experiment(NamedTuple):
             cohorts(config, self.federation.num_clients),
             rounds=require(config.rounds),
             steps=require(config.local_steps),
+            client_optimizer=config.client_optimizer,
         )
 
     def fingerprint(self) -> dict[str, Any]:

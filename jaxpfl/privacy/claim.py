@@ -34,6 +34,7 @@ def plan_of(
     steps: int = 1,
     scales: int = 0,
     releases: int = 1,
+    linear: bool = False,
 ) -> PrivacyPlan:
     """The run as the accountant sees it.
 
@@ -44,11 +45,15 @@ def plan_of(
       steps: tau, local steps in a round; noise in every step is accounted by them.
       scales: how many scales (psi) are uploaded beside the parameters; they are clipped apart from them in every step.
       releases: sums released in a round about the same cohort.
+      linear: for noise in every step, whether each step only adds its noisy gradient to what is uploaded
+        (`PerStepNoise`): so it is with plain SGD and no scale.
 
     Raises:
       JaxpflError: for several noise multipliers, and a combination that cannot be accounted.
     """
-    return PrivacyPlan(_noise(mechanism, participation, steps, scales, releases), sampling_of(participation), rounds)
+    return PrivacyPlan(
+        _noise(mechanism, participation, steps, scales, releases, linear), sampling_of(participation), rounds
+    )
 
 
 def calibrated(
@@ -61,6 +66,7 @@ def calibrated(
     steps: int = 1,
     scales: int = 0,
     releases: int = 1,
+    linear: bool = False,
     accountant: Accountant = "pld",
 ) -> Mechanism:
     """The mechanism with the least noise whose eps over the run is at most the one asked for.
@@ -73,7 +79,7 @@ def calibrated(
       JaxpflError: for a target out of range, and as `plan_of`.
     """
     some = replace(mechanism, noise_multiplier=1.0, quantile=None, count_stddev=None)
-    plan = plan_of(some, participation, rounds=rounds, steps=steps, scales=scales, releases=releases)
+    plan = plan_of(some, participation, rounds=rounds, steps=steps, scales=scales, releases=releases, linear=linear)
     found = calibrate(plan, epsilon, delta, accountant).noise
     z = found.stddevs[0] / found.clips[0] if isinstance(found, PerStepNoise) else found.noise_multiplier
     return replace(mechanism, noise_multiplier=z)
@@ -90,7 +96,9 @@ def sampling_of(participation: Participation) -> Sampling:
     return Poisson(participation.rate, num_clients, cap)
 
 
-def _noise(mechanism: Mechanism, participation: Participation, steps: int, scales: int, releases: int) -> Noise:
+def _noise(
+    mechanism: Mechanism, participation: Participation, steps: int, scales: int, releases: int, linear: bool
+) -> Noise:
     if np.ndim(mechanism.noise_multiplier):
         raise JaxpflError("a plan is of one noise multiplier; make one for each run")
     clip = mechanism.clipping_norm
@@ -109,4 +117,4 @@ def _noise(mechanism: Mechanism, participation: Participation, steps: int, scale
     apart = 0 if step.joint else scales
     clips = (step.clipping_norm, *[step.scale_clipping_norm] * apart)
     stddevs = (step.stddev, *[step.scale_stddev] * apart)
-    return PerStepNoise(clips, stddevs, steps, uploads)
+    return PerStepNoise(clips, stddevs, steps, uploads, linear=linear and not scales)

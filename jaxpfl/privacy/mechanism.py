@@ -264,9 +264,10 @@ def _server(inner: Server, mechanism: Mechanism) -> Server:
             divisor = jnp.where(enough, divisor, 0)
         public = Reduced(total, divisor, jnp.round(divisor).astype(jnp.int32))
         state, metrics = inner.update(key, hp.method, ctx, guarded.state, public)
+        if mechanism.noise != "per_step":
+            metrics |= {"clipping_norm": jnp.asarray(norm)}
         if mechanism.quantile is None:
             return _Guarded(state, ()), metrics
-        metrics |= {"clipping_norm": norm}
         assert mechanism.count_stddev is not None
         count = released.below + mechanism.count_stddev * jax.random.normal(of_count, (), norm.dtype)
         below = 0.5 + count / ctx.expected_cohort
