@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -80,8 +81,10 @@ def draw(key: Key, given: BernoulliSettings, prior: ProbabilityPrior) -> tuple[A
     return p, base.every(ones.astype(p.dtype))
 
 
-def simulate(given: BernoulliSettings, prior: ProbabilityPrior, estimators: dict[str, Estimator]) -> dict[str, Any]:
-    """Each estimator's mean squared error in each repetition, [repetitions]; all see the same data."""
+def repetition(given: BernoulliSettings, estimators: dict[str, Estimator]) -> Callable[[Key], dict[str, Array]]:
+    """One repetition, a pure function of its key: draws the clients' data, gives each estimator's mean squared error
+    on them, [] each."""
+    prior = priors.parse(given.prior)
 
     def study(key: Key) -> dict[str, Array]:
         of_data, of_run = jax.random.split(key)
@@ -91,7 +94,13 @@ def simulate(given: BernoulliSettings, prior: ProbabilityPrior, estimators: dict
             for name, estimator in estimators.items()
         }
 
-    errors = repeat(study, given.seed, given.repetitions, given.clients * given.samples)
+    return study
+
+
+def simulate(given: BernoulliSettings, estimators: dict[str, Estimator]) -> dict[str, Any]:
+    """Each estimator's mean squared error in each repetition, [repetitions]; all see the same data."""
+    numbers = given.clients * given.samples
+    errors = repeat(repetition(given, estimators), given.seed, given.repetitions, numbers)
     return {name: errors[name] for name in estimators}
 
 
@@ -103,7 +112,7 @@ def run(given: BernoulliSettings) -> dict[str, Any]:
     """
     prior = given.check()
     found = contenders(given, prior)
-    errors = simulate(given, prior, {name: estimator for name, (estimator, _) in found.items()})
+    errors = simulate(given, {name: estimator for name, (estimator, _) in found.items()})
     exact = {name: None if mse is None else float(mse) for name, (_, mse) in found.items()}
     mean, variance = (float(value) for value in prior.population)
     population = {"mean": mean, "variance": variance}

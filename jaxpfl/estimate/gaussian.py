@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -188,8 +189,9 @@ def draw(key: Key, given: GaussianSettings) -> tuple[Array, base.Samples]:
     return theta, base.every(theta[:, None] + given.sigma_x * jax.random.normal(of_x, (m, n, d)))
 
 
-def simulate(given: GaussianSettings, estimators: dict[str, Estimator]) -> dict[str, Any]:
-    """Each estimator's mean squared error in each repetition, [repetitions]; all see the same data."""
+def repetition(given: GaussianSettings, estimators: dict[str, Estimator]) -> Callable[[Key], dict[str, Array]]:
+    """One repetition, a pure function of its key: draws the clients' data, gives each estimator's mean squared error
+    on them, [] each."""
 
     def study(key: Key) -> dict[str, Array]:
         of_data, of_run = jax.random.split(key)
@@ -199,7 +201,13 @@ def simulate(given: GaussianSettings, estimators: dict[str, Estimator]) -> dict[
             for name, estimator in estimators.items()
         }
 
-    errors = repeat(study, given.seed, given.repetitions, given.clients * given.samples * given.dim)
+    return study
+
+
+def simulate(given: GaussianSettings, estimators: dict[str, Estimator]) -> dict[str, Any]:
+    """Each estimator's mean squared error in each repetition, [repetitions]; all see the same data."""
+    numbers = given.clients * given.samples * given.dim
+    errors = repeat(repetition(given, estimators), given.seed, given.repetitions, numbers)
     return {name: errors[name] for name in estimators}
 
 
