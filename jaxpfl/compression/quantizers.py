@@ -39,9 +39,13 @@ def levels(key: Key, x: Array, b: Scalar, bits: int) -> Array:
     check_bits(bits)
     top = 2**bits - 1
     z = (jnp.clip(x, -b, b) + b) * (top / (2 * b))
+    return jnp.clip(rounded(key, z), 0, top).astype(jnp.int32)
+
+
+def rounded(key: Key, z: Array) -> Array:
+    """Each entry rounded down or up at random to a whole number that is z in expectation."""
     below = jnp.floor(z)
-    up = jax.random.uniform(key, x.shape, z.dtype) < z - below
-    return jnp.clip(below + up, 0, top).astype(jnp.int32)
+    return below + (jax.random.uniform(key, z.shape, z.dtype) < z - below)
 
 
 def values(sent: Array, b: Scalar, bits: int) -> Array:

@@ -1,0 +1,23 @@
+r"""Error feedback: what compression left out of a message is added to the next one.
+
+.. math:: p = x + e, \qquad \text{sent} = C(p), \qquad e^+ = p - C(p)
+
+The sum of what is sent then differs from the sum of the x by the last memory alone, however biased C is. The memory is
+each client's own state and starts at zero.
+
+Reference: Karimireddy et al. 2019, "Error feedback fixes SignSGD and other gradient compression schemes".
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from jaxpfl.compression.compressed import Compressed
+from jaxpfl.types import Array
+
+
+def compress(compressor: Callable[[Array], Compressed], memory: Array, x: Array) -> tuple[Compressed, Array]:
+    """What is sent of x [d] under a memory [d], and the next memory [d]."""
+    wanted = x + memory
+    sent = compressor(wanted)
+    return sent, wanted - sent.value

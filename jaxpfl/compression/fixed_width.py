@@ -1,0 +1,32 @@
+r"""Compressors that send one scale (32 bits) and a number of so many bits for every entry.
+
+`sign`: :math:`(\|x\|_1 / d) \operatorname{sign}(x)`, one bit an entry, biased: it wants error feedback (Karimireddy et
+al. 2019). `uniform`: stochastic rounding to 2^b levels on [-max |x|, max |x|], unbiased (`quantizers`).
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+
+from jaxpfl.compression import quantizers
+from jaxpfl.compression.bits import FLOAT
+from jaxpfl.compression.compressed import Compressed
+from jaxpfl.types import Array, Key
+
+
+def sign(x: Array) -> Compressed:
+    """The scaled sign of x [d]; zero counts as positive."""
+    scale = jnp.abs(x).mean()
+    return Compressed(jnp.where(x < 0, -scale, scale), jnp.int32(FLOAT + x.shape[0]))
+
+
+def uniform(key: Key, x: Array, bits: int) -> Compressed:
+    """x [d] in 2^bits levels.
+
+    Raises:
+      JaxpflError: for bits that `quantizers.check_bits` refuses.
+    """
+    scale = jnp.abs(x).max()
+    value = quantizers.quantize(key, x, jnp.where(scale == 0, 1, scale), bits)
+    # Of zeros alone the scale that is sent is zero, and so is what is read.
+    return Compressed(jnp.where(scale == 0, 0, value), jnp.int32(FLOAT + bits * x.shape[0]))

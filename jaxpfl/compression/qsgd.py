@@ -1,0 +1,84 @@
+r"""QSGD: entries rounded at random to s levels of the vector's norm; most become zero and cost nothing.
+
+.. math:: l_i = \lfloor z_i \rfloor + \mathrm{Bernoulli}(z_i - \lfloor z_i \rfloor), \quad
+   z_i = \frac{s |x_i|}{\|x\|_2}, \qquad Q(x)_i = \frac{\|x\|_2}{s} \operatorname{sign}(x_i)\, l_i
+
+E Q(x) = x, and :math:`E \|Q(x) - x\|^2 \le \min(d / s^2, \sqrt d / s) \|x\|^2`. The message is the norm (32 bits),
+where the entries that are not zero stand, and for each of them a bit for the sign and l_i in the Elias gamma code.
+
+Reference: Alistarh et al. 2017, section 3; their code of integers is Elias's recursive one, which is longer below 16.
+"""
+
+from __future__ import annotations
+
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.compression import elias, positions
+from jaxpfl.compression.bits import FLOAT, Reader, fixed, floats
+from jaxpfl.compression.compressed import Compressed
+from jaxpfl.compression.quantizers import rounded
+from jaxpfl.errors import JaxpflError
+from jaxpfl.types import Array, Key
+
+
+def compress(key: Key, x: Array, s: int) -> Compressed:
+    """``Q(x)`` of x [d], and its bits; NaN where x is not finite.
+
+    Raises:
+      JaxpflError: for s below 1.
+    """
+    norm, levels = quantize(key, x, s)
+    return Compressed(dequantize(norm, levels, s), count_bits(levels))
+
+
+def quantize(key: Key, x: Array, s: int) -> tuple[Array, Array]:
+    """What is sent: the norm [] and the signed levels [d] int32.
+
+    Raises:
+      JaxpflError: for s below 1.
+    """
+    if s < 1:
+        raise JaxpflError(f"s must be at least 1, got {s}")
+    # Squares of small or large numbers leave the range of floats; those of a share of the largest do not.
+    largest = jnp.abs(x).max()
+    share = x / jnp.where(largest > 0, largest, 1)
+    length = jnp.sqrt((share**2).sum())
+    z = s * jnp.abs(share) / jnp.where(length > 0, length, 1)
+    return largest * length, (jnp.sign(x) * rounded(key, z)).astype(jnp.int32)
+
+
+def dequantize(norm: Array, levels: Array, s: int) -> Array:
+    """``Q(x)`` [d] as the receiver computes it."""
+    return norm * (levels / s)
+
+
+def count_bits(levels: Array) -> Array:
+    """The exact length of a message of signed levels [d], [] int32; may be traced."""
+    sent = levels != 0
+    each = jnp.where(sent, 1 + elias.lengths(jnp.abs(levels)), 0)
+    return FLOAT + positions.count_bits(sent) + each.sum()
+
+
+def encode(norm: np.ndarray, levels: np.ndarray) -> np.ndarray:
+    """The message, as bits."""
+    levels = np.asarray(levels, np.int64)
+    places = np.flatnonzero(levels)
+    sent = levels[places]
+    signs = fixed(sent < 0, 1)
+    return np.concatenate([floats(np.reshape(norm, 1)), positions.encode(places), signs, elias.encode(np.abs(sent))])
+
+
+def decode(bits: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
+    """The norm [] float32 and the signed levels [d] int32 of a message.
+
+    Raises:
+      JaxpflError: for a message that is not of a vector of this size.
+    """
+    reader = Reader(bits)
+    norm = reader.floats(1)[0]
+    places = positions.decode(reader, d)
+    signs = 1 - 2 * reader.fixed(len(places), 1)
+    levels = np.zeros(d, np.int32)
+    levels[places] = signs * elias.decode(reader, len(places))
+    return norm, levels

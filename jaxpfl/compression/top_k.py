@@ -1,0 +1,55 @@
+"""The k largest entries of a vector, by magnitude, as they are; the others are zero.
+
+The message is where the entries stand that are not zero (`positions`), and their numbers, 32 bits each.
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.compression import positions
+from jaxpfl.compression.bits import FLOAT, Reader, floats
+from jaxpfl.compression.compressed import Compressed
+from jaxpfl.errors import JaxpflError
+from jaxpfl.types import Array
+
+
+def compress(x: Array, k: int) -> Compressed:
+    """x [d] with all but k entries set to zero; of equal magnitudes the first stay.
+
+    Raises:
+      JaxpflError: for k outside 1 ... d.
+    """
+    if not 1 <= k <= x.shape[0]:
+        raise JaxpflError(f"k must be between 1 and the {x.shape[0]} entries of the vector, got {k}")
+    places = jax.lax.top_k(jnp.abs(x), k)[1]
+    value = jnp.zeros_like(x).at[places].set(x[places])
+    return Compressed(value, count_bits(value))
+
+
+def count_bits(value: Array) -> Array:
+    """The exact length of ``encode(value)``, [] int32; may be traced."""
+    # All bits but the sign's: compared as floats, the smallest numbers would be zero to XLA.
+    sent = jax.lax.bitcast_convert_type(value.astype(jnp.float32), jnp.uint32) << 1 != 0
+    return positions.count_bits(sent) + FLOAT * sent.sum(dtype=jnp.int32)
+
+
+def encode(value: np.ndarray) -> np.ndarray:
+    """The message of [d] float32, as bits."""
+    places = np.flatnonzero(value)
+    return np.concatenate([positions.encode(places), floats(value[places])])
+
+
+def decode(bits: np.ndarray, d: int) -> np.ndarray:
+    """The vector [d] float32 of a message; minus zero comes back as zero.
+
+    Raises:
+      JaxpflError: for a message that is not of a vector of this size.
+    """
+    reader = Reader(bits)
+    places = positions.decode(reader, d)
+    value = np.zeros(d, np.float32)
+    value[places] = reader.floats(len(places))
+    return value

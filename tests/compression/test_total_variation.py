@@ -1,0 +1,142 @@
+"""The total-variation update against Johnson's dynamic programme, its KKT conditions, and what is known of it."""
+
+from collections import deque
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.compression import total_variation
+
+BATCH, D = 50, 61706
+
+update = jax.jit(total_variation.update)
+many = jax.jit(jax.vmap(total_variation.update))
+residuals = jax.jit(jax.vmap(total_variation.kkt_residual))
+
+
+def dynamic_programme(g: np.ndarray, gamma: float) -> np.ndarray:
+    """Johnson 2013 with u_{d+1} = 0, float64: the derivative of the best prefix's cost as a function of its last entry
+    is piecewise linear; its knots are kept in a deque, clipped to +-gamma, and u is read off backwards."""
+    low, high = np.empty(len(g)), np.empty(len(g))
+    knots, left, right = deque(), (0.0, 0.0), (0.0, 0.0)  # a knot: where, and the changes of slope and intercept
+
+    def crossing(piece: tuple, level: float, from_left: bool) -> tuple:
+        while True:
+            x = (level - piece[1]) / piece[0]
+            if not knots or (x <= knots[0][0] if from_left else x >= knots[-1][0]):
+                return x, piece
+            _, slope, intercept = knots.popleft() if from_left else knots.pop()
+            sign = 1 if from_left else -1
+            piece = piece[0] + sign * slope, piece[1] + sign * intercept
+
+    for i, value in enumerate(g):
+        left, right = (left[0] + 1, left[1] - value), (right[0] + 1, right[1] - value)
+        low[i], (slope_l, base_l) = crossing(left, -gamma, True)
+        high[i], (slope_r, base_r) = crossing(right, gamma, False)
+        knots.appendleft((low[i], slope_l, base_l + gamma))
+        knots.append((high[i], -slope_r, gamma - base_r))
+        left, right = (0.0, -gamma), (0.0, gamma)
+    # gamma |u_d| is one more neighbour, which is fixed at zero.
+    u, after = np.empty(len(g)), 0.0
+    for i in range(len(g) - 1, -1, -1):
+        u[i] = after = min(max(after, low[i]), high[i])
+    return u
+
+
+def gradients(d: int) -> tuple[np.ndarray, np.ndarray]:
+    """Fifty vectors [50, d] and their gammas: noise, walks, and what could trip a method up."""
+    rng = np.random.default_rng(0)
+    i = np.arange(d)
+    shapes = [
+        *rng.normal(size=(14, d)),
+        *(0.1 * np.cumsum(rng.normal(size=(10, d)), axis=1)),
+        *(np.sin(i / (10 + d / 20)) + 0.1 * rng.normal(size=(8, d))),
+        *rng.integers(-2, 3, size=(8, d)).astype(float),  # ties
+        np.zeros(d),
+        np.ones(d),
+        np.linspace(-1, 1, d),
+        (-1.0) ** i,
+        2.0 ** -(i % 60),  # each cut at the mean takes one off
+        np.where(i == d // 2, 1e4, 0),
+        np.where(i < d // 2, 1e-4, 1e4),
+        np.where(rng.random(d) < 0.01, 1e3, 1e-3) * rng.normal(size=d),
+        -np.sqrt(i),
+        np.repeat(rng.normal(size=d // 5 + 1), 5)[:d],
+    ]
+    return np.stack(shapes), np.resize([1.0, 0.1, 10.0, 0.0, 300.0, 0.6, 1e-3], BATCH)
+
+
+@pytest.mark.parametrize(("dtype", "most"), [(np.float32, 1e-5), (np.float64, 1e-9)])
+def test_kkt_residual_of_fifty_long_vectors(dtype, most):
+    with jax.enable_x64(dtype == np.float64):
+        g, gamma = (jnp.asarray(a, dtype) for a in gradients(D))
+        found = many(g, gamma)
+        assert found.value.dtype == dtype
+        got = np.asarray(residuals(g, gamma, found))
+    assert got.max() <= most, (got.argmax(), got.max())
+    if dtype == np.float32:
+        return
+    # The primal numbers too, against another algorithm (entry 46, 47 and 1: spikes, scales, noise).
+    for row in (1, 14, 25, 34, 46, 47):
+        want = dynamic_programme(np.asarray(g[row]), float(gamma[row]))
+        np.testing.assert_allclose(found.value[row], want, atol=1e-9 * max(1, np.abs(want).max()))
+
+
+@pytest.mark.parametrize("d", [1, 2, 3, 10, 97])
+def test_it_is_the_dynamic_programmes(d):
+    with jax.enable_x64(True):
+        g, gamma = gradients(d)
+        found = many(jnp.asarray(g), jnp.asarray(gamma))
+        assert float(residuals(g, gamma, found).max()) <= 1e-12
+        for row in range(BATCH):
+            want = dynamic_programme(g[row], gamma[row])
+            scale = max(1, np.abs(g[row]).max())
+            np.testing.assert_allclose(found.value[row], want, atol=1e-12 * scale)
+
+
+def test_the_residual_sees_what_is_not_optimal():
+    with jax.enable_x64(True):
+        g, gamma = jnp.asarray(np.random.default_rng(1).normal(size=20)), 0.5
+        found = update(g, gamma)
+        size = float(jnp.abs(g).max())
+        for entry in (0, 7, 19):
+            moved = found._replace(value=found.value.at[entry].add(1e-3))
+            assert float(total_variation.kkt_residual(g, gamma, moved)) > 0.9e-3 / size
+            moved = found._replace(dual=found.dual.at[entry].add(1e-3))
+            assert float(total_variation.kkt_residual(g, gamma, moved)) > 0.9e-3 / size
+        # A pair that balances, but whose dual is not at its bound where neighbours differ: u = g, w = 0.
+        assert float(total_variation.kkt_residual(g, gamma, total_variation.Update(g, 0 * g))) > 0.1
+
+
+def test_zero_exactly_where_no_cumulative_sum_exceeds_gamma():
+    """Whole numbers have exact sums: gamma equal to the largest gives zero, a thousandth less does not."""
+    rng = np.random.default_rng(2)
+    g = jnp.asarray(rng.integers(-3, 4, size=(200, 30)), jnp.float32)
+    largest = jnp.abs(jnp.cumsum(g, axis=1)).max(axis=1)
+    assert not np.asarray(many(g, largest).value).any()
+    assert (np.abs(np.asarray(many(g, largest * 0.999).value)).max(axis=1) > 0).all()
+
+
+def test_the_texts_example_stalls_under_a_constant_gamma():
+    """x* = (1, -1, 1, -1), gamma = 0.6, eta = 1 rests at (0.4, 0, 0, 0)."""
+    x = jnp.zeros(4)
+    for _ in range(50):
+        x = x - update(x - jnp.array([1.0, -1, 1, -1]), 0.6).value
+    np.testing.assert_allclose(x, [0.4, 0, 0, 0], atol=1e-6)
+
+
+def test_equal_neighbours_are_equal_to_the_bit():
+    """A constant stretch is one number, which a run-length code then sends once."""
+    noise = 0.05 * np.random.default_rng(3).normal(size=(4, 250))
+    g = jnp.asarray(np.repeat([[3.0], [-1.0], [5.0], [2.0]], 250, axis=1) + noise, jnp.float32).reshape(-1)
+    u, exact = np.asarray(update(g, 20.0).value), dynamic_programme(np.asarray(g, float), 20.0)
+    np.testing.assert_array_equal(np.diff(u) != 0, np.abs(np.diff(exact)) > 1e-5)
+    assert 3 <= (np.diff(u) != 0).sum() < 20
+
+
+def test_not_a_number_stays_one():
+    for bad in (np.nan, np.inf):
+        g = jnp.zeros(10).at[3].set(bad)
+        assert np.isnan(np.asarray(update(g, 1.0).value)).all()
