@@ -19,6 +19,7 @@ LEVELS = {
     "models": 1,
     "priors": 2,
     "compression": 2,
+    "similarity": 2,
     "privacy": 2,
     "algorithms": 3,
     "estimators": 3,

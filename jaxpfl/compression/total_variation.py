@@ -28,7 +28,9 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl.compression import run_length
 from jaxpfl.compression.blocked_scan import blocked_scan, following, from_blocks, previous, to_blocks
+from jaxpfl.compression.compressed import Compressed
 from jaxpfl.types import Array, Scalar
 
 _TOLERANCE = 4
@@ -40,6 +42,21 @@ class Update(NamedTuple):
 
     value: Array
     dual: Array
+
+
+def compress(g: Array, gamma: Scalar) -> Compressed:
+    """The update of g [d], and its bits in the run-length code.
+
+    With a constant gamma, what is sent is biased: descent rests where no cumulative sum of the gradient exceeds gamma.
+    `decayed` or `error_feedback` cures it.
+    """
+    value = update(g, gamma).value
+    return Compressed(value, run_length.count_bits(value))
+
+
+def decayed(gamma: Scalar, step: Scalar) -> Array:
+    """``gamma / sqrt(step + 1)`` of steps that count from 0."""
+    return gamma / jnp.sqrt(jnp.asarray(step, float) + 1)
 
 
 class _Cut(NamedTuple):

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.compression import total_variation
+from jaxpfl.compression import error_feedback, run_length, total_variation
 
 BATCH, D = 50, 61706
 
@@ -119,12 +119,37 @@ def test_zero_exactly_where_no_cumulative_sum_exceeds_gamma():
     assert (np.abs(np.asarray(many(g, largest * 0.999).value)).max(axis=1) > 0).all()
 
 
-def test_the_texts_example_stalls_under_a_constant_gamma():
-    """x* = (1, -1, 1, -1), gamma = 0.6, eta = 1 rests at (0.4, 0, 0, 0)."""
-    x = jnp.zeros(4)
-    for _ in range(50):
-        x = x - update(x - jnp.array([1.0, -1, 1, -1]), 0.6).value
-    np.testing.assert_allclose(x, [0.4, 0, 0, 0], atol=1e-6)
+def test_the_texts_example_stalls_and_both_cures():
+    """x* = (1, -1, 1, -1), gamma = 0.6, eta = 1 rests at (0.4, 0, 0, 0). A decaying gamma is never farther off than
+    neighbouring cumulative sums of size gamma allow, 2 gamma; error feedback arrives although gamma stays."""
+    best = jnp.array([1.0, -1, 1, -1])
+
+    def after(steps: int, one) -> np.ndarray:
+        start = jnp.zeros(4), jnp.zeros(4)
+        return np.asarray(jax.jit(lambda: jax.lax.fori_loop(0, steps, one, start))()[0])
+
+    def constant(_, at):
+        return at[0] - total_variation.compress(at[0] - best, 0.6).value, at[1]
+
+    def decaying(t, at):
+        return at[0] - total_variation.compress(at[0] - best, total_variation.decayed(0.6, t)).value, at[1]
+
+    def remembered(_, at):
+        sent, memory = error_feedback.compress(lambda g: total_variation.compress(g, 0.6), at[1], at[0] - best)
+        return at[0] - sent.value, memory
+
+    for steps in (50, 500):
+        np.testing.assert_allclose(after(steps, constant), [0.4, 0, 0, 0], atol=1e-6)
+        assert np.abs(after(steps, decaying) - best).max() <= 2 * 0.6 / np.sqrt(steps) + 1e-6
+        np.testing.assert_allclose(after(steps, remembered), best, atol=1e-6)
+
+
+def test_the_bits_are_the_run_length_messages():
+    g = jnp.asarray(np.random.default_rng(4).normal(size=97), jnp.float32)
+    sent = jax.jit(total_variation.compress)(g, 1.0)
+    message = run_length.encode(np.asarray(sent.value))
+    np.testing.assert_array_equal(run_length.decode(message, 97), sent.value)
+    assert int(sent.bits) == len(message) < 32 * 97
 
 
 def test_equal_neighbours_are_equal_to_the_bit():

@@ -1,0 +1,79 @@
+r"""In which sense clients are near: their data, the covariance of their features, or their models.
+
+Each is a vector for every client, and the distance between two clients is that between their vectors:
+
+- `mean_embedding`: data. The maximum mean discrepancy of the Gaussian kernel exp(-|x - y|^2 / (2 b^2)), through random
+  Fourier features (Rahimi and Recht 2007); `mmd` is the exact one, for few clients.
+- `covariance`: the Frobenius distance of covariance matrices.
+- models: the vectors of the models' parameters (``trees`` flattened by the caller).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.types import Array, Key, Scalar
+
+
+def euclidean(vectors: Array) -> Callable[[Array], Array]:
+    """The squared distances of vectors [N, q], as `graphs.nearest_neighbours` takes them."""
+    # Centered, the squares lose less to cancellation; the nearest of far-off duplicates would be noise otherwise.
+    centered = vectors - vectors.mean(axis=0)
+    squares = (centered**2).sum(axis=1)
+
+    def distances(ids: Array) -> Array:
+        inner = jnp.matmul(centered[ids], centered.T, precision="highest")
+        return jnp.maximum(squares[ids][:, None] + squares - 2 * inner, 0)
+
+    return distances
+
+
+def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: int) -> Array:
+    """One client's mean of random features, [number]: distances between clients' are their discrepancy, within about
+    ``1 / sqrt(number)``.
+
+    Args:
+      key: the same for all clients.
+      x: [n, q], with mask [n] bool; zero of a client without examples.
+      bandwidth: b of the kernel.
+      number: of features.
+    """
+    of_frequency, of_phase = jax.random.split(key)
+    frequency = jax.random.normal(of_frequency, (x.shape[1], number), x.dtype) / bandwidth
+    phase = jax.random.uniform(of_phase, (number,), x.dtype, maxval=2 * jnp.pi)
+    features = jnp.sqrt(2 / number) * jnp.cos(jnp.where(mask[:, None], x, 0) @ frequency + phase)
+    return _mean(features, mask)
+
+
+def mmd(x: Array, mask: Array, bandwidth: Scalar) -> Callable[[Array], Array]:
+    """The exact squared discrepancies (with the diagonal terms) of clients' data [N, n, q], mask [N, n], as
+    `graphs.nearest_neighbours` takes them. Of n^2 N^2 kernel values, those of a pair of clients are held at once."""
+
+    def kernel(a: Array, seen_a: Array, b: Array, seen_b: Array) -> Array:
+        square = ((a[:, None] - b) ** 2).sum(axis=-1)
+        both = seen_a[:, None] & seen_b
+        return jnp.where(both, jnp.exp(-square / (2 * bandwidth**2)), 0).sum() / jnp.maximum(both.sum(), 1)
+
+    own = jax.lax.map(lambda client: kernel(*client, *client), (x, mask))
+
+    def row(i: Array) -> Array:
+        cross = jax.lax.map(lambda client: kernel(x[i], mask[i], *client), (x, mask))
+        return jnp.maximum(own[i] + own - 2 * cross, 0)
+
+    return lambda ids: jax.lax.map(row, ids)
+
+
+def covariance(x: Array, mask: Array) -> Array:
+    """One client's covariance matrix as a vector, [q (q + 1) / 2], of which distances are the Frobenius ones: entries
+    off the diagonal count twice. x is [n, q] with mask [n] bool; zero of a client without examples."""
+    apart = jnp.where(mask[:, None], x - _mean(x, mask), 0)
+    matrix = apart.T @ apart / jnp.maximum(mask.sum(), 1)
+    row, column = jnp.triu_indices(x.shape[1])
+    return matrix[row, column] * jnp.where(row == column, 1, jnp.sqrt(2.0)).astype(x.dtype)
+
+
+def _mean(x: Array, mask: Array) -> Array:
+    return jnp.where(mask[:, None], x, 0).sum(axis=0) / jnp.maximum(mask.sum(), 1)

@@ -1,0 +1,131 @@
+r"""Graphs of clients: nodes 0 ... N - 1 and edges, from the user or from the k nearest neighbours of each.
+
+Q, the print's N x M incidence matrix with a column of one +1 and one -1 for each edge, is never made: of models Z
+[N, d] (rows are the print's columns) ``differences`` is Z Q and ``gathered`` of W [M, d] is W Q^T. Both are right
+without edges, for nodes without any, and for N = 1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.types import Array
+
+
+@struct.dataclass
+class Graph:
+    """Undirected edges between ``first`` [M] and ``second`` [M] int32, first < second, each once."""
+
+    first: Any
+    second: Any
+    nodes: int = struct.field(pytree_node=False)
+
+    @property
+    def edges(self) -> int:
+        """M."""
+        return len(self.first)
+
+
+def from_edges(pairs: Any, nodes: int) -> Graph:
+    """The graph of pairs of nodes, [M, 2] in any order and orientation; one that is repeated counts once.
+
+    Raises:
+      JaxpflError: fewer than one node, pairs that are not whole numbers from 0 to nodes - 1, a node with itself.
+    """
+    if nodes < 1:
+        raise JaxpflError(f"nodes must be at least 1, got {nodes}")
+    given = np.asarray(pairs)
+    given = given.reshape(0, 2).astype(np.int64) if given.size == 0 else given
+    if given.ndim != 2 or given.shape[1] != 2 or not np.issubdtype(given.dtype, np.integer):
+        raise JaxpflError(f"edges must be pairs of whole numbers, got {given.dtype} of shape {given.shape}")
+    outside = given[(given < 0) | (given >= nodes)]
+    if len(outside):
+        raise JaxpflError(f"an edge has node {outside[0]}, expected 0 to {nodes - 1}")
+    loops = given[given[:, 0] == given[:, 1]]
+    if len(loops):
+        raise JaxpflError(f"an edge joins node {loops[0, 0]} with itself")
+    once = np.unique(np.sort(given, axis=1), axis=0).astype(np.int32)
+    return Graph(once[:, 0], once[:, 1], nodes)
+
+
+def nearest_neighbours(
+    distances: Callable[[Array], Array], nodes: int, k: int, *, block: int = 256, mutual: bool = False
+) -> Graph:
+    """An edge between two nodes if either is among the k nearest of the other, or with ``mutual`` if both are.
+
+    Args:
+      distances: the distances [b, N] of nodes [b] int32 to all; jittable. Not more than [block, N] are held at once.
+      nodes: N.
+      k: neighbours of each, all others if there are fewer. Of nodes as near the first are taken.
+      block: nodes at a time.
+
+    Raises:
+      JaxpflError: fewer than one node or neighbour.
+    """
+    if nodes < 1 or k < 1:
+        raise JaxpflError(f"nodes and neighbours must be at least 1, got {nodes} and {k}")
+    k, block = min(k, nodes - 1), min(block, nodes)
+    if k == 0:
+        return from_edges([], nodes)
+
+    def near(ids: Array) -> Array:
+        apart = jnp.where(jnp.arange(nodes) == ids[:, None], jnp.inf, distances(ids))
+        return jax.lax.top_k(-apart, k)[1]
+
+    # The last block begins early enough to be a whole one, so that every block is the same program.
+    starts = np.minimum(np.arange(0, nodes, block), nodes - block)
+    ids = starts[:, None] + np.arange(block)
+    found = np.empty((nodes, k), np.int64)
+    found[ids] = jax.jit(lambda ids: jax.lax.map(near, ids))(jnp.asarray(ids, jnp.int32))
+    pairs = np.stack([np.repeat(np.arange(nodes), k), found.reshape(-1)], axis=1)
+    if mutual:
+        _, places, counts = np.unique(np.sort(pairs, axis=1), axis=0, return_index=True, return_counts=True)
+        pairs = pairs[places[counts == 2]]
+    return from_edges(pairs, nodes)
+
+
+def differences(graph: Graph, z: Array) -> Array:
+    """``z_i - z_j`` of every edge: [N, d] -> [M, d]."""
+    return z[graph.first] - z[graph.second]
+
+
+def gathered(graph: Graph, w: Array) -> Array:
+    """The transpose of `differences`: [M, d] -> [N, d]."""
+    return jnp.zeros((graph.nodes, *w.shape[1:]), w.dtype).at[graph.first].add(w).at[graph.second].add(-w)
+
+
+def degrees(graph: Graph) -> Array:
+    """The number of every node's edges, [N] int32."""
+    return jnp.zeros(graph.nodes, jnp.int32).at[graph.first].add(1).at[graph.second].add(1)
+
+
+def laplacian(graph: Graph, dtype: Any = jnp.float32) -> Array:
+    """``Q Q^T``, [N, N]: the degrees on the diagonal, -1 for every edge."""
+    apart = jnp.zeros((graph.nodes, graph.nodes), dtype).at[graph.first, graph.second].set(-1)
+    return apart + apart.T + jnp.diag(degrees(graph).astype(dtype))
+
+
+def components(graph: Graph, joined: Any) -> np.ndarray:
+    """The cluster of every node, [N] from 0 on in the order of their first nodes, where edges [M] bool join clusters.
+
+    Of the network lasso, ``joined`` are the edges whose w is zero.
+    """
+    joined = np.asarray(joined)
+    first, second = np.asarray(graph.first)[joined], np.asarray(graph.second)[joined]
+    label = np.arange(graph.nodes)
+    while True:
+        lower = np.minimum(label[first], label[second])
+        new = label.copy()
+        np.minimum.at(new, first, lower)
+        np.minimum.at(new, second, lower)
+        new = new[new]  # a label is a node of the same cluster: its own label is as good, and may be lower
+        if (new == label).all():
+            return np.unique(label, return_inverse=True)[1]
+        label = new

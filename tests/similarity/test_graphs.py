@@ -1,0 +1,151 @@
+"""Graphs of clients: nearest neighbours whatever the blocks, odd graphs, and the three senses of being near."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.similarity import features, graphs
+
+
+def pairs(graph: graphs.Graph) -> set[tuple[int, int]]:
+    return set(zip(graph.first.tolist(), graph.second.tolist(), strict=True))
+
+
+def brute_force(points: np.ndarray, k: int, mutual: bool) -> set[tuple[int, int]]:
+    apart = ((points[:, None] - points) ** 2).sum(axis=-1)
+    np.fill_diagonal(apart, np.inf)
+    near = [set(np.argsort(row, kind="stable")[:k].tolist()) for row in apart]
+    both = all if mutual else any
+    n = len(points)
+    return {(i, j) for i in range(n) for j in range(i + 1, n) if both([j in near[i], i in near[j]])}
+
+
+@pytest.mark.parametrize("mutual", [False, True])
+@pytest.mark.parametrize(("k", "block"), [(1, 4), (3, 7), (3, 23), (3, 300), (40, 8)])
+def test_nearest_neighbours_whatever_the_blocks(k, block, mutual):
+    points = np.random.default_rng(0).normal(size=(23, 4))
+    got = graphs.nearest_neighbours(features.euclidean(jnp.asarray(points)), 23, k, block=block, mutual=mutual)
+    assert pairs(got) == brute_force(points, min(k, 22), mutual)
+
+
+def test_one_client_has_no_neighbour_and_duplicates_find_each_other():
+    assert graphs.nearest_neighbours(features.euclidean(jnp.ones((1, 3))), 1, 5).edges == 0
+    # Far from the origin, where squares would cancel.
+    points = jnp.asarray(np.repeat(np.random.default_rng(1).normal(size=(5, 3)), 2, axis=0) + 1000, jnp.float32)
+    got = graphs.nearest_neighbours(features.euclidean(points), 10, 1)
+    assert pairs(got) == {(2 * i, 2 * i + 1) for i in range(5)}
+    everyone_alike = graphs.nearest_neighbours(features.euclidean(jnp.ones((4, 3))), 4, 2)
+    assert (np.asarray(graphs.degrees(everyone_alike)) >= 2).all()
+
+
+def test_users_edges():
+    got = graphs.from_edges([(3, 1), (1, 3), (0, 1)], 5)
+    assert pairs(got) == {(1, 3), (0, 1)}
+    assert got.nodes == 5
+    assert graphs.from_edges([], 2).edges == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "nodes", "message"),
+    [
+        ([(0, 5)], 5, "an edge has node 5, expected 0 to 4"),
+        ([(0, -1)], 5, "an edge has node -1, expected 0 to 4"),
+        ([(2, 2)], 5, "an edge joins node 2 with itself"),
+        ([(0.5, 1)], 5, r"edges must be pairs of whole numbers, got float64 of shape \(1, 2\)"),
+        ([(0, 1, 2)], 5, r"edges must be pairs of whole numbers, got int64 of shape \(1, 3\)"),
+        ([], 0, "nodes must be at least 1, got 0"),
+    ],
+)
+def test_bad_edges_are_refused(given, nodes, message):
+    with pytest.raises(JaxpflError, match=f"^{message}$"):
+        graphs.from_edges(given, nodes)
+
+
+def test_no_neighbours_are_refused():
+    with pytest.raises(JaxpflError, match="got 3 and 0"):
+        graphs.nearest_neighbours(features.euclidean(jnp.ones((3, 1))), 3, 0)
+
+
+@pytest.mark.parametrize("edges", [[(0, 1), (1, 2), (0, 4)], []])
+def test_incidence_and_laplacian(edges):
+    graph = graphs.from_edges(edges, 5)
+    q = np.zeros((5, graph.edges))
+    for e, (i, j) in enumerate(zip(graph.first, graph.second, strict=True)):
+        q[i, e], q[j, e] = 1, -1
+    rng = np.random.default_rng(2)
+    z, w = rng.normal(size=(5, 3)).astype(np.float32), rng.normal(size=(graph.edges, 3)).astype(np.float32)
+    np.testing.assert_allclose(graphs.differences(graph, jnp.asarray(z)), q.T @ z, atol=1e-6)
+    np.testing.assert_allclose(graphs.gathered(graph, jnp.asarray(w)), q @ w, atol=1e-6)
+    np.testing.assert_array_equal(graphs.laplacian(graph), q @ q.T)
+    np.testing.assert_array_equal(graphs.degrees(graph), (q**2).sum(axis=1))
+
+
+def test_components_are_scipys():
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    rng = np.random.default_rng(3)
+    path = graphs.from_edges([(i, i + 1) for i in rng.permutation(199)], 200)
+    for graph in (path, graphs.from_edges(rng.integers(0, 99, size=(80, 2)) + np.array([0, 100]), 200)):
+        for joined in (rng.random(graph.edges) < 0.7, np.ones(graph.edges, bool), np.zeros(graph.edges, bool)):
+            there = coo_array((joined[joined], (graph.first[joined], graph.second[joined])), shape=(200, 200))
+            np.testing.assert_array_equal(graphs.components(graph, joined), connected_components(there)[1])
+
+
+def clients() -> tuple[np.ndarray, np.ndarray]:
+    """Six clients of three distributions with up to 60 examples: [6, 60, 2] and mask."""
+    rng = np.random.default_rng(4)
+    x = rng.normal(size=(6, 60, 2))
+    x[2:4] += 2
+    x[4:] *= [3, 0.3]
+    mask = np.arange(60) < np.array([60, 50, 55, 60, 40, 45])[:, None]
+    return np.where(mask[..., None], x, 1e6), mask  # what is padded must not count
+
+
+def exact_mmd(x: np.ndarray, y: np.ndarray, b: float) -> float:
+    def k(a, c):
+        return np.exp(-((a[:, None] - c) ** 2).sum(axis=-1) / (2 * b**2)).mean()
+
+    return k(x, x) + k(y, y) - 2 * k(x, y)
+
+
+def test_exact_discrepancies():
+    x, mask = clients()
+    got = features.mmd(jnp.asarray(x, jnp.float32), jnp.asarray(mask), 1.5)(jnp.array([0, 3]))
+    for row, i in zip(np.asarray(got), (0, 3), strict=True):
+        want = [exact_mmd(x[i][mask[i]], x[j][mask[j]], 1.5) for j in range(6)]
+        np.testing.assert_allclose(row, want, atol=1e-5)
+
+
+def test_random_features_approach_the_discrepancies():
+    """The error of a mean of 20000 features in [-2, 2] is about 0.01; 0.05 are five of them."""
+    x, mask = (jnp.asarray(a) for a in clients())
+    key = jax.random.key(0)
+    vectors = jax.vmap(lambda x, mask: features.mean_embedding(key, x, mask, 1.5, 20_000))(x.astype(jnp.float32), mask)
+    exact = features.mmd(x, mask, 1.5)(jnp.arange(6))
+    np.testing.assert_allclose(features.euclidean(vectors)(jnp.arange(6)), exact, atol=0.05)
+    assert float(exact.max()) > 0.5
+
+
+def test_covariances_and_their_distances():
+    x, mask = clients()
+    vectors = jax.vmap(features.covariance)(jnp.asarray(x, jnp.float32), jnp.asarray(mask))
+    own = [np.cov(a[seen].T, bias=True) for a, seen in zip(x, mask, strict=True)]
+    want = [[((a - b) ** 2).sum() for b in own] for a in own]
+    np.testing.assert_allclose(features.euclidean(vectors)(jnp.arange(6)), want, rtol=1e-4, atol=1e-4)
+
+
+def test_clients_of_one_distribution_are_neighbours():
+    x, mask = (jnp.asarray(a) for a in clients())
+    x = x.astype(jnp.float32)
+    assert pairs(graphs.nearest_neighbours(features.mmd(x, mask, 1.5), 6, 1, block=4)) == {(0, 1), (2, 3), (4, 5)}
+    spread = features.euclidean(jax.vmap(features.covariance)(x, mask))
+    assert (4, 5) in pairs(graphs.nearest_neighbours(spread, 6, 1))
+
+
+def test_a_client_without_examples_is_zero_not_nan():
+    x, mask = jnp.full((3, 2), jnp.nan), jnp.zeros(3, bool)
+    assert not np.asarray(features.covariance(x, mask)).any()
+    assert not np.asarray(features.mean_embedding(jax.random.key(0), x, mask, 1.0, 8)).any()
