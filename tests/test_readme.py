@@ -19,5 +19,5 @@ def test_python_block_runs(code: str, capsys: pytest.CaptureFixture[str]):
     shown = capsys.readouterr().out
     assert re.search(r"\d\.\d+", shown), "a block shows a result"
     accuracies = re.findall(r"(?:mean|client|personalised|global) (\d\.\d+)", shown)
-    assert accuracies or "fit(\"" not in code
+    assert accuracies or 'fit("' not in code
     assert all(0.5 < float(value) <= 1 for value in accuracies)
