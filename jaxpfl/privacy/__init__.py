@@ -1,7 +1,7 @@
 """Differential privacy: mechanisms, what they cost over a run, and what an audit can say of them."""
 
 from jaxpfl.privacy import audit, local
-from jaxpfl.privacy.accounting import Accountant, PrivacyPlan
+from jaxpfl.privacy.accounting import Accountant, PrivacyPlan, accountant_named
 from jaxpfl.privacy.calibration import calibrate
 from jaxpfl.privacy.capacity import poisson_cap
 from jaxpfl.privacy.claim import calibrated, plan_of, sampling_of
@@ -27,6 +27,7 @@ __all__ = [
     "Relation",
     "Statement",
     "StepNoise",
+    "accountant_named",
     "audit",
     "calibrate",
     "calibrated",
