@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.data import source
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.estimate import (
     bernoulli,
     bernoulli_sweeps,
@@ -265,6 +265,12 @@ def test_bad_settings_are_refused_in_one_line(settings, message: str):
         settings.check()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_printed_calibration_beyond_what_is_shown_of_it_is_warned_about():
+    replace(SMALL, mechanism="printed", epsilon=0.9).check()
+    with pytest.warns(JaxpflWarning, match="epsilon < 1 only, got 2"):
+        replace(SMALL, mechanism="printed", epsilon=2.0).check()
 
 
 def test_zero_variances_are_simulated():
