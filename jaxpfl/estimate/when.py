@@ -130,7 +130,9 @@ def write_plots(folder: Path, given: GaussianSettings) -> list[Path]:
     for axes, here in ((left, given.clients), (right, given.epsilon)):
         if here is not None and given.sigma_theta > 0:
             axes.plot(here, math.sqrt(given.st2 / s2), "*", color="white", markeredgecolor=INK, markersize=14)
-    bar = figure.colorbar(image, ax=[left, right], label="share of local's error avoided", pad=0.015)
+    bar = figure.colorbar(
+        image, ax=[left, right], label="share of local's error avoided", pad=0.015, ticks=(0, 0.25, 0.5, 0.75, 1)
+    )
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     text = "When collaboration helps (star: these settings; left of the dashes, ignoring the noise does harm)"
     figure.suptitle(text, x=0.01, ha="left", fontsize=11, fontweight="bold")
@@ -144,7 +146,7 @@ def _gaussian_noise(given: GaussianSettings, epsilons: np.ndarray) -> np.ndarray
 def _phases(axes: Any, x: np.ndarray, y: np.ndarray, gain: np.ndarray, careless: np.ndarray) -> Any:
     from matplotlib.patheffects import withStroke
 
-    image = axes.pcolormesh(x, y, gain, cmap="Blues", vmin=0, vmax=1, shading="gouraud", rasterized=True)
+    image = axes.contourf(x, y, gain, levels=np.linspace(0, 1, 21), cmap="Blues")
     lines = axes.contour(x, y, gain, levels=[0.05, 0.25, 0.5, 0.75, 0.95], colors=INK, linewidths=0.9)
     labels = axes.clabel(lines, fmt=lambda value: f"{100 * value:.0f} %", fontsize=8, inline=False, colors=INK)
     for label in labels:
