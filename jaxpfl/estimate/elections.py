@@ -82,6 +82,7 @@ def run(given: ElectionSettings) -> dict[str, Any]:
     key = jax.random.key(given.seed)
     exact = {
         "local": bernoulli.local(),
+        "global": bernoulli.global_mean(),
         "personalized": bernoulli.personalized(),
         "printed": bernoulli.personalized(printed=True),
     }

@@ -44,30 +44,27 @@ def test_with_known_variances_the_coverage_is_exact():
 
 @pytest.mark.parametrize(("m", "st"), [(8, 0.5), (8, 1.5), (40, 0.4)])
 def test_morris_intervals_cover_with_an_estimated_variance(m: int, st: float):
-    """95 % asked; at least 93.5 % over 6000 repetitions, where intervals without the correction fall below."""
+    """95 % asked, 95 to 97 % given (standard errors are .1 %), where plain intervals give 84 to 92 %."""
     n = 2
 
     def study(key, corrected=True):
         theta, clients = gaussian_clients(key, m, n, st)
-        told = base.estimate(gaussian.personalized(sx2=1.0), key, clients)
-        own = clients.x.mean(axis=1)
         if corrected:
-            low, high = intervals.morris(own, told.shared.mean, 1 / n, told.shared.st2, m, 0.95)
+            low, high = intervals.morris(clients.x.mean(axis=1), 1 / n, 0.95)
         else:
+            told = base.estimate(gaussian.personalized(sx2=1.0), key, clients)
             mse = gaussian_closed_form.personalized(m, 1 / n, told.shared.st2)
             low, high = intervals.known(told.estimates, mse, 0.95)
         return (low <= theta) & (theta <= high)
 
     mean, error = covered(study, 6000)
-    assert mean > 0.935 - 4 * error
+    assert mean > 0.94 - 4 * error
     plain, _ = covered(lambda key: study(key, False), 6000)
-    assert plain < mean
-    if m == 8:
-        assert plain < 0.93
+    assert plain < 0.93
 
 
 def test_robust_intervals_cover_whatever_the_population():
-    """theta takes a far value with probability 1/50, else 0: normal intervals fall short of 90 %, robust ones do not."""
+    """theta takes a far value with probability 1/50, else a common one: at least the 90 % that were asked for."""
     m, n, share = 400, 1, 0.02
     far = 5.0
     st2 = far**2 * share * (1 - share)
@@ -75,19 +72,16 @@ def test_robust_intervals_cover_whatever_the_population():
     def draw(key, shape):
         return far * (jax.random.bernoulli(key, share, shape) - share)
 
-    def study(key, robust=True):
+    def study(key):
         theta, clients = gaussian_clients(key, m, n, 1.0, draw)
         a = gaussian_closed_form.weight(m, 1 / n, st2)
         made = base.estimate(gaussian.personalized(st2=st2, sx2=1.0), key, clients).estimates
-        if robust:
-            low, high = intervals.robust(made, a, 1 / n, st2, 0.9)
-        else:
-            low, high = intervals.known(made, gaussian_closed_form.personalized(m, 1 / n, st2), 0.9)
+        low, high = intervals.robust(made, a, 1 / n, st2, 0.9)
         return (low <= theta) & (theta <= high)
 
     mean, error = covered(study, 300)
     assert mean > 0.9 - 4 * error
-    # Where the bias is concentrated as badly as can be, a normal interval of the same client is too short.
+    # Where the bias is spread as badly as can be, a normal interval of the right variance is too short.
     with jax.enable_x64(True):
         t = (1 - 0.33) ** 2 * st2 / 0.33**2
         assert float(intervals.worst_miss(jnp.asarray(t), jnp.asarray(1.645 * np.sqrt(1 + t)))) > 0.1
