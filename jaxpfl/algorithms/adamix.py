@@ -3,19 +3,23 @@ r"""AdaMix: personalisation by a Gaussian-mixture prior, fitted by the server (O
 .. math:: \theta_i \leftarrow \theta_i - \eta \nabla [ f_i(\theta_i) - \log \sum_l p_l N(\theta_i; \mu_l, s_l^2 I) ],
    \qquad (p, \mu, s^2) \leftarrow \operatorname{EM}(\theta_1, \theta_2, \dots)
 
-It is `map_personalization` with that prior; the server needs the cohort's models side by side.
+It is `map_personalization` with that prior; the server needs the cohort's models side by side. Private, it sees noisy
+sums only; see `private_em`.
 """
 
 from __future__ import annotations
 
+import numpy as np
+
+from jaxpfl.algorithms import private_em
 from jaxpfl.algorithms.local_work import LocalWork
 from jaxpfl.algorithms.map_personalization import MapHyper, map_personalization
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.priors import Prior, gaussian_mixture
 from jaxpfl.priors.gaussian_mixture import Mixture
-from jaxpfl.protocol import Algorithm, ServerContext
-from jaxpfl.types import Key
+from jaxpfl.protocol import Algorithm, ServerContext, Stacked
+from jaxpfl.types import Key, Metrics
 
 
 def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 20, scaling: str = "sum") -> Algorithm:
@@ -30,7 +34,8 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
       scaling: whether f_i is the "sum" of the losses or their "mean".
 
     Raises:
-      JaxpflError: for less than one component; when a run starts, for more than the clients of a round.
+      JaxpflError: for less than one component, and other than central noise; when a run starts, for more components
+        than the clients of a round.
     """
     if components < 1:
         raise JaxpflError(f"adamix.components must be >= 1, got {components}")
@@ -38,6 +43,8 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
     def prior(hp: MapHyper) -> Prior:
         return gaussian_mixture.prior(components, s2_init=hp.scale_init, floor=hp.scale_floor, em_steps=em_steps)
 
+    if work.privacy is not None and (work.privacy.noise != "central" or work.privacy.quantile is not None):
+        raise JaxpflError("adamix can be private with central noise and a fixed clipping norm only")
     algorithm = map_personalization(task, work, prior=prior, estimate="fit", scaling=scaling)
 
     def init(key: Key, hp: MapHyper, ctx: ServerContext) -> Mixture:
@@ -48,4 +55,15 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
             )
         return algorithm.server.init(key, hp, ctx)
 
-    return algorithm._replace(server=algorithm.server._replace(init=init, predict_global=None))
+    server = algorithm.server._replace(init=init, predict_global=None)
+    if work.privacy is None:
+        return algorithm._replace(server=server)
+    z, limit = float(np.asarray(work.privacy.noise_multiplier)), work.privacy.clipping_norm
+
+    def update(key: Key, hp: MapHyper, ctx: ServerContext, gamma: Mixture, uploads: Stacked) -> tuple[Mixture, Metrics]:
+        origin, noise = prior(hp).center(gamma), {"clipping_norm": limit, "noise_multiplier": z}
+        here = (uploads.total, uploads.valid, ctx.round == 0)
+        gamma = private_em.server_step(key, gamma, origin, *here, **noise, floor=hp.scale_floor, steps=em_steps)
+        return gamma, prior(hp).report(gamma)
+
+    return algorithm._replace(server=server._replace(update=update))

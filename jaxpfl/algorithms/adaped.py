@@ -22,10 +22,18 @@ row. It uploads nothing. mu and theta meet in their logits only, so theta may be
 Another client optimiser makes its own steps of the gradients of theta and of mu, with a memory for each; psi's step
 stays as it is. A server optimiser acts on mu only: psi is averaged, so that it stays above the floor and keeps its
 meaning as a scale.
+
+Under the noise of differential privacy mu may be worse than nothing, while psi, which is noisy itself and rises
+slowly, does not turn the pull off. With ``gate``, a client weighs the pull by how well mu predicts its own labels; that
+costs no privacy, as theta stays with it. A mu no better than a guess then does not teach. It is ours, not the paper's.
+
+With noise in every step (`StepNoise`), the gradients of mu and of psi are clipped and noised one after the other, as
+printed, or jointly; the latter takes psi's gradient at the mu of before the step, as both are released at once.
 """
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import NamedTuple
 
@@ -65,7 +73,14 @@ class Remembering(NamedTuple):
     received: Shared
 
 
-def adaped(task: Task, work: LocalWork, *, idle_rounds: int = 0, architectures: str = "") -> Algorithm:
+def adaped(
+    task: Task,
+    work: LocalWork,
+    *,
+    idle_rounds: int = 0,
+    architectures: str = "",
+    gate: bool = False,
+) -> Algorithm:
     """AdaPeD (Algorithm 2). Models: personalised theta_i, the client's own; global mu, trained by distillation only.
 
     Args:
@@ -75,20 +90,26 @@ def adaped(task: Task, work: LocalWork, *, idle_rounds: int = 0, architectures: 
         clients also hold a copy of mu, and a round costs the steps of all m clients.
       architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, dealt to the clients in turn
         by their ids; "same" is the task's model. Clients of it start from mu, others from their own initialisation.
+      gate: multiplies the pull on theta by how much better than a uniform guess mu predicts the batch's labels,
+        ``max(1 - CE(mu) / log K, 0)``.
 
     Raises:
-      JaxpflError: for a negative ``idle_rounds``, and names of no model.
+      JaxpflError: for a negative ``idle_rounds``, names of no model, and a gate where there are no classes.
     """
     if idle_rounds < 0:
         raise JaxpflError(f"adaped.idle_rounds must be >= 0, got {idle_rounds}")
 
+    if gate and task.num_classes < 2:
+        raise JaxpflError(
+            f"adaped.gate compares with a guess among classes: at least 2 are needed, got {task.num_classes}"
+        )
     own_tasks = personal_tasks(task, architectures)
-    clients = tuple(_client(task, own_task, work, idles=idle_rounds > 0) for own_task in own_tasks)
+    clients = tuple(_client(task, own_task, work, idles=idle_rounds > 0, gate=gate) for own_task in own_tasks)
     algorithm = Algorithm(clients, _server(task), work.steps, idle_cap=idle_rounds)
     return with_server_optimizer(algorithm, work.server_optimizer, acts_on=Shared(mu=True, psi=False))
 
 
-def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool) -> Client:
+def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: bool) -> Client:
     """A client whose theta is a model of ``own_task``; mu is one of ``task``."""
     own_apply = own_task.model.apply
 
@@ -97,7 +118,11 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool) -> Clie
 
     def personal_objective(batch: Batch, teacher: Array, psi: Array, student: Array) -> tuple[Array, Array]:
         loss = batch.mean(task.loss(student, batch.y))
-        return loss + kd(batch, teacher, student) / (2 * psi), loss
+        pull = kd(batch, teacher, student) / (2 * psi)
+        if gate:
+            # Of a uniform guess the loss is log K.
+            pull *= jnp.maximum(1 - batch.mean(task.loss(teacher, batch.y)) / math.log(task.num_classes), 0)
+        return loss + pull, loss
 
     def step_with(of_theta: optax.GradientTransformation, of_mu: optax.GradientTransformation, hp: AdaPeDHyper):
         def step(
@@ -120,11 +145,19 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool) -> Clie
             theta = theta.step(of_theta, pull_theta(d_student)[0])
 
             student = own_forward(theta.params)
-            d_teacher = jax.grad(lambda b: kd(batch, b, student) / (2 * psi))(teacher)
-            mu = mu.step(of_mu, pull_mu(d_teacher)[0])
 
-            f = kd(batch, forward(mu.params), student)
-            psi = jnp.maximum(psi - hp.lr_psi * distillation.scale_gradient(psi, f, hp.c), hp.psi_floor)
+            d_teacher = jax.grad(lambda b: kd(batch, b, student) / (2 * psi))(teacher)
+            h = pull_mu(d_teacher)[0]
+            if work.step_noise is not None and work.step_noise.joint:
+                f = kd(batch, teacher, student)
+                h, k = work.released(key, (h, distillation.scale_gradient(psi, f, hp.c)))
+                mu = mu.step(of_mu, h)
+            else:
+                mu = mu.step(of_mu, work.released(key, h))
+                f = kd(batch, forward(mu.params), student)
+                k = distillation.scale_gradient(psi, f, hp.c)
+                k = k if work.step_noise is None else work.step_noise.of_scale(key, k)
+            psi = jnp.maximum(psi - hp.lr_psi * k, hp.psi_floor)
             return (theta, mu, psi), {"train_loss": loss, "divergence": f}
 
         return step
@@ -185,7 +218,9 @@ def _server(task: Task) -> Server:
         key: Key, hp: AdaPeDHyper, ctx: ServerContext, state: Shared, reduced: Reduced
     ) -> tuple[Shared, Metrics]:
         change: Shared = reduced.mean()
-        state = Shared(optax.apply_updates(state.mu, change.mu), state.psi + change.psi)
+        # A mean of values above the floor is above it; one with the noise of a private sum may not be.
+        psi = jnp.maximum(state.psi + change.psi, hp.psi_floor)
+        state = Shared(optax.apply_updates(state.mu, change.mu), psi)
         return state, {"psi": state.psi}
 
     return Server(

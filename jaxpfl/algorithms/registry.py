@@ -39,12 +39,21 @@ class Method(NamedTuple):
       build: ``(task, work, **options) -> Algorithm``; its keyword-only arguments are the static options.
       hyper: the default hyper-parameters (traced).
       pooled: whether one client holds the examples of all (`engine.PooledSimulation` runs it): no federated method.
+      uploads: whether anything leaves its clients.
+      step_noise: whether it can clip and noise every local step of what it uploads (`LocalWork.step_noise`).
+      scales: how many scales it uploads beside parameters, to be clipped apart from them in such steps.
+      releases: ``options -> number``, for a method whose server is private by itself (``LocalWork.privacy``): how many
+        sums a round releases. None where `privatize` makes its one sum private.
     """
 
     name: str
     build: Callable[..., Algorithm]
     hyper: Any
     pooled: bool = False
+    uploads: bool = True
+    step_noise: bool = False
+    scales: int = 0
+    releases: Callable[[Mapping[str, Any]], int] | None = None
 
     @property
     def options(self) -> dict[str, Any]:
@@ -56,21 +65,21 @@ class Method(NamedTuple):
 METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
-        Method("local", local, SgdHyper()),
-        Method("fedavg", fedavg, AveragingHyper()),
-        Method("fedavg-ft", fedavg_ft, AveragingHyper()),
-        Method("fedprox", fedprox, FedProxHyper()),
+        Method("local", local, SgdHyper(), uploads=False),
+        Method("fedavg", fedavg, AveragingHyper(), step_noise=True),
+        Method("fedavg-ft", fedavg_ft, AveragingHyper(), step_noise=True),
+        Method("fedprox", fedprox, FedProxHyper(), step_noise=True),
         Method("fedbn", fedbn, AveragingHyper()),
-        Method("adaped", adaped, AdaPeDHyper()),
+        Method("adaped", adaped, AdaPeDHyper(), step_noise=True, scales=1),
         Method("fedper", fedper, AveragingHyper()),
         Method("fedrep", fedrep, AveragingHyper()),
         Method("ifca", ifca, AveragingHyper()),
-        Method("fedem", fedem, FedEMHyper()),
+        Method("fedem", fedem, FedEMHyper(), step_noise=True),
         Method("persfl", persfl, AveragingHyper()),
         Method("persfl-gd", persfl_gd, AveragingHyper()),
         Method("map-gaussian", map_gaussian, MapHyper()),
         Method("map-laplace", map_laplace, MapHyper()),
-        Method("adamix", adamix, MapHyper()),
+        Method("adamix", adamix, MapHyper(), releases=lambda options: options["em_steps"]),
         Method("pooled", pooled, SgdHyper(), pooled=True),
         Method("ditto", ditto, DittoHyper()),
         Method("pfedme", pfedme, PFedMeHyper()),

@@ -1,4 +1,4 @@
-"""The plots of a run folder: accuracy over rounds, the clients' accuracies, psi, and where the time went."""
+"""The plots of a run folder: accuracy over rounds and over clients, psi, private uploads, where the time went."""
 
 from __future__ import annotations
 
@@ -30,10 +30,11 @@ def write_plots(folder: Path, records: list[dict[str, Any]], arrays: dict[str, d
         _accuracy(records, colors),
         _clients(_named(arrays, "after_accuracy"), colors, "Clients after the last round"),
         _clients(_named(arrays, "unseen_after_accuracy"), colors, "Unseen clients after their adaptation"),
-        _psi(records, colors),
+        _metric(records, colors, "psi", "psi at the server", "Estimated spread of the clients (psi)"),
+        _uploads(records, colors),
     ]
     written = []
-    for name, figure in zip(("accuracy", "clients", "unseen", "psi"), drawn, strict=True):
+    for name, figure in zip(("accuracy", "clients", "unseen", "psi", "uploads"), drawn, strict=True):
         if figure is not None:
             written.append(save(figure, folder, name))
     return written
@@ -151,13 +152,29 @@ def _clients(accuracies: dict[str, np.ndarray], colors: dict[str, str], title: s
     return figure
 
 
-def _psi(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
-    methods = [m for m in colors if any(r["method"] == m and "psi" in r for r in records)]
+def _metric(records: list[dict[str, Any]], colors: dict[str, str], name: str, ylabel: str, title: str) -> Any:
+    """A metric of the methods that have it over the rounds; None where none has."""
+    methods = [m for m in colors if any(r["method"] == m and name in r for r in records)]
     if not methods:
         return None
-    figure, axes = _rounds_axes("psi at the server", "Estimated spread of the clients (psi)")
+    figure, axes = _rounds_axes(ylabel, title)
     for method in methods:
-        rounds, values = _series(records, method, "round", "psi")
+        rounds, values = _series(records, method, "round", name)
         _line(axes, rounds, values, colors[method], method)
     axes.legend(frameon=False, loc="upper right")
+    return figure
+
+
+def _uploads(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
+    """The norms of private uploads before they are clipped, and dashed the norm to which they are."""
+    figure = _metric(
+        records, colors, "upload_norm", "L2 norm, mean over clients", "Uploads before clipping (dashed: C)"
+    )
+    if figure is None:
+        return None
+    for method, color in colors.items():
+        rounds, limits = _series(records, method, "round", "clipping_norm")
+        if len(rounds):
+            figure.axes[0].plot(rounds, limits.mean(axis=1), color=color, linewidth=1.2, linestyle="--")
+    figure.axes[0].set_ylim(bottom=0)
     return figure

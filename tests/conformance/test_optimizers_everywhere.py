@@ -63,7 +63,6 @@ def test_any_plan_gives_the_same_numbers(method, federation):
     assert asked
 
 
-@pytest.mark.every_method
 def test_a_round_without_weight_leaves_the_memory(method, federation):
     chosen = choose(method, optimizer="adam", server_optimizer="fedavgm")
     good = simulate(chosen, federation, cohort=None)

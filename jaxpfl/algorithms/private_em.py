@@ -1,0 +1,135 @@
+r"""EM of a Gaussian mixture on noisy sums: AdaMix's server under user-level differential privacy.
+
+With x_i the change that client i uploads, clipped to C, and r_i its responsibilities under the present mixture, a step
+of EM needs of each component the sums of :math:`r_i`, :math:`r_i x_i` and :math:`r_i |x_i|^2`. They are released
+together, brought to one scale:
+
+.. math:: \sum_i v_i + N(0, z^2 \tfrac32 C^2 I), \qquad
+   v_i = (\tfrac12 C r_i, \; r_i \otimes x_i, \; r_i |x_i|^2 / (2 C))
+
+Formal guarantees: whatever a client uploads, :math:`|v_i|^2 \le |r_i|^2 (C^2/4 + C^2 + C^2/4) \le \tfrac32 C^2`; and
+the mixture is public, released by the step before. So each step is a Gaussian mechanism with noise multiplier z, and a
+round releases as many as EM has steps. The start does not depend on data: centers at random places C / 2 away.
+"""
+
+from __future__ import annotations
+
+import math
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxpfl import trees
+from jaxpfl.priors import gaussian_mixture
+from jaxpfl.priors.gaussian_mixture import Mixture
+from jaxpfl.privacy.clipping import clip
+from jaxpfl.privacy.noise import add_gaussian, gaussian
+from jaxpfl.types import Array, Key, PyTree, Scalar
+
+SENSITIVITY = math.sqrt(1.5)
+"""The most that one client moves a step's sums, in L2, over C."""
+
+
+def em(
+    key: Key,
+    gamma: Mixture,
+    changes: PyTree,
+    valid: Array,
+    *,
+    clipping_norm: Scalar,
+    noise_multiplier: Scalar,
+    floor: Scalar,
+    steps: int,
+) -> Mixture:
+    """Steps of EM, each on sums released once.
+
+    A component keeps its center and variance where its noisy count is below one, or below two standard deviations of
+    that count's noise. Its share is then that of one client, so that it may come back.
+
+    Args:
+      gamma: the mixture before, its centers relative to what the changes are relative to.
+      changes: the uploads, leaves [C, ...]; valid: which of them there are, [C].
+      clipping_norm: C.
+      noise_multiplier: z of a step.
+      floor: the least variance.
+      steps: steps of EM, and releases.
+    """
+    clipped, _ = jax.vmap(lambda change: clip(change, clipping_norm))(changes)
+    d = optax.tree.size(clipped) / valid.shape[0]
+    stddev = noise_multiplier * SENSITIVITY * clipping_norm
+    uncertain = stddev / (clipping_norm / 2)
+
+    def step(t: Array, gamma: Mixture) -> Mixture:
+        sums = jax.vmap(lambda x: contribution(gamma, x, clipping_norm))(clipped)
+        sums = jax.tree.map(lambda a: _summed(a, valid), sums)
+        counts, totals, squares = add_gaussian(jax.random.fold_in(key, t), sums, stddev)
+        counts, squares = counts / (clipping_norm / 2), squares * (2 * clipping_norm)
+        used = counts > jnp.maximum(1.0, 2 * uncertain)
+        n = jnp.where(used, counts, 1.0)
+        mu = jax.tree.map(lambda new, old: jnp.where(_along(used, new), new / _along(n, new), old), totals, gamma.mu)
+        # The noise of the totals alone gives |sum|^2 an expectation of d stddev^2.
+        lengths = jax.vmap(lambda total: optax.tree.norm(total, squared=True))(totals) - d * stddev**2
+        s2 = jnp.maximum((squares - lengths / n) / (n * d), floor)
+        shares = jnp.maximum(counts, 1.0)
+        return Mixture(shares / shares.sum(), mu, jnp.where(used, s2, gamma.s2))
+
+    return jax.lax.fori_loop(0, steps, step, gamma)
+
+
+def contribution(gamma: Mixture, change: PyTree, clipping_norm: Scalar) -> tuple[Array, PyTree, Array]:
+    """v_i of one client, of a norm of at most ``SENSITIVITY`` C: [k], leaves [k, ...], [k].
+
+    Args:
+      change: clipped already.
+    """
+    belongs = jax.nn.softmax(gaussian_mixture.log_joint(gamma, change))
+    spread = jax.tree.map(lambda a: jnp.multiply.outer(belongs, a), change)
+    square = optax.tree.norm(change, squared=True)
+    return belongs * clipping_norm / 2, spread, belongs * square / (2 * clipping_norm)
+
+
+def start(key: Key, gamma: Mixture, clipping_norm: Scalar) -> Mixture:
+    """The mixture with its centers moved to random places at a distance of C / 2 from where they are."""
+    noise = gaussian(key, gamma.mu, 1.0)
+    away = jax.vmap(lambda one: clip(jax.tree.map(lambda a: a * 1e6, one), clipping_norm / 2)[0])(noise)
+    return gamma._replace(mu=jax.tree.map(jnp.add, gamma.mu, away))
+
+
+def moved(gamma: Mixture, by: PyTree) -> Mixture:
+    """The mixture with its centers moved."""
+    return gamma._replace(mu=jax.tree.map(jnp.add, gamma.mu, by))
+
+
+def server_step(
+    key: Key,
+    gamma: Mixture,
+    origin: PyTree,
+    changes: PyTree,
+    valid: Array,
+    first: Array,
+    *,
+    clipping_norm: Scalar,
+    noise_multiplier: Scalar,
+    floor: Scalar,
+    steps: int,
+) -> Mixture:
+    """A round of the server: `em` about the center that the clients' changes are relative to, at first from `start`.
+
+    Args:
+      origin: that center.
+      first: [] bool, whether it is the first round.
+    """
+    of_start, of_noise = jax.random.split(key)
+    relative = moved(gamma, optax.tree.scale(-1.0, origin))
+    relative = trees.where(first, start(of_start, relative, clipping_norm), relative)
+    noise = {"clipping_norm": clipping_norm, "noise_multiplier": noise_multiplier}
+    return moved(em(of_noise, relative, changes, valid, **noise, floor=floor, steps=steps), origin)
+
+
+def _summed(a: Array, valid: Array) -> Array:
+    return jnp.where(valid.reshape(-1, *[1] * (a.ndim - 1)), a, 0).sum(axis=0)
+
+
+def _along(vector: Array, leaf: Array) -> Array:
+    return vector.reshape(-1, *[1] * (leaf.ndim - 1))
