@@ -28,6 +28,10 @@ _COLORS = {
     "known": COLORS[3],
     "alternating": COLORS[5],
     "local privacy": COLORS[6],
+    "fedavg": COLORS[2],
+    "algorithm-4": COLORS[4],
+    "algorithm-1": COLORS[4],
+    "algorithm-6": COLORS[5],
 }
 
 
