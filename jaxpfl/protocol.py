@@ -47,7 +47,7 @@ class ClientContext(NamedTuple):
 class ServerContext(NamedTuple):
     """What the server knows: finished rounds ([] int32), m clients, and the expected cohort (public, a float)."""
 
-    round: Array
+    round: Scalar
     num_clients: int
     expected_cohort: float
 

@@ -26,7 +26,7 @@ from jaxpfl.algorithms.persfl import persfl, persfl_gd
 from jaxpfl.algorithms.pfedme import PFedMeHyper, pfedme
 from jaxpfl.algorithms.pooled import pooled
 from jaxpfl.algorithms.quped import QuPeDHyper, quped
-from jaxpfl.algorithms.scaffold import scaffold
+from jaxpfl.algorithms.scaffold import ScaffoldHyper, scaffold
 from jaxpfl.errors import unknown_name
 from jaxpfl.protocol import Algorithm
 
@@ -87,7 +87,7 @@ METHODS: Mapping[str, Method] = {
         Method("perfedavg", perfedavg, PerFedAvgHyper()),
         Method("fml", fml, FMLHyper()),
         Method("quped", quped, QuPeDHyper()),
-        Method("scaffold", scaffold, AveragingHyper()),
+        Method("scaffold", scaffold, ScaffoldHyper()),
         Method("l2gd", l2gd, L2GDHyper()),
     )
 }

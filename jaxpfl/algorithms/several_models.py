@@ -15,10 +15,12 @@ def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None
     """Refuses what k models cannot serve.
 
     Raises:
-      JaxpflError: for fewer than two models, more models than clients, and models that all start from the same
-        parameters (a warm start, say): nothing would ever tell them apart.
+      JaxpflError: for fewer than two clients or models, more models than clients, and models that all start from the
+        same parameters (a warm start, say): nothing would ever tell them apart.
     """
     clients = work.num_clients
+    if clients < 2:
+        raise JaxpflError(f"{method} needs at least 2 clients, got {clients}: alone, nobody is like or unlike another")
     if k < 2:
         raise JaxpflError(f"{method}.{option} must be >= 2, got {k}: with one model it is fedavg")
     if k > clients:

@@ -154,6 +154,6 @@ def init_state(
     return RunState(state, clients, Counts.zeros(rows), jnp.int32(0), key)
 
 
-def server_context(participation: Participation, round: Array) -> ServerContext:
+def server_context(participation: Participation, round: Scalar) -> ServerContext:
     """What the server knows in a round."""
     return ServerContext(round, participation.num_clients, participation.expected_cohort)

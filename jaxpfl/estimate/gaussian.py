@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxpfl.compression import quantizers
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.estimate.repetitions import mean_square, repeat, report
-from jaxpfl.estimate.settings import Mechanism, at_least, check_privacy
-from jaxpfl.estimators import base, gaussian, radius, release
+from jaxpfl.estimate.settings import Mechanism, at_least, check_privacy, check_uploads
+from jaxpfl.estimators import base, gaussian, gaussian_private, radius, release
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator
 from jaxpfl.estimators.release import EXACT, Release
@@ -47,6 +49,8 @@ class GaussianSettings:
     (Canonne et al. 2020: whole noise on a quantiser's levels)."""
     bits: int | None = None
     """Quantise each entry of a message to so many bits; discrete noise is added to 8 unless given."""
+    uploads: int | None = None
+    """K: only so many clients send, the others personalise as well; all unless given."""
     repetitions: int = 60
     """Independent repetitions, for the standard errors."""
     seed: int = 0
@@ -67,10 +71,14 @@ class GaussianSettings:
         if not abs(self.mean) <= self.radius:
             raise JaxpflError(f"mean must be within the radius of {self.radius:g}, got {self.mean}")
         check_privacy(self.epsilon, self.delta)
+        check_uploads(self.uploads, self.clients)
         if self.bits is not None:
             quantizers.check_bits(self.bits)
         if self.dim > 1 and self.mechanism != "analytic":
             raise JaxpflError(f"mechanism {self.mechanism} is for one dimension, got dim {self.dim}: take analytic")
+        if self.mechanism == "printed" and self.epsilon is not None and self.epsilon >= 1:
+            text = f"mechanism printed is shown to be private for epsilon < 1 only, got {self.epsilon:g}: take analytic"
+            warnings.warn(text, JaxpflWarning, stacklevel=3)
 
     @property
     def s2(self) -> float:
@@ -107,16 +115,18 @@ class Contender(NamedTuple):
 def contenders(given: GaussianSettings) -> dict[str, Contender]:
     """The estimators that the settings call for, by name; ``estimated`` is the personalised one where the variances too
     are learned from the clients."""
-    m, s2, st2, d = given.clients, given.s2, given.st2, given.dim
     found = {
-        "local": Contender(gaussian.local(), d * float(closed_form.local(s2))),
-        "global": Contender(gaussian.global_mean(), d * float(closed_form.global_mean(m, s2, st2))),
+        "local": Contender(gaussian.local(), given.dim * float(closed_form.local(given.s2))),
+        "global": Contender(gaussian.global_mean(), theory(given, a=0.0)),
         "personalized": Contender(personalized(given), theory(given)),
         "estimated": Contender(gaussian.personalized(), None),
         "james-stein": Contender(gaussian.james_stein(given.sigma_x**2), None),
     }
     for name, (sent, added) in releases(given).items():
         found[name] = Contender(personalized(given, sent), theory(given, sent.variance, added))
+    if given.epsilon is not None and given.mechanism == "one-bit":
+        split = gaussian_private.split(given.bound, given.epsilon, given.sigma_x**2)
+        found["private, variance learned"] = Contender(split, None)
     return found
 
 
@@ -125,12 +135,17 @@ def personalized(given: GaussianSettings, sent: Release = EXACT) -> Estimator:
     return gaussian.personalized(st2=given.st2, sx2=given.sigma_x**2, release=sent)
 
 
-def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = None) -> float:
-    """The exact error of `personalized`, over all entries, where the weight reckons with sq2 and sending adds ``added``
-    to an entry's variance (sq2 unless given)."""
-    a = closed_form.weight(given.clients, given.s2, given.st2, sq2)
-    added = sq2 if added is None else added
-    return given.dim * float(closed_form.personalized(given.clients, given.s2, given.st2, added, a))
+def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = None, a: Scalar | None = None) -> float:
+    """The exact error of `personalized`, over all entries, where the weight reckons with sq2 (unless it is given) and
+    sending adds ``added`` to an entry's variance (sq2 unless given); the mean over clients that send and those that do
+    not."""
+    uploads = given.uploads or given.clients
+    share, total = uploads / given.clients, 0.0
+    for part, sent in ((share, True), (1 - share, False)):
+        own = closed_form.weight(uploads, given.s2, given.st2, sq2, sent=sent) if a is None else a
+        noise = sq2 if added is None else added
+        total += part * float(closed_form.personalized(uploads, given.s2, given.st2, noise, own, sent=sent))
+    return given.dim * total
 
 
 def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
@@ -196,8 +211,9 @@ def repetition(given: GaussianSettings, estimators: dict[str, Estimator]) -> Cal
     def study(key: Key) -> dict[str, Array]:
         of_data, of_run = jax.random.split(key)
         theta, clients = draw(of_data, given)
+        sent = jnp.arange(given.clients) < (given.uploads or given.clients)  # all clients are drawn alike
         return {
-            name: mean_square(base.estimate(estimator, of_run, clients).estimates, theta)
+            name: mean_square(base.estimate(estimator, of_run, clients, sent=sent).estimates, theta)
             for name, estimator in estimators.items()
         }
 

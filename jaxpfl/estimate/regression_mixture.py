@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ from jaxpfl.estimate.repetitions import mean_square, measure, repeat, report
 from jaxpfl.estimate.settings import at_least
 from jaxpfl.estimators import regression, regression_mixture
 from jaxpfl.estimators.regression_mixture import MixturePopulation
+from jaxpfl.presentation import COLORS, new_axes, save
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.priors.gaussian_mixture import Mixture
 from jaxpfl.privacy import checks
@@ -103,7 +105,7 @@ def study(key: Key, given: RegressionMixtureSettings, n: int) -> dict[str, Array
     def posterior_means(population: MixturePopulation) -> Array:
         return jax.vmap(lambda data: regression_mixture.personalize(population, data))(data)
 
-    rate, each = given.noise_variance / data.squares.max(), -(-given.iterations // _POINTS)
+    rate, each = given.noise_variance / data.squares.max(), _each(given)
 
     def some(at: tuple[Mixture, Array], _: None) -> tuple[tuple[Mixture, Array], Array]:
         at = regression_mixture.adamix(*at, x, y, given.noise_variance, rate, given.floor, each)
@@ -164,33 +166,40 @@ def write_plots(folder: Path, given: RegressionMixtureSettings, errors: dict[int
     """Draws what `measured` returned into ``folder``: the error against n, and Algorithm 1's along its iterations."""
     folder.mkdir(parents=True, exist_ok=True)
     setting = f"Mixture of two regressions, m = {given.clients}, d = {given.dim}"
-    ylabel = "mean squared error of the coefficients"
+    return [_over_samples(folder, setting, errors), _along_iterations(folder, setting, given, errors)]
 
-    def curve(x: Any, columns: list[np.ndarray]) -> Curve:
-        points = [measure(column) for column in columns]
-        return Curve(x, [point.mean for point in points], [point.stderr or 0.0 for point in points])
 
-    over_n = {name: curve(list(errors), [found[name] for found in errors.values()]) for name in ORDER}
-    each = -(-given.iterations // _POINTS)
-    steps = each * np.arange(1, _POINTS + 1)
-    along = {f"algorithm-1, n = {n}": curve(steps, list(found["along"].T)) for n, found in errors.items()}
-    return [
-        write_curves(
-            folder / "mse-samples.png",
-            (),
-            over_n,
-            xlabel="samples of a client, n",
-            ylabel=ylabel,
-            title=setting,
-            logarithmic="y",
-        ),
-        write_curves(
-            folder / "mse-iterations.png",
-            (),
-            along,
-            xlabel="iterations",
-            ylabel=ylabel,
-            title=f"{setting}: Algorithm 1",
-            logarithmic="y",
-        ),
-    ]
+_YLABEL = "mean squared error of the coefficients"
+
+
+def _over_samples(folder: Path, setting: str, errors: dict[int, dict[str, np.ndarray]]) -> Path:
+    curves = {}
+    for name in ORDER:
+        points = [measure(found[name]) for found in errors.values()]
+        curves[name] = Curve(list(errors), [p.mean for p in points], [p.stderr or 0.0 for p in points])
+    return write_curves(
+        folder / "mse-samples.png",
+        list(errors),
+        curves,
+        xlabel="samples of a client, n",
+        ylabel=_YLABEL,
+        title=setting,
+        logarithmic="y",
+    )
+
+
+def _along_iterations(
+    folder: Path, setting: str, given: RegressionMixtureSettings, errors: dict[int, dict[str, np.ndarray]]
+) -> Path:
+    figure, axes = new_axes("iterations", _YLABEL, f"{setting}: Algorithm 1")
+    steps = _each(given) * np.arange(1, _POINTS + 1)
+    for color, (n, found) in zip(itertools.cycle(COLORS), errors.items(), strict=False):
+        axes.plot(steps, found["along"].mean(axis=0), "o-", markersize=3.5, color=color, label=f"n = {n}")
+    axes.set_yscale("log")
+    axes.legend(frameon=False)
+    return save(figure, folder, "mse-iterations")
+
+
+def _each(given: RegressionMixtureSettings) -> int:
+    """Iterations of Algorithm 1 between two points of its curve."""
+    return -(-given.iterations // _POINTS)

@@ -32,3 +32,13 @@ def check_privacy(epsilon: float | None, delta: float) -> None:
     if epsilon is not None:
         checks.positive("epsilon", epsilon)
     checks.probability("delta", delta)
+
+
+def check_uploads(uploads: int | None, clients: int) -> None:
+    """Refuses a number of uploading clients (where one is given) below 2 or above that of all.
+
+    Raises:
+      JaxpflError.
+    """
+    if uploads is not None and not 2 <= uploads <= clients:
+        raise JaxpflError(f"uploads must be between 2 and the number of clients ({clients}), got {uploads}")

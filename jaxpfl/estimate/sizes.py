@@ -38,7 +38,7 @@ def write_sizes(
     setting = {"clients": f"m = {given.clients}", "samples": f"n = {given.samples}", "dim": f"d = {given.dim}"}
     return write_curves(
         folder / f"mse-{name}.png",
-        (),
+        sizes,
         curves,
         xlabel=AXES[name],
         ylabel="mean squared error of the coefficients",

@@ -6,6 +6,7 @@ import ast
 import dataclasses
 import zlib
 from collections.abc import Mapping
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -19,6 +20,7 @@ from jaxpfl.engine import Simulation
 from jaxpfl.engine.fit import build, draw_cohorts, make_simulation, make_task, weighting_under
 from jaxpfl.engine.groups import make_groups
 from jaxpfl.engine.plan import resolve as resolve_plan
+from jaxpfl.engine.state import server_context
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.config import RunConfig, method_settings
 from jaxpfl.experiment.presets import model_for
@@ -131,8 +133,9 @@ def prepare(
         federation, unseen = data.set_apart(federation, config.unseen_clients, config.split_seed)
     if config.model is None:
         config = dataclasses.replace(config, model=model_for(source))
-    cohort = cohorts(config, federation.num_clients).capacity  # clients may have been dropped
-    resolve_plan(config.plan, cohort=cohort, num_clients=federation.num_clients, model_bytes=1)  # refuses its devices
+    drawn = cohorts(config, federation.num_clients)  # clients may have been dropped
+    clients, capacity = federation.num_clients, drawn.capacity
+    resolve_plan(config.plan, cohort=capacity, num_clients=clients, model_bytes=1)  # refuses its devices
     if not np.asarray(federation.test.mask).any():
         raise JaxpflError("no client has test examples: use fewer clients, or a larger --test-share")
     data.check_batch_size(federation, require(config.batch_size), strict)
@@ -142,8 +145,10 @@ def prepare(
         task, start = start_from(task, initial), _checksum(dict(initial))
     work = local_work(config, federation, unseen)
     work.batches(1)  # refuses an unknown way to draw
-    for name in methods:  # a method may refuse its options or the task
+    for name in methods:  # a method may refuse its options, the task, how many take part, or the data
         algorithm = build(algorithms.get(name), task, work, _split_settings(config, name, methods)[1])
+        begin = partial(algorithm.server.init, hp=_hyper(config, name, methods), ctx=server_context(drawn, 0))
+        jax.eval_shape(begin, jax.random.key(0))
         make_groups(algorithm, np.asarray(federation.client_ids), devices=1)
         for part in (federation, unseen):
             if part is not None:

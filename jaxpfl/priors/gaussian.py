@@ -76,8 +76,8 @@ def sample(key: Key, gamma: Gaussian) -> PyTree:
 
 
 def prox(step: Scalar, gamma: Gaussian, theta: PyTree) -> PyTree:
-    """``(s2 theta + step mu) / (s2 + step)``."""
-    return moved(step / (gamma.s2 + step), theta, gamma.mu)
+    """``(s2 theta + step mu) / (s2 + step)``, precise also where theta is very far off."""
+    return moved(gamma.s2 / (gamma.s2 + step), gamma.mu, theta)
 
 
 def moments(thetas: PyTree, valid: Array) -> Gaussian:

@@ -274,13 +274,24 @@ def _server(inner: Server, mechanism: Mechanism) -> Server:
         norm = norm * jnp.exp(-mechanism.quantile_lr * (below - mechanism.quantile))
         return _Guarded(state, norm), metrics
 
-    predict = inner.predict_global
+    predict, greet = inner.predict_global, inner.welcome
 
     def predict_global(hp: PrivateHyper, guarded: _Guarded, x: PyTree) -> Array:
         assert predict is not None
         return predict(hp.method, guarded.state, x)
 
-    return Server(init, broadcast, update, None if predict is None else predict_global)
+    def welcome(key: Key, hp: PrivateHyper, ctx: ServerContext, guarded: _Guarded) -> Message:
+        assert greet is not None
+        message = greet(key, hp.method, ctx, guarded.state)
+        return message._replace(shared=_Sent(message.shared, guarded.clipping_norm))
+
+    return Server(
+        init,
+        broadcast,
+        update,
+        None if predict is None else predict_global,
+        None if greet is None else welcome,
+    )
 
 
 def _noise_key(key: Key) -> Key:

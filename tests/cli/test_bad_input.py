@@ -58,6 +58,18 @@ def write_idx(folder: Path, name: str, array: np.ndarray, *, magic: int | None =
         (["run", "adaped", "--set", f"architectures={'+'.join(['same'] * 7)}"], "group 6 of 7 has no client"),
         (["run", "fedper"], "fedper needs a model with a body to share"),
         (["run", "persfl"], "persfl chooses on validation examples: 6 of 6 clients have none"),
+        (["run", "nope"], "unknown method 'nope' (known: adamix, adaped"),
+        (
+            ["run", "adamix", "--set", "components=4"],
+            "adamix.components must be at most the 3 clients of a round, got 4",
+        ),
+        (["run", "map-laplace", "--set", "lr_scale=2"], "map-laplace.lr_scale must be >= 0 and <= 1, got 2.0"),
+        (
+            ["run", "ifca", "--partition", "iid", "--clients", "1", "--cohort", "1"],
+            "ifca needs at least 2 clients, got 1",
+        ),
+        (["run", "ifca", "--unseen-clients", "3", "--set", "clusters=7"], "ifca.clusters must be <= 6, the number of"),
+        (["run", "persfl", "--validation-share", "0.2", "--set", "stored=1"], "persfl.stored must be 0 or >= 2, got 1"),
         (["run", "ifca", "--set", "clusters=7"], "ifca.clusters must be <= 6, the number of clients, got 7"),
         (["run", "local", "--plan.devices", "4"], "plan.devices must be at most the 2 present, got 4"),
         (["run", "local", "--data", "mnist", "--data-dir", "nowhere"], "train-images-idx3-ubyte"),

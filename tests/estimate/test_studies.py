@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.data import source
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.estimate import (
     bernoulli,
     bernoulli_sweeps,
@@ -42,6 +42,7 @@ def check_closed_forms(result: dict, names: set[str], precision: float) -> None:
     [
         ({"bits": 2, "epsilon": 3.0}, {"quantized", "private"}),
         ({"epsilon": 3.0, "mechanism": "one-bit", "bits": 1}, {"quantized", "private"}),
+        ({"uploads": 5, "epsilon": 3.0, "mechanism": "one-bit"}, {"private"}),
         ({"epsilon": 3.0, "mechanism": "discrete", "bits": 3}, {"quantized", "private"}),
         ({"dim": 3, "epsilon": 8.0, "clients": 12, "repetitions": 800}, {"private"}),
     ],
@@ -94,6 +95,15 @@ def test_bernoulli_closed_forms(prior: str):
     check_closed_forms(result, names, 0.01)
 
 
+def test_bernoulli_clients_that_do_not_send():
+    """K = 40 of 4000: the mean of few is itself uncertain, and the 3960 others learn as much from it."""
+    result = bernoulli.run(BernoulliSettings(clients=4000, samples=6, uploads=40, repetitions=60))
+    row = result["mse"]["global"]
+    assert abs(row["mean"] - row["closed_form"]) < 3 * row["stderr"]
+    whole = bernoulli.run(BernoulliSettings(clients=4000, samples=6, repetitions=60))["mse"]["global"]
+    assert row["closed_form"] > whole["closed_form"] + 3 * row["stderr"]
+
+
 def test_the_private_bernoulli_gains_of_the_specification():
     """15.9 / 24.3 / 35.6 / 37.2 / 38.8 % at eps .25 ... 8 in the truncated normal setting: reached by the split design,
     within two standard errors (which reach 2 % at eps .25); the printed form goes from -16.6 % to 0."""
@@ -141,9 +151,9 @@ def test_mixture_study_shows_what_the_specification_says():
     result = mixture.run(given)
     mse = {name: row["mean"] for name, row in result["mse"].items()}
     assert mse["local"] == pytest.approx(0.1, rel=0.1)
-    assert mse["known"] <= mse["em"] < 1.15 * mse["known"]
+    assert mse["known"] <= mse["personalized"] < 1.15 * mse["known"]
     assert mse["quantized"] < 1.5 * mse["known"]
-    assert mse["alternating"] > 2 * mse["em"]
+    assert mse["alternating"] > 2 * mse["personalized"]
     assert result["alternation"][1]["mean"] < 0.6 * result["alternation"][-1]["mean"]
     assert mse["private"] < 0.8 * mse["local"]
     spent = result["privacy"]
@@ -161,7 +171,7 @@ def test_when_says_what_the_study_finds():
     assert said["most_gain"] > said["gain_over_local"] > 0
     with pytest.raises(JaxpflError, match="sigma_x must be > 0"):
         when.run(replace(SMALL, sigma_x=0.0))
-    assert "helps" in when.verdict(said)
+    assert "helps" in when.verdict(said)[0]
 
 
 @pytest.fixture(scope="module")
@@ -236,6 +246,8 @@ def test_real_elections():
         (replace(SMALL, bits=0), "bits must be a whole number between 1 and 16, got 0"),
         (replace(SMALL, dim=2, mechanism="one-bit"), "mechanism one-bit is for one dimension, got dim 2"),
         (replace(SMALL, mean=3.0), "mean must be within the radius of 0.5, got 3.0"),
+        (replace(SMALL, uploads=31), "uploads must be between 2 and the number of clients (30), got 31"),
+        (BernoulliSettings(uploads=1), "uploads must be between 2 and the number of clients (10000), got 1"),
         (BernoulliSettings(samples=1), "samples must be at least 2, got 1"),
         (BernoulliSettings(epsilon=-1.0), "epsilon must be > 0"),
         (BernoulliSettings(prior="beta:1,-2"), "ALPHA and BETA must be > 0"),
@@ -253,6 +265,12 @@ def test_bad_settings_are_refused_in_one_line(settings, message: str):
         settings.check()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_printed_calibration_beyond_what_is_shown_of_it_is_warned_about():
+    replace(SMALL, mechanism="printed", epsilon=0.9).check()
+    with pytest.warns(JaxpflWarning, match="epsilon < 1 only, got 2"):
+        replace(SMALL, mechanism="printed", epsilon=2.0).check()
 
 
 def test_zero_variances_are_simulated():

@@ -188,3 +188,12 @@ def test_beta_binomial_refuses_in_one_line():
     for ones, sizes in (([1.5], [3]), ([4], [3]), ([], []), ([np.nan], [2])):
         with pytest.raises(JaxpflError, match="ones"):
             beta_binomial.fit(np.array(ones), np.array(sizes))
+
+
+def test_the_printed_bounds():
+    """Theorems 3 and 4 at m = 1000, n = 10, by hand."""
+    logarithm = np.log(4 * 1000**2 * 10)
+    assert float(bernoulli_closed_form.printed_error(1000, 10)) == pytest.approx(3 * logarithm / 999, rel=1e-9)
+    e = np.exp(0.7)
+    private = (e + 1) ** 2 * logarithm / (3 * (e - 1) ** 2 * 999)
+    assert float(bernoulli_closed_form.printed_private_error(1000, 10, 0.7)) == pytest.approx(private, rel=1e-9)
