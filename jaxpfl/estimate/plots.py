@@ -19,6 +19,7 @@ _COLORS = {
     "local": COLORS[0],
     "personalized": COLORS[1],
     "private": COLORS[2],
+    "private, plus one error": COLORS[6],
     "global": COLORS[3],
     "printed private": COLORS[4],
     "printed": COLORS[5],
@@ -51,7 +52,7 @@ class Curve(NamedTuple):
 
 def color(name: str) -> str:
     """An estimator's colour, the same in every plot; what follows a comma does not matter."""
-    return _COLORS.get(name.split(",")[0], INK)
+    return _COLORS.get(name) or _COLORS.get(name.split(",")[0], INK)
 
 
 def write_curves(
