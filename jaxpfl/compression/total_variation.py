@@ -15,8 +15,8 @@ Algorithm: level sets. Those i with u_i > t are a minimal cut of a chain: with a
 the signs, and what is zero. Then every segment is cut at the value that it would have if it were constant; it is
 constant if nothing is cut off, and else its parts are segments of their own, joined to the others only through
 +-gamma. The clipped sums are associative (a composition of x -> clip(x + s, lo, hi) is another), so that a round of
-cuts is four scans over all segments of all vectors. The number of rounds grows like the logarithm of the number of
-segments.
+cuts is four scans over all segments of all vectors. The number of rounds is at most the number of segments and usually
+like its logarithm: 0 to 18 for the tests' fifty vectors of d = 61706.
 
 Reference: Zhao et al., equation (7), where x_t and eta drop out; level sets: Hochbaum 2001, Darbon and Sigelle 2006.
 """
