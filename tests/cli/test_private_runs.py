@@ -57,7 +57,8 @@ def test_clipping_without_noise_claims_nothing(capsys, tmp_path):
 @pytest.mark.parametrize(
     "flags",
     [
-        ["--participation", "uniform", "--privacy.accountant", "rdp"],
+        # Calibrating RDP of a fixed size takes seconds.
+        pytest.param(["--participation", "uniform", "--privacy.accountant", "rdp"], marks=pytest.mark.slow),
         ["--cohort", "6", "--privacy.noise", "distributed", "--privacy.min-uploads", "5"],
         ["--cohort", "6", "--privacy.noise", "per_step", "--privacy.joint"],
         ["--privacy.quantile", "0.5"],

@@ -30,7 +30,7 @@ def test_one_trace_serves_calls_of_every_length(method, federation):
     assert int(state.round[0]) == 11
 
 
-@pytest.mark.parametrize("clients", ["vmap", "3"])
+@pytest.mark.parametrize("clients", [pytest.param("vmap", marks=pytest.mark.slow), "3"])
 def test_lowers_for_every_platform_without_a_callback(method, federation, clients):
     plan = ExecutionPlan(clients=clients)
     exported = simulate(method, federation, plan=plan).export("cpu", "cuda", "tpu", seeds=2)
@@ -58,7 +58,7 @@ def test_test_examples_reach_nothing_but_scores(method, federation):
     assert not np.array_equal(got["scores"]["after"]["loss"], want["scores"]["after"]["loss"])
 
 
-@pytest.mark.parametrize("runs", ["map", "vmap"])
+@pytest.mark.parametrize("runs", [pytest.param("map", marks=pytest.mark.slow), "vmap"])
 def test_state_is_donated(method, federation, runs):
     simulation = simulate(method, federation, plan=ExecutionPlan(runs=runs))
     state = simulation.init([0, 1])

@@ -31,7 +31,9 @@ def clients():
 
 
 @pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("method", ["fedavg", "adaped", "toy medians", "toy clusters"])
+@pytest.mark.parametrize(
+    "method", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "toy clusters")), "adaped", "toy medians"]
+)
 def test_two_devices_give_the_numbers_of_one(clients, method, name):
     assert_same_on_two_devices(clients, method, *PLANS[name])
 
