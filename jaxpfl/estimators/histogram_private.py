@@ -19,7 +19,6 @@ apart, lambda and alpha among them: those users are not covered.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -27,11 +26,13 @@ import jax.numpy as jnp
 
 from jaxpfl.estimators.histogram import Users, floored, nearest, total
 from jaxpfl.estimators.release import within_ball
-from jaxpfl.privacy import CentralNoise, Full, PrivacyPlan, calibrate, checks
+from jaxpfl.privacy import CentralNoise, Full, PrivacyPlan, calibrate
 from jaxpfl.types import Array, Key, Scalar
 
 MASS_WEIGHT = 0.25
 """w: masses need no precision, centers are normalised anyway; at a quarter they cost 3 % of the sums' noise."""
+NEIGHBOURS = 51
+"""Tokens of similar frequency whose centers' variance is taken to be alike, relative to the mean."""
 
 
 class Release(NamedTuple):
@@ -77,10 +78,14 @@ def noisy(key: Key, exact: Release, radius: Scalar, noise: Scalar) -> Release:
     )
 
 
-def private_mean(key: Key, users: Users, *, radius: Scalar, noise: Scalar, floor: Scalar) -> Array:
-    """Private FedAvg, [d], floored: one release."""
+def release_of_all(key: Key, users: Users, *, radius: Scalar, noise: Scalar) -> Release:
+    """One noisy sum of all users' histograms, sums [1, d] and masses [1]: one release."""
     everyone = jnp.full((1, users.tokens), 1 / users.tokens, users.count.dtype)
-    release = noisy(key, clipped_sums(users, everyone, radius), radius, noise)
+    return noisy(key, clipped_sums(users, everyone, radius), radius, noise)
+
+
+def private_mean(release: Release, floor: Scalar) -> Array:
+    """Private FedAvg, [d], floored, of `release_of_all`."""
     return floored(release.sums[0] / jnp.maximum(release.masses[0], 1), floor)
 
 
@@ -95,8 +100,10 @@ def shrunk(release: Release, mean: Array, stddev: Scalar) -> Array:
 
     .. math:: \bar q_x + \frac{t_x}{t_x + v_k} (S_{kx} / M_k - \bar q_x), \qquad v_k = (stddev / M_k)^2
 
-    with t_x the centers' variance about the mean, as the release itself shows it: the mean over clusters, weighted by
-    their masses, of the squared distances less their noise, zero where the noise explains them.
+    with t_x the centers' variance about the mean. A few noisy clusters say little of one token's variance, and what
+    they say by chance would be believed; so it is taken to be :math:`r_x \bar q_x`, with r_x what the release shows
+    over the `NEIGHBOURS` tokens of the most similar mean: their squared distances less their noise, weighted by the
+    clusters' masses; zero where noise explains them, and the center is the mean there.
 
     Args:
       release: noisy.
@@ -106,15 +113,18 @@ def shrunk(release: Release, mean: Array, stddev: Scalar) -> Array:
     masses = jnp.maximum(release.masses, 1)[:, None]
     apart = release.sums / masses - mean
     noise = (stddev / masses) ** 2
-    share = masses / masses.sum()
-    signal = jnp.maximum((share * (apart**2 - noise)).sum(axis=0), 0)
+    excess = (masses / masses.sum() * (apart**2 - noise)).sum(axis=0)
+    order = jnp.argsort(-mean)
+    window = jnp.ones(min(NEIGHBOURS, len(mean)), mean.dtype)
+    ratio = jnp.convolve(excess[order], window, mode="same") / jnp.convolve(mean[order], window, mode="same")
+    signal = mean * jnp.zeros_like(mean).at[order].set(jnp.maximum(ratio, 0))
     return mean + signal / (signal + noise) * apart
 
 
 def cluster(
     key: Key,
     users: Users,
-    mean: Array,
+    first: Release,
     clusters: int,
     rounds: int,
     *,
@@ -128,14 +138,15 @@ def cluster(
 ) -> Array:
     """Private Algorithm 2, or private IFCA with a rate below one: the centers, [k, d], floored.
 
-    Formal guarantees: given a private mean (and, where tokens are dropped, private ``keep``), the T rounds are T
+    Formal guarantees: given the noisy ``first`` (and, where tokens are dropped, a private ``keep``), the T rounds are T
     adaptively composed Gaussian mechanisms of the noise multiplier ``noise``, under add-or-remove-one of a user.
     Noise is drawn by JAX's generator, in floating point: for simulation.
 
     Args:
       key: of the start and of the noise.
       users: who is clustered.
-      mean: `private_mean`, [d].
+      first: `release_of_all` with the same noise; the start is made of it. A round's clusters together are another
+        release of the same sum, k times as noisy, and sharpen the mean that centers are drawn towards.
       clusters: k.
       rounds: T.
       radius: C.
@@ -148,16 +159,42 @@ def cluster(
     """
     of_start, of_rounds = jax.random.split(key)
 
-    def step(t: Array, centers: Array) -> Array:
+    def step(t: Array, at: tuple[Array, Release]) -> tuple[Array, Release]:
+        centers, pooled = at
         release = noisy(jax.random.fold_in(of_rounds, t), clipped_sums(users, centers, radius, keep), radius, noise)
-        if keep is not None:
-            mass = jnp.where(keep, mean, 0).sum()
-            release = release._replace(masses=release.masses / jnp.maximum(mass, floor))
+        if keep is None:
+            share = 1 / (clusters + 1 + t)  # precisions: 1 of the first release, 1/k of each round
+            pooled = jax.tree.map(lambda p, r: p + share * (r.sum(axis=0) - p), pooled, release)
+        else:
+            of_kept = jnp.where(keep, private_mean(pooled, floor), 0).sum()
+            release = release._replace(masses=release.masses / jnp.maximum(of_kept, floor))
+        mean = private_mean(pooled, floor)
         if shrink:
             means = shrunk(release, mean, stddevs(radius, noise)[0])
         else:
             means = release.sums / jnp.maximum(release.masses, 1)[:, None]
-        means = means if keep is None else jnp.where(keep, means, mean)
-        return floored(centers + rate * (floored(means, floor) - centers), floor)
+        means = floored(means if keep is None else jnp.where(keep, means, mean), floor)
+        return floored(centers + rate * (means - centers), floor), pooled
 
-    return jax.lax.fori_loop(0, rounds, step, private_start(of_start, mean, clusters, spread, floor))
+    start = private_start(of_start, private_mean(first, floor), clusters, spread, floor)
+    return jax.lax.fori_loop(0, rounds, step, (start, first))[0]
+
+
+def plan(noise: float, releases: int, radius: float | None = None) -> PrivacyPlan:
+    """What releases of noise multiplier z each cost together: the mean, each round, and DimRed's second moment.
+
+    Raises:
+      JaxpflError: as `PrivacyPlan`.
+    """
+    return PrivacyPlan(CentralNoise(noise, clipping_norm=radius, releases=releases), Full(), 1)
+
+
+def calibrated(epsilon: float, delta: float, releases: int, radius: float | None = None) -> float:
+    """The noise multiplier of each of so many releases that makes all of them (eps, delta)-DP, by PLD.
+
+    Raises:
+      JaxpflError: as `calibrate`.
+    """
+    noise = calibrate(plan(1.0, releases, radius), epsilon, delta).noise
+    assert isinstance(noise, CentralNoise)
+    return noise.noise_multiplier
