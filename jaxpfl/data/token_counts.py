@@ -56,9 +56,7 @@ class TokenCounts(NamedTuple):
         place = np.full(len(self.vocabulary), -1)
         place[chosen] = np.arange(len(chosen))
         kept = place[self.indices] >= 0
-        return build(
-            self.rows[kept], place[self.indices[kept]], self.counts[kept], self.users, self.vocabulary[chosen]
-        )
+        return build(self.rows[kept], place[self.indices[kept]], self.counts[kept], self.users, self.vocabulary[chosen])
 
     def with_tokens(self, least: int) -> TokenCounts:
         """The users with at least so many tokens."""
@@ -119,7 +117,9 @@ def split(
     if n < 2:
         raise JaxpflError(f"needs at least two users, one of them for validation, got {n}")
     if sizes.min() < 2:
-        raise JaxpflError(f"user {counts.users[sizes.argmin()]} has {sizes.min()} tokens: two are needed, to test on one")
+        raise JaxpflError(
+            f"user {counts.users[sizes.argmin()]} has {sizes.min()} tokens: two are needed, to test on one"
+        )
     rng = np.random.default_rng(seed)
     train = np.clip(np.rint(train_share * sizes).astype(np.int64), 1, sizes - 1)
     train = train if most is None else np.minimum(train, most)
@@ -127,4 +127,6 @@ def split(
     apart = np.zeros(n, bool)
     apart[rng.permutation(n)[: min(max(1, round(validation * n)), n - 1)]] = True
     users, others = np.flatnonzero(~apart), np.flatnonzero(apart)
-    return HistogramSplit(own.of_users(users), held_out.of_users(users), own.of_users(others), held_out.of_users(others))
+    return HistogramSplit(
+        own.of_users(users), held_out.of_users(users), own.of_users(others), held_out.of_users(others)
+    )

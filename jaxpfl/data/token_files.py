@@ -82,7 +82,7 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
         raise JaxpflError(f"{path}: indptr must rise from 0 to the {len(indices)} entries")
     if len(counts) != len(indices) or vocabulary.ndim != 1:
         raise JaxpflError(f"{path}: needs as many counts as indices, and a vocabulary [d]")
-    if len(indices) and not (0 <= indices.min() and indices.max() < len(vocabulary) and 0 < counts.min()):
+    if len(indices) and not (indices.min() >= 0 and indices.max() < len(vocabulary) and counts.min() > 0):
         raise JaxpflError(f"{path}: indices must be in 0 .. {len(vocabulary) - 1}, and counts positive")
     users = np.arange(len(indptr) - 1)
     rows = np.repeat(users, np.diff(indptr))

@@ -11,6 +11,7 @@ Reference: Setlur, Feldman and Talwar 2023, "Private and Personalized Histogram 
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable
 from typing import Any, TypeAlias
 
@@ -91,7 +92,7 @@ def from_sparse(indptr: np.ndarray, indices: np.ndarray, counts: np.ndarray, tok
     count = np.zeros((blocks, capacity), np.float32)
     size = np.zeros(blocks * block, np.float32)
     rows = np.repeat(np.arange(n) % block, lengths)
-    for b, (low, high) in enumerate(zip(bounds, bounds[1:], strict=False)):
+    for b, (low, high) in enumerate(itertools.pairwise(bounds)):
         place[b, : high - low] = rows[low:high] * tokens + indices[low:high]
         count[b, : high - low] = counts[low:high]
     size[:n] = np.add.reduceat(np.asarray(counts, np.float64), indptr[:-1])
@@ -121,7 +122,7 @@ def each(values: Array, users: Users) -> np.ndarray:
 
 
 def histograms(block: Users | Array) -> Array:
-    """The dense histograms of one block, [c, d], rows of zeros where there is no user; arrays are histograms already."""
+    """The dense histograms of one block, [c, d], zeros where no user is; arrays are histograms already."""
     if not isinstance(block, Users):
         return block
     rows = block.size.shape[0]

@@ -47,6 +47,30 @@ def finetuned(centers: Array, weight: Weight, floor: Scalar) -> Personal:
     return personal
 
 
+def blended(centers: Array, weight: Weight, floor: Scalar, steps: int = 30) -> Personal:
+    r"""Fine-tuning from a point between all centers, which each user finds for its own counts.
+
+    The user's shares of the centers maximise the likelihood of its tokens; EM for it, from equal shares:
+
+    .. math:: w_k \leftarrow w_k \sum_x \hat Q_u(x) \frac{P_k(x)}{\sum_j w_j P_j(x)}
+
+    Where populations overlap, as in text, a user is not of one kind. It all happens at the user and costs no privacy.
+    """
+
+    def personal(block: Users, q: Array) -> Array:
+        def step(_: Array, shares: Array) -> Array:
+            return shares * ((q / (shares @ centers)) @ centers.T)
+
+        k = len(centers)
+        even = jnp.full((q.shape[0], k), 1 / k, q.dtype)
+        shares = jax.lax.fori_loop(0, steps, step, even)
+        shares = jnp.where(block.valid[:, None], shares, even)
+        own = weight(block.size)[:, None]
+        return floored(own * (shares @ centers) + (1 - own) * q, floor)
+
+    return personal
+
+
 def losses(users: Users, truth: Truth, personal: Personal) -> Array:
     """``KL(Q_u || estimate)`` of every user, [b, c]; zero where there is no user.
 
@@ -71,22 +95,20 @@ def loss(users: Users, truth: Truth, personal: Personal) -> Array:
     return losses(users, truth, personal).sum() / jnp.maximum(users.number, 1)
 
 
-def tuned(
-    users: Users, truth: Truth, centers: Array, candidates: Array, kind: Callable[[Scalar], Weight], floor: Scalar
-) -> tuple[Array, Array]:
-    """The best of several lambdas (``kind=fixed``) or alphas (``kind=by_size``) on users set apart.
+def tuned(users: Users, truth: Truth, candidates: Array, personal: Callable[[Scalar], Personal]) -> tuple[Array, Array]:
+    """The best of several lambdas or alphas, by what they make of users set apart.
 
     Not private: what is learned of these users is released without noise. A privacy claim does not cover them.
 
     Args:
       users, truth: validation users and their held-out tokens.
-      centers: [k, d].
       candidates: [g].
+      personal: the estimates with one of them, ``lambda v: finetuned(centers, fixed(v), floor)`` say.
 
     Returns:
       The best candidate [], and the mean loss of each [g].
     """
-    found = jax.lax.map(lambda value: loss(users, truth, finetuned(centers, kind(value), floor)), candidates)
+    found = jax.lax.map(lambda value: loss(users, truth, personal(value)), candidates)
     return candidates[jnp.argmin(found)], found
 
 
