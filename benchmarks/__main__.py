@@ -10,7 +10,18 @@ if not __package__:
 
     __package__ = _script.package
 
-NAMES = ("round_cnn", "adaped_flops", "roofline", "clients", "sweep", "overhead", "compile", "fusion", "gpu")
+NAMES = (
+    "round_cnn",
+    "adaped_flops",
+    "roofline",
+    "clients",
+    "sweep",
+    "overhead",
+    "compile",
+    "fusion",
+    "estimators",
+    "gpu",
+)
 
 
 def main(argv: list[str] | None = None) -> None:

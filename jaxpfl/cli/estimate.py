@@ -206,9 +206,12 @@ def _own(own: Any, to: Output) -> None:
 
 
 def _said_of_privacy(settings: GaussianSettings, epsilon: float) -> str:
+    from jaxpfl.estimate import gaussian as study
+
     delta = "pure" if settings.mechanism == "one-bit" else f"delta {settings.delta:g}"
     what = "each entry" if settings.dim == 1 else "the norm"
+    bits = study.private_release(settings, study.strength(settings, epsilon)).bits
     return (
         f"private: every client's message by itself, epsilon {epsilon:g}, {delta}, mechanism {settings.mechanism}, "
-        f"{what} clipped to {settings.bound:.3g}"
+        f"{what} clipped to {settings.bound:.3g}, {bits} bit{'s' if bits > 1 else ''} an entry"
     )

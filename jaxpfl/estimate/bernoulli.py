@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimate import priors
 from jaxpfl.estimate.priors import ProbabilityPrior
 from jaxpfl.estimate.repetitions import mean_square, repeat, report
-from jaxpfl.estimate.settings import at_least
+from jaxpfl.estimate.settings import at_least, check_uploads
 from jaxpfl.estimators import base, bernoulli, bernoulli_private
 from jaxpfl.estimators import bernoulli_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator
+from jaxpfl.estimators.bernoulli_closed_form import Population
 from jaxpfl.privacy import checks
-from jaxpfl.types import Array, Key
+from jaxpfl.types import Array, Key, Scalar
 
 
 @dataclass(frozen=True)
@@ -31,6 +34,8 @@ class BernoulliSettings:
     """P: beta:ALPHA,BETA, truncnorm:MEAN,STDDEV (truncated to [0, 1]), uniform, or spikes (1/4, 1/2, 3/4)."""
     epsilon: float | None = None
     """Local privacy of each client's message, pure; none unless given."""
+    uploads: int | None = None
+    """K: only so many clients send, the others personalise as well; all unless given."""
     repetitions: int = 60
     """Independent repetitions, for the standard errors."""
     seed: int = 0
@@ -49,6 +54,7 @@ class BernoulliSettings:
                 f"samples must be at least 2, got {self.samples}: of one sample each, nothing can be learned of the "
                 "clients' variance"
             )
+        check_uploads(self.uploads, self.clients)
         if self.epsilon is not None:
             checks.positive("epsilon", self.epsilon)
         return priors.parse(self.prior)
@@ -56,13 +62,13 @@ class BernoulliSettings:
 
 def contenders(given: BernoulliSettings, prior: ProbabilityPrior) -> dict[str, tuple[Estimator, float | None]]:
     """The estimators that the settings call for, by name, and their exact errors where known."""
-    m, n, of = given.clients, given.samples, prior.population
+    n, of = given.samples, prior.population
     best, printed = closed_form.weight(of, n), closed_form.printed_weight(of, n)
     found: dict[str, tuple[Estimator, float | None]] = {
         "local": (bernoulli.local(), closed_form.local(of, n)),
-        "global": (bernoulli.global_mean(), closed_form.global_mean(of, n, m)),
-        "personalized": (bernoulli.personalized(), closed_form.personalized(of, n, best, m - 1)),
-        "printed": (bernoulli.personalized(printed=True), closed_form.personalized(of, n, printed, m - 1)),
+        "global": (bernoulli.global_mean(), theory(given, of)),
+        "personalized": (bernoulli.personalized(), theory(given, of, best)),
+        "printed": (bernoulli.personalized(printed=True), theory(given, of, printed)),
     }
     if prior.beta is not None:
         found["known prior"] = (bernoulli.known_beta(*prior.beta), closed_form.personalized(of, n, best))
@@ -70,6 +76,17 @@ def contenders(given: BernoulliSettings, prior: ProbabilityPrior) -> dict[str, t
         found["private"] = (bernoulli_private.split(given.epsilon), None)
         found["printed private"] = (bernoulli_private.printed(given.epsilon), None)
     return found
+
+
+def theory(given: BernoulliSettings, of: Population, a: Scalar | None = None) -> float:
+    """The error of a weight with the mean of the other clients' shares; without one, of the mean of all. It is the mean
+    over clients that send and those that do not."""
+    uploads, n = given.uploads or given.clients, given.samples
+    if a is None:
+        sender, other = closed_form.global_mean(of, n, uploads), closed_form.personalized(of, n, 0.0, uploads)
+    else:
+        sender, other = (closed_form.personalized(of, n, a, others) for others in (uploads - 1, uploads))
+    return float(other + (sender - other) * uploads / given.clients)
 
 
 def draw(key: Key, given: BernoulliSettings, prior: ProbabilityPrior) -> tuple[Array, base.Samples]:
@@ -80,18 +97,27 @@ def draw(key: Key, given: BernoulliSettings, prior: ProbabilityPrior) -> tuple[A
     return p, base.every(ones.astype(p.dtype))
 
 
-def simulate(given: BernoulliSettings, prior: ProbabilityPrior, estimators: dict[str, Estimator]) -> dict[str, Any]:
-    """Each estimator's mean squared error in each repetition, [repetitions]; all see the same data."""
+def repetition(given: BernoulliSettings, estimators: dict[str, Estimator]) -> Callable[[Key], dict[str, Array]]:
+    """One repetition, a pure function of its key: draws the clients' data, gives each estimator's mean squared error
+    on them, [] each."""
+    prior = priors.parse(given.prior)
 
     def study(key: Key) -> dict[str, Array]:
         of_data, of_run = jax.random.split(key)
         p, clients = draw(of_data, given, prior)
+        sent = jnp.arange(given.clients) < (given.uploads or given.clients)  # all clients are drawn alike
         return {
-            name: mean_square(base.estimate(estimator, of_run, clients).estimates, p)
+            name: mean_square(base.estimate(estimator, of_run, clients, sent=sent).estimates, p)
             for name, estimator in estimators.items()
         }
 
-    errors = repeat(study, given.seed, given.repetitions, given.clients * given.samples)
+    return study
+
+
+def simulate(given: BernoulliSettings, estimators: dict[str, Estimator]) -> dict[str, Any]:
+    """Each estimator's mean squared error in each repetition, [repetitions]; all see the same data."""
+    numbers = given.clients * given.samples
+    errors = repeat(repetition(given, estimators), given.seed, given.repetitions, numbers)
     return {name: errors[name] for name in estimators}
 
 
@@ -103,7 +129,7 @@ def run(given: BernoulliSettings) -> dict[str, Any]:
     """
     prior = given.check()
     found = contenders(given, prior)
-    errors = simulate(given, prior, {name: estimator for name, (estimator, _) in found.items()})
+    errors = simulate(given, {name: estimator for name, (estimator, _) in found.items()})
     exact = {name: None if mse is None else float(mse) for name, (_, mse) in found.items()}
     mean, variance = (float(value) for value in prior.population)
     population = {"mean": mean, "variance": variance}

@@ -82,6 +82,7 @@ def run(given: ElectionSettings) -> dict[str, Any]:
     key = jax.random.key(given.seed)
     exact = {
         "local": bernoulli.local(),
+        "global": bernoulli.global_mean(),
         "personalized": bernoulli.personalized(),
         "printed": bernoulli.personalized(printed=True),
     }
@@ -128,8 +129,8 @@ def _private(given: ElectionSettings, train: Array, test: Array) -> dict[str, np
 
     found = repeat(errors, given.seed, given.repetitions, train.size * len(given.epsilon))
     return {
-        f"{name}, epsilon {epsilon:g}": values[:, i]
-        for name, values in found.items()
+        f"{name}, epsilon {epsilon:g}": found[name][:, i]
+        for name in builders
         for i, epsilon in enumerate(given.epsilon)
     }
 

@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 
 from jaxpfl.compression import quantizers
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimate.repetitions import mean_square, repeat, report
-from jaxpfl.estimate.settings import Mechanism, at_least, check_privacy
-from jaxpfl.estimators import base, gaussian, radius, release
+from jaxpfl.estimate.settings import Mechanism, at_least, check_privacy, check_uploads
+from jaxpfl.estimators import base, gaussian, gaussian_private, radius, release
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator
 from jaxpfl.estimators.release import EXACT, Release
-from jaxpfl.privacy import checks, local
+from jaxpfl.privacy import checks, discrete_gaussian, local
 from jaxpfl.types import Array, Key, Scalar
 
 
@@ -42,9 +44,12 @@ class GaussianSettings:
     delta: float = 1e-5
     """Of local privacy (the Gaussian mechanisms)."""
     mechanism: Mechanism = "analytic"
-    """analytic (Balle and Wang 2018), printed (the paper's calibration), or one-bit (pure, one dimension)."""
+    """analytic (Balle and Wang 2018); for one dimension printed (the paper's calibration), one-bit (pure), or discrete
+    (Canonne et al. 2020: whole noise on a quantiser's levels)."""
     bits: int | None = None
-    """Quantise each entry of a message to so many bits."""
+    """Quantise each entry of a message to so many bits; discrete noise is added to 8 unless given."""
+    uploads: int | None = None
+    """K: only so many clients send, the others personalise as well; all unless given."""
     repetitions: int = 60
     """Independent repetitions, for the standard errors."""
     seed: int = 0
@@ -65,6 +70,7 @@ class GaussianSettings:
         if not abs(self.mean) <= self.radius:
             raise JaxpflError(f"mean must be within the radius of {self.radius:g}, got {self.mean}")
         check_privacy(self.epsilon, self.delta)
+        check_uploads(self.uploads, self.clients)
         if self.bits is not None:
             quantizers.check_bits(self.bits)
         if self.dim > 1 and self.mechanism != "analytic":
@@ -78,6 +84,11 @@ class GaussianSettings:
     @property
     def st2(self) -> float:
         return self.sigma_theta**2
+
+    @property
+    def levels_bits(self) -> int:
+        """Of the quantiser that discrete noise is added to."""
+        return 8 if self.bits is None else self.bits
 
     @property
     def bound(self) -> float:
@@ -100,16 +111,18 @@ class Contender(NamedTuple):
 def contenders(given: GaussianSettings) -> dict[str, Contender]:
     """The estimators that the settings call for, by name; ``estimated`` is the personalised one where the variances too
     are learned from the clients."""
-    m, s2, st2, d = given.clients, given.s2, given.st2, given.dim
     found = {
-        "local": Contender(gaussian.local(), d * float(closed_form.local(s2))),
-        "global": Contender(gaussian.global_mean(), d * float(closed_form.global_mean(m, s2, st2))),
+        "local": Contender(gaussian.local(), given.dim * float(closed_form.local(given.s2))),
+        "global": Contender(gaussian.global_mean(), theory(given, a=0.0)),
         "personalized": Contender(personalized(given), theory(given)),
         "estimated": Contender(gaussian.personalized(), None),
         "james-stein": Contender(gaussian.james_stein(given.sigma_x**2), None),
     }
     for name, (sent, added) in releases(given).items():
         found[name] = Contender(personalized(given, sent), theory(given, sent.variance, added))
+    if given.epsilon is not None and given.mechanism == "one-bit":
+        split = gaussian_private.split(given.bound, given.epsilon, given.sigma_x**2)
+        found["private, variance learned"] = Contender(split, None)
     return found
 
 
@@ -118,12 +131,17 @@ def personalized(given: GaussianSettings, sent: Release = EXACT) -> Estimator:
     return gaussian.personalized(st2=given.st2, sx2=given.sigma_x**2, release=sent)
 
 
-def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = None) -> float:
-    """The exact error of `personalized`, over all entries, where the weight reckons with sq2 and sending adds ``added``
-    to an entry's variance (sq2 unless given)."""
-    a = closed_form.weight(given.clients, given.s2, given.st2, sq2)
-    added = sq2 if added is None else added
-    return given.dim * float(closed_form.personalized(given.clients, given.s2, given.st2, added, a))
+def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = None, a: Scalar | None = None) -> float:
+    """The exact error of `personalized`, over all entries, where the weight reckons with sq2 (unless it is given) and
+    sending adds ``added`` to an entry's variance (sq2 unless given); the mean over clients that send and those that do
+    not."""
+    uploads = given.uploads or given.clients
+    share, total = uploads / given.clients, 0.0
+    for part, sent in ((share, True), (1 - share, False)):
+        own = closed_form.weight(uploads, given.s2, given.st2, sq2, sent=sent) if a is None else a
+        noise = sq2 if added is None else added
+        total += part * float(closed_form.personalized(uploads, given.s2, given.st2, noise, own, sent=sent))
+    return given.dim * total
 
 
 def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
@@ -140,16 +158,23 @@ def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
 
 
 def strength(given: GaussianSettings, epsilon: float) -> float:
-    """What makes the settings' mechanism private: the standard deviation of Gaussian noise; for one-bit eps itself."""
+    """What makes the settings' mechanism private: the standard deviation of Gaussian noise (in steps where it is
+    discrete); for one-bit eps itself."""
     if given.mechanism == "one-bit":
         return epsilon
+    if given.mechanism == "discrete":
+        return discrete_gaussian.stddev(epsilon, given.delta, 2**given.levels_bits - 1)
     if given.mechanism == "printed":
         return local.printed_gaussian_stddev(epsilon, given.delta, given.bound)
     return local.analytic_gaussian_stddev(epsilon, given.delta, 2 * given.bound)
 
 
 def private_release(given: GaussianSettings, strength: Scalar) -> Release:
-    """The settings' local mechanism; its strength may be traced."""
+    """The settings' local mechanism; its strength may be traced, but for discrete noise."""
+    if given.mechanism == "discrete":
+        with jax.ensure_compile_time_eval():
+            noise = discrete_gaussian.table(float(strength))
+        return release.discrete_gaussian(given.bound, given.levels_bits, noise)
     if given.mechanism == "one-bit":
         return release.one_bit(given.bound, strength)
     return (release.gaussian if given.dim == 1 else release.gaussian_vector)(given.bound, strength)
@@ -157,8 +182,14 @@ def private_release(given: GaussianSettings, strength: Scalar) -> Release:
 
 def added_variance(given: GaussianSettings, sent: Release) -> Scalar:
     """The exact variance that a private release adds to an entry: one bit's falls with the square of what is sent."""
-    one_bit = given.mechanism == "one-bit"
-    return sent.variance - (given.mean**2 + given.st2 + given.s2 if one_bit else 0.0)
+    spread = given.st2 + given.s2
+    if given.mechanism == "one-bit":
+        return sent.variance - (given.mean**2 + spread)
+    if given.mechanism == "discrete":  # rounding adds less than its bound
+        most = quantizers.variance_bound(given.bound, given.levels_bits)
+        rounding = quantizers.normal_variance(given.mean, spread, given.bound, given.levels_bits)
+        return sent.variance - most + rounding
+    return sent.variance
 
 
 def draw(key: Key, given: GaussianSettings) -> tuple[Array, base.Samples]:
@@ -169,18 +200,26 @@ def draw(key: Key, given: GaussianSettings) -> tuple[Array, base.Samples]:
     return theta, base.every(theta[:, None] + given.sigma_x * jax.random.normal(of_x, (m, n, d)))
 
 
-def simulate(given: GaussianSettings, estimators: dict[str, Estimator]) -> dict[str, Any]:
-    """Each estimator's mean squared error in each repetition, [repetitions]; all see the same data."""
+def repetition(given: GaussianSettings, estimators: dict[str, Estimator]) -> Callable[[Key], dict[str, Array]]:
+    """One repetition, a pure function of its key: draws the clients' data, gives each estimator's mean squared error
+    on them, [] each."""
 
     def study(key: Key) -> dict[str, Array]:
         of_data, of_run = jax.random.split(key)
         theta, clients = draw(of_data, given)
+        sent = jnp.arange(given.clients) < (given.uploads or given.clients)  # all clients are drawn alike
         return {
-            name: mean_square(base.estimate(estimator, of_run, clients).estimates, theta)
+            name: mean_square(base.estimate(estimator, of_run, clients, sent=sent).estimates, theta)
             for name, estimator in estimators.items()
         }
 
-    errors = repeat(study, given.seed, given.repetitions, given.clients * given.samples * given.dim)
+    return study
+
+
+def simulate(given: GaussianSettings, estimators: dict[str, Estimator]) -> dict[str, Any]:
+    """Each estimator's mean squared error in each repetition, [repetitions]; all see the same data."""
+    numbers = given.clients * given.samples * given.dim
+    errors = repeat(repetition(given, estimators), given.seed, given.repetitions, numbers)
     return {name: errors[name] for name in estimators}
 
 

@@ -191,7 +191,7 @@ def _gaussian_intervals(told: gaussian.Told, made: dict[str, Estimated], sizes: 
     """Morris's where all sizes are alike; else those of known variances, which are a little short for few clients."""
     m = len(sizes)
     if m >= 4 and sizes.min() == sizes.max():
-        return intervals.morris(made["local"].estimates, told.mean, told.sx2 / sizes[0], told.st2, m, LEVEL)
+        return intervals.morris(made["local"].estimates, told.sx2 / sizes[0], LEVEL)
 
     def error(size: Array) -> Array:
         terms = gaussian.error_terms(told, size, jnp.ones((), bool))

@@ -25,7 +25,6 @@ _COLORS = {
     "one-bit": COLORS[6],
     "quantized": COLORS[7],
     "beta-binomial": COLORS[4],
-    "em": COLORS[1],
     "known": COLORS[3],
     "alternating": COLORS[5],
     "local privacy": COLORS[6],
@@ -58,7 +57,7 @@ def write_curves(
     *,
     xlabel: str,
     title: str,
-    ylabel: str = "mean squared error of a client's estimate",
+    ylabel: str = "mean squared error of an estimate",
     floor: Values | None = None,
     logarithmic: str = "",
     from_zero: bool = True,
@@ -73,15 +72,20 @@ def write_curves(
       from_zero: whether an axis of errors that is not logarithmic begins at zero.
     """
     figure, axes = new_axes(xlabel, ylabel, title)
+    drawn: list[str] = []
     for name, curve in curves.items():
-        style = {"color": color(name)}
+        # A variant has the colour of what it is a variant of, dashed.
+        style = {"color": color(name), "linestyle": "--" if color(name) in drawn else "-"}
+        drawn.append(color(name))
         if curve.line is not None:
             axes.plot(fine, curve.line, linewidth=1.8, label=name, **style)
         if len(curve.x):
             errors = FEW_ERRORS * np.asarray(curve.stderr, float)
             label = None if curve.line is not None else name
-            dots = {"fmt": "o" if curve.line is not None else "o-", "markersize": 4.5, "capsize": 2.5}
-            axes.errorbar(curve.x, curve.mean, yerr=errors, label=label, linewidth=1.2, **dots, **style)
+            dots = {"marker": "o", "markersize": 4.5, "capsize": 2.5}
+            if curve.line is not None:
+                dots["linestyle"] = "none"
+            axes.errorbar(curve.x, curve.mean, yerr=errors, label=label, linewidth=1.2, **style | dots)
     if floor is not None:
         axes.plot(fine, floor, color=INK, linewidth=1.2, linestyle=":", label="lower bound, mu known")
     if "x" in logarithmic:

@@ -18,7 +18,7 @@ def print_study(console: Any, result: dict[str, Any], title: str, notes: Sequenc
       notes: lines below it.
     """
     exact = any(row["closed_form"] is not None for row in result["mse"].values())
-    table = new_table(title, "± one standard error over repetitions; gain: share of local's error avoided")
+    table = new_table(title, "± one standard error; gain: share of local's error avoided")
     table.add_column("estimator", style="bold", no_wrap=True)
     for name in ("MSE", *["exact"] * exact, "gain over local"):
         table.add_column(name, justify="right", no_wrap=True)
@@ -42,5 +42,8 @@ def with_error(row: dict[str, float | None], *, percent: bool = False) -> str:
     if mean is None or mean != mean:
         return "-"
     if percent:
-        return f"{100 * mean:.1f} %" if error is None else f"{100 * mean:.1f} ± {100 * error:.1g} %"
+        mean, error = 100 * mean, None if error is None else 100 * error
+        digits = 1 if error is None or error >= 0.05 else 2
+        text = f"{mean:.{digits}f}"
+        return f"{text} %" if error is None else f"{text} ± {error:.{digits}f} %"
     return number(mean) if error is None else f"{mean:.4g} ± {error:.1g}"

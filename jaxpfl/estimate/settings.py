@@ -8,8 +8,9 @@ from typing import Literal, TypeAlias
 from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy import checks
 
-Mechanism: TypeAlias = Literal["analytic", "printed", "one-bit"]
-"""Of local privacy: the analytic Gaussian mechanism, the paper's calibration of it, or one bit (one dimension)."""
+Mechanism: TypeAlias = Literal["analytic", "printed", "one-bit", "discrete"]
+"""Of local privacy: the analytic Gaussian mechanism; in one dimension also the paper's calibration of it, one bit, and
+the discrete Gaussian on a quantiser's levels."""
 
 
 def at_least(name: str, value: float, least: float) -> None:
@@ -31,3 +32,13 @@ def check_privacy(epsilon: float | None, delta: float) -> None:
     if epsilon is not None:
         checks.positive("epsilon", epsilon)
     checks.probability("delta", delta)
+
+
+def check_uploads(uploads: int | None, clients: int) -> None:
+    """Refuses a number of uploading clients (where one is given) below 2 or above that of all.
+
+    Raises:
+      JaxpflError.
+    """
+    if uploads is not None and not 2 <= uploads <= clients:
+        raise JaxpflError(f"uploads must be between 2 and the number of clients ({clients}), got {uploads}")

@@ -18,6 +18,7 @@ from jaxpfl.estimators import bernoulli
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.estimators.bernoulli import Share
 from jaxpfl.estimators.moments import Moments, moments, without
+from jaxpfl.estimators.posterior import truncated_mean
 from jaxpfl.privacy import local
 from jaxpfl.types import Array, Key, Scalar
 
@@ -71,7 +72,7 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
         squared_error = _of_mean(second) + (2 * mu) ** 2 * _of_mean(first)
         error, most = jnp.sqrt(squared_error), mu * (1 - mu)
         seen = second.mean - mu**2
-        v = jnp.clip(seen + error, 0, most) if plus_error else _truncated_mean(seen, error, most)
+        v = jnp.clip(seen + error, 0, most) if plus_error else truncated_mean(seen, error, most)
         return Told(mu, v, (first.number > 1) & (second.number > 1))
 
     def personalize(told: Told, message: Bit, sent: Array, own: Share) -> Array:
@@ -100,18 +101,3 @@ def printed(epsilon: Scalar) -> Estimator:
 def _of_mean(of: Moments) -> Array:
     """The squared standard error of a mean."""
     return of.variance / jnp.maximum(of.number, 1)
-
-
-def _truncated_mean(mean: Array, stddev: Array, most: Array) -> Array:
-    """The mean of N(mean, stddev^2) truncated to [0, most]; far outside, where the density is an exponential, the
-    nearer end."""
-    scale = jnp.where(stddev > 0, stddev, 1)
-    low, high = -mean / scale, (most - mean) / scale
-    log_pdf, log_cdf = jax.scipy.stats.norm.logpdf, jax.scipy.stats.norm.logcdf
-    # In the tail that holds the mass, so that neither difference cancels.
-    flipped = low > 0
-    a, b = jnp.where(flipped, -high, low), jnp.where(flipped, -low, high)
-    log_mass = log_cdf(b) + jnp.log1p(-jnp.exp(jnp.minimum(log_cdf(a) - log_cdf(b), -1e-6)))
-    shift = jnp.exp(log_pdf(a) - log_mass) - jnp.exp(log_pdf(b) - log_mass)
-    inside = mean + scale * jnp.where(flipped, -shift, shift)
-    return jnp.clip(jnp.where(stddev > 0, inside, mean), 0, most)

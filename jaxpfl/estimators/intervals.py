@@ -3,7 +3,7 @@ r"""Intervals for one client's theta_i: how sure it can be of its personalised e
 All functions are for one entry and broadcast. ``a`` is the weight of the client's own mean, ``s2`` its variance.
 
 - `known`: the errors of the Gaussian model with known variances are exactly normal, so these intervals cover exactly.
-- `morris`: the variance st2 was estimated from few clients; Morris's correction widens for that.
+- `morris`: mu and st2 are learned from the same clients, maybe few; the intervals are wider for that.
 - `robust`: the theta_i need not be Gaussian. Their distribution enters only by its variance, and the interval covers at
   least with its probability on average over the clients, whatever that distribution.
 - `beta`: for Bernoulli clients, quantiles of the Beta posterior that has the estimated mean and variance.
@@ -20,6 +20,8 @@ import jax.numpy as jnp
 from jaxpfl.types import Array, Scalar
 
 _HALVINGS = 60
+_POINTS = 4096
+_TINY = 1e-30
 
 
 def known(estimate: Array, mse: Scalar, level: Scalar) -> tuple[Array, Array]:
@@ -28,21 +30,36 @@ def known(estimate: Array, mse: Scalar, level: Scalar) -> tuple[Array, Array]:
     return estimate - reach, estimate + reach
 
 
-def morris(own: Array, mean: Scalar, s2: Scalar, st2: Scalar, clients: Scalar, level: Scalar) -> tuple[Array, Array]:
-    r"""For equally many samples of m >= 4 clients, with st2 estimated by moments and B = s2 / (s2 + st2):
+def morris(own: Array, s2: Scalar, level: Scalar) -> tuple[Array, Array]:
+    r"""For m >= 4 clients of equal size, with mu and st2 unknown: their posterior means, with flat priors on both.
 
-    .. math:: \hat\theta_i = \bar X_i - \hat B (\bar X_i - M), \qquad \hat B = \frac{m-3}{m-1} B, \qquad
-       Var_i = s^2 \Big(1 - \frac{m-1}{m} \hat B\Big) + \frac{2}{m-3} \hat B^2 (\bar X_i - M)^2
+    With B = s2 / (s2 + st2) and S the summed squares of the means about their own, B given the means has the density
+    :math:`\propto B^{(\nu - 2)/2 - 1} e^{-B S / (2 s^2)}` on (0, 1), with nu = (m - 1) d, and
+
+    .. math:: E\,\theta_i = \bar X_i - E B (\bar X_i - M), \qquad
+       Var\,\theta_i = s^2 \Big(1 - \frac{m-1}{m} E B\Big) + Var B\, (\bar X_i - M)^2
+
+    The intervals are those of normal distributions with these moments.
 
     Args:
-      own: the clients' own means.
-      mean: M.
-      st2: floored at zero.
-      clients: m.
+      own: the clients' own means, [m, d].
+      s2: their variance, known (or pooled from many samples).
     """
-    total = s2 + st2
-    shrink = (clients - 3) / (clients - 1) * jnp.where(total > 0, s2 / jnp.where(total > 0, total, 1), 0)
-    variance = s2 * (1 - (clients - 1) / clients * shrink) + 2 / (clients - 3) * shrink**2 * (own - mean) ** 2
+    m, d = own.shape
+    mean = own.mean(axis=0)
+    scatter = ((own - mean) ** 2).sum()
+    shape, rate = ((m - 1) * d - 2) / 2, scatter / (2 * jnp.maximum(s2, _TINY))
+    # Where B is likely: about the Gamma distribution's bulk, and up to 1.
+    bulk, spread = shape / jnp.maximum(rate, _TINY), jnp.sqrt(shape) / jnp.maximum(rate, _TINY)
+    top = jnp.minimum(1.0, bulk + 12 * spread)
+    low = jnp.maximum(0.0, jnp.minimum(bulk, 1.0) - 12 * spread)
+    B = low + (top - low) * (jnp.arange(_POINTS) + 0.5) / _POINTS
+    # About the largest term, which is at the bulk's top or before it: differences of small numbers, not of large ones.
+    peak = jnp.clip((shape - 1) / jnp.maximum(rate, _TINY), low, top)
+    ratio = B / jnp.maximum(peak, _TINY)
+    p = jax.nn.softmax((shape - 1) * jnp.log(ratio) - rate * peak * (ratio - 1))
+    shrink = p @ B
+    variance = s2 * (1 - (m - 1) / m * shrink) + (p @ (B - shrink) ** 2) * (own - mean) ** 2
     return known(own - shrink * (own - mean), variance, level)
 
 

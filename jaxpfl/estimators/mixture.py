@@ -12,7 +12,7 @@ Reference: Ozkara et al. 2023, appendix D, Theorem 6 and Algorithm 3.
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -32,6 +32,13 @@ class Mixture(NamedTuple):
     p: Array
     mu: Array
     sx2: Array
+
+
+class Told(NamedTuple):
+    """What the server tells: the mixture, and whether there was anything to learn it from, [] bool."""
+
+    learned: Array
+    mixture: Mixture
 
 
 class Local(NamedTuple):
@@ -98,14 +105,14 @@ def em(
         scatter = samples.scatter.sum() if sx2 is None else jnp.zeros(())
         return Sent(release.send(key, own.mean), own.size, scatter, _scores(key, starts, components)), own
 
-    def combine(key: Key, shared: None, messages: Sent, sent: Array) -> Mixture:
+    def combine(key: Key, shared: None, messages: Sent, sent: Array) -> Told:
         begin = clustering.kmeans(messages.scores, messages.mean, sent, steps)
         noise = jnp.asarray(sx2) if sx2 is not None else _pooled(messages, sent, begin.centers)
         start = Mixture(*begin.as_prior, jnp.maximum(noise, floor))
         end = fit(start, messages, sent, release.variance, floor, steps, noise_known=sx2 is not None)
-        return end._replace(mu=within_ball(end.mu, reach))
+        return Told(sent.any(), end._replace(mu=within_ball(end.mu, reach)))
 
-    return Estimator(summarize, combine, lambda at, message, sent, own: posterior_mean(at, own))
+    return Estimator(summarize, combine, _personalize)
 
 
 def fit(
@@ -124,7 +131,7 @@ def fit(
         total, _ = clustering.sums(messages.mean, sent, precise)
         mu = jnp.where(weights[:, None] > 0, total / jnp.where(weights > 0, weights, 1)[:, None], at.mu)
         numbers = belongs.sum(axis=0)
-        p = numbers / jnp.maximum(numbers.sum(), _TINY)
+        p = jnp.where(numbers.sum() > 0, numbers / jnp.maximum(numbers.sum(), _TINY), at.p)
         if noise_known:
             return Mixture(p, mu, at.sx2)
         square = (belongs * square_distances(messages.mean, mu)).sum(axis=1)
@@ -152,19 +159,17 @@ def alternating(
     was sent, anew in each round, by k-means. A release is paid for in every round.
     """
 
-    def summarize(key: Key, shared: tuple[Array, Mixture], samples: Samples) -> tuple[Sent, Local]:
-        begun, at = shared
+    def summarize(key: Key, shared: Told, samples: Samples) -> tuple[Sent, Local]:
         own = Local(samples.mean, samples.size)
-        theta = jnp.where(begun, posterior_mean(at, own), own.mean)
+        theta = _personalize(shared, None, None, own)
         return Sent(release.send(key, theta), own.size, jnp.zeros(()), _scores(key, starts, components)), own
 
-    def combine(key: Key, shared: tuple[Array, Mixture], messages: Sent, sent: Array) -> tuple[Array, Mixture]:
+    def combine(key: Key, shared: Told, messages: Sent, sent: Array) -> Told:
         found = clustering.kmeans(messages.scores, messages.mean, sent, steps).as_prior
-        return jnp.ones((), bool), Mixture(found.p, found.mu, shared[1].sx2)
+        return Told(sent.any(), Mixture(found.p, found.mu, shared.mixture.sx2))
 
-    start = Mixture(jnp.full(components, 1 / components), jnp.zeros((components, dim)), jnp.asarray(sx2, float))
-    personalize = lambda told, message, sent, own: posterior_mean(told[1], own)  # noqa: E731
-    return Estimator(summarize, combine, personalize, (jnp.zeros((), bool), start))
+    nothing = Mixture(jnp.full(components, 1 / components), jnp.zeros((components, dim)), jnp.asarray(sx2, float))
+    return Estimator(summarize, combine, _personalize, Told(jnp.zeros((), bool), nothing))
 
 
 def private(
@@ -194,7 +199,7 @@ def private(
         own = Local(samples.mean, samples.size)
         return own, own
 
-    def combine(key: Key, shared: None, messages: Local, sent: Array) -> Mixture:
+    def combine(key: Key, shared: None, messages: Local, sent: Array) -> Told:
         of_start, of_noise = jax.random.split(key)
         begin = private_clustering.spread_out(
             of_start, radius if reach is None else reach, components, messages.mean.shape[-1]
@@ -205,9 +210,13 @@ def private(
             of_noise, begin, messages.mean, sent, radius=radius, noise=noise, steps=steps, reach=reach,
             variance=typical if soft else None,
         )  # fmt: skip
-        return Mixture(*found.as_prior, jnp.asarray(sx2))
+        return Told(sent.any(), Mixture(*found.as_prior, jnp.asarray(sx2)))
 
-    return Estimator(summarize, combine, lambda at, message, sent, own: posterior_mean(at, own))
+    return Estimator(summarize, combine, _personalize)
+
+
+def _personalize(told: Told, message: Any, sent: Any, own: Local) -> Array:
+    return jnp.where(told.learned, posterior_mean(told.mixture, own), own.mean)
 
 
 def _variance(at: Mixture, messages: Sent, sq2: Scalar) -> Array:

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.compression import quantizers
+from jaxpfl.privacy import discrete_gaussian as discrete
 from jaxpfl.privacy import local
 from jaxpfl.types import Array, Key, Scalar
 
@@ -61,6 +62,23 @@ def one_bit(b: Scalar, epsilon: Scalar) -> Release:
     """
     spread = b / jnp.tanh(jnp.asarray(epsilon) / 2)
     return Release(lambda key, mean: local.one_bit(key, mean, b, epsilon), jnp.square(spread), 1)
+
+
+def discrete_gaussian(b: Scalar, bits: int, noise: discrete.Table) -> Release:
+    """A number clipped to [-b, b], rounded at random to k bits, with whole noise added: private and short at once.
+
+    Formal guarantees: (eps, delta)-LDP of one entry, where the noise's standard deviation is
+    ``privacy.discrete_gaussian.stddev(eps, delta, 2^bits - 1)``; exactly, as that module says.
+    """
+    step = 2 * b / (2**bits - 1)
+
+    def send(key: Key, mean: Array) -> Array:
+        of_level, of_noise = jax.random.split(key)
+        level = quantizers.levels(of_level, jnp.nan_to_num(mean), b, bits)
+        return quantizers.values(level + discrete.sample(of_noise, mean.shape, noise), b, bits)
+
+    variance = quantizers.variance_bound(b, bits) + step**2 * noise.variance
+    return Release(send, variance, noise.message_bits(2**bits))
 
 
 def within_ball(points: Array, radius: Scalar) -> Array:

@@ -14,7 +14,18 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
-NAMES = ("round_cnn", "adaped_flops", "roofline", "clients", "sweep", "overhead", "compile", "fusion", "gpu")
+NAMES = (
+    "round_cnn",
+    "adaped_flops",
+    "roofline",
+    "clients",
+    "sweep",
+    "overhead",
+    "compile",
+    "fusion",
+    "estimators",
+    "gpu",
+)
 
 
 def python(*args: str, status: int = 0) -> subprocess.CompletedProcess[str]:
@@ -189,6 +200,16 @@ def test_fusion(tmp_path: Path):
     for problem in found["results"].values():
         assert list(problem) == ["eager", "jit a step", "jit a round", "ten rounds in one call"]
         check_contenders(problem)
+
+
+@pytest.mark.slow
+def test_estimators(tmp_path: Path):
+    found = record(tmp_path, "estimators")
+    check_contenders(found["results"])
+    for row in found["results"].values():
+        errors = row["facts"]["errors"]
+        assert errors["personalized"] < errors["local"]
+        assert row["facts"]["peak_bytes"] > 0
 
 
 @pytest.mark.slow
