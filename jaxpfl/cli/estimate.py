@@ -2,32 +2,20 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import arg
 
+from jaxpfl.cli.histogram import histogram
+from jaxpfl.cli.output import TO, Output, write
 from jaxpfl.estimate.bernoulli import BernoulliSettings
 from jaxpfl.estimate.elections import ElectionSettings
 from jaxpfl.estimate.gaussian import GaussianSettings
 from jaxpfl.estimate.mixture import MixtureSettings
 from jaxpfl.experiment import compile_cache
 
-
-@dataclass(frozen=True)
-class Output:
-    """Where the results go."""
-
-    json: bool = False
-    """Print the results as one JSON object, the only thing on standard output."""
-    output: Path | None = None
-    """Folder for summary.json and plots."""
-
-
-_TO = Output()
 _GAUSSIAN, _BERNOULLI, _MIXTURE, _ELECTIONS = (
     GaussianSettings(),
     BernoulliSettings(),
@@ -38,12 +26,12 @@ _GAUSSIAN, _BERNOULLI, _MIXTURE, _ELECTIONS = (
 
 def commands() -> tuple[Callable[..., None], ...]:
     """The commands of the group."""
-    return gaussian, bernoulli, mixture, elections, when
+    return gaussian, bernoulli, mixture, histogram, elections, when
 
 
 def gaussian(
     settings: Annotated[GaussianSettings, arg(name="")] = _GAUSSIAN,
-    to: Annotated[Output, arg(name="")] = _TO,
+    to: Annotated[Output, arg(name="")] = TO,
     csv: Path | None = None,
 ) -> None:
     """Means of Gaussian clients: local, global, personalised, quantised and private, beside exact errors.
@@ -75,7 +63,7 @@ def gaussian(
 
 def bernoulli(
     settings: Annotated[BernoulliSettings, arg(name="")] = _BERNOULLI,
-    to: Annotated[Output, arg(name="")] = _TO,
+    to: Annotated[Output, arg(name="")] = TO,
     csv: Path | None = None,
 ) -> None:
     """Probabilities of Bernoulli clients: local, global, personalised (corrected and printed), and private bits.
@@ -99,7 +87,7 @@ def bernoulli(
 
 def mixture(
     settings: Annotated[MixtureSettings, arg(name="")] = _MIXTURE,
-    to: Annotated[Output, arg(name="")] = _TO,
+    to: Annotated[Output, arg(name="")] = TO,
 ) -> None:
     """Clients that are one of k kinds: EM, Algorithm 3 as printed, and private k-means, centrally and locally."""
     from jaxpfl.estimate import mixture as study
@@ -125,7 +113,7 @@ def mixture(
 
 def elections(
     settings: Annotated[ElectionSettings, arg(name="")] = _ELECTIONS,
-    to: Annotated[Output, arg(name="")] = _TO,
+    to: Annotated[Output, arg(name="")] = TO,
 ) -> None:
     """US counties' political tendencies: six-fold cross-validation over the elections of 2000 to 2020."""
     from jaxpfl.estimate import elections as study
@@ -143,14 +131,14 @@ def elections(
 
 def when(
     settings: Annotated[GaussianSettings, arg(name="")] = _GAUSSIAN,
-    to: Annotated[Output, arg(name="")] = _TO,
+    to: Annotated[Output, arg(name="")] = TO,
 ) -> None:
     """When collaboration helps: what theory promises at these settings, what it takes, and the phase diagram."""
     from jaxpfl.estimate import when as study
 
     compile_cache.enable()
     result = study.run(settings)
-    _write(result, to, lambda f: study.write_plots(f, settings))
+    write(result, to, lambda f: study.write_plots(f, settings))
     if to.json:
         return
     print(study.verdict(result))
@@ -176,21 +164,7 @@ def show(
 
     if not to.json:
         print_study(Console(), result, title, notes or [])
-    _write(result, to, draw)
-
-
-def _write(result: dict[str, Any], to: Output, draw: Callable[[Path], list[Path]]) -> None:
-    from jaxpfl.experiment.files import jsonable, write_json
-
-    if to.output is not None:
-        to.output.mkdir(parents=True, exist_ok=True)
-        drawn = draw(to.output / "plots")
-        result = result | {"plots": [str(path.relative_to(to.output)) for path in drawn]}
-        write_json(to.output / "summary.json", result)
-    if to.json:
-        print(json.dumps(jsonable(result)))
-    elif to.output is not None:
-        print(f"results: {to.output} (summary.json, plots/)")
+    write(result, to, draw)
 
 
 def _own(own: Any, to: Output) -> None:

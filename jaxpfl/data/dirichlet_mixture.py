@@ -61,5 +61,5 @@ def draw_users(rng: np.random.Generator, population: DirichletMixture, sizes: np
         indices.append(x)
         counts.append(found[u, x])
     users, words = np.arange(n), np.arange(d).astype(str)
-    entries = (np.concatenate(part) for part in (rows, indices, counts))
-    return Drawn(build(*entries, users, words), truth, clusters)
+    made = build(np.concatenate(rows), np.concatenate(indices), np.concatenate(counts), users, words)
+    return Drawn(made, truth, clusters)

@@ -86,47 +86,64 @@ def build(
     )
 
 
-class HistogramSplit(NamedTuple):
-    """What histogram estimation is studied on: users whose tokens are divided, and validation users apart."""
+class Part(NamedTuple):
+    """Some users' tokens in two parts: what is theirs to learn from, and what estimates are scored on."""
 
-    train: TokenCounts
-    test: TokenCounts
-    validation_train: TokenCounts
-    validation_test: TokenCounts
+    own: TokenCounts
+    held_out: TokenCounts
+
+
+class HistogramSplit(NamedTuple):
+    """Users that estimate together, validation users, and users that nobody has seen."""
+
+    users: Part
+    validation: Part
+    unseen: Part
+
+
+def groups(rng: np.random.Generator, number: int, *shares: float) -> list[np.ndarray]:
+    """A random group of 0 ... n - 1 for each share, at least one each, and before them the rest; each ascending.
+
+    Raises:
+      JaxpflError: too few to divide, or shares that are not positive or leave no rest.
+    """
+    if min(shares) <= 0 or sum(shares) >= 1:
+        raise JaxpflError(f"shares of users set apart must be > 0 and below 1 together, got {shares}")
+    if number <= len(shares):
+        raise JaxpflError(f"{number} users cannot be divided into {len(shares) + 1} groups")
+    sizes = [max(1, int(share * number)) for share in shares]
+    ends = np.cumsum([number - sum(sizes), *sizes])
+    return [np.sort(part) for part in np.split(rng.permutation(number), ends[:-1])]
 
 
 def split(
-    counts: TokenCounts, *, validation: float = 0.2, train_share: float = 0.5, most: int | None = None, seed: int = 0
+    counts: TokenCounts,
+    *,
+    validation: float = 0.2,
+    unseen: float = 0.1,
+    train_share: float = 0.5,
+    most: int | None = None,
+    seed: int = 0,
 ) -> HistogramSplit:
-    """Sets a share of the users apart for validation, and divides every user's tokens.
+    """Sets shares of the users apart, and divides every user's tokens.
 
     Args:
       counts: of users with at least two tokens each.
-      validation: share of the users, drawn at random.
+      validation, unseen: shares of the users, drawn at random.
       train_share: of a user's tokens, rounded, at least one and at most all but one.
-      most: of a user's training tokens; the others are test tokens.
+      most: of a user's own tokens; the others are held out.
       seed: of both draws.
 
     Raises:
-      JaxpflError: fewer than two users, one with a single token, or shares outside (0, 1).
+      JaxpflError: fewer than three users, one with a single token, or shares out of range.
     """
-    for name, share in (("validation", validation), ("train_share", train_share)):
-        if not 0 < share < 1:
-            raise JaxpflError(f"{name} must be > 0 and < 1, got {share}")
-    n, sizes = len(counts.users), counts.sizes
-    if n < 2:
-        raise JaxpflError(f"needs at least two users, one of them for validation, got {n}")
+    if not 0 < train_share < 1:
+        raise JaxpflError(f"train_share must be > 0 and < 1, got {train_share}")
+    rng, sizes = np.random.default_rng(seed), counts.sizes
+    parts = groups(rng, len(sizes), validation, unseen)
     if sizes.min() < 2:
-        raise JaxpflError(
-            f"user {counts.users[sizes.argmin()]} has {sizes.min()} tokens: two are needed, to test on one"
-        )
-    rng = np.random.default_rng(seed)
-    train = np.clip(np.rint(train_share * sizes).astype(np.int64), 1, sizes - 1)
-    train = train if most is None else np.minimum(train, most)
-    own, held_out = counts.divided(rng, train)
-    apart = np.zeros(n, bool)
-    apart[rng.permutation(n)[: min(max(1, round(validation * n)), n - 1)]] = True
-    users, others = np.flatnonzero(~apart), np.flatnonzero(apart)
-    return HistogramSplit(
-        own.of_users(users), held_out.of_users(users), own.of_users(others), held_out.of_users(others)
-    )
+        user, size = counts.users[sizes.argmin()], sizes.min()
+        raise JaxpflError(f"user {user} has {size} token(s): two are needed, to learn from one and test on the other")
+    own = np.clip(np.rint(train_share * sizes).astype(np.int64), 1, sizes - 1)
+    divided = counts.divided(rng, own if most is None else np.minimum(own, most))
+    return HistogramSplit(*(Part(*(tokens.of_users(part) for tokens in divided)) for part in parts))

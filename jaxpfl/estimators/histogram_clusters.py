@@ -70,7 +70,7 @@ def cluster(
     jumps = jnp.asarray(rate) == 1
 
     def step(at: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], Array]:
-        centers, _ = at
+        centers = at[0]
         found = sums(users, centers)
         means = found.histograms / jnp.maximum(found.sizes, 1)[:, None]
         lonely = jnp.where(jumps, 1 / users.tokens, centers)
