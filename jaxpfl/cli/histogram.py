@@ -41,7 +41,7 @@ def histogram(
     if not to.json:
         from rich.console import Console
 
-        histogram_report.print_table(Console(), made.result)
+        histogram_report.print_table(Console(width=max(Console().width, histogram_report.WIDTH)), made.result)
     if export is not None:
         study.export(made, settings, export, export_epsilon)
     write(made.result, to, lambda folder: histogram_report.write_plots(folder, made))

@@ -185,7 +185,7 @@ def _spent(given: HistogramSettings, epsilon: float, noise: Any) -> dict[str, An
     rows = {"FedAvg": (1, noise.mean), "Algorithm 2, IFCA": (t + 1, noise.clusters)}
     rows["Algorithm 2 + DimRed"] = (t + 2, noise.dimred)
     said = {
-        name: {"releases": releases, "noise_multiplier": z}
+        name: {"releases": releases, "noise_of_a_release": z}
         | histogram_private.plan(z, releases, given.radius).statement(given.delta)._asdict()
         for name, (releases, z) in rows.items()
     }

@@ -13,6 +13,8 @@ from jaxpfl.presentation import COLORS, INK, new_axes, save
 
 DRAWN = ("FedAvg + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT", EXPORTED)
 """Rows that plots show, each in its colour."""
+WIDTH = 118
+"""Of a table with four columns of eps: narrower terminals wrap its lines rather than lose figures."""
 WORDS = 12
 """Tokens shown of each cluster."""
 
@@ -45,13 +47,13 @@ def print_table(console: Any, result: dict[str, Any]) -> None:
     console.print(table)
     for column, said in result["privacy"].items():
         parts = ", ".join(
-            f"{name} {own['releases']} releases of z = {own['noise_multiplier']:.3g}"
+            f"{name} {own['releases']} of z = {own['noise_of_a_release']:.3g}"
             for name, own in said.items()
             if "releases" in own
         )
         printed = said["Algorithm 3 (printed)"]
         console.print(
-            f"{column}, delta {given['delta']:g} (add or remove one user, C = {given['radius']:g}, by PLD): {parts}; "
+            f"{column}, delta {given['delta']:g} (add or remove one user, C = {given['radius']:g}, by PLD), releases: {parts}; "
             f"Algorithm 3 as printed by its own theorem, sigma = {printed['stddev']:.3g}, its start not covered",
             highlight=False,
             soft_wrap=True,
@@ -61,7 +63,7 @@ def print_table(console: Any, result: dict[str, Any]) -> None:
 def _cell(row: dict[str, float | None] | None) -> str:
     if row is None:
         return "-"
-    return number(row["mean"]) if row["interval"] is None else f"{row['mean']:.4f} ±{row['interval']:.4f}"
+    return number(row["mean"]) if row["interval"] is None else f"{row['mean']:.4f} ±{row['interval']:.3f}"
 
 
 def write_plots(folder: Path, study: Study) -> list[Path]:
