@@ -32,9 +32,8 @@ def histogram(
 
     compile_cache.enable()
     if export_epsilon is not None and export_epsilon not in settings.epsilon:
-        raise JaxpflError(
-            f"export_epsilon must be one of the study's epsilons {settings.epsilon}, got {export_epsilon:g}"
-        )
+        known = ", ".join(f"{e:g}" for e in settings.epsilon)
+        raise JaxpflError(f"export_epsilon must be one of --epsilon {known}, got {export_epsilon:g}")
     if export is not None and not export.parent.is_dir():
         raise JaxpflError(f"export: no folder {export.parent}")
     made = study.run(settings)

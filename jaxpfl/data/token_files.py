@@ -107,10 +107,10 @@ def read_leaf_counts(folder: Path) -> TokenCounts:
     if leaf.kind_of(parts[0], folder) != "sequences":
         raise JaxpflError(f"{folder}: no sequences of tokens with 'target_tokens' in it: not LEAF's Reddit")
     vocabulary = leaf_text.vocabulary_of(folder, [x for x, _ in parts[0].values()])
-    words = np.arange(vocabulary.size).astype(str)
     length = leaf_text.longest_sequence(inputs)
-    if vocabulary.words is not None:
-        words = np.array([*sorted(vocabulary.words, key=vocabulary.words.__getitem__)])
+    words = np.arange(vocabulary.size).astype(object)  # tokens that no word is known of go by their number
+    for word, token in (vocabulary.words or {}).items():
+        words[token] = word
     found: Counter[tuple[str, int]] = Counter()
     for part in parts:
         for user, (x, y) in part.items():
@@ -121,4 +121,4 @@ def read_leaf_counts(folder: Path) -> TokenCounts:
     names = sorted({user for user, _ in found})
     place = {name: i for i, name in enumerate(names)}
     rows, tokens = (np.array(column) for column in zip(*((place[u], t) for u, t in found), strict=True))
-    return build(rows, tokens, np.array(list(found.values())), np.array(names), words)
+    return build(rows, tokens, np.array(list(found.values())), np.array(names), words.astype(str))

@@ -41,9 +41,7 @@ class HistogramSettings(HistogramData):
     clusters: int = 10
     """k."""
     rounds: int = 20
-    """T of Algorithm 2 without privacy."""
-    ifca_rounds: int = 5
-    """Rounds of IFCA, whose point is that it needs many."""
+    """T of Algorithm 2 and of IFCA without privacy."""
     ifca_rate: float = 0.1
     """Of IFCA's steps."""
     temperature: float = 0.5
@@ -82,7 +80,7 @@ class HistogramSettings(HistogramData):
           JaxpflError: the name, its value, and what is allowed.
         """
         super().check()
-        for name in ("clusters", "rounds", "ifca_rounds", "private_rounds", "em_steps", "repetitions"):
+        for name in ("clusters", "rounds", "private_rounds", "em_steps", "repetitions"):
             checks.count(name, getattr(self, name))
         if self.private_clusters is not None:
             checks.count("private_clusters", self.private_clusters)
@@ -128,7 +126,7 @@ def exact_centers(key: Key, users: Users, given: HistogramSettings) -> dict[str,
     keep = _kept(moment, everything, k, given)
     return {
         "FedAvg": mean[None],
-        "IFCA": histogram_clusters.cluster(users, start, given.ifca_rounds, floor=s, rate=given.ifca_rate).centers,
+        "IFCA": histogram_clusters.cluster(users, start, given.rounds, floor=s, rate=given.ifca_rate).centers,
         "Algorithm 2 + DimRed": histogram_clusters.cluster(
             users, start, given.rounds, floor=s, complete=lambda centers: jnp.where(keep, centers, mean)
         ).centers,

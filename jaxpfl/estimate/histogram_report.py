@@ -53,7 +53,8 @@ def print_table(console: Any, result: dict[str, Any]) -> None:
         )
         printed = said["Algorithm 3 (printed)"]
         console.print(
-            f"{column}, delta {given['delta']:g} (add or remove one user, C = {given['radius']:g}, by PLD), releases: {parts}; "
+            f"{column}, delta {given['delta']:g} (add or remove one user, C = {given['radius']:g}, by PLD), "
+            f"releases: {parts}; "
             f"Algorithm 3 as printed by its own theorem, sigma = {printed['stddev']:.3g}, its start not covered",
             highlight=False,
             soft_wrap=True,
@@ -117,8 +118,9 @@ def _tokens_of_clusters(folder: Path, study: Study) -> Path:
     centers = study.centers["non-private"]
     weights = centers * np.log(centers / centers.mean(axis=0))
     k = len(centers)
-    figure = Figure(figsize=(1.5 * min(k, 10), 2.4 * -(-k // 10)), layout="constrained")
-    axes = figure.subplots(-(-k // 10), min(k, 10), squeeze=False)
+    lines, columns = -(-k // 5), min(k, 5)
+    figure = Figure(figsize=(max(1.6 * columns, 5), 2.4 * lines), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False)
     for place, own in enumerate(axes.ravel()):
         own.axis("off")
         if place >= k:
