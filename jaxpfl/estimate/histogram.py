@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.estimate import histogram_convergence
 from jaxpfl.estimate.histogram_data import Group, Prepared, prepare
 from jaxpfl.estimate.histogram_methods import (
     HistogramSettings,
@@ -73,7 +74,7 @@ def _exact(given: HistogramSettings, population: Any) -> Any:
 def _private(given: HistogramSettings) -> Any:
     @jax.jit
     def run(keys: Key, noises: Any, clients: Group, validation: Group, unseen: Group) -> Any:
-        data = Prepared(clients, validation, unseen, np.array([]), np.array([]), None)
+        data = Prepared(clients, validation, unseen, np.array([]), np.array([]))
 
         def at(noise: Any) -> tuple[dict[str, Scored], Array]:
             def one(key: Key) -> tuple[dict[str, Scored], Array]:
@@ -94,7 +95,8 @@ def run(given: HistogramSettings) -> Study:
     Returns:
       With ``result``: ``rows``, for each column ("non-private" and "epsilon E") and row the mean loss over runs with
       its 95 % half-width (``interval``, by Student's t; None for one run), that of unseen users, and the mean lambda or
-      alpha; ``privacy`` of each eps; ``floor``; ``users``; ``printed``: the paper's table.
+      alpha; ``privacy`` of each eps; ``floor``; ``users``; ``printed``: the paper's table; of
+      synthetic users ``misclustering`` (`histogram_convergence.study`).
 
     Raises:
       JaxpflError: settings that `HistogramSettings.check` refuses, and files that cannot be read.
@@ -132,6 +134,8 @@ def run(given: HistogramSettings) -> Study:
         "privacy": {f"epsilon {e:g}": _spent(given, e, noise) for e, noise in zip(given.epsilon, noises, strict=True)},
         "printed": {name: {"non-private": p[0], "epsilon 15": p[1]} for name, p in PRINTED.items()},
     }
+    if data.population is not None:
+        result["misclustering"] = histogram_convergence.study(data, given)
     return Study(result, data, per_user, arrays)
 
 

@@ -77,14 +77,16 @@ class Group(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """A study's users: those that estimate together, those set apart, their vocabulary, names, and the population."""
+    """A study's users: those that estimate together and those set apart, the vocabulary, the users' names; of synthetic
+    ones also the population, and which cluster each came from, [n]."""
 
     clients: Group
     validation: Group
     unseen: Group
     vocabulary: np.ndarray
     names: np.ndarray
-    population: DirichletMixture | None
+    population: DirichletMixture | None = None
+    kinds: np.ndarray | None = None
 
 
 def prepare(given: HistogramData) -> Prepared:
@@ -107,7 +109,7 @@ def prepare(given: HistogramData) -> Prepared:
         seed=given.seed,
     )
     clients, validation, unseen = (Group(_users(p.own, given), _users(p.held_out, given)) for p in parts)
-    return Prepared(clients, validation, unseen, counts.vocabulary, parts.users.own.users, None)
+    return Prepared(clients, validation, unseen, counts.vocabulary, parts.users.own.users)
 
 
 def _read(given: HistogramData) -> TokenCounts:
@@ -129,7 +131,8 @@ def _synthetic(given: HistogramData) -> Prepared:
         return Group(users, histogram.in_blocks(drawn.histograms[part], users))
 
     clients, validation, unseen = map(group, places)
-    return Prepared(clients, validation, unseen, drawn.counts.vocabulary, drawn.counts.users[places[0]], population)
+    names, kinds = drawn.counts.users[places[0]], drawn.clusters[places[0]]
+    return Prepared(clients, validation, unseen, drawn.counts.vocabulary, names, population, kinds)
 
 
 def _users(counts: TokenCounts, given: HistogramData) -> Users:

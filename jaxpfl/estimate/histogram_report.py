@@ -7,7 +7,9 @@ from typing import Any
 
 import numpy as np
 
+from jaxpfl.estimate import histogram_convergence
 from jaxpfl.estimate.histogram import EXPORTED, Study
+from jaxpfl.estimate.plots import log_ticks
 from jaxpfl.estimate.report import number
 from jaxpfl.presentation import COLORS, INK, new_axes, save
 
@@ -73,6 +75,8 @@ def write_plots(folder: Path, study: Study) -> list[Path]:
     drawn = [_tokens_of_clusters(folder, study)]
     if len(study.result["settings"]["epsilon"]) > 1:
         drawn.append(_against_epsilon(folder, study))
+    if "misclustering" in study.result:
+        drawn.append(histogram_convergence.write_plot(folder, study.result["misclustering"]))
     sizes = study.result["tokens_per_user"]
     if sizes["min"] < sizes["max"]:
         drawn.append(_against_tokens(folder, study))
@@ -106,7 +110,8 @@ def _against_tokens(folder: Path, study: Study) -> Path:
     column, losses = next(iter(study.users.items()))
     for name, color in zip(("Local", *DRAWN), (INK, *COLORS), strict=False):
         axes.plot(x, [losses[name][place == b].mean() for b in bins], "o-", color=color, label=name, linewidth=1.4)
-    axes.set(xscale="log", yscale="log")
+    log_ticks(axes.xaxis, x)
+    log_ticks(axes.yaxis, [losses[name].mean() for name in ("Local", *DRAWN)])
     figure.legend(frameon=False, fontsize=9, loc="outside lower left", ncols=3, title=f"{column}; eighths of the users")
     return save(figure, folder, "kl-tokens")
 

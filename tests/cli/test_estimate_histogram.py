@@ -41,12 +41,17 @@ def test_summary(made: Path):
     assert exact["Bayes, population known"]["mean"] < exact["FedAvg + FT"]["mean"] < exact["FedAvg"]["mean"]
     assert private["Algorithm 2"]["interval"] > 0
     assert exact["FedAvg"]["interval"] == pytest.approx(0, abs=1e-6)  # nothing random but the data, which are one
+    wrong = found["misclustering"]["wrong"]["Algorithm 2"]
+    assert len(wrong) == 4
+    assert all(0 <= share <= 0.5 for share in wrong)  # of two clusters
     spent = found["privacy"]["epsilon 15"]
     assert [spent[n]["releases"] for n in ("FedAvg", "Algorithm 2, IFCA", "Algorithm 2 + DimRed")] == [1, 3, 4]
     for name in ("FedAvg", "Algorithm 2, IFCA", "Algorithm 2 + DimRed"):
         assert spent[name]["epsilon"] == pytest.approx(15, rel=1e-4)
         assert spent[name]["relation"] == "add-or-remove-one"
-    assert sorted(found["plots"]) == [f"plots/{n}.png" for n in ("cluster-tokens", "kl-epsilon", "kl-tokens")]
+    assert sorted(found["plots"]) == [
+        f"plots/{n}.png" for n in ("cluster-tokens", "kl-epsilon", "kl-tokens", "misclustering")
+    ]
     assert all((made / "run" / plot).stat().st_size > 5000 for plot in found["plots"])
 
 
