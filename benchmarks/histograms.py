@@ -101,7 +101,8 @@ def work(settings: dict[str, Any]) -> Contender:
         begin = histogram_start.far_apart(of_start, users, k, temperature=0.5, floor=1e-6)
         exact = histogram_clusters.cluster(users, begin, steps, floor=1e-6)
         first = histogram_private.release_of_all(of_mean, users, radius=0.25, noise=1.0)
-        private = histogram_private.cluster(of_rounds, users, first, k, steps, radius=0.25, noise=1.0, floor=1e-6)
+        how = {"radius": 0.25, "noise": 1.0, "first_noise": 1.0, "floor": 1e-6}
+        private = histogram_private.cluster(of_rounds, users, first, k, steps, **how)
         return exact.objective[-1], private
 
     def build() -> Contender:

@@ -6,13 +6,14 @@ A `Participation` draws the cohort as sorted rows of the stack, [capacity] int32
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.protocol import ALL_STEPS
 from jaxpfl.randomness import Purpose, client_scores, stream
 from jaxpfl.types import Array, Key, Scalar
@@ -28,6 +29,9 @@ class Participation(NamedTuple):
       expected_cohort: the expected number of clients in a round (public).
       everyone: static; true when the cohort is always all m clients in order (the engine then needs no gather).
       sample: ``(key, client_ids [m]) -> rows [capacity] int32``, sorted, m where empty.
+      left_out: ``(key, client_ids [m]) -> [] int32``, how many clients of the same draw found no slot; None where that
+        cannot happen.
+      rate: the probability with which each client takes part, where clients do so independently; else None.
     """
 
     name: str
@@ -36,6 +40,8 @@ class Participation(NamedTuple):
     expected_cohort: float
     everyone: bool
     sample: Callable[[Key, Array], Array]
+    left_out: Callable[[Key, Array], Array] | None = None
+    rate: float | None = None
 
 
 def full(num_clients: int) -> Participation:
@@ -60,11 +66,66 @@ def uniform(num_clients: int, cohort: int) -> Participation:
     return Participation("uniform", num_clients, cohort, float(cohort), False, sample)
 
 
-def of(num_clients: int, cohort: int | None) -> Participation:
-    """Full participation when ``cohort`` is None or m, otherwise uniform of that many."""
-    if cohort is None or cohort == num_clients:
-        return full(num_clients)
-    return uniform(num_clients, cohort)
+def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participation:
+    """Each client takes part with probability q, independently of the others: what accountants call Poisson sampling.
+
+    The cohort has ``cap`` slots. Where more clients than that are drawn, a uniformly random subset of them takes part
+    and the others are counted as left out: another mechanism, to be accounted as what it is (truncated).
+
+    Args:
+      num_clients: m.
+      rate: q. Scores are multiples of 2^-23; q is rounded up to one, so that `Participation.rate` is what happens.
+      cap: slots; m, which leaves nobody out, unless given.
+
+    Raises:
+      JaxpflError: for a rate outside (0, 1], or a cap outside 1 ... m.
+    """
+    if not 0 < rate <= 1:
+        raise JaxpflError(f"the rate of Poisson participation must be > 0 and <= 1, got {rate}")
+    expected = rate * num_clients
+    rate = math.ceil(rate * 2**23) / 2**23
+    cap = num_clients if cap is None else cap
+    if not 1 <= cap <= num_clients:
+        raise JaxpflError(f"the cap of a Poisson cohort must be between 1 and {num_clients} clients, got {cap}")
+
+    def sample(key: Key, client_ids: Array) -> Array:
+        # Of those drawn, scores are independent and uniform below q: the lowest are a uniformly random subset.
+        lowest, rows = jax.lax.top_k(-client_scores(key, client_ids), cap)
+        return jnp.sort(jnp.where(-lowest < rate, rows.astype(jnp.int32), num_clients))
+
+    def left_out(key: Key, client_ids: Array) -> Array:
+        return jnp.maximum((client_scores(key, client_ids) < rate).sum(dtype=jnp.int32) - cap, 0)
+
+    return Participation("poisson", num_clients, cap, expected, False, sample, left_out, rate)
+
+
+def of(num_clients: int, cohort: int | None, kind: str | None = None, cap: int | None = None) -> Participation:
+    """How a cohort of an expected size is drawn.
+
+    Args:
+      num_clients: m.
+      cohort: K; None for all.
+      kind: ``full``, ``uniform`` (exactly K without replacement) or ``poisson`` (each client at the rate K / m); by
+        default full where K = m, else uniform.
+      cap: slots of a Poisson cohort; m unless given.
+
+    Raises:
+      JaxpflError: for another kind, a cohort outside 1 ... m, full participation of fewer than m, and a cap where the
+        cohort has a fixed size.
+    """
+    cohort = num_clients if cohort is None else cohort
+    _check(num_clients, cohort)
+    if kind is None:
+        kind = "full" if cohort == num_clients else "uniform"
+    if kind not in ("full", "uniform", "poisson"):
+        raise unknown_name("participation", kind, ("full", "uniform", "poisson"))
+    if kind == "poisson":
+        return poisson(num_clients, cohort / num_clients, cap)
+    if cap is not None:
+        raise JaxpflError(f"a cap is for Poisson cohorts; {kind} ones have a fixed size")
+    if kind == "full" and cohort != num_clients:
+        raise JaxpflError(f"full participation means a cohort of all {num_clients} clients, got {cohort}")
+    return full(num_clients) if kind == "full" else uniform(num_clients, cohort)
 
 
 class Availability(NamedTuple):

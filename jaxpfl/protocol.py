@@ -71,10 +71,14 @@ class Upload(NamedTuple):
     Attributes:
       total: a tree of increments relative to the message, already multiplied by the weight.
       weight: a tree prefix of ``total`` with leaves [] or [k]. Zero for nothing to say.
+      failed: [] bool, where a method looks after failures itself: whether the client's work was not finite. It then
+        counts as diverged and keeps its state, and what it uploads is taken all the same (its share of a noise, say).
+        With None, the engine finds out, and a client that failed uploads nothing.
     """
 
     total: PyTree
     weight: PyTree
+    failed: Array | None = None
 
 
 class Reduced(NamedTuple):

@@ -11,7 +11,7 @@ import sys
 for name in ("orbax", "sklearn", "matplotlib", "tyro", "tensorflow_datasets", "dp_accounting"):
     sys.modules[name] = None  # an import of it raises ImportError
 import numpy as np
-import jaxpfl
+import jaxpfl, jaxpfl.privacy
 
 rng = np.random.default_rng(0)
 clients = [(rng.normal(size=(6, 4)), rng.integers(2, size=6)) for _ in range(3)]

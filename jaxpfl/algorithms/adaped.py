@@ -22,6 +22,9 @@ row. It uploads nothing. mu and theta meet in their logits only, so theta may be
 Another client optimiser makes its own steps of the gradients of theta and of mu, with a memory for each; psi's step
 stays as it is. A server optimiser acts on mu only: psi is averaged, so that it stays above the floor and keeps its
 meaning as a scale.
+
+With noise in every step (`StepNoise`), the gradients of mu and of psi are clipped and noised one after the other, as
+printed, or jointly; the latter takes psi's gradient at the mu of before the step, as both are released at once.
 """
 
 from __future__ import annotations
@@ -121,10 +124,17 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool) -> Clie
 
             student = own_forward(theta.params)
             d_teacher = jax.grad(lambda b: kd(batch, b, student) / (2 * psi))(teacher)
-            mu = mu.step(of_mu, pull_mu(d_teacher)[0])
-
-            f = kd(batch, forward(mu.params), student)
-            psi = jnp.maximum(psi - hp.lr_psi * distillation.scale_gradient(psi, f, hp.c), hp.psi_floor)
+            h = pull_mu(d_teacher)[0]
+            if work.step_noise is not None and work.step_noise.joint:
+                f = kd(batch, teacher, student)
+                h, k = work.released(key, (h, distillation.scale_gradient(psi, f, hp.c)))
+                mu = mu.step(of_mu, h)
+            else:
+                mu = mu.step(of_mu, work.released(key, h))
+                f = kd(batch, forward(mu.params), student)
+                k = distillation.scale_gradient(psi, f, hp.c)
+                k = k if work.step_noise is None else work.step_noise.of_scale(key, k)
+            psi = jnp.maximum(psi - hp.lr_psi * k, hp.psi_floor)
             return (theta, mu, psi), {"train_loss": loss, "divergence": f}
 
         return step
@@ -185,7 +195,9 @@ def _server(task: Task) -> Server:
         key: Key, hp: AdaPeDHyper, ctx: ServerContext, state: Shared, reduced: Reduced
     ) -> tuple[Shared, Metrics]:
         change: Shared = reduced.mean()
-        state = Shared(optax.apply_updates(state.mu, change.mu), state.psi + change.psi)
+        # A mean of values above the floor is above it; one with the noise of a private sum may not be.
+        psi = jnp.maximum(state.psi + change.psi, hp.psi_floor)
+        state = Shared(optax.apply_updates(state.mu, change.mu), psi)
         return state, {"psi": state.psi}
 
     return Server(

@@ -9,7 +9,7 @@ import optax
 
 from jaxpfl.models import Task
 from jaxpfl.protocol import Message, Reduced, Server, ServerContext, Upload
-from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar
+from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
 
 
 def averaging_server(task: Task) -> Server:
@@ -49,8 +49,3 @@ def increment(new: PyTree, old: PyTree, weight: Scalar | None = None) -> Upload:
 def share_of_all(reduced: Reduced, ctx: ServerContext) -> Array:
     """|S| / m: times the mean change over the contributors, by how much a mean over ALL clients changes, []."""
     return reduced.contributors.astype(jnp.result_type(float)) / ctx.num_clients
-
-
-def examples(data: ClientData) -> Array:
-    """n_i, the weight of a client by its examples, []."""
-    return data.size.astype(jnp.result_type(float))

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 from flax import struct
 
-from jaxpfl.algorithms.averaging import averaging_server, examples, increment
+from jaxpfl.algorithms.averaging import averaging_server, increment
 from jaxpfl.algorithms.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.local_work import LocalWork, sgd
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
@@ -58,7 +58,7 @@ def ditto(task: Task, work: LocalWork, *, personal_steps: int = 0) -> Algorithm:
             anchor=mu,
             prox=hp.lam,
         )
-        return v, increment(w, mu, examples(splits.train)), metrics
+        return v, increment(w, mu, work.weight(splits.train)), metrics
 
     client = Client(
         init=lambda key, hp, ctx, message: message.shared,

@@ -13,7 +13,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 from flax import struct
 
-from jaxpfl.algorithms.averaging import averaging_server, examples, increment
+from jaxpfl.algorithms.averaging import averaging_server, increment
 from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper, hyper
 from jaxpfl.algorithms.local_work import LocalWork, sgd
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
@@ -73,9 +73,10 @@ def _averaging(task: Task, work: LocalWork, *, fine_tune_steps: int = 0, proxima
             weight_decay=hp.weight_decay,
             anchor=mu if proximal else None,
             prox=hp.prox if isinstance(hp, FedProxHyper) else 0.0,
+            uploaded=True,
         )
         # FedAvg weighs clients by their examples; FedProx's analysis is of the uniform mean.
-        return state, increment(w, mu, None if proximal else examples(splits.train)), metrics
+        return state, increment(w, mu, None if proximal else work.weight(splits.train)), metrics
 
     def personalize(
         key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits

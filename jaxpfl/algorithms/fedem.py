@@ -26,7 +26,7 @@ import optax
 from flax import struct
 
 from jaxpfl.algorithms import several_models
-from jaxpfl.algorithms.averaging import examples, increment, mean_server
+from jaxpfl.algorithms.averaging import increment, mean_server
 from jaxpfl.algorithms.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
@@ -85,6 +85,7 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
 
         def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
             value, gradient = jax.value_and_grad(loss)(at.params, key, batch)
+            gradient = work.released(key, gradient)
             return jax.vmap(lambda at, g: at.step(optimizer, g))(at, gradient), {"train_loss": value}
 
         return step
@@ -99,7 +100,7 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
         start = jax.vmap(partial(Descent.start, optimizer))(models)
         weighted = data._replace(x=(data.x, q))  # an example's weights travel with it into its batch
         end, metrics = run_steps(work, key, ctx, weighted, step_with(optimizer), start, metrics=("train_loss",))
-        return new, increment(end.params, models, examples(data)), metrics
+        return new, increment(end.params, models, work.weight(data)), metrics
 
     def predict(hp: FedEMHyper, mixture: Mixture, x: PyTree) -> Array:
         logits = jax.vmap(lambda params: task.model.apply(params, x))(mixture.components)

@@ -13,9 +13,13 @@ import optax
 
 from jaxpfl.algorithms.optimizers import Optimizer, resolve
 from jaxpfl.data import batching
+from jaxpfl.errors import unknown_name
 from jaxpfl.models import Task
+from jaxpfl.privacy.step_noise import StepNoise
 from jaxpfl.protocol import ClientContext
 from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar
+
+WEIGHTINGS = ("examples", "uniform")
 
 
 class Batch(NamedTuple):
@@ -46,9 +50,11 @@ class LocalWork:
       draw: how mini-batches are drawn: ``epoch``, ``step`` or ``replacement``.
       optimizer: the clients', by name with arguments (see `optimizers`) or as a factory; it starts anew every round.
       server_optimizer: the server's, for methods that average (see `with_server_optimizer`).
+      weighting: of the clients in the mean, for methods that weigh them: by ``examples``, or ``uniform``.
+      step_noise: clipping and noise in every step of what is uploaded, for methods that know it (`Method.step_noise`).
 
     Raises:
-      JaxpflError: for an optimiser or an argument of one that there is not.
+      JaxpflError: for an optimiser or an argument of one that there is not, and another weighting.
     """
 
     sizes: np.ndarray
@@ -57,10 +63,22 @@ class LocalWork:
     draw: str = "epoch"
     optimizer: Optimizer = "sgd"
     server_optimizer: Optimizer = "sgd"
+    weighting: str = "examples"
+    step_noise: StepNoise | None = None
 
     def __post_init__(self) -> None:
         resolve(self.optimizer)
         resolve(self.server_optimizer)
+        if self.weighting not in WEIGHTINGS:
+            raise unknown_name("weighting", self.weighting, WEIGHTINGS)
+
+    def weight(self, data: ClientData) -> Array:
+        """A client's weight in the mean: n_i, or 1, []."""
+        return data.size.astype(jnp.result_type(float)) if self.weighting == "examples" else jnp.ones(())
+
+    def released(self, key: Key, gradient: PyTree) -> PyTree:
+        """A step's gradient of uploaded parameters as the upload may show it; ``key`` is that of the step."""
+        return gradient if self.step_noise is None else self.step_noise.of_parameters(key, gradient)
 
     def batches(self, steps: int) -> batching.Batching:
         """The batches of ``steps`` steps in a round.
@@ -187,8 +205,11 @@ def train(
     steps: int | None = None,
     anchor: PyTree | None = None,
     prox: Scalar = 0.0,
+    uploaded: bool = False,
 ) -> tuple[Descent, Metrics]:
     """Steps on the task's mean loss, plus ``(prox/2) |w - anchor|^2`` where an anchor is given.
+
+    Where the result is ``uploaded``, each gradient is as `LocalWork.released` makes it.
 
     Returns:
       Where they end, and ``{"train_loss": mean over the steps of the mini-batch loss}`` without the proximal term.
@@ -197,6 +218,8 @@ def train(
 
     def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
         value, gradient = jax.value_and_grad(loss)(at.params, key, batch)
+        if uploaded:
+            gradient = work.released(key, gradient)
         if anchor is not None:
             gradient = jax.tree.map(lambda g, w, a: g + prox * (w - a), gradient, at.params, anchor)
         return at.step(optimizer, gradient), {"train_loss": value}
@@ -217,6 +240,7 @@ def sgd(
     steps: int | None = None,
     anchor: PyTree | None = None,
     prox: Scalar = 0.0,
+    uploaded: bool = False,
 ) -> tuple[PyTree, Metrics]:
     """A round's training from ``params``: plain SGD, or the clients' optimiser, which remembers nothing from before.
 
@@ -225,5 +249,6 @@ def sgd(
     """
     optimizer = work.descent(rate, weight_decay)
     start = Descent.start(optimizer, params)
-    end, metrics = train(work, task, key, ctx, data, optimizer, start, steps=steps, anchor=anchor, prox=prox)
+    more = {"steps": steps, "anchor": anchor, "prox": prox, "uploaded": uploaded}
+    end, metrics = train(work, task, key, ctx, data, optimizer, start, **more)
     return end.params, metrics

@@ -7,7 +7,7 @@ from collections.abc import Callable
 import jax
 
 from jaxpfl import trees
-from jaxpfl.algorithms.averaging import examples, increment, mean_server
+from jaxpfl.algorithms.averaging import increment, mean_server
 from jaxpfl.algorithms.hyper import SgdHyper
 from jaxpfl.algorithms.local_work import LocalWork, sgd
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
@@ -52,7 +52,7 @@ def trained_together(task: Task, work: LocalWork, split: Split) -> Update:
         start = trees.merge(own, message.shared)
         params, metrics = sgd(work, task, key, ctx, splits.train, start, rate=rate, weight_decay=hp.weight_decay)
         new_own, new_shared = split(params)
-        return new_own, increment(new_shared, message.shared, examples(splits.train)), metrics
+        return new_own, increment(new_shared, message.shared, work.weight(splits.train)), metrics
 
     return update
 

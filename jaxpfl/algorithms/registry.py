@@ -39,12 +39,16 @@ class Method(NamedTuple):
       build: ``(task, work, **options) -> Algorithm``; its keyword-only arguments are the static options.
       hyper: the default hyper-parameters (traced).
       pooled: whether one client holds the examples of all (`engine.PooledSimulation` runs it): no federated method.
+      step_noise: whether it can clip and noise every local step of what it uploads (`LocalWork.step_noise`).
+      scales: how many scales it uploads beside parameters, to be clipped apart from them in such steps.
     """
 
     name: str
     build: Callable[..., Algorithm]
     hyper: Any
     pooled: bool = False
+    step_noise: bool = False
+    scales: int = 0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -57,15 +61,15 @@ METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
         Method("local", local, SgdHyper()),
-        Method("fedavg", fedavg, AveragingHyper()),
-        Method("fedavg-ft", fedavg_ft, AveragingHyper()),
-        Method("fedprox", fedprox, FedProxHyper()),
+        Method("fedavg", fedavg, AveragingHyper(), step_noise=True),
+        Method("fedavg-ft", fedavg_ft, AveragingHyper(), step_noise=True),
+        Method("fedprox", fedprox, FedProxHyper(), step_noise=True),
         Method("fedbn", fedbn, AveragingHyper()),
-        Method("adaped", adaped, AdaPeDHyper()),
+        Method("adaped", adaped, AdaPeDHyper(), step_noise=True, scales=1),
         Method("fedper", fedper, AveragingHyper()),
         Method("fedrep", fedrep, AveragingHyper()),
         Method("ifca", ifca, AveragingHyper()),
-        Method("fedem", fedem, FedEMHyper()),
+        Method("fedem", fedem, FedEMHyper(), step_noise=True),
         Method("persfl", persfl, AveragingHyper()),
         Method("persfl-gd", persfl_gd, AveragingHyper()),
         Method("map-gaussian", map_gaussian, MapHyper()),

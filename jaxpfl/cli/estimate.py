@@ -138,16 +138,9 @@ def when(
 
     compile_cache.enable()
     result = study.run(settings)
+    if not to.json:
+        print("\n".join(study.verdict(result)))
     write(result, to, lambda f: study.write_plots(f, settings))
-    if to.json:
-        return
-    print(study.verdict(result))
-    for row in result["needs"]:
-        needs = "no number of clients" if row["clients"] is None else f"{row['clients']} clients at this noise"
-        least = row["one_bit_epsilon"]
-        private = "" if least is None else f", or these {settings.clients} with one bit each at epsilon {least:.3g}"
-        print(f"{100 * row['gain']:.1f} % takes {needs}{private}")
-    print(f"one estimate for all would avoid {100 * result['global_gain']:.1f} %")
 
 
 def show(

@@ -11,7 +11,8 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import numpy as np
 
-from jaxpfl import algorithms, models, participation
+from jaxpfl import algorithms, models
+from jaxpfl import participation as participations
 from jaxpfl.algorithms import LocalWork, Method, Optimizer
 from jaxpfl.algorithms.hyper import replace
 from jaxpfl.algorithms.server_optimizer import check_rate
@@ -23,7 +24,8 @@ from jaxpfl.engine.simulation import Simulation
 from jaxpfl.errors import JaxpflError, JaxpflWarning, unknown_name
 from jaxpfl.models import Model, Task
 from jaxpfl.models.given import start_from
-from jaxpfl.participation import RELIABLE, Availability, Participation
+from jaxpfl.participation import RELIABLE, Availability, Participation, availability
+from jaxpfl.privacy import Mechanism, Refusal, poisson_cap, privatize
 from jaxpfl.types import Federation, PyTree
 
 
@@ -80,6 +82,10 @@ def fit(
     options: dict[str, Any] | None = None,
     warm_start: PyTree | None = None,
     eval_every: int | None = None,
+    participation: str | None = None,
+    cohort_cap: int | None = None,
+    weighting: str | None = None,
+    privacy: Mechanism | None = None,
     dropout: float = 0.0,
     stragglers: float = 0.0,
     unseen: Federation | None = None,
@@ -100,7 +106,7 @@ def fit(
       model: a registered name, a flax.linen module, or any ``Model(init, apply)``.
       num_classes: the number of classes; by default the largest label plus one.
       rounds: federated rounds.
-      cohort: clients in a round, drawn uniformly; None for all.
+      cohort: clients in a round (the expected number, for Poisson participation); None for all.
       local_steps: steps of a client in a round.
       batch_size: examples in a step; a client with fewer uses all of them.
       client_optimizer: of the local steps: an optax name with arguments, ``"adam:b1=0.8"``, or a function of the
@@ -114,6 +120,12 @@ def fit(
       warm_start: parameters that every model starts from in place of random ones, as the model's own ``init`` gives
         them, or by path (``"head/kernel"``).
       eval_every: score after every so many rounds and at the end; by default at the end only.
+      participation: ``full``, ``uniform`` (exactly ``cohort`` clients) or ``poisson`` (each client independently).
+        Unless given, full where the cohort is everybody, otherwise uniform, and with ``privacy`` Poisson.
+      cohort_cap: slots of a Poisson cohort (`jaxpfl.participation.poisson`).
+      weighting: of the clients in the mean, for methods that weigh them: ``examples`` (default) or ``uniform``.
+      privacy: clips what clients upload and adds noise; `jaxpfl.privacy` says what that is worth. Clients then weigh
+        the same.
       dropout: the probability that a client of a round does its work and uploads nothing.
       stragglers: the probability that a client takes fewer steps in a round, a number uniform on 1 ... local_steps.
       unseen: clients that are never trained (`jaxpfl.set_apart` makes some), for ``Fit.unseen_accuracy``.
@@ -145,6 +157,8 @@ def fit(
         batch_size,
         optimizer=client_optimizer,
         server_optimizer=server_optimizer,
+        weighting=weighting_under(privacy is not None, weighting),
+        step_noise=None if privacy is None else privacy.step_noise,
     )
     hp = replace(method.name, method.hyper, ({} if server_lr is None else {"server_lr": server_lr}) | (hyper or {}))
     check_rate(server_optimizer, getattr(hp, "server_lr", 0.0))
@@ -153,10 +167,11 @@ def fit(
         task,
         work,
         federation,
-        participation.of(federation.num_clients, cohort),
+        draw_cohorts(federation.num_clients, cohort, participation, cohort_cap, private=privacy is not None),
         hp,
         options=options or {},
-        availability=participation.availability(dropout, stragglers),
+        privacy=privacy,
+        availability=availability(dropout, stragglers),
         plan=plan,
         unseen=unseen,
         adapt_rounds=adapt_rounds,
@@ -212,6 +227,7 @@ def make_simulation(
     hp: Any,
     *,
     options: dict[str, Any],
+    privacy: Mechanism | None = None,
     availability: Availability = RELIABLE,
     plan: ExecutionPlan | None = None,
     unseen: Federation | None = None,
@@ -221,6 +237,13 @@ def make_simulation(
     if method.pooled:  # its one client holds the examples of those that are trained, not of unseen ones
         work = dataclasses.replace(work, sizes=np.asarray(federation.train.size))
     algorithm = build(method, task, work, options)
+    if privacy is not None:
+        if method.pooled:
+            raise JaxpflError(f"{method.name} pools the data: there is no upload to make private")
+        if privacy.step_noise is not None and not method.step_noise:
+            able = ", ".join(name for name, other in algorithms.METHODS.items() if other.step_noise)
+            raise JaxpflError(f"{method.name} cannot add noise in every step; those that can: {able}")
+        algorithm, hp = privatize(algorithm, hp, privacy)
     if method.pooled:
         return PooledSimulation(algorithm, task, federation, hp, plan=plan, unseen=unseen)
     return Simulation(
@@ -234,6 +257,32 @@ def make_simulation(
         unseen=unseen,
         adapt_rounds=adapt_rounds,
     )
+
+
+def draw_cohorts(
+    num_clients: int, cohort: int | None, kind: str | None, cap: int | None, *, private: bool, cuts: bool = True
+) -> Participation:
+    """How cohorts are drawn: `participation.of`, by default Poisson where the uploads are private.
+
+    A Poisson cohort has by default so many slots that a round needs more with a probability below 1e-6; or one for
+    every client, where the accountant cannot take cohorts that are cut (``cuts`` false).
+    """
+    if kind is None and private and cohort is not None and cohort != num_clients:
+        kind = "poisson"
+    if kind == "poisson" and cap is None and cuts and cohort is not None and 0 < cohort <= num_clients:
+        cap = poisson_cap(num_clients, cohort / num_clients)
+    return participations.of(num_clients, cohort, kind, cap)
+
+
+def weighting_under(private: bool, weighting: str | None) -> str:
+    """The clients' weighting in the mean, by default by examples, and uniform where the uploads are private.
+
+    Raises:
+      JaxpflError: for weights by examples under privacy.
+    """
+    if private and weighting == "examples":
+        raise Refusal.WEIGHTED_MEAN.error()
+    return weighting or ("uniform" if private else "examples")
 
 
 def build(method: Method, task: Task, work: LocalWork, options: dict[str, Any]) -> Any:

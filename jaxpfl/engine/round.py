@@ -43,7 +43,8 @@ def make_round(
     """Builds ``(state, hp, federation of each group) -> (state, metrics)``.
 
     The metrics are the clients' means over those whose work was kept, the server's own, and ``participants`` and
-    ``diverged``, the number of clients in the cohort and of those whose work was lost; under dropout also ``dropped``.
+    ``diverged``, the number of clients in the cohort and of those whose work was lost; under dropout also ``dropped``,
+    and ``left_out`` where the draw may leave out clients for want of slots.
     Where clients outside the cohort work alone, ``idle`` is their number and ``idle_...`` the means over them.
     """
     participation, groups, server = plan.participation, plan.groups, algorithm.server
@@ -109,6 +110,9 @@ def make_round(
         metrics |= {"participants": present.sum(), "diverged": (counts.diverged - state.counts.diverged).sum()}
         if plan.availability.dropout:
             metrics["dropped"] = (counts.dropped - state.counts.dropped).sum()
+        if participation.left_out is not None:
+            key = stream(state.key, Purpose.PARTICIPATION, state.round)
+            metrics["left_out"] = participation.left_out(key, ids)
         if idles:
             metrics |= {f"idle_{name}": value for name, value in _add(idle_sums).means().items()}
             metrics["idle"] = (counts.idle_rounds - state.counts.idle_rounds).sum()
@@ -145,10 +149,13 @@ def _take_part(
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
     key = stream(run_key, Purpose.LOCAL_WORK, round, client_id)
     new, upload, metrics = client.update(key, hp, ctx, Message(sent, per_client), old, splits)
-    packed = trees.pack(upload)
+    packed, failed = trees.pack(upload._replace(failed=None)), upload.failed
     finite = trees.all_finite((new, packed))
+    if failed is not None:
+        finite &= ~failed
     keep = present & finite
-    arrived = keep & ~availability.drops_out(run_key, round, client_id)
+    sends = keep if failed is None else present & trees.all_finite(packed)
+    arrived = sends & ~availability.drops_out(run_key, round, client_id)
     # Selected, not multiplied: an upload that is not finite must leave no NaN in the sum.
     packed, done = (
         trees.where(condition, tree, jax.tree.map(jnp.zeros_like, tree))
@@ -158,7 +165,7 @@ def _take_part(
         participations=1,
         uploads=arrived,
         diverged=~finite,
-        dropped=keep & ~arrived,
+        dropped=sends & ~arrived,
         idle_streak=-counts.idle_streak,
         steps=jnp.minimum(limit, algorithm.local_steps),
     )

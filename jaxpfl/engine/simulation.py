@@ -132,7 +132,7 @@ class Simulation:
                 f"the clients' states need {memory.readable(need)} of memory, {memory.readable(free)} are free: "
                 f"use fewer clients, fewer seeds at once ({len(seeds)} now) or a smaller model"
             )
-        keys = jnp.stack([jax.random.key(seed) for seed in seeds])
+        keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))
         return self._init(keys, self._hp_rows(len(seeds)), self.federations)
 
     def advance(self, state: RunState, rounds: int) -> tuple[RunState, dict[str, np.ndarray]]:

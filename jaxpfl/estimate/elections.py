@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -129,10 +129,14 @@ def _private(given: ElectionSettings, train: Array, test: Array) -> dict[str, np
 
     found = repeat(errors, given.seed, given.repetitions, train.size * len(given.epsilon))
     return {
-        f"{name}, epsilon {epsilon:g}": found[name][:, i]
+        _label(name, epsilon, given.epsilon): found[name][:, i]
         for name in builders
         for i, epsilon in enumerate(given.epsilon)
     }
+
+
+def _label(name: str, epsilon: float, among: Sequence[float]) -> str:
+    return name if len(among) == 1 else f"{name}, epsilon {epsilon:g}"
 
 
 def _shrinkage(train: np.ndarray, test: np.ndarray, estimates: dict[str, np.ndarray]) -> list[dict[str, Any]]:
@@ -179,7 +183,7 @@ def _gain_plot(folder: Path, result: dict[str, Any]) -> Path:
     epsilons = result["settings"]["epsilon"]
     curves = {}
     for name in ("private", "printed private"):
-        rows = [result["gains"][f"{name}, epsilon {e:g}"] for e in epsilons]
+        rows = [result["gains"][_label(name, e, epsilons)] for e in epsilons]
         curves[name] = Curve(epsilons, [100 * r["mean"] for r in rows], [100 * r["stderr"] for r in rows])
     flat = [epsilons[0], epsilons[-1]]
     for name in ("personalized", "beta-binomial"):

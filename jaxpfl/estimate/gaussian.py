@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,7 +11,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.compression import quantizers
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.estimate.repetitions import mean_square, repeat, report
 from jaxpfl.estimate.settings import Mechanism, at_least, check_privacy, check_uploads
 from jaxpfl.estimators import base, gaussian, gaussian_private, radius, release
@@ -75,6 +76,9 @@ class GaussianSettings:
             quantizers.check_bits(self.bits)
         if self.dim > 1 and self.mechanism != "analytic":
             raise JaxpflError(f"mechanism {self.mechanism} is for one dimension, got dim {self.dim}: take analytic")
+        if self.mechanism == "printed" and self.epsilon is not None and self.epsilon >= 1:
+            text = f"mechanism printed is shown to be private for epsilon < 1 only, got {self.epsilon:g}: take analytic"
+            warnings.warn(text, JaxpflWarning, stacklevel=3)
 
     @property
     def s2(self) -> float:

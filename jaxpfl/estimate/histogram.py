@@ -186,12 +186,15 @@ def _sizes(users: histogram.Users) -> dict[str, float]:
 
 def _spent(given: HistogramSettings, epsilon: float, noise: Any) -> dict[str, Any]:
     t = given.private_rounds
-    rows = {"FedAvg": (1, noise.mean), "Algorithm 2, IFCA": (t + 1, noise.clusters)}
-    rows["Algorithm 2 + DimRed"] = (t + 2, noise.dimred)
+    rows = {
+        "FedAvg": [noise.alone],
+        "Algorithm 2, IFCA": [noise.mean] + [noise.rounds] * t,
+        "Algorithm 2 + DimRed": [noise.mean] + [noise.reduced] * (t + 1),
+    }
     said = {
-        name: {"releases": releases, "noise_of_a_release": z}
-        | histogram_private.plan(z, releases, given.radius).statement(given.delta)._asdict()
-        for name, (releases, z) in rows.items()
+        name: {"releases": multipliers}
+        | histogram_private.plan(multipliers, given.radius).statement(given.delta)._asdict()
+        for name, multipliers in rows.items()
     }
     return said | {
         "Algorithm 3 (printed)": {

@@ -62,6 +62,8 @@ class HistogramSettings(HistogramData):
     """k under privacy; --clusters unless given."""
     private_rounds: int = 5
     """T under privacy."""
+    mean_share: float = 0.5
+    """Of a clustering's privacy budget that its release of the mean takes; its rounds have the rest."""
     radius: float = 0.25
     """C: public, the L2 norm that histograms are clipped to before they are added up."""
     clip: float = 1.0
@@ -89,6 +91,7 @@ class HistogramSettings(HistogramData):
         for name in ("radius", "clip"):
             checks.positive(name, getattr(self, name))
         checks.rate("ifca_rate", self.ifca_rate)
+        checks.probability("mean_share", self.mean_share)
         at_least("temperature", self.temperature, 0)
         if not 0 < self.floor < 1 / self.tokens:
             raise JaxpflError(f"floor must be > 0 and below 1/{self.tokens}, got {self.floor:g}")
@@ -99,21 +102,30 @@ class HistogramSettings(HistogramData):
 
 
 class Noise(NamedTuple):
-    """Noise multipliers of the private rows at one eps, and Algorithm 3's eps and sigma of a call; traced scalars."""
+    """Noise multipliers of the private rows at one eps, and Algorithm 3's eps and sigma of a call; traced scalars.
 
+    Attributes:
+      alone: of FedAvg, which releases once.
+      mean: of the mean that a clustering releases first.
+      rounds: of each round of a clustering.
+      reduced: of DimRed's moment, and of each round after it.
+    """
+
+    alone: Scalar
     mean: Scalar
-    clusters: Scalar
-    dimred: Scalar
+    rounds: Scalar
+    reduced: Scalar
     printed_epsilon: Scalar
     printed_stddev: Scalar
 
 
 def noise_of(given: HistogramSettings, epsilon: float) -> Noise:
-    """What each private row needs: FedAvg releases once, T rounds T + 1 times, with DimRed's moment T + 2 times."""
-    releases = (1, given.private_rounds + 1, given.private_rounds + 2)
-    own = [histogram_private.calibrated(epsilon, given.delta, r, given.radius) for r in releases]
+    """What each private row needs to be (eps, delta)-DP as a whole."""
+    alone = histogram_private.calibrated(epsilon, given.delta, 1, given.radius)
+    mean, rounds = histogram_private.divided(alone, given.private_rounds, given.mean_share)
+    reduced = histogram_private.divided(alone, given.private_rounds + 1, given.mean_share)[1]
     part = histogram_printed.of_a_call(epsilon, given.delta, given.private_rounds)
-    return Noise(own[0], own[1], own[2], part[0], histogram_printed.gaussian_stddev(*part))
+    return Noise(alone, mean, rounds, reduced, part[0], histogram_printed.gaussian_stddev(*part))
 
 
 def exact_centers(key: Key, users: Users, given: HistogramSettings) -> dict[str, Array]:
@@ -138,31 +150,38 @@ def private_centers(key: Key, users: Users, noise: Noise, given: HistogramSettin
     """Centers by every private method, [1 or k, d] each; all but Algorithm 3 (printed) private as a whole."""
     k, s, t = given.private_clusters or given.clusters, given.floor, given.private_rounds
     of = dict(zip(("alone", "mean", "rounds", "moment", "start", "printed"), jax.random.split(key, 6), strict=True))
-    alone = histogram_private.release_of_all(of["alone"], users, radius=given.radius, noise=noise.mean)
 
-    def mean_of(z: Scalar) -> histogram_private.Release:
-        return histogram_private.release_of_all(of["mean"], users, radius=given.radius, noise=z)
+    def of_all(key: Key, z: Scalar) -> histogram_private.Release:
+        return histogram_private.release_of_all(key, users, radius=given.radius, noise=z)
 
-    def clustered(z: Scalar, first: histogram_private.Release, rate: float = 1.0, keep: Array | None = None) -> Array:
+    alone, first = of_all(of["alone"], noise.alone), of_all(of["mean"], noise.mean)
+
+    def clustered(z: Scalar, rate: float = 1.0, keep: Array | None = None) -> Array:
         return histogram_private.cluster(
-            of["rounds"], users, first, k, t, radius=given.radius, noise=z, floor=s, rate=rate, keep=keep
+            of["rounds"],
+            users,
+            first,
+            k,
+            t,
+            radius=given.radius,
+            noise=z,
+            first_noise=noise.mean,
+            floor=s,
+            rate=rate,
+            keep=keep,
         )
 
-    def reduced(z: Scalar) -> Array:
-        first = mean_of(z)
-        mean = histogram_private.private_mean(first, s)
-        candidates = histogram_dimred.candidate_tokens(mean, given.candidates)
-        moment = histogram_dimred.second_moment(users, mean, candidates, MOMENT_RADIUS)
-        moment = histogram_dimred.noisy_moment(of["moment"], moment, MOMENT_RADIUS, z)
-        keep = _kept(moment, candidates, k, given)
-        return clustered(z, first, keep=keep)
-
+    mean = histogram_private.private_mean(first, s)
+    candidates = histogram_dimred.candidate_tokens(mean, given.candidates)
+    moment = histogram_dimred.second_moment(users, mean, candidates, MOMENT_RADIUS)
+    moment = histogram_dimred.noisy_moment(of["moment"], moment, MOMENT_RADIUS, noise.reduced)
+    keep = _kept(moment, candidates, k, given)
     start = histogram_start.far_apart(of["start"], users, k, temperature=given.temperature, floor=s)
     return {
         "FedAvg": histogram_private.private_mean(alone, s)[None],
-        "IFCA": clustered(noise.clusters, mean_of(noise.clusters), given.ifca_rate),
-        "Algorithm 2 + DimRed": reduced(noise.dimred),
-        "Algorithm 2": clustered(noise.clusters, mean_of(noise.clusters)),
+        "IFCA": clustered(noise.rounds, given.ifca_rate),
+        "Algorithm 2 + DimRed": clustered(noise.reduced, keep=keep),
+        "Algorithm 2": clustered(noise.rounds),
         "Algorithm 3 (printed)": histogram_printed.cluster(
             of["printed"],
             users,

@@ -48,19 +48,20 @@ def print_table(console: Any, result: dict[str, Any]) -> None:
             table.add_row(name, *[_cell(part.get(name)) for part in result["rows"].values()], "-")
     console.print(table)
     for column, said in result["privacy"].items():
-        parts = ", ".join(
-            f"{name} {own['releases']} of z = {own['noise_of_a_release']:.3g}"
-            for name, own in said.items()
-            if "releases" in own
-        )
+        parts = ", ".join(f"{name} {_releases(own['releases'])}" for name, own in said.items() if "releases" in own)
         printed = said["Algorithm 3 (printed)"]
         console.print(
             f"{column}, delta {given['delta']:g} (add or remove one user, C = {given['radius']:g}, by PLD), "
-            f"releases: {parts}; "
+            f"noise multipliers: {parts}; "
             f"Algorithm 3 as printed by its own theorem, sigma = {printed['stddev']:.3g}, its start not covered",
             highlight=False,
             soft_wrap=True,
         )
+
+
+def _releases(multipliers: list[float]) -> str:
+    first, *others = multipliers
+    return f"{first:.3g}" + (f" (mean) and {len(others)} of {others[0]:.3g}" if others else "")
 
 
 def _cell(row: dict[str, float | None] | None) -> str:

@@ -63,18 +63,28 @@ def run(given: GaussianSettings) -> dict[str, Any]:
         }
 
 
-def verdict(result: dict[str, Any]) -> str:
-    """One sentence for a person."""
-    gain, limit = result["gain_over_local"], result["most_gain"]
+def verdict(result: dict[str, Any]) -> list[str]:
+    """A few sentences for a person."""
+    gain, limit, m = result["gain_over_local"], result["most_gain"], result["settings"]["clients"]
     if gain < 0.05:
         what = "hardly helps"
     elif gain < 0.5 * limit:
         what = "helps, well below what more clients or less noise would give"
     else:
         what = "helps"
-    return (
-        f"collaboration {what}: it avoids {100 * gain:.1f} % of local's error, at most {100 * limit:.1f} % is possible"
-    )
+    lines = [
+        f"collaboration {what}: it avoids {100 * gain:.1f} % of local's error; at most {100 * limit:.1f} % is possible"
+    ]
+    for row in result["needs"]:
+        noise = " at this noise" if result["added_variance"] else ""
+        needs = "no number of clients" if row["clients"] is None else f"{row['clients']} clients{noise}"
+        least = row["one_bit_epsilon"]
+        private = "" if least is None else f", or {m} that send one bit each at epsilon {least:.3g}"
+        lines.append(f"{100 * row['gain']:.1f} % takes {needs}{private}")
+    for name, what in (("global_gain", "one estimate for all"), ("careless_gain", "a weight that ignores the noise")):
+        change = "avoids" if result[name] >= 0 else "adds"
+        lines.append(f"{what} {change} {100 * abs(result[name]):.1f} %")
+    return lines
 
 
 def _added(given: GaussianSettings) -> float:
@@ -101,7 +111,7 @@ def write_plots(folder: Path, given: GaussianSettings) -> list[Path]:
     figure = Figure(figsize=(10.4, 4.8), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     differ = np.geomspace(0.05, 20, 160)  # st / s
-    counts = np.geomspace(2, max(100 * given.clients, 1e4), 160)
+    counts = np.geomspace(2, max(30 * given.clients, 1e4), 160)
     s2, st2 = given.s2, given.s2 * differ[:, None] ** 2
     added = _added(given)
     spread = {"s2": s2, "st2": st2}
@@ -120,7 +130,9 @@ def write_plots(folder: Path, given: GaussianSettings) -> list[Path]:
     for axes, here in ((left, given.clients), (right, given.epsilon)):
         if here is not None and given.sigma_theta > 0:
             axes.plot(here, math.sqrt(given.st2 / s2), "*", color="white", markeredgecolor=INK, markersize=14)
-    bar = figure.colorbar(image, ax=[left, right], label="share of local's error avoided", pad=0.015)
+    bar = figure.colorbar(
+        image, ax=[left, right], label="share of local's error avoided", pad=0.015, ticks=(0, 0.25, 0.5, 0.75, 1)
+    )
     bar.ax.yaxis.set_major_formatter(lambda value, _: f"{100 * value:.0f} %")
     text = "When collaboration helps (star: these settings; left of the dashes, ignoring the noise does harm)"
     figure.suptitle(text, x=0.01, ha="left", fontsize=11, fontweight="bold")
@@ -134,7 +146,7 @@ def _gaussian_noise(given: GaussianSettings, epsilons: np.ndarray) -> np.ndarray
 def _phases(axes: Any, x: np.ndarray, y: np.ndarray, gain: np.ndarray, careless: np.ndarray) -> Any:
     from matplotlib.patheffects import withStroke
 
-    image = axes.pcolormesh(x, y, gain, cmap="Blues", vmin=0, vmax=1, shading="gouraud", rasterized=True)
+    image = axes.contourf(x, y, gain, levels=np.linspace(0, 1, 21), cmap="Blues")
     lines = axes.contour(x, y, gain, levels=[0.05, 0.25, 0.5, 0.75, 0.95], colors=INK, linewidths=0.9)
     labels = axes.clabel(lines, fmt=lambda value: f"{100 * value:.0f} %", fontsize=8, inline=False, colors=INK)
     for label in labels:

@@ -8,7 +8,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.priors.discrete import Discrete
-from jaxpfl.types import Array
+from jaxpfl.privacy import clipping
+from jaxpfl.types import Array, Scalar
 
 
 class Clusters(NamedTuple):
@@ -29,6 +30,11 @@ class Clusters(NamedTuple):
 def square_distances(points: Array, centers: Array) -> Array:
     """[m, d] and [k, d] -> [m, k]."""
     return ((points[:, None] - centers) ** 2).sum(axis=-1)
+
+
+def within_ball(points: Array, radius: Scalar) -> Array:
+    """Each row of [m, d] clipped to an L2 norm of ``radius``, as `privacy.clipping.clip` says."""
+    return jax.vmap(lambda point: clipping.clip(point, radius)[0])(points)
 
 
 def plus_plus(scores: Array, points: Array, valid: Array) -> Array:

@@ -19,8 +19,8 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl.estimators.clustering import within_ball
 from jaxpfl.estimators.histogram import Users, total
-from jaxpfl.estimators.release import within_ball
 from jaxpfl.types import Array, Key, Scalar
 
 

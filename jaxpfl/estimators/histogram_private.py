@@ -9,8 +9,8 @@ z C sqrt(1 + w^2) on the sums and z sqrt(1 + w^2) / w on the masses.
 The print adds its noise to the mean, which a user moves by more where few users are (`histogram_printed`).
 
 What is counted: the release of the mean, from which the start is made (`private_start`), and one release for each
-round. Assignments never leave the users, and what is made of released vectors is free: that centers are drawn towards
-the mean (`shrunk`), which tokens are candidates for dimension reduction.
+round, which may differ in their noise (`divided`). Assignments never leave the users, and what is made of released
+vectors is free: that centers are drawn towards the mean (`shrunk`), which tokens are candidates for DimRed.
 
 What is not: the public numbers (C, k, T, w, s, the start's spread, the vocabulary), and whatever is tuned on users set
 apart, lambda and alpha among them: those users are not covered.
@@ -19,14 +19,16 @@ apart, lambda and alpha among them: those users are not covered.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
+from jaxpfl.estimators.clustering import within_ball
 from jaxpfl.estimators.histogram import Users, floored, nearest, total
-from jaxpfl.estimators.release import within_ball
 from jaxpfl.privacy import CentralNoise, Full, PrivacyPlan, calibrate
+from jaxpfl.privacy.descriptions import combined
 from jaxpfl.types import Array, Key, Scalar
 
 MASS_WEIGHT = 0.25
@@ -130,6 +132,7 @@ def cluster(
     *,
     radius: Scalar,
     noise: Scalar,
+    first_noise: Scalar,
     floor: Scalar,
     spread: Scalar = 1.0,
     rate: Scalar = 1.0,
@@ -145,12 +148,13 @@ def cluster(
     Args:
       key: of the start and of the noise.
       users: who is clustered.
-      first: `release_of_all` with the same noise; the start is made of it. A round's clusters together are another
-        release of the same sum, k times as noisy, and sharpen the mean that centers are drawn towards.
+      first: `release_of_all`; the start is made of it. A round's clusters together are another release of the same
+        sum, of k times the variance, and sharpen the mean that centers are drawn towards.
       clusters: k.
       rounds: T.
       radius: C.
       noise: z of each round.
+      first_noise: z of ``first``, which weighs it against the rounds.
       floor: s.
       spread: of the start (`private_start`).
       rate: of a step towards the noisy mean of the users.
@@ -158,12 +162,13 @@ def cluster(
       keep: [d] bool, the tokens that are clustered on; the others' entries are the mean's.
     """
     of_start, of_rounds = jax.random.split(key)
+    precision = (first_noise / noise) ** 2 / clusters
 
     def step(t: Array, at: tuple[Array, Release]) -> tuple[Array, Release]:
         centers, pooled = at
         release = noisy(jax.random.fold_in(of_rounds, t), clipped_sums(users, centers, radius, keep), radius, noise)
         if keep is None:
-            share = 1 / (clusters + 1 + t)  # precisions: 1 of the first release, 1/k of each round
+            share = precision / (1 + (t + 1) * precision)  # of the first release the precision is 1
             pooled = jax.tree.map(lambda p, r: p + share * (r.sum(axis=0) - p), pooled, release)
         else:
             of_kept = jnp.where(keep, private_mean(pooled, floor), 0).sum()
@@ -180,13 +185,22 @@ def cluster(
     return jax.lax.fori_loop(0, rounds, step, (start, first))[0]
 
 
-def plan(noise: float, releases: int, radius: float | None = None) -> PrivacyPlan:
-    """What releases of noise multiplier z each cost together: the mean, each round, and DimRed's second moment.
+def plan(multipliers: Iterable[float], radius: float | None = None) -> PrivacyPlan:
+    """What releases of these noise multipliers cost together: the mean, each round, and DimRed's second moment.
 
     Raises:
       JaxpflError: as `PrivacyPlan`.
     """
-    return PrivacyPlan(CentralNoise(noise, clipping_norm=radius, releases=releases), Full(), 1)
+    return PrivacyPlan(CentralNoise(combined(multipliers), clipping_norm=radius), Full(), 1)
+
+
+def divided(noise: float, others: int, share: float) -> tuple[float, float]:
+    r"""The noise multipliers of a first release and of each of ``others``, together worth one of ``noise``, z.
+
+    The first takes a share c of the budget, :math:`z_1 = z / \sqrt c`, the r others what is left,
+    :math:`z \sqrt{r / (1 - c)}` each, so that :math:`z_1^{-2} + r z_r^{-2} = z^{-2}` (`descriptions.combined`).
+    """
+    return noise / math.sqrt(share), noise * math.sqrt(others / (1 - share))
 
 
 def calibrated(epsilon: float, delta: float, releases: int, radius: float | None = None) -> float:
@@ -195,6 +209,7 @@ def calibrated(epsilon: float, delta: float, releases: int, radius: float | None
     Raises:
       JaxpflError: as `calibrate`.
     """
-    noise = calibrate(plan(1.0, releases, radius), epsilon, delta).noise
+    one = PrivacyPlan(CentralNoise(1.0, clipping_norm=radius, releases=releases), Full(), 1)
+    noise = calibrate(one, epsilon, delta).noise
     assert isinstance(noise, CentralNoise)
     return noise.noise_multiplier

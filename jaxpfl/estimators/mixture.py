@@ -19,8 +19,8 @@ import jax.numpy as jnp
 
 from jaxpfl.estimators import clustering, private_clustering
 from jaxpfl.estimators.base import Estimator, Samples
-from jaxpfl.estimators.clustering import square_distances
-from jaxpfl.estimators.release import EXACT, Release, within_ball
+from jaxpfl.estimators.clustering import square_distances, within_ball
+from jaxpfl.estimators.release import EXACT, Release
 from jaxpfl.priors import discrete
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.types import Array, Key, Scalar

@@ -8,8 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.estimators.clustering import Clusters, nearest, square_distances, sums
-from jaxpfl.estimators.release import within_ball
+from jaxpfl.estimators.clustering import Clusters, nearest, square_distances, sums, within_ball
 from jaxpfl.priors import discrete
 from jaxpfl.privacy import checks, local
 from jaxpfl.types import Array, Key, Scalar
@@ -52,7 +51,7 @@ def noisy_lloyd(
     points over the radius. A center becomes their quotient, kept within ``reach``; it stays where its cluster's noisy
     number is below twice the noise's standard deviation.
 
-    Formal guarantees: points are clipped to an L2 norm of ``radius`` here (what is not finite counts as zero). One
+    Formal guarantees: points are clipped to an L2 norm of ``radius`` here (one that is not finite counts as zero). One
     client's memberships r sum to one, so that it changes all numbers and sums together by at most
     sqrt(|r|^2 + |r|^2) <= sqrt(2) in L2 norm when it comes or goes: a step is a Gaussian mechanism of the noise
     multiplier ``noise`` under add-or-remove-one, and the whole is ``steps`` of them, composed adaptively (`event`). The

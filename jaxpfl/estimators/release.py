@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.compression import quantizers
+from jaxpfl.privacy import clipping, local
 from jaxpfl.privacy import discrete_gaussian as discrete
-from jaxpfl.privacy import local
 from jaxpfl.types import Array, Key, Scalar
 
 
@@ -46,11 +46,11 @@ def gaussian_vector(radius: Scalar, stddev: Scalar) -> Release:
     """The mean clipped to an L2 norm of ``radius``, with N(0, stddev^2 I) added.
 
     Formal guarantees: the message, all its entries together, is (eps, delta)-LDP where ``stddev`` is
-    ``analytic_gaussian_stddev(eps, delta, 2 radius)``, whatever the mean: what is not a number counts as zero.
+    ``analytic_gaussian_stddev(eps, delta, 2 radius)``, whatever the mean: one that is not finite counts as zero.
     """
 
     def send(key: Key, mean: Array) -> Array:
-        return within_ball(mean, radius) + stddev * jax.random.normal(key, mean.shape, mean.dtype)
+        return clipping.clip(mean, radius)[0] + stddev * jax.random.normal(key, mean.shape, mean.dtype)
 
     return Release(send, jnp.square(stddev), 32)
 
@@ -79,11 +79,3 @@ def discrete_gaussian(b: Scalar, bits: int, noise: discrete.Table) -> Release:
 
     variance = quantizers.variance_bound(b, bits) + step**2 * noise.variance
     return Release(send, variance, noise.message_bits(2**bits))
-
-
-def within_ball(points: Array, radius: Scalar) -> Array:
-    """Each row, [..., d], clipped to an L2 norm of ``radius``; an entry that is not finite counts as zero."""
-    points = jnp.where(jnp.isfinite(points), points, 0)
-    largest = jnp.maximum(jnp.abs(points).max(axis=-1, keepdims=True), 1)  # so that no square overflows
-    norm = largest * jnp.linalg.norm(points / largest, axis=-1, keepdims=True)
-    return jnp.where(norm > radius, points / largest * (radius / jnp.maximum(norm / largest, 1e-30)), points)

@@ -13,6 +13,7 @@ from jaxpfl.engine.fit import check_positive
 from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.experiment.presets import preset
+from jaxpfl.experiment.privacy import PrivacyConfig
 from jaxpfl.participation import availability
 
 
@@ -69,7 +70,16 @@ class RunConfig(DataConfig):
     """Parameters that every model starts from: a run folder or exported models, for its global model (PATH:METHOD where
     there are several methods), or an .npz file of parameters by path."""
     cohort: int | None = None
-    """Clients in a round, a count K <= m, drawn uniformly; by data set unless given."""
+    """Clients in a round, a count K <= m (for Poisson participation the expected one); by data set unless given."""
+    participation: str | None = None
+    """How they are drawn: full, uniform (exactly K), or poisson (each independently, at the rate K/m). Unless given,
+    full where K = m, else uniform; with --privacy.* poisson."""
+    cohort_cap: int | None = None
+    """Slots of a Poisson cohort: clients beyond it are left out and counted. Unless given, so many that a round needs
+    more with a probability below 1e-6."""
+    weighting: str | None = None
+    """Of the clients in the server's mean, for methods that weigh them: examples or uniform; examples unless given, and
+    uniform with --privacy.*."""
     local_steps: int | None = None
     """Local steps (mini-batches) of a client in a round; 10 for most data sets."""
     batch_size: int | None = None
@@ -106,10 +116,13 @@ class RunConfig(DataConfig):
     """Score all clients after every so many rounds, and at the end."""
     checkpoint_every: int = 50
     """Write a checkpoint after every so many rounds, and at the end."""
+    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
+    """User-level differential privacy of what clients upload: clipping, noise, and what it is worth."""
     plan: ExecutionPlan = field(default_factory=ExecutionPlan)
     """How to execute: changes speed and memory, not results (up to the rounding of additions)."""
 
 
+_TABLES = {"plan": ExecutionPlan, "privacy": PrivacyConfig}
 _MAY_GROW = ("rounds",)
 # These do not change what the run is: how it executes, how often it is saved, and where its data lie and its first
 # parameters (whose values the fingerprint holds).
@@ -146,6 +159,7 @@ def resolve(config: RunConfig) -> RunConfig:
         if not isinstance(value, int) or value < 0:
             raise JaxpflError(f"{name} must be a whole number of at least 0, got {value!r}")
     availability(config.dropout, config.stragglers, same_stragglers=config.same_stragglers)
+    config.privacy.check()
     for name in ("lr", "server_lr"):
         value = getattr(config, name)
         if value is not None and not 0 < value < float("inf"):
@@ -193,8 +207,8 @@ def from_mapping(values: dict[str, Any], where: str) -> RunConfig:
         name = str(raw).replace("-", "_")
         if name not in fields:
             raise unknown_name(f"field in {where}", str(raw), fields)
-        if name == "plan":
-            changes[name] = _plan(value, where)
+        if name in _TABLES:
+            changes[name] = _table(name, value, where)
         elif name == "set":
             changes[name] = _settings(value, where)
         else:
@@ -250,17 +264,17 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], li
     return semantic, allowed
 
 
-def _plan(value: Any, where: str) -> ExecutionPlan:
+def _table(table: str, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        raise JaxpflError(f"plan in {where} must be a table, got {value!r}")
-    fields = {f.name: f.type for f in dataclasses.fields(ExecutionPlan)}
+        raise JaxpflError(f"{table} in {where} must be a table, got {value!r}")
+    fields = {f.name: f.type for f in dataclasses.fields(_TABLES[table])}
     changes = {}
     for raw, item in value.items():
         name = str(raw).replace("-", "_")
         if name not in fields:
-            raise unknown_name(f"field of plan in {where}", str(raw), fields)
-        changes[name] = _typed(item, str(fields[name]), f"plan.{raw} in {where}")
-    return ExecutionPlan(**changes)
+            raise unknown_name(f"field of {table} in {where}", str(raw), fields)
+        changes[name] = _typed(item, str(fields[name]), f"{table}.{raw} in {where}")
+    return _TABLES[table](**changes)
 
 
 def _settings(value: Any, where: str) -> tuple[str, ...]:

@@ -123,6 +123,8 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
             f"{row['seconds']:.1f}",
         )
     console.print(table)
+    for claim, names in _claims(summary["methods"]).items():
+        console.print(f"{', '.join(names)}: {claim}", highlight=False)
     for name, row in summary["methods"].items():
         if row["diverged_clients"]:
             console.print(
@@ -142,6 +144,17 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
             best = row["best_on_validation"]["personalized_accuracy"]
             console.print(f"{name}: at the round of best validation accuracy {_accuracy(best)}", highlight=False)
     console.print(f"run folder: {summary['run_dir']} (plots in plots/)", highlight=False, soft_wrap=True)
+
+
+def _claims(methods: dict[str, Any]) -> dict[str, list[str]]:
+    """What is said of privacy -> the methods of which it is said."""
+    claims: dict[str, list[str]] = {}
+    for name, row in methods.items():
+        if row["privacy"]:
+            claims.setdefault(
+                row["privacy"].get("says", "clipped without noise: no epsilon can be claimed"), []
+            ).append(name)
+    return claims
 
 
 def print_profile(console: Console, profile: dict[str, Any]) -> None:

@@ -7,6 +7,7 @@ was asked for, ``profile/``. Only a folder with ``summary.json`` is a whole run.
 
 from __future__ import annotations
 
+import dataclasses
 import time
 from contextlib import ExitStack
 from pathlib import Path
@@ -24,6 +25,7 @@ from jaxpfl.experiment.checkpoint import Checkpoints
 from jaxpfl.experiment.config import RunConfig, differences, to_json
 from jaxpfl.experiment.interrupt import Interrupt, Interrupted
 from jaxpfl.experiment.pace import Pace
+from jaxpfl.experiment.privacy import Protection
 from jaxpfl.experiment.profile import OFF, Profile
 from jaxpfl.experiment.setup import Experiment, require
 
@@ -171,7 +173,7 @@ def _run_method(
         with profile.phase("evaluation"):
             unseen = jax.tree.map(np.asarray, dict(simulation.evaluate_unseen(state)))
         scores |= {f"unseen_{which}": metrics for which, metrics in unseen.items()}
-    _write_method(folder, name, simulation, state, scores, config, time.perf_counter() - started)
+    _write_method(folder, name, experiment, simulation, state, scores, time.perf_counter() - started)
     reporter.finish(name)
 
 
@@ -214,10 +216,10 @@ def _evaluate(
 def _write_method(
     folder: Path,
     name: str,
+    experiment: Experiment,
     simulation: Simulation,
     state: RunState,
     scores: dict[str, dict[str, np.ndarray]],
-    config: RunConfig,
     seconds: float,
 ) -> None:
     counts = jax.tree.map(np.asarray, simulation.trim(state).counts)
@@ -231,8 +233,9 @@ def _write_method(
     files.write_json(
         folder / "methods" / f"{name}.json",
         {
-            "rounds": config.rounds,
+            "rounds": experiment.config.rounds,
             "seconds": seconds,
+            "privacy": _privacy(experiment.protection(name), uploads=up > 0),
             # Means over the runs: a run's clients differ where cohorts are random in size.
             "bytes_up": up * int(counts.uploads.sum()) // runs,
             "bytes_down": down * int(counts.participations.sum()) // runs,
@@ -242,6 +245,15 @@ def _write_method(
             "diverged_clients": int(((counts.diverged > 0) | scores["after"]["diverged"]).any(axis=0).sum()),
         },
     )
+
+
+def _privacy(protection: Protection | None, *, uploads: bool) -> dict[str, Any] | None:
+    """What can be said of a method's privacy; None where nothing was made private, or nothing leaves the clients."""
+    if protection is None or not uploads:
+        return None
+    mechanism, statement = protection
+    claim = {"epsilon": None} if statement is None else statement._asdict() | {"says": str(statement)}
+    return claim | {"mechanism": dataclasses.asdict(mechanism)}
 
 
 def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:

@@ -16,14 +16,16 @@ from jaxpfl.algorithms import LocalWork
 from jaxpfl.algorithms.hyper import replace, with_rate, with_server_rate
 from jaxpfl.algorithms.server_optimizer import check_rate
 from jaxpfl.engine import Simulation
-from jaxpfl.engine.fit import build, make_simulation, make_task
+from jaxpfl.engine.fit import build, draw_cohorts, make_simulation, make_task, weighting_under
 from jaxpfl.engine.groups import make_groups
 from jaxpfl.engine.plan import resolve as resolve_plan
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.config import RunConfig, method_settings
 from jaxpfl.experiment.presets import model_for
+from jaxpfl.experiment.privacy import Protection, protect
 from jaxpfl.models import Task
 from jaxpfl.models.given import start_from
+from jaxpfl.participation import Participation
 from jaxpfl.types import Federation, PyTree
 
 
@@ -50,14 +52,16 @@ class Experiment(NamedTuple):
         """The compiled programs of one method."""
         config, method = self.config, algorithms.get(name)
         _, options = _split_settings(config, name, self.methods)
+        protection = self.protection(name)
         return make_simulation(
             method,
             self.task,
             local_work(config, self.federation, self.unseen),
             self.federation,
-            participation.of(self.federation.num_clients, config.cohort),
+            cohorts(config, self.federation.num_clients),
             self.hyper(name),
             options=options,
+            privacy=None if protection is None else protection.mechanism,
             availability=participation.availability(
                 config.dropout, config.stragglers, same_stragglers=config.same_stragglers
             ),
@@ -70,9 +74,23 @@ class Experiment(NamedTuple):
         """One method's hyper-parameters."""
         return _hyper(self.config, name, self.methods)
 
+    def protection(self, name: str) -> Protection | None:
+        """What makes one method's uploads private, and what that is worth; None where nothing does."""
+        config = self.config
+        return protect(
+            config.privacy,
+            algorithms.get(name),
+            cohorts(config, self.federation.num_clients),
+            rounds=require(config.rounds),
+            steps=require(config.local_steps),
+        )
+
     def fingerprint(self) -> dict[str, Any]:
         """What the config does not say but the numbers depend on: every hyper-parameter, and the data themselves."""
         hyper = {name: {k: float(v) for k, v in vars(self.hyper(name)).items()} for name in self.methods}
+        for name in self.methods:  # calibrated noise depends on the rounds: more of them are another run
+            if (protection := self.protection(name)) is not None:
+                hyper[name]["privacy.noise_multiplier"] = float(np.asarray(protection.mechanism.noise_multiplier))
         return {"hyper": hyper, "data": _checksum((self.federation, self.unseen)), "warm_start": self.start}
 
 
@@ -101,14 +119,14 @@ def prepare(
     check_rate(config.server_optimizer, max(rates), strict=strict)
     # Refused before the data are read: a cohort that no split could serve.
     if config.clients is not None:
-        participation.of(config.clients, config.cohort)
+        cohorts(config, config.clients)
     source, federation = load_federation(config)
     unseen = None
     if config.unseen_clients:
         federation, unseen = data.set_apart(federation, config.unseen_clients, config.split_seed)
     if config.model is None:
         config = dataclasses.replace(config, model=model_for(source))
-    cohort = participation.of(federation.num_clients, config.cohort).capacity  # clients may have been dropped
+    cohort = cohorts(config, federation.num_clients).capacity  # clients may have been dropped
     resolve_plan(config.plan, cohort=cohort, num_clients=federation.num_clients, model_bytes=1)  # refuses its devices
     if not np.asarray(federation.test.mask).any():
         raise JaxpflError("no client has test examples: use fewer clients, or a larger --test-share")
@@ -125,7 +143,11 @@ def prepare(
         for part in (federation, unseen):
             if part is not None:
                 algorithm.check_data(part)
-    return Experiment(config, methods, federation, task, start, unseen)
+    experiment = Experiment(config, methods, federation, task, start, unseen)
+    if config.privacy.on:
+        for name in methods:  # what a method uploads, and so whether it can be private, shows when it is traced
+            experiment.simulation(name).bytes_per_client()
+    return experiment
 
 
 def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
@@ -160,6 +182,19 @@ def local_work(config: RunConfig, *federations: Federation | None) -> LocalWork:
         config.draw,
         optimizer=config.client_optimizer,
         server_optimizer=config.server_optimizer,
+        weighting=weighting_under(config.privacy.on, config.weighting),
+    )
+
+
+def cohorts(config: RunConfig, num_clients: int) -> Participation:
+    """How the cohorts of a resolved config are drawn."""
+    return draw_cohorts(
+        num_clients,
+        config.cohort,
+        config.participation,
+        config.cohort_cap,
+        private=config.privacy.on,
+        cuts=config.privacy.accountant == "pld",
     )
 
 

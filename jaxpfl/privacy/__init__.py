@@ -1,13 +1,16 @@
 """Differential privacy: mechanisms, what they cost over a run, and what an audit can say of them."""
 
 from jaxpfl.privacy import audit, local
-from jaxpfl.privacy.accounting import Accountant, PrivacyPlan
+from jaxpfl.privacy.accounting import Accountant, PrivacyPlan, accountant_named
 from jaxpfl.privacy.calibration import calibrate
 from jaxpfl.privacy.capacity import poisson_cap
+from jaxpfl.privacy.claim import calibrated, plan_of, sampling_of
 from jaxpfl.privacy.descriptions import CentralNoise, DistributedNoise, FixedSize, Full, PerStepNoise, Poisson
 from jaxpfl.privacy.events import Relation
+from jaxpfl.privacy.mechanism import Mechanism, PrivateHyper, privatize
 from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.privacy.statement import Statement
+from jaxpfl.privacy.step_noise import StepNoise
 
 __all__ = [
     "Accountant",
@@ -15,14 +18,22 @@ __all__ = [
     "DistributedNoise",
     "FixedSize",
     "Full",
+    "Mechanism",
     "PerStepNoise",
     "Poisson",
     "PrivacyPlan",
+    "PrivateHyper",
     "Refusal",
     "Relation",
     "Statement",
+    "StepNoise",
+    "accountant_named",
     "audit",
     "calibrate",
+    "calibrated",
     "local",
+    "plan_of",
     "poisson_cap",
+    "privatize",
+    "sampling_of",
 ]

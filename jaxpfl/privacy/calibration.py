@@ -6,11 +6,12 @@ import math
 from dataclasses import replace
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.privacy import checks
-from jaxpfl.privacy.accounting import Accountant, PrivacyPlan, quiet
+from jaxpfl.privacy import checks, grids
+from jaxpfl.privacy.accounting import Accountant, PrivacyPlan
 from jaxpfl.privacy.descriptions import CentralNoise
 
-_RELATIVE_TOLERANCE = 1e-5
+_RELATIVE_TOLERANCE = 5e-5
+_LARGEST = 200.0
 _LEAST, _MOST = 1e-2, 1e7
 
 
@@ -24,14 +25,16 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
       accountant: who accounts; ``paper`` inverts Theorem 5, which is no valid bound.
 
     Returns:
-      The plan with its noise multiplier, right to a relative 1e-5 and never below what is needed.
+      The plan with its noise multiplier, never below what is needed, and mostly right to a relative 1e-4.
 
     Raises:
-      JaxpflError: for a target out of range, or one that needs a noise multiplier outside 0.01 ... 1e7, and as
+      JaxpflError: for a target that is not in (0, 200], or needs a noise multiplier outside 0.01 ... 1e7, and as
         `PrivacyPlan.epsilon`.
     """
     checks.positive("epsilon", epsilon)
     checks.probability("delta", delta)
+    if epsilon > _LARGEST:
+        raise JaxpflError(f"epsilon must be at most {_LARGEST:g}, got {epsilon:g}: more promises nothing")
     # The count's noise bounds z from below only at the end: the search may try any z.
     fixed = isinstance(plan.noise, CentralNoise) and accountant != "paper"
     free = replace(plan, noise=replace(plan.noise, count_stddev=None)) if fixed else plan
@@ -45,10 +48,10 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
 def _bracket(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant) -> tuple[float, float]:
     """Noise multipliers a factor of 2 apart, with epsilons above and at most the one asked for."""
     # Many rounds of a sampled Gaussian are nearly one with mu = sqrt(R) q / z, whose epsilon is below
-    # mu^2/2 + mu sqrt(2 log(1/delta)).
+    # mu^2/2 + mu sqrt(2 log(1/delta)); and no user can be promised less than a round that it is in costs.
     log = -math.log(delta)
-    start = math.sqrt(plan.rounds) * plan.sampling.rate / (math.sqrt(2 * (log + epsilon)) - math.sqrt(2 * log))
-    upper = min(max(start, 2 * _LEAST), _MOST)
+    mu = math.sqrt(2 * (log + epsilon)) - math.sqrt(2 * log)
+    upper = min(max(math.sqrt(plan.rounds) * plan.sampling.rate, 1.0) / mu, _MOST)
 
     def enough(multiplier: float) -> bool:
         return plan.with_noise_multiplier(multiplier).epsilon(delta, accountant) <= epsilon
@@ -77,7 +80,7 @@ def _solve(
         return 1 / root_scalar(gap, bracket=(1 / upper, 1 / lower)).root
     from dp_accounting import ExplicitBracketInterval, calibrate_dp_mechanism
 
-    with quiet():
+    with grids.quiet():
         inverse = calibrate_dp_mechanism(
             lambda: plan.with_noise_multiplier(lower).accountant(accountant),
             lambda u: plan.with_noise_multiplier(1 / u).event(accountant),

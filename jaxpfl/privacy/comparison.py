@@ -16,7 +16,7 @@ def theorem5_beside_sound(
     *,
     c1: float,
     sigma1: float,
-    cohort: int,
+    clients_per_round: int,
     clients: int,
     tau: int,
     steps: int,
@@ -27,13 +27,16 @@ def theorem5_beside_sound(
     """The epsilon that the paper prints for DP-AdaPeD, and sound ones for noise of the same variance.
 
     ``end_of_round``: a local path without noise, and N(0, K tau sigma^2) on the sum at its end. ``per_step``: as
-    printed. ``zero_out``: a user's data are there or not. Noise at the end is amplified by Poisson sampling with
-    q = K/m; noise that the clients add is not, so that its value is that of a user who is in every round, or of
-    ``replace_one`` where that is less. ``replace_one``: cohorts of exactly K, by RDP unless K = m.
+    printed; psi's update, where it is uploaded, keeps the last step's noise from counting for all clients
+    (`PerStepNoise`).
+
+    ``zero_out``: a user's data are there or not. Noise at the end is amplified by Poisson sampling with q = K/m; noise
+    that the clients add is not, so that its value is that of a user who is in every round, or of ``replace_one`` where
+    that is less. ``replace_one``: cohorts of exactly K, by RDP unless K = m.
 
     Args:
       c1, sigma1: clip and noise of a local step of mu; c2, sigma2: of psi, which c2 = 0 leaves out.
-      cohort, clients: K and m.
+      clients_per_round, clients: K and m.
       tau: local steps of a round.
       steps: T, local steps in all.
       delta: of all claims.
@@ -52,7 +55,7 @@ def theorem5_beside_sound(
         if stddev == 0:
             raise Refusal.NO_NOISE.error()
     checks.count("clients", clients)
-    checks.count("clients_per_round", cohort, most=clients)
+    checks.count("clients_per_round", clients_per_round, most=clients)
     checks.count("tau", tau)
     checks.count("steps", steps)
     if steps % tau:
@@ -60,11 +63,11 @@ def theorem5_beside_sound(
     rounds = steps // tau
 
     clips, stddevs = ((c1, c2), (sigma1, sigma2)) if c2 else ((c1,), (sigma1,))
-    per_step = PerStepNoise(clips, stddevs, tau, cohort)
-    at_end = CentralNoise(per_step.step_multiplier * (cohort / tau) ** 0.5)
-    everyone = cohort == clients
-    fixed = Full() if everyone else FixedSize(clients, cohort)
-    sampled = Full() if everyone else Poisson(cohort / clients)
+    per_step = PerStepNoise(clips, stddevs, tau, clients_per_round, linear=not c2)
+    at_end = CentralNoise(per_step.step_multiplier * (clients_per_round / tau) ** 0.5)
+    everyone = clients_per_round == clients
+    fixed = Full() if everyone else FixedSize(clients, clients_per_round)
+    sampled = Full() if everyone else Poisson(clients_per_round / clients)
     printed = PrivacyPlan(per_step, fixed, rounds, "replace-one").epsilon(delta, "paper")
 
     def claim(
@@ -89,6 +92,6 @@ def theorem5_beside_sound(
             "replace_one": replaced,
         },
         "rounds": rounds,
-        "sampling_rate": cohort / clients,
+        "sampling_rate": clients_per_round / clients,
         "delta": delta,
     }

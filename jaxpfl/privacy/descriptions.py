@@ -42,7 +42,6 @@ class CentralNoise:
     clipping_norm: float | None = None
     count_stddev: float | None = None
     releases: int = 1
-    by_clients: ClassVar[bool] = False
 
     def __post_init__(self) -> None:
         checks.not_negative("noise_multiplier", self.noise_multiplier)
@@ -84,14 +83,13 @@ class DistributedNoise:
 
     Attributes:
       noise_multiplier: z; 0 where uploads are only clipped.
-      min_uploads: K_min, public.
+      min_uploads: K_min, public; at most the clients of a round.
       clipping_norm: C, for the statement.
     """
 
     noise_multiplier: float
     min_uploads: int
     clipping_norm: float | None = None
-    by_clients: ClassVar[bool] = True
 
     def __post_init__(self) -> None:
         checks.not_negative("noise_multiplier", self.noise_multiplier)
@@ -113,27 +111,38 @@ class DistributedNoise:
 class PerStepNoise:
     r"""DP-AdaPeD as printed: in every local step each client clips its gradients and adds noise to them.
 
-    With tau steps of clip C and noise s, and K uploads averaged, what can be proved of one part (mu, or psi) is
+    tau steps of clip C and noise s are tau adaptive Gaussian releases of one client, whatever becomes of them:
+
+    .. math:: z^{-2} = \tau \; C^2 / s^2
+
+    Where the sum of K uploads is ``linear`` in the last step's noise, it is also hidden by that of all K clients: a
+    client's path moves the sum by up to tau C, and others' paths, which do not depend on it, may carry anything before.
 
     .. math:: z^{-2} = \min(\tau, \tau^2 / K) \; C^2 / s^2
 
-    The first bound is what the client's own steps hide, tau adaptive Gaussian releases. The second counts the last
-    step's noise of all K clients only: a client's path moves the sum by up to tau C, and others' paths, which do not
-    depend on it, may carry anything before. (The average's variance tau s^2/K, which the paper takes, is not available:
-    a client's later gradients see its earlier noise and may cancel it.) mu and psi of a client are one release.
+    (The average's variance tau s^2/K, which the paper takes, is not available: a client's later gradients see its
+    earlier noise and may cancel it.) Both say that a round is at least as private as one Gaussian release, which is
+    what bounds of sampled rounds need. mu and psi of a client are one release, of :math:`(z_1^{-2} +
+    z_2^{-2})^{-1/2}`.
+
+    The update of psi as printed is not linear: its gradient sees mu with the step's noise, of which the sum of the psi
+    then tells; and a psi that its client puts back to the floor has no noise left.
 
     Attributes:
       clips: C1 for mu, and C2 for psi where it is uploaded.
       stddevs: s1, and s2: the noise of one step.
       steps: tau.
-      uploads: K: the least number of uploads that a released round may have.
+      min_uploads: K: the least number of uploads that a released round may have; at most the clients of a round.
+      linear: whether the second bound may be used: plain gradient steps, of one rate within a round and without
+        momentum; nothing done to what is uploaded after its last noise; and every gradient of a step taken before any
+        of the step's noise.
     """
 
     clips: tuple[float, ...]
     stddevs: tuple[float, ...]
     steps: int
-    uploads: int
-    by_clients: ClassVar[bool] = True
+    min_uploads: int
+    linear: bool = False
 
     def __post_init__(self) -> None:
         if not 1 <= len(self.clips) == len(self.stddevs):
@@ -142,7 +151,7 @@ class PerStepNoise:
             checks.positive(f"c{i}", c)
             checks.not_negative(f"sigma{i}", s)
         checks.count("steps", self.steps)
-        checks.count("uploads", self.uploads)
+        checks.count("min_uploads", self.min_uploads)
 
     @property
     def clipping_norm(self) -> tuple[float, ...]:
@@ -157,7 +166,8 @@ class PerStepNoise:
     @property
     def multiplier(self) -> float:
         """z of a round."""
-        return self.step_multiplier / math.sqrt(min(self.steps, self.steps**2 / self.uploads))
+        hidden_by = max(self.min_uploads / self.steps, 1) if self.linear else 1
+        return self.step_multiplier * math.sqrt(hidden_by / self.steps)
 
     def with_multiplier(self, multiplier: float) -> PerStepNoise:
         """The same with all stddevs scaled by one factor, such that a round has this z."""
@@ -172,10 +182,24 @@ Noise: TypeAlias = CentralNoise | DistributedNoise | PerStepNoise
 
 @dataclass(frozen=True)
 class Full:
-    """Every client in every round."""
+    """Every client in every round.
 
+    Attributes:
+      num_clients: m; None where nothing rests on it.
+    """
+
+    num_clients: int | None = None
     name: ClassVar[str] = "full"
     rate: ClassVar[float] = 1.0
+
+    def __post_init__(self) -> None:
+        if self.num_clients is not None:
+            checks.count("clients", self.num_clients)
+
+    @property
+    def cohort(self) -> int | None:
+        """m, where it is known."""
+        return self.num_clients
 
 
 @dataclass(frozen=True)

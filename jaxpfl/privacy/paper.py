@@ -25,7 +25,7 @@ def rdp_slope(noise: Noise, sampling: Sampling, rounds: int) -> float | None:
     For noise on the sum, C^2/(K s^2) is 1/z^2: the theorem is per-step noise with what the paper takes for its z.
     """
     if isinstance(noise, PerStepNoise):
-        per_round = 1 / (noise.step_multiplier**2 * noise.uploads)
+        per_round = 1 / (noise.step_multiplier**2 * noise.min_uploads)
     elif getattr(noise, "count_stddev", None) is not None:
         return None
     else:

@@ -1,12 +1,16 @@
-"""A picture of what a run costs as it goes on: epsilon against rounds."""
+"""Pictures: epsilon against rounds, and what an audit saw."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
+
+import numpy as np
 
 from jaxpfl.data.plot import plain, save_png
 from jaxpfl.errors import JaxpflError
+from jaxpfl.privacy.audit import EpsilonBound
 
 
 def plot_curve(
@@ -27,12 +31,7 @@ def plot_curve(
     Raises:
       JaxpflError: matplotlib is not installed, or the file cannot be written.
     """
-    try:
-        from matplotlib.figure import Figure
-    except ImportError as error:
-        raise JaxpflError("pictures are drawn with matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-    axes = figure.subplots()
+    figure, axes = _empty()
     axes.plot(rounds, epsilon, color="#2a78d6", linewidth=2, marker="o", markersize=3, label="accounted")
     if printed:
         axes.plot(rounds, printed, color="#888888", linewidth=1.4, linestyle="--", label="Theorem 5 as printed")
@@ -44,3 +43,35 @@ def plot_curve(
     plain(axes)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     return save_png(figure, Path(path))
+
+
+def plot_worlds(present: np.ndarray, absent: np.ndarray, claimed: float, bound: EpsilonBound, path: str | Path) -> Path:
+    """Draws an audit's scores, of the worlds with and without the audited client's data, to a PNG file.
+
+    Returns:
+      The path.
+
+    Raises:
+      JaxpflError: as `plot_curve`.
+    """
+    figure, axes = _empty()
+    both = np.concatenate([present, absent])
+    bins = np.linspace(both.min(), both.max(), 60).tolist()
+    for scores, color, label in ((absent, "#888888", "without its data"), (present, "#2a78d6", "with its data")):
+        axes.hist(scores, bins, density=True, histtype="stepfilled", alpha=0.55, color=color, label=label)
+    axes.set_xlabel("what was released in the direction of the client's gradient")
+    axes.set_ylabel("density over worlds")
+    axes.legend(frameon=False)
+    plain(axes)
+    shown = f"eps >= {bound.epsilon:.3g} ({bound.confidence:.0%} confidence), claimed {claimed:.3g}"
+    figure.suptitle(f"{shown}; delta = {bound.delta:g}", x=0.01, ha="left", fontsize=11, fontweight="bold")
+    return save_png(figure, Path(path))
+
+
+def _empty() -> tuple[Any, Any]:
+    try:
+        from matplotlib.figure import Figure
+    except ImportError as error:
+        raise JaxpflError("pictures are drawn with matplotlib: pip install matplotlib") from error
+    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
+    return figure, figure.subplots()

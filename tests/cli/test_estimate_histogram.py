@@ -45,7 +45,7 @@ def test_summary(made: Path):
     assert len(wrong) == 4
     assert all(0 <= share <= 0.5 for share in wrong)  # of two clusters
     spent = found["privacy"]["epsilon 15"]
-    assert [spent[n]["releases"] for n in ("FedAvg", "Algorithm 2, IFCA", "Algorithm 2 + DimRed")] == [1, 3, 4]
+    assert [len(spent[n]["releases"]) for n in ("FedAvg", "Algorithm 2, IFCA", "Algorithm 2 + DimRed")] == [1, 3, 4]
     for name in ("FedAvg", "Algorithm 2, IFCA", "Algorithm 2 + DimRed"):
         assert spent[name]["epsilon"] == pytest.approx(15, rel=1e-4)
         assert spent[name]["relation"] == "add-or-remove-one"

@@ -4,9 +4,9 @@ from typing import Any
 
 import jax
 import numpy as np
-from toys import Medians, availability
+from toys import Medians, availability, participation
 
-from jaxpfl import ExecutionPlan, Federation, LocalWork, Method, Simulation, participation, stack_clients
+from jaxpfl import ExecutionPlan, Federation, LocalWork, Method, Simulation, stack_clients
 from jaxpfl.engine.fit import make_task
 
 CLIENTS, CLASSES, FEATURES = 7, 3, 5
@@ -50,7 +50,7 @@ def simulate(
         wrap(method.build(task, work)),
         task,
         federation,
-        participation.of(federation.num_clients, cohort),
+        participation(method.name, federation.num_clients, cohort),
         method.hyper.replace(**hyper),
         availability=availability(method.name),
         plan=plan or ExecutionPlan(rounds_per_call=8),

@@ -10,6 +10,7 @@ from problem import outcome, simulate
 
 from jaxpfl import ExecutionPlan
 from jaxpfl.algorithms.hyper import with_rate
+from jaxpfl.privacy import PrivateHyper
 
 
 def test_one_trace_serves_calls_of_every_length(method, federation):
@@ -75,6 +76,7 @@ def test_bytes_are_those_of_what_is_exchanged(method, federation):
         "local": (0, 0),
         "adaped": (parameters + psi, parameters + psi),
         "adaped, idle": (parameters + psi, parameters + psi),
+        "adaped, private": (parameters + psi + number, parameters + psi + number),
         "fedper": (body, body),
         "fedrep": (body, body),
         "ifca": (2 * parameters, 2 * parameters),
@@ -93,7 +95,10 @@ def test_bytes_are_those_of_what_is_exchanged(method, federation):
 @pytest.mark.every_method
 def test_a_diverging_rate_is_counted_and_survived(method, federation):
     # At 1e38 uploads may be finite and their sum not. A run for each rate, in one program.
-    hot = method._replace(hyper=with_rate(method.hyper, np.array([1e30, 1e36, 1e38])))
+    rates = np.array([1e30, 1e36, 1e38])
+    inside = isinstance(method.hyper, PrivateHyper)
+    hyper = with_rate(method.hyper.method if inside else method.hyper, rates)
+    hot = method._replace(hyper=method.hyper.replace(method=hyper) if inside else hyper)
     result = outcome(simulate(hot, federation, cohort=None), 3, (0, 1, 2))
     assert (result["state"].diverged > 0).any(axis=1).all()
     for leaf in jax.tree.leaves((result["state"].server, result["state"].clients)):

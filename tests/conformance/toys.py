@@ -11,7 +11,8 @@ import optax
 
 from jaxpfl import METHODS, Algorithm, Client, Message, Method, Reduction, Server, SgdHyper, Stacked, Upload
 from jaxpfl.algorithms import FEDERATED, sgd
-from jaxpfl.participation import RELIABLE, Availability
+from jaxpfl.participation import RELIABLE, Availability, Participation, of, poisson
+from jaxpfl.privacy import Mechanism, PrivateHyper, privatize
 
 
 class Medians(NamedTuple):
@@ -109,12 +110,24 @@ def clusters(task, work):
     return Algorithm((client,), server, work.steps, idle_cap=2)
 
 
+def private(name: str, method: Method, mechanism: Mechanism) -> Method:
+    """The method behind a mechanism, as a method."""
+
+    def build(task, work):
+        return privatize(method.build(task, work), method.hyper, mechanism)[0]
+
+    z, limit = float(mechanism.noise_multiplier_of_sum), mechanism.clipping_norm
+    return Method(name, build, PrivateHyper(method.hyper, z, limit))
+
+
 _ADAPED = METHODS["adaped"]
 
 CASES: dict[str, Method] = {name: METHODS[name] for name in FEDERATED} | {
     "toy medians": Method("toy medians", medians, SgdHyper()),
     "toy clusters": Method("toy clusters", clusters, SgdHyper()),
     "adaped, idle": _ADAPED._replace(name="adaped, idle", build=partial(_ADAPED.build, idle_rounds=2)),
+    "adaped, private": private("adaped, private", _ADAPED, Mechanism(0.5, 0.1, quantile=0.5, count_stddev=1.0)),
+    "fedavg, private": private("fedavg, private", METHODS["fedavg"], Mechanism(0.5, 0.1, "distributed", 3)),
 }
 """What the invariants must hold for: every registered method, and every part of the protocol."""
 
@@ -123,6 +136,13 @@ CORE = ("local", "fedavg", "adaped", "toy medians", "toy clusters")
 
 AVAILABILITY: dict[str, Availability] = {"toy medians": Availability(0.3, 0.5), "toy clusters": Availability(0.3, 0.5)}
 """Cases whose clients fail; all others' are reliable."""
+
+
+def participation(name: str, num_clients: int, cohort: int | None) -> Participation:
+    """How the cohorts of a case are drawn: one by Poisson, with a cap that cuts them, the others' of a fixed size."""
+    if name == "adaped, private" and cohort is not None:
+        return poisson(num_clients, cohort / num_clients, cohort)
+    return of(num_clients, cohort)
 
 
 def availability(name: str) -> Availability:

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.data import source
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.estimate import (
     bernoulli,
     bernoulli_sweeps,
@@ -171,7 +171,7 @@ def test_when_says_what_the_study_finds():
     assert said["most_gain"] > said["gain_over_local"] > 0
     with pytest.raises(JaxpflError, match="sigma_x must be > 0"):
         when.run(replace(SMALL, sigma_x=0.0))
-    assert "helps" in when.verdict(said)
+    assert "helps" in when.verdict(said)[0]
 
 
 @pytest.fixture(scope="module")
@@ -265,6 +265,12 @@ def test_bad_settings_are_refused_in_one_line(settings, message: str):
         settings.check()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_the_printed_calibration_beyond_what_is_shown_of_it_is_warned_about():
+    replace(SMALL, mechanism="printed", epsilon=0.9).check()
+    with pytest.warns(JaxpflWarning, match="epsilon < 1 only, got 2"):
+        replace(SMALL, mechanism="printed", epsilon=2.0).check()
 
 
 def test_zero_variances_are_simulated():

@@ -14,7 +14,6 @@ from jaxpfl.estimators import (
     bernoulli,
     bernoulli_private,
     gaussian,
-    gaussian_closed_form,
     gaussian_private,
     mixture,
     release,
@@ -184,14 +183,13 @@ def test_settings_are_one_more_axis():
 
 
 def test_the_split_bits_find_the_variance():
-    """One bit each, eps = 6, m = 40000: st2 = .5 within 5 standard errors (.02 each)."""
+    """One bit each, eps = 6, m = 40000, b = 5: mu within 4 standard errors (.035), st2 within 4 of its own (.11)."""
     rng = np.random.default_rng(4)
     x = 1 + np.sqrt(0.5) * rng.normal(size=(40_000, 1, 1)) + 0.5 * rng.normal(size=(40_000, 4, 1))
     estimator = gaussian_private.split(5.0, 6.0, 0.25)
     made = base.estimate(estimator, jax.random.key(0), base.every(jnp.asarray(x, jnp.float32)))
-    assert float(made.shared.mean[0]) == pytest.approx(1.0, abs=0.2)
-    assert float(made.shared.st2) == pytest.approx(0.5, abs=0.35)
-    assert float(gaussian_closed_form.local(0.25 / 4)) > 0
+    assert float(made.shared.mean[0]) == pytest.approx(1.0, abs=0.14)
+    assert float(made.shared.st2) == pytest.approx(0.5, abs=0.44)
 
 
 @pytest.mark.parametrize(

@@ -28,8 +28,8 @@ RADIUS = 0.3
 def test_noise_at_eps_15_and_delta_1e10(releases, sigma, printed):
     z = histogram_private.calibrated(15.0, 1e-10, releases)
     assert z == pytest.approx(sigma, abs=6e-4)
-    assert histogram_private.plan(z, releases).epsilon(1e-10) == pytest.approx(15, rel=1e-4)
-    assert histogram_private.plan(z, releases).epsilon(1e-10) <= 15
+    assert histogram_private.plan([z] * releases).epsilon(1e-10) == pytest.approx(15, rel=1e-4)
+    assert histogram_private.plan([z] * releases).epsilon(1e-10) <= 15
     part = histogram_printed.of_a_call(15.0, 1e-10, releases)
     assert histogram_printed.gaussian_stddev(*part) == pytest.approx(printed, abs=0.06)
     composed = histogram_printed.theorem_3_1(*part, releases)
@@ -39,6 +39,14 @@ def test_noise_at_eps_15_and_delta_1e10(releases, sigma, printed):
 def test_two_releases_a_round_cost_the_square_root_of_two():
     one, two = (histogram_private.calibrated(15.0, 1e-10, r) for r in (5, 10))
     assert two == pytest.approx(math.sqrt(2) * one, rel=1e-3)
+
+
+def test_a_divided_budget_is_the_whole_one():
+    z = histogram_private.calibrated(3.0, 1e-10, 1)
+    mean, each = histogram_private.divided(z, 4, 0.3)
+    assert mean**-2 + 4 * each**-2 == pytest.approx(z**-2)
+    assert mean**-2 == pytest.approx(0.3 * z**-2)
+    assert histogram_private.plan([mean, *[each] * 4]).epsilon(1e-10) == pytest.approx(3.0, rel=1e-4)
 
 
 def test_the_printed_calibration_is_refused_where_it_does_not_hold():
@@ -110,9 +118,11 @@ def test_everything_together_is_the_exact_round_where_there_is_no_noise():
     q = COUNTS / COUNTS.sum(1, keepdims=True)
     np.testing.assert_allclose(histogram_private.private_mean(first, FLOOR), floored(q.mean(0)), rtol=1e-4)
     made = histogram_private.cluster(
-        jax.random.key(1), users, first, 3, 2, radius=1.0, noise=0.0, floor=FLOOR, shrink=False
+        jax.random.key(1), users, first, 3, 2, radius=1.0, noise=1e-9, first_noise=1e-9, floor=FLOOR, shrink=False
     )
-    shrunk = histogram_private.cluster(jax.random.key(1), users, first, 3, 2, radius=1.0, noise=0.0, floor=FLOOR)
+    shrunk = histogram_private.cluster(
+        jax.random.key(1), users, first, 3, 2, radius=1.0, noise=1e-9, first_noise=1e-9, floor=FLOOR
+    )
     start = histogram_private.private_start(
         jax.random.split(jax.random.key(1))[0], histogram_private.private_mean(first, FLOOR), 3, 1.0, FLOOR
     )
@@ -181,7 +191,7 @@ def scores():
 
 
 def claim() -> float:
-    return histogram_private.plan(AUDIT_NOISE, 2).epsilon(AUDIT_DELTA)
+    return histogram_private.plan([AUDIT_NOISE] * 2).epsilon(AUDIT_DELTA)
 
 
 def bound(scores, scale: float, clipped: bool) -> float:

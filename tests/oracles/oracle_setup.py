@@ -13,6 +13,7 @@ from numpy_reference import Batch, World
 from jaxpfl import METHODS, ExecutionPlan, Federation, LocalWork, Model, Simulation, Task, classification
 from jaxpfl.data import draw_batches, plan_batches
 from jaxpfl.participation import Participation, full, uniform
+from jaxpfl.privacy import Mechanism, privatize
 from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import ClientData
 
@@ -118,21 +119,26 @@ def simulation(
     plan: ExecutionPlan | None = None,
     choices: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
+    privacy: Mechanism | None = None,
     **options: Any,
 ) -> Simulation:
     """A simulation of a registered method; by default the perceptron, everyone, full batches.
 
-    ``options`` are the method's, ``choices`` the local work's (optimizers), ``engine`` the simulation's own.
+    ``options`` are the method's, ``choices`` the local work's (optimizers), ``engine`` the simulation's own;
+    ``privacy`` stands between the clients and the server.
     """
     task = task or perceptron()
     work = LocalWork(np.asarray(federation.train.mask).sum(1), steps, batch_size, **(choices or {}))
     entry = METHODS[method]
+    algorithm, hyper = entry.build(task, work, **options), entry.hyper.replace(**hp)
+    if privacy is not None:
+        algorithm, hyper = privatize(algorithm, hyper, privacy)
     return Simulation(
-        entry.build(task, work, **options),
+        algorithm,
         task,
         federation,
         cohort or full(federation.num_clients),
-        entry.hyper.replace(**hp),
+        hyper,
         plan=plan or ExecutionPlan(rounds_per_call=1),
         **(engine or {}),
     )

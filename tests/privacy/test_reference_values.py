@@ -1,14 +1,15 @@
 """Published and independently computed privacy budgets, to three digits, and Gaussian DP in closed form."""
 
 import math
+from dataclasses import replace
 
 import mpmath
 import numpy as np
 import pytest
 
 from jaxpfl.privacy import CentralNoise, FixedSize, Full, PerStepNoise, Poisson, PrivacyPlan, calibrate
-from jaxpfl.privacy.accounting import rdp_orders
 from jaxpfl.privacy.comparison import theorem5_beside_sound
+from jaxpfl.privacy.grids import rdp_orders
 
 
 def three_digits(value: float):
@@ -26,7 +27,7 @@ def gdp_delta(mu: float, epsilon: float) -> float:
 def test_noise_of_the_papers_table_2(epsilon, z):
     plan = calibrate(PrivacyPlan(CentralNoise(0.0), Full(), 300), epsilon, 1e-4)
     assert plan.noise_multiplier == pytest.approx(z, abs=0.0051)
-    assert plan.epsilon(1e-4) == pytest.approx(epsilon, rel=3e-5)
+    assert plan.epsilon(1e-4) == pytest.approx(epsilon, rel=2e-4)
     assert plan.epsilon(1e-4) <= epsilon
 
 
@@ -66,7 +67,7 @@ def test_orders_reach_far_enough_for_small_epsilon():
 
 def test_loose_table():
     """K = m = 50, T = 3000, tau = 10, C = 1, sigma = 5, delta = 1e-4."""
-    setting = {"cohort": 50, "clients": 50, "tau": 10, "steps": 3000, "delta": 1e-4}
+    setting = {"clients_per_round": 50, "clients": 50, "tau": 10, "steps": 3000, "delta": 1e-4}
     alone = theorem5_beside_sound(c1=1.0, sigma1=5.0, **setting)
     assert alone["paper"]["epsilon"] == three_digits(7.874)
     assert alone["end_of_round"]["zero_out"]["epsilon"] == three_digits(6.455)
@@ -75,17 +76,24 @@ def test_loose_table():
     assert alone["per_step"]["replace_one"]["epsilon"] == three_digits(83.59)
     both = theorem5_beside_sound(c1=1.0, sigma1=5.0, c2=1.0, sigma2=5.0, **setting)
     assert both["paper"]["epsilon"] == three_digits(12.147)
+    # With noise at the end mu and psi together are one part of half the variance. As printed, psi's update sees mu's
+    # noise, and a client's own tau steps are what can be counted: two parts of 10 steps, for 300 rounds.
     half = theorem5_beside_sound(c1=1.0, sigma1=5.0 / math.sqrt(2), **setting)
-    for variant in ("end_of_round", "per_step"):  # mu and psi together are one part with half the variance
-        for relation in ("zero_out", "replace_one"):
-            assert both[variant][relation]["epsilon"] == pytest.approx(half[variant][relation]["epsilon"], rel=1e-6)
+    own = PrivacyPlan(CentralNoise(5.0 / math.sqrt(20)), Full(), 300)
+    for name, relation in (("zero_out", "add-or-remove-one"), ("replace_one", "replace-one")):
+        at_end = both["end_of_round"][name]["epsilon"]
+        assert at_end == pytest.approx(half["end_of_round"][name]["epsilon"], rel=1e-6)
+        own_steps = replace(own, relation=relation).epsilon(1e-4)
+        assert both["per_step"][name]["epsilon"] == pytest.approx(own_steps, rel=1e-6)
 
 
 def test_slack_of_theorem_5_covers_zero_out_up_to_twelve_local_steps():
     """6 alpha/K C^2/s^2 against tau alpha/(2 K) C^2/s^2: below it for tau <= 12 only, by the same conversion."""
 
     def printed_covers(tau: int) -> bool:
-        table = theorem5_beside_sound(c1=1.0, sigma1=5.0, cohort=50, clients=50, tau=tau, steps=300 * tau, delta=1e-4)
+        table = theorem5_beside_sound(
+            c1=1.0, sigma1=5.0, clients_per_round=50, clients=50, tau=tau, steps=300 * tau, delta=1e-4
+        )
         rdp = PrivacyPlan(CentralNoise(table["end_of_round"]["zero_out"]["noise_multiplier"]), Full(), 300)
         return rdp.epsilon(1e-4, "rdp") <= table["paper"]["epsilon"] * (1 + 1e-3)
 

@@ -65,7 +65,9 @@ def scores(users: int, epsilons: tuple[float, ...]) -> dict[str, np.ndarray]:
             of_alone, of_first, of_rounds = jax.random.split(jax.random.fold_in(of_noise, e), 3)
             single = histogram_private.release_of_all(of_alone, own, radius=RADIUS, noise=alone)
             first = histogram_private.release_of_all(of_first, own, radius=RADIUS, noise=rounds)
-            found = histogram_private.cluster(of_rounds, own, first, K, 5, radius=RADIUS, noise=rounds, floor=FLOOR)
+            found = histogram_private.cluster(
+                of_rounds, own, first, K, 5, radius=RADIUS, noise=rounds, first_noise=rounds, floor=FLOOR
+            )
             rows[f"fedavg, eps {e:g}"] = finetuned(
                 histogram_private.private_mean(single, FLOOR)[None], fixed(1.0), FLOOR
             )

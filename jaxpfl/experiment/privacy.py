@@ -1,0 +1,113 @@
+"""Privacy as a run's config says it, and what becomes of it: a mechanism for the round, and a statement."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+from jaxpfl.algorithms import Method
+from jaxpfl.errors import JaxpflError
+from jaxpfl.participation import Participation
+from jaxpfl.privacy import Mechanism, Statement, calibrated, plan_of
+
+
+@dataclass(frozen=True)
+class PrivacyConfig:
+    """User-level differential privacy; off unless epsilon or noise_multiplier is given."""
+
+    epsilon: float | None = None
+    """Budget of the whole run: the noise is calibrated to it. Needs delta."""
+    delta: float | None = None
+    """delta of the claim; well below 1 / clients."""
+    noise_multiplier: float | None = None
+    """Standard deviation of the noise over the clipping norm, in place of epsilon; 0 clips only and claims nothing."""
+    clipping_norm: float = 1.0
+    """L2 norm to which each upload is clipped as a whole (parameters, psi, ...); to begin with, where it adapts."""
+    noise: str = "central"
+    """Who adds it: central (the server, to the sum), distributed (each client its share) or per_step (each client in
+    every local step, as DP-AdaPeD is printed; norms and noise are then those of a step)."""
+    min_uploads: int | None = None
+    """Least number of uploads for a round to release anything, where the clients add the noise."""
+    quantile: float | None = None
+    """Adapt the clipping norm to this quantile of the uploads' norms."""
+    quantile_lr: float = 0.2
+    """Rate of the clipping norm's steps."""
+    count_stddev: float | None = None
+    """Noise on the number of uploads below the clipping norm; cohort / 20 unless given, or the noise multiplier if that
+    is more."""
+    scale_clipping_norm: float | None = None
+    """For per_step: the clipping norm of psi's gradient; clipping_norm unless given."""
+    joint: bool = False
+    """For per_step: clip and noise the gradients of parameters and psi as one vector."""
+    accountant: str = "pld"
+    """pld (privacy loss distributions), or rdp, which cohorts of a fixed size need."""
+
+    @property
+    def on(self) -> bool:
+        """Whether uploads are private at all."""
+        return self.epsilon is not None or self.noise_multiplier is not None
+
+    def check(self) -> None:
+        """Refuses values that no run could have.
+
+        Raises:
+          JaxpflError: with the reason.
+        """
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise JaxpflError("give privacy.epsilon or privacy.noise_multiplier, not both")
+        if not self.on:
+            changed = [name for name, value in vars(self).items() if value != getattr(PrivacyConfig, name)]
+            if changed:
+                raise JaxpflError(f"privacy.{changed[0]} needs privacy.epsilon or privacy.noise_multiplier")
+            return
+        if self.accountant not in ("pld", "rdp"):
+            raise JaxpflError(f"privacy.accountant must be pld or rdp, got {self.accountant!r}")
+        if self.noise_multiplier != 0 and self.delta is None:
+            raise JaxpflError("privacy.delta must be given: a claim without it says nothing")
+        if self.epsilon is not None and not 0 < self.epsilon < math.inf:
+            raise JaxpflError(f"privacy.epsilon must be > 0 and finite, got {self.epsilon}")
+
+
+class Protection(NamedTuple):
+    """A mechanism, and what it is worth; None where nothing can be claimed, as without noise."""
+
+    mechanism: Mechanism
+    statement: Statement | None
+
+
+def protect(
+    config: PrivacyConfig, method: Method, participation: Participation, *, rounds: int, steps: int
+) -> Protection | None:
+    """What stands between a method's clients and its server; None where the config asks for none.
+
+    Raises:
+      JaxpflError: for what cannot be accounted, and budgets that no noise keeps.
+    """
+    if not config.on:
+        return None
+    of_run: dict[str, Any] = {"rounds": rounds, "steps": steps, "scales": method.scales}
+    given: dict[str, Any] = {
+        name: getattr(config, name)
+        for name in ("clipping_norm", "noise", "min_uploads", "scale_clipping_norm", "joint")
+    }
+    z = config.noise_multiplier
+    if z is None:
+        assert config.epsilon is not None
+        assert config.delta is not None
+        some = Mechanism(1.0, **given)
+        found = calibrated(some, participation, config.epsilon, config.delta, **of_run, accountant=_accountant(config))
+        z = found.noise_multiplier
+    if config.quantile is not None:
+        stddev = config.count_stddev or max(participation.expected_cohort / 20, z)
+        given |= {"quantile": config.quantile, "quantile_lr": config.quantile_lr, "count_stddev": stddev}
+    mechanism = Mechanism(z, **given)
+    if z == 0:
+        return Protection(mechanism, None)
+    assert config.delta is not None
+    plan = plan_of(mechanism, participation, **of_run)
+    return Protection(mechanism, plan.statement(config.delta, _accountant(config)))
+
+
+def _accountant(config: PrivacyConfig) -> Any:
+    return config.accountant

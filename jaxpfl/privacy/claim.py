@@ -1,0 +1,102 @@
+"""What a mechanism and a way to take part are worth over a run: the tie between the engine and the accountant.
+
+Both are read off the very objects that the round is made of, so that what is accounted is what is sampled and added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.participation import Participation
+from jaxpfl.privacy.accounting import Accountant, PrivacyPlan
+from jaxpfl.privacy.calibration import calibrate
+from jaxpfl.privacy.descriptions import (
+    CentralNoise,
+    DistributedNoise,
+    FixedSize,
+    Full,
+    Noise,
+    PerStepNoise,
+    Poisson,
+    Sampling,
+)
+from jaxpfl.privacy.mechanism import Mechanism
+
+
+def plan_of(
+    mechanism: Mechanism, participation: Participation, *, rounds: int, steps: int = 1, scales: int = 0
+) -> PrivacyPlan:
+    """The run as the accountant sees it.
+
+    Args:
+      mechanism: of every round; one noise multiplier.
+      participation: of every round.
+      rounds: R.
+      steps: tau, local steps in a round; noise in every step is accounted by them.
+      scales: how many scales (psi) are uploaded beside the parameters; they are clipped apart from them in every step.
+
+    Raises:
+      JaxpflError: for several noise multipliers, and a combination that cannot be accounted.
+    """
+    return PrivacyPlan(_noise(mechanism, participation, steps, scales), sampling_of(participation), rounds)
+
+
+def calibrated(
+    mechanism: Mechanism,
+    participation: Participation,
+    epsilon: float,
+    delta: float,
+    *,
+    rounds: int,
+    steps: int = 1,
+    scales: int = 0,
+    accountant: Accountant = "pld",
+) -> Mechanism:
+    """The mechanism with the least noise whose eps over the run is at most the one asked for.
+
+    Args:
+      mechanism: its noise multiplier does not matter.
+      epsilon, delta: the target.
+
+    Raises:
+      JaxpflError: for a target out of range, and as `plan_of`.
+    """
+    some = replace(mechanism, noise_multiplier=1.0, quantile=None, count_stddev=None)
+    plan = plan_of(some, participation, rounds=rounds, steps=steps, scales=scales)
+    found = calibrate(plan, epsilon, delta, accountant).noise
+    z = found.stddevs[0] / found.clips[0] if isinstance(found, PerStepNoise) else found.noise_multiplier
+    return replace(mechanism, noise_multiplier=z)
+
+
+def sampling_of(participation: Participation) -> Sampling:
+    """How the accountant sees a way to take part."""
+    num_clients = participation.num_clients
+    if participation.everyone:
+        return Full()
+    if participation.rate is None:
+        return FixedSize(num_clients, participation.capacity)
+    cap = participation.capacity if participation.capacity < num_clients else None
+    return Poisson(participation.rate, num_clients, cap)
+
+
+def _noise(mechanism: Mechanism, participation: Participation, steps: int, scales: int) -> Noise:
+    if np.ndim(mechanism.noise_multiplier):
+        raise JaxpflError("a plan is of one noise multiplier; make one for each run")
+    clip = mechanism.clipping_norm
+    if mechanism.noise == "central":
+        adapts = mechanism.quantile is not None
+        z = float(mechanism.noise_multiplier_of_sum)
+        return CentralNoise(z, None if adapts else clip, mechanism.count_stddev if adapts else None)
+    z = float(np.asarray(mechanism.noise_multiplier))
+    uploads = mechanism.least_uploads(participation.expected_cohort)
+    if mechanism.noise == "distributed":
+        return DistributedNoise(z, uploads, clip)
+    step = mechanism.step_noise
+    assert step is not None
+    apart = 0 if step.joint else scales
+    clips = (step.clipping_norm, *[step.scale_clipping_norm] * apart)
+    stddevs = (step.stddev, *[step.scale_stddev] * apart)
+    return PerStepNoise(clips, stddevs, steps, uploads)

@@ -1,0 +1,43 @@
+"""Clipping of what leaves a client: the sensitivity of everything that is released afterwards rests on it."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl import trees
+from jaxpfl.types import Array, PyTree, Scalar
+
+
+def clip(tree: PyTree, clipping_norm: Scalar) -> tuple[PyTree, Array]:
+    r"""Scales a tree down to an L2 norm of at most C, over all its leaves together.
+
+    .. math:: x \min(1, C / \|x\|_2)
+
+    Formal guarantees: whatever the input, the result is finite and its norm is at most C (up to the rounding of the
+    norm, a relative 1e-6 in float32). A tree with an entry that is not finite becomes zero; finite entries whose
+    squares overflow do not.
+
+    Args:
+      tree: floating-point leaves.
+      clipping_norm: C, positive.
+
+    Returns:
+      The clipped tree, and the norm before, [] (of a tree without leaves 0; not finite where an entry is not).
+    """
+    leaves = jax.tree.leaves(tree)
+    if not leaves:
+        return tree, jnp.zeros(())
+    size = norm(tree)
+    scale = jnp.where(size > clipping_norm, clipping_norm / size, 1)
+    finite = trees.all_finite(tree)
+    # Selected, not multiplied: zero times what is not finite is NaN.
+    return jax.tree.map(lambda a: jnp.where(finite, a * scale, 0).astype(a.dtype), tree), size
+
+
+def norm(tree: PyTree) -> Array:
+    """The L2 norm over all leaves, [], without overflow of the squares (as BLAS's nrm2)."""
+    vectors = trees.pack(tree).vectors
+    peak = jnp.stack([jnp.abs(v).max(initial=0) for v in vectors]).max()
+    unit = jnp.where(peak > 0, peak, 1)
+    return unit * jnp.sqrt(sum(((v / unit) ** 2).sum() for v in vectors))

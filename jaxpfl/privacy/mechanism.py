@@ -1,0 +1,287 @@
+r"""User-level differential privacy for any method whose uploads are summed: a wrapper around its `Algorithm`.
+
+In a round, client i's upload :math:`\Delta_i` (all of it together: parameters, psi, ...) is clipped, and the server
+gets
+
+.. math:: \frac1D \Bigl( \sum_{i \in S} \Delta_i \min(1, C / \|\Delta_i\|_2) + N(0, z^2 C^2 I) \Bigr)
+
+in place of the mean, with a fixed public divisor D, the expected cohort. What the method's server makes of it is
+post-processing. The personalised models stay with their clients.
+
+Formal guarantees: adding or removing one client changes the sum by at most C in L2, whatever its data, numbers that are
+not finite included; so each round is a Gaussian mechanism with noise multiplier z. What that means for a run is the
+accountant's matter (`PrivacyPlan`). The training losses and accuracies that the simulator reports are not part of the
+release.
+
+References: McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models"; Andrew et al. 2021,
+"Differentially Private Learning with Adaptive Clipping".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import Any, Literal, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxpfl import trees
+from jaxpfl.errors import JaxpflError
+from jaxpfl.privacy.clipping import clip
+from jaxpfl.privacy.noise import add_gaussian
+from jaxpfl.privacy.step_noise import StepNoise
+from jaxpfl.protocol import (
+    ALL_STEPS,
+    Algorithm,
+    Client,
+    ClientContext,
+    Message,
+    Reduced,
+    Reduction,
+    Server,
+    ServerContext,
+    Upload,
+)
+from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+
+
+@dataclass(frozen=True)
+class Mechanism:
+    """Clipping and noise.
+
+    Attributes:
+      noise_multiplier: z, the noise's standard deviation over C; 0 clips only. One number, or one for each run.
+      clipping_norm: C, or, with ``quantile``, the C of the first round.
+      noise: who adds it. ``central``: the server, to the sum. ``distributed``: each client adds its share, of variance
+        z^2 C^2 / min_uploads, as under secure aggregation.
+        ``per_step``: each client in every local step, as printed (`StepNoise`), with standard deviation z C; C and z
+        are then those of a step.
+      min_uploads: K_min, public: a round with fewer uploads releases nothing. For distributed noise; for noise per step
+        the expected cohort unless given.
+      quantile: adapts C to this quantile of the clients' norms (Andrew et al. 2021): each client also says whether its
+        norm was below C; that the count of these costs privacy is part of z (`noise_multiplier_of_sum`).
+      quantile_lr: the rate of C's geometric steps.
+      count_stddev: the noise's standard deviation on that count.
+      scale_clipping_norm: for noise per step, C_2, of the gradient of an uploaded scale (psi); C unless given.
+      joint: for noise per step, clip and noise the gradients of parameters and scale as one vector.
+
+    Raises:
+      JaxpflError: for a value outside its range, and adaptive clipping with other than central noise.
+    """
+
+    noise_multiplier: float | tuple[float, ...]
+    clipping_norm: float = 1.0
+    noise: Literal["central", "distributed", "per_step"] = "central"
+    min_uploads: int | None = None
+    quantile: float | None = None
+    quantile_lr: float = 0.2
+    count_stddev: float | None = None
+    scale_clipping_norm: float | None = None
+    joint: bool = False
+
+    def __post_init__(self) -> None:
+        z = np.asarray(self.noise_multiplier, float)
+        if not (np.isfinite(z).all() and (z >= 0).all()):
+            raise JaxpflError(f"noise_multiplier must be >= 0 and finite, got {self.noise_multiplier}")
+        if not 0 < self.clipping_norm < math.inf:
+            raise JaxpflError(f"clipping_norm must be > 0 and finite, got {self.clipping_norm}")
+        if self.noise not in ("central", "distributed", "per_step"):
+            raise JaxpflError(f"noise must be central, distributed or per_step, got {self.noise!r}")
+        if self.noise != "per_step" and (self.joint or self.scale_clipping_norm is not None):
+            raise JaxpflError("scale_clipping_norm and joint are for noise = per_step")
+        if self.noise == "per_step" and z.ndim:
+            raise JaxpflError("noise = per_step takes one noise_multiplier for all runs")
+        if self.noise == "distributed" and self.min_uploads is None:
+            raise JaxpflError("noise = distributed needs min_uploads, the least number of uploads of a round")
+        if self.noise == "central" and self.min_uploads is not None:
+            raise JaxpflError("min_uploads is for noise that the clients add: noise = distributed or per_step")
+        if self.min_uploads is not None and self.min_uploads < 1:
+            raise JaxpflError(f"min_uploads must be at least 1, got {self.min_uploads}")
+        if self.quantile is not None:
+            self._check_adaptive(self.quantile, z.max())
+
+    def _check_adaptive(self, quantile: float, z: float) -> None:
+        if not 0 < quantile < 1:
+            raise JaxpflError(f"quantile must be > 0 and < 1, got {self.quantile}")
+        if not 0 < self.quantile_lr < math.inf:
+            raise JaxpflError(f"quantile_lr must be > 0 and finite, got {self.quantile_lr}")
+        if self.noise != "central":
+            raise JaxpflError(f"adaptive clipping has central noise only: leave out quantile, or noise = {self.noise}")
+        if self.count_stddev is None or not 0 < self.count_stddev < math.inf:
+            raise JaxpflError(f"count_stddev must be > 0 and finite, got {self.count_stddev}")
+        if 2 * self.count_stddev <= z:
+            raise JaxpflError(
+                f"count_stddev must be above noise_multiplier / 2 = {z / 2:g}, got {self.count_stddev}: the count "
+                "alone would cost more than the whole budget"
+            )
+
+    @property
+    def noise_multiplier_of_sum(self) -> np.ndarray:
+        """The sum's noise over C, with which sum and count together are as private as z (Andrew et al., Theorem 1)."""
+        z = np.asarray(self.noise_multiplier, float)
+        if self.quantile is None:
+            return z
+        assert self.count_stddev is not None
+        return z / np.sqrt(1 - (z / (2 * self.count_stddev)) ** 2)
+
+    def least_uploads(self, expected_cohort: float) -> int:
+        """K_min: the uploads that a round must have for its sum to be released; 0 where any number will do."""
+        if self.noise == "central":
+            return 0
+        return self.min_uploads if self.min_uploads is not None else round(expected_cohort)
+
+    @property
+    def step_noise(self) -> StepNoise | None:
+        """What `LocalWork` has to be given; None unless the noise is added in every step."""
+        if self.noise != "per_step":
+            return None
+        z, c1, c2 = float(np.asarray(self.noise_multiplier)), self.clipping_norm, self.scale_clipping_norm
+        c2 = c1 if c2 is None else c2
+        return StepNoise(c1, z * c1, c2, z * c2, self.joint)
+
+
+@struct.dataclass
+class PrivateHyper:
+    """A method's hyper-parameters and the mechanism's: all traced, so they sweep over runs."""
+
+    method: Any
+    noise_multiplier: Scalar
+    clipping_norm: Scalar
+
+
+class _Guarded(NamedTuple):
+    """The server's state: the method's own, and today's C where it adapts (else nothing)."""
+
+    state: PyTree
+    clipping_norm: PyTree
+
+
+class _Sent(NamedTuple):
+    """What every client receives: the method's message, and today's C where it adapts."""
+
+    shared: PyTree
+    clipping_norm: PyTree
+
+
+class _Released(NamedTuple):
+    """What leaves a client: its clipped change; under adaptive clipping, 1/2 where its norm is below C, else -1/2."""
+
+    change: PyTree
+    below: PyTree
+
+
+def privatize(algorithm: Algorithm, hp: PyTree, mechanism: Mechanism) -> tuple[Algorithm, PrivateHyper]:
+    """The algorithm behind the mechanism, and its hyper-parameters.
+
+    What is clipped is a client's increment without its weight: all clients weigh the same. A client whose work is not
+    finite contributes zero (and its share of distributed noise), and counts as diverged.
+
+    Raises:
+      JaxpflError: for a method whose uploads are not summed, and, when it is traced, one whose uploads have several
+        weights: they would be a release of their own.
+    """
+    if algorithm.reduction is not Reduction.SUM:
+        raise JaxpflError("a private sum needs uploads that are summed: this method's server sees each of them")
+    if mechanism.noise == "per_step":  # nothing is left to do but the public divisor
+        hyper = PrivateHyper(hp, 0.0, math.inf)
+    else:
+        hyper = PrivateHyper(hp, mechanism.noise_multiplier_of_sum, mechanism.clipping_norm)
+    clients = tuple(_client(client, mechanism) for client in algorithm.clients)
+    return algorithm._replace(clients=clients, server=_server(algorithm.server, mechanism)), hyper
+
+
+def _client(inner: Client, mechanism: Mechanism) -> Client:
+    def received(message: Message) -> Message:
+        return message._replace(shared=message.shared.shared)
+
+    def update(
+        key: Key, hp: PrivateHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        limit = hp.clipping_norm if mechanism.quantile is None else message.shared.clipping_norm
+        state, upload, metrics = inner.update(key, hp.method, ctx, received(message), state, splits)
+        if any(jnp.ndim(weight) for weight in jax.tree.leaves(upload.weight)):
+            raise JaxpflError("a private sum needs one weight for an upload: this method's say what a client chose")
+        finite = trees.all_finite((state, upload))
+        change, size = clip(trees.prefix_divide(upload.total, upload.weight), limit)
+        if mechanism.noise != "per_step":  # there the upload holds the client's share of the noise already
+            change = trees.where(finite, change, jax.tree.map(jnp.zeros_like, change))
+        below: PyTree = ()
+        if mechanism.quantile is not None:
+            below = jnp.where(finite, jnp.where(size <= limit, 0.5, -0.5), 0.0)
+        if mechanism.noise == "distributed":
+            assert mechanism.min_uploads is not None
+            share = hp.noise_multiplier * limit / math.sqrt(mechanism.min_uploads)
+            change = add_gaussian(_noise_key(key), change, share)
+        metrics |= {"upload_norm": size}
+        if mechanism.noise != "per_step":
+            metrics |= {"clipped": (size > limit).astype(size.dtype)}
+        return state, Upload(_Released(change, below), jnp.ones(()), failed=~finite), metrics
+
+    def init(key: Key, hp: PrivateHyper, ctx: ClientContext, message: Message) -> PyTree:
+        return inner.init(key, hp.method, ctx, received(message))
+
+    def personalize(
+        key: Key, hp: PrivateHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
+    ) -> PyTree:
+        return inner.personalize(key, hp.method, ctx, received(message), state, splits)
+
+    def predict(hp: PrivateHyper, personal: PyTree, x: PyTree) -> Array:
+        return inner.predict(hp.method, personal, x)
+
+    def idle(key: Key, hp: PrivateHyper, ctx: ClientContext, state: PyTree, splits: Splits) -> tuple[PyTree, Metrics]:
+        assert inner.idle is not None
+        return inner.idle(key, hp.method, ctx, state, splits)
+
+    return Client(init, update, personalize, predict, None if inner.idle is None else idle)
+
+
+def _server(inner: Server, mechanism: Mechanism) -> Server:
+    def init(key: Key, hp: PrivateHyper, ctx: ServerContext) -> _Guarded:
+        start = () if mechanism.quantile is None else jnp.asarray(hp.clipping_norm, jnp.result_type(float))
+        return _Guarded(inner.init(key, hp.method, ctx), start)
+
+    def broadcast(key: Key, hp: PrivateHyper, ctx: ServerContext, guarded: _Guarded) -> Message:
+        message = inner.broadcast(key, hp.method, ctx, guarded.state)
+        return message._replace(shared=_Sent(message.shared, guarded.clipping_norm))
+
+    def update(
+        key: Key, hp: PrivateHyper, ctx: ServerContext, guarded: _Guarded, reduced: Reduced
+    ) -> tuple[_Guarded, Metrics]:
+        released: _Released = reduced.total
+        total = released.change
+        norm = hp.clipping_norm if mechanism.quantile is None else guarded.clipping_norm
+        of_sum, of_count = jax.random.split(_noise_key(key))
+        # Who took part is no public number: a method's server counts the expected cohort.
+        divisor = jnp.asarray(ctx.expected_cohort)
+        if mechanism.noise == "central":
+            total = add_gaussian(of_sum, total, hp.noise_multiplier * norm)
+        else:
+            enough = reduced.contributors >= mechanism.least_uploads(ctx.expected_cohort)
+            total = trees.where(enough, total, jax.tree.map(jnp.zeros_like, total))
+            divisor = jnp.where(enough, divisor, 0)
+        public = Reduced(total, divisor, jnp.round(divisor).astype(jnp.int32))
+        state, metrics = inner.update(key, hp.method, ctx, guarded.state, public)
+        if mechanism.quantile is None:
+            return _Guarded(state, ()), metrics
+        metrics |= {"clipping_norm": norm}
+        assert mechanism.count_stddev is not None
+        count = released.below + mechanism.count_stddev * jax.random.normal(of_count, (), norm.dtype)
+        below = 0.5 + count / ctx.expected_cohort
+        norm = norm * jnp.exp(-mechanism.quantile_lr * (below - mechanism.quantile))
+        return _Guarded(state, norm), metrics
+
+    predict = inner.predict_global
+
+    def predict_global(hp: PrivateHyper, guarded: _Guarded, x: PyTree) -> Array:
+        assert predict is not None
+        return predict(hp.method, guarded.state, x)
+
+    return Server(init, broadcast, update, None if predict is None else predict_global)
+
+
+def _noise_key(key: Key) -> Key:
+    """The stream of the noise; local steps take ``fold_in(key, step)``, and there is no such step."""
+    return jax.random.fold_in(key, ALL_STEPS)

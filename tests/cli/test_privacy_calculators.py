@@ -1,0 +1,137 @@
+"""``jaxpfl privacy``: one JSON object on standard output; bad input is one line and exit status 2."""
+
+import json
+
+import pytest
+from command import jaxpfl
+
+RUN = ("--rounds", "100", "--delta", "1e-4")
+SAMPLED = ("--sampling-rate", "0.1", *RUN)
+PAPER = ("--c1", "1", "--sigma1", "5", "--clients-per-round", "50", "--tau", "10", "--steps", "3000", "--delta", "1e-4")
+
+
+def test_epsilon(capsys):
+    result = jaxpfl(capsys, "privacy", "epsilon", "--noise-multiplier", "2", *SAMPLED)
+    assert result.status == 0
+    assert result.err == ""
+    assert result.json == {
+        "epsilon": pytest.approx(1.966, rel=5e-4),
+        "delta": 1e-4,
+        "accountant": "pld",
+        "relation": "add-or-remove-one",
+    }
+
+
+def test_accountants_and_ways_to_sample(capsys):
+    def epsilon(*args: str) -> dict:
+        return jaxpfl(capsys, "privacy", "epsilon", "--noise-multiplier", "2", *RUN, *args).json
+
+    pld = epsilon("--sampling-rate", "0.1")["epsilon"]
+    rdp = epsilon("--sampling-rate", "0.1", "--accountant", "rdp")
+    assert rdp["accountant"] == "rdp"
+    assert 1.05 * pld < rdp["epsilon"] < 1.2 * pld
+    paper = epsilon("--sampling-rate", "0.1", "--accountant", "paper")
+    assert "no valid bound" in paper["note"]
+    capped = epsilon("--sampling-rate", "0.1", "--clients", "50", "--cap", "12")
+    assert capped["epsilon"] == pytest.approx(2.023, rel=5e-4)
+    fixed = epsilon("--clients", "50", "--cohort", "5", "--accountant", "rdp")
+    assert fixed["relation"] == "replace-one"
+    assert fixed["epsilon"] > rdp["epsilon"]
+    assert epsilon()["epsilon"] > 4 * pld
+
+
+def test_noise(capsys):
+    result = jaxpfl(capsys, "privacy", "noise", "--epsilon", "13.16", "--rounds", "300", "--delta", "1e-4")
+    assert result.json["noise_multiplier"] == pytest.approx(6.38, abs=0.0051)
+    assert 13.15 < result.json["epsilon"] <= 13.16
+    assert set(result.json) == {"noise_multiplier", "epsilon", "delta", "accountant", "relation"}
+
+
+def test_paper(capsys):
+    table = jaxpfl(capsys, "privacy", "paper", "--clients", "50", *PAPER).json
+    epsilons = [table["paper"]["epsilon"]]
+    epsilons += [table[v][r]["epsilon"] for v in ("end_of_round", "per_step") for r in ("zero_out", "replace_one")]
+    assert epsilons == pytest.approx([7.87, 6.46, 15.67, 29.5, 83.6], rel=1e-3)
+    both = jaxpfl(capsys, "privacy", "paper", "--clients", "50", *PAPER, "--c2", "1", "--sigma2", "5").json
+    assert both["paper"]["epsilon"] == pytest.approx(12.15, rel=1e-3)
+    sampled = jaxpfl(capsys, "privacy", "paper", "--clients", "500", *PAPER).json
+    assert sampled["paper"]["epsilon"] < sampled["end_of_round"]["zero_out"]["epsilon"] * 1.5
+    assert sampled["end_of_round"]["zero_out"]["participation"] == "poisson"
+    assert sampled["end_of_round"]["replace_one"]["accountant"] == "rdp"
+    assert sampled["per_step"]["zero_out"]["epsilon"] <= sampled["per_step"]["replace_one"]["epsilon"]
+
+
+def test_curve(capsys, tmp_path):
+    picture = tmp_path / "new" / "curve.png"
+    args = ("privacy", "curve", "--noise-multiplier", "2", *SAMPLED, "--points", "4", "--plot", picture)
+    result = jaxpfl(capsys, *args)
+    curve = result.json
+    assert curve["rounds"] == [25, 50, 75, 100]
+    assert curve["epsilon"] == sorted(curve["epsilon"])
+    assert curve["epsilon"][-1] == pytest.approx(1.966, rel=5e-4)
+    assert curve["paper_epsilon"][-1] == pytest.approx(8.074, rel=5e-4)
+    assert picture.read_bytes().startswith(b"\x89PNG")
+    table = jaxpfl(capsys, *args[:-2], "--table").out
+    assert "1.966" in table
+    with pytest.raises(json.JSONDecodeError):
+        json.loads(table)
+    short = jaxpfl(capsys, "privacy", "curve", "--noise-multiplier", "2", "--rounds", "3", "--delta", "1e-4").json
+    assert short["rounds"] == [1, 2, 3]
+
+
+Z = ("--noise-multiplier", "2")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("epsilon", "--noise-multiplier", "0", *RUN), "noise multiplier of 0"),
+        (("epsilon", "--noise-multiplier", "-1", *RUN), "noise_multiplier must be >= 0 and finite, got -1.0"),
+        (("epsilon", "--noise-multiplier", "nan", *RUN), "noise_multiplier must be >= 0 and finite, got nan"),
+        (("epsilon", "--noise-multiplier", "inf", *RUN), "noise_multiplier must be >= 0 and finite, got inf"),
+        (("epsilon", "--noise-multiplier", "1e-9", *RUN), "noise_multiplier 1e-09 is too little for 100 rounds"),
+        (("epsilon", *Z, "--rounds", "0", "--delta", "1e-4"), "rounds must be a whole number of at least 1, got 0"),
+        (("epsilon", *Z, "--rounds", "9", "--delta", "0"), "delta must be > 0 and < 1, got 0.0"),
+        (("epsilon", *Z, "--rounds", "9", "--delta", "nan"), "delta must be > 0 and < 1, got nan"),
+        (("epsilon", *Z, "--rounds", "9", "--delta", "1e-13"), "resolves no delta below 1e-12, got 1e-13: take rdp"),
+        (("epsilon", *Z, *RUN, "--sampling-rate", "1.5"), "sampling_rate must be > 0 and <= 1, got 1.5"),
+        (("epsilon", *Z, *RUN, "--sampling-rate", "nan"), "sampling_rate must be > 0 and <= 1, got nan"),
+        (("epsilon", *Z, *RUN, "--accountant", "pdl"), "unknown accountant 'pdl': did you mean 'pld'?"),
+        (("epsilon", *Z, *RUN, "--clients", "50", "--cohort", "5"), "fixed-size cohorts are accounted by rdp"),
+        (("epsilon", *Z, *RUN, "--cohort", "5"), "cohort needs the number of clients"),
+        (("epsilon", *Z, *RUN, "--clients", "5"), "clients belongs to cohort or cap"),
+        (("epsilon", *Z, *RUN, "--clients", "5", "--cap", "3"), "cap needs poisson participation"),
+        (("epsilon", *Z, *SAMPLED, "--cap", "3"), "a cap needs the number of clients"),
+        (("epsilon", *Z, *SAMPLED, "--clients", "9", "--cohort", "3"), "excludes sampling_rate and cap"),
+        (("epsilon", *Z, *SAMPLED, "--clients", "9", "--cap", "3", "--accountant", "rdp"), "are accounted by pld"),
+        (("epsilon", *Z, *RUN, "--clients", "9", "--cohort", "10"), "cohort must be at most 9, got 10"),
+        (("noise", "--epsilon", "0", *RUN), "epsilon must be > 0 and finite, got 0.0"),
+        (("noise", "--epsilon", "nan", *RUN), "epsilon must be > 0 and finite, got nan"),
+        (("noise", "--epsilon", "1e6", *RUN), "epsilon must be at most 200, got 1e+06"),
+        (("noise", "--epsilon", "1", *RUN, "--accountant", "x"), "unknown accountant 'x'"),
+        (("curve", *Z, *RUN, "--points", "0"), "points must be a whole number of at least 1, got 0"),
+        (("curve", *Z, *RUN, "--points", "1", "--plot", "/proc/none/a.png"), "/proc/none/a.png: cannot be written"),
+        (("paper", "--clients", "40", *PAPER), "clients_per_round must be at most 40, got 50"),
+        (("paper", "--clients", "50", *PAPER, "--tau", "7"), "steps must be a multiple of tau (7), got 3000"),
+        (("paper", "--clients", "50", *PAPER, "--tau", "0"), "tau must be a whole number of at least 1, got 0"),
+        (("paper", "--clients", "50", *PAPER, "--sigma1", "0"), "noise multiplier of 0"),
+        (("paper", "--clients", "50", *PAPER, "--c1", "inf"), "c1 must be > 0 and finite, got inf"),
+        (("paper", "--clients", "50", *PAPER, "--c2", "1"), "noise multiplier of 0"),
+        (("paper", "--clients", "50", *PAPER, "--delta", "2"), "delta must be > 0 and < 1, got 2.0"),
+    ],
+)
+def test_bad_input_is_one_line(capsys, args, message):
+    result = jaxpfl(capsys, "privacy", *args)
+    assert result.status == 2
+    assert result.out == ""
+    assert result.err.startswith("error: ")
+    assert result.err.count("\n") == 1, result.err
+    assert message in result.err
+
+
+@pytest.mark.parametrize("command", [[], ["epsilon"], ["noise"], ["paper"], ["curve"]])
+def test_help(capsys, command):
+    result = jaxpfl(capsys, "privacy", *command, "--help")
+    assert result.status == 0
+    assert "usage: jaxpfl privacy" in result.out
+    assert "privacy" in jaxpfl(capsys, "--help").out

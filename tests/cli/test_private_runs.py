@@ -1,0 +1,118 @@
+"""Private runs from the command line: the statement, where it is stored, what is refused, and what may resume."""
+
+import json
+
+import pytest
+from command import SMALL, jaxpfl
+
+BUDGET = ["--privacy.epsilon", "4", "--privacy.delta", "1e-3"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs") / "private"
+
+
+def test_a_budget_is_calibrated_stated_and_stored(capsys, folder):
+    methods = ("local", "fedavg", "adaped")
+    shown = jaxpfl(capsys, "compare", *methods, *SMALL, *BUDGET, "--output", folder)
+    assert shown.status == 0, shown.err
+    said = " ".join(shown.out.split())
+    assert "fedavg, adaped: eps = 4 at delta = 0.001 for each user (add-or-remove-one, by pld; poisson" in said
+    summary = json.loads((folder / "summary.json").read_text())["methods"]
+    assert summary["local"]["privacy"] is None
+    assert summary["local"]["bytes_down"] == 0
+    claim = summary["adaped"]["privacy"]
+    assert claim["relation"] == "add-or-remove-one"
+    assert (claim["unit"], claim["delta"], claim["rounds"], claim["clipping_norm"]) == ("user", 1e-3, 4, 1.0)
+    assert claim["epsilon"] == pytest.approx(4, rel=1e-3)
+    assert claim["sampling_rate"] == pytest.approx(0.5, abs=1e-6)
+    assert claim["paper_epsilon"] is not None
+    again = jaxpfl(
+        capsys,
+        *("privacy", "epsilon", "--noise-multiplier", str(claim["noise_multiplier"])),
+        *("--sampling-rate", str(claim["sampling_rate"]), "--rounds", "4", "--delta", "1e-3"),
+    )
+    assert again.json["epsilon"] == pytest.approx(claim["epsilon"], rel=1e-3)
+
+
+def test_more_rounds_under_a_budget_are_another_run(capsys, folder):
+    """More rounds need more noise in each, and the first ones had less."""
+    args = ["compare", "local", "fedavg", "adaped", *SMALL, *BUDGET, "--resume", "--output", folder]
+    assert jaxpfl(capsys, *args).status == 0
+    refused = jaxpfl(capsys, *args, "--rounds", "6")
+    assert refused.status == 2
+    assert "privacy.noise_multiplier" in refused.err
+
+
+def test_clipping_without_noise_claims_nothing(capsys, tmp_path):
+    flags = ["--privacy.noise-multiplier", "0", "--privacy.clipping-norm", "0.1", "--participation", "uniform"]
+    shown = jaxpfl(capsys, "run", "fedavg", *SMALL, *flags, "--output", tmp_path / "run")
+    assert shown.status == 0, shown.err
+    assert "no epsilon can be claimed" in " ".join(shown.out.split())
+    stored = json.loads((tmp_path / "run" / "summary.json").read_text())["methods"]["fedavg"]["privacy"]
+    assert stored["epsilon"] is None
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        ["--participation", "uniform", "--privacy.accountant", "rdp"],
+        ["--cohort", "6", "--privacy.noise", "distributed", "--privacy.min-uploads", "5"],
+        ["--cohort", "6", "--privacy.noise", "per_step", "--privacy.joint"],
+        ["--privacy.quantile", "0.5"],
+    ],
+    ids=["fixed size", "distributed", "per step", "adaptive"],
+)
+def test_other_mechanisms(capsys, tmp_path, flags):
+    budget = ["--privacy.epsilon", "9", "--privacy.delta", "1e-3"]
+    shown = jaxpfl(capsys, "run", "adaped", *SMALL, *budget, *flags, "--json", "--output", tmp_path / "run")
+    assert shown.status == 0, shown.err
+    claim = shown.json["methods"]["adaped"]["privacy"]
+    assert claim["epsilon"] == pytest.approx(9, rel=1e-3)
+    relations = {"--participation": "replace-one", "--cohort": "zero-out", "--privacy.quantile": "add-or-remove-one"}
+    assert claim["relation"] == relations[flags[0]]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (["--privacy.epsilon", "1"], "privacy.delta must be given"),
+        (["--privacy.delta", "1e-3"], "privacy.delta needs privacy.epsilon or privacy.noise_multiplier"),
+        (["--privacy.epsilon", "-1", "--privacy.delta", "1e-3"], "privacy.epsilon must be > 0"),
+        (["--privacy.epsilon", "nan", "--privacy.delta", "1e-3"], "privacy.epsilon must be > 0"),
+        (["--privacy.epsilon", "1", "--privacy.delta", "2"], "delta must be"),
+        ([*BUDGET, "--privacy.noise-multiplier", "1"], "not both"),
+        ([*BUDGET, "--privacy.clipping-norm", "0"], "clipping_norm must be > 0"),
+        ([*BUDGET, "--participation", "uniform"], "accounted by rdp, under replace-one"),
+        ([*BUDGET, "--weighting", "examples"], "a weighted mean cannot be accounted"),
+        ([*BUDGET, "--privacy.noise", "distributed"], "needs min_uploads"),
+        ([*BUDGET, "--privacy.noise", "per_step"], "cannot be accounted with poisson"),
+        ([*BUDGET, "--privacy.accountant", "moments"], "must be pld or rdp"),
+        (["--participation", "bernoulli"], "unknown participation 'bernoulli'"),
+        (["--cohort-cap", "4"], "a cap is for Poisson cohorts"),
+        (["--weighting", "sizes"], "unknown weighting 'sizes'"),
+    ],
+)
+def test_what_cannot_be_claimed_is_one_line(capsys, tmp_path, flags, message):
+    refused = jaxpfl(capsys, "run", "fedavg", *SMALL, *flags, "--output", tmp_path / "run")
+    assert refused.status == 2
+    assert message in refused.err
+    assert refused.err.startswith("error: ")
+    assert refused.err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ("ifca", "one weight for an upload"),
+        ("adamix", "uploads that are summed"),
+        ("pooled", "no upload to make private"),
+    ],
+)
+def test_methods_that_cannot_be_private(capsys, tmp_path, method, message):
+    refused = jaxpfl(capsys, "run", method, *SMALL, *BUDGET, "--output", tmp_path / "run")
+    assert refused.status == 2
+    assert message in refused.err
+    assert not (tmp_path / "run").exists()
