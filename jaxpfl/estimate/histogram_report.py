@@ -32,8 +32,9 @@ def print_table(console: Any, result: dict[str, Any]) -> None:
         f"(median {sizes['median']:g}), d = {given['tokens']}, s = {result['floor']:g}, {given['repetitions']} runs"
     )
     caption = (
-        f"± half of a 95 % interval over runs (start and noise, the same users); unseen: {users['unseen']} users from "
-        f"their own counts alone;\nlambda and alpha tuned on {users['validation']} other users, whom no claim covers"
+        "± half of a 95 % interval over runs (start and noise, the same users)\n"
+        f"unseen: without privacy, of {users['unseen']} users from their own counts alone\n"
+        f"lambda and alpha tuned on {users['validation']} other users, whom no claim covers"
     )
     table = new_table(title, caption)
     table.add_column("method", style="bold", no_wrap=True)

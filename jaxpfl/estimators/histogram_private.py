@@ -153,7 +153,7 @@ def cluster(
       clusters: k.
       rounds: T.
       radius: C.
-      noise: z of each round.
+      noise: z of each round, positive.
       first_noise: z of ``first``, which weighs it against the rounds.
       floor: s.
       spread: of the start (`private_start`).

@@ -94,7 +94,7 @@ def test_table_and_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path):
         (["--epsilon", "100"], "epsilon 100 is too large for the printed calibration of 5 rounds"),
         (["--floor", "0.1"], "floor must be > 0 and below 1/1000, got 0.1"),
         (["--epsilon", "0"], "epsilon must be > 0 and finite, got 0.0"),
-        (["--epsilon", "1e6"], "epsilon 1e+06 at delta 1e-10 needs a noise multiplier below 0.01"),
+        (["--epsilon", "1e6"], "epsilon must be at most 200, got 1e+06"),
         (["--kept-tokens", "2000"], "kept_tokens must be at most 1000"),
         (["--radius", "-1"], "radius must be > 0 and finite, got -1.0"),
         (["--lam", "2"], "lam must be >= 0 and <= 1, got 2.0"),
