@@ -1,4 +1,4 @@
-"""A study of a thousand to a million clients in one program: seconds and memory of drawing, sending, estimating.
+"""Studies of a thousand to a million clients in one program: seconds and memory of drawing and estimating.
 
     python -m benchmarks estimators
 
