@@ -20,6 +20,7 @@ NAMES = (
     "compile",
     "fusion",
     "estimators",
+    "histograms",
     "gpu",
 )
 

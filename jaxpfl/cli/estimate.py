@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 from tyro.conf import arg
 
+from jaxpfl.cli.histogram import histogram
+from jaxpfl.cli.output import TO, Output, write
 from jaxpfl.estimate.bernoulli import BernoulliSettings
 from jaxpfl.estimate.elections import ElectionSettings
 from jaxpfl.estimate.gaussian import GaussianSettings
@@ -19,18 +19,6 @@ from jaxpfl.estimate.regression import RegressionSettings
 from jaxpfl.estimate.regression_mixture import RegressionMixtureSettings
 from jaxpfl.experiment import compile_cache
 
-
-@dataclass(frozen=True)
-class Output:
-    """Where the results go."""
-
-    json: bool = False
-    """Print the results as one JSON object, the only thing on standard output."""
-    output: Path | None = None
-    """Folder for summary.json and plots."""
-
-
-_TO = Output()
 _GAUSSIAN, _BERNOULLI, _MIXTURE, _ELECTIONS = (
     GaussianSettings(),
     BernoulliSettings(),
@@ -42,12 +30,13 @@ _REGRESSION, _REGRESSIONS, _LOGISTIC = RegressionSettings(), RegressionMixtureSe
 
 def commands() -> tuple[Callable[..., None], ...]:
     """The commands of the group."""
-    return gaussian, bernoulli, mixture, elections, when, regression, regression_mixture, logistic_regression
+    simulated = gaussian, bernoulli, mixture, histogram, regression, regression_mixture, logistic_regression
+    return *simulated, elections, when
 
 
 def gaussian(
     settings: Annotated[GaussianSettings, arg(name="")] = _GAUSSIAN,
-    to: Annotated[Output, arg(name="")] = _TO,
+    to: Annotated[Output, arg(name="")] = TO,
     csv: Path | None = None,
 ) -> None:
     """Means of Gaussian clients: local, global, personalised, quantised and private, beside exact errors.
@@ -79,7 +68,7 @@ def gaussian(
 
 def bernoulli(
     settings: Annotated[BernoulliSettings, arg(name="")] = _BERNOULLI,
-    to: Annotated[Output, arg(name="")] = _TO,
+    to: Annotated[Output, arg(name="")] = TO,
     csv: Path | None = None,
 ) -> None:
     """Probabilities of Bernoulli clients: local, global, personalised (corrected and printed), and private bits.
@@ -103,7 +92,7 @@ def bernoulli(
 
 def mixture(
     settings: Annotated[MixtureSettings, arg(name="")] = _MIXTURE,
-    to: Annotated[Output, arg(name="")] = _TO,
+    to: Annotated[Output, arg(name="")] = TO,
 ) -> None:
     """Clients that are one of k kinds: EM, Algorithm 3 as printed, and private k-means, centrally and locally."""
     from jaxpfl.estimate import mixture as study
@@ -129,7 +118,7 @@ def mixture(
 
 def elections(
     settings: Annotated[ElectionSettings, arg(name="")] = _ELECTIONS,
-    to: Annotated[Output, arg(name="")] = _TO,
+    to: Annotated[Output, arg(name="")] = TO,
 ) -> None:
     """US counties' political tendencies: six-fold cross-validation over the elections of 2000 to 2020."""
     from jaxpfl.estimate import elections as study
@@ -147,7 +136,7 @@ def elections(
 
 def when(
     settings: Annotated[GaussianSettings, arg(name="")] = _GAUSSIAN,
-    to: Annotated[Output, arg(name="")] = _TO,
+    to: Annotated[Output, arg(name="")] = TO,
 ) -> None:
     """When collaboration helps: what theory promises at these settings, what it takes, and the phase diagram."""
     from jaxpfl.estimate import when as study
@@ -156,12 +145,12 @@ def when(
     result = study.run(settings)
     if not to.json:
         print("\n".join(study.verdict(result)))
-    _write(result, to, lambda f: study.write_plots(f, settings))
+    write(result, to, lambda f: study.write_plots(f, settings))
 
 
 def regression(
     settings: Annotated[RegressionSettings, arg(name="")] = _REGRESSION,
-    to: Annotated[Output, arg(name="")] = _TO,
+    to: Annotated[Output, arg(name="")] = TO,
 ) -> None:
     """Linear regression of clients from one Gaussian: alone, pooled, known prior, Algorithm 4, and moments with EM."""
     from jaxpfl.estimate import regression as study
@@ -174,7 +163,7 @@ def regression(
 
 def regression_mixture(
     settings: Annotated[RegressionMixtureSettings, arg(name="")] = _REGRESSIONS,
-    to: Annotated[Output, arg(name="")] = _TO,
+    to: Annotated[Output, arg(name="")] = TO,
 ) -> None:
     """AdaMix's Table 3: regressions from two Gaussians, by Algorithms 1 and 6, by EM, and the Bayes bound."""
     from jaxpfl.estimate import regression_mixture as study
@@ -187,7 +176,7 @@ def regression_mixture(
 
 def logistic_regression(
     settings: Annotated[LogisticSettings, arg(name="")] = _LOGISTIC,
-    to: Annotated[Output, arg(name="")] = _TO,
+    to: Annotated[Output, arg(name="")] = TO,
 ) -> None:
     """Logistic regression of clients from one Gaussian: alone, pooled, known prior, and Algorithm 5."""
     from jaxpfl.estimate import logistic_regression as study
@@ -224,21 +213,7 @@ def show(
 
     if not to.json:
         print_study(Console(), result, title, notes or [])
-    _write(result, to, draw)
-
-
-def _write(result: dict[str, Any], to: Output, draw: Callable[[Path], list[Path]]) -> None:
-    from jaxpfl.experiment.files import jsonable, write_json
-
-    if to.output is not None:
-        to.output.mkdir(parents=True, exist_ok=True)
-        drawn = draw(to.output / "plots")
-        result = result | {"plots": [str(path.relative_to(to.output)) for path in drawn]}
-        write_json(to.output / "summary.json", result)
-    if to.json:
-        print(json.dumps(jsonable(result)))
-    elif to.output is not None:
-        print(f"results: {to.output} (summary.json, plots/)")
+    write(result, to, draw)
 
 
 def _own(own: Any, to: Output) -> None:

@@ -55,9 +55,9 @@ def load_leaf(name: str, folder: Path) -> Source:
         fit each other or other users', inputs of no known kind.
     """
     expected, classes, description = LEAF_SETS.get(name, (None, None, f"LEAF files in {folder}"))
-    train_folder, test_folder = _locate(name, folder)
-    raw = {part: _read_part(f) for part, f in (("train", train_folder), ("test", test_folder)) if f is not None}
-    kind = _kind(raw["train"], train_folder)
+    train_folder, test_folder = locate(name, folder)
+    raw = {part: read_part(f) for part, f in (("train", train_folder), ("test", test_folder)) if f is not None}
+    kind = kind_of(raw["train"], train_folder)
     if expected not in (None, kind):
         raise JaxpflError(f"{train_folder}: holds {kind}, but {name!r} is {expected}")
     encode = _numbers
@@ -77,7 +77,7 @@ def leaf_entries(root: Path) -> list[Entry]:
     entries = []
     for name, (_, _, description) in LEAF_SETS.items():
         try:
-            entries.append(Entry(name, True, f"{description}: {_locate(name, root / name)[0].parent}"))
+            entries.append(Entry(name, True, f"{description}: {locate(name, root / name)[0].parent}"))
         except JaxpflError as error:
             entries.append(Entry(name, False, str(error)))
     return entries
@@ -114,7 +114,7 @@ def _source(
     )
 
 
-def _locate(name: str, folder: Path) -> tuple[Path, Path | None]:
+def locate(name: str, folder: Path) -> tuple[Path, Path | None]:
     """The folders of the training and of the test files."""
     for base in (folder, folder / "data"):
         if _files(base / "train"):
@@ -129,7 +129,7 @@ def _files(folder: Path) -> list[Path]:
     return sorted(folder.glob("*.json"))
 
 
-def _read_part(folder: Path) -> _Users:
+def read_part(folder: Path) -> _Users:
     """All users of a folder's files, sorted by name, so that the files' order and division do not matter."""
     users: _Users = {}
     origin: dict[str, Path] = {}
@@ -184,7 +184,7 @@ def _array(x: list, whose: str) -> np.ndarray:
     return array
 
 
-def _kind(users: _Users, folder: Path) -> str:
+def kind_of(users: _Users, folder: Path) -> str:
     x, y = next((x[0], y[0]) for x, y in users.values() if len(y))
     if isinstance(x, np.ndarray):
         return "images"

@@ -24,6 +24,7 @@ NAMES = (
     "compile",
     "fusion",
     "estimators",
+    "histograms",
     "gpu",
 )
 
@@ -210,6 +211,15 @@ def test_estimators(tmp_path: Path):
         errors = row["facts"]["errors"]
         assert errors["personalized"] < errors["local"]
         assert row["facts"]["peak_bytes"] > 0
+
+
+def test_histograms(tmp_path: Path):
+    plot = tmp_path / "scaling.png"
+    found = record(tmp_path, "histograms", "--plot", str(plot))
+    check_contenders(found["results"])
+    assert plot.stat().st_size > 5000
+    for row in found["results"].values():
+        assert row["facts"]["sparse_bytes"] > 0
 
 
 @pytest.mark.slow

@@ -68,6 +68,7 @@ def gradients(d: int) -> tuple[np.ndarray, np.ndarray]:
     return np.stack(shapes), np.resize([1.0, 0.1, 10.0, 0.0, 300.0, 0.6, 1e-3], BATCH)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "most"), [(np.float32, 1e-5), (np.float64, 1e-9)])
 def test_kkt_residual_of_fifty_long_vectors(dtype, most):
     with jax.enable_x64(dtype == np.float64):

@@ -48,6 +48,7 @@ def test_sgd_by_name_and_as_a_factory_are_one(method, federation):
     assert_close(got, want, 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_any_plan_gives_the_same_numbers(method, federation):
     asked = []

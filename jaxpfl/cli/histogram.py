@@ -1,0 +1,46 @@
+"""``jaxpfl estimate histogram``: the study of users' histograms, its table, plots and export."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from jaxpfl.cli.output import TO, Output, write
+from jaxpfl.errors import JaxpflError
+from jaxpfl.estimate.histogram_methods import HistogramSettings
+from jaxpfl.experiment import compile_cache
+
+_HISTOGRAM = HistogramSettings()
+
+
+def histogram(
+    settings: Annotated[HistogramSettings, arg(name="")] = _HISTOGRAM,
+    to: Annotated[Output, arg(name="")] = TO,
+    export: Path | None = None,
+    export_epsilon: float | None = None,
+) -> None:
+    """Users' histograms over a vocabulary: alone, averaged, clustered, fine-tuned, without and with privacy.
+
+    Args:
+        export: Write every user's personalised histogram to this .npz file.
+        export_epsilon: Of the exported centers; without privacy unless given.
+    """
+    from jaxpfl.estimate import histogram as study
+    from jaxpfl.estimate import histogram_report
+
+    compile_cache.enable()
+    if export_epsilon is not None and export_epsilon not in settings.epsilon:
+        known = ", ".join(f"{e:g}" for e in settings.epsilon)
+        raise JaxpflError(f"export_epsilon must be one of --epsilon {known}, got {export_epsilon:g}")
+    if export is not None and not export.parent.is_dir():
+        raise JaxpflError(f"export: no folder {export.parent}")
+    made = study.run(settings)
+    if not to.json:
+        from rich.console import Console
+
+        histogram_report.print_table(Console(width=max(Console().width, histogram_report.WIDTH)), made.result)
+    if export is not None:
+        study.export(made, settings, export, export_epsilon)
+    write(made.result, to, lambda folder: histogram_report.write_plots(folder, made))

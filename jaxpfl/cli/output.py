@@ -1,0 +1,37 @@
+"""Where a study's results go: standard output as JSON, or a folder with a summary and plots."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where the results go."""
+
+    json: bool = False
+    """Print the results as one JSON object, the only thing on standard output."""
+    output: Path | None = None
+    """Folder for summary.json and plots."""
+
+
+TO = Output()
+
+
+def write(result: dict[str, Any], to: Output, draw: Callable[[Path], list[Path]]) -> None:
+    """Writes a study's results and its plots where a folder was asked for, and prints JSON where that was."""
+    from jaxpfl.experiment.files import jsonable, write_json
+
+    if to.output is not None:
+        to.output.mkdir(parents=True, exist_ok=True)
+        drawn = draw(to.output / "plots")
+        result = result | {"plots": [str(path.relative_to(to.output)) for path in drawn]}
+        write_json(to.output / "summary.json", result)
+    if to.json:
+        print(json.dumps(jsonable(result)))
+    elif to.output is not None:
+        print(f"results: {to.output} (summary.json, plots/)")

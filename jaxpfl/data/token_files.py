@@ -1,0 +1,124 @@
+"""Token counts from files: ``user,token,count`` text, the IRC users' archive, and LEAF's Reddit."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from pathlib import Path
+
+import numpy as np
+
+from jaxpfl.data import leaf, leaf_text
+from jaxpfl.data.npz import read_npz
+from jaxpfl.data.source import data_directory, one_line, where_to_put_it
+from jaxpfl.data.token_counts import TokenCounts, build
+from jaxpfl.errors import JaxpflError
+
+HEADER = ["user", "token", "count"]
+_IRC = ("irc", "ubuntu_irc_user_counts.npz")
+_MARKS = ("<BOS>", "<EOS>", "<PAD>", "<UNK>")
+_MOST = 2**31 - 1
+
+
+def read_counts_csv(path: Path) -> TokenCounts:
+    """Counts in a CSV file: the header ``user,token,count``, and a row for each count that is not zero.
+
+    Users and tokens are numbered as they come first.
+
+    Raises:
+      JaxpflError: a file that cannot be read, another header, a row without three cells, a count that is no positive
+        whole number, or a user's token twice: the line, and what is wrong.
+    """
+    users: dict[str, int] = {}
+    vocabulary: dict[str, int] = {}
+    found: dict[tuple[int, int], int] = {}
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            lines = csv.reader(file)
+            header = [cell.strip().lower() for cell in next(lines, [])]
+            if header != HEADER:
+                raise JaxpflError(f"{path}: needs the header {','.join(HEADER)}, got {','.join(header)[:60]!r}")
+            for row in lines:
+                if not row:
+                    continue
+                where = f"{path} line {lines.line_num}"
+                if len(row) != 3 or not row[0].strip() or not row[1].strip():
+                    raise JaxpflError(f"{where}: needs a user, a token and a count, got {','.join(row)[:60]!r}")
+                user, token, count = (cell.strip() for cell in row)
+                if not (count.isascii() and count.isdigit() and 0 < int(count[:12]) <= _MOST):
+                    raise JaxpflError(f"{where}: count must be a whole number in 1 .. {_MOST}, got {count[:30]!r}")
+                pair = users.setdefault(user, len(users)), vocabulary.setdefault(token, len(vocabulary))
+                if pair in found:
+                    raise JaxpflError(f"{where}: user {user!r} has the token {token!r} twice: add the counts up")
+                found[pair] = int(count)
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise JaxpflError(f"cannot read {path}: {one_line(error)}") from None
+    if not found:
+        raise JaxpflError(f"{path}: a header, and no counts below it")
+    rows, tokens = np.array(list(found), np.int64).T
+    return build(rows, tokens, np.array(list(found.values())), np.array(list(users)), np.array(list(vocabulary)))
+
+
+def load_irc(data_dir: str | None = None) -> TokenCounts:
+    """Token counts of a public chat's users: ``irc/ubuntu_irc_user_counts.npz`` in the data directory, with
+    ``indptr``, ``indices``, ``counts`` (compressed rows) and ``vocab``. Users without tokens are left out.
+
+    Raises:
+      JaxpflError: no such file (what to put where), or one that is damaged or not of the format.
+    """
+    path = data_directory(data_dir).joinpath(*_IRC)
+    if not path.is_file():
+        raise JaxpflError(f"data set 'irc': no file {path}: {where_to_put_it()}")
+    arrays = read_npz(path)
+    missing = [name for name in ("indptr", "indices", "counts", "vocab") if name not in arrays]
+    if missing:
+        raise JaxpflError(f"{path}: no array {missing[0]!r} (it holds {', '.join(sorted(arrays)) or 'nothing'})")
+    indptr, indices, counts, vocabulary = (arrays[name] for name in ("indptr", "indices", "counts", "vocab"))
+    for name, array in (("indptr", indptr), ("indices", indices), ("counts", counts)):
+        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+            raise JaxpflError(f"{path}: {name} must be integers [N], got {array.shape} of {array.dtype}")
+    indptr = indptr.astype(np.int64)
+    if len(indptr) < 2 or indptr[0] != 0 or (np.diff(indptr) < 0).any() or indptr[-1] != len(indices):
+        raise JaxpflError(f"{path}: indptr must rise from 0 to the {len(indices)} entries")
+    if len(counts) != len(indices) or vocabulary.ndim != 1:
+        raise JaxpflError(f"{path}: needs as many counts as indices, and a vocabulary [d]")
+    if len(indices) and not (indices.min() >= 0 and indices.max() < len(vocabulary) and counts.min() > 0):
+        raise JaxpflError(f"{path}: indices must be in 0 .. {len(vocabulary) - 1}, and counts positive")
+    users = np.arange(len(indptr) - 1)
+    rows = np.repeat(users, np.diff(indptr))
+    if len(np.unique(rows * len(vocabulary) + indices)) < len(rows):
+        raise JaxpflError(f"{path}: a user has a token twice")
+    return build(rows, indices, counts, users, vocabulary).with_tokens(1)
+
+
+def read_leaf_counts(folder: Path) -> TokenCounts:
+    """Token counts of users in LEAF's Reddit files: how often each token is the next one, in training and test files.
+
+    Padding, words outside the vocabulary and marks of begin and end do not count. Users without tokens are left out.
+
+    Args:
+      folder: as `leaf.load_leaf` has it.
+
+    Raises:
+      JaxpflError: no such files, damaged ones, or inputs that are no sequences of tokens.
+    """
+    parts = [leaf.read_part(part) for part in leaf.locate("reddit", folder) if part is not None]
+    inputs = [x for part in parts for x, _ in part.values()]
+    if leaf.kind_of(parts[0], folder) != "sequences":
+        raise JaxpflError(f"{folder}: no sequences of tokens with 'target_tokens' in it: not LEAF's Reddit")
+    vocabulary = leaf_text.vocabulary_of(folder, [x for x, _ in parts[0].values()])
+    length = leaf_text.longest_sequence(inputs)
+    words = np.arange(vocabulary.size).astype(object)  # tokens that no word is known of go by their number
+    for word, token in (vocabulary.words or {}).items():
+        words[token] = word
+    found: Counter[tuple[str, int]] = Counter()
+    for part in parts:
+        for user, (x, y) in part.items():
+            targets = leaf_text.windows(x, y, f"{folder}: user {user!r}", vocabulary, length)[1]
+            found.update((user, int(token)) for token in targets if words[token] not in _MARKS)
+    if not found:
+        raise JaxpflError(f"{folder}: no user has a token")
+    names = sorted({user for user, _ in found})
+    place = {name: i for i, name in enumerate(names)}
+    rows, tokens = (np.array(column) for column in zip(*((place[u], t) for u, t in found), strict=True))
+    return build(rows, tokens, np.array(list(found.values())), np.array(names), words.astype(str))

@@ -1,0 +1,139 @@
+"""The users of a histogram study: drawn from a Dirichlet mixture, or from token counts, divided into groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpfl.data import dirichlet_mixture, token_counts, token_files
+from jaxpfl.data.dirichlet_mixture import DirichletMixture
+from jaxpfl.data.token_counts import TokenCounts
+from jaxpfl.errors import JaxpflError
+from jaxpfl.estimate.settings import at_least
+from jaxpfl.estimators import histogram
+from jaxpfl.estimators.histogram import Truth, Users
+from jaxpfl.privacy import checks
+
+
+@dataclass(frozen=True)
+class HistogramData:
+    """Whose histograms."""
+
+    data: str = "synthetic"
+    """synthetic (a mixture of Dirichlets), irc, csv:FILE with user,token,count, or leaf:FOLDER (Reddit)."""
+    tokens: int = 1_000
+    """d: the vocabulary, the most frequent tokens; must be public where privacy is claimed."""
+    users: int = 4_000
+    """n of synthetic data, those set apart included."""
+    components: int = 10
+    """Clusters of synthetic data."""
+    alpha: float = 200.0
+    """Concentration of synthetic users about their cluster's center."""
+    spread: float = 1.0
+    """Standard deviation of the logarithms of synthetic centers about Zipf's law."""
+    samples: int = 500
+    """m, tokens of a synthetic user; their median with --samples-spread."""
+    samples_spread: float = 0.0
+    """Standard deviation of the logarithm of a synthetic user's tokens."""
+    least_tokens: int = 100
+    """Real users with fewer tokens are left out."""
+    train_share: float = 0.5
+    """Of a real user's tokens; estimates are scored on the others."""
+    validation: float = 0.2
+    """Share of the users that lambda and alpha are tuned on."""
+    unseen: float = 0.1
+    """Share of the users that nothing is learned from, for a score of their own."""
+    block: int = histogram.BLOCK
+    """Users whose histograms are dense at a time: memory and speed alone."""
+    seed: int = 0
+    """Of all randomness."""
+    data_dir: str | None = None
+    """Where irc/ lies; JAXPFL_DATA_DIR unless given."""
+
+    def check(self) -> None:
+        """Refuses what cannot be read or drawn.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        for name in ("tokens", "users", "components", "samples", "least_tokens", "block"):
+            checks.count(name, getattr(self, name))
+        checks.count("tokens", self.tokens if self.tokens > 1 else 0)
+        checks.positive("alpha", self.alpha)
+        at_least("spread", self.spread, 0)
+        at_least("samples_spread", self.samples_spread, 0)
+        if self.data not in ("synthetic", "irc") and not self.data.startswith(("csv:", "leaf:")):
+            raise JaxpflError(f"data must be synthetic, irc, csv:FILE or leaf:FOLDER, got {self.data!r}")
+
+
+class Group(NamedTuple):
+    """Some users and what their estimates are scored on."""
+
+    users: Users
+    truth: Truth
+
+
+class Prepared(NamedTuple):
+    """A study's users: those that estimate together and those set apart, the vocabulary, the users' names; of synthetic
+    ones also the population, and which cluster each came from, [n]."""
+
+    clients: Group
+    validation: Group
+    unseen: Group
+    vocabulary: np.ndarray
+    names: np.ndarray
+    population: DirichletMixture | None = None
+    kinds: np.ndarray | None = None
+
+
+def prepare(given: HistogramData) -> Prepared:
+    """Draws or reads the users.
+
+    Raises:
+      JaxpflError: settings that `HistogramData.check` refuses, or files that cannot be read.
+    """
+    given.check()
+    if given.data == "synthetic":
+        return _synthetic(given)
+    counts = _read(given).most_frequent(given.tokens).with_tokens(max(given.least_tokens, 2))
+    if not len(counts.users):
+        raise JaxpflError(f"{given.data}: no user has least_tokens {given.least_tokens} tokens")
+    parts = token_counts.split(
+        counts,
+        validation=given.validation,
+        unseen=given.unseen,
+        train_share=given.train_share,
+        seed=given.seed,
+    )
+    clients, validation, unseen = (Group(_users(p.own, given), _users(p.held_out, given)) for p in parts)
+    return Prepared(clients, validation, unseen, counts.vocabulary, parts.users.own.users)
+
+
+def _read(given: HistogramData) -> TokenCounts:
+    if given.data == "irc":
+        return token_files.load_irc(given.data_dir)
+    kind, place = given.data.split(":", 1)
+    return (token_files.read_counts_csv if kind == "csv" else token_files.read_leaf_counts)(Path(place).expanduser())
+
+
+def _synthetic(given: HistogramData) -> Prepared:
+    rng = np.random.default_rng(given.seed)
+    population = dirichlet_mixture.zipf_mixture(rng, given.tokens, given.components, given.alpha, given.spread)
+    sizes = given.samples * np.exp(given.samples_spread * rng.standard_normal(given.users))
+    drawn = dirichlet_mixture.draw_users(rng, population, np.maximum(1, np.rint(sizes)).astype(np.int64))
+    places = token_counts.groups(rng, given.users, given.validation, given.unseen)
+
+    def group(part: np.ndarray) -> Group:
+        users = _users(drawn.counts.of_users(part), given)
+        return Group(users, histogram.in_blocks(drawn.histograms[part], users))
+
+    clients, validation, unseen = map(group, places)
+    names, kinds = drawn.counts.users[places[0]], drawn.clusters[places[0]]
+    return Prepared(clients, validation, unseen, drawn.counts.vocabulary, names, population, kinds)
+
+
+def _users(counts: TokenCounts, given: HistogramData) -> Users:
+    return histogram.from_sparse(counts.indptr, counts.indices, counts.counts, len(counts.vocabulary), given.block)

@@ -1,0 +1,218 @@
+"""Token counts: readers and what they refuse, vocabularies, splits of users and tokens, and synthetic users."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from data_files import real
+
+from jaxpfl.data import dirichlet_mixture, token_counts, token_files
+from jaxpfl.data.token_counts import TokenCounts
+from jaxpfl.errors import JaxpflError
+
+ROWS = [("ann", "a", 3), ("bob", "b", 1), ("ann", "c", 2), ("cid", "a", 5), ("bob", "a", 4), ("cid", "c", 1)]
+
+
+def written(path: Path, *lines: str, header: str = "user,token,count") -> Path:
+    path.write_text("\n".join([header, *lines]) + "\n")
+    return path
+
+
+def of(counts: TokenCounts) -> dict[tuple[str, str], int]:
+    names, words = counts.users[counts.rows], counts.vocabulary[counts.indices]
+    return {(str(u), str(w)): int(c) for u, w, c in zip(names, words, counts.counts, strict=True)}
+
+
+@pytest.fixture
+def csv(tmp_path: Path) -> TokenCounts:
+    return token_files.read_counts_csv(written(tmp_path / "a.csv", *(f"{u},{t},{c}" for u, t, c in ROWS)))
+
+
+def test_csv(csv: TokenCounts):
+    assert of(csv) == {(u, t): c for u, t, c in ROWS}
+    np.testing.assert_array_equal(csv.sizes, [5, 5, 6])
+
+
+@pytest.mark.parametrize(
+    ("lines", "header", "message"),
+    [
+        (["ann,a,3"], "who,token,count", "needs the header user,token,count, got 'who,token,count'"),
+        ([], "user,token,count", "a header, and no counts below it"),
+        (["ann,a"], "user,token,count", "line 2: needs a user, a token and a count, got 'ann,a'"),
+        (["ann,a,3", ",a,3"], "user,token,count", "line 3: needs a user, a token and a count"),
+        (["ann,a,0"], "user,token,count", "line 2: count must be a whole number in 1 .. 2147483647, got '0'"),
+        (["ann,a,1.5"], "user,token,count", "got '1.5'"),
+        (["ann,a,-2"], "user,token,count", "got '-2'"),
+        (["ann,a," + "9" * 40], "user,token,count", "count must be a whole number"),
+        (["ann,a,3", "ann,a,4"], "user,token,count", "line 3: user 'ann' has the token 'a' twice"),
+    ],
+)
+def test_malformed_csv_is_refused_in_one_line(tmp_path: Path, lines, header, message):
+    with pytest.raises(JaxpflError) as caught:
+        token_files.read_counts_csv(written(tmp_path / "a.csv", *lines, header=header))
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_no_csv(tmp_path: Path):
+    with pytest.raises(JaxpflError, match="cannot read"):
+        token_files.read_counts_csv(tmp_path / "none.csv")
+    (tmp_path / "bytes.csv").write_bytes(b"user,token,count\n\xff\xfe,a,1\n")
+    with pytest.raises(JaxpflError, match="cannot read"):
+        token_files.read_counts_csv(tmp_path / "bytes.csv")
+
+
+def test_the_most_frequent_tokens_and_the_users_that_have_enough(csv: TokenCounts):
+    top = csv.most_frequent(2)
+    assert top.vocabulary.tolist() == ["a", "c"]
+    assert of(top) == {(u, t): c for u, t, c in ROWS if t != "b"}
+    assert csv.with_tokens(6).users.tolist() == ["cid"]
+    assert of(csv.of_users(np.array([2, 0]))) == {(u, t): c for u, t, c in ROWS if u != "bob"}
+
+
+def test_a_split_divides_users_and_tokens():
+    rng = np.random.default_rng(0)
+    population = dirichlet_mixture.zipf_mixture(rng, 40, 2, 30.0)
+    counts = dirichlet_mixture.draw_users(rng, population, rng.integers(2, 60, 50)).counts
+    made = token_counts.split(counts, validation=0.2, unseen=0.1, train_share=0.3, most=10, seed=3)
+    names = [set(part.own.users.tolist()) for part in made]
+    assert [len(part) for part in names] == [35, 10, 5]
+    assert set.union(*names) == set(range(50))
+    whole = of(counts)
+    for part in made:
+        own, held_out = of(part.own), of(part.held_out)
+        for pair in own.keys() | held_out.keys():
+            assert own.get(pair, 0) + held_out.get(pair, 0) == whole[pair]
+        sizes = counts.sizes[part.own.users]
+        np.testing.assert_array_equal(part.own.sizes, np.minimum(np.clip(np.rint(0.3 * sizes), 1, sizes - 1), 10))
+    again = token_counts.split(counts, validation=0.2, unseen=0.1, train_share=0.3, most=10, seed=3)
+    assert of(again.users.own) == of(made.users.own)
+
+
+def test_a_split_draws_tokens_without_replacement():
+    """A user of 30, 20 and 10 tokens gives half: hypergeometric means within 5 standard errors over 500 seeds."""
+    counts = token_counts.build(
+        np.zeros(3, int), np.arange(3), np.array([30, 20, 10]), np.array(["u"]), np.array(list("abc"))
+    )
+    drawn = np.zeros((500, 3))
+    for seed in range(500):
+        own, _ = counts.divided(np.random.default_rng(seed), np.array([30]))
+        drawn[seed, own.indices] = own.counts
+    share = np.array([0.5, 1 / 3, 1 / 6])
+    stddev = np.sqrt(30 * share * (1 - share) * 30 / 59 / 500)
+    assert (np.abs(drawn.mean(axis=0) - 30 * share) < 5 * stddev).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"validation": 0.0}, "shares of users set apart must be > 0"),
+        ({"validation": 0.6, "unseen": 0.5}, "below 1 together"),
+        ({"train_share": 1.0}, "train_share must be > 0 and < 1"),
+    ],
+)
+def test_refused_splits(csv: TokenCounts, change, message):
+    with pytest.raises(JaxpflError, match=message):
+        token_counts.split(csv, **change)
+
+
+def test_too_few_users_or_tokens(csv: TokenCounts):
+    with pytest.raises(JaxpflError, match="2 users cannot be divided into 3 groups"):
+        token_counts.split(csv.of_users(np.array([0, 1])))
+    single = token_counts.build(np.arange(3), np.zeros(3, int), np.array([1, 2, 2]), np.arange(3), np.array(["a"]))
+    with pytest.raises(JaxpflError, match=r"user 0 has 1 token\(s\)"):
+        token_counts.split(single)
+
+
+def reddit(folder: Path, users: dict[str, list[list[str]]]) -> Path:
+    data = {}
+    for user, comments in users.items():
+        x = [[words] for words in comments]
+        y = [{"target_tokens": [[*words[1:], "<PAD>"]], "count_tokens": [[1] * len(words)]} for words in comments]
+        data[user] = {"x": x, "y": y}
+    (folder / "train").mkdir(parents=True)
+    content = {"users": list(users), "num_samples": [len(c) for c in users.values()], "user_data": data}
+    (folder / "train" / "a.json").write_text(json.dumps(content))
+    return folder
+
+
+def test_leaf_reddit(tmp_path: Path):
+    """Words count where they are the next one; marks do not."""
+    folder = reddit(
+        tmp_path / "reddit",
+        {"x": [["<BOS>", "the", "cat", "the", "<EOS>"], ["<BOS>", "the", "<EOS>"]], "y": [["<BOS>", "dog", "<EOS>"]]},
+    )
+    made = of(token_files.read_leaf_counts(folder))
+    assert made == {("x", "the"): 3, ("x", "cat"): 1, ("y", "dog"): 1}
+    with pytest.raises(JaxpflError, match="no LEAF files"):
+        token_files.read_leaf_counts(tmp_path / "none")
+    (tmp_path / "shapes" / "train").mkdir(parents=True)
+    content = {"users": ["u"], "num_samples": [1], "user_data": {"u": {"x": [[0.5, 1.0]], "y": [1]}}}
+    (tmp_path / "shapes" / "train" / "a.json").write_text(json.dumps(content))
+    with pytest.raises(JaxpflError, match="not LEAF's Reddit"):
+        token_files.read_leaf_counts(tmp_path / "shapes")
+
+
+GOOD = {
+    "indptr": np.array([0, 2, 2, 3]),
+    "indices": np.array([0, 2, 1]),
+    "counts": np.array([4, 1, 7]),
+    "vocab": np.array(["a", "b", "c"]),
+}
+
+
+def archive(root: Path, **arrays: np.ndarray) -> str:
+    (root / "irc").mkdir()
+    np.savez(root / "irc" / "ubuntu_irc_user_counts.npz", **arrays)
+    return str(root)
+
+
+def test_irc_archive(tmp_path: Path):
+    """The user without tokens is left out."""
+    made = token_files.load_irc(archive(tmp_path, **GOOD))
+    assert of(made) == {("0", "a"): 4, ("0", "c"): 1, ("2", "b"): 7}
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"vocab": None}, "no array 'vocab'"),
+        ({"indptr": np.array([0, 2, 1, 3])}, "indptr must rise from 0 to the 3 entries"),
+        ({"counts": np.array([4.0, 1, 7])}, "counts must be integers"),
+        ({"counts": np.array([4, 0, 7])}, "counts positive"),
+        ({"indices": np.array([0, 3, 1])}, "indices must be in 0 .. 2"),
+        ({"indices": np.array([0, 0, 1])}, "a user has a token twice"),
+    ],
+)
+def test_damaged_irc_archives(tmp_path: Path, change, message):
+    arrays = {name: array for name, array in (GOOD | change).items() if array is not None}
+    with pytest.raises(JaxpflError, match=message):
+        token_files.load_irc(archive(tmp_path, **arrays))
+
+
+def test_no_irc_archive(tmp_path: Path):
+    with pytest.raises(JaxpflError, match=r"data set 'irc': no file .* put it there"):
+        token_files.load_irc(str(tmp_path))
+
+
+def test_the_real_irc_users():
+    made = token_files.load_irc(real("IRC", "irc", "ubuntu_irc_user_counts.npz"))
+    assert (len(made.users), len(made.vocabulary)) == (17208, 9154)  # 315 of 17523 wrote no word
+    assert (int((made.sizes >= 500).sum()), int((made.sizes >= 100).sum())) == (478, 4121)
+
+
+def test_synthetic_users_follow_their_mixture():
+    """Means and variances of Q_u within 5 standard errors of the Dirichlet's, 2000 users of one cluster."""
+    rng = np.random.default_rng(1)
+    population = dirichlet_mixture.zipf_mixture(rng, 8, 1, 20.0)
+    drawn = dirichlet_mixture.draw_users(rng, population, np.full(2000, 50))
+    p, n = population.centers[0], 2000
+    variance = p * (1 - p) / 21
+    assert (np.abs(drawn.histograms.mean(axis=0) - p) < 5 * np.sqrt(variance / n)).all()
+    np.testing.assert_allclose(drawn.histograms.var(axis=0), variance, rtol=0.25)
+    np.testing.assert_array_equal(drawn.counts.sizes, 50)
+    with pytest.raises(JaxpflError, match="alpha must be > 0"):
+        dirichlet_mixture.zipf_mixture(rng, 8, 1, 0.0)

@@ -1,0 +1,62 @@
+"""Histogram estimators in float64 NumPy, written from the equations, and small users to try them on."""
+
+from __future__ import annotations
+
+import numpy as np
+from scipy.special import gammaln
+
+from jaxpfl.data import dirichlet_mixture
+from jaxpfl.estimators import histogram
+
+FLOOR = 1e-5
+
+
+def small(seed: int = 0, n: int = 60, d: int = 30, k: int = 3, m: int = 40, alpha: float = 60.0):
+    """Counts [n, d], true histograms [n, d], clusters [n] and the population."""
+    rng = np.random.default_rng(seed)
+    population = dirichlet_mixture.zipf_mixture(rng, d, k, alpha)
+    drawn = dirichlet_mixture.draw_users(rng, population, rng.integers(m // 2, 2 * m, n))
+    counts = np.zeros((n, d), int)
+    counts[drawn.counts.rows, drawn.counts.indices] = drawn.counts.counts
+    return counts, drawn.histograms.astype(float), drawn.clusters, population
+
+
+def users_of(counts: np.ndarray, block: int = 16) -> histogram.Users:
+    """In blocks of which the last is not full."""
+    return histogram.from_dense(counts, block)
+
+
+def floored(p: np.ndarray, s: float = FLOOR) -> np.ndarray:
+    p = np.maximum(p, s)
+    return p / p.sum(-1, keepdims=True)
+
+
+def kl(q: np.ndarray, p: np.ndarray) -> np.ndarray:
+    return np.where(q > 0, q * (np.log(np.where(q > 0, q, 1)) - np.log(p)), 0).sum(-1)
+
+
+def apart(q: np.ndarray, centers: np.ndarray) -> np.ndarray:
+    return np.stack([kl(q, c) for c in centers], axis=1)
+
+
+def algorithm_2(q: np.ndarray, start: np.ndarray, rounds: int, rate: float = 1.0) -> tuple[np.ndarray, list[float]]:
+    centers, objective = floored(start), []
+    for _ in range(rounds):
+        distances = apart(q, centers)
+        objective.append(distances.min(1).mean())
+        own, new = distances.argmin(1), []
+        for j, c in enumerate(centers):
+            members = q[own == j]
+            if len(members):
+                new.append(c + rate * (members.mean(0) - c))
+            else:
+                new.append(np.full(q.shape[1], 1 / q.shape[1]) if rate == 1 else c)
+        centers = floored(np.array(new))
+    return centers, objective
+
+
+def dirichlet_likelihood(c: np.ndarray, a: np.ndarray) -> np.ndarray:
+    """[n, k]."""
+    whole = a.sum(1)
+    terms = gammaln(c[:, None] + a) - gammaln(a)
+    return terms.sum(2) + gammaln(whole) - gammaln(c.sum(1)[:, None] + whole)
