@@ -39,5 +39,6 @@ def norm(tree: PyTree) -> Array:
     """The L2 norm over all leaves, [], without overflow of the squares (as BLAS's nrm2)."""
     vectors = trees.pack(tree).vectors
     peak = jnp.stack([jnp.abs(v).max(initial=0) for v in vectors]).max()
-    unit = jnp.where(peak > 0, peak, 1)
-    return unit * jnp.sqrt(sum(((v / unit) ** 2).sum() for v in vectors))
+    # By the root twice: the reciprocal of a peak beyond 1e38 is flushed to zero, and the vector would seem short.
+    shrink = 1 / jnp.sqrt(jnp.where(peak > 0, peak, 1))
+    return peak * jnp.sqrt(sum(((v * shrink * shrink) ** 2).sum() for v in vectors))
