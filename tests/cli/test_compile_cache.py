@@ -42,6 +42,7 @@ def run(cache: Path, output: Path) -> tuple[dict, dict, str]:
     return json.loads(done.stdout), json.loads((output / "profile" / "phases.json").read_text()), done.stderr
 
 
+@pytest.mark.slow
 def test_a_second_process_loads_what_the_first_compiled_and_a_broken_entry_heals(tmp_path: Path):
     cold, first, _ = run(tmp_path, tmp_path / "cold")
     assert first["compile"]["from_cache"] == 0

@@ -35,6 +35,7 @@ def is_served(simulation) -> bool:
     return isinstance(simulation.init([0]).server, Served)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_sgd_by_name_and_as_a_factory_are_one(method, federation):
     """At the server the factory takes the general way, with its memory, and arrives where averaging does."""

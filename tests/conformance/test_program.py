@@ -12,9 +12,6 @@ from jaxpfl import ExecutionPlan
 from jaxpfl.algorithms.hyper import with_rate
 from jaxpfl.privacy import PrivateHyper
 
-STABLE = ("map-gaussian", "map-laplace")
-"""Methods whose proximal steps on the prior hold theta at any rate."""
-
 
 def test_one_trace_serves_calls_of_every_length(method, federation):
     chex.clear_trace_counter()  # chex counts functions of one source together
@@ -94,7 +91,6 @@ def test_bytes_are_those_of_what_is_exchanged(method, federation):
     assert (up, down) == want.get(method.name, (parameters, parameters))
 
 
-@pytest.mark.every_method
 def test_a_diverging_rate_is_counted_and_survived(method, federation):
     # At 1e38 uploads may be finite and their sum not. A run for each rate, in one program.
     rates = np.array([1e30, 1e36, 1e38])
@@ -102,6 +98,6 @@ def test_a_diverging_rate_is_counted_and_survived(method, federation):
     hyper = with_rate(method.hyper.method if inside else method.hyper, rates)
     hot = method._replace(hyper=method.hyper.replace(method=hyper) if inside else hyper)
     result = outcome(simulate(hot, federation, cohort=None), 3, (0, 1, 2))
-    assert method.name in STABLE or (result["state"].diverged > 0).any(axis=1).all()
+    assert (result["state"].diverged > 0).any(axis=1).all()
     for leaf in jax.tree.leaves((result["state"].server, result["state"].clients)):
         assert np.isfinite(leaf).all()

@@ -19,6 +19,7 @@ PLANS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", PLANS)
 def test_any_plan_gives_the_same_numbers(method, federation, name):
@@ -68,6 +69,7 @@ def test_one_float32_round_under_two_plans(method, federation):
     assert_close(got, want, 1e-5)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("batch_size", [6, 100], ids=["mini-batches", "full batches"])
 def test_padding_changes_nothing(method, federation, batch_size):
@@ -76,12 +78,14 @@ def test_padding_changes_nothing(method, federation, batch_size):
     assert_close(got, want, 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_garbage_in_the_padding_reaches_nothing(method, federation):
     want, got = (outcome(simulate(method, f, dtype=np.float64), 3)["state"] for f in (federation, spoiled(federation)))
     assert_close(got, want, 0)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_order_of_clients_changes_nothing(method, federation):
     simulation = simulate(method, federation, dtype=np.float64)
@@ -90,6 +94,7 @@ def test_order_of_clients_changes_nothing(method, federation):
     assert_close(got, want, 1e-9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 def test_seeds_together_equal_seeds_alone(method, federation):
     simulation = simulate(method, federation, plan=ExecutionPlan(runs="vmap"), dtype=np.float64)

@@ -32,12 +32,13 @@ def clients():
 
 @pytest.mark.parametrize("name", PLANS)
 @pytest.mark.parametrize(
-    "method", [*(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "toy clusters")), "adaped", "toy medians"]
+    "method", ["adaped", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "toy medians", "toy clusters"))]
 )
 def test_two_devices_give_the_numbers_of_one(clients, method, name):
     assert_same_on_two_devices(clients, method, *PLANS[name])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("runs", ["map", "vmap"])
 @pytest.mark.parametrize("cohort", [None, 4, 5])
 def test_a_cohort_that_is_not_dealt_out_gives_the_same(clients, monkeypatch, cohort, runs):
@@ -45,6 +46,7 @@ def test_a_cohort_that_is_not_dealt_out_gives_the_same(clients, monkeypatch, coh
     assert_same_on_two_devices(clients, "adaped", "2", cohort, runs)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("cohort", [None, 4, 5])
 def test_data_of_their_own_give_the_same(clients, monkeypatch, cohort):
     """Devices that do not share memory, as accelerators: each holds its clients' data only."""
