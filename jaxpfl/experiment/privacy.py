@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 from jaxpfl.algorithms import Method
 from jaxpfl.errors import JaxpflError
 from jaxpfl.participation import Participation
-from jaxpfl.privacy import Mechanism, Statement, calibrated, plan_of
+from jaxpfl.privacy import Mechanism, Statement, calibrated, checks, plan_of
 
 
 @dataclass(frozen=True)
@@ -65,8 +64,8 @@ class PrivacyConfig:
             raise JaxpflError(f"privacy.accountant must be pld or rdp, got {self.accountant!r}")
         if self.noise_multiplier != 0 and self.delta is None:
             raise JaxpflError("privacy.delta must be given: a claim without it says nothing")
-        if self.epsilon is not None and not 0 < self.epsilon < math.inf:
-            raise JaxpflError(f"privacy.epsilon must be > 0 and finite, got {self.epsilon}")
+        if self.epsilon is not None:
+            checks.positive("privacy.epsilon", self.epsilon)
 
 
 class Protection(NamedTuple):
@@ -97,9 +96,10 @@ def protect(
     if not config.on:
         return None
     of_run: dict[str, Any] = {"rounds": rounds, "steps": steps, "scales": method.scales}
-    of_run["linear"] = client_optimizer == "sgd" and not method.scales
+    of_run["linear"] = client_optimizer == "sgd"
     if method.releases is not None:
         of_run["releases"] = method.releases(method.options | options)
+    accountant: Any = config.accountant
     given: dict[str, Any] = {
         name: getattr(config, name)
         for name in ("clipping_norm", "noise", "min_uploads", "scale_clipping_norm", "joint")
@@ -109,7 +109,7 @@ def protect(
         assert config.epsilon is not None
         assert config.delta is not None
         some = Mechanism(1.0, **given)
-        found = calibrated(some, participation, config.epsilon, config.delta, **of_run, accountant=_accountant(config))
+        found = calibrated(some, participation, config.epsilon, config.delta, **of_run, accountant=accountant)
         z = found.noise_multiplier
     if config.quantile is not None:
         stddev = config.count_stddev or max(participation.expected_cohort / 20, z)
@@ -119,8 +119,4 @@ def protect(
         return Protection(mechanism, None)
     assert config.delta is not None
     plan = plan_of(mechanism, participation, **of_run)
-    return Protection(mechanism, plan.statement(config.delta, _accountant(config)))
-
-
-def _accountant(config: PrivacyConfig) -> Any:
-    return config.accountant
+    return Protection(mechanism, plan.statement(config.delta, accountant))

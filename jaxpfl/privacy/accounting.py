@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from jaxpfl.errors import JaxpflError, unknown_name
@@ -93,11 +94,7 @@ class PrivacyPlan:
             return paper.epsilon(slope, delta)
         if accountant == "pld" and delta < grids.SMALLEST_DELTA:
             raise JaxpflError(f"pld resolves no delta below {grids.SMALLEST_DELTA:g}, got {delta:g}: take rdp")
-        with grids.quiet():
-            epsilon = float(self.accountant(accountant).compose(self.event(accountant)).get_epsilon(delta))
-        if not math.isfinite(epsilon):
-            raise JaxpflError(f"the accountant {accountant} finds no finite epsilon at delta {delta:g}")
-        return epsilon
+        return _epsilon(self, delta, accountant)
 
     def accountant(self, kind: SoundAccountant) -> Any:
         """A fresh accountant of dp-accounting for this plan's relation; PLD's with a grid that suits the plan."""
@@ -136,3 +133,13 @@ class PrivacyPlan:
     def _relation(self) -> Relation:
         assert self.relation is not None
         return self.relation
+
+
+@lru_cache(maxsize=64)
+def _epsilon(plan: PrivacyPlan, delta: float, accountant: SoundAccountant) -> float:
+    """What dp-accounting says. Remembered: a run asks for the same plan when it is checked, stored and stated."""
+    with grids.quiet():
+        epsilon = float(plan.accountant(accountant).compose(plan.event(accountant)).get_epsilon(delta))
+    if not math.isfinite(epsilon):
+        raise JaxpflError(f"the accountant {accountant} finds no finite epsilon at delta {delta:g}")
+    return epsilon

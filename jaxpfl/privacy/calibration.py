@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from functools import lru_cache
 
 from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy import checks, grids
@@ -15,6 +16,7 @@ _LARGEST = 200.0
 _LEAST, _MOST = 1e-2, 1e7
 
 
+@lru_cache(maxsize=64)
 def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant = "pld") -> PrivacyPlan:
     """The plan with the least noise whose epsilon at this delta is at most the one asked for.
 

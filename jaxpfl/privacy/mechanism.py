@@ -30,6 +30,7 @@ from flax import struct
 
 from jaxpfl import trees
 from jaxpfl.errors import JaxpflError
+from jaxpfl.privacy import checks
 from jaxpfl.privacy.clipping import clip
 from jaxpfl.privacy.noise import add_gaussian
 from jaxpfl.privacy.step_noise import StepNoise
@@ -86,8 +87,7 @@ class Mechanism:
         z = np.asarray(self.noise_multiplier, float)
         if not (np.isfinite(z).all() and (z >= 0).all()):
             raise JaxpflError(f"noise_multiplier must be >= 0 and finite, got {self.noise_multiplier}")
-        if not 0 < self.clipping_norm < math.inf:
-            raise JaxpflError(f"clipping_norm must be > 0 and finite, got {self.clipping_norm}")
+        checks.positive("clipping_norm", self.clipping_norm)
         if self.noise not in ("central", "distributed", "per_step"):
             raise JaxpflError(f"noise must be central, distributed or per_step, got {self.noise!r}")
         if self.noise != "per_step" and (self.joint or self.scale_clipping_norm is not None):
@@ -104,10 +104,8 @@ class Mechanism:
             self._check_adaptive(self.quantile, z.max())
 
     def _check_adaptive(self, quantile: float, z: float) -> None:
-        if not 0 < quantile < 1:
-            raise JaxpflError(f"quantile must be > 0 and < 1, got {self.quantile}")
-        if not 0 < self.quantile_lr < math.inf:
-            raise JaxpflError(f"quantile_lr must be > 0 and finite, got {self.quantile_lr}")
+        checks.probability("quantile", quantile)
+        checks.positive("quantile_lr", self.quantile_lr)
         if self.noise != "central":
             raise JaxpflError(f"adaptive clipping has central noise only: leave out quantile, or noise = {self.noise}")
         if self.count_stddev is None or not 0 < self.count_stddev < math.inf:
