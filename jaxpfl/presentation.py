@@ -6,6 +6,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+from jaxpfl.errors import JaxpflError
+
 # The validated eight-slot categorical order of this project's plots; a method keeps its colour in every plot of a run.
 COLORS = ("#2a78d6", "#1baa7a", "#d99a00", "#6b4ae0", "#d8433f", "#1f9fb8", "#c2569b", "#6f7f2b")
 INK, GRID = "#333333", "#e6e6e6"
@@ -34,16 +36,33 @@ def new_axes(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
     axes = figure.subplots()
     axes.set(xlabel=xlabel, ylabel=ylabel)
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color=GRID, linewidth=0.8)
-    axes.set_axisbelow(True)
+    plain(axes)
     return figure, axes
 
 
+def plain(axes: Any) -> None:
+    """The look of this project's pictures: two spines, and a light grid of the values."""
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.grid(axis="y", color=GRID, linewidth=0.8)
+    axes.set_axisbelow(True)
+
+
 def save(figure: Any, folder: Path, name: str) -> Path:
-    """Writes ``folder/name.png``, whole or not at all."""
-    path = folder / f"{name}.png"
-    partial = folder / f".{name}.png.partial"
-    figure.savefig(partial, dpi=150, format="png")
-    os.replace(partial, path)
+    """Writes ``folder/name.png``; as `save_png`."""
+    return save_png(figure, folder / f"{name}.png")
+
+
+def save_png(figure: Any, path: Path) -> Path:
+    """Writes a figure as PNG, whole or not at all; its folder is made where it is missing.
+
+    Raises:
+      JaxpflError: the file cannot be written.
+    """
+    partial = path.with_name(f".{path.name}.partial")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        figure.savefig(partial, dpi=150, format="png")
+        os.replace(partial, path)
+    except OSError as error:
+        raise JaxpflError(f"{path}: cannot be written: {error.strerror or error}") from error
     return path

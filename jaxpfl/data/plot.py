@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +9,7 @@ import numpy as np
 
 from jaxpfl.data.describe import Summary
 from jaxpfl.errors import JaxpflError
+from jaxpfl.presentation import plain, save_png
 
 _SHADES = ("#e6effb", "#9cc2ef", "#2a78d6", "#123c73")
 _SPLIT_COLORS = {"train": "#2a78d6", "validation": "#d99a00", "test": "#1baa7a"}
@@ -117,6 +117,7 @@ def _bars(axes: Any, counts: Summary, order: np.ndarray) -> None:
     axes.set_ylabel("examples", color=_INK)
     axes.set_ylim(0, max(float(bottom.max()) * 1.05, 1))
     plain(axes)
+    axes.tick_params(labelsize=9)
 
 
 def _name_clients(heat: Any, bars: Any, ids: np.ndarray, order: np.ndarray) -> None:
@@ -148,27 +149,4 @@ def _histogram(axes: Any, sizes: np.ndarray) -> None:
     axes.xaxis.set_major_locator(MaxNLocator(4, integer=True))
     axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
     plain(axes)
-
-
-def plain(axes: Any) -> None:
-    """The look of this project's pictures: two spines, and a light grid of the values."""
-    axes.spines[["top", "right"]].set_visible(False)
-    axes.grid(axis="y", color="#e6e6e6", linewidth=0.8)
-    axes.set_axisbelow(True)
     axes.tick_params(labelsize=9)
-
-
-def save_png(figure: Any, path: Path) -> Path:
-    """Writes a figure as PNG, whole or not at all; its folder is made where it is missing.
-
-    Raises:
-      JaxpflError: the file cannot be written.
-    """
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(partial, dpi=150, format="png")
-        os.replace(partial, path)
-    except OSError as error:
-        raise JaxpflError(f"{path}: cannot be written: {error.strerror or error}") from error
-    return path

@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.data.plot import plain, save_png
 from jaxpfl.errors import JaxpflError
+from jaxpfl.presentation import plain, save_png
 from jaxpfl.privacy.audit import EpsilonBound
 
 
@@ -41,6 +41,7 @@ def plot_curve(
     axes.set_xlabel("rounds")
     axes.set_ylabel("epsilon")
     plain(axes)
+    axes.tick_params(labelsize=9)
     figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     return save_png(figure, Path(path))
 
@@ -63,6 +64,7 @@ def plot_worlds(present: np.ndarray, absent: np.ndarray, claimed: float, bound: 
     axes.set_ylabel("density over worlds")
     axes.legend(frameon=False)
     plain(axes)
+    axes.tick_params(labelsize=9)
     shown = f"eps >= {bound.epsilon:.3g} ({bound.confidence:.0%} confidence), claimed {claimed:.3g}"
     figure.suptitle(f"{shown}; delta = {bound.delta:g}", x=0.01, ha="left", fontsize=11, fontweight="bold")
     return save_png(figure, Path(path))
