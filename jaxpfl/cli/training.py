@@ -226,10 +226,12 @@ def _data(action: str, settings: DataConfig, as_json: bool, plot: Path | None) -
         for entry in entries:
             print(f"{entry.name:<16}{'ready' if entry.present else 'missing':<9}{entry.note}")
         return
-    from jaxpfl.experiment.setup import load_federation
+    from jaxpfl.experiment.setup import client_clusters, load_federation
 
-    source, federation = load_federation(resolve(RunConfig(**vars(settings))))
-    summary = data.summary(federation, source.num_classes, source)
+    config = resolve(RunConfig(**vars(settings)))
+    source, federation = load_federation(config)
+    clusters = client_clusters(config, source)
+    summary = data.summary(federation, source.num_classes, source, None if clusters is None else clusters.member)
     if plot is not None:
         data.plot_split(summary, plot)
     description = data.describe(summary)

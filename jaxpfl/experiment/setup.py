@@ -174,6 +174,7 @@ def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
         sigma=config.sigma,
         users_per_client=config.users_per_client,
         superclasses_per_client=config.superclasses_per_client,
+        clusters=config.clusters,
         test_share=require(config.test_share),
         validation_share=config.validation_share,
         pool_test=config.pool_test,
@@ -181,6 +182,14 @@ def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
         drop_empty=config.drop_empty,
     )
     return source, federation
+
+
+def client_clusters(config: RunConfig, source: data.Source) -> data.ClientClusters | None:
+    """The true clusters of the clients of a resolved config, by their ids; None where the split has none."""
+    if config.partition != "clusters":
+        return None
+    clients = require(config.clients) + config.unseen_clients
+    return data.true_clusters(clients, require(config.clusters), source.num_classes, config.split_seed)
 
 
 def local_work(config: RunConfig, federation: Federation, unseen: Federation | None = None) -> LocalWork:
