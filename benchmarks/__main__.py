@@ -21,6 +21,7 @@ NAMES = (
     "fusion",
     "estimators",
     "histograms",
+    "private_training",
     "gpu",
 )
 
