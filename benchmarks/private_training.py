@@ -26,6 +26,7 @@ if not __package__:
 
     __package__ = _script.package
 
+from .harness import JobError
 from .record import command, parser, positive, table, write
 
 DELTA, TRIAL_SEED = 1e-4, 100
@@ -185,7 +186,7 @@ class _Record:
         if self.path and self.path.exists():
             stored = json.loads(self.path.read_text())
             if stored["settings"] != self.settings:
-                raise SystemExit(f"error: {self.path} holds another setting: {stored['settings']}")
+                raise JobError(f"{self.path} holds another setting: {stored['settings']}")
             self.results = stored["results"]
 
     def take(self, name: str, measure: Any) -> None:
