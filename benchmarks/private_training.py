@@ -1,4 +1,4 @@
-"""Accuracy under user-level differential privacy: Ozkara et al.'s Table 2 and Figure 1b under a sound accountant.
+"""Accuracy under user-level differential privacy: Table 2 and Figure 1b of Ozkara et al., soundly accounted.
 
     python -m benchmarks private_training table2 --data-dir DIR --json FILE
 
@@ -27,6 +27,7 @@ if not __package__:
     __package__ = _script.package
 
 from .harness import JobError
+from .problems import use_devices
 from .record import command, parser, positive, table, write
 
 DELTA, TRIAL_SEED = 1e-4, 100
@@ -74,6 +75,7 @@ def main(argv: list[str] | None = None) -> None:
     args = _parser().parse_args(argv)
     from jaxpfl.experiment import compile_cache
 
+    use_devices()
     compile_cache.enable()
     record = _Record(args)
     setting = _Setting(STUDIES[args.study], args)
