@@ -21,7 +21,7 @@ NAMES = (
     "fusion",
     "estimators",
     "histograms",
-    "private_training",
+    "privacy",
     "gpu",
 )
 
@@ -32,7 +32,7 @@ def main(argv: list[str] | None = None) -> None:
     if not args or args[0] in ("-h", "--help"):
         for name in NAMES:
             line = (_module(name).__doc__ or "").splitlines()[0]
-            print(f"{name:<17}{line}")
+            print(f"{name:<14}{line}")
         print("\nNAME --help shows a benchmark's options.")
         return
     if args[0] not in NAMES:

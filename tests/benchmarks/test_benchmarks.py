@@ -25,7 +25,7 @@ NAMES = (
     "fusion",
     "estimators",
     "histograms",
-    "private_training",
+    "privacy",
     "gpu",
 )
 
@@ -224,8 +224,8 @@ def test_histograms(tmp_path: Path):
 
 
 @pytest.mark.slow
-def test_private_training_chooses_on_examples_set_apart_and_goes_on_where_it_was_interrupted(tmp_path: Path):
-    study = ("private_training", "table2", "--programs", "local")
+def test_privacy_chooses_on_examples_set_apart_and_goes_on_where_it_was_interrupted(tmp_path: Path):
+    study = ("privacy", "table2", "--programs", "local")
     assert set(record(tmp_path, *study)["results"]) == {"local"}
     found = record(tmp_path, *study, "fedavg")["results"]  # into the same file
     tries = found["fedavg, trials"]["found"]

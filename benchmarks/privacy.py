@@ -1,6 +1,6 @@
 """Accuracy under user-level differential privacy: Table 2 and Figure 1b of Ozkara et al., soundly accounted.
 
-    python -m benchmarks private_training table2 --data-dir DIR --json FILE
+    python -m benchmarks privacy table2 --data-dir DIR --json FILE
 
 ``table2`` is MNIST on 50 clients of three classes, all of them in each of 300 rounds; ``figure1b`` has writers in place
 of FEMNIST's, 66 clients of three, a third of them in each of 240 rounds. The noise is added once to the clipped sum of
@@ -92,7 +92,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _parser() -> argparse.ArgumentParser:
-    options = parser("private_training", __doc__)
+    options = parser("privacy", __doc__)
     options.add_argument("study", choices=sorted(STUDIES))
     options.add_argument("--programs", nargs="+", choices=sorted(PROGRAMS), default=list(PROGRAMS), metavar="NAME")
     options.add_argument("--seeds", type=positive, default=5)
@@ -199,7 +199,7 @@ class _Record:
         found = measure()
         self.results[name] = {"found": found, "seconds": time.monotonic() - began}
         print(f"{time.monotonic() - began:6.0f} s  {name}", flush=True)
-        write(self.path, "private_training", self.settings, self.results)
+        write(self.path, "privacy", self.settings, self.results)
 
     def chosen(self, row: str, eps: float) -> float:
         """The clipping norm of a row at this eps: the best on the examples set apart, of equals the smallest."""
