@@ -74,11 +74,13 @@ class Upload(NamedTuple):
       failed: [] bool, where a method looks after failures itself: whether the client's work was not finite. It then
         counts as diverged and keeps its state, and what it uploads is taken all the same (its share of a noise, say).
         With None, the engine finds out, and a client that failed uploads nothing.
+      bits: [] int32, how many bits the upload takes on the wire, where it is sent in a code (`Algorithm.counts_bits`).
     """
 
     total: PyTree
     weight: PyTree
     failed: Array | None = None
+    bits: Array | None = None
 
 
 class Reduced(NamedTuple):
@@ -192,6 +194,7 @@ class Algorithm(NamedTuple):
       idle_cap: the most rounds in a row that a client outside the cohort works alone (with ``Client.idle``).
       group_of: ``(client ids [m], number of groups) -> [m]``, the group of each client; on the host.
       check_data: refuses a federation that the method cannot serve, before anything is compiled; on the host.
+      counts_bits: whether uploads say how many bits they take (``Upload.bits``), to be counted.
     """
 
     clients: tuple[Client, ...]
@@ -201,3 +204,4 @@ class Algorithm(NamedTuple):
     idle_cap: int = 0
     group_of: Callable[[np.ndarray, int], np.ndarray] = by_turns
     check_data: Callable[[Federation], None] = any_data
+    counts_bits: bool = False

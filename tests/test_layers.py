@@ -9,6 +9,7 @@ import jaxpfl
 
 LEVELS = {
     "errors": 0,
+    "choices": 0,
     "presentation": 0,
     "types": 0,
     "trees": 0,

@@ -24,7 +24,6 @@ With the plain ``adam`` and ``yogi`` of optax, the bias is corrected.
 
 from __future__ import annotations
 
-import ast
 import functools
 import inspect
 import math
@@ -36,6 +35,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxpfl import choices
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.types import PyTree, Scalar
 
@@ -137,17 +137,10 @@ def resolve(optimizer: Optimizer) -> OptimizerFactory:
     """
     if not isinstance(optimizer, str):
         return optimizer
-    name, colon, text = optimizer.partition(":")
-    if name not in OPTIMIZERS:
-        raise unknown_name("optimizer", name, OPTIMIZERS)
+    name, arguments = choices.parse("optimizer", optimizer, OPTIMIZERS)
     known = _arguments(OPTIMIZERS[name])
     given: dict[str, Any] = {}
-    for entry in text.split(",") if colon else ():
-        key, equals, value = (part.strip() for part in entry.partition("="))
-        if not (key and equals and value) or key in given:
-            raise JaxpflError(
-                f"an optimizer is NAME or NAME:argument=value,argument=value, each once; got {optimizer!r}"
-            )
+    for key, value in arguments.items():
         if key == "learning_rate":
             raise JaxpflError(f"the learning rate is not an argument of {name}: set lr, or server_lr at the server")
         if key not in known:
@@ -172,10 +165,7 @@ def _arguments(factory: Callable[..., Any]) -> dict[str, Any]:
 
 
 def _value(what: str, text: str, switch: bool, *, below_one: bool) -> bool | int | float:
-    try:
-        value: Any = ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
-    except (ValueError, SyntaxError):
-        value = None
+    value = choices.literal(text)
     if switch:
         if not isinstance(value, bool):
             raise JaxpflError(f"{what} must be true or false, got {text!r}")

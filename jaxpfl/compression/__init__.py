@@ -1,4 +1,4 @@
-"""What makes messages short: quantisers, the total-variation update, codes, error feedback."""
+"""What makes messages short: quantisers, the total-variation update, codes, error feedback; and uploads that use it."""
 
 from jaxpfl.compression import (
     codebook,
@@ -13,16 +13,22 @@ from jaxpfl.compression import (
     total_variation,
 )
 from jaxpfl.compression.compressed import Compressed
+from jaxpfl.compression.compressors import COMPRESSORS, Compressor, resolve
+from jaxpfl.compression.uploads import compressed
 
 __all__ = [
+    "COMPRESSORS",
     "Compressed",
+    "Compressor",
     "codebook",
+    "compressed",
     "elias",
     "error_feedback",
     "fixed_width",
     "positions",
     "qsgd",
     "quantizers",
+    "resolve",
     "run_length",
     "top_k",
     "total_variation",

@@ -9,13 +9,15 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 import flax.linen as nn
+import jax
 import numpy as np
 
-from jaxpfl import algorithms, models
+from jaxpfl import algorithms, compression, models
 from jaxpfl import participation as participations
 from jaxpfl.algorithms import LocalWork, Method, Optimizer
 from jaxpfl.algorithms.hyper import replace
 from jaxpfl.algorithms.server_optimizer import check_rate
+from jaxpfl.compression import Compressor
 from jaxpfl.engine.evaluate import Scores
 from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.engine.pooled import PooledSimulation
@@ -25,7 +27,8 @@ from jaxpfl.errors import JaxpflError, JaxpflWarning, unknown_name
 from jaxpfl.models import Model, Task
 from jaxpfl.models.given import start_from
 from jaxpfl.participation import RELIABLE, Availability, Participation, availability
-from jaxpfl.privacy import Mechanism, Refusal, poisson_cap, privatize
+from jaxpfl.privacy import Mechanism, Refusal, check_compressible, poisson_cap, privatize
+from jaxpfl.protocol import Algorithm
 from jaxpfl.types import Federation, PyTree
 
 
@@ -86,6 +89,7 @@ def fit(
     cohort_cap: int | None = None,
     weighting: str | None = None,
     privacy: Mechanism | None = None,
+    compress: str | Compressor | None = None,
     dropout: float = 0.0,
     stragglers: float = 0.0,
     unseen: Federation | None = None,
@@ -126,6 +130,8 @@ def fit(
       weighting: of the clients in the mean, for methods that weigh them: ``examples`` (default) or ``uniform``.
       privacy: clips what clients upload and adds noise; `jaxpfl.privacy` says what that is worth. Clients then weigh
         the same.
+      compress: how uploads are coded, ``"qsgd:levels=4"`` or ``"top-k:share=0.01"`` (`jaxpfl.compression.compressors`);
+        ``Fit.history["upload_bits"]`` is what they take.
       dropout: the probability that a client of a round does its work and uploads nothing.
       stragglers: the probability that a client takes fewer steps in a round, a number uniform on 1 ... local_steps.
       unseen: clients that are never trained (`jaxpfl.set_apart` makes some), for ``Fit.unseen_accuracy``.
@@ -172,6 +178,7 @@ def fit(
         hp,
         options=options or {},
         privacy=privacy,
+        compressor=None if compress is None else compression.resolve(compress),
         availability=availability(dropout, stragglers),
         plan=plan,
         unseen=unseen,
@@ -229,6 +236,7 @@ def make_simulation(
     *,
     options: dict[str, Any],
     privacy: Mechanism | None = None,
+    compressor: Compressor | None = None,
     availability: Availability = RELIABLE,
     plan: ExecutionPlan | None = None,
     unseen: Federation | None = None,
@@ -246,6 +254,10 @@ def make_simulation(
             raise JaxpflError(f"{method.name} cannot add noise in every step; those that can: {able}")
         if method.releases is None:
             algorithm, hp = privatize(algorithm, hp, privacy)
+    if compressor is not None and method.uploads:
+        if method.pooled:
+            raise JaxpflError(f"{method.name} pools the data: there is no upload to compress")
+        algorithm = _compressed(algorithm, compressor, federation, privacy)
     if method.pooled:
         return PooledSimulation(algorithm, task, federation, hp, plan=plan, unseen=unseen)
     return Simulation(
@@ -259,6 +271,18 @@ def make_simulation(
         unseen=unseen,
         adapt_rounds=adapt_rounds,
     )
+
+
+def _compressed(
+    algorithm: Algorithm, compressor: Compressor, federation: Federation, privacy: Mechanism | None
+) -> Algorithm:
+    """The algorithm with compressed uploads, behind its privacy mechanism if there is one."""
+    if privacy is not None:
+        check_compressible(privacy.noise)
+        if compressor.feedback:
+            raise Refusal.PRIVATE_FEEDBACK.error()
+    splits = jax.eval_shape(lambda splits: jax.tree.map(lambda a: a[0], splits), federation.splits)
+    return compression.compressed(algorithm, compressor, splits, feedback=None if privacy is None else False)
 
 
 def draw_cohorts(

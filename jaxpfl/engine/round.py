@@ -18,6 +18,9 @@ from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, 
 from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Scalar, Splits
 
+BITS = ("upload_bits_high", "upload_bits_low")
+"""The metrics of a round that are the two parts of one (`state.whole`)."""
+
 
 class RoundPlan(NamedTuple):
     """What a round of an algorithm is made of besides its functions; all static.
@@ -44,7 +47,8 @@ def make_round(
 
     The metrics are the clients' means over those whose work was kept, the server's own, and ``participants`` and
     ``diverged``, the number of clients in the cohort and of those whose work was lost; under dropout also ``dropped``,
-    and ``left_out`` where the draw may leave out clients for want of slots.
+    and ``left_out`` where the draw may leave out clients for want of slots. Where they are counted, `BITS` are those
+    of the uploads that reached the server.
     Where clients outside the cohort work alone, ``idle`` is their number and ``idle_...`` the means over them.
     """
     participation, groups, server = plan.participation, plan.groups, algorithm.server
@@ -110,6 +114,8 @@ def make_round(
         metrics |= {"participants": present.sum(), "diverged": (counts.diverged - state.counts.diverged).sum()}
         if plan.availability.dropout:
             metrics["dropped"] = (counts.dropped - state.counts.dropped).sum()
+        if algorithm.counts_bits:
+            metrics |= dict(zip(BITS, counts.upload_bits_since(state.counts), strict=True))
         if participation.left_out is not None:
             key = stream(state.key, Purpose.PARTICIPATION, state.round)
             metrics["left_out"] = participation.left_out(key, ids)
@@ -149,7 +155,7 @@ def _take_part(
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
     key = stream(run_key, Purpose.LOCAL_WORK, round, client_id)
     new, upload, metrics = client.update(key, hp, ctx, Message(sent, per_client), old, splits)
-    packed, failed = trees.pack(upload._replace(failed=None)), upload.failed
+    packed, failed = trees.pack(upload._replace(failed=None, bits=None)), upload.failed
     finite = trees.all_finite((new, packed))
     if failed is not None:
         finite &= ~failed
@@ -168,8 +174,9 @@ def _take_part(
         dropped=sends & ~arrived,
         idle_streak=-counts.idle_streak,
         steps=jnp.minimum(limit, algorithm.local_steps),
+        upload_bits=0 if upload.bits is None else jnp.where(arrived, upload.bits, 0),
     )
-    state = (trees.where(keep, new, old), Counts(counts.table + jnp.where(present, added.table, 0)))
+    state = (trees.where(keep, new, old), trees.where(present, counts.plus(added), counts))
     if algorithm.reduction is Reduction.STACK:
         return Outcome(state, ((), (), done), (packed, arrived))
     return Outcome(state, (packed, arrived.astype(jnp.int32), done), ())

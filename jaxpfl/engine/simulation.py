@@ -18,9 +18,9 @@ from jaxpfl.engine.exchange import bytes_per_client
 from jaxpfl.engine.groups import make_groups, split
 from jaxpfl.engine.placement import place, put
 from jaxpfl.engine.plan import ExecutionPlan, Resolved, resolve
-from jaxpfl.engine.round import RoundPlan, make_round, make_rounds
+from jaxpfl.engine.round import BITS, RoundPlan, make_round, make_rounds
 from jaxpfl.engine.runs import over_runs
-from jaxpfl.engine.state import RunState, init_state
+from jaxpfl.engine.state import RunState, init_state, whole
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.participation import RELIABLE, Availability, Participation
@@ -139,7 +139,8 @@ class Simulation:
         """Runs some rounds; the given state is used up (its buffers are donated, unless the plan says not to).
 
         Returns:
-          The new state, and the history of the metrics, each [S, rounds].
+          The new state, and the history of the metrics, each [S, rounds]. Where uploads are sent in a code,
+          ``upload_bits`` is their exact length in a round, over all clients (int64).
 
         Raises:
           JaxpflError: where a round does not fit into memory, even with the smallest block of clients that the plan
@@ -157,10 +158,13 @@ class Simulation:
             lengths.append(length)
             rounds -= length
         names = history[0] if history else {}
-        return state, {
+        joined = {
             name: np.concatenate([np.asarray(h[name])[:, :n] for h, n in zip(history, lengths, strict=True)], axis=1)
             for name in names
         }
+        if joined and self.algorithm.counts_bits:
+            joined["upload_bits"] = whole(*(joined.pop(name) for name in BITS))
+        return state, joined
 
     def evaluate(self, state: RunState, split: Part = "test") -> Scores:
         """Scores every client in every run: which model -> metric -> [S, m]."""

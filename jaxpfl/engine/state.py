@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jaxpfl.engine.groups import Group
@@ -13,6 +14,14 @@ from jaxpfl.participation import Participation
 from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message, ServerContext
 from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Array, Federation, Key, PyTree, Scalar
+
+_LIMB = 2**12
+"""Of a number that is too large for int32. With this base, sums are exact over half a million clients and to 2^43."""
+
+
+def whole(high: Array | np.ndarray, low: Array | np.ndarray) -> np.ndarray:
+    """The numbers ``high * 2^12 + low``, int64; on the host."""
+    return np.asarray(high, np.int64) * _LIMB + np.asarray(low, np.int64)
 
 
 @struct.dataclass
@@ -22,7 +31,8 @@ class Counts:
     One table, so that a round reads and writes one row of it for a client.
 
     Attributes:
-      table: [..., 7] int32; the properties are its columns, each [...] (in a `RunState`, [m']).
+      table: [..., 9] int32; the properties are its columns, each [...] (in a `RunState`, [m']); the last two are one
+        number, see `whole`.
     """
 
     table: Array
@@ -38,15 +48,17 @@ class Counts:
         idle_rounds: Scalar = 0,
         idle_streak: Scalar = 0,
         steps: Scalar = 0,
+        upload_bits: Scalar = 0,
     ) -> Counts:
         """One client's counts, or what a round adds to them."""
-        columns = (participations, uploads, diverged, dropped, idle_rounds, idle_streak, steps)
+        high, low = jnp.divmod(jnp.asarray(upload_bits, jnp.int32), _LIMB)
+        columns = (participations, uploads, diverged, dropped, idle_rounds, idle_streak, steps, high, low)
         return cls(jnp.stack([jnp.asarray(column, jnp.int32) for column in columns]))
 
     @classmethod
     def zeros(cls, rows: int) -> Counts:
         """The counts of clients that have done nothing yet."""
-        return cls(jnp.zeros((rows, 7), jnp.int32))
+        return cls(jnp.zeros((rows, 9), jnp.int32))
 
     @property
     def participations(self) -> Array:
@@ -83,6 +95,23 @@ class Counts:
     def steps(self) -> Array:
         """Local steps taken, in the cohort or alone."""
         return self.table[..., 6]
+
+    @property
+    def upload_bits(self) -> np.ndarray:
+        """Bits of its uploads that reached the server, where they are counted (`Algorithm.counts_bits`); on the host,
+        int64."""
+        return whole(self.table[..., 7], self.table[..., 8])
+
+    def plus(self, added: Counts) -> Counts:
+        """These counts and what a round adds to them."""
+        table = self.table + added.table
+        carry, low = jnp.divmod(table[..., 8], _LIMB)
+        return Counts(table.at[..., 7].add(carry).at[..., 8].set(low))
+
+    def upload_bits_since(self, before: Counts) -> tuple[Array, Array]:
+        """Bits of all clients' uploads since then, as the two parts of `whole`, each [] int32."""
+        parts = (self.table - before.table)[..., 7:].sum(axis=0)
+        return parts[0], parts[1]
 
     def with_diverged(self, diverged: Array) -> Counts:
         """The same counts with another column of diverged rounds."""

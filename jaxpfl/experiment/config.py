@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from jaxpfl import compression
 from jaxpfl.engine.fit import check_positive
 from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError, unknown_name
@@ -114,6 +115,10 @@ class RunConfig(DataConfig):
     fedyogi. sgd at --server-lr 1 is averaging."""
     server_lr: float | None = None
     """Learning rate of every method's server; 1 unless given."""
+    compress: str | None = None
+    """How clients code what they upload: lossless, qsgd, top-k, sign, uniform, tv or codebook, with arguments, such as
+    qsgd:levels=4, top-k:share=0.01, uniform:bits=4, tv:gamma=0.1,codebook=3; feedback=false leaves out error feedback,
+    feedback=true gives it to qsgd and uniform. Unless given, nothing is coded."""
     set: tuple[str, ...] = ()
     """A method's own hyper-parameters or options: METHOD.name=value."""
     seed: int = 0
@@ -168,6 +173,8 @@ def resolve(config: RunConfig) -> RunConfig:
             raise JaxpflError(f"{name} must be a whole number of at least 0, got {value!r}")
     availability(config.dropout, config.stragglers, same_stragglers=config.same_stragglers)
     config.privacy.check()
+    if config.compress is not None:
+        compression.resolve(config.compress)
     for name in ("lr", "server_lr"):
         value = getattr(config, name)
         if value is not None and not 0 < value < float("inf"):

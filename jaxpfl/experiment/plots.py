@@ -1,4 +1,5 @@
-"""The plots of a run folder: accuracy over rounds and over clients, psi, private uploads, where the time went."""
+"""The plots of a run folder: accuracy over rounds, over clients and over what was sent, psi, private uploads, where the
+time went."""
 
 from __future__ import annotations
 
@@ -32,9 +33,12 @@ def write_plots(folder: Path, records: list[dict[str, Any]], arrays: dict[str, d
         _clients(_named(arrays, "unseen_after_accuracy"), colors, "Unseen clients after their adaptation"),
         _metric(records, colors, "psi", "psi at the server", "Estimated spread of the clients (psi)"),
         _uploads(records, colors),
+        _by_bytes(records, colors, "evaluation", "personalized_accuracy", "test accuracy, mean over clients"),
+        _by_bytes(records, colors, "round", "train_loss", "training loss, mean over the cohort"),
     ]
+    names = ("accuracy", "clients", "unseen", "psi", "uploads", "accuracy-by-bytes", "loss-by-bytes")
     written = []
-    for name, figure in zip(("accuracy", "clients", "unseen", "psi", "uploads"), drawn, strict=True):
+    for name, figure in zip(names, drawn, strict=True):
         if figure is not None:
             written.append(save(figure, folder, name))
     return written
@@ -177,4 +181,22 @@ def _uploads(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
         if len(rounds):
             figure.axes[0].plot(rounds, limits.mean(axis=1), color=color, linewidth=1.2, linestyle="--")
     figure.axes[0].set_ylim(bottom=0)
+    return figure
+
+
+def _by_bytes(records: list[dict[str, Any]], colors: dict[str, str], kind: str, name: str, ylabel: str) -> Any:
+    """A metric over the bytes that all clients have uploaded, of the methods that send in a code; None where none
+    does."""
+    figure, axes = new_axes("bytes uploaded so far", ylabel, "What the uploads bought")
+    shown = False
+    for method, color in colors.items():
+        _, values = _series(records, method, kind, name)
+        _, bits = _series(records, method, kind, "bits_up")
+        if len(bits) and len(values):
+            shown = True
+            _line(axes, bits.mean(axis=1) / 8, values, color, method)
+    if not shown:
+        return None
+    axes.set_xscale("log")
+    axes.legend(frameon=False)
     return figure

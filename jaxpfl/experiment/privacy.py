@@ -84,18 +84,20 @@ def protect(
     rounds: int,
     steps: int,
     client_optimizer: str = "sgd",
+    compressed: bool = False,
 ) -> Protection | None:
     """What stands between a method's clients and its server; None where the config asks for none.
 
     Args:
       options: those of the method's static options that are not at their defaults.
+      compressed: whether clients compress what they upload.
 
     Raises:
       JaxpflError: for what cannot be accounted, and budgets that no noise keeps.
     """
     if not config.on:
         return None
-    of_run: dict[str, Any] = {"rounds": rounds, "steps": steps, "scales": method.scales}
+    of_run: dict[str, Any] = {"rounds": rounds, "steps": steps, "scales": method.scales, "compressed": compressed}
     of_run["linear"] = client_optimizer == "sgd"
     if method.releases is not None:
         of_run["releases"] = method.releases(method.options | options)

@@ -126,6 +126,12 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
     for claim, names in _claims(summary["methods"]).items():
         console.print(f"{', '.join(names)}: {claim}", highlight=False)
     for name, row in summary["methods"].items():
+        if row.get("compress"):
+            console.print(
+                f"{name}: uploads by {row['compress']}, {_bytes(row['bytes_up'])} in place of "
+                f"{_bytes(row['bytes_up_uncoded'])}",
+                highlight=False,
+            )
         if row["diverged_clients"]:
             console.print(
                 f"{name}: {row['diverged_clients']} of {summary['clients']} clients diverged at least once; "

@@ -20,7 +20,7 @@ import jaxpfl
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.fit import milestones
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment import files, summary
+from jaxpfl.experiment import files, summary, uplink
 from jaxpfl.experiment.checkpoint import Checkpoints
 from jaxpfl.experiment.config import RunConfig, differences, to_json
 from jaxpfl.experiment.interrupt import Interrupt, Interrupted
@@ -143,6 +143,7 @@ def _run_method(
         with profile.phase("data"):  # the first state is ready here
             done = int(state.round[0])
         records.keep(lambda record: record["method"] != name or _stands(record, done, config))
+        sent = uplink.Uplink(simulation, state)
         reporter.start(name, done, rounds)
         started = time.perf_counter() - seconds
         pace = Pace(config.plan.rounds_per_call)
@@ -151,14 +152,14 @@ def _run_method(
             while done < stop and not interrupt.asked:
                 with pace.call(stop - done) as length, profile.rounds(done, length):
                     state, history = simulation.advance(state, length)
-                records.append(_round_records(name, done, history))
+                records.append(_round_records(name, done, sent.along(history)))
                 done += length
                 loss = float(np.mean(history.get("train_loss", np.full((1, 1), np.nan))[:, -1]))
                 reporter.progress(done, loss, accuracy)
             if done == stop and (done % config.eval_every == 0 or done == rounds):
                 with profile.phase("evaluation"):
                     scores, record = _evaluate(experiment, simulation, state, name, done)
-                records.append([record | {"seconds": time.perf_counter() - started}])
+                records.append([record | sent.now() | {"seconds": time.perf_counter() - started}])
                 accuracy = float(np.mean(record["personalized_accuracy"]))
                 reporter.progress(done, loss, accuracy)
             if interrupt.asked or done % config.checkpoint_every == 0 or done == rounds:
@@ -223,10 +224,12 @@ def _write_method(
     seconds: float,
 ) -> None:
     counts = jax.tree.map(np.asarray, simulation.trim(state).counts)
-    up, down = simulation.bytes_per_client()
+    _, down = simulation.bytes_per_client()
     arrays = {f"{which}_{m}": v for which, metrics in scores.items() for m, v in metrics.items()}
     for name_of in ("participations", "uploads", "diverged", "dropped", "idle_rounds", "steps"):
         arrays[name_of] = getattr(counts, name_of)
+    if simulation.algorithm.counts_bits:
+        arrays["upload_bits"] = counts.upload_bits
     with files.whole(folder / "methods" / f"{name}.npz", "wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
     runs = counts.steps.shape[0]
@@ -237,7 +240,7 @@ def _write_method(
             "seconds": seconds,
             "privacy": _privacy(experiment.protection(name)),
             # Means over the runs: a run's clients differ where cohorts are random in size.
-            "bytes_up": up * int(counts.uploads.sum()) // runs,
+            **uplink.of_method(simulation, counts, experiment.config.compress),
             "bytes_down": down * int(counts.participations.sum()) // runs,
             "client_steps": int(counts.steps.sum()) // runs,
             "lost_uploads": int(counts.dropped.sum()) // runs,

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ast
 import dataclasses
 import zlib
 from collections.abc import Mapping
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxpfl import algorithms, data, participation
+from jaxpfl import algorithms, choices, compression, data, participation
 from jaxpfl.algorithms import LocalWork
 from jaxpfl.algorithms.hyper import replace, with_rate, with_server_rate
 from jaxpfl.algorithms.server_optimizer import check_rate
@@ -65,6 +64,7 @@ class Experiment(NamedTuple):
             self.hyper(name),
             options=options,
             privacy=mechanism,
+            compressor=None if config.compress is None else compression.resolve(config.compress),
             availability=participation.availability(
                 config.dropout, config.stragglers, same_stragglers=config.same_stragglers
             ),
@@ -90,6 +90,7 @@ class Experiment(NamedTuple):
             rounds=require(config.rounds),
             steps=require(config.local_steps),
             client_optimizer=config.client_optimizer,
+            compressed=config.compress is not None,
         )
 
     def fingerprint(self) -> dict[str, Any]:
@@ -154,8 +155,9 @@ def prepare(
             if part is not None:
                 algorithm.check_data(part)
     experiment = Experiment(config, methods, federation, task, start, unseen)
-    if config.privacy.on:
-        for name in methods:  # what a method uploads, and so whether it can be private, shows when it is traced
+    if config.privacy.on or config.compress is not None:
+        # What a method uploads, and so whether it can be private and compressed, shows when it is traced.
+        for name in methods:
             experiment.simulation(name).bytes_per_client()
     return experiment
 
@@ -246,20 +248,7 @@ def _split_settings(config: RunConfig, name: str, methods: tuple[str, ...]) -> t
     method, hyper, options = algorithms.get(name), {}, {}
     for key, text in method_settings(config, name, methods).items():
         if key in method.options:
-            options[key] = _parse(f"{name}.{key}", text, method.options[key])
+            options[key] = choices.typed(f"{name}.{key}", text, type(method.options[key]))
         else:
-            hyper[key] = _parse(f"{name}.{key}", text, 0.0)
+            hyper[key] = choices.typed(f"{name}.{key}", text, float)
     return hyper, options
-
-
-def _parse(what: str, text: str, default: Any) -> Any:
-    kind = type(default)
-    try:
-        value = ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
-    except (ValueError, SyntaxError):
-        value = text
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
-    if type(value) is not kind:
-        raise JaxpflError(f"{what} must be a {kind.__name__}, got {text!r}")
-    return value

@@ -4,7 +4,7 @@ from jaxpfl.privacy import audit, local
 from jaxpfl.privacy.accounting import Accountant, PrivacyPlan, accountant_named
 from jaxpfl.privacy.calibration import calibrate
 from jaxpfl.privacy.capacity import poisson_cap
-from jaxpfl.privacy.claim import calibrated, plan_of, sampling_of
+from jaxpfl.privacy.claim import calibrated, check_compressible, plan_of, sampling_of
 from jaxpfl.privacy.descriptions import CentralNoise, DistributedNoise, FixedSize, Full, PerStepNoise, Poisson
 from jaxpfl.privacy.events import Relation
 from jaxpfl.privacy.mechanism import Mechanism, PrivateHyper, privatize
@@ -31,6 +31,7 @@ __all__ = [
     "audit",
     "calibrate",
     "calibrated",
+    "check_compressible",
     "local",
     "plan_of",
     "poisson_cap",

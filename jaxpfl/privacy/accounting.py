@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.privacy import checks, events, grids, paper
-from jaxpfl.privacy.descriptions import Noise, Sampling
+from jaxpfl.privacy.descriptions import DistributedNoise, Noise, Sampling
 from jaxpfl.privacy.events import Relation, SoundAccountant
 from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.privacy.statement import Statement
@@ -127,6 +127,7 @@ class PrivacyPlan:
             epsilon=epsilon,
             accountant=accountant,
             paper_epsilon=None if slope is None else paper.epsilon(slope, delta),
+            own_share=isinstance(self.noise, DistributedNoise) and self.noise.alone,
         )
 
     @property

@@ -24,6 +24,19 @@ from jaxpfl.privacy.descriptions import (
     Sampling,
 )
 from jaxpfl.privacy.mechanism import Mechanism
+from jaxpfl.privacy.refusals import Refusal
+
+
+def check_compressible(noise: str) -> None:
+    """Refuses noise that is not on an upload before a client compresses it: `Mechanism.noise` must be distributed.
+
+    Raises:
+      JaxpflError: with the reason.
+    """
+    if noise == "central":
+        raise Refusal.COMPRESSED_BEFORE_NOISE.error()
+    if noise == "per_step":
+        raise Refusal.COMPRESSED_STEP_NOISE.error()
 
 
 def plan_of(
@@ -35,6 +48,7 @@ def plan_of(
     scales: int = 0,
     releases: int = 1,
     linear: bool = False,
+    compressed: bool = False,
 ) -> PrivacyPlan:
     """The run as the accountant sees it.
 
@@ -47,13 +61,20 @@ def plan_of(
       releases: sums released in a round about the same cohort.
       linear: for noise in every step, whether each step only adds its noisy gradient to what is uploaded
         (`PerStepNoise`): so it is with plain SGD and no scale.
+      compressed: whether each client compresses its noisy upload, which is then read by itself: no other client's noise
+        hides it (``DistributedNoise.alone``), and who takes part is seen, so that all are accounted as if they always
+        did.
 
     Raises:
       JaxpflError: for several noise multipliers, and a combination that cannot be accounted.
     """
-    return PrivacyPlan(
-        _noise(mechanism, participation, steps, scales, releases, linear), sampling_of(participation), rounds
-    )
+    noise = _noise(mechanism, participation, steps, scales, releases, linear)
+    plan = PrivacyPlan(noise, sampling_of(participation), rounds)
+    if not compressed:
+        return plan
+    check_compressible(mechanism.noise)
+    assert isinstance(noise, DistributedNoise)
+    return PrivacyPlan(replace(noise, alone=True), Full(participation.num_clients), rounds)
 
 
 def calibrated(
@@ -67,6 +88,7 @@ def calibrated(
     scales: int = 0,
     releases: int = 1,
     linear: bool = False,
+    compressed: bool = False,
     accountant: Accountant = "pld",
 ) -> Mechanism:
     """The mechanism with the least noise whose eps over the run is at most the one asked for.
@@ -79,7 +101,16 @@ def calibrated(
       JaxpflError: for a target out of range, and as `plan_of`.
     """
     some = replace(mechanism, noise_multiplier=1.0, quantile=None, count_stddev=None)
-    plan = plan_of(some, participation, rounds=rounds, steps=steps, scales=scales, releases=releases, linear=linear)
+    plan = plan_of(
+        some,
+        participation,
+        rounds=rounds,
+        steps=steps,
+        scales=scales,
+        releases=releases,
+        linear=linear,
+        compressed=compressed,
+    )
     found = calibrate(plan, epsilon, delta, accountant).noise
     z = found.stddevs[0] / found.clips[0] if isinstance(found, PerStepNoise) else found.noise_multiplier
     return replace(mechanism, noise_multiplier=z)

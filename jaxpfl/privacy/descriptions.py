@@ -85,11 +85,14 @@ class DistributedNoise:
       noise_multiplier: z; 0 where uploads are only clipped.
       min_uploads: K_min, public; at most the clients of a round.
       clipping_norm: C, for the statement.
+      alone: whether each upload is seen by itself, as where clients compress what they send: only the client's own
+        share of the noise then hides it, :math:`z / \sqrt{K_{min}}`.
     """
 
     noise_multiplier: float
     min_uploads: int
     clipping_norm: float | None = None
+    alone: bool = False
 
     def __post_init__(self) -> None:
         checks.not_negative("noise_multiplier", self.noise_multiplier)
@@ -100,11 +103,16 @@ class DistributedNoise:
     @property
     def multiplier(self) -> float:
         """z of a round."""
-        return self.noise_multiplier
+        return self.noise_multiplier / self._shares
 
     def with_multiplier(self, multiplier: float) -> DistributedNoise:
-        """The same with another z."""
-        return replace(self, noise_multiplier=multiplier)
+        """The same with noise such that a round has this z."""
+        return replace(self, noise_multiplier=multiplier * self._shares)
+
+    @property
+    def _shares(self) -> float:
+        """The sum's noise over what hides a client."""
+        return math.sqrt(self.min_uploads) if self.alone else 1.0
 
 
 @dataclass(frozen=True)

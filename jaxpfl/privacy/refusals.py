@@ -23,6 +23,18 @@ class Refusal(Enum):
         "noise that the clients add cannot be accounted with poisson participation: who takes part would change the "
         "noise itself; use full or fixed-size cohorts, or central noise"
     )
+    COMPRESSED_BEFORE_NOISE = (
+        "uploads cannot be compressed under central noise: the server adds it to the sum, and a client would compress "
+        "what is not private yet; let the clients add it (noise = distributed)"
+    )
+    COMPRESSED_STEP_NOISE = (
+        "uploads with noise in every step cannot be compressed: the claim is of what local steps make of their noise; "
+        "use noise = distributed"
+    )
+    PRIVATE_FEEDBACK = (
+        "private uploads have no error feedback: what a client whose work failed keeps of its memory would tell of its "
+        "data; leave feedback out"
+    )
     PRIVATE_SELECTION = (
         "hyper-parameters chosen on private data are a release that epsilon does not cover: choose them on public "
         "data, or say that the choice is not covered"

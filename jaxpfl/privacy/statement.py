@@ -21,6 +21,7 @@ class Statement(NamedTuple):
       delta, epsilon: the claim.
       accountant: who accounted.
       paper_epsilon: what Theorem 5 of Ozkara et al. 2023 would say, no valid bound; None where it says nothing.
+      own_share: whether z is of each client's own share of the noise alone, as where uploads are compressed.
     """
 
     relation: str
@@ -34,6 +35,7 @@ class Statement(NamedTuple):
     epsilon: float
     accountant: str
     paper_epsilon: float | None
+    own_share: bool = False
 
     def __str__(self) -> str:
         clip = self.clipping_norm
@@ -41,7 +43,7 @@ class Statement(NamedTuple):
         terms = [
             f"{self.participation} participation",
             f"q = {self.sampling_rate:.4g}",
-            f"z = {self.noise_multiplier:.4g}",
+            f"z = {self.noise_multiplier:.4g}{' of its own share of the noise' if self.own_share else ''}",
             f"C = {' and '.join(f'{c:g}' for c in clips)}" if clips else "C adapts",
             f"R = {self.rounds}",
         ]

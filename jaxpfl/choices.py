@@ -1,0 +1,56 @@
+"""Choices by name with arguments, as one writes them in a line: ``NAME`` or ``NAME:argument=value,argument=value``."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterable
+from typing import Any
+
+from jaxpfl.errors import JaxpflError, unknown_name
+
+
+def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, str]]:
+    """The name, and the arguments' values as they are written.
+
+    >>> parse("optimizer", "adam:b1=0.8", ["adam", "sgd"])
+    ('adam', {'b1': '0.8'})
+
+    Raises:
+      JaxpflError: for a name that is not known, and text of another form.
+    """
+    name, colon, rest = text.partition(":")
+    known = list(known)
+    if name not in known:
+        raise unknown_name(kind, name, known)
+    given: dict[str, str] = {}
+    for entry in rest.split(",") if colon else ():
+        key, equals, value = (part.strip() for part in entry.partition("="))
+        if not (key and equals and value) or key in given:
+            article = "an" if kind[0] in "aeiou" else "a"
+            raise JaxpflError(
+                f"{article} {kind} is NAME or NAME:argument=value,argument=value, each once; got {text!r}"
+            )
+        given[key] = value
+    return name, given
+
+
+def literal(text: str) -> Any:
+    """The number, or the switch (true, false), that a text stands for; the text itself where it is neither."""
+    try:
+        return ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
+    except (ValueError, SyntaxError):
+        return text
+
+
+def typed(what: str, text: str, kind: type) -> Any:
+    """The value of that type that a text stands for; a whole number is a float too.
+
+    Raises:
+      JaxpflError: for text that stands for something else.
+    """
+    value = literal(text)
+    if kind is float and isinstance(value, int) and not isinstance(value, bool):
+        value = float(value)
+    if type(value) is not kind:
+        raise JaxpflError(f"{what} must be a {kind.__name__}, got {text!r}")
+    return value

@@ -1,0 +1,148 @@
+r"""Ways to send a vector, by name with arguments: what ``--compress`` and ``jaxpfl.fit(compress=)`` take.
+
+- ``lossless``: the numbers as they are. What the others are compared with.
+- ``qsgd:levels=4``: random rounding to ``levels`` levels of the norm, in the Elias code (`qsgd`); unbiased.
+- ``top-k:share=0.01``: the largest share of the entries, in magnitude (`top_k`); at least one.
+- ``sign``: the sign of each entry, and one scale (`fixed_width`).
+- ``uniform:bits=4``: random rounding to 2^bits levels (`fixed_width`); unbiased.
+- ``tv:gamma=0.1``: the total-variation update (`total_variation`), in the run-length code. Gamma is in the units of a
+  client's increment and so has no default; it decays as :math:`\gamma / \sqrt{t + 1}` with the finished rounds t, or
+  stays with ``decay=false``. ``codebook=3`` sends the update through a codebook of three numbers.
+- ``codebook:size=3``: a codebook of the entries themselves (`codebook`), in the run-length code.
+
+Each of them also takes ``feedback=true`` or ``false``: whether what a message leaves out is added to the client's next
+one (`error_feedback`). By default it is, but for the two unbiased ones, which need no correction: their error may well
+be larger than what they send, :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2` with omega above one, and memories that
+are fed back would grow without end. With feedback they therefore send :math:`Q(x) / (1 + \omega)`, which leaves out
+:math:`\omega / (1 + \omega) < 1` of the square (Beznosikov et al. 2020, "On Biased Compression for Distributed
+Learning").
+"""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Mapping
+from typing import NamedTuple, TypeAlias
+
+import jax.numpy as jnp
+
+from jaxpfl import choices
+from jaxpfl.compression import codebook, fixed_width, qsgd, quantizers, top_k, total_variation
+from jaxpfl.compression.compressed import Compressed
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.types import Array, Key, Scalar
+
+Compress: TypeAlias = Callable[[Key, Scalar, Array], Compressed]
+"""``(key, round, x [d]) -> Compressed``; rounds count from 0. Pure, and not finite where x is not."""
+
+
+class Compressor(NamedTuple):
+    """A way to send a vector.
+
+    Attributes:
+      compress: what is sent of it.
+      feedback: whether what was left out is added to the client's next message, as asked for; None for what suits it.
+      omega: ``d -> omega``, of an unbiased one: ``E |C(x) - x|^2 <= omega |x|^2``. None for one whose message is
+        never further from x than zero is.
+    """
+
+    compress: Compress
+    feedback: bool | None = None
+    omega: Callable[[int], float] | None = None
+
+    def fed_back(self, key: Key, round: Scalar, x: Array) -> Compressed:
+        """What is sent of x under error feedback: on average nearer to x than zero is."""
+        sent = self.compress(key, round, x)
+        return sent if self.omega is None else sent._replace(value=sent.value / (1 + self.omega(x.shape[0])))
+
+
+def resolve(compressor: str | Compressor) -> Compressor:
+    """The compressor of that name with those arguments; a `Compressor` is its own answer.
+
+    >>> resolve("top-k:share=0.05,feedback=false")
+
+    Raises:
+      JaxpflError: for a name or an argument that there is not, one that is missing, and a value outside its range.
+    """
+    if not isinstance(compressor, str):
+        return compressor
+    name, given = choices.parse("compressor", compressor, COMPRESSORS)
+    known = inspect.signature(COMPRESSORS[name], eval_str=True).parameters
+    for key in given:
+        if key not in (*known, "feedback"):
+            raise unknown_name(f"argument of compressor {name}", key, (*known, "feedback"))
+    for key, parameter in known.items():
+        if parameter.default is parameter.empty and key not in given:
+            raise JaxpflError(f"compressor {name} needs {key}: {name}:{key}=...")
+    kinds = {key: parameter.annotation for key, parameter in known.items()} | {"feedback": bool}
+    values = {key: choices.typed(f"{name}:{key}", text, kinds[key]) for key, text in given.items()}
+    feedback = values.pop("feedback", None)
+    return COMPRESSORS[name](**values)._replace(feedback=feedback)
+
+
+def _lossless() -> Compressor:
+    return Compressor(lambda key, round, x: Compressed(x, jnp.int32(8 * x.dtype.itemsize * x.shape[0])))
+
+
+def _qsgd(levels: int = 4) -> Compressor:
+    _at_least_one("qsgd:levels", levels)
+    return Compressor(
+        lambda key, round, x: qsgd.compress(key, x, levels),
+        omega=lambda d: min(d / levels**2, math.sqrt(d) / levels),
+    )
+
+
+def _top_k(share: float = 0.01) -> Compressor:
+    if not 0 < share <= 1:
+        raise JaxpflError(f"top-k:share must be > 0 and <= 1, got {share}")
+    return Compressor(lambda key, round, x: top_k.compress(x, max(1, int(share * x.shape[0] + 0.5))))
+
+
+def _sign() -> Compressor:
+    return Compressor(lambda key, round, x: fixed_width.sign(x))
+
+
+def _uniform(bits: int = 4) -> Compressor:
+    quantizers.check_bits(bits)
+    return Compressor(
+        lambda key, round, x: fixed_width.uniform(key, x, bits),
+        omega=lambda d: d * (2**bits - 1) ** -2,  # the largest entry is at most the norm
+    )
+
+
+def _tv(gamma: float, decay: bool = True, codebook: int = 0) -> Compressor:
+    if not 0 <= gamma < math.inf:
+        raise JaxpflError(f"tv:gamma must be >= 0 and finite, got {gamma}")
+    if codebook:
+        _at_least_one("tv:codebook", codebook)
+
+    def compress(key: Key, round: Scalar, x: Array) -> Compressed:
+        today = total_variation.decayed(gamma, round) if decay else gamma
+        if not codebook:
+            return total_variation.compress(x, today)
+        return _codebook(codebook).compress(key, round, total_variation.update(x, today).value)
+
+    return Compressor(compress)
+
+
+def _codebook(size: int = 3) -> Compressor:
+    _at_least_one("codebook:size", size)
+    return Compressor(lambda key, round, x: codebook.compress(x, size))
+
+
+COMPRESSORS: Mapping[str, Callable[..., Compressor]] = {
+    "lossless": _lossless,
+    "qsgd": _qsgd,
+    "top-k": _top_k,
+    "sign": _sign,
+    "uniform": _uniform,
+    "tv": _tv,
+    "codebook": _codebook,
+}
+"""Name -> ``**arguments -> Compressor``."""
+
+
+def _at_least_one(what: str, value: int) -> None:
+    if value < 1:
+        raise JaxpflError(f"{what} must be at least 1, got {value}")
