@@ -11,6 +11,7 @@ from tyro.conf import arg
 from jaxpfl.cli.histogram import histogram
 from jaxpfl.cli.output import TO, Output, write
 from jaxpfl.estimate.bernoulli import BernoulliSettings
+from jaxpfl.estimate.compression import CompressionSettings
 from jaxpfl.estimate.elections import ElectionSettings
 from jaxpfl.estimate.gaussian import GaussianSettings
 from jaxpfl.estimate.logistic_regression import LogisticSettings
@@ -26,12 +27,13 @@ _GAUSSIAN, _BERNOULLI, _MIXTURE, _ELECTIONS = (
     ElectionSettings(),
 )
 _REGRESSION, _REGRESSIONS, _LOGISTIC = RegressionSettings(), RegressionMixtureSettings(), LogisticSettings()
+_COMPRESSION = CompressionSettings()
 
 
 def commands() -> tuple[Callable[..., None], ...]:
     """The commands of the group."""
     simulated = gaussian, bernoulli, mixture, histogram, regression, regression_mixture, logistic_regression
-    return *simulated, elections, when
+    return *simulated, compression, elections, when
 
 
 def gaussian(
@@ -185,6 +187,26 @@ def logistic_regression(
     result = study.run(settings)
     title = _of_clients("Logistic regression", settings, f"n = {settings.samples}")
     show(result, title, to, lambda folder: study.write_plots(folder, settings), _over_fedavg(result))
+
+
+def compression(
+    settings: Annotated[CompressionSettings, arg(name="")] = _COMPRESSION,
+    to: Annotated[Output, arg(name="")] = TO,
+) -> None:
+    """Loss against transmitted bits: total variation, codebooks, QSGD, top-k, sign and uniform; and the text's demo."""
+    from rich.console import Console
+
+    from jaxpfl.estimate import compression as study
+    from jaxpfl.estimate import compression_demo, compression_report
+
+    compile_cache.enable()
+    result = study.run(settings)
+    if not to.json:
+        console = Console()
+        compression_report.print_table(console, result)
+        for line in compression_demo.said(result["demo"]):
+            console.print(line, highlight=False, soft_wrap=True)
+    write(result, to, lambda folder: compression_report.write_plots(folder, result))
 
 
 def _of_clients(study: str, settings: Any, more: str) -> str:
