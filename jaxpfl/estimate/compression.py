@@ -98,6 +98,9 @@ RESOLUTION = 1e-7
 """Gaps below it are the rounding of float32 losses, and count as it."""
 
 
+_NEWTON = 100
+
+
 class Problem(NamedTuple):
     """Clients' data with an intercept, x [m, n, d] and y [m, n] in {-1, 1}, mask [m, n]; zero where padded.
 
@@ -151,17 +154,16 @@ def optimum(x: np.ndarray, y: np.ndarray, l2: float) -> tuple[np.ndarray, float]
     Raises:
       JaxpflError: where it does not settle.
     """
+    curvature = float(np.linalg.eigvalsh(x.T @ x / len(y))[-1] / 4 + l2)
     at = np.zeros(x.shape[1])
-    for _ in range(100):
+    for _ in range(_NEWTON):
         p = np.exp(-np.logaddexp(0, y * (x @ at)))
         gradient = -(y * p) @ x / len(y) + l2 * at
         if np.abs(gradient).max() < 1e-12:
-            break
+            return at, curvature
         hessian = (x * (p * (1 - p))[:, None]).T @ x / len(y) + l2 * np.eye(len(at))
         at = at - np.linalg.solve(hessian, gradient)
-    else:
-        raise JaxpflError(f"the optimum was not found: the gradient is {np.abs(gradient).max():.3g}; use a larger l2")
-    return at, float(np.linalg.eigvalsh(x.T @ x / len(y))[-1] / 4 + l2)
+    raise JaxpflError(f"Newton's method did not settle in {_NEWTON} steps: use a larger l2")
 
 
 def loss(at: Array, problem: Problem, l2: float) -> Array:
