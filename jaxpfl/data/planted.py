@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpfl import choices
 from jaxpfl.data import portable
 from jaxpfl.data.source import Source
 from jaxpfl.errors import JaxpflError, unknown_name
@@ -52,11 +53,11 @@ class PlantedSettings:
             value = getattr(self, field.name)
             least = 0 if field.name == "seed" else 1
             if field.type == "int" and not (isinstance(value, int) and value >= least):
-                raise JaxpflError(f"planted: {field.name} must be a whole number of at least {least}, got {value!r}")
+                raise JaxpflError(f"planted:{field.name} must be a whole number of at least {least}, got {value!r}")
         if self.clusters > self.clients:
-            raise JaxpflError(f"planted: clusters must be at most the {self.clients} clients, got {self.clusters}")
+            raise JaxpflError(f"planted:clusters must be at most the {self.clients} clients, got {self.clusters}")
         if not (math.isfinite(self.strength) and self.strength >= 0):
-            raise JaxpflError(f"planted: strength must be at least 0 and finite, got {self.strength}")
+            raise JaxpflError(f"planted:strength must be at least 0 and finite, got {self.strength}")
 
 
 class Planted(NamedTuple):
@@ -101,25 +102,19 @@ def draw_planted(given: PlantedSettings) -> Planted:
 
 
 def parse(text: str) -> PlantedSettings:
-    """The settings of ``clients=60,clusters=3``, the others at their defaults; of "" all defaults.
+    """The settings of ``planted:clients=60,clusters=3``, the others at their defaults; of ``planted`` all defaults.
 
     Raises:
-      JaxpflError: for an unknown name, one that is given twice, and a value that is no number.
+      JaxpflError: for an unknown name, one that is given twice, and a value of another type.
     """
     fields = {field.name: field.type for field in dataclasses.fields(PlantedSettings)}
-    values: dict[str, int | float] = {}
-    for entry in filter(None, text.split(",")):
-        name, equals, value = (part.strip() for part in entry.partition("="))
+    _, given = choices.parse("data set", text, ["planted"])
+    for name in given:
         if name not in fields:
             raise unknown_name("setting of planted", name, fields)
-        if not equals or name in values:
-            raise JaxpflError(f"planted takes NAME=VALUE,NAME=VALUE, each once; got {text!r}")
-        try:
-            values[name] = int(value) if fields[name] == "int" else float(value)
-        except ValueError:
-            kind = "whole number" if fields[name] == "int" else "number"
-            raise JaxpflError(f"planted: {name} must be a {kind}, got {value!r}") from None
-    return PlantedSettings(**values)  # pyright: ignore[reportArgumentType] # the types are the fields' own
+    kinds = {"int": int, "float": float}
+    values = {n: choices.typed(f"planted:{n}", value, kinds[str(fields[n])]) for n, value in given.items()}
+    return PlantedSettings(**values)
 
 
 def _draw(rng: np.random.Generator, theta: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

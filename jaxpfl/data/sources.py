@@ -92,8 +92,8 @@ def _load_digits(name: str, root: Path) -> Source:
     return Source("digits", x, np.asarray(labels).astype(np.int32), None, None, 10, _DIGITS, inputs="pixels")
 
 
-def _load_planted(name: str, settings: str) -> Source:
-    return planted.draw_planted(planted.parse(settings)).source._replace(name=name)
+def _load_planted(name: str) -> Source:
+    return planted.draw_planted(planted.parse(name)).source._replace(name=name)
 
 
 def _place(argument: str, root: Path) -> Path:
@@ -102,7 +102,7 @@ def _place(argument: str, root: Path) -> Path:
 
 _NAMED: dict[str, Callable[[str, Path], Source]] = {
     "digits": _load_digits,
-    "planted": lambda name, root: _load_planted(name, ""),
+    "planted": lambda name, root: _load_planted(name),
     **dict.fromkeys(idx_sets.IDX_SETS, idx_sets.load_idx_set),
     writers.WRITERS: lambda name, root: writers.load_writers(root),
     **dict.fromkeys(cifar.CIFAR_SETS, cifar.load_cifar),
@@ -116,7 +116,7 @@ _PREFIXED: dict[str, tuple[str, Callable[[str, str, Path], Source]]] = {
     "leaf": ("FOLDER", lambda name, argument, root: leaf.load_leaf(name, _place(argument, root))),
     "libsvm": ("PATH", libsvm.load_libsvm),
     "npz": ("FILE", lambda name, argument, root: npz.load_npz(name, _place(argument, root))),
-    "planted": ("SETTINGS", lambda name, argument, root: _load_planted(name, argument)),
+    "planted": ("SETTINGS", lambda name, argument, root: _load_planted(name)),
     "tfds": ("NAME", lambda name, argument, root: tensorflow_sets.load_tfds(argument, root)),
 }
 """Data sets ``PREFIX:ARGUMENT``: what the argument is, and (name, argument, data directory) -> source."""
