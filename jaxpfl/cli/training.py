@@ -230,8 +230,8 @@ def _data(action: str, settings: DataConfig, as_json: bool, plot: Path | None) -
 
     config = resolve(RunConfig(**vars(settings)))
     source, federation = load_federation(config)
-    clusters = client_clusters(config, source)
-    summary = data.summary(federation, source.num_classes, source, None if clusters is None else clusters.member)
+    clusters = client_clusters(config, source.num_classes)
+    summary = data.summary(federation, source.num_classes, source, clusters)
     if plot is not None:
         data.plot_split(summary, plot)
     description = data.describe(summary)
