@@ -6,7 +6,7 @@ memory and C a compressor,
 .. math:: p = \Delta_i + e_i, \qquad \text{sent} = C(p), \qquad e_i^+ = p - C(p)
 
 and the server gets :math:`w_i C(p)` in place of :math:`w_i \Delta_i`: what the decoder of the message would give it.
-Without error feedback e_i is zero. The memory is of increments without their weight, so that a client's weight scales
+Without error feedback e_i is zero; `compressors` says when that is better. The memory is of increments without their weight, so that a client's weight scales
 what it sends and never what it has kept.
 
 What a message is. All numbers below one entry of ``Upload.weight`` are one vector and one message: mostly the whole
@@ -20,7 +20,7 @@ cohort keeps it; one whose work is not finite uploads nothing and keeps the memo
 on the way does not know, and keeps the memory that it made (what it sent is then lost for good).
 
 Randomness is keyed by client and round, apart from that of training: a run with ``lossless`` has the numbers of one
-without a compressor, to the bit.
+without a compressor (up to how XLA rounds another program).
 
 Formal guarantees: under a privacy mechanism the compressor comes after it, on what the client would upload (its
 increment clipped, with its own share of the noise), and so is post-processing of that client's own noisy upload. What
