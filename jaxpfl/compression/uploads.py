@@ -6,11 +6,12 @@ memory and C a compressor,
 .. math:: p = \Delta_i + e_i, \qquad \text{sent} = C(p), \qquad e_i^+ = p - C(p)
 
 and the server gets :math:`w_i C(p)` in place of :math:`w_i \Delta_i`: what the decoder of the message would give it.
-Without error feedback e_i is zero; `compressors` says when that is better. The memory is of increments without their weight, so that a client's weight scales
-what it sends and never what it has kept.
+Without error feedback e_i is zero; `compressors` says when that is better. The memory is of increments without their
+weight, so that a client's weight scales what it sends and never what it has kept.
 
 What a message is. All numbers below one entry of ``Upload.weight`` are one vector and one message: mostly the whole
-upload; with a weight for each of k models (IFCA), each model's part. A part whose weight is zero is not sent: it costs
+upload, whatever its parts (beside SCAFFOLD's control variates, which are gradients, the small change of its model loses:
+with top-k it has to wait until its memory has grown); with a weight for each of k models (IFCA), each model's part. A part whose weight is zero is not sent: it costs
 nothing, and its memory waits until the client next has something to say about that part, so that no cluster gets what
 was meant for another. Weights themselves are not counted (as in `Simulation.bytes_per_client`); entries that are no
 floating-point numbers are sent and counted as they are.
