@@ -10,11 +10,11 @@ Without error feedback e_i is zero; `compressors` says when that is better. The 
 weight, so that a client's weight scales what it sends and never what it has kept.
 
 What a message is. All numbers below one entry of ``Upload.weight`` are one vector and one message: mostly the whole
-upload, whatever its parts (beside SCAFFOLD's control variates, which are gradients, the small change of its model loses:
-with top-k it has to wait until its memory has grown); with a weight for each of k models (IFCA), each model's part. A part whose weight is zero is not sent: it costs
-nothing, and its memory waits until the client next has something to say about that part, so that no cluster gets what
-was meant for another. Weights themselves are not counted (as in `Simulation.bytes_per_client`); entries that are no
-floating-point numbers are sent and counted as they are.
+upload, whatever its parts; with a weight for each of k models (IFCA), each model's part. (One vector has one scale:
+beside SCAFFOLD's control variates, which are gradients, its model's small change is what top-k leaves for later.) A
+part whose weight is zero is not sent: it costs nothing, and its memory waits until the client next has something to say
+about that part, so that no cluster gets what was meant for another. Weights themselves are not counted (as in
+`Simulation.bytes_per_client`); entries that are no floating-point numbers are sent and counted as they are.
 
 What happens to the memory. It is part of the client's state, so it follows the engine's rules: a client outside the
 cohort keeps it; one whose work is not finite uploads nothing and keeps the memory that it had; one whose upload is lost
