@@ -79,12 +79,13 @@ def main(argv: list[str] | None = None) -> None:
     compile_cache.enable()
     record = _Record(args)
     setting = _Setting(STUDIES[args.study], args)
-    for program in args.programs:
+    idlers = not setting.participation.everyone
+    for program in args.programs or [name for name in PROGRAMS if idlers or not name.endswith("idle")]:
         if program == "local":  # uploads nothing: no noise, and so no clipping norm to choose
             record.take(program, partial(setting.test, program))
             continue
-        of = setting.epsilons if program == "fedavg" else setting.epsilons[len(setting.epsilons) // 2 :][:1]
-        tries = [(eps, norm) for eps in of for norm in setting.norms]
+        tried = setting.epsilons if program == "fedavg" else setting.epsilons[len(setting.epsilons) // 2 :][:1]
+        tries = [(eps, norm) for eps in tried for norm in setting.norms]
         record.take(f"{program}, trials", partial(setting.trials, program, tries))
         for eps in setting.epsilons:
             for norm in sorted({record.chosen(row, eps) for row, (of, _) in ROWS.items() if of == program}):
@@ -95,7 +96,7 @@ def main(argv: list[str] | None = None) -> None:
 def _parser() -> argparse.ArgumentParser:
     options = parser("privacy", __doc__)
     options.add_argument("study", choices=sorted(STUDIES))
-    options.add_argument("--programs", nargs="+", choices=sorted(PROGRAMS), default=list(PROGRAMS), metavar="NAME")
+    options.add_argument("--programs", nargs="+", choices=sorted(PROGRAMS), metavar="NAME", help="all unless given")
     options.add_argument("--seeds", type=positive, default=5)
     options.add_argument("--rounds", type=positive, help="the preset's unless given")
     options.add_argument("--epsilons", type=float, nargs="+", metavar="EPS")
