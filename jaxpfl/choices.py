@@ -52,5 +52,5 @@ def typed(what: str, text: str, kind: type) -> Any:
     if kind is float and isinstance(value, int) and not isinstance(value, bool):
         value = float(value)
     if type(value) is not kind:
-        raise JaxpflError(f"{what} must be a {kind.__name__}, got {text!r}")
+        raise JaxpflError(f"{what} must be {'an' if kind is int else 'a'} {kind.__name__}, got {text!r}")
     return value

@@ -11,8 +11,8 @@ r"""Ways to send a vector, by name with arguments: what ``--compress`` and ``jax
 - ``codebook:size=3``: a codebook of the entries themselves (`codebook`), in the run-length code.
 
 Each of them also takes ``feedback=true`` or ``false``: whether what a message leaves out is added to the client's next
-one (`error_feedback`). By default it is, but for the two unbiased ones, which need no correction: their error may well
-be larger than what they send, :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2` with omega above one, and memories that
+one (`error_feedback`). By default it is, but for the unbiased ones, which need no correction: their error may well be
+larger than what they send, :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2` with omega above one, and memories that
 are fed back would grow without end. With feedback they therefore send :math:`Q(x) / (1 + \omega)`, which leaves out
 :math:`\omega / (1 + \omega) < 1` of the square (Beznosikov et al. 2020, "On Biased Compression for Distributed
 Learning").
@@ -82,7 +82,10 @@ def resolve(compressor: str | Compressor) -> Compressor:
 
 
 def _lossless() -> Compressor:
-    return Compressor(lambda key, round, x: Compressed(x, jnp.int32(8 * x.dtype.itemsize * x.shape[0])))
+    return Compressor(
+        lambda key, round, x: Compressed(x, jnp.int32(8 * x.dtype.itemsize * x.shape[0])),
+        omega=lambda d: 0.0,  # nothing is left out that a memory could keep
+    )
 
 
 def _qsgd(levels: int = 4) -> Compressor:

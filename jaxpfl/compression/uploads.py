@@ -6,21 +6,22 @@ memory and C a compressor,
 .. math:: p = \Delta_i + e_i, \qquad \text{sent} = C(p), \qquad e_i^+ = p - C(p)
 
 and the server gets :math:`w_i C(p)` in place of :math:`w_i \Delta_i`: what the decoder of the message would give it.
-Without error feedback e_i is zero. The memory is of increments without their weight, so that a client's weight scales
-what it sends and never what it has kept.
+Without error feedback e_i is zero; `compressors` says when that is better. The memory is of increments without their
+weight, so that a client's weight scales what it sends and never what it has kept.
 
 What a message is. All numbers below one entry of ``Upload.weight`` are one vector and one message: mostly the whole
-upload; with a weight for each of k models (IFCA), each model's part. A part whose weight is zero is not sent: it costs
-nothing, and its memory waits until the client next has something to say about that part, so that no cluster gets what
-was meant for another. Weights themselves are not counted (as in `Simulation.bytes_per_client`); entries that are no
-floating-point numbers are sent and counted as they are.
+upload, whatever its parts; with a weight for each of k models (IFCA), each model's part. (One vector has one scale:
+beside SCAFFOLD's control variates, which are gradients, its model's small change is what top-k leaves for later.) A
+part whose weight is zero is not sent: it costs nothing, and its memory waits until the client next has something to say
+about that part, so that no cluster gets what was meant for another. Weights themselves are not counted (as in
+`Simulation.bytes_per_client`); entries that are no floating-point numbers are sent and counted as they are.
 
 What happens to the memory. It is part of the client's state, so it follows the engine's rules: a client outside the
 cohort keeps it; one whose work is not finite uploads nothing and keeps the memory that it had; one whose upload is lost
 on the way does not know, and keeps the memory that it made (what it sent is then lost for good).
 
 Randomness is keyed by client and round, apart from that of training: a run with ``lossless`` has the numbers of one
-without a compressor, to the bit.
+without a compressor (up to how XLA rounds another program).
 
 Formal guarantees: under a privacy mechanism the compressor comes after it, on what the client would upload (its
 increment clipped, with its own share of the noise), and so is post-processing of that client's own noisy upload. What

@@ -9,7 +9,6 @@ from numbers import Integral
 from typing import Any, NamedTuple
 
 import flax.linen as nn
-import jax
 import numpy as np
 
 from jaxpfl import algorithms, compression, models
@@ -18,6 +17,7 @@ from jaxpfl.algorithms import LocalWork, Method, Optimizer
 from jaxpfl.algorithms.hyper import replace
 from jaxpfl.algorithms.server_optimizer import check_rate
 from jaxpfl.compression import Compressor
+from jaxpfl.engine.coded import compress_uploads
 from jaxpfl.engine.evaluate import Scores
 from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.engine.pooled import PooledSimulation
@@ -27,8 +27,7 @@ from jaxpfl.errors import JaxpflError, JaxpflWarning, unknown_name
 from jaxpfl.models import Model, Task
 from jaxpfl.models.given import start_from
 from jaxpfl.participation import RELIABLE, Availability, Participation, availability
-from jaxpfl.privacy import Mechanism, Refusal, check_compressible, poisson_cap, privatize
-from jaxpfl.protocol import Algorithm
+from jaxpfl.privacy import Mechanism, Refusal, poisson_cap, privatize
 from jaxpfl.types import Federation, PyTree
 
 
@@ -131,7 +130,8 @@ def fit(
       privacy: clips what clients upload and adds noise; `jaxpfl.privacy` says what that is worth. Clients then weigh
         the same.
       compress: how uploads are coded, ``"qsgd:levels=4"`` or ``"top-k:share=0.01"`` (`jaxpfl.compression.compressors`);
-        ``Fit.history["upload_bits"]`` is what they take.
+        ``Fit.history["upload_bits"]`` is what they take. With ``privacy``, its noise must be ``distributed``, and
+        protects less than in a sum (`jaxpfl.privacy.plan_of`, ``compressed``).
       dropout: the probability that a client of a round does its work and uploads nothing.
       stragglers: the probability that a client takes fewer steps in a round, a number uniform on 1 ... local_steps.
       unseen: clients that are never trained (`jaxpfl.set_apart` makes some), for ``Fit.unseen_accuracy``.
@@ -257,7 +257,7 @@ def make_simulation(
     if compressor is not None and method.uploads:
         if method.pooled:
             raise JaxpflError(f"{method.name} pools the data: there is no upload to compress")
-        algorithm = _compressed(algorithm, compressor, federation, privacy)
+        algorithm = compress_uploads(algorithm, compressor, federation, privacy)
     if method.pooled:
         return PooledSimulation(algorithm, task, federation, hp, plan=plan, unseen=unseen)
     return Simulation(
@@ -271,18 +271,6 @@ def make_simulation(
         unseen=unseen,
         adapt_rounds=adapt_rounds,
     )
-
-
-def _compressed(
-    algorithm: Algorithm, compressor: Compressor, federation: Federation, privacy: Mechanism | None
-) -> Algorithm:
-    """The algorithm with compressed uploads, behind its privacy mechanism if there is one."""
-    if privacy is not None:
-        check_compressible(privacy.noise)
-        if compressor.feedback:
-            raise Refusal.PRIVATE_FEEDBACK.error()
-    splits = jax.eval_shape(lambda splits: jax.tree.map(lambda a: a[0], splits), federation.splits)
-    return compression.compressed(algorithm, compressor, splits, feedback=None if privacy is None else False)
 
 
 def draw_cohorts(

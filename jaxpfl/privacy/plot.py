@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.presentation import plain, save_png
+from jaxpfl.presentation import new_axes, save_png
 from jaxpfl.privacy.audit import EpsilonBound
 
 
@@ -31,18 +31,13 @@ def plot_curve(
     Raises:
       JaxpflError: matplotlib is not installed, or the file cannot be written.
     """
-    figure, axes = _empty()
+    figure, axes = _new("rounds", "epsilon", title)
     axes.plot(rounds, epsilon, color="#2a78d6", linewidth=2, marker="o", markersize=3, label="accounted")
     if printed:
         axes.plot(rounds, printed, color="#888888", linewidth=1.4, linestyle="--", label="Theorem 5 as printed")
         axes.legend(frameon=False)
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
-    axes.set_xlabel("rounds")
-    axes.set_ylabel("epsilon")
-    plain(axes)
-    axes.tick_params(labelsize=9)
-    figure.suptitle(title, x=0.01, ha="left", fontsize=11, fontweight="bold")
     return save_png(figure, Path(path))
 
 
@@ -55,25 +50,19 @@ def plot_worlds(present: np.ndarray, absent: np.ndarray, claimed: float, bound: 
     Raises:
       JaxpflError: as `plot_curve`.
     """
-    figure, axes = _empty()
+    shown = f"eps >= {bound.epsilon:.3g} ({bound.confidence:.0%} confidence), claimed {claimed:.3g}"
+    xlabel = "what was released in the direction of the client's gradient"
+    figure, axes = _new(xlabel, "density over worlds", f"{shown}; delta = {bound.delta:g}")
     both = np.concatenate([present, absent])
     bins = np.linspace(both.min(), both.max(), 60).tolist()
     for scores, color, label in ((absent, "#888888", "without its data"), (present, "#2a78d6", "with its data")):
         axes.hist(scores, bins, density=True, histtype="stepfilled", alpha=0.55, color=color, label=label)
-    axes.set_xlabel("what was released in the direction of the client's gradient")
-    axes.set_ylabel("density over worlds")
     axes.legend(frameon=False)
-    plain(axes)
-    axes.tick_params(labelsize=9)
-    shown = f"eps >= {bound.epsilon:.3g} ({bound.confidence:.0%} confidence), claimed {claimed:.3g}"
-    figure.suptitle(f"{shown}; delta = {bound.delta:g}", x=0.01, ha="left", fontsize=11, fontweight="bold")
     return save_png(figure, Path(path))
 
 
-def _empty() -> tuple[Any, Any]:
+def _new(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
     try:
-        from matplotlib.figure import Figure
+        return new_axes(xlabel, ylabel, title)
     except ImportError as error:
         raise JaxpflError("pictures are drawn with matplotlib: pip install matplotlib") from error
-    figure = Figure(figsize=(7.2, 4.2), layout="constrained")
-    return figure, figure.subplots()

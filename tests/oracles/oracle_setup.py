@@ -11,6 +11,7 @@ import numpy as np
 from numpy_reference import Batch, World
 
 from jaxpfl import METHODS, ExecutionPlan, Federation, LocalWork, Model, Simulation, Task, classification
+from jaxpfl.compression import compressed, resolve
 from jaxpfl.data import draw_batches, plan_batches
 from jaxpfl.participation import Participation, full, uniform
 from jaxpfl.privacy import Mechanism, privatize
@@ -120,12 +121,13 @@ def simulation(
     choices: dict[str, Any] | None = None,
     engine: dict[str, Any] | None = None,
     privacy: Mechanism | None = None,
+    compress: str | None = None,
     **options: Any,
 ) -> Simulation:
     """A simulation of a registered method; by default the perceptron, everyone, full batches.
 
     ``options`` are the method's, ``choices`` the local work's (optimizers), ``engine`` the simulation's own;
-    ``privacy`` stands between the clients and the server.
+    ``privacy`` stands between the clients and the server, and then what codes the uploads, ``compress``.
     """
     task = task or perceptron()
     work = LocalWork(np.asarray(federation.train.mask).sum(1), steps, batch_size, **(choices or {}))
@@ -133,6 +135,9 @@ def simulation(
     algorithm, hyper = entry.build(task, work, **options), entry.hyper.replace(**hp)
     if privacy is not None:
         algorithm, hyper = privatize(algorithm, hyper, privacy)
+    if compress is not None:
+        one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), federation.splits)
+        algorithm = compressed(algorithm, resolve(compress), one)
     return Simulation(
         algorithm,
         task,

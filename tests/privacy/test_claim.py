@@ -1,5 +1,7 @@
 """What is accounted is what the engine does: plans are read off the objects that a round is made of."""
 
+import statistics
+
 import numpy as np
 import pytest
 
@@ -130,3 +132,56 @@ def test_a_claim_is_that_of_its_plan():
     plan = plan_of(Mechanism(2.0, 0.3), poisson(50, 0.1, 20), rounds=100)
     assert plan == PrivacyPlan(CentralNoise(2.0, 0.3), Poisson(poisson(50, 0.1).rate, 50, 20), 100)
     assert plan.epsilon(1e-4) == pytest.approx(1.966, abs=2e-3)  # privacy.md
+
+
+def own_share(z: float, uploads: int, rounds: int, cohort=None) -> PrivacyPlan:
+    mechanism = Mechanism(z, 0.3, "distributed", uploads)
+    return plan_of(mechanism, cohort or full(10), rounds=rounds, compressed=True)
+
+
+@pytest.mark.parametrize(("z", "uploads", "rounds"), [(20.0, 10, 1), (40.0, 4, 25)])
+def test_a_compressed_upload_is_hidden_by_its_own_share_alone(z, uploads, rounds):
+    """R Gaussian releases of z / sqrt(K_min) are one of z / sqrt(K_min R), whose delta has a closed form (Balle and
+    Wang 2018, Theorem 8)."""
+    plan = own_share(z, uploads, rounds)
+    assert plan.noise_multiplier == pytest.approx(z / np.sqrt(uploads))
+    epsilon, s = plan.epsilon(1e-4), z / np.sqrt(uploads * rounds)
+    normal = statistics.NormalDist().cdf
+    delta = normal(1 / (2 * s) - epsilon * s) - np.exp(epsilon) * normal(-1 / (2 * s) - epsilon * s)
+    assert delta == pytest.approx(1e-4, rel=0.01)
+    summed = plan_of(Mechanism(z, 0.3, "distributed", uploads), full(10), rounds=rounds)
+    assert summed.epsilon(1e-4) < epsilon
+
+
+def test_whose_compressed_upload_is_seen_takes_part_for_all_to_see():
+    """No amplification: cohorts of a fixed size are accounted as if all took part, and their K_min is still theirs."""
+    assert own_share(20.0, 3, 5, uniform(10, 3)) == own_share(20.0, 3, 5)
+    with pytest.raises(JaxpflError, match="min_uploads must be at most 3, got 4"):
+        own_share(20.0, 4, 5, uniform(10, 3))
+
+
+def test_the_statement_says_whose_noise_it_is():
+    said = str(own_share(20.0, 4, 5).statement(1e-4))
+    assert "z = 10 of its own share of the noise" in said
+    assert "zero-out" in said
+    assert "own share" not in str(plan_of(Mechanism(20.0, 0.3, "distributed", 4), full(10), rounds=5).statement(1e-4))
+
+
+def test_calibrated_noise_of_compressed_uploads_keeps_the_budget():
+    mechanism = Mechanism(1.0, 0.3, "distributed", 9)
+    alone = calibrated(mechanism, full(10), 2.0, 1e-4, rounds=5, compressed=True)
+    summed = calibrated(mechanism, full(10), 2.0, 1e-4, rounds=5)
+    assert plan_of(alone, full(10), rounds=5, compressed=True).epsilon(1e-4) == pytest.approx(2.0, rel=1e-3)
+    assert float(np.asarray(alone.noise_multiplier)) == pytest.approx(3 * float(np.asarray(summed.noise_multiplier)))
+
+
+@pytest.mark.parametrize(
+    ("mechanism", "message"),
+    [
+        (Mechanism(1.0, 1.0), "cannot be compressed under central noise"),
+        (Mechanism(1.0, 1.0, "per_step"), "with noise in every step cannot be compressed"),
+    ],
+)
+def test_noise_that_compressing_would_undo_is_refused(mechanism, message):
+    with pytest.raises(JaxpflError, match=message):
+        plan_of(mechanism, full(10), rounds=5, compressed=True)

@@ -1,0 +1,26 @@
+"""Compressed uploads of a run: what a compressor needs to know of the data and of the privacy mechanism."""
+
+from __future__ import annotations
+
+import jax
+
+from jaxpfl.compression import Compressor, compressed
+from jaxpfl.privacy import Mechanism, Refusal, check_compressible
+from jaxpfl.protocol import Algorithm
+from jaxpfl.types import Federation
+
+
+def compress_uploads(
+    algorithm: Algorithm, compressor: Compressor, federation: Federation, privacy: Mechanism | None
+) -> Algorithm:
+    """The algorithm with its uploads compressed, after its privacy mechanism if there is one.
+
+    Raises:
+      JaxpflError: for a mechanism after which a client cannot compress, and error feedback of private uploads.
+    """
+    if privacy is not None:
+        check_compressible(privacy.noise)
+        if compressor.feedback:
+            raise Refusal.PRIVATE_FEEDBACK.error()
+    splits = jax.eval_shape(lambda splits: jax.tree.map(lambda a: a[0], splits), federation.splits)
+    return compressed(algorithm, compressor, splits, feedback=None if privacy is None else False)

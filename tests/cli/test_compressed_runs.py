@@ -1,0 +1,102 @@
+"""Compressed runs from the command line: what is counted and stored, what may resume, what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import SMALL, jaxpfl
+
+TOP_K = ["--compress", "top-k:share=0.05"]
+DISTRIBUTED = ["--cohort", "6", "--privacy.noise", "distributed", "--privacy.min-uploads", "4"]
+BUDGET = ["--privacy.epsilon", "9", "--privacy.delta", "1e-3"]
+
+
+def records(folder: Path, method: str, kind: str) -> list[dict]:
+    lines = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [r for r in lines if (r["method"], r["kind"]) == (method, kind)]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("runs") / "compressed"
+
+
+def test_bits_are_counted_stored_and_shown(capsys, folder):
+    shown = jaxpfl(capsys, "compare", "local", "fedavg", *SMALL, *TOP_K, "--output", folder)
+    assert shown.status == 0, shown.err
+    assert "fedavg: uploads by top-k:share=0.05, " in " ".join(shown.out.split())
+    methods = json.loads((folder / "summary.json").read_text())["methods"]
+    fedavg, entries, uploads, runs = methods["fedavg"], 650, 4 * 3, 2
+    assert fedavg["bytes_up_uncoded"] == 4 * entries * uploads
+    assert fedavg["compress"] == "top-k:share=0.05"
+    assert methods["local"]["bytes_up"] == 0
+    assert "compress" not in methods["local"]
+    rounds = records(folder, "fedavg", "round")
+    each = np.array([r["upload_bits"] for r in rounds])
+    np.testing.assert_array_equal([r["bits_up"] for r in rounds], np.cumsum(each, axis=0))
+    assert fedavg["bytes_up"] == each.sum() // (8 * runs)
+    # Of each of three messages 32 numbers (a twentieth, rounded), and for where they stand at least a bit each.
+    assert (each > 3 * 32 * (32 + 1)).all()
+    assert (each < 3 * 32 * (32 + 15)).all()
+    assert [r["bits_up"] for r in records(folder, "fedavg", "evaluation")] == [
+        rounds[1]["bits_up"],
+        rounds[3]["bits_up"],
+    ]
+    with np.load(folder / "clients.npz") as clients:
+        np.testing.assert_array_equal(clients["fedavg/upload_bits"].sum(axis=1), each.sum(axis=0))
+        assert "local/upload_bits" not in clients
+    for plot in ("accuracy-by-bytes", "loss-by-bytes"):
+        assert (folder / "plots" / f"{plot}.png").stat().st_size > 5000
+
+
+def test_more_rounds_go_on_counting_and_another_code_is_another_run(capsys, folder, tmp_path):
+    """Four rounds and then two more are six: the memories and the counts are in the checkpoint."""
+    args = ["compare", "local", "fedavg", *SMALL]
+    refused = jaxpfl(capsys, *args, "--compress", "sign", "--resume", "--output", folder)
+    assert refused.status == 2
+    assert "compress: top-k:share=0.05 -> sign" in refused.err
+    more = jaxpfl(capsys, *args, *TOP_K, "--rounds", "6", "--resume", "--json", "--output", folder)
+    whole = jaxpfl(capsys, *args, *TOP_K, "--rounds", "6", "--json", "--output", tmp_path / "whole")
+    got, want = (result.json["methods"]["fedavg"] for result in (more, whole))
+    assert {**got, "seconds": 0} == {**want, "seconds": 0}
+    assert records(folder, "fedavg", "round") == records(tmp_path / "whole", "fedavg", "round")
+
+
+def test_private_uploads_are_claimed_by_their_own_noise(capsys, tmp_path):
+    flags = [*SMALL, *BUDGET, *DISTRIBUTED, "--compress", "sign"]
+    shown = jaxpfl(capsys, "run", "fedavg", *flags, "--output", tmp_path / "run")
+    assert shown.status == 0, shown.err
+    assert "of its own share of the noise" in " ".join(shown.out.split())
+    claim = json.loads((tmp_path / "run" / "summary.json").read_text())["methods"]["fedavg"]["privacy"]
+    assert claim["epsilon"] == pytest.approx(9, rel=1e-3)
+    assert claim["own_share"]
+    assert claim["mechanism"]["noise_multiplier"] == pytest.approx(claim["noise_multiplier"] * 2)
+
+
+@pytest.mark.parametrize(
+    ("method", "flags", "message"),
+    [
+        ("fedavg", ["--compress", "sing"], "unknown compressor 'sing': did you mean 'sign'?"),
+        ("fedavg", ["--compress", "tv"], "compressor tv needs gamma"),
+        ("local", ["--compress", "top-k:share=2"], "top-k:share must be > 0 and <= 1, got 2.0"),
+        ("pooled", ["--compress", "sign"], "pooled pools the data: there is no upload to compress"),
+        ("fedavg", ["--compress", "sign", *BUDGET], "cannot be compressed under central noise"),
+        (
+            "fedavg",
+            ["--compress", "sign", "--cohort", "6", *BUDGET, "--privacy.noise", "per_step"],
+            "with noise in every step cannot be compressed",
+        ),
+        (
+            "fedavg",
+            ["--compress", "sign:feedback=true", *BUDGET, *DISTRIBUTED],
+            "private uploads have no error feedback",
+        ),
+    ],
+)
+def test_refusals_are_one_line(capsys, tmp_path, method, flags, message):
+    refused = jaxpfl(capsys, "run", method, *SMALL, *flags, "--output", tmp_path / "run")
+    assert refused.status == 2
+    assert message in refused.err
+    assert refused.err.count("\n") == 1
+    assert not (tmp_path / "run").exists()

@@ -1,0 +1,84 @@
+"""Compressed uploads keep what the protocol promises: for every method that uploads, and every part of the protocol."""
+
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from problem import assert_close, outcome, simulate
+from test_same_numbers import ORDER, reordered, spoiled
+from toys import CASES
+
+from jaxpfl import ExecutionPlan, data
+from jaxpfl.compression import compressed, resolve
+from jaxpfl.experiment.checkpoint import Checkpoints
+
+OWN = {"fedavg": "tv:gamma=0.01,codebook=3", "toy medians": "qsgd:levels=2", "toy clusters": "top-k:share=0.2"}
+"""Between them: uploads that are summed and that are not, weights for parts of them, groups, lost uploads, idle
+clients; memories and none, draws and none."""
+
+
+def every_method(*quick: str):
+    """All that upload; slow but for some."""
+    names = sorted(name for name in CASES if CASES[name].uploads)
+    return pytest.mark.parametrize(
+        "name", [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
+    )
+
+
+def made(name: str, federation, compress: str, **choices):
+    """A simulation of the method with its uploads compressed; private ones have no error feedback."""
+    one = jax.eval_shape(lambda splits: jax.tree.map(lambda a: a[0], splits), federation.splits)
+    feedback = {"feedback": False} if "private" in name else {}
+    wrap = partial(compressed, compressor=resolve(compress), splits=one, **feedback)
+    return simulate(CASES[name], federation, wrap=wrap, **choices)
+
+
+@every_method("fedavg", "toy clusters")
+@pytest.mark.usefixtures("x64")
+def test_everything_that_must_not_matter_at_once(name, federation):
+    """Blocks of clients, runs and devices together, on padded data with garbage in the padding, in another order."""
+    compress = OWN.get(name, "tv:gamma=0.01")
+    one_by_one = ExecutionPlan(clients="map", runs="map", devices=1)
+    simulation = made(name, federation, compress, plan=one_by_one, dtype=np.float64)
+    want = outcome(simulation, 3, (1, 2))
+    padded = spoiled(data.pad(federation, train_capacity=19, validation_capacity=5, test_capacity=9))
+    together = ExecutionPlan(clients="3", runs="vmap", devices=2)
+    other = made(name, data.permute(padded, ORDER), compress, plan=together, dtype=np.float64)
+    assert_close(outcome(other, 3, (1, 2)), reordered(simulation, want), 1e-9)
+    assert (want["history"]["upload_bits"] > 0).all()
+
+
+@every_method("toy medians")
+@pytest.mark.usefixtures("x64")
+def test_without_loss_no_number_changes(name, federation):
+    """The memory stays zero, and no key of training is touched; what differs is how XLA rounds another program."""
+    want = outcome(simulate(CASES[name], federation, dtype=np.float64), 3)
+    got = outcome(made(name, federation, "lossless:feedback=true", dtype=np.float64), 3)
+    bits, counts = got["history"].pop("upload_bits"), got["state"].counts
+    assert not any(np.any(leaf) for group in got["state"].clients for leaf in jax.tree.leaves(group.memory))
+    np.testing.assert_array_equal(counts.table[..., :7], want["state"].counts.table[..., :7])
+    own = tuple(group.own for group in got["state"].clients)
+    got["state"] = got["state"]._replace(clients=own, counts=want["state"].counts)
+    assert_close(got, want, 1e-11)
+    assert bits.sum() == counts.upload_bits.sum() > 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", OWN)
+def test_a_state_that_went_through_a_checkpoint_continues_bit_for_bit(name, federation, tmp_path):
+    simulation = made(name, federation, OWN[name])
+    whole, history = simulation.advance(simulation.init([0, 1]), 5)
+    state, _ = simulation.advance(simulation.init([0, 1]), 2)
+    with Checkpoints(tmp_path) as checkpoints:
+        checkpoints.save(2, state, 1.5)
+    with Checkpoints(tmp_path) as checkpoints:
+        again, _ = checkpoints.restore(simulation.init([0, 1]), print)
+    again, after = simulation.advance(again, 3)
+    for a, b in zip(
+        jax.tree.leaves((whole._replace(key=()), history["upload_bits"][:, 2:])),
+        jax.tree.leaves((again._replace(key=()), after["upload_bits"])),
+        strict=True,
+    ):
+        np.testing.assert_array_equal(a, b)
+    np.testing.assert_array_equal(whole.counts.upload_bits.sum(axis=1), history["upload_bits"].sum(axis=1))

@@ -1,0 +1,231 @@
+"""Compressed FedAvg with error feedback, in plain NumPy and float64: what is sent, what is kept, and in how many bits.
+
+``p = change + e``, ``mu <- mu + sum n_i C(p_i) / sum n_i``, ``e <- p - C(p)``. The random bits are drawn by their
+documented keys, everything else is written down again.
+"""
+
+import sys
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+from numpy_reference import average, decay, sgd, subtract
+from oracle_setup import (
+    IDS,
+    SEED,
+    SIZES,
+    STEPS,
+    assert_same,
+    classification_problem,
+    client_row,
+    clients,
+    least_squares,
+    run,
+    simulation,
+    stack,
+)
+
+from jaxpfl.compression import elias, qsgd, run_length, top_k
+from jaxpfl.participation import Availability, full, uniform
+from jaxpfl.protocol import ALL_STEPS
+from jaxpfl.randomness import Purpose, stream
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "compression"))
+
+from tv_reference import dynamic_programme
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+SGD = {"lr": 0.4, "lr_decay": 0.7, "decay_every": 4.0, "weight_decay": 0.02}
+M, D, ROUNDS = len(SIZES), 43, 4
+
+
+def draws(round: int, i: int) -> np.ndarray:
+    """The uniform numbers by which client i rounds."""
+    key = jax.random.fold_in(stream(jax.random.key(SEED), Purpose.LOCAL_WORK, round, IDS[i]), ALL_STEPS - 1)
+    return np.asarray(jax.random.uniform(jax.random.fold_in(key, 0), (D,), float))
+
+
+def by_qsgd(x, u, round, s):
+    norm = np.linalg.norm(x)
+    z = s * np.abs(x) / norm
+    levels = np.sign(x) * (np.floor(z) + (u < z - np.floor(z)))
+    return norm / s * levels, len(qsgd.encode(np.float32(norm), levels))
+
+
+def by_fed_back_qsgd(x, u, round):
+    value, bits = by_qsgd(x, u, round, 1)
+    return value / (1 + np.sqrt(D)), bits
+
+
+def by_uniform(x, u, round):
+    top, most = 7, np.abs(x).max()
+    z = (x + most) * top / (2 * most)
+    return (np.floor(z) + (u < z - np.floor(z))) * 2 * most / top - most, 32 + 3 * D
+
+
+def by_sign(x, u, round):
+    return np.abs(x).mean() * np.where(x < 0, -1, 1), 32 + D
+
+
+def by_top_k(x, u, round):
+    value = np.zeros(D)
+    places = np.argsort(-np.abs(x), kind="stable")[:4]
+    value[places] = x[places]
+    gaps = np.diff(np.sort(places), prepend=-1)
+    assert len(top_k.encode(value)) == 4 * 32 + len(elias.encode(np.array([5, *gaps])))
+    return value, len(top_k.encode(value))
+
+
+def by_tv(x, u, round):
+    value = dynamic_programme(x, 0.05 / np.sqrt(round + 1))
+    # The updates' runs are found with a tolerance; numbers that single precision cannot tell apart are one.
+    return value, len(run_length.encode(np.float32(np.round(value, 12))))
+
+
+CASES = {
+    "lossless": (lambda x, u, round: (x, 64 * D), False),
+    "qsgd:levels=2": (lambda x, u, round: by_qsgd(x, u, round, 2), False),
+    "qsgd:levels=1,feedback=true": (by_fed_back_qsgd, True),
+    "uniform:bits=3": (by_uniform, False),
+    "sign": (by_sign, True),
+    "top-k:share=0.1": (by_top_k, True),
+    "top-k:share=0.1,feedback=false": (by_top_k, False),
+    "tv:gamma=0.05": (by_tv, True),
+}
+"""Compressor -> (its reference, whether there is error feedback)."""
+
+
+def flat(tree: dict) -> np.ndarray:
+    return np.concatenate([tree[name].reshape(-1) for name in sorted(tree)])
+
+
+def as_tree(vector: np.ndarray, like: dict) -> dict:
+    ends = np.cumsum([like[name].size for name in sorted(like)])
+    parts = np.split(vector, ends[:-1])
+    return {name: part.reshape(like[name].shape) for name, part in zip(sorted(like), parts, strict=True)}
+
+
+def rows(cohort, r: int) -> list[int]:
+    drawn = cohort.sample(stream(jax.random.key(SEED), Purpose.PARTICIPATION, r), np.array(IDS))
+    return [i for i in np.asarray(drawn).tolist() if i < M]
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_fedavg(name):
+    (reference, feeds), problem, cohort = CASES[name], classification_problem(), uniform(M, 3)
+    got = run(simulation("fedavg", problem, SGD, cohort=cohort, compress=name), ROUNDS)
+    mu, memory, data = got.states[0].server, np.zeros((M, D)), clients(problem.train)
+    bits = np.zeros((ROUNDS, M), int)
+    for r in range(ROUNDS):
+        drawn, sent = rows(cohort, r), []
+        for i in drawn:
+            w, _ = sgd(mu, [data[i]] * STEPS, SGD["lr"] * decay(SGD, r, STEPS), SGD["weight_decay"])
+            wanted = flat(subtract(w, mu)) + memory[i]
+            value, bits[r, i] = reference(wanted, draws(r, i), r)
+            memory[i] = wanted - value if feeds else 0
+            sent.append(as_tree(value, mu))
+        mu = average(mu, sent, [SIZES[i] for i in drawn])
+        state = got.states[r + 1]
+        assert_same(state.server, mu)
+        if feeds:
+            assert_same(state.clients[0].memory, [memory])
+        else:
+            assert state.clients[0].memory == ()
+        np.testing.assert_array_equal(state.counts.upload_bits, bits[: r + 1].sum(axis=0))
+    np.testing.assert_array_equal(got.history["upload_bits"], bits.sum(axis=1))
+    assert (bits > 0).sum() == 3 * ROUNDS
+
+
+def test_lost_uploads_failed_clients_and_who_is_left_out():
+    """A client whose upload is lost keeps the memory that it made; one that fails keeps the memory that it had, and
+    neither counts."""
+    problem, given, bad = classification_problem(), Availability(0.4), 1
+    train = clients(problem.train)
+    train[bad][0][2, 1] = np.inf
+    spoiled = stack(train, clients(problem.test), IDS, clients(problem.validation))
+    got = run(simulation("fedavg", spoiled, SGD, engine={"availability": given}, compress="sign"), ROUNDS)
+    mu, memory, bits, lost_so_far = got.states[0].server, np.zeros((M, D)), np.zeros(M, int), 0
+    for r in range(ROUNDS):
+        heard, sent = [], []
+        for i in (i for i in range(M) if i != bad):
+            w, _ = sgd(mu, [train[i]] * STEPS, SGD["lr"] * decay(SGD, r, STEPS), SGD["weight_decay"])
+            wanted = flat(subtract(w, mu)) + memory[i]
+            value, length = by_sign(wanted, None, r)
+            memory[i] = wanted - value
+            if given.drops_out(jax.random.key(SEED), r, IDS[i]):
+                lost_so_far += 1
+                continue
+            heard.append(i)
+            sent.append(as_tree(value, mu))
+            bits[i] += length
+        mu = average(mu, sent, [SIZES[i] for i in heard])
+        state = got.states[r + 1]
+        assert_same(state.server, mu)
+        assert_same(state.clients[0].memory, [memory])
+        np.testing.assert_array_equal(state.counts.upload_bits, bits)
+    assert lost_so_far
+    assert got.states[-1].diverged.tolist() == [ROUNDS if i == bad else 0 for i in range(M)]
+    assert np.all(memory[bad] == 0)
+
+
+def test_each_cluster_has_a_memory_of_its_own():
+    """IFCA: a client sends the part of its cluster, and what it keeps of the other waits."""
+    problem = classification_problem()
+    hyper = {"lr": 0.4, "weight_decay": 0.0}
+    got = run(simulation("ifca", problem, hyper, compress="top-k:share=0.1"), ROUNDS)
+    plain = run(simulation("ifca", problem, hyper, compress="lossless"), 1)
+    # In the first round nothing is remembered yet: what both runs would send is the same, so is who chose what.
+    for i in range(M):
+        (memory,) = client_row(got.states[1].clients[0], i).memory
+        chosen = [bool(np.any(part)) for part in memory]
+        assert sum(chosen) == 1
+        assert (memory[chosen.index(True)] != 0).sum() == D - 4
+    assert plain.states[1].counts.upload_bits.tolist() == [64 * D] * M
+    for before, after in zip(got.states, got.states[1:], strict=False):
+        (then,), (now,) = before.clients[0].memory, after.clients[0].memory
+        assert ((then == now).all(axis=2).sum(axis=1) == 1).all()
+
+
+def rests_at(compress: str, rounds: int) -> np.ndarray:
+    """The text's example: one client, x* = (1, -1, 1, -1), f(w) = |w - x*|^2 / 2, one step of rate one in a round."""
+    best = np.array([1.0, -1, 1, -1])
+    one = [(2 * np.eye(4), 2 * best)]
+    problem = stack(one, one, [5])
+    made = simulation(
+        "fedavg",
+        problem,
+        {"lr": 1.0, "lr_decay": 1.0, "weight_decay": 0.0},
+        task=least_squares(4),
+        cohort=full(1),
+        steps=1,
+        compress=compress,
+    )
+    state, _ = made.advance(made.init([0]), rounds)
+    return np.asarray(state.server[0])
+
+
+def test_the_texts_example_stalls_and_the_default_cures_it():
+    """Constant gamma rests at (0.4, 0, 0, 0); a gamma that decays or error feedback arrive, and both do by default."""
+    best = [1, -1, 1, -1]
+    for rounds in (20, 200):
+        stalled = rests_at("tv:gamma=0.6,decay=false,feedback=false", rounds)
+        np.testing.assert_allclose(stalled, [0.4, 0, 0, 0], atol=1e-9)
+    np.testing.assert_allclose(rests_at("tv:gamma=0.6,decay=false", 200), best, atol=1e-9)
+    # Neighbouring cumulative sums of at most gamma are left: each entry is within 2 gamma.
+    assert np.abs(rests_at("tv:gamma=0.6,feedback=false", 200) - best).max() <= 1.2 / np.sqrt(200) + 1e-9
+    # With both, what is left is by how much the memory changes as gamma decays, about 0.6 t^(-3/2).
+    np.testing.assert_allclose(rests_at("tv:gamma=0.6", 200), best, atol=1e-3)
+
+
+def test_unseen_clients_start_with_an_empty_memory_and_adapt():
+    """Their uploads are discarded, so without a state of the method's own they are served as in a plain run."""
+    scores = []
+    for compress in ("sign", "lossless"):
+        unseen = classification_problem((8, 13, 3), (100, 101, 55))
+        made = simulation(
+            "fedavg-ft", classification_problem(), SGD, engine={"unseen": unseen, "adapt_rounds": 2}, compress=compress
+        )
+        scores.append(made.evaluate_unseen(made.init([SEED])))
+    jax.tree.map(np.testing.assert_array_equal, *scores)
