@@ -202,7 +202,7 @@ def compression(
     compile_cache.enable()
     result = study.run(settings)
     if not to.json:
-        console = Console()
+        console = Console(width=max(Console().width, compression_report.WIDTH))
         compression_report.print_table(console, result)
         for line in compression_demo.said(result["demo"]):
             console.print(line, highlight=False, soft_wrap=True)

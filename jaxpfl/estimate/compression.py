@@ -63,7 +63,7 @@ class CompressionSettings:
     """T."""
     batch: int = 0
     """Examples of a gradient, drawn with replacement; 0 for all of a client's."""
-    rates: tuple[float, ...] = (0.03, 0.1, 0.3, 1.0, 1.9, 3.0)
+    rates: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 6.0)
     """Rates, times 1 / L; every compressor runs at each."""
     l2: float = 1e-3
     """Weight of the penalty."""

@@ -12,6 +12,9 @@ from jaxpfl.estimate.plots import log_ticks
 from jaxpfl.estimate.report import number
 from jaxpfl.presentation import COLORS, GRID, INK, new_axes, new_table, save
 
+WIDTH = 100
+"""Columns that the table takes."""
+
 
 def print_table(console: Any, result: dict[str, Any]) -> None:
     """Prints what `compression.run` returned."""
@@ -19,8 +22,8 @@ def print_table(console: Any, result: dict[str, Any]) -> None:
     table = new_table(
         f"{given['data']}: logistic regression of {result['clients']} clients, {result['dim']} parameters, "
         f"{given['steps']} steps",
-        "gap: of the loss to the optimum, at the rate (times 1/L) that makes it least; kbit: what a client uploads, in "
-        "all\nsteps and until the gap first falls below, at the rate that makes it least; -: at no rate",
+        "gap: of the loss to the optimum, at the rate (times 1/L) that makes it least; kbit: what a client uploads,\n"
+        "in all steps, and until the gap first falls below, at the rate that makes it least; -: at no rate",
     )
     table.add_column("compressor", style="bold", no_wrap=True)
     targets = [f"{target:g}" for target in given["targets"]]
