@@ -192,6 +192,8 @@ class Algorithm(NamedTuple):
       idle_cap: the most rounds in a row that a client outside the cohort works alone (with ``Client.idle``).
       group_of: ``(client ids [m], number of groups) -> [m]``, the group of each client; on the host.
       check_data: refuses a federation that the method cannot serve, before anything is compiled; on the host.
+      clusters: ``the server's state -> [m]``, the cluster of each client in the order of the stack, for a method that
+        finds some; on the host, of one run.
     """
 
     clients: tuple[Client, ...]
@@ -201,3 +203,4 @@ class Algorithm(NamedTuple):
     idle_cap: int = 0
     group_of: Callable[[np.ndarray, int], np.ndarray] = by_turns
     check_data: Callable[[Federation], None] = any_data
+    clusters: Callable[[PyTree], np.ndarray] | None = None

@@ -11,6 +11,10 @@ With W = ZQ, multipliers Omega (theirs times eta) and rho (theirs times eta), re
 
 until :math:`\|W - ZQ\|` and :math:`\rho \|(W^+ - W) Q^T\|` are small. The matrix is factored once, or the system solved
 by conjugate gradients from the last Z where N is large. s = 0 gives Y; a large s the mean of each connected component.
+
+Where many such steps are to be taken on one graph, rounds of training or settings side by side, each with a rho of its
+own, the Laplacian's spectrum (`graphs.spectrum`) serves all of them: it is found once on the host, and gives the
+inverse for any rho by one product.
 """
 
 from __future__ import annotations
@@ -24,7 +28,7 @@ from jax.scipy import linalg
 from jax.scipy.sparse.linalg import cg
 
 from jaxpfl.similarity import graphs, proximal
-from jaxpfl.similarity.graphs import Graph
+from jaxpfl.similarity.graphs import Graph, Spectrum
 from jaxpfl.types import Array, Scalar
 
 MOST_DENSE = 1000
@@ -74,6 +78,7 @@ def fuse(
     tolerance: Scalar = 1e-5,
     most: int = 1000,
     dense: bool | None = None,
+    spectrum: Spectrum | None = None,
 ) -> Fused:
     """The minimiser for y [N, d].
 
@@ -87,6 +92,7 @@ def fuse(
       tolerance: of the primal and of the dual residual.
       most: steps at most.
       dense: factor the matrix; None for N up to `MOST_DENSE`.
+      spectrum: the graph's, of which the inverse is then made instead.
 
     Raises:
       JaxpflError: for other p.
@@ -98,7 +104,10 @@ def fuse(
     apart = y - middle
     size = jnp.linalg.norm(apart)
     scale = jnp.where(size > 0, size, 1)
-    solve = _solver(graph, rho, tolerance, graph.nodes <= MOST_DENSE if dense is None else dense, y.dtype)
+    if spectrum is not None:
+        solve = _inverse(spectrum, rho, y.dtype)
+    else:
+        solve = _solver(graph, rho, tolerance, graph.nodes <= MOST_DENSE if dense is None else dense, y.dtype)
 
     def relative(residual: Array) -> Array:
         return jnp.linalg.norm(residual) / scale
@@ -117,6 +126,13 @@ def fuse(
     far = jnp.full((), jnp.inf, y.dtype)
     end = jax.lax.while_loop(unfinished, step, Fused(apart, warm, far, far, jnp.int32(0)))
     return end._replace(z=end.z + middle)
+
+
+def _inverse(spectrum: Spectrum, rho: Scalar, dtype: jnp.dtype) -> Callable:
+    """What `_solver` gives, by the inverse itself."""
+    values, vectors = jnp.asarray(spectrum.values, dtype), jnp.asarray(spectrum.vectors, dtype)
+    inverse = jnp.matmul(vectors / (1 + rho * values), vectors.T, precision="highest")
+    return lambda right, start: jnp.matmul(inverse, right, precision="highest")
 
 
 def _solver(graph: Graph, rho: Scalar, tolerance: Scalar, dense: bool, dtype: jnp.dtype) -> Callable:
