@@ -75,7 +75,7 @@ class NetworkHyper(SgdHyper):
     """The network lasso's hyper-parameters."""
 
     lam: Scalar = hyper(0.03, "lambda, weight of |z_i - z_j| on every edge")
-    rho: Scalar = hyper(1.0, "ADMM's penalty, eta times the print's; changes its number of steps alone", positive=True)
+    rho: Scalar = hyper(1.0, "ADMM's first penalty, eta times the print's: its number of steps", positive=True)
 
 
 class NetworkState(NamedTuple):
@@ -176,7 +176,7 @@ def network_lasso(
     def init(key: Key, hp: NetworkHyper, ctx: ServerContext) -> NetworkState:
         parts = mask.split(task.init(key))
         z = jnp.broadcast_to(ravel_pytree(parts.personal)[0], (graph.nodes, flat.size))
-        return NetworkState(parts.shared, z, parts.fixed, admm.cold(graph, z))
+        return NetworkState(parts.shared, z, parts.fixed, admm.cold(graph, z, hp.rho))
 
     def fused(
         hp: NetworkHyper, ctx: ServerContext, state: NetworkState, uploads: Stacked
@@ -186,7 +186,7 @@ def network_lasso(
         # What did not arrive is zero, and has no row: no other upload can reach the system.
         y = state.z.at[uploads.rows].add((scale * own).astype(state.z.dtype), mode="drop")
         pull = hp.lr * hp.decay(ctx.round, work.steps) * work.steps * hp.lam * uploads.contributors / graph.nodes
-        how = {"rho": hp.rho, "warm": state.warm, "tolerance": tolerance, "most": admm_steps, "spectrum": spectrum}
+        how = {"warm": state.warm, "tolerance": tolerance, "most": admm_steps, "spectrum": spectrum}
         end = admm.fuse(graph, y, pull, p, **how)
         joined = (end.warm.w == 0).all(axis=1)
         share = joined.sum() / max(graph.edges, 1)
