@@ -3,7 +3,7 @@
 Alike in one of three spaces (Zhao et al., section II-A): their inputs by the maximum mean discrepancy of a Gaussian
 kernel ("data"), the covariance matrices of their inputs ("features"), or models that each has trained alone for a few
 rounds from a common start ("models"). The first two do not see labels, and are of no use where clients differ in these
-alone; the third does. Nothing depends on the order of the clients, on padding or on the run's seed.
+alone; the third does. An example that is not finite is left out. Nothing depends on the order of the clients, on padding or on the run's seed.
 
 It is made on the host before a run. In a deployment clients would upload the vector that is compared here, once; that
 is not counted among the bytes of a run.
@@ -19,7 +19,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import algorithms, participation
-from jaxpfl.algorithms import LocalWork
+from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.models import Task
@@ -41,6 +41,24 @@ LOCAL_ROUNDS = 10
 """Rounds of local training before models are compared."""
 
 
+def graph_for(
+    method: Method,
+    graph: str | Graph | None,
+    federation: Federation,
+    task: Task,
+    work: LocalWork,
+    *,
+    neighbours: int = NEIGHBOURS,
+) -> Graph | None:
+    """The graph of the clients that a method is given: the user's, that of a space, by default "data" (it sees whole
+    distributions, and costs no training); None for a method that needs none."""
+    if not method.graph:
+        return None
+    if isinstance(graph, Graph):
+        return graph
+    return client_graph(graph or "data", federation, task, work, neighbours=neighbours)
+
+
 def client_graph(
     space: str, federation: Federation, task: Task, work: LocalWork, *, neighbours: int = NEIGHBOURS
 ) -> Graph:
@@ -59,10 +77,18 @@ def client_graph(
     """
     if space not in SPACES:
         raise unknown_name("graph", space, SPACES)
-    if not isinstance(neighbours, int | np.integer) or neighbours < 1:
-        raise JaxpflError(f"neighbours must be a whole number of at least 1, got {neighbours!r}")
-    vectors = _models(federation, task, work) if space == "models" else _of_inputs(space, federation)
-    return graphs.nearest_neighbours(features.euclidean(vectors), federation.num_clients, int(neighbours))
+    if space != "models":
+        return graph_by_inputs(space, federation, neighbours=neighbours)
+    return _nearest(_models(federation, task, work), neighbours)
+
+
+def graph_by_inputs(space: str, federation: Federation, *, neighbours: int = NEIGHBOURS) -> Graph:
+    """`client_graph` of "data" or "features", which needs no training."""
+    return _nearest(_of_inputs(space, federation), neighbours)
+
+
+def _nearest(vectors: Array, neighbours: int) -> Graph:
+    return graphs.nearest_neighbours(features.euclidean(vectors), vectors.shape[0], neighbours)
 
 
 def _of_inputs(space: str, federation: Federation) -> Array:
@@ -74,6 +100,7 @@ def _of_inputs(space: str, federation: Federation) -> Array:
         )
     (leaf,) = jax.tree.leaves(x)
     x = np.asarray(leaf).reshape(*mask.shape, -1)
+    mask = mask & np.isfinite(x).all(axis=2)  # one broken example must not make all distances NaN
     key = jax.random.key(0)
     if space == "data":
         bandwidth = median_distance(x, mask, np.asarray(federation.client_ids))

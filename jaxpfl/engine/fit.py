@@ -16,7 +16,7 @@ from jaxpfl import participation as participations
 from jaxpfl.algorithms import LocalWork, Method, Optimizer
 from jaxpfl.algorithms.hyper import replace
 from jaxpfl.algorithms.server_optimizer import check_rate
-from jaxpfl.engine.client_graph import NEIGHBOURS, client_graph
+from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
 from jaxpfl.engine.evaluate import Scores
 from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.engine.pooled import PooledSimulation
@@ -150,7 +150,9 @@ def fit(
       JaxpflError: for unknown names, values outside their range, and settings that the data do not allow.
     """
     eval_every = rounds if eval_every is None else eval_every
-    check_positive(rounds=rounds, local_steps=local_steps, batch_size=batch_size, eval_every=eval_every)
+    check_positive(
+        rounds=rounds, local_steps=local_steps, batch_size=batch_size, eval_every=eval_every, neighbours=neighbours
+    )
     if isinstance(method, str):
         method = algorithms.get(method)
     splits = (federation.train, federation.validation, federation.test)
@@ -274,24 +276,6 @@ def make_simulation(
         unseen=unseen,
         adapt_rounds=adapt_rounds,
     )
-
-
-def graph_for(
-    method: Method,
-    graph: str | Graph | None,
-    federation: Federation,
-    task: Task,
-    work: LocalWork,
-    *,
-    neighbours: int = NEIGHBOURS,
-) -> Graph | None:
-    """The graph of the clients that a method is given: the user's, that of a space, by default "data" (it sees whole
-    distributions, and costs no training); None for a method that needs none."""
-    if not method.graph:
-        return None
-    if isinstance(graph, Graph):
-        return graph
-    return client_graph(graph or "data", federation, task, work, neighbours=neighbours)
 
 
 def draw_cohorts(

@@ -108,14 +108,10 @@ def fuse(
     apart = y - middle
     size = jnp.linalg.norm(apart)
     scale = jnp.where(size > 0, size, 1)
-    if p == 2 and y.shape[1] > graph.nodes:
-        basis = orthonormal(apart)
-        apart, warm = (
-            _times(apart, basis.T),
-            warm._replace(w=_times(warm.w, basis.T), omega=_times(warm.omega, basis.T)),
-        )
-    else:
-        basis = None
+    basis = orthonormal(apart) if p == 2 and y.shape[1] > graph.nodes else None
+    if basis is not None:
+        apart, w, omega = (_times(rows, basis.T) for rows in (apart, warm.w, warm.omega))
+        warm = Warm(w, omega, warm.rho)
     if graph.nodes <= MOST_DENSE if dense is None else dense:
         solve = _by_spectrum(graphs.spectrum(graph) if spectrum is None else spectrum, y.dtype)
     else:
@@ -147,19 +143,20 @@ def fuse(
 
 
 def orthonormal(rows: Array) -> Array:
-    """An orthonormal basis of the span of rows [N, d], [N, d]; zero where a row adds nothing to those before it.
+    """An orthonormal basis of the span of rows [N, d], [N, d]; zero where a row adds nothing to those before it, up to
+    rounding (of the last of rows that sum to zero, what is left has no direction but that of the rounding).
 
     By the Gram-Schmidt process, twice for each row. Not by LAPACK, calls of which for several runs at once may wait for
     each other forever on a CPU of two cores.
     """
+    least = 100 * jnp.finfo(rows.dtype).eps * jnp.linalg.norm(rows, axis=1).max()
 
     def add(i: Array, basis: Array) -> Array:
-        row = rows[i]
-        rest = row
+        rest = rows[i]
         for _ in range(2):
             rest = rest - _times(_times(basis, rest), basis)
         length = jnp.linalg.norm(rest)
-        new = length > 10 * jnp.finfo(rows.dtype).eps * jnp.linalg.norm(row)
+        new = length > least
         return basis.at[i].set(jnp.where(new, rest / jnp.where(new, length, 1), 0))
 
     return jax.lax.fori_loop(0, rows.shape[0], add, jnp.zeros_like(rows))
