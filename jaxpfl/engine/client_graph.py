@@ -3,7 +3,8 @@
 Alike in one of three spaces (Zhao et al., section II-A): their inputs by the maximum mean discrepancy of a Gaussian
 kernel ("data"), the covariance matrices of their inputs ("features"), or models that each has trained alone for a few
 rounds from a common start ("models"). The first two do not see labels, and are of no use where clients differ in these
-alone; the third does. An example that is not finite is left out. Nothing depends on the order of the clients, on padding or on the run's seed.
+alone; the third does. An example that is not finite is left out. Nothing depends on the order of the clients, on
+padding or on the run's seed.
 
 It is made on the host before a run. In a deployment clients would upload the vector that is compared here, once; that
 is not counted among the bytes of a run.
@@ -129,7 +130,7 @@ def median_distance(x: np.ndarray, mask: np.ndarray, client_ids: np.ndarray) -> 
     apart = squares[:, None] + squares - 2 * sample @ sample.T
     apart = apart[np.triu_indices(len(sample), 1)]
     apart = apart[apart > 1e-12 * max(squares.max(initial=0), 1e-300)]
-    return float(np.sqrt(np.median(apart))) if len(apart) else 1.0
+    return float(np.median(np.sqrt(apart))) if len(apart) else 1.0
 
 
 def _models(federation: Federation, task: Task, work: LocalWork) -> Array:

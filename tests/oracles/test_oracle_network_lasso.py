@@ -5,11 +5,10 @@ import math
 from functools import cache
 from typing import NamedTuple
 
-import jax
 import numpy as np
 import pytest
-from numpy_reference import Params, decay, sgd
-from oracle_methods import BATCH_SIZES, KINDS, ROUNDS, SGD, batches, cohorts, engine, own_states, scores
+from numpy_reference import Params, cross_entropy, decay, forward, sgd
+from oracle_methods import BATCH_SIZES, KINDS, ROUNDS, SGD, batches, cohorts, engine, scores
 from oracle_setup import (
     SIZES,
     STEPS,
@@ -25,7 +24,7 @@ from oracle_setup import (
     stack,
 )
 
-from jaxpfl import JaxpflError, LocalWork
+from jaxpfl import ExecutionPlan, JaxpflError, LocalWork
 from jaxpfl.algorithms.network_lasso import network_lasso
 from jaxpfl.similarity import graphs
 
@@ -212,7 +211,7 @@ def test_no_pull_is_local_training_from_a_common_start():
     assert (end.history["fused_edges"] == 0).all()
 
 
-@pytest.mark.parametrize("p", [1.0, 2.0, math.inf])
+@pytest.mark.parametrize("p", [pytest.param(1.0, marks=pytest.mark.slow), 2.0])
 def test_a_large_pull_gives_everybody_the_mean_as_printed(p):
     """Every column becomes ``mean(Z_t) - eta mean(G) / N``, G the gradients at Z_t."""
     apart, together = (all_personal(lam, scaling="mean", steps=1, p=p) for lam in (0.0, 1e4))
@@ -267,8 +266,6 @@ def test_newcomers_are_sent_the_mean():
     state, _ = made.advance(made.init([17]), 2)
     mean = {k: v.mean(axis=0) for k, v in on_host(made.personal_models(state)).items()}
     got_ = on_host(made.evaluate_unseen(state))
-    from numpy_reference import cross_entropy, forward
-
     tests = clients(classification_problem((8, 13), (100, 101)).test)
     want = np.array([cross_entropy(forward(mean, x), y)[0] for x, y in tests])
     for which in ("before", "after"):
@@ -278,7 +275,7 @@ def test_newcomers_are_sent_the_mean():
 # --- clusters -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("p", [2.0, math.inf])
+@pytest.mark.parametrize("p", [2.0, pytest.param(math.inf, marks=pytest.mark.slow)])
 def test_planted_clusters_are_recovered(p):
     """Twelve linear clients of three models on a complete graph, and one without neighbours: the three models at a
     middle lambda, each client alone at zero, one model at a large one; all in one program."""
@@ -287,24 +284,23 @@ def test_planted_clusters_are_recovered(p):
     centers = 2 * rng.normal(size=(4, features))
     parts = []
     for kind in [*truth, 3]:
-        x = rng.normal(size=(20, features))
-        parts.append((x, x @ centers[kind] + 0.3 * rng.normal(size=20)))
+        x = rng.normal(size=(100, features))
+        parts.append((x, x @ centers[kind] + 0.3 * rng.normal(size=100)))
     federation = stack(parts, parts, range(13))
     graph = graphs.from_edges([(i, j) for i in range(12) for j in range(i)], 13)
     made = simulation(
         "network-lasso",
         federation,
-        {"lr": 0.1, "lr_decay": 1.0, "weight_decay": 0.0, "lam": np.array([0.0, 0.05, 10.0])},
+        {"lr": 0.1, "lr_decay": 1.0, "weight_decay": 0.0, "lam": np.array([0.0, 0.2, 10.0])},
         task=least_squares(features),
         steps=2,
         choices={"graph": graph},
         p=p,
         tolerance=1e-7,
         admm_steps=500,
+        plan=ExecutionPlan(rounds_per_call=60),
     )
-    state, history = made.init([0, 0, 0]), {}
-    for _ in range(60):
-        state, history = made.advance(state, 1)
+    state, history = made.advance(made.init([0, 0, 0]), 60)
     alone, middle, one = made.clusters(state)
     np.testing.assert_array_equal(alone, range(13))
     np.testing.assert_array_equal(middle, [*truth, 3])
