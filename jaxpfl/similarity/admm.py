@@ -87,7 +87,7 @@ def fuse(
     """The minimiser for y [N, d].
 
     Args:
-      graph: its edges are the neighbours; with none, or for N = 1, z = y.
+      graph: its edges, on the host, are the neighbours; with none, or for N = 1, z = y.
       y: what the clients' vectors would be without neighbours; finite (one that is not makes all of z NaN).
       strength: s, not negative; infinity gives the components' means.
       p: 1, 2 or infinity.

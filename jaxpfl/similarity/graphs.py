@@ -128,10 +128,11 @@ def degrees(graph: Graph) -> Array:
     return jnp.zeros(graph.nodes, jnp.int32).at[graph.first].add(1).at[graph.second].add(1)
 
 
-def laplacian(graph: Graph, dtype: Any = jnp.float32) -> Array:
-    """``Q Q^T``, [N, N]: the degrees on the diagonal, -1 for every edge."""
-    apart = jnp.zeros((graph.nodes, graph.nodes), dtype).at[graph.first, graph.second].set(-1)
-    return apart + apart.T + jnp.diag(degrees(graph).astype(dtype))
+def laplacian(graph: Graph) -> np.ndarray:
+    """``Q Q^T``, [N, N]: the degrees on the diagonal, -1 for every edge; on the host."""
+    matrix = np.diag(_host_degrees(graph).astype(np.float64))
+    matrix[graph.first, graph.second] = matrix[graph.second, graph.first] = -1
+    return matrix
 
 
 class Spectrum(NamedTuple):
@@ -142,12 +143,8 @@ class Spectrum(NamedTuple):
 
 
 def spectrum(graph: Graph) -> Spectrum:
-    """The spectrum of `laplacian`, in float64 by NumPy."""
-    matrix = np.zeros((graph.nodes, graph.nodes))
-    for sign, row, column in ((1, 0, 0), (1, 1, 1), (-1, 0, 1), (-1, 1, 0)):
-        ends = (np.asarray(graph.first), np.asarray(graph.second))
-        np.add.at(matrix, (ends[row], ends[column]), sign)
-    return Spectrum(*np.linalg.eigh(matrix))
+    """The spectrum of `laplacian`, by NumPy."""
+    return Spectrum(*np.linalg.eigh(laplacian(graph)))
 
 
 def components(graph: Graph, joined: Any) -> np.ndarray:

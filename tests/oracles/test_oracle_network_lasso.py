@@ -26,7 +26,7 @@ from oracle_setup import (
 
 from jaxpfl import ExecutionPlan, JaxpflError, LocalWork
 from jaxpfl.algorithms.network_lasso import network_lasso
-from jaxpfl.similarity import graphs
+from jaxpfl.similarity import admm, graphs
 
 N = len(SIZES)
 PAIRS = [(0, 1), (1, 2), (0, 2), (2, 3)]  # node 4 has no neighbour
@@ -151,6 +151,12 @@ def test_rounds(kind, p):
     assert measured["after"].keys() == {"accuracy", "loss", "diverged"}
     assert "global" not in measured
     np.testing.assert_allclose(measured["after"]["loss"], scores(want[-1].models)["loss"], rtol=1e-7)
+
+
+def test_conjugate_gradients_give_the_same(monkeypatch):
+    monkeypatch.setattr(admm, "MOST_DENSE", 0)
+    made = engine("network-lasso", HYPER, "full", choices={"graph": GRAPH}, **MASKS, **EXACT)
+    assert_rounds(made, reference("full", first_model(made)))
 
 
 def test_the_prints_scale():
