@@ -38,6 +38,9 @@ MOST_DENSE = 1000
 """Nodes beyond which the system is solved by conjugate gradients unless told. With a few edges a node they take half
 the time of the two products at N = 2000, and no memory of N^2."""
 
+RANGE = (1e-4, 1e4)
+"""Of the rho that follows the residuals."""
+
 
 class Warm(NamedTuple):
     """What the next step may begin with: w [M, d], the differences, their multipliers omega [M, d], and rho, []."""
@@ -128,8 +131,9 @@ def fuse(
         gap = new - here
         primal, dual = relative(gap), relative(rho * graphs.gathered(graph, new - w))
         factor = jnp.where(primal > 10 * dual, 2.0, jnp.where(dual > 10 * primal, 0.5, 1.0))
-        factor = jnp.where(2 * at.steps < most, factor, 1.0).astype(rho.dtype)
-        return Fused(z, Warm(new, omega + rho * gap, factor * rho), primal, dual, at.steps + 1)
+        # Without a pull there is no primal residual, and rho would be halved in every step that ever is.
+        next_rho = jnp.clip(jnp.where(2 * at.steps < most, factor, 1.0) * rho, *RANGE).astype(rho.dtype)
+        return Fused(z, Warm(new, omega + rho * gap, next_rho), primal, dual, at.steps + 1)
 
     def unfinished(at: Fused) -> Array:
         return (at.steps < most) & (jnp.maximum(at.primal, at.dual) > tolerance)

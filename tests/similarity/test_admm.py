@@ -211,6 +211,15 @@ def test_rho_follows_the_residuals():
     assert 0.05 < float(far.warm.rho) < 50
 
 
+def test_rho_stays_in_its_range_without_a_pull():
+    warm = None
+    for i in range(40):
+        end = fuse(data(i % 2), 0.0, 2, warm=warm)
+        warm = end.warm
+    assert float(warm.rho) == admm.RANGE[0]
+    np.testing.assert_allclose(end.z, data(1), atol=1e-8)
+
+
 def test_settings_side_by_side():
     y = data(12)
     strengths = jnp.array([0.05, 0.5])
