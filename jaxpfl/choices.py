@@ -43,14 +43,15 @@ def literal(text: str) -> Any:
 
 
 def typed(what: str, text: str, kind: type) -> Any:
-    """The value of that type that a text stands for; a whole number is a float too.
+    """The value of that type that a text stands for; a whole number is a float too, and so is inf.
 
     Raises:
       JaxpflError: for text that stands for something else.
     """
-    value = literal(text)
-    if kind is float and isinstance(value, int) and not isinstance(value, bool):
-        value = float(value)
+    try:
+        value = float(text) if kind is float else literal(text)  # "inf" is a number too
+    except ValueError:
+        value = text
     if type(value) is not kind:
         raise JaxpflError(f"{what} must be {'an' if kind is int else 'a'} {kind.__name__}, got {text!r}")
     return value

@@ -195,6 +195,8 @@ class Algorithm(NamedTuple):
       group_of: ``(client ids [m], number of groups) -> [m]``, the group of each client; on the host.
       check_data: refuses a federation that the method cannot serve, before anything is compiled; on the host.
       counts_bits: whether uploads say how many bits they take (``Upload.bits``), to be counted.
+      clusters: ``the server's state -> [m]``, the cluster of each client in the order of the stack, for a method that
+        finds some; on the host, of one run.
     """
 
     clients: tuple[Client, ...]
@@ -205,3 +207,4 @@ class Algorithm(NamedTuple):
     group_of: Callable[[np.ndarray, int], np.ndarray] = by_turns
     check_data: Callable[[Federation], None] = any_data
     counts_bits: bool = False
+    clusters: Callable[[PyTree], np.ndarray] | None = None

@@ -18,6 +18,7 @@ from jaxpfl.models import Task
 from jaxpfl.privacy.mechanism import Mechanism
 from jaxpfl.privacy.step_noise import StepNoise
 from jaxpfl.protocol import ClientContext
+from jaxpfl.similarity.graphs import Graph
 from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar
 
 WEIGHTINGS = ("examples", "uniform")
@@ -55,6 +56,8 @@ class LocalWork:
       privacy: the mechanism behind which the method runs. `privatize` applies it to any sum of uploads; here it is for
         what only the method can do: noise in every step (`released`), and private servers of their own (AdaMix).
       unseen: how many of the sizes, the last ones, are of clients that are never trained.
+      graph: which of those that are trained are neighbours, for methods that ask for it (`Method.graph`); its nodes are
+        the clients in the order of the stack.
 
     Raises:
       JaxpflError: for an optimiser or an argument of one that there is not, and another weighting.
@@ -69,6 +72,7 @@ class LocalWork:
     weighting: str = "examples"
     privacy: Mechanism | None = None
     unseen: int = 0
+    graph: Graph | None = None
 
     @property
     def num_clients(self) -> int:

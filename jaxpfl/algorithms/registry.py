@@ -21,6 +21,7 @@ from jaxpfl.algorithms.ifca import ifca
 from jaxpfl.algorithms.l2gd import L2GDHyper, l2gd
 from jaxpfl.algorithms.local import local
 from jaxpfl.algorithms.map_personalization import MapHyper, map_gaussian, map_laplace
+from jaxpfl.algorithms.network_lasso import NetworkHyper, network_lasso
 from jaxpfl.algorithms.perfedavg import PerFedAvgHyper, perfedavg
 from jaxpfl.algorithms.persfl import persfl, persfl_gd
 from jaxpfl.algorithms.pfedme import PFedMeHyper, pfedme
@@ -44,6 +45,7 @@ class Method(NamedTuple):
       scales: how many scales it uploads beside parameters, to be clipped apart from them in such steps.
       releases: ``options -> number``, for a method whose server is private by itself (``LocalWork.privacy``): how many
         sums a round releases. None where `privatize` makes its one sum private.
+      graph: whether it needs a graph of the clients (``LocalWork.graph``).
     """
 
     name: str
@@ -54,6 +56,7 @@ class Method(NamedTuple):
     step_noise: bool = False
     scales: int = 0
     releases: Callable[[Mapping[str, Any]], int] | None = None
+    graph: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -89,6 +92,7 @@ METHODS: Mapping[str, Method] = {
         Method("quped", quped, QuPeDHyper()),
         Method("scaffold", scaffold, ScaffoldHyper()),
         Method("l2gd", l2gd, L2GDHyper()),
+        Method("network-lasso", network_lasso, NetworkHyper(), graph=True),
     )
 }
 

@@ -17,6 +17,7 @@ from jaxpfl.algorithms import LocalWork, Method, Optimizer
 from jaxpfl.algorithms.hyper import replace
 from jaxpfl.algorithms.server_optimizer import check_rate
 from jaxpfl.compression import Compressor
+from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
 from jaxpfl.engine.coded import compress_uploads
 from jaxpfl.engine.evaluate import Scores
 from jaxpfl.engine.plan import ExecutionPlan
@@ -28,6 +29,7 @@ from jaxpfl.models import Model, Task
 from jaxpfl.models.given import start_from
 from jaxpfl.participation import RELIABLE, Availability, Participation, availability
 from jaxpfl.privacy import Mechanism, Refusal, poisson_cap, privatize
+from jaxpfl.similarity.graphs import Graph
 from jaxpfl.types import Federation, PyTree
 
 
@@ -49,6 +51,12 @@ class Fit(NamedTuple):
     rounds: np.ndarray
     scores: dict[str, dict[str, np.ndarray]]
     unseen: Scores | None = None
+
+    @property
+    def clusters(self) -> np.ndarray | None:
+        """The cluster of each client after the last round, [S, m], numbered from 0 in each run; None for a method that
+        finds none."""
+        return self.simulation.clusters(self.state)
 
     @property
     def unseen_accuracy(self) -> np.ndarray | None:
@@ -93,6 +101,8 @@ def fit(
     stragglers: float = 0.0,
     unseen: Federation | None = None,
     adapt_rounds: int = 10,
+    graph: str | Graph | None = None,
+    neighbours: int = NEIGHBOURS,
     plan: ExecutionPlan | None = None,
 ) -> Fit:
     """Trains a method and scores every client on its test examples.
@@ -136,13 +146,19 @@ def fit(
       stragglers: the probability that a client takes fewer steps in a round, a number uniform on 1 ... local_steps.
       unseen: clients that are never trained (`jaxpfl.set_apart` makes some), for ``Fit.unseen_accuracy``.
       adapt_rounds: the rounds that each of them works with the last message before it is scored.
+      graph: which clients are neighbours, for a method that asks for it: a graph whose nodes are the federation's
+        clients (`jaxpfl.similarity.graphs`), or of the nearest in ``data`` (the default), ``features`` or ``models``
+        (`jaxpfl.engine.client_graph`).
+      neighbours: how many each client has at least, where the graph is of the nearest.
       plan: how to execute.
 
     Raises:
       JaxpflError: for unknown names, values outside their range, and settings that the data do not allow.
     """
     eval_every = rounds if eval_every is None else eval_every
-    check_positive(rounds=rounds, local_steps=local_steps, batch_size=batch_size, eval_every=eval_every)
+    check_positive(
+        rounds=rounds, local_steps=local_steps, batch_size=batch_size, eval_every=eval_every, neighbours=neighbours
+    )
     if isinstance(method, str):
         method = algorithms.get(method)
     splits = (federation.train, federation.validation, federation.test)
@@ -167,6 +183,7 @@ def fit(
         privacy=privacy,
         unseen=0 if unseen is None else unseen.num_clients,
     )
+    work = dataclasses.replace(work, graph=graph_for(method, graph, federation, task, work, neighbours=neighbours))
     hp = replace(method.name, method.hyper, ({} if server_lr is None else {"server_lr": server_lr}) | (hyper or {}))
     check_rate(server_optimizer, getattr(hp, "server_lr", 0.0))
     simulation = make_simulation(

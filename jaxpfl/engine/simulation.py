@@ -187,6 +187,14 @@ class Simulation:
         models = self._read("personal", state, self.federations)
         return models[0] if len(models) == 1 else models
 
+    def clusters(self, state: RunState) -> np.ndarray | None:
+        """The cluster of every client, [S, m], numbered from 0 in each run; None for a method that finds none."""
+        find = self.algorithm.clusters
+        if find is None:
+            return None
+        server = jax.tree.map(np.asarray, state.server)
+        return np.stack([find(jax.tree.map(lambda a, i=i: a[i], server)) for i in range(state.round.shape[0])])
+
     def _read(self, name: _ProgramName, state: RunState, federations: tuple[Federation, ...]) -> Any:
         runs = state.round.shape[0]
         state = jax.device_put(state, self.placement.state)

@@ -108,6 +108,11 @@ class RunConfig(DataConfig):
     """Rounds that an unseen client works with the server's last message before it is scored."""
     lr: float | None = None
     """Learning rate of every method; each method's own unless given."""
+    graph: str | None = None
+    """Which clients are neighbours, for network-lasso: the nearest by their data, their features' covariances
+    (features) or locally trained models, or a CSV file with two client ids on each line; data unless given."""
+    neighbours: int | None = None
+    """Neighbours that each client has at least in such a graph of the nearest; 5 unless given."""
     client_optimizer: str = "sgd"
     """Optimiser of the local steps: an optax name, or name:argument=value,..., such as adam:b1=0.8; new every round."""
     server_optimizer: str = "sgd"
@@ -155,7 +160,7 @@ def resolve(config: RunConfig) -> RunConfig:
     if clients is not None:
         values["cohort"] = min(values["cohort"], max(clients, 1))
     config = dataclasses.replace(config, **{k: v for k, v in values.items() if given[k] is None})
-    counts = ("clients", "classes_per_client", "cohort", "local_steps", "batch_size", "rounds", "seeds")
+    counts = ("clients", "classes_per_client", "cohort", "local_steps", "batch_size", "rounds", "seeds", "neighbours")
     for name in (*counts, "eval_every", "checkpoint_every"):
         if getattr(config, name) is not None:
             check_positive(**{name: getattr(config, name)})

@@ -138,6 +138,9 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
                 "their updates were dropped and they are scored with the state before",
                 highlight=False,
             )
+        if row.get("clusters"):
+            numbers = ", ".join(map(str, row["clusters"]))
+            console.print(f"{name}: clusters of clients (a number for each seed): {numbers}", highlight=False)
         if row["lost_uploads"]:
             console.print(f"{name}: {row['lost_uploads']} uploads of a run were lost to dropout", highlight=False)
         if row["idle_rounds"]:

@@ -1,8 +1,9 @@
 """Runs methods into a run folder: records, checkpoints, per-client scores, and a summary that is written last.
 
 A run folder holds ``config.json`` (complete: rerunning it gives the same numbers), ``metrics.jsonl``, ``methods/``
-(one file pair for each finished method), ``checkpoints/``, ``clients.npz``, ``plots/`` and ``summary.json``; where it
-was asked for, ``profile/``. Only a folder with ``summary.json`` is a whole run.
+(one file pair for each finished method), ``checkpoints/``, ``clients.npz``, ``plots/`` and ``summary.json``; where a
+method asks for one, ``graph.csv`` with the neighbours among the clients; where it was asked for, ``profile/``.
+Only a folder with ``summary.json`` is a whole run.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ import jaxpfl
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.fit import milestones
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment import files, summary, uplink
+from jaxpfl.experiment import files, graph_file, summary, uplink
 from jaxpfl.experiment.checkpoint import Checkpoints
 from jaxpfl.experiment.config import RunConfig, differences, to_json
 from jaxpfl.experiment.interrupt import Interrupt, Interrupted
@@ -28,6 +29,7 @@ from jaxpfl.experiment.pace import Pace
 from jaxpfl.experiment.privacy import Protection
 from jaxpfl.experiment.profile import OFF, Profile
 from jaxpfl.experiment.setup import Experiment, require
+from jaxpfl.experiment.stored_run import GRAPH
 
 
 class Reporter(Protocol):
@@ -64,7 +66,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
     }
     if stored.exists():
         old = files.read_json(stored)
-        if not isinstance(old, dict) or not new.keys() - {"warm_start"} <= old.keys():
+        if not isinstance(old, dict) or not new.keys() - {"warm_start", "graph"} <= old.keys():
             raise JaxpflError(f"{stored} is not the config of a run: choose another --output")
         semantic, allowed = differences(old["config"], new["config"])
         dropped = [name for name in old["methods"] if name not in methods]
@@ -75,6 +77,8 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
             semantic.append("the data are not those of the run")
         if old.get("warm_start") != new["warm_start"]:
             semantic.append("the parameters of --warm-start are not those of the run")
+        if old.get("graph") not in (None, new["graph"]):
+            semantic.append("the graph of the clients is not that of the run")
         for name in set(methods) & old["hyper"].keys():
             if old["hyper"][name] != new["hyper"][name]:
                 semantic.append(f"{name}: {old['hyper'][name]} -> {new['hyper'][name]}")
@@ -90,6 +94,8 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
         folder.mkdir(parents=True, exist_ok=True)
         files.write_json(stored, new)
         (folder / "methods").mkdir(exist_ok=True)
+        if experiment.graph is not None:
+            graph_file.write(folder / GRAPH, experiment.graph, np.asarray(experiment.federation.client_ids))
     except OSError as error:
         raise JaxpflError(f"cannot write to {folder}: {error.strerror}") from None
     return allowed
@@ -230,6 +236,9 @@ def _write_method(
         arrays[name_of] = getattr(counts, name_of)
     if simulation.algorithm.counts_bits:
         arrays["upload_bits"] = counts.upload_bits
+    found = simulation.clusters(state)
+    if found is not None:
+        arrays["cluster"] = found
     with files.whole(folder / "methods" / f"{name}.npz", "wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
     runs = counts.steps.shape[0]
@@ -243,6 +252,7 @@ def _write_method(
             **uplink.of_method(simulation, counts, experiment.config.compress),
             "bytes_down": down * int(counts.participations.sum()) // runs,
             "client_steps": int(counts.steps.sum()) // runs,
+            "clusters": None if found is None else (found.max(axis=1) + 1).tolist(),
             "lost_uploads": int(counts.dropped.sum()) // runs,
             "idle_rounds": int(counts.idle_rounds.sum()) // runs,
             "diverged_clients": int(((counts.diverged > 0) | scores["after"]["diverged"]).any(axis=0).sum()),

@@ -6,6 +6,7 @@ import dataclasses
 import zlib
 from collections.abc import Mapping
 from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
@@ -17,17 +18,20 @@ from jaxpfl.algorithms.hyper import replace, with_rate, with_server_rate
 from jaxpfl.algorithms.server_optimizer import check_rate
 from jaxpfl.data import planted
 from jaxpfl.engine import Simulation
+from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
 from jaxpfl.engine.fit import build, draw_cohorts, make_simulation, make_task, weighting_under
 from jaxpfl.engine.groups import make_groups
 from jaxpfl.engine.plan import resolve as resolve_plan
 from jaxpfl.engine.state import server_context
 from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment import graph_file
 from jaxpfl.experiment.config import RunConfig, method_settings
 from jaxpfl.experiment.presets import model_for
 from jaxpfl.experiment.privacy import Protection, protect
 from jaxpfl.models import Task
 from jaxpfl.models.given import start_from
 from jaxpfl.participation import Participation
+from jaxpfl.similarity.graphs import Graph
 from jaxpfl.types import Federation, PyTree
 
 
@@ -41,6 +45,7 @@ class Experiment(NamedTuple):
       task: model, loss and metrics.
       start: the checksum of the parameters that it starts from, if given.
       unseen: the clients that arrive at the end, if any.
+      graph: which clients are neighbours, where a method asks for it.
     """
 
     config: RunConfig
@@ -49,6 +54,7 @@ class Experiment(NamedTuple):
     task: Task
     start: int | None
     unseen: Federation | None = None
+    graph: Graph | None = None
 
     def simulation(self, name: str) -> Simulation:
         """The compiled programs of one method."""
@@ -59,7 +65,7 @@ class Experiment(NamedTuple):
         return make_simulation(
             method,
             self.task,
-            dataclasses.replace(local_work(config, self.federation, self.unseen), privacy=mechanism),
+            dataclasses.replace(local_work(config, self.federation, self.unseen), privacy=mechanism, graph=self.graph),
             self.federation,
             cohorts(config, self.federation.num_clients),
             self.hyper(name),
@@ -100,7 +106,12 @@ class Experiment(NamedTuple):
         for name in self.methods:  # calibrated noise depends on the rounds: more of them are another run
             if (protection := self.protection(name)) is not None:
                 hyper[name]["privacy.noise_multiplier"] = float(np.asarray(protection.mechanism.noise_multiplier))
-        return {"hyper": hyper, "data": _checksum((self.federation, self.unseen)), "warm_start": self.start}
+        return {
+            "hyper": hyper,
+            "data": _checksum((self.federation, self.unseen)),
+            "warm_start": self.start,
+            "graph": None if self.graph is None else _checksum(self.graph),
+        }
 
 
 def prepare(
@@ -147,6 +158,8 @@ def prepare(
         task, start = start_from(task, initial), _checksum(dict(initial))
     work = local_work(config, federation, unseen)
     work.batches(1)  # refuses an unknown way to draw
+    graph = _graph(config, methods, federation, task, work)
+    work = dataclasses.replace(work, graph=graph)
     for name in methods:  # a method may refuse its options, the task, how many take part, or the data
         algorithm = build(algorithms.get(name), task, work, _split_settings(config, name, methods)[1])
         begin = partial(algorithm.server.init, hp=_hyper(config, name, methods), ctx=server_context(drawn, 0))
@@ -155,7 +168,7 @@ def prepare(
         for part in (federation, unseen):
             if part is not None:
                 algorithm.check_data(part)
-    experiment = Experiment(config, methods, federation, task, start, unseen)
+    experiment = Experiment(config, methods, federation, task, start, unseen, graph)
     if config.privacy.on or config.compress is not None:
         # What a method uploads, and so whether it can be private and compressed, shows when it is traced.
         for name in methods:
@@ -197,6 +210,19 @@ def client_clusters(config: RunConfig, num_classes: int) -> np.ndarray | None:
     if drawn and config.clients is None and config.users_per_client in (None, 1):
         return planted.draw_planted(planted.parse(config.data)).member
     return None
+
+
+def _graph(
+    config: RunConfig, methods: tuple[str, ...], federation: Federation, task: Task, work: LocalWork
+) -> Graph | None:
+    """The graph that a method of the run asks for; None where none does."""
+    asking = [method for method in map(algorithms.get, methods) if method.graph]
+    if not asking:
+        return None
+    given = config.graph
+    if given is not None and given.lower().endswith(".csv"):
+        return graph_file.read(Path(given), np.asarray(federation.client_ids))
+    return graph_for(asking[0], given, federation, task, work, neighbours=config.neighbours or NEIGHBOURS)
 
 
 def local_work(config: RunConfig, federation: Federation, unseen: Federation | None = None) -> LocalWork:

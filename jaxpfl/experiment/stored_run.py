@@ -17,6 +17,9 @@ from jaxpfl.experiment.config import RunConfig, from_mapping, resolve
 from jaxpfl.experiment.model_files import one_method
 from jaxpfl.experiment.setup import Experiment, prepare, require
 
+GRAPH = "graph.csv"
+"""The run's graph of clients, in its folder."""
+
 
 class StoredRun(NamedTuple):
     """What ``config.json`` of a run folder says.
@@ -58,6 +61,10 @@ class StoredRun(NamedTuple):
         """
         # What a run started from is in its checkpoints, and need not be there any more.
         config = dataclasses.replace(self.config, warm_start=None)
+        if (
+            self.folder / GRAPH
+        ).is_file():  # the file that gave it may have moved, and models need not be trained again
+            config = dataclasses.replace(config, graph=str(self.folder / GRAPH))
         if data_dir is not None:
             config = dataclasses.replace(config, data_dir=data_dir)
         with warnings.catch_warnings():
@@ -68,6 +75,8 @@ class StoredRun(NamedTuple):
             raise JaxpflError(f"the data are not those of the run in {self.folder}")
         if now["hyper"] != self.record["hyper"]:
             raise JaxpflError(f"the methods' hyper-parameters are not those of the run in {self.folder}")
+        if now["graph"] != self.record.get("graph"):
+            raise JaxpflError(f"the graph of the clients is not that of the run in {self.folder}")
         return experiment
 
 

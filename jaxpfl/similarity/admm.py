@@ -9,8 +9,16 @@ With W = ZQ, multipliers Omega (theirs times eta) and rho (theirs times eta), re
    W^+ &= \operatorname{prox}_{(s / \rho) \|\cdot\|_p} (Z^+ Q - \Omega / \rho), \\
    \Omega^+ &= \Omega + \rho (W^+ - Z^+ Q)
 
-until :math:`\|W - ZQ\|` and :math:`\rho \|(W^+ - W) Q^T\|` are small. The matrix is factored once, or the system solved
-by conjugate gradients from the last Z where N is large. s = 0 gives Y; a large s the mean of each connected component.
+until :math:`\|W - ZQ\|` and :math:`\rho \|(W^+ - W) Q^T\|` are small. s = 0 gives Y; a large s the mean of each
+connected component.
+
+The matrix is factored once for all steps: of the graph's Laplacian, the spectrum, found on the host, gives the inverse
+for any rho by two products, so that it serves all rounds of a training, all settings side by side and a rho that
+changes. Where N is large the system is solved by conjugate gradients from the last Z. rho is doubled or halved where
+one residual is ten times the other (Boyd et al. 2011, section 3.4.1), for the first half of the steps.
+
+For p = 2, and d above N, all is done in the coordinates of an orthonormal basis of the rows of Y (less their mean),
+which changes no length: the minimiser lies in their span, and a step costs N / d of what it would.
 """
 
 from __future__ import annotations
@@ -20,23 +28,26 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.scipy import linalg
 from jax.scipy.sparse.linalg import cg
 
 from jaxpfl.similarity import graphs, proximal
-from jaxpfl.similarity.graphs import Graph
+from jaxpfl.similarity.graphs import Graph, Spectrum
 from jaxpfl.types import Array, Scalar
 
 MOST_DENSE = 1000
 """Nodes beyond which the system is solved by conjugate gradients unless told. With a few edges a node they take half
-the time of the two triangular solves at N = 2000, and no memory of N^2."""
+the time of the two products at N = 2000, and no memory of N^2."""
+
+RANGE = (1e-4, 1e4)
+"""Of the rho that follows the residuals."""
 
 
 class Warm(NamedTuple):
-    """What the next step may begin with: w [M, d], the differences, and their multipliers omega [M, d]."""
+    """What the next step may begin with: w [M, d], the differences, their multipliers omega [M, d], and rho, []."""
 
     w: Array
     omega: Array
+    rho: Array
 
 
 class Fused(NamedTuple):
@@ -57,10 +68,10 @@ class Fused(NamedTuple):
     steps: Array
 
 
-def cold(graph: Graph, y: Array) -> Warm:
+def cold(graph: Graph, y: Array, rho: Scalar = 1.0) -> Warm:
     """A start without a history: exact for s = 0."""
     w = graphs.differences(graph, y)
-    return Warm(w, jnp.zeros_like(w))
+    return Warm(w, jnp.zeros_like(w), jnp.asarray(rho, y.dtype))
 
 
 def fuse(
@@ -74,65 +85,109 @@ def fuse(
     tolerance: Scalar = 1e-5,
     most: int = 1000,
     dense: bool | None = None,
+    spectrum: Spectrum | None = None,
 ) -> Fused:
     """The minimiser for y [N, d].
 
     Args:
-      graph: its edges are the neighbours; with none, or for N = 1, z = y.
+      graph: its edges, on the host, are the neighbours; with none, or for N = 1, z = y.
       y: what the clients' vectors would be without neighbours; finite (one that is not makes all of z NaN).
       strength: s, not negative; infinity gives the components' means.
       p: 1, 2 or infinity.
-      rho: positive; changes the number of steps alone.
+      rho: positive, to begin with where ``warm`` is None; changes the number of steps alone.
       warm: the last step's, or None for `cold`.
       tolerance: of the primal and of the dual residual.
       most: steps at most.
-      dense: factor the matrix; None for N up to `MOST_DENSE`.
+      dense: use the spectrum of the graph; None for N up to `MOST_DENSE`.
+      spectrum: the graph's, where it is known.
 
     Raises:
       JaxpflError: for other p.
     """
     proximal.check_norm(p)
-    warm = cold(graph, y) if warm is None else warm
+    warm = cold(graph, y, rho) if warm is None else warm
     middle = y.mean(axis=0)
     # A common shift moves z by as much. Without it the residuals are over what there is to draw together.
     apart = y - middle
     size = jnp.linalg.norm(apart)
     scale = jnp.where(size > 0, size, 1)
-    solve = _solver(graph, rho, tolerance, graph.nodes <= MOST_DENSE if dense is None else dense, y.dtype)
+    basis = orthonormal(apart) if p == 2 and y.shape[1] > graph.nodes else None
+    if basis is not None:
+        apart, w, omega = (_times(rows, basis.T) for rows in (apart, warm.w, warm.omega))
+        warm = Warm(w, omega, warm.rho)
+    if graph.nodes <= MOST_DENSE if dense is None else dense:
+        solve = _by_spectrum(graphs.spectrum(graph) if spectrum is None else spectrum, y.dtype)
+    else:
+        solve = _by_conjugate_gradients(graph, tolerance, y.dtype)
 
     def relative(residual: Array) -> Array:
         return jnp.linalg.norm(residual) / scale
 
     def step(at: Fused) -> Fused:
-        w, omega = at.warm
-        z = solve(apart + graphs.gathered(graph, omega + rho * w), at.z)
+        w, omega, rho = at.warm
+        z = solve(rho, apart + graphs.gathered(graph, omega + rho * w), at.z)
         here = graphs.differences(graph, z)
         new = proximal.prox(here - omega / rho, strength / rho, p)
-        primal, dual = new - here, rho * graphs.gathered(graph, new - w)
-        return Fused(z, Warm(new, omega + rho * primal), relative(primal), relative(dual), at.steps + 1)
+        gap = new - here
+        primal, dual = relative(gap), relative(rho * graphs.gathered(graph, new - w))
+        factor = jnp.where(primal > 10 * dual, 2.0, jnp.where(dual > 10 * primal, 0.5, 1.0))
+        # Without a pull there is no primal residual, and rho would be halved in every step that ever is.
+        next_rho = jnp.clip(jnp.where(2 * at.steps < most, factor, 1.0) * rho, *RANGE).astype(rho.dtype)
+        return Fused(z, Warm(new, omega + rho * gap, next_rho), primal, dual, at.steps + 1)
 
     def unfinished(at: Fused) -> Array:
         return (at.steps < most) & (jnp.maximum(at.primal, at.dual) > tolerance)
 
     far = jnp.full((), jnp.inf, y.dtype)
     end = jax.lax.while_loop(unfinished, step, Fused(apart, warm, far, far, jnp.int32(0)))
+    if basis is not None:
+        w, omega, rho = end.warm
+        end = end._replace(z=_times(end.z, basis), warm=Warm(_times(w, basis), _times(omega, basis), rho))
     return end._replace(z=end.z + middle)
 
 
-def _solver(graph: Graph, rho: Scalar, tolerance: Scalar, dense: bool, dtype: jnp.dtype) -> Callable:
-    """``(right-hand side, start) -> (I + rho L)^-1 right-hand side``."""
-    if dense:
-        factor = linalg.cho_factor(jnp.eye(graph.nodes, dtype=dtype) + rho * graphs.laplacian(graph, dtype))
-        return lambda right, start: linalg.cho_solve(factor, right)
-    diagonal = 1 + rho * graphs.degrees(graph).astype(dtype)[:, None]
+def orthonormal(rows: Array) -> Array:
+    """An orthonormal basis of the span of rows [N, d], [N, d]; zero where a row adds nothing to those before it, up to
+    rounding (of the last of rows that sum to zero, what is left has no direction but that of the rounding).
 
-    def matrix(z: Array) -> Array:
-        return z + rho * graphs.gathered(graph, graphs.differences(graph, z))
+    By the Gram-Schmidt process, twice for each row. Not by LAPACK, calls of which for several runs at once may wait for
+    each other forever on a CPU of two cores.
+    """
+    least = 100 * jnp.finfo(rows.dtype).eps * jnp.linalg.norm(rows, axis=1).max()
 
+    def add(i: Array, basis: Array) -> Array:
+        rest = rows[i]
+        for _ in range(2):
+            rest = rest - _times(_times(basis, rest), basis)
+        length = jnp.linalg.norm(rest)
+        new = length > least
+        return basis.at[i].set(jnp.where(new, rest / jnp.where(new, length, 1), 0))
+
+    return jax.lax.fori_loop(0, rows.shape[0], add, jnp.zeros_like(rows))
+
+
+_Solve = Callable[[Scalar, Array, Array], Array]
+"""``(rho, right-hand side, start) -> (I + rho L)^-1 right-hand side``."""
+
+
+def _by_spectrum(spectrum: Spectrum, dtype: jnp.dtype) -> _Solve:
+    values, vectors = jnp.asarray(spectrum.values, dtype), jnp.asarray(spectrum.vectors, dtype)
+    return lambda rho, right, start: _times(vectors / (1 + rho * values), _times(vectors.T, right))
+
+
+def _by_conjugate_gradients(graph: Graph, tolerance: Scalar, dtype: jnp.dtype) -> _Solve:
+    degrees = graphs.degrees(graph).astype(dtype)[:, None]
     # Errors of the system must stay below the residuals that are waited for.
     small = tolerance / 10
 
-    def solve(right: Array, start: Array) -> Array:
-        return cg(matrix, right, x0=start, tol=small, maxiter=200, M=lambda z: z / diagonal)[0]
+    def solve(rho: Scalar, right: Array, start: Array) -> Array:
+        def matrix(z: Array) -> Array:
+            return z + rho * graphs.gathered(graph, graphs.differences(graph, z))
+
+        return cg(matrix, right, x0=start, tol=small, maxiter=200, M=lambda z: z / (1 + rho * degrees))[0]
 
     return solve
+
+
+def _times(a: Array, b: Array) -> Array:
+    return jnp.matmul(a, b, precision="highest")

@@ -1,5 +1,6 @@
 """A small ragged problem and how to run a method on it; shared by the conformance tests."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -7,7 +8,11 @@ import numpy as np
 from toys import Medians, availability, participation
 
 from jaxpfl import ExecutionPlan, Federation, LocalWork, Method, Simulation, stack_clients
+from jaxpfl.algorithms.network_lasso import NetworkState
+from jaxpfl.engine.client_graph import graph_by_inputs
 from jaxpfl.engine.fit import make_task
+from jaxpfl.similarity import graphs
+from jaxpfl.similarity.admm import Warm
 
 CLIENTS, CLASSES, FEATURES = 7, 3, 5
 MODELS = {"fedbn": "mlp-ln:6"}
@@ -46,6 +51,8 @@ def simulate(
     federation = jax.tree.map(lambda a: a.astype(dtype) if np.issubdtype(a.dtype, np.floating) else a, federation)
     task = make_task(model or MODELS.get(method.name, "mlp:6"), federation, CLASSES)
     work = LocalWork(np.asarray(federation.train.size), 3, batch_size)
+    # Made of the federation as it is given, so that padding and order must not matter to it either.
+    work = dataclasses.replace(work, graph=graph_of(federation) if method.graph else None)
     return Simulation(
         wrap(method.build(task, work)),
         task,
@@ -55,6 +62,11 @@ def simulate(
         availability=availability(method.name),
         plan=plan or ExecutionPlan(rounds_per_call=8),
     )
+
+
+def graph_of(federation: Federation) -> graphs.Graph:
+    """Neighbours by their data, for the methods that ask for them."""
+    return graph_by_inputs("data", federation, neighbours=2)
 
 
 def outcome(simulation: Simulation, rounds: int, seeds=(3,)) -> dict:
@@ -76,8 +88,20 @@ def moved(simulation: Simulation, state: Any, order: np.ndarray) -> Any:
     server = state.server
     if isinstance(server, Medians):
         server = server._replace(by_client=server.by_client[:, order])
+    if isinstance(server, NetworkState):
+        server = moved_network(server, graph_of(simulation.federations[0]), order)
     counts = jax.tree.map(lambda a: a[:, order], state.counts)
     return state._replace(server=server, clients=tuple(clients), counts=counts)
+
+
+def moved_network(server: NetworkState, graph: graphs.Graph, order: np.ndarray) -> NetworkState:
+    """Rows of z by client, and rows of w and omega by edge: in another order, and turned where its ends are."""
+    place = np.argsort(order)
+    ends = np.stack([place[graph.first], place[graph.second]], axis=1)
+    edges = np.lexsort(np.sort(ends, axis=1).T[::-1])
+    signs = np.where(ends[:, 0] < ends[:, 1], 1, -1)[edges, None]
+    w, omega, rho = server.warm
+    return server._replace(z=server.z[:, order], warm=Warm(w[:, edges] * signs, omega[:, edges] * signs, rho))
 
 
 def assert_close(got: dict, want: dict, rtol: float) -> None:

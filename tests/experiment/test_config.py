@@ -25,7 +25,17 @@ def test_presets_fill_what_is_not_given():
         "clusters",
     }  # fmt: skip
     of_the_cohort = {"participation", "cohort_cap", "weighting"}
-    left_open = {"data_dir", "warm_start", "lr", "server_lr", "compress", *of_other_partitions, *of_the_cohort}
+    of_the_graph = {"graph", "neighbours"}
+    left_open = {
+        "data_dir",
+        "warm_start",
+        "lr",
+        "server_lr",
+        "compress",
+        *of_the_graph,
+        *of_other_partitions,
+        *of_the_cohort,
+    }
     assert None not in {v for k, v in vars(config).items() if k not in left_open}
 
 

@@ -13,6 +13,7 @@ from numpy_reference import Batch, World
 from jaxpfl import METHODS, ExecutionPlan, Federation, LocalWork, Model, Simulation, Task, classification
 from jaxpfl.compression import compressed, resolve
 from jaxpfl.data import draw_batches, plan_batches
+from jaxpfl.engine.client_graph import graph_by_inputs
 from jaxpfl.participation import Participation, full, uniform
 from jaxpfl.privacy import Mechanism, privatize
 from jaxpfl.randomness import Purpose, stream
@@ -130,8 +131,10 @@ def simulation(
     ``privacy`` stands between the clients and the server, and then what codes the uploads, ``compress``.
     """
     task = task or perceptron()
-    work = LocalWork(np.asarray(federation.train.mask).sum(1), steps, batch_size, **(choices or {}))
-    entry = METHODS[method]
+    entry, choices = METHODS[method], choices or {}
+    if entry.graph:
+        choices = {"graph": graph_by_inputs("data", federation, neighbours=2)} | choices
+    work = LocalWork(np.asarray(federation.train.mask).sum(1), steps, batch_size, **choices)
     algorithm, hyper = entry.build(task, work, **options), entry.hyper.replace(**hp)
     if privacy is not None:
         algorithm, hyper = privatize(algorithm, hyper, privacy)

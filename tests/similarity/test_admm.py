@@ -181,6 +181,45 @@ def test_single_precision_reaches_its_tolerance():
         np.testing.assert_allclose(end.z, fuse(data(11), 0.3, p).z, atol=2e-4)
 
 
+@pytest.mark.parametrize("dense", [True, False])
+def test_more_parameters_than_clients(dense):
+    """A rotation into 12 dimensions rotates the minimiser; the second step begins with what the first one left."""
+    rotation = np.linalg.qr(np.random.default_rng(13).normal(size=(12, DIM)))[0].T
+    first, second = data(13), data(14)
+    end = fuse(first @ rotation, 0.3, 2, dense=dense)
+    np.testing.assert_allclose(end.z, fuse(first, 0.3, 2).z @ rotation, atol=1e-8)
+    end = fuse(second @ rotation, 0.3, 2, warm=end.warm, dense=dense)
+    np.testing.assert_allclose(end.z, fuse(second, 0.3, 2).z @ rotation, atol=1e-8)
+    np.testing.assert_allclose(end.warm.w, graphs.differences(GRAPH, end.z), atol=1e-8)
+
+
+def test_a_basis_of_the_rows():
+    rng = np.random.default_rng(15)
+    rows = rng.normal(size=(4, 9)) * np.array([[1], [1e3], [1e-3], [1]])
+    rows = np.concatenate([rows, rows[:2], np.zeros((1, 9)), -rows.sum(axis=0, keepdims=True)])
+    basis = np.asarray(admm.orthonormal(jnp.asarray(rows)))
+    np.testing.assert_array_equal(np.flatnonzero((basis**2).sum(axis=1)), range(4))
+    np.testing.assert_allclose(basis[:4] @ basis[:4].T, np.eye(4), atol=1e-12)
+    np.testing.assert_allclose(rows @ basis.T @ basis, rows, atol=1e-10)
+
+
+def test_rho_follows_the_residuals():
+    """From a rho that is far off it comes back, and the next step begins with the one that it has come to."""
+    y = data(16)
+    far = fuse(y, 0.3, 2, rho=1e3)
+    assert int(far.steps) < 60
+    assert 0.05 < float(far.warm.rho) < 50
+
+
+def test_rho_stays_in_its_range_without_a_pull():
+    warm = None
+    for i in range(40):
+        end = fuse(data(i % 2), 0.0, 2, warm=warm)
+        warm = end.warm
+    assert float(warm.rho) == admm.RANGE[0]
+    np.testing.assert_allclose(end.z, data(1), atol=1e-8)
+
+
 def test_settings_side_by_side():
     y = data(12)
     strengths = jnp.array([0.05, 0.5])

@@ -68,18 +68,24 @@ def test_no_neighbours_are_refused():
         graphs.nearest_neighbours(features.euclidean(jnp.ones((3, 1))), 3, 0)
 
 
-@pytest.mark.parametrize("edges", [[(0, 1), (1, 2), (0, 4)], []])
-def test_incidence_and_laplacian(edges):
-    graph = graphs.from_edges(edges, 5)
-    q = np.zeros((5, graph.edges))
+STAR = [(40, i) for i in range(40)]
+"""More edges at one node than are gathered."""
+
+
+@pytest.mark.parametrize(("edges", "nodes"), [([(0, 1), (1, 2), (0, 4)], 5), ([], 5), (STAR[:9], 41), (STAR, 42)])
+def test_incidence_and_laplacian(edges, nodes):
+    graph = graphs.from_edges(edges, nodes)
+    q = np.zeros((nodes, graph.edges))
     for e, (i, j) in enumerate(zip(graph.first, graph.second, strict=True)):
         q[i, e], q[j, e] = 1, -1
     rng = np.random.default_rng(2)
-    z, w = rng.normal(size=(5, 3)).astype(np.float32), rng.normal(size=(graph.edges, 3)).astype(np.float32)
+    z, w = rng.normal(size=(nodes, 3)).astype(np.float32), rng.normal(size=(graph.edges, 3)).astype(np.float32)
     np.testing.assert_allclose(graphs.differences(graph, jnp.asarray(z)), q.T @ z, atol=1e-6)
-    np.testing.assert_allclose(graphs.gathered(graph, jnp.asarray(w)), q @ w, atol=1e-6)
+    np.testing.assert_allclose(graphs.gathered(graph, jnp.asarray(w)), q @ w, atol=1e-5)
     np.testing.assert_array_equal(graphs.laplacian(graph), q @ q.T)
     np.testing.assert_array_equal(graphs.degrees(graph), (q**2).sum(axis=1))
+    values, vectors = graphs.spectrum(graph)
+    np.testing.assert_allclose(vectors * values @ vectors.T, q @ q.T, atol=1e-12)
 
 
 def test_components_are_scipys():

@@ -1,0 +1,144 @@
+"""The graph of a federation's clients: an edge between two if either is among the k that are most like the other.
+
+Alike in one of three spaces (Zhao et al., section II-A): their inputs by the maximum mean discrepancy of a Gaussian
+kernel ("data"), the covariance matrices of their inputs ("features"), or models that each has trained alone for a few
+rounds from a common start ("models"). The first two do not see labels, and are of no use where clients differ in these
+alone; the third does. An example that is not finite is left out. Nothing depends on the order of the clients, on
+padding or on the run's seed.
+
+It is made on the host before a run. In a deployment clients would upload the vector that is compared here, once; that
+is not counted among the bytes of a run.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import algorithms, participation
+from jaxpfl.algorithms import LocalWork, Method
+from jaxpfl.engine.simulation import Simulation
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.models import Task
+from jaxpfl.models.given import start_from
+from jaxpfl.similarity import features, graphs
+from jaxpfl.similarity.graphs import Graph
+from jaxpfl.types import Array, Federation
+
+SPACES = ("data", "features", "models")
+NEIGHBOURS = 5
+RANDOM_FEATURES = 1024
+"""Of the kernel; squared discrepancies are right within about 1/32."""
+MOST_FEATURES = 128
+"""Inputs with more are projected to so many at random: distances of covariances keep to some 10 %, and a client's
+matrix fits into 33 kB."""
+MOST_COMPARED = 1000
+"""Examples whose distances give the kernel's bandwidth."""
+LOCAL_ROUNDS = 10
+"""Rounds of local training before models are compared."""
+
+
+def graph_for(
+    method: Method,
+    graph: str | Graph | None,
+    federation: Federation,
+    task: Task,
+    work: LocalWork,
+    *,
+    neighbours: int = NEIGHBOURS,
+) -> Graph | None:
+    """The graph of the clients that a method is given: the user's, that of a space, by default "data" (it sees whole
+    distributions, and costs no training); None for a method that needs none."""
+    if not method.graph:
+        return None
+    if isinstance(graph, Graph):
+        return graph
+    return client_graph(graph or "data", federation, task, work, neighbours=neighbours)
+
+
+def client_graph(
+    space: str, federation: Federation, task: Task, work: LocalWork, *, neighbours: int = NEIGHBOURS
+) -> Graph:
+    """The graph of the k nearest neighbours of a federation's clients; its nodes are in the order of the stack.
+
+    Args:
+      space: "data", "features" or "models".
+      federation: the clients that are trained; their training inputs are compared.
+      task: for "models", what is trained, from its model's initialisation at key 0.
+      work: for "models", the local steps of each of `LOCAL_ROUNDS` rounds of ``local`` at its own hyper-parameters.
+      neighbours: k; all others, if there are fewer.
+
+    Raises:
+      JaxpflError: for another space, less than one neighbour, and, but for "models", inputs that are not one array of
+        real numbers.
+    """
+    if space not in SPACES:
+        raise unknown_name("graph", space, SPACES)
+    if space != "models":
+        return graph_by_inputs(space, federation, neighbours=neighbours)
+    return _nearest(_models(federation, task, work), neighbours)
+
+
+def graph_by_inputs(space: str, federation: Federation, *, neighbours: int = NEIGHBOURS) -> Graph:
+    """`client_graph` of "data" or "features", which needs no training."""
+    return _nearest(_of_inputs(space, federation), neighbours)
+
+
+def _nearest(vectors: Array, neighbours: int) -> Graph:
+    return graphs.nearest_neighbours(features.euclidean(vectors), vectors.shape[0], neighbours)
+
+
+def _of_inputs(space: str, federation: Federation) -> Array:
+    """What distances are of: one vector for each client, [m, ...]."""
+    x, mask = federation.train.x, np.asarray(federation.train.mask)
+    if len(jax.tree.leaves(x)) != 1 or not np.issubdtype(jax.tree.leaves(x)[0].dtype, np.floating):
+        raise JaxpflError(
+            f"a graph of {space} compares inputs that are one array of real numbers, and these are not: use models"
+        )
+    (leaf,) = jax.tree.leaves(x)
+    x = np.asarray(leaf).reshape(*mask.shape, -1)
+    mask = mask & np.isfinite(x).all(axis=2)  # one broken example must not make all distances NaN
+    key = jax.random.key(0)
+    if space == "data":
+        bandwidth = median_distance(x, mask, np.asarray(federation.client_ids))
+        return _each(lambda x, mask: features.mean_embedding(key, x, mask, bandwidth, RANDOM_FEATURES), x, mask)
+    if x.shape[2] <= MOST_FEATURES:
+        return _each(features.covariance, x, mask)
+    projection = jax.random.normal(key, (x.shape[2], MOST_FEATURES), x.dtype) / np.sqrt(MOST_FEATURES)
+    return _each(lambda x, mask: features.covariance(jnp.where(mask[:, None], x, 0) @ projection, mask), x, mask)
+
+
+def _each(vector: Callable[[Array, Array], Array], x: np.ndarray, mask: np.ndarray) -> Array:
+    """One client after the other: only the vectors are held side by side."""
+    return jax.jit(lambda x, mask: jax.lax.map(lambda client: vector(*client), (x, mask)))(x, mask)
+
+
+def median_distance(x: np.ndarray, mask: np.ndarray, client_ids: np.ndarray) -> float:
+    """The median distance between examples of different places, the usual bandwidth; 1 where all are the same.
+
+    Of at most `MOST_COMPARED` examples: as many of each client, its first, or one of each of the clients first by id.
+    """
+    clients = np.argsort(client_ids)[:MOST_COMPARED]
+    each = max(1, MOST_COMPARED // len(clients))
+    seen = mask[clients, :each]
+    sample = x[clients, :each][seen].astype(np.float64)
+    squares = (sample**2).sum(axis=1)
+    apart = squares[:, None] + squares - 2 * sample @ sample.T
+    apart = apart[np.triu_indices(len(sample), 1)]
+    apart = apart[apart > 1e-12 * max(squares.max(initial=0), 1e-300)]
+    return float(np.median(np.sqrt(apart))) if len(apart) else 1.0
+
+
+def _models(federation: Federation, task: Task, work: LocalWork) -> Array:
+    """Each client's parameters after some rounds alone; all start from the same."""
+    together = start_from(task, task.init(jax.random.key(0)))
+    alone = dataclasses.replace(work, sizes=np.asarray(federation.train.size), unseen=0, privacy=None)
+    local, m = algorithms.get("local"), federation.num_clients
+    made = Simulation(local.build(together, alone), together, federation, participation.full(m), local.hyper)
+    state, _ = made.advance(made.init([0]), LOCAL_ROUNDS)
+    leaves = jax.tree.leaves(made.personal_models(state))
+    return jnp.asarray(np.concatenate([np.asarray(leaf)[0, :m].reshape(m, -1) for leaf in leaves], axis=1))

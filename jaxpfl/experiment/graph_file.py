@@ -1,0 +1,49 @@
+"""A graph of clients as a CSV file: two client ids on each line, an edge; a header and repeated edges are allowed."""
+
+from __future__ import annotations
+
+import csv
+from pathlib import Path
+
+import numpy as np
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment import files
+from jaxpfl.similarity import graphs
+from jaxpfl.similarity.graphs import Graph
+
+HEADER = ("client", "neighbour")
+
+
+def read(path: Path, client_ids: np.ndarray) -> Graph:
+    """Reads a graph; clients that the file does not name have no neighbours.
+
+    Args:
+      client_ids: of the clients in the order of the stack, [m].
+
+    Raises:
+      JaxpflError: for a file that cannot be read, a line that is not two ids of clients, and a client beside itself.
+    """
+    try:
+        with open(path, newline="", encoding="utf-8-sig") as file:
+            rows = [(line, [cell.strip() for cell in row]) for line, row in enumerate(csv.reader(file), start=1)]
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise JaxpflError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+    rows = [(line, row) for line, row in rows if any(row)]
+    if rows and not any(cell.lstrip("-").isdecimal() for cell in rows[0][1]):
+        rows = rows[1:]
+    place = {str(client): row for row, client in enumerate(client_ids.tolist())}
+    pairs = []
+    for line, row in rows:
+        if len(row) != 2 or row[0] == row[1] or not place.keys() >= set(row):
+            raise JaxpflError(f"{path} line {line}: needs the ids of two clients of the run, got {','.join(row)!r}")
+        pairs.append([place[cell] for cell in row])
+    return graphs.from_edges(pairs, len(client_ids))
+
+
+def write(path: Path, graph: Graph, client_ids: np.ndarray) -> None:
+    """Writes a graph, as `read` takes it."""
+    with files.whole(path) as file:
+        writer = csv.writer(file)
+        writer.writerow(HEADER)
+        writer.writerows(zip(client_ids[graph.first].tolist(), client_ids[graph.second].tolist(), strict=True))

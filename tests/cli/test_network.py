@@ -1,0 +1,58 @@
+"""The network lasso from the command line: --graph, the graph and the clusters in the run folder, resume and export."""
+
+import json
+
+import numpy as np
+import pytest
+from command import SMALL, jaxpfl
+
+RUN = ("run", "network-lasso", *SMALL)
+
+
+def test_a_run_writes_its_graph_and_its_clusters(tmp_path, capsys):
+    folder, edges = tmp_path / "run", tmp_path / "edges.csv"
+    edges.write_text("client,neighbour\n0,2\n3,4\n")
+    args = (*RUN, "--graph", edges, "--set", "lam=1000", "--set", "personal=head/*", "--output", folder)
+    result = jaxpfl(capsys, *args)
+    assert result.status == 0, result.err
+    assert "network-lasso: clusters of clients (a number for each seed): 4, 4" in result.out
+    assert json.loads((folder / "summary.json").read_text())["methods"]["network-lasso"]["clusters"] == [4, 4]
+    with np.load(folder / "clients.npz") as stored:
+        np.testing.assert_array_equal(stored["network-lasso/cluster"], [[0, 1, 0, 2, 2, 3]] * 2)
+    assert (folder / "graph.csv").read_text().split() == ["client,neighbour", "0,2", "3,4"]
+    records = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    assert {"admm_steps", "admm_primal", "admm_dual", "fused_edges"} <= records[0].keys()
+
+    edges.write_text("0,2\n3,5\n")
+    refused = jaxpfl(capsys, *args, "--rounds", "6", "--resume")
+    assert refused.status == 2
+    assert "the graph of the clients is not that of the run" in refused.err
+    edges.unlink()  # the run folder holds what it was
+    result = jaxpfl(capsys, "export", folder)
+    assert result.status == 0, result.err
+    assert "6 personal models" in result.out
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["--graph", "date"], "unknown graph 'date': did you mean 'data'?"),
+        (["--graph", "none.csv"], "cannot read none.csv"),
+        (["--neighbours", "0"], "neighbours must be at least 1, got 0"),
+        (["--set", "p=3"], "p must be 1, 2 or inf, got 3.0"),
+        (["--set", "p=two"], "network-lasso.p must be a float, got 'two'"),
+        (
+            ["--set", "shared=body/*"],
+            "network-lasso.shared: no parameter fits 'body/*' (there are head/bias, head/kernel)",
+        ),
+        (["--set", "lam=inf"], "network-lasso.lam must be >= 0, got inf"),
+        (["--privacy.epsilon", "1", "--privacy.delta", "1e-3"], "a private sum needs uploads that are summed"),
+    ],
+)
+def test_bad_input(args, message, tmp_path, capsys):
+    result = jaxpfl(capsys, *RUN, *args, "--output", tmp_path / "run")
+    assert (result.status, result.out) == (2, "")
+    assert result.err.startswith("error: ")
+    assert message in result.err
+    assert result.err.count("\n") == 1
+    assert not (tmp_path / "run").exists()

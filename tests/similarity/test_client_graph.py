@@ -1,0 +1,156 @@
+"""Graphs made of a federation: who is near whom in data, features and models; what must not matter; the CSV file."""
+
+import numpy as np
+import pytest
+
+import jaxpfl
+from jaxpfl import JaxpflError, LocalWork
+from jaxpfl.data import pad, permute
+from jaxpfl.engine.client_graph import MOST_FEATURES, client_graph, graph_by_inputs, median_distance
+from jaxpfl.engine.fit import make_task
+from jaxpfl.experiment import graph_file
+from jaxpfl.experiment.config import RunConfig, resolve
+from jaxpfl.experiment.setup import prepare
+from jaxpfl.similarity import graphs
+
+SIZES = (120, 164, 140, 132, 152, 144)
+IDS = [7, 3, 12, 0, 5, 9]
+KIND = np.array([0, 1, 0, 1, 0, 1])
+
+
+def federation(of: str, features: int = 3):
+    """Two kinds of clients, by turns, that differ in the means of inputs, in one variance, or in labels."""
+    rng = np.random.default_rng(4)
+
+    def client(size: int, kind: int):
+        x = rng.normal(size=(size, features)) + 2 * kind * (of == "data")
+        x[:, 0] *= 1 + 9 * kind * (of == "features")
+        y = (x[:, 0] > 0) ^ (kind == 1 and of == "models")
+        return x.astype(np.float32), y.astype(np.int32)
+
+    clients = [client(size, kind) for size, kind in zip(SIZES, KIND, strict=True)]
+    return jaxpfl.stack_clients(clients, test=clients, client_ids=IDS)
+
+
+def pairs(graph: graphs.Graph) -> set[tuple[int, int]]:
+    return set(zip(np.asarray(graph.first).tolist(), np.asarray(graph.second).tolist(), strict=True))
+
+
+def whole(graph: graphs.Graph) -> bool:
+    """Whether it is all pairs of clients of one kind, and no others."""
+    return pairs(graph) == {(i, j) for j in range(6) for i in range(j) if KIND[i] == KIND[j]}
+
+
+@pytest.mark.parametrize("space", ["data", "features", "models"])
+def test_those_that_differ_in_a_space_are_apart_in_it(space):
+    given = federation(space)
+    task = make_task("linear", given, 2)
+    work = LocalWork(np.asarray(given.train.size), 5, 10)
+    assert whole(client_graph(space, given, task, work, neighbours=2))
+
+
+def test_inputs_do_not_show_what_only_labels_tell():
+    given = federation("models")
+    assert not any(whole(graph_by_inputs(space, given, neighbours=2)) for space in ("data", "features"))
+
+
+def test_covariances_of_many_features_are_projected():
+    assert whole(graph_by_inputs("features", federation("features", MOST_FEATURES + 1), neighbours=2))
+
+
+@pytest.mark.parametrize("space", ["data", "features"])
+def test_padding_order_and_broken_examples_do_not_matter(space):
+    given = federation(space)
+    want = pairs(graph_by_inputs(space, given, neighbours=1))
+    padded = pad(given, train_capacity=170, validation_capacity=0, test_capacity=164)
+    x = np.where(padded.train.mask[..., None], padded.train.x, np.nan)
+    spoiled = padded._replace(train=padded.train._replace(x=x))
+    assert pairs(graph_by_inputs(space, spoiled, neighbours=1)) == want
+    order = np.array([3, 0, 5, 2, 4, 1])
+    moved = pairs(graph_by_inputs(space, permute(spoiled, order), neighbours=1))
+    assert {tuple(sorted((int(order[i]), int(order[j])))) for i, j in moved} == want
+    broken = given.train.x.copy()
+    broken[0, 0] = np.inf
+    assert whole(graph_by_inputs(space, given._replace(train=given.train._replace(x=broken)), neighbours=2))
+
+
+def test_the_median_distance():
+    x = np.array([[[0.0], [1.0], [9.0]], [[3.0], [7.0], [9.0]]])
+    mask = np.array([[True, True, False], [True, True, False]])
+    assert median_distance(x, mask, np.array([1, 0])) == pytest.approx(3.5)  # of 1, 2, 3, 4, 6, 7
+    assert median_distance(np.zeros((2, 3, 1)), mask, np.array([1, 0])) == 1
+
+
+def test_refusals():
+    given = federation("data")
+    task, work = make_task("linear", given, 2), LocalWork(np.asarray(given.train.size), 1, 5)
+    with pytest.raises(JaxpflError, match="unknown graph 'model': did you mean 'models'"):
+        client_graph("model", given, task, work)
+    with pytest.raises(JaxpflError, match="neighbours must be at least 1"):
+        client_graph("data", given, task, work, neighbours=0)
+    tokens = given._replace(train=given.train._replace(x=given.train.x.astype(np.int32)))
+    with pytest.raises(JaxpflError, match="one array of real numbers, and these are not: use models"):
+        graph_by_inputs("data", tokens)
+
+
+def test_fit_takes_a_graph_or_makes_one():
+    given = federation("data")
+    options = {"model": "linear", "rounds": 2, "local_steps": 1, "batch_size": 200}
+    result = jaxpfl.fit("network-lasso", given, neighbours=2, hyper={"lam": 1e3}, **options)
+    np.testing.assert_array_equal(result.clusters, [KIND])
+    chain = graphs.from_edges([(0, 1), (1, 2)], 6)
+    result = jaxpfl.fit("network-lasso", given, graph=chain, seeds=2, hyper={"lam": 1e3}, **options)
+    np.testing.assert_array_equal(result.clusters, [[0, 0, 0, 1, 2, 3]] * 2)
+    assert jaxpfl.fit("local", given, **options).clusters is None
+    with pytest.raises(JaxpflError, match="neighbours must be at least 1, got 0"):
+        jaxpfl.fit("network-lasso", given, neighbours=0, **options)
+
+
+def test_the_file(tmp_path):
+    ids, path = np.array(IDS), tmp_path / "graph.csv"
+    graph = graphs.from_edges([(0, 1), (1, 4)], 6)
+    graph_file.write(path, graph, ids)
+    assert path.read_text().split() == ["client,neighbour", "7,3", "3,5"]
+    assert pairs(graph_file.read(path, ids)) == pairs(graph)
+    path.write_text("5, 3\n\n3,5\n7,3\n")
+    assert pairs(graph_file.read(path, ids)) == pairs(graph)
+    path.write_text("")
+    assert graph_file.read(path, ids).edges == 0
+    for text, line in (("1,2", 1), ("7,3\n7,7", 2), ("a,b\n7", 2), ("7,3\n3;5", 2), ("7,3,1.5", 1)):
+        path.write_text(text)
+        with pytest.raises(JaxpflError, match=f"line {line}: needs the ids of two clients of the run"):
+            graph_file.read(path, ids)
+    with pytest.raises(JaxpflError, match="cannot read"):
+        graph_file.read(tmp_path / "none.csv", ids)
+
+
+def test_an_experiment_takes_data_unless_told():
+    def graph(**changes):
+        config = resolve(RunConfig(model="linear", clients=6, rounds=1, neighbours=1, **changes))
+        experiment = prepare(config, ("local", "network-lasso"))
+        assert experiment.fingerprint()["graph"] is not None
+        return pairs(experiment.graph)
+
+    assert graph() == graph(graph="data") != graph(graph="features")
+    assert prepare(resolve(RunConfig(graph="features")), ("local",)).graph is None
+
+
+@pytest.mark.slow
+def test_any_model_of_the_package():
+    """A convolutional network with a shared body and heads on the graph, at two lambdas in one program."""
+    rng = np.random.default_rng(6)
+    clients = [(rng.normal(size=(12, 16, 16)).astype(np.float32), rng.integers(3, size=12)) for _ in range(5)]
+    given = jaxpfl.stack_clients(clients, test=clients)
+    options = {"shared": "conv*,dense*", "personal": "head/*"}
+    result = jaxpfl.fit(
+        "network-lasso",
+        given,
+        model="cnn",
+        rounds=3,
+        local_steps=2,
+        hyper={"lam": [0.0, 100.0]},
+        seeds=[0, 0],
+        options=options,
+    )
+    assert np.isfinite(result.history["train_loss"]).all()
+    assert [row.max() + 1 for row in result.clusters] == [5, 1]
