@@ -16,6 +16,7 @@ from jaxpfl.estimate.elections import ElectionSettings
 from jaxpfl.estimate.gaussian import GaussianSettings
 from jaxpfl.estimate.logistic_regression import LogisticSettings
 from jaxpfl.estimate.mixture import MixtureSettings
+from jaxpfl.estimate.network import NetworkSettings
 from jaxpfl.estimate.regression import RegressionSettings
 from jaxpfl.estimate.regression_mixture import RegressionMixtureSettings
 from jaxpfl.experiment import compile_cache
@@ -27,13 +28,13 @@ _GAUSSIAN, _BERNOULLI, _MIXTURE, _ELECTIONS = (
     ElectionSettings(),
 )
 _REGRESSION, _REGRESSIONS, _LOGISTIC = RegressionSettings(), RegressionMixtureSettings(), LogisticSettings()
-_COMPRESSION = CompressionSettings()
+_COMPRESSION, _NETWORK = CompressionSettings(), NetworkSettings()
 
 
 def commands() -> tuple[Callable[..., None], ...]:
     """The commands of the group."""
     simulated = gaussian, bernoulli, mixture, histogram, regression, regression_mixture, logistic_regression
-    return *simulated, compression, elections, when
+    return *simulated, network, compression, elections, when
 
 
 def gaussian(
@@ -187,6 +188,23 @@ def logistic_regression(
     result = study.run(settings)
     title = _of_clients("Logistic regression", settings, f"n = {settings.samples}")
     show(result, title, to, lambda folder: study.write_plots(folder, settings), _over_fedavg(result))
+
+
+def network(
+    settings: Annotated[NetworkSettings, arg(name="")] = _NETWORK,
+    to: Annotated[Output, arg(name="")] = TO,
+) -> None:
+    """Planted clusters of clients: the network lasso over lambda, beside local, FedAvg, IFCA, Ditto and pFedMe."""
+    from rich.console import Console
+
+    from jaxpfl.estimate import network as study
+    from jaxpfl.estimate import network_report
+
+    compile_cache.enable()
+    result = study.run(settings)
+    if not to.json:
+        network_report.print_table(Console(width=max(Console().width, network_report.WIDTH)), result)
+    write(result, to, lambda folder: network_report.write_plots(folder, result))
 
 
 def compression(
