@@ -226,7 +226,8 @@ def _data(action: str, settings: DataConfig, as_json: bool, plot: Path | None) -
         for entry in entries:
             print(f"{entry.name:<16}{'ready' if entry.present else 'missing':<9}{entry.note}")
         return
-    from jaxpfl.experiment.setup import client_clusters, load_federation
+    from jaxpfl.experiment.setup import load_federation
+    from jaxpfl.experiment.true_clusters import client_clusters
 
     config = resolve(RunConfig(**vars(settings)))
     source, federation = load_federation(config)

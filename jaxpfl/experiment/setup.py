@@ -16,7 +16,6 @@ from jaxpfl import algorithms, choices, compression, data, participation
 from jaxpfl.algorithms import LocalWork
 from jaxpfl.algorithms.hyper import replace, with_rate, with_server_rate
 from jaxpfl.algorithms.server_optimizer import check_rate
-from jaxpfl.data import planted
 from jaxpfl.engine import Simulation
 from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
 from jaxpfl.engine.fit import build, draw_cohorts, make_simulation, make_task, weighting_under
@@ -198,18 +197,6 @@ def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
         drop_empty=config.drop_empty,
     )
     return source, federation
-
-
-def client_clusters(config: RunConfig, num_classes: int) -> np.ndarray | None:
-    """The true cluster of each client of a resolved config, by its id; None where the split has none: it has with the
-    partition "clusters", and of planted data where every user is a client."""
-    if config.partition == "clusters":
-        clients = require(config.clients) + config.unseen_clients
-        return data.true_clusters(clients, require(config.clusters), num_classes, config.split_seed).member
-    drawn = config.data.partition(":")[0] == "planted" and config.partition == "natural"
-    if drawn and config.clients is None and config.users_per_client in (None, 1):
-        return planted.draw_planted(planted.parse(config.data)).member
-    return None
 
 
 def _graph(

@@ -37,7 +37,7 @@ def test_results_and_plots(capsys, tmp_path, study):
 def test_the_tables(capsys):
     result = jaxpfl(capsys, "estimate", "compression", *SMALL["compression"])
     assert result.status == 0, result.err
-    for words in ("tv:gamma=0.01,codebook=3", "to 0.001", "constant: (0.4, 0, 0, 0)", "3 clients, 5 parameters"):
+    for words in ("tv:gamma=0.01,codebook=3", "to 0.001", "constant: (0.4, 0, 0, 0)", "5 parameters, 20 steps"):
         assert words in result.out
 
 

@@ -1,15 +1,17 @@
 """The study of planted clusters: its measures against what they are defined as, and a small run."""
 
+import io
 from dataclasses import replace
 from types import SimpleNamespace
 
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from rich.console import Console
 
 from jaxpfl.data import PlantedSettings, draw_planted
 from jaxpfl.errors import JaxpflError
-from jaxpfl.estimate import network
+from jaxpfl.estimate import network, network_report
 from jaxpfl.estimate.network import METHODS, NetworkSettings
 
 SMALL = NetworkSettings(
@@ -60,6 +62,17 @@ def test_the_graph_alone_does_not_tell(result: dict):
     assert result["graph"]["components"]["mean"] == 1
     assert result["graph"]["ari"]["mean"] == 0
     assert result["graph"]["crossing"]["mean"] > 0.2
+
+
+def test_the_table_shows_what_was_chosen(result: dict):
+    console = Console(width=network_report.WIDTH, record=True, file=io.StringIO())
+    network_report.print_table(console, result)
+    shown = console.export_text()
+    for name, row in result["methods"].items():
+        line = next(line for line in shown.splitlines() if line.split()[:1] == [name])
+        assert f"{row['swept']} {row['chosen_values'][0]:g}" in line
+        assert f"{row['chosen']['error']['mean']:.4g}" in line
+    assert "the graph alone (models, 7 neighbours)" in shown
 
 
 def test_ifca_is_told_the_number_of_clusters(result: dict):
