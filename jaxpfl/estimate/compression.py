@@ -173,7 +173,9 @@ def loss(at: Array, problem: Problem, l2: float) -> Array:
     return (each.sum(axis=1) / problem.mask.sum()).sum() + l2 / 2 * (at @ at)
 
 
-def descend(key: Key, rate: Array, problem: Problem, compressor: Compressor, given: CompressionSettings) -> Any:
+def descend(
+    key: Key, rate: Array, problem: Problem, compressor: Compressor, given: CompressionSettings
+) -> tuple[Array, Array]:
     """One run: the gaps [T + 1], and the bits [T]."""
     m, _, d = problem.x.shape
     share = problem.mask.sum(axis=1) / problem.mask.sum()
@@ -185,7 +187,9 @@ def descend(key: Key, rate: Array, problem: Problem, compressor: Compressor, giv
         pull = jnp.where(mask, -y * jax.nn.sigmoid(-y * (x @ at)), 0)
         return pull @ x / mask.sum() + given.l2 * at
 
-    def send(key: Key, step: Array, at: Array, memory: Array, x: Array, y: Array, mask: Array) -> Any:
+    def send(
+        key: Key, step: Array, at: Array, memory: Array, x: Array, y: Array, mask: Array
+    ) -> tuple[Array, Array, Array]:
         of_batch, of_rounding = jax.random.split(key)
         g = gradient(of_batch, at, x, y, mask)
         sent, left = error_feedback.compress(partial(compressor.compress, of_rounding, step), memory, g)

@@ -102,8 +102,9 @@ class NetworkSettings:
             raise JaxpflError(f"samples must be at least 2, to train and to validate, got {self.samples}")
         if not self.strengths:
             raise JaxpflError("strengths must be at least one value, got none")
-        for value in (self.rate, *self.strengths):
-            checks.positive("rate" if value == self.rate else "strengths", value)
+        checks.positive("rate", self.rate)
+        for value in self.strengths:
+            checks.positive("strengths", value)
         self.population(0).check()
 
     def population(self, repetition: int) -> PlantedSettings:
