@@ -11,10 +11,12 @@ from tyro.conf import arg
 from jaxpfl.cli.histogram import histogram
 from jaxpfl.cli.output import TO, Output, write
 from jaxpfl.estimate.bernoulli import BernoulliSettings
+from jaxpfl.estimate.compression import CompressionSettings
 from jaxpfl.estimate.elections import ElectionSettings
 from jaxpfl.estimate.gaussian import GaussianSettings
 from jaxpfl.estimate.logistic_regression import LogisticSettings
 from jaxpfl.estimate.mixture import MixtureSettings
+from jaxpfl.estimate.network import NetworkSettings
 from jaxpfl.estimate.regression import RegressionSettings
 from jaxpfl.estimate.regression_mixture import RegressionMixtureSettings
 from jaxpfl.experiment import compile_cache
@@ -26,12 +28,13 @@ _GAUSSIAN, _BERNOULLI, _MIXTURE, _ELECTIONS = (
     ElectionSettings(),
 )
 _REGRESSION, _REGRESSIONS, _LOGISTIC = RegressionSettings(), RegressionMixtureSettings(), LogisticSettings()
+_COMPRESSION, _NETWORK = CompressionSettings(), NetworkSettings()
 
 
 def commands() -> tuple[Callable[..., None], ...]:
     """The commands of the group."""
     simulated = gaussian, bernoulli, mixture, histogram, regression, regression_mixture, logistic_regression
-    return *simulated, elections, when
+    return *simulated, network, compression, elections, when
 
 
 def gaussian(
@@ -185,6 +188,43 @@ def logistic_regression(
     result = study.run(settings)
     title = _of_clients("Logistic regression", settings, f"n = {settings.samples}")
     show(result, title, to, lambda folder: study.write_plots(folder, settings), _over_fedavg(result))
+
+
+def network(
+    settings: Annotated[NetworkSettings, arg(name="")] = _NETWORK,
+    to: Annotated[Output, arg(name="")] = TO,
+) -> None:
+    """Planted clusters of clients: the network lasso over lambda, beside local, FedAvg, IFCA, Ditto and pFedMe."""
+    from rich.console import Console
+
+    from jaxpfl.estimate import network as study
+    from jaxpfl.estimate import network_report
+
+    compile_cache.enable()
+    result = study.run(settings)
+    if not to.json:
+        network_report.print_table(Console(width=max(Console().width, network_report.WIDTH)), result)
+    write(result, to, lambda folder: network_report.write_plots(folder, result))
+
+
+def compression(
+    settings: Annotated[CompressionSettings, arg(name="")] = _COMPRESSION,
+    to: Annotated[Output, arg(name="")] = TO,
+) -> None:
+    """Loss against transmitted bits: total variation, codebooks, QSGD, top-k, sign and uniform; and the text's demo."""
+    from rich.console import Console
+
+    from jaxpfl.estimate import compression as study
+    from jaxpfl.estimate import compression_demo, compression_report
+
+    compile_cache.enable()
+    result = study.run(settings)
+    if not to.json:
+        console = Console(width=max(Console().width, compression_report.WIDTH))
+        compression_report.print_table(console, result)
+        for line in compression_demo.said(result["demo"]):
+            console.print(line, highlight=False, soft_wrap=True)
+    write(result, to, lambda folder: compression_report.write_plots(folder, result))
 
 
 def _of_clients(study: str, settings: Any, more: str) -> str:

@@ -227,9 +227,12 @@ def _data(action: str, settings: DataConfig, as_json: bool, plot: Path | None) -
             print(f"{entry.name:<16}{'ready' if entry.present else 'missing':<9}{entry.note}")
         return
     from jaxpfl.experiment.setup import load_federation
+    from jaxpfl.experiment.true_clusters import client_clusters
 
-    source, federation = load_federation(resolve(RunConfig(**vars(settings))))
-    summary = data.summary(federation, source.num_classes, source)
+    config = resolve(RunConfig(**vars(settings)))
+    source, federation = load_federation(config)
+    clusters = client_clusters(config, source.num_classes)
+    summary = data.summary(federation, source.num_classes, source, clusters)
     if plot is not None:
         data.plot_split(summary, plot)
     description = data.describe(summary)

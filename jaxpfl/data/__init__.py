@@ -7,10 +7,12 @@ there is NumPy on the host. `draw_batches` and `take` run inside the compiled ro
 from jaxpfl.data.batching import Batching, Draw, draw_batches, permutation, plan_batches, take
 from jaxpfl.data.describe import Summary, describe, format_description, summary
 from jaxpfl.data.elections import Elections, load_elections
-from jaxpfl.data.federate import SplitPurpose, federate, hold_out, split_rng
+from jaxpfl.data.federate import SplitPurpose, federate, hold_out, split_rng, true_clusters
 from jaxpfl.data.idx import read_idx
 from jaxpfl.data.partition import PARTITIONS, Assignment, Partitioner, PartitionOptions, options_of, partitioner
+from jaxpfl.data.partition_clusters import ClientClusters
 from jaxpfl.data.pickles import read_pickle
+from jaxpfl.data.planted import Planted, PlantedSettings, draw_planted
 from jaxpfl.data.plot import plot_split
 from jaxpfl.data.set_apart import set_apart
 from jaxpfl.data.source import Entry, Source, data_directory, pixel_scale, pooled, unseen
@@ -21,11 +23,14 @@ __all__ = [
     "PARTITIONS",
     "Assignment",
     "Batching",
+    "ClientClusters",
     "Draw",
     "Elections",
     "Entry",
     "PartitionOptions",
     "Partitioner",
+    "Planted",
+    "PlantedSettings",
     "Source",
     "SplitPurpose",
     "Summary",
@@ -34,6 +39,7 @@ __all__ = [
     "data_directory",
     "describe",
     "draw_batches",
+    "draw_planted",
     "federate",
     "format_description",
     "hold_out",
@@ -56,5 +62,6 @@ __all__ = [
     "stack_clients",
     "summary",
     "take",
+    "true_clusters",
     "unseen",
 ]

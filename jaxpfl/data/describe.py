@@ -25,6 +25,7 @@ class Summary:
       class_counts: [m, num_classes] training examples of each class.
       input_shape: the shape of one input; of each array by its name where inputs are several.
       unused: examples of the source that no client holds, or None where the source was not given.
+      clusters: the true cluster of each client, [m], or None where there are none.
     """
 
     client_ids: np.ndarray
@@ -33,6 +34,7 @@ class Summary:
     class_counts: np.ndarray
     input_shape: Any
     unused: int | None = None
+    clusters: np.ndarray | None = None
 
     @property
     def classes_held(self) -> np.ndarray:
@@ -45,7 +47,9 @@ class Summary:
         return (self.class_counts > 0).sum(axis=0)
 
 
-def summary(federation: Federation, num_classes: int, source: Source | None = None) -> Summary:
+def summary(
+    federation: Federation, num_classes: int, source: Source | None = None, member: np.ndarray | None = None
+) -> Summary:
     """Counts a federation's examples; labels must lie in 0 .. num_classes - 1.
 
     Args:
@@ -53,6 +57,7 @@ def summary(federation: Federation, num_classes: int, source: Source | None = No
       num_classes: the number of classes.
       source: what the federation was made of, to count the examples that it leaves out (a test set of other users,
         users that were not asked for, clients that were dropped).
+      member: the true cluster of each client, by its id, as `true_clusters` says it.
     """
     splits = {s: getattr(federation, s) for s in ("train", "validation", "test")}
     masks = {s: np.asarray(data.mask) for s, data in splits.items()}
@@ -70,6 +75,7 @@ def summary(federation: Federation, num_classes: int, source: Source | None = No
         class_counts=counts,
         input_shape=_shapes(federation.train.x),
         unused=unused,
+        clusters=None if member is None else member[np.asarray(federation.client_ids)],
     )
 
 
@@ -86,6 +92,7 @@ def describe(counts: Summary) -> dict[str, Any]:
         "capacity": dict(counts.capacities),
         "classes_per_client": _spread(counts.classes_held),
         "clients_per_class": counts.holders.tolist(),
+        **({} if counts.clusters is None else {"clusters": _clusters(counts)}),
         "per_client": [
             {
                 "client_id": int(client),
@@ -111,6 +118,9 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
         lines.append(_spread_line(split, spread) + f"{described['examples'][split]:>10}")
     lines.append(_spread_line("classes", described["classes_per_client"]))
     narrow = described["classes"] <= _MOST_COLUMNS
+    if "clusters" in described:
+        lines += ["", "clients of each cluster"]
+        lines += [f"{i:<8}{_listed(ids, most_clients)}" for i, ids in enumerate(described["clusters"])]
     heads = range(described["classes"]) if narrow else ("train", "classes")
     width = 6 if narrow else 10
     lines += ["", "training examples by class" if narrow else "training examples", _row("client", heads, width)]
@@ -131,6 +141,16 @@ def _shapes(x: Any) -> Any:
     if len(paths) == 1 and not paths[0][0]:
         return tuple(x.shape[2:])
     return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape[2:]) for path, leaf in paths}
+
+
+def _clusters(counts: Summary) -> list[list[int]]:
+    """The clients of each cluster, by their ids."""
+    assert counts.clusters is not None
+    return [counts.client_ids[counts.clusters == c].tolist() for c in range(counts.clusters.max() + 1)]
+
+
+def _listed(ids: list[int], most: int) -> str:
+    return " ".join(map(str, ids[:most])) + (f" and {len(ids) - most} more" if len(ids) > most else "")
 
 
 def _jsonable(shape: Any) -> Any:

@@ -11,6 +11,7 @@ import numpy as np
 
 from jaxpfl.data.partition import PartitionOptions, partitioner
 from jaxpfl.data.partition_classes import Indices
+from jaxpfl.data.partition_clusters import ClientClusters, draw_clusters
 from jaxpfl.data.source import Source, check_finite, pooled
 from jaxpfl.data.stack import listed, stack_clients
 from jaxpfl.errors import JaxpflError, JaxpflWarning
@@ -44,6 +45,7 @@ def federate(
     sigma: float | None = None,
     users_per_client: int | None = None,
     superclasses_per_client: int | None = None,
+    clusters: int | None = None,
     test_share: float = 0.5,
     validation_share: float = 0.0,
     pool_test: bool = False,
@@ -62,10 +64,11 @@ def federate(
         "pathological"): a number of shards of the examples sorted by class; "dirichlet": class proportions of each
         client from Dir(alpha); "dirichlet-class": each class in proportions from Dir(alpha); "lognormal": iid of
         unequal sizes; "natural": one client for each user, or for a number of them; "superclasses": all classes of a
-        number of superclasses.
+        number of superclasses; "clusters": iid, and clients of each of a number of clusters permute the labels in
+        their own way (`true_clusters` says who is where).
       clients: m, at least 1. Only "natural" goes without: it then takes all users.
-      classes_per_client, shards_per_client, alpha, min_examples, sigma, users_per_client, superclasses_per_client:
-        options of the partitions, see `PartitionOptions`; one that the partition does not take is refused.
+      classes_per_client, shards_per_client, alpha, min_examples, sigma, users_per_client, superclasses_per_client,
+        clusters: options of the partitions, see `PartitionOptions`; one that the partition does not take is refused.
       test_share: the share of each client's examples kept for testing, in [0, 1); not used where the source
         has an official test set, unless it is pooled. A client with at least two examples keeps at least one for
         training and one for testing.
@@ -94,13 +97,15 @@ def federate(
         sigma=sigma,
         users_per_client=users_per_client,
         superclasses_per_client=superclasses_per_client,
+        clusters=clusters,
     )
     dealer = partitioner(partition, options)
     _check_source(source)
     if pool_test:
         source = pooled(source)
 
-    train, test, _ = dealer.assign(source, clients, split_rng(split_seed, SplitPurpose.PARTITION))
+    dealt = dealer.assign(source, clients, split_rng(split_seed, SplitPurpose.PARTITION))
+    train, test = dealt.train, dealt.test
     x_test, y_test = source.x_test, source.y_test
     if test is None:
         x_test, y_test = source.x_train, source.y_train
@@ -110,13 +115,33 @@ def federate(
     kept = np.arange(len(train))
     if dealer.needs_test and test_share > 0.0:
         kept = _with_test(train, test, drop_empty)
+
+    def take(x: Any, y: np.ndarray, own: list[Indices]) -> list[tuple[Any, np.ndarray]]:
+        def of(client: np.integer) -> tuple[Any, np.ndarray]:
+            places = own[client]
+            labels = y[places] if dealt.labels is None else dealt.labels[client][y[places]]
+            return jax.tree.map(lambda leaf: leaf[places], x), labels
+
+        return [of(client) for client in kept]
+
     return stack_clients(
-        [_take(source.x_train, source.y_train, train[client]) for client in kept],
-        test=[_take(x_test, y_test, test[client]) for client in kept],
-        validation=[_take(source.x_train, source.y_train, validation[client]) for client in kept],
+        take(source.x_train, source.y_train, train),
+        test=take(x_test, y_test, test),
+        validation=take(source.x_train, source.y_train, validation),
         client_ids=kept,
         drop_empty=drop_empty,
     )
+
+
+def true_clusters(clients: int, clusters: int, num_classes: int, split_seed: int = 0) -> ClientClusters:
+    """Who is in which cluster of the partition "clusters" with these settings, and how each permutes the labels.
+
+    A federation's client i, also one that was set apart, has ``member[i]`` with i of `Federation.client_ids`.
+
+    Raises:
+      JaxpflError: for numbers of which there is no such partition.
+    """
+    return draw_clusters(clients, clusters, num_classes, split_rng(split_seed, SplitPurpose.PARTITION))
 
 
 def hold_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
@@ -171,10 +196,6 @@ def _with_test(train: list[Indices], test: list[Indices], drop_empty: bool) -> n
         raise JaxpflError(f"{found}: none is left")
     warnings.warn(f"left out: {found}", JaxpflWarning, stacklevel=3)
     return np.flatnonzero(~without)
-
-
-def _take(x: Any, y: np.ndarray, own: Indices) -> tuple[Any, np.ndarray]:
-    return jax.tree.map(lambda leaf: leaf[own], x), y[own]
 
 
 def _check_source(source: Source) -> None:

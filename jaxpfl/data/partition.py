@@ -24,6 +24,7 @@ from jaxpfl.data.partition_classes import (
     shards,
     split_by_class,
 )
+from jaxpfl.data.partition_clusters import draw_clusters
 from jaxpfl.data.partition_skew import dirichlet_per_class, dirichlet_per_client, lognormal, lognormal_by_class
 from jaxpfl.data.partition_users import choose_users, examples_of
 from jaxpfl.data.source import Source
@@ -38,11 +39,14 @@ class Assignment(NamedTuple):
       test: m lists, disjoint, or None where there is no official test set that fits these clients (none at all, or
         one of other users).
       users: [m, g] the users of each client, for "natural"; else None.
+      labels: [m, num_classes] int32, each client's own number of each class, for "clusters"; None where clients take
+        the source's.
     """
 
     train: list[Indices]
     test: list[Indices] | None
     users: np.ndarray | None = None
+    labels: np.ndarray | None = None
 
 
 class Partitioner(NamedTuple):
@@ -72,6 +76,7 @@ class PartitionOptions:
       sigma: "lognormal", and where set "classes": standard deviation of the logarithm of the clients' sizes.
       users_per_client: "natural": users of each client; 1 unless set.
       superclasses_per_client: "superclasses": distinct superclasses of each client.
+      clusters: "clusters": clusters of clients, each with its own permutation of the labels.
     """
 
     classes_per_client: int | None = None
@@ -81,6 +86,7 @@ class PartitionOptions:
     sigma: float | None = None
     users_per_client: int | None = None
     superclasses_per_client: int | None = None
+    clusters: int | None = None
 
 
 _LEAST = 10  # examples of a client where sizes are random (Lin et al. 2020)
@@ -152,6 +158,18 @@ def _iid(options: PartitionOptions) -> Partitioner:
         return Assignment(train, None if source.y_test is None else iid(source.y_test, _clients(m), rng))
 
     return Partitioner("iid", assign)
+
+
+def _clusters(options: PartitionOptions) -> Partitioner:
+    k = _required(options.clusters, "clusters", "the number of clusters")
+    deal = _iid(options).assign
+
+    def assign(source: Source, m: int | None, rng: np.random.Generator) -> Assignment:
+        # Drawn first, so that the truth can be had from the seed alone (`federate.true_clusters`).
+        drawn = draw_clusters(_clients(m), k, source.num_classes, rng)
+        return deal(source, m, rng)._replace(labels=drawn.labels[drawn.member])
+
+    return Partitioner(f"{k} clusters, iid, each with its own labels", assign)
 
 
 def _by_hands(name: str, deal: Callable[[Source, int, np.random.Generator], np.ndarray]) -> Partitioner:
@@ -252,6 +270,7 @@ PARTITIONS: dict[str, tuple[tuple[str, ...], Callable[[PartitionOptions], Partit
     "lognormal": (("sigma",), _lognormal),
     "natural": (("users_per_client",), _natural),
     "superclasses": (("superclasses_per_client",), _superclasses),
+    "clusters": (("clusters",), _clusters),
 }
 """Registered partitioners: the options that each takes, and its builder. "pathological" is the customary name of
 "shards"."""

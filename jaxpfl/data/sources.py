@@ -10,11 +10,12 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxpfl.data import cifar, idx_sets, leaf, libsvm, npz, tensorflow_sets, writers
+from jaxpfl.data import cifar, idx_sets, leaf, libsvm, npz, planted, tensorflow_sets, writers
 from jaxpfl.data.source import Entry, Source, check_finite, data_directory, standardized
 from jaxpfl.errors import JaxpflError, unknown_name
 
 _DIGITS = "scikit-learn's embedded handwritten digits, 1797 images of 8 x 8, 10 classes"
+_PLANTED = "drawn: clusters of clients with a logistic regression each; planted:clients=50,clusters=5,... changes it"
 
 
 def load(name: str, data_dir: str | None = None, *, standardize: bool = True) -> Source:
@@ -31,6 +32,7 @@ def load(name: str, data_dir: str | None = None, *, standardize: bool = True) ->
         - ``femnist``, ``shakespeare``, ``reddit``, or ``leaf:FOLDER``: the JSON files of LEAF;
         - ``a9a`` or ``libsvm:PATH``;
         - ``npz:FILE``: your own arrays;
+        - ``planted``, or ``planted:NAME=VALUE,...``: clients drawn in clusters (`planted.PlantedSettings`);
         - ``tfds:NAME``: a prepared image set of tensorflow-datasets.
 
         Paths are relative to the data directory, or absolute.
@@ -63,6 +65,7 @@ def available(data_dir: str | None = None) -> list[Entry]:
     entries += leaf.leaf_entries(root)
     entries += libsvm.libsvm_entries(root)
     entries += idx_sets.idx_folder_entries(root)
+    entries.append(Entry("planted", True, _PLANTED))
     entries.append(tensorflow_sets.tfds_entry())
     return entries
 
@@ -89,12 +92,17 @@ def _load_digits(name: str, root: Path) -> Source:
     return Source("digits", x, np.asarray(labels).astype(np.int32), None, None, 10, _DIGITS, inputs="pixels")
 
 
+def _load_planted(name: str) -> Source:
+    return planted.draw_planted(planted.parse(name)).source._replace(name=name)
+
+
 def _place(argument: str, root: Path) -> Path:
     return root / Path(argument).expanduser()
 
 
 _NAMED: dict[str, Callable[[str, Path], Source]] = {
     "digits": _load_digits,
+    "planted": lambda name, root: _load_planted(name),
     **dict.fromkeys(idx_sets.IDX_SETS, idx_sets.load_idx_set),
     writers.WRITERS: lambda name, root: writers.load_writers(root),
     **dict.fromkeys(cifar.CIFAR_SETS, cifar.load_cifar),
@@ -108,6 +116,7 @@ _PREFIXED: dict[str, tuple[str, Callable[[str, str, Path], Source]]] = {
     "leaf": ("FOLDER", lambda name, argument, root: leaf.load_leaf(name, _place(argument, root))),
     "libsvm": ("PATH", libsvm.load_libsvm),
     "npz": ("FILE", lambda name, argument, root: npz.load_npz(name, _place(argument, root))),
+    "planted": ("SETTINGS", lambda name, argument, root: _load_planted(name)),
     "tfds": ("NAME", lambda name, argument, root: tensorflow_sets.load_tfds(argument, root)),
 }
 """Data sets ``PREFIX:ARGUMENT``: what the argument is, and (name, argument, data directory) -> source."""

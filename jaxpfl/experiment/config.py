@@ -23,13 +23,14 @@ class DataConfig:
     """Which data, and how they are split among clients."""
 
     data: str = "digits"
-    """Data set: digits (embedded), mnist, mnist-writers, cifar10, femnist, ..., or idx:, leaf:, libsvm:, npz: or tfds:
-    and a folder, file or name; jaxpfl data list shows them."""
+    """Data set: digits (embedded), planted (drawn), mnist, mnist-writers, cifar10, femnist, ..., or idx:, leaf:,
+    libsvm:, npz: or tfds: and a folder, file or name; jaxpfl data list shows them."""
     data_dir: str | None = None
     """Where data sets lie; $JAXPFL_DATA_DIR unless given, then ./data."""
     partition: str | None = None
     """How examples are dealt to clients: iid, classes (a number of classes for each client), shards, dirichlet,
-    dirichlet-class, lognormal, natural (a client is a writer or user) or superclasses; by data set unless given."""
+    dirichlet-class, lognormal, natural (a client is a writer or user), superclasses or clusters (iid, with labels that
+    each cluster of clients permutes in its own way); by data set unless given."""
     clients: int | None = None
     """Number of clients m; by data set unless given."""
     classes_per_client: int | None = None
@@ -48,6 +49,8 @@ class DataConfig:
     """Users (writers, speakers) that each client consists of, for --partition natural; 1 unless given."""
     superclasses_per_client: int | None = None
     """Superclasses that each client holds, for --partition superclasses."""
+    clusters: int | None = None
+    """Clusters of clients, for --partition clusters."""
     test_share: float | None = None
     """Share of each client's examples kept for testing, where the data set has no official test set; 0.5 for most."""
     validation_share: float = 0.0

@@ -42,6 +42,7 @@ _USERS: dict[str, Any] = {
 }
 # Two classes and features that were scaled by whoever made the file: clients differ in how often they see each class.
 _TABLE: dict[str, Any] = {"model": "linear", "partition": "dirichlet", "alpha": 0.5, "cohort": 10, "rounds": 100}
+_PLANTED: dict[str, Any] = _USERS | {"model": "linear", "seeds": 3}
 
 PRESETS: dict[str, dict[str, Any]] = {
     "digits": {"model": "mlp", "cohort": 10, "batch_size": 10, "rounds": 100, "seeds": 5},
@@ -65,10 +66,11 @@ PRESETS: dict[str, dict[str, Any]] = {
     "shakespeare": _USERS | {"model": "gru"},
     "reddit": _USERS | {"model": "gru"},
     "a9a": _TABLE,
+    "planted": _PLANTED,
 }
 """The data sets known by name. Without ``model``, it is chosen by what the inputs are."""
 
-_BY_PREFIX = {"leaf": _USERS, "libsvm": _TABLE}
+_BY_PREFIX = {"leaf": _USERS, "libsvm": _TABLE, "planted": _PLANTED}
 _SMALLEST_IMAGE = 16  # on which two convolutions of 5 x 5 with pooling leave a pixel
 
 

@@ -141,6 +141,9 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
         if row.get("clusters"):
             numbers = ", ".join(map(str, row["clusters"]))
             console.print(f"{name}: clusters of clients (a number for each seed): {numbers}", highlight=False)
+        if row.get("rand_index"):
+            index = ", ".join(f"{value:.2f}" for value in row["rand_index"])
+            console.print(f"{name}: adjusted Rand index to the true clusters: {index}", highlight=False)
         if row["lost_uploads"]:
             console.print(f"{name}: {row['lost_uploads']} uploads of a run were lost to dropout", highlight=False)
         if row["idle_rounds"]:

@@ -30,6 +30,7 @@ from jaxpfl.experiment.privacy import Protection
 from jaxpfl.experiment.profile import OFF, Profile
 from jaxpfl.experiment.setup import Experiment, require
 from jaxpfl.experiment.stored_run import GRAPH
+from jaxpfl.experiment.true_clusters import rand_index
 
 
 class Reporter(Protocol):
@@ -253,6 +254,7 @@ def _write_method(
             "bytes_down": down * int(counts.participations.sum()) // runs,
             "client_steps": int(counts.steps.sum()) // runs,
             "clusters": None if found is None else (found.max(axis=1) + 1).tolist(),
+            "rand_index": rand_index(experiment, found),
             "lost_uploads": int(counts.dropped.sum()) // runs,
             "idle_rounds": int(counts.idle_rounds.sum()) // runs,
             "diverged_clients": int(((counts.diverged > 0) | scores["after"]["diverged"]).any(axis=0).sum()),

@@ -189,6 +189,7 @@ def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
         sigma=config.sigma,
         users_per_client=config.users_per_client,
         superclasses_per_client=config.superclasses_per_client,
+        clusters=config.clusters,
         test_share=require(config.test_share),
         validation_share=config.validation_share,
         pool_test=config.pool_test,

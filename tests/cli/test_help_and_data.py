@@ -37,6 +37,23 @@ def test_data_list(capsys, tmp_path):
     assert "digits" in jaxpfl(capsys, "data", "list", "--data-dir", tmp_path).out
 
 
+@pytest.mark.parametrize(
+    "split",
+    [
+        ["--data", "planted:clients=8,clusters=3,examples=20,dim=2"],
+        ["--partition", "clusters", "--clients", "6", "--unseen-clients", "2", "--clusters", "3"],
+    ],
+)
+def test_data_describe_shows_the_true_clusters(capsys, split):
+    result = jaxpfl(capsys, "data", "describe", *split, "--json")
+    assert result.status == 0, result.err
+    clusters = result.json["clusters"]
+    assert sorted(map(len, clusters)) == [2, 3, 3]
+    assert sorted(client for own in clusters for client in own) == list(range(8))
+    shown = jaxpfl(capsys, "data", "describe", *split).out
+    assert f"0       {' '.join(map(str, clusters[0]))}\n" in shown
+
+
 def test_data_describe(capsys):
     args = ("data", "describe", "--clients", "8", "--classes-per-client", "2")
     description = jaxpfl(capsys, *args, "--json").json

@@ -6,6 +6,8 @@ import numpy as np
 import pytest
 from command import SMALL, jaxpfl
 
+from jaxpfl.data import PlantedSettings, draw_planted
+
 RUN = ("run", "network-lasso", *SMALL)
 
 
@@ -31,6 +33,22 @@ def test_a_run_writes_its_graph_and_its_clusters(tmp_path, capsys):
     result = jaxpfl(capsys, "export", folder)
     assert result.status == 0, result.err
     assert "6 personal models" in result.out
+
+
+def test_clusters_are_compared_with_the_true_ones(tmp_path, capsys):
+    """Edges within the planted clusters alone find them; with one more between them there is one cluster."""
+    member = draw_planted(PlantedSettings(clients=6, clusters=2, examples=10, dim=2)).member
+    within = [np.flatnonzero(member == c) for c in range(2)]
+    edges = [f"{a},{b}" for a, b, c in within for a, b in ((a, b), (b, c))]
+    args = [*RUN, "--data", "planted:clients=6,clusters=2,examples=10,dim=2", "--set", "lam=1000"]
+    del args[args.index("--clients") : args.index("--clients") + 2]  # they are the data's own
+    for more, index in (([], "1.00, 1.00"), ([f"{within[0][0]},{within[1][0]}"], "0.00, 0.00")):
+        (tmp_path / "edges.csv").write_text("\n".join(edges + more))
+        result = jaxpfl(capsys, *args, "--graph", tmp_path / "edges.csv", "--output", tmp_path / f"run{len(more)}")
+        assert result.status == 0, result.err
+        assert f"adjusted Rand index to the true clusters: {index}" in result.out
+        summary = json.loads((tmp_path / f"run{len(more)}" / "summary.json").read_text())
+        assert summary["methods"]["network-lasso"]["rand_index"] == [float(index[:4])] * 2
 
 
 @pytest.mark.parametrize(

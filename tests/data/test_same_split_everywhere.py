@@ -205,12 +205,28 @@ def lognormal(rng: Pcg64, labels: list[int], m: int) -> list[list[int]]:
     return [order[start:end] for start, end in pairwise(ends)]
 
 
+def clusters(rng: Pcg64, labels: list[int], m: int) -> list[list[int]]:
+    named(rng, labels, m)
+    return iid(rng, labels, m)
+
+
+def named(rng: Pcg64, labels: list[int], m: int) -> list[list[int]]:
+    """Each client's numbers of the classes, three clusters."""
+    member, classes = rng.permuted([i % 3 for i in range(m)]), sorted(set(labels))
+    known: list[list[int]] = []
+    while len(known) < 3:
+        drawn = rng.permuted(classes)
+        known += [drawn] if drawn not in known else []
+    return [known[c] for c in member]
+
+
 RULES = {
     "iid": (iid, {}),
     "shards": (shards, {}),
     "dirichlet": (dirichlet, {"alpha": 0.5}),
     "dirichlet-class": (dirichlet_class, {"alpha": 0.5}),
     "lognormal": (lognormal, {"sigma": 1.0}),
+    "clusters": (clusters, {"clusters": 3}),
 }
 
 
@@ -231,3 +247,14 @@ def test_the_split_is_that_of_whole_numbers(name: str, seed: int) -> None:
         expected = rule(Pcg64(seed, SplitPurpose.PARTITION), labels.tolist(), 8)
     for held, own in zip(places(federation, "train"), expected, strict=True):
         assert held.tolist() == own
+
+
+@pytest.mark.parametrize("seed", [0, 11])
+def test_the_labels_of_clusters_are_those_of_whole_numbers(seed: int) -> None:
+    labels = np.random.default_rng(0).permutation(np.repeat(np.arange(4), [150, 100, 97, 53]))
+    train = federate(
+        source_of(labels), partition="clusters", clusters=3, clients=8, test_share=0.0, split_seed=seed
+    ).train
+    expected = named(Pcg64(seed, SplitPurpose.PARTITION), labels.tolist(), 8)
+    for x, y, mask, names in zip(*train, expected, strict=True):
+        assert y[mask].tolist() == [names[labels[int(place)]] for place in x[mask, 0]]

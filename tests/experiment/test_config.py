@@ -21,7 +21,8 @@ def test_presets_fill_what_is_not_given():
     config = resolve(RunConfig(data="mnist", rounds=7))
     assert (config.rounds, config.model, config.cohort) == (7, "cnn", 5)
     of_other_partitions = {
-        "shards_per_client", "alpha", "min_examples", "sigma", "users_per_client", "superclasses_per_client"
+        "shards_per_client", "alpha", "min_examples", "sigma", "users_per_client", "superclasses_per_client",
+        "clusters",
     }  # fmt: skip
     of_the_cohort = {"participation", "cohort_cap", "weighting"}
     of_the_graph = {"graph", "neighbours"}

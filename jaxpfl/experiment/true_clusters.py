@@ -1,0 +1,33 @@
+"""The true clusters of a run's clients, where its data have some, and how well the clusters found agree with them."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from jaxpfl import data
+from jaxpfl.data import planted
+from jaxpfl.experiment.config import RunConfig
+from jaxpfl.experiment.setup import Experiment, require
+
+
+def client_clusters(config: RunConfig, num_classes: int) -> np.ndarray | None:
+    """The true cluster of each client of a resolved config, by its id; None where the split has none: it has with the
+    partition "clusters", and of planted data where every user is a client."""
+    if config.partition == "clusters":
+        clients = require(config.clients) + config.unseen_clients
+        return data.true_clusters(clients, require(config.clusters), num_classes, config.split_seed).member
+    drawn = config.data.partition(":")[0] == "planted" and config.partition == "natural"
+    if drawn and config.clients is None and config.users_per_client in (None, 1):
+        return planted.draw_planted(planted.parse(config.data)).member
+    return None
+
+
+def rand_index(experiment: Experiment, found: np.ndarray | None) -> list[float] | None:
+    """The adjusted Rand index of the clusters found, [S, m], in each run; None where none were, or none are known."""
+    truth = client_clusters(experiment.config, experiment.task.num_classes)
+    if found is None or truth is None:
+        return None
+    from sklearn.metrics import adjusted_rand_score
+
+    own = truth[np.asarray(experiment.federation.client_ids)]
+    return [float(adjusted_rand_score(own, clusters)) for clusters in found]
