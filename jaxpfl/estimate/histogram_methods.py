@@ -15,6 +15,7 @@ from jaxpfl.estimators import (
     histogram_clusters,
     histogram_dimred,
     histogram_dirichlet,
+    histogram_private,
     histogram_start,
     histogram_tuning,
 )
@@ -24,7 +25,7 @@ from jaxpfl.types import Array, Key
 
 LAMBDAS = tuple(np.linspace(0.05, 0.95, 10).round(3).tolist())
 ALPHAS = tuple(np.geomspace(10, 3000, 10).round(1).tolist())
-METHODS = ("FedAvg", "IFCA", "Algorithm 2 + DimRed", "Algorithm 2")
+METHODS = ("FedAvg", "IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardised")
 BLENDED = ("Algorithm 2", "Standardised")
 """Methods whose users also blend the centers."""
 PUBLIC = "Validation users' mean"
@@ -33,11 +34,15 @@ BY_SIZE = ("FedAvg", "Algorithm 2")
 
 
 def exact_centers(method: str, key: Key, users: Users, clusters: int, given: HistogramSettings) -> Array:
-    """Centers by a method without privacy, [1 or k, d]."""
+    """Centers by a method without privacy, [1 or k, d]: of ``Standardised`` what is left of it without noise, which is
+    Algorithm 2 from random multiples of the mean."""
     k, s = clusters, given.floor
     mean = floored(histogram.mean(users), s)
     if method == "FedAvg":
         return mean[None]
+    if method == "Standardised":
+        start = histogram_private.private_start(key, mean, k, 1.0, s)
+        return histogram_clusters.cluster(users, start, given.rounds, floor=s).centers
     start = histogram_start.far_apart(key, users, k, temperature=given.temperature, floor=s, direction=given.direction)
     if method == "IFCA":
         return histogram_clusters.cluster(users, start, given.rounds, floor=s, rate=given.ifca_rate).centers
