@@ -19,7 +19,7 @@ class HistogramTuning(HistogramData):
     """Choose k, T, C and the mean's share for every method and eps on the validation users, instead of as given."""
     try_clusters: tuple[int, ...] = (1, 2, 3, 5)
     """k; one is FedAvg."""
-    try_rounds: tuple[int, ...] = (2, 4, 8)
+    try_rounds: tuple[int, ...] = (1, 2, 4)
     """T under privacy."""
     try_radii: tuple[float, ...] = (0.1, 0.25)
     """C of clusterings; FedAvg, which has nothing else, tries as many radii as they try settings."""
@@ -45,7 +45,7 @@ class HistogramTuning(HistogramData):
             checks.positive("try_radii", value)
         for value in self.try_shares:
             checks.probability("try_shares", value)
-        checks.count("folds", self.folds if self.folds > 1 else 0)
+        at_least("folds", self.folds, 2)
 
 
 @dataclass(frozen=True)
