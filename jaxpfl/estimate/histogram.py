@@ -128,6 +128,7 @@ def run(given: HistogramSettings) -> Study:
     names = [f"epsilon {epsilon:g}" for epsilon in given.epsilon]
     tuned: dict[str, histogram_tune.Tuned] = {}
     if given.tune:
+        histogram_tune.check(given, data)
         alone = {column: noise.alone for column, noise in zip(names, noises, strict=True)}
         tuned = {EXACT: histogram_tune.exact(given, data)} | histogram_tune.private(given, data, alone)
     clusters = {m: tuned[EXACT].choices[m].clusters if tuned else given.clusters for m in METHODS}

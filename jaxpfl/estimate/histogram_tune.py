@@ -33,7 +33,7 @@ from jaxpfl.estimators import histogram, histogram_tuning
 from jaxpfl.estimators.histogram import Users
 from jaxpfl.types import Array, Key, Scalar
 
-RUNS = 2
+RUNS = 1
 """Starts and noises of each try, in every fold."""
 RADII = (0.02, 1.0)
 """Least and largest C that FedAvg tries."""
@@ -63,16 +63,21 @@ def grid(method: str, given: HistogramSettings) -> list[Choice]:
     return choices
 
 
-def private(given: HistogramSettings, data: Prepared, alone: Mapping[str, float]) -> dict[str, Tuned]:
-    """Chooses for every column from its noise multiplier of a single release.
+def check(given: HistogramSettings, data: Prepared) -> None:
+    """Refuses fewer validation users than two for each fold.
 
     Raises:
-      JaxpflError: fewer validation users than folds.
+      JaxpflError.
     """
-    group = data.validation
-    number = int(group.users.number)
+    number = int(data.validation.users.number)
     if number < 2 * given.folds:
         raise JaxpflError(f"tune: {number} validation users are too few for {given.folds} folds")
+
+
+def private(given: HistogramSettings, data: Prepared, alone: Mapping[str, float]) -> dict[str, Tuned]:
+    """Chooses for every column from its noise multiplier of a single release."""
+    group = data.validation
+    number = int(group.users.number)
     rng = np.random.default_rng(given.seed)
     fold = histogram.in_blocks(rng.permutation(number) % given.folds, group.users, fill=-1)
     keys = _keys(given, 2)

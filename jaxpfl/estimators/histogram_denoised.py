@@ -23,10 +23,10 @@ import jax.numpy as jnp
 from jaxpfl.estimators.histogram import floored
 from jaxpfl.types import Array, Scalar
 
-GRID = 100
+GRID = 60
 """Values g, from the floor to the largest noisy one."""
-STEPS = 200
-"""Of EM; five times as many change a result by less than runs differ."""
+STEPS = 60
+"""Of EM; three times as many change a loss by less than runs differ."""
 
 
 def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
