@@ -12,7 +12,7 @@ from jaxpfl.estimate.histogram import BASELINE, EXACT, ORDER, Study
 from jaxpfl.estimate.histogram_private_methods import PRINTED
 from jaxpfl.estimate.plots import log_ticks
 from jaxpfl.estimate.report import number
-from jaxpfl.presentation import COLORS, INK, new_axes, save
+from jaxpfl.presentation import COLORS, INK, new_axes, plain, save
 
 DRAWN = (BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
          "Algorithm 2, blended + FT", "Standardised, blended + FT")  # fmt: skip
@@ -153,20 +153,37 @@ def _against_epsilon(folder: Path, study: Study) -> Path:
 
 
 def _against_tokens(folder: Path, study: Study) -> Path:
+    """Over eighths of the users by their tokens: the losses without privacy, and what rows gain at the largest eps."""
+    from matplotlib.figure import Figure
+
     users = study.data.clients.users
     sizes = np.asarray(users.size)[np.asarray(users.valid)]
     edges = np.unique(np.quantile(sizes, np.linspace(0, 1, 9)))
     place = np.clip(np.searchsorted(edges, sizes, side="right") - 1, 0, len(edges) - 2)
     bins = np.unique(place)
-    figure, axes = new_axes("tokens of a user", "KL(Q || estimate)", _title(study))
     x = [np.exp(np.log(sizes[place == b]).mean()) for b in bins]
-    column, losses = next(iter(study.users.items()))
-    drawn = {name: color for name, color in zip(("Local", *DRAWN), (INK, *COLORS), strict=False) if name in losses}
-    for name, color in drawn.items():
-        axes.plot(x, [losses[name][place == b].mean() for b in bins], "o-", color=color, label=name, linewidth=1.4)
-    log_ticks(axes.xaxis, x)
-    log_ticks(axes.yaxis, [losses[name].mean() for name in drawn])
-    figure.legend(frameon=False, fontsize=9, loc="outside lower left", ncols=3, title=f"{column}; eighths of the users")
+    of = max(study.users, key=lambda column: float(column.split()[-1]) if column != EXACT else 0)
+    exact, last = study.users[EXACT], study.users[of]
+    figure = Figure(figsize=(10.5, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, color in zip(("Local", *DRAWN), (INK, *COLORS), strict=False):
+        if name in exact:
+            left.plot(x, [exact[name][place == b].mean() for b in bins], "o-", color=color, linewidth=1.4, label=name)
+        if name in last and name != "Local":
+            gap = last[name] - last[BASELINE]
+            right.plot(x, [gap[place == b].mean() for b in bins], "o-", color=color, linewidth=1.4, label=name)
+    for axes, title, label in (
+        (left, EXACT, "KL(Q || estimate)"),
+        (right, of, f"KL(Q || estimate) less that of {BASELINE}"),
+    ):
+        plain(axes)
+        log_ticks(axes.xaxis, x)
+        axes.set(xlabel="tokens of a user", ylabel=label)
+        axes.set_title(title, loc="left", fontsize=10)
+    log_ticks(left.yaxis, [exact["Local"].mean(), exact[BASELINE].mean()])
+    figure.suptitle(_title(study), fontsize=11, fontweight="bold", x=0.01, ha="left")
+    named = {line.get_label(): line for axes in (left, right) for line in axes.lines}
+    figure.legend(named.values(), named.keys(), frameon=False, fontsize=9, loc="outside lower left", ncols=3)
     return save(figure, folder, "kl-tokens")
 
 
