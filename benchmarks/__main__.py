@@ -21,6 +21,7 @@ NAMES = (
     "fusion",
     "estimators",
     "histograms",
+    "privacy",
     "gpu",
 )
 

@@ -58,7 +58,9 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
     server = algorithm.server._replace(init=init, predict_global=None)
     if work.privacy is None:
         return algorithm._replace(server=server)
-    z, limit = float(np.asarray(work.privacy.noise_multiplier)), work.privacy.clipping_norm
+    if np.ndim(work.privacy.noise_multiplier) or np.ndim(work.privacy.clipping_norm):
+        raise JaxpflError("adamix takes one noise_multiplier and one clipping_norm for all runs")
+    z, limit = float(np.asarray(work.privacy.noise_multiplier)), float(np.asarray(work.privacy.clipping_norm))
 
     def update(key: Key, hp: MapHyper, ctx: ServerContext, gamma: Mixture, uploads: Stacked) -> tuple[Mixture, Metrics]:
         origin, noise = prior(hp).center(gamma), {"clipping_norm": limit, "noise_multiplier": z}

@@ -99,9 +99,9 @@ def sampling_of(participation: Participation) -> Sampling:
 def _noise(
     mechanism: Mechanism, participation: Participation, steps: int, scales: int, releases: int, linear: bool
 ) -> Noise:
-    if np.ndim(mechanism.noise_multiplier):
-        raise JaxpflError("a plan is of one noise multiplier; make one for each run")
-    clip = mechanism.clipping_norm
+    if np.ndim(mechanism.noise_multiplier) or np.ndim(mechanism.clipping_norm):
+        raise JaxpflError("a plan is of one noise multiplier and one clipping norm; make one for each run")
+    clip = float(np.asarray(mechanism.clipping_norm))
     if releases > 1 and mechanism.noise != "central":
         raise JaxpflError(f"several releases in a round are accounted with central noise, not {mechanism.noise}")
     if mechanism.noise == "central":

@@ -55,7 +55,7 @@ class Mechanism:
 
     Attributes:
       noise_multiplier: z, the noise's standard deviation over C; 0 clips only. One number, or one for each run.
-      clipping_norm: C, or, with ``quantile``, the C of the first round.
+      clipping_norm: C, or, with ``quantile``, the C of the first round. One number, or one for each run.
       noise: who adds it. ``central``: the server, to the sum. ``distributed``: each client adds its share, of variance
         z^2 C^2 / min_uploads, as under secure aggregation.
         ``per_step``: each client in every local step, as printed (`StepNoise`), with standard deviation z C; C and z
@@ -74,7 +74,7 @@ class Mechanism:
     """
 
     noise_multiplier: float | tuple[float, ...]
-    clipping_norm: float = 1.0
+    clipping_norm: float | tuple[float, ...] = 1.0
     noise: Literal["central", "distributed", "per_step"] = "central"
     min_uploads: int | None = None
     quantile: float | None = None
@@ -87,13 +87,14 @@ class Mechanism:
         z = np.asarray(self.noise_multiplier, float)
         if not (np.isfinite(z).all() and (z >= 0).all()):
             raise JaxpflError(f"noise_multiplier must be >= 0 and finite, got {self.noise_multiplier}")
-        checks.positive("clipping_norm", self.clipping_norm)
+        for limit in np.ravel(self.clipping_norm):
+            checks.positive("clipping_norm", float(limit))
         if self.noise not in ("central", "distributed", "per_step"):
             raise JaxpflError(f"noise must be central, distributed or per_step, got {self.noise!r}")
         if self.noise != "per_step" and (self.joint or self.scale_clipping_norm is not None):
             raise JaxpflError("scale_clipping_norm and joint are for noise = per_step")
-        if self.noise == "per_step" and z.ndim:
-            raise JaxpflError("noise = per_step takes one noise_multiplier for all runs")
+        if self.noise == "per_step" and (z.ndim or np.ndim(self.clipping_norm)):
+            raise JaxpflError("noise = per_step takes one noise_multiplier and one clipping_norm for all runs")
         if self.noise == "distributed" and self.min_uploads is None:
             raise JaxpflError("noise = distributed needs min_uploads, the least number of uploads of a round")
         if self.noise == "central" and self.min_uploads is not None:
@@ -136,8 +137,8 @@ class Mechanism:
         """What `LocalWork` has to be given; None unless the noise is added in every step."""
         if self.noise != "per_step":
             return None
-        z, c1, c2 = float(np.asarray(self.noise_multiplier)), self.clipping_norm, self.scale_clipping_norm
-        c2 = c1 if c2 is None else c2
+        z, c1 = float(np.asarray(self.noise_multiplier)), float(np.asarray(self.clipping_norm))
+        c2 = c1 if self.scale_clipping_norm is None else self.scale_clipping_norm
         return StepNoise(c1, z * c1, c2, z * c2, self.joint)
 
 
@@ -186,7 +187,7 @@ def privatize(algorithm: Algorithm, hp: PyTree, mechanism: Mechanism) -> tuple[A
     if mechanism.noise == "per_step":  # nothing is left to do but the public divisor
         hyper = PrivateHyper(hp, 0.0, math.inf)
     else:
-        hyper = PrivateHyper(hp, mechanism.noise_multiplier_of_sum, mechanism.clipping_norm)
+        hyper = PrivateHyper(hp, mechanism.noise_multiplier_of_sum, np.asarray(mechanism.clipping_norm, float))
     clients = tuple(_client(client, mechanism) for client in algorithm.clients)
     return algorithm._replace(clients=clients, server=_server(algorithm.server, mechanism)), hyper
 

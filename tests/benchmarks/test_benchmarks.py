@@ -25,6 +25,7 @@ NAMES = (
     "fusion",
     "estimators",
     "histograms",
+    "privacy",
     "gpu",
 )
 
@@ -220,6 +221,23 @@ def test_histograms(tmp_path: Path):
     assert plot.stat().st_size > 5000
     for row in found["results"].values():
         assert row["facts"]["sparse_bytes"] > 0
+
+
+@pytest.mark.slow
+def test_privacy_chooses_on_examples_set_apart_and_goes_on_where_it_was_interrupted(tmp_path: Path):
+    study = ("privacy", "table2", "--programs", "local")
+    assert set(record(tmp_path, *study)["results"]) == {"local"}
+    found = record(tmp_path, *study, "fedavg")["results"]  # into the same file
+    tries = found["fedavg, trials"]["found"]
+    assert len(tries) == 9
+    for eps in (3.35, 13.16, 27.3):
+        for which in ("global", "after"):  # the rows FedAvg and FedAvg+
+            best = max((t for t in tries if t["epsilon"] == eps), key=lambda t: (t[which], -t["clipping_norm"]))
+            run = found[f"fedavg, eps {eps:g}, C {best['clipping_norm']:g}"]["found"]
+            assert f"eps = {eps:.4g} at delta = 0.0001" in run["statement"]
+            assert all(0 <= value <= 1 for value in run[which])
+    other = python("-m", "benchmarks", *study, "--json", str(tmp_path / "made" / "record.json"), status=1)
+    assert "holds another setting" in other.stderr
 
 
 @pytest.mark.slow

@@ -92,6 +92,7 @@ def test_calibrated_noise_keeps_the_budget_and_no_less_would(mechanism):
         (Mechanism(1.0, 1.0, "distributed", 3), poisson(10, 0.5), "cannot be accounted with poisson"),
         (Mechanism(1.0, 1.0, "per_step"), poisson(10, 0.5), "cannot be accounted with poisson"),
         (Mechanism((1.0, 2.0)), full(10), "one noise multiplier"),
+        (Mechanism(1.0, (1.0, 2.0)), full(10), "one clipping norm"),
     ],
 )
 def test_what_cannot_be_accounted_is_refused(mechanism, participation, message):
@@ -105,6 +106,8 @@ def test_what_cannot_be_accounted_is_refused(mechanism, participation, message):
         ({"noise_multiplier": -1.0}, "noise_multiplier must be >= 0"),
         ({"noise_multiplier": float("nan")}, "noise_multiplier must be >= 0"),
         ({"noise_multiplier": 1.0, "clipping_norm": 0.0}, "clipping_norm must be > 0"),
+        ({"noise_multiplier": 1.0, "clipping_norm": (1.0, -1.0)}, "clipping_norm must be > 0"),
+        ({"noise_multiplier": 1.0, "clipping_norm": (1.0, 2.0), "noise": "per_step"}, "for all runs"),
         ({"noise_multiplier": 1.0, "noise": "local"}, "central, distributed or per_step"),
         ({"noise_multiplier": 1.0, "noise": "distributed"}, "needs min_uploads"),
         ({"noise_multiplier": 1.0, "min_uploads": 3}, "noise that the clients add"),

@@ -1,0 +1,231 @@
+"""Accuracy under user-level differential privacy: Table 2 and Figure 1b of Ozkara et al., soundly accounted.
+
+    python -m benchmarks privacy table2 --data-dir DIR --json FILE
+
+``table2`` is MNIST on 50 clients of three classes, all of them in each of 300 rounds; ``figure1b`` has writers in place
+of FEMNIST's, 66 clients of three, a third of them in each of 240 rounds. The noise is added once to the clipped sum of
+a round and calibrated by dp-accounting. Hyper-parameters are each method's defaults but for the clipping norm, which
+is chosen first, for each row of the table and each eps, on a fifth of the clients' training examples set apart, with a
+seed of its own; every method has the same tries. Test examples are looked at once, by ``--seeds`` runs that train on
+all training examples. Every try is in the record, which is written after each program: a run that was interrupted goes
+on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    import _script
+
+    __package__ = _script.package
+
+from .harness import JobError
+from .problems import use_devices
+from .record import command, parser, positive, table, write
+
+DELTA, TRIAL_SEED = 1e-4, 100
+
+
+@dataclass(frozen=True)
+class Study:
+    """A setting: the data set's preset, eps, and the clipping norms that are tried."""
+
+    data: str
+    cohort: int
+    epsilons: tuple[float, ...]
+    norms: tuple[float, ...]
+
+
+STUDIES = {
+    "table2": Study("mnist", 50, (3.35, 13.16, 27.30), (0.01, 0.03, 0.1)),
+    "figure1b": Study("mnist-writers", 22, (4.0, 6.0, 9.0), (0.01, 0.03, 0.1)),
+}
+PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
+    "local": ("local", {}),
+    "fedavg": ("fedavg-ft", {}),
+    "adaped": ("adaped", {}),
+    "adaped-gated": ("adaped", {"gate": True}),
+    "adaped-idle": ("adaped", {"idle_rounds": 10}),
+    "adaped-gated-idle": ("adaped", {"gate": True, "idle_rounds": 10}),
+    "fedem": ("fedem", {}),
+}
+"""What is trained: method and options."""
+ROWS = {
+    "local": ("local", "after"),
+    "FedAvg": ("fedavg", "global"),
+    "FedAvg+": ("fedavg", "after"),
+    "FedEM": ("fedem", "after"),
+    "AdaPeD": ("adaped", "after"),
+    "AdaPeD, gated": ("adaped-gated", "after"),
+    "AdaPeD, idle": ("adaped-idle", "after"),
+    "AdaPeD, gated, idle": ("adaped-gated-idle", "after"),
+}
+"""The table's rows: which of a program's models is scored."""
+
+
+@command
+def main(argv: list[str] | None = None) -> None:
+    args = _parser().parse_args(argv)
+    from jaxpfl.experiment import compile_cache
+
+    use_devices()
+    compile_cache.enable()
+    record = _Record(args)
+    setting = _Setting(STUDIES[args.study], args)
+    for program in args.programs:
+        if program == "local":  # uploads nothing: no noise, and so no clipping norm to choose
+            record.take(program, partial(setting.test, program))
+            continue
+        tries = [(eps, norm) for eps in setting.epsilons for norm in setting.norms]
+        record.take(f"{program}, trials", partial(setting.trials, program, tries))
+        for eps in setting.epsilons:
+            for norm in sorted({record.chosen(row, eps) for row, (of, _) in ROWS.items() if of == program}):
+                record.take(f"{program}, eps {eps:g}, C {norm:g}", partial(setting.test, program, eps, norm))
+    record.show(setting.epsilons)
+
+
+def _parser() -> argparse.ArgumentParser:
+    options = parser("privacy", __doc__)
+    options.add_argument("study", choices=sorted(STUDIES))
+    options.add_argument("--programs", nargs="+", choices=sorted(PROGRAMS), default=list(PROGRAMS), metavar="NAME")
+    options.add_argument("--seeds", type=positive, default=5)
+    options.add_argument("--rounds", type=positive, help="the preset's unless given")
+    options.add_argument("--epsilons", type=float, nargs="+", metavar="EPS")
+    return options
+
+
+class _Setting:
+    """Data, participation and the calibrated noise of a study."""
+
+    def __init__(self, study: Study, args: argparse.Namespace):
+        from jaxpfl.experiment.config import RunConfig, resolve
+        from jaxpfl.experiment.setup import cohorts, load_federation, require
+        from jaxpfl.privacy import Mechanism, calibrated, plan_of
+
+        small: dict[str, Any] = {"clients": 6, "model": "linear", "rounds": 2} if args.quick else {}
+        data = "digits" if args.quick else study.data
+        cohort = 6 if args.quick else study.cohort
+        self.config = resolve(RunConfig(data, args.data_dir, cohort=cohort, participation=None, **small))
+        self.rounds = args.rounds or require(self.config.rounds)
+        self.federation: Any
+        _, self.federation = load_federation(self.config)
+        _, held_out = load_federation(replace(self.config, validation_share=0.2))
+        self.held_out = held_out._replace(test=held_out.validation)
+        self.epsilons, self.norms = tuple(args.epsilons or study.epsilons), study.norms
+        self.seeds = 1 if args.quick else args.seeds
+        private = replace(self.config, participation="full" if cohort == self.clients else "poisson")
+        self.participation = cohorts(private, self.clients)
+        self.noise, self.statements = {}, {}
+        for eps in self.epsilons:
+            found = calibrated(Mechanism(1.0), self.participation, eps, DELTA, rounds=self.rounds)
+            self.noise[eps] = found.noise_multiplier
+            self.statements[eps] = str(plan_of(found, self.participation, rounds=self.rounds).statement(DELTA))
+
+    @property
+    def clients(self) -> int:
+        return self.federation.num_clients
+
+    def trials(self, program: str, runs: list[tuple[float, float]]) -> list[dict[str, Any]]:
+        """One run for each (eps, C), all in one program, scored on the examples set apart."""
+        from jaxpfl.privacy import Mechanism
+
+        z, norms = tuple(self.noise[eps] for eps, _ in runs), tuple(norm for _, norm in runs)
+        scores, _ = self._fit(program, self.held_out, [TRIAL_SEED] * len(runs), Mechanism(z, norms))
+        return [
+            {"epsilon": eps, "clipping_norm": norm, **{which: float(own[i].mean()) for which, own in scores.items()}}
+            for i, (eps, norm) in enumerate(runs)
+        ]
+
+    def test(self, program: str, eps: float | None = None, norm: float | None = None) -> dict[str, Any]:
+        """The runs that count, scored on the test examples."""
+        from jaxpfl.privacy import Mechanism
+
+        mechanism = None if eps is None or norm is None else Mechanism(self.noise[eps], norm)
+        scores, psi = self._fit(program, self.federation, list(range(self.seeds)), mechanism)
+        found: dict[str, Any] = {"epsilon": eps, "clipping_norm": norm, "psi": psi}
+        found["statement"] = None if eps is None else self.statements[eps]
+        return found | {which: own.mean(axis=1).tolist() for which, own in scores.items()}
+
+    def _fit(self, program: str, federation: Any, seeds: list[int], mechanism: Any) -> tuple[dict[str, Any], Any]:
+        """Accuracies [S, m] of each model, and the mean psi after every tenth round where there is one."""
+        import numpy as np
+
+        import jaxpfl
+
+        config, (method, options) = self.config, PROGRAMS[program]
+        result = jaxpfl.fit(
+            method,
+            federation,
+            model=config.model or "mlp",
+            rounds=self.rounds,
+            cohort=config.cohort,
+            local_steps=config.local_steps or 10,
+            batch_size=config.batch_size or 20,
+            seeds=seeds,
+            options=options,
+            privacy=mechanism,
+            participation=None if mechanism is None or config.cohort == self.clients else "poisson",
+        )
+        psi = result.history.get("psi")
+        scores = {which: np.asarray(own["accuracy"][-1]) for which, own in result.scores.items()}
+        return scores, None if psi is None else np.asarray(psi).mean(axis=0)[::10].tolist()
+
+
+class _Record:
+    """What was found so far, in the file where one was asked for."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.path: Path | None = args.json
+        self.settings = {"study": args.study, "seeds": args.seeds, "rounds": args.rounds, "quick": args.quick}
+        self.results: dict[str, Any] = {}
+        if self.path and self.path.exists():
+            stored = json.loads(self.path.read_text())
+            if stored["settings"] != self.settings:
+                raise JobError(f"{self.path} holds another setting: {stored['settings']}")
+            self.results = stored["results"]
+
+    def take(self, name: str, measure: Any) -> None:
+        """Measures what is not in the record yet, and writes it."""
+        if name in self.results:
+            return
+        began = time.monotonic()
+        found = measure()
+        self.results[name] = {"found": found, "seconds": time.monotonic() - began}
+        print(f"{time.monotonic() - began:6.0f} s  {name}", flush=True)
+        write(self.path, "privacy", self.settings, self.results)
+
+    def chosen(self, row: str, eps: float) -> float:
+        """The clipping norm of a row at this eps: the best on the examples set apart, of equals the smallest."""
+        program, which = ROWS[row]
+        tries = [t for t in self.results[f"{program}, trials"]["found"] if t["epsilon"] == eps]
+        return max(tries, key=lambda t: (t[which], -t["clipping_norm"]))["clipping_norm"]
+
+    def show(self, epsilons: tuple[float, ...]) -> None:
+        """Prints the table: mean and standard deviation over seeds, in %."""
+        import statistics
+
+        rows = []
+        for row, (program, which) in ROWS.items():
+            cells = []
+            for eps in epsilons:
+                norm = None if program == "local" or f"{program}, trials" not in self.results else self.chosen(row, eps)
+                name = program if norm is None else f"{program}, eps {eps:g}, C {norm:g}"
+                if name not in self.results:
+                    break
+                each = [100 * value for value in self.results[name]["found"][which]]
+                spread = f" ± {statistics.stdev(each):.2f}" if len(each) > 1 else ""
+                cells.append(f"{statistics.mean(each):.2f}{spread}" + ("" if norm is None else f" (C {norm:g})"))
+            else:
+                rows.append((row, *cells))
+        table("accuracy in % over the clients", ("", *[f"eps {eps:g}" for eps in epsilons]), rows)
+
+
+if __name__ == "__main__":
+    main()
