@@ -2,8 +2,9 @@
 
 Under privacy both sides of a try are validation users: a method learns from three quarters of them (with ``folds`` 4)
 and is scored on the others. Noise is scaled by their number over the users', so that it is the same in a mean. Nothing
-but their number, taken for public, is learned of the users, whose eps then holds for all that is made of them; the validation users are a public group, which no
-claim covers. Without privacy the users themselves are learned from, and the validation users score.
+but their number, taken for public, is learned of the users, whose eps then holds for all that is made of them; the
+validation users are a public group, which no claim covers. Without privacy the users themselves are learned from, and
+the validation users score.
 """
 
 from __future__ import annotations

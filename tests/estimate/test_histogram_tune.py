@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from jaxpfl.estimate import histogram_data, histogram_tune
@@ -26,7 +28,7 @@ def test_private_settings_are_chosen_without_the_users(monkeypatch: pytest.Monke
     not."""
     monkeypatch.setattr(histogram_tune.histogram_private_methods, "METHODS", ("FedAvg", "Standardised"))
     data = histogram_data.prepare(GIVEN)
-    others = histogram_data.prepare(HistogramSettings(**vars(GIVEN) | {"seed": 1}))
+    others = histogram_data.prepare(dataclasses.replace(GIVEN, seed=1))
     made = histogram_tune.private(GIVEN, data, {"epsilon 15": 0.5})
     again = histogram_tune.private(GIVEN, data._replace(clients=others.clients), {"epsilon 15": 0.5})
     assert made == again
