@@ -9,7 +9,7 @@ from tyro.conf import arg
 
 from jaxpfl.cli.output import TO, Output, write
 from jaxpfl.errors import JaxpflError
-from jaxpfl.estimate.histogram_methods import HistogramSettings
+from jaxpfl.estimate.histogram_settings import HistogramSettings
 from jaxpfl.experiment import compile_cache
 
 _HISTOGRAM = HistogramSettings()

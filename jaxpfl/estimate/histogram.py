@@ -9,24 +9,36 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.estimate import histogram_convergence
+from jaxpfl.estimate import histogram_convergence, histogram_tune
 from jaxpfl.estimate.histogram_data import Group, Prepared, prepare
 from jaxpfl.estimate.histogram_methods import (
-    HistogramSettings,
+    METHODS,
+    PUBLIC,
     Scored,
     exact_centers,
     exact_rows,
-    noise_of,
-    private_centers,
     reference_rows,
     rows_of,
     score,
 )
+from jaxpfl.estimate.histogram_private_methods import (
+    PRINTED as ALGORITHM_3,
+)
+from jaxpfl.estimate.histogram_private_methods import (
+    Choice,
+    Noise,
+    all_private_centers,
+    divided,
+    noise_of,
+)
+from jaxpfl.estimate.histogram_settings import HistogramSettings
 from jaxpfl.estimate.repetitions import measure
-from jaxpfl.estimators import histogram, histogram_private, histogram_tuning
+from jaxpfl.estimators import histogram, histogram_private, histogram_standardised, histogram_tuning
 from jaxpfl.types import Array, Key
 
-EXPORTED = "Algorithm 2, blended + FT"
+EXACT, BASELINE = "non-private", "FedAvg + FT"
+CLUSTERING = {True: "Algorithm 2", False: "Standardised"}
+"""Whose centers are exported, and blended by the users: without privacy, and with."""
 PRINTED = {
     "Local": (5.093, 5.093), "FedAvg": (1.054, 1.115), "IFCA": (1.036, 1.110), "Algorithm 2 + DimRed": (0.971, 0.990),
     "Algorithm 2": (0.930, 1.053), "FedAvg + FT": (0.912, 0.958), "IFCA + FT": (0.875, 0.948),
@@ -42,7 +54,7 @@ class Study(NamedTuple):
       result: see `run`.
       data: the users.
       users: losses, means over runs, by column ("" without privacy, else an eps) and row.
-      centers: of Algorithm 2 in the first run by column, [k, d].
+      centers: in the first run by column, of `CLUSTERING`, [k, d].
     """
 
     result: dict[str, Any]
@@ -52,39 +64,43 @@ class Study(NamedTuple):
 
 
 ORDER = (
-    "Local", "FedAvg", "IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Algorithm 3 (printed)", "FedAvg + FT",
-    "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT", "Algorithm 3 (printed) + FT", "FedAvg + FT by m_u",
-    "Algorithm 2 + FT by m_u", "Algorithm 2, blended + FT", "Algorithm 2, a Dirichlet each", "Dirichlet mixture by EM",
-    "Bayes, population known",
+    "Local", "FedAvg", "FedAvg, denoised", "IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardised", ALGORITHM_3,
+    BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
+    "Standardised + FT", f"{ALGORITHM_3} + FT", "FedAvg + FT by m_u", "Algorithm 2 + FT by m_u",
+    "Algorithm 2, blended + FT", "Standardised, blended + FT", "Algorithm 2, a Dirichlet each",
+    "Dirichlet mixture by EM", f"{PUBLIC} + FT", "Bayes, population known",
 )  # fmt: skip
 
 
-def _exact(given: HistogramSettings, population: Any) -> Any:
+def exported(column: str) -> str:
+    """The row whose histograms `export` writes."""
+    return f"{CLUSTERING[column == EXACT]}, blended + FT"
+
+
+def _exact(given: HistogramSettings, population: Any, clusters: dict[str, int]) -> Any:
     @jax.jit
     def run(keys: Key, clients: Group, validation: Group, unseen: Group) -> tuple[dict[str, Scored], Array]:
         data = Prepared(clients, validation, unseen, np.array([]), np.array([]), population)
-        scored = jax.vmap(lambda key: score(exact_rows(key, data, given), data))(keys)
-        centers = exact_centers(keys[0], clients.users, given)["Algorithm 2"]
+        scored = jax.vmap(lambda key: score(exact_rows(key, data, clusters, given), data))(keys)
+        name = CLUSTERING[True]
+        centers = exact_centers(name, keys[0], clients.users, clusters[name], given)
         once = score(reference_rows(centers, data, given), data)
         return scored | jax.tree.map(lambda a: a[None], once), centers
 
     return run
 
 
-def _private(given: HistogramSettings) -> Any:
+def _private(given: HistogramSettings, choices: dict[str, Choice]) -> Any:
     @jax.jit
-    def run(keys: Key, noises: Any, clients: Group, validation: Group, unseen: Group) -> Any:
+    def run(keys: Key, noise: Noise, clients: Group, validation: Group, unseen: Group) -> Any:
         data = Prepared(clients, validation, unseen, np.array([]), np.array([]))
 
-        def at(noise: Any) -> tuple[dict[str, Scored], Array]:
-            def one(key: Key) -> tuple[dict[str, Scored], Array]:
-                centers = private_centers(key, clients.users, noise, given)
-                return score(rows_of(centers, data, given), data), centers["Algorithm 2"]
+        def one(key: Key) -> tuple[dict[str, Scored], Array]:
+            centers = all_private_centers(key, clients.users, noise, choices, given)
+            return score(rows_of(centers, data, given), data), centers[CLUSTERING[False]]
 
-            scored, centers = jax.vmap(one)(keys)
-            return scored, centers[0]
-
-        return jax.lax.map(at, noises)
+        scored, centers = jax.vmap(one)(keys)
+        return scored, centers[0]
 
     return run
 
@@ -94,9 +110,11 @@ def run(given: HistogramSettings) -> Study:
 
     Returns:
       With ``result``: ``rows``, for each column ("non-private" and "epsilon E") and row the mean loss over runs with
-      its 95 % half-width (``interval``, by Student's t; None for one run), that of unseen users, and the mean lambda or
-      alpha; ``privacy`` of each eps; ``floor``; ``users``; ``printed``: the paper's table; of
-      synthetic users ``misclustering`` (`histogram_convergence.study`).
+      its 95 % half-width (``interval``, by Student's t; None for one run), that of unseen users, the mean lambda or
+      alpha, and the paired ``difference`` from FedAvg + FT of the column, with its half-width over runs and, of each
+      user's mean over runs, over users; ``best``, a row for each column: that of the least loss on the validation users
+      where settings were tuned, else `exported`; ``tuning``: every try; ``privacy`` of each eps; ``floor``; ``users``;
+      ``printed``: the paper's table; of synthetic users ``misclustering`` (`histogram_convergence.study`).
 
     Raises:
       JaxpflError: settings that `HistogramSettings.check` refuses, and files that cannot be read.
@@ -107,17 +125,28 @@ def run(given: HistogramSettings) -> Study:
     groups = data.clients, data.validation, data.unseen
     key = jax.random.key(given.seed)
     keys = jax.vmap(lambda r: jax.random.fold_in(key, r))(jnp.arange(given.repetitions))
-    scored, centers = _exact(given, data.population)(keys, *groups)
-    columns: dict[str, dict[str, Scored]] = {"non-private": scored}
-    arrays = {"non-private": np.asarray(centers)}
-    if noises:
-        stacked = jax.tree.map(lambda *z: jnp.array(z, jnp.float32), *noises)
-        found, centers = _private(given)(keys, stacked, *groups)
-        for i, epsilon in enumerate(given.epsilon):
-            columns[f"epsilon {epsilon:g}"] = jax.tree.map(lambda a, i=i: a[i], found)
-            arrays[f"epsilon {epsilon:g}"] = np.asarray(centers[i])
+    names = [f"epsilon {epsilon:g}" for epsilon in given.epsilon]
+    tuned: dict[str, histogram_tune.Tuned] = {}
+    if given.tune:
+        histogram_tune.check(given, data)
+        alone = {column: noise.alone for column, noise in zip(names, noises, strict=True)}
+        tuned = {EXACT: histogram_tune.exact(given, data)} | histogram_tune.private(given, data, alone)
+    clusters = {m: tuned[EXACT].choices[m].clusters if tuned else given.clusters for m in METHODS}
+    scored, centers = _exact(given, data.population, clusters)(keys, *groups)
+    columns: dict[str, dict[str, Scored]] = {EXACT: scored}
+    arrays = {EXACT: np.asarray(centers)}
+    choices = {column: histogram_tune.choices_of(tuned.get(column), given) for column in names}
+    programs: dict[tuple[Choice, ...], Any] = {}
+    for column, noise in zip(names, noises, strict=True):
+        own = choices[column]
+        program = programs.setdefault(tuple(own.values()), _private(given, own))
+        columns[column], centers = program(keys, jax.tree.map(jnp.float32, noise), *groups)
+        arrays[column] = np.asarray(centers)
     columns = {column: {name: part[name] for name in ORDER if name in part} for column, part in columns.items()}
-    rows = {column: {name: _row(row) for name, row in part.items()} for column, part in columns.items()}
+    rows = {
+        column: {name: _row(row, part[BASELINE], data) for name, row in part.items()}
+        for column, part in columns.items()
+    }
     per_user = {
         column: {
             name: histogram.each(np.asarray(row.users).mean(axis=0), data.clients.users) for name, row in p.items()
@@ -131,7 +160,12 @@ def run(given: HistogramSettings) -> Study:
         "tokens_per_user": _sizes(data.clients.users),
         "floor": given.floor,
         "rows": rows,
-        "privacy": {f"epsilon {e:g}": _spent(given, e, noise) for e, noise in zip(given.epsilon, noises, strict=True)},
+        "best": {column: tuned[column].best if tuned else exported(column) for column in columns},
+        "tuning": {column: {"tries": own.tries, "chosen": _as_dicts(own.choices)} for column, own in tuned.items()},
+        "privacy": {
+            column: _spent(given, e, noise, choices[column])
+            for column, e, noise in zip(names, given.epsilon, noises, strict=True)
+        },
         "printed": {name: {"non-private": p[0], "epsilon 15": p[1]} for name, p in PRINTED.items()},
     }
     if data.population is not None:
@@ -140,16 +174,16 @@ def run(given: HistogramSettings) -> Study:
 
 
 def export(study: Study, given: HistogramSettings, path: Path, epsilon: float | None = None) -> None:
-    """Writes users' own histograms, `EXPORTED` of the first run, as an ``.npz`` file.
+    """Writes users' own histograms, `exported` of the first run, as an ``.npz`` file.
 
     It holds ``users`` [n], ``vocabulary`` [d], ``histograms`` [n, d] float32, ``centers`` [k, d], ``cluster`` [n], the
     nearest, and ``lam``.
 
     With an eps of the study the centers are private; a user's histogram is its own, and is not released.
     """
-    column = "non-private" if epsilon is None else f"epsilon {epsilon:g}"
+    column = EXACT if epsilon is None else f"epsilon {epsilon:g}"
     centers, users = jnp.asarray(study.centers[column]), study.data.clients.users
-    lam = study.result["rows"][column][EXPORTED]["chosen"]
+    lam = study.result["rows"][column][exported(column)]["chosen"]
     personal = histogram_tuning.blended(centers, histogram_tuning.fixed(lam), given.floor)
     estimates = jax.jit(lambda users: histogram_tuning.estimates(users, personal))(users)
     near = jax.lax.map(lambda block: histogram.nearest(histogram.histograms(block), centers), users)
@@ -166,17 +200,33 @@ def export(study: Study, given: HistogramSettings, path: Path, epsilon: float | 
         )
 
 
-def _row(scored: Scored) -> dict[str, float | None]:
-    from scipy.special import stdtrit
-
+def _row(scored: Scored, baseline: Scored, data: Prepared) -> dict[str, Any]:
     made = measure(scored.loss)
-    runs = len(scored.loss)
+    differences = np.asarray(scored.loss, float) - np.asarray(baseline.loss, float)  # of runs with the same key
+    of_users = np.asarray(scored.users, float).mean(axis=0) - np.asarray(baseline.users, float).mean(axis=0)
     return {
         "mean": made.mean,
-        "interval": None if made.stderr is None else float(stdtrit(runs - 1, 0.975) * made.stderr),
+        "interval": _interval(scored.loss),
         "unseen": measure(scored.unseen).mean,
         "chosen": measure(scored.chosen).mean,
+        "difference": {
+            "mean": float(differences.mean()),
+            "over_runs": _interval(differences),
+            "over_users": _interval(histogram.each(of_users, data.clients.users)),
+        },
     }
+
+
+def _interval(values: Any) -> float | None:
+    """Half of a 95 % interval for the mean."""
+    from scipy.special import stdtrit
+
+    stderr = measure(values).stderr
+    return None if stderr is None else float(stdtrit(len(values) - 1, 0.975) * stderr)
+
+
+def _as_dicts(choices: dict[str, Choice]) -> dict[str, dict[str, Any]]:
+    return {method: choice._asdict() for method, choice in choices.items()}
 
 
 def _sizes(users: histogram.Users) -> dict[str, float]:
@@ -184,20 +234,16 @@ def _sizes(users: histogram.Users) -> dict[str, float]:
     return {"min": float(sizes.min()), "median": float(np.median(sizes)), "max": float(sizes.max())}
 
 
-def _spent(given: HistogramSettings, epsilon: float, noise: Any) -> dict[str, Any]:
-    t = given.private_rounds
-    rows = {
-        "FedAvg": [noise.alone],
-        "Algorithm 2, IFCA": [noise.mean] + [noise.rounds] * t,
-        "Algorithm 2 + DimRed": [noise.mean] + [noise.reduced] * (t + 1),
-    }
-    said = {
-        name: {"releases": multipliers}
-        | histogram_private.plan(multipliers, given.radius).statement(given.delta)._asdict()
-        for name, multipliers in rows.items()
-    }
+def _spent(given: HistogramSettings, epsilon: float, noise: Noise, choices: dict[str, Choice]) -> dict[str, Any]:
+    said = {}
+    for method, choice in choices.items():
+        first, others, number = divided(method, noise.alone, choice)
+        releases = [float(first)] + [float(others)] * int(number)
+        statement = histogram_private.plan(releases, float(choice.radius)).statement(given.delta)
+        said[method] = {"releases": releases} | statement._asdict()
+    said["Standardised"]["clipping_norm_of_rounds"] = histogram_standardised.REACH
     return said | {
-        "Algorithm 3 (printed)": {
+        ALGORITHM_3: {
             "accountant": "paper (Theorem 3.1)",
             "epsilon": epsilon,
             "delta": given.delta,

@@ -16,7 +16,7 @@ import numpy as np
 
 from jaxpfl.data.dirichlet_mixture import DirichletMixture
 from jaxpfl.estimate.histogram_data import Prepared
-from jaxpfl.estimate.histogram_methods import HistogramSettings
+from jaxpfl.estimate.histogram_settings import HistogramSettings
 from jaxpfl.estimators import histogram, histogram_clusters, histogram_start
 from jaxpfl.estimators.histogram import Users
 from jaxpfl.presentation import COLORS, INK, new_axes, save

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.estimate import histogram_convergence
-from jaxpfl.estimate.histogram import EXPORTED, Study
+from jaxpfl.estimate.histogram import BASELINE, EXACT, ORDER, Study
+from jaxpfl.estimate.histogram_private_methods import PRINTED
 from jaxpfl.estimate.plots import log_ticks
 from jaxpfl.estimate.report import number
-from jaxpfl.presentation import COLORS, INK, new_axes, save
+from jaxpfl.presentation import COLORS, INK, new_axes, plain, save
 
-DRAWN = ("FedAvg + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT", EXPORTED)
+DRAWN = (BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
+         "Algorithm 2, blended + FT", "Standardised, blended + FT")  # fmt: skip
 """Rows that plots show, each in its colour."""
 WIDTH = 118
 """Of a table with four columns of eps: narrower terminals wrap its lines rather than lose figures."""
@@ -34,30 +36,78 @@ def print_table(console: Any, result: dict[str, Any]) -> None:
     caption = (
         "± half of a 95 % interval over runs (start and noise, the same users)\n"
         f"unseen: without privacy, of {users['unseen']} users from their own counts alone\n"
-        f"lambda and alpha tuned on {users['validation']} other users, whom no claim covers"
+        f"lambda and alpha tuned on {users['validation']} validation users, a public group, whom no claim covers"
     )
     table = new_table(title, caption)
     table.add_column("method", style="bold", no_wrap=True)
     for column in result["rows"]:
         table.add_column(column, justify="right", no_wrap=True)
     table.add_column("unseen", justify="right", no_wrap=True)
-    for name, row in result["rows"]["non-private"].items():
-        cells = [_cell(part.get(name)) for part in result["rows"].values()]
-        table.add_row(name, *cells, number(row["unseen"]))
-    for name in dict.fromkeys(n for part in result["rows"].values() for n in part):
-        if name not in result["rows"]["non-private"]:
-            table.add_row(name, *[_cell(part.get(name)) for part in result["rows"].values()], "-")
+    columns = result["rows"].values()
+    for name in ORDER:
+        if any(name in part for part in columns):
+            unseen = result["rows"][EXACT].get(name, {}).get("unseen")
+            cells = [_cell(part.get(name)) for part in columns]
+            table.add_row(name, *cells, "-" if unseen is None else number(unseen))
     console.print(table)
     for column, said in result["privacy"].items():
-        parts = ", ".join(f"{name} {_releases(own['releases'])}" for name, own in said.items() if "releases" in own)
-        printed = said["Algorithm 3 (printed)"]
+        noises: dict[str, list[str]] = {}
+        for name, own in said.items():
+            if name != PRINTED:
+                noises.setdefault(f"{_releases(own['releases'])} (C = {own['clipping_norm']:g})", []).append(name)
+        parts = ", ".join(f"{'; '.join(names)} {text}" for text, names in noises.items())
         console.print(
-            f"{column}, delta {given['delta']:g} (add or remove one user, C = {given['radius']:g}, by PLD), "
-            f"noise multipliers: {parts}; "
-            f"Algorithm 3 as printed by its own theorem, sigma = {printed['stddev']:.3g}, its start not covered",
+            f"{column}, delta {given['delta']:g} (add or remove one user, by PLD), noise multipliers: {parts}; "
+            f"Algorithm 3 as printed by its own theorem, sigma = {said[PRINTED]['stddev']:.3g}, its start not covered",
             highlight=False,
             soft_wrap=True,
         )
+    for line in _comparison(result):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _comparison(result: dict[str, Any]) -> list[str]:
+    """Of every column the best row against FedAvg + FT, and who chose the settings."""
+    lines, given, users = [], result["settings"], result["users"]["validation"]
+    for column, name in result["best"].items():
+        gap = result["rows"][column][name]["difference"]
+        text = f"{column}: {name}{_setting(result, column, name)} minus {BASELINE}: {gap['mean']:+.4f}"
+        if gap["over_runs"] is not None:
+            text += f" ±{gap['over_runs']:.4f} over runs"
+        if gap["over_users"] is not None:
+            text += f" (±{gap['over_users']:.4f} over users)"
+        lines.append(text)
+    if not result["tuning"]:
+        return [
+            *lines,
+            "settings as given, not chosen here: if they were chosen by looking at data, no eps covers that",
+        ]
+    tried = len(result["tuning"][EXACT]["tries"]["Algorithm 2"])
+    private = [own for column, own in result["tuning"].items() if column != EXACT]
+    if not private:
+        return [*lines, f"k chosen among {tried} on the {users} validation users"]
+    number = len(private[0]["tries"]["FedAvg"])
+    return [
+        *lines,
+        f"settings chosen for every method among {number} ({tried} without privacy) on the validation users: under "
+        f"privacy learned on all but one of their {given['folds']} parts and scored on that one, noise in proportion",
+        f"hyper-parameter selection on validation users is not covered by epsilon: those {users} are taken for public; "
+        "the users' data had no part in it, and all that is made of them is covered",
+    ]
+
+
+def _setting(result: dict[str, Any], column: str, name: str) -> str:
+    if column not in result["tuning"]:
+        return ""
+    own = result["tuning"][column]["chosen"][name.removesuffix(" + FT").removesuffix(", blended")]
+    if column == EXACT:
+        return f" (k = {own['clusters']})"
+    if not own["rounds"]:
+        return f" (C = {own['radius']:.3g})"
+    return (
+        f" (k = {own['clusters']}, T = {own['rounds']}, C = {own['radius']:g}, "
+        f"{100 * own['mean_share']:.0f} % for the mean)"
+    )
 
 
 def _releases(multipliers: list[float]) -> str:
@@ -93,7 +143,8 @@ def _against_epsilon(folder: Path, study: Study) -> Path:
         errors = [row["interval"] or 0 for row in private]
         means = [row["mean"] for row in private]
         axes.errorbar(epsilons, means, yerr=errors, fmt="o-", color=color, capsize=2.5, linewidth=1.4, label=name)
-        axes.axhline(rows["non-private"][name]["mean"], color=color, linewidth=0.9, linestyle="--")
+        if name in rows[EXACT]:
+            axes.axhline(rows[EXACT][name]["mean"], color=color, linewidth=0.9, linestyle="--")
     axes.set_xscale("log")
     axes.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
     axes.minorticks_off()
@@ -102,19 +153,37 @@ def _against_epsilon(folder: Path, study: Study) -> Path:
 
 
 def _against_tokens(folder: Path, study: Study) -> Path:
+    """Over eighths of the users by their tokens: the losses without privacy, and what rows gain at the largest eps."""
+    from matplotlib.figure import Figure
+
     users = study.data.clients.users
     sizes = np.asarray(users.size)[np.asarray(users.valid)]
     edges = np.unique(np.quantile(sizes, np.linspace(0, 1, 9)))
     place = np.clip(np.searchsorted(edges, sizes, side="right") - 1, 0, len(edges) - 2)
     bins = np.unique(place)
-    figure, axes = new_axes("tokens of a user", "KL(Q || estimate)", _title(study))
     x = [np.exp(np.log(sizes[place == b]).mean()) for b in bins]
-    column, losses = next(iter(study.users.items()))
+    of = max(study.users, key=lambda column: float(column.split()[-1]) if column != EXACT else 0)
+    exact, last = study.users[EXACT], study.users[of]
+    figure = Figure(figsize=(10.5, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
     for name, color in zip(("Local", *DRAWN), (INK, *COLORS), strict=False):
-        axes.plot(x, [losses[name][place == b].mean() for b in bins], "o-", color=color, label=name, linewidth=1.4)
-    log_ticks(axes.xaxis, x)
-    log_ticks(axes.yaxis, [losses[name].mean() for name in ("Local", *DRAWN)])
-    figure.legend(frameon=False, fontsize=9, loc="outside lower left", ncols=3, title=f"{column}; eighths of the users")
+        if name in exact:
+            left.plot(x, [exact[name][place == b].mean() for b in bins], "o-", color=color, linewidth=1.4, label=name)
+        if name in last and name != "Local":
+            gap = last[name] - last[BASELINE]
+            right.plot(x, [gap[place == b].mean() for b in bins], "o-", color=color, linewidth=1.4, label=name)
+    for axes, title, label in (
+        (left, EXACT, "KL(Q || estimate)"),
+        (right, of, f"KL(Q || estimate) less that of {BASELINE}"),
+    ):
+        plain(axes)
+        log_ticks(axes.xaxis, x)
+        axes.set(xlabel="tokens of a user", ylabel=label)
+        axes.set_title(title, loc="left", fontsize=10)
+    log_ticks(left.yaxis, [exact["Local"].mean(), exact[BASELINE].mean()])
+    figure.suptitle(_title(study), fontsize=11, fontweight="bold", x=0.01, ha="left")
+    named = {line.get_label(): line for axes in (left, right) for line in axes.lines}
+    figure.legend(named.values(), named.keys(), frameon=False, fontsize=9, loc="outside lower left", ncols=3)
     return save(figure, folder, "kl-tokens")
 
 
@@ -122,7 +191,7 @@ def _tokens_of_clusters(folder: Path, study: Study) -> Path:
     """A column for each cluster: the tokens that add most to its divergence from the mean of all centers."""
     from matplotlib.figure import Figure
 
-    centers = study.centers["non-private"]
+    centers = study.centers[EXACT]
     weights = centers * np.log(centers / centers.mean(axis=0))
     k = len(centers)
     lines, columns = -(-k // 5), min(k, 5)

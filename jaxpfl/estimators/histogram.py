@@ -121,6 +121,14 @@ def each(values: Array, users: Users) -> np.ndarray:
     return flat[..., np.asarray(users.valid).ravel()]
 
 
+def only(users: Users, keep: Array) -> Users:
+    """Some of the users, those of a mask [b, c], where they lie: the others' places hold nobody."""
+    row = users.place // users.tokens
+    kept = jax.vmap(lambda own, at: own.at[at].get(mode="fill", fill_value=False))(keep, row)
+    count, size = jnp.where(kept, users.count, 0), jnp.where(keep, users.size, 0)
+    return Users(users.place, count, size, users.ids, users.tokens)
+
+
 def histograms(block: Users | Array) -> Array:
     """The dense histograms of one block, [c, d], zeros where no user is; arrays are histograms already."""
     if not isinstance(block, Users):

@@ -44,7 +44,9 @@ class Release(NamedTuple):
     masses: Array
 
 
-def clipped_sums(users: Users, centers: Array, radius: Scalar, keep: Array | None = None) -> Release:
+def clipped_sums(
+    users: Users, centers: Array, radius: Scalar, keep: Array | None = None, weights: Array | None = None
+) -> Release:
     """What a round releases, before its noise.
 
     Args:
@@ -52,12 +54,14 @@ def clipped_sums(users: Users, centers: Array, radius: Scalar, keep: Array | Non
       centers: [k, d]; each user counts for the nearest.
       radius: C.
       keep: [d] bool, the tokens that are released; all unless given.
+      weights: [d], positive, of the tokens in the norm that C bounds; one each unless given.
     """
 
     def of_block(block: Users, q: Array) -> Release:
         member = jax.nn.one_hot(nearest(q, centers), len(centers), dtype=q.dtype)
         member = jnp.where(block.valid[:, None], member, 0)
-        q = within_ball(q if keep is None else jnp.where(keep, q, 0), radius)
+        q = q if keep is None else jnp.where(keep, q, 0)
+        q = within_ball(q, radius) if weights is None else within_ball(weights * q, radius) / weights
         sums = member.T @ q
         return Release(sums, sums.sum(axis=1))
 
@@ -97,7 +101,7 @@ def private_start(key: Key, mean: Array, clusters: int, spread: Scalar, floor: S
     return floored(mean * factors, floor)
 
 
-def shrunk(release: Release, mean: Array, stddev: Scalar) -> Array:
+def shrunk(release: Release, mean: Array, stddev: Scalar | Array) -> Array:
     r"""Noisy centers drawn towards the private mean, each coordinate by its own Wiener weight, [k, d].
 
     .. math:: \bar q_x + \frac{t_x}{t_x + v_k} (S_{kx} / M_k - \bar q_x), \qquad v_k = (stddev / M_k)^2
@@ -110,7 +114,7 @@ def shrunk(release: Release, mean: Array, stddev: Scalar) -> Array:
     Args:
       release: noisy.
       mean: the private mean, [d].
-      stddev: of an entry of the sums.
+      stddev: of an entry of the sums, or of each token's [d].
     """
     masses = jnp.maximum(release.masses, 1)[:, None]
     apart = release.sums / masses - mean
@@ -128,7 +132,7 @@ def cluster(
     users: Users,
     first: Release,
     clusters: int,
-    rounds: int,
+    rounds: Scalar,
     *,
     radius: Scalar,
     noise: Scalar,
@@ -194,13 +198,13 @@ def plan(multipliers: Iterable[float], radius: float | None = None) -> PrivacyPl
     return PrivacyPlan(CentralNoise(combined(multipliers), clipping_norm=radius), Full(), 1)
 
 
-def divided(noise: float, others: int, share: float) -> tuple[float, float]:
+def divided(noise: Scalar, others: Scalar, share: float) -> tuple[Scalar, Scalar]:
     r"""The noise multipliers of a first release and of each of ``others``, together worth one of ``noise``, z.
 
     The first takes a share c of the budget, :math:`z_1 = z / \sqrt c`, the r others what is left,
     :math:`z \sqrt{r / (1 - c)}` each, so that :math:`z_1^{-2} + r z_r^{-2} = z^{-2}` (`descriptions.combined`).
     """
-    return noise / math.sqrt(share), noise * math.sqrt(others / (1 - share))
+    return noise / share**0.5, noise * (others / (1 - share)) ** 0.5
 
 
 def calibrated(epsilon: float, delta: float, releases: int, radius: float | None = None) -> float:

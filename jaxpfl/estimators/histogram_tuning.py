@@ -37,18 +37,13 @@ def local(floor: Scalar) -> Personal:
     return lambda block, q: floored(q, floor)
 
 
-def finetuned(centers: Array, weight: Weight, floor: Scalar) -> Personal:
-    """Between the nearest of the centers [k, d] and the user's own histogram; ``fixed(1)`` is the center itself."""
-
-    def personal(block: Users, q: Array) -> Array:
-        share = weight(block.size)[:, None]
-        return floored(share * centers[nearest(q, centers)] + (1 - share) * q, floor)
-
-    return personal
+def of_nearest(centers: Array) -> Personal:
+    """The nearest of the centers [k, d], before any fine-tuning."""
+    return lambda _, q: centers[nearest(q, centers)]
 
 
-def blended(centers: Array, weight: Weight, floor: Scalar, steps: int = 30) -> Personal:
-    r"""Fine-tuning from a point between all centers, which each user finds for its own counts.
+def between(centers: Array, steps: int = 30) -> Personal:
+    r"""A point between all centers [k, d], which each user finds for its own counts.
 
     The user's shares of the centers maximise the likelihood of its tokens; EM for it, from equal shares:
 
@@ -57,18 +52,40 @@ def blended(centers: Array, weight: Weight, floor: Scalar, steps: int = 30) -> P
     Where populations overlap, as in text, a user is not of one kind. It all happens at the user and costs no privacy.
     """
 
-    def personal(block: Users, q: Array) -> Array:
+    def point(block: Users, q: Array) -> Array:
         def step(_: Array, shares: Array) -> Array:
             return shares * ((q / (shares @ centers)) @ centers.T)
 
         k = len(centers)
         even = jnp.full((q.shape[0], k), 1 / k, q.dtype)
-        shares = jax.lax.fori_loop(0, steps, step, even)
-        shares = jnp.where(block.valid[:, None], shares, even)
-        own = weight(block.size)[:, None]
-        return floored(own * (shares @ centers) + (1 - own) * q, floor)
+        shares = jax.lax.fori_loop(0, steps if k > 1 else 0, step, even)
+        return jnp.where(block.valid[:, None], shares, even) @ centers
+
+    return point
+
+
+def toward(point: Personal, weight: Weight, floor: Scalar) -> Personal:
+    """Fine-tuning: between a point of the user's choice and its own histogram."""
+
+    def personal(block: Users, q: Array) -> Array:
+        share = weight(block.size)[:, None]
+        return floored(share * point(block, q) + (1 - share) * q, floor)
 
     return personal
+
+
+def finetuned(centers: Array, weight: Weight, floor: Scalar) -> Personal:
+    """Between the nearest of the centers [k, d] and the user's own histogram; ``fixed(1)`` is the center itself."""
+    return toward(of_nearest(centers), weight, floor)
+
+
+def blended(centers: Array, weight: Weight, floor: Scalar, steps: int = 30) -> Personal:
+    """Fine-tuning from a point `between` the centers [k, d]."""
+    return toward(between(centers, steps), weight, floor)
+
+
+def _divergence(q: Array, estimate: Array) -> Array:
+    return entropy_term(q) - jnp.where(q > 0, q * jnp.log(estimate), 0).sum(axis=-1)
 
 
 def losses(users: Users, truth: Truth, personal: Personal) -> Array:
@@ -82,10 +99,7 @@ def losses(users: Users, truth: Truth, personal: Personal) -> Array:
 
     def of_block(xs: tuple[Users, Truth]) -> Array:
         block, of = xs
-        q = histograms(of)
-        estimate = personal(block, histograms(block))
-        score = entropy_term(q) - jnp.where(q > 0, q * jnp.log(estimate), 0).sum(axis=-1)
-        return jnp.where(block.valid, score, 0)
+        return jnp.where(block.valid, _divergence(histograms(of), personal(block, histograms(block))), 0)
 
     return jax.lax.map(of_block, (users, truth))
 
@@ -95,20 +109,36 @@ def loss(users: Users, truth: Truth, personal: Personal) -> Array:
     return losses(users, truth, personal).sum() / jnp.maximum(users.number, 1)
 
 
-def tuned(users: Users, truth: Truth, candidates: Array, personal: Callable[[Scalar], Personal]) -> tuple[Array, Array]:
-    """The best of several lambdas or alphas, by what they make of users set apart.
+def tuned(
+    users: Users, truth: Truth, candidates: Array, point: Personal, weight: Callable[[Scalar], Weight], floor: Scalar
+) -> tuple[Array, Array]:
+    """The best of several lambdas or alphas of a fine-tuning, by what they make of users set apart.
 
     Not private: what is learned of these users is released without noise. A privacy claim does not cover them.
 
     Args:
       users, truth: validation users and their held-out tokens.
       candidates: [g].
-      personal: the estimates with one of them, ``lambda v: finetuned(centers, fixed(v), floor)`` say.
+      point: what is fine-tuned (`toward`), found once for all candidates.
+      weight: `fixed` or `by_size`.
+      floor: s.
 
     Returns:
       The best candidate [], and the mean loss of each [g].
     """
-    found = jax.lax.map(lambda value: loss(users, truth, personal(value)), candidates)
+
+    def of_block(xs: tuple[Users, Truth]) -> Array:
+        block, of = xs
+        q, own = histograms(of), histograms(block)
+        at = point(block, own)
+
+        def with_one(candidate: Scalar) -> Array:
+            made = toward(lambda *_: at, weight(candidate), floor)(block, own)
+            return jnp.where(block.valid, _divergence(q, made), 0).sum()
+
+        return jax.lax.map(with_one, candidates)
+
+    found = jax.lax.map(of_block, (users, truth)).sum(axis=0) / jnp.maximum(users.number, 1)
     return candidates[jnp.argmin(found)], found
 
 

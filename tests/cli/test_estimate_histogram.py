@@ -15,6 +15,11 @@ SMALL = [
     *("--kept-tokens", "10", "--candidates", "20", "--repetitions", "2", "--epsilon", "3", "15", "--block", "32"),
 ]
 
+TUNE = [
+    *("--tune", "--try-clusters", "1", "2", "--try-rounds", "2", "--try-radii", "0.3", "--try-shares", "0.2", "0.5"),
+    *("--folds", "2"),
+]
+
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
@@ -45,8 +50,10 @@ def test_summary(made: Path):
     assert len(wrong) == 4
     assert all(0 <= share <= 0.5 for share in wrong)  # of two clusters
     spent = found["privacy"]["epsilon 15"]
-    assert [len(spent[n]["releases"]) for n in ("FedAvg", "Algorithm 2, IFCA", "Algorithm 2 + DimRed")] == [1, 3, 4]
-    for name in ("FedAvg", "Algorithm 2, IFCA", "Algorithm 2 + DimRed"):
+    releases = {name: len(own["releases"]) for name, own in spent.items() if "releases" in own}
+    three = dict.fromkeys(("IFCA", "Algorithm 2", "Standardised"), 3)
+    assert releases == three | {"FedAvg": 1, "FedAvg, denoised": 1, "Algorithm 2 + DimRed": 4}
+    for name in releases:
         assert spent[name]["epsilon"] == pytest.approx(15, rel=1e-4)
         assert spent[name]["relation"] == "add-or-remove-one"
     assert sorted(found["plots"]) == [
@@ -63,6 +70,25 @@ def test_export(made: Path):
         assert own["centers"].shape == (2, 40)
         assert set(own["cluster"]) <= {0, 1}
         assert (len(own["users"]), len(own["vocabulary"])) == (56, 40)
+
+
+@pytest.mark.slow
+def test_every_try_is_kept_and_the_least_loss_chosen(capsys: pytest.CaptureFixture[str]):
+    found = json.loads(jaxpfl(capsys, *SMALL, *TUNE, "--json").out)
+    for column, row in found["best"].items():
+        own = found["tuning"][column]
+        losses = {method: [t["loss"] for t in tries] for method, tries in own["tries"].items()}
+        numbers = {len(tries) for method, tries in losses.items() if (method, column) != ("FedAvg", "non-private")}
+        assert numbers == {2 if column == "non-private" else 4}  # as many for each
+        for method, chosen in own["chosen"].items():
+            best = own["tries"][method][int(np.argmin(losses[method]))]
+            assert chosen == {name: best[name] for name in chosen}
+        first = min((m for m in losses if m != "FedAvg"), key=lambda m: min(losses[m]))
+        assert row.startswith(first)
+        gap = found["rows"][column][row]["difference"]
+        expected = found["rows"][column][row]["mean"] - found["rows"][column]["FedAvg + FT"]["mean"]
+        assert gap["mean"] == pytest.approx(expected, abs=1e-6)
+        assert gap["over_users"] > 0
 
 
 def test_table_and_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path):
@@ -84,6 +110,7 @@ def test_table_and_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert "s = 1e-06" in result.out
     assert "Algorithm 2, blended + FT" in result.out
     assert "Bayes" not in result.out
+    assert "no eps covers that" in result.out
 
 
 @pytest.mark.parametrize(
@@ -99,6 +126,11 @@ def test_table_and_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path):
         (["--radius", "-1"], "radius must be > 0 and finite, got -1.0"),
         (["--lam", "2"], "lam must be >= 0 and <= 1, got 2.0"),
         (["--tokens", "1"], "tokens"),
+        (["--try-rounds", "0"], "try_rounds must be"),
+        (["--try-clusters"], "try_clusters must have at least one value"),
+        (["--try-shares", "1.5"], "try_shares must be"),
+        (["--folds", "1"], "folds must be at least 2 and finite, got 1"),
+        (["--tune", "--users", "20"], "tune: 4 validation users are too few for 4 folds"),
         (["--export-epsilon", "2"], "export_epsilon must be one of --epsilon 1, 3, 8, 15, got 2"),
         (["--export", "no/such/folder/a.npz"], "export: no folder no/such/folder"),
     ],

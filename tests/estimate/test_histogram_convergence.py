@@ -9,7 +9,7 @@ import pytest
 
 from jaxpfl.data.dirichlet_mixture import DirichletMixture
 from jaxpfl.estimate import histogram_convergence, histogram_data
-from jaxpfl.estimate.histogram_methods import HistogramSettings
+from jaxpfl.estimate.histogram_settings import HistogramSettings
 
 
 def test_labels_are_matched_before_they_are_counted():

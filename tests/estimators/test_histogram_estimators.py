@@ -120,15 +120,15 @@ def test_best_lambda_is_near_the_bayes_weight():
     centers = jnp.asarray(population.centers, jnp.float32)
     truth = histogram.in_blocks(truth.astype(np.float32), users)
     best, _ = histogram_tuning.tuned(
-        users, truth, candidates, lambda v: histogram_tuning.finetuned(centers, histogram_tuning.fixed(v), 1e-7)
+        users, truth, candidates, histogram_tuning.of_nearest(centers), histogram_tuning.fixed, 1e-7
     )
     assert float(best) == pytest.approx(1 / 3, abs=0.034)
-    best, _ = histogram_tuning.tuned(
-        users,
-        truth,
-        jnp.geomspace(10, 250, 16),
-        lambda v: histogram_tuning.finetuned(centers, histogram_tuning.by_size(v), 1e-7),
+    alphas = jnp.geomspace(10, 250, 16)
+    best, found = histogram_tuning.tuned(
+        users, truth, alphas, histogram_tuning.of_nearest(centers), histogram_tuning.by_size, 1e-7
     )
+    again = histogram_tuning.finetuned(centers, histogram_tuning.by_size(alphas[3]), 1e-7)
+    assert float(found[3]) == pytest.approx(float(histogram_tuning.loss(users, truth, again)), rel=1e-5)
     assert float(best) == pytest.approx(50, rel=0.25)
 
 

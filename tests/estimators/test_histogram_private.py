@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.estimators import histogram, histogram_dimred, histogram_printed, histogram_private
+from jaxpfl.estimators import histogram, histogram_dimred, histogram_printed, histogram_private, histogram_standardised
 from jaxpfl.estimators.histogram_private import MASS_WEIGHT, Release
 from jaxpfl.privacy.audit import epsilon_lower_bound
 
@@ -22,6 +22,7 @@ CENTERS = jnp.asarray(floored(POPULATION.centers), jnp.float32)
 MEAN = floored(COUNTS.sum(0) / COUNTS.sum())
 ALL = jnp.arange(12)
 RADIUS = 0.3
+WEIGHTS = histogram_standardised.weights_of(jnp.asarray(MEAN, jnp.float32))
 
 
 @pytest.mark.parametrize(("releases", "sigma", "printed"), [(1, 0.479, 10.7), (5, 1.071, 25.7), (50, 3.387, 88.0)])
@@ -57,14 +58,15 @@ def test_the_printed_calibration_is_refused_where_it_does_not_hold():
 
 
 @jax.jit
-def released(users: histogram.Users) -> tuple[Release, Release, Release, jax.Array]:
-    """Everything that is released of users, before its noise: the start's sum, a round, a round of kept tokens, and
-    DimRed's moment."""
+def released(users: histogram.Users) -> tuple[Release, Release, Release, jax.Array, jax.Array]:
+    """Everything that is released of users, before its noise: the start's sum, a round, a round of kept tokens, a
+    standardised round, and DimRed's moment."""
     uniform = jnp.full((1, 12), 1 / 12)
     return (
         histogram_private.clipped_sums(users, uniform, RADIUS),
         histogram_private.clipped_sums(users, CENTERS, RADIUS),
         histogram_private.clipped_sums(users, CENTERS, RADIUS, ALL < 6),
+        WEIGHTS * histogram_standardised.noisy_sums(jax.random.key(0), users, CENTERS, WEIGHTS, 0.0).sums,
         histogram_dimred.second_moment(users, jnp.asarray(MEAN, jnp.float32), ALL, 0.8),
     )
 
@@ -82,7 +84,7 @@ def test_one_user_moves_what_is_released_by_at_most_the_stated_sensitivity(own, 
     row, column = divmod(place, 8)
     hers = users.place[row] // 12 == column  # the counts of a user that is gone are gone
     gone = gone.replace(count=users.count.at[row].set(jnp.where(hers, 0, users.count[row])))
-    *vectors, moment = jax.tree.map(
+    *vectors, standardised, moment = jax.tree.map(
         lambda a, b: np.asarray(a, float) - np.asarray(b, float), released(users), released(gone)
     )
     for change in vectors:
@@ -92,6 +94,7 @@ def test_one_user_moves_what_is_released_by_at_most_the_stated_sensitivity(own, 
         joint = math.hypot(sums / RADIUS, MASS_WEIGHT * masses)
         assert joint <= math.sqrt(1 + MASS_WEIGHT**2) * (1 + 1e-5)
         assert np.count_nonzero(np.abs(change.masses) > 1e-6) <= 1  # a user is in one cluster
+    assert np.linalg.norm(standardised) <= histogram_standardised.REACH * (1 + 1e-5)
     assert np.linalg.norm(np.triu(moment)) <= 0.8**2 * (1 + 1e-4)
 
 
