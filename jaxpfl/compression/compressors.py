@@ -51,6 +51,11 @@ class Compressor(NamedTuple):
     feedback: bool | None = None
     omega: Callable[[int], float] | None = None
 
+    @property
+    def feeds_back(self) -> bool:
+        """Whether what was left out is added to the next message: as asked for, else where it suits."""
+        return self.omega is None if self.feedback is None else self.feedback
+
     def fed_back(self, key: Key, round: Scalar, x: Array) -> Compressed:
         """What is sent of x under error feedback: on average nearer to x than zero is."""
         sent = self.compress(key, round, x)

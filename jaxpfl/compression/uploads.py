@@ -84,7 +84,7 @@ def compressed(
       JaxpflError: when it is traced, for an upload of more than `MOST_NUMBERS`.
     """
     if feedback is None:
-        feedback = compressor.omega is None if compressor.feedback is None else compressor.feedback
+        feedback = compressor.feeds_back
     clients = tuple(_client(client, compressor, splits, feedback) for client in algorithm.clients)
     return algorithm._replace(clients=clients, counts_bits=True)
 

@@ -36,11 +36,11 @@ COMPRESSORS = (
     "tv:gamma=0.02,decay=false",
     "tv:gamma=0.02,decay=false,codebook=3",
     "tv:gamma=0.02,decay=false,codebook=4",
-    "qsgd:levels=1,feedback=false",
-    "qsgd:levels=4,feedback=false",
+    "qsgd:levels=1",
+    "qsgd:levels=4",
     "top-k:share=0.05",
     "sign",
-    "uniform:bits=4,feedback=false",
+    "uniform:bits=4",
 )
 
 
@@ -192,8 +192,11 @@ def descend(
     ) -> tuple[Array, Array, Array]:
         of_batch, of_rounding = jax.random.split(key)
         g = gradient(of_batch, at, x, y, mask)
-        sent, left = error_feedback.compress(partial(compressor.compress, of_rounding, step), memory, g)
-        return sent.value, sent.bits, memory if compressor.feedback is False else left
+        if compressor.feeds_back:
+            sent, memory = error_feedback.compress(partial(compressor.fed_back, of_rounding, step), memory, g)
+        else:
+            sent = compressor.compress(of_rounding, step, g)
+        return sent.value, sent.bits, memory
 
     def step(carry: tuple[Array, Array], t: Array) -> tuple[tuple[Array, Array], tuple[Array, Array]]:
         at, memory = carry

@@ -22,7 +22,7 @@ def print_table(console: Any, result: dict[str, Any]) -> None:
     table = new_table(
         f"{given['data']}: logistic regression of {result['clients']} clients, {result['dim']} parameters, "
         f"{given['steps']} steps",
-        "gap: of the loss to the optimum, at the rate (times 1/L) that makes it least; kbit: what a client uploads,\n"
+        "gap: of the loss to the optimum, at the rate (times 1/L) that makes it least; kbit: what a client uploads, "
         "in all steps, and until the gap first falls below, at the rate that makes it least; -: at no rate",
     )
     table.add_column("compressor", style="bold", no_wrap=True)

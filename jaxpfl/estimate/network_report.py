@@ -24,7 +24,7 @@ def print_table(console: Any, result: dict[str, Any]) -> None:
         f"{given['clients']} clients of {given['samples']} samples in {given['clusters']} planted clusters, "
         f"d = {given['dim']}, {given['repetitions']} repetitions",
         "at the value that the validation loss chooses in each repetition; ± one standard error; ARI: adjusted Rand "
-        "index\nof the clusters; best: the least mean error on the path, known only to who knows the truth",
+        "index of the clusters; best: the least mean error on the path, known only to who knows the truth",
     )
     table.add_column("method", style="bold", no_wrap=True)
     for name in ("chosen", "parameter error", "best", "ARI", "clusters", "accuracy"):

@@ -128,13 +128,13 @@ def test_the_inputs_are_normal_and_a_name_is_a_population() -> None:
     ("text", "message"),
     [
         ("cluster=2", "unknown setting of planted 'cluster': did you mean 'clusters'"),
-        ("clusters=2.5", "planted:clusters must be a int, got '2.5'"),
+        ("clusters=2.5", "planted:clusters must be an int, got '2.5'"),
         ("strength=big", "planted:strength must be a float, got 'big'"),
         ("clusters=2,clusters=3", "a data set is NAME or NAME:argument=value,argument=value, each once"),
         ("clusters", "a data set is NAME or NAME:argument=value,argument=value, each once"),
         ("clients=3", "planted:clusters must be at most the 3 clients, got 5"),
         ("dim=0", "planted:dim must be a whole number of at least 1, got 0"),
-        ("strength=-1", "planted:strength must be at least 0 and finite, got -1.0"),
+        ("strength=nan", "planted:strength must be at least 0 and finite, got nan"),
         ("seed=-1", "planted:seed must be a whole number of at least 0, got -1"),
     ],
 )
