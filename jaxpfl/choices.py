@@ -52,6 +52,6 @@ def typed(what: str, text: str, kind: type) -> Any:
         value = float(text) if kind is float else literal(text)  # "inf" is a number too
     except ValueError:
         value = text
-    if type(value) is not kind:
+    if type(value) is not kind or value != value:  # not a number
         raise JaxpflError(f"{what} must be {'an' if kind is int else 'a'} {kind.__name__}, got {text!r}")
     return value
