@@ -107,9 +107,11 @@ class _Setting:
     """Data, participation and the calibrated noise of a study."""
 
     def __init__(self, study: Study, args: argparse.Namespace):
+        import numpy as np
+
         from jaxpfl.experiment.config import RunConfig, resolve
         from jaxpfl.experiment.setup import cohorts, load_federation, require
-        from jaxpfl.privacy import Mechanism, calibrated, plan_of
+        from jaxpfl.privacy import Mechanism, calibrated
 
         small: dict[str, Any] = {"clients": 6, "model": "linear", "rounds": 2} if args.quick else {}
         data = "digits" if args.quick else study.data
@@ -124,11 +126,10 @@ class _Setting:
         self.seeds = 1 if args.quick else args.seeds
         private = replace(self.config, participation="full" if cohort == self.clients else "poisson")
         self.participation = cohorts(private, self.clients)
-        self.noise, self.statements = {}, {}
+        self.noise = {}
         for eps in self.epsilons:
             found = calibrated(Mechanism(1.0), self.participation, eps, DELTA, rounds=self.rounds)
-            self.noise[eps] = found.noise_multiplier
-            self.statements[eps] = str(plan_of(found, self.participation, rounds=self.rounds).statement(DELTA))
+            self.noise[eps] = float(np.asarray(found.noise_multiplier))
 
     @property
     def clients(self) -> int:
@@ -147,12 +148,13 @@ class _Setting:
 
     def test(self, program: str, eps: float | None = None, norm: float | None = None) -> dict[str, Any]:
         """The runs that count, scored on the test examples."""
-        from jaxpfl.privacy import Mechanism
+        from jaxpfl.privacy import Mechanism, plan_of
 
         mechanism = None if eps is None or norm is None else Mechanism(self.noise[eps], norm)
         scores, psi = self._fit(program, self.federation, list(range(self.seeds)), mechanism)
         found: dict[str, Any] = {"epsilon": eps, "clipping_norm": norm, "psi": psi}
-        found["statement"] = None if eps is None else self.statements[eps]
+        if mechanism is not None:
+            found["statement"] = str(plan_of(mechanism, self.participation, rounds=self.rounds).statement(DELTA))
         return found | {which: own.mean(axis=1).tolist() for which, own in scores.items()}
 
     def _fit(self, program: str, federation: Any, seeds: list[int], mechanism: Any) -> tuple[dict[str, Any], Any]:
