@@ -9,6 +9,7 @@ from command import SMALL, jaxpfl
 FLAGS = ["--client-optimizer", "sgd:momentum=0.5", "--server-optimizer", "fedadam", "--server-lr", "0.05"]
 
 
+@pytest.mark.slow
 def test_a_comparison_with_pooled(capsys, tmp_path):
     folder = tmp_path / "run"
     result = jaxpfl(capsys, "compare", "local", "fedavg", "pooled", *SMALL, *FLAGS, "--json", "--output", folder)

@@ -37,6 +37,7 @@ def test_every_failure_in_one_run(capsys, folder):
     assert (folder / "plots" / "unseen.png").exists()
 
 
+@pytest.mark.slow
 def test_it_resumes_to_the_same_numbers(capsys, folder, tmp_path):
     """The unseen clients too, and the counts, go through the checkpoint."""
     flags = ["--dropout", "0.4", "--stragglers", "0.5", "--unseen-clients", "3", "--set", "idle_rounds=2", "--json"]

@@ -17,7 +17,7 @@ OWN = {"fedavg": "tv:gamma=0.01,codebook=3", "toy medians": "qsgd:levels=2", "to
 """Between them: uploads that are summed and that are not, weights for parts of them, groups, lost uploads, idle
 clients; memories and none, draws and none."""
 
-LOSSLESS = ("adamix", "adaped", "fedavg", "ifca", "network-lasso", "scaffold", "toy clusters")
+LOSSLESS = ("adamix", "adaped", "fedavg", "ifca", "network-lasso", "scaffold", "toy clusters", "toy medians")
 """One of each shape of upload: sums and stacks, trees of several parts, weights for each model, several groups."""
 
 
@@ -37,7 +37,7 @@ def made(name: str, federation, compress: str, **choices):
     return simulate(CASES[name], federation, wrap=wrap, **choices)
 
 
-@every_method("fedavg", "toy clusters")
+@every_method("fedavg")
 @pytest.mark.usefixtures("x64")
 def test_everything_that_must_not_matter_at_once(name, federation):
     """Blocks of clients, runs and devices together, on padded data with garbage in the padding, in another order."""
@@ -53,7 +53,8 @@ def test_everything_that_must_not_matter_at_once(name, federation):
 
 
 # The wrapper sees no more of a method than these differ in, and every method is compressed with loss above.
-@pytest.mark.parametrize("name", ["toy medians", *(pytest.param(name, marks=pytest.mark.slow) for name in LOSSLESS)])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", LOSSLESS)
 @pytest.mark.usefixtures("x64")
 def test_without_loss_no_number_changes(name, federation):
     """The memory stays zero, and no key of training is touched; what differs is how XLA rounds another program."""

@@ -134,7 +134,7 @@ def test_the_inputs_are_normal_and_a_name_is_a_population() -> None:
         ("clusters", "a data set is NAME or NAME:argument=value,argument=value, each once"),
         ("clients=3", "planted:clusters must be at most the 3 clients, got 5"),
         ("dim=0", "planted:dim must be a whole number of at least 1, got 0"),
-        ("strength=nan", "planted:strength must be at least 0 and finite, got nan"),
+        ("strength=inf", "planted:strength must be at least 0 and finite, got inf"),
         ("seed=-1", "planted:seed must be a whole number of at least 0, got -1"),
     ],
 )

@@ -60,8 +60,12 @@ def of_all_clients(state, field=lambda own: own):
 
 @pytest.mark.parametrize(
     ("kind", "batch_size", "options", "devices"),
-    [("full", 100, {}, 1), ("uniform", 6, {"idle_rounds": 2}, 2)],
-    ids=["everyone", "cohort, idle clients, two devices"],
+    [
+        pytest.param("full", 100, {}, 1, id="everyone"),
+        pytest.param(
+            "uniform", 6, {"idle_rounds": 2}, 2, id="cohort, idle clients, two devices", marks=pytest.mark.slow
+        ),
+    ],
 )
 def test_groups_of_one_architecture_are_one_group(kind, batch_size, options, devices):
     plan = ExecutionPlan(rounds_per_call=1, devices=devices)
