@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpfl.data.csv_rows import read_rows
 from jaxpfl.errors import JaxpflError
 
 ID = "client"
@@ -33,12 +34,7 @@ def read(path: Path) -> Clients:
       JaxpflError: a file that cannot be read, a cell that is no finite number (with its line), a client without
         samples, or no clients.
     """
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = [(number, [cell.strip() for cell in row]) for number, row in enumerate(csv.reader(file), start=1)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise JaxpflError(f"cannot read {path}: {' '.join(str(error).split())}") from None
-    rows = [(number, row) for number, row in rows if any(row)]
+    rows = read_rows(path)
     if not rows:
         raise JaxpflError(f"{path}: no clients in it")
     header = [cell.lower() for cell in rows[0][1]]

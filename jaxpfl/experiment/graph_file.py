@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxpfl.data.csv_rows import read_rows
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import files
 from jaxpfl.similarity import graphs
@@ -24,12 +25,7 @@ def read(path: Path, client_ids: np.ndarray) -> Graph:
     Raises:
       JaxpflError: for a file that cannot be read, a line that is not two ids of clients, and a client beside itself.
     """
-    try:
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            rows = [(line, [cell.strip() for cell in row]) for line, row in enumerate(csv.reader(file), start=1)]
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise JaxpflError(f"cannot read {path}: {' '.join(str(error).split())}") from None
-    rows = [(line, row) for line, row in rows if any(row)]
+    rows = read_rows(path)
     if rows and not any(cell.lstrip("-").isdecimal() for cell in rows[0][1]):
         rows = rows[1:]
     place = {str(client): row for row, client in enumerate(client_ids.tolist())}
