@@ -187,19 +187,19 @@ def _uploads(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
 def _by_bytes(records: list[dict[str, Any]], colors: dict[str, str], kind: str, name: str, ylabel: str) -> Any:
     """A metric over the bytes that all clients have uploaded, of the methods that send in a code; None where none
     does."""
+    curves = {}
+    for method in colors:
+        (_, bits), (_, values) = _series(records, method, kind, "bits_up"), _series(records, method, kind, name)
+        if len(bits) and len(values):
+            curves[method] = bits, values
+    if not curves:
+        return None
     from matplotlib.ticker import EngFormatter
 
     figure, axes = new_axes("uploaded so far by all clients", ylabel, "What the uploads bought")
     scale = 100 if name.endswith("accuracy") else 1
-    shown = False
-    for method, color in colors.items():
-        _, values = _series(records, method, kind, name)
-        _, bits = _series(records, method, kind, "bits_up")
-        if len(bits) and len(values):
-            shown = True
-            _line(axes, bits.mean(axis=1) / 8, scale * values, color, method)
-    if not shown:
-        return None
+    for method, (bits, values) in curves.items():
+        _line(axes, bits.mean(axis=1) / 8, scale * values, colors[method], method)
     axes.set_xlim(left=0)
     axes.xaxis.set_major_formatter(EngFormatter("B"))
     if scale == 100:

@@ -24,8 +24,10 @@ def client_clusters(config: RunConfig, num_classes: int) -> np.ndarray | None:
 
 def rand_index(experiment: Experiment, found: np.ndarray | None) -> list[float] | None:
     """The adjusted Rand index of the clusters found, [S, m], in each run; None where none were, or none are known."""
+    if found is None:
+        return None
     truth = client_clusters(experiment.config, experiment.task.num_classes)
-    if found is None or truth is None:
+    if truth is None:
         return None
     from sklearn.metrics import adjusted_rand_score
 
