@@ -156,60 +156,74 @@ def test_shrinkage_takes_noise_for_noise():
 # An audit: worlds with and without a canary, a user of one token that nobody else has, so that its cluster's noisy sum
 # at that token is its score; two rounds.
 WORLDS, AUDIT_DELTA, AUDIT_NOISE = 4000, 0.05, 1.2
+RARE = 11
+
+
+def even(key: jax.Array, users: histogram.Users, centers: jax.Array, noise: float, clipped: bool) -> jax.Array:
+    """A round's sums at the canary's token over the canary's share of them, [k]: noise of one size."""
+    exact = histogram_private.clipped_sums(users, centers, RADIUS if clipped else 1e3)
+    return histogram_private.noisy(key, exact, RADIUS, noise).sums[:, RARE] / RADIUS
+
+
+def standardised(key: jax.Array, users: histogram.Users, centers: jax.Array, noise: float, clipped: bool) -> jax.Array:
+    """The same of noise that has the mean's shape."""
+    sums, weights = histogram_private.clipped_sums, histogram_standardised.weights_of(jnp.asarray(rarely(RARE)))
+    with pytest.MonkeyPatch.context() as patch:
+        if not clipped:
+            patch.setattr(histogram_standardised, "clipped_sums", lambda u, c, _, **how: sums(u, c, 1e3, **how))
+        made = histogram_standardised.noisy_sums(key, users, centers, weights, noise)
+    return made.sums[:, RARE] * weights[RARE] / histogram_standardised.REACH
+
+
+def rarely(token: int) -> np.ndarray:
+    """The mean where hardly anybody has a token."""
+    return floored(np.where(np.arange(len(MEAN)) == token, 0, MEAN)).astype(np.float32)
 
 
 @pytest.fixture(scope="module")
-def scores():
+def worlds():
     counts = COUNTS.copy()
-    counts[:, 11] = 0
+    counts[:, RARE] = 0
     counts[0] = 0
-    counts[0, 11] = 50
+    counts[0, RARE] = 50
     present = users_of(counts, 24)
     absent = present.replace(
         size=present.size.at[0, 0].set(0), count=jnp.where(present.place[0] < 12, 0, present.count[0])[None]
     )
-
-    def world(key: jax.Array, users: histogram.Users, scale: float, clipped: bool) -> jax.Array:
-        """The canary's score over two rounds: the noise is ``scale`` of what it should be, clipping may be left out."""
-        total = 0.0
-        for t, k in enumerate(jax.random.split(key, 2)):
-            centers = CENTERS if t == 0 else CENTERS[::-1]
-            exact = histogram_private.clipped_sums(users, centers, RADIUS if clipped else 1e3)
-            made = histogram_private.noisy(k, exact, RADIUS, scale * AUDIT_NOISE)
-            total += made.sums[:, 11].sum() / (RADIUS * math.sqrt(3))
-        return total
-
-    @jax.jit
-    def of(key, scale, radius_on):
-        def score(k, users):
-            return jax.lax.cond(radius_on, lambda: world(k, users, scale, True), lambda: world(k, users, scale, False))
-
-        def pair(k):
-            one, two = jax.random.split(k)
-            return score(one, present), score(two, absent)
-
-        return jax.vmap(pair)(jax.random.split(key, WORLDS))
-
-    return of
+    return present, absent
 
 
 def claim() -> float:
     return histogram_private.plan([AUDIT_NOISE] * 2).epsilon(AUDIT_DELTA)
 
 
-def bound(scores, scale: float, clipped: bool) -> float:
-    with_canary, without = scores(jax.random.key(5), scale, clipped)
-    return epsilon_lower_bound(with_canary, without, delta=AUDIT_DELTA, confidence=0.999).epsilon
+def bound(worlds, mechanism, scale: float, clipped: bool) -> float:
+    """What the canary's scores show where the noise is ``scale`` of what is claimed; clipping may be left out."""
+
+    @jax.jit
+    @jax.vmap
+    def scores(key):
+        def score(key, users):
+            rounds = zip(jax.random.split(key, 2), (CENTERS, CENTERS[::-1]), strict=True)
+            each = [mechanism(k, users, centers, scale * AUDIT_NOISE, clipped).sum() for k, centers in rounds]
+            return sum(each) / math.sqrt(3)
+
+        return tuple(score(k, users) for k, users in zip(jax.random.split(key), worlds, strict=True))
+
+    found = scores(jax.random.split(jax.random.key(5), WORLDS))
+    return epsilon_lower_bound(*found, delta=AUDIT_DELTA, confidence=0.999).epsilon
 
 
-def test_the_audit_accepts_the_mechanism(scores):
+@pytest.mark.parametrize("mechanism", [even, standardised])
+def test_the_audit_accepts_the_mechanism(worlds, mechanism):
     """The bound exceeds a true claim with probability 1e-3 at most."""
-    assert bound(scores, 1.0, True) <= claim()
+    assert bound(worlds, mechanism, 1.0, True) <= claim()
 
 
+@pytest.mark.parametrize("mechanism", [even, standardised])
 @pytest.mark.parametrize(("fault", "scale", "clipped"), [("noise a quarter", 0.25, True), ("no clipping", 1.0, False)])
-def test_the_audit_finds_planted_faults(scores, fault, scale, clipped):
-    assert bound(scores, scale, clipped) > claim(), fault
+def test_the_audit_finds_planted_faults(worlds, mechanism, fault, scale, clipped):
+    assert bound(worlds, mechanism, scale, clipped) > claim(), fault
 
 
 @pytest.mark.parametrize("on_sum", [False, True])
