@@ -82,7 +82,7 @@ def make_federation(problem: Problem) -> Federation:
 
 def make_task(problem: Problem, federation: Federation) -> Task:
     """The model with its loss."""
-    from jaxpfl.engine.fit import make_task
+    from jaxpfl.engine.assemble import make_task
 
     if problem.model == "linear" and problem.outputs == 1:
         return _regression()
@@ -114,7 +114,7 @@ def simulate(
     """
     import jaxpfl
     from jaxpfl import participation
-    from jaxpfl.engine.fit import make_task as task_of
+    from jaxpfl.engine.assemble import make_task as task_of
 
     federation = make_federation(problem)
     task = make_task(problem, federation) if model is None else task_of(model, federation, 10)

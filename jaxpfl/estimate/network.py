@@ -26,8 +26,9 @@ import numpy as np
 from jaxpfl import data
 from jaxpfl.algorithms import LocalWork
 from jaxpfl.data.planted import Planted, PlantedSettings
+from jaxpfl.engine.assemble import make_task
 from jaxpfl.engine.client_graph import client_graph
-from jaxpfl.engine.fit import Fit, fit, make_task
+from jaxpfl.engine.fit import Fit, fit
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.estimate.repetitions import measure
 from jaxpfl.estimators import clustering

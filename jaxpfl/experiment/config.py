@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import compression
-from jaxpfl.engine.fit import check_positive
+from jaxpfl.engine.assemble import check_positive
 from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.experiment.presets import preset

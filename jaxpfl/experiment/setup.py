@@ -17,8 +17,8 @@ from jaxpfl.algorithms import LocalWork
 from jaxpfl.algorithms.hyper import replace, with_rate, with_server_rate
 from jaxpfl.algorithms.server_optimizer import check_rate
 from jaxpfl.engine import Simulation
+from jaxpfl.engine.assemble import build, draw_cohorts, make_simulation, make_task, weighting_under
 from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
-from jaxpfl.engine.fit import build, draw_cohorts, make_simulation, make_task, weighting_under
 from jaxpfl.engine.groups import make_groups
 from jaxpfl.engine.plan import resolve as resolve_plan
 from jaxpfl.engine.state import server_context

@@ -11,7 +11,7 @@ import jax
 
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.errors import JaxpflError, JaxpflWarning
-from jaxpfl.experiment import files
+from jaxpfl.experiment import files, results
 from jaxpfl.experiment.checkpoint import Checkpoints
 from jaxpfl.experiment.config import RunConfig, from_mapping, resolve
 from jaxpfl.experiment.model_files import one_method
@@ -48,8 +48,8 @@ class StoredRun(NamedTuple):
           JaxpflError: for an unknown method, and one that is not finished.
         """
         name = one_method(method, self.methods, str(self.folder))
-        path = self.folder / "methods" / f"{name}.json"
-        if not path.exists() or files.read_json(path)["rounds"] != self.config.rounds:
+        done = results.finished(self.folder, name)
+        if done is None or done["rounds"] != self.config.rounds:
             raise JaxpflError(f"{name} of {self.folder} has not finished its rounds: --resume the run first")
         return name
 

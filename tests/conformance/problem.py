@@ -9,8 +9,8 @@ from toys import Medians, availability, participation
 
 from jaxpfl import ExecutionPlan, Federation, LocalWork, Method, Simulation, stack_clients
 from jaxpfl.algorithms.network_lasso import NetworkState
+from jaxpfl.engine.assemble import make_task
 from jaxpfl.engine.client_graph import graph_by_inputs
-from jaxpfl.engine.fit import make_task
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.admm import Warm
 

@@ -21,7 +21,7 @@ from oracle_setup import (
 )
 
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, data, participation
-from jaxpfl.engine.fit import make_simulation
+from jaxpfl.engine.assemble import make_simulation
 from jaxpfl.engine.pooled import PooledSimulation, pool
 from jaxpfl.randomness import Purpose
 

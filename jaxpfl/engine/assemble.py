@@ -1,0 +1,150 @@
+"""What a run is made of: the task of a federation, how cohorts are drawn, and a method's compiled programs."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterator
+from numbers import Integral
+from typing import Any
+
+import flax.linen as nn
+import numpy as np
+
+from jaxpfl import algorithms, models
+from jaxpfl import participation as participations
+from jaxpfl.algorithms import LocalWork, Method
+from jaxpfl.compression import Compressor
+from jaxpfl.engine.coded import compress_uploads
+from jaxpfl.engine.plan import ExecutionPlan
+from jaxpfl.engine.pooled import PooledSimulation
+from jaxpfl.engine.simulation import Simulation
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.models import Model, Task
+from jaxpfl.participation import RELIABLE, Availability, Participation
+from jaxpfl.privacy import Mechanism, Refusal, poisson_cap, privatize
+from jaxpfl.types import Federation
+
+
+def make_task(model: str | Model | nn.Module, federation: Federation, num_classes: int) -> Task:
+    """The classification task of a federation, for a registered model or one of the user's own.
+
+    Raises:
+      JaxpflError: for a model that cannot read such inputs, tokens beyond its vocabulary among them.
+    """
+    shape = federation.input_shape
+    built = models.build_model(model, num_classes, shape) if isinstance(model, str) else model
+    dtype = federation.train.x.dtype
+    # Floats take jax's default type (float64 under x64); tokens keep theirs.
+    task = models.classification(built, shape, num_classes, dtype if np.issubdtype(dtype, np.integer) else None)
+    if task.model.vocabulary is not None:
+        splits = (federation.train, federation.validation, federation.test)
+        low, high = (min(int(s.x.min(initial=0)) for s in splits), max(int(s.x.max(initial=0)) for s in splits))
+        if low < 0 or high >= task.model.vocabulary:
+            raise JaxpflError(
+                f"the model reads tokens 0 .. {task.model.vocabulary - 1}, the data have {low if low < 0 else high}: "
+                "give a model of a larger vocabulary, or the number of classes"
+            )
+    return task
+
+
+def make_simulation(
+    method: Method,
+    task: Task,
+    work: LocalWork,
+    federation: Federation,
+    participation: Participation,
+    hp: Any,
+    *,
+    options: dict[str, Any],
+    privacy: Mechanism | None = None,
+    compressor: Compressor | None = None,
+    availability: Availability = RELIABLE,
+    plan: ExecutionPlan | None = None,
+    unseen: Federation | None = None,
+    adapt_rounds: int = 10,
+) -> Simulation:
+    """The programs of a method; of a reference that pools the data, where it is one (its client never fails)."""
+    if method.pooled:  # its one client holds the examples of those that are trained, not of unseen ones
+        work = dataclasses.replace(work, sizes=np.asarray(federation.train.size), unseen=0)
+    algorithm = build(method, task, work, options)
+    if privacy is not None and method.uploads:
+        if method.pooled:
+            raise JaxpflError(f"{method.name} pools the data: there is no upload to make private")
+        if privacy.step_noise is not None and not method.step_noise:
+            able = ", ".join(name for name, other in algorithms.METHODS.items() if other.step_noise)
+            raise JaxpflError(f"{method.name} cannot add noise in every step; those that can: {able}")
+        if method.releases is None:
+            algorithm, hp = privatize(algorithm, hp, privacy)
+    if compressor is not None and method.uploads:
+        if method.pooled:
+            raise JaxpflError(f"{method.name} pools the data: there is no upload to compress")
+        algorithm = compress_uploads(algorithm, compressor, federation, privacy)
+    if method.pooled:
+        return PooledSimulation(algorithm, task, federation, hp, plan=plan, unseen=unseen)
+    return Simulation(
+        algorithm,
+        task,
+        federation,
+        participation,
+        hp,
+        availability=availability,
+        plan=plan,
+        unseen=unseen,
+        adapt_rounds=adapt_rounds,
+    )
+
+
+def draw_cohorts(
+    num_clients: int, cohort: int | None, kind: str | None, cap: int | None, *, private: bool, cuts: bool = True
+) -> Participation:
+    """How cohorts are drawn: `participation.of`, by default Poisson where the uploads are private.
+
+    A Poisson cohort has by default so many slots that a round needs more with a probability below 1e-6; or one for
+    every client, where the accountant cannot take cohorts that are cut (``cuts`` false).
+    """
+    if kind is None and private and cohort is not None and cohort != num_clients:
+        kind = "poisson"
+    if kind == "poisson" and cap is None and cuts and cohort is not None and 0 < cohort <= num_clients:
+        cap = poisson_cap(num_clients, cohort / num_clients)
+    return participations.of(num_clients, cohort, kind, cap)
+
+
+def weighting_under(private: bool, weighting: str | None) -> str:
+    """The clients' weighting in the mean, by default by examples, and uniform where the uploads are private.
+
+    Raises:
+      JaxpflError: for weights by examples under privacy.
+    """
+    if private and weighting == "examples":
+        raise Refusal.WEIGHTED_MEAN.error()
+    return weighting or ("uniform" if private else "examples")
+
+
+def build(method: Method, task: Task, work: LocalWork, options: dict[str, Any]) -> Any:
+    """Builds the method's algorithm, refusing static options that it does not have."""
+    for name in options:
+        if name not in method.options:
+            raise unknown_name(f"option of {method.name}", name, method.options)
+    return method.build(task, work, **options)
+
+
+def milestones(start: int, rounds: int, *every: int) -> Iterator[int]:
+    """The rounds in (start, rounds] that are a multiple of some ``every`` (0: none), and ``rounds`` itself, in order.
+
+    Multiples are absolute, so a resumed run stops where the uninterrupted one does.
+
+    >>> list(milestones(3, 10, 4))
+    [4, 8, 10]
+    """
+    while start < rounds:
+        start = min([rounds, *((start // n + 1) * n for n in every if n)])
+        yield start
+
+
+def check_positive(**values: Any) -> None:
+    """Refuses what is not a whole number of at least one, by name."""
+    for name, value in values.items():
+        if not isinstance(value, Integral):
+            raise JaxpflError(f"{name} must be a whole number, got {value!r}")
+        if value < 1:
+            raise JaxpflError(f"{name} must be at least 1, got {value}")

@@ -1,0 +1,131 @@
+"""What a run found: a finished method's files, and the summary of all methods."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+import jaxpfl
+from jaxpfl.engine import RunState, Simulation
+from jaxpfl.experiment import files, summary, uplink
+from jaxpfl.experiment.privacy import Protection
+from jaxpfl.experiment.setup import Experiment, require
+from jaxpfl.experiment.true_clusters import rand_index
+
+
+def finished(folder: Path, method: str) -> dict[str, Any] | None:
+    """What is stored of a finished method; None of one that is not."""
+    path = folder / "methods" / f"{method}.json"
+    return files.read_json(path) if path.exists() else None
+
+
+def write_method(
+    folder: Path,
+    name: str,
+    experiment: Experiment,
+    simulation: Simulation,
+    state: RunState,
+    scores: dict[str, dict[str, np.ndarray]],
+    seconds: float,
+) -> None:
+    """Stores a finished method: per-client arrays and, last, what says that it is finished."""
+    counts = jax.tree.map(np.asarray, simulation.trim(state).counts)
+    _, down = simulation.bytes_per_client()
+    arrays = {f"{which}_{m}": v for which, metrics in scores.items() for m, v in metrics.items()}
+    for name_of in ("participations", "uploads", "diverged", "dropped", "idle_rounds", "steps"):
+        arrays[name_of] = getattr(counts, name_of)
+    if simulation.algorithm.counts_bits:
+        arrays["upload_bits"] = counts.upload_bits
+    found = simulation.clusters(state)
+    if found is not None:
+        arrays["cluster"] = found
+    with files.whole(folder / "methods" / f"{name}.npz", "wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    runs = counts.steps.shape[0]
+    files.write_json(
+        folder / "methods" / f"{name}.json",
+        {
+            "rounds": experiment.config.rounds,
+            "seconds": seconds,
+            "privacy": _privacy(experiment.protection(name)),
+            # Means over the runs: a run's clients differ where cohorts are random in size.
+            **uplink.of_method(simulation, counts, experiment.config.compress),
+            "bytes_down": down * int(counts.participations.sum()) // runs,
+            "client_steps": int(counts.steps.sum()) // runs,
+            "clusters": None if found is None else (found.max(axis=1) + 1).tolist(),
+            "rand_index": rand_index(experiment, found),
+            "lost_uploads": int(counts.dropped.sum()) // runs,
+            "idle_rounds": int(counts.idle_rounds.sum()) // runs,
+            "diverged_clients": int(((counts.diverged > 0) | scores["after"]["diverged"]).any(axis=0).sum()),
+        },
+    )
+
+
+def _privacy(protection: Protection | None) -> dict[str, Any] | None:
+    """What can be said of a method's privacy; None where nothing was made private, or nothing leaves the clients."""
+    if protection is None:
+        return None
+    mechanism, statement = protection
+    claim = {"epsilon": None} if statement is None else statement._asdict() | {"says": str(statement)}
+    return claim | {"mechanism": dataclasses.asdict(mechanism)}
+
+
+def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
+    """Gathers the finished methods, writes ``clients.npz``, the plots and, last, ``summary.json``."""
+    config = experiment.config
+    arrays: dict[str, dict[str, np.ndarray]] = {}
+    for name in experiment.methods:
+        with np.load(folder / "methods" / f"{name}.npz") as stored:
+            arrays[name] = dict(stored)
+    records = files.Records(folder / "metrics.jsonl").read()
+    local = arrays["local"]["after_accuracy"] if "local" in arrays else None
+    methods = {}
+    for name, scores in arrays.items():
+        evaluations = [r for r in records if r["method"] == name and r["kind"] == "evaluation"]
+        methods[name] = _row(scores, local, evaluations) | (finished(folder, name) or {})
+        methods[name].pop("rounds")
+    flat = {f"{name}/{key}": v for name, scores in arrays.items() for key, v in scores.items()}
+    with files.whole(folder / "clients.npz", "wb") as file:
+        ids = {"client_ids": np.asarray(experiment.federation.client_ids)}
+        if experiment.unseen is not None:
+            ids["unseen_client_ids"] = np.asarray(experiment.unseen.client_ids)
+        np.savez(file, allow_pickle=False, **ids, **flat)
+    from jaxpfl.experiment.plots import write_plots
+
+    write_plots(folder / "plots", records, arrays)
+    result = {
+        "methods": methods,
+        "rounds": config.rounds,
+        "seeds": list(range(config.seed, config.seed + require(config.seeds))),
+        "clients": experiment.federation.num_clients,
+        "cohort": config.cohort,
+        "run_dir": str(folder),
+        "version": jaxpfl.__version__,
+    }
+    files.write_json(folder / "summary.json", result)
+    return files.jsonable(result)
+
+
+def _row(scores: dict[str, np.ndarray], local: np.ndarray | None, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
+    """One method's statistics over clients and seeds; ``local`` is what local training gave each client, if it ran."""
+    after, unseen = scores["after_accuracy"], "unseen_after_accuracy" in scores
+    row: dict[str, Any] = {
+        "personalized_accuracy": summary.over_clients(after),
+        "personalized_before_accuracy": summary.over_clients(scores["before_accuracy"]),
+        "global_accuracy": summary.over_clients(scores["global_accuracy"]) if "global_accuracy" in scores else None,
+        "unseen_accuracy": summary.over_clients(scores["unseen_after_accuracy"]) if unseen else None,
+        "unseen_before_accuracy": summary.over_clients(scores["unseen_before_accuracy"]) if unseen else None,
+        "fraction_hurt": None if local is None else summary.fraction_hurt(after, local),
+    }
+    if evaluations and "validation_accuracy" in evaluations[0]:
+        rounds = [record["round"] for record in evaluations]
+        validation, test = (
+            np.array([record[name] for record in evaluations], dtype=float)
+            for name in ("validation_accuracy", "personalized_accuracy")
+        )
+        row["best_on_validation"] = summary.best_on_validation(rounds, validation, test)
+    return row
