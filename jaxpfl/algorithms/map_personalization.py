@@ -174,7 +174,8 @@ def _server(task: Task, make: Callable[[Any], Prior]) -> Server:
             thetas = jax.tree.map(jnp.add, prior.center(gamma), uploads.total)
             gamma = prior.fit(gamma, thetas, uploads.valid)
         else:
-            gamma = optax.apply_updates(gamma, uploads.mean())
+            # A mean of scales above the floor is above it; one with the noise of privacy or of a code may not be.
+            gamma = prior.project(optax.apply_updates(gamma, uploads.mean()))
         return gamma, prior.report(gamma)
 
     return Server(

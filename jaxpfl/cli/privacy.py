@@ -147,8 +147,8 @@ def audit(
 ) -> None:
     """Play the distinguishing game on the engine's own rounds: a lower bound on epsilon, beside the claim.
 
-    One client's data are there or not in many worlds, all in one program. Ends with status 1 where the bound is above
-    the claim: then the claim is false, up to the confidence.
+    Many worlds with and without one client (or with another's data, as the claim's relation says), all in one program.
+    Ends with status 1 where the bound is above the claim: then the claim is false, up to the confidence.
 
     Args:
         noise_multiplier: z.
@@ -160,13 +160,13 @@ def audit(
         min_uploads: Least uploads of a released round, where clients add it; the cohort unless given.
         quantile: Adapt the clipping norm to this quantile.
         local_steps: tau.
-        worlds: Worlds with, and as many without, the audited client's data.
+        worlds: Worlds with, and as many without, the audited client.
         delta: At which claim and bound are compared; 0.01 to 0.2 shows most.
         confidence: Of the bound.
         seed: First seed of the worlds.
         plot: PNG file for a picture of what the released models say.
     """
-    from jaxpfl.engine.fit import draw_cohorts
+    from jaxpfl.engine.assemble import draw_cohorts
     from jaxpfl.experiment.audit import audit as play
     from jaxpfl.privacy import Mechanism
 
@@ -193,7 +193,7 @@ def audit(
 
         plot_worlds(found.present, found.absent, found.claimed, found.bound, plot)
     bound = {"epsilon_lower_bound": found.bound.epsilon, "largest_bound_possible": found.bound.ceiling}
-    claim = {"claimed_epsilon": found.claimed, "delta": delta, "confidence": confidence}
+    claim = {"claimed_epsilon": found.claimed, "delta": delta, "relation": found.relation, "confidence": confidence}
     _print({**bound, **claim, "worlds": 2 * worlds, "refuted": found.refuted})
     if found.refuted:
         raise SystemExit(1)

@@ -15,6 +15,7 @@ from jaxpfl.algorithms import LocalWork, Method, Optimizer
 from jaxpfl.algorithms.hyper import replace
 from jaxpfl.algorithms.server_optimizer import check_rate
 from jaxpfl.compression import Compressor
+from jaxpfl.engine import accounted
 from jaxpfl.engine.assemble import check_positive, draw_cohorts, make_simulation, make_task, milestones, weighting_under
 from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
 from jaxpfl.engine.evaluate import Scores
@@ -25,7 +26,7 @@ from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.models import Model
 from jaxpfl.models.given import start_from
 from jaxpfl.participation import availability
-from jaxpfl.privacy import Mechanism
+from jaxpfl.privacy import Accountant, Mechanism, PrivacyPlan, Refusal, Statement
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.types import Federation, PyTree
 
@@ -40,6 +41,7 @@ class Fit(NamedTuple):
       rounds: the rounds after which clients were scored, [E].
       scores: which model (``global`` where there is one, ``before``, ``after``) -> metric -> [E, S, m].
       unseen: the same of the unseen clients at the end, [S, u]; None where there are none.
+      privacy: what each run released about its clients, S plans; None where nothing was private, or without noise.
     """
 
     simulation: Simulation
@@ -48,6 +50,25 @@ class Fit(NamedTuple):
     rounds: np.ndarray
     scores: dict[str, dict[str, np.ndarray]]
     unseen: Scores | None = None
+    privacy: tuple[PrivacyPlan | None, ...] | None = None
+
+    def statement(self, delta: float, run: int = 0, accountant: Accountant | None = None) -> Statement:
+        """What a run's privacy is worth: epsilon at this delta, and all that has to be said with it.
+
+        Args:
+          delta: of the claim.
+          run: which of the S runs.
+          accountant: "pld", or "rdp", which cohorts of a fixed size need; unless given the one that takes the run.
+
+        Raises:
+          JaxpflError: for a run without privacy or without noise, and as `PrivacyPlan.epsilon`.
+        """
+        if self.privacy is None:
+            raise JaxpflError("nothing was private: give fit privacy=Mechanism(...), and a method that uploads")
+        plan = self.privacy[run]
+        if plan is None:
+            raise Refusal.NO_NOISE.error()
+        return plan.statement(delta, accountant or plan.default_accountant)
 
     @property
     def clusters(self) -> np.ndarray | None:
@@ -134,8 +155,8 @@ def fit(
         Unless given, full where the cohort is everybody, otherwise uniform, and with ``privacy`` Poisson.
       cohort_cap: slots of a Poisson cohort (`jaxpfl.participation.poisson`).
       weighting: of the clients in the mean, for methods that weigh them: ``examples`` (default) or ``uniform``.
-      privacy: clips what clients upload and adds noise; `jaxpfl.privacy` says what that is worth. Clients then weigh
-        the same.
+      privacy: clips what clients upload and adds noise; `Fit.statement` says what that is worth. Clients then weigh
+        the same. What cannot be accounted is refused.
       compress: how uploads are coded, ``"qsgd:levels=4"`` or ``"top-k:share=0.01"`` (`jaxpfl.compression.compressors`);
         ``Fit.history["upload_bits"]`` is what they take. With ``privacy``, its noise must be ``distributed``, and
         protects less than in a sum (`jaxpfl.privacy.plan_of`, ``compressed``).
@@ -183,12 +204,27 @@ def fit(
     work = dataclasses.replace(work, graph=graph_for(method, graph, federation, task, work, neighbours=neighbours))
     hp = replace(method.name, method.hyper, ({} if server_lr is None else {"server_lr": server_lr}) | (hyper or {}))
     check_rate(server_optimizer, getattr(hp, "server_lr", 0.0))
+    cohorts = draw_cohorts(federation.num_clients, cohort, participation, cohort_cap, private=privacy is not None)
+    seeds = range(int(seeds)) if isinstance(seeds, int | np.integer) else seeds
+    released = None
+    if privacy is not None and method.uploads:
+        released = accounted.plans(
+            method,
+            hp,
+            options or {},
+            privacy,
+            cohorts,
+            work,
+            rounds=rounds,
+            runs=len(seeds),
+            compressed=compress is not None,
+        )
     simulation = make_simulation(
         method,
         task,
         work,
         federation,
-        draw_cohorts(federation.num_clients, cohort, participation, cohort_cap, private=privacy is not None),
+        cohorts,
         hp,
         options=options or {},
         privacy=privacy,
@@ -198,7 +234,7 @@ def fit(
         unseen=unseen,
         adapt_rounds=adapt_rounds,
     )
-    state = simulation.init(range(int(seeds)) if isinstance(seeds, int | np.integer) else seeds)
+    state = simulation.init(seeds)
     histories, evaluations = [], []
     stops = list(milestones(0, rounds, eval_every))
     for start, stop in zip([0, *stops], stops, strict=False):
@@ -215,4 +251,5 @@ def fit(
             for which, metrics in evaluations[0].items()
         },
         None if unseen is None else simulation.evaluate_unseen(state),
+        released,
     )

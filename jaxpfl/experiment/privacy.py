@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jaxpfl.algorithms import Method
 from jaxpfl.errors import JaxpflError
 from jaxpfl.participation import Participation
 from jaxpfl.privacy import Mechanism, Statement, calibrated, checks, plan_of
@@ -77,30 +76,20 @@ class Protection(NamedTuple):
 
 def protect(
     config: PrivacyConfig,
-    method: Method,
-    options: dict[str, Any],
     participation: Participation,
-    *,
-    rounds: int,
-    steps: int,
-    client_optimizer: str = "sgd",
-    compressed: bool = False,
+    of_run: dict[str, Any],
 ) -> Protection | None:
     """What stands between a method's clients and its server; None where the config asks for none.
 
     Args:
-      options: those of the method's static options that are not at their defaults.
-      compressed: whether clients compress what they upload.
+      participation: of every round.
+      of_run: what else `plan_of` has to be told of the method's run.
 
     Raises:
       JaxpflError: for what cannot be accounted, and budgets that no noise keeps.
     """
     if not config.on:
         return None
-    of_run: dict[str, Any] = {"rounds": rounds, "steps": steps, "scales": method.scales, "compressed": compressed}
-    of_run["linear"] = client_optimizer == "sgd"
-    if method.releases is not None:
-        of_run["releases"] = method.releases(method.options | options)
     accountant: Any = config.accountant
     given: dict[str, Any] = {
         name: getattr(config, name)
@@ -114,7 +103,8 @@ def protect(
         found = calibrated(some, participation, config.epsilon, config.delta, **of_run, accountant=accountant)
         z = found.noise_multiplier
     if config.quantile is not None:
-        stddev = config.count_stddev or max(participation.expected_cohort / 20, z)
+        usual = max(participation.expected_cohort / 20, z)
+        stddev = usual if config.count_stddev is None else config.count_stddev
         given |= {"quantile": config.quantile, "quantile_lr": config.quantile_lr, "count_stddev": stddev}
     mechanism = Mechanism(z, **given)
     if z == 0:

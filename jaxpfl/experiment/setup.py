@@ -16,7 +16,7 @@ from jaxpfl import algorithms, choices, compression, data, participation
 from jaxpfl.algorithms import LocalWork
 from jaxpfl.algorithms.hyper import replace, with_rate, with_server_rate
 from jaxpfl.algorithms.server_optimizer import check_rate
-from jaxpfl.engine import Simulation
+from jaxpfl.engine import Simulation, accounted
 from jaxpfl.engine.assemble import build, draw_cohorts, make_simulation, make_task, weighting_under
 from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
 from jaxpfl.engine.groups import make_groups
@@ -88,16 +88,11 @@ class Experiment(NamedTuple):
         config, method = self.config, algorithms.get(name)
         if not method.uploads:
             return None
-        return protect(
-            config.privacy,
-            method,
-            _split_settings(config, name, self.methods)[1],
-            cohorts(config, self.federation.num_clients),
-            rounds=require(config.rounds),
-            steps=require(config.local_steps),
-            client_optimizer=config.client_optimizer,
-            compressed=config.compress is not None,
-        )
+        options, steps = _split_settings(config, name, self.methods)[1], require(config.local_steps)
+        of_run = accounted.of_round(
+            method, self.hyper(name), options, steps=steps, optimizer=config.client_optimizer
+        ) | {"rounds": require(config.rounds), "compressed": config.compress is not None}
+        return protect(config.privacy, cohorts(config, self.federation.num_clients), of_run)
 
     def fingerprint(self) -> dict[str, Any]:
         """What the config does not say but the numbers depend on: every hyper-parameter, and the data themselves."""

@@ -78,6 +78,7 @@ class Prior(NamedTuple):
       fit: ``(gamma, thetas [C, ...], valid [C]) -> gamma``, the estimate from models side by side (moments, or EM that
         starts from gamma); gamma itself where none is valid. None for priors on predictions.
       sample: ``(key, gamma) -> theta``. None where there is no density of theta to draw from.
+      project: ``gamma -> gamma``, back above every floor, below which noise on an average can take it.
       prox: ``(step, gamma, theta) -> theta``, the proximal step on the penalty: the t that minimises, or a t that
         lowers, ``step penalty(t) + |t - theta|^2 / 2``. It is stable for every step, where a step along the gradient
         needs one below two over the curvature. None where there is no closed form.
@@ -90,6 +91,7 @@ class Prior(NamedTuple):
     descend: Descend | None = None
     fit: Callable[[Any, PyTree, Array], Any] | None = None
     sample: Callable[[Key, Any], PyTree] | None = None
+    project: Callable[[Any], Any] = lambda gamma: gamma
     prox: Callable[[Scalar, Any, PyTree], PyTree] | None = None
 
 

@@ -152,15 +152,18 @@ def prior(
             lambda w, g: w - (rates.location * (g + weight_decay * w)).astype(w.dtype), gamma.mu, gradient
         )
         slope = jax.grad(objective)(gamma.psi, on.apply(mu), student, on, c)
-        return Shared(mu, jnp.maximum(gamma.psi - rates.scale * slope, floor))
+        return project(Shared(mu, gamma.psi - rates.scale * slope))
+
+    def project(gamma: Shared) -> Shared:
+        return gamma._replace(psi=jnp.maximum(gamma.psi, floor))
 
     def init(theta: PyTree) -> Shared:
-        return Shared(theta, jnp.maximum(as_float(psi_init), floor))
+        return project(Shared(theta, as_float(psi_init)))
 
     def report(gamma: Shared) -> Metrics:
         return {"psi": gamma.psi}
 
-    return Prior(init, lambda gamma: gamma.mu, penalty, report, descend)
+    return Prior(init, lambda gamma: gamma.mu, penalty, report, descend, project=project)
 
 
 def _needed(on: Examples | None) -> Examples:

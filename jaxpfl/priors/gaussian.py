@@ -44,22 +44,23 @@ def prior(*, s2_init: Scalar = 0.1, floor: Scalar = 1e-4) -> Prior:
     """
 
     def init(theta: PyTree) -> Gaussian:
-        return Gaussian(theta, jnp.maximum(as_float(s2_init), floor))
+        return project(Gaussian(theta, as_float(s2_init)))
+
+    def project(gamma: Gaussian) -> Gaussian:
+        return gamma._replace(s2=jnp.maximum(gamma.s2, floor))
 
     def descend(rates: Rates, gamma: Gaussian, theta: PyTree, on: Examples | None = None) -> Gaussian:
         mu = moved(rates.location, gamma.mu, theta)
         s2 = moved(rates.scale, gamma.s2, mean_square(optax.tree.sub(theta, mu)))
-        return Gaussian(mu, jnp.maximum(s2, floor))
+        return project(Gaussian(mu, s2))
 
     def fit(gamma: Gaussian, thetas: PyTree, valid: Array) -> Gaussian:
-        new = moments(thetas, valid)
-        new = new._replace(s2=jnp.maximum(new.s2, floor))
-        return trees.where(valid.any(), new, gamma)
+        return trees.where(valid.any(), project(moments(thetas, valid)), gamma)
 
     def report(gamma: Gaussian) -> Metrics:
         return {"s2": gamma.s2}
 
-    return Prior(init, lambda gamma: gamma.mu, penalty, report, descend, fit, sample, prox)
+    return Prior(init, lambda gamma: gamma.mu, penalty, report, descend, fit, sample, project, prox)
 
 
 def penalty(gamma: Gaussian, theta: PyTree, on: Examples | None = None) -> Array:

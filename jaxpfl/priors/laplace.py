@@ -41,23 +41,24 @@ def prior(*, b_init: Scalar = 0.1, floor: Scalar = 1e-3) -> Prior:
     """
 
     def init(theta: PyTree) -> Laplace:
-        return Laplace(theta, jnp.maximum(as_float(b_init), floor))
+        return project(Laplace(theta, as_float(b_init)))
+
+    def project(gamma: Laplace) -> Laplace:
+        return gamma._replace(b=jnp.maximum(gamma.b, floor))
 
     def descend(rates: Rates, gamma: Laplace, theta: PyTree, on: Examples | None = None) -> Laplace:
         step = rates.location * gamma.b
         mu = jax.tree.map(lambda m, t: m + (step * jnp.sign(t - m)).astype(m.dtype), gamma.mu, theta)
         b = moved(rates.scale, gamma.b, _mean_absolute(optax.tree.sub(theta, mu)))
-        return Laplace(mu, jnp.maximum(b, floor))
+        return project(Laplace(mu, b))
 
     def fit(gamma: Laplace, thetas: PyTree, valid: Array) -> Laplace:
-        new = medians(thetas, valid)
-        new = new._replace(b=jnp.maximum(new.b, floor))
-        return trees.where(valid.any(), new, gamma)
+        return trees.where(valid.any(), project(medians(thetas, valid)), gamma)
 
     def report(gamma: Laplace) -> Metrics:
         return {"b": gamma.b}
 
-    return Prior(init, lambda gamma: gamma.mu, penalty, report, descend, fit, sample, prox)
+    return Prior(init, lambda gamma: gamma.mu, penalty, report, descend, fit, sample, project, prox)
 
 
 def penalty(gamma: Laplace, theta: PyTree, on: Examples | None = None) -> Array:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.privacy import checks, events, grids, paper
-from jaxpfl.privacy.descriptions import DistributedNoise, Noise, Sampling
+from jaxpfl.privacy.descriptions import DistributedNoise, FixedSize, Noise, Sampling
 from jaxpfl.privacy.events import Relation, SoundAccountant
 from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.privacy.statement import Statement
@@ -71,6 +71,11 @@ class PrivacyPlan:
         """
         checks.positive("noise_multiplier", multiplier)
         return replace(self, noise=self.noise.with_multiplier(multiplier))
+
+    @property
+    def default_accountant(self) -> SoundAccountant:
+        """PLD, the tightest, but for cohorts of a fixed size, of which it has no event."""
+        return "rdp" if isinstance(self.sampling, FixedSize) else "pld"
 
     def event(self, accountant: SoundAccountant = "pld") -> DpEvent:
         """The run as dp-accounting's event (see `events.event`: it depends on who accounts)."""

@@ -44,29 +44,30 @@ def plan_of(
     participation: Participation,
     *,
     rounds: int,
-    steps: int = 1,
-    scales: int = 0,
+    steps: int | None = None,
+    scales: int | None = None,
     releases: int = 1,
     linear: bool = False,
     compressed: bool = False,
 ) -> PrivacyPlan:
-    """The run as the accountant sees it.
+    """The run as the accountant sees it (of a method's run: `Fit.privacy`, which knows what it releases).
 
     Args:
       mechanism: of every round; one noise multiplier.
       participation: of every round.
       rounds: R.
-      steps: tau, local steps in a round; noise in every step is accounted by them.
-      scales: how many scales (psi) are uploaded beside the parameters; they are clipped apart from them in every step.
-      releases: sums released in a round about the same cohort.
+      steps: tau, local steps in a round; for noise in every step, which is accounted by them.
+      scales: for the same, how many scales (psi) are uploaded beside the parameters, clipped apart from them.
+      releases: sums released in a round about the same cohort: one, but for AdaMix, whose EM has several steps.
       linear: for noise in every step, whether each step only adds its noisy gradient to what is uploaded
-        (`PerStepNoise`): so it is with plain SGD and no scale.
+        (`PerStepNoise`): so it is with plain SGD that stretches nothing, and no scale.
       compressed: whether each client compresses its noisy upload, which is then read by itself: no other client's noise
         hides it (``DistributedNoise.alone``), and who takes part is seen, so that all are accounted as if they always
         did.
 
     Raises:
-      JaxpflError: for several noise multipliers, and a combination that cannot be accounted.
+      JaxpflError: for several noise multipliers, a combination that cannot be accounted, and noise in every step of
+        which ``steps`` or ``scales`` are not given.
     """
     noise = _noise(mechanism, participation, steps, scales, releases, linear)
     plan = PrivacyPlan(noise, sampling_of(participation), rounds)
@@ -84,8 +85,8 @@ def calibrated(
     delta: float,
     *,
     rounds: int,
-    steps: int = 1,
-    scales: int = 0,
+    steps: int | None = None,
+    scales: int | None = None,
     releases: int = 1,
     linear: bool = False,
     compressed: bool = False,
@@ -128,7 +129,12 @@ def sampling_of(participation: Participation) -> Sampling:
 
 
 def _noise(
-    mechanism: Mechanism, participation: Participation, steps: int, scales: int, releases: int, linear: bool
+    mechanism: Mechanism,
+    participation: Participation,
+    steps: int | None,
+    scales: int | None,
+    releases: int,
+    linear: bool,
 ) -> Noise:
     if np.ndim(mechanism.noise_multiplier) or np.ndim(mechanism.clipping_norm):
         raise JaxpflError("a plan is of one noise multiplier and one clipping norm; make one for each run")
@@ -145,6 +151,9 @@ def _noise(
         return DistributedNoise(z, uploads, clip)
     step = mechanism.step_noise
     assert step is not None
+    if steps is None or scales is None:
+        missing = "steps" if steps is None else "scales"
+        raise JaxpflError(f"noise in every step is accounted by the local steps and what they upload: give {missing}")
     apart = 0 if step.joint else scales
     clips = (step.clipping_norm, *[step.scale_clipping_norm] * apart)
     stddevs = (step.stddev, *[step.scale_stddev] * apart)

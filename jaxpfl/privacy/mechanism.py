@@ -213,7 +213,7 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
         if mechanism.noise == "distributed":
             assert mechanism.min_uploads is not None
             share = hp.noise_multiplier * limit / math.sqrt(mechanism.min_uploads)
-            change = add_gaussian(_noise_key(key), change, share)
+            change = add_gaussian(_noise_key(key), change, share, draws=1)
         metrics |= {"upload_norm": size}
         if mechanism.noise != "per_step":
             metrics |= {"clipped": (size > limit).astype(size.dtype)}
@@ -268,7 +268,7 @@ def _server(inner: Server, mechanism: Mechanism) -> Server:
         if mechanism.quantile is None:
             return _Guarded(state, ()), metrics
         assert mechanism.count_stddev is not None
-        count = released.below + mechanism.count_stddev * jax.random.normal(of_count, (), norm.dtype)
+        count = add_gaussian(of_count, released.below, mechanism.count_stddev)
         below = 0.5 + count / ctx.expected_cohort
         norm = norm * jnp.exp(-mechanism.quantile_lr * (below - mechanism.quantile))
         return _Guarded(state, norm), metrics

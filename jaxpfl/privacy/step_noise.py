@@ -50,4 +50,4 @@ class StepNoise:
 
 def _released(key: Key, gradient: PyTree, limit: float, stddev: float) -> PyTree:
     clipped, _ = clip(gradient, jnp.asarray(limit))
-    return add_gaussian(key, clipped, stddev)
+    return add_gaussian(key, clipped, stddev, draws=1)

@@ -106,6 +106,15 @@ def test_noise_that_takes_psi_below_its_floor_is_projected():
     assert (psi == ADAPED["psi_floor"]).any()
 
 
+@pytest.mark.parametrize(("method", "scale"), [("map-gaussian", "s2"), ("map-laplace", "b")])
+def test_noise_that_takes_a_prior_below_its_floor_is_projected(method, scale):
+    hyper = {"lr": 0.1, "scale_floor": 0.02}
+    got = run(simulation(method, classification_problem(), hyper, privacy=Mechanism(50.0, 1.0)), 3)
+    scales = np.array([getattr(state.server.state, scale) for state in got.states[1:]])
+    assert (scales >= hyper["scale_floor"]).all()
+    assert (scales == hyper["scale_floor"]).any()
+
+
 def test_adaptive_clipping_follows_the_quantile():
     """``C <- C exp(-rate (share below C - quantile))``; the count's noise is left too small to see."""
     problem, share = classification_problem(), 0.6

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.experiment.audit import Audit, audit
-from jaxpfl.participation import Participation, full, poisson
+from jaxpfl.participation import Participation, full, poisson, uniform
 from jaxpfl.privacy import Mechanism, mechanism, privatize
 from jaxpfl.privacy.noise import add_gaussian
 
@@ -26,6 +26,7 @@ def play(tried: Mechanism = CENTRAL, participation: Participation | None = None,
         pytest.param(CENTRAL, full(CLIENTS), {}, id="central"),
         pytest.param(CENTRAL, poisson(CLIENTS, 0.5), {"rounds": 3}, id="Poisson", marks=pytest.mark.slow),
         pytest.param(CENTRAL, poisson(CLIENTS, 0.5, 2), {"rounds": 3}, id="cut", marks=pytest.mark.slow),
+        pytest.param(CENTRAL, uniform(CLIENTS, 2), {}, id="uniform", marks=pytest.mark.slow),
         pytest.param(Mechanism(Z, C, "distributed", CLIENTS), full(CLIENTS), {}, id="shares", marks=pytest.mark.slow),
         pytest.param(Mechanism(Z, C, "per_step"), full(CLIENTS), {"steps": 3}, id="steps", marks=pytest.mark.slow),
         pytest.param(
@@ -40,11 +41,12 @@ def test_sound_code_is_not_refuted(tried, participation, more):
     assert found.present.mean() > found.absent.mean()
 
 
-def test_half_the_noise_is_found():
-    def halved(algorithm, hp, tried):
-        algorithm, hyper = privatize(algorithm, hp, tried)
-        return algorithm, hyper.replace(noise_multiplier=hyper.noise_multiplier / 2)
+def halved(algorithm, hp, tried):
+    algorithm, hyper = privatize(algorithm, hp, tried)
+    return algorithm, hyper.replace(noise_multiplier=hyper.noise_multiplier / 2)
 
+
+def test_half_the_noise_is_found():
     assert play(behind=halved).refuted
 
 
@@ -56,9 +58,35 @@ def test_a_skipped_clip_is_found(monkeypatch):
 
 @pytest.mark.slow
 def test_noise_that_is_divided_twice_is_found(monkeypatch):
-    """Added to the mean where it belongs to the sum: the divisor is wrong."""
+    """Added to the mean where it belongs to the sum."""
     monkeypatch.setattr(mechanism, "add_gaussian", lambda key, tree, s: add_gaussian(key, tree, s / CLIENTS))
     assert play().refuted
+
+
+@pytest.mark.slow
+def test_a_divisor_that_counts_who_is_there_is_found():
+    """The mean over them moves by up to 2 C / K where one of K is missing."""
+
+    def counting(algorithm, hp, tried):
+        algorithm, hyper = privatize(algorithm, hp, tried)
+        server = algorithm.server
+
+        def update(key, hp, ctx, state, reduced):
+            there = ctx._replace(expected_cohort=reduced.contributors.astype(float))
+            return server.update(key, hp, there, state, reduced)
+
+        return algorithm._replace(server=server._replace(update=update)), hyper
+
+    assert play(worlds=8000, behind=counting).refuted
+
+
+@pytest.mark.slow
+def test_half_the_noise_is_found_where_a_client_is_replaced():
+    """A fixed size needs twice the noise of what may be missing; the game is one between two clients' data."""
+    cohort = uniform(CLIENTS, 3)
+    assert play(participation=cohort).relation == "replace-one"
+    assert not play(participation=cohort).refuted
+    assert play(participation=cohort, behind=halved).refuted
 
 
 @pytest.mark.slow

@@ -1,0 +1,65 @@
+"""A method behind a mechanism as the accountant sees it: what it releases in a round, read off the method itself."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+
+from jaxpfl.algorithms import LocalWork, Method, Optimizer
+from jaxpfl.errors import JaxpflError
+from jaxpfl.participation import Participation
+from jaxpfl.privacy import Mechanism, PrivacyPlan, plan_of
+
+
+def of_round(
+    method: Method, hp: Any, options: dict[str, Any], *, steps: int, optimizer: Optimizer = "sgd"
+) -> dict[str, Any]:
+    """What `plan_of` and `calibrated` have to be told of a method's round.
+
+    Args:
+      method: one that uploads.
+      hp: its hyper-parameters.
+      options: those of its static options that are not at their defaults.
+      steps: tau.
+      optimizer: the clients'.
+    """
+    # A step w - lr (gradient + (decay + prox) w) must not stretch what was added before: |1 - lr (decay + prox)| <= 1.
+    pull = np.asarray(getattr(hp, "weight_decay", 0.0)) + np.asarray(getattr(hp, "prox", 0.0))
+    stretches = np.any(np.asarray(getattr(hp, "lr", 0.0)) * pull > 2)
+    releases = 1 if method.releases is None else method.releases(method.options | options)
+    linear = isinstance(optimizer, str) and optimizer == "sgd" and not stretches
+    return {"steps": steps, "scales": method.scales, "releases": releases, "linear": linear}
+
+
+def plans(
+    method: Method,
+    hp: Any,
+    options: dict[str, Any],
+    mechanism: Mechanism,
+    participation: Participation,
+    work: LocalWork,
+    *,
+    rounds: int,
+    runs: int,
+    compressed: bool,
+) -> tuple[PrivacyPlan | None, ...]:
+    """What each run releases; None for one without noise, of which nothing can be claimed.
+
+    Raises:
+      JaxpflError: for what cannot be accounted, and numbers of the mechanism that are not one for each run.
+    """
+    told = of_round(method, hp, options, steps=work.steps, optimizer=work.optimizer) | {"compressed": compressed}
+
+    def each(name: str) -> list[float]:
+        values = np.atleast_1d(np.asarray(getattr(mechanism, name), float))
+        if len(values) not in (1, runs):
+            raise JaxpflError(f"{name} has {len(values)} values for {runs} runs: give one seed for each value")
+        return np.broadcast_to(values, runs).tolist()
+
+    def plan(z: float, clip: float) -> PrivacyPlan | None:
+        one = replace(mechanism, noise_multiplier=z, clipping_norm=clip)
+        return None if z == 0 else plan_of(one, participation, rounds=rounds, **told)
+
+    return tuple(map(plan, each("noise_multiplier"), each("clipping_norm")))
