@@ -30,6 +30,9 @@ class _Claim:
     """Cohorts of exactly this many, uniformly without replacement: replace-one, by rdp."""
     cap: int | None = None
     """Poisson cohorts are cut to at most this many."""
+    relation: Annotated[str | None, arg(metavar="{add-or-remove-one,replace-one}")] = None
+    """Which data sets are hard to tell apart: with a user or without, or with another user's data; unless given, the
+    first where the sampling allows it."""
     accountant: Annotated[str, arg(metavar="{pld,rdp,paper}")] = "pld"
     """pld (tight), rdp, or paper (Theorem 5 as printed: no valid bound)."""
 
@@ -201,6 +204,7 @@ def audit(
 
 def _plan(noise_multiplier: float, claim: _Claim) -> PrivacyPlan:
     from jaxpfl.privacy import CentralNoise, FixedSize, Full, Poisson, PrivacyPlan
+    from jaxpfl.privacy.events import relation_of
 
     rate, clients, cohort, cap = claim.sampling_rate, claim.clients, claim.cohort, claim.cap
     if cohort is not None:
@@ -215,7 +219,8 @@ def _plan(noise_multiplier: float, claim: _Claim) -> PrivacyPlan:
         raise JaxpflError("cap needs poisson participation: give sampling_rate")
     else:
         sampling = Full() if rate is None else Poisson(rate, clients, cap)
-    return PrivacyPlan(CentralNoise(noise_multiplier), sampling, claim.rounds)
+    noise = CentralNoise(noise_multiplier)
+    return PrivacyPlan(noise, sampling, claim.rounds, relation_of(noise, sampling, claim.relation))
 
 
 def _said(plan: PrivacyPlan, claim: _Claim) -> dict[str, Any]:

@@ -101,7 +101,12 @@ def draw_cohorts(
 
     A Poisson cohort has by default so many slots that a round needs more with a probability below 1e-6; or one for
     every client, where the accountant cannot take cohorts that are cut (``cuts`` false).
+
+    Raises:
+      JaxpflError: as `participation.of`; under privacy, sampling with replacement with the reason.
     """
+    if kind in ("replacement", "with-replacement") and private:
+        raise Refusal.WITH_REPLACEMENT.error()
     if kind is None and private and cohort is not None and cohort != num_clients:
         kind = "poisson"
     if kind == "poisson" and cap is None and cuts and cohort is not None and 0 < cohort <= num_clients:

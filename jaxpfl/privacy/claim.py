@@ -69,11 +69,12 @@ def plan_of(
       JaxpflError: for several noise multipliers, a combination that cannot be accounted, and noise in every step of
         which ``steps`` or ``scales`` are not given.
     """
+    if compressed:
+        check_compressible(mechanism.noise)
     noise = _noise(mechanism, participation, steps, scales, releases, linear)
     plan = PrivacyPlan(noise, sampling_of(participation), rounds)
     if not compressed:
         return plan
-    check_compressible(mechanism.noise)
     assert isinstance(noise, DistributedNoise)
     return PrivacyPlan(replace(noise, alone=True), Full(participation.num_clients), rounds)
 

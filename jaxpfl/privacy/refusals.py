@@ -35,10 +35,6 @@ class Refusal(Enum):
         "private uploads have no error feedback: what a client whose work failed keeps of its memory would tell of its "
         "data; leave feedback out"
     )
-    PRIVATE_SELECTION = (
-        "hyper-parameters chosen on private data are a release that epsilon does not cover: choose them on public "
-        "data, or say that the choice is not covered"
-    )
 
     def error(self) -> JaxpflError:
         """The error of one line to raise."""

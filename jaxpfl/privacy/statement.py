@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-NOT_COVERED = "hyper-parameters chosen on private data, and the metrics that the simulator reports"
+NOT_COVERED = (
+    "hyper-parameters chosen on private data, other runs on the same users, what the simulator reports beside the "
+    "model, and who knows the seed"
+)
 
 
 class Statement(NamedTuple):

@@ -37,7 +37,11 @@ def test_accountants_and_ways_to_sample(capsys):
     fixed = epsilon("--clients", "50", "--cohort", "5", "--accountant", "rdp")
     assert fixed["relation"] == "replace-one"
     assert fixed["epsilon"] > rdp["epsilon"]
-    assert epsilon()["epsilon"] > 4 * pld
+    everyone = epsilon()["epsilon"]
+    assert everyone > 4 * pld
+    replaced = epsilon("--relation", "replace-one")
+    assert replaced["relation"] == "replace-one"
+    assert replaced["epsilon"] > 2 * everyone
 
 
 def test_noise(capsys):
@@ -105,6 +109,8 @@ Z = ("--noise-multiplier", "2")
         (("epsilon", *Z, *SAMPLED, "--clients", "9", "--cohort", "3"), "excludes sampling_rate and cap"),
         (("epsilon", *Z, *SAMPLED, "--clients", "9", "--cap", "3", "--accountant", "rdp"), "are accounted by pld"),
         (("epsilon", *Z, *RUN, "--clients", "9", "--cohort", "10"), "cohort must be at most 9, got 10"),
+        (("epsilon", *Z, *RUN, "--relation", "replace"), "unknown relation 'replace': did you mean 'replace-one'?"),
+        (("epsilon", *Z, *SAMPLED, "--relation", "replace-one"), "accounted under add-or-remove-one, not replace-one"),
         (("noise", "--epsilon", "0", *RUN), "epsilon must be > 0 and finite, got 0.0"),
         (("noise", "--epsilon", "nan", *RUN), "epsilon must be > 0 and finite, got nan"),
         (("noise", "--epsilon", "1e6", *RUN), "epsilon must be at most 200, got 1e+06"),

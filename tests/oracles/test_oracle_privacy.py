@@ -5,6 +5,7 @@ The noise is zero here, or known; `test_noise_scale` is about its distribution.
 
 from typing import Any
 
+import jax
 import numpy as np
 import pytest
 from numpy_reference import adaped_step, decay, sgd, subtract
@@ -22,6 +23,7 @@ from oracle_setup import (
     world,
 )
 
+from jaxpfl import METHODS
 from jaxpfl.participation import full, poisson, uniform
 from jaxpfl.privacy import Mechanism
 
@@ -99,20 +101,26 @@ def test_adaped_clips_mu_and_psi_together_and_keeps_psi_above_its_floor():
             assert_same(client_row(got.states[r + 1].clients[0], i), thetas[i])
 
 
+def after_noise(method: str, hyper: dict[str, float]) -> Any:
+    """The server's state after one round of 16 runs whose noise is all that counts."""
+    made = simulation(method, classification_problem(), hyper, privacy=Mechanism(50.0, 1.0))
+    return made.advance(made.init(range(16)), 1)[0].server.state
+
+
 def test_noise_that_takes_psi_below_its_floor_is_projected():
-    got = run(simulation("adaped", classification_problem(), ADAPED, privacy=Mechanism(50.0, 1.0)), 3)
-    psi = np.array([state.server.state.psi for state in got.states[1:]])
+    psi = after_noise("adaped", ADAPED).psi
     assert (psi >= ADAPED["psi_floor"]).all()
     assert (psi == ADAPED["psi_floor"]).any()
+    assert (psi > ADAPED["psi_floor"]).any()
 
 
 @pytest.mark.parametrize(("method", "scale"), [("map-gaussian", "s2"), ("map-laplace", "b")])
 def test_noise_that_takes_a_prior_below_its_floor_is_projected(method, scale):
     hyper = {"lr": 0.1, "scale_floor": 0.02}
-    got = run(simulation(method, classification_problem(), hyper, privacy=Mechanism(50.0, 1.0)), 3)
-    scales = np.array([getattr(state.server.state, scale) for state in got.states[1:]])
+    scales = getattr(after_noise(method, hyper), scale)
     assert (scales >= hyper["scale_floor"]).all()
     assert (scales == hyper["scale_floor"]).any()
+    assert (scales > hyper["scale_floor"]).any()
 
 
 def test_adaptive_clipping_follows_the_quantile():
@@ -178,9 +186,64 @@ def test_distributed_noise_needs_its_least_number_of_uploads():
     assert enough.states[-1].diverged[1] == enough.states[-1].participations[1] > 0
 
 
-def test_without_noise_and_with_a_wide_clip_it_is_the_uniform_mean():
-    problem = classification_problem()
-    got = run(simulation("fedprox", problem, SGD, privacy=Mechanism(0.0, 1e6)), 3)
-    want = run(simulation("fedprox", problem, SGD), 3)
-    for a, b in zip(got.states, want.states, strict=True):
+@pytest.mark.parametrize(
+    ("method", "options"),
+    [
+        ("fedem", {}),
+        *(
+            pytest.param(method, options, marks=pytest.mark.slow)
+            for method, options in (
+                ("adaped", {"idle_rounds": 2}),
+                ("fedprox", {}),
+                ("map-laplace", {}),
+                ("scaffold", {}),
+            )
+        ),
+    ],
+)
+def test_without_noise_and_with_a_wide_clip_it_is_the_uniform_mean(method, options):
+    problem, setting = classification_problem(), {"cohort": uniform(M, 3), "choices": {"weighting": "uniform"}}
+    private, plain = (
+        run(simulation(method, problem, {}, **setting, privacy=privacy, **options), 4)
+        for privacy in (Mechanism(0.0, 1e6), None)
+    )
+    for a, b in zip(private.states, plain.states, strict=True):
         assert_same(a.server.state, b.server)
+        assert_same(a.clients[0], b.clients[0])
+
+
+@pytest.mark.parametrize(
+    ("method", "mechanism"),
+    [
+        ("fedavg", Mechanism(0.5, 0.3, "distributed", 2)),
+        ("adaped", Mechanism(0.5, 0.3, "per_step")),
+        *(
+            pytest.param(method, mechanism, marks=pytest.mark.slow)
+            for method, mechanism in (
+                ("fedavg", Mechanism(0.5, 0.3, "per_step")),
+                ("fedem", Mechanism(0.5, 0.3)),
+                ("map-gaussian", Mechanism(0.5, 0.3, quantile=0.5, count_stddev=1.0)),
+                ("adamix", Mechanism(0.5, 0.3)),
+            )
+        ),
+    ],
+)
+def test_whatever_clients_have_the_server_stays_finite(method, mechanism):
+    """An infinite, a missing and a huge entry in three of five clients."""
+    problem = classification_problem()
+    train = clients(problem.train)
+    for client, value in ((1, np.inf), (2, np.nan), (3, 1e30)):
+        train[client][0][0, 0] = value
+    federation = stack(train, clients(problem.test), IDS, clients(problem.validation))
+    own = METHODS[method].releases is not None
+    got = run(
+        simulation(
+            method, federation, {}, choices={"privacy": mechanism}, privacy=None if own else mechanism, batch_size=6
+        ),
+        3,
+    )
+    for leaf in jax.tree.leaves(got.states[-1].server):
+        assert np.isfinite(leaf).all()
+    # A gradient that is not finite is clipped to zero in every step: what FedAvg trains stays finite.
+    failed = 0 if method == "fedavg" and mechanism.noise == "per_step" else 3
+    assert got.states[-1].diverged[[0, 1, 2, 4]].tolist() == [0, failed, failed, 0]

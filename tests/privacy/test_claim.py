@@ -99,7 +99,7 @@ def test_calibrated_noise_keeps_the_budget_and_no_less_would(mechanism):
 )
 def test_what_cannot_be_accounted_is_refused(mechanism, participation, message):
     with pytest.raises(JaxpflError, match=message):
-        plan_of(mechanism, participation, rounds=5)
+        plan_of(mechanism, participation, rounds=5, steps=1, scales=0)
 
 
 @pytest.mark.parametrize(

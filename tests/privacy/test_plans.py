@@ -286,8 +286,7 @@ def test_refusals(make, message):
     assert "\n" not in str(caught.value)
 
 
-def test_reasons_that_the_engine_raises():
-    assert {r.name for r in Refusal} >= {"WEIGHTED_MEAN", "WITH_REPLACEMENT", "NO_NOISE", "PRIVATE_SELECTION"}
+def test_every_reason_is_one_line():
     for reason in Refusal:
         assert isinstance(reason.error(), JaxpflError)
         assert "\n" not in str(reason.error())

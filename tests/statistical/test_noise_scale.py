@@ -6,17 +6,23 @@ are refused with a probability that differs from one by less than 1e-30.
 
 from dataclasses import replace
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from scipy import stats
 
 from jaxpfl import METHODS, ExecutionPlan, LocalWork, Model, Simulation, Task, stack_clients
+from jaxpfl.models import classification
 from jaxpfl.participation import Participation, full, poisson
 from jaxpfl.privacy import Mechanism, privatize
+from jaxpfl.privacy.noise import DRAWS, gaussian
+from jaxpfl.types import PyTree
 
 ENTRIES, CLIENTS, C, Z, RATE = 4000, 6, 0.5, 0.8, 0.05
 LEVEL = 1e-4
+ADAPTIVE = Mechanism(Z, C, quantile=0.5, count_stddev=1.5)
+Z_SUM = float(ADAPTIVE.noise_multiplier_of_sum)
 
 
 def noise_of_a_round(mechanism: Mechanism, participation: Participation, devices: int = 1) -> np.ndarray:
@@ -50,15 +56,64 @@ def p_value(noise: np.ndarray, scale: float = 1.0) -> float:
         pytest.param(Mechanism(Z, C, "distributed", CLIENTS), full(CLIENTS), 2, 1.0, id="distributed"),
         # More uploads than are needed: more noise than is accounted.
         pytest.param(Mechanism(Z, C, "distributed", 3), full(CLIENTS), 1, 2**0.5, id="distributed, more than K_min"),
+        pytest.param(ADAPTIVE, full(CLIENTS), 1, Z_SUM / Z, id="adaptive, the sum"),
         # One step of each of K clients, at the learning rate.
         pytest.param(Mechanism(Z, C, "per_step"), full(CLIENTS), 2, RATE * CLIENTS**0.5, id="per step"),
     ],
 )
 def test_the_noise_of_a_round(mechanism, participation, devices, scale):
-    noise = noise_of_a_round(mechanism, participation, devices) / scale
+    assert_standard(noise_of_a_round(mechanism, participation, devices) / scale)
+
+
+def assert_standard(noise: np.ndarray) -> None:
+    """Normal of variance one, and of none else."""
     assert p_value(noise) > LEVEL
     assert p_value(noise, 2 / 3) < LEVEL
     assert p_value(noise, 3 / 2) < LEVEL
+
+
+def after_a_round(method: str, mechanism: Mechanism, **hyper: float) -> tuple[PyTree, PyTree]:
+    """The server's state after a round of as many runs as `ENTRIES`, with noise and without, leaves [ENTRIES, ...]."""
+    rng = np.random.default_rng(0)
+    federation = stack_clients([(rng.normal(size=(3, 2)), np.arange(3) % 2) for _ in range(CLIENTS)])
+    model = Model(lambda key, x: jnp.eye(2), lambda w, x, key=None, train=False: x @ w)
+    task = classification(model, (2,), 2)
+    entry, ends = METHODS[method], []
+    for noisy in (mechanism, replace(mechanism, noise_multiplier=0.0)):
+        algorithm = entry.build(task, LocalWork(np.full(CLIENTS, 3), 1, 3, privacy=noisy))
+        algorithm, hp = privatize(algorithm, entry.hyper.replace(**hyper), noisy)
+        made = Simulation(
+            algorithm, task, federation, full(CLIENTS), hp, plan=ExecutionPlan(runs="vmap", rounds_per_call=1)
+        )
+        state, _ = made.advance(made.init(range(ENTRIES)), 1)
+        ends.append(jax.tree.map(lambda a: np.asarray(a, np.float64), state.server))
+    return ends[0], ends[1]
+
+
+def test_the_noise_of_adaptive_clippings_count():
+    """``log C <- log C - rate (count / D - quantile)``, and a count of K clients that do not differ between runs."""
+    noisy, _ = after_a_round("fedavg", ADAPTIVE, lr=RATE)
+    moved = np.log(noisy.clipping_norm / C) * CLIENTS / (ADAPTIVE.quantile_lr * ADAPTIVE.count_stddev)
+    assert_standard(moved - moved.mean())
+
+
+@pytest.mark.parametrize("scale_norm", [None, 2.0])
+def test_the_noise_of_adapeds_steps(scale_norm):
+    """Of mu with C_1, and of psi with C_2, both with the same z."""
+    mechanism = Mechanism(Z, C, "per_step", scale_clipping_norm=scale_norm)
+    (noisy, _), (exact, _) = after_a_round("adaped", mechanism, lr_global=RATE, lr_psi=0.05)
+    one = Z / CLIENTS**0.5
+    assert_standard((noisy.psi - exact.psi) / (0.05 * one * (scale_norm or C)))
+    for entry in range(4):
+        assert_standard(np.reshape(noisy.mu - exact.mu, (ENTRIES, 4))[:, entry] / (RATE * one * C))
+
+
+def test_noise_has_more_values_than_one_float32_draw():
+    """One draw has 2^23 values, up to 5.42: of N = 2^20 of them one in 16 is another's; of sums hardly one in 100."""
+    one, four = (np.asarray(gaussian(jax.random.key(0), jnp.zeros(1 << 20), 1.0, draws)) for draws in (1, DRAWS))
+    assert len(np.unique(one)) / one.size == pytest.approx(1 - 1 / 16, abs=3e-3)
+    assert len(np.unique(four)) / four.size > 0.98
+    assert p_value(four) > LEVEL
 
 
 def test_the_noise_of_a_sum_whose_count_is_released_too():
