@@ -49,6 +49,7 @@ STUDIES = {
 }
 PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "local": ("local", {}),
+    "local-idle": ("local", {}),
     "fedavg": ("fedavg-ft", {}),
     "adaped": ("adaped", {}),
     "adaped-gated": ("adaped", {"gate": True}),
@@ -56,9 +57,10 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "adaped-gated-idle": ("adaped", {"gate": True, "idle_rounds": 10}),
     "fedem": ("fedem", {}),
 }
-"""What is trained: method and options."""
+"""What is trained: method and options. Local training with idle rounds is that of everyone in every round."""
 ROWS = {
     "local": ("local", "after"),
+    "local, idle": ("local-idle", "after"),
     "FedAvg": ("fedavg", "global"),
     "FedAvg+": ("fedavg", "after"),
     "FedEM": ("fedem", "after"),
@@ -68,6 +70,7 @@ ROWS = {
     "AdaPeD, gated, idle": ("adaped-gated-idle", "after"),
 }
 """The table's rows: which of a program's models is scored."""
+LOCAL = ("local", "local-idle")
 
 
 @command
@@ -81,7 +84,7 @@ def main(argv: list[str] | None = None) -> None:
     setting = _Setting(STUDIES[args.study], args)
     idlers = not setting.participation.everyone
     for program in args.programs or [name for name in PROGRAMS if idlers or not name.endswith("idle")]:
-        if program == "local":  # uploads nothing: no noise, and so no clipping norm to choose
+        if program in LOCAL:  # uploads nothing: no noise, and so no clipping norm to choose
             record.take(program, partial(setting.test, program))
             continue
         tried = setting.epsilons if program == "fedavg" else setting.epsilons[len(setting.epsilons) // 2 :][:1]
@@ -169,7 +172,7 @@ class _Setting:
             federation,
             model=config.model or "mlp",
             rounds=self.rounds,
-            cohort=config.cohort,
+            cohort=None if program == "local-idle" else config.cohort,
             local_steps=config.local_steps or 10,
             batch_size=config.batch_size or 20,
             seeds=seeds,
@@ -232,7 +235,7 @@ class _Record:
         for row, (program, which) in ROWS.items():
             cells = []
             for eps in epsilons:
-                norm = None if program == "local" or f"{program}, trials" not in self.results else self.chosen(row, eps)
+                norm = None if program in LOCAL or f"{program}, trials" not in self.results else self.chosen(row, eps)
                 name = program if norm is None else f"{program}, eps {eps:g}, C {norm:g}"
                 if name not in self.results:
                     break
