@@ -46,7 +46,7 @@ def gaussian(
 
     Args:
         csv: Clients of your own: a row each, or the header client,value and a row for each sample. With --epsilon,
-            --sigma-theta, --sigma-x and --radius are what is publicly known of them.
+            --sigma-theta, --sigma-x and --radius are what is publicly known of them: take a public center off first.
     """
     from jaxpfl.estimate import gaussian as study
     from jaxpfl.estimate import gaussian_sweeps, own_data
@@ -247,25 +247,38 @@ def show(
     notes: list[str] | None = None,
 ) -> None:
     """Prints a study's results, and writes them and its plots where a folder was asked for."""
+    _print(result, title, to, notes or [])
+    write(result, to, draw)
+
+
+def _print(result: dict[str, Any], title: str, to: Output, notes: list[str]) -> None:
     from rich.console import Console
 
     from jaxpfl.estimate.report import print_study
 
     if not to.json:
-        print_study(Console(), result, title, notes or [])
-    write(result, to, draw)
+        print_study(Console(), result, title, notes)
 
 
 def _own(own: Any, to: Output) -> None:
     from jaxpfl.estimate import own_data
 
     result = own.result
-    learned = ", ".join(
-        f"{name} {value if isinstance(value, list) else f'{value:.4g}'}" for name, value in result["estimated"].items()
-    )
-    notes = [f"learned of all: {learned}", "estimates of every client, with 95 % intervals: --output FOLDER"]
+    notes = [f"learned of all: {_learned(result['estimated'])}"]
+    if to.output is None:
+        notes.append("estimates of every client, with 95 % intervals: --output FOLDER")
     title = f"{result['csv']}: {result['clients']} clients, squared error on {result['of']}; ± over clients"
-    show(result, title, to, lambda folder: own_data.write(folder, own), notes)
+    _print(result, title, to, notes)
+    write(result, to, lambda folder: own_data.write(folder, own), "summary.json, estimates.csv, plots/")
+
+
+def _learned(estimated: dict[str, Any]) -> str:
+    from jaxpfl.estimate.report import beside
+
+    spread = estimated.get("sigma_x", 0.0)
+    said = {name: value if isinstance(value, list) else [value] for name, value in estimated.items()}
+    texts = {name: ", ".join(beside(entry, spread) for entry in values) for name, values in said.items()}
+    return ", ".join(f"{name} ({text})" if len(said[name]) > 1 else f"{name} {text}" for name, text in texts.items())
 
 
 def _said_of_privacy(settings: GaussianSettings, epsilon: float) -> str:

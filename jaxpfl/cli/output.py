@@ -22,8 +22,17 @@ class Output:
 TO = Output()
 
 
-def write(result: dict[str, Any], to: Output, draw: Callable[[Path], list[Path]]) -> None:
-    """Writes a study's results and its plots where a folder was asked for, and prints JSON where that was."""
+def write(
+    result: dict[str, Any], to: Output, draw: Callable[[Path], list[Path]], files: str = "summary.json, plots/"
+) -> None:
+    """Writes a study's results and its plots where a folder was asked for, and prints JSON where that was.
+
+    Args:
+      result: of the study.
+      to: where it goes.
+      draw: writes the plots into the folder that it is given, and what else there is beside it; returns the plots.
+      files: what is then in the output folder.
+    """
     from jaxpfl.experiment.files import jsonable, write_json
 
     if to.output is not None:
@@ -34,4 +43,4 @@ def write(result: dict[str, Any], to: Output, draw: Callable[[Path], list[Path]]
     if to.json:
         print(json.dumps(jsonable(result)))
     elif to.output is not None:
-        print(f"results: {to.output} (summary.json, plots/)")
+        print(f"results: {to.output} ({files})")

@@ -102,17 +102,6 @@ def update(g: Array, gamma: Scalar) -> Update:
     return Update(*(jnp.where(finite, from_blocks(a, d), jnp.nan) for a in (end.value, dual)))
 
 
-def kkt_residual(g: Array, gamma: Scalar, found: Update) -> Array:
-    """How far a pair is from optimal, []: the largest violation of ``u_i = g_i - w_i + w_{i-1}`` and of
-    ``w_i = clip(w_i + u_i - u_{i+1}, -gamma, gamma)``, over the largest of |g_i| and |w_i|, to which any number of a
-    pair is rounded. Zero at the optimum and nowhere else."""
-    u, w = found
-    balance = u - g + jnp.diff(w, prepend=0)
-    side = w - jnp.clip(w - jnp.diff(u, append=0), -gamma, gamma)
-    scale = jnp.maximum(jnp.abs(g).max(), jnp.abs(w).max())
-    return jnp.maximum(jnp.abs(balance).max(), jnp.abs(side).max()) / jnp.where(scale > 0, scale, 1)
-
-
 def _clipped_sums(x: Array, starts: Array, gamma: Array) -> Array:
     """``a_i = x_i + clip(a_{i-1}, -gamma, gamma)``, from zero at each start."""
 

@@ -185,6 +185,16 @@ def _array(x: list, whose: str) -> np.ndarray:
 
 
 def kind_of(users: _Users, folder: Path) -> str:
+    """What the first user with examples holds: "images" (x an array [n, ...]), "text" (x strings, y the character that
+    follows each) or "sequences" (x lists of tokens, y with ``target_tokens``).
+
+    Args:
+      users: name -> (x, y) of n examples each.
+      folder: for messages.
+
+    Raises:
+      JaxpflError: none of these.
+    """
     x, y = next((x[0], y[0]) for x, y in users.values() if len(y))
     if isinstance(x, np.ndarray):
         return "images"

@@ -133,4 +133,14 @@ def run(given: BernoulliSettings) -> dict[str, Any]:
     exact = {name: None if mse is None else float(mse) for name, (_, mse) in found.items()}
     mean, variance = (float(value) for value in prior.population)
     population = {"mean": mean, "variance": variance}
-    return {"study": "bernoulli", "settings": dict(vars(given))} | report(errors, exact) | {"population": population}
+    result = {"study": "bernoulli", "settings": dict(vars(given))} | report(errors, exact)
+    return result | {"population": population, "printed_bounds": printed_bounds(given)}
+
+
+def printed_bounds(given: BernoulliSettings) -> dict[str, float]:
+    """What the paper says of the estimated mean's squared error: Theorem 3, and under privacy Theorem 4."""
+    m, n = given.clients, given.samples
+    bounds = {"mean": float(closed_form.printed_error(m, n))}
+    if given.epsilon is not None:
+        bounds["private mean"] = float(closed_form.printed_private_error(m, n, given.epsilon))
+    return bounds

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from jaxpfl.compression import quantizers
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.estimate.repetitions import mean_square, repeat, report
-from jaxpfl.estimate.settings import Mechanism, at_least, check_privacy, check_uploads
+from jaxpfl.estimate.settings import NOT_PRIVATE, Mechanism, at_least, check_privacy, check_uploads, refuse_given
 from jaxpfl.estimators import base, gaussian, gaussian_private, radius, release
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator
@@ -65,9 +65,9 @@ class GaussianSettings:
         at_least("clients", self.clients, 2)
         for name in ("samples", "dim", "repetitions"):
             checks.count(name, getattr(self, name))
-        for name in ("sigma_theta", "sigma_x"):
-            at_least(name, getattr(self, name), 0)
-        checks.positive("radius", self.radius)
+        at_least("sigma_theta", self.sigma_theta, 0)
+        for name in ("sigma_x", "radius"):  # gains are shares of the error that sigma_x makes
+            checks.positive(name, getattr(self, name))
         if not abs(self.mean) <= self.radius:
             raise JaxpflError(f"mean must be within the radius of {self.radius:g}, got {self.mean}")
         check_privacy(self.epsilon, self.delta)
@@ -76,6 +76,8 @@ class GaussianSettings:
             quantizers.check_bits(self.bits)
         if self.dim > 1 and self.mechanism != "analytic":
             raise JaxpflError(f"mechanism {self.mechanism} is for one dimension, got dim {self.dim}: take analytic")
+        if self.epsilon is None:
+            refuse_given(self, ("mechanism", "delta"), NOT_PRIVATE)
         if self.mechanism == "printed" and self.epsilon is not None and self.epsilon >= 1:
             text = f"mechanism printed is shown to be private for epsilon < 1 only, got {self.epsilon:g}: take analytic"
             warnings.warn(text, JaxpflWarning, stacklevel=3)
@@ -231,9 +233,11 @@ def run(given: GaussianSettings) -> dict[str, Any]:
     """Simulates, and says each estimator's error beside its closed form.
 
     Raises:
-      JaxpflError: for settings that `GaussianSettings.check` refuses.
+      JaxpflError: for settings that `GaussianSettings.check` refuses, or a sigma_x that single precision does not show
+        beside the means.
     """
     given.check()
+    base.check_digits(abs(given.mean) + given.sigma_theta, given.sigma_x)
     with jax.enable_x64(True):  # closed forms to all digits
         found = contenders(given)
     errors = simulate(given, {name: each.estimator for name, each in found.items()})

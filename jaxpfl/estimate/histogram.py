@@ -32,7 +32,7 @@ from jaxpfl.estimate.histogram_private_methods import (
     noise_of,
 )
 from jaxpfl.estimate.histogram_settings import HistogramSettings
-from jaxpfl.estimate.repetitions import measure
+from jaxpfl.estimate.repetitions import measure, standard_error
 from jaxpfl.estimators import histogram, histogram_private, histogram_standardised, histogram_tuning
 from jaxpfl.types import Array, Key
 
@@ -221,7 +221,7 @@ def _interval(values: Any) -> float | None:
     """Half of a 95 % interval for the mean."""
     from scipy.special import stdtrit
 
-    stderr = measure(values).stderr
+    stderr = standard_error(np.asarray(values, float))
     return None if stderr is None else float(stdtrit(len(values) - 1, 0.975) * stderr)
 
 

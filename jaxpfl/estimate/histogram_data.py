@@ -12,7 +12,7 @@ from jaxpfl.data import dirichlet_mixture, token_counts, token_files
 from jaxpfl.data.dirichlet_mixture import DirichletMixture
 from jaxpfl.data.token_counts import TokenCounts
 from jaxpfl.errors import JaxpflError
-from jaxpfl.estimate.settings import at_least
+from jaxpfl.estimate.settings import at_least, refuse_given
 from jaxpfl.estimators import histogram
 from jaxpfl.estimators.histogram import Truth, Users
 from jaxpfl.privacy import checks
@@ -67,6 +67,11 @@ class HistogramData:
         at_least("samples_spread", self.samples_spread, 0)
         if self.data not in ("synthetic", "irc") and not self.data.startswith(("csv:", "leaf:")):
             raise JaxpflError(f"data must be synthetic, irc, csv:FILE or leaf:FOLDER, got {self.data!r}")
+        if self.data == "synthetic":
+            refuse_given(self, ("least_tokens", "train_share"), "is of real users, not of synthetic ones")
+        else:
+            drawn = ("users", "components", "alpha", "spread", "samples", "samples_spread")
+            refuse_given(self, drawn, "is of synthetic users, which data takes the place of")
 
 
 class Group(NamedTuple):

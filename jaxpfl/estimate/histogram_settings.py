@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimate.histogram_data import HistogramData
-from jaxpfl.estimate.settings import at_least, check_privacy
+from jaxpfl.estimate.settings import NOT_PRIVATE, at_least, check_privacy, refuse_given
 from jaxpfl.estimators.histogram_start import Direction
 from jaxpfl.privacy import checks
 
@@ -113,3 +113,5 @@ class HistogramSettings(HistogramTuning):
             raise JaxpflError(f"lam must be >= 0 and <= 1, got {self.lam}")
         for epsilon in self.epsilon:
             check_privacy(epsilon, self.delta)
+        if not self.epsilon:
+            refuse_given(self, ("delta", "private_clusters", "private_rounds", "mean_share"), NOT_PRIVATE)

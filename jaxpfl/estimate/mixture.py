@@ -14,7 +14,7 @@ from jaxpfl.compression import quantizers
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimate.plots import Curve, write_curves
 from jaxpfl.estimate.repetitions import gain, mean_square, measure, repeat
-from jaxpfl.estimate.settings import at_least, check_privacy
+from jaxpfl.estimate.settings import NOT_PRIVATE, at_least, check_privacy, refuse_given
 from jaxpfl.estimators import base, gaussian, mixture, private_clustering, radius, release
 from jaxpfl.estimators.base import Estimator
 from jaxpfl.estimators.release import Release
@@ -65,6 +65,8 @@ class MixtureSettings:
         at_least("radius", self.radius, 0)
         checks.positive("sigma_x", self.sigma_x)
         check_privacy(self.epsilon, self.delta)
+        if self.epsilon is None:
+            refuse_given(self, ("delta",), NOT_PRIVATE)
         if self.bits is not None:
             quantizers.check_bits(self.bits)
 

@@ -141,7 +141,15 @@ def of_graph(graph: Graph, truth: Planted) -> dict[str, float]:
 
 
 def trained(method: str, federation: Federation, graph: Graph, given: NetworkSettings) -> Fit:
-    """A method at every one of its values, in one program."""
+    """A method at every one of its S values of `SWEPT`, in one program: a fit whose runs [S] are these values.
+
+    Args:
+      method: of `METHODS`.
+      federation: m clients with d features and two classes; all of them take part in every round.
+      graph: the clients' neighbours, for the network lasso.
+      given: values (``strengths``), rounds, steps and rate. pFedMe's w goes half the way to theta in a step at every
+        lambda: eta lambda = 1/2.
+    """
     values = np.array(given.strengths, np.float32)
     hyper: dict[str, Any] = {"lr": given.rate}
     seeds = [given.seed] * len(values)

@@ -1,7 +1,12 @@
-"""The user's own clients: estimates with intervals, and what they are worth on samples that were held out."""
+"""The user's own clients: estimates with intervals, and what they are worth on samples that were held out.
+
+All of it is computed in double precision, which a file's numbers have: about a center of the data the private estimates
+would not be private, and single precision about zero would lose what is small beside it.
+"""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,6 +21,7 @@ from jaxpfl.estimate.bernoulli import BernoulliSettings
 from jaxpfl.estimate.gaussian import GaussianSettings
 from jaxpfl.estimate.plots import color
 from jaxpfl.estimate.repetitions import report
+from jaxpfl.estimate.settings import refuse_given
 from jaxpfl.estimators import base, bernoulli, bernoulli_private, gaussian, intervals
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimated, Estimator, Samples
@@ -47,47 +53,57 @@ def run_gaussian(path: Path, given: GaussianSettings) -> Own:
     known, and the samples' numbers are public too.
 
     Raises:
-      JaxpflError: a bad file, less than two clients, or none with two samples.
+      JaxpflError: settings that own data do not have, a bad file, less than two clients, none with two samples, or none
+        whose samples differ.
     """
-    given.check()
+    _refuse_simulated(given, ("dim", "mean"))
+    if given.epsilon is None:
+        public = ("sigma_theta", "sigma_x", "radius")
+        refuse_given(given, public, "needs epsilon, without which all is learned from the file")
+    if given.epsilon is None or given.mechanism != "discrete":
+        refuse_given(given, ("bits",), "needs epsilon and mechanism discrete where data are your own")
     clients = client_csv.read(path)
-    data = base.stack([own.reshape(len(own), -1) for own in clients.samples])
-    sizes = _sizes(path, data)
-    d = data.x.shape[-1]
+    samples = [own.reshape(len(own), -1) for own in clients.samples]
+    sizes = _sizes(path, samples)
+    known = _public(given, sizes, samples[0].shape[1])
+    if not any(np.ptp(own, axis=0).any() for own in samples):
+        raise JaxpflError(f"{path}: every client's samples are all alike: its own mean makes no error to avoid")
     estimators = {
         "local": gaussian.local(),
         "global": gaussian.global_mean(),
         "personalized": gaussian.personalized(),
     }
-    if given.epsilon is not None:
-        public = _public(given, sizes, d)
-        sent = gaussian_study.private_release(public, gaussian_study.strength(public, given.epsilon))
-        estimators["private"] = gaussian_study.personalized(public, sent)
-    key = jax.random.key(given.seed)
-    made = {name: base.estimate(estimator, key, data) for name, estimator in estimators.items()}
-    told: gaussian.Told = made["personalized"].shared
-    low, high = _gaussian_intervals(told, made, sizes)
-    learned = {
-        "mean": np.asarray(told.mean).tolist(),
-        "sigma_theta": float(told.st2) ** 0.5,
-        "sigma_x": float(told.sx2) ** 0.5,
-    }
-    return _own("gaussian", path, clients.names, data, estimators, made, key, (low, high), learned)
+    with jax.enable_x64(True):
+        data = base.stack(samples)
+        if given.epsilon is not None:
+            sent = gaussian_study.private_release(known, gaussian_study.strength(known, given.epsilon))
+            estimators["private"] = gaussian_study.personalized(known, sent)
+        key = jax.random.key(given.seed)
+        made = {name: base.estimate(estimator, key, data) for name, estimator in estimators.items()}
+        told: gaussian.Told = made["personalized"].shared
+        around = _gaussian_intervals(told, made, sizes)
+        learned = {
+            "mean": np.asarray(told.mean).tolist(),
+            "sigma_theta": float(told.st2) ** 0.5,
+            "sigma_x": float(told.sx2) ** 0.5,
+        }
+        return _own("gaussian", path, clients.names, data, estimators, made, key, around, learned)
 
 
 def run_bernoulli(path: Path, given: BernoulliSettings) -> Own:
     """Probabilities of the file's clients, whose samples are zeros and ones.
 
     Raises:
-      JaxpflError: a bad file, samples that are neither 0 nor 1, less than two clients, or none with two samples.
+      JaxpflError: settings that own data do not have, a bad file, samples that are neither 0 nor 1, less than two
+        clients, or none with two samples.
     """
+    _refuse_simulated(given, ("prior",))
     given.check()
     clients = client_csv.read(path)
     for name, own in zip(clients.names, clients.samples, strict=True):
         if own.ndim > 1 or not np.isin(own, (0, 1)).all():
             raise JaxpflError(f"{path}: client {name!r}: samples must be 0 or 1, one number each")
-    data = base.stack(clients.samples)
-    sizes = _sizes(path, data)
+    sizes = _sizes(path, clients.samples)
     estimators = {
         "local": bernoulli.local(),
         "global": bernoulli.global_mean(),
@@ -96,14 +112,16 @@ def run_bernoulli(path: Path, given: BernoulliSettings) -> Own:
     }
     if given.epsilon is not None:
         estimators["private"] = bernoulli_private.split(given.epsilon)
-    key = jax.random.key(given.seed)
-    made = {name: base.estimate(estimator, key, data) for name, estimator in estimators.items()}
-    told: bernoulli.Told = made["personalized"].shared
-    mu = told.shares.mean
-    v = jnp.clip(bernoulli.moment_variance(mu, told.shares.variance, told.inverse_sizes.mean), 0, mu * (1 - mu))
-    around = intervals.beta(mu, v, made["local"].estimates, jnp.asarray(sizes), LEVEL)
-    learned = {"mean": float(mu), "variance": float(v)}
-    return _own("bernoulli", path, clients.names, data, estimators, made, key, around, learned)
+    with jax.enable_x64(True):
+        data = base.stack(clients.samples)
+        key = jax.random.key(given.seed)
+        made = {name: base.estimate(estimator, key, data) for name, estimator in estimators.items()}
+        told: bernoulli.Told = made["personalized"].shared
+        mu = told.shares.mean
+        v = jnp.clip(bernoulli.moment_variance(mu, told.shares.variance, told.inverse_sizes.mean), 0, mu * (1 - mu))
+        around = intervals.beta(mu, v, made["local"].estimates, jnp.asarray(sizes), LEVEL)
+        learned = {"mean": float(mu), "variance": float(v)}
+        return _own("bernoulli", path, clients.names, data, estimators, made, key, around, learned)
 
 
 def held_out_errors(estimators: dict[str, Estimator], key: Key, data: Samples) -> dict[str, np.ndarray]:
@@ -164,13 +182,18 @@ def _own(
         values = np.asarray(values).reshape(len(names), -1)
         for entry, column in enumerate(values.T):
             label = name if values.shape[1] == 1 else f"{name}{entry + 1}"
-            columns[label] = [float(f"{value:.7g}") for value in column]
+            columns[label] = column.tolist()
     first = [np.asarray(made[name].estimates).reshape(len(names), -1)[:, 0] for name in ("local", "personalized")]
     return Own(result, columns, (first[0], first[1], sizes))
 
 
-def _sizes(path: Path, data: Samples) -> np.ndarray:
-    sizes = np.asarray(data.mask.sum(axis=1))
+def _refuse_simulated(given: GaussianSettings | BernoulliSettings, more: tuple[str, ...]) -> None:
+    names = ("clients", "samples", "uploads", "repetitions", *more)
+    refuse_given(given, names, "is of simulated data, which a CSV file takes the place of")
+
+
+def _sizes(path: Path, samples: list[np.ndarray]) -> np.ndarray:
+    sizes = np.array([len(own) for own in samples])
     if len(sizes) < 2:
         raise JaxpflError(f"{path}: needs at least two clients, got {len(sizes)}")
     if sizes.max() < 2:
@@ -179,8 +202,6 @@ def _sizes(path: Path, data: Samples) -> np.ndarray:
 
 
 def _public(given: GaussianSettings, sizes: np.ndarray, dim: int) -> GaussianSettings:
-    from dataclasses import replace
-
     # The clipping radius must hold for the client with fewest samples.
     public = replace(given, clients=len(sizes), samples=int(sizes.min()), dim=dim)
     public.check()

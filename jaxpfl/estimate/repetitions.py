@@ -15,9 +15,12 @@ from jaxpfl.types import Array, Key, PyTree
 MOST_NUMBERS = 2**24
 """Samples that repetitions side by side may hold together; more repetitions take turns."""
 
+LEAST = 3
+"""Repetitions, or clients, whose spread says something of a mean's error: of two it may as well be zero."""
+
 
 class Measured(NamedTuple):
-    """A mean over repetitions, its standard error (None for one repetition), and the exact value where one is known."""
+    """A mean over repetitions, its standard error (None of fewer than `LEAST`), and the exact value if it is known."""
 
     mean: float
     stderr: float | None
@@ -67,8 +70,12 @@ def report(errors: Mapping[str, Any], closed_form: Mapping[str, float | None]) -
 def measure(values: Any, exact: float | None = None) -> Measured:
     """The mean of what repetitions gave, [repetitions]."""
     values = np.asarray(values, float)
-    spread = values.std(ddof=1) / np.sqrt(len(values)) if len(values) > 1 else None
-    return Measured(float(values.mean()), None if spread is None else float(spread), exact)
+    return Measured(float(values.mean()), standard_error(values) if len(values) >= LEAST else None, exact)
+
+
+def standard_error(values: np.ndarray) -> float | None:
+    """Of the mean of values [repetitions]; None of a single one."""
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
 
 
 def gain(values: Any, reference: Any) -> Measured:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -34,6 +35,12 @@ def print_study(console: Any, result: dict[str, Any], title: str, notes: Sequenc
 def number(value: float | None) -> str:
     """Four figures; a dash for None."""
     return "-" if value is None else f"{value:.4g}"
+
+
+def beside(value: float, spread: float) -> str:
+    """Four figures, and of what is large as many as show a thousandth of ``spread``."""
+    larger = math.log10(abs(value) / spread) if value and spread > 0 else 0
+    return f"{value:.{max(4, math.ceil(larger) + 3)}g}"
 
 
 def with_error(row: dict[str, float | None], *, percent: bool = False) -> str:

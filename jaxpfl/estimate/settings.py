@@ -3,10 +3,15 @@
 from __future__ import annotations
 
 import math
-from typing import Literal, TypeAlias
+from collections.abc import Iterable
+from dataclasses import fields
+from typing import Any, Literal, TypeAlias
 
 from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy import checks
+
+NOT_PRIVATE = "needs epsilon, without which nothing is private"
+"""What is said of a setting of privacy alone."""
 
 Mechanism: TypeAlias = Literal["analytic", "printed", "one-bit", "discrete"]
 """Of local privacy: the analytic Gaussian mechanism; in one dimension also the paper's calibration of it, one bit, and
@@ -21,6 +26,19 @@ def at_least(name: str, value: float, least: float) -> None:
     """
     if not (math.isfinite(value) and value >= least):
         raise JaxpflError(f"{name} must be at least {least:g} and finite, got {value}")
+
+
+def refuse_given(settings: Any, names: Iterable[str], why: str) -> None:
+    """Refuses those of a dataclass's fields that differ from their defaults: what was asked for would be ignored.
+
+    Raises:
+      JaxpflError.
+    """
+    defaults = {field.name: field.default for field in fields(settings)}
+    for name in names:
+        value = getattr(settings, name)
+        if value != defaults[name]:
+            raise JaxpflError(f"{name} {why}, got {value}")
 
 
 def check_privacy(epsilon: float | None, delta: float) -> None:

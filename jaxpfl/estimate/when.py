@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimate import gaussian as study
 from jaxpfl.estimate.gaussian import GaussianSettings
 from jaxpfl.estimate.plots import log_ticks
@@ -29,11 +28,9 @@ def run(given: GaussianSettings) -> dict[str, Any]:
       the clients it takes, and for the settings' clients the least eps of the one-bit mechanism.
 
     Raises:
-      JaxpflError: for settings that `GaussianSettings.check` refuses, or a sigma_x of zero (nothing is left to gain).
+      JaxpflError: for settings that `GaussianSettings.check` refuses.
     """
     given.check()
-    if given.sigma_x == 0:
-        raise JaxpflError("sigma_x must be > 0: a client that makes no error has nothing to gain")
     with jax.enable_x64(True):
         m, s2, st2 = given.clients, given.s2, given.st2
         added = _added(given)

@@ -23,6 +23,9 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Array, Key, PyTree
 
+_ROUNDING = 1e-3
+"""The largest rounding of a value, as a share of how much a client's values differ."""
+
 
 class Samples(NamedTuple):
     """One client's samples, padded to a capacity of n; stacked, all leaves get a leading [m].
@@ -123,8 +126,11 @@ def estimate(
 def stack(clients: list[np.ndarray]) -> Samples:
     """Samples of clients that hold different numbers of them: arrays [n_i, ...] padded to the longest.
 
+    They have JAX's floating-point type: float32, or float64 under ``jax.enable_x64(True)``.
+
     Raises:
-      JaxpflError: no clients, one without samples, one of another shape, or a value that is NaN or infinite.
+      JaxpflError: no clients, one without samples, one of another shape, a value that is NaN or infinite, or values so
+        large that this type does not tell a client's samples apart (`check_digits`).
     """
     if not clients:
         raise JaxpflError("no clients: an estimator needs at least one")
@@ -137,11 +143,33 @@ def stack(clients: list[np.ndarray]) -> Samples:
             raise JaxpflError(f"client {i}: samples of shape {x.shape[1:]}, the first client's have {shape}")
         if not np.isfinite(x).all():
             raise JaxpflError(f"client {i}: a sample is NaN or infinite")
+    largest = np.max([np.abs(x).max(axis=0) for x in arrays], axis=0)
+    check_digits(largest, np.max([np.ptp(x, axis=0) for x in arrays], axis=0))
     n = max(map(len, arrays))
     x, mask = np.zeros((len(arrays), n, *shape)), np.zeros((len(arrays), n), bool)
     for i, own in enumerate(arrays):
         x[i, : len(own)], mask[i, : len(own)] = own, True
     return Samples(jnp.asarray(x), jnp.asarray(mask))
+
+
+def check_digits(largest: np.ndarray | float, spread: np.ndarray | float) -> None:
+    """Refuses values whose rounding, in JAX's floating-point type, is no small part of how much they differ.
+
+    Args:
+      largest: the largest size of a value, for each of its entries.
+      spread: how much a client's values differ, as ``largest``; zero is never refused.
+
+    Raises:
+      JaxpflError.
+    """
+    kind = jnp.result_type(float)
+    for size, differ in zip(np.ravel(largest), np.ravel(spread), strict=True):
+        if float(jnp.finfo(kind).eps) * size > _ROUNDING * differ > 0:
+            more = ", or work under jax.enable_x64(True)" if kind == jnp.float32 else ""
+            raise JaxpflError(
+                f"values of up to {size:.4g} that differ by {differ:.4g} lose their digits in {kind}: take a common "
+                f"center off{more}"
+            )
 
 
 def every(x: Array) -> Samples:

@@ -59,11 +59,6 @@ def global_mean(population: Population, n: Scalar, clients: Scalar) -> Scalar:
     return population.variance * (1 - 1 / clients) + local(population, n) / clients
 
 
-def known_beta_gain(alpha: Scalar, beta: Scalar, n: Scalar) -> Scalar:
-    """The share of local's error that `bernoulli.known_beta` avoids: (alpha + beta) / (alpha + beta + n)."""
-    return (alpha + beta) / (alpha + beta + n)
-
-
 def printed_error(clients: Scalar, n: Scalar) -> Array:
     """Theorem 3's c^2 = 3 log(4 m^2 n) / (m - 1), by which the estimated mean's square may miss.
 

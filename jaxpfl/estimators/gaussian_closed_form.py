@@ -19,7 +19,16 @@ from jaxpfl.types import Array, Scalar
 
 
 def error(a: Scalar, s2: Scalar, c: Scalar, V: Scalar) -> Array:
-    """MSE(a) of the module's docstring."""
+    r"""The error of one entry of :math:`a \bar X_i + (1 - a) M`, as the arguments broadcast:
+
+    .. math:: MSE(a) = a^2 s^2 + 2 a (1 - a) c + (1 - a)^2 V
+
+    Args:
+      a: the weight of the client's own mean.
+      s2: the variance of that mean about theta_i.
+      c: the covariance of the errors of that mean and of M about theta_i.
+      V: the variance of M about theta_i.
+    """
     return a**2 * s2 + 2 * a * (1 - a) * c + (1 - a) ** 2 * V
 
 
@@ -64,7 +73,14 @@ def personalized(
 
 
 def global_mean(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
-    """Of M itself, as every client's estimate."""
+    r"""Of M itself, as every client's estimate: MSE(0), for a client that sent
+
+    .. math:: V = \frac{s^2 + st^2 + sq^2}{K} + st^2 \Big(1 - \frac2K\Big)
+
+    Args:
+      clients: K, all of whom sent.
+      s2, st2, sq2: as in `of_the_mean`.
+    """
     return personalized(clients, s2, st2, sq2, a=0.0)
 
 

@@ -19,7 +19,15 @@ from jaxpfl.types import Array, Scalar
 
 
 def gain(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
-    """G, in [0, 1)."""
+    r"""The share of local's error that the best weight avoids, in [0, 1):
+
+    .. math:: G = \frac{m - 1}{m} \cdot \frac{s^2}{s^2 + st^2 + sq^2 / (m - 1)}
+
+    Args:
+      clients: m, of equal size, all of whom send.
+      s2, st2, sq2: variances of a client's mean about its parameter (positive), of the parameters, and of what sending
+        adds.
+    """
     return 1 - closed_form.personalized(clients, s2, st2, sq2) / s2
 
 

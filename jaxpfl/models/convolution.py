@@ -21,16 +21,6 @@ from jax import lax
 from jaxpfl.types import Array
 
 
-def kernel_to_oihw(kernel: Array) -> Array:
-    """[k, k, C, O] -> [O, C, k, k], the layout of PyTorch and of ``lax`` "OIHW"."""
-    return jnp.transpose(kernel, (3, 2, 0, 1))
-
-
-def kernel_from_oihw(kernel: Array) -> Array:
-    """[O, C, k, k] -> [k, k, C, O], the layout of the functions below; the inverse of `kernel_to_oihw`."""
-    return jnp.transpose(kernel, (2, 3, 1, 0))
-
-
 @jax.custom_vjp
 def project(kernel: Array, x: Array) -> Array:
     """``kernel^T x``: [P, O], [P, X] -> [O, X], features first.

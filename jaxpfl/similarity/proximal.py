@@ -53,11 +53,6 @@ def norm(v: Array, p: float) -> Array:
     return jnp.linalg.norm(v, ord=int(p) if p in (1, 2) else p, axis=-1)
 
 
-def dual_norm(v: Array, p: float) -> Array:
-    """The norm dual to ``|.|_p``, of each vector [..., d]."""
-    return norm(v, {1.0: math.inf, 2.0: 2.0, math.inf: 1.0}[check_norm(p)])
-
-
 def _level(size: Array, kappa: Scalar) -> Array:
     """The t >= 0 with ``sum_i (size_i - t)_+ = kappa`` where the sizes [..., d] sum to more than kappa."""
     ordered = jnp.flip(jnp.sort(size, axis=-1), axis=-1)

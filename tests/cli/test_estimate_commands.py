@@ -94,8 +94,24 @@ def test_own_clients_of_zeros_and_ones(capsys, tmp_path: Path):
     ("args", "message"),
     [
         (["gaussian", "--epsilon", "0"], "epsilon must be > 0 and finite, got 0.0"),
-        (["gaussian", "--sigma-x", "-1"], "sigma_x must be at least 0"),
+        (["gaussian", "--sigma-x", "-1"], "sigma_x must be > 0 and finite, got -1.0"),
+        (["gaussian", "--sigma-x", "0"], "sigma_x must be > 0 and finite, got 0.0"),
+        (
+            ["gaussian", "--mechanism", "one-bit"],
+            "mechanism needs epsilon, without which nothing is private",
+        ),
         (["gaussian", "--csv", "none.csv"], "cannot read none.csv"),
+        (
+            ["gaussian", "--csv", "none.csv", "--mean", "0.5"],
+            "mean is of simulated data, which a CSV file takes",
+        ),
+        (["gaussian", "--csv", "none.csv", "--uploads", "5", "--epsilon", "1"], "uploads is of simulated data"),
+        (
+            ["gaussian", "--csv", "none.csv", "--bits", "3", "--epsilon", "1"],
+            "bits needs epsilon and mechanism",
+        ),
+        (["gaussian", "--csv", "none.csv", "--radius", "3"], "radius needs epsilon, without which all is learned"),
+        (["bernoulli", "--csv", "none.csv", "--prior", "uniform"], "prior is of simulated data"),
         (["bernoulli", "--prior", "bta:1,2"], "unknown prior 'bta': did you mean 'beta'?"),
         (["mixture", "--components", "0"], "components must be a whole number of at least 1"),
         (["elections", "--data-dir", "nowhere"], "data set 'elections': no file"),
@@ -109,6 +125,60 @@ def test_bad_input_is_one_line(capsys, tmp_path: Path, monkeypatch, args: list[s
     assert result.err.startswith("error: ")
     assert result.err.count("\n") == 1
     assert message in result.err
+
+
+def test_own_clients_far_from_zero(capsys, tmp_path: Path):
+    """Every number moves with the data, whatever they are shifted by: to the last digits that a file's numbers have."""
+    rng = np.random.default_rng(0)
+    x = np.round(rng.normal(size=(40, 1)) + rng.normal(size=(40, 5)), 6)
+    found = {}
+    for shift in (0.0, 2e6, 1.7e9):
+        path, folder = tmp_path / "own.csv", tmp_path / f"{shift:g}"
+        path.write_text("\n".join(",".join(repr(float(value + shift)) for value in row) for row in x))
+        result = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, "--output", folder, "--json")
+        assert (result.status, result.err) == (0, "")
+        with open(folder / "estimates.csv") as file:
+            rows = list(csv.DictReader(file))
+        table = [[float(row[name]) for name in ("local", "personalized", "low", "high")] for row in rows]
+        found[shift] = np.array(table) - shift, result.json
+    table, plain = found[0.0]
+    np.testing.assert_allclose(table[:, 0], x.mean(axis=1), atol=1e-12)
+    for shift in (2e6, 1.7e9):
+        moved, far = found[shift]
+        np.testing.assert_allclose(moved, table, atol=1e-5)
+        assert far["gain_over_local"] == pytest.approx(plain["gain_over_local"], abs=1e-5)
+        assert far["estimated"]["mean"][0] - shift == pytest.approx(plain["estimated"]["mean"][0], abs=1e-5)
+        assert far["estimated"]["sigma_theta"] == pytest.approx(plain["estimated"]["sigma_theta"], rel=1e-5)
+
+
+def test_private_clients_far_from_zero_are_about_zero_all_the_same(capsys, tmp_path: Path):
+    """Their center is public: shifted data and the same radius are another private estimate, not a shifted one."""
+    x = np.random.default_rng(0).normal(size=(40, 5)).round(6)
+    errors = []
+    for shift in (0.0, 1e6):
+        path = tmp_path / "own.csv"
+        path.write_text("\n".join(",".join(repr(float(value + shift)) for value in row) for row in x))
+        result = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, "--epsilon", "4", "--sigma-x", "1", "--json")
+        assert (result.status, result.err) == (0, "")
+        errors.append({name: row["mean"] for name, row in result.json["mse"].items()})
+    assert errors[1]["local"] == pytest.approx(errors[0]["local"], rel=1e-6)
+    assert errors[1]["private"] > 1e6 * errors[0]["private"]
+
+
+def test_what_is_said_of_own_clients(capsys, tmp_path: Path):
+    path = tmp_path / "own.csv"
+    path.write_text("client,value1,value2\na,1,1700000003.5\na,2,1700000004\nb,3,1700000003\nb,3,1700000004.5\n")
+    said = jaxpfl(capsys, "estimate", "gaussian", "--csv", path).out
+    assert "learned of all: mean (2.25, 1700000003.75), sigma_theta" in said
+    assert "--output FOLDER" in said
+    assert said.count("±") == 2  # in the title and the caption alone: two clients have no standard error
+    said = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, "--output", tmp_path / "o").out
+    assert "--output FOLDER" not in said
+    assert "(summary.json, estimates.csv, plots/)" in said
+    path.write_text("1,1\n2,2\n")
+    alike = jaxpfl(capsys, "estimate", "gaussian", "--csv", path)
+    assert (alike.status, alike.out) == (2, "")
+    assert "every client's samples are all alike" in alike.err
 
 
 def test_few_clients_are_refused(capsys, tmp_path: Path):

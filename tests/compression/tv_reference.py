@@ -1,8 +1,23 @@
-"""The total-variation update once more, in plain NumPy."""
+"""The total-variation update once more, in plain NumPy, and how far a pair of it is from optimal."""
 
 from collections import deque
 
+import jax.numpy as jnp
 import numpy as np
+
+from jaxpfl.compression.total_variation import Update
+from jaxpfl.types import Array, Scalar
+
+
+def kkt_residual(g: Array, gamma: Scalar, found: Update) -> Array:
+    """How far a pair is from optimal, []: the largest violation of ``u_i = g_i - w_i + w_{i-1}`` and of
+    ``w_i = clip(w_i + u_i - u_{i+1}, -gamma, gamma)``, over the largest of |g_i| and |w_i|, to which any number of a
+    pair is rounded. Zero at the optimum and nowhere else."""
+    u, w = found
+    balance = u - g + jnp.diff(w, prepend=0)
+    side = w - jnp.clip(w - jnp.diff(u, append=0), -gamma, gamma)
+    scale = jnp.maximum(jnp.abs(g).max(), jnp.abs(w).max())
+    return jnp.maximum(jnp.abs(balance).max(), jnp.abs(side).max()) / jnp.where(scale > 0, scale, 1)
 
 
 def dynamic_programme(g: np.ndarray, gamma: float) -> np.ndarray:

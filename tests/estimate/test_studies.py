@@ -24,6 +24,7 @@ from jaxpfl.estimate import (
 )
 from jaxpfl.estimate.bernoulli import BernoulliSettings
 from jaxpfl.estimate.gaussian import GaussianSettings
+from jaxpfl.estimate.histogram_settings import HistogramSettings
 from jaxpfl.estimate.mixture import MixtureSettings
 
 SMALL = GaussianSettings(clients=30, samples=3, sigma_theta=0.4, sigma_x=0.9, radius=0.5, mean=0.2, repetitions=1500)
@@ -239,10 +240,13 @@ def test_real_elections():
     [
         (replace(SMALL, clients=1), "clients must be at least 2"),
         (replace(SMALL, samples=0), "samples must be a whole number of at least 1, got 0"),
-        (replace(SMALL, sigma_x=-1.0), "sigma_x must be at least 0 and finite, got -1.0"),
+        (replace(SMALL, sigma_x=-1.0), "sigma_x must be > 0 and finite, got -1.0"),
+        (replace(SMALL, sigma_x=0.0), "sigma_x must be > 0 and finite, got 0.0"),
         (replace(SMALL, sigma_theta=float("nan")), "sigma_theta must be at least 0 and finite, got nan"),
         (replace(SMALL, epsilon=0.0), "epsilon must be > 0 and finite, got 0.0"),
         (replace(SMALL, epsilon=1.0, delta=0.0), "delta must be > 0 and < 1, got 0.0"),
+        (replace(SMALL, mechanism="one-bit"), "mechanism needs epsilon, without which nothing is private, got one-bit"),
+        (replace(SMALL, delta=1e-6), "delta needs epsilon, without which nothing is private, got 1e-06"),
         (replace(SMALL, bits=0), "bits must be a whole number between 1 and 16, got 0"),
         (replace(SMALL, dim=2, mechanism="one-bit"), "mechanism one-bit is for one dimension, got dim 2"),
         (replace(SMALL, mean=3.0), "mean must be within the radius of 0.5, got 3.0"),
@@ -256,6 +260,10 @@ def test_real_elections():
         (BernoulliSettings(prior="spike"), "did you mean 'spikes'"),
         (MixtureSettings(components=2000), "components must be at most the 1000 clients, got 2000"),
         (MixtureSettings(sigma_x=0.0), "sigma_x must be > 0"),
+        (MixtureSettings(delta=1e-6), "delta needs epsilon"),
+        (HistogramSettings(epsilon=(), delta=1e-6), "delta needs epsilon"),
+        (HistogramSettings(data="irc", users=9), "users is of synthetic users, which data takes the place of, got 9"),
+        (HistogramSettings(train_share=0.3), "train_share is of real users, not of synthetic ones, got 0.3"),
         (MixtureSettings(repetitions=0), "repetitions must be a whole number of at least 1"),
         (elections.ElectionSettings(epsilon=(1.0, -1.0)), "epsilon must be > 0"),
     ],
@@ -265,6 +273,23 @@ def test_bad_settings_are_refused_in_one_line(settings, message: str):
         settings.check()
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_what_single_precision_does_not_show_is_refused():
+    with pytest.raises(JaxpflError, match=r"values of up to 2e\+06 that differ by 0.9 lose their digits in float32"):
+        gaussian.run(replace(SMALL, mean=2e6, radius=3e6))
+
+
+def test_two_repetitions_have_no_standard_error():
+    assert repetitions.measure([1.0, 1.0 + 1e-9]).stderr is None
+    assert repetitions.gain([3.0, 6.0], [1.0, 2.0]).stderr is None
+    assert repetitions.measure([1.0, 2.0, 3.0]).stderr == pytest.approx(3**-0.5)
+
+
+def test_the_papers_bounds_are_beside_the_bernoulli_study():
+    given = BernoulliSettings(clients=40, samples=4, repetitions=3)
+    assert bernoulli.run(given)["printed_bounds"] == {"mean": pytest.approx(3 * np.log(4 * 40**2 * 4) / 39, rel=1e-5)}
+    assert set(bernoulli.printed_bounds(replace(given, epsilon=1.0))) == {"mean", "private mean"}
 
 
 def test_the_printed_calibration_beyond_what_is_shown_of_it_is_warned_about():

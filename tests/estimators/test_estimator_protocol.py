@@ -199,8 +199,17 @@ def test_the_split_bits_find_the_variance():
         ([np.ones(3), np.zeros(0)], "client 1 has no samples"),
         ([np.ones((3, 2)), np.ones((2, 1))], "client 1: samples of shape"),
         ([np.ones(3), np.array([1.0, np.nan])], "client 1: a sample is NaN or infinite"),
+        ([2e6 + np.arange(3.0), np.ones(2)], r"values of up to 2e\+06 that differ by 2 lose their digits in float32"),
+        ([np.array([[1, 1.7e9], [1e9, 1.7e9 + 1]])], r"values of up to 1.7e\+09 that differ by 1 lose their digits"),
     ],
 )
 def test_bad_clients_are_refused_in_one_line(clients: list, message: str):
     with pytest.raises(JaxpflError, match=message):
         base.stack(clients)
+
+
+def test_what_single_precision_shows_or_double_does_is_stacked():
+    base.stack([np.full(3, 2e6), np.array([7.0])])  # of these nothing is lost
+    base.stack([2e3 + np.arange(3.0)])
+    with jax.enable_x64(True):
+        np.testing.assert_array_equal(base.stack([1.7e9 + np.arange(3.0)]).x, [[1.7e9, 1.7e9 + 1, 1.7e9 + 2]])
