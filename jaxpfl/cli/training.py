@@ -14,7 +14,8 @@ from typing import Annotated, Any, Literal
 from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxpfl.experiment import compile_cache
-from jaxpfl.experiment.config import DataConfig, RunConfig, from_mapping, read_file, resolve
+from jaxpfl.experiment.config import DataConfig, RunConfig, resolve
+from jaxpfl.experiment.config_file import from_mapping, read_file
 
 DEFAULT_METHODS = ("local", "fedavg", "fedavg-ft", "adaped")
 

@@ -6,15 +6,8 @@ from pathlib import Path
 import pytest
 
 from jaxpfl import JaxpflError
-from jaxpfl.experiment.config import (
-    RunConfig,
-    differences,
-    from_mapping,
-    method_settings,
-    read_file,
-    resolve,
-    to_json,
-)
+from jaxpfl.experiment.config import RunConfig, differences, method_settings, resolve, to_json
+from jaxpfl.experiment.config_file import from_mapping, read_file
 
 
 def test_presets_fill_what_is_not_given():
