@@ -6,7 +6,7 @@ import dataclasses
 import json
 import tomllib
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError, unknown_name
@@ -16,8 +16,28 @@ from jaxpfl.experiment.privacy import PrivacyConfig
 _TABLES = {"plan": ExecutionPlan, "privacy": PrivacyConfig}
 
 
+class ConfigFile(NamedTuple):
+    """A file's config, and the methods that it names: none where that is left to the command line."""
+
+    config: RunConfig = RunConfig()
+    methods: tuple[str, ...] = ()
+
+
+def read(path: str | Path) -> ConfigFile:
+    """A config file, or the ``config.json`` of a run folder.
+
+    Raises:
+      JaxpflError: as `read_file` and `from_mapping`, and for methods that are not a list of names.
+    """
+    values = read_file(path)
+    methods = values.pop("methods", [])
+    if not isinstance(methods, list) or not all(isinstance(name, str) for name in methods):
+        raise JaxpflError(f"methods in {path} must be a list of names, got {methods!r}")
+    return ConfigFile(from_mapping(values, str(path)), tuple(methods))
+
+
 def read_file(path: str | Path) -> dict[str, Any]:
-    """Parses a TOML or YAML config file, or the ``config.json`` of a run folder.
+    """Parses a TOML or YAML config file, or the ``config.json`` of a run folder: names -> values, methods among them.
 
     Raises:
       JaxpflError: for a missing file, another suffix, or text that does not parse.
@@ -44,8 +64,9 @@ def read_file(path: str | Path) -> dict[str, Any]:
         raise JaxpflError(f"config {path} does not parse: {' '.join(str(error).split())}") from None
     if not isinstance(values, dict):
         raise JaxpflError(f"config {path} must be a table of names and values")
-    # The config.json of a run folder wraps the config in what else it records.
-    return values["config"] if {"config", "methods"} <= values.keys() else values
+    if {"config", "methods"} <= values.keys():  # of a run folder: the config is wrapped in what else it records
+        return values["config"] | {"methods": values["methods"]}
+    return values
 
 
 def from_mapping(values: dict[str, Any], where: str) -> RunConfig:
@@ -88,13 +109,18 @@ def _settings(value: Any, where: str) -> tuple[str, ...]:
         entries = []
         for target, items in value.items():
             if isinstance(items, dict):
-                entries += [f"{target}.{name}={item}" for name, item in items.items()]
+                entries += [f"{target}.{name}={_text(item)}" for name, item in items.items()]
             else:
-                entries.append(f"{target}={items}")
+                entries.append(f"{target}={_text(items)}")
         return tuple(entries)
     if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         return tuple(value)
     raise JaxpflError(f"set in {where} must be a list of METHOD.name=value or a table, got {value!r}")
+
+
+def _text(value: Any) -> str:
+    """A value as ``--set`` takes it: a list with commas between."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
 
 
 def _typed(value: Any, annotation: str, what: str) -> Any:
