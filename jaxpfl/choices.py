@@ -42,8 +42,12 @@ def literal(text: str) -> Any:
         return text
 
 
+_FORMS = {int: "an int", tuple: "values with commas between them, such as 1.0,5.0"}
+
+
 def typed(what: str, text: str, kind: type) -> Any:
-    """The value of that type that a text stands for; a whole number is a float too, and so is inf.
+    """The value of that type that a text stands for; a whole number is a float too, and so is inf; one number is a
+    tuple.
 
     Raises:
       JaxpflError: for text that stands for something else.
@@ -52,6 +56,8 @@ def typed(what: str, text: str, kind: type) -> Any:
         value = float(text) if kind is float else literal(text)  # "inf" is a number too
     except ValueError:
         value = text
+    if kind is tuple and type(value) in (int, float):
+        value = (value,)
     if type(value) is not kind or value != value:  # not a number
-        raise JaxpflError(f"{what} must be {'an' if kind is int else 'a'} {kind.__name__}, got {text!r}")
+        raise JaxpflError(f"{what} must be {_FORMS.get(kind, f'a {kind.__name__}')}, got {text!r}")
     return value

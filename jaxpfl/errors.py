@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import warnings
 from collections.abc import Iterable
 
 
@@ -15,6 +16,17 @@ class JaxpflError(Exception):
 
 class JaxpflWarning(UserWarning):
     """Something that works but probably is not what was meant; an error under ``--strict``."""
+
+
+def warn(message: str, *, strict: bool = False) -> None:
+    """Says what is doubtful to who called the caller, as a JaxpflWarning; ``strict`` refuses it.
+
+    Raises:
+      JaxpflError: the message, where ``strict`` is true.
+    """
+    if strict:
+        raise JaxpflError(message)
+    warnings.warn(message, JaxpflWarning, stacklevel=3)
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> JaxpflError:

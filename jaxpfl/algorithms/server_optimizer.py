@@ -9,7 +9,6 @@ like.
 
 from __future__ import annotations
 
-import warnings
 from typing import NamedTuple
 
 import jax
@@ -18,7 +17,7 @@ import optax
 
 from jaxpfl import trees
 from jaxpfl.algorithms.optimizers import Optimizer, normalizes, resolve
-from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.protocol import Algorithm, Message, Reduced, Reduction, Server, ServerContext
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
 
@@ -112,13 +111,11 @@ def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False)
     """
     resolve(optimizer)
     if normalizes(optimizer) and np.max(server_lr) >= 1:
-        message = (
+        warn(
             f"server optimizer {optimizer} moves every parameter by about server_lr = {np.max(server_lr):g} in each "
-            "round: 0.01 to 0.1 is usual"
+            "round: 0.01 to 0.1 is usual",
+            strict=strict,
         )
-        if strict:
-            raise JaxpflError(message)
-        warnings.warn(message, JaxpflWarning, stacklevel=3)
 
 
 def _with_rate(algorithm: Algorithm, acts_on: PyTree) -> Algorithm:

@@ -12,14 +12,14 @@ import tyro
 from tyro.conf import DisallowNone, FlagCreatePairsOff
 
 from jaxpfl.cli import training
-from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.errors import JaxpflError, JaxpflWarning, unknown_name
 from jaxpfl.experiment import compile_cache
 
 DESCRIPTION = "Personalized federated learning, every round one compiled JAX program."
 BENCH = "Measure speed against peers and against the machine: jaxpfl bench NAME; without a name, lists them."
 GROUPS: dict[str, str] = {
     "estimate": "Estimate clients' parameters together: jaxpfl estimate NAME; simulated, or on data of your own.",
-    "privacy": "Privacy calculators: epsilon, noise, paper, curve.",
+    "privacy": "Privacy calculators: epsilon, noise, paper, curve; audit tries to refute a claim.",
 }
 """Commands with commands of their own, and what they are for: ``jaxpfl.cli.NAME`` has ``commands()``."""
 
@@ -65,6 +65,10 @@ def _dispatch(args: list[str]) -> None:
 
 
 def _app(commands: Iterable[Callable[..., None]], prog: str, description: str, args: list[str]) -> None:
+    commands = tuple(commands)
+    names = [command.__name__.replace("_", "-") for command in commands]
+    if args and not args[0].startswith("-") and args[0].replace("_", "-") not in names:
+        raise unknown_name(f"command of {prog}", args[0], names)
     app = tyro.extras.SubcommandApp()
     for command in commands:
         app.command(command)

@@ -11,10 +11,13 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
+from tyro import MISSING
 from tyro.conf import Positional, UseAppendAction, arg
 
+from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import compile_cache
-from jaxpfl.experiment.config import DataConfig, RunConfig, from_mapping, read_file, resolve
+from jaxpfl.experiment.config import DataConfig, RunConfig, resolve
+from jaxpfl.experiment.config_file import ConfigFile, read
 
 DEFAULT_METHODS = ("local", "fedavg", "fedavg-ft", "adaped")
 
@@ -32,7 +35,8 @@ class _Session:
     resume: bool = False
     """Continue an earlier run of the same config from its last checkpoint."""
     config: Path | None = None
-    """TOML or YAML file of flags, or a run folder's config.json; flags given on the command line win."""
+    """TOML or YAML file of flags and methods (methods = ["local", "adaped"]), or a run folder's config.json; what is
+    given on the command line wins."""
     json: bool = False
     """Print the summary as one JSON object, the only thing on standard output."""
     strict: bool = False
@@ -45,25 +49,27 @@ class _Session:
 
 def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
     """The commands; a config file among the arguments gives the defaults of their flags."""
-    file = _file_config(args)
-    flags = _Flags(**vars(file))
-    data_flags = DataConfig(**{f.name: getattr(file, f.name) for f in fields(DataConfig)})
+    file = _file(args)
+    flags = _Flags(**vars(file.config))
+    data_flags = DataConfig(**{f.name: getattr(file.config, f.name) for f in fields(DataConfig)})
+    named = ", ".join(file.methods)
+    several = file.methods or DEFAULT_METHODS
 
     def run(
-        method: Annotated[Positional[str], arg(metavar="METHOD", help="The method.")],
+        method: Annotated[Positional[str], arg(metavar="METHOD", help="The method.")] = named or MISSING,
         settings: Annotated[_Flags, arg(name="")] = flags,
         session: Annotated[_Session, arg(name="")] = _Session(),
     ) -> None:
+        if len(file.methods) > 1 and method == named:
+            raise JaxpflError(f"run takes one method, and {session.config} names {named}: name one, or use compare")
         _experiment("run", (method,), settings, session)
 
     def compare(
-        methods: Annotated[Positional[tuple[str, ...]], arg(metavar="[METHODS ...]", help="The methods.")] = (
-            DEFAULT_METHODS
-        ),
+        methods: Annotated[Positional[tuple[str, ...]], arg(metavar="[METHODS ...]", help="The methods.")] = several,
         settings: Annotated[_Flags, arg(name="")] = flags,
         session: Annotated[_Session, arg(name="")] = _Session(),
     ) -> None:
-        _experiment("compare", methods or DEFAULT_METHODS, settings, session)
+        _experiment("compare", methods or several, settings, session)
 
     def data(
         action: Annotated[
@@ -115,7 +121,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
 
 def _methods(args: list[str]) -> str:
     """The registered methods with what ``--set`` takes; only where help is asked for, as it needs jax."""
-    if not {"-h", "--help"} & set(args) or len(args) < 2:
+    if not {"-h", "--help"} & set(args) or args[0] not in ("run", "compare"):
         return ""
     from jaxpfl.algorithms import METHODS
 
@@ -127,15 +133,14 @@ def _methods(args: list[str]) -> str:
     return "\n".join(lines)
 
 
-def _file_config(args: list[str]) -> RunConfig:
+def _file(args: list[str]) -> ConfigFile:
     """The config file named on the command line, read before the flags so that it gives their defaults."""
     for i, text in enumerate(args):
         if text == "--config" and i + 1 < len(args):
-            return from_mapping(read_file(args[i + 1]), args[i + 1])
+            return read(args[i + 1])
         if text.startswith("--config="):
-            path = text.removeprefix("--config=")
-            return from_mapping(read_file(path), path)
-    return RunConfig()
+            return read(text.removeprefix("--config="))
+    return ConfigFile()
 
 
 def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, session: _Session) -> None:

@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxpfl.data.source import check_finite
-from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.errors import JaxpflError, JaxpflWarning, warn
 from jaxpfl.types import ClientData, Federation
 
 Examples: TypeAlias = tuple[Any, Any]
@@ -129,13 +129,11 @@ def check_batch_size(federation: Federation, batch_size: int, strict: bool = Fal
     sizes = np.asarray(federation.train.mask).sum(axis=1)
     smaller = int((sizes < batch_size).sum())
     if smaller:
-        message = (
+        warn(
             f"batch size {batch_size} is larger than the training data of {smaller} of {len(sizes)} clients "
-            f"(the smallest has {sizes.min()} examples)"
+            f"(the smallest has {sizes.min()} examples): their batches hold all of their examples",
+            strict=strict,
         )
-        if strict:
-            raise JaxpflError(message)
-        warnings.warn(f"{message}: their batches hold all of their examples", JaxpflWarning, stacklevel=2)
 
 
 def _check_ids(client_ids: Sequence[int] | np.ndarray | None, m: int) -> np.ndarray:

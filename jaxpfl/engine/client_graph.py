@@ -52,11 +52,18 @@ def graph_for(
     neighbours: int = NEIGHBOURS,
 ) -> Graph | None:
     """The graph of the clients that a method is given: the user's, that of a space, by default "data" (it sees whole
-    distributions, and costs no training); None for a method that needs none."""
+    distributions, and costs no training); None for a method that needs none.
+
+    Raises:
+      JaxpflError: as `client_graph`, and for more neighbours than there are other clients.
+    """
     if not method.graph:
         return None
     if isinstance(graph, Graph):
         return graph
+    others = federation.num_clients - 1
+    if neighbours > max(others, NEIGHBOURS):  # the default is for any number of clients
+        raise JaxpflError(f"neighbours must be at most {others}, the number of the other clients, got {neighbours}")
     return client_graph(graph or "data", federation, task, work, neighbours=neighbours)
 
 

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import tomllib
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 from jaxpfl import compression
@@ -140,7 +138,6 @@ class RunConfig(DataConfig):
     """How to execute: changes speed and memory, not results (up to the rounding of additions)."""
 
 
-_TABLES = {"plan": ExecutionPlan, "privacy": PrivacyConfig}
 _MAY_GROW = ("rounds",)
 # These do not change what the run is: how it executes, how often it is saved, and where its data lie and its first
 # parameters (whose values the fingerprint holds).
@@ -215,59 +212,6 @@ def to_json(config: RunConfig) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
-def from_mapping(values: dict[str, Any], where: str) -> RunConfig:
-    """A config from a mapping of field names (dashes or underscores), such as a parsed file.
-
-    Raises:
-      JaxpflError: for an unknown field or a value of the wrong type.
-    """
-    fields = {f.name: f.type for f in dataclasses.fields(RunConfig)}
-    changes: dict[str, Any] = {}
-    for raw, value in values.items():
-        name = str(raw).replace("-", "_")
-        if name not in fields:
-            raise unknown_name(f"field in {where}", str(raw), fields)
-        if name in _TABLES:
-            changes[name] = _table(name, value, where)
-        elif name == "set":
-            changes[name] = _settings(value, where)
-        else:
-            changes[name] = _typed(value, str(fields[name]), f"{raw} in {where}")
-    return RunConfig(**changes)
-
-
-def read_file(path: str | Path) -> dict[str, Any]:
-    """Parses a TOML or YAML config file, or the ``config.json`` of a run folder.
-
-    Raises:
-      JaxpflError: for a missing file, another suffix, or text that does not parse.
-    """
-    path = Path(path)
-    try:
-        text = path.read_text()
-    except OSError as error:
-        raise JaxpflError(f"cannot read config {path}: {error.strerror}") from None
-    try:
-        if path.suffix == ".toml":
-            values = tomllib.loads(text)
-        elif path.suffix in (".yaml", ".yml"):
-            import yaml
-
-            values = yaml.safe_load(text) or {}
-        elif path.suffix == ".json":
-            values = json.loads(text)
-        else:
-            raise JaxpflError(f"config {path} must end in .toml, .yaml, .yml or .json")
-    except JaxpflError:
-        raise
-    except Exception as error:
-        raise JaxpflError(f"config {path} does not parse: {' '.join(str(error).split())}") from None
-    if not isinstance(values, dict):
-        raise JaxpflError(f"config {path} must be a table of names and values")
-    # The config.json of a run folder wraps the config in what else it records.
-    return values["config"] if {"config", "methods"} <= values.keys() else values
-
-
 def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
     """What a resumed run changes: (semantic differences, allowed ones), each ``name: old -> new``.
 
@@ -282,47 +226,3 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], li
         free = name in _FREE or grown
         (allowed if free else semantic).append(f"{name}: {was} -> {now}")
     return semantic, allowed
-
-
-def _table(table: str, value: Any, where: str) -> Any:
-    if not isinstance(value, dict):
-        raise JaxpflError(f"{table} in {where} must be a table, got {value!r}")
-    fields = {f.name: f.type for f in dataclasses.fields(_TABLES[table])}
-    changes = {}
-    for raw, item in value.items():
-        name = str(raw).replace("-", "_")
-        if name not in fields:
-            raise unknown_name(f"field of {table} in {where}", str(raw), fields)
-        changes[name] = _typed(item, str(fields[name]), f"{table}.{raw} in {where}")
-    return _TABLES[table](**changes)
-
-
-def _settings(value: Any, where: str) -> tuple[str, ...]:
-    """``set`` as a list of METHOD.name=value, or as a table (of tables)."""
-    if isinstance(value, dict):
-        entries = []
-        for target, items in value.items():
-            if isinstance(items, dict):
-                entries += [f"{target}.{name}={item}" for name, item in items.items()]
-            else:
-                entries.append(f"{target}={items}")
-        return tuple(entries)
-    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
-        return tuple(value)
-    raise JaxpflError(f"set in {where} must be a list of METHOD.name=value or a table, got {value!r}")
-
-
-def _typed(value: Any, annotation: str, what: str) -> Any:
-    allowed = annotation.split(" | ")
-    if value is None and "None" in allowed:
-        return None
-    if isinstance(value, int | float) and not isinstance(value, bool) and "float" in allowed:
-        return float(value)
-    if isinstance(value, str) and "float" in allowed:  # YAML reads 1e-3 as text
-        try:
-            return float(value)
-        except ValueError:
-            pass
-    if type(value).__name__ in allowed or (isinstance(value, str) and annotation.startswith("Literal")):
-        return value
-    raise JaxpflError(f"{what} must be {annotation}, got {value!r}")

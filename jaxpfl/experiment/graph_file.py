@@ -16,6 +16,11 @@ from jaxpfl.similarity.graphs import Graph
 HEADER = ("client", "neighbour")
 
 
+def is_named(graph: str | None) -> bool:
+    """Whether ``--graph`` is a file, not a space."""
+    return graph is not None and graph.lower().endswith(".csv")
+
+
 def read(path: Path, client_ids: np.ndarray) -> Graph:
     """Reads a graph; clients that the file does not name have no neighbours.
 

@@ -78,8 +78,16 @@ def _rounds_axes(ylabel: str, title: str) -> tuple[Any, Any]:
     from matplotlib.ticker import MaxNLocator
 
     figure, axes = new_axes("round", ylabel, title)
-    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True, min_n_ticks=1))
     return figure, axes
+
+
+def _settle(axes: Any) -> None:
+    """Leaves room beside a single round."""
+    low, high = axes.dataLim.intervalx
+    if high - low < 1:
+        middle = round((low + high) / 2)
+        axes.set_xlim(middle - 1, middle + 1)
 
 
 def _series(records: list[dict[str, Any]], method: str, kind: str, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -89,36 +97,64 @@ def _series(records: list[dict[str, Any]], method: str, kind: str, name: str) ->
     return np.array([r["round"] for r in rows]), np.array(values, dtype=float)
 
 
-def _line(axes: Any, rounds: np.ndarray, values: np.ndarray, color: str, label: str, **style: Any) -> None:
-    mean = values.mean(axis=1)
-    axes.plot(rounds, mean, color=color, linewidth=2, label=label, **style)
-    if values.shape[1] > 1:
-        spread = values.std(axis=1, ddof=1)
+def _marker(rounds: np.ndarray, **style: Any) -> dict[str, Any]:
+    """Dots, where there are few rounds: a line of one is not seen."""
+    return {"marker": "o", "markersize": 4, **style} if len(rounds) < 15 else {}
+
+
+def _spread(values: np.ndarray) -> np.ndarray:
+    """The standard deviation over the seeds, [T, S] -> [T]; zero for one."""
+    return values.std(axis=1, ddof=1) if values.shape[1] > 1 else np.zeros(len(values))
+
+
+def _line(axes: Any, rounds: np.ndarray, values: np.ndarray, color: str, label: str) -> None:
+    """The mean over the seeds, with a band of one standard deviation, or a bar where there is one round only."""
+    mean, spread = values.mean(axis=1), _spread(values)
+    axes.plot(rounds, mean, color=color, linewidth=2, label=label, **_marker(rounds))
+    if values.shape[1] == 1:
+        return
+    if len(rounds) == 1:
+        axes.errorbar(rounds, mean, spread, color=color, alpha=0.6, capsize=4)
+    else:
         axes.fill_between(rounds, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
 
 
 def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
-    figure, axes = _rounds_axes("test accuracy, mean over clients", "Personalised models (dashed: global model)")
-    shown = []
-    for method, color in colors.items():
+    figure, axes = _rounds_axes("test accuracy, mean over clients", "")
+    shown, of_global = [], {}
+    for i, (method, color) in enumerate(colors.items()):
         rounds, values = _series(records, method, "evaluation", "personalized_accuracy")
         if not len(rounds):
             continue
-        shown.append(100 * values)
-        marker = {"marker": "o", "markersize": 4} if len(rounds) < 15 else {}
-        _line(axes, rounds, 100 * values, color, method, **marker)
-        global_rounds, global_values = _series(records, method, "evaluation", "global_accuracy")
+        shown += [100 * (values.mean(axis=1) + side * _spread(values)) for side in (-1, 1)]
+        # Bars of one round stand side by side.
+        at = rounds + ((i + 0.5) / len(colors) - 0.5 if len(rounds) == 1 else 0.0)
+        _line(axes, at, 100 * values, color, method)
+        _, global_values = _series(records, method, "evaluation", "global_accuracy")
         # Where the personalised model is the global one, one line says both.
-        if len(global_rounds) and not np.allclose(values, global_values, equal_nan=True):
-            axes.plot(global_rounds, 100 * global_values.mean(axis=1), color=color, linewidth=1.2, linestyle="--")
+        if len(global_values) and not np.allclose(values, global_values, equal_nan=True):
+            of_global[method] = 100 * global_values.mean(axis=1)
+            dots = _marker(rounds, markerfacecolor="white")
+            axes.plot(at, of_global[method], color=color, linewidth=1.2, linestyle="--", **dots)
     if shown:  # the personalised models set the scale; an untrained global model may lie far below
-        every = np.concatenate([values.ravel() for values in shown])
+        every = np.concatenate(shown)
         low, high = np.nanmin(every), np.nanmax(every)
         margin = max(0.05 * (high - low), 0.5)
         axes.set_ylim(low - margin, high + margin)
+        _settle(axes)
+    axes.set_title(_says(of_global, *axes.get_ylim()), loc="left", fontsize=11, fontweight="bold")
     axes.yaxis.set_major_formatter("{x:g} %")
     axes.legend(frameon=False, loc="lower right")
     return figure
+
+
+def _says(of_global: dict[str, np.ndarray], low: float, high: float) -> str:
+    """The title: what is dashed, and whose global model is never between the limits."""
+    off = [method for method, mean in of_global.items() if np.nanmax(mean) < low or np.nanmin(mean) > high]
+    parts = ["dashed: global model"] if len(of_global) > len(off) else []
+    if off:
+        parts.append(f"global model off the scale: {', '.join(f'{name} {of_global[name][-1]:.1f} %' for name in off)}")
+    return "Personalised models" + (f" ({'; '.join(parts)})" if parts else "")
 
 
 def _named(arrays: dict[str, dict[str, np.ndarray]], name: str) -> dict[str, np.ndarray]:
@@ -165,7 +201,8 @@ def _metric(records: list[dict[str, Any]], colors: dict[str, str], name: str, yl
     for method in methods:
         rounds, values = _series(records, method, "round", name)
         _line(axes, rounds, values, colors[method], method)
-    axes.legend(frameon=False, loc="upper right")
+    _settle(axes)
+    axes.legend(frameon=False, loc="best")
     return figure
 
 

@@ -46,9 +46,12 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
       What the resumed run changes, and may change: ``name: old -> new``.
 
     Raises:
-      JaxpflError: when the folder cannot be written, holds a run and ``resume`` is false, or holds another experiment.
+      JaxpflError: when the folder cannot be written, holds a run and ``resume`` is false, holds another experiment, or
+        holds none and ``resume`` is true.
     """
     stored = folder / "config.json"
+    if resume and not stored.exists():
+        raise JaxpflError(f"nothing to resume in {folder}: leave out --resume to start")
     if stored.exists() and not resume:
         raise JaxpflError(f"{folder} already holds a run: --resume continues it, --output chooses another folder")
     # A hidden file is what a kill left of a file that was being written.

@@ -22,11 +22,12 @@ from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
 from jaxpfl.engine.groups import make_groups
 from jaxpfl.engine.plan import resolve as resolve_plan
 from jaxpfl.engine.state import server_context
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.experiment import graph_file
 from jaxpfl.experiment.config import RunConfig, method_settings
 from jaxpfl.experiment.presets import model_for
 from jaxpfl.experiment.privacy import Protection, protect
+from jaxpfl.experiment.unused import unused
 from jaxpfl.models import Task
 from jaxpfl.models.given import start_from
 from jaxpfl.participation import Participation
@@ -120,7 +121,7 @@ def prepare(
     Args:
       config: a resolved config.
       methods: registered names.
-      strict: refuse what is otherwise warned about (a batch larger than the smallest client, say).
+      strict: refuse what is otherwise warned about (a batch larger than the smallest client, or a flag of no use, say).
       initial: the parameters that ``config.warm_start`` names, by path, as `warm_start.read` reads them.
     """
     if (config.warm_start is None) != (initial is None):
@@ -131,6 +132,8 @@ def prepare(
         raise JaxpflError(f"each method can be named once, got {', '.join(methods)}")
     rates = [getattr(_hyper(config, name, methods), "server_lr", 0.0) for name in methods]
     check_rate(config.server_optimizer, max(rates), strict=strict)
+    if idle := unused(config, methods):
+        warn("; ".join(idle), strict=strict)
     # Refused before the data are read: a cohort that no split could serve.
     if config.clients is not None:
         cohorts(config, config.clients)
@@ -141,6 +144,7 @@ def prepare(
     if config.model is None:
         config = dataclasses.replace(config, model=model_for(source))
     drawn = cohorts(config, federation.num_clients)  # clients may have been dropped
+    _check_delta(config, federation.num_clients, strict)
     clients, capacity = federation.num_clients, drawn.capacity
     resolve_plan(config.plan, cohort=capacity, num_clients=clients, model_bytes=1)  # refuses its devices
     if not np.asarray(federation.test.mask).any():
@@ -168,6 +172,17 @@ def prepare(
         for name in methods:
             experiment.simulation(name).bytes_per_client()
     return experiment
+
+
+def _check_delta(config: RunConfig, clients: int, strict: bool) -> None:
+    """Warns of a claim that means nothing: to publish one client at random, whole, has a delta of 1 / clients."""
+    delta = config.privacy.delta
+    if delta is not None and delta * clients >= 1:
+        warn(
+            f"privacy.delta = {delta:g} is not below 1 / clients = {1 / clients:g}: such a claim holds even where the "
+            "data of a client drawn at random are published",
+            strict=strict,
+        )
 
 
 def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
@@ -201,10 +216,9 @@ def _graph(
     asking = [method for method in map(algorithms.get, methods) if method.graph]
     if not asking:
         return None
-    given = config.graph
-    if given is not None and given.lower().endswith(".csv"):
-        return graph_file.read(Path(given), np.asarray(federation.client_ids))
-    return graph_for(asking[0], given, federation, task, work, neighbours=config.neighbours or NEIGHBOURS)
+    if graph_file.is_named(config.graph):
+        return graph_file.read(Path(require(config.graph)), np.asarray(federation.client_ids))
+    return graph_for(asking[0], config.graph, federation, task, work, neighbours=config.neighbours or NEIGHBOURS)
 
 
 def local_work(config: RunConfig, federation: Federation, unseen: Federation | None = None) -> LocalWork:

@@ -13,7 +13,8 @@ from jaxpfl.engine import RunState, Simulation
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.experiment import files, results
 from jaxpfl.experiment.checkpoint import Checkpoints
-from jaxpfl.experiment.config import RunConfig, from_mapping, resolve
+from jaxpfl.experiment.config import RunConfig, resolve
+from jaxpfl.experiment.config_file import from_mapping
 from jaxpfl.experiment.model_files import one_method
 from jaxpfl.experiment.setup import Experiment, prepare, require
 

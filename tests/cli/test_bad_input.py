@@ -47,6 +47,23 @@ def write_idx(folder: Path, name: str, array: np.ndarray, *, magic: int | None =
             ["run", "local", "--plan.clients", "0"],
             "plan.clients must be auto, map, vmap or a positive number",
         ),
+        *(
+            (["run", *flags, "--strict"], f"{what} changes nothing: {why}")
+            for flags, what, why in (
+                (["fedavg", "--graph", "models"], "graph = models", "no method of the run (fedavg) has a graph"),
+                (["fedavg", "--neighbours", "3"], "neighbours = 3", "no method of the run (fedavg) has a graph"),
+                (["network-lasso", "--graph", "a.csv", "--neighbours", "3"], "neighbours = 3", "a.csv says who is"),
+                (["local", "--server-lr", "0.1"], "server_lr = 0.1", "no method of the run (local) has a server opt"),
+                (["local", "--server-optimizer", "fedadam"], "server_optimizer = fedadam", "no method of the run"),
+                (["local", "--compress", "sign"], "compress = sign", "no method of the run (local) uploads anything"),
+                (["fedavg", "--adapt-rounds", "3"], "adapt_rounds = 3", "there are no unseen_clients"),
+            )
+        ),
+        (
+            ["run", "fedavg", "--privacy.epsilon", "8", "--privacy.delta", "0.2", "--strict"],
+            "privacy.delta = 0.2 is not below 1 / clients = 0.166667",
+        ),
+        (["run", "local", "--output", "r", "--resume"], "nothing to resume in r: leave out --resume to start"),
         (["run", "local", "--dropout", "1"], "dropout must be >= 0 and < 1, got 1.0"),
         (["run", "local", "--stragglers", "-0.5"], "stragglers must be >= 0 and <= 1, got -0.5"),
         (["run", "local", "--same-stragglers"], "same_stragglers needs stragglers > 0"),
@@ -139,6 +156,12 @@ def test_a_batch_larger_than_a_client_is_warned_about_once(capsys, tmp_path):
     result = jaxpfl(capsys, *args, "--output", tmp_path / "r")
     assert result.status == 0
     assert result.err.count("batch size 500 is larger than the training data of 6 of 6 clients") == 1
+
+
+def test_a_flag_that_some_method_uses_is_not_warned_about(capsys):
+    used = ["--compress", "sign", "--server-lr", "0.5", "--unseen-clients", "1", "--adapt-rounds", "3", "--strict"]
+    result = jaxpfl(capsys, "compare", "local", "fedavg", *SMALL, *used, "--explain-plan", "--json")
+    assert (result.status, result.err) == (0, "")
 
 
 def test_a_diverging_rate_is_reported_and_does_not_stop_the_others(capsys, tmp_path):

@@ -25,6 +25,27 @@ def test_help_names_every_method_and_what_can_be_set(capsys):
     assert "psi_floor=0.5" in text
 
 
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["comparre"], "unknown command of jaxpfl 'comparre': did you mean 'compare'?"),
+        (["sweep", "--help"], "unknown command of jaxpfl 'sweep' (known: bench, compare, data"),
+        (["privacy", "audits"], "unknown command of jaxpfl privacy 'audits': did you mean 'audit'?"),
+        (["estimate", "regression_mixtures"], "did you mean 'regression-mixture'?"),
+    ],
+)
+def test_an_unknown_command_is_one_line(capsys, args, message):
+    result = jaxpfl(capsys, *args)
+    assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
+    assert message in result.err
+
+
+@pytest.mark.parametrize("args", [["--help"], ["privacy", "--help"]])
+def test_help_names_every_privacy_command(capsys, args):
+    said = " ".join(jaxpfl(capsys, *args).out.replace("│", " ").split())
+    assert "epsilon, noise, paper, curve; audit tries to refute a claim." in said
+
+
 def test_version(capsys):
     assert jaxpfl(capsys, "--version").out.strip() == package.__version__
 

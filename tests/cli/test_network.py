@@ -57,6 +57,7 @@ def test_clusters_are_compared_with_the_true_ones(tmp_path, capsys):
         (["--graph", "date"], "unknown graph 'date': did you mean 'data'?"),
         (["--graph", "none.csv"], "cannot read none.csv"),
         (["--neighbours", "0"], "neighbours must be at least 1, got 0"),
+        (["--neighbours", "6"], "neighbours must be at most 5, the number of the other clients, got 6"),
         (["--set", "p=3"], "p must be 1, 2 or inf, got 3.0"),
         (["--set", "p=two"], "network-lasso.p must be a float, got 'two'"),
         (

@@ -36,11 +36,12 @@ def test_a_budget_is_calibrated_stated_and_stored(capsys, folder):
     assert again.json["epsilon"] == pytest.approx(claim["epsilon"], rel=1e-3)
 
 
-def test_more_rounds_under_a_budget_are_another_run(capsys, folder):
+def test_more_rounds_under_a_budget_are_another_run(capsys, tmp_path):
     """More rounds need more noise in each, and the first ones had less."""
-    args = ["compare", "local", "fedavg", "adaped", *SMALL, *BUDGET, "--resume", "--output", folder]
+    args = ["run", "fedavg", *SMALL, *BUDGET, "--output", tmp_path / "run"]
     assert jaxpfl(capsys, *args).status == 0
-    refused = jaxpfl(capsys, *args, "--rounds", "6")
+    assert jaxpfl(capsys, *args, "--resume").status == 0
+    refused = jaxpfl(capsys, *args, "--resume", "--rounds", "6")
     assert refused.status == 2
     assert "privacy.noise_multiplier" in refused.err
 

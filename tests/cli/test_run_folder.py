@@ -66,7 +66,7 @@ def test_rerunning_the_config_gives_the_same_numbers(finished, tmp_path, capsys)
     folder, summary = finished
     result = jaxpfl(
         capsys,
-        *("compare", "local", "adaped", "--config", folder / "config.json"),
+        *("compare", "--config", folder / "config.json"),
         *("--json", "--output", tmp_path / "again"),
     )
     assert without_seconds(result.json) == without_seconds(summary)
@@ -147,3 +147,23 @@ def test_default_folder_is_found_again(tmp_path, capsys, monkeypatch):
     second = jaxpfl(capsys, *args).json["run_dir"]
     assert second == f"{first}-2"
     assert jaxpfl(capsys, *args, "--resume").json["run_dir"] == second
+
+
+def plan_of(capsys, *args: str) -> list[str]:
+    """The methods that a command would run."""
+    result = jaxpfl(capsys, *args, "--explain-plan", "--json")
+    assert result.status == 0, result.err
+    return list(result.json)
+
+
+def test_methods_come_from_the_config_unless_given(tmp_path, capsys):
+    one, two = tmp_path / "one.toml", tmp_path / "two.toml"
+    for file, methods in ((one, '["fedavg"]'), (two, '["local", "fedavg"]')):
+        file.write_text(f'methods = {methods}\nmodel = "linear"\nclients = 6\nbatch_size = 5\nseeds = 1\n')
+    assert plan_of(capsys, "run", "--config", one) == ["fedavg"]
+    assert plan_of(capsys, "run", "local", "--config", one) == ["local"]
+    assert plan_of(capsys, "compare", "--config", two) == ["local", "fedavg"]
+    assert plan_of(capsys, "compare", "local", "--config", two) == ["local"]
+    refused = jaxpfl(capsys, "run", "--config", two)
+    assert (refused.status, refused.out, refused.err.count("\n")) == (2, "", 1)
+    assert f"run takes one method, and {two} names local, fedavg" in refused.err

@@ -5,16 +5,9 @@ from pathlib import Path
 
 import pytest
 
-from jaxpfl import JaxpflError
-from jaxpfl.experiment.config import (
-    RunConfig,
-    differences,
-    from_mapping,
-    method_settings,
-    read_file,
-    resolve,
-    to_json,
-)
+from jaxpfl import JaxpflError, choices
+from jaxpfl.experiment.config import RunConfig, differences, method_settings, resolve, to_json
+from jaxpfl.experiment.config_file import from_mapping, read, read_file
 
 
 def test_presets_fill_what_is_not_given():
@@ -131,6 +124,34 @@ def test_settings_of_one_method():
 @pytest.mark.parametrize("given", [{"adaped.c": 1}, {"adaped": {"c": 1}}, ["adaped.c=1"]])
 def test_settings_in_a_file(given):
     assert from_mapping({"set": given}, "here").set == ("adaped.c=1",)
+
+
+def test_a_list_in_a_file_is_what_the_command_line_takes():
+    (entry,) = from_mapping({"set": {"persfl": {"temperatures": [1.0, 5.0]}}}, "here").set
+    assert entry == "persfl.temperatures=1.0,5.0"
+    assert choices.typed("persfl.temperatures", entry.partition("=")[2], tuple) == (1.0, 5.0)
+    assert choices.typed("persfl.temperatures", "1.0", tuple) == (1.0,)
+    with pytest.raises(JaxpflError, match=r"temperatures must be values with commas between them, such as 1\.0,5\.0"):
+        choices.typed("persfl.temperatures", "[1.0, 5.0]", tuple)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "methods"),
+    [
+        ("a.toml", 'methods = ["local", "adaped"]\nrounds = 3\n', ("local", "adaped")),
+        ("config.json", '{"methods": ["adaped"], "config": {"rounds": 3}, "hyper": {}}', ("adaped",)),
+        ("a.yaml", "rounds: 3\n", ()),
+    ],
+)
+def test_methods_of_a_file(tmp_path: Path, name: str, text: str, methods: tuple[str, ...]):
+    (tmp_path / name).write_text(text)
+    assert read(tmp_path / name) == (RunConfig(rounds=3), methods)
+
+
+def test_methods_that_are_no_list(tmp_path: Path):
+    (tmp_path / "a.toml").write_text('methods = "local"\n')
+    with pytest.raises(JaxpflError, match=r"methods in .*a\.toml must be a list of names, got 'local'"):
+        read(tmp_path / "a.toml")
 
 
 def test_a_number_that_yaml_reads_as_text():

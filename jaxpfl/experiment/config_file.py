@@ -1,0 +1,139 @@
+"""Files of a run's config: TOML, YAML, or the ``config.json`` of a run folder."""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import tomllib
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from jaxpfl.engine.plan import ExecutionPlan
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.experiment.config import RunConfig
+from jaxpfl.experiment.privacy import PrivacyConfig
+
+_TABLES = {"plan": ExecutionPlan, "privacy": PrivacyConfig}
+
+
+class ConfigFile(NamedTuple):
+    """A file's config, and the methods that it names: none where that is left to the command line."""
+
+    config: RunConfig = RunConfig()
+    methods: tuple[str, ...] = ()
+
+
+def read(path: str | Path) -> ConfigFile:
+    """A config file, or the ``config.json`` of a run folder.
+
+    Raises:
+      JaxpflError: as `read_file` and `from_mapping`, and for methods that are not a list of names.
+    """
+    values = read_file(path)
+    methods = values.pop("methods", [])
+    if not isinstance(methods, list) or not all(isinstance(name, str) for name in methods):
+        raise JaxpflError(f"methods in {path} must be a list of names, got {methods!r}")
+    return ConfigFile(from_mapping(values, str(path)), tuple(methods))
+
+
+def read_file(path: str | Path) -> dict[str, Any]:
+    """Parses a TOML or YAML config file, or the ``config.json`` of a run folder: names -> values, methods among them.
+
+    Raises:
+      JaxpflError: for a missing file, another suffix, or text that does not parse.
+    """
+    path = Path(path)
+    try:
+        text = path.read_text()
+    except OSError as error:
+        raise JaxpflError(f"cannot read config {path}: {error.strerror}") from None
+    try:
+        if path.suffix == ".toml":
+            values = tomllib.loads(text)
+        elif path.suffix in (".yaml", ".yml"):
+            import yaml
+
+            values = yaml.safe_load(text) or {}
+        elif path.suffix == ".json":
+            values = json.loads(text)
+        else:
+            raise JaxpflError(f"config {path} must end in .toml, .yaml, .yml or .json")
+    except JaxpflError:
+        raise
+    except Exception as error:
+        raise JaxpflError(f"config {path} does not parse: {' '.join(str(error).split())}") from None
+    if not isinstance(values, dict):
+        raise JaxpflError(f"config {path} must be a table of names and values")
+    if {"config", "methods"} <= values.keys():  # of a run folder: the config is wrapped in what else it records
+        return values["config"] | {"methods": values["methods"]}
+    return values
+
+
+def from_mapping(values: dict[str, Any], where: str) -> RunConfig:
+    """A config from a mapping of field names (dashes or underscores), such as a parsed file.
+
+    Raises:
+      JaxpflError: for an unknown field or a value of the wrong type.
+    """
+    fields = {f.name: f.type for f in dataclasses.fields(RunConfig)}
+    changes: dict[str, Any] = {}
+    for raw, value in values.items():
+        name = str(raw).replace("-", "_")
+        if name not in fields:
+            raise unknown_name(f"field in {where}", str(raw), fields)
+        if name in _TABLES:
+            changes[name] = _table(name, value, where)
+        elif name == "set":
+            changes[name] = _settings(value, where)
+        else:
+            changes[name] = _typed(value, str(fields[name]), f"{raw} in {where}")
+    return RunConfig(**changes)
+
+
+def _table(table: str, value: Any, where: str) -> Any:
+    if not isinstance(value, dict):
+        raise JaxpflError(f"{table} in {where} must be a table, got {value!r}")
+    fields = {f.name: f.type for f in dataclasses.fields(_TABLES[table])}
+    changes = {}
+    for raw, item in value.items():
+        name = str(raw).replace("-", "_")
+        if name not in fields:
+            raise unknown_name(f"field of {table} in {where}", str(raw), fields)
+        changes[name] = _typed(item, str(fields[name]), f"{table}.{raw} in {where}")
+    return _TABLES[table](**changes)
+
+
+def _settings(value: Any, where: str) -> tuple[str, ...]:
+    """``set`` as a list of METHOD.name=value, or as a table (of tables)."""
+    if isinstance(value, dict):
+        entries = []
+        for target, items in value.items():
+            if isinstance(items, dict):
+                entries += [f"{target}.{name}={_text(item)}" for name, item in items.items()]
+            else:
+                entries.append(f"{target}={_text(items)}")
+        return tuple(entries)
+    if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
+        return tuple(value)
+    raise JaxpflError(f"set in {where} must be a list of METHOD.name=value or a table, got {value!r}")
+
+
+def _text(value: Any) -> str:
+    """A value as ``--set`` takes it: a list with commas between."""
+    return ",".join(map(str, value)) if isinstance(value, list) else str(value)
+
+
+def _typed(value: Any, annotation: str, what: str) -> Any:
+    allowed = annotation.split(" | ")
+    if value is None and "None" in allowed:
+        return None
+    if isinstance(value, int | float) and not isinstance(value, bool) and "float" in allowed:
+        return float(value)
+    if isinstance(value, str) and "float" in allowed:  # YAML reads 1e-3 as text
+        try:
+            return float(value)
+        except ValueError:
+            pass
+    if type(value).__name__ in allowed or (isinstance(value, str) and annotation.startswith("Literal")):
+        return value
+    raise JaxpflError(f"{what} must be {annotation}, got {value!r}")
