@@ -8,7 +8,8 @@ a round and calibrated by dp-accounting. Hyper-parameters are each method's defa
 is chosen first, for each row of the table, on a fifth of the clients' training examples set apart, with a seed of its
 own: at every eps for federated averaging, at the middle one for the others, which cost more. Test examples are looked
 at once, by ``--seeds`` runs that train on all training examples. Every try is in the record, which is written after
-each program: a run that was interrupted goes on.
+each program: a run that was interrupted goes on. Local training has nothing to clip: in its second row it is given as
+many tries of its learning rate.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ STUDIES = {
 PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "local": ("local", {}),
     "local-idle": ("local", {}),
+    "local-rate": ("local", {}),
     "fedavg": ("fedavg-ft", {}),
     "adaped": ("adaped", {}),
     "adaped-gated": ("adaped", {"gate": True}),
@@ -60,6 +62,7 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
 """What is trained: method and options. Local training with idle rounds is that of everyone in every round."""
 ROWS = {
     "local": ("local", "after"),
+    "local, rate chosen": ("local-rate", "after"),
     "local, idle": ("local-idle", "after"),
     "FedAvg": ("fedavg", "global"),
     "FedAvg+": ("fedavg", "after"),
@@ -70,7 +73,8 @@ ROWS = {
     "AdaPeD, gated, idle": ("adaped-gated-idle", "after"),
 }
 """The table's rows: which of a program's models is scored."""
-LOCAL = ("local", "local-idle")
+LOCAL = ("local", "local-idle", "local-rate")
+RATES = (0.01, 0.03, 0.1, 0.3)
 
 
 @command
@@ -84,6 +88,12 @@ def main(argv: list[str] | None = None) -> None:
     setting = _Setting(STUDIES[args.study], args)
     idlers = not setting.participation.everyone
     for program in args.programs or [name for name in PROGRAMS if idlers or not name.endswith("idle")]:
+        if program == "local-rate":
+            record.take(f"{program}, trials", partial(setting.rates, program))
+            tried = record.results[f"{program}, trials"]["found"]
+            best = max(tried, key=lambda t: (t["after"], -t["lr"]))["lr"]
+            record.take(program, partial(setting.test, program, lr=best))
+            continue
         if program in LOCAL:  # uploads nothing: no noise, and so no clipping norm to choose
             record.take(program, partial(setting.test, program))
             continue
@@ -149,18 +159,25 @@ class _Setting:
             for i, (eps, norm) in enumerate(runs)
         ]
 
-    def test(self, program: str, eps: float | None = None, norm: float | None = None) -> dict[str, Any]:
+    def rates(self, program: str) -> list[dict[str, Any]]:
+        """One run for each learning rate, all in one program, scored on the examples set apart."""
+        scores, _ = self._fit(program, self.held_out, [TRIAL_SEED] * len(RATES), None, lr=list(RATES))
+        return [{"lr": lr, "after": float(own.mean())} for lr, own in zip(RATES, scores["after"], strict=True)]
+
+    def test(self, program: str, eps: float | None = None, norm: float | None = None, **hyper: float) -> dict[str, Any]:
         """The runs that count, scored on the test examples."""
         from jaxpfl.privacy import Mechanism, plan_of
 
         mechanism = None if eps is None or norm is None else Mechanism(self.noise[eps], norm)
-        scores, psi = self._fit(program, self.federation, list(range(self.seeds)), mechanism)
-        found: dict[str, Any] = {"epsilon": eps, "clipping_norm": norm, "psi": psi}
+        scores, psi = self._fit(program, self.federation, list(range(self.seeds)), mechanism, **hyper)
+        found: dict[str, Any] = {"epsilon": eps, "clipping_norm": norm, "psi": psi, **hyper}
         if mechanism is not None:
             found["statement"] = str(plan_of(mechanism, self.participation, rounds=self.rounds).statement(DELTA))
         return found | {which: own.mean(axis=1).tolist() for which, own in scores.items()}
 
-    def _fit(self, program: str, federation: Any, seeds: list[int], mechanism: Any) -> tuple[dict[str, Any], Any]:
+    def _fit(
+        self, program: str, federation: Any, seeds: list[int], mechanism: Any, **hyper: Any
+    ) -> tuple[dict[str, Any], Any]:
         """Accuracies [S, m] of each model, and the mean psi after every tenth round where there is one."""
         import numpy as np
 
@@ -176,6 +193,7 @@ class _Setting:
             local_steps=config.local_steps or 10,
             batch_size=config.batch_size or 20,
             seeds=seeds,
+            hyper=hyper,
             options=options,
             privacy=mechanism,
             participation=None if mechanism is None or config.cohort == self.clients else "poisson",
