@@ -177,7 +177,7 @@ def prepare(
 def _check_delta(config: RunConfig, clients: int, strict: bool) -> None:
     """Warns of a claim that means nothing: to publish one client at random, whole, has a delta of 1 / clients."""
     delta = config.privacy.delta
-    if delta is not None and delta * clients >= 1:
+    if delta is not None and 1 / clients <= delta < 1:
         warn(
             f"privacy.delta = {delta:g} is not below 1 / clients = {1 / clients:g}: such a claim holds even where the "
             "data of a client drawn at random are published",
