@@ -32,7 +32,7 @@ def test_any_plan_gives_the_same_numbers(method, federation, name):
     assert_close(got, want, 1e-9)
 
 
-@pytest.mark.every_method
+@pytest.mark.every_method(slow=True)
 @pytest.mark.usefixtures("x64")
 def test_everything_that_must_not_matter_at_once(method, federation):
     """Blocks of clients, runs and devices together, on padded data with garbage in the padding, in another order."""

@@ -23,6 +23,7 @@ def test_every_method_has_as_many_tries():
     assert 1 in {choice.clusters for choice in histogram_tune.grid("Standardised", wide)}  # FedAvg is among them
 
 
+@pytest.mark.slow
 def test_private_settings_are_chosen_without_the_users(monkeypatch: pytest.MonkeyPatch):
     """The users' place is taken by as many others: every try's loss stays as it was; of the validation users' it does
     not."""

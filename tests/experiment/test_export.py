@@ -107,6 +107,7 @@ def test_the_global_models_only(finished, tmp_path):
         load_models(folder, "adaped").client(0)
 
 
+@pytest.mark.slow
 def test_groups_of_other_models_have_files_of_their_own(tmp_path):
     folder = run(tmp_path / "run", ("adaped",), set=("architectures=same+mlp:8",), seeds=1, rounds=1)
     models = load_models(export(folder, tmp_path / "models")[0])
@@ -203,6 +204,7 @@ def test_a_kill_leaves_no_folder_and_the_next_export_cleans_up(finished, tmp_pat
     assert sorted(p.name for p in output.rglob("*")) == ["local", "manifest.json", "personal.npz"]
 
 
+@pytest.mark.slow
 def test_a_machine_with_other_devices_reads_the_run(finished, exported, tmp_path):
     output = tmp_path / "models"
     script = (

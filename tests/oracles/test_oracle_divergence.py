@@ -3,7 +3,9 @@
 The others' round is that of the federation without it: ``mu + sum_{i != bad} w_i d_i / sum_{i != bad} w_i``.
 """
 
+from collections.abc import Iterable
 from functools import cache
+from typing import Any
 
 import jax
 import numpy as np
@@ -88,7 +90,15 @@ def test_any_plan(blocks):
     check(run(simulation("adaped", spoiled(infinite), {}, plan=plan), ROUNDS), undisturbed("adaped"))
 
 
-@pytest.mark.parametrize("method", sorted(set(FEDERATED) - {"adaped", "network-lasso"} - OF_ALL.keys()))
+def seldom(methods: Iterable[str]) -> list[Any]:
+    """All of them; most in the slow run only."""
+    return [
+        pytest.param(name, marks=() if name in ("fedavg", "adaped", "scaffold") else pytest.mark.slow)
+        for name in sorted(methods)
+    ]
+
+
+@pytest.mark.parametrize("method", seldom(set(FEDERATED) - {"adaped", "network-lasso"} - OF_ALL.keys()))
 def test_every_method(method):
     check(run(simulation(method, spoiled(infinite), {}), ROUNDS), undisturbed(method))
 
@@ -128,7 +138,7 @@ def test_it_is_scored_with_the_state_that_it_keeps():
         np.testing.assert_allclose(score[0, KEPT], expected["after"][name][0], rtol=1e-9)
 
 
-@pytest.mark.parametrize("method", sorted(FEDERATED))
+@pytest.mark.parametrize("method", seldom(FEDERATED))
 def test_all_diverge(method):
     """Nobody has weight: server and clients stand still."""
     bad = classification_problem()

@@ -114,7 +114,9 @@ def test_noise_that_takes_psi_below_its_floor_is_projected():
     assert (psi > ADAPED["psi_floor"]).any()
 
 
-@pytest.mark.parametrize(("method", "scale"), [("map-gaussian", "s2"), ("map-laplace", "b")])
+@pytest.mark.parametrize(
+    ("method", "scale"), [("map-gaussian", "s2"), pytest.param("map-laplace", "b", marks=pytest.mark.slow)]
+)
 def test_noise_that_takes_a_prior_below_its_floor_is_projected(method, scale):
     hyper = {"lr": 0.1, "scale_floor": 0.02}
     scales = getattr(after_noise(method, hyper), scale)
