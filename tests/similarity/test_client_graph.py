@@ -132,7 +132,8 @@ def test_an_experiment_takes_data_unless_told():
         return pairs(experiment.graph)
 
     assert graph() == graph(graph="data") != graph(graph="features")
-    assert prepare(resolve(RunConfig(graph="features")), ("local",)).graph is None
+    with pytest.warns(JaxpflWarning, match="graph = features changes nothing"):
+        assert prepare(resolve(RunConfig(graph="features")), ("local",)).graph is None
 
 
 @pytest.mark.slow
