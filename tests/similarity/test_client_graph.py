@@ -8,6 +8,7 @@ from jaxpfl import JaxpflError, LocalWork
 from jaxpfl.data import pad, permute
 from jaxpfl.engine.assemble import make_task
 from jaxpfl.engine.client_graph import MOST_FEATURES, client_graph, graph_by_inputs, median_distance
+from jaxpfl.errors import JaxpflWarning
 from jaxpfl.experiment import graph_file
 from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.experiment.setup import prepare
