@@ -60,9 +60,8 @@ def test_traces_can_be_read_and_hold_the_rounds_that_they_say(report: dict, prof
         first, last = described["rounds"]
         assert 2 <= first <= last <= 4
         (planes,) = folder.rglob("*.xplane.pb")
-        assert planes.stat().st_size < 20e6
         found, events = operations.read(ProfileData.from_file(str(planes)))
-        assert events > 100
+        assert 100 < events < 250_000  # not the file's size: it holds every program that this process has compiled
         assert [row["name"] for row in described["operations"]] == [operation.name for operation in found[:30]]
         assert sum(described["kinds"].values()) == pytest.approx(1)
         assert any(operation.kind == "products" for operation in found)
