@@ -88,20 +88,20 @@ def main(argv: list[str] | None = None) -> None:
     setting = _Setting(STUDIES[args.study], args)
     idlers = not setting.participation.everyone
     for program in args.programs or [name for name in PROGRAMS if idlers or not name.endswith("idle")]:
-        if program == "local-rate":
-            record.take(f"{program}, trials", partial(setting.rates, program))
-            tried = record.results[f"{program}, trials"]["found"]
-            best = max(tried, key=lambda t: (t["after"], -t["lr"]))["lr"]
-            record.take(program, partial(setting.test, program, lr=best))
-            continue
         if program in LOCAL:  # uploads nothing: no noise, and so no clipping norm to choose
-            record.take(program, partial(setting.test, program))
+            hyper = {}
+            if program == "local-rate":
+                record.take(f"{program}, trials", partial(setting.rates, program))
+                tried = record.results[f"{program}, trials"]["found"]
+                hyper["lr"] = max(tried, key=lambda t: (t["after"], -t["lr"]))["lr"]
+            record.take(program, partial(setting.test, program, **hyper))
             continue
         tried = setting.epsilons if program == "fedavg" else setting.epsilons[len(setting.epsilons) // 2 :][:1]
         tries = [(eps, norm) for eps in tried for norm in setting.norms]
         record.try_out(program, tries, setting)
         for eps in setting.epsilons:
-            for norm in sorted({record.chosen(row, eps) for row, (of, _) in ROWS.items() if of == program}):
+            chosen = {record.chosen(row, eps) for row, (of, _) in ROWS.items() if of == program}
+            for norm in sorted(chosen | set(args.also)):
                 record.take(f"{program}, eps {eps:g}, C {norm:g}", partial(setting.test, program, eps, norm))
     record.show(setting.epsilons)
 
@@ -113,6 +113,9 @@ def _parser() -> argparse.ArgumentParser:
     options.add_argument("--seeds", type=positive, default=5)
     options.add_argument("--rounds", type=positive, help="the preset's unless given")
     options.add_argument("--epsilons", type=float, nargs="+", metavar="EPS")
+    options.add_argument(
+        "--also", type=float, nargs="+", default=[], metavar="C", help="norms run beside the chosen one"
+    )
     return options
 
 

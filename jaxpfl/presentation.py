@@ -35,9 +35,14 @@ def new_axes(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
     axes = figure.subplots()
     axes.set(xlabel=xlabel, ylabel=ylabel)
-    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
+    entitle(axes, title)
     plain(axes)
     return figure, axes
+
+
+def entitle(axes: Any, title: str) -> None:
+    """Sets the title, above the axes' left end."""
+    axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
 
 
 def plain(axes: Any) -> None:

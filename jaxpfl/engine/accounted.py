@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.algorithms import LocalWork, Method, Optimizer
-from jaxpfl.errors import JaxpflError
+from jaxpfl.engine.runs import check_values
 from jaxpfl.participation import Participation
 from jaxpfl.privacy import Mechanism, PrivacyPlan, plan_of
 
@@ -26,10 +26,10 @@ def of_round(
       optimizer: the clients'.
     """
     # A step w - lr (gradient + (decay + prox) w) must not stretch what was added before: |1 - lr (decay + prox)| <= 1.
-    pull = np.asarray(getattr(hp, "weight_decay", 0.0)) + np.asarray(getattr(hp, "prox", 0.0))
-    stretches = np.any(np.asarray(getattr(hp, "lr", 0.0)) * pull > 2)
+    pull = getattr(hp, "weight_decay", 0.0) + getattr(hp, "prox", 0.0)
+    stretches = np.any(getattr(hp, "lr", 0.0) * pull > 2)
     releases = 1 if method.releases is None else method.releases(method.options | options)
-    linear = isinstance(optimizer, str) and optimizer == "sgd" and not stretches
+    linear = optimizer == "sgd" and not stretches
     return {"steps": steps, "scales": method.scales, "releases": releases, "linear": linear}
 
 
@@ -53,10 +53,9 @@ def plans(
     told = of_round(method, hp, options, steps=work.steps, optimizer=work.optimizer) | {"compressed": compressed}
 
     def each(name: str) -> list[float]:
-        values = np.atleast_1d(np.asarray(getattr(mechanism, name), float))
-        if len(values) not in (1, runs):
-            raise JaxpflError(f"{name} has {len(values)} values for {runs} runs: give one seed for each value")
-        return np.broadcast_to(values, runs).tolist()
+        values = getattr(mechanism, name)
+        check_values(name, values, runs)
+        return np.broadcast_to(np.asarray(values, float), runs).tolist()
 
     def plan(z: float, clip: float) -> PrivacyPlan | None:
         one = replace(mechanism, noise_multiplier=z, clipping_norm=clip)

@@ -206,19 +206,6 @@ def fit(
     check_rate(server_optimizer, getattr(hp, "server_lr", 0.0))
     cohorts = draw_cohorts(federation.num_clients, cohort, participation, cohort_cap, private=privacy is not None)
     seeds = range(int(seeds)) if isinstance(seeds, int | np.integer) else seeds
-    released = None
-    if privacy is not None and method.uploads:
-        released = accounted.plans(
-            method,
-            hp,
-            options or {},
-            privacy,
-            cohorts,
-            work,
-            rounds=rounds,
-            runs=len(seeds),
-            compressed=compress is not None,
-        )
     simulation = make_simulation(
         method,
         task,
@@ -234,6 +221,19 @@ def fit(
         unseen=unseen,
         adapt_rounds=adapt_rounds,
     )
+    released = None
+    if privacy is not None and method.uploads:
+        released = accounted.plans(
+            method,
+            hp,
+            options or {},
+            privacy,
+            cohorts,
+            work,
+            rounds=rounds,
+            runs=len(seeds),
+            compressed=compress is not None,
+        )
     state = simulation.init(seeds)
     histories, evaluations = [], []
     stops = list(milestones(0, rounds, eval_every))

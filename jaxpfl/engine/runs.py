@@ -7,8 +7,20 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
+from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Array, PyTree
+
+
+def check_values(name: str, value: Any, runs: int) -> None:
+    """Refuses what is neither a number nor one for each of the runs, [S].
+
+    Raises:
+      JaxpflError.
+    """
+    if np.ndim(value) and len(value) != runs:
+        raise JaxpflError(f"{name} has {len(value)} values for {runs} runs: give one seed for each value")
 
 
 def over_runs(one: Callable[..., Any], *, vectorised: bool, in_place: bool = False) -> Callable[..., Any]:

@@ -19,7 +19,7 @@ from jaxpfl.engine.groups import make_groups, split
 from jaxpfl.engine.placement import place, put
 from jaxpfl.engine.plan import ExecutionPlan, Resolved, resolve
 from jaxpfl.engine.round import BITS, RoundPlan, make_round, make_rounds
-from jaxpfl.engine.runs import over_runs
+from jaxpfl.engine.runs import check_values, over_runs
 from jaxpfl.engine.state import RunState, init_state, whole
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
@@ -321,9 +321,7 @@ class Simulation:
 
     def _hp_rows(self, runs: int) -> PyTree:
         def rows(path: tuple, a: jax.Array) -> jax.Array:
-            if a.ndim and a.shape[0] != runs:
-                name = jax.tree_util.keystr(path, simple=True)
-                raise JaxpflError(f"{name} has {a.shape[0]} values for {runs} runs: give one seed for each value")
+            check_values(jax.tree_util.keystr(path, simple=True), a, runs)
             return jnp.broadcast_to(a, (runs,))
 
         return jax.tree.map_with_path(rows, self.hp)

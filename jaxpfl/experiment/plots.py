@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.presentation import COLORS, new_axes, save
+from jaxpfl.presentation import COLORS, entitle, new_axes, save
 
 
 def write_plots(folder: Path, records: list[dict[str, Any]], arrays: dict[str, dict[str, np.ndarray]]) -> list[Path]:
@@ -65,7 +65,7 @@ def write_profile(folder: Path, bars: dict[str, dict[str, float]]) -> Path:
         left += seconds
     axes.set_ylim(len(bars) - 0.5, -0.5)
     axes.set_xlabel("seconds")
-    axes.set_title("Where the time went", loc="left", fontsize=11, fontweight="bold")
+    entitle(axes, "Where the time went")
     axes.spines[["top", "right", "left"]].set_visible(False)
     axes.tick_params(axis="y", length=0)
     axes.grid(axis="x", color="#e6e6e6", linewidth=0.8)
@@ -142,7 +142,7 @@ def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
         margin = max(0.05 * (high - low), 0.5)
         axes.set_ylim(low - margin, high + margin)
         _settle(axes)
-    axes.set_title(_says(of_global, *axes.get_ylim()), loc="left", fontsize=11, fontweight="bold")
+    entitle(axes, _says(of_global, *axes.get_ylim()))
     axes.yaxis.set_major_formatter("{x:g} %")
     axes.legend(frameon=False, loc="lower right")
     return figure

@@ -74,11 +74,7 @@ class Protection(NamedTuple):
     statement: Statement | None
 
 
-def protect(
-    config: PrivacyConfig,
-    participation: Participation,
-    of_run: dict[str, Any],
-) -> Protection | None:
+def protect(config: PrivacyConfig, participation: Participation, of_run: dict[str, Any]) -> Protection | None:
     """What stands between a method's clients and its server; None where the config asks for none.
 
     Args:

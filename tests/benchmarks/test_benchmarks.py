@@ -227,7 +227,10 @@ def test_histograms(tmp_path: Path):
 def test_privacy_chooses_on_examples_set_apart_and_goes_on_where_it_was_interrupted(tmp_path: Path):
     study = ("privacy", "table2", "--programs", "local")
     assert set(record(tmp_path, *study)["results"]) == {"local"}
-    found = record(tmp_path, *study, "fedavg")["results"]  # into the same file
+    found = record(tmp_path, *study, "fedavg", "local-rate", "--also", "1e-6")["results"]  # into the same file
+    rates = found["local-rate, trials"]["found"]
+    assert found["local-rate"]["found"]["lr"] == max(rates, key=lambda t: (t["after"], -t["lr"]))["lr"]
+    assert "C = 1e-06" in found["fedavg, eps 3.35, C 1e-06"]["found"]["statement"]
     tries = found["fedavg, trials"]["found"]
     assert len(tries) == 12
     for eps in (3.35, 13.16, 27.3):
