@@ -145,6 +145,8 @@ class Client(NamedTuple):
       predict: ``(hp, personal, x [n, ...]) -> logits [n, classes]``.
       idle: ``(key, hp, ctx, state, splits) -> (state, metrics)``, a round outside the cohort: the client works alone
         with what it has. None for a client that then rests.
+      cluster: ``(hp, message, state, splits) -> [] int32``, the cluster that the client counts itself to. None where
+        clients choose none.
     """
 
     init: Callable[[Key, PyTree, ClientContext, Message], PyTree]
@@ -152,6 +154,7 @@ class Client(NamedTuple):
     personalize: Callable[[Key, PyTree, ClientContext, Message, PyTree, Splits], PyTree]
     predict: Callable[[PyTree, PyTree, PyTree], Array]
     idle: Callable[[Key, PyTree, ClientContext, PyTree, Splits], tuple[PyTree, Metrics]] | None = None
+    cluster: Callable[[PyTree, Message, PyTree, Splits], Array] | None = None
 
 
 class Server(NamedTuple):
@@ -195,8 +198,8 @@ class Algorithm(NamedTuple):
       group_of: ``(client ids [m], number of groups) -> [m]``, the group of each client; on the host.
       check_data: refuses a federation that the method cannot serve, before anything is compiled; on the host.
       counts_bits: whether uploads say how many bits they take (``Upload.bits``), to be counted.
-      clusters: ``the server's state -> [m]``, the cluster of each client in the order of the stack, for a method that
-        finds some; on the host, of one run.
+      clusters: ``the server's state -> [m]``, the cluster of each client in the order of the stack, for a method whose
+        server finds some; on the host, of one run. Clients that choose say so by `Client.cluster`.
     """
 
     clients: tuple[Client, ...]

@@ -74,6 +74,7 @@ def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
             message.shared, cluster_of(message.shared, splits.train)
         ),
         predict=lambda hp, params, x: task.model.apply(params, x),
+        cluster=lambda hp, message, state, splits: cluster_of(message.shared, splits.train),
     )
     server = mean_server(lambda key: several_models.init(task, key, clusters))
     return with_server_optimizer(Algorithm((client,), server, work.steps), work.server_optimizer)

@@ -143,8 +143,10 @@ def when(
 ) -> None:
     """When collaboration helps: what theory promises at these settings, what it takes, and the phase diagram."""
     from jaxpfl.estimate import when as study
+    from jaxpfl.estimate.settings import refuse_given
 
     compile_cache.enable()
+    refuse_given(settings, ("mean", "uploads", "repetitions", "seed"), "changes nothing here: nothing is simulated")
     result = study.run(settings)
     if not to.json:
         print("\n".join(study.verdict(result)))

@@ -99,15 +99,23 @@ def make_personal(
 
         return adapted
 
-    def personal(state: RunState, hp: PyTree, federations: tuple[Federation, ...]) -> tuple[PyTree, ...]:
-        today, per_client = _today(algorithm, plan, state, hp)
-        data = [
-            (f.splits, jnp.asarray(f.client_ids), group.take(per_client))
-            for f, group in zip(federations, plan.groups, strict=True)
-        ]
-        return tuple(_each_group(algorithm, plan, work_of, today, state.clients, data))
+    read = _reader(algorithm, plan, work_of)
+    return lambda state, hp, federations: tuple(read(state, hp, federations))
 
-    return personal
+
+def make_clusters(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, PyTree, tuple[Federation, ...]], Array]:
+    """Builds ``(state, hp, federations) -> the cluster that each client counts itself to, [m]``."""
+
+    def work_of(client: Client) -> Work:
+        def choose(today: Today, own: PyTree, data: tuple[Splits, Array, PyTree]) -> Array:
+            assert client.cluster is not None
+            splits, _, per_client = data
+            return client.cluster(today.hp, Message(today.sent, per_client), own, splits)
+
+        return choose
+
+    read = _reader(algorithm, plan, work_of)
+    return lambda state, hp, federations: gather(read(state, hp, federations), plan.groups)
 
 
 def make_adapt(
@@ -200,6 +208,22 @@ def _score(
     means = {name: _means(task, values, examples) for name, values in logits.items()}
     means["after"]["diverged"] = ~personal.finite
     return means
+
+
+def _reader(
+    algorithm: Algorithm, plan: RoundPlan, work_of: Callable[[Client], Work]
+) -> Callable[[RunState, PyTree, tuple[Federation, ...]], list[PyTree]]:
+    """Builds ``(state, hp, federations) -> what is kept of each group's clients``; they see no test example."""
+
+    def read(state: RunState, hp: PyTree, federations: tuple[Federation, ...]) -> list[PyTree]:
+        today, per_client = _today(algorithm, plan, state, hp)
+        data = [
+            (f.splits, jnp.asarray(f.client_ids), group.take(per_client))
+            for f, group in zip(federations, plan.groups, strict=True)
+        ]
+        return _each_group(algorithm, plan, work_of, today, state.clients, data)
+
+    return read
 
 
 def _each_group(

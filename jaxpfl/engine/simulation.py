@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpfl import trees
 from jaxpfl.engine import memory
-from jaxpfl.engine.evaluate import Part, Scores, make_adapt, make_evaluate, make_personal
+from jaxpfl.engine.evaluate import Part, Scores, make_adapt, make_clusters, make_evaluate, make_personal
 from jaxpfl.engine.exchange import bytes_per_client
 from jaxpfl.engine.groups import make_groups, split
 from jaxpfl.engine.placement import place, put
@@ -27,7 +27,7 @@ from jaxpfl.participation import RELIABLE, Availability, Participation
 from jaxpfl.protocol import Algorithm
 from jaxpfl.types import Array, Federation, Metrics, PyTree
 
-_ProgramName = Literal["advance", "test", "validation", "personal", "unseen"]
+_ProgramName = Literal["advance", "test", "validation", "personal", "clusters", "unseen"]
 
 
 class Simulation:
@@ -188,7 +188,12 @@ class Simulation:
         return models[0] if len(models) == 1 else models
 
     def clusters(self, state: RunState) -> np.ndarray | None:
-        """The cluster of every client, [S, m], numbered from 0 in each run; None for a method that finds none."""
+        """The cluster of every client, [S, m], numbered from 0 in each run; None for a method that finds none.
+
+        Where clients choose among the server's models, a number that nobody chose is missing.
+        """
+        if all(client.cluster is not None for client in self.algorithm.clients):
+            return np.asarray(self._read("clusters", state, self.federations))
         find = self.algorithm.clusters
         if find is None:
             return None
@@ -303,6 +308,8 @@ class Simulation:
             )
         if name == "personal":
             one = make_personal(algorithm, plan)
+        elif name == "clusters":
+            one = make_clusters(algorithm, plan)
         elif name == "unseen":
             plan = plan._replace(groups=self._unseen_groups)
             one = make_adapt(algorithm, task, plan, rounds=self._adapt_rounds, split="test")

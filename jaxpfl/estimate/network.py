@@ -99,6 +99,8 @@ class NetworkSettings:
             checks.count(name, getattr(self, name))
         if not 2 <= self.clusters <= self.clients:
             raise JaxpflError(f"clusters must be 2 to the {self.clients} clients, got {self.clusters}")
+        if self.neighbours >= self.clients:
+            raise JaxpflError(f"neighbours must be fewer than the {self.clients} clients, got {self.neighbours}")
         if self.samples < 2:
             raise JaxpflError(f"samples must be at least 2, to train and to validate, got {self.samples}")
         if not self.strengths:

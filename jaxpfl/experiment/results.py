@@ -56,7 +56,7 @@ def write_method(
             **uplink.of_method(simulation, counts, experiment.config.compress),
             "bytes_down": down * int(counts.participations.sum()) // runs,
             "client_steps": int(counts.steps.sum()) // runs,
-            "clusters": None if found is None else (found.max(axis=1) + 1).tolist(),
+            "clusters": None if found is None else [len(np.unique(of_run)) for of_run in found],
             "rand_index": rand_index(experiment, found),
             "lost_uploads": int(counts.dropped.sum()) // runs,
             "idle_rounds": int(counts.idle_rounds.sum()) // runs,

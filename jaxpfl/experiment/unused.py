@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from operator import attrgetter
+
 from jaxpfl import algorithms
 from jaxpfl.experiment import graph_file
 from jaxpfl.experiment.config import RunConfig
@@ -18,8 +20,11 @@ def unused(config: RunConfig, methods: tuple[str, ...]) -> list[str]:
     if not any(hasattr(method.hyper, "server_lr") for method in chosen):
         reasons |= dict.fromkeys(("server_optimizer", "server_lr"), f"{none} has a server optimizer")
     if not any(method.uploads for method in chosen):
-        reasons["compress"] = f"{none} uploads anything"
+        idle = "compress", "privacy.epsilon", "privacy.noise_multiplier"
+        reasons |= dict.fromkeys(idle, f"{none} uploads anything")
     if not config.unseen_clients:
         reasons["adapt_rounds"] = "there are no unseen_clients"
-    given = [name for name in reasons if getattr(config, name) != getattr(RunConfig, name)]
-    return [f"{name} = {getattr(config, name)} changes nothing: {reasons[name]}" for name in given]
+    default = RunConfig()
+    values = {name: (attrgetter(name)(config), attrgetter(name)(default)) for name in reasons}
+    given = {name: value for name, (value, unless_given) in values.items() if value != unless_given}
+    return [f"{name} = {value} changes nothing: {reasons[name]}" for name, value in given.items()]

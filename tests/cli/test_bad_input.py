@@ -56,6 +56,11 @@ def write_idx(folder: Path, name: str, array: np.ndarray, *, magic: int | None =
                 (["local", "--server-lr", "0.1"], "server_lr = 0.1", "no method of the run (local) has a server opt"),
                 (["local", "--server-optimizer", "fedadam"], "server_optimizer = fedadam", "no method of the run"),
                 (["local", "--compress", "sign"], "compress = sign", "no method of the run (local) uploads anything"),
+                (
+                    ["local", "--privacy.epsilon", "1", "--privacy.delta", "1e-3"],
+                    "privacy.epsilon = 1.0",
+                    "no method of the run (local) uploads anything",
+                ),
                 (["fedavg", "--adapt-rounds", "3"], "adapt_rounds = 3", "there are no unseen_clients"),
             )
         ),

@@ -116,6 +116,7 @@ def test_own_clients_of_zeros_and_ones(capsys, tmp_path: Path):
         (["mixture", "--components", "0"], "components must be a whole number of at least 1"),
         (["elections", "--data-dir", "nowhere"], "data set 'elections': no file"),
         (["when", "--sigma-x", "0"], "sigma_x must be > 0"),
+        (["when", "--uploads", "9"], "uploads changes nothing here: nothing is simulated, got 9"),
     ],
 )
 def test_bad_input_is_one_line(capsys, tmp_path: Path, monkeypatch, args: list[str], message: str):

@@ -45,6 +45,7 @@ def test_the_tables(capsys):
     ("args", "message"),
     [
         (["network", "--clusters", "1"], "clusters must be 2 to the 50 clients, got 1"),
+        (["network", "--neighbours", "50"], "neighbours must be fewer than the 50 clients, got 50"),
         (["network", "--methods", "fedprox"], "unknown method of the study 'fedprox'"),
         (["compression", "--data", "digits"], "data set 'digits' has 10 classes, expected 2 of plain inputs"),
         (["compression", "--compressors", "qsgd:level=4"], "unknown argument of compressor qsgd 'level'"),

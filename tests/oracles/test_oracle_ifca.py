@@ -117,6 +117,7 @@ def test_the_personalised_model_is_the_one_of_the_clients_cluster():
     assert len(set(chosen)) > 1
     for i, j in enumerate(chosen):
         assert_same(jax.tree.map(lambda a, i=i: a[0, i], got_models), last[j])
+    np.testing.assert_array_equal(got.simulation.clusters(got.state), [chosen])
 
 
 @pytest.mark.parametrize("defect", DEFECTS)
