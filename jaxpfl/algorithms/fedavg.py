@@ -43,6 +43,14 @@ def fedavg_ft(task: Task, work: LocalWork, *, fine_tune_steps: int = 60) -> Algo
 
     The steps are taken at the rate of the last round.
     Models: personalised, mu after the client's own steps; global mu.
+
+    Args:
+      task: any model.
+      work: the local work in a round.
+      fine_tune_steps: the client's own steps before it predicts.
+
+    Raises:
+      JaxpflError: for fewer than 0 steps.
     """
     if fine_tune_steps < 0:
         raise JaxpflError(f"fedavg-ft.fine_tune_steps must be >= 0, got {fine_tune_steps}")

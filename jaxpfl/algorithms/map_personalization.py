@@ -70,6 +70,11 @@ def map_gaussian(task: Task, work: LocalWork, *, estimate: str = "gradient", sca
     """Personalisation by a Gaussian prior: theta_i is held near the mean mu as strongly as clients are alike.
 
     Models: personalised theta_i, the client's own; global mu.
+
+    Args:
+      task, work: as in `map_personalization`, and so are the errors.
+      estimate: of the prior, by "gradient" messages that are averaged, or by a "fit" to the uploads side by side.
+      scaling: whether f_i is the "sum" of the losses or their "mean".
     """
     return map_personalization(
         task,
@@ -84,6 +89,11 @@ def map_laplace(task: Task, work: LocalWork, *, estimate: str = "gradient", scal
     """Personalisation by a Laplace prior: theta_i differs from mu where its data insist.
 
     Models: personalised theta_i, the client's own; global mu.
+
+    Args:
+      task, work: as in `map_personalization`, and so are the errors.
+      estimate: of the prior, by "gradient" messages that are averaged, or by a "fit" to the uploads side by side.
+      scaling: whether f_i is the "sum" of the losses or their "mean".
     """
     return map_personalization(
         task,

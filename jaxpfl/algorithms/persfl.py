@@ -126,7 +126,15 @@ def persfl_gd(
 ) -> Algorithm:
     """PersFL-GD: PersFL with the cross-entropy to the teacher's soft labels, whose gradient is that of KL.
 
-    Models: as `persfl`, and so are the arguments.
+    Models: as `persfl`, and so are the errors.
+
+    Args:
+      task, work: as in `persfl`.
+      distill_steps: steps of stage 2.
+      temperatures: the grid's T.
+      imitations: the grid's lambda.
+      teacher: ``best`` on validation, or ``last``, the last global model (the paper's ablation).
+      stored: earlier global models that the server keeps and a new participant receives; 0 for none.
     """
 
     def soft(of_teacher: Array, of_student: Array) -> Array:

@@ -27,6 +27,14 @@ def pooled(task: Task, work: LocalWork, *, steps: int = 0) -> Algorithm:
     The default, 0, is tau: as many updates of the model as one client of a federated method makes, so rounds * tau in
     all. With K * tau, it sees as many examples as a cohort of K. It starts where FedAvg starts from the same seed.
     Models: the one trained is personalised and global model in one.
+
+    Args:
+      task: any model.
+      work: the local work in a round.
+      steps: mini-batches in a round; 0 for tau.
+
+    Raises:
+      JaxpflError: for fewer than 0 steps.
     """
     if steps < 0:
         raise JaxpflError(f"pooled.steps must be >= 0, got {steps}")

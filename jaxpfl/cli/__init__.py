@@ -12,6 +12,7 @@ import tyro
 from tyro.conf import DisallowNone, FlagCreatePairsOff
 
 from jaxpfl.cli import training
+from jaxpfl.cli.flags import REGISTRY
 from jaxpfl.errors import JaxpflError, JaxpflWarning, unknown_name
 from jaxpfl.experiment import compile_cache
 
@@ -72,7 +73,7 @@ def _app(commands: Iterable[Callable[..., None]], prog: str, description: str, a
     app = tyro.extras.SubcommandApp()
     for command in commands:
         app.command(command)
-    app.cli(prog=prog, description=description, args=args, config=(FlagCreatePairsOff, DisallowNone))
+    app.cli(prog=prog, description=description, args=args, config=(FlagCreatePairsOff, DisallowNone), registry=REGISTRY)
 
 
 def _named(name: str, text: str) -> Callable[[], None]:

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from tyro.conf import arg
 
+from jaxpfl.cli.flags import UNSAID
 from jaxpfl.cli.histogram import histogram
 from jaxpfl.cli.output import TO, Output, write
 from jaxpfl.estimate.bernoulli import BernoulliSettings
@@ -40,7 +41,7 @@ def commands() -> tuple[Callable[..., None], ...]:
 def gaussian(
     settings: Annotated[GaussianSettings, arg(name="")] = _GAUSSIAN,
     to: Annotated[Output, arg(name="")] = TO,
-    csv: Path | None = None,
+    csv: Annotated[Path | None, UNSAID] = None,
 ) -> None:
     """Means of Gaussian clients: local, global, personalised, quantised and private, beside exact errors.
 
@@ -72,7 +73,7 @@ def gaussian(
 def bernoulli(
     settings: Annotated[BernoulliSettings, arg(name="")] = _BERNOULLI,
     to: Annotated[Output, arg(name="")] = TO,
-    csv: Path | None = None,
+    csv: Annotated[Path | None, UNSAID] = None,
 ) -> None:
     """Probabilities of Bernoulli clients: local, global, personalised (corrected and printed), and private bits.
 

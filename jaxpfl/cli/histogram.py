@@ -7,6 +7,7 @@ from typing import Annotated
 
 from tyro.conf import arg
 
+from jaxpfl.cli.flags import UNSAID
 from jaxpfl.cli.output import TO, Output, write
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimate.histogram_settings import HistogramSettings
@@ -18,8 +19,8 @@ _HISTOGRAM = HistogramSettings()
 def histogram(
     settings: Annotated[HistogramSettings, arg(name="")] = _HISTOGRAM,
     to: Annotated[Output, arg(name="")] = TO,
-    export: Path | None = None,
-    export_epsilon: float | None = None,
+    export: Annotated[Path | None, UNSAID] = None,
+    export_epsilon: Annotated[float | None, UNSAID] = None,
 ) -> None:
     """Users' histograms over a vocabulary: alone, averaged, clustered, fine-tuned, without and with privacy.
 

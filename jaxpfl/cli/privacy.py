@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro.conf import arg
 
+from jaxpfl.cli.flags import UNSAID
 from jaxpfl.errors import JaxpflError
 
 if TYPE_CHECKING:
@@ -101,7 +102,11 @@ def paper(
 
 
 def curve(
-    noise_multiplier: float, claim: _Shared, points: int = 20, plot: Path | None = None, table: bool = False
+    noise_multiplier: float,
+    claim: _Shared,
+    points: int = 20,
+    plot: Annotated[Path | None, UNSAID] = None,
+    table: Annotated[bool, UNSAID] = False,
 ) -> None:
     """Epsilon against rounds, up to the given number of them; beside it what the paper's formula says.
 
@@ -136,17 +141,17 @@ def audit(
     noise_multiplier: float,
     rounds: int = 1,
     clients: int = 10,
-    cohort: int | None = None,
-    participation: Literal["full", "uniform", "poisson"] | None = None,
+    cohort: Annotated[int | None, UNSAID] = None,
+    participation: Annotated[Literal["full", "uniform", "poisson"] | None, UNSAID] = None,
     noise: Literal["central", "distributed", "per_step"] = "central",
-    min_uploads: int | None = None,
-    quantile: float | None = None,
+    min_uploads: Annotated[int | None, UNSAID] = None,
+    quantile: Annotated[float | None, UNSAID] = None,
     local_steps: int = 1,
     worlds: int = 4000,
     delta: float = 0.1,
     confidence: float = 0.95,
     seed: int = 0,
-    plot: Path | None = None,
+    plot: Annotated[Path | None, UNSAID] = None,
 ) -> None:
     """Play the distinguishing game on the engine's own rounds: a lower bound on epsilon, beside the claim.
 

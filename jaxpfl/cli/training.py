@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from tyro import MISSING
 from tyro.conf import Positional, UseAppendAction, arg
 
+from jaxpfl.cli.flags import UNSAID
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import compile_cache
 from jaxpfl.experiment.config import DataConfig, RunConfig, resolve
@@ -77,9 +78,9 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
             arg(help="list the data sets, or describe the split that the flags make."),
         ],
         settings: Annotated[DataConfig, arg(name="")] = data_flags,
-        json: bool = False,
-        plot: Path | None = None,
-        config: Path | None = None,
+        json: Annotated[bool, UNSAID] = False,
+        plot: Annotated[Path | None, UNSAID] = None,
+        config: Annotated[Path | None, UNSAID] = None,
     ) -> None:
         """List the data sets, or describe a split: sizes and classes of its clients.
 
@@ -92,13 +93,13 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
 
     def export(
         run: Annotated[Positional[Path], arg(metavar="RUN", help="The run folder.")],
-        output: Path | None = None,
-        method: str | None = None,
-        clients: tuple[int, ...] | None = None,
-        seed: int | None = None,
-        only_global: Annotated[bool, arg(name="global")] = False,
-        per_client: bool = False,
-        data_dir: str | None = None,
+        output: Annotated[Path | None, UNSAID] = None,
+        method: Annotated[str | None, UNSAID] = None,
+        clients: Annotated[tuple[int, ...] | None, UNSAID] = None,
+        seed: Annotated[int | None, UNSAID] = None,
+        only_global: Annotated[bool, arg(name="global", help_behavior_hint="")] = False,
+        per_client: Annotated[bool, UNSAID] = False,
+        data_dir: Annotated[str | None, UNSAID] = None,
     ) -> None:
         """Write the models of a finished run as .npz files: every client's own, after adaptation, and the global one.
 
@@ -120,17 +121,12 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
 
 
 def _methods(args: list[str]) -> str:
-    """The registered methods with what ``--set`` takes; only where help is asked for, as it needs jax."""
+    """The methods with what ``--set`` takes; only where help is asked for, as it needs jax."""
     if not {"-h", "--help"} & set(args) or args[0] not in ("run", "compare"):
         return ""
-    from jaxpfl.algorithms import METHODS
+    from jaxpfl.cli.method_help import describe
 
-    lines = ["Methods, and what --set METHOD.name=value changes:"]
-    for method in METHODS.values():
-        values = [f"{f.name}={getattr(method.hyper, f.name):g}" for f in fields(method.hyper)]
-        values += [f"{name}={default}" for name, default in method.options.items()]
-        lines.append(f"- {method.name}: {', '.join(values)}")
-    return "\n".join(lines)
+    return describe(args[1:])
 
 
 def _file(args: list[str]) -> ConfigFile:

@@ -1,5 +1,6 @@
 """Help, version, and the data commands."""
 
+import dataclasses
 import json
 
 import pytest
@@ -7,6 +8,7 @@ from command import jaxpfl
 
 import jaxpfl as package
 from jaxpfl import METHODS
+from jaxpfl.cli.method_help import describe
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["compare"], ["data"]])
@@ -16,13 +18,41 @@ def test_help(capsys, command):
     assert "usage: jaxpfl" in result.out
 
 
+def said(capsys, *args) -> str:
+    """The help on one line, without its frames."""
+    return " ".join(jaxpfl(capsys, *args, "--help").out.replace("│", " ").split())
+
+
 def test_help_names_every_method_and_what_can_be_set(capsys):
-    text = " ".join(jaxpfl(capsys, "run", "--help").out.replace("│", " ").split())
+    text = said(capsys, "run")
+    assert "Each has lr=0.1, lr_decay=0.99, decay_every=60, weight_decay=0.0001" in text
     for name, method in METHODS.items():
-        assert f"- {name}: lr={method.hyper.lr:g}" in text
-        for option in method.options:
-            assert option in text
+        assert f"- {name}" in text
+        for option, default in method.options.items():
+            assert f"{option}={default}" in text
     assert "psi_floor=0.5" in text
+    assert "- scaffold: lr=0.01 -" in text
+
+
+@pytest.mark.parametrize("name", METHODS)
+def test_help_explains_every_setting_of_a_method_that_is_named(name):
+    text = describe(["--rounds", name])
+    for setting in [field.name for field in dataclasses.fields(METHODS[name].hyper)] + list(METHODS[name].options):
+        (line,) = [line for line in text.splitlines() if line.startswith(f"- {setting}=")]
+        assert line.split(": ", 1)[1].strip()
+
+
+def test_flags_are_explained_in_paragraphs_that_say_what_happens_without_them(capsys, monkeypatch):
+    text = said(capsys, "compare", "adaped")
+    assert "adaped: AdaPeD (Algorithm 2)" in text
+    assert "- psi_floor=0.5: least psi -" in text
+    assert "default: None" not in text
+    assert "default: False" not in text
+    assert "(default: True)" not in text  # --plan.no-donate
+    assert "(default: local fedavg fedavg-ft adaped)" in said(capsys, "compare")
+    monkeypatch.setenv("COLUMNS", "220")
+    lines = jaxpfl(capsys, "compare", "--help").out.splitlines()
+    assert any("shards, dirichlet, dirichlet-class" in line for line in lines)  # as wide as the frame, not its source
 
 
 @pytest.mark.parametrize(
@@ -40,10 +70,9 @@ def test_an_unknown_command_is_one_line(capsys, args, message):
     assert message in result.err
 
 
-@pytest.mark.parametrize("args", [["--help"], ["privacy", "--help"]])
+@pytest.mark.parametrize("args", [[], ["privacy"]])
 def test_help_names_every_privacy_command(capsys, args):
-    said = " ".join(jaxpfl(capsys, *args).out.replace("│", " ").split())
-    assert "epsilon, noise, paper, curve; audit tries to refute a claim." in said
+    assert "epsilon, noise, paper, curve; audit tries to refute a claim." in said(capsys, *args)
 
 
 def test_version(capsys):
