@@ -145,7 +145,7 @@ _FREE = ("plan", "checkpoint_every", "data_dir", "warm_start")
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """The same experiment with every preset filled in; a model that depends on the inputs is filled in by `prepare`.
+    """The same experiment with every preset filled in; what depends on the data themselves is filled in by `prepare`.
 
     Raises:
       JaxpflError: for counts below one, shares outside [0, 1), and a cohort larger than the number of clients.
@@ -154,7 +154,9 @@ def resolve(config: RunConfig) -> RunConfig:
     given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     # A cohort preset belongs to the preset's number of clients; a smaller federation takes part whole.
     clients = given["clients"] if given["clients"] is not None else values["clients"]
-    if clients is not None:
+    if clients is None:  # as many as there are users, which `prepare` counts
+        del values["cohort"]
+    else:
         values["cohort"] = min(values["cohort"], max(clients, 1))
     config = dataclasses.replace(config, **{k: v for k, v in values.items() if given[k] is None})
     counts = ("clients", "classes_per_client", "cohort", "local_steps", "batch_size", "rounds", "seeds", "neighbours")

@@ -25,7 +25,7 @@ from jaxpfl.engine.state import server_context
 from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.experiment import graph_file
 from jaxpfl.experiment.config import RunConfig, method_settings
-from jaxpfl.experiment.presets import model_for
+from jaxpfl.experiment.presets import model_for, preset
 from jaxpfl.experiment.privacy import Protection, protect
 from jaxpfl.experiment.unused import unused
 from jaxpfl.models import Task
@@ -143,6 +143,9 @@ def prepare(
         federation, unseen = data.set_apart(federation, config.unseen_clients, config.split_seed)
     if config.model is None:
         config = dataclasses.replace(config, model=model_for(source))
+    if config.cohort is None:
+        usual = preset(config.data, config.partition)["cohort"]
+        config = dataclasses.replace(config, cohort=min(usual, federation.num_clients))
     drawn = cohorts(config, federation.num_clients)  # clients may have been dropped
     _check_delta(config, federation.num_clients, strict)
     clients, capacity = federation.num_clients, drawn.capacity

@@ -54,10 +54,12 @@ def test_clusters_are_compared_with_the_true_ones(tmp_path, capsys):
 
 def test_clusters_that_clients_choose_are_compared_too(tmp_path, capsys):
     planted = "planted:clients=6,clusters=2,examples=200,dim=5,strength=20"
-    args = ("run", "ifca", "--data", planted, "--rounds", "8", "--lr", "0.5", "--local-steps", "5", "--cohort", "6")
+    args = ("run", "ifca", "--data", planted, "--rounds", "8", "--lr", "0.5", "--local-steps", "5")
     result = jaxpfl(capsys, *args, "--seeds", "4", "--output", tmp_path / "run")
     assert result.status == 0, result.err
-    row = json.loads((tmp_path / "run" / "summary.json").read_text())["methods"]["ifca"]
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert summary["cohort"] == 6  # all that there are, where the preset has ten
+    row = summary["methods"]["ifca"]
     member = draw_planted(PlantedSettings(clients=6, clusters=2, examples=200, dim=5, strength=20.0)).member
     found = np.load(tmp_path / "run" / "methods" / "ifca.npz")["cluster"]
     assert found.shape == (4, 6)

@@ -8,7 +8,7 @@ from jaxpfl.data import PARTITIONS, Source, known_sources, options_of
 from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.experiment.presets import PRESETS, model_for, preset
 
-ALWAYS = ("partition", "test_share", "cohort", "local_steps", "batch_size", "rounds", "seeds")
+ALWAYS = ("partition", "test_share", "local_steps", "batch_size", "rounds", "seeds")
 NAMED = [name for name in known_sources() if ":" not in name]
 OTHERS = ["own-folder", "idx:own", "npz:own.npz", "tfds:mnist", "leaf:own", "libsvm:own"]
 
@@ -23,6 +23,7 @@ def test_complete_and_the_same_when_read_again(data: str):
     assert None not in {getattr(config, name) for name in ALWAYS}
     assert resolve(config) == config
     assert (config.clients is None) <= (config.partition == "natural")
+    assert (config.cohort is None) == (config.clients is None)
     assert (config.model is None) == (data in OTHERS and not data.startswith("libsvm"))
 
 
