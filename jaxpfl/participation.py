@@ -151,7 +151,7 @@ class Availability(NamedTuple):
             key = jax.random.fold_in(key, round)
         slow, share = jax.random.uniform(key, (2,), jnp.float32)
         some = 1 + jnp.minimum((share * steps).astype(jnp.int32), steps - 1)
-        return jnp.where(slow < self.stragglers, some, steps)
+        return jnp.where(slow < self.stragglers, some, ALL_STEPS)
 
     def drops_out(self, run_key: Key, round: Array, client_id: Array) -> Array:
         """Whether a client's upload of a round is lost, [] bool."""

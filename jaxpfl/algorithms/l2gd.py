@@ -31,6 +31,7 @@ from __future__ import annotations
 from typing import NamedTuple
 
 import jax
+import jax.numpy as jnp
 import optax
 from flax import struct
 
@@ -67,7 +68,7 @@ def l2gd(task: Task, work: LocalWork) -> Algorithm:
     """L2GD. Models: personalised theta_i, the client's own; global, the mean of all theta_i.
 
     The clients' optimiser makes the local steps. There is nothing for a server optimiser to do: the server only keeps
-    account of the mean.
+    account of the mean. A client that was never trained starts from the mean and takes local steps in all its rounds.
     """
     loss = batch_loss(task)
 
@@ -112,6 +113,8 @@ def l2gd(task: Task, work: LocalWork) -> Algorithm:
         init=lambda key, hp, ctx: task.init(key),
         broadcast=broadcast,
         update=server_update,
+        # One toss for all rounds of a newcomer's would have it never take a step, or never be drawn to the mean.
+        welcome=lambda key, hp, ctx, mean: Message(Toss(mean, jnp.array(False))),
         predict_global=lambda hp, mean, x: task.model.apply(mean, x),
     )
     return Algorithm((client,), server, work.steps)

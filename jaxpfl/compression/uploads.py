@@ -118,7 +118,17 @@ def _client(inner: Client, compressor: Compressor, splits: Splits, feedback: boo
         own, metrics = inner.idle(key, hp, ctx, state.own, splits)
         return Held(own, state.memory), metrics
 
-    return Client(init, update, personalize, inner.predict, None if inner.idle is None else idle)
+    def cluster(hp: PyTree, message: Message, state: Held, splits: Splits) -> Array:
+        assert inner.cluster is not None
+        return inner.cluster(hp, message, state.own, splits)
+
+    return inner._replace(
+        init=init,
+        update=update,
+        personalize=personalize,
+        idle=inner.idle and idle,
+        cluster=inner.cluster and cluster,
+    )
 
 
 def _compress(

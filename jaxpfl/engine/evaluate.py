@@ -234,9 +234,11 @@ def _each_group(
     states: tuple[PyTree, ...],
     data: list[PyTree],
 ) -> list[PyTree]:
-    """What is kept of each group's clients, leaves [size, ...]."""
+    """What is kept of each group's clients, leaves [size, ...]; nothing of a group without clients."""
     kept = []
     for client, group, own, given in zip(algorithm.clients, plan.groups, states, data, strict=True):
+        if not group.size:
+            continue
         work = work_of(client)
 
         def one(today: Today, present: Array, own: PyTree, given: PyTree, work: Work = work) -> Outcome:

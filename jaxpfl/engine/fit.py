@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import warnings
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -22,7 +21,7 @@ from jaxpfl.engine.evaluate import Scores
 from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation
-from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.models import Model
 from jaxpfl.models.given import start_from
 from jaxpfl.participation import availability
@@ -186,7 +185,7 @@ def fit(
     if num_classes <= largest:
         raise JaxpflError(f"num_classes is {num_classes} but labels go up to {largest}")
     if not np.asarray(federation.test.mask).any():
-        warnings.warn("no client has test examples: every score will be NaN", JaxpflWarning, stacklevel=2)
+        warn("no client has test examples: every score will be NaN")
     task = make_task(model, federation, num_classes)
     if warm_start is not None:
         task = start_from(task, warm_start)
@@ -204,6 +203,8 @@ def fit(
     work = dataclasses.replace(work, graph=graph_for(method, graph, federation, task, work, neighbours=neighbours))
     hp = replace(method.name, method.hyper, ({} if server_lr is None else {"server_lr": server_lr}) | (hyper or {}))
     check_rate(server_optimizer, getattr(hp, "server_lr", 0.0))
+    if server_optimizer != "sgd" and method is algorithms.METHODS.get(method.name) and not hasattr(hp, "server_lr"):
+        warn(f"server_optimizer = {server_optimizer} changes nothing: {method.name} has no server optimizer")
     cohorts = draw_cohorts(federation.num_clients, cohort, participation, cohort_cap, private=privacy is not None)
     seeds = range(int(seeds)) if isinstance(seeds, int | np.integer) else seeds
     simulation = make_simulation(

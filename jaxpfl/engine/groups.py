@@ -69,11 +69,13 @@ class Group(NamedTuple):
         return jax.tree.map(lambda leaf, new: leaf.at[self.members].set(new[: self.size]), stacked, values)
 
 
-def make_groups(algorithm: Algorithm, client_ids: np.ndarray, devices: int) -> tuple[Group, ...]:
+def make_groups(
+    algorithm: Algorithm, client_ids: np.ndarray, devices: int, *, may_be_empty: bool = False
+) -> tuple[Group, ...]:
     """The groups of an algorithm's clients.
 
     Raises:
-      JaxpflError: where a group would have no client, or ``group_of`` names one that there is not.
+      JaxpflError: where a group would have no client (unless that may be), or ``group_of`` names one that there is not.
     """
     count, num_clients = len(algorithm.clients), len(client_ids)
     numbers = np.zeros(num_clients, int) if count == 1 else np.asarray(algorithm.group_of(client_ids, count))
@@ -82,7 +84,7 @@ def make_groups(algorithm: Algorithm, client_ids: np.ndarray, devices: int) -> t
     groups = []
     for number in range(count):
         members = np.flatnonzero(numbers == number)
-        if not len(members):
+        if not len(members) and not may_be_empty:
             raise JaxpflError(f"group {number} of {count} has no client: use fewer groups than {num_clients} clients")
         groups.append(Group(members, -(-len(members) // devices) * devices, num_clients, count == 1))
     return tuple(groups)
@@ -96,7 +98,7 @@ def split(federation: Federation, groups: tuple[Group, ...]) -> tuple[Federation
 
 
 def gather(values: list[PyTree], groups: tuple[Group, ...]) -> PyTree:
-    """Values of each group's clients, [size, ...], in the order of the stack of all clients, [m, ...]."""
+    """Values of each group that has clients, [size, ...], in the order of the stack of all clients, [m, ...]."""
     if len(groups) == 1:
         return values[0]
     order = np.argsort(np.concatenate([group.members for group in groups]))

@@ -237,7 +237,8 @@ class Simulation:
             raise JaxpflError(f"adapt_rounds must be at least 0, got {adapt_rounds}")
         self.algorithm.check_data(unseen)
         self._adapt_rounds = adapt_rounds
-        self._unseen_groups = make_groups(self.algorithm, np.asarray(unseen.client_ids), self.execution.devices)
+        ids = np.asarray(unseen.client_ids)
+        self._unseen_groups = make_groups(self.algorithm, ids, self.execution.devices, may_be_empty=True)
         self._unseen = tuple(put(part, self.placement) for part in split(unseen, self._unseen_groups))
 
     def export(self, *platforms: str, seeds: int = 1) -> jax.export.Exported:

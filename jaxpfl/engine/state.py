@@ -93,7 +93,7 @@ class Counts:
 
     @property
     def steps(self) -> Array:
-        """Local steps taken, in the cohort or alone."""
+        """Local steps, in the cohort or alone: tau for a round of whole work, whatever else a method does in it."""
         return self.table[..., 6]
 
     @property

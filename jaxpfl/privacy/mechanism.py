@@ -234,7 +234,11 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
         assert inner.idle is not None
         return inner.idle(key, hp.method, ctx, state, splits)
 
-    return Client(init, update, personalize, predict, None if inner.idle is None else idle)
+    def cluster(hp: PrivateHyper, message: Message, state: PyTree, splits: Splits) -> Array:
+        assert inner.cluster is not None
+        return inner.cluster(hp.method, received(message), state, splits)
+
+    return Client(init, update, personalize, predict, inner.idle and idle, inner.cluster and cluster)
 
 
 def _server(inner: Server, mechanism: Mechanism) -> Server:

@@ -19,6 +19,7 @@ from oracle_setup import (
 
 from jaxpfl import JaxpflError
 from jaxpfl.participation import Availability, availability
+from jaxpfl.protocol import ALL_STEPS
 
 ROUNDS = 6
 HYPER = {"lr": 0.3, "lr_decay": 1.0, "decay_every": 60.0, "weight_decay": 0.02}
@@ -88,11 +89,12 @@ def test_frequencies():
     draw = jax.jit(jax.vmap(lambda i: given.local_steps(jax.random.key(3), 7, i, tau)))
     steps = np.asarray(draw(ids))
     lost = np.asarray(jax.vmap(lambda i: given.drops_out(jax.random.key(3), 7, i))(ids))
-    for value in range(1, tau + 1):
-        p = 0.4 / tau + 0.6 * (value == tau)
+    # Who is not slow has no limit: a method may ask for more steps than tau.
+    for value in (*range(1, tau + 1), ALL_STEPS):
+        p = 0.6 if value == ALL_STEPS else 0.4 / tau
         assert abs((steps == value).mean() - p) < 4 * np.sqrt(p * (1 - p) / n), value
     assert abs(lost.mean() - 0.3) < 4 * np.sqrt(0.3 * 0.7 / n)
-    assert abs(np.corrcoef(lost, steps)[0, 1]) < 4 / np.sqrt(n)
+    assert abs(np.corrcoef(lost, steps == ALL_STEPS)[0, 1]) < 4 / np.sqrt(n)
 
 
 def test_the_same_stragglers_in_every_round():
@@ -100,6 +102,16 @@ def test_the_same_stragglers_in_every_round():
     for given, equal in ((each, False), (same, True)):
         first, second = ([int(given.local_steps(jax.random.key(0), r, i, 100)) for i in range(20)] for r in (0, 1))
         assert (first == second) is equal
+
+
+def test_who_is_not_slow_takes_all_steps_that_the_method_asks_for():
+    """Ditto's personal steps may be more than tau. Of these clients none is slow, at a probability of 1e-9."""
+    runs = [
+        run(simulation("ditto", classification_problem(), HYPER, personal_steps=3 * STEPS, engine=engine), 2)
+        for engine in ({}, {"availability": Availability(0.0, 1e-9)})
+    ]
+    for plain, unreliable in zip(runs[0].states, runs[1].states, strict=True):
+        assert_same(unreliable.clients, plain.clients, rtol=0)
 
 
 @pytest.mark.parametrize(

@@ -219,6 +219,15 @@ def test_the_texts_example_stalls_and_the_default_cures_it():
     np.testing.assert_allclose(rests_at("tv:gamma=0.6", 200), best, atol=1e-3)
 
 
+def test_clients_choose_their_cluster_as_they_do_without_a_code():
+    problem = classification_problem()
+    codes = ({}, {"compress": "lossless"})
+    runs = [run(simulation("ifca", problem, {"lr": 0.4}, clusters=2, **code), 2) for code in codes]
+    found = [got.simulation.clusters(got.state) for got in runs]
+    assert found[0].shape == (1, len(SIZES))
+    np.testing.assert_array_equal(found[1], found[0])
+
+
 def test_unseen_clients_start_with_an_empty_memory_and_adapt():
     """Their uploads are discarded, so without a state of the method's own they are served as in a plain run."""
     scores = []

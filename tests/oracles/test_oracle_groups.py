@@ -140,6 +140,17 @@ def test_personal_models_of_each_group():
     assert_same(jax.tree.map(np.asarray, models), jax.tree.map(np.asarray, made.trim(state).clients))
 
 
+@pytest.mark.parametrize("ids", [[100], [55, 101, 103]])
+def test_unseen_clients_may_all_be_of_one_architecture(ids):
+    """They have the scores that they have beside one of the other architecture."""
+    both = classification_problem((8,) * (len(ids) + 1), [*ids, ids[0] + 201])
+    some = jax.tree.map(lambda a: a[:-1], both)
+    alone, beside = (adaped("same+linear", engine={"unseen": given}) for given in (some, both))
+    found, want = (made.evaluate_unseen(made.init([0]))["after"]["loss"] for made in (alone, beside))
+    assert found.shape == (1, len(ids))
+    np.testing.assert_allclose(found, want[:, :-1], rtol=1e-12)
+
+
 @pytest.mark.parametrize(
     ("names", "message"),
     [("same+lineer", "linear"), ("+".join(["same"] * 7), "has no client"), ("same+", "unknown model")],

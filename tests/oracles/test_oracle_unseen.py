@@ -118,6 +118,16 @@ def test_adaped_with_the_message_fixed():
     assert_same(scores["after"], scores_of(models))
 
 
+def test_l2gd_takes_local_steps_whatever_the_servers_last_toss_was():
+    hp = SGD | {"p": 0.5, "lam": 0.3}
+    last, scores = arrived("l2gd", hp)
+    models = [last.server] * 3
+    for i in range(3):
+        for nth in range(ADAPT):
+            models[i], _ = sgd(models[i], batches(i, nth), last_rate() / (1 - hp["p"]), 0.02)
+    assert_same(scores["after"], scores_of(models))
+
+
 def test_no_round_of_adaptation_is_the_model_on_arrival():
     made = simulation("local", classification_problem(), SGD, engine={"unseen": newcomers(), "adapt_rounds": 0})
     scores = on_host(made.evaluate_unseen(made.init([SEED])))
