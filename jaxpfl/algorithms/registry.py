@@ -20,6 +20,7 @@ from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper
 from jaxpfl.algorithms.ifca import ifca
 from jaxpfl.algorithms.l2gd import L2GDHyper, l2gd
 from jaxpfl.algorithms.local import local
+from jaxpfl.algorithms.map_distillation import MapDistillationHyper, map_kd
 from jaxpfl.algorithms.map_personalization import MapHyper, map_gaussian, map_laplace
 from jaxpfl.algorithms.network_lasso import NetworkHyper, network_lasso
 from jaxpfl.algorithms.perfedavg import PerFedAvgHyper, perfedavg
@@ -82,6 +83,7 @@ METHODS: Mapping[str, Method] = {
         Method("persfl-gd", persfl_gd, AveragingHyper()),
         Method("map-gaussian", map_gaussian, MapHyper()),
         Method("map-laplace", map_laplace, MapHyper()),
+        Method("map-kd", map_kd, MapDistillationHyper()),
         Method("adamix", adamix, MapHyper(), releases=lambda options: options["em_steps"]),
         Method("pooled", pooled, SgdHyper(), pooled=True),
         Method("ditto", ditto, DittoHyper()),

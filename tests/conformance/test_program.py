@@ -82,6 +82,7 @@ def test_bytes_are_those_of_what_is_exchanged(method, federation):
         "fedem": (2 * parameters, 2 * parameters),
         "map-gaussian": (parameters + number, parameters + number),
         "map-laplace": (parameters + number, parameters + number),
+        "map-kd": (parameters + number, parameters + number),
         "adamix": (parameters, 2 * (parameters + number + number)),
         "toy medians": (parameters, parameters + number),
         "toy clusters": (2 * parameters, 2 * parameters),

@@ -6,7 +6,6 @@ Four rounds in float64 of unequal clients, the rate decaying inside the run, wei
 import jax
 import numpy as np
 import pytest
-from flax import struct
 from numpy_reference import Params, backward, cross_entropy, decay, forward, step
 from oracle_setup import (
     SIZES,
@@ -20,13 +19,9 @@ from oracle_setup import (
     world,
 )
 
-from jaxpfl import ExecutionPlan, JaxpflError, LocalWork, Simulation
-from jaxpfl.algorithms import METHODS, map_personalization
-from jaxpfl.algorithms.hyper import hyper
-from jaxpfl.algorithms.map_personalization import MapHyper
+from jaxpfl import JaxpflError, LocalWork
+from jaxpfl.algorithms import METHODS
 from jaxpfl.participation import uniform
-from jaxpfl.priors import distillation
-from jaxpfl.types import Scalar
 
 ROUNDS = 4
 COHORT = uniform(len(SIZES), 4)
@@ -261,11 +256,6 @@ def test_unknown_estimate():
 # --- AdaPeD is the distillation prior's ------------------------------------------------------------
 
 
-@struct.dataclass
-class DistillationHyper(MapHyper):
-    c: Scalar = hyper(5.0, "factor on the divergence in psi's step")
-
-
 @pytest.mark.parametrize("batch_size", [100, 6], ids=["full batches", "mini-batches"])
 @pytest.mark.parametrize("weight_decay", [0.0, 0.02])
 def test_distillation_prior_is_adaped(batch_size, weight_decay):
@@ -275,18 +265,33 @@ def test_distillation_prior_is_adaped(batch_size, weight_decay):
     own = {"lr_global": 0.3, "lr_psi": 0.1, "psi_init": 0.6, "psi_floor": 0.5, "c": 5.0}
     want = run(simulation("adaped", problem, rates | own, cohort=cohort, batch_size=batch_size), ROUNDS)
 
-    task, work = perceptron(), LocalWork(np.asarray(problem.train.mask).sum(1), STEPS, batch_size)
-    algorithm = map_personalization(
-        task,
-        work,
-        prior=lambda hp: distillation.prior(
-            psi_init=hp.scale_init, floor=hp.scale_floor, c=hp.c, weight_decay=hp.weight_decay
-        ),
-        scaling="mean",
-    )
-    hp = DistillationHyper(**rates, lr_location=0.3, lr_scale=0.1, scale_init=0.6, scale_floor=0.5, c=5.0)
-    got = run(Simulation(algorithm, task, problem, cohort, hp, plan=ExecutionPlan(rounds_per_call=1)), ROUNDS)
+    renamed = {"lr_location": 0.3, "lr_scale": 0.1, "scale_init": 0.6, "scale_floor": 0.5, "c": 5.0}
+    got = run(simulation("map-kd", problem, rates | renamed, cohort=cohort, batch_size=batch_size), ROUNDS)
     for a, b in zip(got.states, want.states, strict=True):
         assert_same((a.server, a.clients), (b.server, b.clients))
     assert_same(got.history["psi"], want.history["psi"])
     assert want.history["psi"][-1] > 0.5  # the floor hides no step
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"distance": "l1"}, "unknown distance 'l1'"),
+        ({"distance": "square", "exact": True}, "the exact normaliser is known for the distance kd only, got square"),
+        ({"scaling": "max"}, "unknown scaling 'max'"),
+    ],
+)
+def test_options_of_the_distillation_prior_are_refused_early(options, message):
+    with pytest.raises(JaxpflError, match=message):
+        METHODS["map-kd"].build(perceptron(), LocalWork(np.ones(2), 1, 1), **options)
+
+
+@pytest.mark.parametrize("options", [{"distance": "reversed-kd"}, {"distance": "square"}, {"exact": True}])
+def test_options_of_the_distillation_prior_change_what_is_learnt(options):
+    problem = classification_problem()
+    plain, other = (
+        run(simulation("map-kd", problem, {"lr": 0.4}, cohort=COHORT, batch_size=6, **given), 2)
+        for given in ({}, options)
+    )
+    assert np.isfinite(other.history["psi"]).all()
+    assert np.abs(other.history["psi"] - plain.history["psi"]).max() > 1e-6

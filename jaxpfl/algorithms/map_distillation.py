@@ -1,0 +1,59 @@
+"""Personalisation by the knowledge-distillation prior, with its other distances and its exact normaliser.
+
+Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation".
+"""
+
+from __future__ import annotations
+
+from flax import struct
+
+from jaxpfl.algorithms.hyper import hyper
+from jaxpfl.algorithms.local_work import LocalWork
+from jaxpfl.algorithms.map_personalization import MapHyper, map_personalization
+from jaxpfl.models import Task
+from jaxpfl.priors import Prior, distillation
+from jaxpfl.protocol import Algorithm
+from jaxpfl.types import Scalar
+
+
+@struct.dataclass
+class MapDistillationHyper(MapHyper):
+    """Hyper-parameters of the prior on predictions; the weight decay is that of theta and of mu."""
+
+    lr_location: Scalar = hyper(0.1, "rate of the global model; decays as lr does", high=1.0)
+    lr_scale: Scalar = hyper(0.05, "rate of psi; not decayed", high=1.0)
+    scale_init: Scalar = hyper(3.5, "psi in round 0", positive=True)
+    scale_floor: Scalar = hyper(0.5, "least psi", positive=True)
+    c: Scalar = hyper(1.0, "factor on the divergence in psi's step; 1 is the prior's own")
+
+
+def map_kd(
+    task: Task, work: LocalWork, *, distance: str = "kd", exact: bool = False, scaling: str = "mean"
+) -> Algorithm:
+    """Personalisation by a prior on predictions: theta_i is held near what the global model predicts.
+
+    With c = 5 it is AdaPeD but for its options; see `priors.distillation` for the density and its normaliser.
+    Models: personalised theta_i, the client's own; global mu.
+
+    Args:
+      task, work: as in `map_personalization`.
+      distance: of the predictions p of mu and q of theta: kd, KL(p || q); reversed-kd, KL(q || p); square, |p - q|^2.
+      exact: whether the density's own normaliser stands in the place of log(2 psi) / 2; for kd.
+      scaling: whether f_i is the "sum" of the losses or their "mean", as AdaPeD has it.
+
+    Raises:
+      JaxpflError: for an unknown distance or scaling, and ``exact`` with another distance than kd.
+    """
+
+    def prior(hp: MapDistillationHyper) -> Prior:
+        return distillation.prior(
+            psi_init=hp.scale_init,
+            floor=hp.scale_floor,
+            c=hp.c,
+            weight_decay=hp.weight_decay,
+            distance=distance,
+            exact=exact,
+        )
+
+    prior(MapDistillationHyper())  # refuses its options before anything is compiled
+    return map_personalization(task, work, prior=prior, scaling=scaling)
