@@ -7,13 +7,12 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimate import priors
 from jaxpfl.estimate.priors import ProbabilityPrior
 from jaxpfl.estimate.repetitions import mean_square, repeat, report
-from jaxpfl.estimate.settings import at_least, check_uploads
+from jaxpfl.estimate.settings import at_least, check_uploads, senders
 from jaxpfl.estimators import base, bernoulli, bernoulli_private
 from jaxpfl.estimators import bernoulli_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator
@@ -105,7 +104,7 @@ def repetition(given: BernoulliSettings, estimators: dict[str, Estimator]) -> Ca
     def study(key: Key) -> dict[str, Array]:
         of_data, of_run = jax.random.split(key)
         p, clients = draw(of_data, given, prior)
-        sent = jnp.arange(given.clients) < (given.uploads or given.clients)  # all clients are drawn alike
+        sent = senders(given.clients, given.uploads)
         return {
             name: mean_square(base.estimate(estimator, of_run, clients, sent=sent).estimates, p)
             for name, estimator in estimators.items()

@@ -14,6 +14,7 @@ from jaxpfl.estimate import bernoulli as study
 from jaxpfl.estimate.bernoulli import BernoulliSettings
 from jaxpfl.estimate.plots import Curve, color, write_curves
 from jaxpfl.estimate.repetitions import gain, mean_square, repeat
+from jaxpfl.estimate.settings import senders
 from jaxpfl.estimators import base, bernoulli, bernoulli_private
 from jaxpfl.estimators import bernoulli_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator
@@ -43,9 +44,10 @@ def over_epsilon(given: BernoulliSettings, epsilons: tuple[float, ...] = EPSILON
     def errors(key: Key) -> dict[str, Array]:
         of_data, of_run = jax.random.split(key)
         p, clients = study.draw(of_data, given, prior)
+        sent = senders(given.clients, given.uploads)
 
         def error(estimator: Estimator) -> Array:
-            return mean_square(base.estimate(estimator, of_run, clients).estimates, p)
+            return mean_square(base.estimate(estimator, of_run, clients, sent=sent).estimates, p)
 
         private = {
             name: jax.vmap(lambda e, build=build: error(build(e)))(jnp.array(epsilons))
@@ -99,8 +101,8 @@ def _priors_plot(folder: Path, given: BernoulliSettings) -> Path:
             label = {"personalized": "corrected", "printed": "as printed"}[estimator] if place == 0 else None
             bar = 200 * (row["stderr"] or 0)
             axes.errorbar(place + shift, 100 * row["mean"], yerr=bar, fmt="o", color=color(estimator), label=label)
-            mse = closed_form.personalized(prior.population, n, exact[estimator], own.clients - 1)
-            level = 100 * (1 - float(mse) / float(local))
+            mse = study.theory(own, prior.population, exact[estimator])
+            level = 100 * (1 - mse / float(local))
             axes.hlines(level, place + shift - 0.08, place + shift + 0.08, color=color(estimator), linewidth=1.5)
         if name in PRINTED_GAINS:
             mean, spread = PRINTED_GAINS[name]

@@ -38,9 +38,11 @@ def read(path: Path) -> Clients:
     if not rows:
         raise JaxpflError(f"{path}: no clients in it")
     header = [cell.lower() for cell in rows[0][1]]
-    if header[0] == ID and len(header) > 1 and all(cell.startswith("value") for cell in header[1:]):
+    if len(header) > 1 and all(cell.startswith("value") for cell in header[1:]):
+        if header[0] != ID:  # a row for each sample would be taken for a client, and its client for a sample
+            raise JaxpflError(f"{path}: rows of samples need the header client,value, got {','.join(rows[0][1])}")
         return _long(path, rows[1:], len(header))
-    has_header = not any(_is_number(cell) for cell in rows[0][1][1:] or rows[0][1])
+    has_header = header[0] == ID or not any(_is_number(cell) for cell in rows[0][1][1:] or rows[0][1])
     body = rows[1:] if has_header else rows
     if not body:
         raise JaxpflError(f"{path}: a header, and no clients below it")

@@ -12,6 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.data import load_elections
+from jaxpfl.errors import JaxpflError
 from jaxpfl.estimate.plots import Curve, color, write_curves
 from jaxpfl.estimate.repetitions import measure, repeat
 from jaxpfl.estimators import base, bernoulli, bernoulli_private, beta_binomial
@@ -44,6 +45,8 @@ class ElectionSettings:
           JaxpflError: the name, its value, and what is allowed.
         """
         checks.count("repetitions", self.repetitions)
+        if not self.epsilon:
+            raise JaxpflError("epsilon must be at least one value, got none")
         for epsilon in self.epsilon:
             checks.positive("epsilon", epsilon)
 

@@ -8,12 +8,19 @@ from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 
 from jaxpfl.compression import quantizers
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.estimate.repetitions import mean_square, repeat, report
-from jaxpfl.estimate.settings import NOT_PRIVATE, Mechanism, at_least, check_privacy, check_uploads, refuse_given
+from jaxpfl.estimate.settings import (
+    NOT_PRIVATE,
+    Mechanism,
+    at_least,
+    check_privacy,
+    check_uploads,
+    refuse_given,
+    senders,
+)
 from jaxpfl.estimators import base, gaussian, gaussian_private, radius, release
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator
@@ -213,7 +220,7 @@ def repetition(given: GaussianSettings, estimators: dict[str, Estimator]) -> Cal
     def study(key: Key) -> dict[str, Array]:
         of_data, of_run = jax.random.split(key)
         theta, clients = draw(of_data, given)
-        sent = jnp.arange(given.clients) < (given.uploads or given.clients)  # all clients are drawn alike
+        sent = senders(given.clients, given.uploads)
         return {
             name: mean_square(base.estimate(estimator, of_run, clients, sent=sent).estimates, theta)
             for name, estimator in estimators.items()

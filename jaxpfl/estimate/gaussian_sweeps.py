@@ -13,6 +13,7 @@ from jaxpfl.estimate import gaussian as study
 from jaxpfl.estimate.gaussian import GaussianSettings
 from jaxpfl.estimate.plots import Curve, write_curves
 from jaxpfl.estimate.repetitions import mean_square, measure, repeat
+from jaxpfl.estimate.settings import senders
 from jaxpfl.estimators import base
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.types import Array, Key
@@ -33,10 +34,11 @@ def over_epsilon(given: GaussianSettings, epsilons: tuple[float, ...] = EPSILONS
     def errors(key: Key) -> dict[str, Array]:
         of_data, of_run = jax.random.split(key)
         theta, clients = study.draw(of_data, given)
+        sent = senders(given.clients, given.uploads)
 
         def error(own: GaussianSettings, strength: Array) -> Array:
             estimator = study.personalized(own, study.private_release(own, strength))
-            return mean_square(base.estimate(estimator, of_run, clients).estimates, theta)
+            return mean_square(base.estimate(estimator, of_run, clients, sent=sent).estimates, theta)
 
         return {kind: jax.vmap(lambda at, own=own: error(own, at))(strengths[kind]) for kind, own in kinds.items()}
 
@@ -48,7 +50,7 @@ def write_plots(folder: Path, given: GaussianSettings) -> list[Path]:
     given.check()
     folder.mkdir(parents=True, exist_ok=True)
     m, n = given.clients, given.samples
-    of_m = sorted({max(2, round(m * f)) for f in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)})
+    of_m = sorted({max(given.uploads or 2, round(m * f)) for f in (0.003, 0.01, 0.03, 0.1, 0.3, 1.0)})
     of_n = sorted({max(1, round(n * f)) for f in (0.2, 0.5, 1.0, 2.0, 4.0)})
     return [
         _epsilon_plot(folder, given),

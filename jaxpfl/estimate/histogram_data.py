@@ -103,7 +103,10 @@ def prepare(given: HistogramData) -> Prepared:
     given.check()
     if given.data == "synthetic":
         return _synthetic(given)
-    counts = _read(given).most_frequent(given.tokens).with_tokens(max(given.least_tokens, 2))
+    read = _read(given)
+    if len(read.vocabulary) < given.tokens:
+        raise JaxpflError(f"tokens must be at most the {len(read.vocabulary)} of {given.data}, got {given.tokens}")
+    counts = read.most_frequent(given.tokens).with_tokens(max(given.least_tokens, 2))
     if not len(counts.users):
         raise JaxpflError(f"{given.data}: no user has least_tokens {given.least_tokens} tokens")
     parts = token_counts.split(

@@ -62,6 +62,9 @@ def print_table(console: Any, result: dict[str, Any]) -> None:
             highlight=False,
             soft_wrap=True,
         )
+    if result["privacy"] and given["data"] != "synthetic":
+        line = f"no epsilon covers the vocabulary, taken for public: all users' {given['tokens']} most frequent tokens"
+        console.print(line, highlight=False, soft_wrap=True)
     for line in _comparison(result):
         console.print(line, highlight=False, soft_wrap=True)
 
@@ -92,7 +95,7 @@ def _comparison(result: dict[str, Any]) -> list[str]:
         f"settings chosen for every method among {number} ({tried} without privacy) on the validation users: under "
         f"privacy learned on all but one of their {given['folds']} parts and scored on that one, noise in proportion",
         f"hyper-parameter selection on validation users is not covered by epsilon: those {users} are taken for public; "
-        "the users' data had no part in it, and all that is made of them is covered",
+        "the users' data had no part in it",
     ]
 
 

@@ -7,8 +7,11 @@ from collections.abc import Iterable
 from dataclasses import fields
 from typing import Any, Literal, TypeAlias
 
+import jax.numpy as jnp
+
 from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy import checks
+from jaxpfl.types import Array
 
 NOT_PRIVATE = "needs epsilon, without which nothing is private"
 """What is said of a setting of privacy alone."""
@@ -50,6 +53,11 @@ def check_privacy(epsilon: float | None, delta: float) -> None:
     if epsilon is not None:
         checks.positive("epsilon", epsilon)
     checks.probability("delta", delta)
+
+
+def senders(clients: int, uploads: int | None) -> Array:
+    """Which clients send, [m] bool: the first K, as all are drawn alike."""
+    return jnp.arange(clients) < (clients if uploads is None else uploads)
 
 
 def check_uploads(uploads: int | None, clients: int) -> None:

@@ -143,12 +143,18 @@ def stddev(epsilon: float, delta_: float, sensitivity: int) -> float:
     checks.positive("epsilon", epsilon)
     checks.probability("delta", delta_)
 
+    def room(sigma: float) -> float:
+        return (1 + math.exp(min(epsilon, 700.0))) * (2 * (math.ceil(_REACH * sigma) + 1) + 2) * 2.0**-64
+
     def enough(sigma: float) -> bool:
-        room = (1 + math.exp(min(epsilon, 700.0))) * (2 * (math.ceil(_REACH * sigma) + 1) + 2) * 2.0**-64
-        return delta(sigma, epsilon, sensitivity) + room <= delta_
+        return delta(sigma, epsilon, sensitivity) + room(sigma) <= delta_
 
     low, high = 1e-2, 1.0
     while not enough(high):
+        if room(high) > delta_:
+            raise JaxpflError(
+                f"epsilon {epsilon:g} is too large for delta {delta_:g}: what 64 random bits cannot draw weighs more"
+            )
         if high > MOST_STDDEV:
             raise JaxpflError(
                 f"epsilon {epsilon:g} at {sensitivity} steps needs a noise of more than {MOST_STDDEV:g} steps: "

@@ -115,6 +115,7 @@ def test_own_clients_of_zeros_and_ones(capsys, tmp_path: Path):
         (["bernoulli", "--prior", "bta:1,2"], "unknown prior 'bta': did you mean 'beta'?"),
         (["mixture", "--components", "0"], "components must be a whole number of at least 1"),
         (["elections", "--data-dir", "nowhere"], "data set 'elections': no file"),
+        (["elections", "--epsilon"], "epsilon must be at least one value, got none"),
         (["when", "--sigma-x", "0"], "sigma_x must be > 0"),
         (["when", "--uploads", "9"], "uploads changes nothing here: nothing is simulated, got 9"),
     ],

@@ -111,6 +111,9 @@ def test_table_and_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     assert "Algorithm 2, blended + FT" in result.out
     assert "Bayes" not in result.out
     assert "no eps covers that" in result.out
+    refused = jaxpfl(capsys, "estimate", "histogram", "--data", f"csv:{path}")
+    assert (refused.status, refused.out) == (2, "")
+    assert f"tokens must be at most the 15 of csv:{path}, got 1000" in refused.err
 
 
 @pytest.mark.parametrize(

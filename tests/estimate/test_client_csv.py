@@ -26,6 +26,7 @@ def read(folder: Path, text: str) -> client_csv.Clients:
         ("anna,2,3\nbert,4\n", ["anna", "bert"], [[2, 3], [4]]),
         ("client,x1,x2\n7,2,3\n8,4,\n", ["7", "8"], [[2, 3], [4]]),
         ("x1,x2\n2,3\n4,5\n", ["0", "1"], [[2, 3], [4, 5]]),
+        ("client,2000,2004\na,1,2\nb,3,4\n", ["a", "b"], [[1, 2], [3, 4]]),
         ("\ufeffclient,value\na,1e-3\nb,-2\n", ["a", "b"], [[1e-3], [-2]]),
     ],
 )
@@ -43,6 +44,7 @@ def test_formats(tmp_path: Path, text: str, names: list[str], samples: list):
         ("", "no clients in it"),
         ("client,value\n", "a header, and no samples below it"),
         ("x1,x2\n", "a header, and no clients below it"),
+        ("id,value\n1,2\n1,3\n", "rows of samples need the header client,value, got id,value"),
         ("client,value\na,1\nb,x\n", "line 3: 'x' is no finite number"),
         ("client,value\na,nan\n", "line 2: 'nan' is no finite number"),
         ("1,2\n3,inf\n", "line 2: 'inf' is no finite number"),

@@ -4,6 +4,7 @@ Monte Carlo within 3 standard errors of every closed form: the seeds are fixed, 
 a right formula each of some 20 comparisons fails with probability .0027."""
 
 from dataclasses import replace
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -55,6 +56,18 @@ def test_gaussian_closed_forms(change: dict, more: set[str]):
         1 - result["mse"]["personalized"]["mean"] / result["mse"]["local"]["mean"]
     )
     assert result["mse"]["estimated"]["mean"] < result["mse"]["local"]["mean"]
+
+
+def test_sweeps_are_of_the_clients_that_send(tmp_path: Path):
+    """Of 30 clients 5 send: what was measured over eps lies on the exact line, and plots over m begin at 5."""
+    given = replace(SMALL, uploads=5, dim=3)
+    errors = gaussian_sweeps.over_epsilon(given, (8.0,))["analytic"]
+    sent = gaussian.private_release(given, gaussian.strength(replace(given, epsilon=8.0), 8.0))
+    exact = gaussian.theory(given, sent.variance, gaussian.added_variance(given, sent))
+    assert abs(errors.mean() - exact) < 4 * errors.std() / len(errors) ** 0.5
+    everyone = gaussian.theory(replace(given, uploads=None), sent.variance, gaussian.added_variance(given, sent))
+    assert abs(errors.mean() - everyone) > 8 * errors.std() / len(errors) ** 0.5
+    assert len(gaussian_sweeps.write_plots(tmp_path, replace(SMALL, uploads=5, repetitions=2))) == 3
 
 
 def test_noise_that_is_not_reckoned_with_is_seen():
