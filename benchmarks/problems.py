@@ -5,7 +5,6 @@ Imports jax and jaxpfl inside its functions: the parent of a benchmark describes
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -56,10 +55,10 @@ class Problem:
 
 def use_devices(count: int | None = None) -> None:
     """Makes that many CPU devices, one a core by default; to be called before jax starts. No effect on a GPU's."""
-    import jax
+    from jaxpfl import use_cpu_cores
 
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    jax.config.update("jax_num_cpu_devices", count or cores)
+    if not use_cpu_cores(count):
+        raise SystemExit("jax is running already: the CPU's devices cannot be chosen")
 
 
 def make_federation(problem: Problem) -> Federation:

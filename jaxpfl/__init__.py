@@ -8,7 +8,7 @@ __version__ = "0.1.0"
 
 from jaxpfl.algorithms import METHODS, LocalWork, Method, SgdHyper, hyper
 from jaxpfl.data import federate, load, set_apart, stack_clients
-from jaxpfl.engine import ExecutionPlan, Fit, RunState, Simulation, fit
+from jaxpfl.engine import ExecutionPlan, Fit, RunState, Simulation, fit, use_cpu_cores
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.experiment.model_files import load_models
 from jaxpfl.models import Model, Task, classification, from_linen
@@ -62,4 +62,5 @@ __all__ = [
     "load_models",
     "set_apart",
     "stack_clients",
+    "use_cpu_cores",
 ]

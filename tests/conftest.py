@@ -9,12 +9,14 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusi
 import jax
 import pytest
 
+from jaxpfl import use_cpu_cores
+
 
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr == "not slow":  # small programs that run for milliseconds; the slow ones run for minutes
         os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
     # Where m is even, clients are spread over two devices, as the command line does on two cores.
-    jax.config.update("jax_num_cpu_devices", 2)
+    use_cpu_cores(2)
     assert len(jax.devices("cpu")) == 2  # starts the backend, so that a command run in a test finds these two
     # Many tests compile the same small programs, and compiling is most of their time.
     cache = getattr(config, "cache", None)

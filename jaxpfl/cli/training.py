@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -142,6 +141,7 @@ def _file(args: list[str]) -> ConfigFile:
 def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, session: _Session) -> None:
     from rich.console import Console
 
+    from jaxpfl.engine import use_cpu_cores
     from jaxpfl.experiment import warm_start
     from jaxpfl.experiment.default_folder import default_folder
     from jaxpfl.experiment.interrupt import Interrupted
@@ -153,7 +153,7 @@ def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, ses
     out, err = Console(), Console(stderr=True)
     with ExitStack() as stack:
         profile = stack.enter_context(Recorder()) if session.profile else OFF
-        _use_all_cores()
+        use_cpu_cores()
         compile_cache.enable()
         with profile.phase("data"):
             config = resolve(settings)
@@ -195,25 +195,15 @@ def _explain(experiment: Any, out: Any, as_json: bool) -> None:
 def _export(run: Path, output: Path | None, data_dir: str | None, **wanted: Any) -> None:
     from rich.console import Console
 
+    from jaxpfl.engine import use_cpu_cores
     from jaxpfl.experiment.export import Wanted, export
     from jaxpfl.experiment.report import Working, print_export
 
-    _use_all_cores()
+    use_cpu_cores()
     compile_cache.enable()
     with Working(Console(stderr=True)) as working:
         folder, manifest = export(run, output, Wanted(**wanted), data_dir=data_dir, progress=working.show)
     print_export(Console(), folder, manifest)
-
-
-def _use_all_cores() -> None:
-    """One CPU device for each core: clients in turn on every device beat XLA's threads inside one small product."""
-    import jax
-
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    try:
-        jax.config.update("jax_num_cpu_devices", cores)
-    except RuntimeError:  # jax is running already: the caller has chosen
-        return
 
 
 def _data(action: str, settings: DataConfig, as_json: bool, plot: Path | None) -> None:
