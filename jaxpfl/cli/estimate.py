@@ -54,7 +54,11 @@ def gaussian(
 
     compile_cache.enable()
     if csv is not None:
-        _own(own_data.run_gaussian(csv, settings), to)
+        made = own_data.run_gaussian(csv, settings)
+        said = []
+        if made.public is not None and settings.epsilon is not None:
+            said = [_said_of_privacy(made.public, settings.epsilon), _said_of_own(made.result["privacy"])]
+        _own(made, to, said)
         return
     result = study.run(settings)
     title = f"{settings.clients} Gaussian clients of {settings.samples} samples, d = {settings.dim}"
@@ -84,13 +88,21 @@ def bernoulli(
     from jaxpfl.estimate import bernoulli_sweeps, own_data
 
     compile_cache.enable()
+    notes = []
+    if settings.epsilon is not None:
+        notes = [f"private: every client's message by itself, epsilon {settings.epsilon:g}, pure, mechanism one-bit"]
     if csv is not None:
-        _own(own_data.run_bernoulli(csv, settings), to)
+        made = own_data.run_bernoulli(csv, settings)
+        _own(made, to, [*notes, _said_of_own(made.result["privacy"])] if notes else [])
         return
     result = study.run(settings)
     title = f"{settings.clients} Bernoulli clients of {settings.samples} samples, {settings.prior}"
     show(
-        result, f"{title}, {settings.repetitions} repetitions", to, lambda f: bernoulli_sweeps.write_plots(f, settings)
+        result,
+        f"{title}, {settings.repetitions} repetitions",
+        to,
+        lambda f: bernoulli_sweeps.write_plots(f, settings),
+        notes,
     )
 
 
@@ -263,16 +275,28 @@ def _print(result: dict[str, Any], title: str, to: Output, notes: list[str]) -> 
         print_study(Console(), result, title, notes)
 
 
-def _own(own: Any, to: Output) -> None:
+def _own(own: Any, to: Output, said: list[str]) -> None:
+    from rich.console import Console
+
     from jaxpfl.estimate import own_data
 
     result = own.result
-    notes = [f"learned of all: {_learned(result['estimated'])}"]
+    notes = [f"learned of all: {_learned(result['estimated'])}", *said]
     if to.output is None:
         notes.append("estimates of every client, with 95 % intervals: --output FOLDER")
-    title = f"{result['csv']}: {result['clients']} clients, squared error on {result['of']}; ± over clients"
-    _print(result, title, to, notes)
+    title = f"{result['csv']}: {result['clients']} clients"
+    if "not_scored" not in result:
+        _print(result, f"{title}, squared error on {result['of']}; ± over clients", to, notes)
+    elif not to.json:
+        for line in (title, f"no errors on held-out samples: {result['not_scored']}", *notes):
+            Console().print(line, highlight=False, soft_wrap=True)
     write(result, to, lambda folder: own_data.write(folder, own), "summary.json, estimates.csv, plots/")
+
+
+def _said_of_own(privacy: dict[str, Any]) -> str:
+    public = [f"{name} {privacy[name]:g}" for name in ("sigma_theta", "sigma_x", "radius") if name in privacy]
+    known = ", ".join([*public, "the clients' numbers of samples"])
+    return f"taken for public: {known}; not private: the rest, with what is learned of all and the intervals"
 
 
 def _learned(estimated: dict[str, Any]) -> str:

@@ -23,13 +23,17 @@ from jaxpfl.estimate.plots import color
 from jaxpfl.estimate.repetitions import report
 from jaxpfl.estimate.settings import refuse_given
 from jaxpfl.estimators import base, bernoulli, bernoulli_private, gaussian, intervals
-from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimated, Estimator, Samples
 from jaxpfl.presentation import GRID, new_axes, save
 from jaxpfl.types import Array, Key
 
 FOLDS = 5
 LEVEL = 0.95
+LEAST = 3
+"""Samples of some client, for scores on held-out ones: of pairs, what is not held out tells nothing of a variance."""
+
+_SIMULATED = ("clients", "samples", "uploads", "repetitions")
+_PUBLIC = ("sigma_theta", "sigma_x", "radius")
 
 
 class Own(NamedTuple):
@@ -39,11 +43,13 @@ class Own(NamedTuple):
       result: for the table and JSON.
       columns: one for each fact of a client, for ``estimates.csv``.
       pairs: local and personalised estimates of the first entry, [m] each, and numbers of samples [m], for the plot.
+      public: of private Gaussian messages, the settings that they are clipped and reckoned with.
     """
 
     result: dict[str, Any]
     columns: dict[str, list]
     pairs: tuple[np.ndarray, np.ndarray, np.ndarray]
+    public: GaussianSettings | None = None
 
 
 def run_gaussian(path: Path, given: GaussianSettings) -> Own:
@@ -56,12 +62,14 @@ def run_gaussian(path: Path, given: GaussianSettings) -> Own:
       JaxpflError: settings that own data do not have, a bad file, less than two clients, none with two samples, or none
         whose samples differ.
     """
-    _refuse_simulated(given, ("dim", "mean"))
+    ignored = (*_SIMULATED, "dim", "mean")
+    _refuse_simulated(given, ignored)
     if given.epsilon is None:
-        public = ("sigma_theta", "sigma_x", "radius")
-        refuse_given(given, public, "needs epsilon, without which all is learned from the file")
+        refuse_given(given, _PUBLIC, "needs epsilon, without which all is learned from the file")
+        ignored += (*_PUBLIC, "mechanism", "delta")
     if given.epsilon is None or given.mechanism != "discrete":
         refuse_given(given, ("bits",), "needs epsilon and mechanism discrete where data are your own")
+        ignored += ("bits",)
     clients = client_csv.read(path)
     samples = [own.reshape(len(own), -1) for own in clients.samples]
     sizes = _sizes(path, samples)
@@ -81,13 +89,23 @@ def run_gaussian(path: Path, given: GaussianSettings) -> Own:
         key = jax.random.key(given.seed)
         made = {name: base.estimate(estimator, key, data) for name, estimator in estimators.items()}
         told: gaussian.Told = made["personalized"].shared
-        around = _gaussian_intervals(told, made, sizes)
-        learned = {
+        degrees = float((sizes - 1).sum() * known.dim)
+        around = intervals.morris(made["local"].estimates, told.sx2 / sizes, LEVEL, degrees=degrees)
+        facts: dict[str, Any] = {"settings": _without(given, ignored)}
+        if given.epsilon is not None:
+            facts["privacy"] = {
+                "epsilon": given.epsilon,
+                "delta": 0.0 if given.mechanism == "one-bit" else given.delta,
+                "mechanism": given.mechanism,
+                "clipped_to": known.bound,
+            } | {name: getattr(given, name) for name in _PUBLIC}
+        facts["estimated"] = {
             "mean": np.asarray(told.mean).tolist(),
             "sigma_theta": float(told.st2) ** 0.5,
             "sigma_x": float(told.sx2) ** 0.5,
         }
-        return _own("gaussian", path, clients.names, data, estimators, made, key, around, learned)
+        own = _own("gaussian", path, clients.names, data, estimators, made, key, around, facts)
+        return own._replace(public=known if given.epsilon is not None else None)
 
 
 def run_bernoulli(path: Path, given: BernoulliSettings) -> Own:
@@ -97,7 +115,8 @@ def run_bernoulli(path: Path, given: BernoulliSettings) -> Own:
       JaxpflError: settings that own data do not have, a bad file, samples that are neither 0 nor 1, less than two
         clients, or none with two samples.
     """
-    _refuse_simulated(given, ("prior",))
+    ignored = (*_SIMULATED, "prior")
+    _refuse_simulated(given, ignored)
     given.check()
     clients = client_csv.read(path)
     for name, own in zip(clients.names, clients.samples, strict=True):
@@ -119,9 +138,13 @@ def run_bernoulli(path: Path, given: BernoulliSettings) -> Own:
         told: bernoulli.Told = made["personalized"].shared
         mu = told.shares.mean
         v = jnp.clip(bernoulli.moment_variance(mu, told.shares.variance, told.inverse_sizes.mean), 0, mu * (1 - mu))
-        around = intervals.beta(mu, v, made["local"].estimates, jnp.asarray(sizes), LEVEL)
-        learned = {"mean": float(mu), "variance": float(v)}
-        return _own("bernoulli", path, clients.names, data, estimators, made, key, around, learned)
+        ones = np.array([own.sum() for own in clients.samples])
+        around = intervals.beta_learned(ones, sizes, LEVEL)
+        facts: dict[str, Any] = {"settings": _without(given, ignored)}
+        if given.epsilon is not None:
+            facts["privacy"] = {"epsilon": given.epsilon, "delta": 0.0, "mechanism": "one-bit"}
+        facts["estimated"] = {"mean": float(mu), "variance": float(v)}
+        return _own("bernoulli", path, clients.names, data, estimators, made, key, around, facts)
 
 
 def held_out_errors(estimators: dict[str, Estimator], key: Key, data: Samples) -> dict[str, np.ndarray]:
@@ -165,19 +188,27 @@ def _own(
     made: dict[str, Estimated],
     key: Key,
     around: tuple[Any, Any],
-    learned: dict[str, Any],
+    facts: dict[str, Any],
 ) -> Own:
     sizes = np.asarray(data.mask.sum(axis=1))
-    result = {
+    result: dict[str, Any] = {
         "study": study,
         "csv": path.name,
         "clients": len(names),
         "samples": {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())},
-        "of": "held-out samples",
-    } | report(held_out_errors(estimators, key, data), {})
-    result["estimated"] = learned
+    } | facts
+    if sizes.max() < LEAST:
+        why = f"no client has {LEAST} samples: of what is not held out, the clients' variance cannot be learned"
+        result["not_scored"] = why
+    else:
+        result |= {"of": "held-out samples"} | report(held_out_errors(estimators, key, data), {})
     columns: dict[str, list] = {"client": names, "samples": sizes.tolist()}
-    parts = {name: made[name].estimates for name in made if name != "global"} | {"low": around[0], "high": around[1]}
+    # An estimate is at the variance that the moments say, its interval about the mean over all that are likely: where
+    # few clients leave the two far apart, the interval reaches to the estimate.
+    low, high = (np.asarray(end) for end in around)
+    at = np.asarray(made["personalized"].estimates)
+    ends = {"low": np.minimum(low, at), "high": np.maximum(high, at)}
+    parts = {name: made[name].estimates for name in made if name != "global"} | ends
     for name, values in parts.items():
         values = np.asarray(values).reshape(len(names), -1)
         for entry, column in enumerate(values.T):
@@ -187,9 +218,13 @@ def _own(
     return Own(result, columns, (first[0], first[1], sizes))
 
 
-def _refuse_simulated(given: GaussianSettings | BernoulliSettings, more: tuple[str, ...]) -> None:
-    names = ("clients", "samples", "uploads", "repetitions", *more)
+def _refuse_simulated(given: GaussianSettings | BernoulliSettings, names: tuple[str, ...]) -> None:
     refuse_given(given, names, "is of simulated data, which a CSV file takes the place of")
+
+
+def _without(given: GaussianSettings | BernoulliSettings, ignored: tuple[str, ...]) -> dict[str, Any]:
+    """The settings that own data have."""
+    return {name: value for name, value in vars(given).items() if name not in ignored}
 
 
 def _sizes(path: Path, samples: list[np.ndarray]) -> np.ndarray:
@@ -206,20 +241,6 @@ def _public(given: GaussianSettings, sizes: np.ndarray, dim: int) -> GaussianSet
     public = replace(given, clients=len(sizes), samples=int(sizes.min()), dim=dim)
     public.check()
     return public
-
-
-def _gaussian_intervals(told: gaussian.Told, made: dict[str, Estimated], sizes: np.ndarray) -> tuple[Any, Any]:
-    """Morris's where all sizes are alike; else those of known variances, which are a little short for few clients."""
-    m = len(sizes)
-    if m >= 4 and sizes.min() == sizes.max():
-        return intervals.morris(made["local"].estimates, told.sx2 / sizes[0], LEVEL)
-
-    def error(size: Array) -> Array:
-        terms = gaussian.error_terms(told, size, jnp.ones((), bool))
-        return closed_form.error(closed_form.best_weight(*terms), *terms)
-
-    mse = jax.vmap(error)(jnp.asarray(sizes, float))[:, None]
-    return intervals.known(made["personalized"].estimates, mse, LEVEL)
 
 
 def write(folder: Path, own: Own) -> list[Path]:

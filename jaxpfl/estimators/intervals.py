@@ -6,7 +6,8 @@ All functions are for one entry and broadcast. ``a`` is the weight of the client
 - `morris`: mu and st2 are learned from the same clients, maybe few; the intervals are wider for that.
 - `robust`: the theta_i need not be Gaussian. Their distribution enters only by its variance, and the interval covers at
   least with its probability on average over the clients, whatever that distribution.
-- `beta`: for Bernoulli clients, quantiles of the Beta posterior that has the estimated mean and variance.
+- `beta`: for Bernoulli clients, quantiles of the posterior under a known Beta prior.
+- `beta_learned`: mu and v are learned from the same clients.
 
 References: Morris 1983, "Parametric empirical Bayes inference"; Armstrong, Kolesar and Plagborg-Moller 2022, "Robust
 empirical Bayes confidence intervals".
@@ -16,51 +17,83 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpfl.types import Array, Scalar
 
 _HALVINGS = 60
-_POINTS = 4096
+_POINTS = 64
+_CELLS = 24
+_ZOOMS = 4
+_NEGLIGIBLE = 20.0  # in units of the log density, below its maximum
+_AT_ONCE = 4096
 _TINY = 1e-30
 
 
 def known(estimate: Array, mse: Scalar, level: Scalar) -> tuple[Array, Array]:
     """``estimate -/+ z sqrt(mse)``, with the exact error of `gaussian_closed_form`."""
-    reach = -jax.scipy.special.ndtri((1 - level) / 2) * jnp.sqrt(mse)
+    reach = _normal(level) * jnp.sqrt(mse)
     return estimate - reach, estimate + reach
 
 
-def morris(own: Array, s2: Scalar, level: Scalar) -> tuple[Array, Array]:
-    r"""For m >= 4 clients of equal size, with mu and st2 unknown: their posterior means, with flat priors on both.
+def morris(own: Array, s2: Array | Scalar, level: Scalar, *, degrees: float | None = None) -> tuple[Array, Array]:
+    r"""With mu and st2 unknown: the posterior means of all that depends on them, with flat priors on both.
 
-    With B = s2 / (s2 + st2) and S the summed squares of the means about their own, B given the means has the density
-    :math:`\propto B^{(\nu - 2)/2 - 1} e^{-B S / (2 s^2)}` on (0, 1), with nu = (m - 1) d, and
+    Given st2, with :math:`B_i = s_i^2 / (s_i^2 + st^2)`, :math:`w_i = 1 / (s_i^2 + st^2)` and M the mean with these
+    weights, theta_i is normal about :math:`\bar X_i - B_i (\bar X_i - M)` with variance
+    :math:`st^2 B_i + B_i^2 / \sum_j w_j`; and st2 has the density
 
-    .. math:: E\,\theta_i = \bar X_i - E B (\bar X_i - M), \qquad
-       Var\,\theta_i = s^2 \Big(1 - \frac{m-1}{m} E B\Big) + Var B\, (\bar X_i - M)^2
+    .. math:: \Big(\prod_i w_i \Big/ \sum_i w_i\Big)^{d/2} \exp\Big(-\frac12 \sum_i w_i |\bar X_i - M|^2\Big)
 
-    The intervals are those of normal distributions with these moments.
+    which is summed over a grid. The intervals are those of normal distributions with the mean and variance that theta_i
+    then has; for equal sizes they are Morris's. Where (m - 1) d <= 2 a flat prior leaves st2 infinite: there the prior
+    is flat in s^2 / (s^2 + st^2).
 
     Args:
       own: the clients' own means, [m, d].
-      s2: their variance, known (or pooled from many samples).
+      s2: their variances, [m] or one for all.
+      degrees: of freedom, where s2 was pooled from few samples (on the host, with the level): the intervals are then
+        those of Student's t, as they are for a client by itself. None: s2 is known.
     """
     m, d = own.shape
+    s2 = jnp.broadcast_to(jnp.maximum(s2, _TINY), (m,))
     mean = own.mean(axis=0)
-    scatter = ((own - mean) ** 2).sum()
-    shape, rate = ((m - 1) * d - 2) / 2, scatter / (2 * jnp.maximum(s2, _TINY))
-    # Where B is likely: about the Gamma distribution's bulk, and up to 1.
-    bulk, spread = shape / jnp.maximum(rate, _TINY), jnp.sqrt(shape) / jnp.maximum(rate, _TINY)
-    top = jnp.minimum(1.0, bulk + 12 * spread)
-    low = jnp.maximum(0.0, jnp.minimum(bulk, 1.0) - 12 * spread)
-    B = low + (top - low) * (jnp.arange(_POINTS) + 0.5) / _POINTS
-    # About the largest term, which is at the bulk's top or before it: differences of small numbers, not of large ones.
-    peak = jnp.clip((shape - 1) / jnp.maximum(rate, _TINY), low, top)
-    ratio = B / jnp.maximum(peak, _TINY)
-    p = jax.nn.softmax((shape - 1) * jnp.log(ratio) - rate * peak * (ratio - 1))
-    shrink = p @ B
-    variance = s2 * (1 - (m - 1) / m * shrink) + (p @ (B - shrink) ** 2) * (own - mean) ** 2
-    return known(own - shrink * (own - mean), variance, level)
+    y = own - mean
+    squares = (y**2).sum(axis=1)
+    scale = jnp.maximum(s2.mean(), squares.sum() / max((m - 1) * d, 1))
+
+    def given(u: Array) -> tuple[Array, Array, Array, Array]:
+        """At st2 = scale (1 / u^2 - 1), in which the density is bounded for every m: st2, its log density, w, M."""
+        st2 = scale * (1 - u) * (1 + u) / u**2
+        w = 1 / (st2[:, None] + s2)
+        total = w.sum(axis=1)
+        off = w @ y / total[:, None]
+        log_p = d / 2 * (jnp.log(w).sum(axis=1) - jnp.log(total)) - 3 * jnp.log(u)
+        log_p -= (w @ squares - total * (off**2).sum(axis=1)) / 2
+        if (m - 1) * d <= 2:
+            log_p -= 2 * jnp.log(s2.mean() + st2)
+        return st2, log_p, w, off
+
+    def narrow(_: Array, ends: tuple[Array, Array]) -> tuple[Array, Array]:
+        u, step = _cells(*ends)
+        log_p = given(u)[1]
+        likely = log_p > log_p.max() - _NEGLIGIBLE
+        low, high = jnp.where(likely, u, 1).min(), jnp.where(likely, u, 0).max()
+        return jnp.maximum(low - step, ends[0]), jnp.minimum(high + step, ends[1])
+
+    u, _ = _cells(*jax.lax.fori_loop(0, _ZOOMS, narrow, (jnp.zeros_like(scale), jnp.ones_like(scale))))
+    st2, log_p, w, off = given(u)
+    p = jax.nn.softmax(log_p)[:, None]
+    B = s2 * w
+    EB, of_mean = (p * B).sum(axis=0)[:, None], (p * B).T @ off
+    within = (p * (st2[:, None] * B + B**2 / w.sum(axis=1, keepdims=True))).sum(axis=0)[:, None]
+    # The variance of B (y - off) over the grid.
+    spread = B - EB[:, 0]
+    between = (p * spread**2).sum(axis=0)[:, None] * y**2 - 2 * y * ((p * spread * B).T @ off)
+    between += (p * B**2).T @ off**2 - of_mean**2
+    reach = _normal(level) if degrees is None else _student(level, degrees)
+    center, reach = own - EB * y + of_mean, reach * jnp.sqrt(within + jnp.maximum(between, 0))
+    return center - reach, center + reach
 
 
 def robust(estimate: Array, a: Scalar, s2: Scalar, st2: Scalar, level: Scalar) -> tuple[Array, Array]:
@@ -106,10 +139,15 @@ def worst_miss(t: Array, chi: Array) -> Array:
 
 
 def beta(mu: Scalar, v: Scalar, share: Array, size: Array, level: Scalar) -> tuple[Array, Array]:
-    """For Bernoulli clients: quantiles of Beta(alpha + Z, beta + n - Z), with the prior of mean mu and variance v.
+    """For Bernoulli clients and a prior that is known: quantiles of Beta(alpha + Z, beta + n - Z).
 
     Where v is 0 all probabilities are mu; where it is mu (1 - mu) the prior says nothing: alpha, beta are kept above
     1e-3.
+
+    Args:
+      mu, v: the prior's mean and variance.
+      share: the clients' shares of ones, Z / n.
+      size: n.
     """
     most = mu * (1 - mu)
     total = jnp.clip(jnp.where(v > 0, most / jnp.where(v > 0, v, 1) - 1, 1e6), 2e-3, 1e6)
@@ -121,6 +159,78 @@ def beta(mu: Scalar, v: Scalar, share: Array, size: Array, level: Scalar) -> tup
         return _bisect(below, jnp.zeros_like(alpha), jnp.ones_like(alpha))
 
     return quantile((1 - level) / 2), quantile((1 + level) / 2)
+
+
+def beta_learned(ones: np.ndarray, size: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
+    r"""For Bernoulli clients, with mu and v unknown: what `morris` is for Gaussian ones. On the host, by SciPy.
+
+    Of Beta distributions with mean mu and variance :math:`v = \rho\, \mu (1 - \mu)`, each (mu, rho) counts by how
+    likely it makes all clients' counts, with flat priors on (0, 1): a grid of both. The intervals are quantiles of the
+    Beta distributions with the mean and variance that p_i then has.
+
+    Args:
+      ones: the clients' numbers of ones Z, [m].
+      size: n, [m].
+    """
+    from scipy import special
+
+    pairs, of_client = np.unique(np.stack([ones, size]).astype(float), axis=1, return_inverse=True)
+    # Few distinct numbers of ones, of zeros and of samples, many clients.
+    counted = [np.unique(each, return_counts=True) for each in (ones, np.subtract(size, ones), size)]
+
+    def log_rises(start: np.ndarray, counts: tuple[np.ndarray, np.ndarray]) -> np.ndarray:
+        return (special.gammaln(start[:, None] + counts[0]) - special.gammaln(start)[:, None]) @ counts[1]
+
+    def grid(ends: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+        """Middles [2, cells] of the cells of mu and rho between their ends [2, 2], alpha and alpha + beta there, and
+        the log density."""
+        width = (ends[:, 1:] - ends[:, :1]) / _CELLS
+        axes = ends[:, :1] + width * (np.arange(_CELLS) + 0.5)
+        mu, rho = middles = np.stack([axis.ravel() for axis in np.meshgrid(*axes, indexing="ij")])
+        total = 1 / rho - 1
+        of_ones, of_zeros, of_all = map(log_rises, (mu * total, (1 - mu) * total, total), counted)
+        return middles, mu * total, total, of_ones + of_zeros - of_all
+
+    ends = np.array([[0.0, 1.0], [0.0, 1.0]])
+    for _ in range(2 * _ZOOMS):
+        middles, _, _, log_p = grid(ends)
+        likely = middles[:, log_p > log_p.max() - _NEGLIGIBLE]
+        width = (ends[:, 1] - ends[:, 0]) / _CELLS
+        ends = np.stack(
+            [np.maximum(likely.min(axis=1) - width, ends[:, 0]), np.minimum(likely.max(axis=1) + width, ends[:, 1])],
+            axis=1,
+        )
+    _, alpha, total, log_p = grid(ends)
+    p = np.exp(log_p - log_p.max())
+    p /= p.sum()
+
+    def moments(of: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        z, n = of[:, :, None]
+        first = (alpha + z) / (total + n)
+        mean = first @ p
+        return mean, (first * (1 - first) / (total + n + 1) + (first - mean[:, None]) ** 2) @ p
+
+    parts = np.array_split(pairs, -(-pairs.shape[1] // _AT_ONCE), axis=1)
+    mean, variance = (np.concatenate(each) for each in zip(*map(moments, parts), strict=True))
+    total = mean * (1 - mean) / variance - 1
+    low, high = (special.betaincinv(mean * total, (1 - mean) * total, (1 + sign * level) / 2) for sign in (-1, 1))
+    return low[of_client], high[of_client]
+
+
+def _normal(level: Scalar) -> Array:
+    return -jax.scipy.special.ndtri((1 - level) / 2)
+
+
+def _student(level: Scalar, degrees: float) -> float:
+    from scipy import special
+
+    return float(special.stdtrit(degrees, (1 + level) / 2))
+
+
+def _cells(low: Array, high: Array) -> tuple[Array, Array]:
+    """The middles of `_POINTS` cells, and their width."""
+    step = (high - low) / _POINTS
+    return low + step * (jnp.arange(_POINTS) + 0.5), step
 
 
 def _bisect(below, low: Array, high: Array) -> Array:

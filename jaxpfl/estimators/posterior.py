@@ -4,20 +4,30 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpfl.types import Array
+
+_NODES = 64
+_NEGLIGIBLE = 40.0  # in units of the log density, below its maximum
 
 
 def truncated_mean(mean: Array, stddev: Array, most: Array) -> Array:
     """The mean of N(mean, stddev^2) truncated to [0, most]: the posterior mean of a number in [0, most], with a flat
-    prior, of which ``mean`` was seen with the error ``stddev``. The nearer end far outside."""
+    prior, of which ``mean`` was seen with the error ``stddev``. The nearer end far outside.
+
+    By Gauss quadrature over the distance u from the likeliest value, as far as the density is not negligible. (The
+    textbook's ratio of densities and probabilities is a difference of large numbers, where stddev >> most or the mean
+    is far outside.)
+    """
+    mean, stddev, most = jnp.broadcast_arrays(*(jnp.asarray(each, float) for each in (mean, stddev, most)))
+    nodes, weights = np.polynomial.legendre.leggauss(_NODES)
     scale = jnp.where(stddev > 0, stddev, 1)
-    low, high = -mean / scale, (most - mean) / scale
-    log_pdf, log_cdf = jax.scipy.stats.norm.logpdf, jax.scipy.stats.norm.logcdf
-    # In the tail that holds the mass, so that neither difference cancels.
-    flipped = low > 0
-    a, b = jnp.where(flipped, -high, low), jnp.where(flipped, -low, high)
-    log_mass = log_cdf(b) + jnp.log1p(-jnp.exp(jnp.minimum(log_cdf(a) - log_cdf(b), -1e-6)))
-    shift = jnp.exp(log_pdf(a) - log_mass) - jnp.exp(log_pdf(b) - log_mass)
-    inside = mean + scale * jnp.where(flipped, -shift, shift)
-    return jnp.clip(jnp.where(stddev > 0, inside, mean), 0, most)
+    likeliest = jnp.clip(mean, 0, most)
+    outside = (likeliest - mean) / scale
+    reach = scale * 2 * _NEGLIGIBLE / (jnp.abs(outside) + jnp.sqrt(outside**2 + 2 * _NEGLIGIBLE))
+    low, high = jnp.maximum(-likeliest, -reach), jnp.minimum(most - likeliest, reach)
+    u = low[..., None] + (high - low)[..., None] * ((nodes + 1) / 2)
+    z = u / scale[..., None]
+    p = jax.nn.softmax(jnp.log(weights) - z * (z / 2 + outside[..., None]))
+    return jnp.where(stddev > 0, likeliest + (p * u).sum(axis=-1), likeliest)
