@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,4 +71,7 @@ def save_png(figure: Any, path: Path) -> Path:
         os.replace(partial, path)
     except OSError as error:
         raise JaxpflError(f"{path}: cannot be written: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):  # where there is none, or could be none
+            partial.unlink()
     return path

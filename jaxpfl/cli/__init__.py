@@ -42,6 +42,11 @@ def main(argv: list[str] | None = None) -> None:
         raise SystemExit(130) from None
     except BrokenPipeError:
         raise SystemExit(1) from None
+    except (MemoryError, RuntimeError) as error:  # jax has its own kind of the latter
+        if not isinstance(error, MemoryError) and "out of memory" not in str(error).lower():
+            raise
+        print(f"error: out of memory: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
     except OSError as error:  # a full disk, a folder taken away
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

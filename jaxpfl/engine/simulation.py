@@ -124,13 +124,18 @@ class Simulation:
         for seed in seeds:  # beyond 32 bits the key would be that of another seed
             if not 0 <= seed < 2**32:
                 raise JaxpflError(f"a seed must be between 0 and 2**32 - 1, got {seed}")
-        need, free = trees.num_bytes(self._state_shapes(len(seeds)).clients), memory.free(self.placement.devices)
-        if self.placement.devices[0].platform != "cpu":
-            need //= len(self.placement.devices)
+        shapes, devices = self._state_shapes(len(seeds)), self.placement.devices
+        # Each device holds its share of the clients' states, and the whole of the server's.
+        of_clients, of_server = trees.num_bytes((shapes.clients, shapes.counts)), trees.num_bytes(shapes.server)
+        if devices[0].platform == "cpu":
+            of_server *= len(devices)
+        else:
+            of_clients //= len(devices)
+        need, free = of_clients + of_server, memory.free(devices)
         if free is not None and need > free:
             raise JaxpflError(
-                f"the clients' states need {memory.readable(need)} of memory, {memory.readable(free)} are free: "
-                f"use fewer clients, fewer seeds at once ({len(seeds)} now) or a smaller model"
+                f"the states need {memory.readable(need)} of memory, {memory.readable(free)} are free: use fewer "
+                f"clients, fewer seeds at once ({len(seeds)} now) or a smaller model"
             )
         keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))
         return self._init(keys, self._hp_rows(len(seeds)), self.federations)

@@ -158,7 +158,7 @@ def prepare(
     if initial is not None:
         task, start = start_from(task, initial), _checksum(dict(initial))
     work = local_work(config, federation, unseen)
-    work.batches(1)  # refuses an unknown way to draw
+    work.batches(work.steps)  # refuses an unknown way to draw, and more of them than can be counted
     graph = _graph(config, methods, federation, task, work)
     work = dataclasses.replace(work, graph=graph)
     for name in methods:  # a method may refuse its options, the task, how many take part, or the data

@@ -43,6 +43,7 @@ def write_idx(folder: Path, name: str, array: np.ndarray, *, magic: int | None =
         (["run", "adaped", "--set", "c=five"], "adaped.c must be a float, got 'five'"),
         (["run", "fedavg-ft", "--set", "fine_tune_steps=-1"], "fine_tune_steps must be >= 0"),
         (["run", "local", "--batch-size", "500", "--strict"], "batch size 500 is larger"),
+        (["run", "local", "--local-steps", "3000000000"], "3000000000 local steps of 5 examples are too many"),
         (
             ["run", "local", "--plan.clients", "0"],
             "plan.clients must be auto, map, vmap or a positive number",
@@ -175,3 +176,25 @@ def test_a_diverging_rate_is_reported_and_does_not_stop_the_others(capsys, tmp_p
     assert result.status == 0
     assert "fedavg: 6 of 6 clients diverged" in result.out
     assert "local" in result.out
+
+
+@pytest.mark.parametrize(
+    "error", [MemoryError("cannot allocate"), RuntimeError("INTERNAL: Out of memory allocating 9")]
+)
+def test_memory_that_runs_out_is_one_line(capsys, monkeypatch, error):
+    def load(*_, **__) -> None:
+        raise error
+
+    monkeypatch.setattr("jaxpfl.data.load", load)
+    result = jaxpfl(capsys, "run", "local", "--json")
+    assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
+    assert result.err.startswith("error: out of memory: ")
+
+
+def test_another_error_of_the_runtime_is_no_users(capsys, monkeypatch):
+    def load(*_, **__) -> None:
+        raise RuntimeError("a defect")
+
+    monkeypatch.setattr("jaxpfl.data.load", load)
+    with pytest.raises(RuntimeError, match="a defect"):
+        jaxpfl(capsys, "run", "local", "--json")

@@ -1,5 +1,6 @@
 """Programs are asked for their memory before they run: fewer clients at once, or a clear refusal, never a crash."""
 
+import jax
 import numpy as np
 import pytest
 from problem import assert_close, outcome, simulate
@@ -40,11 +41,24 @@ def test_what_cannot_fit_is_refused_before_it_runs(federation, monkeypatch, clie
     monkeypatch.setattr(memory, "free", lambda devices: 10)
     with pytest.raises(JaxpflError, match=r"advance needs .* of memory .* 10 B are free"):
         simulation.advance(state, 1)
-    with pytest.raises(JaxpflError, match=r"the clients' states need .* of memory"):
+    with pytest.raises(JaxpflError, match=r"the states need .* of memory"):
         simulation.init([0])
     monkeypatch.undo()
     state, history = simulation.advance(state, 1)  # nothing was lost
     assert np.isfinite(history["train_loss"]).all()
+
+
+def test_states_of_the_server_count_too(federation, monkeypatch):
+    """FedAvg's clients have none; what many seeds or a large model take is the server's."""
+    simulation = simulate(METHODS["fedavg"], federation)
+    parameters = sum(leaf[0].nbytes for leaf in jax.tree.leaves(simulation.init([0]).server))
+    for seeds, fits in ((range(3), True), (range(400), False)):
+        monkeypatch.setattr(memory, "free", lambda devices: 100 * parameters)
+        if fits:
+            simulation.init(seeds)
+            continue
+        with pytest.raises(JaxpflError, match=r"fewer seeds at once \(400 now\)"):
+            simulation.init(seeds)
 
 
 def test_unknown_memory_is_no_limit(federation, monkeypatch):

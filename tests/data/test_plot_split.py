@@ -46,6 +46,10 @@ def test_a_file_that_cannot_be_written_and_no_matplotlib(tmp_path: Path) -> None
     (tmp_path / "file").write_text("")
     with pytest.raises(JaxpflError, match=r"file/a.png: cannot be written"):
         plot_split(counts_of(3, 2), tmp_path / "file" / "a.png")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(JaxpflError, match="folder: cannot be written"):
+        plot_split(counts_of(3, 2), tmp_path / "folder")
+    assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}  # nothing half-written beside them
     script = """
 import sys
 sys.modules["matplotlib"] = None
