@@ -47,6 +47,9 @@ def main(argv: list[str] | None = None) -> None:
             raise
         print(f"error: out of memory: {' '.join(str(error).split())}", file=sys.stderr)
         raise SystemExit(2) from None
+    except OverflowError as error:
+        print(f"error: a number is too large: {' '.join(str(error).split())}", file=sys.stderr)
+        raise SystemExit(2) from None
     except OSError as error:  # a full disk, a folder taken away
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(2) from None

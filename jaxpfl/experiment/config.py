@@ -22,7 +22,8 @@ class DataConfig:
 
     data: str = "digits"
     """Data set: digits (embedded), planted (drawn), mnist, mnist-writers, cifar10, femnist, ..., or idx:, leaf:,
-    libsvm:, npz: or tfds: and a folder, file or name; jaxpfl data list shows them."""
+    libsvm:, npz: or tfds: and a folder, file (relative to --data-dir, or absolute) or name; jaxpfl data list shows
+    them."""
     data_dir: str | None = None
     """Where data sets lie; $JAXPFL_DATA_DIR unless given, then ./data."""
     partition: str | None = None

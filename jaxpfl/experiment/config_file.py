@@ -45,8 +45,9 @@ def read_file(path: str | Path) -> dict[str, Any]:
     path = Path(path)
     try:
         text = path.read_text()
-    except OSError as error:
-        raise JaxpflError(f"cannot read config {path}: {error.strerror}") from None
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else error
+        raise JaxpflError(f"cannot read config {path}: {why}") from None
     try:
         if path.suffix == ".toml":
             values = tomllib.loads(text)

@@ -71,9 +71,14 @@ def export(
       The folder, and its manifest.
 
     Raises:
-      JaxpflError: for a folder that holds no run, or not this method, client or seed; a method that has not finished;
+      JaxpflError: for clients beside ``only_global``, or none of them; for a folder that holds no run, or not this
+        method, client or seed; a method that has not finished;
         data that are not the run's; and an output that exists or cannot be written.
     """
+    if wanted.only_global and (wanted.clients is not None or wanted.per_client):
+        raise JaxpflError("--global leaves the clients' models out: leave out --clients and --per-client, or --global")
+    if wanted.clients is not None and not wanted.clients:
+        raise JaxpflError("clients must be at least one id, got none")
     stored = open_run(run)
     methods = [stored.finished(name) for name in ([wanted.method] if wanted.method else stored.methods)]
     seed = _known_seed(stored, wanted.seed)

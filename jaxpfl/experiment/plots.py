@@ -88,6 +88,7 @@ def _settle(axes: Any) -> None:
     if high - low < 1:
         middle = round((low + high) / 2)
         axes.set_xlim(middle - 1, middle + 1)
+        axes.set_xticks([middle])
 
 
 def _series(records: list[dict[str, Any]], method: str, kind: str, name: str) -> tuple[np.ndarray, np.ndarray]:
@@ -144,7 +145,8 @@ def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
         _settle(axes)
     entitle(axes, _says(of_global, *axes.get_ylim()))
     axes.yaxis.set_major_formatter("{x:g} %")
-    axes.legend(frameon=False, loc="lower right")
+    if shown:
+        axes.legend(frameon=False, loc="lower right")
     return figure
 
 
@@ -169,9 +171,7 @@ def _clients(accuracies: dict[str, np.ndarray], colors: dict[str, str], title: s
     figure, axes = new_axes("", "test accuracy of a client, mean over seeds", title)
     jitter = np.random.default_rng(0)
     for place, (method, values) in enumerate(accuracies.items()):
-        with np.errstate(invalid="ignore"):
-            client = 100 * np.nanmean(values, axis=0)
-        client = client[np.isfinite(client)]
+        client = 100 * np.nanmean(values[:, np.isfinite(values).any(axis=0)], axis=0)
         if not len(client):
             continue
         dots = place + jitter.uniform(-0.22, 0.22, len(client))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import zipfile
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 
 import jaxpfl
 from jaxpfl.engine import RunState, Simulation
+from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.experiment import files, summary, uplink
 from jaxpfl.experiment.privacy import Protection
 from jaxpfl.experiment.setup import Experiment, require
@@ -74,14 +76,27 @@ def _privacy(protection: Protection | None) -> dict[str, Any] | None:
     return claim | {"mechanism": dataclasses.asdict(mechanism)}
 
 
+def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+    try:
+        with np.load(path) as stored:
+            return dict(stored)
+    except (OSError, EOFError, ValueError, zipfile.BadZipFile):
+        said = path.with_suffix(".json")
+        raise JaxpflError(
+            f"{path} is damaged or missing: delete {said}, and --resume makes both again from the checkpoint"
+        ) from None
+
+
 def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     """Gathers the finished methods, writes ``clients.npz``, the plots and, last, ``summary.json``."""
     config = experiment.config
     arrays: dict[str, dict[str, np.ndarray]] = {}
     for name in experiment.methods:
-        with np.load(folder / "methods" / f"{name}.npz") as stored:
-            arrays[name] = dict(stored)
+        arrays[name] = _read_arrays(folder / "methods" / f"{name}.npz")
     records = files.Records(folder / "metrics.jsonl").read()
+    last = {r["method"] for r in records if r["kind"] == "evaluation" and r["round"] == config.rounds}
+    if lost := [name for name in experiment.methods if name not in last]:
+        warn(f"{folder / 'metrics.jsonl'} has lost rounds of {', '.join(lost)}: plots over rounds lack them")
     local = arrays["local"]["after_accuracy"] if "local" in arrays else None
     methods = {}
     for name, scores in arrays.items():

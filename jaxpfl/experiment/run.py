@@ -8,8 +8,9 @@ Only a folder with ``summary.json`` is a whole run.
 
 from __future__ import annotations
 
+import shutil
 import time
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -117,9 +118,26 @@ def run_methods(experiment: Experiment, folder: Path, reporter: Reporter, profil
             if done and done["rounds"] == experiment.config.rounds:
                 reporter.say(f"{name}: finished before, kept")
             else:
-                with profile.method(name, folder):
-                    _run_method(experiment, name, folder, reporter, interrupt, profile)
+                try:
+                    with profile.method(name, folder):
+                        _run_method(experiment, name, folder, reporter, interrupt, profile)
+                except JaxpflError:
+                    _discard_unstarted(folder)
+                    raise
     return results.summarize(experiment, folder)
+
+
+def _discard_unstarted(folder: Path) -> None:
+    """Takes back a run folder in which nothing was done, so that what was refused may be corrected and run there."""
+    done = (path for pattern in ("methods/*", "checkpoints/*/*") for path in folder.glob(pattern))
+    if any(done) or files.Records(folder / "metrics.jsonl").read():
+        return
+    for name in ("methods", "checkpoints", "profile"):
+        shutil.rmtree(folder / name, ignore_errors=True)
+    for name in ("config.json", "metrics.jsonl", GRAPH):
+        (folder / name).unlink(missing_ok=True)
+    with suppress(OSError):  # something of the user's
+        folder.rmdir()
 
 
 def _run_method(

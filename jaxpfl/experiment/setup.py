@@ -22,7 +22,7 @@ from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
 from jaxpfl.engine.groups import make_groups
 from jaxpfl.engine.plan import resolve as resolve_plan
 from jaxpfl.engine.state import server_context
-from jaxpfl.errors import JaxpflError, warn
+from jaxpfl.errors import JaxpflError, unknown_name, warn
 from jaxpfl.experiment import graph_file
 from jaxpfl.experiment.config import RunConfig, method_settings
 from jaxpfl.experiment.presets import model_for, preset
@@ -220,8 +220,13 @@ def _graph(
     if not asking:
         return None
     if graph_file.is_named(config.graph):
-        return graph_file.read(Path(require(config.graph)), np.asarray(federation.client_ids))
-    return graph_for(asking[0], config.graph, federation, task, work, neighbours=config.neighbours or NEIGHBOURS)
+        graph = graph_file.read(Path(require(config.graph)), np.asarray(federation.client_ids))
+    else:
+        near = config.neighbours or NEIGHBOURS
+        graph = graph_for(asking[0], config.graph, federation, task, work, neighbours=near)
+    if graph is not None and not graph.edges:  # its states have no rows, which no checkpoint holds
+        raise JaxpflError(f"graph = {config.graph or 'data'} has no edges: {asking[0].name} needs neighbours")
+    return graph
 
 
 def local_work(config: RunConfig, federation: Federation, unseen: Federation | None = None) -> LocalWork:
@@ -276,9 +281,12 @@ def _hyper(config: RunConfig, name: str, methods: tuple[str, ...]) -> Any:
 def _split_settings(config: RunConfig, name: str, methods: tuple[str, ...]) -> tuple[dict[str, float], dict[str, Any]]:
     """The ``--set`` entries of a method as (hyper-parameters, static options), values parsed."""
     method, hyper, options = algorithms.get(name), {}, {}
+    names = [field.name for field in dataclasses.fields(method.hyper)]
     for key, text in method_settings(config, name, methods).items():
         if key in method.options:
             options[key] = choices.typed(f"{name}.{key}", text, type(method.options[key]))
+        elif key not in names:
+            raise unknown_name(f"hyper-parameter of {name}", key, [*names, *method.options])
         else:
             hyper[key] = choices.typed(f"{name}.{key}", text, float)
     return hyper, options

@@ -40,6 +40,7 @@ def write_idx(folder: Path, name: str, array: np.ndarray, *, magic: int | None =
         (["run", "pooled", "--set", "steps=-1"], "pooled.steps must be >= 0, got -1"),
         (["run", "adaped", "--set", "psi_floor=-1"], "adaped.psi_floor must be > 0, got -1.0"),
         (["run", "adaped", "--set", "adaped.psy_init=1"], "did you mean 'psi_init'?"),
+        (["run", "adaped", "--set", "idle_round=5"], "did you mean 'idle_rounds'?"),
         (["run", "adaped", "--set", "c=five"], "adaped.c must be a float, got 'five'"),
         (["run", "fedavg-ft", "--set", "fine_tune_steps=-1"], "fine_tune_steps must be >= 0"),
         (["run", "local", "--batch-size", "500", "--strict"], "batch size 500 is larger"),
@@ -198,3 +199,23 @@ def test_another_error_of_the_runtime_is_no_users(capsys, monkeypatch):
     monkeypatch.setattr("jaxpfl.data.load", load)
     with pytest.raises(RuntimeError, match="a defect"):
         jaxpfl(capsys, "run", "local", "--json")
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["run", "network-lasso", *SMALL, "--graph", "empty.csv"], "graph = empty.csv has no edges"),
+        (["run", "local", *SMALL, "--config", "latin.toml"], "cannot read config latin.toml: 'utf-8' codec"),
+        (["privacy", "epsilon", "--noise-multiplier", "1e300", "--rounds", "9", "--delta", "1e-3"], "too large"),
+        (["export", "run", "--global", "--clients", "1"], "--global leaves the clients' models out"),
+        (["export", "run", "--clients"], "clients must be at least one id, got none"),
+    ],
+)
+def test_files_and_numbers_that_cannot_be(capsys, tmp_path, monkeypatch, args, message):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty.csv").write_text("")
+    (tmp_path / "latin.toml").write_bytes(b"rounds = 2 # \xe9")
+    result = jaxpfl(capsys, *args)
+    assert (result.status, result.out, result.err.count("\n")) == (2, "", 1), result.err
+    assert message in result.err
+    assert {path.name for path in tmp_path.iterdir()} == {"empty.csv", "latin.toml"}

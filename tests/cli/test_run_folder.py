@@ -107,6 +107,37 @@ def test_resume_skips_what_is_finished_and_redoes_what_is_not(finished, capsys):
     assert without_seconds(result.json) == without_seconds(summary)
 
 
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b""), lambda path: path.unlink()])
+def test_damaged_scores_are_said_and_made_again(finished, capsys, damage):
+    folder, summary = finished
+    damage(folder / "methods" / "adaped.npz")
+    again = ("compare", "local", "adaped", *SMALL, "--output", folder, "--resume", "--json")
+    refused = jaxpfl(capsys, *again)
+    assert (refused.status, refused.out) == (2, "")
+    assert "adaped.npz is damaged or missing: delete" in refused.err
+    (folder / "methods" / "adaped.json").unlink()
+    assert without_seconds(jaxpfl(capsys, *again).json) == without_seconds(summary)
+
+
+def test_lost_records_of_a_finished_method_are_said(finished, capsys):
+    folder, summary = finished
+    (folder / "metrics.jsonl").unlink()
+    result = jaxpfl(capsys, "compare", "local", "adaped", *SMALL, "--output", folder, "--resume", "--json")
+    assert without_seconds(result.json) == without_seconds(summary)
+    assert "metrics.jsonl has lost rounds of local, adaped" in result.err
+    assert "UserWarning" not in result.err
+
+
+def test_a_run_that_was_refused_leaves_its_folder_to_the_corrected_one(tmp_path, capsys, monkeypatch):
+    folder = tmp_path / "run"
+    with monkeypatch.context() as patched:
+        patched.setattr("jaxpfl.engine.memory.free", lambda devices: 10)
+        refused = jaxpfl(capsys, "run", "local", *SMALL, "--output", folder)
+    assert (refused.status, folder.exists()) == (2, False)
+    assert "the states need" in refused.err
+    assert jaxpfl(capsys, "run", "local", *SMALL, "--output", folder, "--lr", "0.05").status == 0
+
+
 def test_more_rounds_equal_a_run_of_that_length(finished, tmp_path, capsys):
     folder, _ = finished
     longer = [*SMALL, "--rounds", "7", "--json"]
