@@ -120,7 +120,7 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
             "-" if hurt is None or name == "local" else f"{100 * hurt:.0f}%",
             _bytes(row["bytes_up"]),
             _bytes(row["bytes_down"]),
-            f"{row['seconds']:.1f}",
+            f"{row['seconds']:.{1 if row['seconds'] < 9.95 else 0}f}",
         )
     console.print(table)
     for claim, names in _claims(summary["methods"]).items():
