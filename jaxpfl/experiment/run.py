@@ -130,12 +130,13 @@ def run_methods(experiment: Experiment, folder: Path, reporter: Reporter, profil
 def _discard_unstarted(folder: Path) -> None:
     """Takes back a run folder in which nothing was done, so that what was refused may be corrected and run there."""
     done = (path for pattern in ("methods/*", "checkpoints/*/*") for path in folder.glob(pattern))
-    if any(done) or files.Records(folder / "metrics.jsonl").read():
+    records = folder / "metrics.jsonl"
+    if any(done) or (records.exists() and records.stat().st_size):
         return
     for name in ("methods", "checkpoints", "profile"):
         shutil.rmtree(folder / name, ignore_errors=True)
-    for name in ("config.json", "metrics.jsonl", GRAPH):
-        (folder / name).unlink(missing_ok=True)
+    for path in (folder / "config.json", records, folder / GRAPH):
+        path.unlink(missing_ok=True)
     with suppress(OSError):  # something of the user's
         folder.rmdir()
 
