@@ -34,25 +34,29 @@ def main(argv: list[str] | None = None) -> None:
             warnings.filterwarnings("always", compile_cache.TROUBLE)
             warnings.showwarning = _show_warning
             _dispatch(args)
-    except JaxpflError as error:
-        print(f"error: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from None
     except KeyboardInterrupt:
         print("interrupted", file=sys.stderr)
         raise SystemExit(130) from None
     except BrokenPipeError:
         raise SystemExit(1) from None
-    except (MemoryError, RuntimeError) as error:  # jax has its own kind of the latter
-        if not isinstance(error, MemoryError) and "out of memory" not in str(error).lower():
+    except Exception as error:
+        said = _users_own(error)
+        if said is None:
             raise
-        print(f"error: out of memory: {' '.join(str(error).split())}", file=sys.stderr)
+        print(f"error: {' '.join(said.split())}", file=sys.stderr)
         raise SystemExit(2) from None
-    except OverflowError as error:
-        print(f"error: a number is too large: {' '.join(str(error).split())}", file=sys.stderr)
-        raise SystemExit(2) from None
-    except OSError as error:  # a full disk, a folder taken away
-        print(f"error: {error}", file=sys.stderr)
-        raise SystemExit(2) from None
+
+
+def _users_own(error: Exception) -> str | None:
+    """What is said of an error that is the user's, or the machine's; None of a defect."""
+    if isinstance(error, JaxpflError | OSError):  # also a full disk, a folder taken away
+        return str(error)
+    if isinstance(error, OverflowError):
+        return f"a number is too large: {error}"
+    # jax has its own kind of RuntimeError.
+    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "out of memory" in str(error).lower()):
+        return f"out of memory: {error}"
+    return None
 
 
 def _dispatch(args: list[str]) -> None:

@@ -72,8 +72,8 @@ def export(
 
     Raises:
       JaxpflError: for clients beside ``only_global``, or none of them; for a folder that holds no run, or not this
-        method, client or seed; a method that has not finished;
-        data that are not the run's; and an output that exists or cannot be written.
+        method, client or seed; a method that has not finished; data that are not the run's; and an output that exists
+        or cannot be written.
     """
     if wanted.only_global and (wanted.clients is not None or wanted.per_client):
         raise JaxpflError("--global leaves the clients' models out: leave out --clients and --per-client, or --global")

@@ -18,11 +18,14 @@ from jaxpfl.errors import JaxpflError
 def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """A file that appears under its name only when the block ends without an error."""
     partial = path.with_name(f".{path.name}.partial")
-    with open(partial, mode) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(partial, path)
+    try:
+        with open(partial, mode) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(partial, path)
+    finally:
+        partial.unlink(missing_ok=True)
 
 
 def write_json(path: Path, value: Any) -> None:

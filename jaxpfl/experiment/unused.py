@@ -25,6 +25,5 @@ def unused(config: RunConfig, methods: tuple[str, ...]) -> list[str]:
     if not config.unseen_clients:
         reasons["adapt_rounds"] = "there are no unseen_clients"
     default = RunConfig()
-    values = {name: (attrgetter(name)(config), attrgetter(name)(default)) for name in reasons}
-    given = {name: value for name, (value, unless_given) in values.items() if value != unless_given}
-    return [f"{name} = {value} changes nothing: {reasons[name]}" for name, value in given.items()]
+    given = [name for name in reasons if attrgetter(name)(config) != attrgetter(name)(default)]
+    return [f"{name} = {attrgetter(name)(config)} changes nothing: {reasons[name]}" for name in given]
