@@ -50,14 +50,16 @@ def gaussian(
             --sigma-theta, --sigma-x and --radius are what is publicly known of them: take a public center off first.
     """
     from jaxpfl.estimate import gaussian as study
-    from jaxpfl.estimate import gaussian_sweeps, own_data
+    from jaxpfl.estimate import gaussian_sweeps
+    from jaxpfl.estimate.own import gaussian as own
+    from jaxpfl.estimate.own import output
 
     compile_cache.enable()
     if csv is not None:
-        made = own_data.run_gaussian(csv, settings)
+        made = own.run(csv, settings)
         said = []
         if made.public is not None and settings.epsilon is not None:
-            said = [_said_of_privacy(made.public, settings.epsilon), _said_of_own(made.result["privacy"])]
+            said = [_said_of_privacy(made.public, settings.epsilon), output.said_of_privacy(made.result["privacy"])]
         _own(made, to, said)
         return
     result = study.run(settings)
@@ -85,15 +87,17 @@ def bernoulli(
         csv: Clients of your own, samples 0 or 1: a row each, or the header client,value and a row for each sample.
     """
     from jaxpfl.estimate import bernoulli as study
-    from jaxpfl.estimate import bernoulli_sweeps, own_data
+    from jaxpfl.estimate import bernoulli_sweeps
+    from jaxpfl.estimate.own import bernoulli as own
+    from jaxpfl.estimate.own import output
 
     compile_cache.enable()
     notes = []
     if settings.epsilon is not None:
         notes = [f"private: every client's message by itself, epsilon {settings.epsilon:g}, pure, mechanism one-bit"]
     if csv is not None:
-        made = own_data.run_bernoulli(csv, settings)
-        _own(made, to, [*notes, _said_of_own(made.result["privacy"])] if notes else [])
+        made = own.run(csv, settings)
+        _own(made, to, [*notes, output.said_of_privacy(made.result["privacy"])] if notes else [])
         return
     result = study.run(settings)
     title = f"{settings.clients} Bernoulli clients of {settings.samples} samples, {settings.prior}"
@@ -278,10 +282,10 @@ def _print(result: dict[str, Any], title: str, to: Output, notes: list[str]) -> 
 def _own(own: Any, to: Output, said: list[str]) -> None:
     from rich.console import Console
 
-    from jaxpfl.estimate import own_data
+    from jaxpfl.estimate.own import output
 
     result = own.result
-    notes = [f"learned of all: {_learned(result['estimated'])}", *said]
+    notes = [f"learned of all: {output.learned(result['estimated'])}", *said]
     if to.output is None:
         notes.append("estimates of every client, with 95 % intervals: --output FOLDER")
     title = f"{result['csv']}: {result['clients']} clients"
@@ -290,22 +294,7 @@ def _own(own: Any, to: Output, said: list[str]) -> None:
     elif not to.json:
         for line in (title, f"no errors on held-out samples: {result['not_scored']}", *notes):
             Console().print(line, highlight=False, soft_wrap=True)
-    write(result, to, lambda folder: own_data.write(folder, own), "summary.json, estimates.csv, plots/")
-
-
-def _said_of_own(privacy: dict[str, Any]) -> str:
-    public = [f"{name} {privacy[name]:g}" for name in ("sigma_theta", "sigma_x", "radius") if name in privacy]
-    known = ", ".join([*public, "the clients' numbers of samples"])
-    return f"taken for public: {known}; not private: the rest, with what is learned of all and the intervals"
-
-
-def _learned(estimated: dict[str, Any]) -> str:
-    from jaxpfl.estimate.report import beside
-
-    spread = estimated.get("sigma_x", 0.0)
-    said = {name: value if isinstance(value, list) else [value] for name, value in estimated.items()}
-    texts = {name: ", ".join(beside(entry, spread) for entry in values) for name, values in said.items()}
-    return ", ".join(f"{name} ({text})" if len(said[name]) > 1 else f"{name} {text}" for name, text in texts.items())
+    write(result, to, lambda folder: output.write(folder, own), "summary.json, estimates.csv, plots/")
 
 
 def _said_of_privacy(settings: GaussianSettings, epsilon: float) -> str:

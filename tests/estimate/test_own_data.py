@@ -5,9 +5,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from jaxpfl.estimate import own_data
 from jaxpfl.estimate.bernoulli import BernoulliSettings
 from jaxpfl.estimate.gaussian import GaussianSettings
+from jaxpfl.estimate.own import bernoulli as own_bernoulli
+from jaxpfl.estimate.own import gaussian as own_gaussian
 
 
 def write(path: Path, clients) -> Path:
@@ -24,7 +25,7 @@ def test_clients_that_look_alike_have_no_sure_probability(tmp_path: Path):
     """Six clients of five samples, all of .4 or .6: the moments say v = 0, the intervals do not take it for true."""
     ones = [2, 3, 3, 2, 2, 2]
     path = write(tmp_path / "own.csv", [[1] * z + [0] * (5 - z) for z in ones])
-    own = own_data.run_bernoulli(path, BernoulliSettings())
+    own = own_bernoulli.run(path, BernoulliSettings())
     assert own.result["estimated"]["variance"] == 0
     assert contained(own.columns)
     assert (np.subtract(own.columns["high"], own.columns["low"]) > 0.4).all()
@@ -33,7 +34,7 @@ def test_clients_that_look_alike_have_no_sure_probability(tmp_path: Path):
 @pytest.mark.parametrize("ones", [[0, 0, 0], [5, 5], [0, 5], [0, 0, 5, 5, 1]])
 def test_an_interval_holds_its_estimate_at_the_edge(tmp_path: Path, ones: list[int]):
     path = write(tmp_path / "own.csv", [[1] * z + [0] * (5 - z) for z in ones])
-    columns = own_data.run_bernoulli(path, BernoulliSettings()).columns
+    columns = own_bernoulli.run(path, BernoulliSettings()).columns
     assert contained(columns)
     assert min(columns["low"]) >= 0
     assert max(columns["high"]) <= 1
@@ -43,7 +44,7 @@ def test_an_interval_holds_its_estimate_at_the_edge(tmp_path: Path, ones: list[i
 def test_means_have_intervals_that_hold_them(tmp_path: Path, m: int):
     rng = np.random.default_rng(m)
     sizes = rng.integers(2, 9, size=m)
-    own = own_data.run_gaussian(write(tmp_path / "own.csv", [rng.normal(size=n) for n in sizes]), GaussianSettings())
+    own = own_gaussian.run(write(tmp_path / "own.csv", [rng.normal(size=n) for n in sizes]), GaussianSettings())
     assert contained(own.columns)
     # Wider than what is known for sure of the mean of all, narrower than three times a client's own.
     width = np.subtract(own.columns["high"], own.columns["low"])
@@ -56,25 +57,25 @@ def test_pairs_are_estimated_and_not_scored(tmp_path: Path):
     """With a sample of each held out no variance is left to learn: no table, one reason, all estimates."""
     rng = np.random.default_rng(0)
     path = write(tmp_path / "own.csv", 0.5 * rng.normal(size=(30, 1)) + rng.normal(size=(30, 2)))
-    own = own_data.run_gaussian(path, GaussianSettings())
+    own = own_gaussian.run(path, GaussianSettings())
     assert "mse" not in own.result
     assert "no client has 3 samples" in own.result["not_scored"]
     assert np.abs(np.subtract(own.columns["personalized"], own.columns["local"])).min() > 0
     assert contained(own.columns)
     bits = write(tmp_path / "bits.csv", rng.integers(0, 2, size=(30, 2)))
-    assert "not_scored" in own_data.run_bernoulli(bits, BernoulliSettings()).result
+    assert "not_scored" in own_bernoulli.run(bits, BernoulliSettings()).result
     more = write(tmp_path / "more.csv", [*rng.normal(size=(29, 2)), rng.normal(size=3)])
-    assert own_data.run_gaussian(more, GaussianSettings()).result["mse"]["local"]["mean"] > 0
+    assert own_gaussian.run(more, GaussianSettings()).result["mse"]["local"]["mean"] > 0
 
 
 def test_settings_and_privacy_are_in_the_result(tmp_path: Path):
     rng = np.random.default_rng(0)
     path = write(tmp_path / "own.csv", rng.normal(size=(20, 4)))
-    plain = own_data.run_gaussian(path, GaussianSettings(seed=3)).result
+    plain = own_gaussian.run(path, GaussianSettings(seed=3)).result
     assert plain["settings"] == {"epsilon": None, "seed": 3}
     assert "privacy" not in plain
     given = GaussianSettings(epsilon=2.0, delta=1e-6, radius=2.0, sigma_x=1.0)
-    private = own_data.run_gaussian(path, given)
+    private = own_gaussian.run(path, given)
     public = {"sigma_theta": 0.1, "sigma_x": 1.0, "radius": 2.0}
     assert private.public is not None
     clip = pytest.approx(private.public.bound, rel=1e-6)
@@ -93,9 +94,9 @@ def test_settings_and_privacy_are_in_the_result(tmp_path: Path):
         "mechanism": "analytic",
         "seed": 0,
     }
-    bit = own_data.run_gaussian(path, GaussianSettings(epsilon=2.0, mechanism="one-bit")).result
+    bit = own_gaussian.run(path, GaussianSettings(epsilon=2.0, mechanism="one-bit")).result
     assert bit["privacy"]["delta"] == 0
-    bits = own_data.run_bernoulli(
+    bits = own_bernoulli.run(
         write(tmp_path / "bits.csv", rng.integers(0, 2, size=(9, 4))), BernoulliSettings(epsilon=1.0)
     ).result
     assert bits["privacy"] == {"epsilon": 1.0, "delta": 0.0, "mechanism": "one-bit"}

@@ -1,0 +1,55 @@
+"""Probabilities of the user's own clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.estimate import client_csv
+from jaxpfl.estimate.bernoulli import BernoulliSettings
+from jaxpfl.estimate.own.common import LEVEL, SIMULATED, Own, refuse_simulated, sizes_of, summary, without
+from jaxpfl.estimators import base, bernoulli, bernoulli_private, intervals
+
+
+def run(path: Path, given: BernoulliSettings) -> Own:
+    """Probabilities of the file's clients, whose samples are zeros and ones.
+
+    Raises:
+      JaxpflError: settings that own data do not have, a bad file, samples that are neither 0 nor 1, less than two
+        clients, or none with two samples.
+    """
+    ignored = (*SIMULATED, "prior")
+    refuse_simulated(given, ignored)
+    given.check()
+    clients = client_csv.read(path)
+    for name, own in zip(clients.names, clients.samples, strict=True):
+        if own.ndim > 1 or not np.isin(own, (0, 1)).all():
+            raise JaxpflError(f"{path}: client {name!r}: samples must be 0 or 1, one number each")
+    sizes = sizes_of(path, clients.samples)
+    estimators = {
+        "local": bernoulli.local(),
+        "global": bernoulli.global_mean(),
+        "personalized": bernoulli.personalized(),
+        "printed": bernoulli.personalized(printed=True),
+    }
+    if given.epsilon is not None:
+        estimators["private"] = bernoulli_private.split(given.epsilon)
+    with jax.enable_x64(True):
+        data = base.stack(clients.samples)
+        key = jax.random.key(given.seed)
+        made = {name: base.estimate(estimator, key, data) for name, estimator in estimators.items()}
+        told: bernoulli.Told = made["personalized"].shared
+        mu = told.shares.mean
+        v = jnp.clip(bernoulli.moment_variance(mu, told.shares.variance, told.inverse_sizes.mean), 0, mu * (1 - mu))
+        ones = np.array([own.sum() for own in clients.samples])
+        around = intervals.beta_learned(ones, sizes, LEVEL)
+        facts: dict[str, Any] = {"settings": without(given, ignored)}
+        if given.epsilon is not None:
+            facts["privacy"] = {"epsilon": given.epsilon, "delta": 0.0, "mechanism": "one-bit"}
+        facts["estimated"] = {"mean": float(mu), "variance": float(v)}
+        return summary("bernoulli", path, clients.names, data, estimators, made, key, around, facts)
