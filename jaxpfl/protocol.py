@@ -133,6 +133,24 @@ class Reduction(Enum):
     STACK = "stack"
 
 
+class Gradients(NamedTuple):
+    """Gradients that a client's functions evaluate, as its method declares them.
+
+    The unit is one backward pass through one model on one mini-batch. An objective of several terms of a model is one,
+    a step on k models k. Forward passes are not counted: losses that choose a cluster or weigh examples, scores,
+    AdaPeD's derivative by psi.
+
+    Attributes:
+      update: ``(steps, message) -> [] int32``, of a round in the cohort with ``ctx.local_steps`` = steps.
+      personalize: of the whole adaptation.
+      idle: ``steps -> [] int32``, of a round outside the cohort (`Client.idle`).
+    """
+
+    update: Callable[[Scalar, Message], Scalar]
+    personalize: int = 0
+    idle: Callable[[Scalar], Scalar] | None = None
+
+
 class Client(NamedTuple):
     """Pure functions of one client.
 
@@ -147,6 +165,8 @@ class Client(NamedTuple):
         with what it has. None for a client that then rests.
       cluster: ``(hp, message, state, splits) -> [] int32``, the cluster that the client counts itself to. None where
         clients choose none.
+      gradients: how many gradients these functions evaluate. None where the method does not say; nothing is then
+        reported of it.
     """
 
     init: Callable[[Key, PyTree, ClientContext, Message], PyTree]
@@ -155,6 +175,7 @@ class Client(NamedTuple):
     predict: Callable[[PyTree, PyTree, PyTree], Array]
     idle: Callable[[Key, PyTree, ClientContext, PyTree, Splits], tuple[PyTree, Metrics]] | None = None
     cluster: Callable[[PyTree, Message, PyTree, Splits], Array] | None = None
+    gradients: Gradients | None = None
 
 
 class Server(NamedTuple):
@@ -211,3 +232,9 @@ class Algorithm(NamedTuple):
     check_data: Callable[[Federation], None] = any_data
     counts_bits: bool = False
     clusters: Callable[[PyTree], np.ndarray] | None = None
+
+    @property
+    def counts_gradients(self) -> bool:
+        """Whether all of its clients say how many gradients they evaluate."""
+        said = (client.gradients for client in self.clients)
+        return all(own is not None and (own.idle is not None or not self.idle_cap) for own in said)

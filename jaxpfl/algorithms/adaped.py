@@ -45,7 +45,7 @@ from flax import struct
 from jaxpfl.algorithms.architectures import personal_tasks
 from jaxpfl.algorithms.averaging import increment
 from jaxpfl.algorithms.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, gradients, run_steps, taken
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
@@ -207,6 +207,7 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: b
         personalize=lambda key, hp, ctx, message, state, splits: theta_of(state),
         predict=lambda hp, theta, x: own_apply(theta, x),
         idle=idle if idles else None,
+        gradients=gradients(work.steps, each=2)._replace(idle=lambda limit: taken(work.steps, limit)),
     )
 
 

@@ -26,7 +26,7 @@ from flax import struct
 
 from jaxpfl.algorithms.averaging import averaging_server, increment
 from jaxpfl.algorithms.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, batch_loss, run_steps
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, batch_loss, gradients, run_steps
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
@@ -91,5 +91,6 @@ def apfl(task: Task, work: LocalWork, *, adapt_alpha: bool = True) -> Algorithm:
         update=update,
         personalize=lambda key, hp, ctx, message, own, splits: mixture(own.alpha, own.v, message.shared),
         predict=lambda hp, mixed, x: task.model.apply(mixed, x),
+        gradients=gradients(work.steps, each=2),
     )
     return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)

@@ -15,11 +15,11 @@ from flax import struct
 
 from jaxpfl.algorithms.averaging import averaging_server, increment
 from jaxpfl.algorithms.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.local_work import LocalWork, sgd
+from jaxpfl.algorithms.local_work import LocalWork, sgd, taken
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Gradients, Message, Upload
 from jaxpfl.types import Key, Metrics, PyTree, Scalar, Splits
 
 
@@ -65,5 +65,8 @@ def ditto(task: Task, work: LocalWork, *, personal_steps: int = 0) -> Algorithm:
         update=update,
         personalize=lambda key, hp, ctx, message, v, splits: v,
         predict=lambda hp, v, x: task.model.apply(v, x),
+        gradients=Gradients(
+            lambda limit, message: taken(work.steps, limit) + taken(personal_steps or work.steps, limit)
+        ),
     )
     return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)

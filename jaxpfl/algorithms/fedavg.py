@@ -15,7 +15,7 @@ from flax import struct
 
 from jaxpfl.algorithms.averaging import averaging_server, increment
 from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper, hyper
-from jaxpfl.algorithms.local_work import LocalWork, sgd
+from jaxpfl.algorithms.local_work import LocalWork, gradients, sgd
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
@@ -111,5 +111,6 @@ def _averaging(task: Task, work: LocalWork, *, fine_tune_steps: int = 0, proxima
         update=update,
         personalize=personalize,
         predict=lambda hp, w, x: task.model.apply(w, x),
+        gradients=gradients(work.steps, personalize=fine_tune_steps),
     )
     return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)

@@ -28,7 +28,7 @@ from flax import struct
 from jaxpfl.algorithms import several_models
 from jaxpfl.algorithms.averaging import increment, mean_server
 from jaxpfl.algorithms.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, gradients, run_steps
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
@@ -112,6 +112,7 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
         update=update,
         personalize=lambda key, hp, ctx, message, proportions, splits: Mixture(message.shared, proportions),
         predict=predict,
+        gradients=gradients(work.steps, each=components),
     )
     server = mean_server(lambda key: several_models.init(task, key, components))
     return with_server_optimizer(Algorithm((client,), server, work.steps), work.server_optimizer)

@@ -21,7 +21,7 @@ from flax import struct
 from jaxpfl.algorithms.architectures import personal_tasks
 from jaxpfl.algorithms.averaging import averaging_server, increment
 from jaxpfl.algorithms.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, gradients, run_steps
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.models import Task
 from jaxpfl.priors import distillation
@@ -83,4 +83,5 @@ def _client(task: Task, own_task: Task, work: LocalWork) -> Client:
         update=update,
         personalize=lambda key, hp, ctx, message, theta, splits: theta,
         predict=lambda hp, theta, x: own_apply(theta, x),
+        gradients=gradients(work.steps, each=2),
     )

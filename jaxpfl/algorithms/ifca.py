@@ -21,7 +21,7 @@ import optax
 from jaxpfl.algorithms import several_models
 from jaxpfl.algorithms.averaging import mean_server
 from jaxpfl.algorithms.hyper import AveragingHyper
-from jaxpfl.algorithms.local_work import Batch, LocalWork, sgd
+from jaxpfl.algorithms.local_work import Batch, LocalWork, gradients, sgd
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
@@ -75,6 +75,7 @@ def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
         ),
         predict=lambda hp, params, x: task.model.apply(params, x),
         cluster=lambda hp, message, state, splits: cluster_of(message.shared, splits.train),
+        gradients=gradients(work.steps),
     )
     server = mean_server(lambda key: several_models.init(task, key, clusters))
     return with_server_optimizer(Algorithm((client,), server, work.steps), work.server_optimizer)

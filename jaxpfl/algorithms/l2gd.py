@@ -37,9 +37,9 @@ from flax import struct
 
 from jaxpfl.algorithms.averaging import increment, share_of_all
 from jaxpfl.algorithms.hyper import SgdHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, LocalWork, batch_loss, run_steps, sgd
+from jaxpfl.algorithms.local_work import Batch, LocalWork, batch_loss, run_steps, sgd, taken
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Gradients, Message, Reduced, Server, ServerContext, Upload
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
 
@@ -108,6 +108,7 @@ def l2gd(task: Task, work: LocalWork) -> Algorithm:
         update=update,
         personalize=lambda key, hp, ctx, message, theta, splits: theta,
         predict=lambda hp, theta, x: task.model.apply(theta, x),
+        gradients=Gradients(lambda limit, message: jnp.where(message.shared.aggregate, 0, taken(work.steps, limit))),
     )
     server = Server(
         init=lambda key, hp, ctx: task.init(key),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from jaxpfl.algorithms.hyper import SgdHyper
-from jaxpfl.algorithms.local_work import LocalWork, sgd
+from jaxpfl.algorithms.local_work import LocalWork, gradients, sgd
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Server, Upload
 from jaxpfl.types import Key, Metrics, PyTree, Splits
@@ -30,6 +30,7 @@ def local(task: Task, work: LocalWork) -> Algorithm:
         update=update,
         personalize=lambda key, hp, ctx, message, theta, splits: theta,
         predict=lambda hp, theta, x: task.model.apply(theta, x),
+        gradients=gradients(work.steps),
     )
     server = Server(
         init=lambda key, hp, ctx: (),

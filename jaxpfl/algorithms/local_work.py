@@ -17,7 +17,7 @@ from jaxpfl.errors import unknown_name
 from jaxpfl.models import Task
 from jaxpfl.privacy.mechanism import Mechanism
 from jaxpfl.privacy.step_noise import StepNoise
-from jaxpfl.protocol import ClientContext
+from jaxpfl.protocol import ClientContext, Gradients
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar
 
@@ -114,6 +114,21 @@ class LocalWork:
         return optax.chain(optax.add_decayed_weights(weight_decay), resolve(self.optimizer)(rate))
 
 
+def taken(steps: int, limit: Scalar) -> Scalar:
+    """How many of ``steps`` steps are taken where ``limit`` is the most; a Python int where both are."""
+    # A Python int keeps the trip count static; min() on a tracer would not.
+    return min(steps, limit) if isinstance(limit, int) else jnp.minimum(steps, limit)
+
+
+def gradients(steps: int, *, each: int = 1, personalize: int = 0) -> Gradients:
+    """The `Gradients` of a client whose round is ``steps`` steps of ``each`` gradients, in the cohort or outside it."""
+    return Gradients(
+        update=lambda limit, message: each * taken(steps, limit),
+        personalize=personalize,
+        idle=lambda limit: each * taken(steps, limit),
+    )
+
+
 Step = Callable[..., tuple[PyTree, Metrics]]
 """``(key, carry, batch) -> (carry, metrics)``; with several batches for each step, one argument more for each."""
 
@@ -156,10 +171,7 @@ def run_steps(
     """
     steps = work.steps if steps is None else steps
     plan = work.batches(steps * batches_each)
-    # A Python int keeps the trip count static; min() on a tracer would not.
-    limit: Scalar = (
-        min(steps, ctx.local_steps) if isinstance(ctx.local_steps, int) else jnp.minimum(steps, ctx.local_steps)
-    )
+    limit = taken(steps, ctx.local_steps)
     zeros = {name: jnp.zeros(()) for name in metrics}
     if isinstance(limit, int) and limit == 0:
         return carry, zeros

@@ -56,4 +56,4 @@ def map_kd(
         )
 
     prior(MapDistillationHyper())  # refuses its options before anything is compiled
-    return map_personalization(task, work, prior=prior, scaling=scaling)
+    return map_personalization(task, work, prior=prior, scaling=scaling, each=2)  # of theta, and of mu

@@ -33,7 +33,7 @@ from flax import struct
 
 from jaxpfl.algorithms.averaging import increment
 from jaxpfl.algorithms.hyper import SgdHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, gradients, run_steps
 from jaxpfl.errors import unknown_name
 from jaxpfl.models import Task
 from jaxpfl.priors import Examples, Prior, Rates, gaussian, laplace
@@ -111,6 +111,7 @@ def map_personalization(
     prior: Callable[[Any], Prior],
     estimate: str = "gradient",
     scaling: str = "sum",
+    each: int = 1,
 ) -> Algorithm:
     """The method that a prior makes.
 
@@ -122,6 +123,7 @@ def map_personalization(
       prior: ``hp -> Prior``; hp is a `MapHyper`, or has its fields besides the prior's own.
       estimate: "gradient" (the prior's ``descend``, averaged) or "fit" (its ``fit`` on the uploads side by side).
       scaling: whether f_i is the "sum" of the losses or their "mean".
+      each: gradients that a step evaluates (`Gradients`): theta's, and what the prior's ``descend`` takes of models.
 
     Raises:
       JaxpflError: for an unknown estimate or scaling.
@@ -129,12 +131,14 @@ def map_personalization(
     for kind, value, known in (("estimate", estimate, ESTIMATES), ("scaling", scaling, SCALINGS)):
         if value not in known:
             raise unknown_name(kind, value, known)
-    client = _client(task, work, prior, estimate, scaling)
+    client = _client(task, work, prior, estimate, scaling, each)
     reduction = Reduction.STACK if estimate == "fit" else Reduction.SUM
     return Algorithm((client,), _server(task, prior), work.steps, reduction)
 
 
-def _client(task: Task, work: LocalWork, make: Callable[[Any], Prior], estimate: str, scaling: str) -> Client:
+def _client(
+    task: Task, work: LocalWork, make: Callable[[Any], Prior], estimate: str, scaling: str, each: int
+) -> Client:
     def update(
         key: Key, hp: MapHyper, ctx: ClientContext, message: Message, theta: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
@@ -150,7 +154,10 @@ def _client(task: Task, work: LocalWork, make: Callable[[Any], Prior], estimate:
             on = Examples(lambda params: task.model.apply(params, batch.x, key=key, train=True), batch.valid)
 
             def objective(params: PyTree) -> tuple[Array, tuple[Array, Array]]:
-                loss, penalty = batch.mean(task.loss(on.apply(params), batch.y)), prior.penalty(gamma, params, on)
+                logits = on.apply(params)
+                # A penalty on predictions reads those of the loss: one backward pass serves both.
+                seen = on._replace(apply=lambda other: logits if other is params else on.apply(other))
+                loss, penalty = batch.mean(task.loss(logits, batch.y)), prior.penalty(gamma, params, seen)
                 return loss if proximal is not None else loss + weight * penalty, (loss, penalty)
 
             gradient, (loss, penalty) = jax.grad(objective, has_aux=True)(theta.params)
@@ -171,6 +178,7 @@ def _client(task: Task, work: LocalWork, make: Callable[[Any], Prior], estimate:
         update=update,
         personalize=lambda key, hp, ctx, message, theta, splits: theta,
         predict=lambda hp, theta, x: task.model.apply(theta, x),
+        gradients=gradients(work.steps, each=each),
     )
 
 

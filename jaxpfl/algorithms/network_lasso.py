@@ -48,7 +48,7 @@ from jax.flatten_util import ravel_pytree
 from jaxpfl import trees
 from jaxpfl.algorithms.averaging import increment
 from jaxpfl.algorithms.hyper import SgdHyper, hyper
-from jaxpfl.algorithms.local_work import LocalWork, sgd
+from jaxpfl.algorithms.local_work import LocalWork, gradients, sgd
 from jaxpfl.algorithms.masks import Parts, masks, with_fixed
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.models import Task
@@ -171,6 +171,7 @@ def network_lasso(
         update=update,
         personalize=lambda key, hp, ctx, message, state, splits: model(message),
         predict=lambda hp, params, x: task.model.apply(params, x),
+        gradients=gradients(work.steps),
     )
 
     def init(key: Key, hp: NetworkHyper, ctx: ServerContext) -> NetworkState:

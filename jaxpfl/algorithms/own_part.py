@@ -9,7 +9,7 @@ import jax
 from jaxpfl import trees
 from jaxpfl.algorithms.averaging import increment, mean_server
 from jaxpfl.algorithms.hyper import SgdHyper
-from jaxpfl.algorithms.local_work import LocalWork, sgd
+from jaxpfl.algorithms.local_work import LocalWork, gradients, sgd
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
@@ -71,6 +71,7 @@ def keeping_own_part(task: Task, work: LocalWork, split: Split, update: Update, 
         update=update,
         personalize=lambda key, hp, ctx, message, own, splits: trees.merge(own, message.shared),
         predict=lambda hp, params, x: task.model.apply(params, x),
+        gradients=gradients(local_steps),
     )
     server = mean_server(lambda key: split(task.init(key))[1])
     return with_server_optimizer(Algorithm((client,), server, local_steps), work.server_optimizer)

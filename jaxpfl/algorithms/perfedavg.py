@@ -22,7 +22,7 @@ from flax import struct
 
 from jaxpfl.algorithms.averaging import averaging_server, increment
 from jaxpfl.algorithms.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, batch_loss, run_steps, train
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, batch_loss, gradients, run_steps, train
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
@@ -88,5 +88,7 @@ def perfedavg(task: Task, work: LocalWork, *, hessian: bool = False, adapt_steps
         update=update,
         personalize=personalize,
         predict=lambda hp, w, x: task.model.apply(w, x),
+        # The product with the Hessian goes back through the inner gradient: its forward and its backward pass.
+        gradients=gradients(work.steps, each=4 if hessian else 2, personalize=adapt_steps),
     )
     return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)

@@ -47,7 +47,7 @@ import optax
 from jaxpfl import trees
 from jaxpfl.algorithms.fedavg import fedavg
 from jaxpfl.algorithms.hyper import AveragingHyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, gradients, run_steps
 from jaxpfl.algorithms.stored_models import StoredModels, keeping_models
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task, correct
@@ -244,6 +244,7 @@ def _two_stages(
         update=update,
         personalize=personalize,
         predict=lambda hp, student, x: task.model.apply(student.params, x),
+        gradients=gradients(work.steps, personalize=distill_steps * len(grid)),
     )
     server = keeping_models(stage_1.server, stored) if stored else stage_1.server
     return stage_1._replace(clients=(client,), server=server, check_data=check_data)

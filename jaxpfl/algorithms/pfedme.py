@@ -24,7 +24,7 @@ from flax import struct
 
 from jaxpfl.algorithms.averaging import averaging_server, increment
 from jaxpfl.algorithms.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, batch_loss, run_steps
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, batch_loss, gradients, run_steps
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
@@ -81,5 +81,6 @@ def pfedme(task: Task, work: LocalWork, *, inner_steps: int = 3) -> Algorithm:
         update=update,
         personalize=lambda key, hp, ctx, message, theta, splits: theta,
         predict=lambda hp, theta, x: task.model.apply(theta, x),
+        gradients=gradients(work.steps, each=inner_steps),
     )
     return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)

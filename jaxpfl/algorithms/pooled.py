@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxpfl.algorithms.averaging import averaging_server, increment
 from jaxpfl.algorithms.hyper import SgdHyper
-from jaxpfl.algorithms.local_work import Descent, LocalWork, train
+from jaxpfl.algorithms.local_work import Descent, LocalWork, gradients, train
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
@@ -53,5 +53,6 @@ def pooled(task: Task, work: LocalWork, *, steps: int = 0) -> Algorithm:
         update=update,
         personalize=lambda key, hp, ctx, message, memory, splits: message.shared,
         predict=lambda hp, params, x: task.model.apply(params, x),
+        gradients=gradients(work.steps),
     )
     return Algorithm((client,), averaging_server(task), work.steps)

@@ -31,7 +31,7 @@ from flax import struct
 
 from jaxpfl.algorithms.averaging import increment, share_of_all
 from jaxpfl.algorithms.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, batch_loss, run_steps
+from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, batch_loss, gradients, run_steps
 from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
@@ -104,6 +104,7 @@ def scaffold(task: Task, work: LocalWork) -> Algorithm:
         update=update,
         personalize=lambda key, hp, ctx, message, own, splits: message.shared.model,
         predict=lambda hp, x, inputs: task.model.apply(x, inputs),
+        gradients=gradients(work.steps),
     )
     server = Server(
         init=server_init,

@@ -41,7 +41,7 @@ class Personal(NamedTuple):
 class Today(NamedTuple):
     """What all clients are given: the run's key, its finished rounds, hyper-parameters, server, and what it sends.
 
-    ``welcome`` is what it sends to newcomers only.
+    ``welcome`` is what it sends to newcomers only, and ``rounds`` how many of them these then work.
     """
 
     key: Key
@@ -50,6 +50,7 @@ class Today(NamedTuple):
     server: PyTree
     sent: PyTree
     welcome: PyTree = None
+    rounds: Scalar = 0
 
 
 Work = Callable[[Today, PyTree, PyTree], PyTree]
@@ -119,13 +120,14 @@ def make_clusters(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, 
 
 
 def make_adapt(
-    algorithm: Algorithm, task: Task, plan: RoundPlan, *, rounds: int, split: Part
-) -> Callable[[RunState, PyTree, tuple[Federation, ...]], Scores]:
-    """Builds ``(state, hp, federations of unseen clients) -> Scores``: clients that were never trained arrive.
+    algorithm: Algorithm, task: Task, plan: RoundPlan, *, split: Part
+) -> Callable[[RunState, PyTree, tuple[Federation, ...], Array], Scores]:
+    """Builds ``(state, hp, federations of unseen clients, rounds) -> Scores``: clients that were never trained arrive.
 
     Each starts as a new client does (``Client.init``), takes ``rounds`` rounds of ``Client.update`` with today's
     message at the rate of the last round, its uploads discarded, and is then personalised and scored as any other.
-    ``before`` is what it has on arrival, without a local step.
+    ``before`` is what it has on arrival, without a local step. ``after`` has, where the method says how many, the
+    ``gradients`` that each evaluated in these rounds, [u] int32.
 
     Args:
       plan: its groups and participation are those of the unseen clients.
@@ -149,17 +151,19 @@ def make_adapt(
                 new, _, _ = client.update(key, today.hp, context(nth), message, own, splits)
                 return trees.where(trees.all_finite(new), new, own)
 
-            adapted = jax.lax.fori_loop(0, rounds, one, start)
-            before, after = (
-                _personalize(client, today, client_id, today.welcome, own, splits) for own in (start, adapted)
-            )
-            personal = Personal(before.before, after.after, after.finite)
-            return _score(algorithm, client, task, today, personal, examples)
+            adapted = jax.lax.fori_loop(0, today.rounds, one, start)
+            personal = _personalize(client, today, client_id, today.welcome, adapted, splits)
+            on_arrival = _personal(client, today, client_id, today.welcome, start, splits, 0)
+            scores = _score(algorithm, client, task, today, personal._replace(before=on_arrival), examples)
+            if client.gradients is not None:
+                scores["after"]["gradients"] = jnp.int32(today.rounds * client.gradients.update(ALL_STEPS, message))
+            return scores
 
         return arrive
 
-    def adapt(state: RunState, hp: PyTree, federations: tuple[Federation, ...]) -> Scores:
+    def adapt(state: RunState, hp: PyTree, federations: tuple[Federation, ...], rounds: Array) -> Scores:
         today, per_client = _today(algorithm, plan, state, hp, newcomers=True)
+        today = today._replace(rounds=rounds)
         if algorithm.server.welcome is not None:
             today = today._replace(welcome=per_client)
         elif jax.tree.leaves(per_client):
@@ -184,17 +188,26 @@ def _today(
 def _personalize(
     client: Client, today: Today, client_id: Array, per_client: PyTree, own: PyTree, splits: Splits
 ) -> Personal:
-    key = stream(today.key, Purpose.PERSONALIZE, client_id)
-    batch_key = stream(today.key, Purpose.PERSONALIZE_BATCHES, client_id)
-    message = Message(today.sent, per_client)
-
-    def personal(local_steps: int) -> PyTree:
-        ctx = ClientContext(today.round, client_id, jnp.int32(0), local_steps, batch_key)
-        return client.personalize(key, today.hp, ctx, message, own, splits)
-
-    before, after = personal(0), personal(ALL_STEPS)
+    given = (client, today, client_id, per_client, own, splits)
+    before, after = _personal(*given, 0), _personal(*given, ALL_STEPS)
     finite = trees.all_finite(after)
     return Personal(before, trees.where(finite, after, before), finite)
+
+
+def _personal(
+    client: Client,
+    today: Today,
+    client_id: Array,
+    per_client: PyTree,
+    own: PyTree,
+    splits: Splits,
+    local_steps: int,
+) -> PyTree:
+    """The client's personalised model after at most so many steps of its adaptation."""
+    key = stream(today.key, Purpose.PERSONALIZE, client_id)
+    batch_key = stream(today.key, Purpose.PERSONALIZE_BATCHES, client_id)
+    ctx = ClientContext(today.round, client_id, jnp.int32(0), local_steps, batch_key)
+    return client.personalize(key, today.hp, ctx, Message(today.sent, per_client), own, splits)
 
 
 def _score(

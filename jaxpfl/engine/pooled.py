@@ -14,7 +14,7 @@ from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.state import RunState
 from jaxpfl.models import Task
-from jaxpfl.protocol import Algorithm, Upload
+from jaxpfl.protocol import Algorithm, Gradients, Upload
 from jaxpfl.types import ClientData, Federation, PyTree
 
 
@@ -51,6 +51,7 @@ class PooledSimulation(Simulation):
         idle = algorithm.clients[0]._replace(
             init=lambda key, hp, ctx, message: (),
             update=lambda key, hp, ctx, message, state, splits: (state, Upload((), ()), {}),
+            gradients=Gradients(lambda steps, message: 0),
         )
         self._clients = Simulation(
             algorithm._replace(clients=(idle,)),
@@ -66,9 +67,9 @@ class PooledSimulation(Simulation):
         """Scores every client in every run: which model -> metric -> [S, m]."""
         return self._clients.evaluate(self._served(state), split)
 
-    def evaluate_unseen(self, state: RunState) -> Scores:
-        """Scores the unseen clients on their test examples: which model -> metric -> [S, u]."""
-        return self._clients.evaluate_unseen(self._served(state))
+    def evaluate_unseen(self, state: RunState, rounds: int | None = None) -> Scores:
+        """Scores the unseen clients on their test examples: which model -> metric -> [S, u]; nothing adapts."""
+        return self._clients.evaluate_unseen(self._served(state), rounds)
 
     def personal_models(self, state: RunState) -> PyTree:
         """Every client's model, which is the same for all: leaves [S, m, ...]."""

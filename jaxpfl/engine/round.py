@@ -154,7 +154,8 @@ def _take_part(
     limit = availability.local_steps(run_key, round, client_id, algorithm.local_steps)
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
     key = stream(run_key, Purpose.LOCAL_WORK, round, client_id)
-    new, upload, metrics = client.update(key, hp, ctx, Message(sent, per_client), old, splits)
+    message = Message(sent, per_client)
+    new, upload, metrics = client.update(key, hp, ctx, message, old, splits)
     packed, failed = trees.pack(upload._replace(failed=None, bits=None)), upload.failed
     finite = trees.all_finite((new, packed))
     if failed is not None:
@@ -174,6 +175,7 @@ def _take_part(
         dropped=sends & ~arrived,
         idle_streak=-counts.idle_streak,
         steps=jnp.minimum(limit, algorithm.local_steps),
+        gradients=0 if client.gradients is None else client.gradients.update(limit, message),
         upload_bits=0 if upload.bits is None else jnp.where(arrived, upload.bits, 0),
     )
     state = (trees.where(keep, new, old), trees.where(present, counts.plus(added), counts))
@@ -202,7 +204,13 @@ def _work_alone(
     finite = trees.all_finite(new)
     keep = present & finite
     done = _Done(jnp.ones((), jnp.int32), metrics)
-    added = Counts.row(diverged=~finite, idle_rounds=1, idle_streak=1, steps=jnp.minimum(limit, algorithm.local_steps))
+    added = Counts.row(
+        diverged=~finite,
+        idle_rounds=1,
+        idle_streak=1,
+        steps=jnp.minimum(limit, algorithm.local_steps),
+        gradients=client.gradients.idle(limit) if client.gradients and client.gradients.idle else 0,
+    )
     state = (trees.where(keep, new, old), Counts(counts.table + jnp.where(present, added.table, 0)))
     return Outcome(state, trees.where(keep, done, jax.tree.map(jnp.zeros_like, done)), ())
 

@@ -15,12 +15,12 @@ from jaxpfl import trees
 from jaxpfl.engine import memory
 from jaxpfl.engine.evaluate import Part, Scores, make_adapt, make_clusters, make_evaluate, make_personal
 from jaxpfl.engine.exchange import bytes_per_client
-from jaxpfl.engine.groups import make_groups, split
+from jaxpfl.engine.groups import gather, make_groups, split
 from jaxpfl.engine.placement import place, put
 from jaxpfl.engine.plan import ExecutionPlan, Resolved, resolve
 from jaxpfl.engine.round import BITS, RoundPlan, make_round, make_rounds
 from jaxpfl.engine.runs import check_values, over_runs
-from jaxpfl.engine.state import RunState, init_state, whole
+from jaxpfl.engine.state import GradientCounts, RunState, init_state, whole
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.participation import RELIABLE, Availability, Participation
@@ -175,14 +175,32 @@ class Simulation:
         """Scores every client in every run: which model -> metric -> [S, m]."""
         return self._read(split, state, self.federations)
 
-    def evaluate_unseen(self, state: RunState) -> Scores:
+    def evaluate_unseen(self, state: RunState, rounds: int | None = None) -> Scores:
         """Scores the unseen clients on their test examples: which model -> metric -> [S, u].
 
-        ``before`` is what such a client has on arrival, ``after`` what it has after its rounds of adaptation.
+        ``before`` is what such a client has on arrival, ``after`` what it has after its rounds of adaptation; they took
+        the ``gradients`` in ``after``, where the method says how many.
+
+        Args:
+          state: after any round.
+          rounds: how many rounds of adaptation, at least 0; ``adapt_rounds`` unless given.
         """
         if self._unseen is None:
             raise JaxpflError("this simulation was made without unseen clients")
-        return self._read("unseen", state, self._unseen)
+        rounds = self._adapt_rounds if rounds is None else rounds
+        _check_rounds("rounds", rounds)
+        return self._read("unseen", state, self._unseen, jnp.int32(rounds))
+
+    def gradients(self, state: RunState) -> GradientCounts | None:
+        """How many gradients each client has evaluated; None where the method does not say (`protocol.Gradients`)."""
+        if not self.algorithm.counts_gradients:
+            return None
+        training = np.asarray(self.trim(state).counts.gradients)
+        each = [
+            np.full(group.size, client.gradients.personalize if client.gradients else 0)
+            for client, group in zip(self.algorithm.clients, self._groups, strict=True)
+        ]
+        return GradientCounts(training, np.asarray(gather(each, self._groups)))
 
     def personal_models(self, state: RunState) -> PyTree:
         """Every client's personalised model after adaptation, as `Client.personalize` returns it: leaves [S, m, ...].
@@ -205,10 +223,10 @@ class Simulation:
         server = jax.tree.map(np.asarray, state.server)
         return np.stack([find(jax.tree.map(lambda a, i=i: a[i], server)) for i in range(state.round.shape[0])])
 
-    def _read(self, name: _ProgramName, state: RunState, federations: tuple[Federation, ...]) -> Any:
+    def _read(self, name: _ProgramName, state: RunState, federations: tuple[Federation, ...], *more: Array) -> Any:
         runs = state.round.shape[0]
         state = jax.device_put(state, self.placement.state)
-        return self._program(name, runs)(state, self._hp_rows(runs), federations)
+        return self._program(name, runs)(state, self._hp_rows(runs), federations, *more)
 
     def trim(self, state: RunState) -> RunState:
         """The state with exactly m rows of clients: what to look at, or to keep for a run on other devices."""
@@ -238,8 +256,7 @@ class Simulation:
         both = np.intersect1d(np.asarray(unseen.client_ids), np.asarray(federation.client_ids))
         if len(both):
             raise JaxpflError(f"client {both[0]} cannot be unseen: it is trained")
-        if adapt_rounds < 0:
-            raise JaxpflError(f"adapt_rounds must be at least 0, got {adapt_rounds}")
+        _check_rounds("adapt_rounds", adapt_rounds)
         self.algorithm.check_data(unseen)
         self._adapt_rounds = adapt_rounds
         ids = np.asarray(unseen.client_ids)
@@ -318,7 +335,7 @@ class Simulation:
             one = make_clusters(algorithm, plan)
         elif name == "unseen":
             plan = plan._replace(groups=self._unseen_groups)
-            one = make_adapt(algorithm, task, plan, rounds=self._adapt_rounds, split="test")
+            one = make_adapt(algorithm, task, plan, split="test")
         else:
             one = make_evaluate(algorithm, task, plan, split=name)
         return jax.jit(over_runs(one, vectorised=self.execution.vmap_runs))
@@ -330,7 +347,7 @@ class Simulation:
         state = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, layout)
         federations = self._unseen if name == "unseen" else self.federations
         shared = (state, self._hp_rows(runs), federations)
-        return (*shared, jnp.int32(1)) if name == "advance" else shared
+        return (*shared, jnp.int32(1)) if name in ("advance", "unseen") else shared
 
     def _hp_rows(self, runs: int) -> PyTree:
         def rows(path: tuple, a: jax.Array) -> jax.Array:
@@ -338,3 +355,8 @@ class Simulation:
             return jnp.broadcast_to(a, (runs,))
 
         return jax.tree.map_with_path(rows, self.hp)
+
+
+def _check_rounds(name: str, rounds: int) -> None:
+    if rounds < 0:
+        raise JaxpflError(f"{name} must be at least 0, got {rounds}")

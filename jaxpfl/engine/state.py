@@ -31,7 +31,7 @@ class Counts:
     One table, so that a round reads and writes one row of it for a client.
 
     Attributes:
-      table: [..., 9] int32; the properties are its columns, each [...] (in a `RunState`, [m']); the last two are one
+      table: [..., 10] int32; the properties are its columns, each [...] (in a `RunState`, [m']); the last two are one
         number, see `whole`.
     """
 
@@ -48,17 +48,18 @@ class Counts:
         idle_rounds: Scalar = 0,
         idle_streak: Scalar = 0,
         steps: Scalar = 0,
+        gradients: Scalar = 0,
         upload_bits: Scalar = 0,
     ) -> Counts:
         """One client's counts, or what a round adds to them."""
         high, low = jnp.divmod(jnp.asarray(upload_bits, jnp.int32), _LIMB)
-        columns = (participations, uploads, diverged, dropped, idle_rounds, idle_streak, steps, high, low)
+        columns = (participations, uploads, diverged, dropped, idle_rounds, idle_streak, steps, gradients, high, low)
         return cls(jnp.stack([jnp.asarray(column, jnp.int32) for column in columns]))
 
     @classmethod
     def zeros(cls, rows: int) -> Counts:
         """The counts of clients that have done nothing yet."""
-        return cls(jnp.zeros((rows, 9), jnp.int32))
+        return cls(jnp.zeros((rows, 10), jnp.int32))
 
     @property
     def participations(self) -> Array:
@@ -97,25 +98,42 @@ class Counts:
         return self.table[..., 6]
 
     @property
+    def gradients(self) -> Array:
+        """Gradients that it evaluated in training (`protocol.Gradients`); zero where its method does not say."""
+        return self.table[..., 7]
+
+    @property
     def upload_bits(self) -> np.ndarray:
         """Bits of its uploads that reached the server, where they are counted (`Algorithm.counts_bits`); on the host,
         int64."""
-        return whole(self.table[..., 7], self.table[..., 8])
+        return whole(self.table[..., 8], self.table[..., 9])
 
     def plus(self, added: Counts) -> Counts:
         """These counts and what a round adds to them."""
         table = self.table + added.table
-        carry, low = jnp.divmod(table[..., 8], _LIMB)
-        return Counts(table.at[..., 7].add(carry).at[..., 8].set(low))
+        carry, low = jnp.divmod(table[..., 9], _LIMB)
+        return Counts(table.at[..., 8].add(carry).at[..., 9].set(low))
 
     def upload_bits_since(self, before: Counts) -> tuple[Array, Array]:
         """Bits of all clients' uploads since then, as the two parts of `whole`, each [] int32."""
-        parts = (self.table - before.table)[..., 7:].sum(axis=0)
+        parts = (self.table - before.table)[..., 8:].sum(axis=0)
         return parts[0], parts[1]
 
     def with_diverged(self, diverged: Array) -> Counts:
         """The same counts with another column of diverged rounds."""
         return Counts(self.table.at[..., 2].set(diverged))
+
+
+class GradientCounts(NamedTuple):
+    """Gradients that each client has evaluated so far, in the unit of `protocol.Gradients`.
+
+    Attributes:
+      training: in rounds, in the cohort or outside it, [S, m]; of stragglers those that they took.
+      personalization: for its personalised model, whenever that is made of what training left, [m].
+    """
+
+    training: np.ndarray
+    personalization: np.ndarray
 
 
 class RunState(NamedTuple):

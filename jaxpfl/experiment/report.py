@@ -7,6 +7,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
+from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -94,35 +95,11 @@ def print_export(console: Console, folder: Path, manifest: dict[str, Any]) -> No
 
 
 def print_table(console: Console, summary: dict[str, Any]) -> None:
-    """The final table: mean and spread over seeds, worst decile, bytes, seconds."""
-    seeds = len(summary["seeds"])
-    table = new_table(
-        f"{summary['clients']} clients, {summary['cohort']} in a round, {summary['rounds']} rounds, "
-        f"{seeds} seed{'s' if seeds > 1 else ''}; test accuracy in % after the last round",
-        "mean over clients ± standard deviation over seeds; 10th percentile and worst decile of the "
-        "clients; hurt: clients worse off than with local training",
-    )
-    table.add_column("method", style="bold", no_wrap=True)
-    unseen = any(row["unseen_accuracy"] for row in summary["methods"].values())
-    columns = ["personalised", "global", "p10", "worst", "hurt", "up", "down", "sec"]
-    for name in columns[:2] + ["unseen"] * unseen + columns[2:]:
-        table.add_column(name, justify="right", no_wrap=True)
-    for name, row in summary["methods"].items():
-        own = row["personalized_accuracy"]
-        hurt = row["fraction_hurt"]
-        table.add_row(
-            name,
-            _accuracy(own),
-            _accuracy(row["global_accuracy"]),
-            *[_accuracy(row["unseen_accuracy"])] * unseen,
-            _percent(own["p10"]),
-            _percent(own["worst_decile"]),
-            "-" if hurt is None or name == "local" else f"{100 * hurt:.0f}%",
-            _bytes(row["bytes_up"]),
-            _bytes(row["bytes_down"]),
-            f"{row['seconds']:.{1 if row['seconds'] < 9.95 else 0}f}",
-        )
-    console.print(table)
+    """The final tables: what each method's models score, on unseen clients too, and what they took."""
+    _print_whole(console, _scores(summary))
+    if any(row.get("unseen_rounds") for row in summary["methods"].values()):
+        _print_whole(console, _unseen(summary))
+    _print_whole(console, _costs(summary))
     for claim, names in _claims(summary["methods"]).items():
         console.print(f"{', '.join(names)}: {claim}", highlight=False)
     for name, row in summary["methods"].items():
@@ -156,6 +133,95 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
             best = row["best_on_validation"]["personalized_accuracy"]
             console.print(f"{name}: at the round of best validation accuracy {_accuracy(best)}", highlight=False)
     console.print(f"run folder: {summary['run_dir']} (plots in plots/)", highlight=False, soft_wrap=True)
+
+
+def _scores(summary: dict[str, Any]) -> Any:
+    """The table of accuracies: over clients and seeds, and beside local training."""
+    methods, seeds = summary["methods"], len(summary["seeds"])
+    hurt = {name: row["fraction_hurt"] for name, row in methods.items() if name != "local"}
+    compared = any(value is not None for value in hurt.values())
+    says = (
+        f"mean over clients{' ± standard deviation over seeds' * (seeds > 1)}; p10, worst: 10th percentile and worst "
+    )
+    says += f"decile of the clients{'; hurt: clients worse off than with local training' * compared}"
+    title = f"{summary['clients']} clients, {summary['cohort']} in a round, {summary['rounds']} rounds, {seeds} seed"
+    table = _of_methods(
+        f"{title}{'s' * (seeds > 1)}; test accuracy in % after the last round",
+        says,
+        ("personalised", "global", "p10", "worst", *["hurt"] * compared),
+    )
+    for name, row in methods.items():
+        own = row["personalized_accuracy"]
+        cells = [_accuracy(own), _accuracy(row["global_accuracy"]), _percent(own["p10"]), _percent(own["worst_decile"])]
+        cells += ["-" if hurt.get(name) is None else f"{100 * hurt[name]:.0f}%"] * compared
+        table.add_row(name, *cells)
+    return table
+
+
+def _unseen(summary: dict[str, Any]) -> Any:
+    """The table of unseen clients: after their rounds of adaptation, and after as many as a trained client took."""
+    methods = {name: row for name, row in summary["methods"].items() if row.get("unseen_rounds")}
+    adapted = next(iter(methods.values()))["unseen_rounds"]["adapted"]
+    table = _of_methods(
+        f"unseen clients, on arrival, after {adapted} rounds of adaptation, and after as many as a trained client took "
+        "part in",
+        "grad: gradients evaluated in these rounds",
+        ("arrival", f"after {adapted}", "grad", "as trained", "rounds", "grad"),
+    )
+    for name, row in methods.items():
+        gradients, rounds = row.get("gradients") or {}, row["unseen_rounds"]["as_trained"]
+        table.add_row(
+            name,
+            _accuracy(row["unseen_before_accuracy"]),
+            _accuracy(row["unseen_accuracy"]),
+            _count(gradients.get("unseen")),
+            _accuracy(row["unseen_as_trained_accuracy"]),
+            "-" if rounds is None else str(rounds),
+            _count(gradients.get("unseen_as_trained")),
+        )
+    return table
+
+
+def _costs(summary: dict[str, Any]) -> Any:
+    """The table of gradients, bytes and seconds."""
+    table = _of_methods(
+        "what it took",
+        "train, adapt: gradients (backward passes through one model on one mini-batch) of a client, in training (mean "
+        "over clients) and to make its personalised model; up, down: bytes of a run; sec: seconds of all seeds",
+        ("train", "adapt", "up", "down", "sec"),
+    )
+    for name, row in summary["methods"].items():
+        gradients = row.get("gradients") or {}  # none in what an earlier version left
+        table.add_row(
+            name,
+            _count(gradients.get("training")),
+            _count(gradients.get("personalization")),
+            _bytes(row["bytes_up"]),
+            _bytes(row["bytes_down"]),
+            f"{row['seconds']:.{1 if row['seconds'] < 9.95 else 0}f}",
+        )
+    return table
+
+
+def _of_methods(title: str, caption: str, columns: tuple[str, ...]) -> Any:
+    """An empty table with a row for each method and columns of numbers."""
+    table = new_table(title, caption)
+    table.add_column("method", style="bold", no_wrap=True)
+    for name in columns:
+        table.add_column(name, justify="right", no_wrap=True)
+    return table
+
+
+def _count(over: dict[str, float] | None) -> str:
+    return "-" if over is None else f"{over['mean']:.{0 if over['mean'] == round(over['mean']) else 1}f}"
+
+
+def _print_whole(console: Console, table: Any) -> None:
+    """Prints a table with every digit: a narrower terminal breaks its lines, and no cell is cut."""
+    needed = Measurement.get(console, console.options.update(max_width=1000), table).maximum
+    if needed > console.width:
+        console = Console(file=console.file, width=needed, force_terminal=console.is_terminal)
+    console.print(table)
 
 
 def _claims(methods: dict[str, Any]) -> dict[str, list[str]]:

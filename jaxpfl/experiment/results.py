@@ -12,6 +12,7 @@ import numpy as np
 
 import jaxpfl
 from jaxpfl.engine import RunState, Simulation
+from jaxpfl.engine.pooled import PooledSimulation
 from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.experiment import files, summary, uplink
 from jaxpfl.experiment.privacy import Protection
@@ -42,6 +43,9 @@ def write_method(
         arrays[name_of] = getattr(counts, name_of)
     if simulation.algorithm.counts_bits:
         arrays["upload_bits"] = counts.upload_bits
+    gradients = simulation.gradients(state)
+    if gradients is not None:
+        arrays |= {"gradients": gradients.training, "personalization_gradients": gradients.personalization}
     found = simulation.clusters(state)
     if found is not None:
         arrays["cluster"] = found
@@ -58,6 +62,8 @@ def write_method(
             **uplink.of_method(simulation, counts, experiment.config.compress),
             "bytes_down": down * int(counts.participations.sum()) // runs,
             "client_steps": int(counts.steps.sum()) // runs,
+            "gradients": _gradients(arrays),
+            "unseen_rounds": _unseen_rounds(experiment, simulation, state),
             "clusters": None if found is None else [len(np.unique(of_run)) for of_run in found],
             "rand_index": rand_index(experiment, found),
             "lost_uploads": int(counts.dropped.sum()) // runs,
@@ -65,6 +71,42 @@ def write_method(
             "diverged_clients": int(((counts.diverged > 0) | scores["after"]["diverged"]).any(axis=0).sum()),
         },
     )
+
+
+def rounds_as_trained(simulation: Simulation, state: RunState) -> int | None:
+    """The rounds in which a trained client took part, on average over clients and runs, to the nearest; None where the
+    examples are pooled, so that nobody takes part."""
+    if isinstance(simulation, PooledSimulation):
+        return None
+    return round(float(np.mean(simulation.trim(state).participations)))
+
+
+def _unseen_rounds(experiment: Experiment, simulation: Simulation, state: RunState) -> dict[str, int | None] | None:
+    """The rounds of adaptation after which unseen clients were scored; None where there are none."""
+    if experiment.unseen is None:
+        return None
+    return {"adapted": experiment.config.adapt_rounds, "as_trained": rounds_as_trained(simulation, state)}
+
+
+def _gradients(arrays: dict[str, np.ndarray]) -> dict[str, Any] | None:
+    """Gradients (`protocol.Gradients`) of a client, over clients and runs; None where the method does not say.
+
+    Apart: of training; for a personalised model once; of an unseen client's rounds of adaptation, and of as many rounds
+    as a trained one took.
+    """
+    names = {
+        "training": "gradients",
+        "personalization": "personalization_gradients",
+        "unseen": "unseen_after_gradients",
+        "unseen_as_trained": "unseen_as_trained_gradients",
+    }
+    if "gradients" not in arrays:
+        return None
+    found = {what: arrays.get(name) for what, name in names.items()}
+    return {
+        what: None if of is None else {"mean": float(of.mean()), "min": int(of.min()), "max": int(of.max())}
+        for what, of in found.items()
+    }
 
 
 def _privacy(protection: Protection | None) -> dict[str, Any] | None:
@@ -128,11 +170,13 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
 def _row(scores: dict[str, np.ndarray], local: np.ndarray | None, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
     """One method's statistics over clients and seeds; ``local`` is what local training gave each client, if it ran."""
     after, unseen = scores["after_accuracy"], "unseen_after_accuracy" in scores
+    as_trained = scores.get("unseen_as_trained_accuracy")
     row: dict[str, Any] = {
         "personalized_accuracy": summary.over_clients(after),
         "personalized_before_accuracy": summary.over_clients(scores["before_accuracy"]),
         "global_accuracy": summary.over_clients(scores["global_accuracy"]) if "global_accuracy" in scores else None,
         "unseen_accuracy": summary.over_clients(scores["unseen_after_accuracy"]) if unseen else None,
+        "unseen_as_trained_accuracy": summary.over_clients(as_trained) if as_trained is not None else None,
         "unseen_before_accuracy": summary.over_clients(scores["unseen_before_accuracy"]) if unseen else None,
         "fraction_hurt": None if local is None else summary.fraction_hurt(after, local),
     }

@@ -193,10 +193,19 @@ def _run_method(
             scores, _ = _evaluate(experiment, simulation, state, name, done)
     if experiment.unseen is not None:
         with profile.phase("evaluation"):
-            unseen = jax.tree.map(np.asarray, dict(simulation.evaluate_unseen(state)))
-        scores |= {f"unseen_{which}": metrics for which, metrics in unseen.items()}
+            scores |= _evaluate_unseen(simulation, state)
     results.write_method(folder, name, experiment, simulation, state, scores, time.perf_counter() - started)
     reporter.finish(name)
+
+
+def _evaluate_unseen(simulation: Simulation, state: RunState) -> dict[str, dict[str, np.ndarray]]:
+    """Scores of the unseen clients, after their rounds of adaptation and after as many as a trained client took."""
+    unseen = jax.tree.map(np.asarray, dict(simulation.evaluate_unseen(state)))
+    scores = {f"unseen_{which}": metrics for which, metrics in unseen.items()}
+    rounds = results.rounds_as_trained(simulation, state)
+    if rounds is not None:
+        scores["unseen_as_trained"] = jax.tree.map(np.asarray, dict(simulation.evaluate_unseen(state, rounds)["after"]))
+    return scores
 
 
 def _stands(record: dict[str, Any], done: int, config: RunConfig) -> bool:

@@ -238,7 +238,11 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
         assert inner.cluster is not None
         return inner.cluster(hp.method, received(message), state, splits)
 
-    return Client(init, update, personalize, predict, inner.idle and idle, inner.cluster and cluster)
+    gradients = inner.gradients
+    if gradients is not None:
+        count = gradients.update
+        gradients = gradients._replace(update=lambda steps, message: count(steps, received(message)))
+    return Client(init, update, personalize, predict, inner.idle and idle, inner.cluster and cluster, gradients)
 
 
 def _server(inner: Server, mechanism: Mechanism) -> Server:

@@ -52,6 +52,8 @@ def test_json_is_the_schema(finished):
     adaped = summary["methods"]["adaped"]
     assert adaped["bytes_up"] == adaped["bytes_down"] == 4 * 3 * 4 * (parameters + 1)
     assert adaped["client_steps"] == 4 * 3 * 2
+    assert adaped["gradients"]["training"]["mean"] == 4 * 3 * 2 * 2 / 6  # of theta and of mu; a mean over the clients
+    assert adaped["gradients"]["personalization"] == {"mean": 0, "min": 0, "max": 0}
     assert summary["methods"]["local"]["bytes_up"] == 0
 
 

@@ -28,6 +28,11 @@ def test_every_failure_in_one_run(capsys, folder):
     assert fedavg["idle_rounds"] == 0 < adaped["idle_rounds"]
     assert 6 * 4 <= fedavg["client_steps"] < 6 * 4 * 3
     assert fedavg["bytes_up"] < fedavg["bytes_down"]
+    assert fedavg["gradients"]["training"]["mean"] == pytest.approx(fedavg["client_steps"] / 10, abs=0.1)
+    # Of four of ten clients in six rounds each takes part in 2.4 on average.
+    assert adaped["unseen_rounds"] == {"adapted": 2, "as_trained": 2}
+    assert adaped["gradients"]["unseen"] == adaped["gradients"]["unseen_as_trained"]
+    assert adaped["gradients"]["unseen"]["mean"] == 2 * 3 * 2
     with np.load(folder / "clients.npz") as stored:
         assert not set(stored["unseen_client_ids"]) & set(stored["client_ids"])
         assert stored["adaped/unseen_after_accuracy"].shape == (2, 3)

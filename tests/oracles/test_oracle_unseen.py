@@ -52,6 +52,7 @@ def arrived(method: str, hp: dict, **options):
     got = run(made, ROUNDS)
     scores = on_host(made.evaluate_unseen(got.state))
     assert not scores["after"].pop("diverged").any()
+    assert (scores["after"].pop("gradients") % (ADAPT * STEPS) == 0).all()
     return got.states[-1], scores
 
 

@@ -1,0 +1,169 @@
+"""The gradients that methods say they evaluate are those that they evaluate.
+
+They are counted where they happen: in the backward pass of a model, by the client whose examples it saw.
+"""
+
+from collections import Counter
+from functools import partial
+
+import jax
+import numpy as np
+import pytest
+from problem import CLASSES, CLIENTS, MODELS, graph_of, ragged_federation
+
+from jaxpfl import METHODS, LocalWork, Simulation, data
+from jaxpfl.engine import ExecutionPlan
+from jaxpfl.engine.assemble import make_task
+from jaxpfl.engine.pooled import PooledSimulation
+from jaxpfl.participation import availability, of
+
+ROUNDS, STEPS = 4, 3
+OPTIONS = {
+    "fedavg-ft": {"fine_tune_steps": 4},
+    "adaped": {"idle_rounds": 2},
+    "fedem": {"components": 3},
+    "fedrep": {"head_steps": 1, "body_steps": 4},
+    "persfl": {"distill_steps": 2, "temperatures": (1.0, 5.0), "imitations": (0.0, 0.5)},
+    "persfl-gd": {"distill_steps": 2, "temperatures": (1.0, 5.0), "imitations": (0.0, 0.5)},
+    "ditto": {"personal_steps": 2},
+    "perfedavg": {"adapt_steps": 2},
+    "pooled": {"steps": 5},
+}
+"""Options with which steps, models and phases differ in number, so that none can stand for another."""
+MORE = {"perfedavg, exact": ("perfedavg", {"hessian": True}), "map-kd, square": ("map-kd", {"distance": "square"})}
+CASES = {name: (name, OPTIONS.get(name, {})) for name in METHODS} | MORE
+QUICK = ("adaped", "fedavg-ft", "l2gd", "perfedavg")
+"""Between them: two models, idle clients, a personalisation, nothing in some rounds, two batches in a step."""
+
+
+class Tally:
+    """Counts the backward passes through a task's model, by the first number of the first example."""
+
+    def __init__(self, task):
+        self.passes = Counter()
+        self.task = task._replace(model=task.model._replace(apply=self._watch(task.model.apply)))
+
+    def taken(self) -> np.ndarray:
+        """Passes of each client since the last call, [m]."""
+        jax.effects_barrier()
+        found, self.passes = self.passes, Counter()
+        return np.array([found[client] for client in range(CLIENTS)])
+
+    def _pass(self, client, *_) -> None:
+        self.passes[round(float(client))] += 1
+
+    def _watch(self, apply):
+        # An axis of models is one of `ct`: the callback runs once for each of them.
+        def say(x, ct):
+            jax.debug.callback(self._pass, x.reshape(-1)[0], ct.sum())
+
+        @partial(jax.custom_vjp, nondiff_argnums=(4,))
+        def backward(params, x, key, ct, train):
+            say(x, ct)
+            return jax.vjp(lambda p: apply(p, x, key=key, train=train), params)[1](ct)[0]
+
+        def again(params, x, key, ct, train):
+            return backward(params, x, key, ct, train), (params, x, key, ct)
+
+        def through(train, given, direction):  # the backward pass of a backward pass
+            params, x, key, ct = given
+            say(x, ct)
+
+            def plain(params, ct):
+                return jax.vjp(lambda p: apply(p, x, key=key, train=train), params)[1](ct)[0]
+
+            of_params, of_ct = jax.vjp(plain, params, ct)[1](direction)
+            return of_params, None, None, of_ct
+
+        backward.defvjp(again, through)
+
+        @partial(jax.custom_vjp, nondiff_argnums=(3,))
+        def watched(params, x, key, train):
+            return apply(params, x, key=key, train=train)
+
+        def forward(params, x, key, train):
+            return watched(params, x, key, train), (params, x, key)
+
+        watched.defvjp(forward, lambda train, given, ct: (backward(*given, ct, train), None, None))
+        return lambda params, x, key=None, train=False: watched(params, x, key, train)
+
+
+def numbered(federation):
+    """The clients' examples with the client's row as their first number."""
+
+    def number(split):
+        x = np.array(split.x)
+        x[..., 0] = np.arange(len(x))[:, None]
+        return split._replace(x=np.where(split.mask[..., None], x, 0))
+
+    return federation._replace(**{name: number(getattr(federation, name)) for name in ("train", "validation", "test")})
+
+
+def made(name: str, federation, unseen=None):
+    method, options = METHODS[CASES[name][0]], CASES[name][1]
+    tally = Tally(make_task(MODELS.get(method.name, "mlp:6"), federation, CLASSES))
+    parts = [federation] if unseen is None or method.pooled else [federation, unseen]
+    sizes = np.concatenate([np.asarray(part.train.size) for part in parts])
+    work = LocalWork(sizes, STEPS, 4, unseen=0 if len(parts) == 1 else unseen.num_clients)
+    work = LocalWork(**vars(work) | {"graph": graph_of(federation) if method.graph else None})
+    algorithm, hp = method.build(tally.task, work, **options), method.hyper
+    plan = ExecutionPlan(clients="map", runs="map", devices=1)
+    if method.pooled:
+        return tally, PooledSimulation(algorithm, tally.task, federation, hp, plan=plan)
+    who = of(federation.num_clients, 3)
+    fails = availability(0.3, 0.6)
+    made = Simulation(
+        algorithm, tally.task, federation, who, hp, availability=fails, plan=plan, unseen=unseen, adapt_rounds=2
+    )
+    return tally, made
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in sorted(CASES)]
+)
+def test_what_is_said_is_what_is_evaluated(name):
+    """With stragglers, lost uploads and a part of the clients in each round: by each client, in training and apart
+    from it."""
+    tally, simulation = made(name, numbered(ragged_federation()))
+    state = simulation.init([5])
+    assert not tally.taken().any()
+    state, history = simulation.advance(state, ROUNDS)
+    seen = tally.taken()
+    counted = simulation.gradients(state)
+    assert counted is not None
+    if METHODS[CASES[name][0]].pooled:
+        assert seen.sum() == counted.training.sum() == ROUNDS * 5
+        return
+    np.testing.assert_array_equal(seen, counted.training[0])
+    assert seen.sum() > 0
+    assert (history["participants"] == 3).all()
+    simulation.evaluate(state)
+    np.testing.assert_array_equal(tally.taken(), counted.personalization)
+
+
+@pytest.mark.parametrize("name", ["fedavg-ft", pytest.param("adaped", marks=pytest.mark.slow), "l2gd"])
+def test_unseen_clients_gradients_are_counted_too(name):
+    federation, unseen = data.set_apart(numbered(ragged_federation()), 2)
+    tally, simulation = made(name, federation, unseen)
+    state = simulation.init([5])
+    scores = simulation.evaluate_unseen(state)
+    after = simulation.gradients(state).personalization[0]
+    total = np.asarray(scores["after"]["gradients"]).sum()
+    assert tally.taken().sum() == total + 2 * after
+    more = simulation.evaluate_unseen(state, rounds=5)
+    assert tally.taken().sum() == np.asarray(more["after"]["gradients"]).sum() + 2 * after
+    assert 2 * np.asarray(more["after"]["gradients"]).sum() == 5 * total > 0
+
+
+def test_what_is_not_said_is_not_reported():
+    method = METHODS["fedavg"]
+
+    def build(task, work):
+        algorithm = method.build(task, work)
+        return algorithm._replace(clients=(algorithm.clients[0]._replace(gradients=None),))
+
+    federation = ragged_federation()
+    task = make_task("mlp:6", federation, CLASSES)
+    work = LocalWork(np.asarray(federation.train.size), STEPS, 4)
+    simulation = Simulation(build(task, work), task, federation, of(CLIENTS, 3), method.hyper)
+    assert simulation.gradients(simulation.init([0])) is None
