@@ -2,31 +2,22 @@
 
 The names here are the notebook's: ``load`` a data set, ``federate`` it (or ``stack_clients`` your own arrays), ``fit``
 a method. A method of your own is a `Method` around a builder of an `Algorithm`.
+
+They are imported, and JAX with them, when the first of them is used: the command line must be able to answer a Ctrl-C
+before that.
 """
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jaxpfl.public import *  # noqa: F403
 
 __version__ = "0.1.0"
 
-from jaxpfl.algorithms import METHODS, LocalWork, Method, SgdHyper, hyper
-from jaxpfl.data import federate, load, set_apart, stack_clients
-from jaxpfl.engine import ExecutionPlan, Fit, RunState, Simulation, fit, use_cpu_cores
-from jaxpfl.errors import JaxpflError, JaxpflWarning
-from jaxpfl.experiment.model_files import load_models
-from jaxpfl.models import Model, Task, classification, from_linen
-from jaxpfl.protocol import (
-    Algorithm,
-    Client,
-    ClientContext,
-    Message,
-    Reduced,
-    Reduction,
-    Server,
-    ServerContext,
-    Stacked,
-    Upload,
-)
-from jaxpfl.types import ClientData, Federation, Splits
-
-__all__ = [
+__all__ = [  # noqa: F405
     "METHODS",
     "Algorithm",
     "Client",
@@ -64,3 +55,21 @@ __all__ = [
     "stack_clients",
     "use_cpu_cores",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    if name in __all__:
+        value = getattr(importlib.import_module("jaxpfl.public"), name)
+        globals()[name] = value
+        return value
+    if not name.startswith("_"):
+        try:
+            return importlib.import_module(f"jaxpfl.{name}")  # its packages need no import of their own
+        except ModuleNotFoundError as error:
+            if error.name != f"jaxpfl.{name}":
+                raise
+    raise AttributeError(f"module 'jaxpfl' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

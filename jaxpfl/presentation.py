@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import os
-from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from jaxpfl.errors import JaxpflError
+from jaxpfl.partial import partial
 
 # The validated eight-slot categorical order of this project's plots; a method keeps its colour in every plot of a run.
 COLORS = ("#2a78d6", "#1baa7a", "#d99a00", "#6b4ae0", "#d8433f", "#1f9fb8", "#c2569b", "#6f7f2b")
@@ -64,14 +63,10 @@ def save_png(figure: Any, path: Path) -> Path:
     Raises:
       JaxpflError: the file cannot be written.
     """
-    partial = path.with_name(f".{path.name}.partial")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(partial, dpi=150, format="png")
-        os.replace(partial, path)
+        with partial(path) as place:
+            figure.savefig(place, dpi=150, format="png")
     except OSError as error:
         raise JaxpflError(f"{path}: cannot be written: {error.strerror or error}") from error
-    finally:
-        with suppress(OSError):  # where there is none, or could be none
-            partial.unlink()
     return path

@@ -9,6 +9,8 @@ import jaxpfl
 
 LEVELS = {
     "errors": 0,
+    "partial": 0,
+    "signals": 0,
     "choices": 0,
     "presentation": 0,
     "types": 0,
@@ -31,7 +33,7 @@ LEVELS = {
 }
 ROOT = Path(jaxpfl.__file__).parent
 # An installed copy also holds the benchmarks, which stand beside the package in a checkout and above it in any case.
-OUTSIDE = {"__init__.py", "benchmarks"}
+OUTSIDE = {"__init__.py", "public.py", "benchmarks"}
 MODULES = sorted(path for path in ROOT.rglob("*.py") if path.relative_to(ROOT).parts[0] not in OUTSIDE)
 
 

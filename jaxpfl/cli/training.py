@@ -13,6 +13,7 @@ from typing import Annotated, Any, Literal
 from tyro import MISSING
 from tyro.conf import Positional, UseAppendAction, arg
 
+from jaxpfl import signals
 from jaxpfl.cli.flags import UNSAID
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import compile_cache
@@ -142,7 +143,7 @@ def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, ses
     from rich.console import Console
 
     from jaxpfl.engine import use_cpu_cores
-    from jaxpfl.experiment import warm_start
+    from jaxpfl.experiment import lock, warm_start
     from jaxpfl.experiment.default_folder import default_folder
     from jaxpfl.experiment.interrupt import Interrupted
     from jaxpfl.experiment.profile import OFF, Recorder
@@ -150,7 +151,7 @@ def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, ses
     from jaxpfl.experiment.run import open_folder, run_methods
     from jaxpfl.experiment.setup import prepare
 
-    out, err = Console(), Console(stderr=True)
+    out, err, status = Console(), Console(stderr=True), 0
     with ExitStack() as stack:
         profile = stack.enter_context(Recorder()) if session.profile else OFF
         use_cpu_cores()
@@ -163,15 +164,17 @@ def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, ses
             _explain(experiment, out, session.json)
             return
         folder = session.output or default_folder(command, config, methods, session.resume)
+        stack.enter_context(lock.held(folder))
         changes = open_folder(folder, experiment, resume=session.resume)
         if changes:
             print(f"resuming {folder} with {'; '.join(changes)}", file=sys.stderr)
-        with Terminal(err) as reporter:
+        kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
+        with Terminal(err) as reporter, signals.noted(kept):
             try:
                 summary = run_methods(experiment, folder, reporter, profile)
             except Interrupted as stop:
-                reporter.say(f"{stop}; kept in {folder}: the same command with --output {folder} --resume continues")
-                summary = None
+                reporter.say(f"{stop}{kept}")
+                summary, status = None, stop.status
         if summary is not None and session.json:
             print(json.dumps(summary))
         elif summary is not None:
@@ -179,7 +182,7 @@ def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, ses
         if isinstance(profile, Recorder):
             print_profile(err if session.json or summary is None else out, profile.report(folder))
     if summary is None:
-        raise SystemExit(130)
+        raise SystemExit(status)
 
 
 def _explain(experiment: Any, out: Any, as_json: bool) -> None:

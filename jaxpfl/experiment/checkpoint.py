@@ -1,12 +1,19 @@
-"""Checkpoints of one method's state, by orbax: written atomically, the last two kept."""
+"""Checkpoints of one method's state, by orbax: each appears whole or not at all, with checksums; two are kept.
+
+``checkpoints/METHOD/ROUND`` holds ``state`` (orbax's files) and ``SHA256SUMS``, written before it gets its name.
+"""
 
 from __future__ import annotations
 
+import functools
 import logging
+import os
+import re
+import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import TracebackType
-from typing import Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -14,85 +21,149 @@ import numpy as np
 
 from jaxpfl.engine import RunState
 from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment import checksums
+from jaxpfl.partial import partial
+from jaxpfl.types import PyTree
+
+_KEPT = 2
+_STATE = "state"
 
 
 class Checkpoints:
-    """The checkpoints of one method in a run folder; use it as a context manager.
-
-    A save is atomic: a process that is killed inside it leaves the checkpoint before.
-    """
+    """The checkpoints of one method in a run folder."""
 
     def __init__(self, folder: Path):
         import orbax.checkpoint as ocp
 
-        # orbax reports every step of every save; a run has its own progress display.
-        logging.getLogger("absl").setLevel(logging.ERROR)
+        # orbax logs every step of a save, and the traceback of one that fails; a run says both in its own way.
+        for name in ("absl", "asyncio"):
+            logging.getLogger(name).setLevel(logging.CRITICAL)
         self._ocp = ocp
-        options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False, create=True)
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        self._orbax = ocp.Checkpointer(ocp.StandardCheckpointHandler())
+        self._folder = folder.absolute()
+        self._latest: int | None = None
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
-        self._manager.close()
-
-    def latest(self) -> int | None:
-        """The round of the last whole checkpoint, or None."""
-        return self._manager.latest_step()
+    def rounds(self) -> list[int]:
+        """The rounds of all checkpoints, whole or damaged, the last one first; other files are passed over."""
+        if not self._folder.is_dir():
+            return []
+        names = (path.name for path in self._folder.iterdir() if path.is_dir())
+        return sorted((int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,17}", name)), reverse=True)
 
     def save(self, round: int, state: RunState, seconds: float) -> None:
-        """Saves the state after ``round`` rounds, and the seconds spent so far, unless it is there already."""
-        if round != self.latest():
-            tree = {"state": _without_key_type(state), "seconds": np.float64(seconds)}
-            self._manager.save(round, args=self._ocp.args.StandardSave(tree))
+        """Saves the state after ``round`` rounds, and the seconds spent so far, unless it is there already.
 
-    def restore(self, like: RunState, say: Callable[[str], None]) -> tuple[RunState, float]:
-        """The last checkpoint that can be read, or ``like`` itself where there is none.
+        Raises:
+          JaxpflError: when it cannot be written, such as on a full disk; the one before stays.
+        """
+        if round == self._latest:
+            return
+        target = self._folder / str(round)
+        tree = {"state": _untyped(state), "seconds": np.float64(seconds)}
+        try:
+            with partial(target) as place:
+                place.mkdir(parents=True)
+                self._orbax.save(place / _STATE, args=self._ocp.args.StandardSave(tree))
+                checksums.write(place)
+                if target.exists():  # a damaged one, that `restore` passed over
+                    shutil.rmtree(target)
+        except Exception as error:  # orbax raises whatever its parts do
+            _hush_unawaited()
+            raise JaxpflError(
+                f"cannot write the checkpoint of round {round} to {self._folder}: {_reason(error)}; "
+                "--resume goes on from the one before"
+            ) from None
+        self._latest = round
+        for old in [known for known in self.rounds() if known < round][_KEPT - 1 :]:
+            shutil.rmtree(self._folder / str(old), ignore_errors=True)
 
-        A damaged one (a full disk, a copied folder) is said, deleted and passed over: the run goes on from the one
-        before, to the same numbers.
+    def restore(self, like: RunState, most: int, say: Callable[[str], None]) -> tuple[RunState, float]:
+        """The last checkpoint that is whole, or ``like`` itself where there is none at all.
+
+        A damaged one (flipped bits, a copied folder) is said and passed over: the run goes on from the one before, to
+        the same numbers, and writes it anew.
 
         Args:
           like: a state of the same shapes, such as the initial one.
+          most: rounds of the run.
           say: hears of damaged checkpoints.
 
         Returns:
           The state, and the seconds spent until it was saved.
+
+        Raises:
+          JaxpflError: where there are checkpoints, and none of them is whole.
         """
-        for round in sorted(self._manager.all_steps(), reverse=True):
+        problems: list[str] = []
+        for round in self.rounds():
+            if round > most:
+                problems.append(f"the checkpoint of round {round} is beyond the run's {most} rounds")
+                continue
             try:
-                return self.read(round, like)
+                found = self.read(round, like)
             except JaxpflError as error:
-                say(f"{error}, and is deleted")
-                self._manager.delete(round)
+                problems.append(str(error))
+                continue
+            if problems:
+                say(f"{'; '.join(problems)}: going on from round {round}")
+            self._latest = round
+            return found
+        if problems:
+            raise JaxpflError(f"{'; '.join(problems)}: delete {self._folder}, and --resume starts it anew")
         return like, 0.0
 
     def read(self, round: int, like: RunState) -> tuple[RunState, float]:
         """The checkpoint of one round: its state, and the seconds spent until it was saved.
 
         Raises:
-          JaxpflError: when it cannot be read.
+          JaxpflError: when it is not what was saved, or cannot be read.
         """
+        place = self._folder / str(round)
+        try:
+            checksums.check(place)
+        except JaxpflError as error:
+            raise JaxpflError(f"the checkpoint of round {round} cannot be used ({error})") from None
         # With the places of today: those that it was saved from may be devices that are not here.
-        abstract = jax.tree.map(
-            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), _without_key_type(like)
-        )
+        abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), _untyped(like))
         wanted = self._ocp.args.StandardRestore({"state": abstract, "seconds": np.float64(0)})
         try:
-            tree = self._manager.restore(round, args=wanted)
+            tree = self._orbax.restore(place / _STATE, args=wanted)
         except Exception as error:  # orbax raises whatever its parts do
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
-            raise JaxpflError(f"the checkpoint of round {round} cannot be read ({reason})") from None
-        state = tree["state"]._replace(key=jax.random.wrap_key_data(jnp.asarray(tree["state"].key)))
-        return jax.tree.map(lambda a, b: jax.device_put(a, b.sharding), state, like), float(tree["seconds"])
+            raise JaxpflError(f"the checkpoint of round {round} cannot be read ({_reason(error)})") from None
+        state = jax.tree.map(_typed, tree["state"], like)
+        if (found := int(np.ravel(state.round)[0])) != round:
+            raise JaxpflError(f"the checkpoint of round {round} cannot be used (it is one of round {found})")
+        return state, float(tree["seconds"])
 
 
-def _without_key_type(state: RunState) -> RunState:
-    """Key data in place of the typed key, which is not an array that every reader of a checkpoint knows."""
-    return state._replace(key=jax.random.key_data(state.key))
+def _untyped(state: RunState) -> PyTree:
+    """Key data in place of typed keys, which are not arrays that every reader of a checkpoint knows."""
+    return jax.tree.map(lambda a: jax.random.key_data(a) if _is_key(a) else a, state)
+
+
+def _typed(found: Any, like: Any) -> Any:
+    return jax.device_put(jax.random.wrap_key_data(jnp.asarray(found)) if _is_key(like) else found, like.sharding)
+
+
+def _is_key(leaf: Any) -> bool:
+    return jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key)
+
+
+@functools.cache  # once is enough
+def _hush_unawaited() -> None:
+    """Drops what tensorstore's threads say when orbax no longer waits for their writes, as after one that failed."""
+    before = sys.unraisablehook
+
+    def hook(unraisable: Any) -> None:
+        if str(unraisable.exc_value) != "Event loop is closed":
+            before(unraisable)
+
+    sys.unraisablehook = hook
+
+
+def _reason(error: Exception) -> str:
+    """The operating system's reason where there is one, else the first line of what was said."""
+    code = re.search(r"os_error_code='(\d+)'", str(error))  # as tensorstore writes it
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    return os.strerror(int(code[1])) if code else (str(error).splitlines() or [type(error).__name__])[0]

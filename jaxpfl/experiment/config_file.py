@@ -66,6 +66,8 @@ def read_file(path: str | Path) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise JaxpflError(f"config {path} must be a table of names and values")
     if {"config", "methods"} <= values.keys():  # of a run folder: the config is wrapped in what else it records
+        if not isinstance(values["config"], dict):
+            raise JaxpflError(f"config in {path} must be a table, got {values['config']!r}")
         return values["config"] | {"methods": values["methods"]}
     return values
 

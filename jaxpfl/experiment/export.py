@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -14,12 +12,13 @@ import numpy as np
 import jaxpfl
 from jaxpfl import data, trees
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment import files
+from jaxpfl.experiment import checksums, files
 from jaxpfl.experiment.model_files import CLIENT_IDS, FORMAT, MANIFEST, no_client, write_npz
 from jaxpfl.experiment.parameters import LastModels, Stack
 from jaxpfl.experiment.setup import Experiment
 from jaxpfl.experiment.stored_run import StoredRun, open_run
 from jaxpfl.models.given import by_path
+from jaxpfl.partial import partial
 
 Progress = Callable[[str, int, int], None]
 """Hears what is being done, the bytes written of it so far, and all its bytes (0 where none are written)."""
@@ -92,22 +91,19 @@ def export(
         if client_id not in known:
             raise no_client(client_id, known)
 
-    partial = output.with_name(f".{output.name}.partial")
     try:
-        shutil.rmtree(partial, ignore_errors=True)
-        partial.mkdir(parents=True)
-        entries = {}
-        for name in methods:
-            progress(f"restoring {name}", 0, 0)
-            models = LastModels(stored, experiment, name, seed)
-            entries[name] = _write_method(partial, name, models, wanted, progress)
-        manifest = files.jsonable(_manifest(stored, experiment, seed, entries))
-        files.write_json(partial / MANIFEST, manifest)
-        os.replace(partial, output)
+        with partial(output) as place:
+            place.mkdir(parents=True)
+            entries = {}
+            for name in methods:
+                progress(f"restoring {name}", 0, 0)
+                models = LastModels(stored, experiment, name, seed)
+                entries[name] = _write_method(place, name, models, wanted, progress)
+            manifest = files.jsonable(_manifest(stored, experiment, seed, entries))
+            files.write_json(place / MANIFEST, manifest)
+            checksums.write(place)
     except OSError as error:
         raise JaxpflError(f"cannot write to {output}: {error.strerror or error}") from None
-    finally:
-        shutil.rmtree(partial, ignore_errors=True)
     return output, manifest
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -12,20 +13,16 @@ from typing import IO, Any
 import numpy as np
 
 from jaxpfl.errors import JaxpflError
+from jaxpfl.partial import partial
 
 
 @contextmanager
 def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     """A file that appears under its name only when the block ends without an error."""
-    partial = path.with_name(f".{path.name}.partial")
-    try:
-        with open(partial, mode) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    finally:
-        partial.unlink(missing_ok=True)
+    with partial(path) as place, open(place, mode) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -42,9 +39,11 @@ def read_json(path: Path) -> Any:
       JaxpflError: when the file is not JSON.
     """
     try:
-        return json.loads(path.read_text())
-    except (OSError, ValueError) as error:
-        raise JaxpflError(f"cannot read {path}: {' '.join(str(error).split())}") from None
+        return json.loads(path.read_bytes())
+    except OSError as error:
+        raise JaxpflError(f"cannot read {path}: {error.strerror}") from None
+    except (ValueError, RecursionError) as error:
+        raise JaxpflError(f"cannot read {path}: no JSON: {' '.join(str(error).split())}") from None
 
 
 def jsonable(value: Any) -> Any:
@@ -61,30 +60,75 @@ def jsonable(value: Any) -> Any:
 
 
 class Records:
-    """``metrics.jsonl``: one JSON object a line, of every method's rounds and evaluations, in the order of events."""
+    """``metrics.jsonl``: one JSON object a line, of every method's rounds and evaluations, in the order of events.
+
+    A record has a ``kind`` (round or evaluation), a ``method`` and a ``round``, and no two have the same three; an
+    evaluation has its ``seconds``; whatever else is in a record is a list of a number for each seed.
+    """
 
     def __init__(self, path: Path):
         self.path = path
 
     def append(self, records: list[dict[str, Any]]) -> None:
-        """Appends lines, on disk when the call returns."""
-        with open(self.path, "a") as file:
-            file.writelines(json.dumps(jsonable(record)) + "\n" for record in records)
-            file.flush()
-            os.fsync(file.fileno())
+        """Appends lines, on disk when the call returns.
+
+        Raises:
+          JaxpflError: when they cannot be written, such as on a full disk.
+        """
+        try:
+            with open(self.path, "a") as file:
+                file.writelines(json.dumps(jsonable(record)) + "\n" for record in records)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise JaxpflError(
+                f"cannot write to {self.path}: {error.strerror}; --resume goes on from the last checkpoint"
+            ) from None
 
     def read(self) -> list[dict[str, Any]]:
-        """All whole lines; a last line cut by a kill is left out."""
-        if not self.path.exists():
-            return []
-        lines = self.path.read_text().split("\n")[:-1]
+        """All whole lines; a last line cut by a kill is left out.
+
+        Raises:
+          JaxpflError: for a line that is no record.
+        """
         try:
-            return [json.loads(line) for line in lines]
-        except ValueError as error:
-            raise JaxpflError(f"{self.path} holds a line that is not JSON: {error}") from None
+            lines = self.path.read_bytes().split(b"\n")[:-1]
+        except FileNotFoundError:
+            return []
+        except OSError as error:
+            raise JaxpflError(f"cannot read {self.path}: {error.strerror}") from None
+        records: list[dict[str, Any]] = []
+        seeds: defaultdict[str, set[int]] = defaultdict(set)  # of each method, the lengths of its lists
+        for number, line in enumerate(lines, 1):
+            record = _record(line)
+            if record is not None:
+                seeds[record["method"]] |= {len(value) for value in record.values() if isinstance(value, list)}
+            if record is None or len(seeds[record["method"]]) > 1:
+                raise JaxpflError(
+                    f"{self.path} line {number} is damaged: delete the file, and --resume goes on without those plots"
+                )
+            records.append(record)
+        return records
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Rewrites the file with the wanted records only."""
-        records = [record for record in self.read() if wanted(record)]
+        """Rewrites the file with the wanted records only, of several of one round the last."""
+        records = {(r["kind"], r["method"], r["round"]): r for r in self.read() if wanted(r)}
         with whole(self.path) as file:
-            file.writelines(json.dumps(record) + "\n" for record in records)
+            file.writelines(json.dumps(record) + "\n" for record in records.values())
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """The record of a line; None of one that holds none."""
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return None
+    if not isinstance(record, dict) or record.get("kind") not in ("round", "evaluation"):
+        return None
+    if not isinstance(record.get("method"), str) or type(record.get("round")) is not int or record["round"] < 1:
+        return None
+    lists = [value for name, value in record.items() if name not in ("kind", "method", "round", "seconds")]
+    if not all(isinstance(value, list) and value for value in lists):
+        return None
+    numbers = [record.get("seconds"), *(entry for value in lists for entry in value)]
+    return record if all(entry is None or type(entry) in (int, float) for entry in numbers) else None

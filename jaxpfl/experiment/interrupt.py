@@ -2,28 +2,42 @@
 
 from __future__ import annotations
 
-import signal
-import threading
-from types import FrameType, TracebackType
-from typing import Any, Self
+from contextlib import AbstractContextManager
+from types import TracebackType
+from typing import Self
+
+from jaxpfl import signals
 
 
 class Interrupted(Exception):
-    """A run was stopped on request and can be resumed."""
+    """A run was stopped on request and can be resumed.
+
+    Attributes:
+      status: the exit status that stands for the signal that asked: 130 for Ctrl-C, 143 for SIGTERM.
+    """
+
+    def __init__(self, message: str, number: int):
+        super().__init__(message)
+        self.status = 128 + number
 
 
 class Interrupt:
-    """While active, the first Ctrl-C (or SIGTERM) only sets ``asked``; a second one interrupts at once."""
+    """While active, the first Ctrl-C (or SIGTERM) only sets ``asked`` if there are rounds to save.
+
+    Without, and when it comes a second time, it means what it means outside. Use it as a context manager.
+
+    Attributes:
+      asked: the signal that asked to stop; None while none did.
+      saves: whether there are, or soon will be, rounds that are in no checkpoint.
+    """
 
     def __init__(self) -> None:
-        self.asked = False
-        self._before: dict[int, Any] = {}
+        self.asked: int | None = None
+        self.saves = False
+        self._offered: AbstractContextManager[None] = signals.offered(self._take)
 
     def __enter__(self) -> Self:
-        # Only the main thread may set handlers; elsewhere (a notebook's worker) Ctrl-C keeps its meaning.
-        if threading.current_thread() is threading.main_thread():
-            for number in (signal.SIGINT, signal.SIGTERM):
-                self._before[number] = signal.signal(number, self._ask)
+        self._offered.__enter__()
         return self
 
     def __exit__(
@@ -32,10 +46,10 @@ class Interrupt:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
+        self._offered.__exit__(kind, error, trace)
 
-    def _ask(self, number: int, frame: FrameType | None) -> None:
-        if self.asked:
-            raise KeyboardInterrupt
-        self.asked = True
+    def _take(self, number: int) -> bool:
+        if self.asked is not None or not self.saves:
+            return False
+        self.asked = number
+        return True

@@ -6,6 +6,7 @@ What a folder holds::
     METHOD/personal.npz        client_ids [m], and the parameters of every client's model: dense0/kernel [m, ...]
     METHOD/clients/ID.npz      in its place, where asked for: one client's parameters, dense0/kernel [...]
     METHOD/global.npz          the global model's parameters, where the method has one
+    SHA256SUMS                 checksums of all of these, without which `load_models` takes none
 
 Images must be given to the models as they were in training: pixels in [0, 1], less the mean and over the standard
 deviation that the manifest states for each channel. A method with groups of clients of different models has
@@ -24,7 +25,7 @@ import numpy as np
 
 from jaxpfl.data.npz import read_npz
 from jaxpfl.errors import JaxpflError, unknown_name
-from jaxpfl.experiment import files
+from jaxpfl.experiment import checksums, files
 from jaxpfl.types import PyTree
 
 MANIFEST = "manifest.json"
@@ -96,16 +97,20 @@ class Models:
             raise no_client(client_id, self.client_ids)
         file, row = self._place[client_id]
         if (own := file.format(client=client_id)) != file:
-            return nested(read_npz(self._folder / own))
+            return nested(self._read(own))
         if file not in self._stacks:
-            self._stacks[file] = read_npz(self._folder / file)
+            self._stacks[file] = self._read(file)
         return nested({key: array[row] for key, array in self._stacks[file].items() if key != CLIENT_IDS})
 
     @property
     def global_model(self) -> PyTree | None:
         """The parameters of the global model, or None where the method has none."""
         entry = self._entry["global"]
-        return None if entry is None else nested(read_npz(self._folder / entry["file"]))
+        return None if entry is None else nested(self._read(entry["file"]))
+
+    def _read(self, file: str) -> dict[str, np.ndarray]:
+        checksums.check_file(self._folder, file)
+        return read_npz(self._folder / file)
 
 
 def load_models(path: str | Path, method: str | None = None) -> Models:
@@ -121,11 +126,13 @@ def load_models(path: str | Path, method: str | None = None) -> Models:
       method: which of its methods; may be left out where there is one.
 
     Raises:
-      JaxpflError: for a folder without a manifest of this format, and a method that is not in it.
+      JaxpflError: for a folder without a manifest of this format, one that is damaged (as later for models that are),
+        and a method that is not in it.
     """
     folder = Path(path)
     if not (folder / MANIFEST).is_file():
         raise JaxpflError(f"{folder} holds no exported models: there is no {MANIFEST} in it")
+    checksums.check_file(folder, MANIFEST)
     manifest = files.read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise JaxpflError(f"{folder / MANIFEST} is not of the format {FORMAT}")

@@ -91,11 +91,11 @@ def _settle(axes: Any) -> None:
         axes.set_xticks([middle])
 
 
-def _series(records: list[dict[str, Any]], method: str, kind: str, name: str) -> tuple[np.ndarray, np.ndarray]:
-    """A metric over rounds: (rounds [T], values [T, S])."""
-    rows = [r for r in records if r["method"] == method and r["kind"] == kind and name in r]
-    values = [[np.nan if v is None else v for v in r[name]] for r in rows]
-    return np.array([r["round"] for r in rows]), np.array(values, dtype=float)
+def _series(records: list[dict[str, Any]], method: str, kind: str, *names: str) -> tuple[np.ndarray, ...]:
+    """Metrics over rounds, of the records that have all of them: rounds [T], and values [T, S] of each."""
+    rows = [r for r in records if r["method"] == method and r["kind"] == kind and {*names} <= r.keys()]
+    values = ([[np.nan if v is None else v for v in r[name]] for r in rows] for name in names)
+    return np.array([r["round"] for r in rows]), *(np.array(v, dtype=float) for v in values)
 
 
 def _marker(rounds: np.ndarray, **style: Any) -> dict[str, Any]:
@@ -131,12 +131,12 @@ def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
         # Bars of one round stand side by side.
         at = rounds + ((i + 0.5) / len(colors) - 0.5 if len(rounds) == 1 else 0.0)
         _line(axes, at, 100 * values, color, method)
-        _, global_values = _series(records, method, "evaluation", "global_accuracy")
+        both, own, global_values = _series(records, method, "evaluation", "personalized_accuracy", "global_accuracy")
         # Where the personalised model is the global one, one line says both.
-        if len(global_values) and not np.allclose(values, global_values, equal_nan=True):
+        if len(both) and not np.allclose(own, global_values, equal_nan=True):
             of_global[method] = 100 * global_values.mean(axis=1)
             dots = _marker(rounds, markerfacecolor="white")
-            axes.plot(at, of_global[method], color=color, linewidth=1.2, linestyle="--", **dots)
+            axes.plot(both + (at - rounds)[0], of_global[method], color=color, linewidth=1.2, linestyle="--", **dots)
     if shown:  # the personalised models set the scale; an untrained global model may lie far below
         every = np.concatenate(shown)
         low, high = np.nanmin(every), np.nanmax(every)
@@ -194,7 +194,7 @@ def _clients(accuracies: dict[str, np.ndarray], colors: dict[str, str], title: s
 
 def _metric(records: list[dict[str, Any]], colors: dict[str, str], name: str, ylabel: str, title: str) -> Any:
     """A metric of the methods that have it over the rounds; None where none has."""
-    methods = [m for m in colors if any(r["method"] == m and name in r for r in records)]
+    methods = [m for m in colors if len(_series(records, m, "round", name)[0])]
     if not methods:
         return None
     figure, axes = _rounds_axes(ylabel, title)
@@ -226,8 +226,8 @@ def _by_bytes(records: list[dict[str, Any]], colors: dict[str, str], kind: str, 
     does."""
     curves = {}
     for method in colors:
-        (_, bits), (_, values) = _series(records, method, kind, "bits_up"), _series(records, method, kind, name)
-        if len(bits) and len(values):
+        _, bits, values = _series(records, method, kind, "bits_up", name)
+        if len(bits):
             curves[method] = bits, values
     if not curves:
         return None

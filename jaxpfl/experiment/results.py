@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
-import zipfile
+import hashlib
+import io
+import json
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +21,23 @@ from jaxpfl.experiment.privacy import Protection
 from jaxpfl.experiment.setup import Experiment, require
 from jaxpfl.experiment.true_clusters import rand_index
 
+_SUM, _ARRAYS = "sha256", "arrays_sha256"
+_ANEW = "delete {}, and --resume makes it anew from the checkpoint"
+
 
 def finished(folder: Path, method: str) -> dict[str, Any] | None:
-    """What is stored of a finished method; None of one that is not."""
+    """What is stored of a finished method; None of one that is not.
+
+    Raises:
+      JaxpflError: when it is not what was stored.
+    """
     path = folder / "methods" / f"{method}.json"
-    return files.read_json(path) if path.exists() else None
+    if not path.exists():
+        return None
+    stored = files.read_json(path)
+    if not isinstance(stored, dict) or stored.pop(_SUM, None) != _sum(stored):
+        raise JaxpflError(f"{path} was changed since it was written: {_ANEW.format(path)}")
+    return stored
 
 
 def write_method(
@@ -49,11 +63,11 @@ def write_method(
     found = simulation.clusters(state)
     if found is not None:
         arrays["cluster"] = found
-    with files.whole(folder / "methods" / f"{name}.npz", "wb") as file:
+    path = folder / "methods" / f"{name}.npz"
+    with files.whole(path, "wb") as file:
         np.savez(file, allow_pickle=False, **arrays)
     runs = counts.steps.shape[0]
-    files.write_json(
-        folder / "methods" / f"{name}.json",
+    stored = files.jsonable(
         {
             "rounds": experiment.config.rounds,
             "seconds": seconds,
@@ -69,8 +83,14 @@ def write_method(
             "lost_uploads": int(counts.dropped.sum()) // runs,
             "idle_rounds": int(counts.idle_rounds.sum()) // runs,
             "diverged_clients": int(((counts.diverged > 0) | scores["after"]["diverged"]).any(axis=0).sum()),
-        },
+            _ARRAYS: hashlib.sha256(path.read_bytes()).hexdigest(),
+        }
     )
+    files.write_json(path.with_suffix(".json"), stored | {_SUM: _sum(stored)})
+
+
+def _sum(stored: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(stored, sort_keys=True).encode()).hexdigest()
 
 
 def rounds_as_trained(simulation: Simulation, state: RunState) -> int | None:
@@ -118,32 +138,40 @@ def _privacy(protection: Protection | None) -> dict[str, Any] | None:
     return claim | {"mechanism": dataclasses.asdict(mechanism)}
 
 
-def _read_arrays(path: Path) -> dict[str, np.ndarray]:
+def _read_arrays(folder: Path, method: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """What is stored of a finished method, and its arrays."""
+    path = folder / "methods" / f"{method}.npz"
+    said = path.with_suffix(".json")
+    stored = finished(folder, method)
+    if stored is None:
+        raise JaxpflError(f"{said} is missing: --resume makes it anew from the checkpoint")
     try:
-        with np.load(path) as stored:
-            return dict(stored)
-    except (OSError, EOFError, ValueError, zipfile.BadZipFile):
-        said = path.with_suffix(".json")
-        raise JaxpflError(
-            f"{path} is damaged or missing: delete {said}, and --resume makes both again from the checkpoint"
-        ) from None
+        content = path.read_bytes()
+    except OSError:
+        content = b""
+    if stored.pop(_ARRAYS) != hashlib.sha256(content).hexdigest():
+        raise JaxpflError(f"{path} is damaged or missing: {_ANEW.format(said)}")
+    with np.load(io.BytesIO(content)) as arrays:
+        return stored, dict(arrays)
 
 
 def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     """Gathers the finished methods, writes ``clients.npz``, the plots and, last, ``summary.json``."""
     config = experiment.config
+    stored: dict[str, dict[str, Any]] = {}
     arrays: dict[str, dict[str, np.ndarray]] = {}
     for name in experiment.methods:
-        arrays[name] = _read_arrays(folder / "methods" / f"{name}.npz")
+        stored[name], arrays[name] = _read_arrays(folder, name)
     records = files.Records(folder / "metrics.jsonl").read()
-    last = {r["method"] for r in records if r["kind"] == "evaluation" and r["round"] == config.rounds}
-    if lost := [name for name in experiment.methods if name not in last]:
+    held = {(r["kind"], r["method"], r["round"]) for r in records}
+    wanted = [("round", round) for round in range(1, require(config.rounds) + 1)] + [("evaluation", config.rounds)]
+    if lost := [name for name in experiment.methods if any((kind, name, at) not in held for kind, at in wanted)]:
         warn(f"{folder / 'metrics.jsonl'} has lost rounds of {', '.join(lost)}: plots over rounds lack them")
     local = arrays["local"]["after_accuracy"] if "local" in arrays else None
     methods = {}
     for name, scores in arrays.items():
         evaluations = [r for r in records if r["method"] == name and r["kind"] == "evaluation"]
-        methods[name] = _row(scores, local, evaluations) | (finished(folder, name) or {})
+        methods[name] = _row(scores, local, evaluations) | stored[name]
         methods[name].pop("rounds")
     flat = {f"{name}/{key}": v for name, scores in arrays.items() for key, v in scores.items()}
     with files.whole(folder / "clients.npz", "wb") as file:
@@ -180,7 +208,8 @@ def _row(scores: dict[str, np.ndarray], local: np.ndarray | None, evaluations: l
         "unseen_before_accuracy": summary.over_clients(scores["unseen_before_accuracy"]) if unseen else None,
         "fraction_hurt": None if local is None else summary.fraction_hurt(after, local),
     }
-    if evaluations and "validation_accuracy" in evaluations[0]:
+    evaluations = [r for r in evaluations if {"validation_accuracy", "personalized_accuracy"} <= r.keys()]
+    if evaluations:
         rounds = [record["round"] for record in evaluations]
         validation, test = (
             np.array([record[name] for record in evaluations], dtype=float)

@@ -1,5 +1,7 @@
 """Runs methods into a run folder: records, checkpoints, per-client scores, and a summary that is written last.
 
+One process at a time may do so: `lock.held` around `open_folder` and `run_methods` sees to it.
+
 A run folder holds ``config.json`` (complete: rerunning it gives the same numbers), ``metrics.jsonl``, ``methods/``
 (one file pair for each finished method), ``checkpoints/``, ``clients.npz``, ``plots/`` and ``summary.json``; where a
 method asks for one, ``graph.csv`` with the neighbours among the clients; where it was asked for, ``profile/``.
@@ -10,7 +12,7 @@ from __future__ import annotations
 
 import shutil
 import time
-from contextlib import ExitStack, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -28,7 +30,7 @@ from jaxpfl.experiment.interrupt import Interrupt, Interrupted
 from jaxpfl.experiment.pace import Pace
 from jaxpfl.experiment.profile import OFF, Profile
 from jaxpfl.experiment.setup import Experiment, require
-from jaxpfl.experiment.stored_run import GRAPH
+from jaxpfl.experiment.stored_run import GRAPH, read_record
 
 
 class Reporter(Protocol):
@@ -67,9 +69,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
         "versions": {"jaxpfl": jaxpfl.__version__, "jax": jax.__version__, "platform": jax.default_backend()},
     }
     if stored.exists():
-        old = files.read_json(stored)
-        if not isinstance(old, dict) or not new.keys() - {"warm_start", "graph"} <= old.keys():
-            raise JaxpflError(f"{stored} is not the config of a run: choose another --output")
+        old = read_record(stored)
         semantic, allowed = differences(old["config"], new["config"])
         dropped = [name for name in old["methods"] if name not in methods]
         added = [name for name in methods if name not in old["methods"]]
@@ -86,8 +86,9 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
                 semantic.append(f"{name}: {old['hyper'][name]} -> {new['hyper'][name]}")
         if semantic:
             raise JaxpflError(f"--resume would change the experiment in {folder}: {'; '.join(semantic)}")
-        if old["versions"] != new["versions"]:
-            allowed.append(f"versions (numbers may differ in the last bits): {old['versions']} -> {new['versions']}")
+        if old.get("versions") != new["versions"]:
+            was = old.get("versions")
+            allowed.append(f"versions (numbers may differ in the last bits): {was} -> {new['versions']}")
         if added:
             allowed.append(f"methods added: {', '.join(added)}")
         if allowed:  # what is there is no longer the summary of this config
@@ -114,6 +115,7 @@ def run_methods(experiment: Experiment, folder: Path, reporter: Reporter, profil
     """
     with Interrupt() as interrupt:
         for name in experiment.methods:
+            interrupt.saves = False
             done = results.finished(folder, name)
             if done and done["rounds"] == experiment.config.rounds:
                 reporter.say(f"{name}: finished before, kept")
@@ -152,42 +154,46 @@ def _run_method(
     config = experiment.config
     rounds = require(config.rounds)
     records = files.Records(folder / "metrics.jsonl")
-    with ExitStack() as stack:
-        with profile.phase("data"):
-            simulation = experiment.simulation(name)
-            first = simulation.init(range(config.seed, config.seed + require(config.seeds)))
-        with profile.phase("checkpoints"):
-            checkpoints = stack.enter_context(Checkpoints(folder / "checkpoints" / name))
-            # What is kept does not depend on the devices: a run goes on with more or fewer of them.
-            state, seconds = checkpoints.restore(simulation.trim(first), reporter.say)
-            state = simulation.adopt(state)
-        with profile.phase("data"):  # the first state is ready here
-            done = int(state.round[0])
-        records.keep(lambda record: record["method"] != name or _stands(record, done, config))
-        sent = uplink.Uplink(simulation, state)
-        reporter.start(name, done, rounds)
-        started = time.perf_counter() - seconds
-        pace = Pace(config.plan.rounds_per_call)
-        loss, accuracy, scores = float("nan"), None, None
-        for stop in milestones(done, rounds, config.eval_every, config.checkpoint_every):
-            while done < stop and not interrupt.asked:
-                with pace.call(stop - done) as length, profile.rounds(done, length):
-                    state, history = simulation.advance(state, length)
-                records.append(_round_records(name, done, sent.along(history)))
-                done += length
-                loss = float(np.mean(history.get("train_loss", np.full((1, 1), np.nan))[:, -1]))
-                reporter.progress(done, loss, accuracy)
-            if done == stop and (done % config.eval_every == 0 or done == rounds):
-                with profile.phase("evaluation"):
-                    scores, record = _evaluate(experiment, simulation, state, name, done)
-                records.append([record | sent.now() | {"seconds": time.perf_counter() - started}])
-                accuracy = float(np.mean(record["personalized_accuracy"]))
-                reporter.progress(done, loss, accuracy)
-            if interrupt.asked or done % config.checkpoint_every == 0 or done == rounds:
-                with profile.phase("checkpoints"):
-                    checkpoints.save(done, simulation.trim(state), time.perf_counter() - started)
-            if interrupt.asked and done < rounds:
-                raise Interrupted(f"stopped {name} after round {done} of {rounds}")
+    with profile.phase("data"):
+        simulation = experiment.simulation(name)
+        first = simulation.init(range(config.seed, config.seed + require(config.seeds)))
+    with profile.phase("checkpoints"):
+        checkpoints = Checkpoints(folder / "checkpoints" / name)
+        # What is kept does not depend on the devices: a run goes on with more or fewer of them.
+        state, seconds = checkpoints.restore(simulation.trim(first), rounds, reporter.say)
+        state = simulation.adopt(state)
+    with profile.phase("data"):  # the first state is ready here
+        done = int(state.round[0])
+    records.keep(lambda record: record["method"] != name or _stands(record, done, config))
+    sent = uplink.Uplink(simulation, state)
+    reporter.start(name, done, rounds)
+    started = time.perf_counter() - seconds
+    pace = Pace(config.plan.rounds_per_call)
+    loss, accuracy, scores = float("nan"), None, None
+    for stop in milestones(done, rounds, config.eval_every, config.checkpoint_every):
+        while done < stop and not interrupt.asked:
+            with pace.call(stop - done) as length, profile.rounds(done, length):
+                state, history = simulation.advance(state, length)
+            records.append(_round_records(name, done, sent.along(history)))
+            done += length
+            interrupt.saves = True  # before, it compiled
+            loss = float(np.mean(history.get("train_loss", np.full((1, 1), np.nan))[:, -1]))
+            reporter.progress(done, loss, accuracy)
+        if done == stop and (done % config.eval_every == 0 or done == rounds):
+            with profile.phase("evaluation"):
+                scores, record = _evaluate(experiment, simulation, state, name, done)
+            records.append([record | sent.now() | {"seconds": time.perf_counter() - started}])
+            accuracy = float(np.mean(record["personalized_accuracy"]))
+            reporter.progress(done, loss, accuracy)
+        asked = interrupt.asked  # one that comes later finds its rounds saved at the next stop
+        if asked or done % config.checkpoint_every == 0 or done == rounds:
+            with profile.phase("checkpoints"):
+                checkpoints.save(done, simulation.trim(state), time.perf_counter() - started)
+        interrupt.saves = done < rounds
+        if asked:
+            break
+    if interrupt.asked:
+        raise Interrupted(f"stopped {name} after round {done} of {rounds}", interrupt.asked)
     if scores is None:  # killed between the last checkpoint and the files below
         with profile.phase("evaluation"):
             scores, _ = _evaluate(experiment, simulation, state, name, done)

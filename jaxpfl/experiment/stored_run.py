@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxpfl.algorithms import METHODS
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.experiment import files, results
@@ -90,10 +91,24 @@ def open_run(folder: Path) -> StoredRun:
     path = folder / "config.json"
     if not path.is_file():
         raise JaxpflError(f"{folder} is not a run folder: there is no config.json in it")
-    record = files.read_json(path)
-    if not isinstance(record, dict) or not {"config", "methods", "data", "hyper"} <= record.keys():
-        raise JaxpflError(f"{path} is not the config of a run")
+    record = read_record(path)
     return StoredRun(folder, record, resolve(from_mapping(record["config"], str(path))), record["methods"])
+
+
+def read_record(path: Path) -> dict[str, Any]:
+    """Reads the ``config.json`` of a run folder: config, methods, and what tells the run's data and settings.
+
+    Raises:
+      JaxpflError: where it is another file, or damaged.
+    """
+    record = files.read_json(path)
+    kinds = {"config": dict, "methods": list, "data": int, "hyper": dict}
+    if not isinstance(record, dict) or not all(isinstance(record.get(name), kind) for name, kind in kinds.items()):
+        raise JaxpflError(f"{path} is not the config of a run, or damaged")
+    methods = record["methods"]
+    if not methods or not all(isinstance(name, str) and name in METHODS for name in methods):
+        raise JaxpflError(f"{path} is damaged: its methods are {methods}")
+    return record
 
 
 def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -> tuple[Simulation, RunState]:
@@ -107,7 +122,6 @@ def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -
     if not (folder / str(rounds)).is_dir():
         raise JaxpflError(f"{folder} holds no checkpoint of round {rounds}")
     like = simulation.trim(simulation.init(run.seeds))
-    with Checkpoints(folder) as checkpoints:
-        state, _ = checkpoints.read(rounds, like)
+    state, _ = Checkpoints(folder).read(rounds, like)
     row = run.seeds.index(seed)
     return simulation, simulation.adopt(jax.tree.map(lambda a: a[row : row + 1], state))

@@ -90,7 +90,8 @@ def test_a_damaged_checkpoint_is_passed_over(finished, capsys):
     for name in ("adaped.json", "adaped.npz"):
         (folder / "methods" / name).unlink()
     result = jaxpfl(capsys, "compare", "local", "adaped", *SMALL, "--json", "--output", folder, "--resume")
-    assert "checkpoint of round 4 cannot be read" in result.err
+    assert "checkpoint of round 4 cannot be used" in result.err
+    assert "is damaged" in result.err
     assert without_seconds(result.json) == without_seconds(summary)
 
 

@@ -149,17 +149,41 @@ def test_folders_that_cannot_be(finished, exported, tmp_path):
         load_models(exported)
 
 
+def test_flipped_bits_of_exported_models_are_noticed(exported, tmp_path):
+    folder = shutil.copytree(exported, tmp_path / "models")
+    rng = np.random.default_rng(0)
+
+    def read_all() -> list:
+        return [(m.client(0), m.global_model) for m in (load_models(folder, method) for method in METHODS)]
+
+    for path in [*sorted(folder.rglob("*.npz")), folder / "manifest.json"]:
+        whole = path.read_bytes()
+        for bit in rng.integers(8 * len(whole), size=16):
+            flipped = bytearray(whole)
+            flipped[bit // 8] ^= 1 << (bit % 8)
+            path.write_bytes(flipped)
+            with pytest.raises(JaxpflError, match="is damaged"):
+                read_all()
+        path.write_bytes(whole)
+    assert len(read_all()) == len(METHODS)
+    (folder / "SHA256SUMS").unlink()
+    with pytest.raises(JaxpflError, match="there is no SHA256SUMS in it"):
+        load_models(folder, "local")
+
+
 @pytest.fixture
 def copied(finished, tmp_path) -> Path:
     return shutil.copytree(finished, tmp_path / "copy")
 
 
 def test_an_unfinished_method(copied):
-    path = copied / "methods" / "adaped.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"rounds": 2}))
-    with pytest.raises(JaxpflError, match=r"adaped of .* has not finished"):
+    path = copied / "config.json"
+    stored = json.loads(path.read_text())
+    path.write_text(json.dumps(stored | {"config": stored["config"] | {"rounds": 4}}))
+    with pytest.raises(JaxpflError, match=r"local of .* has not finished"):
         export(copied)
-    path.unlink()
+    path.write_text(json.dumps(stored))
+    (copied / "methods" / "adaped.json").unlink()
     with pytest.raises(JaxpflError, match=r"adaped of .* has not finished"):
         export(copied, wanted=Wanted("adaped"))
 
@@ -169,7 +193,7 @@ def test_a_lost_or_damaged_checkpoint(copied):
     for path in place.rglob("*"):
         if path.is_file():
             path.write_bytes(b"")
-    with pytest.raises(JaxpflError, match="checkpoint of round 3 cannot be read"):
+    with pytest.raises(JaxpflError, match=r"checkpoint of round 3 cannot be used \(.* is damaged"):
         export(copied, wanted=Wanted("local"))
     assert place.is_dir(), "only a run that goes on may delete it"
     shutil.rmtree(place)
@@ -178,10 +202,12 @@ def test_a_lost_or_damaged_checkpoint(copied):
     assert not (copied / "models").exists()
 
 
-@pytest.mark.parametrize(("name", "message"), [("data", "the data are not"), ("hyper", "hyper-parameters are not")])
-def test_other_data_or_settings_than_the_runs(copied, name, message):
+@pytest.mark.parametrize(
+    ("change", "message"), [({"data": 1}, "the data are not"), ({"hyper": {}}, "hyper-parameters are not")]
+)
+def test_other_data_or_settings_than_the_runs(copied, change, message):
     path = copied / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {name: 1}))
+    path.write_text(json.dumps(json.loads(path.read_text()) | change))
     with pytest.raises(JaxpflError, match=message):
         export(copied)
 
@@ -201,7 +227,7 @@ def test_a_kill_leaves_no_folder_and_the_next_export_cleans_up(finished, tmp_pat
             export(finished, output, Wanted("local"))
     assert not list(tmp_path.iterdir())
     export(finished, output, Wanted("local"))
-    assert sorted(p.name for p in output.rglob("*")) == ["local", "manifest.json", "personal.npz"]
+    assert sorted(p.name for p in output.rglob("*")) == ["SHA256SUMS", "local", "manifest.json", "personal.npz"]
 
 
 @pytest.mark.slow

@@ -1,0 +1,63 @@
+"""SHA-256 of every file of a folder, in a file of their own beside them: ``sha256sum --check SHA256SUMS`` reads it."""
+
+from __future__ import annotations
+
+import hashlib
+from pathlib import Path
+
+from jaxpfl.errors import JaxpflError
+
+NAME = "SHA256SUMS"
+
+
+def write(folder: Path) -> None:
+    """Writes the checksums of all files of a folder into it."""
+    (folder / NAME).write_bytes(_sums(folder))
+
+
+def check(folder: Path) -> None:
+    """Reads every file of a folder again.
+
+    Raises:
+      JaxpflError: where a file changed, was lost, or came to the others since `write`.
+    """
+    try:
+        written = (folder / NAME).read_bytes()
+        found = _sums(folder)
+    except FileNotFoundError:
+        raise JaxpflError(f"{folder} has no checksums: its {NAME} is missing") from None
+    except OSError as error:
+        raise JaxpflError(f"cannot read {folder}: {error.strerror or error}") from None
+    if found != written:  # to the byte: no change of the checksums themselves passes for one of spelling
+        raise JaxpflError(f"{folder} is damaged: {_first_difference(written, found)} does not fit {NAME}")
+
+
+def check_file(folder: Path, name: str) -> None:
+    """Reads one file of a folder again; as `check`."""
+    try:
+        known = (folder / NAME).read_bytes().splitlines()
+        found = _line(folder, name)
+    except OSError as error:
+        missing = f"there is no {Path(error.filename or name).name} in it"
+        why = missing if isinstance(error, FileNotFoundError) else error.strerror
+        raise JaxpflError(f"cannot read {folder}: {why}") from None
+    if found not in known:
+        raise JaxpflError(f"{folder} is damaged: {name} does not fit {NAME}")
+
+
+def _sums(folder: Path) -> bytes:
+    names = (path.relative_to(folder).as_posix() for path in folder.rglob("*") if not path.is_dir())
+    return b"".join(_line(folder, name) + b"\n" for name in sorted(names) if name != NAME)
+
+
+def _line(folder: Path, name: str) -> bytes:
+    with open(folder / name, "rb") as file:
+        digest = hashlib.file_digest(file, "sha256").hexdigest()
+    return f"{digest}  {name}".encode(errors="surrogateescape")
+
+
+def _first_difference(written: bytes, found: bytes) -> str:
+    for line in (*found.splitlines(), *written.splitlines()):
+        if (line in written.splitlines()) != (line in found.splitlines()):
+            return line[66:].decode(errors="replace") or NAME
+    return NAME

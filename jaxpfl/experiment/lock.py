@@ -1,0 +1,87 @@
+"""One process at a time in a run folder.
+
+The lock is the kernel's (``flock`` on the hidden file ``.lock``): it goes with the process that holds it, however that
+ends, and leaves nothing to clean up. On a network file system it keeps out other machines' processes too where the
+server locks for its clients, as NFS does from Linux 2.6.12; one that is mounted with ``local_lock`` keeps out this
+machine's only, and one without locks nobody, which is said.
+"""
+
+from __future__ import annotations
+
+import errno
+import os
+import socket
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from jaxpfl.errors import JaxpflError, warn
+
+try:
+    import fcntl
+except ImportError:  # Windows
+    fcntl = None
+
+_NONE_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
+
+
+@contextmanager
+def held(folder: Path) -> Iterator[None]:
+    """Makes a run folder where there is none, and keeps it to this process while the block runs.
+
+    A folder that was made and has nothing in it at the end is removed.
+
+    Raises:
+      JaxpflError: when another process holds it, or it cannot be made.
+    """
+    made = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = _lock(folder)
+    except OSError as error:
+        raise JaxpflError(f"cannot write to {folder}: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        if descriptor is not None:
+            with suppress(OSError):  # the whole folder may be gone
+                (folder / ".lock").unlink()
+            os.close(descriptor)
+        if made:
+            with suppress(OSError):  # it has something in it
+                folder.rmdir()
+
+
+def _lock(folder: Path) -> int | None:
+    """The descriptor that holds the lock; None where there are no locks."""
+    path = folder / ".lock"
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+        try:
+            if fcntl is None:
+                raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            # The one before removes its file as it goes: a lock on that keeps nobody out.
+            if _is_at(descriptor, path):
+                os.truncate(descriptor, 0)
+                os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())
+                return descriptor
+            os.close(descriptor)
+        except BlockingIOError:
+            holder = os.read(descriptor, 200).decode(errors="replace") or "another process"
+            os.close(descriptor)
+            raise JaxpflError(f"{holder} is at work in {folder}: wait for it, or choose another --output") from None
+        except OSError as error:
+            os.close(descriptor)
+            if error.errno not in _NONE_HERE:
+                raise
+            path.unlink(missing_ok=True)
+            warn(f"{folder} is on a file system without locks: nothing keeps a second process out of it")
+            return None
+
+
+def _is_at(descriptor: int, path: Path) -> bool:
+    try:
+        return os.path.samestat(os.fstat(descriptor), os.stat(path))
+    except FileNotFoundError:
+        return False

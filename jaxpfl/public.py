@@ -1,0 +1,23 @@
+"""What the names of the package itself stand for; ``jaxpfl/__init__.py`` imports this when one is first used."""
+
+# ruff: noqa: F401
+
+from jaxpfl.algorithms import METHODS, LocalWork, Method, SgdHyper, hyper
+from jaxpfl.data import federate, load, set_apart, stack_clients
+from jaxpfl.engine import ExecutionPlan, Fit, RunState, Simulation, fit, use_cpu_cores
+from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.experiment.model_files import load_models
+from jaxpfl.models import Model, Task, classification, from_linen
+from jaxpfl.protocol import (
+    Algorithm,
+    Client,
+    ClientContext,
+    Message,
+    Reduced,
+    Reduction,
+    Server,
+    ServerContext,
+    Stacked,
+    Upload,
+)
+from jaxpfl.types import ClientData, Federation, Splits

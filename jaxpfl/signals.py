@@ -1,0 +1,134 @@
+"""Ctrl-C and SIGTERM: a process that is told to stop does so once, in one line, with the status that stands for it.
+
+Python would raise KeyboardInterrupt at whatever the main thread is at: an import that swallows it, a callback that
+prints it and goes on, a second one inside the clean-up of the first; and not at all while XLA compiles. The command
+line calls `watch` before it imports anything heavy: from then on a thread of its own hears the signals, and ends the
+process at once unless a run that has rounds to save `offered` to take them. Without `watch` (a notebook, a script),
+signals mean what they did before, except for those that are taken.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import FrameType
+from typing import Any, NoReturn
+
+from jaxpfl import partial
+
+NUMBERS = (signal.SIGINT, signal.SIGTERM)
+Taker = Callable[[int], bool]
+"""Is told the number of a signal, and says whether it will see to it."""
+
+_takers: list[Taker] = []
+_wakeup: int | None = None
+_note = ""
+
+
+def watch() -> None:
+    """Ends this process on signals that nobody takes, from now on; to be called in its main thread."""
+    global _wakeup
+    heard, _wakeup = os.pipe()
+    os.set_blocking(_wakeup, False)
+    threading.Thread(target=_listen, args=(heard,), name="signals", daemon=True).start()
+    for number in NUMBERS:
+        signal.signal(number, _in_main_thread)
+    signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False)
+    os.register_at_fork(after_in_child=unwatch)
+
+
+def unwatch() -> None:
+    """Gives the signals back to Python: KeyboardInterrupt, and the end of the process."""
+    global _wakeup
+    if _wakeup is not None:
+        _wakeup = None
+        signal.set_wakeup_fd(-1)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+
+
+def finished(status: int) -> None:
+    """Has later signals end a watched process as what it did says: all is done and said but for Python's own end."""
+
+    def end(number: int) -> NoReturn:
+        os._exit(status)
+
+    _takers.append(end)
+
+
+@contextmanager
+def offered(taker: Taker) -> Iterator[None]:
+    """Signals are offered to ``taker`` first while the block runs."""
+    if _wakeup is not None:
+        _takers.append(taker)
+        try:
+            yield
+        finally:
+            _takers.remove(taker)
+        return
+    if threading.current_thread() is not threading.main_thread():  # only it may set handlers
+        yield
+        return
+    before: dict[int, Any] = {}
+
+    def handle(number: int, frame: FrameType | None) -> None:
+        if taker(number):
+            return
+        if callable(before[number]):
+            before[number](number, frame)
+        elif before[number] == signal.SIG_DFL:
+            signal.signal(number, signal.SIG_DFL)
+            signal.raise_signal(number)
+
+    for number in NUMBERS:
+        before[number] = signal.signal(number, handle)
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+@contextmanager
+def noted(note: str) -> Iterator[None]:
+    """A signal that ends the process while the block runs adds this to its line."""
+    global _note
+    before, _note = _note, note
+    try:
+        yield
+    finally:
+        _note = before
+
+
+def _listen(heard: int) -> None:
+    while _wakeup is not None:
+        for number in os.read(heard, 64):
+            if number in NUMBERS:
+                _arrived(number)
+
+
+def _in_main_thread(number: int, frame: FrameType | None) -> None:
+    del frame
+    # The thread has heard of it, unless a library has set another wake-up in the place of this one.
+    if _wakeup is not None and signal.set_wakeup_fd(_wakeup, warn_on_full_buffer=False) != _wakeup:
+        _arrived(number)
+
+
+def _arrived(number: int) -> None:
+    if not any(taker(number) for taker in reversed(_takers)):
+        _leave(number)
+
+
+def _leave(number: int) -> NoReturn:
+    """Ends the process from any of its threads, without a word from the others."""
+    try:
+        partial.discard()
+        shown = b"\x1b[?25h\n" if os.isatty(2) else b""  # a progress display hides the cursor
+        os.write(2, shown + f"interrupted{_note}\n".encode())
+    except OSError:  # nobody to tell
+        pass
+    finally:
+        os._exit(128 + number)
