@@ -78,7 +78,7 @@ def test_clients_without_test_examples_have_no_score(federation):
         ({"eval_every": -1}, "eval_every must be at least 1"),
         ({"num_classes": 2}, "num_classes is 2 but labels go up to 2"),
         ({"seeds": [2**32]}, "a seed must be between 0"),
-        ({"hyper": {"c": "fast"}}, "hyper-parameters of adaped must be numbers"),
+        ({"hyper": {"c": "fast"}}, "adaped.c must be a number, or one for each run, got 'fast'"),
         ({"seeds": 0}, "at least one seed"),
         ({"hyper": {"psi": 1.0}}, "unknown hyper-parameter of adaped 'psi'"),
         ({"hyper": {"c": -1.0}}, "adaped.c must be > 0"),

@@ -33,7 +33,7 @@ def hyper(
       doc: what it is, one phrase; the command line shows it.
       low, high: the allowed closed interval.
       positive: whether ``low`` itself is excluded.
-      is_rate: whether ``--lr`` sets it.
+      is_rate: whether ``--lr`` and ``fit(lr=)`` set it.
     """
     metadata = {"doc": doc, "low": low, "high": high, "open": positive, "is_rate": is_rate}
     return struct.field(default=default, metadata=metadata)
@@ -86,19 +86,31 @@ def replace(method: str, hp: H, values: Mapping[str, float | Sequence[float]]) -
     for name in values:
         if name not in names:
             raise unknown_name(f"hyper-parameter of {method}", name, names)
-    try:  # one array for a sweep: a list would be a tree of numbers
-        leaves = {name: np.asarray(value, float)[()] for name, value in values.items()}
-    except (TypeError, ValueError):
-        raise JaxpflError(f"hyper-parameters of {method} must be numbers, got {dict(values)}") from None
+    leaves = {name: _leaf(f"{method}.{name}", value) for name, value in values.items()}
     new = dataclasses.replace(hp, **leaves)  # type: ignore[type-var]
     check(method, new)
     return new
 
 
-def with_rate(hp: H, lr: float) -> H:
-    """``hp`` with every field that ``--lr`` stands for set to ``lr``."""
-    rates = [field.name for field in dataclasses.fields(hp) if field.metadata["is_rate"]]  # type: ignore[arg-type]
-    return dataclasses.replace(hp, **dict.fromkeys(rates, lr))  # type: ignore[type-var]
+def _leaf(name: str, value: Any) -> Any:
+    """A number, or one array for a sweep: a list would be a tree of numbers."""
+    try:
+        leaf = np.asarray(value)
+    except ValueError:  # lists of unequal length
+        leaf = np.asarray(None)
+    if leaf.dtype.kind not in "iuf" or leaf.ndim > 1:
+        raise JaxpflError(f"{name} must be a number, or one for each run, got {value!r}")
+    return leaf.astype(float)[()]
+
+
+def rates(hp: Any) -> list[str]:
+    """The names of the fields that ``--lr`` and ``fit(lr=)`` stand for."""
+    return [field.name for field in dataclasses.fields(hp) if field.metadata["is_rate"]]
+
+
+def with_rate(hp: H, lr: Any) -> H:
+    """``hp`` with every field that is a learning rate set to ``lr``, a number or one for each run of a sweep."""
+    return dataclasses.replace(hp, **dict.fromkeys(rates(hp), lr))  # type: ignore[type-var]
 
 
 def with_server_rate(hp: H, lr: float) -> H:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
-from numbers import Integral
+from collections.abc import Iterator, Mapping
+from numbers import Integral, Real
 from typing import Any
 
 import flax.linen as nn
@@ -126,11 +126,31 @@ def weighting_under(private: bool, weighting: str | None) -> str:
 
 
 def build(method: Method, task: Task, work: LocalWork, options: dict[str, Any]) -> Any:
-    """Builds the method's algorithm, refusing static options that it does not have."""
-    for name in options:
-        if name not in method.options:
-            raise unknown_name(f"option of {method.name}", name, method.options)
+    """Builds the method's algorithm.
+
+    Raises:
+      JaxpflError: for static options that it does not have, or that are of another type; and as its builder.
+    """
+    known = method.options
+    for name, value in options.items():
+        if name not in known:
+            raise unknown_name(f"option of {method.name}", name, known)
+        kind = type(known[name])
+        if kind in _LIKE:
+            allowed, words = _LIKE[kind]
+            if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
+                raise JaxpflError(f"{method.name}.{name} must be {words}, got {value!r}")
     return method.build(task, work, **options)
+
+
+_LIKE: Mapping[type, tuple[Any, str]] = {
+    bool: (bool, "True or False"),
+    int: (Integral, "a whole number"),
+    float: (Real, "a number"),
+    str: (str, "a text"),
+    tuple: ((tuple, list), "a list"),
+}
+"""The type of an option's default -> what may be given in its place, and in words."""
 
 
 def milestones(start: int, rounds: int, *every: int) -> Iterator[int]:
@@ -149,7 +169,7 @@ def milestones(start: int, rounds: int, *every: int) -> Iterator[int]:
 def check_positive(**values: Any) -> None:
     """Refuses what is not a whole number of at least one, by name."""
     for name, value in values.items():
-        if not isinstance(value, Integral):
+        if not isinstance(value, Integral) or isinstance(value, bool | np.bool_):
             raise JaxpflError(f"{name} must be a whole number, got {value!r}")
         if value < 1:
             raise JaxpflError(f"{name} must be at least 1, got {value}")

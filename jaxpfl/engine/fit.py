@@ -11,16 +11,18 @@ import numpy as np
 
 from jaxpfl import algorithms, compression
 from jaxpfl.algorithms import LocalWork, Method, Optimizer
-from jaxpfl.algorithms.hyper import replace
+from jaxpfl.algorithms.hyper import rates, replace
 from jaxpfl.algorithms.server_optimizer import check_rate
 from jaxpfl.compression import Compressor
 from jaxpfl.engine import accounted
+from jaxpfl.engine.arguments import check_rates, check_types, check_unseen
 from jaxpfl.engine.assemble import check_positive, draw_cohorts, make_simulation, make_task, milestones, weighting_under
 from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
 from jaxpfl.engine.evaluate import Scores
 from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation
+from jaxpfl.engine.state import GradientCounts
 from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.models import Model
 from jaxpfl.models.given import start_from
@@ -39,7 +41,9 @@ class Fit(NamedTuple):
       history: metrics of every round, each [S, rounds].
       rounds: the rounds after which clients were scored, [E].
       scores: which model (``global`` where there is one, ``before``, ``after``) -> metric -> [E, S, m].
-      unseen: the same of the unseen clients at the end, [S, u]; None where there are none.
+      validation: the same as ``scores`` on the validation examples, for choosing between settings; None where no client
+        has any. A client without has NaN.
+      unseen: ``scores`` of the unseen clients at the end, [S, u]; None where there are none.
       privacy: what each run released about its clients, S plans; None where nothing was private, or without noise.
     """
 
@@ -48,6 +52,7 @@ class Fit(NamedTuple):
     history: dict[str, np.ndarray]
     rounds: np.ndarray
     scores: dict[str, dict[str, np.ndarray]]
+    validation: dict[str, dict[str, np.ndarray]] | None = None
     unseen: Scores | None = None
     privacy: tuple[PrivacyPlan | None, ...] | None = None
 
@@ -86,6 +91,17 @@ class Fit(NamedTuple):
         return self.scores["after"]["accuracy"][-1]
 
     @property
+    def validation_accuracy(self) -> np.ndarray | None:
+        """Accuracy of each client's personalised model on its validation examples after the last round, [S, m]; None
+        where no client has any. Choose hyper-parameters by this one: test examples are for what is reported."""
+        return None if self.validation is None else self.validation["after"]["accuracy"][-1]
+
+    @property
+    def gradients(self) -> GradientCounts | None:
+        """How many gradients each client evaluated; None where the method does not say (`Client.gradients`)."""
+        return self.simulation.gradients(self.state)
+
+    @property
     def global_accuracy(self) -> np.ndarray | None:
         """Test accuracy of the global model on each client after the last round, [S, m]; None where there is none."""
         return self.scores["global"]["accuracy"][-1] if "global" in self.scores else None
@@ -103,6 +119,7 @@ def fit(
     batch_size: int = 20,
     client_optimizer: Optimizer = "sgd",
     server_optimizer: Optimizer = "sgd",
+    lr: float | Sequence[float] | None = None,
     server_lr: float | Sequence[float] | None = None,
     seeds: int | Sequence[int] = 1,
     hyper: dict[str, Any] | None = None,
@@ -143,7 +160,10 @@ def fit(
         learning rate, ``optax.adam``. It starts anew every round.
       server_optimizer: what makes a step of the mean increment, in the same form: ``"fedadam"``,
         ``"sgd:momentum=0.9"``.
-      server_lr: its learning rate, the hyper-parameter ``server_lr``; 1 unless given.
+      lr: the learning rate, for a sweep one for each run: of all the method's rates (``lr_personal`` and ``lr_global``
+        among them), as ``--lr`` sets them. Each method's own unless given. ``hyper={"lr": ...}`` sets the one of that
+        name, and wins.
+      server_lr: the server's learning rate, the hyper-parameter ``server_lr``; 1 unless given.
       seeds: how many runs (seeds 0, 1, ...), or the seeds themselves; they run in one program.
       hyper: hyper-parameters by name; a value is a number or, for a sweep, one number for each run.
       options: the method's static options by name.
@@ -170,16 +190,24 @@ def fit(
       plan: how to execute.
 
     Raises:
-      JaxpflError: for unknown names, values outside their range, and settings that the data do not allow.
+      JaxpflError: for unknown names, values of another type or outside their range, and settings that the data do not
+        allow.
     """
+    check_types(locals())
     eval_every = rounds if eval_every is None else eval_every
     check_positive(
         rounds=rounds, local_steps=local_steps, batch_size=batch_size, eval_every=eval_every, neighbours=neighbours
     )
     if isinstance(method, str):
         method = algorithms.get(method)
-    splits = (federation.train, federation.validation, federation.test)
-    largest = max(int(np.asarray(split.y).max(initial=0)) for split in splits)
+    if unseen is not None:
+        check_unseen(federation, unseen)
+    largest = max(
+        int(np.asarray(split.y).max(initial=0))
+        for part in (federation, unseen)
+        if part is not None
+        for split in (part.train, part.validation, part.test)
+    )
     if num_classes is None:
         num_classes = largest + 1
     if num_classes <= largest:
@@ -201,7 +229,10 @@ def fit(
         unseen=0 if unseen is None else unseen.num_clients,
     )
     work = dataclasses.replace(work, graph=graph_for(method, graph, federation, task, work, neighbours=neighbours))
-    hp = replace(method.name, method.hyper, ({} if server_lr is None else {"server_lr": server_lr}) | (hyper or {}))
+    given = {} if lr is None else dict.fromkeys(rates(method.hyper), lr)
+    given |= {} if server_lr is None else {"server_lr": server_lr}
+    hp = replace(method.name, method.hyper, given | dict(hyper or {}))
+    check_rates(method, lr, hyper or {})
     check_rate(server_optimizer, getattr(hp, "server_lr", 0.0))
     if server_optimizer != "sgd" and method is algorithms.METHODS.get(method.name) and not hasattr(hp, "server_lr"):
         warn(f"server_optimizer = {server_optimizer} changes nothing: {method.name} has no server optimizer")
@@ -236,21 +267,30 @@ def fit(
             compressed=compress is not None,
         )
     state = simulation.init(seeds)
-    histories, evaluations = [], []
+    histories, evaluations, validations = [], [], []
+    validates = bool(np.asarray(federation.validation.mask).any())
     stops = list(milestones(0, rounds, eval_every))
     for start, stop in zip([0, *stops], stops, strict=False):
         state, history = simulation.advance(state, stop - start)
         histories.append(history)
         evaluations.append(simulation.evaluate(state))
+        if validates:
+            validations.append(simulation.evaluate(state, "validation"))
     return Fit(
         simulation,
         state,
         {name: np.concatenate([h[name] for h in histories], axis=1) for name in histories[0]},
         np.array(stops),
-        {
-            which: {name: np.stack([e[which][name] for e in evaluations]) for name in metrics}
-            for which, metrics in evaluations[0].items()
-        },
+        _stacked(evaluations),
+        _stacked(validations) if validates else None,
         None if unseen is None else simulation.evaluate_unseen(state),
         released,
     )
+
+
+def _stacked(evaluations: list[Scores]) -> dict[str, dict[str, np.ndarray]]:
+    """The scores of E evaluations: which model -> metric -> [E, S, m]."""
+    return {
+        which: {name: np.stack([e[which][name] for e in evaluations]) for name in metrics}
+        for which, metrics in evaluations[0].items()
+    }

@@ -1,0 +1,135 @@
+"""What ``fit`` is given: one meaning of a rate, and one line for each argument of a wrong type or range."""
+
+import flax.linen as nn
+import numpy as np
+import optax
+import pytest
+
+import jaxpfl
+from jaxpfl import JaxpflError, JaxpflWarning
+
+NAN = float("nan")
+
+
+@pytest.fixture(scope="module")
+def federation() -> jaxpfl.Federation:
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(n, 4)), rng.integers(3, size=n)) for n in (5, 8, 6)]
+    return jaxpfl.stack_clients(clients, test=clients, validation=[*clients[:2], (np.zeros((0, 4)), np.zeros(0, int))])
+
+
+def other_shape() -> jaxpfl.Federation:
+    return jaxpfl.stack_clients([(np.ones((3, 9)), np.arange(3))], client_ids=[77])
+
+
+WRONG = [
+    *[
+        (name, value, f"{name} must be a whole number, got")
+        for name in ("rounds", "local_steps", "batch_size", "eval_every", "cohort", "cohort_cap", "adapt_rounds")
+        for value in (2.0, "2", True, NAN, [2])
+    ],
+    *[(name, None, f"{name} must be a whole number, got None") for name in ("rounds", "local_steps", "batch_size")],
+    ("neighbours", 1.5, "neighbours must be a whole number, got 1.5"),
+    ("num_classes", "3", "num_classes must be a whole number, got '3'"),
+    *[(name, -1, f"{name} must be at least 1, got -1") for name in ("rounds", "local_steps", "batch_size")],
+    ("cohort", -1, "cohort must be between 1 and the number of clients"),
+    ("num_classes", 0, "num_classes is 0 but labels go up to 2"),
+    ("dropout", "0.1", "dropout must be a number, got '0.1'"),
+    ("dropout", NAN, "dropout must be >= 0 and < 1, got nan"),
+    ("dropout", None, "dropout must be a number, got None"),
+    ("stragglers", True, "stragglers must be a number, got True"),
+    ("stragglers", -0.5, "stragglers must be >= 0 and <= 1, got -0.5"),
+    ("method", 3, "method must be a registered name or a Method, got 3"),
+    ("method", None, "method must be a registered name or a Method, got None"),
+    ("federation", np.ones(3), "federation must be a Federation .*stack_clients make one"),
+    ("federation", None, "federation must be a Federation"),
+    ("federation", (1, 2), "federation must be a Federation"),
+    ("model", 3, "model must be a registered name, a flax.linen module .*got 3"),
+    ("model", nn.Dense, "model must be a registered name, a flax.linen module .an instance. or a Model, got"),
+    ("model", None, "model must be a registered name"),
+    ("seeds", "3", "seeds must be a number of runs, or a list of whole numbers, got '3'"),
+    ("seeds", 1.0, "seeds must be a number of runs"),
+    ("seeds", [0, 1.5], "seeds must be a number of runs"),
+    ("seeds", True, "seeds must be a number of runs"),
+    ("seeds", None, "seeds must be a number of runs"),
+    ("seeds", 0, "at least one seed is needed"),
+    ("seeds", [-1], "a seed must be between 0 and"),
+    ("lr", "0.1", "lr must be a number, or one for each run, got '0.1'"),
+    ("lr", [[0.1]] * 4, "lr must be a number, or one for each run"),
+    ("lr", True, "lr must be a number"),
+    ("lr", -0.1, "adaped.lr must be > 0, got -0.1"),
+    ("lr", NAN, "adaped.lr must be > 0, got nan"),
+    ("lr", [0.1, 0.2], "lr has 2 values for 1 runs"),
+    ("server_lr", "1", "server_lr must be a number"),
+    ("hyper", [("lr", 0.1)], "hyper must be a dictionary of values by name, got"),
+    ("hyper", {1: 0.1}, "hyper must be a dictionary of values by name"),
+    ("hyper", {"lr": [[0.1]] * 4}, r"adaped.lr must be a number, or one for each run, got \[\[0.1\]"),
+    ("hyper", {"lr": [[0.1], [0.1, 0.2]]}, "adaped.lr must be a number, or one for each run"),
+    ("hyper", {"lr": "0.1"}, "adaped.lr must be a number, or one for each run, got '0.1'"),
+    ("hyper", {"lr": True}, "adaped.lr must be a number"),
+    ("hyper", {"lr": None}, "adaped.lr must be a number"),
+    ("hyper", {"lr": 1j}, "adaped.lr must be a number"),
+    ("hyper", {"lr": NAN}, "adaped.lr must be > 0"),
+    ("options", ["gate"], "options must be a dictionary of values by name"),
+    ("options", {"idle_rounds": 1.5}, "adaped.idle_rounds must be a whole number, got 1.5"),
+    ("options", {"idle_rounds": True}, "adaped.idle_rounds must be a whole number, got True"),
+    ("options", {"gate": 1}, "adaped.gate must be True or False, got 1"),
+    ("options", {"architectures": 2}, "adaped.architectures must be a text, got 2"),
+    ("client_optimizer", 3, "client_optimizer must be a name, or a function of the learning rate"),
+    ("client_optimizer", optax.adam(0.1), r"client_optimizer must be .*optax.adam, not optax.adam\(0.1\)"),
+    ("server_optimizer", None, "server_optimizer must be a name"),
+    ("participation", 3, "participation must be a name, got 3"),
+    ("weighting", True, "weighting must be a name, got True"),
+    ("privacy", 8.0, "privacy must be a jaxpfl.privacy.Mechanism, got 8.0"),
+    ("compress", 4, "compress must be a name with arguments or a Compressor, got 4"),
+    ("unseen", 3, "unseen must be a Federation"),
+    ("unseen", other_shape(), r"unseen clients' inputs must be of shape \(4,\), as the federation's, got \(9,\)"),
+    ("adapt_rounds", -1, "adapt_rounds must be at least 0, got -1"),
+    ("graph", 3, "graph must be a name or a Graph, got 3"),
+    ("plan", "vmap", "plan must be an ExecutionPlan, got 'vmap'"),
+    ("warm_start", "path", "the given parameters do not fit the model"),
+]
+
+
+@pytest.mark.parametrize(("name", "value", "message"), WRONG, ids=lambda value: None)
+def test_wrong_arguments_are_one_line(federation, name, value, message):
+    settings = {"method": "adaped", "federation": federation, "model": "linear", "rounds": 1, "local_steps": 1}
+    if name == "adapt_rounds":
+        settings["unseen"] = jaxpfl.stack_clients([(np.ones((3, 4)), np.arange(3))], client_ids=[77])
+    with pytest.raises(JaxpflError, match=message) as error:
+        jaxpfl.fit(**settings | {name: value})
+    assert "\n" not in str(error.value)
+
+
+def test_lr_moves_every_rate_and_validation_examples_have_scores(federation):
+    given = {"model": "linear", "rounds": 2, "eval_every": 1, "local_steps": 1, "seeds": 2}
+    result = jaxpfl.fit("ditto", federation, lr=[0.1, 0.3], **given)
+    for name in ("lr", "lr_personal"):
+        np.testing.assert_allclose(getattr(result.simulation.hp, name), [0.1, 0.3], rtol=1e-6)
+    assert result.simulation.hp.lam == pytest.approx(0.1)
+    assert result.validation is not None
+    assert result.validation["after"]["accuracy"].shape == (2, 2, 3)
+    assert result.validation_accuracy is not None
+    again = result.simulation.evaluate(result.state, "validation")["after"]["accuracy"]
+    np.testing.assert_array_equal(result.validation_accuracy, again)
+    assert np.isnan(result.validation_accuracy[:, 2]).all()
+    assert np.isfinite(result.validation_accuracy[:, :2]).all()
+    assert result.gradients is not None
+    assert (result.gradients.training == 2 * 2).all()
+
+
+def test_hyper_wins_over_lr_and_a_sweep_of_one_rate_of_several_warns(federation):
+    given = {"model": "linear", "rounds": 1, "local_steps": 1}
+    hp = jaxpfl.fit("ditto", federation, lr=0.2, hyper={"lr_personal": 0.5}, **given).simulation.hp
+    assert (float(hp.lr), float(hp.lr_personal)) == pytest.approx((0.2, 0.5))
+    with pytest.warns(JaxpflWarning, match=r"hyper sweeps lr alone, and ditto has other rates.* lr_personal = 0.1"):
+        jaxpfl.fit("ditto", federation, hyper={"lr": [0.1, 0.3]}, seeds=2, **given)
+    # Nothing to say where all are given, or there is one.
+    jaxpfl.fit("ditto", federation, hyper={"lr": [0.1, 0.3], "lr_personal": 0.1}, seeds=2, **given)
+    jaxpfl.fit("local", federation, hyper={"lr": [0.1, 0.3]}, seeds=2, **given)
+
+
+def test_without_validation_examples_there_is_no_score(federation):
+    bare = federation._replace(validation=federation.validation._replace(mask=federation.validation.mask[:, :0]))
+    bare = bare._replace(validation=bare.validation._replace(x=bare.validation.x[:, :0], y=bare.validation.y[:, :0]))
+    assert jaxpfl.fit("local", bare, model="linear", rounds=1, local_steps=1).validation_accuracy is None
