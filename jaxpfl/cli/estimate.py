@@ -13,6 +13,7 @@ from jaxpfl.cli.histogram import histogram
 from jaxpfl.cli.output import TO, Output, write
 from jaxpfl.estimate.bernoulli import BernoulliSettings
 from jaxpfl.estimate.compression import CompressionSettings
+from jaxpfl.estimate.csv_columns import CsvLayout
 from jaxpfl.estimate.elections import ElectionSettings
 from jaxpfl.estimate.gaussian import GaussianSettings
 from jaxpfl.estimate.logistic_regression import LogisticSettings
@@ -29,7 +30,7 @@ _GAUSSIAN, _BERNOULLI, _MIXTURE, _ELECTIONS = (
     ElectionSettings(),
 )
 _REGRESSION, _REGRESSIONS, _LOGISTIC = RegressionSettings(), RegressionMixtureSettings(), LogisticSettings()
-_COMPRESSION, _NETWORK = CompressionSettings(), NetworkSettings()
+_COMPRESSION, _NETWORK, _LAYOUT = CompressionSettings(), NetworkSettings(), CsvLayout()
 
 
 def commands() -> tuple[Callable[..., None], ...]:
@@ -42,11 +43,12 @@ def gaussian(
     settings: Annotated[GaussianSettings, arg(name="")] = _GAUSSIAN,
     to: Annotated[Output, arg(name="")] = TO,
     csv: Annotated[Path | None, UNSAID] = None,
+    layout: Annotated[CsvLayout, arg(name="")] = _LAYOUT,
 ) -> None:
     """Means of Gaussian clients: local, global, personalised, quantised and private, beside exact errors.
 
     Args:
-        csv: Clients of your own: a row each, or the header client,value and a row for each sample. With --epsilon,
+        csv: Clients of your own: a row for each, or for each sample; how the file was read is said. With --epsilon,
             --sigma-theta, --sigma-x and --radius are what is publicly known of them: take a public center off first.
     """
     from jaxpfl.estimate import gaussian as study
@@ -56,12 +58,13 @@ def gaussian(
 
     compile_cache.enable()
     if csv is not None:
-        made = own.run(csv, settings)
+        made = own.run(csv, settings, layout)
         said = []
         if made.public is not None and settings.epsilon is not None:
             said = [_said_of_privacy(made.public, settings.epsilon), output.said_of_privacy(made.result["privacy"])]
         _own(made, to, said)
         return
+    _refuse_layout(layout)
     result = study.run(settings)
     title = f"{settings.clients} Gaussian clients of {settings.samples} samples, d = {settings.dim}"
     notes = [f"no estimator does better than {result['bounds']['unknown mean']:.4g} (mu unknown)"]
@@ -80,11 +83,13 @@ def bernoulli(
     settings: Annotated[BernoulliSettings, arg(name="")] = _BERNOULLI,
     to: Annotated[Output, arg(name="")] = TO,
     csv: Annotated[Path | None, UNSAID] = None,
+    layout: Annotated[CsvLayout, arg(name="")] = _LAYOUT,
 ) -> None:
     """Probabilities of Bernoulli clients: local, global, personalised (corrected and printed), and private bits.
 
     Args:
-        csv: Clients of your own, samples 0 or 1: a row each, or the header client,value and a row for each sample.
+        csv: Clients of your own, samples 0 or 1: a row for each client, or for each sample; how the file was read is
+            said.
     """
     from jaxpfl.estimate import bernoulli as study
     from jaxpfl.estimate import bernoulli_sweeps
@@ -96,9 +101,10 @@ def bernoulli(
     if settings.epsilon is not None:
         notes = [f"private: every client's message by itself, epsilon {settings.epsilon:g}, pure, mechanism one-bit"]
     if csv is not None:
-        made = own.run(csv, settings)
+        made = own.run(csv, settings, layout)
         _own(made, to, [*notes, output.said_of_privacy(made.result["privacy"])] if notes else [])
         return
+    _refuse_layout(layout)
     result = study.run(settings)
     title = f"{settings.clients} Bernoulli clients of {settings.samples} samples, {settings.prior}"
     show(
@@ -279,12 +285,23 @@ def _print(result: dict[str, Any], title: str, to: Output, notes: list[str]) -> 
         print_study(Console(), result, title, notes)
 
 
+def _refuse_layout(layout: CsvLayout) -> None:
+    from jaxpfl.estimate.settings import refuse_given
+
+    refuse_given(layout, vars(layout), "says how --csv is to be read, and there is none")
+
+
 def _own(own: Any, to: Output, said: list[str]) -> None:
     from rich.console import Console
 
+    from jaxpfl.estimate import client_csv
     from jaxpfl.estimate.own import output
 
     result = own.result
+    if not to.json:
+        for line in client_csv.told(result["read"]):
+            Console().print(line, highlight=False, soft_wrap=True, markup=False)
+        print()
     notes = [f"learned of all: {output.learned(result['estimated'])}", *said]
     if to.output is None:
         notes.append("estimates of every client, with 95 % intervals: --output FOLDER")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxpfl.data.csv_rows import read_rows
+from jaxpfl.data import csv_text
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import files
 from jaxpfl.similarity import graphs
@@ -30,7 +30,7 @@ def read(path: Path, client_ids: np.ndarray) -> Graph:
     Raises:
       JaxpflError: for a file that cannot be read, a line that is not two ids of clients, and a client beside itself.
     """
-    rows = read_rows(path)
+    rows = csv_text.read(path).rows
     if rows and not any(cell.lstrip("-").isdecimal() for cell in rows[0][1]):
         rows = rows[1:]
     place = {str(client): row for row, client in enumerate(client_ids.tolist())}

@@ -85,7 +85,7 @@ def test_own_clients_of_zeros_and_ones(capsys, tmp_path: Path):
     assert result.status == 0, result.err
     assert "40 clients" in result.out
     path.write_text("0,1\n1,2\n")
-    result = jaxpfl(capsys, "estimate", "bernoulli", "--csv", path)
+    result = jaxpfl(capsys, "estimate", "bernoulli", "--csv", path, "--id", "none")
     assert (result.status, result.out) == (2, "")
     assert "client '1': samples must be 0 or 1" in result.err
 
@@ -112,6 +112,8 @@ def test_own_clients_of_zeros_and_ones(capsys, tmp_path: Path):
         ),
         (["gaussian", "--csv", "none.csv", "--radius", "3"], "radius needs epsilon, without which all is learned"),
         (["bernoulli", "--csv", "none.csv", "--prior", "uniform"], "prior is of simulated data"),
+        (["gaussian", "--id", "a"], "id says how --csv is to be read, and there is none, got a"),
+        (["bernoulli", "--wide"], "wide says how --csv is to be read, and there is none, got True"),
         (["bernoulli", "--prior", "bta:1,2"], "unknown prior 'bta': did you mean 'beta'?"),
         (["mixture", "--components", "0"], "components must be a whole number of at least 1"),
         (["elections", "--data-dir", "nowhere"], "data set 'elections': no file"),
@@ -179,15 +181,33 @@ def test_what_is_said_of_own_clients(capsys, tmp_path: Path):
     said = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, "--output", tmp_path / "o").out
     assert "--output FOLDER" not in said
     assert "(summary.json, estimates.csv, plots/)" in said
-    path.write_text("1,1\n2,2\n")
+    path.write_text("x,x\n1,1\n2,2\n")
     alike = jaxpfl(capsys, "estimate", "gaussian", "--csv", path)
     assert (alike.status, alike.out) == (2, "")
     assert "every client's samples are all alike" in alike.err
 
 
+def test_how_a_file_was_read_is_said(capsys, tmp_path: Path):
+    path = tmp_path / "own.csv"
+    path.write_text("ward;visit;stay\n7;1;1,5\n8;1;2,5\n7;2;2\n8;2;2,25\n8;3;2,5\n7;3;2,75\n")
+    refused = jaxpfl(capsys, "estimate", "gaussian", "--csv", path)
+    assert (refused.status, refused.out) == (2, "")
+    assert refused.err.count("\n") == 1
+    assert "give --id ward --value stay" in refused.err
+    said = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, "--id", "ward", "--value", "stay")
+    assert said.status == 0, said.err
+    assert said.out.splitlines()[:3] == [
+        "read as: long, a row for each sample; a header; separator semicolon, decimal comma",
+        "clients: ward; samples: stay; not used: visit",
+        "2 clients of 3 samples; the first, 7: 1.5, 2, 2.75",
+    ]
+    found = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, "--id", "ward", "--value", "stay", "--json").json
+    assert found["read"]["first"] == {"client": "7", "size": 3, "samples": [1.5, 2.0, 2.75]}
+
+
 def test_few_clients_are_refused(capsys, tmp_path: Path):
     path = tmp_path / "own.csv"
-    for text, message in (("a,1,2\n", "at least two clients"), ("a,1\nb,2\n", "every client has a single sample")):
+    for text, message in (("a,1,2.5\n", "at least two clients"), ("a,1\nb,2\n", "every client has a single sample")):
         path.write_text(text)
         result = jaxpfl(capsys, "estimate", "gaussian", "--csv", path)
         assert (result.status, result.out) == (2, "")

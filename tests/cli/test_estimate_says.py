@@ -36,7 +36,7 @@ def test_private_probabilities(capsys, tmp_path: Path):
 
 def test_pairs(capsys, tmp_path: Path):
     path, folder = tmp_path / "own.csv", tmp_path / "o"
-    path.write_text("1,2\n2,2.5\n3,1\n")
+    path.write_text("x1,x2\n1,2\n2,2.5\n3,1\n")
     result = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, "--output", folder)
     assert result.status == 0, result.err
     assert "own.csv: 3 clients\nno errors on held-out samples: no client has 3 samples" in result.out

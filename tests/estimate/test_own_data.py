@@ -12,7 +12,8 @@ from jaxpfl.estimate.own import gaussian as own_gaussian
 
 
 def write(path: Path, clients) -> Path:
-    path.write_text("\n".join(",".join(repr(float(x)) for x in own) for own in clients))
+    header = ",".join(f"x{j}" for j in range(max(map(len, clients))))
+    path.write_text("\n".join([header, *(",".join(repr(float(x)) for x in own) for own in clients)]))
     return path
 
 

@@ -12,11 +12,12 @@ import numpy as np
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimate import client_csv
 from jaxpfl.estimate.bernoulli import BernoulliSettings
+from jaxpfl.estimate.csv_columns import CsvLayout
 from jaxpfl.estimate.own.common import LEVEL, SIMULATED, Own, refuse_simulated, sizes_of, summary, without
 from jaxpfl.estimators import base, bernoulli, bernoulli_private, intervals
 
 
-def run(path: Path, given: BernoulliSettings) -> Own:
+def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None) -> Own:
     """Probabilities of the file's clients, whose samples are zeros and ones.
 
     Raises:
@@ -26,7 +27,7 @@ def run(path: Path, given: BernoulliSettings) -> Own:
     ignored = (*SIMULATED, "prior")
     refuse_simulated(given, ignored)
     given.check()
-    clients = client_csv.read(path)
+    clients = client_csv.read(path, layout)
     for name, own in zip(clients.names, clients.samples, strict=True):
         if own.ndim > 1 or not np.isin(own, (0, 1)).all():
             raise JaxpflError(f"{path}: client {name!r}: samples must be 0 or 1, one number each")
@@ -48,7 +49,7 @@ def run(path: Path, given: BernoulliSettings) -> Own:
         v = jnp.clip(bernoulli.moment_variance(mu, told.shares.variance, told.inverse_sizes.mean), 0, mu * (1 - mu))
         ones = np.array([own.sum() for own in clients.samples])
         around = intervals.beta_learned(ones, sizes, LEVEL)
-        facts: dict[str, Any] = {"settings": without(given, ignored)}
+        facts: dict[str, Any] = {"read": clients.understood, "settings": without(given, ignored)}
         if given.epsilon is not None:
             facts["privacy"] = {"epsilon": given.epsilon, "delta": 0.0, "mechanism": "one-bit"}
         facts["estimated"] = {"mean": float(mu), "variance": float(v)}

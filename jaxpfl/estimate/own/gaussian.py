@@ -12,6 +12,7 @@ import numpy as np
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimate import client_csv
 from jaxpfl.estimate import gaussian as gaussian_study
+from jaxpfl.estimate.csv_columns import CsvLayout
 from jaxpfl.estimate.gaussian import GaussianSettings
 from jaxpfl.estimate.own.common import LEVEL, SIMULATED, Own, refuse_simulated, sizes_of, summary, without
 from jaxpfl.estimate.settings import refuse_given
@@ -20,7 +21,7 @@ from jaxpfl.estimators import base, gaussian, intervals
 _PUBLIC = ("sigma_theta", "sigma_x", "radius")
 
 
-def run(path: Path, given: GaussianSettings) -> Own:
+def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None) -> Own:
     """Means of the file's clients, their variances estimated from the file.
 
     With eps, messages are private by the settings' mechanism; then sigma_theta, sigma_x and radius are what is publicly
@@ -38,7 +39,7 @@ def run(path: Path, given: GaussianSettings) -> Own:
     if given.epsilon is None or given.mechanism != "discrete":
         refuse_given(given, ("bits",), "needs epsilon and mechanism discrete where data are your own")
         ignored += ("bits",)
-    clients = client_csv.read(path)
+    clients = client_csv.read(path, layout)
     samples = [own.reshape(len(own), -1) for own in clients.samples]
     sizes = sizes_of(path, samples)
     known = _public(given, sizes, samples[0].shape[1])
@@ -59,7 +60,7 @@ def run(path: Path, given: GaussianSettings) -> Own:
         told: gaussian.Told = made["personalized"].shared
         degrees = float((sizes - 1).sum() * known.dim)
         around = intervals.morris(made["local"].estimates, told.sx2 / sizes, LEVEL, degrees=degrees)
-        facts: dict[str, Any] = {"settings": without(given, ignored)}
+        facts: dict[str, Any] = {"read": clients.understood, "settings": without(given, ignored)}
         if given.epsilon is not None:
             facts["privacy"] = {
                 "epsilon": given.epsilon,
