@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxpfl.data.npz import load_npz, npz_keys, read_npz
 from jaxpfl.data.pickles import read_pickle
-from jaxpfl.data.source import Entry, Source, pixels, where_to_put_it
+from jaxpfl.data.source import Entry, Source, entry, pixels, where_to_put_it
 from jaxpfl.errors import JaxpflError
 
 _SIDE = 32
@@ -99,11 +99,7 @@ def load_cifar(name: str, root: Path) -> Source:
 
 def cifar_entry(name: str, root: Path) -> Entry:
     """What ``jaxpfl data list`` says of one of `CIFAR_SETS`. Looks for files; reads none."""
-    try:
-        _, place = _locate(name, root)
-    except JaxpflError as error:
-        return Entry(name, False, str(error))
-    return Entry(name, True, f"{CIFAR_SETS[name].description}: {place}")
+    return entry(name, lambda: f"{CIFAR_SETS[name].description}: {_locate(name, root)[1]}")
 
 
 def _locate(name: str, root: Path) -> tuple[str, Path]:

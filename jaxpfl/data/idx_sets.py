@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from jaxpfl.data.idx import read_idx_pair
-from jaxpfl.data.source import Entry, Source, pixels, where_to_put_it
+from jaxpfl.data.source import CANNOT_READ, Entry, Source, entry, pixels, where_to_put_it
 from jaxpfl.errors import JaxpflError
 
 IDX_SETS = {
@@ -42,7 +42,7 @@ def idx_folder_entries(root: Path) -> list[Entry]:
     folders = sorted(root.iterdir()) if root.is_dir() else []
     others = [folder for folder in folders if folder.name not in IDX_SETS and folder.is_dir()]
     entries = [_entry(folder.name, [folder], "IDX files", needs_test=False) for folder in others]
-    return [entry for entry in entries if entry.present]
+    return [found for found in entries if found.present or found.note.startswith(CANNOT_READ)]
 
 
 def has_idx_files(folder: Path) -> bool:
@@ -51,11 +51,7 @@ def has_idx_files(folder: Path) -> bool:
 
 
 def _entry(name: str, folders: list[Path], description: str, needs_test: bool) -> Entry:
-    try:
-        (images, _), _ = _locate(name, folders, needs_test)
-    except JaxpflError as error:
-        return Entry(name, False, str(error))
-    return Entry(name, True, f"{description}: {images.parent}")
+    return entry(name, lambda: f"{description}: {_locate(name, folders, needs_test)[0][0].parent}")
 
 
 def _load(name: str, folders: list[Path], description: str, needs_test: bool) -> Source:

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpfl.data import leaf_text
-from jaxpfl.data.source import Entry, Inputs, Source, check_finite, one_line, where_to_put_it
+from jaxpfl.data.source import Entry, Inputs, Source, check_finite, entry, one_line, where_to_put_it
 from jaxpfl.errors import JaxpflError
 
 LEAF_SETS = {
@@ -74,13 +74,11 @@ def load_leaf(name: str, folder: Path) -> Source:
 
 def leaf_entries(root: Path) -> list[Entry]:
     """What ``jaxpfl data list`` says of `LEAF_SETS`. Looks for files; reads none."""
-    entries = []
-    for name, (_, _, description) in LEAF_SETS.items():
-        try:
-            entries.append(Entry(name, True, f"{description}: {locate(name, root / name)[0].parent}"))
-        except JaxpflError as error:
-            entries.append(Entry(name, False, str(error)))
-    return entries
+
+    def describe(name: str) -> str:
+        return f"{LEAF_SETS[name][2]}: {locate(name, root / name)[0].parent}"
+
+    return [entry(name, partial(describe, name)) for name in LEAF_SETS]
 
 
 def _source(
@@ -126,7 +124,7 @@ def locate(name: str, folder: Path) -> tuple[Path, Path | None]:
 
 
 def _files(folder: Path) -> list[Path]:
-    return sorted(folder.glob("*.json"))
+    return sorted(file for file in folder.iterdir() if file.suffix == ".json") if folder.is_dir() else []
 
 
 def read_part(folder: Path) -> _Users:

@@ -8,12 +8,13 @@ not scaled.
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from jaxpfl.data.source import Entry, Source, check_finite, one_line, where_to_put_it
+from jaxpfl.data.source import Entry, Source, check_finite, entry, one_line, unreadable, where_to_put_it
 from jaxpfl.errors import JaxpflError
 
 LIBSVM_SETS = {"a9a": "a9a, income above 50 000 from 123 binary features (Adult)"}
@@ -61,14 +62,16 @@ def load_libsvm(name: str, path: str, root: Path) -> Source:
 
 def libsvm_entries(root: Path) -> list[Entry]:
     """What ``jaxpfl data list`` says of `LIBSVM_SETS` and of the other files in the folder ``libsvm``."""
-    entries = []
-    for name, description in LIBSVM_SETS.items():
-        try:
-            entries.append(Entry(name, True, f"{description}: {_locate(name, name, root)[0]}"))
-        except JaxpflError as error:
-            entries.append(Entry(name, False, str(error)))
+
+    def describe(name: str) -> str:
+        return f"{LIBSVM_SETS[name]}: {_locate(name, name, root)[0]}"
+
+    entries = [entry(name, partial(describe, name)) for name in LIBSVM_SETS]
     folder = root / "libsvm"
-    files = sorted(folder.iterdir()) if folder.is_dir() else []
+    try:
+        files = sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        return [*entries, unreadable("libsvm:FILE", error)]
     others = [f for f in files if f.is_file() and ".t" not in f.suffixes and f.name not in LIBSVM_SETS]
     return entries + [Entry(f"libsvm:{f.name}", True, f"LIBSVM text: {f}") for f in others]
 

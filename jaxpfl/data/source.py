@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -12,6 +13,7 @@ import numpy as np
 from jaxpfl.errors import JaxpflError
 
 DATA_DIR_VARIABLE = "JAXPFL_DATA_DIR"
+CANNOT_READ = "cannot read"
 
 Inputs: TypeAlias = Literal["pixels", "features", "tokens"]
 """What one input holds: pixels (the only kind that `load` standardizes), any other numbers, or token ids."""
@@ -57,6 +59,22 @@ class Entry(NamedTuple):
     name: str
     present: bool
     note: str
+
+
+def entry(name: str, describe: Callable[[], str]) -> Entry:
+    """The line of a data set that `describe` finds; what it lacks, or the folder that cannot be read, where it does
+    not."""
+    try:
+        return Entry(name, True, describe())
+    except JaxpflError as error:
+        return Entry(name, False, str(error))
+    except OSError as error:
+        return unreadable(name, error)
+
+
+def unreadable(name: str, error: OSError) -> Entry:
+    """The line of what cannot be read."""
+    return Entry(name, False, f"{CANNOT_READ} {error.filename or name}: {error.strerror or error}")
 
 
 def data_directory(data_dir: str | None = None) -> Path:

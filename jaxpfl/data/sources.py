@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxpfl.data import cifar, idx_sets, leaf, libsvm, npz, planted, tensorflow_sets, writers
-from jaxpfl.data.source import Entry, Source, check_finite, data_directory, standardized
+from jaxpfl.data.source import Entry, Source, check_finite, data_directory, standardized, unreadable
 from jaxpfl.errors import JaxpflError, unknown_name
 
 _DIGITS = "scikit-learn's embedded handwritten digits, 1797 images of 8 x 8, 10 classes"
@@ -64,7 +64,10 @@ def available(data_dir: str | None = None) -> list[Entry]:
     entries += [cifar.cifar_entry(name, root) for name in cifar.CIFAR_SETS]
     entries += leaf.leaf_entries(root)
     entries += libsvm.libsvm_entries(root)
-    entries += idx_sets.idx_folder_entries(root)
+    try:
+        entries += idx_sets.idx_folder_entries(root)
+    except OSError as error:
+        entries.append(unreadable("idx:FOLDER", error))
     entries.append(Entry("planted", True, _PLANTED))
     entries.append(tensorflow_sets.tfds_entry())
     return entries

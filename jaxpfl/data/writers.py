@@ -10,7 +10,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from jaxpfl.data.npz import load_npz
-from jaxpfl.data.source import Entry, Source, where_to_put_it
+from jaxpfl.data.source import Entry, Source, entry, where_to_put_it
 from jaxpfl.errors import JaxpflError
 
 WRITERS = "mnist-writers"
@@ -29,10 +29,7 @@ def load_writers(root: Path) -> Source:
 
 def writers_entry(root: Path) -> Entry:
     """What ``jaxpfl data list`` says of it."""
-    try:
-        return Entry(WRITERS, True, f"{_DESCRIPTION}: {_locate(root)}")
-    except JaxpflError as error:
-        return Entry(WRITERS, False, str(error))
+    return entry(WRITERS, lambda: f"{_DESCRIPTION}: {_locate(root)}")
 
 
 def _locate(root: Path) -> Path:
