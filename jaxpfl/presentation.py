@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import shutil
+import textwrap
 from pathlib import Path
 from typing import Any
 
@@ -13,10 +15,22 @@ COLORS = ("#2a78d6", "#1baa7a", "#d99a00", "#6b4ae0", "#d8433f", "#1f9fb8", "#c2
 INK, GRID = "#333333", "#e6e6e6"
 
 
+def columns() -> int:
+    """Columns of the terminal, or as many as COLUMNS says: at least 20."""
+    return max(20, shutil.get_terminal_size().columns)
+
+
+def filled(text: str, indent: str = "", widest: int | None = None) -> list[str]:
+    """A paragraph in lines of the terminal's width, each behind the indent."""
+    width = columns() if widest is None else min(widest, columns())
+    return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
+
+
 def new_table(title: str, caption: str | None = None) -> Any:
     """An empty table of rich's, with a title and a caption."""
     from rich import box
-    from rich.table import Table
+
+    from jaxpfl.console import Table
 
     return Table(
         title=title,
@@ -63,6 +77,8 @@ def save_png(figure: Any, path: Path) -> Path:
     Raises:
       JaxpflError: the file cannot be written.
     """
+    if not path.name or path.is_dir():
+        raise JaxpflError(f"{path}: cannot be written: it is a folder")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial(path) as place:

@@ -12,6 +12,7 @@ LEVELS = {
     "partial": 0,
     "signals": 0,
     "choices": 0,
+    "console": 0,
     "presentation": 0,
     "types": 0,
     "trees": 0,

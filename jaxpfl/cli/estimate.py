@@ -220,15 +220,14 @@ def network(
     to: Annotated[Output, arg(name="")] = TO,
 ) -> None:
     """Planted clusters of clients: the network lasso over lambda, beside local, FedAvg, IFCA, Ditto and pFedMe."""
-    from rich.console import Console
-
+    from jaxpfl.console import Console
     from jaxpfl.estimate import network as study
     from jaxpfl.estimate import network_report
 
     compile_cache.enable()
     result = study.run(settings)
     if not to.json:
-        network_report.print_table(Console(width=max(Console().width, network_report.WIDTH)), result)
+        network_report.print_table(Console(), result)
     write(result, to, lambda folder: network_report.write_plots(folder, result))
 
 
@@ -237,15 +236,14 @@ def compression(
     to: Annotated[Output, arg(name="")] = TO,
 ) -> None:
     """Loss against transmitted bits: total variation, codebooks, QSGD, top-k, sign and uniform; and the text's demo."""
-    from rich.console import Console
-
+    from jaxpfl.console import Console
     from jaxpfl.estimate import compression as study
     from jaxpfl.estimate import compression_demo, compression_report
 
     compile_cache.enable()
     result = study.run(settings)
     if not to.json:
-        console = Console(width=max(Console().width, compression_report.WIDTH))
+        console = Console()
         compression_report.print_table(console, result)
         for line in compression_demo.said(result["demo"]):
             console.print(line, highlight=False, soft_wrap=True)
@@ -277,8 +275,7 @@ def show(
 
 
 def _print(result: dict[str, Any], title: str, to: Output, notes: list[str]) -> None:
-    from rich.console import Console
-
+    from jaxpfl.console import Console
     from jaxpfl.estimate.report import print_study
 
     if not to.json:
@@ -292,8 +289,7 @@ def _refuse_layout(layout: CsvLayout) -> None:
 
 
 def _own(own: Any, to: Output, said: list[str]) -> None:
-    from rich.console import Console
-
+    from jaxpfl.console import Console
     from jaxpfl.estimate import client_csv
     from jaxpfl.estimate.own import output
 

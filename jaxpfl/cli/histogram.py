@@ -9,6 +9,7 @@ from tyro.conf import arg
 
 from jaxpfl.cli.flags import UNSAID
 from jaxpfl.cli.output import TO, Output, write
+from jaxpfl.cli.places import NEW_FILE
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimate.histogram_settings import HistogramSettings
 from jaxpfl.experiment import compile_cache
@@ -19,7 +20,7 @@ _HISTOGRAM = HistogramSettings()
 def histogram(
     settings: Annotated[HistogramSettings, arg(name="")] = _HISTOGRAM,
     to: Annotated[Output, arg(name="")] = TO,
-    export: Annotated[Path | None, UNSAID] = None,
+    export: Annotated[Path | None, UNSAID, NEW_FILE] = None,
     export_epsilon: Annotated[float | None, UNSAID] = None,
 ) -> None:
     """Users' histograms over a vocabulary: alone, averaged, clustered, fine-tuned, without and with privacy.
@@ -39,9 +40,9 @@ def histogram(
         raise JaxpflError(f"export: no folder {export.parent}")
     made = study.run(settings)
     if not to.json:
-        from rich.console import Console
+        from jaxpfl.console import Console
 
-        histogram_report.print_table(Console(width=max(Console().width, histogram_report.WIDTH)), made.result)
+        histogram_report.print_table(Console(), made.result)
     if export is not None:
         study.export(made, settings, export, export_epsilon)
     write(made.result, to, lambda folder: histogram_report.write_plots(folder, made))

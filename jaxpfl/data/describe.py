@@ -9,6 +9,7 @@ import jax
 import numpy as np
 
 from jaxpfl.data.source import Source
+from jaxpfl.presentation import columns
 from jaxpfl.types import Federation
 
 _MOST_COLUMNS = 20
@@ -107,7 +108,8 @@ def describe(counts: Summary) -> dict[str, Any]:
 def format_description(described: dict[str, Any], most_clients: int = 20) -> str:
     """The dictionary of `describe` as plain text for a terminal, with the first ``most_clients`` clients.
 
-    The table has a column for each class where there are at most 20 of them, else the number of classes held.
+    The table has a column for each class where there are at most 20 of them and the terminal is wide enough, else the
+    number of classes held.
     """
     shape = _shape_text(described["input_shape"])
     lines = [f"{described['clients']} clients, {described['classes']} classes, inputs {shape}"]
@@ -117,7 +119,7 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
     for split, spread in described["examples_per_client"].items():
         lines.append(_spread_line(split, spread) + f"{described['examples'][split]:>10}")
     lines.append(_spread_line("classes", described["classes_per_client"]))
-    narrow = described["classes"] <= _MOST_COLUMNS
+    narrow = described["classes"] <= min(_MOST_COLUMNS, (columns() - 8) // 6)
     if "clusters" in described:
         lines += ["", "clients of each cluster"]
         lines += [f"{i:<8}{_listed(ids, most_clients)}" for i, ids in enumerate(described["clusters"])]

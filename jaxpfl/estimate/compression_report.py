@@ -12,9 +12,6 @@ from jaxpfl.estimate.plots import log_ticks
 from jaxpfl.estimate.report import number
 from jaxpfl.presentation import COLORS, GRID, INK, new_axes, new_table, save
 
-WIDTH = 100
-"""Columns that the table takes."""
-
 
 def print_table(console: Any, result: dict[str, Any]) -> None:
     """Prints what `compression.run` returned."""

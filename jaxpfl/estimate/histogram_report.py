@@ -17,8 +17,6 @@ from jaxpfl.presentation import COLORS, INK, new_axes, plain, save
 DRAWN = (BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
          "Algorithm 2, blended + FT", "Standardised, blended + FT")  # fmt: skip
 """Rows that plots show, each in its colour."""
-WIDTH = 118
-"""Of a table with four columns of eps: narrower terminals wrap its lines rather than lose figures."""
 WORDS = 12
 """Tokens shown of each cluster."""
 

@@ -13,9 +13,6 @@ from jaxpfl.presentation import COLORS, INK, new_table, plain, save
 
 _SHOWN = {"error": "parameter error", "ari": "adjusted Rand index", "clusters": "clusters"}
 
-WIDTH = 110
-"""Columns that the table takes."""
-
 
 def print_table(console: Any, result: dict[str, Any]) -> None:
     """Prints what `network.run` returned."""

@@ -5,13 +5,12 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from jaxpfl.engine import memory
 from jaxpfl.engine.plan import explain
 from jaxpfl.experiment.setup import Experiment, require
+from jaxpfl.presentation import new_table
 
 
 def explain_plan(experiment: Experiment) -> dict[str, Any]:
@@ -41,7 +40,7 @@ def explain_plan(experiment: Experiment) -> dict[str, Any]:
 def print_explanation(console: Console, report: dict[str, Any]) -> None:
     """One table for each method."""
     for name, entry in report.items():
-        table = Table(title=name, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        table = new_table(name)
         table.add_column("what", style="bold", no_wrap=True)
         table.add_column("choice")
         table.add_column("why")

@@ -65,7 +65,7 @@ def test_the_graph_alone_does_not_tell(result: dict):
 
 
 def test_the_table_shows_what_was_chosen(result: dict):
-    console = Console(width=network_report.WIDTH, record=True, file=io.StringIO())
+    console = Console(width=110, record=True, file=io.StringIO())
     network_report.print_table(console, result)
     shown = console.export_text()
     for name, row in result["methods"].items():

@@ -1,0 +1,86 @@
+"""The terminal: tables that lose no figure where it is narrow, and plain ASCII where it shows nothing else."""
+
+from __future__ import annotations
+
+import codecs
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from rich import box
+from rich.console import Console as RichConsole
+from rich.console import ConsoleOptions, RenderResult
+from rich.measure import Measurement
+from rich.table import Table as RichTable
+from rich.text import Text
+
+_SPELLED = {"±": "+-", "─": "-", "…": "...", "·": "."}
+_HEAD = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
+
+
+class Console(RichConsole):
+    """Rich's console; where its stream is ASCII, characters that have a spelling are spelled before they are aligned.
+
+    A stream that is no terminal, in an environment without COLUMNS, is as wide as its tables.
+    """
+
+    def __init__(self, *, stderr: bool = False):
+        super().__init__(stderr=stderr)
+        self.unbounded = not self.is_terminal and not os.environ.get("COLUMNS", "").isdecimal()
+
+    def render_str(self, text: str, **how: Any) -> Text:
+        """As rich's, of a text that the stream can show."""
+        return super().render_str(spelled(text) if self.options.ascii_only else text, **how)
+
+
+class Table(RichTable):
+    """Rich's table; where its columns do not fit, each row becomes a paragraph of its own, a line for each column."""
+
+    def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
+        if options.ascii_only:
+            self.box = _HEAD
+        least = Measurement.get(console, options.update(width=10_000, max_width=10_000), self).minimum
+        if least > options.max_width:
+            if not getattr(console, "unbounded", False):
+                yield from self._paragraphs()
+                return
+            options = options.update(width=least, max_width=least)
+        yield from super().__rich_console__(console, options)
+
+    def _paragraphs(self) -> Iterator[Any]:
+        cells = [list(column.cells) for column in self.columns]
+        names = [str(column.header) for column in self.columns]
+        yield from (text for text in (self.title, "") if text is not None)
+        widest = max(map(len, names[1:]), default=0)
+        for row in zip(*cells, strict=True):
+            yield f"[bold]{row[0]}[/]"
+            for name, cell in zip(names[1:], row[1:], strict=True):
+                yield f"  {name:<{widest}}  {cell}"
+        yield from (text for text in ("", self.caption) if self.caption)
+
+
+def spelled(text: str) -> str:
+    """The text with what ASCII lacks in a spelling that it has."""
+    return text.translate(str.maketrans(_SPELLED))
+
+
+def settle(environment: Mapping[str, str] = os.environ) -> None:
+    """Makes the standard streams ASCII where the locale is C by name, and lets no character stop a command."""
+    codecs.register_error("jaxpfl.spelled", _unencodable)
+    # The first that is set says it; Python itself sets LC_CTYPE where LANG is C.
+    asked = next((environment[name] for name in ("LC_ALL", "LANG") if environment.get(name)), "")
+    for stream in (sys.stdout, sys.stderr):
+        _adapt(stream, asked in ("C", "POSIX"))
+
+
+def _adapt(stream: Any, ascii_only: bool) -> None:
+    if hasattr(stream, "reconfigure"):  # tests and notebooks put others in its place
+        encoding = {"encoding": "ascii"} if ascii_only else {}
+        stream.reconfigure(errors="jaxpfl.spelled", **encoding)
+
+
+def _unencodable(error: UnicodeError) -> tuple[str, int]:
+    if not isinstance(error, UnicodeEncodeError):
+        raise error
+    return "".join(_SPELLED.get(char, "?") for char in error.object[error.start : error.end]), error.end

@@ -1,0 +1,78 @@
+"""Tables where the terminal is narrow, and output where it shows ASCII alone."""
+
+import io
+import sys
+
+import pytest
+
+from jaxpfl.console import Console, settle
+from jaxpfl.presentation import new_table
+
+
+def shown(monkeypatch, encoding: str = "utf-8") -> str:
+    """A table of one row, as it is printed."""
+    stream = io.TextIOWrapper(io.BytesIO(), encoding=encoding)
+    monkeypatch.setattr(sys, "stdout", stream)
+    table = new_table("accuracy of the clients", "± over seeds")
+    table.add_column("method", no_wrap=True)
+    for name in ("personalised", "global", "worst"):
+        table.add_column(name, justify="right", no_wrap=True)
+    table.add_row("fedavg-ft", "97.68 ±0.24", "95.00 ±0.43", "92.39")
+    settle({})
+    Console().print(table)
+    stream.flush()
+    return stream.buffer.getvalue().decode(encoding)
+
+
+def test_a_narrow_terminal_loses_no_figure(monkeypatch):
+    monkeypatch.setenv("COLUMNS", "40")
+    lines = shown(monkeypatch).splitlines()
+    assert max(map(len, lines)) <= 40
+    assert [" ".join(line.split()) for line in lines] == [
+        "accuracy of the clients",
+        "",
+        "fedavg-ft",
+        "personalised 97.68 ±0.24",
+        "global 95.00 ±0.43",
+        "worst 92.39",
+        "",
+        "± over seeds",
+    ]
+
+
+def test_a_file_is_as_wide_as_the_table(monkeypatch):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    (head,) = [line for line in shown(monkeypatch).splitlines() if "personalised" in line]
+    assert head.split() == ["method", "personalised", "global", "worst"]
+
+
+@pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
+def test_what_cannot_be_shown_is_spelled_and_aligned(monkeypatch, encoding):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    text = shown(monkeypatch, encoding)
+    assert text.isascii()
+    head, rule, row = [line for line in text.splitlines() if line.strip()][1:4]
+    assert set(rule.strip()) == {"-"}
+    assert "97.68 +-0.24" in row
+    assert head.rindex("worst") + len("worst") == row.rindex("92.39") + len("92.39")
+
+
+@pytest.mark.parametrize(
+    ("environment", "spelled"),
+    [
+        ({"LANG": "C", "LC_CTYPE": "C.UTF-8"}, True),  # as Python leaves it
+        ({"LC_ALL": "POSIX", "LANG": "C.UTF-8"}, True),
+        ({"LC_ALL": "C.UTF-8", "LANG": "C"}, False),
+        ({"LANG": "de_DE.UTF-8"}, False),
+        ({}, False),
+    ],
+)
+def test_the_locale_c_asks_for_ascii(monkeypatch, environment, spelled):
+    streams = [io.TextIOWrapper(io.BytesIO(), encoding="utf-8") for _ in range(2)]
+    monkeypatch.setattr(sys, "stdout", streams[0])
+    monkeypatch.setattr(sys, "stderr", streams[1])
+    settle(environment)
+    for stream in streams:
+        stream.write("1 ± 2 ─ ü")
+        stream.flush()
+        assert stream.buffer.getvalue().decode() == ("1 +- 2 - ?" if spelled else "1 ± 2 ─ ü")
