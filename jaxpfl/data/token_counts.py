@@ -107,7 +107,7 @@ def groups(rng: np.random.Generator, number: int, *shares: float) -> list[np.nda
     Raises:
       JaxpflError: too few to divide, or shares that are not positive or leave no rest.
     """
-    if min(shares) <= 0 or sum(shares) >= 1:
+    if not (min(shares) > 0 and sum(shares) < 1):  # not a number is refused too
         raise JaxpflError(f"shares of users set apart must be > 0 and below 1 together, got {shares}")
     if number <= len(shares):
         raise JaxpflError(f"{number} users cannot be divided into {len(shares) + 1} groups")

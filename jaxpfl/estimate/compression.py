@@ -84,6 +84,8 @@ class CompressionSettings:
             checks.count(name, getattr(self, name))
         at_least("batch", self.batch, 0)
         checks.positive("l2", self.l2)
+        if self.alpha is not None:
+            checks.positive("alpha", self.alpha)
         for name in ("compressors", "rates", "targets"):
             if not getattr(self, name):
                 raise JaxpflError(f"{name} must be at least one, got none")

@@ -139,6 +139,9 @@ class RunConfig(DataConfig):
     """How to execute: changes speed and memory, not results (up to the rounding of additions)."""
 
 
+LARGEST = 2**31 - 1
+"""Of counts: what an int32 of a compiled program holds."""
+
 _MAY_GROW = ("rounds",)
 # These do not change what the run is: how it executes, how often it is saved, and where its data lie and its first
 # parameters (whose values the fingerprint holds).
@@ -164,6 +167,9 @@ def resolve(config: RunConfig) -> RunConfig:
     for name in (*counts, "eval_every", "checkpoint_every"):
         if getattr(config, name) is not None:
             check_positive(**{name: getattr(config, name)})
+    for name, value in vars(config).items():
+        if isinstance(value, int) and value > LARGEST and name not in ("seed", "split_seed"):
+            raise JaxpflError(f"{name} must be at most {LARGEST}, got {value}")
     for name, low in (("test_share", "> 0"), ("validation_share", ">= 0")):
         value = getattr(config, name)
         if not (0 < value < 1 or (value == 0 and low == ">= 0")):
