@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import sys
 
 if not __package__:
@@ -29,9 +30,12 @@ NAMES = (
 def main(argv: list[str] | None = None) -> None:
     """Runs one benchmark, or lists them. An unknown name is one line on standard error and exit status 2."""
     args = sys.argv[1:] if argv is None else argv
-    if not args or args[0] in ("-h", "--help"):
-        for name in NAMES:
-            line = (_module(name).__doc__ or "").splitlines()[0]
+    if not args or args[0] in ("-h", "--help", "--json"):
+        lines = {name: (_module(name).__doc__ or "").splitlines()[0] for name in NAMES}
+        if "--json" in args:
+            print(json.dumps(lines))
+            return
+        for name, line in lines.items():
             print(f"{name:<14}{line}")
         print("\nNAME --help shows a benchmark's options.")
         return

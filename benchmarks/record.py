@@ -3,27 +3,48 @@
 from __future__ import annotations
 
 import argparse
+import difflib
 import functools
 import json
 import os
 import platform
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, nullcontext, redirect_stdout
+from contextvars import ContextVar
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn, TextIO
 
 from .harness import JobError
 
 PACKAGES = ("jaxpfl", "jax", "jaxlib", "flax", "optax", "numpy", "torch", "fedjax")
+STANDARD_OUTPUT = Path("-")
+_RECORD: ContextVar[TextIO] = ContextVar("record", default=sys.stdout)
 FLAG_PREFIXES = ("JAX_", "XLA_", "LIBTPU_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_VISIBLE_", "NVIDIA_TF32_")
+
+
+class _Parser(argparse.ArgumentParser):
+    """Argparse's, with errors of one line that suggest the nearest flag."""
+
+    def parse_args(self, args: Any = None, namespace: Any = None) -> Any:
+        parsed, rest = self.parse_known_args(args, namespace)
+        if rest:
+            near = difflib.get_close_matches(rest[0], self._option_string_actions, n=1)
+            self.error(f"unknown argument {rest[0]}" + (f": did you mean {near[0]}?" if near else ""))
+        return parsed
+
+    def error(self, message: str) -> NoReturn:
+        print(f"error: {self.prog}: {' '.join(message.split())}", file=sys.stderr)
+        raise SystemExit(2)
 
 
 def parser(name: str, doc: str | None, *, repetitions: int = 5) -> argparse.ArgumentParser:
     """The options that every benchmark has; its own are added to them."""
-    result = argparse.ArgumentParser(prog=name, description=(doc or "").splitlines()[0])
-    result.add_argument("--json", type=Path, metavar="FILE", help="write the record of the measurement here")
+    result = _Parser(prog=name, description=(doc or "").splitlines()[0])
+    said = "write the record of the measurement here; without FILE print it, and the tables on standard error"
+    result.add_argument("--json", type=Path, nargs="?", const=STANDARD_OUTPUT, metavar="FILE", help=said)
     result.add_argument("--repetitions", type=positive, default=repetitions, help="timings of each contender")
     result.add_argument("--data-dir", help="the folder that holds mnist; JAXPFL_DATA_DIR unless given")
     result.add_argument("--quick", action="store_true", help="a few seconds: shows that it runs, measures nothing")
@@ -35,8 +56,12 @@ def command(main: Callable[[list[str] | None], None]) -> Callable[..., None]:
 
     @functools.wraps(main)
     def guarded(argv: list[str] | None = None) -> None:
+        args = sys.argv[1:] if argv is None else argv
+        after = args[args.index("--json") + 1 :] if "--json" in args else ["FILE"]
+        alone = not after or after[0].startswith("-")  # no file is named
         try:
-            main(argv)
+            with _record_alone() if alone else nullcontext():
+                main(argv)
         except JobError as error:
             print(f"error: {error}", file=sys.stderr)
             raise SystemExit(1) from None
@@ -44,6 +69,17 @@ def command(main: Callable[[list[str] | None], None]) -> Callable[..., None]:
             raise SystemExit(130) from None
 
     return guarded
+
+
+@contextmanager
+def _record_alone() -> Iterator[None]:
+    """Standard output gets the record; what is printed otherwise goes to standard error."""
+    token = _RECORD.set(sys.stdout)
+    try:
+        with redirect_stdout(sys.stderr):
+            yield
+    finally:
+        _RECORD.reset(token)
 
 
 def positive(text: str) -> int:
@@ -74,8 +110,12 @@ def write(path: Path | None, benchmark: str, settings: Mapping[str, Any], result
         return
     known = {name: value for name, value in settings.items() if name not in ("json", "data_dir")}
     record = {"benchmark": benchmark, "settings": known, "environment": environment(), **more}
+    text = json.dumps(record | {"results": results}, indent=2, default=str) + "\n"
+    if path == STANDARD_OUTPUT:
+        _RECORD.get().write(text)
+        return
     path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(record | {"results": results}, indent=2, default=str) + "\n")
+    path.write_text(text)
 
 
 def environment() -> dict[str, Any]:

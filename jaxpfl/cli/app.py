@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import importlib
+import json
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable
-from types import FrameType
+from collections.abc import Callable, Iterable, Mapping
+from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
-import tyro
-from tyro.conf import DisallowNone, FlagCreatePairsOff
-
 from jaxpfl import signals
-from jaxpfl.cli import training
-from jaxpfl.cli.flags import REGISTRY
+from jaxpfl.cli import parse, training
+from jaxpfl.cli.parse import HELP
+from jaxpfl.console import settle
 from jaxpfl.errors import JaxpflError, JaxpflWarning, unknown_name
 from jaxpfl.experiment import compile_cache
 
@@ -30,6 +29,7 @@ GROUPS: dict[str, str] = {
 
 def run(args: list[str]) -> None:
     """Runs one command. Errors that are the user's are one line and exit status 2."""
+    settle()
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("always", JaxpflWarning)
@@ -62,10 +62,10 @@ def _users_own(error: Exception) -> str | None:
 
 
 def _dispatch(args: list[str]) -> None:
-    if args == ["--version"]:
+    if args[:1] == ["--version"] and args[1:] in ([], ["--json"]):
         from jaxpfl import __version__
 
-        print(__version__)
+        print(json.dumps({"version": __version__}) if args[1:] else __version__)
         return
     if args[:1] == ["bench"]:  # a folder beside the package, installed with it; the benchmarks read their own options
         _stop_by_exception()
@@ -74,10 +74,9 @@ def _dispatch(args: list[str]) -> None:
 
     if args[:1] and args[0] in GROUPS:
         group = importlib.import_module(f"jaxpfl.cli.{args[0]}")
-        _app(group.commands(), f"jaxpfl {args[0]}", GROUPS[args[0]], args[1:])
+        _choose(group.commands(), f"jaxpfl {args[0]}", GROUPS[args[0]], args[1:])
         return
-    named = (_named(name, text) for name, text in {**GROUPS, "bench": BENCH}.items())
-    _app((*training.commands(args), *named), "jaxpfl", DESCRIPTION, args)
+    _choose(training.commands(args), "jaxpfl", DESCRIPTION, args, others={**GROUPS, "bench": BENCH})
 
 
 def _stop_by_exception() -> None:
@@ -92,24 +91,37 @@ def _stop_by_exception() -> None:
         signal.signal(number, end)
 
 
-def _app(commands: Iterable[Callable[..., None]], prog: str, description: str, args: list[str]) -> None:
-    commands = tuple(commands)
-    names = [command.__name__.replace("_", "-") for command in commands]
-    if args and not args[0].startswith("-") and args[0].replace("_", "-") not in names:
+def _choose(
+    commands: Iterable[Callable[..., None]],
+    prog: str,
+    description: str,
+    args: list[str],
+    others: Mapping[str, str] = MappingProxyType({}),
+) -> None:
+    """Runs the command that the first argument names.
+
+    Args:
+      commands: functions of that name.
+      prog: what the arguments follow.
+      description: of all of them.
+      args: the arguments.
+      others: commands that were dispatched before, and what they do.
+    """
+    known = {command.__name__.replace("_", "-"): command for command in commands}
+    names = [*known, *others]
+    if not args:
+        raise JaxpflError(f"{prog} needs a command: {', '.join(names)} ({prog} --help explains them)")
+    if args[0] in HELP:
+        from jaxpfl.cli import help
+
+        print(help.of_commands(prog, description, {n: help.summary(c) for n, c in known.items()} | dict(others)))
+        return
+    name = args[0].replace("_", "-")
+    if args[0].startswith("-"):
+        raise JaxpflError(f"{prog} needs a command before {args[0]}: {', '.join(names)}")
+    if name not in known:
         raise unknown_name(f"command of {prog}", args[0], names)
-    app = tyro.extras.SubcommandApp()
-    for command in commands:
-        app.command(command)
-    app.cli(prog=prog, description=description, args=args, config=(FlagCreatePairsOff, DisallowNone), registry=REGISTRY)
-
-
-def _named(name: str, text: str) -> Callable[[], None]:
-    """A command for the list that ``--help`` prints; what it does was dispatched before."""
-
-    def command() -> None: ...
-
-    command.__name__, command.__doc__ = name, text
-    return command
+    parse.run(known[name], f"{prog} {name}", args[1:])
 
 
 def _show_warning(

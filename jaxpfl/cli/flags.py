@@ -1,9 +1,9 @@
-"""How the fields of settings become flags of ``--help``: texts as paragraphs, and defaults where they say more."""
+"""How the fields of dataclasses of settings become flags."""
 
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, get_type_hints
+from typing import Annotated, Any, NamedTuple, get_type_hints
 
 import docstring_parser
 from tyro import MISSING
@@ -12,14 +12,24 @@ from tyro.constructors import ConstructorRegistry, StructConstructorSpec, Struct
 
 REGISTRY = ConstructorRegistry()
 
-
-def _hint(default: str) -> str:
-    """What follows a flag's text. Texts say what happens unless a flag is given, and so do switches."""
-    return "" if default in ("None", "False", "True", "") else f"(default: {default})"
-
-
-UNSAID = arg(help_behavior_hint=_hint)
+UNSAID: Any = arg()
 """Of a flag without which nothing happens, or what its text says."""
+
+
+class SettingsField(NamedTuple):
+    """A field of a dataclass of settings: its annotation, default (MISSING where it has none) and text."""
+
+    name: str
+    kind: Any
+    default: Any
+    text: str | None
+
+
+def fields_of(settings: type, given: Any) -> list[SettingsField]:
+    """The fields of a dataclass, with the defaults of an instance where one is given."""
+    types, texts = get_type_hints(settings, include_extras=True), _texts(settings)
+    found = [field for field in dataclasses.fields(settings) if field.init]
+    return [SettingsField(f.name, types[f.name], _default(f, given), texts.get(f.name)) for f in found]
 
 
 @REGISTRY.struct_rule
@@ -27,15 +37,13 @@ def _settings(info: StructTypeInfo) -> StructConstructorSpec | None:
     """The fields of a dataclass; tyro itself keeps the line breaks of a text that is indented in its source."""
     if not (dataclasses.is_dataclass(info.type) and info.type.__module__.startswith("jaxpfl.")):  # not tyro's own
         return None
-    types, texts = get_type_hints(info.type, include_extras=True), _texts(info.type)
     given = info.default if isinstance(info.default, info.type) else None
 
-    def flag(field: dataclasses.Field[Any]) -> StructFieldSpec:
-        kind: Any = types[field.name]
-        kind = kind if dataclasses.is_dataclass(kind) else Annotated[kind, UNSAID]
-        return StructFieldSpec(field.name, kind, _default(field, given), texts.get(field.name))
+    def flag(field: SettingsField) -> StructFieldSpec:
+        kind: Any = field.kind if dataclasses.is_dataclass(field.kind) else Annotated[field.kind, UNSAID]
+        return StructFieldSpec(field.name, kind, field.default, field.text)
 
-    return StructConstructorSpec(info.type, tuple(map(flag, dataclasses.fields(info.type))))
+    return StructConstructorSpec(info.type, tuple(map(flag, fields_of(info.type, given))))
 
 
 def _default(field: dataclasses.Field[Any], given: Any) -> Any:

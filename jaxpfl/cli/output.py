@@ -6,7 +6,9 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
+
+from jaxpfl.cli.places import NEW_FOLDER
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,7 @@ class Output:
 
     json: bool = False
     """Print the results as one JSON object, the only thing on standard output."""
-    output: Path | None = None
+    output: Annotated[Path | None, NEW_FOLDER] = None
     """Folder for summary.json and plots."""
 
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 from tyro.conf import arg
 
 from jaxpfl.cli.flags import UNSAID
+from jaxpfl.cli.places import NEW_FILE
 from jaxpfl.errors import JaxpflError
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class _Claim:
 
 
 _Shared = Annotated[_Claim, arg(name="")]
+_Json = Annotated[bool, arg(help="Print one JSON object, as these commands do in any case.")]
 
 
 def commands() -> tuple[Callable[..., None], ...]:
@@ -46,7 +48,7 @@ def commands() -> tuple[Callable[..., None], ...]:
     return epsilon, noise, paper, curve, audit
 
 
-def epsilon(noise_multiplier: float, claim: _Shared) -> None:
+def epsilon(noise_multiplier: float, claim: _Shared, json: _Json = False) -> None:
     """The epsilon of a run: clipped uploads are summed with Gaussian noise in every round.
 
     Args:
@@ -55,7 +57,7 @@ def epsilon(noise_multiplier: float, claim: _Shared) -> None:
     _print(_said(_plan(noise_multiplier, claim), claim))
 
 
-def noise(epsilon: float, claim: _Shared) -> None:
+def noise(epsilon: float, claim: _Shared, json: _Json = False) -> None:
     """The noise multiplier that an epsilon needs.
 
     Args:
@@ -77,6 +79,7 @@ def paper(
     delta: float,
     c2: float = 0.0,
     sigma2: float = 0.0,
+    json: _Json = False,
 ) -> None:
     """Theorem 5 of the paper beside sound values for the same noise.
 
@@ -105,8 +108,9 @@ def curve(
     noise_multiplier: float,
     claim: _Shared,
     points: int = 20,
-    plot: Annotated[Path | None, UNSAID] = None,
+    plot: Annotated[Path | None, UNSAID, NEW_FILE] = None,
     table: Annotated[bool, UNSAID] = False,
+    json: _Json = False,
 ) -> None:
     """Epsilon against rounds, up to the given number of them; beside it what the paper's formula says.
 
@@ -118,6 +122,8 @@ def curve(
     """
     from jaxpfl.privacy import accountant_named, checks
 
+    if table and json:
+        raise JaxpflError("--table prints a table and --json prints JSON: give one of them")
     checks.count("points", points)
     last = _plan(noise_multiplier, claim)
     rounds = sorted({max(1, round(claim.rounds * (i + 1) / points)) for i in range(points)})
@@ -151,7 +157,8 @@ def audit(
     delta: float = 0.1,
     confidence: float = 0.95,
     seed: int = 0,
-    plot: Annotated[Path | None, UNSAID] = None,
+    plot: Annotated[Path | None, UNSAID, NEW_FILE] = None,
+    json: _Json = False,
 ) -> None:
     """Play the distinguishing game on the engine's own rounds: a lower bound on epsilon, beside the claim.
 
@@ -244,10 +251,12 @@ def _said(plan: PrivacyPlan, claim: _Claim) -> dict[str, Any]:
 
 
 def _table(rounds: list[int], epsilons: list[float], printed: list[float]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from jaxpfl.console import Console
+    from jaxpfl.presentation import new_table
 
-    table = Table("rounds", "epsilon", "paper", caption="paper: Theorem 5 as printed, no valid bound")
+    table = new_table("epsilon after rounds", "paper: Theorem 5 as printed, no valid bound")
+    for name in ("rounds", "epsilon", "paper"):
+        table.add_column(name, justify="right", no_wrap=True)
     for count, accounted, says in zip(rounds, epsilons, printed, strict=True):
         table.add_row(str(count), f"{accounted:.4g}", f"{says:.4g}")
     Console().print(table)

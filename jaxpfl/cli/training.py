@@ -4,21 +4,27 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from tyro import MISSING
 from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxpfl import signals
 from jaxpfl.cli.flags import UNSAID
+from jaxpfl.cli.parse import with_more
+from jaxpfl.cli.places import NEW_FILE, NEW_FOLDER
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import compile_cache
 from jaxpfl.experiment.config import DataConfig, RunConfig, resolve
 from jaxpfl.experiment.config_file import ConfigFile, read
+from jaxpfl.presentation import columns, filled
+
+if TYPE_CHECKING:
+    from jaxpfl.data import Entry
 
 DEFAULT_METHODS = ("local", "fedavg", "fedavg-ft", "adaped")
 
@@ -30,8 +36,10 @@ class _Flags(RunConfig):
 
 
 @dataclass(frozen=True)
-class _Session:
-    output: Path | None = None
+class Session:
+    """What becomes of a run's results, and of an earlier run."""
+
+    output: Annotated[Path | None, NEW_FOLDER] = None
     """Run folder; runs/COMMAND-DATA-HASH unless given."""
     resume: bool = False
     """Continue an earlier run of the same config from its last checkpoint."""
@@ -48,6 +56,9 @@ class _Session:
     """Show how the run would execute, what memory it would take and why; nothing is trained or written."""
 
 
+_SESSION = Session()
+
+
 def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
     """The commands; a config file among the arguments gives the defaults of their flags."""
     file = _file(args)
@@ -59,8 +70,9 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
     def run(
         method: Annotated[Positional[str], arg(metavar="METHOD", help="The method.")] = named or MISSING,
         settings: Annotated[_Flags, arg(name="")] = flags,
-        session: Annotated[_Session, arg(name="")] = _Session(),
+        session: Annotated[Session, arg(name="")] = _SESSION,
     ) -> None:
+        """Train one method and score every client's personalised model."""
         if len(file.methods) > 1 and method == named:
             raise JaxpflError(f"run takes one method, and {session.config} names {named}: name one, or use compare")
         _experiment("run", (method,), settings, session)
@@ -68,8 +80,9 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
     def compare(
         methods: Annotated[Positional[tuple[str, ...]], arg(metavar="[METHODS ...]", help="The methods.")] = several,
         settings: Annotated[_Flags, arg(name="")] = flags,
-        session: Annotated[_Session, arg(name="")] = _Session(),
+        session: Annotated[Session, arg(name="")] = _SESSION,
     ) -> None:
+        """Train several methods on the same split and seeds, and compare them."""
         _experiment("compare", methods or several, settings, session)
 
     def data(
@@ -79,7 +92,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         ],
         settings: Annotated[DataConfig, arg(name="")] = data_flags,
         json: Annotated[bool, UNSAID] = False,
-        plot: Annotated[Path | None, UNSAID] = None,
+        plot: Annotated[Path | None, UNSAID, NEW_FILE] = None,
         config: Annotated[Path | None, UNSAID] = None,
     ) -> None:
         """List the data sets, or describe a split: sizes and classes of its clients.
@@ -93,13 +106,14 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
 
     def export(
         run: Annotated[Positional[Path], arg(metavar="RUN", help="The run folder.")],
-        output: Annotated[Path | None, UNSAID] = None,
+        output: Annotated[Path | None, UNSAID, NEW_FOLDER] = None,
         method: Annotated[str | None, UNSAID] = None,
         clients: Annotated[tuple[int, ...] | None, UNSAID] = None,
         seed: Annotated[int | None, UNSAID] = None,
         only_global: Annotated[bool, arg(name="global", help_behavior_hint="")] = False,
         per_client: Annotated[bool, UNSAID] = False,
         data_dir: Annotated[str | None, UNSAID] = None,
+        json: Annotated[bool, UNSAID] = False,
     ) -> None:
         """Write the models of a finished run as .npz files: every client's own, after adaptation, and the global one.
 
@@ -111,22 +125,19 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
             only_global: Write the global models only.
             per_client: Write a file for each client, not one with all.
             data_dir: Where the data lie now.
+            json: Print the folder and its manifest as one JSON object.
         """
-        chosen = {"method": method, "clients": clients, "seed": seed}
-        _export(run, output, data_dir, **chosen, only_global=only_global, per_client=per_client)
+        wanted = {"method": method, "clients": clients, "seed": seed, "per_client": per_client}
+        _export(run, output, data_dir, json, only_global=only_global, **wanted)
 
-    run.__doc__ = f"Train one method and score every client's personalised model.\n\n{_methods(args)}"
-    compare.__doc__ = f"Train several methods on the same split and seeds, and compare them.\n\n{_methods(args)}"
-    return compare, run, data, export
+    return with_more(compare, _methods), with_more(run, _methods), data, export
 
 
-def _methods(args: list[str]) -> str:
-    """The methods with what ``--set`` takes; only where help is asked for, as it needs jax."""
-    if not {"-h", "--help"} & set(args) or args[0] not in ("run", "compare"):
-        return ""
+def _methods(args: Sequence[str]) -> str:
+    """The methods, or what ``--set`` takes for those that are named."""
     from jaxpfl.cli.method_help import describe
 
-    return describe(args[1:])
+    return describe(args)
 
 
 def _file(args: list[str]) -> ConfigFile:
@@ -139,9 +150,8 @@ def _file(args: list[str]) -> ConfigFile:
     return ConfigFile()
 
 
-def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, session: _Session) -> None:
-    from rich.console import Console
-
+def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, session: Session) -> None:
+    from jaxpfl.console import Console
     from jaxpfl.engine import use_cpu_cores
     from jaxpfl.experiment import lock, warm_start
     from jaxpfl.experiment.default_folder import default_folder
@@ -195,9 +205,8 @@ def _explain(experiment: Any, out: Any, as_json: bool) -> None:
         print_explanation(out, report)
 
 
-def _export(run: Path, output: Path | None, data_dir: str | None, **wanted: Any) -> None:
-    from rich.console import Console
-
+def _export(run: Path, output: Path | None, data_dir: str | None, as_json: bool, **wanted: Any) -> None:
+    from jaxpfl.console import Console
     from jaxpfl.engine import use_cpu_cores
     from jaxpfl.experiment.export import Wanted, export
     from jaxpfl.experiment.report import Working, print_export
@@ -206,7 +215,21 @@ def _export(run: Path, output: Path | None, data_dir: str | None, **wanted: Any)
     compile_cache.enable()
     with Working(Console(stderr=True)) as working:
         folder, manifest = export(run, output, Wanted(**wanted), data_dir=data_dir, progress=working.show)
-    print_export(Console(), folder, manifest)
+    if as_json:
+        print(json.dumps({"folder": str(folder), **manifest}))
+    else:
+        print_export(Console(), folder, manifest)
+
+
+def _list(entries: list[Entry]) -> None:
+    """A line for each data set; on a narrow terminal the note stands below."""
+    narrow = columns() < 60
+    for entry in entries:
+        state = "ready" if entry.present else "missing"
+        if narrow:
+            print("\n".join([f"{entry.name}: {state}", *filled(entry.note, "  ")]))
+        else:
+            print(f"{entry.name:<16}{state:<9}{entry.note}")
 
 
 def _data(action: str, settings: DataConfig, as_json: bool, plot: Path | None) -> None:
@@ -217,8 +240,7 @@ def _data(action: str, settings: DataConfig, as_json: bool, plot: Path | None) -
         if as_json:
             print(json.dumps([entry._asdict() for entry in entries]))
             return
-        for entry in entries:
-            print(f"{entry.name:<16}{'ready' if entry.present else 'missing':<9}{entry.note}")
+        _list(entries)
         return
     from jaxpfl.experiment.setup import load_federation
     from jaxpfl.experiment.true_clusters import client_clusters

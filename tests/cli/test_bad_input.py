@@ -209,13 +209,30 @@ def test_another_error_of_the_runtime_is_no_users(capsys, monkeypatch):
         (["privacy", "epsilon", "--noise-multiplier", "1e300", "--rounds", "9", "--delta", "1e-3"], "too large"),
         (["export", "run", "--global", "--clients", "1"], "--global leaves the clients' models out"),
         (["export", "run", "--clients"], "clients must be at least one id, got none"),
+        (["data", "describe", "--plot", "/"], "--plot must be a file to write, and this is a folder: got '/'"),
+        (["run", "local", *SMALL, "--output", ""], "--output must be a path, got ''"),
+        (["run", "local", *SMALL, "--output", "empty.csv"], "--output must be a folder, and this is a file"),
+        (["run", "local", *SMALL, "--output", "empty.csv/r"], "--output must be in a folder, and"),
+        (["run", "local", *SMALL, "--config", "."], "cannot read config .: Is a directory"),
+        (["run", "local", *SMALL, "--rounds", "1000000000000"], "--rounds must be at most 2147483647, got"),
+        (["run", "local", "--config", "many.toml"], "rounds must be at most 2147483647, got 1000000000000"),
+        (["run", "local", *SMALL, "--data", "npz:."], "no such file"),
+        (["run", "local", *SMALL, "--warm-start", "/"], "/"),
+        (["run", "local", *SMALL, "--graph", ".", "--strict"], "graph"),
+        (["data", "describe", "--data", "mnist", "--data-dir", "empty.csv"], "empty.csv"),
+        (["estimate", "gaussian", "--csv", "."], "."),
+        (["estimate", "compression", "--alpha", "-1", "--steps", "2"], "alpha must be > 0 and finite, got -1.0"),
+        (["estimate", "histogram", "--unseen", "0"], "shares of users set apart must be > 0"),
+        (["export", "/"], "/"),
+        (["export", "empty.csv"], "empty.csv"),
     ],
 )
 def test_files_and_numbers_that_cannot_be(capsys, tmp_path, monkeypatch, args, message):
     monkeypatch.chdir(tmp_path)
     (tmp_path / "empty.csv").write_text("")
     (tmp_path / "latin.toml").write_bytes(b"rounds = 2 # \xe9")
+    (tmp_path / "many.toml").write_text("rounds = 1000000000000")
     result = jaxpfl(capsys, *args)
     assert (result.status, result.out, result.err.count("\n")) == (2, "", 1), result.err
     assert message in result.err
-    assert {path.name for path in tmp_path.iterdir()} == {"empty.csv", "latin.toml"}
+    assert {path.name for path in tmp_path.iterdir()} == {"empty.csv", "latin.toml", "many.toml"}

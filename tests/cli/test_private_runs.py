@@ -90,7 +90,7 @@ def test_adamix_counts_the_steps_of_em(capsys, tmp_path):
         (["--privacy.epsilon", "1"], "privacy.delta must be given"),
         (["--privacy.delta", "1e-3"], "privacy.delta needs privacy.epsilon or privacy.noise_multiplier"),
         (["--privacy.epsilon", "-1", "--privacy.delta", "1e-3"], "privacy.epsilon must be > 0"),
-        (["--privacy.epsilon", "nan", "--privacy.delta", "1e-3"], "privacy.epsilon must be > 0"),
+        (["--privacy.epsilon", "nan", "--privacy.delta", "1e-3"], "--privacy.epsilon must be a number"),
         (["--privacy.epsilon", "1", "--privacy.delta", "2"], "delta must be"),
         ([*BUDGET, "--privacy.noise-multiplier", "1"], "not both"),
         ([*BUDGET, "--privacy.clipping-norm", "0"], "clipping_norm must be > 0"),

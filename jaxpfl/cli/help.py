@@ -1,0 +1,153 @@
+"""What ``--help`` prints: a line of usage, and the flags in groups, as wide as the terminal."""
+
+from __future__ import annotations
+
+import inspect
+import textwrap
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import docstring_parser
+
+from jaxpfl import presentation
+from jaxpfl.cli.output import Output
+from jaxpfl.cli.signature import REQUIRED, Flag
+from jaxpfl.cli.training import Session
+from jaxpfl.engine.plan import ExecutionPlan
+from jaxpfl.experiment.config import DataConfig, RunConfig
+from jaxpfl.experiment.privacy import PrivacyConfig
+
+_GROUPS = {
+    DataConfig: "data",
+    RunConfig: "work",
+    PrivacyConfig: "privacy",
+    ExecutionPlan: "execution",
+    Output: "output",
+    Session: "output",
+}
+_SETTINGS, _OWN = "settings", "options"
+_ORDER = ("arguments", _OWN, _SETTINGS, "data", "work", "privacy", "execution", "output")
+_OUTPUT = {"--output", "--json", "--plot", "--table", "--export"}
+_KINDS = {int: "INT", float: "FLOAT", str: "TEXT", Path: "PATH"}
+_WIDEST, _NARROW, _COLUMN = 100, 60, 26
+
+
+def of_commands(name: str, text: str, commands: dict[str, str]) -> str:
+    """The help of a command that has commands of its own: what each is for."""
+    ending = f"{name} COMMAND --help explains a command's flags."
+    lines = [*filled(f"usage: {name} COMMAND [flags]"), "", *filled(text), "", "commands"]
+    return "\n".join([*lines, *table(commands.items()), "", *filled(ending)])
+
+
+def of_command(name: str, command: Callable[..., Any], flags: Sequence[Flag], more: str = "") -> str:
+    """The help of one command.
+
+    Args:
+      name: of the command, ``jaxpfl run``.
+      command: its docstring's paragraphs come first.
+      flags: its flags.
+      more: lines that follow the docstring, such as the methods that it knows.
+    """
+    places = [flag for flag in flags if flag.positional]
+    shown = [flag.name if flag.default is REQUIRED else f"[{flag.name}{' ...' * flag.many}]" for flag in places]
+    lines = [*filled(" ".join([f"usage: {name}", *shown, "[flags]"])), ""]
+    for paragraph in _paragraphs(command):
+        lines += [*filled(paragraph), ""]
+    if more:
+        lines += [more, ""]
+    groups: dict[str, list[tuple[str, str]]] = {}
+    for flag in flags:
+        groups.setdefault(_group(flag), []).append((_label(flag), _said(flag)))
+    column = _column(row for rows in groups.values() for row in rows)
+    for group in sorted(groups, key=_ORDER.index):
+        lines += [group, *table(groups[group], column), ""]
+    return "\n".join(lines[:-1])
+
+
+def summary(command: Callable[..., Any]) -> str:
+    """The first paragraph of a command's docstring."""
+    return _paragraphs(command)[0]
+
+
+def table(rows: Iterable[tuple[str, str]], column: int | None = None, *, one_line: bool = False) -> list[str]:
+    """Names and what is said of each, beside it or, where the terminal is narrow or the name is long, below it.
+
+    Args:
+      rows: (name, text).
+      column: where texts begin; behind the longest name unless given.
+      one_line: cut texts so that each row is one line, where the terminal is wide enough for any.
+    """
+    rows, lines = list(rows), []
+    narrow = _width() < _NARROW
+    column = 6 if narrow else column or _column(rows)
+    for name, text in rows:
+        text = textwrap.shorten(text, _width() - column, placeholder=" ...") if one_line else text
+        head, *rest = filled(text, " " * column) or [""]
+        if narrow or len(name) + 4 > column:
+            lines += [f"  {name}", head, *rest]
+        else:
+            lines += [f"  {name}".ljust(column) + head.strip(), *rest]
+    return lines
+
+
+def filled(text: str, indent: str = "") -> list[str]:
+    """A paragraph in lines, each behind the indent."""
+    return presentation.filled(text, indent, _WIDEST)
+
+
+def _paragraphs(command: Callable[..., Any]) -> list[str]:
+    doc = docstring_parser.parse(inspect.getdoc(command) or "")
+    text = "\n\n".join(part for part in (doc.short_description, doc.long_description) if part)
+    return [" ".join(paragraph.split()) for paragraph in text.split("\n\n")]
+
+
+def _group(flag: Flag) -> str:
+    if flag.positional:
+        return "arguments"
+    if flag.name in _OUTPUT:
+        return "output"
+    if flag.owner is None:
+        return _OWN
+    return next((group for owner, group in _GROUPS.items() if flag.owner is owner), _SETTINGS)
+
+
+def _label(flag: Flag) -> str:
+    if flag.positional:
+        return flag.name
+    if flag.kind is bool:
+        return flag.off if flag.default is True else flag.name
+    value = _value(flag)
+    return f"{flag.name} {value}{' ...' * flag.many}"
+
+
+def _value(flag: Flag) -> str:
+    if flag.place is not None:
+        return flag.place.metavar
+    return "CHOICE" if flag.choices else _KINDS.get(flag.kind, "TEXT")
+
+
+def _said(flag: Flag) -> str:
+    text = flag.text
+    if flag.choices and not all(choice in text for choice in flag.choices):
+        text = f"{text} One of {', '.join(flag.choices)}."
+    if flag.default is REQUIRED:
+        return f"{text} (required)"
+    default = _default(flag.default)
+    return f"{text} (default: {default})" if default else text
+
+
+def _default(value: Any) -> str:
+    """A default as it would be given; nothing of those that mean that nothing happens, or that the text explains."""
+    if value is None or isinstance(value, bool):
+        return ""
+    return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
+
+
+def _column(rows: Iterable[tuple[str, str]]) -> int:
+    """Where texts begin beside names; those with a longer name begin on the next line."""
+    return min(_COLUMN, max(len(name) for name, _ in rows) + 4)
+
+
+def _width() -> int:
+    return min(_WIDEST, presentation.columns())
