@@ -6,6 +6,7 @@ there is NumPy on the host. `draw_batches` and `take` run inside the compiled ro
 
 from jaxpfl.data.batching import Batching, Draw, draw_batches, permutation, plan_batches, take
 from jaxpfl.data.describe import Summary, describe, format_description, summary
+from jaxpfl.data.doubts import check_labels, check_scales
 from jaxpfl.data.elections import Elections, load_elections
 from jaxpfl.data.federate import SplitPurpose, federate, hold_out, split_rng, true_clusters
 from jaxpfl.data.idx import read_idx
@@ -18,6 +19,7 @@ from jaxpfl.data.set_apart import set_apart
 from jaxpfl.data.source import Entry, Source, data_directory, pixel_scale, pooled, unseen
 from jaxpfl.data.sources import available, known_sources, load
 from jaxpfl.data.stack import check_batch_size, pad, permute, stack_clients
+from jaxpfl.data.standardize import Scaling, check_standardizable, scaled, scaling_of
 
 __all__ = [
     "PARTITIONS",
@@ -31,11 +33,15 @@ __all__ = [
     "Partitioner",
     "Planted",
     "PlantedSettings",
+    "Scaling",
     "Source",
     "SplitPurpose",
     "Summary",
     "available",
     "check_batch_size",
+    "check_labels",
+    "check_scales",
+    "check_standardizable",
     "data_directory",
     "describe",
     "draw_batches",
@@ -57,6 +63,8 @@ __all__ = [
     "pooled",
     "read_idx",
     "read_pickle",
+    "scaled",
+    "scaling_of",
     "set_apart",
     "split_rng",
     "stack_clients",

@@ -12,8 +12,9 @@ import numpy as np
 from jaxpfl.data.partition import PartitionOptions, partitioner
 from jaxpfl.data.partition_classes import Indices
 from jaxpfl.data.partition_clusters import ClientClusters, draw_clusters
-from jaxpfl.data.source import Source, check_finite, pooled
+from jaxpfl.data.source import Source, check_finite, no_classes, pooled
 from jaxpfl.data.stack import listed, stack_clients
+from jaxpfl.data.standardize import check_standardizable, scaled, scaling_of
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.types import Federation
 
@@ -51,6 +52,7 @@ def federate(
     pool_test: bool = False,
     split_seed: int = 0,
     drop_empty: bool = False,
+    standardize: bool = False,
 ) -> Federation:
     """Splits a data set among clients. Depends on the arguments here alone: no run seed enters.
 
@@ -77,6 +79,9 @@ def federate(
       split_seed: at least 0.
       drop_empty: leave out clients without training examples, with a warning; under "natural" also users of whom no
         test example can be had.
+      standardize: bring each feature to mean 0 and deviation 1 over the training examples of all clients (clients that
+        are to be `set_apart` among them; `standardize.scaled` serves them by the others'). A constant becomes 0. The
+        means and deviations are not private: no epsilon covers them.
 
     Raises:
       JaxpflError: a value out of range, an unknown partition, an option that it lacks or does not take, a split that
@@ -101,6 +106,8 @@ def federate(
     )
     dealer = partitioner(partition, options)
     _check_source(source)
+    if standardize:
+        check_standardizable(source)
     if pool_test:
         source = pooled(source)
 
@@ -124,13 +131,14 @@ def federate(
 
         return [of(client) for client in kept]
 
-    return stack_clients(
+    federation = stack_clients(
         take(source.x_train, source.y_train, train),
         test=take(x_test, y_test, test),
         validation=take(source.x_train, source.y_train, validation),
         client_ids=kept,
         drop_empty=drop_empty,
     )
+    return scaled(federation, scaling_of(federation)) if standardize else federation
 
 
 def true_clusters(clients: int, clusters: int, num_classes: int, split_seed: int = 0) -> ClientClusters:
@@ -211,7 +219,7 @@ def _check_source(source: Source) -> None:
                 raise JaxpflError(f"{whose}: {len(leaf)} inputs but {len(y)} labels")
         check_finite(x, whose)
         if not np.issubdtype(y.dtype, np.integer):
-            raise JaxpflError(f"{whose}: labels must be integers >= 0, got {y.dtype}")
+            raise no_classes(f"{whose}: labels", y.dtype)
         if len(y) and (y.min() < 0 or y.max() >= source.num_classes):
             raise JaxpflError(f"{whose}: labels must lie in 0 .. {source.num_classes - 1}")
     for part, users, y in (("train", source.users_train, source.y_train), ("test", source.users_test, source.y_test)):

@@ -23,7 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpfl.data import leaf_text
-from jaxpfl.data.source import Entry, Inputs, Source, check_finite, entry, one_line, where_to_put_it
+from jaxpfl.data.source import Entry, Inputs, Source, check_finite, entry, no_classes, one_line, where_to_put_it
 from jaxpfl.errors import JaxpflError
 
 LEAF_SETS = {
@@ -211,7 +211,7 @@ def _numbers(x: Any, y: Any, whose: str) -> tuple[np.ndarray, np.ndarray]:
         raise JaxpflError(f"{whose}: inputs must be numbers, as the other users' are")
     labels = np.asarray(y)
     if labels.shape != (len(x),) or not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
-        raise JaxpflError(f"{whose}: labels must be integers >= 0")
+        raise no_classes(f"{whose}: labels", labels.dtype)
     return x, labels.astype(np.int32)
 
 

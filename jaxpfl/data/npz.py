@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxpfl.data.source import Inputs, Source, check_finite, number_users, one_line, pixels
+from jaxpfl.data.source import Inputs, Source, check_finite, no_classes, number_users, one_line, pixels
 from jaxpfl.errors import JaxpflError
 
 _USERS = ("users", "writer")
@@ -103,7 +103,9 @@ def _check_part(path: Path, part: str, arrays: dict[str, np.ndarray]) -> None:
         raise JaxpflError(
             f"{path}: x_{part} must be numbers [N, ...] and y_{part} [N], got {x.shape} of {x.dtype} and {y.shape}"
         )
-    if not np.issubdtype(y.dtype, np.integer) or y.min() < 0:
+    if not np.issubdtype(y.dtype, np.integer):
+        raise no_classes(f"{path}: y_{part}", y.dtype)
+    if y.min() < 0:
         raise JaxpflError(f"{path}: y_{part} must be integers >= 0")
 
 

@@ -182,6 +182,12 @@ def check_finite(x: Any, whose: str) -> None:
         raise JaxpflError(f"{whose}: example {first} holds a NaN or infinite value")
 
 
+def no_classes(whose: str, dtype: Any) -> JaxpflError:
+    """The error of labels of a type that no class has."""
+    hint = ": they are classes, and there is no regression yet" if np.issubdtype(dtype, np.inexact) else ""
+    return JaxpflError(f"{whose} must be integers >= 0, got {dtype}{hint}")
+
+
 def one_line(error: BaseException) -> str:
     """A library's message for the end of an error of ours: one line, not too long."""
     text = " ".join(str(error).split()) or type(error).__name__

@@ -10,7 +10,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
-from jaxpfl.data.source import check_finite
+from jaxpfl.data.source import check_finite, no_classes
 from jaxpfl.errors import JaxpflError, JaxpflWarning, warn
 from jaxpfl.types import ClientData, Federation
 
@@ -163,7 +163,7 @@ def _check_client(x: Any, y: Any, whose: str) -> Examples:
     if len(y) == 0:
         return x, y.astype(np.int32)
     if not np.issubdtype(y.dtype, np.integer):
-        raise JaxpflError(f"{whose}: labels must be integers >= 0, got {y.dtype}")
+        raise no_classes(f"{whose}: labels", y.dtype)
     if y.min() < 0 or y.max() >= 2**31:
         wrong = int(y[(y < 0) | (y >= 2**31)][0])
         raise JaxpflError(f"{whose}: labels must be integers >= 0 (and below 2**31), got {wrong}")

@@ -14,6 +14,7 @@ from jaxpfl.algorithms import LocalWork, Method, Optimizer
 from jaxpfl.algorithms.hyper import rates, replace
 from jaxpfl.algorithms.server_optimizer import check_rate
 from jaxpfl.compression import Compressor
+from jaxpfl.data import check_labels, check_scales
 from jaxpfl.engine import accounted
 from jaxpfl.engine.arguments import check_rates, check_types, check_unseen
 from jaxpfl.engine.assemble import check_positive, draw_cohorts, make_simulation, make_task, milestones, weighting_under
@@ -214,6 +215,8 @@ def fit(
         raise JaxpflError(f"num_classes is {num_classes} but labels go up to {largest}")
     if not np.asarray(federation.test.mask).any():
         warn("no client has test examples: every score will be NaN")
+    check_labels(federation)
+    check_scales(federation)
     task = make_task(model, federation, num_classes)
     if warm_start is not None:
         task = start_from(task, warm_start)

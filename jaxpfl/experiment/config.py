@@ -61,6 +61,9 @@ class DataConfig:
     """Seed of the split into clients, train and test; the run seeds do not change the split."""
     drop_empty: bool = False
     """Drop clients without training examples instead of refusing them."""
+    standardize: bool = False
+    """Bring each feature to mean 0 and deviation 1 over the training examples of the clients that are trained. Pixels
+    are standardised whenever they are loaded."""
     unseen_clients: int = 0
     """Clients beside the --clients that are never trained: they arrive at the end, adapt and are scored."""
 

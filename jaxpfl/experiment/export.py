@@ -167,6 +167,14 @@ def _shapes(arrays: dict[str, Any], *, of_one: bool = False) -> dict[str, Any]:
     return {path: {"shape": a.shape[1:] if of_one else a.shape, "dtype": str(a.dtype)} for path, a in arrays.items()}
 
 
+def _scaling(experiment: Experiment) -> list[dict[str, Any]] | None:
+    """What the run made of its features, with which the models are to be asked too; None where they are as they lie."""
+    if experiment.scaling is None:
+        return None
+    mean, deviation = map(by_path, experiment.scaling)
+    return [{"input": path, "mean": mean[path].tolist(), "deviation": deviation[path].tolist()} for path in mean]
+
+
 def _manifest(run: StoredRun, experiment: Experiment, seed: int, entries: dict[str, Any]) -> dict[str, Any]:
     task, config = experiment.task, experiment.config
     source = data.load(config.data, config.data_dir, standardize=False)
@@ -178,6 +186,7 @@ def _manifest(run: StoredRun, experiment: Experiment, seed: int, entries: dict[s
         "classes": task.num_classes,
         "input_shape": list(task.input_shape),
         "input_dtype": str(experiment.federation.train.x.dtype),
+        "features": _scaling(experiment),
         "pixels": [{"mean": float(mean), "deviation": float(deviation)} for mean, deviation in scales] or None,
         "seed": seed,
         "config": run.record["config"],

@@ -9,8 +9,8 @@ What a folder holds::
     SHA256SUMS                 checksums of all of these, without which `load_models` takes none
 
 Images must be given to the models as they were in training: pixels in [0, 1], less the mean and over the standard
-deviation that the manifest states for each channel. A method with groups of clients of different models has
-``personal-GROUP.npz`` for each.
+deviation that the manifest states for each channel. So must features after ``--standardize``. A method with groups of
+clients of different models has ``personal-GROUP.npz`` for each.
 """
 
 from __future__ import annotations

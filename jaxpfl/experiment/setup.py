@@ -34,6 +34,11 @@ from jaxpfl.participation import Participation
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.types import Federation, PyTree
 
+_NOT_PRIVATE = (
+    "the means and deviations of all training examples are in every client's inputs, and the privacy claim does not "
+    "cover them"
+)
+
 
 class Experiment(NamedTuple):
     """A resolved config with its data and model.
@@ -46,6 +51,7 @@ class Experiment(NamedTuple):
       start: the checksum of the parameters that it starts from, if given.
       unseen: the clients that arrive at the end, if any.
       graph: which clients are neighbours, where a method asks for it.
+      scaling: by which all inputs were standardised, where that was asked for.
     """
 
     config: RunConfig
@@ -55,6 +61,7 @@ class Experiment(NamedTuple):
     start: int | None
     unseen: Federation | None = None
     graph: Graph | None = None
+    scaling: data.Scaling | None = None
 
     def simulation(self, name: str) -> Simulation:
         """The compiled programs of one method."""
@@ -141,6 +148,16 @@ def prepare(
     unseen = None
     if config.unseen_clients:
         federation, unseen = data.set_apart(federation, config.unseen_clients, config.split_seed)
+    scaling = None
+    if config.standardize:
+        data.check_standardizable(source)
+        scaling = data.scaling_of(federation)  # newcomers have no part in it
+        federation = data.scaled(federation, scaling)
+        unseen = None if unseen is None else data.scaled(unseen, scaling)
+        if config.privacy.on:
+            warn(f"standardize = True: {_NOT_PRIVATE}", strict=strict)
+    data.check_labels(federation, strict)
+    data.check_scales(federation, strict)
     if config.model is None:
         config = dataclasses.replace(config, model=model_for(source))
     if config.cohort is None:
@@ -169,7 +186,7 @@ def prepare(
         for part in (federation, unseen):
             if part is not None:
                 algorithm.check_data(part)
-    experiment = Experiment(config, methods, federation, task, start, unseen, graph)
+    experiment = Experiment(config, methods, federation, task, start, unseen, graph, scaling)
     if config.privacy.on or config.compress is not None:
         # What a method uploads, and so whether it can be private and compressed, shows when it is traced.
         for name in methods:
@@ -189,7 +206,7 @@ def _check_delta(config: RunConfig, clients: int, strict: bool) -> None:
 
 
 def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
-    """The data set of a resolved config, and its split into clients, unseen ones among them."""
+    """The data set of a resolved config, and its split into clients, unseen ones among them; not standardised."""
     source = data.load(config.data, config.data_dir)
     federation = data.federate(
         source,

@@ -5,8 +5,8 @@ from __future__ import annotations
 from typing import NamedTuple
 
 NOT_COVERED = (
-    "hyper-parameters chosen on private data, other runs on the same users, what the simulator reports beside the "
-    "model, and who knows the seed"
+    "hyper-parameters chosen on private data, the means and deviations by which inputs were standardised, other runs "
+    "on the same users, what the simulator reports beside the model, and who knows the seed"
 )
 
 

@@ -1,0 +1,70 @@
+"""``--standardize`` through a run, its unseen clients, resume and export; and what it means under privacy."""
+
+import json
+
+import numpy as np
+import pytest
+from command import jaxpfl
+
+from jaxpfl import data, load
+from jaxpfl.experiment.config import RunConfig, resolve
+from jaxpfl.experiment.setup import load_federation, prepare
+
+SMALL = ["--model", "linear", "--partition", "iid", "--clients", "6", "--cohort", "3", "--rounds", "2"]
+SMALL += ["--local-steps", "2", "--batch-size", "4", "--seeds", "1", "--test-share", "0.5"]
+
+
+@pytest.fixture
+def archive(tmp_path):
+    rng = np.random.default_rng(1)
+    x = (rng.normal(size=(120, 3)) * [1.0, 5000.0, 1.0] + [0, 1e5, 7]).astype(np.float32)
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=rng.integers(2, size=120))
+    return f"npz:{tmp_path / 'own.npz'}"
+
+
+def test_runs_resumes_and_exports(capsys, archive, tmp_path, recwarn):
+    flags = ["fedavg", "--data", archive, *SMALL, "--standardize", "--unseen-clients", "2"]
+    first = jaxpfl(capsys, "run", *flags, "--output", tmp_path / "run")
+    assert first.status == 0, first.err
+    assert not [warning for warning in recwarn if "scale" in str(warning.message)]
+    assert json.loads((tmp_path / "run" / "config.json").read_text())["config"]["standardize"] is True
+    without = [flag for flag in flags if flag != "--standardize"]
+    refused = jaxpfl(capsys, "run", *without, "--output", tmp_path / "run", "--resume")
+    assert refused.status == 2
+    assert "standardize: True -> False" in refused.err
+    flags[flags.index("--rounds") + 1] = "3"
+    again = jaxpfl(capsys, "run", *flags, "--output", tmp_path / "run", "--resume")
+    assert again.status == 0, again.err
+    assert jaxpfl(capsys, "export", tmp_path / "run").status == 0
+    manifest = json.loads((tmp_path / "run" / "models" / "manifest.json").read_text())
+    (features,) = manifest["features"]
+    assert manifest["pixels"] is None
+    assert features["deviation"][1] == pytest.approx(5000, rel=0.3)
+
+
+def test_unseen_clients_have_no_part_in_the_scale(archive):
+    config = resolve(
+        RunConfig(data=archive, partition="iid", clients=6, unseen_clients=2, standardize=True, batch_size=4)
+    )
+    experiment = prepare(config, ("fedavg",))
+    _, whole = load_federation(config)
+    trained, _ = data.set_apart(whole, 2, config.split_seed)
+    np.testing.assert_allclose(experiment.scaling.mean, trained.train.x[trained.train.mask].mean(axis=0), rtol=1e-4)
+    real = experiment.federation.train.x[experiment.federation.train.mask]
+    np.testing.assert_allclose(real.std(axis=0), 1, rtol=1e-3)
+    assert abs(experiment.unseen.train.x[experiment.unseen.train.mask]).max() < 10
+
+
+def test_what_it_costs_a_private_run_is_said(capsys, archive, tmp_path):
+    private = ["--privacy.noise-multiplier", "1", "--privacy.delta", "1e-3"]
+    flags = ["run", "fedavg", "--data", archive, *SMALL, "--standardize", *private, "--output", tmp_path / "run"]
+    result = jaxpfl(capsys, *flags, "--strict")
+    assert result.status == 2
+    assert "the privacy claim does not cover them" in result.err
+
+
+def test_pixels_are_refused(capsys, tmp_path):
+    result = jaxpfl(capsys, "run", "fedavg", "--standardize", "--output", tmp_path / "run")
+    assert result.status == 2
+    assert "digits holds pixels, which are standardized when loaded" in result.err
+    assert load("digits").inputs == "pixels"
