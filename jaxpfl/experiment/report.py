@@ -7,7 +7,6 @@ from types import TracebackType
 from typing import Any, Self
 
 from rich.console import Console
-from rich.measure import Measurement
 from rich.progress import (
     BarColumn,
     DownloadColumn,
@@ -96,10 +95,10 @@ def print_export(console: Console, folder: Path, manifest: dict[str, Any]) -> No
 
 def print_table(console: Console, summary: dict[str, Any]) -> None:
     """The final tables: what each method's models score, on unseen clients too, and what they took."""
-    _print_whole(console, _scores(summary))
-    if any(row.get("unseen_rounds") for row in summary["methods"].values()):
-        _print_whole(console, _unseen(summary))
-    _print_whole(console, _costs(summary))
+    tables = [_scores, _unseen, _costs] if _has_unseen(summary) else [_scores, _costs]
+    for table in tables:
+        console.print(table(summary))
+        console.print()
     for claim, names in _claims(summary["methods"]).items():
         console.print(f"{', '.join(names)}: {claim}", highlight=False)
     for name, row in summary["methods"].items():
@@ -135,15 +134,17 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
     console.print(f"run folder: {summary['run_dir']} (plots in plots/)", highlight=False, soft_wrap=True)
 
 
+def _has_unseen(summary: dict[str, Any]) -> bool:
+    return any(row.get("unseen_rounds") for row in summary["methods"].values())
+
+
 def _scores(summary: dict[str, Any]) -> Any:
     """The table of accuracies: over clients and seeds, and beside local training."""
     methods, seeds = summary["methods"], len(summary["seeds"])
     hurt = {name: row["fraction_hurt"] for name, row in methods.items() if name != "local"}
     compared = any(value is not None for value in hurt.values())
-    says = (
-        f"mean over clients{' ± standard deviation over seeds' * (seeds > 1)}; p10, worst: 10th percentile and worst "
-    )
-    says += f"decile of the clients{'; hurt: clients worse off than with local training' * compared}"
+    says = f"mean over clients{' ± standard deviation over seeds' * (seeds > 1)}; p10, worst: 10th percentile and "
+    says += f"worst decile of the clients{'; hurt: clients worse off than with local training' * compared}"
     title = f"{summary['clients']} clients, {summary['cohort']} in a round, {summary['rounds']} rounds, {seeds} seed"
     table = _of_methods(
         f"{title}{'s' * (seeds > 1)}; test accuracy in % after the last round",
@@ -214,14 +215,6 @@ def _of_methods(title: str, caption: str, columns: tuple[str, ...]) -> Any:
 
 def _count(over: dict[str, float] | None) -> str:
     return "-" if over is None else f"{over['mean']:.{0 if over['mean'] == round(over['mean']) else 1}f}"
-
-
-def _print_whole(console: Console, table: Any) -> None:
-    """Prints a table with every digit: a narrower terminal breaks its lines, and no cell is cut."""
-    needed = Measurement.get(console, console.options.update(max_width=1000), table).maximum
-    if needed > console.width:
-        console = Console(file=console.file, width=needed, force_terminal=console.is_terminal)
-    console.print(table)
 
 
 def _claims(methods: dict[str, Any]) -> dict[str, list[str]]:
