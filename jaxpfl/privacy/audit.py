@@ -22,8 +22,6 @@ from numpy.typing import ArrayLike
 from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy import checks
 
-_Rates = tuple[np.ndarray, np.ndarray]
-
 
 class EpsilonBound(NamedTuple):
     """A lower bound on epsilon.
@@ -33,12 +31,14 @@ class EpsilonBound(NamedTuple):
       delta: at which.
       confidence: the probability, over the worlds' randomness, that a true epsilon is not below it.
       ceiling: the largest bound that so many worlds could have shown.
+      statistic: of several scores of a world, the one that gave the bound.
     """
 
     epsilon: float
     delta: float
     confidence: float
     ceiling: float
+    statistic: int = 0
 
 
 def epsilon_lower_bound(
@@ -47,14 +47,14 @@ def epsilon_lower_bound(
     r"""A lower bound on epsilon that holds with the stated confidence, whatever the scores' distributions.
 
     (eps, delta)-DP bounds every test of the two worlds: P(score > t | with) <= e^eps P(score > t | without) + delta,
-    and the same with the worlds exchanged and the test turned round. Half of the worlds chooses the threshold and which
-    of the two is tested; the other half, which the choice has not seen, gives Clopper-Pearson bounds of the two
-    probabilities, each at half of the error:
+    and the same with the worlds exchanged and the test turned round. Half of the worlds chooses the threshold, which of
+    the two is tested and, where a world has several scores, by which of them; the other half, which the choice has not
+    seen, gives Clopper-Pearson bounds of the two probabilities, each at half of the error:
 
     .. math:: \hat\epsilon = \log \frac{\underline p - \delta}{\bar f}
 
     Args:
-      with_canary, without_canary: scores of independent worlds, [K] each; larger with the canary.
+      with_canary, without_canary: scores of independent worlds, [K] or, for J scores of each, [K, J].
       delta: of the claim that is audited.
       confidence: of the bound.
 
@@ -62,26 +62,24 @@ def epsilon_lower_bound(
       JaxpflError: for fewer than 4 worlds of a kind, scores that are not finite, a delta outside [0, 1), or a
         confidence outside (0, 1).
     """
-    present, absent = _scores("with_canary", with_canary), _scores("without_canary", without_canary)
+    present, absent = _scores("with_canary", with_canary, 2), _scores("without_canary", without_canary, 2)
+    if present.shape[1] != absent.shape[1]:
+        raise JaxpflError(f"each world must have as many scores, got {present.shape[1]} and {absent.shape[1]}")
     if not 0 <= delta < 1:
         raise JaxpflError(f"delta must be >= 0 and < 1, got {delta}")
     checks.probability("confidence", confidence)
 
-    chosen_present, chosen_absent = np.sort(present[::2]), np.sort(absent[::2])
-    thresholds = np.unique(np.concatenate([chosen_present, chosen_absent]))
-    bounds = _log_odds(_above(chosen_present, thresholds), _above(chosen_absent, thresholds), delta, confidence)
-    side, place = np.unravel_index(np.argmax(bounds), bounds.shape)
-
-    held_present, held_absent = np.sort(present[1::2]), np.sort(absent[1::2])
-    at = thresholds[place : place + 1]
-    bound = _log_odds(_above(held_present, at), _above(held_absent, at), delta, confidence)[side, 0]
-    best = _log_odds(
-        (np.array([len(held_present)]), np.array([len(held_present)])),
-        (np.array([0]), np.array([len(held_absent)])),
-        delta,
-        confidence,
+    choosing, held = (
+        _Odds(len(present[half]), len(absent[half]), delta, confidence)
+        for half in (slice(0, None, 2), slice(1, None, 2))
     )
-    return EpsilonBound(max(0.0, float(bound)), delta, confidence, max(0.0, float(best.max())))
+    choices = [_best(choosing, present[::2, j], absent[::2, j]) for j in range(present.shape[1])]
+    statistic = int(np.argmax([odds for odds, _, _ in choices]))
+    _, side, threshold = choices[statistic]
+    hits = (_above(np.sort(kind[1::2, statistic]), np.array([threshold])) for kind in (present, absent))
+    bound = float(held.log(*hits)[side, 0])
+    best = float(held.log(np.array([held.present]), np.array([0])).max())
+    return EpsilonBound(max(0.0, bound), delta, confidence, max(0.0, best), statistic)
 
 
 def gaussian_estimate(
@@ -119,38 +117,55 @@ def gaussian_estimate(
     return float(get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0
 
 
-def _scores(name: str, scores: ArrayLike) -> np.ndarray:
+def _scores(name: str, scores: ArrayLike, most: int = 1) -> np.ndarray:
+    """The scores in float64; as columns where several of a world are allowed."""
     scores = np.asarray(scores, np.float64)
-    if scores.ndim != 1 or len(scores) < 4:
+    if not 1 <= scores.ndim <= most or len(scores) < 4:
         raise JaxpflError(f"{name} must be a vector of at least 4 scores, got shape {scores.shape}")
     if not np.isfinite(scores).all():
         raise JaxpflError(f"{name} must be finite, got {np.count_nonzero(~np.isfinite(scores))} scores that are not")
-    return scores
+    return scores.reshape(len(scores), -1) if most == 2 else scores
 
 
-def _above(scores: np.ndarray, thresholds: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """How many of the sorted scores lie above each threshold, [T], and of how many."""
-    above = len(scores) - np.searchsorted(scores, thresholds, side="right")
-    return above, np.full_like(above, len(scores))
+def _above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
+    """How many of the sorted scores lie above each threshold, [T]."""
+    return len(scores) - np.searchsorted(scores, thresholds, side="right")
 
 
-def _log_odds(present: _Rates, absent: _Rates, delta: float, confidence: float) -> np.ndarray:
-    """The bound for both tests, [2, T]: scores above the threshold speak for the canary; those below against it."""
-    (tp, k1), (fp, k0) = present, absent
-    error = (1 - confidence) / 2
-    likely = np.stack([_lowest(tp, k1, error), _lowest(k0 - fp, k0, error)])
-    rare = np.stack([_highest(fp, k0, error), _highest(k1 - tp, k1, error)])
-    with np.errstate(divide="ignore"):
-        return np.log(np.maximum(likely - delta, 0) / rare)
+class _Odds:
+    """Bounds of log-odds for so many worlds with and without the canary."""
+
+    def __init__(self, present: int, absent: int, delta: float, confidence: float):
+        self.present, self._delta = present, delta
+        error = (1 - confidence) / 2
+        self._of_present, self._of_absent = _lowest(present, error), _lowest(absent, error)
+
+    def log(self, tp: np.ndarray, fp: np.ndarray) -> np.ndarray:
+        """The bound for both tests, [2, T]: scores above the threshold speak for the canary; those below against it.
+
+        Args:
+          tp, fp: how many of the worlds with and without it have a score above, [T].
+        """
+        k0 = len(self._of_absent) - 1
+        likely = np.stack([self._of_present[tp], self._of_absent[k0 - fp]])
+        # An upper bound of a probability is one minus the lower bound of its complement's.
+        rare = 1 - np.stack([self._of_absent[k0 - fp], self._of_present[tp]])
+        with np.errstate(divide="ignore"):
+            return np.log(np.maximum(likely - self._delta, 0) / rare)
 
 
-def _lowest(hits: np.ndarray, trials: np.ndarray, error: float) -> np.ndarray:
-    """Clopper-Pearson's lower bound of a probability."""
+def _best(odds: _Odds, present: np.ndarray, absent: np.ndarray) -> tuple[float, int, float]:
+    """The best bound of one score, [K1] and [K0]; of which test, and at which threshold."""
+    present, absent = np.sort(present), np.sort(absent)
+    thresholds = np.unique(np.concatenate([present, absent]))
+    bounds = odds.log(_above(present, thresholds), _above(absent, thresholds))
+    side, place = np.unravel_index(np.argmax(bounds), bounds.shape)
+    return float(bounds[side, place]), int(side), float(thresholds[place])
+
+
+def _lowest(trials: int, error: float) -> np.ndarray:
+    """Clopper-Pearson's lower bounds of a probability, for 0 ... trials hits."""
     from scipy.special import betaincinv
 
-    return np.where(hits > 0, betaincinv(np.maximum(hits, 1), trials - hits + 1, error), 0)
-
-
-def _highest(hits: np.ndarray, trials: np.ndarray, error: float) -> np.ndarray:
-    """Clopper-Pearson's upper bound of a probability."""
-    return 1 - _lowest(trials - hits, trials, error)
+    hits = np.arange(1, trials + 1)
+    return np.concatenate([[0.0], betaincinv(hits, trials - hits + 1, error)])

@@ -59,6 +59,23 @@ def test_a_small_delta_shows_little():
     assert audit.epsilon_lower_bound(*scores, delta=DELTA).epsilon > CLAIM
 
 
+def test_of_several_scores_the_best_is_chosen_on_worlds_that_the_bound_does_not_see():
+    """Nineteen scores that tell nothing beside one that does; and twenty that tell nothing, in 100 audits: a bound
+    above 0 is then false, and that has a probability of 5 %."""
+    rng = np.random.default_rng(7)
+    nothing = rng.normal(size=(2, 1000, 19))
+    good = np.stack(worlds(rng, 0.5))
+    with_, without = np.concatenate([nothing, good[:, :, None]], axis=2)
+    found = audit.epsilon_lower_bound(with_, without, delta=DELTA)
+    assert found.statistic == 19
+    assert found.epsilon > CLAIM
+    assert found.epsilon == audit.epsilon_lower_bound(*good, delta=DELTA).epsilon
+    above = [audit.epsilon_lower_bound(*rng.normal(size=(2, 200, 20)), delta=0.0).epsilon > 0 for _ in range(100)]
+    assert sum(above) <= binom.isf(1e-6, 100, 0.05)
+    with pytest.raises(JaxpflError, match="each world must have as many scores, got 20 and 19"):
+        audit.epsilon_lower_bound(with_, nothing[0], delta=DELTA)
+
+
 def test_ceiling():
     apart = audit.epsilon_lower_bound(np.ones(1000), np.zeros(1000), delta=0.0)
     assert apart.epsilon == apart.ceiling
@@ -96,7 +113,7 @@ def test_gaussian_estimate():
     ("args", "message"),
     [
         ({"with_canary": [1.0, 2.0, 3.0]}, "with_canary must be a vector of at least 4 scores"),
-        ({"without_canary": np.zeros((4, 2))}, "without_canary must be a vector of at least 4 scores"),
+        ({"without_canary": np.zeros((4, 2, 2))}, "without_canary must be a vector of at least 4 scores"),
         ({"with_canary": [1.0, math.nan, 3.0, math.inf]}, "with_canary must be finite, got 2 scores that are not"),
         ({"delta": 1.0}, "delta must be"),
         ({"delta": math.nan}, "delta must be"),
