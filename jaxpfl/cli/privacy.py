@@ -1,4 +1,4 @@
-"""``jaxpfl privacy``: what noise costs and what a budget needs, without a run. Each prints one JSON object."""
+"""``jaxpfl privacy``: what noise costs and what a budget needs, one JSON object each; and the audit of a run."""
 
 from __future__ import annotations
 
@@ -6,10 +6,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any
 
 from tyro.conf import arg
 
+from jaxpfl.cli.audit import audit
 from jaxpfl.cli.flags import UNSAID
 from jaxpfl.cli.places import NEW_FILE
 from jaxpfl.errors import JaxpflError
@@ -141,77 +142,6 @@ def curve(
     else:
         curves = {"rounds": rounds, "epsilon": epsilons, "paper_epsilon": printed}
         _print({**curves, "delta": claim.delta, "accountant": claim.accountant, "relation": last.relation})
-
-
-def audit(
-    noise_multiplier: float,
-    rounds: int = 1,
-    clients: int = 10,
-    cohort: Annotated[int | None, UNSAID] = None,
-    participation: Annotated[Literal["full", "uniform", "poisson"] | None, UNSAID] = None,
-    noise: Literal["central", "distributed", "per_step"] = "central",
-    min_uploads: Annotated[int | None, UNSAID] = None,
-    quantile: Annotated[float | None, UNSAID] = None,
-    local_steps: int = 1,
-    worlds: int = 4000,
-    delta: float = 0.1,
-    confidence: float = 0.95,
-    seed: int = 0,
-    plot: Annotated[Path | None, UNSAID, NEW_FILE] = None,
-    json: _Json = False,
-) -> None:
-    """Play the distinguishing game on the engine's own rounds: a lower bound on epsilon, beside the claim.
-
-    Many worlds with and without one client (or with another's data, as the claim's relation says), all in one program.
-    Ends with status 1 where the bound is above the claim: then the claim is false, up to the confidence.
-
-    Args:
-        noise_multiplier: z.
-        rounds: R.
-        clients: m.
-        cohort: Clients in a round (for poisson the expected number); all unless given.
-        participation: How they are drawn; poisson unless given, or full where the cohort is everybody.
-        noise: Who adds the noise.
-        min_uploads: Least uploads of a released round, where clients add it; the cohort unless given.
-        quantile: Adapt the clipping norm to this quantile.
-        local_steps: tau.
-        worlds: Worlds with, and as many without, the audited client.
-        delta: At which claim and bound are compared; 0.01 to 0.2 shows most.
-        confidence: Of the bound.
-        seed: First seed of the worlds.
-        plot: PNG file for a picture of what the released models say.
-    """
-    from jaxpfl.engine.assemble import draw_cohorts
-    from jaxpfl.experiment.audit import audit as play
-    from jaxpfl.privacy import Mechanism
-
-    expected = clients if cohort is None else cohort
-    mechanism = Mechanism(
-        noise_multiplier,
-        noise=noise,
-        min_uploads=expected if noise == "distributed" and min_uploads is None else min_uploads,
-        quantile=quantile,
-        count_stddev=None if quantile is None else max(expected / 20, noise_multiplier),
-    )
-    found = play(
-        mechanism,
-        draw_cohorts(clients, expected, participation, None, private=True),
-        rounds=rounds,
-        worlds=worlds,
-        delta=delta,
-        confidence=confidence,
-        steps=local_steps,
-        seed=seed,
-    )
-    if plot is not None:
-        from jaxpfl.privacy.plot import plot_worlds
-
-        plot_worlds(found.present, found.absent, found.claimed, found.bound, plot)
-    bound = {"epsilon_lower_bound": found.bound.epsilon, "largest_bound_possible": found.bound.ceiling}
-    claim = {"claimed_epsilon": found.claimed, "delta": delta, "relation": found.relation, "confidence": confidence}
-    _print({**bound, **claim, "worlds": 2 * worlds, "refuted": found.refuted})
-    if found.refuted:
-        raise SystemExit(1)
 
 
 def _plan(noise_multiplier: float, claim: _Claim) -> PrivacyPlan:

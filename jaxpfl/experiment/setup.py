@@ -295,6 +295,11 @@ def _hyper(config: RunConfig, name: str, methods: tuple[str, ...]) -> Any:
     return replace(name, hp, _split_settings(config, name, methods)[0])
 
 
+def method_options(config: RunConfig, name: str, methods: tuple[str, ...]) -> dict[str, Any]:
+    """A method's static options that ``--set`` gives."""
+    return _split_settings(config, name, methods)[1]
+
+
 def _split_settings(config: RunConfig, name: str, methods: tuple[str, ...]) -> tuple[dict[str, float], dict[str, Any]]:
     """The ``--set`` entries of a method as (hyper-parameters, static options), values parsed."""
     method, hyper, options = algorithms.get(name), {}, {}

@@ -1,119 +1,382 @@
 """The audit of the engine's own rounds: below the claim on sound code, above it where a fault is planted.
 
-On sound code a bound above the claim has probability 5 % (the confidence); the seeds are fixed. The faults are those
-that private code is known for.
+On sound code a bound above the claim has probability 5 % at most (the confidence of each bound), a look inside that
+finds a fault 1e-6; the seeds are fixed. The faults are those that private code is known for; each is planted behind the
+method, where `make_simulation` puts the mechanism around it. Uploads have a matrix, a vector and a scale (psi).
 """
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.experiment.audit import Audit, audit
+from jaxpfl import trees
+from jaxpfl.algorithms import METHODS, LocalWork, Method, SgdHyper
+from jaxpfl.algorithms.averaging import mean_server
+from jaxpfl.data import stack_clients
+from jaxpfl.engine import ExecutionPlan, assemble
+from jaxpfl.engine.assemble import make_task
+from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment.audit import Audit, Subject, audit, games, white_box
 from jaxpfl.participation import Participation, full, poisson, uniform
+from jaxpfl.priors.distillation import Shared
 from jaxpfl.privacy import Mechanism, mechanism, privatize
-from jaxpfl.privacy.noise import add_gaussian
+from jaxpfl.privacy.clipping import clip
+from jaxpfl.protocol import Algorithm, Client, Upload
 
 Z, C, CLIENTS = 1.0, 0.5, 4
 CENTRAL = Mechanism(Z, C)
+SHARES = Mechanism(Z, C, "distributed", CLIENTS)
+STEPS = Mechanism(Z, C, "per_step")
+DELTA = 0.1
+slow = pytest.mark.slow
 
 
-def play(tried: Mechanism = CENTRAL, participation: Participation | None = None, **more) -> Audit:
-    return audit(tried, participation or full(CLIENTS), **{"rounds": 1, "worlds": 2000} | more)
+def plain(task, work):
+    """A method that compiles fast: clients upload sums of their features as a matrix, a vector and a scale (psi)."""
+
+    def update(key, hp, ctx, message, state, splits):
+        x = splits.train.x
+        change = Shared({"kernel": 10 * jnp.outer(x.sum(axis=0), x.sum(axis=1)), "bias": x[:, 0]}, x.sum())
+        return state, Upload(change, jnp.ones(())), {"train_loss": x.mean()}
+
+    client = Client(lambda key, hp, ctx, message: (), update, lambda *args: (), lambda hp, personal, x: x)
+    zeros = Shared({"kernel": jnp.zeros((*task.input_shape, 2)), "bias": jnp.zeros(2)}, jnp.zeros(()))
+    return Algorithm((client,), mean_server(lambda key: zeros), work.steps)
+
+
+@pytest.fixture(autouse=True)
+def quick():
+    """The slow tests compile thirty programs, each of which then runs for milliseconds."""
+    jax.config.update("jax_disable_most_optimizations", True)
+    yield
+    jax.config.update("jax_disable_most_optimizations", False)
+
+
+FOUND = {"plain": Method("plain", plain, SgdHyper()), **METHODS}
+
+
+def subject(
+    tried: Mechanism = CENTRAL,
+    participation: Participation | None = None,
+    *,
+    method: str = "plain",
+    rounds: int = 2,
+    steps: int = 1,
+    features: int = 3,
+    **options,
+) -> Subject:
+    participation = participation or full(CLIENTS)
+    rng = np.random.default_rng(0)
+    data = [(rng.normal(size=(2, features)), np.array([0, 1])) for _ in range(participation.num_clients)]
+    federation = stack_clients(data, test=data)
+    work = LocalWork(np.full(len(data), 2), steps, 2, weighting="uniform", privacy=tried)
+    plan = ExecutionPlan(devices=1, clients="vmap", runs="vmap")
+    task, found = make_task("linear", federation, 2), FOUND[method]
+    return Subject(found, task, work, federation, participation, found.hyper, tried, rounds, options, plan=plan)
+
+
+def play(*args, worlds: int = 2000, **more) -> tuple[bool, games.Game]:
+    """Whether the game with one canary refutes the claim."""
+    tried = subject(*args, **more)
+    game = games.play(tried, worlds=worlds, delta=DELTA)
+    return game.bound.epsilon > tried.claim.epsilon(DELTA, tried.claim.default_accountant), game
+
+
+def look(*args, runs: int = 16, **more) -> list[str]:
+    """What a look at the noise finds fault with."""
+    return [finding.test for finding in white_box.faults(white_box.noise(subject(*args, **more), runs=runs).findings)]
+
+
+SOUND = [
+    pytest.param(CENTRAL, full(CLIENTS), {}, id="central"),
+    pytest.param(CENTRAL, poisson(CLIENTS, 0.5), {"rounds": 3}, id="Poisson", marks=slow),
+    pytest.param(CENTRAL, poisson(CLIENTS, 0.5, 2), {"rounds": 3}, id="cut", marks=slow),
+    pytest.param(CENTRAL, uniform(CLIENTS, 2), {}, id="uniform", marks=slow),
+    pytest.param(SHARES, full(CLIENTS), {}, id="shares", marks=slow),
+    pytest.param(Mechanism(Z, C, quantile=0.5, count_stddev=1.0), full(CLIENTS), {}, id="adaptive", marks=slow),
+    pytest.param(CENTRAL, full(CLIENTS), {"method": "adaped"}, id="adaped", marks=slow),
+]
 
 
 @pytest.mark.parametrize(
     ("tried", "participation", "more"),
     [
-        pytest.param(CENTRAL, full(CLIENTS), {}, id="central"),
-        pytest.param(CENTRAL, poisson(CLIENTS, 0.5), {"rounds": 3}, id="Poisson", marks=pytest.mark.slow),
-        pytest.param(CENTRAL, poisson(CLIENTS, 0.5, 2), {"rounds": 3}, id="cut", marks=pytest.mark.slow),
-        pytest.param(CENTRAL, uniform(CLIENTS, 2), {}, id="uniform", marks=pytest.mark.slow),
-        pytest.param(Mechanism(Z, C, "distributed", CLIENTS), full(CLIENTS), {}, id="shares", marks=pytest.mark.slow),
-        pytest.param(Mechanism(Z, C, "per_step"), full(CLIENTS), {"steps": 3}, id="steps", marks=pytest.mark.slow),
+        *SOUND,
         pytest.param(
-            Mechanism(Z, C, quantile=0.5, count_stddev=1.0), full(CLIENTS), {}, id="adaptive", marks=pytest.mark.slow
+            Mechanism(Z, C, "per_step"), full(CLIENTS), {"method": "adaped", "steps": 3}, id="steps", marks=slow
         ),
     ],
 )
-def test_sound_code_is_not_refuted(tried, participation, more):
-    found = play(tried, participation, **more)
-    assert not found.refuted
-    assert 0 < found.claimed < found.bound.ceiling
-    assert found.present.mean() > found.absent.mean()
+def test_sound_code_is_not_refuted_by_a_game(tried, participation, more):
+    refuted, game = play(tried, participation, **more)
+    assert not refuted
+    assert 0 < game.bound.epsilon < game.bound.ceiling
+    assert game.present.mean() > game.absent.mean()
 
 
-def halved(algorithm, hp, tried):
-    algorithm, hyper = privatize(algorithm, hp, tried)
-    return algorithm, hyper.replace(noise_multiplier=hyper.noise_multiplier / 2)
+@slow
+@pytest.mark.parametrize(("tried", "participation", "more"), SOUND)
+def test_a_look_at_sound_code_finds_nothing(tried, participation, more):
+    claim = subject(tried, participation, **more).claim
+    assert look(tried, participation, **{"rounds": 4} | more) == []
+    assert white_box.faults(white_box.cohorts(participation, claim.sampling)) == []
 
 
-def test_half_the_noise_is_found():
-    assert play(behind=halved).refuted
+def planted(monkeypatch, *, client=None, server=None, hyper=None):
+    """Puts something around what `privatize` makes: of a client's update, of a server, of the hyper-parameters."""
+
+    def faulty(algorithm, hp, tried, *rest):
+        algorithm, private = privatize(algorithm, hp, tried, *rest)
+        if client is not None:
+            clients = tuple(each._replace(update=client(each.update)) for each in algorithm.clients)
+            algorithm = algorithm._replace(clients=clients)
+        if server is not None:
+            algorithm = algorithm._replace(server=server(algorithm.server))
+        return algorithm, private if hyper is None else hyper(private)
+
+    monkeypatch.setattr(assemble, "privatize", faulty)
 
 
-@pytest.mark.slow
-def test_a_skipped_clip_is_found(monkeypatch):
-    monkeypatch.setattr(mechanism, "clip", lambda tree, limit: (tree, np.float32(0)))
-    assert play().refuted
+def halved(private):
+    return private.replace(noise_multiplier=private.noise_multiplier / 2)
 
 
-@pytest.mark.slow
-def test_noise_that_is_divided_twice_is_found(monkeypatch):
-    """Added to the mean where it belongs to the sum."""
-    monkeypatch.setattr(mechanism, "add_gaussian", lambda key, tree, s: add_gaussian(key, tree, s / CLIENTS))
-    assert play().refuted
+def test_half_the_noise_is_seen_by_a_game(monkeypatch):
+    planted(monkeypatch, hyper=halved)
+    refuted, game = play()
+    assert refuted, game.bound
 
 
-@pytest.mark.slow
-def test_a_divisor_that_counts_who_is_there_is_found():
-    """The mean over them moves by up to 2 C / K where one of K is missing."""
+@slow
+def test_half_the_noise_is_seen_inside(monkeypatch):
+    planted(monkeypatch, hyper=halved)
+    found = white_box.noise(subject(rounds=4), runs=16)
+    assert "scale" in [finding.test for finding in white_box.faults(found.findings)]
+    assert found.scale == pytest.approx(0.5, abs=4 * found.error)
 
-    def counting(algorithm, hp, tried):
-        algorithm, hyper = privatize(algorithm, hp, tried)
-        server = algorithm.server
 
+def one_key(server):
+    """The server's key of every round is that of the run's start."""
+
+    def init(key, hp, ctx):
+        return server.init(key, hp, ctx), jax.random.key_data(key)
+
+    def update(key, hp, ctx, state, reduced):
+        inner, first = state
+        inner, metrics = server.update(jax.random.wrap_key_data(first), hp, ctx, inner, reduced)
+        return (inner, first), metrics
+
+    def broadcast(key, hp, ctx, state):
+        return server.broadcast(key, hp, ctx, state[0])
+
+    return server._replace(init=init, update=update, broadcast=broadcast)
+
+
+def test_a_key_that_rounds_share_is_seen_by_a_game(monkeypatch):
+    planted(monkeypatch, server=one_key)
+    refuted, game = play(worlds=400)
+    assert refuted, game.bound
+    assert game.absent.std() < 0.1 * Z  # of what it tells by, no noise is left
+
+
+@slow
+def test_a_key_that_rounds_share_is_seen_inside(monkeypatch):
+    planted(monkeypatch, server=one_key)
+    assert any(test.startswith("rounds") for test in look(rounds=4))
+
+
+@slow
+def test_a_key_that_runs_share_is_seen_inside(monkeypatch):
+    def same(server):
+        def update(key, hp, ctx, state, reduced):
+            return server.update(jax.random.fold_in(jax.random.key(0), ctx.round), hp, ctx, state, reduced)
+
+        return server._replace(update=update)
+
+    planted(monkeypatch, server=same)
+    assert any(test.startswith("runs") for test in look(rounds=4, runs=4, features=20))
+
+
+def by_leaf(tree, limit):
+    leaves = jax.tree.map(lambda leaf: clip(leaf, limit)[0], tree)
+    return leaves, clip(tree, limit)[1]
+
+
+@slow
+def test_a_clip_by_leaf_is_seen_by_a_game(monkeypatch):
+    """Three leaves of norm C are one of norm 1.7 C."""
+    monkeypatch.setattr(mechanism, "clip", by_leaf)
+    refuted, game = play()
+    assert refuted, game.bound
+
+
+def all_but_psi(tree, limit):
+    clipped, size = clip(tree._replace(psi=jnp.zeros(())), limit)
+    return clipped._replace(psi=tree.psi), size
+
+
+@slow
+def test_a_psi_that_is_not_clipped_is_seen_by_a_game(monkeypatch):
+    monkeypatch.setattr(mechanism, "clip", all_but_psi)
+    refuted, game = play(worlds=400)
+    assert refuted, game.bound
+
+
+@slow
+@pytest.mark.parametrize("fault", [by_leaf, all_but_psi])
+def test_wrong_clips_are_seen_inside(monkeypatch, fault):
+    """Where uploads are beyond the norm, which real clients' then are: C is small, and so is the noise."""
+    monkeypatch.setattr(mechanism, "clip", fault)
+    assert any(test.startswith("sum") for test in look(Mechanism(0.3, 0.01), rounds=4))
+
+
+def _name(path) -> str:
+    return jax.tree_util.keystr(path, simple=True, separator="/")
+
+
+@slow
+@pytest.mark.parametrize("names", [("psi",), ("mu/bias", "psi")])
+def test_noise_that_skips_small_leaves_is_seen(monkeypatch, names):
+    add = mechanism.add_gaussian
+
+    def skipping(key, tree, *rest, **more):
+        noisy = add(key, tree, *rest, **more)
+        return jax.tree.map_with_path(lambda path, n, a: a if _name(path) in names else n, noisy, tree)
+
+    monkeypatch.setattr(mechanism, "add_gaussian", skipping)
+    assert any(test.startswith("leaves") for test in look())
+    refuted, game = play(worlds=400)
+    assert refuted, game.bound
+
+
+@slow
+def test_a_divisor_that_counts_who_is_there_is_seen_by_a_game(monkeypatch):
+    def counting(server):
         def update(key, hp, ctx, state, reduced):
             there = ctx._replace(expected_cohort=reduced.contributors.astype(float))
             return server.update(key, hp, there, state, reduced)
 
-        return algorithm._replace(server=server._replace(update=update)), hyper
+        return server._replace(update=update)
 
-    assert play(worlds=8000, behind=counting).refuted
-
-
-@pytest.mark.slow
-def test_a_quarter_of_the_noise_is_found_where_a_client_is_replaced():
-    """The game is then between a client's data and their opposite; half the noise hides behind RDP's slack."""
-
-    def quartered(algorithm, hp, tried):
-        algorithm, hyper = halved(algorithm, hp, tried)
-        return algorithm, hyper.replace(noise_multiplier=hyper.noise_multiplier / 2)
-
-    found = play(participation=uniform(CLIENTS, 3), behind=quartered, worlds=8000)
-    assert found.relation == "replace-one"
-    assert found.refuted
+    planted(monkeypatch, server=counting)
+    refuted, game = play(worlds=400)
+    assert refuted, game.bound
+    assert game.statistic == "divisor"
 
 
-@pytest.mark.slow
-def test_the_noise_of_one_shard_of_two_is_found(monkeypatch):
-    """Each of two devices adds its half of the variance, and one forgets."""
-    monkeypatch.setattr(mechanism, "add_gaussian", lambda key, tree, s: add_gaussian(key, tree, s / 2**0.5))
-    assert play(worlds=8000).refuted
+def shares_of(adds):
+    """A client's update whose noise is added where ``adds(client id)``."""
+
+    def around(update):
+        def changed(key, hp, ctx, message, state, splits):
+            z = jnp.where(adds(ctx.client_id), hp.noise_multiplier, 0.0)
+            return update(key, hp.replace(noise_multiplier=z), ctx, message, state, splits)
+
+        return changed
+
+    return around
 
 
-@pytest.mark.slow
-def test_a_share_too_few_is_found():
-    """As many shares as make the noise, and one of them is missing from each upload's sum: K_min is not kept."""
+def test_noise_of_one_client_only_is_seen_inside(monkeypatch):
+    planted(monkeypatch, client=shares_of(lambda client: client == 0))
+    assert "scale" in look(SHARES)
 
-    def too_many(algorithm, hp, tried):
-        return privatize(algorithm, hp, Mechanism(Z, C, "distributed", 3 * CLIENTS))
 
-    def released(algorithm, hp, tried):
-        algorithm, hyper = too_many(algorithm, hp, tried)
-        server = algorithm.server
+@slow
+def test_noise_of_one_client_only_is_seen_by_a_game(monkeypatch):
+    planted(monkeypatch, client=shares_of(lambda client: client == 0))
+    refuted, game = play(SHARES)
+    assert refuted, game.bound
 
-        def update(key, hp, ctx, state, reduced):
-            return server.update(key, hp, ctx, state, reduced._replace(contributors=reduced.contributors + 3 * CLIENTS))
 
-        return algorithm._replace(server=server._replace(update=update)), hyper
+@slow
+def test_a_missing_share_of_ten_is_seen_inside(monkeypatch):
+    """A tenth of the variance: too little for a game, and six standard errors of 9,000 entries' variance."""
+    ten = Mechanism(Z, C, "distributed", 10)
+    assert look(ten, full(10), features=40, rounds=4, runs=32) == []
+    planted(monkeypatch, client=shares_of(lambda client: client > 0))
+    assert "scale" in look(ten, full(10), features=40, rounds=4, runs=32)
 
-    assert play(Mechanism(Z, C, "distributed", CLIENTS), behind=released).refuted
+
+@slow
+def test_weights_by_examples_are_seen(monkeypatch):
+    """Each clipped change is multiplied by its weight after all."""
+    seen = {}
+
+    class Divides:
+        def __getattr__(self, name):
+            return getattr(trees, name)
+
+        def prefix_divide(self, total, weight):
+            seen["weight"] = weight
+            return trees.prefix_divide(total, weight)
+
+    def weighted(tree, limit):
+        clipped, size = clip(tree, limit)
+        return jax.tree.map(lambda a: a * seen["weight"], clipped), size
+
+    monkeypatch.setattr(mechanism, "trees", Divides())
+    monkeypatch.setattr(mechanism, "clip", weighted)
+    refuted, game = play(worlds=400)
+    assert refuted, game.bound
+
+
+def test_a_fixed_size_draw_that_is_accounted_as_poisson_is_seen_inside():
+    claimed = poisson(20, 0.25)
+    drawn = uniform(20, 5)._replace(rate=claimed.rate, name="poisson", capacity=20)
+    sampling = subject(participation=claimed).claim.sampling
+    assert [finding.test for finding in white_box.faults(white_box.cohorts(drawn, sampling))] == ["cohort sizes"]
+    assert white_box.faults(white_box.cohorts(claimed, sampling)) == []
+
+
+def test_clients_who_are_drawn_more_often_are_seen_inside():
+    claimed = poisson(20, 0.25)
+
+    def twice_the_first(key, ids):
+        return jnp.where(jnp.arange(20) == 19, 0, claimed.sample(key, ids)).sort()
+
+    found = white_box.cohorts(claimed._replace(sample=twice_the_first), subject(participation=claimed).claim.sampling)
+    assert "who is drawn" in [finding.test for finding in white_box.faults(found)]
+
+
+@slow
+def test_one_run_stays_below_the_claim_and_sees_a_skipped_clip(monkeypatch):
+    tried = subject(participation=full(20), features=30)
+    claimed = tried.claim.epsilon(1e-5)
+    sound = games.one_run(tried, delta=1e-5, runs=10)
+    assert 0.5 < sound.epsilon < claimed
+    assert sound.canaries == 200
+    small = subject(Mechanism(20.0, C), full(20), features=30)
+    assert games.one_run(small, delta=1e-5, runs=10).epsilon < small.claim.epsilon(1e-5) < 1
+    monkeypatch.setattr(mechanism, "clip", lambda tree, limit: (tree, clip(tree, limit)[1]))
+    assert games.one_run(small, delta=1e-5, runs=10).epsilon > small.claim.epsilon(1e-5)
+
+
+@slow
+def test_the_whole_audit():
+    found: Audit = audit(subject(participation=poisson(8, 0.5)), delta=1e-3, worlds=100, canary_runs=3)
+    assert not found.against
+    assert found.claimed_one_run > found.claimed > found.game.bound.epsilon
+    said = found.to_json()
+    assert said["refuted"] is False
+    assert said["one_run"]["canaries"] == 24
+    assert said["noise"]["over_claimed"] == pytest.approx(1, abs=0.5)
+
+
+@slow
+def test_adamix_is_audited_by_its_mixture():
+    refuted, _ = play(Mechanism(0.5, C), method="adamix", em_steps=3)
+    assert not refuted
+    assert white_box.why_no_noise_check(subject(method="adamix", em_steps=3)) is not None
+
+
+def test_refusals():
+    with pytest.raises(JaxpflError, match="worlds must be at least 16, got 4"):
+        games.play(subject(), worlds=4, delta=DELTA)
+    with pytest.raises(JaxpflError, match="canaries must be between 2 and the 4 clients, got 5"):
+        games.one_run(subject(), canaries=5, delta=1e-5)
+    with pytest.raises(JaxpflError, match="local uploads nothing: there is no claim to audit"):
+        _ = subject(method="local").claim
+    with pytest.raises(JaxpflError, match="noise multiplier of 0"):
+        _ = subject(Mechanism(0.0, C)).claim

@@ -1,0 +1,154 @@
+r"""Canaries: clients whose upload is chosen to be seen, in a run or not by the toss of a coin.
+
+A canary's upload lies along a direction of its own, far beyond the clipping norm, has a large weight, and changes its
+sign from round to round by the Thue-Morse sequence (+ - - + - + + - ...): clipped, it moves the sum by C, and where two
+rounds share their noise, that cancels in their difference while the canary does not. A claim covers whatever a client
+uploads. Where the coin says no, the run is the neighbour that the claim's relation is about: no such upload
+(add-or-remove-one), nothing in it (zero-out), or its opposite (replace-one).
+
+With noise in every step a canary's gradients are such vectors, as its noise is added to each of them.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import trees
+from jaxpfl.algorithms import LocalWork
+from jaxpfl.experiment.audit.subject import Change
+from jaxpfl.participation import Availability
+from jaxpfl.privacy import Relation
+from jaxpfl.protocol import Algorithm, Client, Upload
+from jaxpfl.randomness import Purpose, stream
+from jaxpfl.types import Array, Key, PyTree, Scalar
+
+_LENGTH, _WEIGHT = 100.0, 8.0
+_UNIT: dict[Relation, float] = {"add-or-remove-one": 0.0, "zero-out": 0.0, "replace-one": -1.0}
+"""The canary's upload where its coin says no, over what it is otherwise."""
+
+
+class Canaries(NamedTuple):
+    """Who are canaries, and of which kind.
+
+    Attributes:
+      ids: of the clients, [n].
+      relation: what they are when their coin says no.
+      even: whether each leaf has the same part of the direction's length; else each entry. The former shows what is
+        wrong with small leaves, the latter keeps many canaries apart.
+    """
+
+    ids: np.ndarray
+    relation: Relation
+    even: bool
+
+    def has(self, client_id: Array) -> Array:
+        """Whether a client is one, [] bool."""
+        return (client_id == jnp.asarray(self.ids)).any()
+
+    def direction(self, client_id: Scalar, like: PyTree) -> PyTree:
+        """A canary's direction: random signs in a tree of such shapes, of length 1."""
+        leaves, structure = jax.tree.flatten(like)
+        size = sum(leaf.size for leaf in leaves)
+
+        def part(place: int, leaf: Any) -> Array:
+            share = leaf.size * len(leaves) if self.even else size
+            return (_signs(client_id, place, leaf.shape) / np.sqrt(max(share, 1))).astype(leaf.dtype)
+
+        return jax.tree.unflatten(structure, [part(place, leaf) for place, leaf in enumerate(leaves)])
+
+    def tosses(self, run_keys: Array) -> np.ndarray:
+        """What the coins of runs said, [S, n] bool."""
+        each = jax.vmap(lambda key, i: coin(stream(key, Purpose.BATCHES, i)), (None, 0))
+        return np.asarray(jax.vmap(each, (0, None))(run_keys, jnp.asarray(self.ids)))
+
+    def availability(self, usual: Availability) -> Availability:
+        """The clients' availability, in which a canary that is not there sends nothing (add-or-remove-one)."""
+        if self.relation != "add-or-remove-one":
+            return usual
+
+        canaries = self
+
+        class Missing(Availability):
+            def drops_out(self, run_key: Key, round: Array, client_id: Array) -> Array:
+                there = coin(stream(run_key, Purpose.BATCHES, client_id))
+                return (canaries.has(client_id) & ~there) | usual.drops_out(run_key, round, client_id)
+
+        return Missing(*usual)
+
+
+def coin(batch_key: Key) -> Array:
+    """A client's coin, [] bool: the same in every round of a run. A bit of a key is as good as a draw from it."""
+    return jax.random.key_data(batch_key).ravel()[-1] % 2 == 1
+
+
+def _signs(client_id: Scalar, place: int, shape: tuple[int, ...]) -> Array:
+    """1 or -1 in every entry, by a hash (the finaliser of MurmurHash3): a tenth of what a draw takes to compile."""
+    seed = jnp.asarray(client_id).astype(jnp.uint32) * np.uint32(0x9E3779B1) + np.uint32(place * 0x85EBCA77 % 2**32)
+    bits = jnp.arange(math.prod(shape), dtype=jnp.uint32) * np.uint32(0xC2B2AE3D) + seed
+    for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
+        bits = (bits ^ (bits >> shift)) * np.uint32(factor)
+    return (1.0 - 2.0 * (bits % 2)).reshape(shape)
+
+
+def sign(round: Scalar) -> Array:
+    """The Thue-Morse sequence, 1 or -1."""
+    return 1 - 2 * (jax.lax.population_count(jnp.asarray(round, jnp.int32)) % 2)
+
+
+def with_canaries(canaries: Canaries, clipping_norm: float, rebuild: Callable[[LocalWork], Algorithm] | None) -> Change:
+    """What puts the canaries into an algorithm.
+
+    Args:
+      clipping_norm: C.
+      rebuild: for noise in every step, the algorithm with other work: its gradients are chosen, not its upload.
+    """
+
+    def change(algorithm: Algorithm, work: LocalWork) -> Algorithm:
+        def changed(number: int) -> Client:
+            usual = algorithm.clients[number]
+
+            def update(key, hp, ctx, message, state, splits):
+                side = jnp.where(coin(ctx.batch_key), 1.0, _UNIT[canaries.relation]) * sign(ctx.round)
+                length = _LENGTH * clipping_norm * side
+
+                def vector(like: PyTree) -> PyTree:
+                    direction = canaries.direction(ctx.client_id, like)
+                    return jax.tree.map(lambda a: (length * a).astype(a.dtype), direction)
+
+                real = usual.update(key, hp, ctx, message, state, splits)
+                if rebuild is None:
+                    upload: Upload = real[1]
+                    total = jax.tree.map(lambda a: _WEIGHT * a, vector(upload.total))
+                    weight = jax.tree.map(lambda a: jnp.full_like(a, _WEIGHT), upload.weight)
+                    chosen = (real[0], upload._replace(total=total, weight=weight), real[2])
+                else:  # a step is against the gradient
+                    steered = _Steered(*_values(work), steer=lambda g: jax.tree.map(jnp.negative, vector(g)))
+                    chosen = rebuild(steered).clients[number].update(key, hp, ctx, message, state, splits)
+                return trees.where(canaries.has(ctx.client_id), chosen, real)
+
+            return usual._replace(update=update)
+
+        return algorithm._replace(clients=tuple(map(changed, range(len(algorithm.clients)))))
+
+    return change
+
+
+@dataclass(frozen=True, eq=False)
+class _Steered(LocalWork):
+    """Work whose gradients of what is uploaded are others."""
+
+    steer: Callable[[PyTree], PyTree] = lambda gradient: gradient
+
+    def released(self, key: Key, gradient: PyTree) -> PyTree:
+        return super().released(key, self.steer(gradient))
+
+
+def _values(work: LocalWork) -> list[Any]:
+    return [getattr(work, each.name) for each in fields(LocalWork)]

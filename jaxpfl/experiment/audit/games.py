@@ -1,0 +1,224 @@
+r"""Two games about a claim, played with the engine's own rounds: one canary in many worlds, many canaries in one run.
+
+In the first, thousands of runs differ in their seeds and in whether one client, the canary, is there. Each world is
+scored by several statistics of all its releases: what they have in the canary's direction, as a whole, leaf by leaf,
+as differences between rounds and between leaves (of noise that two of them share nothing is left), and the divisors.
+`epsilon_lower_bound` chooses one of them on half of the worlds and reads the bound off the other half.
+
+In the second, each of many clients of one run is there or not; `one_run_lower_bound` counts how many of them can be
+told. That is one training run of cost, and a bound at the claim's own delta, but a looser one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from itertools import combinations, pairwise
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.algorithms import LocalWork
+from jaxpfl.engine import Simulation
+from jaxpfl.engine.assemble import build
+from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment.audit.canaries import Canaries, sign, with_canaries
+from jaxpfl.experiment.audit.subject import Subject
+from jaxpfl.experiment.audit.transcript import Round, by_name, recorded, rounds
+from jaxpfl.privacy.audit import EpsilonBound, epsilon_lower_bound
+from jaxpfl.privacy.one_run import OneRunBound, one_run_lower_bound
+from jaxpfl.protocol import Algorithm, Upload
+from jaxpfl.types import PyTree
+
+_AT_ONCE = 2**28
+"""Bytes of uploads that the worlds of one call may hold, one for each of their clients."""
+_PAIRED_ROUNDS, _PAIRED_LEAVES = 6, 6
+
+
+class Game(NamedTuple):
+    """What many worlds with and without a canary showed.
+
+    Attributes:
+      bound: the lower bound.
+      statistic: the name of what gave it.
+      present, absent: that statistic in the worlds with and without the canary.
+    """
+
+    bound: EpsilonBound
+    statistic: str
+    present: np.ndarray
+    absent: np.ndarray
+
+
+def play(
+    subject: Subject,
+    *,
+    worlds: int,
+    delta: float,
+    confidence: float = 0.95,
+    seed: int = 0,
+    progress: Callable[[str], None] = lambda what: None,
+) -> Game:
+    """Plays with many worlds, about half of them with the canary: the first client.
+
+    Args:
+      worlds: how many at least.
+      delta: at which claim and bound are compared. A claim holds at every delta, and at one of 0.01 ... 0.2 some
+        thousand worlds can say something of it.
+      seed: the worlds' seeds are ``seed, seed + 1, ...``.
+      progress: hears how many are done.
+
+    Raises:
+      JaxpflError: for fewer than 16 worlds, and what cannot be accounted.
+    """
+    check_worlds(worlds)
+    canaries = _canaries(subject, 1, even=True)
+    simulation, upload = _simulation(subject, canaries)
+    direction = by_name(canaries.direction(int(canaries.ids[0]), _released_like(upload)))
+    size = sum(leaf.size for leaf in direction.values())
+    calls = -(-worlds * 4 * size * len(subject.ids) // _AT_ONCE)
+    at_once = -(-worlds // calls)  # of one length, for one program
+    names: list[str] = []
+    scores, there = [], []
+    for start in range(seed, seed + calls * at_once, at_once):
+        progress(f"one canary, {start - seed} of {calls * at_once} worlds")
+        state = simulation.init(range(start, start + at_once))
+        there.append(canaries.tosses(state.key)[:, 0])
+        table = statistics(list(_projected(subject, rounds(simulation, state, subject.rounds), direction)))
+        names = list(table)
+        scores.append(np.stack(list(table.values()), axis=1))
+    table, present = np.concatenate(scores), np.concatenate(there)
+    bound = epsilon_lower_bound(table[present], table[~present], delta=delta, confidence=confidence)
+    chosen = table[:, bound.statistic]
+    return Game(bound, names[bound.statistic], chosen[present], chosen[~present])
+
+
+def one_run(
+    subject: Subject,
+    *,
+    canaries: int | None = None,
+    delta: float,
+    confidence: float = 0.95,
+    seed: int = 0,
+    runs: int = 1,
+) -> OneRunBound:
+    """Plays with many canaries in each of a few runs.
+
+    Args:
+      canaries: how many clients are canaries; all unless given.
+      delta: of the claim, far below one over the number of canaries.
+      runs: independent runs, whose canaries are counted together.
+
+    Raises:
+      JaxpflError: for canaries outside 2 ... m, and what cannot be accounted.
+    """
+    m, n = len(subject.ids), check_canaries(subject, canaries, runs)
+    chosen = _canaries(subject, n, even=False)
+    simulation, upload = _simulation(subject, chosen)
+    like = _released_like(upload)
+    rows = [np.concatenate(list(by_name(chosen.direction(int(i), like)).values())) for i in chosen.ids]
+    directions = np.stack(rows)
+    state = simulation.init(range(seed, seed + runs))
+    included = chosen.tosses(state.key)
+    total = 0.0
+    for t, seen in enumerate(rounds(simulation, state, subject.rounds)):
+        mean = _mean(subject, seen)
+        total = total + float(sign(t)) * np.concatenate([mean[name] for name in mean], axis=1) / subject.unit
+    # What each canary has of the sum if all are told apart, as far as noise of the claimed size allows.
+    gram = directions @ directions.T
+    noise = subject.claim.noise_multiplier**2 / (subject.rounds * subject.participation.expected_cohort / m)
+    scores = np.linalg.solve(gram + noise * np.eye(n), directions @ np.asarray(total).T).T
+    return one_run_lower_bound(scores.ravel(), included.ravel(), delta=delta, confidence=confidence)
+
+
+def check_worlds(worlds: int) -> None:
+    """Refuses fewer worlds than can show anything."""
+    if worlds < 16:
+        raise JaxpflError(f"worlds must be at least 16, got {worlds}")
+
+
+def check_canaries(subject: Subject, canaries: int | None, runs: int) -> int:
+    """The number of canaries of a run; refuses what is not between 2 and m, and less than one run."""
+    m = len(subject.ids)
+    if not 2 <= (n := m if canaries is None else canaries) <= m:
+        raise JaxpflError(f"canaries must be between 2 and the {m} clients, got {n}")
+    if runs < 1:
+        raise JaxpflError(f"canary_runs must be at least 1, got {runs}")
+    return n
+
+
+def _canaries(subject: Subject, count: int, *, even: bool) -> Canaries:
+    relation = subject.claim.relation
+    assert relation is not None
+    return Canaries(subject.ids[:count], relation, even)
+
+
+def _simulation(subject: Subject, canaries: Canaries) -> tuple[Simulation, Upload]:
+    upload = subject.upload()
+
+    def rebuild(work: LocalWork) -> Algorithm:
+        return build(subject.method, subject.task, work, subject.options)
+
+    steers = rebuild if subject.mechanism.noise == "per_step" else None
+    put_in = with_canaries(canaries, subject.unit, steers)
+    simulation = subject.simulation(
+        lambda algorithm, work: recorded(put_in(algorithm, work), upload), canaries.availability(subject.availability)
+    )
+    return simulation, upload
+
+
+def _released_like(upload: Upload) -> PyTree:
+    return jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), upload.total)
+
+
+def _mean(subject: Subject, seen: Round) -> dict[str, np.ndarray]:
+    """A round's release as the server takes it, times the public divisor; zero where there was none."""
+    divisor = np.where(seen.weight > 0, seen.weight, np.inf)[:, None]
+    return {name: leaf / divisor * subject.participation.expected_cohort for name, leaf in seen.leaves.items()}
+
+
+class _Projected(NamedTuple):
+    """A round's release in the canary's direction, over C, by leaf and by pair of leaves; and the divisor; each [S]."""
+
+    leaves: dict[str, np.ndarray]
+    pairs: dict[str, np.ndarray]
+    divisor: np.ndarray
+
+
+def _projected(subject: Subject, seen: Iterable[Round], direction: dict[str, np.ndarray]) -> Iterator[_Projected]:
+    pairs = list(combinations(direction, 2))
+    if len(direction) > _PAIRED_LEAVES:
+        pairs = list(pairwise(direction))
+    for t, release in enumerate(seen):
+        scale = float(sign(t)) / subject.unit
+        mean = {name: leaf * scale for name, leaf in _mean(subject, release).items()}
+        leaves = {name: mean[name] @ c for name, c in direction.items()}
+        differences = {}
+        for a, b in pairs:
+            n = min(direction[a].size, direction[b].size)
+            apart = direction[a][:n] - direction[b][:n]
+            if apart.any():
+                differences[f"{a} - {b}"] = (mean[a][:, :n] - mean[b][:, :n]) @ apart
+        yield _Projected(leaves, differences, release.weight)
+
+
+def statistics(seen: list[_Projected]) -> dict[str, np.ndarray]:
+    """The scores of the worlds by name, each [S]."""
+    of_round = [_sum(each.leaves.values()) for each in seen]
+    table = {"sum": _sum(of_round)}
+    if len(seen[0].leaves) > 1:
+        table |= {f"leaf {name}": _sum(each.leaves[name] for each in seen) for name in seen[0].leaves}
+    table |= {f"leaves {name}": _sum(each.pairs[name] for each in seen) for name in seen[0].pairs}
+    # Already times their signs: where those differ, the sum is of the difference of the releases.
+    signs = [int(sign(t)) for t in range(min(len(seen), _PAIRED_ROUNDS))]
+    table |= {
+        f"rounds {s} - {t}": of_round[s] + of_round[t]
+        for s, t in combinations(range(len(signs)), 2)
+        if signs[s] != signs[t]
+    }
+    return table | {"divisor": _sum(each.divisor for each in seen)}
+
+
+def _sum(arrays: Iterable[np.ndarray]) -> np.ndarray:
+    return np.stack(list(arrays)).sum(axis=0)

@@ -1,0 +1,152 @@
+"""A method's private run as audits repeat it: the programs of the real one, with something to watch them by."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from functools import wraps
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import algorithms, compression, participation
+from jaxpfl.algorithms import LocalWork, Method
+from jaxpfl.compression import Compressor
+from jaxpfl.engine import ExecutionPlan, Simulation, accounted
+from jaxpfl.engine.assemble import build, make_simulation
+from jaxpfl.engine.state import server_context
+from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment.setup import Experiment, cohorts, local_work, method_options, require
+from jaxpfl.models import Task
+from jaxpfl.participation import RELIABLE, Availability, Participation
+from jaxpfl.privacy import Mechanism, PrivacyPlan, Refusal
+from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message, Upload
+from jaxpfl.types import Federation
+
+Change = Callable[[Algorithm, LocalWork], Algorithm]
+"""What an audit makes of a method's algorithm, before the mechanism is put around it."""
+
+
+@dataclass(frozen=True, eq=False)
+class Subject:
+    """A method behind a mechanism, with everything that its run is made of.
+
+    Attributes:
+      work: with the mechanism as its ``privacy``.
+      mechanism: one noise multiplier, one clipping norm.
+      rounds: R.
+      options: those of the method's static options that are not at their defaults.
+      plan: how to execute; a call is then of one round, as every release is read.
+    """
+
+    method: Method
+    task: Task
+    work: LocalWork
+    federation: Federation
+    participation: Participation
+    hp: Any
+    mechanism: Mechanism
+    rounds: int
+    options: dict[str, Any] = field(default_factory=dict)
+    compressor: Compressor | None = None
+    availability: Availability = RELIABLE
+    plan: ExecutionPlan = field(default_factory=ExecutionPlan)
+
+    @property
+    def claim(self) -> PrivacyPlan:
+        """What the run is accounted as.
+
+        Raises:
+          JaxpflError: for a method that uploads nothing, a mechanism without noise, and what cannot be accounted.
+        """
+        if not self.method.uploads:
+            raise JaxpflError(f"{self.method.name} uploads nothing: there is no claim to audit")
+        compressed = self.compressor is not None
+        told = (self.method, self.hp, self.options, self.mechanism, self.participation, self.work)
+        (plan,) = accounted.plans(*told, rounds=self.rounds, runs=1, compressed=compressed)
+        if plan is None:
+            raise Refusal.NO_NOISE.error()
+        return plan
+
+    def simulation(self, change: Change, availability: Availability | None = None) -> Simulation:
+        """The programs of the run with its algorithm changed.
+
+        Args:
+          availability: in place of the run's.
+        """
+
+        @wraps(self.method.build)
+        def changed(task: Task, work: LocalWork, **options: Any) -> Algorithm:
+            return change(self.method.build(task, work, **options), work)
+
+        return make_simulation(
+            self.method._replace(build=changed),
+            self.task,
+            self.work,
+            self.federation,
+            self.participation,
+            self.hp,
+            options=self.options,
+            privacy=self.mechanism,
+            compressor=self.compressor,
+            availability=self.availability if availability is None else availability,
+            plan=replace(self.plan, rounds_per_call=1),
+        )
+
+    def upload(self) -> Upload:
+        """The shapes and types of what a client uploads."""
+        algorithm = build(self.method, self.task, self.work, self.options)
+        client, key, zero = algorithm.clients[0], jax.random.key(0), jnp.int32(0)
+
+        def one(hp: Any, federation: Federation) -> Upload:
+            at_server = server_context(self.participation, zero)
+            message = algorithm.server.broadcast(key, hp, at_server, algorithm.server.init(key, hp, at_server))
+            splits, per_client = jax.tree.map(lambda a: a[0], (federation.splits, message.per_client))
+            received, ctx = Message(message.shared, per_client), ClientContext(zero, zero, zero, ALL_STEPS, key)
+            state = client.init(key, hp, ctx, received)
+            return client.update(key, hp, ctx, received, state, splits)[1]
+
+        return jax.eval_shape(one, jax.tree.map(jnp.asarray, self.hp), self.federation)
+
+    @property
+    def ids(self) -> np.ndarray:
+        """The clients' ids, [m]."""
+        return np.asarray(self.federation.client_ids)
+
+    @property
+    def unit(self) -> float:
+        """C of the first round (of a step, for noise in every step)."""
+        return float(np.asarray(self.mechanism.clipping_norm))
+
+
+def subject_of(experiment: Experiment, name: str) -> Subject:
+    """A method of an experiment.
+
+    Raises:
+      JaxpflError: where nothing of it is private, and as `Subject.claim`.
+    """
+    config, method = experiment.config, algorithms.get(name)
+    protection = experiment.protection(name)
+    if protection is None:
+        what = (
+            "uploads nothing" if config.privacy.on else "is not private: give --privacy.epsilon, or a noise multiplier"
+        )
+        raise JaxpflError(f"{name} {what}")
+    subject = Subject(
+        method,
+        experiment.task,
+        replace(local_work(config, experiment.federation), privacy=protection.mechanism, graph=experiment.graph),
+        experiment.federation,
+        cohorts(config, experiment.federation.num_clients),
+        experiment.hyper(name),
+        protection.mechanism,
+        require(config.rounds),
+        method_options(config, name, experiment.methods),
+        None if config.compress is None else compression.resolve(config.compress),
+        participation.availability(config.dropout, config.stragglers, same_stragglers=config.same_stragglers),
+        config.plan,
+    )
+    _ = subject.claim
+    return subject

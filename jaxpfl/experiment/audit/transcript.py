@@ -1,0 +1,108 @@
+"""The releases of a run, round by round: what a method's server is given, noise and divisor included."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.engine import RunState, Simulation
+from jaxpfl.errors import JaxpflError
+from jaxpfl.priors.gaussian_mixture import Mixture
+from jaxpfl.protocol import Algorithm, Reduced, Reduction, Server, Stacked, Upload
+from jaxpfl.types import Array, PyTree
+
+
+class Seen(NamedTuple):
+    """A server's state: the method's own, and the last round's release.
+
+    Attributes:
+      total: the sum of the uploads behind the mechanism; of a method that is private by itself, the center of what its
+        server made of them.
+      weight: the divisor, [].
+    """
+
+    state: PyTree
+    total: PyTree
+    weight: Array
+
+
+class Round(NamedTuple):
+    """A round of S runs, on the host.
+
+    Attributes:
+      state: after it.
+      history: the engine's metrics, each [S].
+      leaves: the released total, by name: [S, entries] each, float64.
+      weight: the divisor, [S].
+    """
+
+    state: RunState
+    history: dict[str, np.ndarray]
+    leaves: dict[str, np.ndarray]
+    weight: np.ndarray
+
+
+def recorded(algorithm: Algorithm, upload: Upload) -> Algorithm:
+    """The algorithm whose server remembers what it was given last.
+
+    Args:
+      upload: shapes and types of a client's.
+    """
+    inner = algorithm.server
+    nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), upload.total)
+
+    def init(key, hp, ctx) -> Seen:
+        return Seen(inner.init(key, hp, ctx), nothing, jnp.zeros(()))
+
+    def update(key, hp, ctx, seen: Seen, reduced: Reduced | Stacked):
+        state, metrics = inner.update(key, hp, ctx, seen.state, reduced)
+        if isinstance(reduced, Stacked):
+            shared = inner.broadcast(key, hp, ctx, state).shared
+            if not isinstance(shared, Mixture):
+                raise JaxpflError("an audit reads sums of uploads, and AdaMix's mixture: this method has neither")
+            return Seen(
+                state, jax.tree.map(lambda mu: jnp.tensordot(shared.p, mu, 1), shared.mu), jnp.ones(())
+            ), metrics
+        (weight,) = jax.tree.leaves(reduced.weight)
+        return Seen(state, reduced.total, jnp.asarray(weight, jnp.result_type(float))), metrics
+
+    def broadcast(key, hp, ctx, seen: Seen):
+        return inner.broadcast(key, hp, ctx, seen.state)
+
+    return algorithm._replace(server=Server(init, broadcast, update))
+
+
+def rounds(simulation: Simulation, state: RunState, count: int) -> Iterator[Round]:
+    """Runs so many rounds and yields each one's release. The state is used up."""
+    for _ in range(count):
+        state, history = simulation.advance(state, 1)
+        (seen,) = [node for node in jax.tree.leaves(state.server, is_leaf=_is_seen) if _is_seen(node)]
+        yield Round(
+            state,
+            {name: np.asarray(values)[:, 0] for name, values in history.items()},
+            by_name(seen.total, runs=True),
+            np.asarray(seen.weight, np.float64),
+        )
+
+
+def by_name(tree: PyTree, *, runs: bool = False) -> dict[str, np.ndarray]:
+    """The leaves by path, each as a vector of float64, or [S, entries] with a leading axis of runs."""
+    return {
+        jax.tree_util.keystr(path, simple=True, separator="/") or "upload": np.asarray(leaf, np.float64).reshape(
+            *np.shape(leaf)[: int(runs)], -1
+        )
+        for path, leaf in jax.tree.leaves_with_path(tree)
+    }
+
+
+def sums(algorithm: Algorithm) -> bool:
+    """Whether the method's server is given a sum."""
+    return algorithm.reduction is Reduction.SUM
+
+
+def _is_seen(node: Any) -> bool:
+    return isinstance(node, Seen)

@@ -1,0 +1,55 @@
+"""``jaxpfl privacy audit METHOD``: the claim, two bounds and a verdict; bad input is one line."""
+
+import json
+
+import pytest
+from command import jaxpfl
+
+PRIVATE = ("--privacy.noise-multiplier", "1", "--privacy.delta", "1e-3")
+SMALL = ("--clients", "8", "--cohort", "4", "--rounds", "2", "--local-steps", "1", "--batch-size", "2")
+TRY = (*PRIVATE, *SMALL, "--model", "linear", "--plan.devices", "1")
+
+
+@pytest.mark.slow
+def test_an_audit(capsys, tmp_path):
+    args = ("fedavg", *TRY, "--worlds", "40")
+    result = jaxpfl(capsys, "privacy", "audit", *args, "--json", "--plot", tmp_path / "a.png")
+    assert (result.status, result.out.count("\n")) == (0, 1)
+    said = json.loads(result.out)
+    assert said["refuted"] is False
+    assert said["method"] == "fedavg"
+    assert said["relation"] == "add-or-remove-one"
+    for part, delta in (("worlds", 0.1), ("one_run", 1e-3)):
+        assert said[part]["epsilon_lower_bound"] < said[part]["claimed_epsilon"]
+        assert (said[part]["delta"], said[part]["confidence"]) == (delta, 0.95)
+    assert said["worlds"]["worlds"] == 40
+    assert said["one_run"]["canaries"] == 8
+    assert said["noise"]["over_claimed"] == pytest.approx(1, abs=0.05)
+    assert (tmp_path / "a.png").stat().st_size > 1000
+    again = jaxpfl(capsys, "privacy", "audit", *args)
+    assert again.out.splitlines()[-1] == "not refuted, which is no proof"
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (("fedvg", *TRY), "unknown method 'fedvg': did you mean 'fedavg'?"),
+        (("local", *TRY), "local uploads nothing"),
+        (("fedavg", *SMALL), "fedavg is not private: give --privacy.epsilon, or a noise multiplier"),
+        (("fedavg", *TRY, "--worlds", "15"), "worlds must be at least 16, got 15"),
+        (("fedavg", *TRY, "--canaries", "9"), "canaries must be between 2 and the 8 clients, got 9"),
+        (("fedavg", *TRY, "--canary-runs", "0"), "canary_runs must be at least 1, got 0"),
+        (("fedavg", *TRY, "--worlds-delta", "1"), "worlds_delta must be > 0 and < 1, got 1.0"),
+        (("fedavg", *TRY, "--confidence", "95"), "confidence must be > 0 and < 1, got 95.0"),
+        (("fedavg", *TRY, "--seed", "4294967290"), "seed must leave room for"),
+        (
+            ("fedavg", *SMALL, "--privacy.noise-multiplier", "0"),
+            "no epsilon can be claimed with a noise multiplier of 0",
+        ),
+    ],
+)
+def test_bad_input_is_one_line(capsys, args, message):
+    result = jaxpfl(capsys, "privacy", "audit", *args)
+    assert (result.status, result.out) == (2, "")
+    assert result.err.splitlines()[-1].startswith("error: ")
+    assert message in result.err.splitlines()[-1]
