@@ -13,7 +13,6 @@ from __future__ import annotations
 import argparse
 import math
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
 if not __package__:
@@ -23,7 +22,7 @@ if not __package__:
 
 from .harness import Job, compare
 from .problems import EXAMPLES, Problem, rounds_of, simulate, use_devices
-from .record import command, parser, positive, table, target, write
+from .record import command, own_file, parser, positive, save_picture, table, target, write
 from .timing import with_compile_seconds
 from .worker import Contender
 
@@ -70,7 +69,9 @@ def _parser() -> argparse.ArgumentParser:
     result.add_argument("--counts", type=positive, nargs="+", metavar="M")
     result.add_argument("--classes", type=positive, default=1, help="of linear models; 1 (default) is regression")
     result.add_argument("--method", choices=("fedavg", "adaped"), default="fedavg")
-    result.add_argument("--plot", type=Path, metavar="FILE", help="draw seconds a round over m")
+    result.add_argument(
+        "--plot", type=own_file("clients", picture=True), metavar="FILE", help="draw seconds a round over m"
+    )
     return result
 
 
@@ -123,7 +124,7 @@ def _plot(args: argparse.Namespace, results: dict[str, Any], slope: float | None
     axes.set_title(f"{args.method}, {args.model} clients")
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
-    figure.savefig(args.plot, dpi=150)
+    save_picture(figure, args.plot, "clients")
     plt.close(figure)
 
 

@@ -11,7 +11,6 @@ the release of the mean and as many noisy rounds, on the most users.
 from __future__ import annotations
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 if not __package__:
@@ -21,7 +20,7 @@ if not __package__:
 
 from .harness import Job, compare
 from .problems import device_facts, memory_facts
-from .record import command, parser, positive, table, write
+from .record import command, own_file, parser, positive, save_picture, table, write
 from .timing import with_compile_seconds
 from .worker import Contender
 
@@ -36,7 +35,12 @@ MIB = 2**20
 def main(argv: list[str] | None = None) -> None:
     options = parser("histograms", __doc__, repetitions=3)
     options.add_argument("--steps", type=positive, default=5, help="rounds of 'all of it'")
-    options.add_argument("--plot", type=Path, metavar="FILE", help="draw seconds over users, tokens and clusters")
+    options.add_argument(
+        "--plot",
+        type=own_file("histograms", picture=True),
+        metavar="FILE",
+        help="draw seconds over users, tokens and clusters",
+    )
     args = options.parse_args(argv)
     base, sweeps = (QUICK, {name: (value,) for name, value in QUICK.items()}) if args.quick else (BASE, SWEEPS)
     settings = [base | {name: value} for name, values in sweeps.items() for value in values]
@@ -76,7 +80,7 @@ def _plot(args: argparse.Namespace, sweeps: Any, base: dict[str, int], results: 
         axes.grid(alpha=0.3)
     panels[0].set_ylabel("seconds a round of Algorithm 2")
     figure.suptitle("n = {users:,}, d = {tokens:,}, k = {clusters} but for the axis".format(**base), fontsize=10)
-    figure.savefig(args.plot, dpi=150)
+    save_picture(figure, args.plot, "histograms")
 
 
 def work(settings: dict[str, Any]) -> Contender:

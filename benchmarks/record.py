@@ -22,6 +22,7 @@ from .harness import JobError
 PACKAGES = ("jaxpfl", "jax", "jaxlib", "flax", "optax", "numpy", "torch", "fedjax")
 STANDARD_OUTPUT = Path("-")
 _RECORD: ContextVar[TextIO] = ContextVar("record", default=sys.stdout)
+_BENCH = "jaxpfl bench "
 FLAG_PREFIXES = ("JAX_", "XLA_", "LIBTPU_", "OMP_", "KMP_", "MKL_", "OPENBLAS_", "CUDA_VISIBLE_", "NVIDIA_TF32_")
 
 
@@ -44,7 +45,7 @@ def parser(name: str, doc: str | None, *, repetitions: int = 5) -> argparse.Argu
     """The options that every benchmark has; its own are added to them."""
     result = _Parser(prog=name, description=(doc or "").splitlines()[0])
     said = "write the record of the measurement here; without FILE print it, and the tables on standard error"
-    result.add_argument("--json", type=Path, nargs="?", const=STANDARD_OUTPUT, metavar="FILE", help=said)
+    result.add_argument("--json", type=own_file(name), nargs="?", const=STANDARD_OUTPUT, metavar="FILE", help=said)
     result.add_argument("--repetitions", type=positive, default=repetitions, help="timings of each contender")
     result.add_argument("--data-dir", help="the folder that holds mnist; JAXPFL_DATA_DIR unless given")
     result.add_argument("--quick", action="store_true", help="a few seconds: shows that it runs, measures nothing")
@@ -80,6 +81,43 @@ def _record_alone() -> Iterator[None]:
             yield
     finally:
         _RECORD.reset(token)
+
+
+def own_file(benchmark: str, *, picture: bool = False) -> Callable[[str], Path]:
+    """A file to write, for argparse: a new one, or one that the same benchmark wrote before."""
+
+    def path(text: str) -> Path:
+        file = Path(text)
+        if file.is_dir():
+            raise argparse.ArgumentTypeError(f"{text} is a folder: name a file")
+        wrote = _drew if picture else _recorded
+        if file.exists() and wrote(file) != benchmark:
+            raise argparse.ArgumentTypeError(f"{text} exists, and is not what {benchmark} wrote before: choose another")
+        return file
+
+    return path
+
+
+def save_picture(figure: Any, path: Path, benchmark: str) -> None:
+    """Writes a figure that `own_file` knows again."""
+    from jaxpfl.presentation import save_png, signed
+
+    with signed(f"{_BENCH}{benchmark}"):
+        save_png(figure, path)
+
+
+def _drew(path: Path) -> str | None:
+    from jaxpfl.presentation import signature
+
+    return (signature(path) or "").removeprefix(_BENCH)
+
+
+def _recorded(path: Path) -> str | None:
+    try:
+        record = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return record.get("benchmark") if isinstance(record, dict) else None
 
 
 def positive(text: str) -> int:

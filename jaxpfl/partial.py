@@ -13,17 +13,24 @@ _UNFINISHED: set[Path] = set()
 
 @contextmanager
 def partial(path: Path) -> Iterator[Path]:
-    """A place to write a file or a folder to, which gets its name only when the block ends without an error.
+    """A place to write a file or a folder to, which gets its name only when the block ends without an error."""
+    with scratch(path) as place:
+        yield place
+        os.replace(place, path)
+        _sync(path.parent)
 
-    What a kill left there is removed first, and what an error leaves afterwards.
+
+@contextmanager
+def scratch(path: Path) -> Iterator[Path]:
+    """A hidden place beside a path, for a file or a folder that is gone when the block ends.
+
+    What a kill left there is removed first.
     """
     place = path.with_name(f".{path.name}.partial")
     _UNFINISHED.add(place)
     try:
         _remove(place)
         yield place
-        os.replace(place, path)
-        _sync(path.parent)
     finally:
         _remove(place)
         _UNFINISHED.discard(place)

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import textwrap
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
@@ -71,6 +75,31 @@ def save(figure: Any, folder: Path, name: str) -> Path:
     return save_png(figure, folder / f"{name}.png")
 
 
+_SIGNATURE: ContextVar[str | None] = ContextVar("signature", default=None)
+_PNG = b"\x89PNG\r\n\x1a\n"
+
+
+@contextmanager
+def signed(command: str) -> Iterator[None]:
+    """Pictures that the block draws say in themselves which command drew them."""
+    token = _SIGNATURE.set(command)
+    try:
+        yield
+    finally:
+        _SIGNATURE.reset(token)
+
+
+def signature(path: Path) -> str | None:
+    """The command that drew a picture; None of one that says none, and of other files."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(4096)  # text stands before the pixels
+    except OSError:
+        return None
+    found = re.search(rb"(?s)(....)tEXt(Source\x00.*)", head) if head.startswith(_PNG) else None
+    return found[2][7 : int.from_bytes(found[1])].decode(errors="replace") if found else None
+
+
 def save_png(figure: Any, path: Path) -> Path:
     """Writes a figure as PNG, whole or not at all; its folder is made where it is missing.
 
@@ -82,7 +111,7 @@ def save_png(figure: Any, path: Path) -> Path:
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial(path) as place:
-            figure.savefig(place, dpi=150, format="png")
+            figure.savefig(place, dpi=150, format="png", metadata={"Source": _SIGNATURE.get()})
     except OSError as error:
         raise JaxpflError(f"{path}: cannot be written: {error.strerror or error}") from error
     return path

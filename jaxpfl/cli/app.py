@@ -7,7 +7,8 @@ import json
 import signal
 import sys
 import warnings
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from types import FrameType, MappingProxyType
 from typing import Any, NoReturn
 
@@ -68,8 +69,8 @@ def _dispatch(args: list[str]) -> None:
         print(json.dumps({"version": __version__}) if args[1:] else __version__)
         return
     if args[:1] == ["bench"]:  # a folder beside the package, installed with it; the benchmarks read their own options
-        _stop_by_exception()
-        importlib.import_module("jaxpfl.benchmarks.__main__").main(args[1:])
+        with _stopped_by_exception():
+            importlib.import_module("jaxpfl.benchmarks.__main__").main(args[1:])
         return
 
     if args[:1] and args[0] in GROUPS:
@@ -79,7 +80,8 @@ def _dispatch(args: list[str]) -> None:
     _choose(training.commands(args), "jaxpfl", DESCRIPTION, args, others={**GROUPS, "bench": BENCH})
 
 
-def _stop_by_exception() -> None:
+@contextmanager
+def _stopped_by_exception() -> Iterator[None]:
     """Has signals raise, so that what started processes can stop them."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
@@ -87,8 +89,12 @@ def _stop_by_exception() -> None:
         raise SystemExit(128 + number)
 
     signals.unwatch()
-    for number in signals.NUMBERS:
-        signal.signal(number, end)
+    before = {number: signal.signal(number, end) for number in signals.NUMBERS}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
 
 
 def _choose(

@@ -9,8 +9,10 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
+from jaxpfl.cli.output import claim_file
 from jaxpfl.cli.places import NEW_FILE
 from jaxpfl.experiment.config import RunConfig, resolve
+from jaxpfl.presentation import signed
 
 if TYPE_CHECKING:
     from jaxpfl.experiment.audit import Audit
@@ -60,6 +62,7 @@ def audit(
     from jaxpfl.experiment.audit import subject_of
     from jaxpfl.experiment.setup import prepare, require
 
+    claim_file(how.plot, "--plot", "jaxpfl privacy audit")
     use_cpu_cores()
     compile_cache.enable()
     config = resolve(settings)
@@ -81,7 +84,8 @@ def audit(
     if how.plot is not None:
         from jaxpfl.privacy.plot import plot_worlds
 
-        plot_worlds(found.game.present, found.game.absent, found.claimed, found.game.bound, how.plot)
+        with signed("jaxpfl privacy audit"):
+            plot_worlds(found.game.present, found.game.absent, found.claimed, found.game.bound, how.plot)
     if how.json:
         print(json.dumps({"method": method, **found.to_json()}))
     else:

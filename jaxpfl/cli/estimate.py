@@ -10,7 +10,7 @@ from tyro.conf import arg
 
 from jaxpfl.cli.flags import UNSAID
 from jaxpfl.cli.histogram import histogram
-from jaxpfl.cli.output import TO, Output, write
+from jaxpfl.cli.output import TO, Output, claiming, write
 from jaxpfl.estimate.bernoulli import BernoulliSettings
 from jaxpfl.estimate.compression import CompressionSettings
 from jaxpfl.estimate.csv_columns import CsvLayout
@@ -36,7 +36,7 @@ _COMPRESSION, _NETWORK, _LAYOUT = CompressionSettings(), NetworkSettings(), CsvL
 def commands() -> tuple[Callable[..., None], ...]:
     """The commands of the group."""
     simulated = gaussian, bernoulli, mixture, histogram, regression, regression_mixture, logistic_regression
-    return *simulated, network, compression, elections, when
+    return tuple(map(claiming, (*simulated, network, compression, elections, when)))
 
 
 def gaussian(

@@ -8,7 +8,7 @@ from typing import Annotated
 from tyro.conf import arg
 
 from jaxpfl.cli.flags import UNSAID
-from jaxpfl.cli.output import TO, Output, write
+from jaxpfl.cli.output import TO, Output, claim_file, write
 from jaxpfl.cli.places import NEW_FILE
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimate.histogram_settings import HistogramSettings
@@ -29,6 +29,7 @@ def histogram(
         export: Write every user's personalised histogram to this .npz file.
         export_epsilon: Of the exported centers; without privacy unless given.
     """
+    from jaxpfl.data.npz import npz_keys
     from jaxpfl.estimate import histogram as study
     from jaxpfl.estimate import histogram_report
 
@@ -38,6 +39,7 @@ def histogram(
         raise JaxpflError(f"export_epsilon must be one of --epsilon {known}, got {export_epsilon:g}")
     if export is not None and not export.parent.is_dir():
         raise JaxpflError(f"export: no folder {export.parent}")
+    claim_file(export, "--export", "jaxpfl estimate histogram", lambda path: npz_keys(path) == list(study.EXPORTED))
     made = study.run(settings)
     if not to.json:
         from jaxpfl.console import Console

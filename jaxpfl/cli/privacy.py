@@ -12,8 +12,10 @@ from tyro.conf import arg
 
 from jaxpfl.cli.audit import audit
 from jaxpfl.cli.flags import UNSAID
+from jaxpfl.cli.output import claim_file
 from jaxpfl.cli.places import NEW_FILE
 from jaxpfl.errors import JaxpflError
+from jaxpfl.presentation import signed
 
 if TYPE_CHECKING:
     from jaxpfl.privacy import PrivacyPlan
@@ -125,6 +127,7 @@ def curve(
 
     if table and json:
         raise JaxpflError("--table prints a table and --json prints JSON: give one of them")
+    claim_file(plot, "--plot", "jaxpfl privacy curve")
     checks.count("points", points)
     last = _plan(noise_multiplier, claim)
     rounds = sorted({max(1, round(claim.rounds * (i + 1) / points)) for i in range(points)})
@@ -136,7 +139,8 @@ def curve(
 
         what = f"z = {noise_multiplier:g}, q = {last.sampling.rate:.4g}, delta = {claim.delta:g}"
         beside = [] if claim.accountant == "paper" else printed
-        plot_curve(rounds, epsilons, beside, plot, f"{what} ({last.relation}, {claim.accountant})")
+        with signed("jaxpfl privacy curve"):
+            plot_curve(rounds, epsilons, beside, plot, f"{what} ({last.relation}, {claim.accountant})")
     if table:
         _table(rounds, epsilons, printed)
     else:

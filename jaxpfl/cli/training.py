@@ -15,17 +15,19 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxpfl import signals
 from jaxpfl.cli.flags import UNSAID
+from jaxpfl.cli.output import claim_file
 from jaxpfl.cli.parse import with_more
 from jaxpfl.cli.places import NEW_FILE, NEW_FOLDER
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import compile_cache
 from jaxpfl.experiment.config import DataConfig, RunConfig, resolve
 from jaxpfl.experiment.config_file import ConfigFile, read
-from jaxpfl.presentation import columns, filled
+from jaxpfl.presentation import columns, filled, signed
 
 if TYPE_CHECKING:
     from jaxpfl.data import Entry
 
+_DESCRIBE = "jaxpfl data describe"
 DEFAULT_METHODS = ("local", "fedavg", "fedavg-ft", "adaped")
 
 
@@ -245,11 +247,13 @@ def _data(action: str, settings: DataConfig, as_json: bool, plot: Path | None) -
     from jaxpfl.experiment.setup import load_federation
     from jaxpfl.experiment.true_clusters import client_clusters
 
+    claim_file(plot, "--plot", _DESCRIBE)
     config = resolve(RunConfig(**vars(settings)))
     source, federation = load_federation(config)
     clusters = client_clusters(config, source.num_classes)
     summary = data.summary(federation, source.num_classes, source, clusters)
     if plot is not None:
-        data.plot_split(summary, plot)
+        with signed(_DESCRIBE):
+            data.plot_split(summary, plot)
     description = data.describe(summary)
     print(json.dumps(description) if as_json else data.format_description(description))

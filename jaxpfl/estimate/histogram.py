@@ -34,11 +34,14 @@ from jaxpfl.estimate.histogram_private_methods import (
 from jaxpfl.estimate.histogram_settings import HistogramSettings
 from jaxpfl.estimate.repetitions import measure, standard_error
 from jaxpfl.estimators import histogram, histogram_private, histogram_standardised, histogram_tuning
+from jaxpfl.partial import partial
 from jaxpfl.types import Array, Key
 
 EXACT, BASELINE = "non-private", "FedAvg + FT"
 CLUSTERING = {True: "Algorithm 2", False: "Standardised"}
 """Whose centers are exported, and blended by the users: without privacy, and with."""
+EXPORTED = ("users", "vocabulary", "histograms", "centers", "cluster", "lam")
+"""The arrays of an exported archive, see `export`."""
 PRINTED = {
     "Local": (5.093, 5.093), "FedAvg": (1.054, 1.115), "IFCA": (1.036, 1.110), "Algorithm 2 + DimRed": (0.971, 0.990),
     "Algorithm 2": (0.930, 1.053), "FedAvg + FT": (0.912, 0.958), "IFCA + FT": (0.875, 0.948),
@@ -188,16 +191,16 @@ def export(study: Study, given: HistogramSettings, path: Path, epsilon: float | 
     estimates = jax.jit(lambda users: histogram_tuning.estimates(users, personal))(users)
     near = jax.lax.map(lambda block: histogram.nearest(histogram.histograms(block), centers), users)
     valid = np.asarray(users.valid).ravel()
-    with open(path, "wb") as file:
-        np.savez(
-            file,
-            users=study.data.names,
-            vocabulary=study.data.vocabulary,
-            histograms=np.asarray(estimates).reshape(-1, given.tokens)[valid],
-            centers=study.centers[column],
-            cluster=histogram.each(near, users),
-            lam=lam,
-        )
+    values = (
+        study.data.names,
+        study.data.vocabulary,
+        np.asarray(estimates).reshape(-1, given.tokens)[valid],
+        study.centers[column],
+        histogram.each(near, users),
+        lam,
+    )
+    with partial(path) as place, open(place, "wb") as file:
+        np.savez(file, **dict(zip(EXPORTED, values, strict=True)))
 
 
 def _row(scored: Scored, baseline: Scored, data: Prepared) -> dict[str, Any]:

@@ -66,7 +66,7 @@ class Terminal(_Live):
         self._progress.refresh()
 
     def say(self, text: str) -> None:
-        self._progress.console.print(text, highlight=False)
+        self._progress.console.print(text, highlight=False, soft_wrap=True)
 
 
 class Working(_Live):

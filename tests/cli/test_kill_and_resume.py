@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -11,6 +12,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from command import SMALL
+
+from jaxpfl.experiment import lock
 
 COMMAND = [sys.executable, "-m", "jaxpfl.cli", "run", "adaped", *SMALL]
 LONG = ["--rounds", "40", "--eval-every", "5", "--checkpoint-every", "5", "--plan.rounds-per-call", "1"]
@@ -65,6 +68,101 @@ def test_kill_minus_nine(tmp_path: Path, whole, round: int):
     out, err = start(folder, "--resume").communicate(timeout=300)
     assert out, err
     assert_same(folder, out, whole)
+
+
+def one_line(err: str) -> str:
+    """What was said, which must be one line below the progress display."""
+    said = [line for line in err.splitlines() if line.strip() and not re.match(" +adaped ", line)]
+    assert len(said) == 1, err
+    return said[0]
+
+
+@pytest.mark.slow
+def test_three_ctrl_c_end_at_once_and_lose_no_more_than_kill_does(tmp_path: Path, whole):
+    folder = tmp_path / "run"
+    process = start(folder)
+    wait_for_round(folder, 8, process)
+    for _ in range(3):
+        process.send_signal(signal.SIGINT)
+        time.sleep(0.02)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out) == (130, "")
+    assert "--resume continues" in one_line(err)
+    out, err = start(folder, "--resume").communicate(timeout=300)
+    assert out, err
+    assert_same(folder, out, whole)
+
+
+@pytest.mark.slow
+def test_sigterm_ends_a_compilation(tmp_path: Path, whole):
+    folder = tmp_path / "run"
+    process = start(folder)
+    records, deadline = folder / "metrics.jsonl", time.monotonic() + 120
+    while not records.exists() and time.monotonic() < deadline:  # made just before the first round compiles
+        time.sleep(0.005)
+    process.send_signal(signal.SIGTERM)
+    out, err = process.communicate(timeout=20)
+    assert (process.returncode, out, records.read_text()) == (143, "", "")
+    assert one_line(err).startswith(f"interrupted; kept in {folder}: the same command with")
+    out, err = start(folder, "--resume").communicate(timeout=300)
+    assert out, err
+    assert_same(folder, out, whole)
+
+
+@pytest.mark.slow
+def test_ctrl_c_at_any_moment_of_the_start(tmp_path: Path):
+    """Twelve moments, from Python's own start to the first rounds, over the time that the start takes here."""
+    began = time.monotonic()
+    process = start(tmp_path / "timed")
+    wait_for_round(tmp_path / "timed", 1, process)
+    process.kill()
+    process.communicate()
+    took = time.monotonic() - began
+    for number, share in enumerate(np.random.default_rng(0).uniform(0, 1, 12)):
+        folder = tmp_path / str(number)
+        process = start(folder)
+        time.sleep(0.1 + share * (took - 0.1))  # Python itself takes the first tenth of a second
+        process.send_signal(signal.SIGINT)
+        out, err = process.communicate(timeout=20)
+        assert (process.returncode, out) == (130, "")
+        said = one_line(err)
+        assert said.startswith(("interrupted", "stopped adaped after round"))
+        assert ("--resume continues" in said) == (folder / "config.json").exists()
+
+
+FULL = """
+import resource, sys
+from jaxpfl.cli import main
+from jaxpfl.experiment import checkpoint
+save = checkpoint.Checkpoints.save
+def limited(self, round, state, seconds):
+    size = 2000 if round == 10 else resource.RLIM_INFINITY
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, resource.RLIM_INFINITY))
+    save(self, round, state, seconds)
+checkpoint.Checkpoints.save = limited
+main(sys.argv[1:])
+"""
+
+
+@pytest.mark.slow
+def test_a_disk_that_fills_up_in_a_checkpoint(tmp_path: Path, whole):
+    folder = tmp_path / "run"
+    command = [sys.executable, "-c", FULL, *COMMAND[3:], *LONG, "--json", "--output", folder]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "cannot write the checkpoint of round 10 to" in one_line(done.stderr)
+    assert "File too large; --resume goes on from the one before" in done.stderr
+    assert [p.name for p in (folder / "checkpoints" / "adaped").iterdir()] == ["5"]
+    out, err = start(folder, "--resume").communicate(timeout=300)
+    assert out, err
+    assert_same(folder, out, whole)
+
+
+def test_a_second_process_in_the_folder_is_refused(tmp_path: Path, whole):
+    with lock.held(tmp_path / "run"):
+        out, err = start(tmp_path / "run").communicate(timeout=120)
+    assert out == ""
+    assert f"process {os.getpid()} on" in one_line(err)
 
 
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path, whole):

@@ -1,0 +1,146 @@
+"""Outputs of every command: what was there stays, unless the same command wrote it."""
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import SMALL, jaxpfl
+
+from jaxpfl import JaxpflError
+from jaxpfl.cli.output import TO, Output, claiming, write
+
+WHEN = ["estimate", "when", "--clients", "50", "--samples", "5"]
+GAUSSIAN = ["estimate", "gaussian", "--clients", "9", "--samples", "3", "--repetitions", "2"]
+
+
+def contents(folder: Path) -> dict[str, bytes]:
+    return {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def refused(capsys, *args) -> str:
+    result = jaxpfl(capsys, *args)
+    assert (result.status, result.out, result.err.count("\n")) == (2, "", 1)
+    return result.err
+
+
+def study(names: list[str], value: int = 0) -> Callable[..., None]:
+    """A command of ``jaxpfl estimate`` that computes nothing and writes these files."""
+
+    def draw(folder: Path) -> list[Path]:
+        for name in names:
+            (folder.parent / name).write_text(f"{name} {value}")
+        return [folder.parent / name for name in names if name.startswith("plots/")]
+
+    def of_nothing(to: Output = TO) -> None:
+        write({"study": "of-nothing", "value": value}, to, draw)
+
+    return claiming(of_nothing)
+
+
+def test_a_study_replaces_its_own_results_only(tmp_path):
+    out = tmp_path / "out"
+    study(["plots/a.png", "estimates.csv"])(to=Output(output=out))
+    study(["plots/a.png", "plots/b.png"], 1)(to=Output(output=out))
+    summary = json.loads((out / "summary.json").read_text())
+    assert (summary["value"], summary["plots"]) == (1, ["plots/a.png", "plots/b.png"])
+    assert (out / "plots" / "a.png").read_text() == "plots/a.png 1"
+
+    (out / "notes.txt").write_text("of the user's")
+    before = contents(out)
+    with pytest.raises(JaxpflError, match=r"notes\.txt exists, and is no earlier result: choose another --output"):
+        study(["plots/a.png", "notes.txt"], 2)(to=Output(output=out))
+    assert contents(out) == before
+    study(["plots/a.png"], 3)(to=Output(output=out))
+    assert contents(out)["notes.txt"] == b"of the user's"
+
+
+def test_a_study_that_fails_leaves_its_earlier_results(tmp_path):
+    study(["plots/a.png"])(to=Output(output=tmp_path))
+    before = contents(tmp_path)
+    with pytest.raises(FileNotFoundError):
+        study(["plots/a.png", "no-folder/b"], 1)(to=Output(output=tmp_path))
+    assert contents(tmp_path) == before
+
+
+def test_the_commands_tell_their_results_from_those_of_others(tmp_path, capsys):
+    first = jaxpfl(capsys, *WHEN, "--output", tmp_path, "--json").json
+    assert first["files"] == first["plots"] == ["plots/phases.png"]
+    before = contents(tmp_path)
+    assert "holds plots, and no results of jaxpfl estimate gaussian" in refused(capsys, *GAUSSIAN, "--output", tmp_path)
+    assert contents(tmp_path) == before
+    again = jaxpfl(capsys, *WHEN, "--sigma-theta", "0.3", "--output", tmp_path, "--json").json
+    assert json.loads((tmp_path / "summary.json").read_text()) == again != first
+
+
+@pytest.mark.parametrize(
+    "files",
+    [
+        {"notes.txt": "of the user's"},
+        {"summary.json": "{}"},
+        {"summary.json": "["},
+        {"summary.json": '["when"]'},
+        {"config.json": "{}", "summary.json": '{"methods": {}, "rounds": 3}', "metrics.jsonl": ""},  # as of a run
+    ],
+)
+@pytest.mark.parametrize("command", [WHEN, ["run", "local", *SMALL]])
+def test_folders_of_others_are_refused_and_kept(tmp_path, capsys, files, command):
+    for name, text in files.items():
+        (tmp_path / name).write_text(text)
+    before = contents(tmp_path)
+    assert "--output" in refused(capsys, *command, "--output", tmp_path)
+    assert contents(tmp_path) == before
+
+
+def test_no_folder_at_all(tmp_path, capsys):
+    file = tmp_path / "file"
+    file.write_text("of the user's")
+    for command in (WHEN, ["run", "local", *SMALL]):
+        for output in (file, file / "below"):
+            assert "a folder" in refused(capsys, *command, "--output", output)
+    assert file.read_text() == "of the user's"
+
+
+CURVE = ["privacy", "curve", "--noise-multiplier", "2", "--rounds", "3", "--delta", "1e-5", "--points", "2"]
+DESCRIBE = ["data", "describe", "--data", "digits", "--clients", "4"]
+
+
+@pytest.mark.parametrize("command", [CURVE, DESCRIBE])
+def test_a_picture_is_replaced_by_its_own_command_only(tmp_path, capsys, command):
+    picture, others = tmp_path / "p.png", tmp_path / "others.png"
+    for _ in range(2):
+        assert jaxpfl(capsys, *command, "--plot", picture).status == 0
+    whole = picture.read_bytes()
+    other = DESCRIBE if command is CURVE else CURVE
+    assert "is not what jaxpfl privacy audit wrote before" in refused(
+        capsys, "privacy", "audit", "fedavg", "--plot", picture
+    )
+    assert f"is not what jaxpfl {other[0]} {other[1]} wrote before" in refused(capsys, *other, "--plot", picture)
+    for content in (b"of the user's", b"", b"\x89PNG\r\n\x1a\n"):
+        others.write_bytes(content)
+        assert "exists, and is not what" in refused(capsys, *command, "--plot", others)
+        assert others.read_bytes() == content
+    assert "is a folder" in refused(capsys, *command, "--plot", tmp_path)
+    assert picture.read_bytes() == whole
+
+
+def test_an_archive_of_histograms_is_replaced_by_its_own_command_only(tmp_path, capsys):
+    archive = tmp_path / "models.npz"
+    np.savez(archive, x=np.ones(3))
+    before = archive.read_bytes()
+    said = refused(capsys, "estimate", "histogram", "--export", archive)
+    assert "--export" in said
+    assert "is not what jaxpfl estimate histogram wrote before" in said
+    assert archive.read_bytes() == before
+
+
+def test_a_record_of_another_benchmark_is_kept(tmp_path, capsys):
+    record = tmp_path / "record.json"
+    for text in ('{"benchmark": "sweep"}', "[]", "of the user's"):
+        record.write_text(text)
+        for name, flag in (("clients", "--json"), ("clients", "--plot"), ("histograms", "--plot")):
+            result = jaxpfl(capsys, "bench", name, "--quick", flag, record)
+            assert result.status == 2
+            assert f"is not what {name} wrote before" in result.err
+        assert record.read_text() == text
