@@ -1,6 +1,11 @@
 """What every test shares: two CPU devices, plots without a display, and compiled programs kept between tests."""
 
+import ctypes
+import gc
 import os
+from collections.abc import Iterator
+from contextlib import suppress
+from pathlib import Path
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 # The tests compile hundreds of small programs; XLA's older CPU emitters take a third of the time for each.
@@ -10,6 +15,9 @@ import jax
 import pytest
 
 from jaxpfl import use_cpu_cores
+
+_RESIDENT = 2**30
+"""Bytes of a worker from which the programs of one file are dropped before the next, which does not use them."""
 
 
 def pytest_configure(config: pytest.Config) -> None:
@@ -27,3 +35,22 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache.mkdir(f"jax-{worker}")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _drop_programs() -> Iterator[None]:
+    """Keeps a worker below 2 GiB; what is needed again comes from the cache on disk."""
+    yield
+    if _resident() > _RESIDENT:
+        jax.clear_caches()
+        gc.collect()
+        with suppress(OSError, AttributeError):  # elsewhere than with glibc
+            ctypes.CDLL("libc.so.6").malloc_trim(0)
+
+
+def _resident() -> int:
+    """Bytes of memory that this process holds; none where the system does not say."""
+    try:
+        return int(Path("/proc/self/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
+    except OSError:
+        return 0

@@ -1,5 +1,8 @@
 """``jaxpfl export`` and ``--warm-start`` from the command line."""
 
+import shutil
+from pathlib import Path
+
 import numpy as np
 import pytest
 from command import SMALL, jaxpfl
@@ -7,11 +10,17 @@ from command import SMALL, jaxpfl
 import jaxpfl as package
 
 
+@pytest.fixture(scope="module")
+def original(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("original") / "run"
+
+
 @pytest.fixture
-def run(tmp_path, capsys):
-    folder = tmp_path / "run"
-    assert jaxpfl(capsys, "run", "fedavg", *SMALL, "--output", folder).status == 0
-    return folder
+def run(original: Path, tmp_path: Path, capsys) -> Path:
+    """A copy of a run that was made once."""
+    if not original.exists():
+        assert jaxpfl(capsys, "run", "fedavg", *SMALL, "--output", original).status == 0
+    return shutil.copytree(original, tmp_path / "run")
 
 
 def test_export_says_what_it_wrote(run, capsys):

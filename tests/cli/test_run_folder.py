@@ -82,6 +82,7 @@ def test_rerunning_the_config_gives_the_same_numbers(finished, tmp_path, capsys)
     assert without_seconds(result.json) == without_seconds(summary)
 
 
+@pytest.mark.slow
 def test_a_damaged_checkpoint_is_passed_over(finished, capsys):
     folder, summary = finished
     for path in (folder / "checkpoints" / "adaped" / "4").rglob("*"):
@@ -118,7 +119,9 @@ def test_resume_skips_what_is_finished_and_redoes_what_is_not(finished, capsys):
     assert without_seconds(result.json) == without_seconds(summary)
 
 
-@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b""), lambda path: path.unlink()])
+@pytest.mark.parametrize(
+    "damage", [lambda path: path.write_bytes(b""), pytest.param(lambda path: path.unlink(), marks=pytest.mark.slow)]
+)
 def test_damaged_scores_are_said_and_made_again(finished, capsys, damage):
     folder, summary = finished
     damage(folder / "methods" / "adaped.npz")
@@ -149,6 +152,7 @@ def test_a_run_that_was_refused_leaves_its_folder_to_the_corrected_one(tmp_path,
     assert jaxpfl(capsys, "run", "local", *SMALL, "--output", folder, "--lr", "0.05").status == 0
 
 
+@pytest.mark.slow
 def test_more_rounds_equal_a_run_of_that_length(finished, tmp_path, capsys):
     folder, _ = finished
     longer = [*SMALL, "--rounds", "7", "--json"]
@@ -182,6 +186,7 @@ def test_a_taken_folder_is_refused(finished, capsys):
     assert "already holds a run" in result.err
 
 
+@pytest.mark.slow
 def test_default_folder_is_found_again(tmp_path, capsys, monkeypatch):
     monkeypatch.chdir(tmp_path)
     args = ("run", "local", *SMALL, "--json")
@@ -192,13 +197,14 @@ def test_default_folder_is_found_again(tmp_path, capsys, monkeypatch):
 
 
 def plan_of(capsys, *args: str) -> list[str]:
-    """The methods that a command would run."""
+    """The methods that a command would run; none is compiled."""
     result = jaxpfl(capsys, *args, "--explain-plan", "--json")
     assert result.status == 0, result.err
     return list(result.json)
 
 
-def test_methods_come_from_the_config_unless_given(tmp_path, capsys):
+def test_methods_come_from_the_config_unless_given(tmp_path, capsys, monkeypatch):
+    monkeypatch.setattr("jaxpfl.experiment.explain.explain_plan", lambda experiment: dict.fromkeys(experiment.methods))
     one, two = tmp_path / "one.toml", tmp_path / "two.toml"
     for file, methods in ((one, '["fedavg"]'), (two, '["local", "fedavg"]')):
         file.write_text(f'methods = {methods}\nmodel = "linear"\nclients = 6\nbatch_size = 5\nseeds = 1\n')

@@ -1,15 +1,15 @@
 """What the conformance tests are run for.
 
 Tests marked ``every_method`` take every registered federated method and the toys: those are the promises that a method
-can break. The others are promises of the engine, and take methods that between them use all of it. What
-`test_everything_that_must_not_matter_at_once` asks of every method at once is slow where it is asked piece by piece,
-and itself for methods that do not belong to those. So are the dearest toys where the others ask the same.
+can break. The others are promises of the engine, and take methods that between them use all of it, two of them in the
+default run. What `test_everything_that_must_not_matter_at_once` asks of every method at once is slow where it is asked
+piece by piece, and itself for most methods.
 """
 
 import jax
 import pytest
 from problem import ragged_federation
-from toys import CASES, CORE
+from toys import CASES, CORE, QUICK
 
 from jaxpfl import Federation
 
@@ -18,8 +18,8 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "method" in metafunc.fixturenames:
         whole = metafunc.definition.get_closest_marker("every_method")
         names = sorted(CASES if whole else CORE)
-        seldom = set(names) - set(CORE) if whole and whole.kwargs.get("slow") else set() if whole else {"toy medians"}
-        cases = [pytest.param(CASES[name], marks=pytest.mark.slow if name in seldom else ()) for name in names]
+        every_time = set(names) if whole and not whole.kwargs.get("slow") else set(QUICK)
+        cases = [pytest.param(CASES[name], marks=() if name in every_time else pytest.mark.slow) for name in names]
         metafunc.parametrize("method", cases, ids=names)
 
 

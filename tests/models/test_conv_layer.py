@@ -72,7 +72,7 @@ def test_conv_equals_lax_in_float64(shape):
         compare(convolution.conv, reference, (x, kernel), 1e-9)
 
 
-@pytest.mark.parametrize(("dtype", "rtol"), [("float64", 1e-9), ("float32", 1e-5)])
+@pytest.mark.parametrize(("dtype", "rtol"), [("float64", 1e-9), pytest.param("float32", 1e-5, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("shape", "stride", "padding"), STRIDED)
 def test_strides_and_padding_are_those_of_lax(shape, stride, padding, dtype, rtol):
     ours = functools.partial(convolution.conv, stride=stride, padding=padding)

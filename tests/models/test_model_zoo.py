@@ -63,7 +63,9 @@ def test_parameter_count(name, shape, classes, count):
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == count
 
 
-@pytest.mark.parametrize("name", list(EXAMPLES))
+@pytest.mark.parametrize(
+    "name", [pytest.param(name, marks=pytest.mark.slow if name == "resnet18" else ()) for name in EXAMPLES]
+)
 def test_logits_under_jit_and_vmap(name):
     shape, classes = EXAMPLES[name]
     model, params = initialised(name)

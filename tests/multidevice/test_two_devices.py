@@ -30,7 +30,11 @@ def clients():
     return ragged_federation()
 
 
-@pytest.mark.parametrize("name", PLANS)
+WHOLE = "cohort in blocks of 2"
+"""The plan that uses most of the engine; the others are asked in the slow run."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(p, marks=() if p == WHOLE else pytest.mark.slow) for p in PLANS])
 @pytest.mark.parametrize(
     "method", ["adaped", *(pytest.param(m, marks=pytest.mark.slow) for m in ("fedavg", "toy medians", "toy clusters"))]
 )

@@ -84,7 +84,7 @@ def check(got: Run, others: Run) -> None:
     assert_same({k: got.history[k] for k in means}, {k: others.history[k] for k in means})
 
 
-@pytest.mark.parametrize("blocks", ["map", "vmap", "2"])
+@pytest.mark.parametrize("blocks", [*(pytest.param(b, marks=pytest.mark.slow) for b in ("map", "vmap")), "2"])
 def test_any_plan(blocks):
     plan = ExecutionPlan(clients=blocks, rounds_per_call=1)
     check(run(simulation("adaped", spoiled(infinite), {}, plan=plan), ROUNDS), undisturbed("adaped"))

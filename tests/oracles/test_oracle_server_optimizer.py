@@ -124,7 +124,10 @@ def run_state(simulation, got: Run, r: int):
     return simulation.adopt(rows._replace(key=jnp.stack([jax.random.key(SEED)])))
 
 
-CASES = [("fedavg", name) for name in (*NUMPY, *OPTAX)] + [("adaped", name) for name in ("sgd", "fedavgm", "fedadam")]
+SELDOM = {*(("fedavg", name) for name in list(OPTAX)[1:]), ("adaped", "sgd"), ("adaped", "fedavgm")}
+"""In the slow run: more of optax's own, by the way of the first, and AdaPeD with optimisers that FedAvg has too."""
+PAIRS = [("fedavg", name) for name in (*NUMPY, *OPTAX)] + [("adaped", name) for name in ("sgd", "fedavgm", "fedadam")]
+CASES = [pytest.param(*pair, marks=pytest.mark.slow if pair in SELDOM else ()) for pair in PAIRS]
 
 
 @pytest.mark.parametrize(("method", "optimizer"), CASES)
