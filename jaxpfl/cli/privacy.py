@@ -197,4 +197,6 @@ def _table(rounds: list[int], epsilons: list[float], printed: list[float]) -> No
 
 
 def _print(value: dict[str, Any]) -> None:
-    print(json.dumps(value, indent=2))
+    from jaxpfl.experiment.files import jsonable
+
+    print(json.dumps(jsonable(value), indent=2))  # no JSON has an infinite epsilon
