@@ -19,6 +19,24 @@ COLORS = ("#2a78d6", "#1baa7a", "#d99a00", "#6b4ae0", "#d8433f", "#1f9fb8", "#c2
 INK, GRID = "#333333", "#e6e6e6"
 
 
+def shades(count: int) -> list[str]:
+    """So many colours: the eight, then darker ones of them in the same order, then lighter ones, and again.
+
+    >>> len(set(shades(24)))
+    24
+    """
+
+    def shade(color: str, level: int) -> str:
+        parts = [int(color[i : i + 2], 16) for i in (1, 3, 5)]
+        if level % 3 == 1:
+            parts = [0.55 * part for part in parts]
+        elif level % 3 == 2:
+            parts = [255 - 0.5 * (255 - part) for part in parts]
+        return "#" + "".join(f"{round(part):02x}" for part in parts)
+
+    return [shade(COLORS[i % len(COLORS)], i // len(COLORS)) for i in range(count)]
+
+
 def columns() -> int:
     """Columns of the terminal, or as many as COLUMNS says: at least 20."""
     return max(20, shutil.get_terminal_size().columns)

@@ -55,6 +55,20 @@ def color(name: str) -> str:
     return _COLORS.get(name) or _COLORS.get(name.split(",")[0], INK)
 
 
+def _apart(names: list[str]) -> list[str]:
+    """The colours of the estimators of one picture: two that are no variants of each other share none."""
+    whose: dict[str, str] = {}  # colour -> the estimator that has it
+    found = []
+    for name in names:
+        base, own = name.split(",")[0], color(name)
+        if whose.get(own, base) != base:
+            spoken_for = {color(other) for other in names} | whose.keys()
+            own = next((free for free in COLORS if free not in spoken_for), own)
+        whose.setdefault(own, base)
+        found.append(own)
+    return found
+
+
 def write_curves(
     path: Path,
     fine: Values,
@@ -78,10 +92,10 @@ def write_curves(
     """
     figure, axes = new_axes(xlabel, ylabel, title)
     drawn: list[str] = []
-    for name, curve in curves.items():
+    for (name, curve), own in zip(curves.items(), _apart(list(curves)), strict=True):
         # A variant has the colour of what it is a variant of, dashed.
-        style = {"color": color(name), "linestyle": "--" if color(name) in drawn else "-"}
-        drawn.append(color(name))
+        style = {"color": own, "linestyle": "--" if own in drawn else "-"}
+        drawn.append(own)
         if curve.line is not None:
             axes.plot(fine, curve.line, linewidth=1.8, label=name, **style)
         if len(curve.x):
@@ -103,7 +117,9 @@ def write_curves(
         axes.ticklabel_format(axis="y", style="sci", scilimits=(-2, 3), useMathText=True)
     else:
         axes.axhline(0, color=INK, linewidth=0.8)
-    figure.legend(frameon=False, fontsize=9, loc="outside lower left", ncols=2)
+    bars = any(np.any(np.asarray(curve.stderr, float) > 0) for curve in curves.values())
+    note = {"title": f"bars: ± {FEW_ERRORS:g} standard errors", "title_fontsize": 9} if bars else {}
+    figure.legend(frameon=False, fontsize=9, loc="outside lower left", ncols=2, alignment="left", **note)
     return save(figure, path.parent, path.stem)
 
 

@@ -3,12 +3,17 @@ time went."""
 
 from __future__ import annotations
 
+import textwrap
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from jaxpfl.presentation import COLORS, entitle, new_axes, save
+from jaxpfl.presentation import COLORS, INK, entitle, new_axes, save, shades
+
+_DEVIATION, _RANGE = "± 1 standard deviation over seeds", "from lowest to highest seed"
+_MOST_BESIDE = 6
+"""Methods up to which a legend lies within the axes, and names stand upright below them."""
 
 
 def write_plots(folder: Path, records: list[dict[str, Any]], arrays: dict[str, dict[str, np.ndarray]]) -> list[Path]:
@@ -26,7 +31,7 @@ def write_plots(folder: Path, records: list[dict[str, Any]], arrays: dict[str, d
 
     matplotlib.use("Agg")
     folder.mkdir(exist_ok=True)
-    colors = {name: COLORS[i % len(COLORS)] for i, name in enumerate(arrays)}
+    colors = dict(zip(arrays, shades(len(arrays)), strict=True))
     drawn = [
         _accuracy(records, colors),
         _clients(_named(arrays, "after_accuracy"), colors, "Clients after the last round"),
@@ -108,55 +113,108 @@ def _spread(values: np.ndarray) -> np.ndarray:
     return values.std(axis=1, ddof=1) if values.shape[1] > 1 else np.zeros(len(values))
 
 
-def _line(axes: Any, rounds: np.ndarray, values: np.ndarray, color: str, label: str) -> None:
-    """The mean over the seeds, with a band of one standard deviation, or a bar where there is one round only."""
-    mean, spread = values.mean(axis=1), _spread(values)
+def _line(axes: Any, rounds: np.ndarray, values: np.ndarray, color: str, label: str, *, ranges: bool = False) -> None:
+    """The mean over the seeds, with a band (or a bar where there is one round only) of one standard deviation; or with
+    ``ranges`` of the seeds themselves, which leaves no bound of theirs."""
+    mean = values.mean(axis=1)
     axes.plot(rounds, mean, color=color, linewidth=2, label=label, **_marker(rounds))
     if values.shape[1] == 1:
         return
+    low, high = (values.min(axis=1), values.max(axis=1)) if ranges else (mean - _spread(values), mean + _spread(values))
     if len(rounds) == 1:
-        axes.errorbar(rounds, mean, spread, color=color, alpha=0.6, capsize=4)
+        axes.errorbar(rounds, mean, [mean - low, high - mean], color=color, alpha=0.6, capsize=4)
     else:
-        axes.fill_between(rounds, mean - spread, mean + spread, color=color, alpha=0.15, linewidth=0)
+        axes.fill_between(rounds, low, high, color=color, alpha=0.15, linewidth=0)
+
+
+def _legend(axes: Any, spread: str | None, *, cut: bool = False, named: bool = True, beside: bool = False) -> None:
+    """Explains what is drawn.
+
+    Args:
+      spread: what the bands or bars are; None where there are none.
+      cut: whether marks stand for what lies beyond the axis.
+      named: whether lines are to be named.
+      beside: at the side of the axes, as where there are many lines in any case.
+    """
+    from matplotlib.lines import Line2D
+    from matplotlib.patches import Patch
+
+    handles = axes.get_legend_handles_labels()[0] if named else []
+    beside |= len(handles) > _MOST_BESIDE
+    if spread is not None:
+        handles.append(Patch(color="#888888", alpha=0.3, linewidth=0, label=spread))
+    if cut:
+        mark = {"color": "#888888", "marker": "v", "markersize": 5, "linestyle": "none"}
+        handles.append(Line2D([], [], label="beyond the axis", **mark))
+    if beside:
+        axes.figure.legend(handles=handles, frameon=False, loc="outside right upper", fontsize=9)
+        axes.figure.set_size_inches(9.2, 4.8)
+    else:
+        axes.legend(handles=handles, frameon=False, loc="best")
 
 
 def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
+    """The personalised models' accuracy over the rounds, and dashed that of the global models; after a single
+    evaluation, each method stands at a tick of its own."""
     figure, axes = _rounds_axes("test accuracy, mean over clients", "")
-    shown, of_global = [], {}
-    for i, (method, color) in enumerate(colors.items()):
-        rounds, values = _series(records, method, "evaluation", "personalized_accuracy")
-        if not len(rounds):
-            continue
+    found = {name: _series(records, name, "evaluation", "personalized_accuracy") for name in colors}
+    found = {name: series for name, series in found.items() if len(series[0])}
+    single = len({r for rounds, _ in found.values() for r in rounds}) == 1
+    shown, of_global, several = [], {}, False
+    for place, (method, (rounds, values)) in enumerate(found.items()):
+        several |= values.shape[1] > 1
         shown += [100 * (values.mean(axis=1) + side * _spread(values)) for side in (-1, 1)]
-        # Bars of one round stand side by side.
-        at = rounds + ((i + 0.5) / len(colors) - 0.5 if len(rounds) == 1 else 0.0)
-        _line(axes, at, 100 * values, color, method)
+        _line(axes, np.array([place]) if single else rounds, 100 * values, colors[method], method)
         both, own, global_values = _series(records, method, "evaluation", "personalized_accuracy", "global_accuracy")
         # Where the personalised model is the global one, one line says both.
         if len(both) and not np.allclose(own, global_values, equal_nan=True):
-            of_global[method] = 100 * global_values.mean(axis=1)
-            dots = _marker(rounds, markerfacecolor="white")
-            axes.plot(both + (at - rounds)[0], of_global[method], color=color, linewidth=1.2, linestyle="--", **dots)
-    if shown:  # the personalised models set the scale; an untrained global model may lie far below
-        every = np.concatenate(shown)
-        low, high = np.nanmin(every), np.nanmax(every)
-        margin = max(0.05 * (high - low), 0.5)
-        axes.set_ylim(low - margin, high + margin)
-        _settle(axes)
-    entitle(axes, _says(of_global, *axes.get_ylim()))
+            of_global[method] = np.array([place]) if single else both, 100 * global_values.mean(axis=1)
+    if not shown:
+        entitle(axes, _says({}, 0.0, 1.0, single))
+        return figure
+    # The personalised models set the scale; an untrained global model may lie far below.
+    every = np.concatenate(shown)
+    low, high = np.nanmin(every), np.nanmax(every)
+    margin = max(0.05 * (high - low), 0.5)
+    low, high = low - margin, high + margin
+    cut = False
+    for method, (at, mean) in of_global.items():
+        dots = _marker(at, markerfacecolor="white")
+        axes.plot(at, mean, color=colors[method], linewidth=1.2, linestyle="--", **dots)
+        for beyond, edge, marker in ((mean < low, low, "v"), (mean > high, high, "^")):
+            axes.plot(
+                at[beyond], np.full(beyond.sum(), edge), marker, color=colors[method], markersize=5, clip_on=False
+            )
+            cut |= bool(beyond.any())
+    axes.set_ylim(low, high)
     axes.yaxis.set_major_formatter("{x:g} %")
-    if shown:
-        axes.legend(frameon=False, loc="lower right")
+    entitle(axes, _says(of_global, low, high, single))
+    if single:
+        _name_ticks(axes, list(found))
+        axes.set_xlabel(f"after round {next(iter(found.values()))[0][0]}")
+    else:
+        _settle(axes)
+    _legend(axes, _DEVIATION if several else None, cut=cut, named=not single, beside=bool(of_global))
     return figure
 
 
-def _says(of_global: dict[str, np.ndarray], low: float, high: float) -> str:
-    """The title: what is dashed, and whose global model is never between the limits."""
-    off = [method for method, mean in of_global.items() if np.nanmax(mean) < low or np.nanmin(mean) > high]
-    parts = ["dashed: global model"] if len(of_global) > len(off) else []
+def _name_ticks(axes: Any, names: list[str]) -> None:
+    """A tick for each method, at 0, 1, ..., slanted where there are many."""
+    slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if len(names) > _MOST_BESIDE else {}
+    axes.set_xticks(range(len(names)), names, **slanted)
+    axes.set_xlim(-0.6, len(names) - 0.2)
+    axes.figure.set_figwidth(max(7.2, 0.8 * len(names)))
+
+
+def _says(of_global: dict[str, tuple[np.ndarray, np.ndarray]], low: float, high: float, single: bool) -> str:
+    """The title: how global models are drawn, and whose is never between the limits."""
+    off = [method for method, (_, mean) in of_global.items() if np.nanmax(mean) < low or np.nanmin(mean) > high]
+    parts = [f"{'hollow' if single else 'dashed'}: global model"] if len(of_global) > len(off) else []
     if off:
-        parts.append(f"global model off the scale: {', '.join(f'{name} {of_global[name][-1]:.1f} %' for name in off)}")
-    return "Personalised models" + (f" ({'; '.join(parts)})" if parts else "")
+        last = ", ".join(f"{name} {of_global[name][1][-1]:.1f}\N{NO-BREAK SPACE}%" for name in off)
+        parts.append(f"global model off the scale: {last}")
+    title = "Personalised models" + (f" ({'; '.join(parts)})" if parts else "")
+    return "\n".join(textwrap.wrap(title, 64))
 
 
 def _named(arrays: dict[str, dict[str, np.ndarray]], name: str) -> dict[str, np.ndarray]:
@@ -168,7 +226,7 @@ def _clients(accuracies: dict[str, np.ndarray], colors: dict[str, str], title: s
     """Each client's accuracy (mean over seeds) as a dot, with the mean and the quartiles; None for no client."""
     if not accuracies:
         return None
-    figure, axes = new_axes("", "test accuracy of a client, mean over seeds", title)
+    figure, axes = new_axes("", "test accuracy of a client, mean over seeds", f"{title} (bars: mean and quartiles)")
     jitter = np.random.default_rng(0)
     for place, (method, values) in enumerate(accuracies.items()):
         client = 100 * np.nanmean(values[:, np.isfinite(values).any(axis=0)], axis=0)
@@ -177,17 +235,11 @@ def _clients(accuracies: dict[str, np.ndarray], colors: dict[str, str], title: s
         dots = place + jitter.uniform(-0.22, 0.22, len(client))
         axes.scatter(dots, client, s=16, color=colors[method], alpha=0.45, linewidths=0)
         low, high = np.quantile(client, [0.25, 0.75])
-        axes.vlines(place, low, high, color="#333333", linewidth=2)
-        axes.hlines(client.mean(), place - 0.3, place + 0.3, color="#333333", linewidth=2)
-        axes.annotate(
-            f"{client.mean():.1f}",
-            (place + 0.32, client.mean()),
-            va="center",
-            fontsize=9,
-            color="#333333",
-        )
-    axes.set_xticks(range(len(accuracies)), list(accuracies))
-    axes.set_xlim(-0.6, len(accuracies) - 0.2)
+        axes.vlines(place, low, high, color=INK, linewidth=2)
+        axes.hlines(client.mean(), place - 0.3, place + 0.3, color=INK, linewidth=2)
+        beside = {"va": "bottom", "textcoords": "offset points", "xytext": (2, 1)}
+        axes.annotate(f"{client.mean():.1f}", (place + 0.02, client.mean()), fontsize=9, color=INK, **beside)
+    _name_ticks(axes, list(accuracies))
     axes.yaxis.set_major_formatter("{x:g} %")
     return figure
 
@@ -198,11 +250,13 @@ def _metric(records: list[dict[str, Any]], colors: dict[str, str], name: str, yl
     if not methods:
         return None
     figure, axes = _rounds_axes(ylabel, title)
+    several = False
     for method in methods:
         rounds, values = _series(records, method, "round", name)
-        _line(axes, rounds, values, colors[method], method)
+        several |= values.shape[1] > 1
+        _line(axes, rounds, values, colors[method], method, ranges=True)
     _settle(axes)
-    axes.legend(frameon=False, loc="best")
+    _legend(axes, _RANGE if several else None)
     return figure
 
 
@@ -241,5 +295,5 @@ def _by_bytes(records: list[dict[str, Any]], colors: dict[str, str], kind: str, 
     axes.xaxis.set_major_formatter(EngFormatter("B"))
     if scale == 100:
         axes.yaxis.set_major_formatter("{x:g} %")
-    axes.legend(frameon=False)
+    _legend(axes, _DEVIATION if any(values.shape[1] > 1 for _, values in curves.values()) else None)
     return figure

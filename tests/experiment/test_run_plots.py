@@ -1,9 +1,12 @@
 """The plots of runs that are short, or whose global models lie far below."""
 
+import itertools
+
 import numpy as np
 import pytest
 
 from jaxpfl.experiment import plots
+from jaxpfl.presentation import shades
 
 COLORS = {"local": "#111111", "adaped": "#222222"}
 
@@ -18,28 +21,79 @@ def evaluations(rounds: list[int], global_accuracy: float) -> list[dict]:
     ]
 
 
-def test_one_evaluation_has_room_and_bars():
+def test_after_one_evaluation_each_method_has_a_tick_and_a_bar():
     axes = plots._accuracy(evaluations([10], 0.85), COLORS).axes[0]
-    assert axes.get_xlim() == (9, 11)
-    assert set(axes.get_xticks()) <= {9, 10, 11}
+    assert [tick.get_text() for tick in axes.get_xticklabels()] == ["local", "adaped"]
+    assert axes.get_xlabel() == "after round 10"
     low, high = axes.get_ylim()
     places = [bar.get_segments()[0] for bar in axes.collections]
-    assert len({place[0, 0] for place in places}) == 2  # side by side
+    assert [place[0, 0] for place in places] == list(axes.get_xticks()) == [0, 1]
     for place in places:
         np.testing.assert_allclose(place[:, 1], 85 + np.array([-1, 1]) * 10 / 2**0.5)
         assert low < place[0, 1] < place[1, 1] < high
 
 
 @pytest.mark.parametrize(
-    ("global_accuracy", "title"),
+    ("rounds", "global_accuracy", "title"),
     [
-        (0.85, "Personalised models (dashed: global model)"),
-        (0.31, "Personalised models (global model off the scale: adaped 31.0 %)"),
+        ([10, 20], 0.86, "Personalised models (dashed: global model)"),
+        ([10], 0.86, "Personalised models (hollow: global model)"),
+        *[
+            (rounds, 0.31, "Personalised models (global model off the scale: adaped 31.0 %)")
+            for rounds in ([10], [9, 10])
+        ],
     ],
 )
-@pytest.mark.parametrize("rounds", [[10], [10, 20]])
 def test_the_title_promises_what_is_there(rounds, global_accuracy, title):
-    assert plots._accuracy(evaluations(rounds, global_accuracy), COLORS).axes[0].get_title(loc="left") == title
+    shown = plots._accuracy(evaluations(rounds, global_accuracy), COLORS).axes[0].get_title(loc="left")
+    assert shown.replace("\n", " ").replace("\N{NO-BREAK SPACE}", " ") == title
+
+
+def explained(figure) -> list[str]:
+    """The texts of the legends, in the axes or beside them."""
+    legends = [*figure.legends, *[axes.get_legend() for axes in figure.axes if axes.get_legend()]]
+    return [text.get_text() for legend in legends for text in legend.get_texts()]
+
+
+def test_what_the_axis_cuts_is_marked_and_all_that_is_drawn_explained():
+    records = evaluations([10, 20, 30], 0.86)
+    records[3]["global_accuracy"] = [0.2, 0.2]
+    figure = plots._accuracy(records, COLORS)
+    axes = figure.axes[0]
+    (mark,) = [line for line in axes.get_lines() if line.get_marker() == "v" and len(line.get_xdata())]
+    assert mark.get_xdata().tolist() == [10]
+    assert mark.get_ydata().tolist() == [axes.get_ylim()[0]]
+    assert explained(figure) == ["local", "adaped", "± 1 standard deviation over seeds", "beyond the axis"]
+    inside = plots._accuracy(evaluations([10, 20], 0.86), COLORS)
+    assert "beyond the axis" not in explained(inside)
+
+
+def test_psis_band_ends_where_its_seeds_do():
+    """Two deviations of seeds of which most are at the floor would lie below it."""
+    records = [{"method": "adaped", "kind": "round", "round": r, "psi": [0.5, 0.5, 2.0]} for r in (1, 2)]
+    figure = plots._metric(records, COLORS, "psi", "psi", "psi")
+    (band,) = figure.axes[0].collections
+    heights = band.get_paths()[0].vertices[:, 1]
+    assert (heights.min(), heights.max()) == (0.5, 2.0)
+    assert "from lowest to highest seed" in explained(figure)
+
+
+def test_twelve_methods_have_colours_and_names_of_their_own(tmp_path):
+    names = [f"a-long-method-{i}" for i in range(12)]
+    scores = {name: {"after_accuracy": np.linspace(0.5, 0.9, 20).reshape(2, 10)} for name in names}
+    records = [
+        {"kind": "evaluation", "method": name, "round": r, "personalized_accuracy": [0.8, 0.9 - 0.01 * i]}
+        for i, name in enumerate(names)
+        for r in (1, 2)
+    ]
+    assert [path.stem for path in plots.write_plots(tmp_path, records, scores)] == ["accuracy", "clients"]
+    colors = dict(zip(names, shades(12), strict=True))
+    figure = plots._clients(plots._named(scores, "after_accuracy"), colors, "Clients")
+    figure.draw_without_rendering()
+    boxes = [tick.get_window_extent() for tick in figure.axes[0].get_xticklabels()]
+    assert all(left.x1 < right.x1 - 20 for left, right in itertools.pairwise(boxes))
+    assert len(set(colors.values())) == 12
+    assert "(bars: mean and quartiles)" in figure.axes[0].get_title(loc="left")
 
 
 def test_the_legend_of_psi_leaves_the_curve_alone():
