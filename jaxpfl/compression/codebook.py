@@ -1,7 +1,8 @@
 r"""A vector through a codebook: each entry becomes the nearest of k numbers, found by Lloyd's algorithm. Lossy.
 
-A vector of at most k distinct numbers is returned to the bit. The message is the run-length one, whose table is then
-the codebook.
+A vector of at most k distinct numbers is returned to the bit; as in `run_length`, numbers are equal if their bits are,
+so that zero and minus zero are two. Among more numbers than centers, subnormal ones may count as zero. The message is
+the run-length one, whose table is then the codebook.
 
 Reference: Zhao et al., section III (k = 3 and 4).
 """
@@ -12,6 +13,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.compression import run_length
+from jaxpfl.compression.binary_scale import room, times_power
 from jaxpfl.compression.compressed import Compressed
 from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Array
@@ -21,12 +23,12 @@ STEPS = 20
 
 
 def compress(x: Array, k: int, steps: int = STEPS) -> Compressed:
-    """Each entry of x [d] replaced by the nearest of k centers.
+    """Each entry of x [d] replaced by the nearest of k centers; NaN where x is not finite.
 
     Raises:
       JaxpflError: for k below 1.
     """
-    value = nearest(x, centers(x, k, steps))
+    value = jnp.where(jnp.isfinite(x).all(), nearest(x, centers(x, k, steps)), jnp.nan)
     return Compressed(value, run_length.count_bits(value))
 
 
@@ -38,20 +40,23 @@ def centers(x: Array, k: int, steps: int = STEPS) -> Array:
     """
     if k < 1:
         raise JaxpflError(f"k must be at least 1, got {k}")
-    ordered = jnp.sort(x)
+    ordered = jnp.sort(_ranks(x))
     new = jnp.append(True, ordered[1:] != ordered[:-1])
     distinct = new.sum()
     # The r-th distinct number stands where r of them have been counted.
     wanted = jnp.arange(k) * distinct // k + 1
-    start = ordered[jnp.searchsorted(jnp.cumsum(new), wanted)]
+    start = _numbers(ordered[jnp.searchsorted(jnp.cumsum(new), wanted)], x.dtype)
+    e = room(x)  # deviations of huge numbers, and their sums, may be above the largest float
+    scaled = times_power(x, -e)
 
     def step(_: int, at: Array) -> Array:
-        member = _place(x, at)[:, None] == jnp.arange(k)
+        member = _place(scaled, at)[:, None] == jnp.arange(k)
         # A mean of deviations: equal entries give their number itself, not a rounded mean of it.
-        apart = jnp.where(member, x[:, None] - at, 0).sum(axis=0)
+        apart = jnp.where(member, scaled[:, None] - at, 0).sum(axis=0)
         return at + apart / jnp.maximum(member.sum(axis=0), 1).astype(x.dtype)
 
-    return jax.lax.fori_loop(0, steps, step, start)
+    found = times_power(jax.lax.fori_loop(0, steps, step, times_power(start, -e)), e)
+    return jnp.where(distinct <= k, start, found)
 
 
 def nearest(x: Array, centers: Array) -> Array:
@@ -60,7 +65,23 @@ def nearest(x: Array, centers: Array) -> Array:
 
 
 def _place(x: Array, centers: Array) -> Array:
-    low, high = centers[:-1], centers[1:]
+    low, high = _ranks(centers[:-1]), _ranks(centers[1:])
     # Between neighbouring numbers the middle is rounded to one of them, which must not be the higher.
-    below = jnp.minimum(low / 2 + high / 2, jnp.nextafter(high, jnp.full_like(high, -jnp.inf)))
-    return jnp.searchsorted(jnp.maximum(low, below), x)
+    below = jnp.minimum(_ranks(centers[:-1] / 2 + centers[1:] / 2), high - 1)
+    return jnp.searchsorted(jnp.maximum(low, below), _ranks(x))
+
+
+def _ranks(x: Array) -> Array:
+    """Integers in the order of the numbers, one for each pattern of bits: floats are compared with subnormals as zero."""
+    pattern = jax.lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}")
+    return _mirrored(pattern)
+
+
+def _numbers(ranks: Array, dtype: jnp.dtype) -> Array:
+    """The numbers of ranks."""
+    return jax.lax.bitcast_convert_type(_mirrored(ranks), dtype)
+
+
+def _mirrored(pattern: Array) -> Array:
+    """Negative patterns, which grow with the magnitude, the other way round; its own inverse."""
+    return jnp.where(pattern < 0, pattern ^ jnp.iinfo(pattern.dtype).max, pattern)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import jax.numpy as jnp
 
 from jaxpfl.compression import quantizers
+from jaxpfl.compression.binary_scale import exponent, times_power
 from jaxpfl.compression.bits import FLOAT
 from jaxpfl.compression.compressed import Compressed
 from jaxpfl.types import Array, Key
@@ -16,7 +17,8 @@ from jaxpfl.types import Array, Key
 
 def sign(x: Array) -> Compressed:
     """The scaled sign of x [d]; zero counts as positive."""
-    scale = jnp.abs(x).mean()
+    e = exponent(x)
+    scale = times_power(jnp.abs(times_power(x, -e)).mean(), e)  # the sum alone may be above the largest float
     return Compressed(jnp.where(x < 0, -scale, scale), jnp.int32(FLOAT + x.shape[0]))
 
 

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.compression import elias, positions
+from jaxpfl.compression.binary_scale import exponent, times_power
 from jaxpfl.compression.bits import FLOAT, Reader, fixed, floats
 from jaxpfl.compression.compressed import Compressed
 from jaxpfl.compression.quantizers import rounded
@@ -23,7 +24,7 @@ from jaxpfl.types import Array, Key
 
 
 def compress(key: Key, x: Array, s: int) -> Compressed:
-    """``Q(x)`` of x [d], and its bits; NaN where x is not finite.
+    """``Q(x)`` of x [d], and its bits; not finite where x is not, or where the norm is above the largest float.
 
     Raises:
       JaxpflError: for s below 1.
@@ -40,12 +41,12 @@ def quantize(key: Key, x: Array, s: int) -> tuple[Array, Array]:
     """
     if s < 1:
         raise JaxpflError(f"s must be at least 1, got {s}")
-    # Squares of small or large numbers leave the range of floats; those of a share of the largest do not.
-    largest = jnp.abs(x).max()
-    share = x / jnp.where(largest > 0, largest, 1)
+    # Squares of small or large numbers leave the range of floats; those of numbers about one do not.
+    e = exponent(x)
+    share = times_power(x, -e)
     length = jnp.sqrt((share**2).sum())
     z = s * jnp.abs(share) / jnp.where(length > 0, length, 1)
-    return largest * length, (jnp.sign(x) * rounded(key, z)).astype(jnp.int32)
+    return times_power(length, e), (jnp.sign(x) * rounded(key, z)).astype(jnp.int32)
 
 
 def dequantize(norm: Array, levels: Array, s: int) -> Array:

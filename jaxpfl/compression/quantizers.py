@@ -14,6 +14,7 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxpfl.compression.binary_scale import exponent, times_power
 from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Array, Key, Scalar
 
@@ -38,6 +39,8 @@ def levels(key: Key, x: Array, b: Scalar, bits: int) -> Array:
     """What is sent: the number of each entry's level, 0 ... 2^bits - 1, as int32 of x's shape."""
     check_bits(bits)
     top = 2**bits - 1
+    b, e = _about_one(jnp.asarray(b, x.dtype))
+    x = times_power(x, -e)
     z = (jnp.clip(x, -b, b) + b) * (top / (2 * b))
     return jnp.clip(rounded(key, z), 0, top).astype(jnp.int32)
 
@@ -50,7 +53,8 @@ def rounded(key: Key, z: Array) -> Array:
 
 def values(sent: Array, b: Scalar, bits: int) -> Array:
     """The numbers in [-b, b] that levels stand for."""
-    return sent * (2 * b / (2**bits - 1)) - b
+    b, e = _about_one(1.0 * jnp.asarray(b))
+    return times_power(sent * (2 * b / (2**bits - 1)) - b, e)
 
 
 def quantize(key: Key, x: Array, b: Scalar, bits: int) -> Array:
@@ -82,3 +86,10 @@ def normal_variance(mean: Scalar, variance: Scalar, b: Scalar, bits: int) -> Arr
     phase = 2 * jnp.pi * jnp.mod(k * ((mean + b) / step), 1)
     terms = jnp.cos(phase) * jnp.exp(-2 * (jnp.pi * k) ** 2 * variance / step**2) / (jnp.pi * k) ** 2
     return step**2 * (1 / 6 - terms.sum())
+
+
+def _about_one(b: Array) -> tuple[Array, Array]:
+    """b over the power of two that makes it a number about one, and that power's exponent: 2 b and 1 / b may be out of
+    range."""
+    e = exponent(b)
+    return times_power(b, -e), e

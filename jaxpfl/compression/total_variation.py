@@ -29,6 +29,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.compression import run_length
+from jaxpfl.compression.binary_scale import room, times_power
 from jaxpfl.compression.blocked_scan import blocked_scan, following, from_blocks, previous, to_blocks
 from jaxpfl.compression.compressed import Compressed
 from jaxpfl.types import Array, Scalar
@@ -77,7 +78,8 @@ def update(g: Array, gamma: Scalar) -> Update:
       gamma: not negative.
     """
     d = g.shape[0]
-    gamma = jnp.asarray(gamma, g.dtype)
+    e = room(g)  # cumulative sums of huge numbers may be above the largest float
+    g, gamma = times_power(g, -e), times_power(jnp.asarray(gamma, g.dtype), -e)
     limit = gamma + _TOLERANCE * jnp.finfo(g.dtype).eps * jnp.maximum(gamma, jnp.abs(g).max())
     here, data = to_blocks(jnp.ones(d, bool), False), to_blocks(g, 0)
     whole = _Cut(
@@ -99,7 +101,7 @@ def update(g: Array, gamma: Scalar) -> Update:
     inside = sums_inside - sizes * means
     dual = jnp.where(settled, jnp.clip(sums, -gamma, gamma), jnp.where(following(end.starts, True), end.edge, inside))
     finite = jnp.isfinite(g).all()
-    return Update(*(jnp.where(finite, from_blocks(a, d), jnp.nan) for a in (end.value, dual)))
+    return Update(*(jnp.where(finite, times_power(from_blocks(a, d), e), jnp.nan) for a in (end.value, dual)))
 
 
 def _clipped_sums(x: Array, starts: Array, gamma: Array) -> Array:

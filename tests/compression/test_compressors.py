@@ -141,3 +141,57 @@ def test_refusals():
     ):
         with pytest.raises(JaxpflError, match=f"^{message}$"):
             call()
+
+
+LARGEST = float(np.finfo(np.float32).max)
+EXTREMES = {
+    "huge": [3e38, -3e38, 1e38, 2e38],
+    "the largest": [LARGEST] * 4,
+    "huge and small": [3e38, 1.0, -2e38, 0.0],
+    "near the smallest": [2e-37, -2.5e-37, 3e-37, 1e-37],
+}
+
+
+@pytest.mark.parametrize("numbers", EXTREMES.values(), ids=EXTREMES)
+def test_numbers_at_the_ends_of_the_range(numbers: list[float]):
+    """What is sent is what a float64 computation gives, or not finite where its own scale is above the largest."""
+    x, wide = jnp.asarray(numbers, jnp.float32), np.asarray(numbers, np.float32).astype(float)
+    sign = np.abs(wide).mean() * np.where(wide < 0, -1, 1)
+    np.testing.assert_allclose(jax.jit(fixed_width.sign)(x).value, sign, rtol=1e-6)
+
+    value = np.asarray(jax.jit(lambda x: fixed_width.uniform(KEY, x, 4).value)(x), float)
+    step = 2 * np.abs(wide).max() / 15
+    assert (np.abs(value - wide) <= step * (1 + 1e-6)).all()
+    place = (value + np.abs(wide).max()) / step
+    np.testing.assert_allclose(place, np.round(place), atol=1e-4)
+
+    norm = np.linalg.norm(wide)
+    value = np.asarray(jax.jit(lambda x: qsgd.compress(KEY, x, 1).value)(x), float)
+    if norm > LARGEST:
+        assert not np.isfinite(value).any()
+    else:
+        np.testing.assert_allclose(value[value != 0], norm * np.sign(wide[value != 0]), rtol=1e-6)
+        assert (value != 0).any()
+
+    np.testing.assert_array_equal(jax.jit(lambda x: top_k.compress(x, 4).value)(x), x)
+    value = np.asarray(jax.jit(lambda x: codebook.compress(x, 1).value)(x), float)
+    np.testing.assert_allclose(value, len(numbers) * [wide.mean()], rtol=1e-6)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e30, 2.0**126])
+def test_uniform_does_not_depend_on_the_unit(scale: float):
+    want = np.asarray(fixed_width.uniform(KEY, X / 4, 4).value, float) * scale
+    np.testing.assert_allclose(fixed_width.uniform(KEY, X / 4 * np.float32(scale), 4).value, want, rtol=1e-4)
+
+
+def test_few_distinct_subnormal_numbers_come_back_to_the_bit():
+    """Zero and minus zero are two numbers, as they are to the run-length code; XLA compares all of these as equal."""
+    x = np.array([1e-42, 2e-42, 1.0, -0.0, 0.0, -1e-45, 2e-42], np.float32)
+    got = jax.jit(lambda x: codebook.compress(x, 6))(x)
+    np.testing.assert_array_equal(np.asarray(got.value).view(np.int32), x.view(np.int32))
+    assert int(got.bits) == len(run_length.encode(x))
+
+
+def test_a_codebook_shows_what_is_no_number_whatever_its_sign():
+    for wrong in (np.nan, -np.nan, np.inf, -np.inf):
+        assert not np.isfinite(np.asarray(codebook.compress(X.at[3].set(wrong), 2).value)).any()

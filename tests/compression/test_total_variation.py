@@ -136,3 +136,14 @@ def test_not_a_number_stays_one():
     for bad in (np.nan, np.inf):
         g = jnp.zeros(10).at[3].set(bad)
         assert np.isnan(np.asarray(update(g, 1.0).value)).all()
+
+
+@pytest.mark.parametrize("gamma", [0.1, 1e37])
+@pytest.mark.parametrize("numbers", [[3e38] * 3 + [-3e38], [3.4e38] * 4, [1e38, 3e38, 2e38, 3e38]])
+def test_huge_numbers_have_the_update_of_their_shares(numbers: list[float], gamma: float):
+    """Their cumulative sums are above the largest float. Scaled by a power of two, the update scales with them."""
+    g = np.asarray(numbers, np.float32)
+    got, small = jax.jit(update)(g, gamma), jax.jit(update)(g / 2.0**64, gamma / 2.0**64)
+    np.testing.assert_array_equal(got.value, np.asarray(small.value) * np.float32(2.0**64))
+    np.testing.assert_array_equal(got.dual, np.asarray(small.dual) * np.float32(2.0**64))
+    assert np.isfinite(got.value).all()
