@@ -72,7 +72,7 @@ def _place(x: Array, centers: Array) -> Array:
 
 
 def _ranks(x: Array) -> Array:
-    """Integers in the order of the numbers, one for each pattern of bits: floats are compared with subnormals as zero."""
+    """Integers in the order of the numbers, one for each pattern of bits: XLA compares subnormal floats as zeros."""
     pattern = jax.lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}")
     return _mirrored(pattern)
 

@@ -96,7 +96,7 @@ def graph_by_inputs(space: str, federation: Federation, *, neighbours: int = NEI
 
 
 def _nearest(vectors: Array, neighbours: int) -> Graph:
-    return graphs.nearest_neighbours(features.euclidean(vectors), vectors.shape[0], neighbours)
+    return graphs.nearest_vectors(vectors, neighbours)
 
 
 def _of_inputs(space: str, federation: Federation) -> Array:

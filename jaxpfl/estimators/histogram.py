@@ -121,6 +121,11 @@ def each(values: Array, users: Users) -> np.ndarray:
     return flat[..., np.asarray(users.valid).ravel()]
 
 
+def as_counted(tree: Any, users: Users) -> Any:
+    """The numbers of a tree in the precision of the users' counts, which a scan over them keeps."""
+    return jax.tree.map(lambda a: jnp.asarray(a, users.count.dtype), tree)
+
+
 def only(users: Users, keep: Array) -> Users:
     """Some of the users, those of a mask [b, c], where they lie: the others' places hold nobody."""
     row = users.place // users.tokens
@@ -139,8 +144,8 @@ def histograms(block: Users | Array) -> Array:
 
 
 def floored(p: Array, floor: Scalar) -> Array:
-    """``max(p, s)`` over its sum, along the last axis."""
-    p = jnp.maximum(p, floor)
+    """``max(p, s)`` over its sum, along the last axis; in the precision of p."""
+    p = jnp.maximum(p, jnp.asarray(floor, p.dtype))
     return p / p.sum(axis=-1, keepdims=True)
 
 

@@ -14,7 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.estimators.histogram import Users, divergences, floored, total
+from jaxpfl.estimators.histogram import Users, as_counted, divergences, floored, total
 from jaxpfl.types import Array, Scalar
 
 
@@ -67,7 +67,8 @@ def cluster(
         IFCA.
       complete: what becomes of the means [k, d] before they are centers (`histogram_dimred`).
     """
-    jumps = jnp.asarray(rate) == 1
+    start, rate = as_counted((start, rate), users)
+    jumps = rate == 1
 
     def step(at: tuple[Array, Array], _: None) -> tuple[tuple[Array, Array], Array]:
         centers = at[0]

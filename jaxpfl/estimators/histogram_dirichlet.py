@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import digamma, gammaln
 
-from jaxpfl.estimators.histogram import Users, floored, histograms, nearest
+from jaxpfl.estimators.histogram import Users, as_counted, floored, histograms, nearest
 from jaxpfl.estimators.histogram_tuning import Personal
 from jaxpfl.types import Array, Scalar
 
@@ -73,6 +73,8 @@ def em(users: Users, start: Mixture, steps: int, *, hard: Array | None = None) -
       hard: centers [k, d]; with them every user stays in the cluster of the nearest one, and only the Dirichlet
         distribution of each cluster is fitted: empirical Bayes behind Algorithm 2.
     """
+
+    start = as_counted(start, users)
 
     def step(mixture: Mixture, _: None) -> tuple[Mixture, Array]:
         def of_block(carry: tuple[Array, ...], block: Users) -> tuple[tuple[Array, ...], None]:

@@ -28,7 +28,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.estimators.histogram import Users, floored, nearest, total
+from jaxpfl.estimators.histogram import Users, as_counted, floored, nearest, total
 from jaxpfl.estimators.histogram_clusters import sums
 from jaxpfl.privacy import checks
 from jaxpfl.types import Array, Key, Scalar
@@ -129,6 +129,8 @@ def cluster(
     on_sum: bool = False,
 ) -> Array:
     """Algorithm 2 with Algorithm 3 for its centers, [k, d]: T calls from a start that the theorem does not cover."""
+
+    start, epsilon, stddev, clip, floor = as_counted((start, epsilon, stddev, clip, floor), users)
 
     def step(t: Array, centers: Array) -> Array:
         own = jax.random.fold_in(key, t)

@@ -17,7 +17,7 @@ from typing import Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.estimators.histogram import Users, floored, histograms
+from jaxpfl.estimators.histogram import Users, as_counted, floored, histograms
 from jaxpfl.types import Array, Key, Scalar
 
 Direction: TypeAlias = Literal["printed", "objective"]
@@ -37,6 +37,8 @@ def far_apart(
       floor: s.
       direction: of the divergence.
     """
+
+    temperature = as_counted(temperature, users)
 
     def pick(i: Array | int, gap: Array) -> Array:
         """The histogram of the user with the largest ``t gap + Gumbel``, which is a draw with that probability."""

@@ -18,19 +18,6 @@ import jax.numpy as jnp
 from jaxpfl.types import Array, Key, Scalar
 
 
-def euclidean(vectors: Array) -> Callable[[Array], Array]:
-    """The squared distances of vectors [N, q], as `graphs.nearest_neighbours` takes them."""
-    # Centered, the squares lose less to cancellation; the nearest of far-off duplicates would be noise otherwise.
-    centered = vectors - vectors.mean(axis=0)
-    squares = (centered**2).sum(axis=1)
-
-    def distances(ids: Array) -> Array:
-        inner = jnp.matmul(centered[ids], centered.T, precision="highest")
-        return jnp.maximum(squares[ids][:, None] + squares - 2 * inner, 0)
-
-    return distances
-
-
 def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: int) -> Array:
     """One client's mean of random features, [number]: distances between clients' are their discrepancy, within about
     ``1 / sqrt(number)``.

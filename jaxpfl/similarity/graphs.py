@@ -84,7 +84,53 @@ def nearest_neighbours(
     ids = starts[:, None] + np.arange(block)
     found = np.empty((nodes, k), np.int64)
     found[ids] = jax.jit(lambda ids: jax.lax.map(near, ids))(jnp.asarray(ids, jnp.int32))
-    pairs = np.stack([np.repeat(np.arange(nodes), k), found.reshape(-1)], axis=1)
+    return _joined(list(found), mutual)
+
+
+def nearest_vectors(vectors: Any, k: int, *, block: int = 256, mutual: bool = False) -> Graph:
+    """`nearest_neighbours` of vectors by their Euclidean distances, exact to float64's rounding; on the host.
+
+    Inner products give all distances quickly, but lose what long vectors have in common. They only choose the
+    candidates, as many as their rounding leaves open; who is nearest is decided by the differences, so that duplicates
+    are at zero and the first of equally near nodes are taken.
+
+    Args:
+      vectors: [N, q]; one that is not finite is near nobody.
+      k, block, mutual: as `nearest_neighbours` has them.
+
+    Raises:
+      JaxpflError: as `nearest_neighbours`.
+    """
+    given = np.asarray(vectors)
+    nodes, numbers = given.shape
+    if nodes < 1 or k < 1:
+        raise JaxpflError(f"nodes and neighbours must be at least 1, got {nodes} and {k}")
+    finite = np.asarray(np.isfinite(given).all(axis=1))
+    k = min(k, int(finite.sum()) - 1)
+    if k < 1:
+        return from_edges([], nodes)
+    centered = np.where(finite[:, None], given, 0).astype(np.float64)
+    centered -= centered.sum(axis=0) / finite.sum()
+    squares = (centered**2).sum(axis=1)
+    rounding = 8 * (numbers + 8) * np.finfo(np.float64).eps
+    found = [np.zeros(0, np.int64)] * nodes
+    for start in range(0, nodes, block):
+        rows = np.flatnonzero(finite[start : start + block]) + start
+        sums = squares[rows, None] + squares
+        apart, slack = sums - 2 * centered[rows] @ centered.T, rounding * sums
+        apart[:, ~finite] = apart[np.arange(len(rows)), rows] = np.inf
+        reach = np.partition(apart + slack, k - 1, axis=1)[:, k - 1]
+        for i, close in zip(rows, apart - slack <= reach[:, None], strict=True):
+            among = np.flatnonzero(close)
+            exact = ((given[among].astype(np.float64) - given[i]) ** 2).sum(axis=1)
+            found[i] = among[np.argsort(exact, kind="stable")[:k]]
+    return _joined(found, mutual)
+
+
+def _joined(found: list[np.ndarray], mutual: bool) -> Graph:
+    """The graph of the neighbours that each node has found."""
+    nodes = len(found)
+    pairs = np.stack([np.repeat(np.arange(nodes), list(map(len, found))), np.concatenate(found)], axis=1)
     if mutual:
         _, places, counts = np.unique(np.sort(pairs, axis=1), axis=0, return_index=True, return_counts=True)
         pairs = pairs[places[counts == 2]]

@@ -9,7 +9,13 @@ import pytest
 from histogram_reference import FLOOR, algorithm_2, apart, dirichlet_likelihood, floored, kl, small, users_of
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.estimators import histogram, histogram_dimred, histogram_dirichlet, histogram_tuning
+from jaxpfl.estimators import (
+    histogram,
+    histogram_dimred,
+    histogram_dirichlet,
+    histogram_printed,
+    histogram_tuning,
+)
 from jaxpfl.estimators.histogram_clusters import cluster
 from jaxpfl.estimators.histogram_start import far_apart
 
@@ -38,6 +44,22 @@ def test_algorithm_2_and_ifca(rate):
     made = cluster(USERS, jnp.asarray(START, jnp.float32), 6, floor=FLOOR, rate=rate)
     np.testing.assert_allclose(made.centers, centers, rtol=2e-4, atol=1e-7)
     np.testing.assert_allclose(made.objective, objective, rtol=1e-4)
+
+
+def test_double_precision_beside_counts_in_single_precision():
+    """Starts, floors and rates of NumPy are float64 under x64; scans over the users keep their counts' precision."""
+    with jax.enable_x64(True):
+        users, floor, rate = users_of(COUNTS), np.float64(FLOOR), np.float64(0.3)
+        made = cluster(users, jnp.asarray(START), 6, floor=floor, rate=rate)
+        np.testing.assert_allclose(made.centers, algorithm_2(Q, START, 6, 0.3)[0], rtol=2e-4, atol=1e-7)
+        printed = histogram_printed.cluster(
+            jax.random.key(0), users, START, 2, epsilon=np.float64(1), stddev=np.float64(0), clip=rate, floor=floor
+        )
+        fit = histogram_dirichlet.em(users, histogram_dirichlet.around(jnp.asarray(START), 20.0), 2)
+        far = far_apart(jax.random.key(0), users, 3, temperature=np.float64(1), floor=floor)
+        for found in (made.centers, printed, fit.mixture.a, far):
+            assert found.dtype == jnp.float32
+            assert np.isfinite(found).all()
 
 
 def test_a_center_without_users_becomes_uniform_and_under_ifca_stays():

@@ -13,6 +13,10 @@ def pairs(graph: graphs.Graph) -> set[tuple[int, int]]:
     return set(zip(graph.first.tolist(), graph.second.tolist(), strict=True))
 
 
+def square_distances(vectors: jax.Array) -> np.ndarray:
+    return ((np.asarray(vectors)[:, None] - np.asarray(vectors)) ** 2).sum(axis=-1)
+
+
 def brute_force(points: np.ndarray, k: int, mutual: bool) -> set[tuple[int, int]]:
     apart = ((points[:, None] - points) ** 2).sum(axis=-1)
     np.fill_diagonal(apart, np.inf)
@@ -26,17 +30,36 @@ def brute_force(points: np.ndarray, k: int, mutual: bool) -> set[tuple[int, int]
 @pytest.mark.parametrize(("k", "block"), [(1, 4), (3, 7), (3, 23), (3, 300), (40, 8)])
 def test_nearest_neighbours_whatever_the_blocks(k, block, mutual):
     points = np.random.default_rng(0).normal(size=(23, 4))
-    got = graphs.nearest_neighbours(features.euclidean(jnp.asarray(points)), 23, k, block=block, mutual=mutual)
-    assert pairs(got) == brute_force(points, min(k, 22), mutual)
+    want = brute_force(points, min(k, 22), mutual)
+    assert pairs(graphs.nearest_vectors(points, k, block=block, mutual=mutual)) == want
+
+    def distances(ids: jax.Array) -> jax.Array:
+        return ((jnp.asarray(points)[ids][:, None] - points) ** 2).sum(axis=-1)
+
+    assert pairs(graphs.nearest_neighbours(distances, 23, k, block=block, mutual=mutual)) == want
+
+
+@pytest.mark.parametrize("k", [1, 3])
+@pytest.mark.parametrize("far", [0, 100, 3000])
+def test_ties_go_to_the_first_wherever_the_points_lie(k, far):
+    """Points of a lattice have many equal distances; inner products of far-off ones leave noise in their place."""
+    points = np.random.default_rng(0).integers(0, 3, size=(40, 3)).astype(np.float32) / 8 + np.float32(far) / 7
+    assert pairs(graphs.nearest_vectors(jnp.asarray(points), k)) == brute_force(points.astype(float), k, False)
+
+
+def test_vectors_that_are_not_finite_are_near_nobody():
+    points = np.array([[0.0], [1.0], [np.nan], [1.5], [np.inf]])
+    assert pairs(graphs.nearest_vectors(points, 3)) == {(0, 1), (0, 3), (1, 3)}
+    assert graphs.nearest_vectors(points[2:], 2).edges == 0
 
 
 def test_one_client_has_no_neighbour_and_duplicates_find_each_other():
-    assert graphs.nearest_neighbours(features.euclidean(jnp.ones((1, 3))), 1, 5).edges == 0
+    assert graphs.nearest_vectors(jnp.ones((1, 3)), 5).edges == 0
     # Far from the origin, where squares would cancel.
     points = jnp.asarray(np.repeat(np.random.default_rng(1).normal(size=(5, 3)), 2, axis=0) + 1000, jnp.float32)
-    got = graphs.nearest_neighbours(features.euclidean(points), 10, 1)
+    got = graphs.nearest_vectors(points, 1)
     assert pairs(got) == {(2 * i, 2 * i + 1) for i in range(5)}
-    everyone_alike = graphs.nearest_neighbours(features.euclidean(jnp.ones((4, 3))), 4, 2)
+    everyone_alike = graphs.nearest_vectors(jnp.ones((4, 3)), 2)
     assert (np.asarray(graphs.degrees(everyone_alike)) >= 2).all()
 
 
@@ -65,7 +88,7 @@ def test_bad_edges_are_refused(given, nodes, message):
 
 def test_no_neighbours_are_refused():
     with pytest.raises(JaxpflError, match="got 3 and 0"):
-        graphs.nearest_neighbours(features.euclidean(jnp.ones((3, 1))), 3, 0)
+        graphs.nearest_vectors(jnp.ones((3, 1)), 0)
 
 
 STAR = [(40, i) for i in range(40)]
@@ -131,7 +154,7 @@ def test_random_features_approach_the_discrepancies():
     key = jax.random.key(0)
     vectors = jax.vmap(lambda x, mask: features.mean_embedding(key, x, mask, 1.5, 20_000))(x.astype(jnp.float32), mask)
     exact = features.mmd(x, mask, 1.5)(jnp.arange(6))
-    np.testing.assert_allclose(features.euclidean(vectors)(jnp.arange(6)), exact, atol=0.05)
+    np.testing.assert_allclose(square_distances(vectors), exact, atol=0.05)
     assert float(exact.max()) > 0.5
 
 
@@ -140,15 +163,14 @@ def test_covariances_and_their_distances():
     vectors = jax.vmap(features.covariance)(jnp.asarray(x, jnp.float32), jnp.asarray(mask))
     own = [np.cov(a[seen].T, bias=True) for a, seen in zip(x, mask, strict=True)]
     want = [[((a - b) ** 2).sum() for b in own] for a in own]
-    np.testing.assert_allclose(features.euclidean(vectors)(jnp.arange(6)), want, rtol=1e-4, atol=1e-4)
+    np.testing.assert_allclose(square_distances(vectors), want, rtol=1e-4, atol=1e-4)
 
 
 def test_clients_of_one_distribution_are_neighbours():
     x, mask = (jnp.asarray(a) for a in clients())
     x = x.astype(jnp.float32)
     assert pairs(graphs.nearest_neighbours(features.mmd(x, mask, 1.5), 6, 1, block=4)) == {(0, 1), (2, 3), (4, 5)}
-    spread = features.euclidean(jax.vmap(features.covariance)(x, mask))
-    assert (4, 5) in pairs(graphs.nearest_neighbours(spread, 6, 1))
+    assert (4, 5) in pairs(graphs.nearest_vectors(jax.vmap(features.covariance)(x, mask), 1))
 
 
 def test_a_client_without_examples_is_zero_not_nan():
