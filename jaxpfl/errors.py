@@ -29,6 +29,16 @@ def warn(message: str, *, strict: bool = False) -> None:
     warnings.warn(message, JaxpflWarning, stacklevel=3)
 
 
+def shown(value: object, most: int = 60) -> str:
+    """A value for a message of one line: its ``repr``, cut where it is longer.
+
+    >>> shown("x" * 100, most=8)
+    "'xxxxxxx ..."
+    """
+    text = repr(value)
+    return text if len(text) <= most else f"{text[:most]} ..."
+
+
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> JaxpflError:
     """The error for a name that is not registered, with the nearest known one.
 
@@ -38,4 +48,4 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> JaxpflError:
     names = sorted(known)
     near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
     hint = f": did you mean {near[0]!r}?" if near else ""
-    return JaxpflError(f"unknown {kind} {name!r}{hint} (known: {', '.join(names)})")
+    return JaxpflError(f"unknown {kind} {shown(name)}{hint} (known: {', '.join(names)})")

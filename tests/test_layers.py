@@ -16,6 +16,7 @@ LEVELS = {
     "presentation": 0,
     "types": 0,
     "trees": 0,
+    "host_memory": 0,
     "randomness": 0,
     "protocol": 0,
     "participation": 0,

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpfl import host_memory
 from jaxpfl.data.partition import PartitionOptions, partitioner
 from jaxpfl.data.partition_classes import Indices
 from jaxpfl.data.partition_clusters import ClientClusters, draw_clusters
@@ -17,6 +18,9 @@ from jaxpfl.data.stack import listed, stack_clients
 from jaxpfl.data.standardize import check_standardizable, scaled, scaling_of
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.types import Federation
+
+_BYTES_PER_CLIENT = 1000
+"""What the places of a client's examples take in lists of NumPy arrays, whatever their number."""
 
 
 class SplitPurpose(IntEnum):
@@ -110,6 +114,11 @@ def federate(
         check_standardizable(source)
     if pool_test:
         source = pooled(source)
+    if clients is not None and clients > len(source.y_train) and not drop_empty:
+        raise JaxpflError(f"clients must be at most the {len(source.y_train)} training examples, got {clients}")
+    host_memory.check(
+        _BYTES_PER_CLIENT * (clients or 1), f"the split among {clients} clients alone needs", "take fewer clients"
+    )
 
     dealt = dealer.assign(source, clients, split_rng(split_seed, SplitPurpose.PARTITION))
     train, test = dealt.train, dealt.test

@@ -15,7 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpfl import choices
+from jaxpfl import choices, host_memory
 from jaxpfl.data import portable
 from jaxpfl.data.source import Source
 from jaxpfl.errors import JaxpflError, unknown_name
@@ -81,8 +81,13 @@ def draw_planted(given: PlantedSettings) -> Planted:
       JaxpflError: for settings that `PlantedSettings.check` refuses.
     """
     given.check()
+    m, d, most = given.clients, given.dim, max(given.examples, given.test_examples)
+    host_memory.check(
+        8 * (6 * m * most * d + given.clusters * d),  # uniforms, their transforms and products, in double precision
+        f"planted: {m} clients with {most} examples in {d} dimensions need",
+        "set fewer clients, examples, test_examples or dim",
+    )
     rng = np.random.default_rng(np.random.SeedSequence(given.seed))
-    m, d = given.clients, given.dim
     member = rng.permutation(np.arange(m) % given.clusters)
     theta = portable.normal(rng, given.clusters * d).reshape(-1, d)
     theta = theta * (given.strength / np.sqrt(_sums(theta * theta)))[:, None]

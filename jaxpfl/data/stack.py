@@ -3,6 +3,7 @@ NumPy."""
 
 from __future__ import annotations
 
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from typing import Any, TypeAlias
@@ -10,6 +11,7 @@ from typing import Any, TypeAlias
 import jax
 import numpy as np
 
+from jaxpfl import host_memory
 from jaxpfl.data.source import check_finite, no_classes
 from jaxpfl.errors import JaxpflError, JaxpflWarning, warn
 from jaxpfl.types import ClientData, Federation
@@ -75,6 +77,7 @@ def stack_clients(
         ids = ids[~empty]
 
     feature = _features(parts, ids)
+    _check_memory(parts, ids, feature)
     stacked = {split: _pad_split(parts[split], len(ids), feature) for split in _SPLITS}
     return Federation(client_ids=ids, **stacked)
 
@@ -219,6 +222,20 @@ def _shared(found: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct, whose: 
     if found.shape != expected.shape:
         raise JaxpflError(f"{whose}: one input has shape {found.shape}, the clients before it have {expected.shape}")
     return expected if found.dtype == expected.dtype else jax.ShapeDtypeStruct(found.shape, np.float32)
+
+
+def _check_memory(parts: dict[str, list[Examples]], ids: np.ndarray, feature: Any) -> None:
+    """Refuses what would not fit once every client is as long as the largest one, before anything is allocated."""
+    one = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(feature))
+    one += np.dtype(np.int32).itemsize + np.dtype(bool).itemsize  # the label, and the mask
+    sizes = {split: np.array([len(y) for _, y in own] or [0] * len(ids)) for split, own in parts.items()}
+    split, largest = max(sizes.items(), key=lambda item: item[1].max())
+    host_memory.check(
+        one * len(ids) * int(sum(own.max() for own in sizes.values())),
+        f"{len(ids)} clients stacked as long as the largest, client {ids[largest.argmax()]} with {largest.max()} "
+        f"{split} examples (the median has {np.median(largest):g}), need",
+        "take fewer of its examples, or leave it out",
+    )
 
 
 def _pad_split(own: list[Examples], m: int, feature: Any) -> ClientData:

@@ -9,8 +9,10 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxpfl.engine import memory
 from jaxpfl.engine.cohort import AXIS, Spread
 from jaxpfl.engine.state import RunState
+from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Device, Federation
 
 
@@ -46,8 +48,13 @@ def place(num_clients: int, devices: int, even: bool) -> Placement:
 
 
 def put(federation: Federation, placement: Placement) -> Federation:
-    """The data on all devices, or each client's on its own, filled up with clients that have none to equal shares."""
+    """The data on all devices, or each client's on its own, filled up with clients that have none to equal shares.
+
+    Raises:
+      JaxpflError: for data that do not fit into memory.
+    """
     spread = placement.spread
+    _check_memory(federation, placement)
     if spread is None:
         return jax.device_put(federation, placement.everywhere)
     if spread.shared_data:
@@ -62,3 +69,20 @@ def put(federation: Federation, placement: Placement) -> Federation:
 def _shares_memory(device: Device) -> bool:
     """Whether all devices of this kind read one memory."""
     return device.platform == "cpu"
+
+
+def _check_memory(federation: Federation, placement: Placement) -> None:
+    """Asks before arrays of the host are copied."""
+    need = sum(leaf.nbytes for leaf in jax.tree.leaves(federation) if isinstance(leaf, np.ndarray))
+    if placement.spread is not None and not placement.spread.shared_data:
+        need //= len(placement.devices)
+    free = memory.free(placement.devices)
+    if free is not None and need > free:
+        sizes = np.asarray(federation.train.mask).sum(axis=1)
+        largest = int(sizes.argmax())
+        raise JaxpflError(
+            f"the data need {memory.readable(need)} of memory, {memory.readable(free)} are free: all "
+            f"{federation.num_clients} clients are as long as the largest, client "
+            f"{int(np.asarray(federation.client_ids)[largest])} with {sizes[largest]} training examples: take fewer of "
+            "its examples, or fewer clients"
+        )

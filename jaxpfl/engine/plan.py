@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import jax
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, shown
 
 _CACHE_BYTES = 256 * 1024  # parameters of a block of clients that stay in a CPU core's cache
 _LARGEST_BLOCK = 128  # beyond it a CPU gains nothing from more clients in one operation
@@ -37,9 +37,9 @@ class ExecutionPlan:
         text = str(self.clients)
         numeric = text.isdecimal() and int(text) > 0
         if text not in ("auto", "map", "vmap") and not numeric:
-            raise JaxpflError(f"plan.clients must be auto, map, vmap or a positive number, got {self.clients!r}")
+            raise JaxpflError(f"plan.clients must be auto, map, vmap or a positive number, got {shown(self.clients)}")
         if str(self.devices) != "auto" and not (str(self.devices).isdecimal() and int(self.devices) > 0):
-            raise JaxpflError(f"plan.devices must be auto or a positive number, got {self.devices!r}")
+            raise JaxpflError(f"plan.devices must be auto or a positive number, got {shown(self.devices)}")
         if self.runs not in ("auto", "map", "vmap"):
             raise JaxpflError(f"plan.runs must be auto, map or vmap, got {self.runs!r}")
         if self.rounds_per_call < 1:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Literal
 
@@ -100,18 +100,13 @@ class Simulation:
         self._scoring = self._resolve(replace(self.plan, devices=self.execution.devices), num_clients)
         self._task = task
         self._programs: dict[tuple[_ProgramName, int], jax.stages.Compiled] = {}
+        self._inits: dict[int, jax.stages.Compiled] = {}
 
         self._unseen: tuple[Federation, ...] | None = None
         if unseen is not None:
             self._welcome(unseen, federation, adapt_rounds)
 
-        def init(key: jax.Array, hp: PyTree, federations: tuple[Federation, ...]) -> RunState:
-            return init_state(algorithm, participation, self._groups, key, hp, federations, self.placement.rows)
-
-        # The first state is dozens of random draws that run once: optimising that code costs seconds and saves nothing.
-        unoptimised = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-        self._first = over_runs(init, vectorised=self.execution.vmap_runs)
-        self._init = jax.jit(self._first, out_shardings=self.placement.state, compiler_options=unoptimised)
+        self._first = self._beginning(None)
 
     def init(self, seeds: Sequence[int]) -> RunState:
         """The state before round 0 of one run for each seed.
@@ -121,9 +116,6 @@ class Simulation:
         """
         if not len(seeds):
             raise JaxpflError("at least one seed is needed")
-        for seed in seeds:  # beyond 32 bits the key would be that of another seed
-            if not 0 <= seed < 2**32:
-                raise JaxpflError(f"a seed must be between 0 and 2**32 - 1, got {seed}")
         shapes, devices = self._state_shapes(len(seeds)), self.placement.devices
         # Each device holds its share of the clients' states, and the whole of the server's.
         of_clients, of_server = trees.num_bytes((shapes.clients, shapes.counts)), trees.num_bytes(shapes.server)
@@ -137,8 +129,41 @@ class Simulation:
                 f"the states need {memory.readable(need)} of memory, {memory.readable(free)} are free: use fewer "
                 f"clients, fewer seeds at once ({len(seeds)} now) or a smaller model"
             )
+        for seed in seeds:  # beyond 32 bits the key would be that of another seed
+            if not 0 <= seed < 2**32:
+                raise JaxpflError(f"a seed must be between 0 and 2**32 - 1, got {seed}")
         keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))
-        return self._init(keys, self._hp_rows(len(seeds)), self.federations)
+        given = keys, self._hp_rows(len(seeds)), self.federations
+        if len(seeds) not in self._inits:
+            self._inits[len(seeds)] = self._init_program(given)
+        return self._inits[len(seeds)](*given)
+
+    def _beginning(self, block: int | None) -> Callable[..., RunState]:
+        """(keys [S], hp [S], federations) -> the states before round 0, of so many clients at a time (None: all)."""
+
+        def init(key: jax.Array, hp: PyTree, federations: tuple[Federation, ...]) -> RunState:
+            groups, rows = self._groups, self.placement.rows
+            return init_state(self.algorithm, self.participation, groups, key, hp, federations, rows, block)
+
+        return over_runs(init, vectorised=self.execution.vmap_runs)
+
+    def _init_program(self, given: tuple[Any, ...]) -> jax.stages.Compiled:
+        """The compiled `_beginning`; where its draws would not fit beside the states, of fewer clients at a time."""
+        # The first state is dozens of random draws that run once: optimising that code costs seconds and saves nothing.
+        unoptimised = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
+        block, devices = None, self.placement.devices
+        while True:
+            start = jax.jit(self._beginning(block), out_shardings=self.placement.state, compiler_options=unoptimised)
+            program = start.lower(*given).compile()
+            need, free = memory.needed(program, devices), memory.free(devices)
+            if free is None or need <= free:
+                return program
+            if block == 1:
+                raise JaxpflError(
+                    f"the first states need {memory.readable(need)} of memory, one client at a time, "
+                    f"{memory.readable(free)} are free: use fewer clients, fewer seeds at once or a smaller model"
+                )
+            block = max(1, (block or self.placement.rows) // 8)
 
     def advance(self, state: RunState, rounds: int) -> tuple[RunState, dict[str, np.ndarray]]:
         """Runs some rounds; the given state is used up (its buffers are donated, unless the plan says not to).
@@ -283,7 +308,8 @@ class Simulation:
 
     def _state_shapes(self, runs: int) -> RunState:
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), runs))
-        return jax.eval_shape(self._first, keys, self._hp_rows(runs), self.federations)
+        hp = jax.eval_shape(lambda: self._hp_rows(runs))
+        return jax.eval_shape(self._first, keys, hp, self.federations)
 
     def _resolve(self, plan: ExecutionPlan, cohort: int) -> Resolved:
         clients = self.participation.num_clients

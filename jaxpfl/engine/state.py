@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -175,8 +176,10 @@ def init_state(
     hp: PyTree,
     federations: tuple[Federation, ...],
     rows: int,
+    block: int | None = None,
 ) -> RunState:
-    """The state before the first round, of ``rows`` = m' clients. Clients start from the round-0 broadcast."""
+    """The state before the first round, of ``rows`` = m' clients, ``block`` of them at a time (all unless given).
+    Clients start from the round-0 broadcast."""
     server = algorithm.server
     ctx = server_context(participation, jnp.int32(0))
     state = server.init(stream(key, Purpose.SERVER_INIT), hp, ctx)
@@ -192,13 +195,29 @@ def init_state(
 
         ids = jnp.asarray(federation.client_ids)[: group.size]
         ids = jnp.pad(ids, (0, group.rows - group.size), mode="edge")
-        return jax.vmap(init_client)(ids, group.take(message.per_client))
+        given = ids, group.take(message.per_client)
+        every = jax.vmap(init_client)
+        return every(*given) if block is None else _in_blocks(every, given, min(block, group.rows))
 
     clients = tuple(
         init_group(number, group, federation)
         for number, (group, federation) in enumerate(zip(groups, federations, strict=True))
     )
     return RunState(state, clients, Counts.zeros(rows), jnp.int32(0), key)
+
+
+def _in_blocks(every: Callable[..., PyTree], given: tuple[PyTree, ...], block: int) -> PyTree:
+    """``every(*given)`` of rows [n, ...], so many rows at a time, written into one buffer."""
+    rows = jax.tree.leaves(given)[0].shape[0]
+
+    def write(i: Array, made: PyTree) -> PyTree:
+        # The last block begins early enough to be a whole one.
+        start = jnp.minimum(i * block, rows - block)
+        part = every(*jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, block), given))
+        return jax.tree.map(lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, start, 0), made, part)
+
+    shapes = jax.eval_shape(every, *given)
+    return jax.lax.fori_loop(0, -(-rows // block), write, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
 
 
 def server_context(participation: Participation, round: Scalar) -> ServerContext:

@@ -8,6 +8,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpfl import host_memory
 from jaxpfl.data import dirichlet_mixture, token_counts, token_files
 from jaxpfl.data.dirichlet_mixture import DirichletMixture
 from jaxpfl.data.token_counts import TokenCounts
@@ -128,6 +129,12 @@ def _read(given: HistogramData) -> TokenCounts:
 
 
 def _synthetic(given: HistogramData) -> Prepared:
+    # Three dense tables in double precision: what is drawn, of whom, and the blocks that are made of it.
+    host_memory.check(
+        24 * given.tokens * (given.users + given.components),
+        f"{given.users} users (of {given.components} components) over {given.tokens} tokens need",
+        "fewer users or tokens",
+    )
     rng = np.random.default_rng(given.seed)
     population = dirichlet_mixture.zipf_mixture(rng, given.tokens, given.components, given.alpha, given.spread)
     sizes = given.samples * np.exp(given.samples_spread * rng.standard_normal(given.users))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from jaxpfl import host_memory
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimate.histogram_data import HistogramData
 from jaxpfl.estimate.settings import NOT_PRIVATE, at_least, check_privacy, refuse_given
@@ -100,6 +101,11 @@ class HistogramSettings(HistogramTuning):
             checks.count(name, getattr(self, name))
         if self.private_clusters is not None:
             checks.count("private_clusters", self.private_clusters)
+        host_memory.check(
+            4 * self.repetitions * self.clusters * self.tokens,
+            f"the centers of {self.repetitions} repetitions of {self.clusters} clusters over {self.tokens} tokens need",
+            "fewer repetitions, clusters or tokens",
+        )
         for name in ("kept_tokens", "candidates"):
             checks.count(name, getattr(self, name), self.tokens)
         for name in ("radius", "clip"):

@@ -9,6 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl import host_memory
+from jaxpfl.engine import memory
 from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Array, Key, PyTree
 
@@ -38,6 +40,9 @@ def repeat(study: Callable[[Key], PyTree], seed: int, repetitions: int, numbers:
 
     Returns:
       The results as NumPy arrays, leaves [repetitions, ...].
+
+    Raises:
+      JaxpflError: for no repetition, and for what does not fit into memory, before anything is drawn.
     """
     if repetitions < 1:
         raise JaxpflError(f"repetitions must be at least 1, got {repetitions}")
@@ -48,7 +53,19 @@ def repeat(study: Callable[[Key], PyTree], seed: int, repetitions: int, numbers:
         keys = jax.vmap(lambda r: jax.random.fold_in(key, r))(jnp.arange(repetitions))
         return jax.lax.map(study, keys, batch_size=side_by_side)
 
-    return jax.tree.map(np.asarray, run(jax.random.key(seed)))
+    host_memory.check(  # a lower bound, at once: even to compile a program of so many numbers would take long
+        4 * (max(numbers, 1) * side_by_side + repetitions), *_too_large(repetitions, numbers)
+    )
+    program, devices = run.lower(jax.random.key(seed)).compile(), jax.devices()[:1]
+    need, free = memory.needed(program, devices), memory.free(devices)
+    if free is not None and need > free:
+        needs, advice = _too_large(repetitions, numbers)
+        raise JaxpflError(f"{needs} {memory.readable(need)} of memory, {memory.readable(free)} are free: {advice}")
+    return jax.tree.map(np.asarray, program(jax.random.key(seed)))
+
+
+def _too_large(repetitions: int, numbers: int) -> tuple[str, str]:
+    return f"{repetitions} repetitions of {numbers} numbers need", "fewer repetitions, clients, samples or dimensions"
 
 
 def report(errors: Mapping[str, Any], closed_form: Mapping[str, float | None]) -> dict[str, Any]:

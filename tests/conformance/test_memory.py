@@ -72,3 +72,33 @@ def test_unknown_memory_is_no_limit(federation, monkeypatch):
 )
 def test_readable(amount, text):
     assert memory.readable(amount) == text
+
+
+def test_first_states_are_made_in_blocks_where_all_at_once_would_not_fit(federation, monkeypatch):
+    """The draws of all clients' models take several times the states; the numbers do not depend on the blocks."""
+    many = jax.tree.map(lambda a: np.concatenate([np.asarray(a)] * 50), federation)
+    many = many._replace(client_ids=np.arange(len(many.client_ids), dtype=np.int32))
+    simulation = simulate(METHODS["local"], many, plan=ExecutionPlan(devices=1))
+    needs = []
+    needed = memory.needed
+    monkeypatch.setattr(memory, "needed", lambda *args: needs.append(needed(*args)) or needs[-1])
+    want = simulation.init([0, 1])
+    states = sum(leaf.nbytes for leaf in jax.tree.leaves((want.clients, want.counts, want.server)))
+    assert needs[0] > 1.5 * states
+    simulation._inits.clear()
+    monkeypatch.setattr(memory, "free", lambda devices: int(1.5 * states))
+    got = simulation.init([0, 1])
+    assert needs[-1] <= 1.5 * states
+    for a, b in zip(jax.tree.leaves(got.clients), jax.tree.leaves(want.clients), strict=True):
+        np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
+    simulation._inits.clear()
+    monkeypatch.setattr(memory, "free", lambda devices: states)
+    with pytest.raises(JaxpflError, match=r"^the first states need .* of memory, one client at a time, .* are free"):
+        simulation.init([0, 1])
+
+
+def test_data_that_do_not_fit_are_refused_before_they_are_placed(federation, monkeypatch):
+    federation = jax.tree.map(np.asarray, federation)
+    monkeypatch.setattr(memory, "free", lambda devices: 1000)
+    with pytest.raises(JaxpflError, match=r"^the data need .* of memory, 1e\+03 B are free: all .* client 0"):
+        simulate(METHODS["fedavg"], federation)

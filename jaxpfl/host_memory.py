@@ -1,0 +1,77 @@
+"""How much of the host's memory is free, asked before something large is made: the kernel kills without a word."""
+
+from __future__ import annotations
+
+import resource
+from pathlib import Path
+
+from jaxpfl.errors import JaxpflError
+
+USABLE = 0.9  # of what is free: allocators round up, and others live on the machine
+
+_SMALL = 2**20
+"""Bytes that are not worth the question: it reads four files."""
+
+
+def free() -> int | None:
+    """Bytes that may be taken of what the machine, a container's limit and the process's own leave; None where
+    unknown."""
+    known = [amount for amount in (_machine(), _container(), _process()) if amount is not None]
+    return int(USABLE * max(0, min(known))) if known else None
+
+
+def check(need: int, what: str, advice: str) -> None:
+    """Refuses what would not fit.
+
+    Args:
+      need: bytes.
+      what: needs them, the beginning of the message.
+      advice: its end.
+
+    Raises:
+      JaxpflError: for more than is free.
+    """
+    left = free() if need > _SMALL else None
+    if left is not None and need > left:
+        raise JaxpflError(f"{what} {readable(need)} of memory, {readable(left)} are free: {advice}")
+
+
+def readable(amount: float) -> str:
+    """Bytes for people: 1536 -> 1.5 KiB."""
+    for unit in ("B", "KiB", "MiB"):
+        if abs(amount) < 1024:
+            return f"{amount:.3g} {unit}"
+        amount /= 1024
+    return f"{amount:.3g} GiB"
+
+
+def _machine() -> int | None:
+    path = Path("/proc/meminfo")
+    if not path.exists():
+        return None
+    lines = dict(line.split(":", 1) for line in path.read_text().splitlines())
+    return 1024 * int(lines["MemAvailable"].split()[0]) if "MemAvailable" in lines else None
+
+
+def _container() -> int | None:
+    """What a container's limit (cgroup v2, then v1) leaves."""
+    root = Path("/sys/fs/cgroup")
+    for limit, used in (
+        (root / "memory.max", root / "memory.current"),
+        (root / "memory/memory.limit_in_bytes", root / "memory/memory.usage_in_bytes"),
+    ):
+        try:
+            return int(limit.read_text()) - int(used.read_text())
+        except (OSError, ValueError):  # no such file, or "max"
+            continue
+    return None
+
+
+def _process() -> int | None:
+    """What ``ulimit -v`` leaves of the address space."""
+    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    try:
+        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    except (OSError, ValueError):
+        return None
+    return None if limit == resource.RLIM_INFINITY else limit - used
