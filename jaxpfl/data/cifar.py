@@ -21,7 +21,7 @@ import numpy as np
 
 from jaxpfl.data.npz import load_npz, npz_keys, read_npz
 from jaxpfl.data.pickles import read_pickle
-from jaxpfl.data.source import Entry, Source, entry, pixels, where_to_put_it
+from jaxpfl.data.source import Entry, Source, check_fits, entry, pixels, where_to_put_it
 from jaxpfl.errors import JaxpflError
 
 _SIDE = 32
@@ -81,6 +81,7 @@ def load_cifar(name: str, root: Path) -> Source:
     sizes = [len(images) for images, _ in batches[:-1]]
     if len(set(sizes)) > 1:
         raise JaxpflError(f"{place}: training batches of {sizes} images: one of them is truncated")
+    check_fits(place, 6 * sum(images.nbytes for images, _ in batches))  # together, as floats, standardized
     images = np.concatenate([images for images, _ in batches[:-1]])
     labels = [np.concatenate(column) for column in zip(*(labels for _, labels in batches[:-1]), strict=True)]
     test_images, test_labels = batches[-1]
@@ -169,18 +170,30 @@ def _read_python(known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]
         raise JaxpflError(f"{path}: a pickled {type(batch).__name__}, expected a dictionary: no CIFAR batch")
     batch = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
     if missing := [key for key in ("data", *known.labels) if key not in batch]:
-        raise JaxpflError(f"{path}: no {missing[0]!r} in it (it holds {', '.join(map(str, batch))})")
+        held = ", ".join(map(str, batch))[:100]
+        raise JaxpflError(f"{path}: no {missing[0]!r} in it (it holds {held})")
     data = batch["data"]
     if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == _BYTES):
         raise JaxpflError(f"{path}: its data must be bytes [N, {_BYTES}], got {getattr(data, 'shape', type(data))}")
-    columns = [np.asarray(batch[key]) for key in known.labels]
-    if any(column.ndim != 1 or not np.issubdtype(column.dtype, np.integer) for column in columns):
-        raise JaxpflError(f"{path}: its labels must be integers [N]")
-    return data, [column.astype(np.int32) for column in columns]
+    return data, [_labels(batch[key], path) for key in known.labels]
+
+
+def _labels(column: Any, path: Path) -> np.ndarray:
+    """A list or array of integers, [N] int32."""
+    if isinstance(column, list) and all(type(label) is int and 0 <= label < 256 for label in column):
+        return np.array(column, np.int32)
+    if isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind in "iu" and _are_bytes(column):
+        return column.astype(np.int32)
+    raise JaxpflError(f"{path}: its labels must be integers [N] in 0 .. 255")
+
+
+def _are_bytes(numbers: np.ndarray) -> bool:
+    return bool(numbers.min(initial=0) >= 0 and numbers.max(initial=0) < 256)
 
 
 def _read_binary(known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]:
     try:
+        check_fits(path, path.stat().st_size)
         content = np.fromfile(path, dtype=np.uint8)
     except OSError as error:
         raise JaxpflError(f"{path}: cannot be read: {error.strerror or error}") from error
@@ -198,7 +211,7 @@ def _load_npz(name: str, path: Path) -> Source:
         raise JaxpflError(f"{path}: images must be uint8 [N, {_SIDE}, {_SIDE}, 3], got {source.x_train.shape}")
     if "coarse_train" not in npz_keys(path):
         return source
-    coarse = read_npz(path)["coarse_train"]
+    coarse = read_npz(path, ["coarse_train"])["coarse_train"]
     if coarse.shape != source.y_train.shape or not np.issubdtype(coarse.dtype, np.integer):
         raise JaxpflError(f"{path}: coarse_train must be integers [{len(source.y_train)}], one for each y_train")
     return source._replace(superclasses=_superclasses(path, coarse, source.y_train, known.classes))

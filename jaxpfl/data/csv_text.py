@@ -13,6 +13,7 @@ import re
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
+from jaxpfl.data.source import check_fits
 from jaxpfl.errors import JaxpflError
 
 Separator: TypeAlias = Literal["tab", "semicolon", "bar", "comma", "whitespace"]
@@ -23,13 +24,15 @@ MISSING = ("", "na", "n/a", "#n/a", "nan", "null", "none")
 """Cells without a value, in any case."""
 
 _TRUTH = {"true": 1.0, "false": 0.0}
-_PLAIN = r"[+-]?(?:\d+MARK?\d*|MARK\d+)(?:[eE][+-]?\d+)?"
+_PLAIN = r"[+-]?(?:\d++MARK?+\d*+|MARK\d++)(?:[eE][+-]?\d++)?"  # without a step back: cells may be long
 _NUMBER: dict[Decimal, re.Pattern[str]] = {
     "point": re.compile(_PLAIN.replace("MARK", r"\."), re.ASCII),
     "comma": re.compile(_PLAIN.replace("MARK", ","), re.ASCII),
 }
-_UNSPLIT = re.compile(r"[\d.,+\-eE]*\d[\d.,+\-eE]*(?:[\s;|,]+[\d.,+\-eE]*\d[\d.,+\-eE]*)+", re.ASCII)
+_MARKS = ".,+-eE"
+_LIKE_NUMBER = re.compile(r"[.,+\-eE]*+\d[\d.,+\-eE]*+", re.ASCII)
 _THOUSAND = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}", re.ASCII)
+_MEMORY = 30  # times its length that a table takes as cells of text
 _HEAD = 500
 """Rows that a separator is told by; another one further down is an error there."""
 
@@ -92,6 +95,7 @@ def parse(cell: str, decimal: Decimal) -> float | None:
 
 def _text(path: Path) -> str:
     try:
+        check_fits(path, _MEMORY * path.stat().st_size)
         raw = path.read_bytes()
         utf16 = raw.startswith((b"\xff\xfe", b"\xfe\xff"))
         return raw.decode("utf-16" if utf16 else "utf-8-sig")
@@ -134,7 +138,9 @@ def _separator(path: Path, text: str) -> Separator:
         if name not in ("comma", "whitespace"):  # their commas are decimal ones, or belong to names
             return name
     if len(good) > 1:  # a separator splits the header, too
-        even: list[Separator] = [name for name in good if len(split[name][0]) >= len(split[name][1])]
+        even: list[Separator] = [
+            name for name in good if len(split[name][0]) >= max(map(len, split[name][1:2]), default=0)
+        ]
         good = even or good
     if len(good) > 1:
         raise JaxpflError(f"{path}: comma and whitespace both separate numbers: give --sep comma, or --sep whitespace")
@@ -147,10 +153,23 @@ def _parses(rows: list[list[str]]) -> bool:
     for cells in rows[1:] or rows:
         for cell in cells:
             number = parse(cell, "point") is not None or parse(cell, "comma") is not None
-            if not number and (_UNSPLIT.fullmatch(cell) or cell.endswith((",", ";"))):
+            if not number and (_holds_several(cell) or cell.endswith((",", ";"))):
                 return False
             numbers += number or is_missing(cell)
     return 2 * numbers >= len(rows[1:] or rows)
+
+
+def _holds_several(cell: str) -> bool:
+    """Whether a cell is what several numbers look like that commas, semicolons, bars or space part."""
+    first, *others = re.split(r"[\s;|]+", cell)
+    pieces = [
+        first,
+        *(piece for piece in others[:-1] if piece.strip(",")),
+        *others[-1:],
+    ]  # a comma amid space parts, too
+    if not all(map(_LIKE_NUMBER.fullmatch, pieces)):
+        return False
+    return len(pieces) > 1 or "," in cell.strip(_MARKS)
 
 
 def _decimal(path: Path, rows: list[tuple[int, list[str]]]) -> Decimal:

@@ -13,8 +13,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jaxpfl.data.source import data_directory, where_to_put_it
-from jaxpfl.errors import JaxpflError
+from jaxpfl.data.source import check_fits, data_directory, where_to_put_it
+from jaxpfl.errors import JaxpflError, shown
 
 FILE = "county_winners_2000_2020.csv"
 _PARTIES = {"R": 1.0, "D": 0.0}
@@ -47,6 +47,7 @@ def load_elections(data_dir: str | None = None) -> Elections:
     if not path.is_file():
         raise JaxpflError(f"data set 'elections': no file {path}: {where_to_put_it()}")
     try:
+        check_fits(path, 20 * path.stat().st_size)
         with open(path, newline="", encoding="utf-8") as file:
             rows = list(csv.DictReader(file, restval=None))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
@@ -59,10 +60,12 @@ def load_elections(data_dir: str | None = None) -> Elections:
     for line, row in enumerate(rows, start=2):
         fips = row["fips"]
         if not re.fullmatch(r"\d{5}", fips or "") or fips in seen:
-            raise JaxpflError(f"{path} line {line}: fips must be five digits and distinct, got {fips!r}")
+            raise JaxpflError(f"{path} line {line}: fips must be five digits and distinct, got {shown(fips)}")
         for year in years:
             if row[columns[year]] not in _PARTIES:
-                raise JaxpflError(f"{path} line {line}: {columns[year]} must be R or D, got {row[columns[year]]!r}")
+                raise JaxpflError(
+                    f"{path} line {line}: {columns[year]} must be R or D, got {shown(row[columns[year]])}"
+                )
         seen.add(fips)
         counties.append(fips)
         winners.append([_PARTIES[row[columns[year]]] for year in years])

@@ -8,7 +8,7 @@ from typing import TypeAlias
 import numpy as np
 
 from jaxpfl.data.idx import read_idx_pair
-from jaxpfl.data.source import CANNOT_READ, Entry, Source, entry, pixels, where_to_put_it
+from jaxpfl.data.source import CANNOT_READ, Entry, Source, check_fits, entry, pixels, where_to_put_it
 from jaxpfl.errors import JaxpflError
 
 IDX_SETS = {
@@ -62,6 +62,7 @@ def _load(name: str, folders: list[Path], description: str, needs_test: bool) ->
         x_test, y_test = read_idx_pair(*test)
         if x_test.shape[1:] != x_train.shape[1:]:
             raise JaxpflError(f"{test[0]}: test images are {x_test.shape[1:]} but training images {x_train.shape[1:]}")
+    check_fits(train[0], 4 * (x_train.size + (0 if x_test is None else x_test.size)))
     largest = max(int(y.max()) for y in (y_train, y_test) if y is not None)
     return Source(
         name,

@@ -23,7 +23,17 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpfl.data import leaf_text
-from jaxpfl.data.source import Entry, Inputs, Source, check_finite, entry, no_classes, one_line, where_to_put_it
+from jaxpfl.data.source import (
+    Entry,
+    Inputs,
+    Source,
+    check_finite,
+    check_fits,
+    entry,
+    no_classes,
+    one_line,
+    where_to_put_it,
+)
 from jaxpfl.errors import JaxpflError
 
 LEAF_SETS = {
@@ -32,6 +42,9 @@ LEAF_SETS = {
     "reddit": ("sequences", None, "Reddit, the next word of comments, by author (LEAF)"),
 }
 """Sets that are known by name: what their inputs are, their classes, and a line for people."""
+
+_MEMORY = 8  # times its length that JSON takes as Python's own numbers and lists
+_LARGEST = 2**31 - 1
 
 _Users = dict[str, tuple[Any, Any]]
 """Each user's inputs and labels, as they stand in the files (inputs that are numbers already an array)."""
@@ -66,6 +79,7 @@ def load_leaf(name: str, folder: Path) -> Source:
     elif kind == "sequences":
         vocabulary = leaf_text.vocabulary_of(folder, [x for x, _ in raw["train"].values()])
         length = leaf_text.longest_sequence([x for users in raw.values() for x, _ in users.values()])
+        leaf_text.check_windows([x for users in raw.values() for x, _ in users.values()], length, folder)
         encode, classes = partial(leaf_text.windows, vocabulary=vocabulary, length=length), vocabulary.size
     names = sorted({user for users in raw.values() for user, (_, y) in users.items() if len(y)})
     encoded = {part: _concatenate(users, encode, names, train_folder.parent / part) for part, users in raw.items()}
@@ -143,6 +157,7 @@ def read_part(folder: Path) -> _Users:
 
 def _read_file(file: Path) -> _Users:
     try:
+        check_fits(file, _MEMORY * file.stat().st_size)
         content = json.loads(file.read_bytes())
     except OSError as error:
         raise JaxpflError(f"{file}: cannot be read: {error.strerror or error}") from error
@@ -160,7 +175,8 @@ def _read_file(file: Path) -> _Users:
 
 def _read_user(own: Any, whose: str) -> tuple[Any, Any]:
     x, y = (own.get("x"), own.get("y")) if isinstance(own, dict) else (None, None)
-    if isinstance(y, dict):  # one dictionary of lists for all of a user's examples
+    if isinstance(y, dict) and all(isinstance(values, list) for values in y.values()):
+        # one dictionary of lists for all of a user's examples
         y = [dict(zip(y, values, strict=False)) for values in zip(*y.values(), strict=False)]
     if not isinstance(x, list) or not isinstance(y, list):
         raise JaxpflError(f"{whose}: needs lists 'x' and 'y'")
@@ -175,9 +191,15 @@ def _array(x: list, whose: str) -> np.ndarray:
     """Integers stay integers (tokens); other numbers become float32."""
     try:
         array = np.asarray(x)
-        array = array.astype(np.int32 if np.issubdtype(array.dtype, np.integer) else np.float32, casting="same_kind")
+        integers = np.issubdtype(array.dtype, np.integer)
+        if integers and array.size and not (array.min() >= -_LARGEST - 1 and array.max() <= _LARGEST):
+            raise ValueError(f"integers of more than 32 bits, {array.min()} to {array.max()}")
+        with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused as such
+            array = array.astype(np.int32 if integers else np.float32, casting="same_kind")
     except (ValueError, TypeError, OverflowError) as error:
         raise JaxpflError(f"{whose}: inputs must be numbers, as many in each: {one_line(error)}") from None
+    if array.size == 0:
+        raise JaxpflError(f"{whose}: inputs must be numbers, got shape {array.shape}")
     check_finite(array, whose)
     return array
 
@@ -209,10 +231,11 @@ def kind_of(users: _Users, folder: Path) -> str:
 def _numbers(x: Any, y: Any, whose: str) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(x, np.ndarray):
         raise JaxpflError(f"{whose}: inputs must be numbers, as the other users' are")
-    labels = np.asarray(y)
-    if labels.shape != (len(x),) or not np.issubdtype(labels.dtype, np.integer) or labels.min() < 0:
-        raise no_classes(f"{whose}: labels", labels.dtype)
-    return x, labels.astype(np.int32)
+    if any(isinstance(label, float) for label in y):
+        raise no_classes(f"{whose}: labels", np.dtype(float))
+    if not all(type(label) is int and 0 <= label <= _LARGEST for label in y):
+        raise JaxpflError(f"{whose}: labels must be integers >= 0, at most {_LARGEST}")
+    return x, np.array(y, np.int32)
 
 
 def _concatenate(users: _Users, encode: Any, names: list[str], folder: Path) -> _Encoded:

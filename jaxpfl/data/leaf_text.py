@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpfl.data.pickles import read_pickle
+from jaxpfl.data.source import check_fits
 from jaxpfl.errors import JaxpflError
 
 ALL_LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
@@ -26,6 +27,7 @@ MOST_WORDS = 10_000
 
 _VOCABULARY_FILE = "reddit_vocab.pck"
 _ASCII = 128
+_LARGEST = 2**31 - 2
 
 
 class Vocabulary(NamedTuple):
@@ -54,7 +56,7 @@ def encode_characters(x: list, y: list, whose: str) -> tuple[np.ndarray, np.ndar
     if any(not isinstance(text, str) for text in x) or any(not isinstance(c, str) or len(c) != 1 for c in y):
         raise JaxpflError(f"{whose}: needs strings as inputs and single characters as labels")
     lengths = {len(text) for text in x}
-    if len(lengths) > 1:
+    if len(lengths) > 1 or lengths == {0}:
         raise JaxpflError(f"{whose}: strings of {min(lengths)} to {max(lengths)} characters; all must be of one length")
     inputs = _codes("".join(x), whose).reshape(len(x), -1)
     return inputs, _codes("".join(y), whose)
@@ -75,7 +77,10 @@ def vocabulary_of(folder: Path, training: list) -> Vocabulary:
     counts = Counter(token for token in everything if isinstance(token, str | int))
     numbers = [token for token in counts if isinstance(token, int)]
     if len(numbers) == len(counts):
-        return Vocabulary(None, max(numbers, default=0) + 1)
+        largest = max(numbers, default=0)
+        if largest > _LARGEST:
+            raise JaxpflError(f"{folder}: tokens must be integers in 0 .. {_LARGEST}, got {str(largest)[:20]}")
+        return Vocabulary(None, largest + 1)
     words = {word: count for word, count in counts.items() if isinstance(word, str) and word != "<PAD>"}
     frequent = sorted(words, key=lambda word: (-words[word], word))[: MOST_WORDS - 2]
     table = {"<PAD>": PAD, "<UNK>": UNKNOWN}
@@ -86,6 +91,21 @@ def vocabulary_of(folder: Path, training: list) -> Vocabulary:
 def longest_sequence(inputs: list) -> int:
     """The length of the longest sequence among users' inputs (LEAF pads all to 10)."""
     return max((len(s) for comments in inputs for comment in comments for s in _sequences(comment)), default=0)
+
+
+def check_windows(inputs: list, length: int, folder: Path) -> None:
+    """Refuses windows that do not fit into memory: one long sequence makes those of all others as long.
+
+    Args:
+      inputs: all users' comments.
+      length: of a window.
+      folder: for the message.
+
+    Raises:
+      JaxpflError.
+    """
+    places = sum(len(s) for comments in inputs for comment in comments for s in _sequences(comment))
+    check_fits(f"{folder} (windows of the longest sequence's {length} tokens at {places} places)", 8 * places * length)
 
 
 def windows(x: list, y: list, whose: str, vocabulary: Vocabulary, length: int) -> tuple[np.ndarray, np.ndarray]:
@@ -119,7 +139,9 @@ def windows(x: list, y: list, whose: str, vocabulary: Vocabulary, length: int) -
             goal = np.array(vocabulary.tokens(target, whose), np.int32)
             wanted = (goal != PAD) & (goal != UNKNOWN)
             if counts is not None:
-                wanted &= np.asarray(rows[2][i]) != 0
+                if not all(isinstance(count, int | float) for count in rows[2][i]):
+                    raise JaxpflError(f"{whose}: count_tokens must be numbers")
+                wanted &= np.array([count != 0 for count in rows[2][i]], bool)
             ends = np.flatnonzero(wanted)
             padded = np.concatenate([np.full(length, PAD), vocabulary.tokens(sequence, whose)]).astype(np.int32)
             contexts.append(padded[ends[:, None] + 1 + np.arange(length)])
@@ -139,7 +161,7 @@ def _read_vocabulary(file: Path) -> Vocabulary:
     content = read_pickle(file)
     content = {_text(key): value for key, value in content.items()} if isinstance(content, dict) else {}
     words, size = content.get("vocab"), content.get("size")
-    if not isinstance(words, dict) or not isinstance(size, int):
+    if not isinstance(words, dict) or not isinstance(size, int) or not 0 < size <= _LARGEST:
         raise JaxpflError(f"{file}: no 'vocab' and 'size' in it: not a vocabulary of LEAF")
     table = {_text(word): token for word, token in words.items()}
     if any(not isinstance(token, int) or not 0 <= token < size for token in table.values()):

@@ -8,19 +8,23 @@ not scaled.
 
 from __future__ import annotations
 
+import bz2
+import gzip
+import zlib
 from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
-from jaxpfl.data.source import Entry, Source, check_finite, entry, one_line, unreadable, where_to_put_it
+from jaxpfl.data.source import Entry, Source, check_finite, check_fits, entry, one_line, unreadable, where_to_put_it
 from jaxpfl.errors import JaxpflError
 
 LIBSVM_SETS = {"a9a": "a9a, income above 50 000 from 123 binary features (Adult)"}
 """Sets that are known by name."""
 
 _MOST_BYTES = 8 * 2**30
+_MEMORY = 4  # times its length that the text takes as sparse numbers
 _COMPRESSED = (".gz", ".bz2")
 
 
@@ -44,6 +48,7 @@ def load_libsvm(name: str, path: str, root: Path) -> Source:
             f"{train}: {matrices[0].shape[1]} features of {sum(m.shape[0] for m in matrices)} examples would take "
             f"{needed / 2**30:.0f} GiB as dense numbers; at most {_MOST_BYTES // 2**30} are allowed"
         )
+    check_fits(train, needed)
     dense = [np.asarray(matrix.toarray()) for matrix in matrices]
     classes = _classes(train, labels[0])
     numbered = [_numbered(file, own, classes) for file, own in zip((train, test), labels, strict=False)]
@@ -94,15 +99,29 @@ def _parse(files: list[Path]) -> list[tuple]:
         from sklearn.datasets import load_svmlight_files
     except ImportError as error:
         raise JaxpflError("LIBSVM files are read with scikit-learn: pip install scikit-learn") from error
+    for file in files:
+        check_fits(file, _MEMORY * _length(file))
     try:
         flat = load_svmlight_files([str(file) for file in files], dtype=cast(Any, np.float32))
-    except (OSError, ValueError, EOFError, OverflowError) as error:
+    except Exception as error:  # scikit-learn's parser and the codecs raise many kinds
         raise JaxpflError(f"{' or '.join(map(str, files))}: no LIBSVM text: {one_line(error)}") from error
     parts = list(zip(flat[::2], flat[1::2], strict=True))
     for file, (x, _) in zip(files, parts, strict=True):
         if x.shape[0] == 0 or x.shape[1] == 0:
             raise JaxpflError(f"{file}: no examples in it")
     return parts
+
+
+def _length(file: Path) -> int:
+    """The bytes of its text; a compressed one is inflated once for it, a piece at a time."""
+    opened = {".gz": gzip.open, ".bz2": bz2.open}.get(file.suffix)
+    try:
+        if opened is None:
+            return file.stat().st_size
+        with opened(file) as text:
+            return sum(len(piece) for piece in iter(lambda: text.read(2**20), b""))
+    except (OSError, EOFError, zlib.error) as error:
+        raise JaxpflError(f"{file}: no LIBSVM text: {one_line(error)}") from error
 
 
 def _classes(file: Path, labels: np.ndarray) -> np.ndarray:

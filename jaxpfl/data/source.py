@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import numpy as np
 
+from jaxpfl import host_memory
 from jaxpfl.errors import JaxpflError
 
 DATA_DIR_VARIABLE = "JAXPFL_DATA_DIR"
@@ -186,6 +188,32 @@ def no_classes(whose: str, dtype: Any) -> JaxpflError:
     """The error of labels of a type that no class has."""
     hint = ": they are classes, and there is no regression yet" if np.issubdtype(dtype, np.inexact) else ""
     return JaxpflError(f"{whose} must be integers >= 0, got {dtype}{hint}")
+
+
+def check_fits(path: object, need: int) -> None:
+    """Refuses a file whose contents would not fit into memory, before they are read.
+
+    Args:
+      path: the file, as the message names it.
+      need: bytes that reading it takes.
+
+    Raises:
+      JaxpflError: for more than is free.
+    """
+    host_memory.check(need, f"{path}: what it holds needs", "take a part of it, or a larger machine")
+
+
+@contextmanager
+def exhausted(what: str) -> Iterator[None]:
+    """Says of which data a reader ran out of memory, or of levels of nesting, where nobody foresaw it.
+
+    Raises:
+      JaxpflError: in place of a MemoryError, a RecursionError or an OSError, which are no defects of a program.
+    """
+    try:
+        yield
+    except (MemoryError, RecursionError, OSError) as error:
+        raise JaxpflError(f"{what}: cannot be read: {one_line(error)}") from error
 
 
 def one_line(error: BaseException) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxpfl.data import cifar, idx_sets, leaf, libsvm, npz, planted, tensorflow_sets, writers
-from jaxpfl.data.source import Entry, Source, check_finite, data_directory, standardized, unreadable
+from jaxpfl.data.source import Entry, Source, check_finite, data_directory, exhausted, standardized, unreadable
 from jaxpfl.errors import JaxpflError, unknown_name
 
 _DIGITS = "scikit-learn's embedded handwritten digits, 1797 images of 8 x 8, 10 classes"
@@ -45,8 +45,9 @@ def load(name: str, data_dir: str | None = None, *, standardize: bool = True) ->
       JaxpflError: an unknown name (the nearest known one is suggested), a missing file (what to put where),
         or a damaged one (what was found and what is expected).
     """
-    source = _load(name, data_directory(data_dir))
-    return standardized(source) if standardize else source
+    with exhausted(f"data set {name!r}"):
+        source = _load(name, data_directory(data_dir))
+        return standardized(source) if standardize else source
 
 
 def known_sources() -> list[str]:

@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.data.source import Entry, Source, one_line, pixels
+from jaxpfl.data.source import Entry, Source, check_fits, one_line, pixels
 from jaxpfl.errors import JaxpflError
 
 _NAME = re.compile(r"(?P<set>\w+)(/[\w.+-]+)?(:\d+\.[\d*]+\.[\d*]+)?")
@@ -47,8 +47,13 @@ def load_tfds(name: str, root: Path) -> Source:
         raise JaxpflError(f"tfds:{name}: must be tfds:NAME, tfds:NAME/CONFIG or tfds:NAME:VERSION")
     with _quiet():
         builder = _builder(tfds, name, matched["set"], root)
-        image, label, classes = _features(tfds, name, builder.info)
-        splits = list(builder.info.splits)
+        try:
+            image, label, classes = _features(tfds, name, builder.info)
+            splits = list(builder.info.splits)
+        except JaxpflError:
+            raise
+        except Exception as error:  # a damaged description: TFDS raises many kinds
+            raise JaxpflError(f"tfds:{name}: {one_line(error)}") from error
         if "train" not in splits:
             raise JaxpflError(f"tfds:{name}: no split 'train' (it has {', '.join(splits) or 'none'})")
         test = next((split for split in _TEST_SPLITS if split in splits), None)
@@ -147,6 +152,10 @@ def _read(builder: Any, name: str, root: Path, split: str, keys: tuple[str, str]
         for record in (records[i] for i in range(len(records))):
             images.append(np.asarray(record[image]))
             labels.append(int(record[label]))
+            if len(images) == 1:  # the bytes of all, once as they are, once stacked, and as floats, standardized
+                check_fits(whose, 10 * images[0].nbytes * len(records))
+    except JaxpflError:
+        raise
     except Exception as error:  # a damaged record: array_record, protobuf and Pillow raise many kinds
         raise JaxpflError(f"{whose}: cannot be read: {one_line(error)}") from error
     shapes = {array.shape for array in images}

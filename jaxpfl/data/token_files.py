@@ -10,14 +10,16 @@ import numpy as np
 
 from jaxpfl.data import leaf, leaf_text
 from jaxpfl.data.npz import read_npz
-from jaxpfl.data.source import data_directory, one_line, where_to_put_it
+from jaxpfl.data.source import check_fits, data_directory, one_line, where_to_put_it
 from jaxpfl.data.token_counts import TokenCounts, build
 from jaxpfl.errors import JaxpflError
 
 HEADER = ["user", "token", "count"]
+_IRC_ARRAYS = ("indptr", "indices", "counts", "vocab")
 _IRC = ("irc", "ubuntu_irc_user_counts.npz")
 _MARKS = ("<BOS>", "<EOS>", "<PAD>", "<UNK>")
 _MOST = 2**31 - 1
+_MEMORY = 20  # times its length that a table of counts takes while it is read
 
 
 def read_counts_csv(path: Path) -> TokenCounts:
@@ -33,6 +35,7 @@ def read_counts_csv(path: Path) -> TokenCounts:
     vocabulary: dict[str, int] = {}
     found: dict[tuple[int, int], int] = {}
     try:
+        check_fits(path, _MEMORY * path.stat().st_size)
         with open(path, newline="", encoding="utf-8-sig") as file:
             lines = csv.reader(file)
             header = [cell.strip().lower() for cell in next(lines, [])]
@@ -45,12 +48,12 @@ def read_counts_csv(path: Path) -> TokenCounts:
                 if len(row) != 3 or not row[0].strip() or not row[1].strip():
                     raise JaxpflError(f"{where}: needs a user, a token and a count, got {','.join(row)[:60]!r}")
                 user, token, count = (cell.strip() for cell in row)
-                if not (count.isascii() and count.isdigit() and 0 < int(count[:12]) <= _MOST):
+                if not (count.isascii() and count.isdigit() and 0 < int(count.lstrip("0")[:12] or "0") <= _MOST):
                     raise JaxpflError(f"{where}: count must be a whole number in 1 .. {_MOST}, got {count[:30]!r}")
                 pair = users.setdefault(user, len(users)), vocabulary.setdefault(token, len(vocabulary))
                 if pair in found:
                     raise JaxpflError(f"{where}: user {user!r} has the token {token!r} twice: add the counts up")
-                found[pair] = int(count)
+                found[pair] = int(count.lstrip("0"))
     except (OSError, UnicodeDecodeError, csv.Error) as error:
         raise JaxpflError(f"cannot read {path}: {one_line(error)}") from None
     if not found:
@@ -69,18 +72,20 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
     path = data_directory(data_dir).joinpath(*_IRC)
     if not path.is_file():
         raise JaxpflError(f"data set 'irc': no file {path}: {where_to_put_it()}")
-    arrays = read_npz(path)
-    missing = [name for name in ("indptr", "indices", "counts", "vocab") if name not in arrays]
+    arrays = read_npz(path, _IRC_ARRAYS)
+    missing = [name for name in _IRC_ARRAYS if name not in arrays]
     if missing:
         raise JaxpflError(f"{path}: no array {missing[0]!r} (it holds {', '.join(sorted(arrays)) or 'nothing'})")
-    indptr, indices, counts, vocabulary = (arrays[name] for name in ("indptr", "indices", "counts", "vocab"))
+    indptr, indices, counts, vocabulary = (arrays[name] for name in _IRC_ARRAYS)
     for name, array in (("indptr", indptr), ("indices", indices), ("counts", counts)):
-        if array.ndim != 1 or not np.issubdtype(array.dtype, np.integer):
+        if array.ndim != 1 or array.dtype.kind not in "iu":
             raise JaxpflError(f"{path}: {name} must be integers [N], got {array.shape} of {array.dtype}")
-    indptr = indptr.astype(np.int64)
+        if array.size and not (array.min() >= 0 and array.max() <= _MOST):
+            raise JaxpflError(f"{path}: {name} must be in 0 .. {_MOST}, got {array.min()} to {array.max()}")
+    indptr, indices = indptr.astype(np.int64), indices.astype(np.int64)
     if len(indptr) < 2 or indptr[0] != 0 or (np.diff(indptr) < 0).any() or indptr[-1] != len(indices):
         raise JaxpflError(f"{path}: indptr must rise from 0 to the {len(indices)} entries")
-    if len(counts) != len(indices) or vocabulary.ndim != 1:
+    if len(counts) != len(indices) or vocabulary.ndim != 1 or vocabulary.dtype.kind not in "iufSU":
         raise JaxpflError(f"{path}: needs as many counts as indices, and a vocabulary [d]")
     if len(indices) and not (indices.min() >= 0 and indices.max() < len(vocabulary) and counts.min() > 0):
         raise JaxpflError(f"{path}: indices must be in 0 .. {len(vocabulary) - 1}, and counts positive")
@@ -108,6 +113,8 @@ def read_leaf_counts(folder: Path) -> TokenCounts:
         raise JaxpflError(f"{folder}: no sequences of tokens with 'target_tokens' in it: not LEAF's Reddit")
     vocabulary = leaf_text.vocabulary_of(folder, [x for x, _ in parts[0].values()])
     length = leaf_text.longest_sequence(inputs)
+    check_fits(f"{folder} (a vocabulary of {vocabulary.size} tokens)", 200 * vocabulary.size)
+    leaf_text.check_windows(inputs, length, folder)
     words = np.arange(vocabulary.size).astype(object)  # tokens that no word is known of go by their number
     for word, token in (vocabulary.words or {}).items():
         words[token] = word

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 from jaxpfl.data.csv_text import Decimal, Separator, Table
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.estimate.csv_header import Column, columns_of, has_header, is_name, is_nameless, is_row_number, series_of
 
 NO_ID = "none"
@@ -81,6 +81,8 @@ def decide(table: Table, given: CsvLayout) -> Columns:
     if values is None:
         numbered = header and len(columns) > 2 and series_of(columns)[:1] != columns[:1]
         values = [c for c in columns if c is not own and not (numbered and is_row_number(c))]
+        if not values:
+            raise JaxpflError(f"{table.path}: no column of numbers beside the one that names the clients")
         text = [c for c in values if c.is_text]
         numeric = [c for c in values if not c.is_text]
         if text and not numeric:
@@ -99,7 +101,7 @@ def decide(table: Table, given: CsvLayout) -> Columns:
 
 def label(column: Column, header: bool) -> str:
     """How a column is called in messages."""
-    return repr(column.name) if header and column.name else f"number {column.place + 1}"
+    return shown(column.name) if header and column.name else f"number {column.place + 1}"
 
 
 def _find_id(table: Table, columns: list[Column], values: list[Column] | None, header: bool) -> Column | None:

@@ -8,10 +8,14 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from jaxpfl.data.source import check_fits, one_line
 from jaxpfl.engine.plan import ExecutionPlan
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.experiment.config import RunConfig
 from jaxpfl.experiment.privacy import PrivacyConfig
+
+_MEMORY = 50  # times its length that a text takes while it is parsed
+_MOST_PARTS = 100_000
 
 _TABLES = {"plan": ExecutionPlan, "privacy": PrivacyConfig}
 
@@ -32,7 +36,7 @@ def read(path: str | Path) -> ConfigFile:
     values = read_file(path)
     methods = values.pop("methods", [])
     if not isinstance(methods, list) or not all(isinstance(name, str) for name in methods):
-        raise JaxpflError(f"methods in {path} must be a list of names, got {methods!r}")
+        raise JaxpflError(f"methods in {path} must be a list of names, got {shown(methods)}")
     return ConfigFile(from_mapping(values, str(path)), tuple(methods))
 
 
@@ -44,6 +48,7 @@ def read_file(path: str | Path) -> dict[str, Any]:
     """
     path = Path(path)
     try:
+        check_fits(path, _MEMORY * path.stat().st_size)
         text = path.read_text()
     except (OSError, UnicodeDecodeError) as error:
         why = error.strerror if isinstance(error, OSError) else error
@@ -62,14 +67,26 @@ def read_file(path: str | Path) -> dict[str, Any]:
     except JaxpflError:
         raise
     except Exception as error:
-        raise JaxpflError(f"config {path} does not parse: {' '.join(str(error).split())}") from None
+        raise JaxpflError(f"config {path} does not parse: {one_line(error)}") from None
+    _check_parts(values, path)
     if not isinstance(values, dict):
         raise JaxpflError(f"config {path} must be a table of names and values")
     if {"config", "methods"} <= values.keys():  # of a run folder: the config is wrapped in what else it records
         if not isinstance(values["config"], dict):
-            raise JaxpflError(f"config in {path} must be a table, got {values['config']!r}")
+            raise JaxpflError(f"config in {path} must be a table, got {shown(values['config'])}")
         return values["config"] | {"methods": values["methods"]}
     return values
+
+
+def _check_parts(value: Any, path: Path) -> None:
+    """Refuses YAML whose aliases hold the same parts over and over, which no message could print."""
+    rest, parts = [value], 0
+    while rest:
+        part = rest.pop()
+        parts += 1
+        if parts > _MOST_PARTS:
+            raise JaxpflError(f"config {path} holds more than {_MOST_PARTS} values, or one that holds itself")
+        rest += part.values() if isinstance(part, dict) else part if isinstance(part, list) else ()
 
 
 def from_mapping(values: dict[str, Any], where: str) -> RunConfig:
@@ -95,7 +112,7 @@ def from_mapping(values: dict[str, Any], where: str) -> RunConfig:
 
 def _table(table: str, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
-        raise JaxpflError(f"{table} in {where} must be a table, got {value!r}")
+        raise JaxpflError(f"{table} in {where} must be a table, got {shown(value)}")
     fields = {f.name: f.type for f in dataclasses.fields(_TABLES[table])}
     changes = {}
     for raw, item in value.items():
@@ -118,7 +135,7 @@ def _settings(value: Any, where: str) -> tuple[str, ...]:
         return tuple(entries)
     if isinstance(value, list | tuple) and all(isinstance(item, str) for item in value):
         return tuple(value)
-    raise JaxpflError(f"set in {where} must be a list of METHOD.name=value or a table, got {value!r}")
+    raise JaxpflError(f"set in {where} must be a list of METHOD.name=value or a table, got {shown(value)}")
 
 
 def _text(value: Any) -> str:
@@ -131,7 +148,10 @@ def _typed(value: Any, annotation: str, what: str) -> Any:
     if value is None and "None" in allowed:
         return None
     if isinstance(value, int | float) and not isinstance(value, bool) and "float" in allowed:
-        return float(value)
+        try:
+            return float(value)
+        except OverflowError:
+            raise JaxpflError(f"{what} must be {annotation}, got a whole number that no float holds") from None
     if isinstance(value, str) and "float" in allowed:  # YAML reads 1e-3 as text
         try:
             return float(value)
@@ -139,4 +159,4 @@ def _typed(value: Any, annotation: str, what: str) -> Any:
             pass
     if type(value).__name__ in allowed or (isinstance(value, str) and annotation.startswith("Literal")):
         return value
-    raise JaxpflError(f"{what} must be {annotation}, got {value!r}")
+    raise JaxpflError(f"{what} must be {annotation}, got {shown(value)}")

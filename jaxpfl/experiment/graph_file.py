@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxpfl.data import csv_text
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.experiment import files
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.graphs import Graph
@@ -37,7 +37,9 @@ def read(path: Path, client_ids: np.ndarray) -> Graph:
     pairs = []
     for line, row in rows:
         if len(row) != 2 or row[0] == row[1] or not place.keys() >= set(row):
-            raise JaxpflError(f"{path} line {line}: needs the ids of two clients of the run, got {','.join(row)!r}")
+            raise JaxpflError(
+                f"{path} line {line}: needs the ids of two clients of the run, got {shown(','.join(row))}"
+            )
         pairs.append([place[cell] for cell in row])
     return graphs.from_edges(pairs, len(client_ids))
 

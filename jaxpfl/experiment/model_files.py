@@ -66,6 +66,10 @@ def nested(arrays: Mapping[str, np.ndarray]) -> PyTree:
         node = tree
         for parent in parents:
             node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise JaxpflError(f"parameters {path!r} are below {parent!r}, which are parameters too")
+        if name in node:
+            raise JaxpflError(f"parameters {path!r} are above others")
         node[name] = array
     return tree
 
@@ -96,10 +100,12 @@ class Models:
         if client_id not in self._place:
             raise no_client(client_id, self.client_ids)
         file, row = self._place[client_id]
-        if (own := file.format(client=client_id)) != file:
+        if (own := file.replace("{client}", str(client_id))) != file:
             return nested(self._read(own))
         if file not in self._stacks:
             self._stacks[file] = self._read(file)
+        if any(array.ndim == 0 or len(array) <= row for array in self._stacks[file].values()):
+            raise JaxpflError(f"{self._folder / file} does not hold the {row + 1} clients of its {MANIFEST}")
         return nested({key: array[row] for key, array in self._stacks[file].items() if key != CLIENT_IDS})
 
     @property
@@ -136,7 +142,25 @@ def load_models(path: str | Path, method: str | None = None) -> Models:
     manifest = files.read_json(folder / MANIFEST)
     if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
         raise JaxpflError(f"{folder / MANIFEST} is not of the format {FORMAT}")
-    return Models(folder, manifest, one_method(method, manifest["methods"], str(folder)))
+    methods = manifest.get("methods")
+    if not isinstance(methods, dict) or not all(map(_is_entry, methods.values())):
+        raise JaxpflError(f"{folder / MANIFEST} does not say which files hold which clients' models")
+    return Models(folder, manifest, one_method(method, methods, str(folder)))
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether a manifest's entry of a method has the form that `Models` reads."""
+
+    def names_file(part: Any) -> bool:
+        return isinstance(part, dict) and isinstance(part.get("file"), str)
+
+    groups, shared = (entry.get("groups"), entry.get("global")) if isinstance(entry, dict) else (None, None)
+    return (
+        isinstance(groups, list)
+        and all(names_file(group) and isinstance(group.get(CLIENT_IDS), list) for group in groups)
+        and all(type(id) is int and 0 <= id < 2**31 for group in groups for id in group[CLIENT_IDS])
+        and (shared is None or names_file(shared))
+    )
 
 
 def one_method(name: str | None, known: Mapping[str, Any] | list[str], where: str) -> str:

@@ -5,11 +5,13 @@ from __future__ import annotations
 import gzip
 import os
 import struct
+import tracemalloc
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from jaxpfl import host_memory
 from jaxpfl.data import available, data_directory, known_sources, load, read_idx
 from jaxpfl.errors import JaxpflError
 
@@ -202,3 +204,37 @@ def test_standardized_by_the_training_pixels(tmp_path):
     assert float(source.x_train.std()) == pytest.approx(1, abs=1e-6)
     slope = np.diff(source.x_test.ravel()[:2]) / np.diff(raw.x_test.ravel()[:2])
     np.testing.assert_allclose(slope, 1 / raw.x_train.std(), rtol=1e-5)
+
+
+def test_a_gzip_stream_is_not_inflated_beyond_its_header(tmp_path: Path) -> None:
+    """64 MiB of zeros behind an image of 12 bytes, and a header that promises more than there can be."""
+    header = bytes((0, 0, 8, 3)) + np.array([1, 3, 4], ">u4").tobytes()
+    path = tmp_path / "a"
+    path.write_bytes(gzip.compress(header + bytes(2**26)))
+    tracemalloc.start()
+    with pytest.raises(JaxpflError, match="too long: 1048588 bytes or more of data, expected 12"):
+        read_idx(path, 3)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**23
+    for content in (header[:4] + b"\x7f" * 12 + bytes(30), gzip.compress(header[:4] + b"\x7f" * 12 + bytes(30))):
+        path.write_bytes(content)
+        with pytest.raises(JaxpflError, match="truncated: 30 bytes of data, expected"):
+            read_idx(path, 3)
+
+
+def test_an_image_file_that_does_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(gzip.compress(bytes((0, 0, 8, 3)) + np.array([64, 1024, 1024], ">u4").tobytes() + bytes(2**26)))
+    monkeypatch.setattr(host_memory, "free", lambda: 2**25)
+    with pytest.raises(JaxpflError, match="what it holds needs 64 MiB of memory, 32 MiB are free"):
+        read_idx(path, 3)
+
+
+def test_a_reader_that_runs_out_of_memory_says_of_which_data(monkeypatch: pytest.MonkeyPatch) -> None:
+    def draw(*_: object) -> None:
+        raise MemoryError
+
+    monkeypatch.setattr("jaxpfl.data.planted.draw_planted", draw)
+    with pytest.raises(JaxpflError, match="data set 'planted': cannot be read: MemoryError"):
+        load("planted")

@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from jaxpfl import host_memory
 from jaxpfl.data import available, federate, load
 from jaxpfl.data.leaf_text import ALL_LETTERS, PAD
 from jaxpfl.errors import JaxpflError, JaxpflWarning
@@ -242,3 +243,42 @@ def test_a_folder_of_another_kind_and_labels_beyond_the_classes(tmp_path: Path) 
     write(tmp_path / "femnist" / "test" / "a.json", {"a": ([[0.5] * 9], [61])})
     with pytest.raises(JaxpflError, match=r"test inputs are \(9,\) but training inputs \(784,\)"):
         load("femnist", str(tmp_path))
+
+
+@pytest.mark.parametrize(
+    ("x", "y", "message"),
+    [
+        ([[1.0], [2.0]], [[1], [2]], "labels must be integers"),
+        ([[1.0], [2.0]], [[1], [2, 3]], "labels must be integers"),
+        ([[1.0], [2.0]], [0, {}], "labels must be integers"),
+        ([[1.0], [2.0]], [0, 2**32], "labels must be integers"),
+        ([[1.0], [2.0]], [0, 10**30], "labels must be integers"),
+        ([[1], [2**32]], [0, 1], "inputs must be numbers, .*more than 32 bits"),
+        ([[1.0], [10**400]], [0, 1], "inputs must be numbers"),
+        ([[1.0], [1e300]], [0, 1], "NaN or infinite"),
+        ([[1.0], []], [0, 1], "inputs must be numbers"),
+        ([[1.0], [2.0]], {"a": 1}, "needs lists 'x' and 'y'"),
+        (["", ""], ["a", "b"], "strings of 0 to 0 characters"),
+        ([[["a"]]], [{"target_tokens": [["b"]], "count_tokens": [["x"]]}], "count_tokens must be numbers"),
+        ([[["a"]]], [{"target_tokens": [["b"]], "count_tokens": 3}], "shaped alike"),
+        ([[["a"], ["b", "c"]]], [{"target_tokens": [["b"], ["c"]]}], "shaped alike"),
+        ([[[3]]], [{"target_tokens": [[2**40]]}], "tokens must be integers in 0 .. 3"),
+        ([[[2**40]]], [{"target_tokens": [[1]]}], "tokens must be integers in 0 .."),
+    ],
+)
+def test_odd_users(tmp_path: Path, x: list, y: Any, message: str) -> None:
+    folder = tmp_path / "own" / "train"
+    folder.mkdir(parents=True)
+    (folder / "a.json").write_text(json.dumps({"users": ["u"], "user_data": {"u": {"x": x, "y": y}}}))
+    with pytest.raises(JaxpflError, match=message) as error:
+        load("leaf:own", str(tmp_path))
+    assert "\n" not in str(error.value)
+
+
+def test_one_long_sequence_does_not_make_all_windows_as_long(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    tokens = [1] * 20_000
+    users = {"u": ([[tokens]], [{"target_tokens": [tokens]}])}
+    write(tmp_path / "own" / "train" / "a.json", users)
+    monkeypatch.setattr(host_memory, "free", lambda: 2**30)
+    with pytest.raises(JaxpflError, match=r"20000 tokens at 20000 places\): what it holds needs 2.98 GiB"):
+        load("leaf:own", str(tmp_path))

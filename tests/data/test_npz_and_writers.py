@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import tracemalloc
 import zipfile
 from pathlib import Path
 
@@ -9,7 +11,9 @@ import numpy as np
 import pytest
 from data_files import real, source_of
 
+from jaxpfl import host_memory
 from jaxpfl.data import available, describe, federate, format_description, load, pooled, summary, unseen
+from jaxpfl.data.npz import read_npz
 from jaxpfl.errors import JaxpflError
 
 X = np.arange(6 * 16, dtype=np.uint8).reshape(6, 4, 4)
@@ -63,6 +67,15 @@ BASE = {"x_train": X, "y_train": Y}
         (BASE | {"users_train": Y[:2]}, "users_train must name a user for each of 6 examples"),
         (BASE | {"users_train": Y, "x_test": X, "y_test": Y}, "users_test must name a user"),
         (BASE | {"x_train": np.array([{}] * 6, dtype=object)}, "no .npz archive of plain arrays"),
+        (BASE | {"y_train": Y + 2**32}, r"y_train must be integers >= 0 and at most 2147483647, got 429496729"),
+        (BASE | {"y_train": Y.astype(np.uint64) + 2**63}, "y_train must be integers >= 0 and at most"),
+        (BASE | {"y_train": Y.astype("m8[s]")}, "y_train must be integers >= 0, got timedelta64"),
+        (BASE | {"x_train": X.astype(int) + 2**32}, "x_train must be integers >= -2147483648 and at most 2147483647"),
+        (BASE | {"x_train": X.astype("m8[s]")}, "x_train must be numbers .* timedelta64"),
+        (BASE | {"x_train": X + 1j}, "x_train must be numbers .* complex128"),
+        (BASE | {"x_train": X[:, :0]}, "x_train must be numbers"),
+        (BASE | {"x_train": X * 1e300}, "x_train: example 0 holds a NaN or infinite"),
+        (BASE | {"users_train": Y + 0.5}, "users_train must name a user for each of 6 examples, by numbers or text"),
     ],
 )
 def test_bad_arrays(tmp_path: Path, arrays: dict, message: str) -> None:
@@ -130,3 +143,55 @@ def test_real_writers() -> None:
     assert (counts.sizes["test"] >= 1).all()
     assert "left out" in format_description(describe(counts))
     assert federate(unseen(source), partition="natural").num_clients == 297
+
+
+def archived(path: Path, header: str, data: bytes, method: int = zipfile.ZIP_DEFLATED) -> None:
+    """An archive whose one array has a header of its own making."""
+    text = header.encode().ljust(117) + b"\n"
+    with zipfile.ZipFile(path, "w", method) as archive:
+        archive.writestr("x_train.npy", b"\x93NUMPY\x01\x00" + len(text).to_bytes(2, "little") + text + data)
+
+
+@pytest.mark.parametrize(
+    "header",
+    [
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (10,), }",  # less than there is
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (4000000000, 4000000000), }",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (-1,), }",
+        "{'descr': '|u1', 'fortran_order': False, 'shape': (10,",
+        "(" * 90,
+        "{'descr': '|u1'\n 'fortran_order",
+    ],
+)
+def test_headers_are_checked_before_anything_is_inflated(tmp_path: Path, header: str) -> None:
+    """64 MiB of zeros in 64 KiB: of a header that does not tell of them, nothing is read."""
+    path = tmp_path / "a.npz"
+    archived(path, header, bytes(2**26))
+    tracemalloc.start()
+    with pytest.raises(JaxpflError, match=r"damaged, or no .npz archive") as error:
+        load("npz:a.npz", str(tmp_path))
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert "\n" not in str(error.value)
+    assert peak < 2**22
+
+
+def test_an_archive_that_does_not_fit_into_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "a.npz"
+    archived(path, "{'descr': '|u1', 'fortran_order': False, 'shape': (67108864,), }", bytes(2**26))
+    monkeypatch.setattr(host_memory, "free", lambda: 2**25)
+    monkeypatch.setattr(np.lib.format, "read_array", lambda *_, **__: pytest.fail("read"))
+    with pytest.raises(JaxpflError, match=r"a.npz: what it holds needs 64 MiB of memory, 32 MiB are free"):
+        read_npz(path)
+
+
+@pytest.mark.parametrize("method", [zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
+def test_archives_cut_anywhere(tmp_path: Path, method: int) -> None:
+    path = tmp_path / "a.npz"
+    archived(path, "{'descr': '|u1', 'fortran_order': False, 'shape': (100,), }", bytes(range(100)), method)
+    whole = path.read_bytes()
+    assert len(read_npz(path)["x_train"]) == 100
+    for end in range(0, len(whole), 7):
+        path.write_bytes(whole[:end] + whole[end + 1 :])
+        with contextlib.suppress(JaxpflError):
+            read_npz(path)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import collections
+import contextlib
 import os
 import pickle
 import struct
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -149,3 +151,49 @@ def test_a_missing_file_counters_and_a_list_in_itself(tmp_path: Path) -> None:
     path.write_bytes(pickle.dumps(loop))
     with pytest.raises(JaxpflError, match="damaged"):
         read_pickle(path)
+
+
+@pytest.mark.parametrize("kind", [list, tuple])
+@pytest.mark.parametrize("as_key", [False, True])
+def test_parts_that_are_held_twice_over_and_over(tmp_path: Path, kind: type, as_key: bool) -> None:
+    """Sixty levels of two are 2^60 parts: to walk through them, or to hash them as a key, never ends."""
+    twice: Any = kind((1,))
+    for _ in range(60):
+        twice = kind((twice, twice))
+    content = pickle.dumps(twice, 2)
+    if as_key:  # {twice: None}, without making it here
+        content = content[:2] + b"}" + content[2:-1] + b"Ns."
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    with pytest.raises(JaxpflError, match="damaged pickle"):
+        read_pickle(path)
+
+
+def test_parts_that_are_held_several_times_are_the_same_ones(tmp_path: Path) -> None:
+    array, names = np.arange(3), ["a", "b"]
+    (tmp_path / "a").write_bytes(pickle.dumps([array, array, names, {"names": names}]))
+    read = read_pickle(tmp_path / "a")
+    assert read[0] is read[1]
+    assert read[2] is read[3]["names"]
+    np.testing.assert_array_equal(read[0], array)
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        b"\x80\x02Nr\xff\xff\xff\xff.",  # a memo of 2^32 places
+        b"\x80\x04\x96" + (2**33).to_bytes(8, "little") + b"x.",
+        b"\x80\x04\x8e" + (2**33).to_bytes(8, "little") + b"x.",
+        b"\x80\x02cnumpy.core.numeric\n_frombuffer\n(J\xff\xff\xff\x7fcnumpy\ndtype\n(U\x02u1tRK\x01\x85U\x01CtR.",
+    ],
+    ids=["memo", "bytearray", "bytes", "bytes(n)"],
+)
+def test_a_few_bytes_cannot_take_gigabytes(tmp_path: Path, content: bytes) -> None:
+    path = tmp_path / "a"
+    path.write_bytes(content)
+    tracemalloc.start()
+    with contextlib.suppress(JaxpflError):
+        read_pickle(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2**22
