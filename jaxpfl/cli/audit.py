@@ -31,7 +31,7 @@ class _Audit:
     worlds_delta: float = 0.1
     """delta at which that game's bound and the claim are compared; 0.01 to 0.2 shows most."""
     canaries: int | None = None
-    """Clients that are canaries in the one-run audit; all unless given."""
+    """Clients that are canaries in the one-run audit; all, but 500 at most, unless given."""
     canary_runs: int = 1
     """Runs of the one-run audit, whose canaries are counted together."""
     confidence: float = 0.95

@@ -36,7 +36,7 @@ def test_an_audit(capsys, tmp_path):
         (("fedvg", *TRY), "unknown method 'fedvg': did you mean 'fedavg'?"),
         (("local", *TRY), "local uploads nothing"),
         (("fedavg", *SMALL), "fedavg is not private: give --privacy.epsilon, or a noise multiplier"),
-        (("fedavg", *TRY, "--worlds", "15"), "worlds must be at least 16, got 15"),
+        (("fedavg", *TRY, "--worlds", "39"), "worlds must be at least 40, got 39"),
         (("fedavg", *TRY, "--canaries", "9"), "canaries must be between 2 and the 8 clients, got 9"),
         (("fedavg", *TRY, "--canary-runs", "0"), "canary_runs must be at least 1, got 0"),
         (("fedavg", *TRY, "--worlds-delta", "1"), "worlds_delta must be > 0 and < 1, got 1.0"),

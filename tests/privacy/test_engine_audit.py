@@ -372,7 +372,7 @@ def test_adamix_is_audited_by_its_mixture():
 
 
 def test_refusals():
-    with pytest.raises(JaxpflError, match="worlds must be at least 16, got 4"):
+    with pytest.raises(JaxpflError, match="worlds must be at least 40, got 4"):
         games.play(subject(), worlds=4, delta=DELTA)
     with pytest.raises(JaxpflError, match="canaries must be between 2 and the 4 clients, got 5"):
         games.one_run(subject(), canaries=5, delta=1e-5)

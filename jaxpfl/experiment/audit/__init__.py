@@ -109,7 +109,7 @@ def audit(
       accountant: of the claim; the one that takes the run unless given.
       worlds: of the game with one canary, about half of them with it.
       worlds_delta: at which that game's bound and the claim are compared.
-      canaries: clients that are canaries in the one-run audit; all unless given.
+      canaries: clients that are canaries in the one-run audit; all, but 500 at most, unless given.
       canary_runs: runs of it, whose canaries are counted together.
       confidence: of each of the two bounds.
       seed: the runs' seeds are ``seed, seed + 1, ...``.

@@ -33,6 +33,7 @@ from jaxpfl.types import PyTree
 
 _AT_ONCE = 2**28
 """Bytes of uploads that the worlds of one call may hold, one for each of their clients."""
+_WORLDS, _CANARIES = 40, 500
 _PAIRED_ROUNDS, _PAIRED_LEAVES = 6, 6
 
 
@@ -70,14 +71,14 @@ def play(
       progress: hears how many are done.
 
     Raises:
-      JaxpflError: for fewer than 16 worlds, and what cannot be accounted.
+      JaxpflError: for fewer than 40 worlds, and what cannot be accounted.
     """
     check_worlds(worlds)
     canaries = _canaries(subject, 1, even=True)
     simulation, upload = _simulation(subject, canaries)
     direction = by_name(canaries.direction(int(canaries.ids[0]), _released_like(upload)))
     size = sum(leaf.size for leaf in direction.values())
-    calls = -(-worlds * 4 * size * len(subject.ids) // _AT_ONCE)
+    calls = min(worlds, -(-worlds * 4 * size * len(subject.ids) // _AT_ONCE))
     at_once = -(-worlds // calls)  # of one length, for one program
     names: list[str] = []
     scores, there = [], []
@@ -106,7 +107,7 @@ def one_run(
     """Plays with many canaries in each of a few runs.
 
     Args:
-      canaries: how many clients are canaries; all unless given.
+      canaries: how many clients are canaries; all, but 500 at most, unless given.
       delta: of the claim, far below one over the number of canaries.
       runs: independent runs, whose canaries are counted together.
 
@@ -134,14 +135,14 @@ def one_run(
 
 def check_worlds(worlds: int) -> None:
     """Refuses fewer worlds than can show anything."""
-    if worlds < 16:
-        raise JaxpflError(f"worlds must be at least 16, got {worlds}")
+    if worlds < _WORLDS:
+        raise JaxpflError(f"worlds must be at least {_WORLDS}, got {worlds}")
 
 
 def check_canaries(subject: Subject, canaries: int | None, runs: int) -> int:
     """The number of canaries of a run; refuses what is not between 2 and m, and less than one run."""
     m = len(subject.ids)
-    if not 2 <= (n := m if canaries is None else canaries) <= m:
+    if not 2 <= (n := min(m, _CANARIES) if canaries is None else canaries) <= m:
         raise JaxpflError(f"canaries must be between 2 and the {m} clients, got {n}")
     if runs < 1:
         raise JaxpflError(f"canary_runs must be at least 1, got {runs}")

@@ -12,7 +12,7 @@ import numpy as np
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.errors import JaxpflError
 from jaxpfl.priors.gaussian_mixture import Mixture
-from jaxpfl.protocol import Algorithm, Reduced, Reduction, Server, Stacked, Upload
+from jaxpfl.protocol import Algorithm, Reduced, Server, Stacked, Upload
 from jaxpfl.types import Array, PyTree
 
 
@@ -53,7 +53,7 @@ def recorded(algorithm: Algorithm, upload: Upload) -> Algorithm:
       upload: shapes and types of a client's.
     """
     inner = algorithm.server
-    nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), upload.total)
+    nothing = jax.tree.map(lambda a: jnp.zeros(a.shape, jnp.result_type(float)), upload.total)
 
     def init(key, hp, ctx) -> Seen:
         return Seen(inner.init(key, hp, ctx), nothing, jnp.zeros(()))
@@ -67,8 +67,10 @@ def recorded(algorithm: Algorithm, upload: Upload) -> Algorithm:
             return Seen(
                 state, jax.tree.map(lambda mu: jnp.tensordot(shared.p, mu, 1), shared.mu), jnp.ones(())
             ), metrics
+        # A model's own type may have no room for the noise's last digits.
+        total = jax.tree.map(lambda a: a.astype(jnp.result_type(float)), reduced.total)
         (weight,) = jax.tree.leaves(reduced.weight)
-        return Seen(state, reduced.total, jnp.asarray(weight, jnp.result_type(float))), metrics
+        return Seen(state, total, jnp.asarray(weight, jnp.result_type(float))), metrics
 
     def broadcast(key, hp, ctx, seen: Seen):
         return inner.broadcast(key, hp, ctx, seen.state)
@@ -97,11 +99,6 @@ def by_name(tree: PyTree, *, runs: bool = False) -> dict[str, np.ndarray]:
         )
         for path, leaf in jax.tree.leaves_with_path(tree)
     }
-
-
-def sums(algorithm: Algorithm) -> bool:
-    """Whether the method's server is given a sum."""
-    return algorithm.reduction is Reduction.SUM
 
 
 def _is_seen(node: Any) -> bool:
