@@ -119,9 +119,13 @@ def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -
     """
     simulation = experiment.simulation(method)
     folder, rounds = run.folder / "checkpoints" / method, require(run.config.rounds)
+    remedy = f"delete {run.folder / 'methods' / method}.json, and --resume makes it anew"
     if not (folder / str(rounds)).is_dir():
-        raise JaxpflError(f"{folder} holds no checkpoint of round {rounds}")
+        raise JaxpflError(f"{folder} holds no checkpoint of round {rounds}: {remedy}")
     like = simulation.trim(simulation.init(run.seeds))
-    state, _ = Checkpoints(folder).read(rounds, like)
+    try:
+        state, _ = Checkpoints(folder).read(rounds, like)
+    except JaxpflError as error:
+        raise JaxpflError(f"{error}: {remedy}") from None
     row = run.seeds.index(seed)
     return simulation, simulation.adopt(jax.tree.map(lambda a: a[row : row + 1], state))

@@ -13,8 +13,6 @@ import numpy as np
 import pytest
 from command import SMALL
 
-from jaxpfl.experiment import lock
-
 COMMAND = [sys.executable, "-m", "jaxpfl.cli", "run", "adaped", *SMALL]
 LONG = ["--rounds", "40", "--eval-every", "5", "--checkpoint-every", "5", "--plan.rounds-per-call", "1"]
 
@@ -156,13 +154,6 @@ def test_a_disk_that_fills_up_in_a_checkpoint(tmp_path: Path, whole):
     out, err = start(folder, "--resume").communicate(timeout=300)
     assert out, err
     assert_same(folder, out, whole)
-
-
-def test_a_second_process_in_the_folder_is_refused(tmp_path: Path, whole):
-    with lock.held(tmp_path / "run"):
-        out, err = start(tmp_path / "run").communicate(timeout=120)
-    assert out == ""
-    assert f"process {os.getpid()} on" in one_line(err)
 
 
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path, whole):

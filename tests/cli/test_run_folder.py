@@ -1,12 +1,15 @@
 """A run folder: what it holds, resuming it, and rerunning its config."""
 
 import json
+import os
 import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import SMALL, jaxpfl
+
+from jaxpfl.experiment import lock
 
 
 def without_seconds(summary: dict) -> dict:
@@ -177,6 +180,15 @@ def test_a_changed_experiment_is_refused_and_nothing_lost(finished, capsys):
     assert result.status == 2
     assert "batch_size: 5 -> 7" in result.err
     assert json.loads((folder / "summary.json").read_text()) == summary
+
+
+def test_a_folder_in_which_a_process_is_at_work_is_refused(finished, capsys):
+    folder, _ = finished
+    with lock.held(folder):
+        result = jaxpfl(capsys, "compare", "local", "adaped", *SMALL, "--output", folder, "--resume")
+    assert (result.status, result.err.count("\n")) == (2, 1)
+    assert f"process {os.getpid()} on" in result.err
+    assert "is at work in" in result.err
 
 
 def test_a_taken_folder_is_refused(finished, capsys):
