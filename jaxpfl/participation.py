@@ -32,6 +32,8 @@ class Participation(NamedTuple):
       left_out: ``(key, client_ids [m]) -> [] int32``, how many clients of the same draw found no slot; None where that
         cannot happen.
       rate: the probability with which each client takes part, where clients do so independently; else None.
+      fixed_size: whether the cohort is always ``capacity`` clients, uniformly without replacement. Where neither this
+        nor ``rate`` nor ``everyone`` says how clients are drawn, nothing can be claimed of their privacy.
     """
 
     name: str
@@ -42,6 +44,7 @@ class Participation(NamedTuple):
     sample: Callable[[Key, Array], Array]
     left_out: Callable[[Key, Array], Array] | None = None
     rate: float | None = None
+    fixed_size: bool = False
 
 
 def full(num_clients: int) -> Participation:
@@ -63,7 +66,7 @@ def uniform(num_clients: int, cohort: int) -> Participation:
         _, rows = jax.lax.top_k(client_scores(key, client_ids), cohort)
         return jnp.sort(rows.astype(jnp.int32))
 
-    return Participation("uniform", num_clients, cohort, float(cohort), False, sample)
+    return Participation("uniform", num_clients, cohort, float(cohort), False, sample, fixed_size=True)
 
 
 def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participation:

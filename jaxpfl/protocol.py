@@ -206,6 +206,19 @@ def any_data(federation: Federation) -> None:
     """Refuses nothing."""
 
 
+class NoiseStream(NamedTuple):
+    """What the noise of a private algorithm is drawn from, beside the run's seed, data and hyper-parameters.
+
+    Attributes:
+      name: what tells the algorithm from others: its method, settings and mechanism. Two that differ share no noise,
+        of which the difference of their releases would be free.
+      secret: drawn from the operating system instead, and kept by the run's state alone.
+    """
+
+    name: str
+    secret: bool = False
+
+
 class Algorithm(NamedTuple):
     """A federated method: what clients do and what the server does with the uploads.
 
@@ -221,6 +234,8 @@ class Algorithm(NamedTuple):
       counts_bits: whether uploads say how many bits they take (``Upload.bits``), to be counted.
       clusters: ``the server's state -> [m]``, the cluster of each client in the order of the stack, for a method whose
         server finds some; on the host, of one run. Clients that choose say so by `Client.cluster`.
+      noise: of an algorithm whose releases are private. Its cohorts, too, are then drawn from that stream, as what is
+        claimed of several runs together needs cohorts that are independent.
     """
 
     clients: tuple[Client, ...]
@@ -232,6 +247,7 @@ class Algorithm(NamedTuple):
     check_data: Callable[[Federation], None] = any_data
     counts_bits: bool = False
     clusters: Callable[[PyTree], np.ndarray] | None = None
+    noise: NoiseStream | None = None
 
     @property
     def counts_gradients(self) -> bool:

@@ -6,12 +6,17 @@ cohort, on who else takes part, on how clients are chunked or on the number of d
 
 from __future__ import annotations
 
+import hashlib
+import re
 from enum import IntEnum
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpfl.types import Array, Key, Scalar
+
+_ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Purpose(IntEnum):
@@ -29,6 +34,7 @@ class Purpose(IntEnum):
     STRAGGLERS = 9
     DROPOUT = 10
     ADAPT = 11
+    NOISE = 12
 
 
 def stream(run_key: Key, purpose: Purpose, *names: Scalar) -> Key:
@@ -36,6 +42,42 @@ def stream(run_key: Key, purpose: Purpose, *names: Scalar) -> Key:
     key = jax.random.fold_in(run_key, int(purpose))
     for name in names:
         key = jax.random.fold_in(key, name)
+    return key
+
+
+def named(key: Key, *names: object) -> Key:
+    """The key of a stream whose name is too long for words: 16 bytes of the SHA-256 of the names' text, folded in.
+
+    Two streams of different names have nothing in common, up to a collision of the hash.
+
+    Args:
+      names: arrays, or what has a ``repr`` that is the same in every process; an object's address in it is left out.
+    """
+    for word in words_of(*names):
+        key = jax.random.fold_in(key, word)
+    return key
+
+
+def words_of(*names: object) -> np.ndarray:
+    """Four words that stand for some names, [4] uint32 (`named`)."""
+    text = "\0".join(_ADDRESS.sub("", repr(name)) for name in map(_short, names))
+    return np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], "<u4").astype(np.uint32)
+
+
+def _short(name: object) -> object:
+    """An array's shape, type and checksum: its ``repr`` leaves most of it out."""
+    if not isinstance(name, np.ndarray | jax.Array):
+        return name
+    array = np.asarray(name)
+    return array.shape, str(array.dtype), hashlib.sha256(array.tobytes()).hexdigest()
+
+
+def numbered(key: Key, *numbers: Scalar) -> Key:
+    """The key of the stream that belongs to some numbers, traced or not: their bits, folded in."""
+    for number in numbers:
+        number = jnp.asarray(number, jnp.result_type(float))
+        for word in jnp.ravel(jax.lax.bitcast_convert_type(number, jnp.uint32)):
+            key = jax.random.fold_in(key, word)
     return key
 
 

@@ -68,4 +68,7 @@ def adamix(task: Task, work: LocalWork, *, components: int = 2, em_steps: int = 
         gamma = private_em.server_step(key, gamma, origin, *here, **noise, floor=hp.scale_floor, steps=em_steps)
         return gamma, prior(hp).report(gamma)
 
-    return algorithm._replace(server=server._replace(update=update))
+    noise = work.privacy.stream
+    if noise is not None:
+        noise = noise._replace(name=f"{noise.name} {z} {limit}")
+    return algorithm._replace(server=server._replace(update=update), noise=noise)

@@ -67,7 +67,9 @@ def em(
         counts, squares = counts / (clipping_norm / 2), squares * (2 * clipping_norm)
         used = counts > jnp.maximum(1.0, 2 * uncertain)
         n = jnp.where(used, counts, 1.0)
-        mu = jax.tree.map(lambda new, old: jnp.where(_along(used, new), new / _along(n, new), old), totals, gamma.mu)
+        mu = jax.tree.map(
+            lambda new, old: jnp.where(_along(used, new), new / _along(n, new), old).astype(old.dtype), totals, gamma.mu
+        )
         # The noise of the totals alone gives |sum|^2 an expectation of d stddev^2.
         lengths = jax.vmap(lambda total: optax.tree.norm(total, squared=True))(totals) - d * stddev**2
         s2 = jnp.maximum((squares - lengths / n) / (n * d), floor)
@@ -93,7 +95,7 @@ def start(key: Key, gamma: Mixture, clipping_norm: Scalar) -> Mixture:
     """The mixture with its centers moved to random places at a distance of C / 2 from where they are."""
     noise = gaussian(key, gamma.mu, 1.0)
     away = jax.vmap(lambda one: clip(jax.tree.map(lambda a: a * 1e6, one), clipping_norm / 2)[0])(noise)
-    return gamma._replace(mu=jax.tree.map(jnp.add, gamma.mu, away))
+    return gamma._replace(mu=jax.tree.map(lambda mu, by: mu + by.astype(mu.dtype), gamma.mu, away))
 
 
 def moved(gamma: Mixture, by: PyTree) -> Mixture:

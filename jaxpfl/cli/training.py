@@ -171,7 +171,8 @@ def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, ses
         with profile.phase("data"):
             config = resolve(settings)
             initial = None if config.warm_start is None else warm_start.read(config.warm_start)
-            experiment = prepare(config, methods, strict=session.strict, initial=initial)
+            origin = None if config.warm_start is None else warm_start.origin(config.warm_start)
+            experiment = prepare(config, methods, strict=session.strict, initial=initial, origin=origin)
         if session.explain_plan:
             _explain(experiment, out, session.json)
             return

@@ -14,6 +14,7 @@ from jaxpfl import algorithms, models
 from jaxpfl import participation as participations
 from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.compression import Compressor
+from jaxpfl.engine import noise_stream
 from jaxpfl.engine.coded import compress_uploads
 from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.engine.pooled import PooledSimulation
@@ -79,6 +80,8 @@ def make_simulation(
         if method.pooled:
             raise JaxpflError(f"{method.name} pools the data: there is no upload to compress")
         algorithm = compress_uploads(algorithm, compressor, federation, privacy)
+    if algorithm.noise is not None:
+        algorithm = noise_stream.of_method(algorithm, method, options, work, compressor)
     if method.pooled:
         return PooledSimulation(algorithm, task, federation, hp, plan=plan, unseen=unseen)
     return Simulation(

@@ -29,6 +29,7 @@ from jaxpfl.models import Model
 from jaxpfl.models.given import start_from
 from jaxpfl.participation import availability
 from jaxpfl.privacy import Accountant, Mechanism, PrivacyPlan, Refusal, Statement
+from jaxpfl.privacy.statement import GIVEN_START
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.types import Federation, PyTree
 
@@ -46,6 +47,7 @@ class Fit(NamedTuple):
         has any. A client without has NaN.
       unseen: ``scores`` of the unseen clients at the end, [S, u]; None where there are none.
       privacy: what each run released about its clients, S plans; None where nothing was private, or without noise.
+      caveats: what weakens that claim in these runs.
     """
 
     simulation: Simulation
@@ -56,9 +58,12 @@ class Fit(NamedTuple):
     validation: dict[str, dict[str, np.ndarray]] | None = None
     unseen: Scores | None = None
     privacy: tuple[PrivacyPlan | None, ...] | None = None
+    caveats: tuple[str, ...] = ()
 
     def statement(self, delta: float, run: int = 0, accountant: Accountant | None = None) -> Statement:
         """What a run's privacy is worth: epsilon at this delta, and all that has to be said with it.
+
+        Rounds that ``simulation.advance`` has added since are counted too.
 
         Args:
           delta: of the claim.
@@ -73,7 +78,11 @@ class Fit(NamedTuple):
         plan = self.privacy[run]
         if plan is None:
             raise Refusal.NO_NOISE.error()
-        return plan.statement(delta, accountant or plan.default_accountant)
+        plan = dataclasses.replace(plan, rounds=max(plan.rounds, self.simulation.rounds_run))
+        statement = plan.statement(delta, accountant or plan.default_accountant)
+        noise = self.simulation.algorithm.noise
+        seed = "secret" if noise is not None and noise.secret else "run"
+        return statement._replace(noise_seed=seed, caveats=self.caveats)
 
     @property
     def clusters(self) -> np.ndarray | None:
@@ -288,6 +297,7 @@ def fit(
         _stacked(validations) if validates else None,
         None if unseen is None else simulation.evaluate_unseen(state),
         released,
+        () if privacy is None or warm_start is None else (GIVEN_START,),
     )
 
 

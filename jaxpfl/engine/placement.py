@@ -43,7 +43,7 @@ def place(num_clients: int, devices: int, even: bool) -> Placement:
         return Placement(used, rows, here, RunState._make([here] * len(RunState._fields)))
     mesh = Mesh(np.array(used), (AXIS,), axis_types=(AxisType.Auto,))
     everywhere, runs = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, AXIS))
-    layout = RunState._make([everywhere, runs, runs, everywhere, everywhere])
+    layout = RunState._make([everywhere, runs, runs, everywhere, everywhere, everywhere])
     return Placement(used, rows, everywhere, layout, Spread(mesh, _shares_memory(used[0]), even))
 
 

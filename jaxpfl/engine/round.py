@@ -56,7 +56,7 @@ def make_round(
 
     def one_round(state: RunState, hp: PyTree, federations: tuple[Federation, ...]) -> tuple[RunState, Metrics]:
         ids = gather([jnp.asarray(f.client_ids)[: g.size] for f, g in zip(federations, groups, strict=True)], groups)
-        rows = participation.sample(stream(state.key, Purpose.PARTICIPATION, state.round), ids)
+        rows = participation.sample(stream(state.released, Purpose.PARTICIPATION, state.round), ids)
         ctx = server_context(participation, state.round)
         message = server.broadcast(stream(state.key, Purpose.BROADCAST, state.round), hp, ctx, state.server)
 
@@ -67,7 +67,7 @@ def make_round(
             data = (federation.splits, jnp.asarray(federation.client_ids))
             outcome = run_cohort(
                 partial(_take_part, algorithm, client, plan.availability),
-                (state.key, state.round, hp, message.shared),
+                ((state.key, state.released), state.round, hp, message.shared),
                 own_rows,
                 (old, before),
                 (*data, group.take(message.per_client)),
@@ -82,7 +82,7 @@ def make_round(
                 rested = outcome.state[1].participations == before.participations
                 outcome = run_cohort(
                     partial(_work_alone, algorithm, client, plan.availability),
-                    (state.key, state.round, hp),
+                    ((state.key, state.released), state.round, hp),
                     _rows_where(rested & (before.idle_streak < algorithm.idle_cap), group.size),
                     outcome.state,
                     data,
@@ -102,7 +102,7 @@ def make_round(
         else:
             total: Upload = packed.unpack()
             reduced = Reduced(total.total, total.weight, contributors)
-        server_key = stream(state.key, Purpose.SERVER_UPDATE, state.round)
+        server_key = stream(state.released, Purpose.SERVER_UPDATE, state.round)
         new_server, server_metrics = server.update(server_key, hp, ctx, state.server, reduced)
         # Finite uploads may still overflow in the sum: the server then keeps its state, and all of them are lost.
         sound = trees.all_finite(new_server)
@@ -117,12 +117,12 @@ def make_round(
         if algorithm.counts_bits:
             metrics |= dict(zip(BITS, counts.upload_bits_since(state.counts), strict=True))
         if participation.left_out is not None:
-            key = stream(state.key, Purpose.PARTICIPATION, state.round)
+            key = stream(state.released, Purpose.PARTICIPATION, state.round)
             metrics["left_out"] = participation.left_out(key, ids)
         if idles:
             metrics |= {f"idle_{name}": value for name, value in _add(idle_sums).means().items()}
             metrics["idle"] = (counts.idle_rounds - state.counts.idle_rounds).sum()
-        return RunState(new_server, tuple(clients), counts, state.round + 1, state.key), metrics
+        return state._replace(server=new_server, clients=tuple(clients), counts=counts, round=state.round + 1), metrics
 
     return one_round
 
@@ -143,17 +143,17 @@ def _take_part(
     algorithm: Algorithm,
     client: Client,
     availability: Availability,
-    shared: tuple[Key, Array, PyTree, PyTree],
+    shared: tuple[tuple[Key, Key], Array, PyTree, PyTree],
     present: Array,
     own: tuple[PyTree, Counts],
     data: tuple[Splits, Array, PyTree],
 ) -> Outcome:
     """One client's round in the cohort. Summed: (packed upload, whether it arrived, what was done)."""
-    run_key, round, hp, sent = shared
+    (run_key, released), round, hp, sent = shared
     (old, counts), (splits, client_id, per_client) = own, data
     limit = availability.local_steps(run_key, round, client_id, algorithm.local_steps)
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
-    key = stream(run_key, Purpose.LOCAL_WORK, round, client_id)
+    key = stream(released, Purpose.LOCAL_WORK, round, client_id)
     message = Message(sent, per_client)
     new, upload, metrics = client.update(key, hp, ctx, message, old, splits)
     packed, failed = trees.pack(upload._replace(failed=None, bits=None)), upload.failed
@@ -188,19 +188,19 @@ def _work_alone(
     algorithm: Algorithm,
     client: Client,
     availability: Availability,
-    shared: tuple[Key, Array, PyTree],
+    shared: tuple[tuple[Key, Key], Array, PyTree],
     present: Array,
     own: tuple[PyTree, Counts],
     data: tuple[Splits, Array],
 ) -> Outcome:
     """One client's round outside the cohort."""
-    run_key, round, hp = shared
+    (run_key, released), round, hp = shared
     (old, counts), (splits, client_id) = own, data
     assert client.idle is not None
     limit = availability.local_steps(run_key, round, client_id, algorithm.local_steps)
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
     # A client is in the cohort or outside it, so its work has one stream in a round.
-    new, metrics = client.idle(stream(run_key, Purpose.LOCAL_WORK, round, client_id), hp, ctx, old, splits)
+    new, metrics = client.idle(stream(released, Purpose.LOCAL_WORK, round, client_id), hp, ctx, old, splits)
     finite = trees.all_finite(new)
     keep = present & finite
     done = _Done(jnp.ones((), jnp.int32), metrics)

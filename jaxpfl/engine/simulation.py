@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import trees
-from jaxpfl.engine import memory
+from jaxpfl.engine import memory, noise_stream
 from jaxpfl.engine.evaluate import Part, Scores, make_adapt, make_clusters, make_evaluate, make_personal
 from jaxpfl.engine.exchange import bytes_per_client
 from jaxpfl.engine.groups import gather, make_groups, split
@@ -47,6 +47,7 @@ class Simulation:
     Attributes:
       federations: the data where they lie, those of each group of the algorithm's clients.
       execution: the plan with every choice made.
+      rounds_run: the most rounds that a state has which was advanced here: so much may have been released.
     """
 
     def __init__(
@@ -85,6 +86,7 @@ class Simulation:
                 f"participation is for {participation.num_clients} clients, the data have {federation.num_clients}"
             )
         algorithm.check_data(federation)
+        self.rounds_run = 0
         self.algorithm, self.participation = algorithm, participation
         self.plan = plan or ExecutionPlan()
         self.hp = jax.tree.map(jnp.asarray, hp)
@@ -106,6 +108,7 @@ class Simulation:
         if unseen is not None:
             self._welcome(unseen, federation, adapt_rounds)
 
+        self._noise_name = noise_stream.name_of(algorithm, task, federation, participation, availability)
         self._first = self._beginning(None)
 
     def init(self, seeds: Sequence[int]) -> RunState:
@@ -132,18 +135,20 @@ class Simulation:
         for seed in seeds:  # beyond 32 bits the key would be that of another seed
             if not 0 <= seed < 2**32:
                 raise JaxpflError(f"a seed must be between 0 and 2**32 - 1, got {seed}")
-        keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))
-        given = keys, self._hp_rows(len(seeds)), self.federations
+        keys, rows = jax.vmap(jax.random.key)(np.array(seeds, np.uint32)), self._hp_rows(len(seeds))
+        noise = noise_stream.keys(self.algorithm.noise, self._noise_name, seeds, rows)
+        given = (keys, noise), rows, self.federations
         if len(seeds) not in self._inits:
             self._inits[len(seeds)] = self._init_program(given)
         return self._inits[len(seeds)](*given)
 
     def _beginning(self, block: int | None) -> Callable[..., RunState]:
-        """(keys [S], hp [S], federations) -> the states before round 0, of so many clients at a time (None: all)."""
+        """(keys [S] of runs and of noise, hp [S], federations) -> the states before round 0, of so many clients at a time
+        (None: all)."""
 
-        def init(key: jax.Array, hp: PyTree, federations: tuple[Federation, ...]) -> RunState:
+        def init(keys: tuple[jax.Array, jax.Array | None], hp: PyTree, federations: tuple[Federation, ...]) -> RunState:
             groups, rows = self._groups, self.placement.rows
-            return init_state(self.algorithm, self.participation, groups, key, hp, federations, rows, block)
+            return init_state(self.algorithm, self.participation, groups, keys, hp, federations, rows, block)
 
         return over_runs(init, vectorised=self.execution.vmap_runs)
 
@@ -187,6 +192,7 @@ class Simulation:
             history.append(metrics)
             lengths.append(length)
             rounds -= length
+        self.rounds_run = max(self.rounds_run, int(np.max(state.round)))
         names = history[0] if history else {}
         joined = {
             name: np.concatenate([np.asarray(h[name])[:, :n] for h, n in zip(history, lengths, strict=True)], axis=1)
@@ -308,8 +314,9 @@ class Simulation:
 
     def _state_shapes(self, runs: int) -> RunState:
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), runs))
+        noise = None if self.algorithm.noise is None else keys
         hp = jax.eval_shape(lambda: self._hp_rows(runs))
-        return jax.eval_shape(self._first, keys, hp, self.federations)
+        return jax.eval_shape(self._first, (keys, noise), hp, self.federations)
 
     def _resolve(self, plan: ExecutionPlan, cohort: int) -> Resolved:
         clients = self.participation.num_clients

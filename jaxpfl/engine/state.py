@@ -149,6 +149,8 @@ class RunState(NamedTuple):
       counts: what the clients have done, [m'], in the order of the stack whatever the groups.
       round: [] int32, finished rounds.
       key: the run's key.
+      noise: of a private algorithm, the key of all that its claim rests on: cohorts, the work of those in them, and
+        noise (`noise_stream`); else None.
     """
 
     server: PyTree
@@ -156,6 +158,12 @@ class RunState(NamedTuple):
     counts: Counts
     round: Array
     key: Key
+    noise: Key | None = None
+
+    @property
+    def released(self) -> Key:
+        """The key of what is released: of cohorts, local work and the server's update."""
+        return self.key if self.noise is None else self.noise
 
     @property
     def participations(self) -> Array:
@@ -172,15 +180,18 @@ def init_state(
     algorithm: Algorithm,
     participation: Participation,
     groups: tuple[Group, ...],
-    key: Key,
+    keys: tuple[Key, Key | None],
     hp: PyTree,
     federations: tuple[Federation, ...],
     rows: int,
     block: int | None = None,
 ) -> RunState:
     """The state before the first round, of ``rows`` = m' clients, ``block`` of them at a time (all unless given).
-    Clients start from the round-0 broadcast."""
-    server = algorithm.server
+    Clients start from the round-0 broadcast.
+
+    ``keys`` are the run's, and the noise's where the algorithm is private.
+    """
+    (key, noise), server = keys, algorithm.server
     ctx = server_context(participation, jnp.int32(0))
     state = server.init(stream(key, Purpose.SERVER_INIT), hp, ctx)
     message = server.broadcast(stream(key, Purpose.BROADCAST, 0), hp, ctx, state)
@@ -203,7 +214,7 @@ def init_state(
         init_group(number, group, federation)
         for number, (group, federation) in enumerate(zip(groups, federations, strict=True))
     )
-    return RunState(state, clients, Counts.zeros(rows), jnp.int32(0), key)
+    return RunState(state, clients, Counts.zeros(rows), jnp.int32(0), key, noise)
 
 
 def _in_blocks(every: Callable[..., PyTree], given: tuple[PyTree, ...], block: int) -> PyTree:

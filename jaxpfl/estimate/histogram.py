@@ -35,6 +35,7 @@ from jaxpfl.estimate.histogram_settings import HistogramSettings
 from jaxpfl.estimate.repetitions import measure, standard_error
 from jaxpfl.estimators import histogram, histogram_private, histogram_standardised, histogram_tuning
 from jaxpfl.partial import partial
+from jaxpfl.randomness import named
 from jaxpfl.types import Array, Key
 
 EXACT, BASELINE = "non-private", "FedAvg + FT"
@@ -127,7 +128,11 @@ def run(given: HistogramSettings) -> Study:
     data = prepare(given)
     groups = data.clients, data.validation, data.unseen
     key = jax.random.key(given.seed)
-    keys = jax.vmap(lambda r: jax.random.fold_in(key, r))(jnp.arange(given.repetitions))
+    # The noise's depends on the users too: of two files that differ by one, the same noise would tell that one.
+    own = named(key, *jax.tree.leaves(data.clients.users))
+    keys, private_keys = (
+        jax.vmap(lambda r, of=of: jax.random.fold_in(of, r))(jnp.arange(given.repetitions)) for of in (key, own)
+    )
     names = [f"epsilon {epsilon:g}" for epsilon in given.epsilon]
     tuned: dict[str, histogram_tune.Tuned] = {}
     if given.tune:
@@ -143,7 +148,7 @@ def run(given: HistogramSettings) -> Study:
     for column, noise in zip(names, noises, strict=True):
         own = choices[column]
         program = programs.setdefault(tuple(own.values()), _private(given, own))
-        columns[column], centers = program(keys, jax.tree.map(jnp.float32, noise), *groups)
+        columns[column], centers = program(private_keys, jax.tree.map(jnp.float32, noise), *groups)
         arrays[column] = np.asarray(centers)
     columns = {column: {name: part[name] for name in ORDER if name in part} for column, part in columns.items()}
     rows = {

@@ -17,6 +17,7 @@ from jaxpfl.estimators import (
     histogram_start,
 )
 from jaxpfl.estimators.histogram import Users
+from jaxpfl.randomness import named, numbered
 from jaxpfl.types import Array, Key, Scalar
 
 MOMENT_RADIUS = 1.0
@@ -79,13 +80,14 @@ def private_centers(
 
     Args:
       method: of `METHODS`.
-      key: of the start and of all noise.
+      key: of the start and of all noise; every method, budget and choice has a stream of its own by it.
       users: whose histograms.
       alone: noise multiplier of a single release that is as private as the whole; traced or not.
       choice: k static, the others traced or not.
       given: what no choice says: floor, IFCA's rate, DimRed's tokens.
     """
     s, k = given.floor, choice.clusters
+    key = numbered(named(key, method, given), alone, *choice)
     of_first, of_rounds, of_moment = jax.random.split(key, 3)
     first_noise, noise, _ = divided(method, alone, choice)
     first = histogram_private.release_of_all(of_first, users, radius=choice.radius, noise=first_noise)
@@ -112,7 +114,8 @@ def all_private_centers(
 ) -> dict[str, Array]:
     """Centers by every private method, and by Algorithm 3 as printed, which is not private as a whole."""
     made = {name: private_centers(name, key, users, noise.alone, choices[name], given) for name in METHODS}
-    of_start, of_printed = jax.random.split(jax.random.fold_in(key, 1))
+    own = numbered(named(key, PRINTED, given), *noise)
+    of_start, of_printed = jax.random.split(own)
     clusters = given.private_clusters or given.clusters
     start = histogram_start.far_apart(of_start, users, clusters, temperature=given.temperature, floor=given.floor)
     return made | {

@@ -21,6 +21,7 @@ import jax.numpy as jnp
 
 from jaxpfl.estimators.clustering import within_ball
 from jaxpfl.estimators.histogram import Users, total
+from jaxpfl.privacy.noise import add_gaussian
 from jaxpfl.types import Array, Key, Scalar
 
 
@@ -65,8 +66,8 @@ def noisy_moment(key: Key, moment: Array, radius: Scalar, noise: Scalar) -> Arra
     to B, where the mean and the candidates are private or public: |V V^T|_F = |V|^2 <= B^2, and the entries on and
     above the diagonal are no more.
     """
-    upper = jnp.triu(noise * radius**2 * jax.random.normal(key, moment.shape, moment.dtype))
-    return moment + upper + jnp.triu(upper, 1).T
+    upper = jnp.triu(add_gaussian(key, moment, noise * radius**2))
+    return upper + jnp.triu(upper, 1).T
 
 
 def candidate_tokens(mean: Array, number: int) -> Array:

@@ -31,6 +31,7 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators.histogram import Users, as_counted, floored, nearest, total
 from jaxpfl.estimators.histogram_clusters import sums
 from jaxpfl.privacy import checks
+from jaxpfl.privacy.noise import add_gaussian, add_laplace
 from jaxpfl.types import Array, Key, Scalar
 
 
@@ -97,9 +98,11 @@ def centering(
     k, d = centers.shape
     of_count, of_mean, of_rest = jax.random.split(key, 3)
     exact = sums(users, centers)
-    a = jnp.maximum(exact.sizes + jax.random.laplace(of_count, (k,), exact.sizes.dtype) / epsilon, 1)[:, None]
-    noise = stddev * jax.random.normal(of_mean, (k, d), centers.dtype)
-    b1 = (exact.histograms + noise) / a if on_sum else exact.histograms / a + noise
+    a = jnp.maximum(add_laplace(of_count, exact.sizes, 1 / epsilon), 1)[:, None]
+    if on_sum:
+        b1 = add_gaussian(of_mean, exact.histograms, stddev) / a
+    else:
+        b1 = add_gaussian(of_mean, exact.histograms / a, stddev)
     b1 = jnp.maximum(b1, floor)
     reach = clip / math.sqrt(d)
 
@@ -112,7 +115,7 @@ def centering(
 
         return jax.lax.map(lambda xs: of_cluster(*xs), (jnp.arange(k), b1))
 
-    b2 = total(users, clipped) + clip * stddev * jax.random.normal(of_rest, (k, d), centers.dtype)
+    b2 = add_gaussian(of_rest, total(users, clipped), clip * stddev)
     return floored(b1 + jnp.sqrt(b1) * b2 / a, floor)
 
 

@@ -29,6 +29,7 @@ from jaxpfl.estimators.clustering import within_ball
 from jaxpfl.estimators.histogram import Users, floored, nearest, total
 from jaxpfl.privacy import CentralNoise, Full, PrivacyPlan, calibrate
 from jaxpfl.privacy.descriptions import combined
+from jaxpfl.privacy.noise import add_gaussian
 from jaxpfl.types import Array, Key, Scalar
 
 MASS_WEIGHT = 0.25
@@ -79,8 +80,8 @@ def noisy(key: Key, exact: Release, radius: Scalar, noise: Scalar) -> Release:
     of_sums, of_masses = jax.random.split(key)
     on_sums, on_masses = stddevs(radius, noise)
     return Release(
-        exact.sums + on_sums * jax.random.normal(of_sums, exact.sums.shape, exact.sums.dtype),
-        exact.masses + on_masses * jax.random.normal(of_masses, exact.masses.shape, exact.masses.dtype),
+        add_gaussian(of_sums, exact.sums, on_sums),
+        add_gaussian(of_masses, exact.masses, on_masses),
     )
 
 
@@ -147,7 +148,6 @@ def cluster(
 
     Formal guarantees: given the noisy ``first`` (and, where tokens are dropped, a private ``keep``), the T rounds are T
     adaptively composed Gaussian mechanisms of the noise multiplier ``noise``, under add-or-remove-one of a user.
-    Noise is drawn by JAX's generator, in floating point: for simulation.
 
     Args:
       key: of the start and of the noise.

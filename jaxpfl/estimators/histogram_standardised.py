@@ -24,6 +24,7 @@ import jax.numpy as jnp
 from jaxpfl.estimators.histogram import Users, floored
 from jaxpfl.estimators.histogram_denoised import denoised
 from jaxpfl.estimators.histogram_private import Release, clipped_sums, private_start, shrunk, stddevs
+from jaxpfl.privacy.noise import add_gaussian
 from jaxpfl.types import Array, Key, Scalar
 
 REACH = 1.0
@@ -63,7 +64,7 @@ def noisy_sums(key: Key, users: Users, centers: Array, weights: Array, noise: Sc
     weights that are public or private: a user is in one cluster and moves ``weights * sums`` by at most `REACH`.
     """
     exact = clipped_sums(users, centers, REACH, weights=weights).sums
-    sums = exact + noise * REACH / weights * jax.random.normal(key, exact.shape, exact.dtype)
+    sums = add_gaussian(key, exact * weights, noise * REACH) / weights
     return Release(sums, sums.sum(axis=1))
 
 

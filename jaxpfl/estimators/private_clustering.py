@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jaxpfl.estimators.clustering import Clusters, nearest, square_distances, sums, within_ball
 from jaxpfl.priors import discrete
 from jaxpfl.privacy import checks, local
+from jaxpfl.privacy.noise import add_gaussian
+from jaxpfl.randomness import numbered
 from jaxpfl.types import Array, Key, Scalar
 
 SENSITIVITY = math.sqrt(2)
@@ -55,10 +57,10 @@ def noisy_lloyd(
     client's memberships r sum to one, so that it changes all numbers and sums together by at most
     sqrt(|r|^2 + |r|^2) <= sqrt(2) in L2 norm when it comes or goes: a step is a Gaussian mechanism of the noise
     multiplier ``noise`` under add-or-remove-one, and the whole is ``steps`` of them, composed adaptively (`event`). The
-    start must not depend on the points. Noise is drawn by JAX's generator, in floating point: for simulation.
+    start must not depend on the points.
 
     Args:
-      key: of the noise.
+      key: of the noise; other settings are given other noise by it.
       begin: centers, [k, d].
       points: [m, d].
       valid: [m] bool.
@@ -71,6 +73,8 @@ def noisy_lloyd(
     Returns:
       The last centers, and the last noisy numbers.
     """
+    soft = (0.0, 0.0) if variance is None else (1.0, variance)
+    key = numbered(key, radius, noise, steps, radius if reach is None else reach, *soft)
     points = within_ball(points, radius) / radius
     scale, within = noise * SENSITIVITY, 1.0 if reach is None else reach / radius
 
@@ -83,8 +87,8 @@ def noisy_lloyd(
     def step(t: Array, at: Clusters) -> Clusters:
         total, sizes = sums(points, valid, membership(at))
         of_total, of_sizes = jax.random.split(jax.random.fold_in(key, t))
-        sizes = sizes + scale * jax.random.normal(of_sizes, sizes.shape, points.dtype)
-        total = total + scale * jax.random.normal(of_total, total.shape, points.dtype)
+        sizes = add_gaussian(of_sizes, sizes, scale)
+        total = add_gaussian(of_total, total, scale)
         known = sizes > jnp.maximum(2 * scale, 0.5)
         moved = within_ball(total / jnp.where(known, sizes, 1)[:, None], within)
         return Clusters(jnp.where(known[:, None], moved, at.centers), sizes)

@@ -11,6 +11,8 @@ import jax.numpy as jnp
 from jaxpfl.compression import quantizers
 from jaxpfl.privacy import clipping, local
 from jaxpfl.privacy import discrete_gaussian as discrete
+from jaxpfl.privacy.noise import add_gaussian
+from jaxpfl.randomness import numbered
 from jaxpfl.types import Array, Key, Scalar
 
 
@@ -50,7 +52,7 @@ def gaussian_vector(radius: Scalar, stddev: Scalar) -> Release:
     """
 
     def send(key: Key, mean: Array) -> Array:
-        return clipping.clip(mean, radius)[0] + stddev * jax.random.normal(key, mean.shape, mean.dtype)
+        return add_gaussian(numbered(key, radius, stddev), clipping.clip(mean, radius)[0], stddev)
 
     return Release(send, jnp.square(stddev), 32)
 
@@ -73,7 +75,7 @@ def discrete_gaussian(b: Scalar, bits: int, noise: discrete.Table) -> Release:
     step = 2 * b / (2**bits - 1)
 
     def send(key: Key, mean: Array) -> Array:
-        of_level, of_noise = jax.random.split(key)
+        of_level, of_noise = jax.random.split(numbered(key, b, bits, noise.variance))
         level = quantizers.levels(of_level, jnp.nan_to_num(mean), b, bits)
         return quantizers.values(level + discrete.sample(of_noise, mean.shape, noise), b, bits)
 

@@ -77,6 +77,12 @@ class Checkpoints:
         for old in [known for known in self.rounds() if known < round][_KEPT - 1 :]:
             shutil.rmtree(self._folder / str(old), ignore_errors=True)
 
+    def keep_only(self, round: int) -> None:
+        """Deletes the checkpoints of all other rounds."""
+        for other in self.rounds():
+            if other != round:
+                shutil.rmtree(self._folder / str(other), ignore_errors=True)
+
     def restore(self, like: RunState, most: int, say: Callable[[str], None]) -> tuple[RunState, float]:
         """The last checkpoint that is whole, or ``like`` itself where there is none at all.
 

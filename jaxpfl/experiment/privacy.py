@@ -5,9 +5,11 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.participation import Participation
 from jaxpfl.privacy import Mechanism, Statement, calibrated, checks, plan_of
+from jaxpfl.privacy.mechanism import NOISE_SEEDS
+from jaxpfl.privacy.statement import GIVEN_START, SAME_USERS, SPENT_BEFORE
 
 
 @dataclass(frozen=True)
@@ -40,6 +42,9 @@ class PrivacyConfig:
     """For per_step: clip and noise the gradients of parameters and psi as one vector."""
     accountant: str = "pld"
     """pld (privacy loss distributions), or rdp, which cohorts of a fixed size need."""
+    noise_seed: str = "run"
+    """Where cohorts and noise come from: run (its seed and all its settings, so that it can be repeated), or secret
+    (the operating system; only checkpoints hold it, until the run ends), for a model that is to be given away."""
 
     @property
     def on(self) -> bool:
@@ -61,10 +66,26 @@ class PrivacyConfig:
             return
         if self.accountant not in ("pld", "rdp"):
             raise JaxpflError(f"privacy.accountant must be pld or rdp, got {self.accountant!r}")
+        if self.noise_seed not in NOISE_SEEDS:
+            raise unknown_name("privacy.noise_seed", self.noise_seed, NOISE_SEEDS)
         if self.noise_multiplier != 0 and self.delta is None:
             raise JaxpflError("privacy.delta must be given: a claim without it says nothing")
         if self.epsilon is not None:
             checks.positive("privacy.epsilon", self.epsilon)
+
+
+class Origin(NamedTuple):
+    """Whence given parameters are: the checksum of the data that they were trained on, and whether they are private."""
+
+    data: int
+    private: bool
+
+
+def caveat(origin: Origin | None, data: int) -> str:
+    """What the claim of a run on data of this checksum has to say of the parameters that it starts from."""
+    if origin is None or origin.data != data:
+        return GIVEN_START
+    return SPENT_BEFORE if origin.private else SAME_USERS
 
 
 class Protection(NamedTuple):
@@ -74,12 +95,15 @@ class Protection(NamedTuple):
     statement: Statement | None
 
 
-def protect(config: PrivacyConfig, participation: Participation, of_run: dict[str, Any]) -> Protection | None:
+def protect(
+    config: PrivacyConfig, participation: Participation, of_run: dict[str, Any], caveats: tuple[str, ...] = ()
+) -> Protection | None:
     """What stands between a method's clients and its server; None where the config asks for none.
 
     Args:
       participation: of every round.
       of_run: what else `plan_of` has to be told of the method's run.
+      caveats: what weakens the claim.
 
     Raises:
       JaxpflError: for what cannot be accounted, and budgets that no noise keeps.
@@ -89,7 +113,7 @@ def protect(config: PrivacyConfig, participation: Participation, of_run: dict[st
     accountant: Any = config.accountant
     given: dict[str, Any] = {
         name: getattr(config, name)
-        for name in ("clipping_norm", "noise", "min_uploads", "scale_clipping_norm", "joint")
+        for name in ("clipping_norm", "noise", "min_uploads", "scale_clipping_norm", "joint", "noise_seed")
     }
     z = config.noise_multiplier
     if z is None:
@@ -107,4 +131,5 @@ def protect(config: PrivacyConfig, participation: Participation, of_run: dict[st
         return Protection(mechanism, None)
     assert config.delta is not None
     plan = plan_of(mechanism, participation, **of_run)
-    return Protection(mechanism, plan.statement(config.delta, accountant))
+    statement = plan.statement(config.delta, accountant)
+    return Protection(mechanism, statement._replace(noise_seed=config.noise_seed, caveats=caveats))

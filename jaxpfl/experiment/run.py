@@ -23,7 +23,7 @@ import jaxpfl
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.assemble import milestones
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment import files, graph_file, results, uplink
+from jaxpfl.experiment import files, graph_file, results, secret_noise, uplink
 from jaxpfl.experiment.checkpoint import Checkpoints
 from jaxpfl.experiment.config import RunConfig, differences, to_json
 from jaxpfl.experiment.interrupt import Interrupt, Interrupted
@@ -81,6 +81,8 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
             semantic.append("the parameters of --warm-start are not those of the run")
         if old.get("graph") not in (None, new["graph"]):
             semantic.append("the graph of the clients is not that of the run")
+        if old.get("noise") != new["noise"]:
+            semantic.append("an older version drew its noise in another way")
         for name in set(methods) & old["hyper"].keys():
             if old["hyper"][name] != new["hyper"][name]:
                 semantic.append(f"{name}: {old['hyper'][name]} -> {new['hyper'][name]}")
@@ -164,6 +166,11 @@ def _run_method(
         state = simulation.adopt(state)
     with profile.phase("data"):  # the first state is ready here
         done = int(state.round[0])
+    secret = simulation.algorithm.noise is not None and simulation.algorithm.noise.secret
+    if secret and done < rounds:
+        if secret_noise.is_gone(state):
+            raise JaxpflError(f"privacy.noise_seed = secret: it is gone since round {done}, and no round can follow")
+        reporter.say(f"{name}: until the run ends, {folder / 'checkpoints' / name} holds the secret seed of the noise")
     records.keep(lambda record: record["method"] != name or _stands(record, done, config))
     sent = uplink.Uplink(simulation, state)
     reporter.start(name, done, rounds)
@@ -188,12 +195,15 @@ def _run_method(
         asked = interrupt.asked  # one that comes later finds its rounds saved at the next stop
         if asked or done % config.checkpoint_every == 0 or done == rounds:
             with profile.phase("checkpoints"):
-                checkpoints.save(done, simulation.trim(state), time.perf_counter() - started)
+                kept = secret_noise.without(state) if secret and done == rounds else state
+                checkpoints.save(done, simulation.trim(kept), time.perf_counter() - started)
         interrupt.saves = done < rounds
         if asked:
             break
     if interrupt.asked:
         raise Interrupted(f"stopped {name} after round {done} of {rounds}", interrupt.asked)
+    if secret:
+        checkpoints.keep_only(rounds)
     if scores is None:  # killed between the last checkpoint and the files below
         with profile.phase("evaluation"):
             scores, _ = _evaluate(experiment, simulation, state, name, done)

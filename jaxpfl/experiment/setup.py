@@ -26,11 +26,12 @@ from jaxpfl.errors import JaxpflError, unknown_name, warn
 from jaxpfl.experiment import graph_file
 from jaxpfl.experiment.config import RunConfig, method_settings
 from jaxpfl.experiment.presets import model_for, preset
-from jaxpfl.experiment.privacy import Protection, protect
+from jaxpfl.experiment.privacy import Origin, Protection, caveat, protect
 from jaxpfl.experiment.unused import unused
 from jaxpfl.models import Task
 from jaxpfl.models.given import start_from
 from jaxpfl.participation import Participation
+from jaxpfl.privacy.statement import GIVEN_START
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.types import Federation, PyTree
 
@@ -38,6 +39,8 @@ _NOT_PRIVATE = (
     "the means and deviations of all training examples are in every client's inputs, and the privacy claim does not "
     "cover them"
 )
+NOISE = 2
+"""The way in which private runs draw their noise: a checkpoint of another goes on with noise that others share."""
 
 
 class Experiment(NamedTuple):
@@ -52,6 +55,7 @@ class Experiment(NamedTuple):
       unseen: the clients that arrive at the end, if any.
       graph: which clients are neighbours, where a method asks for it.
       scaling: by which all inputs were standardised, where that was asked for.
+      caveats: what weakens its claims of privacy.
     """
 
     config: RunConfig
@@ -62,6 +66,7 @@ class Experiment(NamedTuple):
     unseen: Federation | None = None
     graph: Graph | None = None
     scaling: data.Scaling | None = None
+    caveats: tuple[str, ...] = ()
 
     def simulation(self, name: str) -> Simulation:
         """The compiled programs of one method."""
@@ -100,7 +105,7 @@ class Experiment(NamedTuple):
         of_run = accounted.of_round(
             method, self.hyper(name), options, steps=steps, optimizer=config.client_optimizer
         ) | {"rounds": require(config.rounds), "compressed": config.compress is not None}
-        return protect(config.privacy, cohorts(config, self.federation.num_clients), of_run)
+        return protect(config.privacy, cohorts(config, self.federation.num_clients), of_run, self.caveats)
 
     def fingerprint(self) -> dict[str, Any]:
         """What the config does not say but the numbers depend on: every hyper-parameter, and the data themselves."""
@@ -113,6 +118,7 @@ class Experiment(NamedTuple):
             "data": _checksum((self.federation, self.unseen)),
             "warm_start": self.start,
             "graph": None if self.graph is None else _checksum(self.graph),
+            "noise": NOISE if self.config.privacy.on else None,
         }
 
 
@@ -122,6 +128,7 @@ def prepare(
     *,
     strict: bool = False,
     initial: Mapping[str, np.ndarray] | None = None,
+    origin: Origin | None = None,
 ) -> Experiment:
     """Loads and splits the data and checks every name and value, before anything is written.
 
@@ -130,6 +137,7 @@ def prepare(
       methods: registered names.
       strict: refuse what is otherwise warned about (a batch larger than the smallest client, or a flag of no use, say).
       initial: the parameters that ``config.warm_start`` names, by path, as `warm_start.read` reads them.
+      origin: what is known of them, as `warm_start.origin` says.
     """
     if (config.warm_start is None) != (initial is None):
         raise ValueError("give the parameters that config.warm_start names, and no others")
@@ -186,7 +194,12 @@ def prepare(
         for part in (federation, unseen):
             if part is not None:
                 algorithm.check_data(part)
-    experiment = Experiment(config, methods, federation, task, start, unseen, graph, scaling)
+    caveats: tuple[str, ...] = ()
+    if config.privacy.on and initial is not None:
+        caveats = (caveat(origin, _checksum((federation, unseen))),)
+        if caveats[0] != GIVEN_START:
+            warn(f"warm_start = {config.warm_start}: {caveats[0]}", strict=strict)
+    experiment = Experiment(config, methods, federation, task, start, unseen, graph, scaling, caveats)
     if config.privacy.on or config.compress is not None:
         # What a method uploads, and so whether it can be private and compressed, shows when it is traced.
         for name in methods:

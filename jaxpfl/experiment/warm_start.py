@@ -8,10 +8,33 @@ import numpy as np
 
 from jaxpfl.data.npz import read_npz
 from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment import files
 from jaxpfl.experiment.model_files import CLIENT_IDS, MANIFEST, load_models
 from jaxpfl.experiment.parameters import LastModels
+from jaxpfl.experiment.privacy import Origin
 from jaxpfl.experiment.stored_run import open_run
 from jaxpfl.models.given import by_path
+
+
+def origin(where: str) -> Origin | None:
+    """What a run folder, or one of exported models, says of the parameters in it; None of a file of parameters."""
+    path, _ = _place(where)
+    for name in (MANIFEST, "config.json"):
+        if (path / name).is_file():
+            record = files.read_json(path / name)
+            asked = record["config"].get("privacy") or {}
+            private = asked.get("epsilon") is not None or bool(asked.get("noise_multiplier"))
+            return Origin(record["data"], private)
+    return None
+
+
+def _place(where: str) -> tuple[Path, str | None]:
+    """A path and the method named after it, if any."""
+    path = Path(where)
+    if path.exists() or ":" not in where:
+        return path, None
+    before, _, method = where.rpartition(":")
+    return Path(before), method
 
 
 def read(where: str) -> dict[str, np.ndarray]:
@@ -24,10 +47,7 @@ def read(where: str) -> dict[str, np.ndarray]:
     Raises:
       JaxpflError: where nothing of this kind is there, and for a method without a global model.
     """
-    path, method = Path(where), None
-    if not path.exists() and ":" in where:
-        before, _, method = where.rpartition(":")
-        path = Path(before)
+    path, method = _place(where)
     if path.is_file():
         arrays = read_npz(path)
         if CLIENT_IDS in arrays:

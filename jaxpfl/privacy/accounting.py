@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.privacy import checks, events, grids, paper
-from jaxpfl.privacy.descriptions import DistributedNoise, FixedSize, Noise, Sampling
+from jaxpfl.privacy.descriptions import DistributedNoise, FixedSize, Noise, Poisson, Sampling
 from jaxpfl.privacy.events import Relation, SoundAccountant
 from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.privacy.statement import Statement
@@ -101,16 +101,20 @@ class PrivacyPlan:
             raise JaxpflError(f"pld resolves no delta below {grids.SMALLEST_DELTA:g}, got {delta:g}: take rdp")
         return _epsilon(self, delta, accountant)
 
-    def accountant(self, kind: SoundAccountant) -> Any:
-        """A fresh accountant of dp-accounting for this plan's relation; PLD's with a grid that suits the plan."""
+    def accountant(self, kind: SoundAccountant, step: float | None = None) -> Any:
+        """A fresh accountant of dp-accounting for this plan's relation; PLD's with a grid that suits the plan, or of
+        the step given."""
         import dp_accounting as dp
 
         relation = events.neighbouring(self._relation)
         if kind == "rdp":
             return dp.rdp.RdpAccountant(grids.rdp_orders(), relation)
+        return dp.pld.PLDAccountant(relation, step or self._pld_step)
+
+    @property
+    def _pld_step(self) -> float:
         distance = 2 if self.relation == "replace-one" else 1
-        step = grids.pld_step(self.noise_multiplier / distance, self.sampling.rate, self.rounds)
-        return dp.pld.PLDAccountant(relation, step)
+        return grids.pld_step(self.noise_multiplier / distance, self.sampling.rate, self.rounds)
 
     def statement(self, delta: float, accountant: Accountant = "pld") -> Statement:
         """All that has to be said with an epsilon.
@@ -133,6 +137,7 @@ class PrivacyPlan:
             accountant=accountant,
             paper_epsilon=None if slope is None else paper.epsilon(slope, delta),
             own_share=isinstance(self.noise, DistributedNoise) and self.noise.alone,
+            cut=isinstance(self.sampling, Poisson) and self.sampling.truncated,
         )
 
     @property
@@ -144,8 +149,19 @@ class PrivacyPlan:
 @lru_cache(maxsize=64)
 def _epsilon(plan: PrivacyPlan, delta: float, accountant: SoundAccountant) -> float:
     """What dp-accounting says. Remembered: a run asks for the same plan when it is checked, stored and stated."""
+    event = plan.event(accountant)
+
+    def at(step: float | None) -> float:
+        return float(plan.accountant(accountant, step).compose(event).get_epsilon(delta))
+
     with grids.quiet():
-        epsilon = float(plan.accountant(accountant).compose(plan.event(accountant)).get_epsilon(delta))
+        step = plan._pld_step if accountant == "pld" and plan.sampling.rate < 1 else None
+        epsilon = at(step)
+        # The accountant is pessimistic by an amount that is proportional to a step that is too large.
+        while step is not None and (step := step / 2) > grids.FINE:
+            coarse, epsilon = epsilon, at(step)
+            if coarse <= epsilon * (1 + grids.SETTLED):
+                break
     if not math.isfinite(epsilon):
         raise JaxpflError(f"the accountant {accountant} finds no finite epsilon at delta {delta:g}")
     return epsilon

@@ -119,12 +119,21 @@ def calibrated(
 
 
 def sampling_of(participation: Participation) -> Sampling:
-    """How the accountant sees a way to take part."""
+    """How the accountant sees a way to take part.
+
+    Raises:
+      JaxpflError: for one of which it is not known how it draws.
+    """
     num_clients = participation.num_clients
     if participation.everyone:
         return Full()
-    if participation.rate is None:
+    if participation.fixed_size:
         return FixedSize(num_clients, participation.capacity)
+    if participation.rate is None:
+        raise JaxpflError(
+            f"participation {participation.name} cannot be accounted: it says neither rate (of independent draws) nor "
+            "fixed_size (uniformly without replacement)"
+        )
     cap = participation.capacity if participation.capacity < num_clients else None
     return Poisson(participation.rate, num_clients, cap)
 

@@ -19,7 +19,8 @@ def clip(tree: PyTree, clipping_norm: Scalar) -> tuple[PyTree, Array]:
     squares overflow do not.
 
     Args:
-      tree: floating-point leaves.
+      tree: floating-point leaves; narrower ones than float32 are widened to it first, as their norm, and what is
+        scaled to it, would be off by a relative 1e-2.
       clipping_norm: C, positive.
 
     Returns:
@@ -28,6 +29,7 @@ def clip(tree: PyTree, clipping_norm: Scalar) -> tuple[PyTree, Array]:
     leaves = jax.tree.leaves(tree)
     if not leaves:
         return tree, jnp.zeros(())
+    tree = jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), tree)
     size = norm(tree)
     scale = jnp.where(size > clipping_norm, clipping_norm / size, 1)
     finite = trees.all_finite(tree)

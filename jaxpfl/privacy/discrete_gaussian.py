@@ -24,7 +24,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.privacy import checks
+from jaxpfl.privacy import checks, noise
 from jaxpfl.types import Array, Key
 
 MOST_STDDEV = 2.0**14
@@ -87,8 +87,7 @@ def table(stddev: float) -> Table:
 def sample(key: Key, shape: tuple[int, ...], of: Table) -> Array:
     """Independent draws, int32: 64 random bits each, and a binary search, whose steps do not depend on the result."""
     of_high, of_low = jax.random.split(key)
-    high = jax.random.bits(of_high, shape, jnp.uint32)
-    low = jax.random.bits(of_low, shape, jnp.uint32)
+    high, low = noise.bits(of_high, shape), noise.bits(of_low, shape)
     size = of.high.shape[0]
 
     def halve(_: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:

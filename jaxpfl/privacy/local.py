@@ -5,6 +5,8 @@ sensitivity of a value clipped to a ball of radius b is 2 b. Clipping is part of
 rest on data being in range with high probability.
 
 The standard deviations are computed on the host, in float64. The mechanisms are pure JAX functions that jit and vmap.
+Each draws from the stream of its key and its numbers, so that messages of one client under two budgets, or clipped to
+two bounds, share no noise.
 """
 
 from __future__ import annotations
@@ -15,7 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.privacy import checks
+from jaxpfl.privacy import checks, noise
+from jaxpfl.privacy.noise import add_gaussian
+from jaxpfl.randomness import numbered
 from jaxpfl.types import Array, Key, Scalar
 
 
@@ -69,15 +73,15 @@ def gaussian(key: Key, x: Array, bound: Scalar, stddev: Scalar) -> Array:
 
     Formal guarantees: one message (one entry of ``x``) is (eps, delta)-LDP where ``stddev`` is
     ``analytic_gaussian_stddev(eps, delta, 2 b)``, whatever the entry, not finite included. A client that sends several
-    entries spends that for each; for a vector clip its L2 norm instead. Noise is drawn by JAX's generator, in floating
-    point: for simulation.
+    entries spends that for each; for a vector clip its L2 norm instead.
 
     Args:
       x: any shape, floating.
       bound: b, positive.
       stddev: the noise's.
     """
-    return bounded(x, bound) + stddev * jax.random.normal(key, x.shape, x.dtype)
+    wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
+    return add_gaussian(numbered(key, bound, stddev), bounded(wide, bound), stddev).astype(x.dtype)
 
 
 def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
@@ -91,8 +95,8 @@ def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
     Formal guarantees: one message (one entry of ``x``) is pure eps-LDP, whatever the entry, not finite included: over
     all inputs the probability of each value lies between 1/(e^eps + 1) and e^eps/(e^eps + 1), whose ratio is exactly
     e^eps. The drawn probabilities are multiples of 2^-23 in float32 (2^-52 in float64); the smaller of the two is
-    rounded up, so that rounding cannot raise the ratio beyond that of the float's own precision. A client that sends
-    several entries spends eps for each.
+    rounded up to the next, so that no rounding raises the ratio, and is never zero: above eps of 15.9 (36 in float64)
+    a message is as private as there, whatever is asked for. A client that sends several entries spends eps for each.
 
     Args:
       x: any shape, floating.
@@ -105,7 +109,7 @@ def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
     Reference: Duchi, Jordan and Wainwright 2018, section 3.2; Ozkara et al. 2023, Theorem 4 for [0, 1].
     """
     value = jnp.asarray(bound / jnp.tanh(epsilon / 2), x.dtype)
-    return jnp.where(_positive(key, bounded(x, bound) / bound, epsilon), value, -value)
+    return jnp.where(_positive(numbered(key, bound, epsilon), bounded(x, bound) / bound, epsilon), value, -value)
 
 
 def one_bit_unit(key: Key, x: Array, epsilon: Scalar) -> Array:
@@ -126,7 +130,7 @@ def one_bit_unit(key: Key, x: Array, epsilon: Scalar) -> Array:
     Reference: Ozkara et al. 2023, section 2 (7) and Theorem 4.
     """
     low = jnp.asarray(-1 / jnp.expm1(epsilon), x.dtype)
-    return jnp.where(_positive(key, bounded(2 * x - 1, 1), epsilon), 1 - low, low)
+    return jnp.where(_positive(numbered(key, epsilon), bounded(2 * x - 1, 1), epsilon), 1 - low, low)
 
 
 def bounded(x: Array, bound: Scalar) -> Array:
@@ -137,9 +141,13 @@ def bounded(x: Array, bound: Scalar) -> Array:
 def _positive(key: Key, x: Array, epsilon: Scalar) -> Array:
     """True with probability (1 + x tanh(eps/2)) / 2, for x in [-1, 1].
 
-    The less probable outcome is the one drawn as ``uniform < p``: uniforms are multiples of the generator's step, so
-    its probability is rounded up. Written as a convex combination p is exact for large eps too, where 1 - tanh is not.
+    The less probable outcome is the one drawn as ``uniform <= p``: uniforms are multiples of the generator's step, so
+    its probability is the next one above p, but never above one half. A p that has underflowed to zero, as a sigmoid
+    does at eps 88, still leaves it one step. Written as a convex combination p is right to its last bits for large eps
+    too, where 1 - tanh is not.
     """
-    size = jnp.abs(x)
-    against = size * jax.nn.sigmoid(-jnp.asarray(epsilon, x.dtype)) + (1 - size) / 2
-    return (jax.random.uniform(key, x.shape, x.dtype) < against) ^ (x >= 0)
+    dtype = jnp.promote_types(x.dtype, jnp.float32)
+    size = jnp.abs(x.astype(dtype))
+    against = size * jax.nn.sigmoid(-jnp.asarray(epsilon, dtype)) + (1 - size) / 2
+    against = jnp.minimum(against, 0.5 - jnp.finfo(dtype).eps)
+    return (noise.uniform(key, x.shape, dtype) <= against) ^ (x >= 0)

@@ -20,7 +20,7 @@ References: McMahan et al. 2018, "Learning Differentially Private Recurrent Lang
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -29,7 +29,7 @@ import numpy as np
 from flax import struct
 
 from jaxpfl import trees
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.privacy import checks
 from jaxpfl.privacy.clipping import clip
 from jaxpfl.privacy.noise import add_gaussian
@@ -40,6 +40,7 @@ from jaxpfl.protocol import (
     Client,
     ClientContext,
     Message,
+    NoiseStream,
     Reduced,
     Reduction,
     Server,
@@ -47,6 +48,8 @@ from jaxpfl.protocol import (
     Upload,
 )
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+
+NOISE_SEEDS = ("run", "secret")
 
 
 @dataclass(frozen=True)
@@ -68,6 +71,9 @@ class Mechanism:
       count_stddev: the noise's standard deviation on that count.
       scale_clipping_norm: for noise per step, C_2, of the gradient of an uploaded scale (psi); C unless given.
       joint: for noise per step, clip and noise the gradients of parameters and scale as one vector.
+      noise_seed: where cohorts and noise come from: ``run``, the run's seed (with all its settings and data, so that no
+        two runs share them), which may be repeated and is stored beside the model; or ``secret``, the operating system,
+        for a model that is to be given away: the run's state alone holds the key (``RunState.noise``).
 
     Raises:
       JaxpflError: for a value outside its range, and adaptive clipping with other than central noise.
@@ -82,8 +88,11 @@ class Mechanism:
     count_stddev: float | None = None
     scale_clipping_norm: float | None = None
     joint: bool = False
+    noise_seed: Literal["run", "secret"] = "run"
 
     def __post_init__(self) -> None:
+        if self.noise_seed not in NOISE_SEEDS:
+            raise unknown_name("noise_seed", str(self.noise_seed), NOISE_SEEDS)
         z = np.asarray(self.noise_multiplier, float)
         if not (np.isfinite(z).all() and (z >= 0).all()):
             raise JaxpflError(f"noise_multiplier must be >= 0 and finite, got {self.noise_multiplier}")
@@ -131,6 +140,17 @@ class Mechanism:
         if self.noise == "central":
             return 0
         return self.min_uploads if self.min_uploads is not None else round(expected_cohort)
+
+    @property
+    def stream(self) -> NoiseStream | None:
+        """What sets its noise apart from that of others (numbers that are one for each run are hyper-parameters); None
+        where there is none, and nothing to claim."""
+        if not np.any(self.noise_multiplier):
+            return None
+        settings = {field.name: getattr(self, field.name) for field in fields(self)}
+        if self.noise != "per_step":
+            del settings["noise_multiplier"], settings["clipping_norm"]
+        return NoiseStream(repr(settings), self.noise_seed == "secret")
 
     @property
     def step_noise(self) -> StepNoise | None:
@@ -189,7 +209,8 @@ def privatize(algorithm: Algorithm, hp: PyTree, mechanism: Mechanism) -> tuple[A
     else:
         hyper = PrivateHyper(hp, mechanism.noise_multiplier_of_sum, np.asarray(mechanism.clipping_norm, float))
     clients = tuple(_client(client, mechanism) for client in algorithm.clients)
-    return algorithm._replace(clients=clients, server=_server(algorithm.server, mechanism)), hyper
+    server = _server(algorithm.server, mechanism)
+    return algorithm._replace(clients=clients, server=server, noise=mechanism.stream), hyper
 
 
 def _client(inner: Client, mechanism: Mechanism) -> Client:
@@ -213,7 +234,7 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
         if mechanism.noise == "distributed":
             assert mechanism.min_uploads is not None
             share = hp.noise_multiplier * limit / math.sqrt(mechanism.min_uploads)
-            change = add_gaussian(_noise_key(key), change, share, draws=1)
+            change = add_gaussian(_noise_key(key), change, share)
         metrics |= {"upload_norm": size}
         if mechanism.noise != "per_step":
             metrics |= {"clipped": (size > limit).astype(size.dtype)}
@@ -271,6 +292,8 @@ def _server(inner: Server, mechanism: Mechanism) -> Server:
             divisor = jnp.where(enough, divisor, 0)
         public = Reduced(total, divisor, jnp.round(divisor).astype(jnp.int32))
         state, metrics = inner.update(key, hp.method, ctx, guarded.state, public)
+        # Sum and noise are in float32 whatever the model's type; what the server keeps has its own.
+        state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, guarded.state)
         if mechanism.noise != "per_step":
             metrics |= {"clipping_norm": jnp.asarray(norm)}
         if mechanism.quantile is None:

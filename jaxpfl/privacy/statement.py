@@ -6,8 +6,13 @@ from typing import NamedTuple
 
 NOT_COVERED = (
     "hyper-parameters chosen on private data, the means and deviations by which inputs were standardised, other runs "
-    "on the same users, what the simulator reports beside the model, and who knows the seed"
+    "on the same users, what the simulator reports beside the model"
 )
+SEED = {"run": "who knows the seed", "secret": "who can read the process or its checkpoints before it ends"}
+GIVEN_START = "it starts from given parameters: what was spent on them, or not protected, comes on top"
+SAME_USERS = "it starts from a model of these very users that is not private: what that model tells is not covered"
+SPENT_BEFORE = "it starts from a private model of these very users, whose epsilon comes on top"
+CUT = "what clients keep from rounds in which a full cohort left them out"
 
 
 class Statement(NamedTuple):
@@ -25,6 +30,9 @@ class Statement(NamedTuple):
       accountant: who accounted.
       paper_epsilon: what Theorem 5 of Ozkara et al. 2023 would say, no valid bound; None where it says nothing.
       own_share: whether z is of each client's own share of the noise alone, as where uploads are compressed.
+      noise_seed: where cohorts and noise come from: ``run`` (its seed) or ``secret`` (the operating system).
+      cut: whether a cap may cut a cohort: who else is drawn then decides of a client's turn, and so of what it keeps.
+      caveats: what weakens the claim in this run.
     """
 
     relation: str
@@ -39,6 +47,9 @@ class Statement(NamedTuple):
     accountant: str
     paper_epsilon: float | None
     own_share: bool = False
+    noise_seed: str = "run"
+    cut: bool = False
+    caveats: tuple[str, ...] = ()
 
     def __str__(self) -> str:
         clip = self.clipping_norm
@@ -56,4 +67,7 @@ class Statement(NamedTuple):
         )
         if self.paper_epsilon is not None and self.accountant != "paper":
             text += f"; the paper's formula, no valid bound, says {self.paper_epsilon:.4g}"
-        return f"{text}; not covered: {NOT_COVERED}"
+        if self.noise_seed == "secret":
+            text += "; noise from the operating system, whose seed is not kept"
+        uncovered = ", ".join([NOT_COVERED, *[CUT] * self.cut])
+        return "; ".join([text, *self.caveats, f"not covered: {uncovered}, and {SEED[self.noise_seed]}"])

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 
+from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy.clipping import clip
 from jaxpfl.privacy.noise import add_gaussian
 from jaxpfl.protocol import ALL_STEPS
@@ -49,5 +50,9 @@ class StepNoise:
 
 
 def _released(key: Key, gradient: PyTree, limit: float, stddev: float) -> PyTree:
+    for leaf in jax.tree.leaves(gradient):
+        if jnp.finfo(leaf.dtype).bits < 32:
+            # A client's parameters would round its share of the noise away, each client's apart from the others'.
+            raise JaxpflError(f"noise = per_step needs a model in float32, got {leaf.dtype}: take central noise")
     clipped, _ = clip(gradient, jnp.asarray(limit))
-    return add_gaussian(key, clipped, stddev, draws=1)
+    return add_gaussian(key, clipped, stddev)

@@ -5,6 +5,10 @@ import json
 import pytest
 from command import SMALL, jaxpfl
 
+from jaxpfl.experiment import secret_noise
+from jaxpfl.experiment.stored_run import last_state, open_run
+from jaxpfl.privacy.statement import SAME_USERS, SPENT_BEFORE
+
 BUDGET = ["--privacy.epsilon", "4", "--privacy.delta", "1e-3"]
 
 
@@ -125,3 +129,50 @@ def test_methods_that_cannot_be_private(capsys, tmp_path, method, message):
     assert refused.status == 2
     assert message in refused.err
     assert not (tmp_path / "run").exists()
+
+
+NOISY = ["--privacy.noise-multiplier", "1", "--privacy.delta", "1e-3"]
+
+
+def test_a_secret_seed_is_gone_when_the_run_ends(capsys, tmp_path):
+    args = ["run", "fedavg", *SMALL, *NOISY, "--privacy.noise-seed", "secret"]
+    folder = tmp_path / "run"
+    shown = jaxpfl(capsys, *args, "--output", folder)
+    assert shown.status == 0, shown.err
+    assert "holds the secret seed of the noise" in " ".join(shown.err.split())
+    claim = json.loads((folder / "summary.json").read_text())["methods"]["fedavg"]["privacy"]
+    assert claim["noise_seed"] == "secret"
+    assert "noise from the operating system" in claim["says"]
+    assert [path.name for path in (folder / "checkpoints" / "fedavg").iterdir()] == ["4"]
+    run = open_run(folder)
+    _, state = last_state(run, run.experiment(), "fedavg", 0)
+    assert secret_noise.is_gone(state)
+    refused = jaxpfl(capsys, *args, "--output", folder, "--resume", "--rounds", "6")
+    assert refused.status == 2
+    assert "privacy.noise_seed = secret: it is gone since round 4" in refused.err
+    assert jaxpfl(capsys, "run", "fedavg", *SMALL, *NOISY, "--privacy.noise-seed", "os").status == 2
+
+
+def test_a_start_from_a_model_of_the_same_users_is_said(capsys, tmp_path):
+    for name, flags in (("open", []), ("private", NOISY)):
+        assert jaxpfl(capsys, "run", "fedavg", *SMALL, *flags, "--output", tmp_path / name).status == 0
+    for name, caveat in (("open", SAME_USERS), ("private", SPENT_BEFORE)):
+        args = ["run", "fedavg", *SMALL, *NOISY, "--warm-start", tmp_path / name]
+        shown = jaxpfl(capsys, *args, "--output", tmp_path / f"after {name}")
+        assert shown.status == 0, shown.err
+        assert caveat in " ".join(shown.err.split())
+        summary = json.loads((tmp_path / f"after {name}" / "summary.json").read_text())
+        assert caveat in summary["methods"]["fedavg"]["privacy"]["says"]
+    assert jaxpfl(capsys, *args, "--output", tmp_path / "strict", "--strict").status == 2
+
+
+def test_noise_of_an_older_version_is_not_continued(capsys, tmp_path):
+    """Its checkpoints hold no key for the noise: another one would draw what other runs of the seed have drawn."""
+    args = ["run", "fedavg", *SMALL, *NOISY, "--output", tmp_path / "run"]
+    assert jaxpfl(capsys, *args).status == 0
+    record = json.loads((tmp_path / "run" / "config.json").read_text())
+    assert record.pop("noise") == 2
+    (tmp_path / "run" / "config.json").write_text(json.dumps(record))
+    refused = jaxpfl(capsys, *args, "--resume")
+    assert refused.status == 2
+    assert "an older version drew its noise in another way" in refused.err

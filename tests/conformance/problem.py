@@ -74,7 +74,8 @@ def outcome(simulation: Simulation, rounds: int, seeds=(3,)) -> dict:
     state, history = simulation.advance(simulation.init(seeds), rounds)
     scores = simulation.evaluate(state)
     state = simulation.trim(state)
-    tree = {"state": state._replace(key=jax.random.key_data(state.key)), "history": history}
+    key, noise = jax.tree.map(jax.random.key_data, (state.key, state.noise))
+    tree = {"state": state._replace(key=key, noise=noise), "history": history}
     return jax.tree.map(np.asarray, tree | {"scores": scores})
 
 

@@ -128,8 +128,8 @@ def test_a_state_that_went_through_the_host_continues_bit_for_bit(method, federa
     state, history = simulation.advance(state, 3)
     again, history_again = simulation.advance(again, 3)
     for a, b in zip(
-        jax.tree.leaves((state._replace(key=()), history)),
-        jax.tree.leaves((again._replace(key=()), history_again)),
+        jax.tree.leaves((state._replace(key=(), noise=()), history)),
+        jax.tree.leaves((again._replace(key=(), noise=()), history_again)),
         strict=True,
     ):
         np.testing.assert_array_equal(a, b)

@@ -185,3 +185,13 @@ def test_calibrated_noise_of_compressed_uploads_keeps_the_budget():
 def test_noise_that_compressing_would_undo_is_refused(mechanism, message):
     with pytest.raises(JaxpflError, match=message):
         plan_of(mechanism, full(10), rounds=5, compressed=True)
+
+
+def test_a_way_to_draw_that_is_not_known_is_refused():
+    """Say, the first K clients always: accounted as if it were uniform, its epsilon would be a tenth of the truth."""
+    mine = uniform(10, 3)._replace(name="mine", fixed_size=False)
+    with pytest.raises(JaxpflError, match="participation mine cannot be accounted: it says neither rate"):
+        sampling_of(mine)
+    with pytest.raises(JaxpflError, match="participation mine cannot be accounted"):
+        plan_of(Mechanism(1.0), mine, rounds=2)
+    assert sampling_of(mine._replace(rate=0.3)) == Poisson(0.3, 10, 3)

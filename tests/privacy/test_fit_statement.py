@@ -1,12 +1,18 @@
 """What `fit` says of a private run, and what it refuses to run."""
 
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
 import pytest
 
 import jaxpfl
+from jaxpfl.algorithms import private_em
 from jaxpfl.engine import accounted
 from jaxpfl.errors import JaxpflError
 from jaxpfl.participation import full, poisson, uniform
-from jaxpfl.privacy import Mechanism, plan_of
+from jaxpfl.privacy import Mechanism, mechanism, noise, plan_of
+from jaxpfl.privacy.statement import CUT, GIVEN_START
 
 SETTING = {"model": "linear", "rounds": 2, "local_steps": 3, "batch_size": 5}
 DELTA = 1e-3
@@ -81,3 +87,82 @@ def test_nothing_is_said_where_nothing_was_private(federation):
 def test_noise_of_steps_is_not_accounted_without_them(known, missing):
     with pytest.raises(JaxpflError, match=f"give {missing}"):
         plan_of(Mechanism(1.0, noise="per_step"), full(4), rounds=2, **known)
+
+
+def test_rounds_that_are_added_later_are_counted(federation):
+    result = jaxpfl.fit("fedavg", federation, **SETTING, privacy=Mechanism(1.0))
+    before = result.statement(DELTA)
+    state, _ = result.simulation.advance(result.state, 3)
+    after = result.statement(DELTA)
+    assert (before.rounds, after.rounds) == (2, 5)
+    assert after.epsilon == plan_of(Mechanism(1.0), full(4), rounds=5).epsilon(DELTA) > before.epsilon
+    result.simulation.evaluate(state)
+    assert result.statement(DELTA) == after
+
+
+def test_a_start_from_given_parameters_is_said(federation):
+    parameters = {"head": {"kernel": np.zeros((64, 10)), "bias": np.zeros(10)}}
+    result = jaxpfl.fit("fedavg", federation, **SETTING, privacy=Mechanism(1.0), warm_start=parameters)
+    assert result.statement(DELTA).caveats == (GIVEN_START,)
+    assert GIVEN_START in str(result.statement(DELTA))
+
+
+def test_cohorts_that_are_cut_are_said():
+    whole, cut = (plan_of(Mechanism(1.0), poisson(20, 0.2, cap), rounds=5).statement(DELTA) for cap in (20, 8))
+    assert CUT in str(cut)
+    assert CUT not in str(whole)
+
+
+def test_secret_noise_is_said_and_differs_between_runs(federation):
+    secret = Mechanism(1.0, noise_seed="secret")
+    one, other = (jaxpfl.fit("fedavg", federation, **SETTING, privacy=secret) for _ in range(2))
+    said = one.statement(DELTA)
+    assert said.noise_seed == "secret"
+    assert "noise from the operating system" in str(said)
+    assert "who knows the seed" not in str(said)
+    assert not np.array_equal(*(jax.random.key_data(fitted.state.noise) for fitted in (one, other)))
+    with pytest.raises(JaxpflError, match="noise_seed"):
+        Mechanism(1.0, noise_seed="os")
+
+
+@pytest.mark.parametrize(
+    ("method", "dtype"),
+    [
+        ("fedavg", jnp.bfloat16),
+        pytest.param("fedavg", jnp.float16, marks=pytest.mark.slow),
+        pytest.param("adamix", jnp.bfloat16, marks=pytest.mark.slow),
+    ],
+)
+def test_models_of_few_digits_are_clipped_and_noised_in_float32(federation, method, dtype):
+    """In bfloat16 a norm, a sum and noise are right to 1 % at best, and noise ends at 2.8 deviations."""
+    model = nn.Dense(10, param_dtype=dtype, dtype=dtype)
+    narrow = jaxpfl.Model(
+        lambda key, x: model.init(key, x.reshape(len(x), -1)),
+        lambda params, x, key=None, train=False: model.apply(params, x.reshape(len(x), -1)).astype(jnp.float32),
+    )
+    released = []
+    real = noise.add_gaussian
+
+    def watched(key, tree, stddev):
+        result = real(key, tree, stddev)
+        released.extend(leaf.dtype for leaf in jax.tree.leaves(result))
+        return result
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(mechanism, "add_gaussian", watched)
+        patch.setattr(private_em, "add_gaussian", watched)
+        result = jaxpfl.fit(method, federation, **SETTING | {"model": narrow}, privacy=Mechanism(1.0, 0.1))
+    assert set(released) == {jnp.dtype(jnp.float32)}
+    server = result.state.server if method == "adamix" else result.state.server.state
+    kept = server.mu if method == "adamix" else server
+    assert {leaf.dtype for leaf in jax.tree.leaves(kept)} == {jnp.dtype(dtype)}
+
+
+def test_noise_in_the_steps_of_a_narrow_model_is_refused(federation):
+    model = nn.Dense(10, param_dtype=jnp.bfloat16, dtype=jnp.bfloat16)
+    narrow = jaxpfl.Model(
+        lambda key, x: model.init(key, x.reshape(len(x), -1)),
+        lambda params, x, key=None, train=False: model.apply(params, x.reshape(len(x), -1)).astype(jnp.float32),
+    )
+    with pytest.raises(JaxpflError, match="per_step needs a model in float32, got bfloat16"):
+        jaxpfl.fit("fedavg", federation, **SETTING | {"model": narrow}, privacy=Mechanism(1.0, noise="per_step"))

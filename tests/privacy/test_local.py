@@ -78,6 +78,28 @@ def test_rounding_never_makes_the_rare_value_rarer(monkeypatch, epsilon):
     assert hits.max() * step < rare + 2 * step
 
 
+@pytest.mark.parametrize("epsilon", [16.0, 88.0, 104.0, 1e4, math.inf])
+def test_a_bit_is_never_certain(monkeypatch, epsilon):
+    """A float32 sigmoid of -eps is zero from 104 on: the rare value keeps one step of the generator, 2^-23."""
+    grid = np.arange(4096) * 2.0**-23
+    with np.errstate(invalid="ignore"):
+        high = probability_of_high(monkeypatch, lambda x: local.one_bit(KEY, x, 1.0, epsilon), epsilon, grid)
+    hits = 4096 * np.array([high[ODD.index(-1.0)], 1 - high[ODD.index(1.0)]])
+    assert hits.tolist() == [1, 1] if epsilon > 16 else (hits <= 2).all()
+    assert (hits > 0).all()
+
+
+def test_messages_under_other_budgets_or_bounds_share_no_randomness():
+    """One client's message in two studies of one seed: the difference must not be free of noise."""
+    x = jnp.zeros(1000)
+    first, second = (np.asarray(local.gaussian(KEY, x, 1.0, s)) / s for s in (1.0, 2.0))
+    third = np.asarray(local.gaussian(KEY, x, 1.5, 1.0))
+    for a, b in ((first, second), (first, third)):
+        assert abs(np.corrcoef(a, b)[0, 1]) < 5 / math.sqrt(1000)  # false alarms 6e-7
+    bits = [np.sign(local.one_bit(KEY, x, 1.0, epsilon)) for epsilon in (0.5, 0.6)]
+    assert abs(np.mean(bits[0] * bits[1])) < 5 / math.sqrt(1000)
+
+
 def test_mean_and_values_of_messages():
     """False alarms: each mean is normal, 5 standard errors, 6 comparisons: below 4e-6."""
     n, epsilon, bound = 200_000, 1.0, 2.0

@@ -19,6 +19,7 @@ from jaxpfl.privacy import (
     PrivacyPlan,
     Refusal,
     calibrate,
+    grids,
     poisson_cap,
 )
 
@@ -345,3 +346,14 @@ def test_the_default_cap_costs_next_to_nothing():
     for args in ((0, 0.5), (5, 0.0), (5, 1.5), (5, 0.5, 0.0), (5, math.nan)):
         with pytest.raises(JaxpflError):
             poisson_cap(*args)
+
+
+@pytest.mark.parametrize(
+    ("rate", "z", "rounds"), [(0.01, 0.3, 1000), (0.1, 0.3, 100), (0.01, 0.2, 300), (0.001, 0.3, 3000), (0.1, 2.0, 100)]
+)
+def test_epsilon_is_right_to_one_in_a_thousand(rate, z, rounds):
+    """Beside a grid ten times as fine as the first, of which epsilon is an upper bound too."""
+    plan = PrivacyPlan(CentralNoise(z), Poisson(rate), rounds)
+    with grids.quiet():
+        fine = plan.accountant("pld", grids.pld_step(z, rate, rounds) / 10).compose(plan.event()).get_epsilon(1e-5)
+    assert fine * (1 - 1e-6) <= plan.epsilon(1e-5) <= fine * (1 + 1e-3)

@@ -15,6 +15,7 @@ from jaxpfl.estimate.bernoulli import BernoulliSettings
 from jaxpfl.estimate.csv_columns import CsvLayout
 from jaxpfl.estimate.own.common import LEVEL, SIMULATED, Own, refuse_simulated, sizes_of, summary, without
 from jaxpfl.estimators import base, bernoulli, bernoulli_private, intervals
+from jaxpfl.randomness import named
 
 
 def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None) -> Own:
@@ -42,7 +43,8 @@ def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None) -
         estimators["private"] = bernoulli_private.split(given.epsilon)
     with jax.enable_x64(True):
         data = base.stack(clients.samples)
-        key = jax.random.key(given.seed)
+        # Of two files that differ by one client, the same noise would tell that client.
+        key = named(jax.random.key(given.seed), *data)
         made = {name: base.estimate(estimator, key, data) for name, estimator in estimators.items()}
         told: bernoulli.Told = made["personalized"].shared
         mu = told.shares.mean

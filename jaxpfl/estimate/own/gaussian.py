@@ -17,6 +17,7 @@ from jaxpfl.estimate.gaussian import GaussianSettings
 from jaxpfl.estimate.own.common import LEVEL, SIMULATED, Own, refuse_simulated, sizes_of, summary, without
 from jaxpfl.estimate.settings import refuse_given
 from jaxpfl.estimators import base, gaussian, intervals
+from jaxpfl.randomness import named
 
 _PUBLIC = ("sigma_theta", "sigma_x", "radius")
 
@@ -55,7 +56,8 @@ def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None) ->
         if given.epsilon is not None:
             sent = gaussian_study.private_release(known, gaussian_study.strength(known, given.epsilon))
             estimators["private"] = gaussian_study.personalized(known, sent)
-        key = jax.random.key(given.seed)
+        # Of two files that differ by one client, the same noise would tell that client.
+        key = named(jax.random.key(given.seed), *data)
         made = {name: base.estimate(estimator, key, data) for name, estimator in estimators.items()}
         told: gaussian.Told = made["personalized"].shared
         degrees = float((sizes - 1).sum() * known.dim)

@@ -1,0 +1,134 @@
+"""The name of a private run's noise: all that tells its releases from those of other runs on the same users.
+
+Were two runs to share noise, the difference of their models would be free of it. A run's cohorts and noise are
+therefore drawn from a key that is made of its seed and of everything that its releases depend on: method, settings,
+mechanism, hyper-parameters, model, first parameters, participation, and the data. Another order of the clients, padding
+or plan is the same run. Which of several equal runs of one program it is, counts too.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections import Counter
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.algorithms import LocalWork, Method, Optimizer
+from jaxpfl.algorithms.optimizers import resolve
+from jaxpfl.compression import Compressor
+from jaxpfl.models import Task
+from jaxpfl.participation import Availability, Participation
+from jaxpfl.protocol import Algorithm, NoiseStream
+from jaxpfl.randomness import Purpose, stream, words_of
+from jaxpfl.types import ClientData, Federation, Key, PyTree
+
+_ADDRESS = re.compile(r"0x[0-9a-f]+")
+
+
+def of_method(
+    algorithm: Algorithm, method: Method, options: dict[str, Any], work: LocalWork, compressor: Compressor | None
+) -> Algorithm:
+    """A private algorithm whose noise is named after the method and the settings that it was built with too."""
+    assert algorithm.noise is not None
+    coding = None
+    if compressor is not None:
+        coding = compressor.feedback, _program(compressor.compress, jax.random.key(0), 0, jnp.ones(64))
+    told = (
+        *(method.name, method.build, sorted((method.options | options).items())),
+        *(work.steps, work.batch_size, work.draw, work.weighting),
+        *(_program(_one_step(optimizer), jnp.ones(3)) for optimizer in (work.optimizer, work.server_optimizer)),
+        [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(work.graph)],
+        coding,
+    )
+    name = f"{algorithm.noise.name} {words_of(*told).tolist()}"
+    return algorithm._replace(noise=algorithm.noise._replace(name=name))
+
+
+def name_of(
+    algorithm: Algorithm,
+    task: Task,
+    federation: Federation,
+    participation: Participation,
+    availability: Availability,
+) -> str:
+    """What all runs of a simulation have in common, as text; nothing of an algorithm that is not private."""
+    if algorithm.noise is None:
+        return ""
+    part = (participation.name, participation.num_clients, participation.capacity, participation.rate)
+    settings = (algorithm.noise, algorithm.local_steps, part, tuple(availability))
+    return repr((settings, _of_model(task, federation.train), _of_data(federation)))
+
+
+def keys(noise: NoiseStream | None, name: str, seeds: Sequence[int], hp: PyTree) -> Key | None:
+    """The noise's key of each run, [S]; None of an algorithm that is not private.
+
+    Args:
+      noise: the algorithm's.
+      name: `name_of`.
+      seeds: of the runs, [S].
+      hp: the runs' hyper-parameters, leaves [S].
+    """
+    if noise is None:
+        return None
+    if noise.secret:
+        shape = (len(seeds), *jax.random.key_data(jax.random.key(0)).shape)
+        drawn = np.frombuffer(os.urandom(4 * int(np.prod(shape))), np.uint32).reshape(shape)
+        return jax.random.wrap_key_data(jnp.asarray(drawn))
+    leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(hp)]
+    names, seen = [], Counter()
+    for run, seed in enumerate(seeds):
+        own = (int(seed), name, str(jax.tree.structure(hp)), [leaf[run].item() for leaf in leaves])
+        names.append(words_of(own, seen[repr(own)]))
+        seen[repr(own)] += 1
+
+    def one(seed: jax.Array, words: jax.Array) -> Key:
+        return stream(jax.random.key(seed), Purpose.NOISE, *words)
+
+    return jax.vmap(one)(jnp.asarray(seeds, jnp.uint32), jnp.asarray(np.stack(names)))
+
+
+def _of_model(task: Task, train: ClientData) -> str:
+    """The program that initialises a model and scores one example, and its constants: given parameters among them."""
+
+    def forward(key: Key, x: PyTree, y: jax.Array) -> jax.Array:
+        return task.loss(task.model.apply(task.init(key), x), y)
+
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[2:]), a.dtype), (train.x, train.y))
+    return _program(forward, jax.random.key(0), *one)
+
+
+def _one_step(optimizer: Optimizer) -> Callable[[jax.Array], PyTree]:
+    def step(params: jax.Array) -> PyTree:
+        made = resolve(optimizer)(0.1)
+        return made.update(params, made.init(params), params)[0]
+
+    return step
+
+
+def _program(function: Callable[..., PyTree], *arguments: PyTree) -> str:
+    """A checksum of what a function computes: its operations, and the arrays that it closes over."""
+    program = jax.make_jaxpr(function)(*arguments)
+    digest = hashlib.sha256(_ADDRESS.sub("", str(program.jaxpr)).encode())
+    for constant in program.consts:
+        is_key = jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
+        digest.update(np.asarray(jax.random.key_data(constant) if is_key else constant).tobytes())
+    return digest.hexdigest()
+
+
+def _of_data(federation: Federation) -> int:
+    """A checksum of the clients' examples that neither their order nor padding changes."""
+    total = 0
+    for split in (federation.train, federation.validation):
+        leaves, mask = [np.asarray(leaf) for leaf in jax.tree.leaves((split.x, split.y))], np.asarray(split.mask)
+        for row, client in enumerate(np.asarray(federation.client_ids)):
+            digest = hashlib.sha256(repr((int(client), [(a.shape[2:], str(a.dtype)) for a in leaves])).encode())
+            for leaf in leaves:
+                digest.update(leaf[row][mask[row]].tobytes())
+            total += int.from_bytes(digest.digest(), "little")
+    return total % 2**256

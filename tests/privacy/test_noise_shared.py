@@ -1,0 +1,249 @@
+"""No two releases share noise: rounds, steps, steps of EM, seeds, runs, clients, methods, settings, mechanisms.
+
+Every draw of a program is recorded as it runs (`noise_record`); a key that comes twice is noise that two releases
+share. Each release of the list `noise_sites.RELEASES` must have drawn.
+"""
+
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from noise_record import recorded
+from noise_sites import RELEASES
+
+from jaxpfl import ExecutionPlan, Simulation, fit, stack_clients
+from jaxpfl.algorithms import private_em
+from jaxpfl.engine import noise_stream
+from jaxpfl.estimate import histogram_private_methods
+from jaxpfl.estimate.histogram_settings import HistogramSettings
+from jaxpfl.estimators import (
+    base,
+    gaussian,
+    histogram,
+    histogram_printed,
+    histogram_private,
+    histogram_standardised,
+    private_clustering,
+    release,
+)
+from jaxpfl.privacy import Mechanism, discrete_gaussian, mechanism, step_noise
+
+CENTRAL = Mechanism(1.0, 0.5)
+DISTRIBUTED = Mechanism(1.0, 0.5, "distributed", min_uploads=3)
+PER_STEP = Mechanism(1.0, 0.5, "per_step")
+SEEN: set[str] = set()
+
+
+@pytest.fixture(scope="module")
+def federation():
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(4, 3)), np.arange(4) % 2) for _ in range(3)]
+    return stack_clients(clients, test=clients)
+
+
+def train(federation, method: str, privacy: Mechanism, **more) -> None:
+    settings = {"model": "linear", "rounds": 2, "local_steps": 2, "batch_size": 4, "seeds": [5]}
+    settings |= {
+        "plan": ExecutionPlan(devices=1)
+    } | more  # on several, what nobody's rows draw is a client's, and dropped
+    fit(method, federation, privacy=privacy, **settings)
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    with recorded(monkeypatch) as drawn:
+        yield drawn
+    SEEN.update(drawn.sites)
+
+
+class Stop(Exception):
+    """Carries a run's noise keys out of `fit` before anything is compiled."""
+
+
+def keys(federation, method: str, privacy: Mechanism, **more) -> list[tuple[int, ...]]:
+    """The noise's key of each run."""
+
+    def stop(self: Simulation, seeds):
+        made = noise_stream.keys(self.algorithm.noise, self._noise_name, seeds, self._hp_rows(len(seeds)))
+        raise Stop([tuple(row) for row in np.asarray(jax.random.key_data(made)).tolist()])
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Simulation, "init", stop)
+        with pytest.raises(Stop) as stopped:
+            train(federation, method, privacy, **more)
+    return stopped.value.args[0]
+
+
+def test_runs_of_one_seed_have_streams_of_their_own(federation):
+    """Of every method, hyper-parameter, setting, mechanism, model and data; and repeated seeds of one program."""
+    x = np.array(federation.train.x)
+    x[0, 0, 0] += 1.0
+    one_user_other = federation._replace(train=federation.train._replace(x=x))
+    parameters = {"head": {"kernel": np.zeros((3, 2)), "bias": np.zeros(2)}}
+    of_runs = [
+        keys(federation, "fedavg", CENTRAL, seeds=[5, 5, 6]),
+        keys(
+            federation, "fedavg", replace(CENTRAL, noise_multiplier=(1.0, 2.0)), hyper={"lr": [0.2, 0.2]}, seeds=[5, 5]
+        ),
+        keys(federation, "fedavg", CENTRAL, hyper={"lr": 0.011}),
+        keys(federation, "fedavg", replace(CENTRAL, noise_multiplier=1.01)),
+        keys(federation, "fedavg", replace(CENTRAL, clipping_norm=0.51)),
+        keys(federation, "fedavg", replace(CENTRAL, quantile=0.5, count_stddev=1.0)),
+        keys(federation, "fedavg", DISTRIBUTED),
+        keys(federation, "fedavg", replace(DISTRIBUTED, min_uploads=2)),
+        keys(federation, "fedavg", DISTRIBUTED, compress="qsgd:levels=4"),
+        keys(federation, "fedavg", DISTRIBUTED, compress="qsgd:levels=5"),
+        keys(federation, "fedavg", PER_STEP),
+        keys(federation, "fedavg", replace(PER_STEP, noise_multiplier=2.0)),
+        keys(federation, "fedavg", CENTRAL, local_steps=3),
+        keys(federation, "fedavg", CENTRAL, batch_size=2),
+        keys(federation, "fedavg", CENTRAL, cohort=2),
+        keys(federation, "fedavg", CENTRAL, cohort=2, cohort_cap=2),
+        keys(federation, "fedavg", CENTRAL, dropout=0.5),
+        keys(federation, "fedavg", CENTRAL, model="mlp:2"),
+        keys(federation, "fedavg", CENTRAL, warm_start=parameters),
+        keys(federation, "fedavg", CENTRAL, client_optimizer="sgd:momentum=0.5"),
+        keys(federation, "fedavg", CENTRAL, client_optimizer=lambda rate: optax.sgd(rate, 0.6)),
+        keys(federation, "fedavg", CENTRAL, client_optimizer=lambda rate: optax.sgd(rate, 0.7)),
+        keys(federation, "fedavg", CENTRAL, server_optimizer="sgd:momentum=0.5"),
+        keys(federation, "fedavg", replace(CENTRAL, noise_seed="secret")),
+        keys(federation, "fedavg", replace(CENTRAL, noise_seed="secret")),
+        keys(one_user_other, "fedavg", CENTRAL),
+        keys(federation, "adaped", CENTRAL),
+        keys(federation, "adaped", CENTRAL, options={"gate": True}),
+        keys(federation, "adamix", CENTRAL, options={"em_steps": 2}),
+        keys(federation, "adamix", replace(CENTRAL, noise_multiplier=2.0), options={"em_steps": 2}),
+    ]
+    every = [key for runs in of_runs for key in runs]
+    assert len(every) == len(of_runs) + 3
+    assert len(set(every)) == len(every)
+
+
+def test_what_is_no_other_run_has_the_same_noise(federation):
+    """The same run alone, in another plan, under another order of the clients, with padding."""
+    first, second = keys(federation, "fedavg", CENTRAL, seeds=[5, 6])
+    assert keys(federation, "fedavg", CENTRAL, seeds=[6]) == [second]
+    assert keys(federation, "fedavg", CENTRAL, plan=ExecutionPlan(clients="map")) == [first]
+    assert keys(federation, "fedavg", CENTRAL, rounds=9, eval_every=3) == [first]
+    turned = jax.tree.map(lambda a: np.asarray(a)[::-1], federation)
+    assert keys(turned, "fedavg", CENTRAL) == [first]
+    pad = jax.tree.map(lambda a: np.pad(a, [(0, 0), (0, 2)] + [(0, 0)] * (a.ndim - 2)), federation.train)
+    assert keys(federation._replace(train=pad), "fedavg", CENTRAL) == [first]
+    assert keys(federation, "fedavg", replace(CENTRAL, noise_multiplier=(1.0, 2.0)), seeds=[5, 5])[0] == first
+
+
+def test_rounds_and_runs(federation, drawn):
+    """The noise on the sum and on the count, in two rounds of three runs, two of them alike."""
+    train(federation, "fedavg", replace(CENTRAL, quantile=0.5, count_stddev=1.0), seeds=[5, 5, 6])
+    assert len(drawn.keys) >= 3 * 2 * 2
+    assert drawn.repeated() == 0
+
+
+@pytest.mark.parametrize("privacy", [DISTRIBUTED, PER_STEP], ids=["shares", "steps"])
+def test_clients_and_steps(federation, drawn, privacy):
+    train(federation, "adaped", privacy)
+    assert drawn.repeated() == 0
+
+
+def test_steps_of_em(federation, drawn):
+    train(federation, "adamix", CENTRAL, options={"em_steps": 3})
+    assert drawn.repeated() == 0
+
+
+def one_key(function):
+    """The function with the first argument, its key, always the same: a planted fault."""
+    return lambda key, *rest, **more: function(jax.random.key(0), *rest, **more)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "privacy", "module", "name"),
+    [
+        ("fedavg", CENTRAL, mechanism, "_noise_key"),
+        ("fedavg", DISTRIBUTED, mechanism, "_noise_key"),
+        ("fedavg", PER_STEP, step_noise, "_released"),
+        ("adamix", CENTRAL, private_em, "em"),
+        ("adamix", CENTRAL, private_em, "add_gaussian"),
+    ],
+)
+def test_planted_reuse_is_seen(federation, monkeypatch, method, privacy, module, name):
+    """One key in all rounds, of all clients, in all steps, in all steps of EM."""
+    with recorded(monkeypatch) as drawn, monkeypatch.context() as patch:
+        patch.setattr(module, name, one_key(getattr(module, name)))
+        train(federation, method, privacy, options={"em_steps": 2} if method == "adamix" else {})
+    assert drawn.repeated() > 0
+
+
+WHOLE = discrete_gaussian.table(3.0)
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        pytest.param(release.gaussian(1.0, 0.5), id="gaussian"),
+        pytest.param(release.gaussian_vector(1.0, 0.5), id="vector"),
+        pytest.param(release.one_bit(1.0, 0.5), id="one bit"),
+        pytest.param(release.discrete_gaussian(1.0, 4, WHOLE), id="discrete"),
+    ],
+)
+def test_messages_of_clients(drawn, sent):
+    samples = base.every(jnp.ones((3, 2, 1)))
+    estimator = gaussian.personalized(st2=0.2, sx2=0.5, release=sent)
+    for key in jax.random.split(jax.random.key(1)):
+        jax.block_until_ready(base.estimate(estimator, key, samples))
+    assert len(drawn.keys) >= 3 * 2
+    assert drawn.repeated() == 0
+
+
+def test_steps_of_lloyds_algorithm(drawn):
+    begin, points, valid = jnp.eye(2), jnp.ones((4, 2)), jnp.ones(4, bool)
+    jax.block_until_ready(
+        private_clustering.noisy_lloyd(jax.random.key(1), begin, points, valid, radius=1.0, noise=1.0, steps=3)
+    )
+    assert len(drawn.keys) >= 3 * 2
+    assert drawn.repeated() == 0
+
+
+@pytest.mark.slow
+def test_rounds_of_histograms(drawn):
+    """The mean, DimRed's moment, and every round, of all methods of the study under one key."""
+    users = histogram.from_dense(np.random.default_rng(0).integers(0, 9, (12, 20)))
+    given = HistogramSettings(tokens=20, candidates=10, kept_tokens=5, private_rounds=3)
+    choices = {name: histogram_private_methods.Choice(2, 3, 0.3, 0.5) for name in histogram_private_methods.METHODS}
+    noise = histogram_private_methods.Noise(1.0, 0.5, 1.0)
+    run = jax.jit(lambda key: histogram_private_methods.all_private_centers(key, users, noise, choices, given))
+    jax.block_until_ready(run(jax.random.key(1)))
+    assert drawn.repeated() == 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["noisy", "noisy_sums", "centering"])
+def test_one_key_in_all_rounds_of_histograms_is_seen(monkeypatch, fault):
+    users = histogram.from_dense(np.random.default_rng(0).integers(0, 9, (12, 20)))
+    key, start = jax.random.key(1), jnp.full((2, 20), 0.05)
+    first = histogram_private.Release(jnp.ones((1, 20)), jnp.ones(1))
+    how = {"radius": 0.3, "noise": 1.0, "first_noise": 1.0, "floor": 1e-4}
+    runs = {
+        "noisy": (histogram_private, lambda: histogram_private.cluster(key, users, first, 2, 3, **how)),
+        "noisy_sums": (histogram_standardised, lambda: histogram_standardised.cluster(key, users, first, 2, 3, **how)),
+        "centering": (
+            histogram_printed,
+            lambda: histogram_printed.cluster(key, users, start, 3, epsilon=0.5, stddev=1.0, clip=1.0, floor=1e-4),
+        ),
+    }
+    module, run = runs[fault]
+    with recorded(monkeypatch) as drawn, monkeypatch.context() as patch:
+        patch.setattr(module, fault, one_key(getattr(module, fault)))
+        jax.block_until_ready(run())
+    assert drawn.repeated() > 0
+
+
+def test_every_release_has_drawn():
+    """The tests of this file, run together, have seen every release of the list; two are drawn where these are."""
+    if "estimators.histogram_dimred.noisy_moment" not in SEEN:
+        pytest.skip("asks what the other tests of this file, slow ones among them, have recorded")
+    within = {"privacy.noise.exponential.deeper"}  # of a loop that is traced apart from its callers
+    assert set(RELEASES) - within <= SEEN
