@@ -151,7 +151,7 @@ def test_a_run_that_was_refused_leaves_its_folder_to_the_corrected_one(tmp_path,
         patched.setattr("jaxpfl.engine.memory.free", lambda devices: 10)
         refused = jaxpfl(capsys, "run", "local", *SMALL, "--output", folder)
     assert (refused.status, folder.exists()) == (2, False)
-    assert "the states need" in refused.err
+    assert "the data need" in refused.err
     assert jaxpfl(capsys, "run", "local", *SMALL, "--output", folder, "--lr", "0.05").status == 0
 
 
