@@ -143,8 +143,8 @@ class Simulation:
         return self._inits[len(seeds)](*given)
 
     def _beginning(self, block: int | None) -> Callable[..., RunState]:
-        """(keys [S] of runs and of noise, hp [S], federations) -> the states before round 0, of so many clients at a time
-        (None: all)."""
+        """(keys [S] of runs and of noise, hp [S], federations) -> the states before round 0, of so many clients at a
+        time (None: all)."""
 
         def init(keys: tuple[jax.Array, jax.Array | None], hp: PyTree, federations: tuple[Federation, ...]) -> RunState:
             groups, rows = self._groups, self.placement.rows
