@@ -7,7 +7,11 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 
-@pytest.mark.parametrize("path", NOTEBOOKS, ids=lambda path: path.stem)
+# A kernel of its own for each: the first in the default run, the others in the slow one.
+@pytest.mark.parametrize(
+    "path",
+    [pytest.param(path, marks=pytest.mark.slow if i else (), id=path.stem) for i, path in enumerate(NOTEBOOKS)],
+)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_notebook_runs(path: Path):
