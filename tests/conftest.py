@@ -8,6 +8,7 @@ from contextlib import suppress
 from pathlib import Path
 
 os.environ.setdefault("MPLBACKEND", "Agg")
+os.environ["LC_ALL"] = "C.UTF-8"  # what is printed is the same wherever the tests run
 # The tests compile hundreds of small programs; XLA's older CPU emitters take a third of the time for each.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
 
