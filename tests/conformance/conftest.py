@@ -3,7 +3,7 @@
 Tests marked ``every_method`` take every registered federated method and the toys: those are the promises that a method
 can break. The others are promises of the engine, and take methods that between them use all of it, two of them in the
 default run. What `test_everything_that_must_not_matter_at_once` asks of every method at once is slow where it is asked
-piece by piece, and itself for most methods.
+piece by piece, and itself for all methods but one.
 """
 
 import jax
@@ -18,7 +18,9 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "method" in metafunc.fixturenames:
         whole = metafunc.definition.get_closest_marker("every_method")
         names = sorted(CASES if whole else CORE)
-        every_time = set(names) if whole and not whole.kwargs.get("slow") else set(QUICK)
+        every_time = set(QUICK)
+        if whole:
+            every_time = {"adaped"} if whole.kwargs.get("slow") else set(names)
         cases = [pytest.param(CASES[name], marks=() if name in every_time else pytest.mark.slow) for name in names]
         metafunc.parametrize("method", cases, ids=names)
 

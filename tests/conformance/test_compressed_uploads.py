@@ -21,14 +21,6 @@ LOSSLESS = ("adamix", "adaped", "fedavg", "ifca", "network-lasso", "scaffold", "
 """One of each shape of upload: sums and stacks, trees of several parts, weights for each model, several groups."""
 
 
-def every_method(*quick: str):
-    """All that upload; slow but for some."""
-    names = sorted(name for name in CASES if CASES[name].uploads)
-    return pytest.mark.parametrize(
-        "name", [pytest.param(name, marks=() if name in quick else pytest.mark.slow) for name in names]
-    )
-
-
 def made(name: str, federation, compress: str, **choices):
     """A simulation of the method with its uploads compressed; private ones have no error feedback."""
     one = jax.eval_shape(lambda splits: jax.tree.map(lambda a: a[0], splits), federation.splits)
@@ -37,7 +29,9 @@ def made(name: str, federation, compress: str, **choices):
     return simulate(CASES[name], federation, wrap=wrap, **choices)
 
 
-@every_method("fedavg")
+# In the default run numbers of compressed rounds are those of the oracles.
+@pytest.mark.slow
+@pytest.mark.parametrize("name", sorted(name for name in CASES if CASES[name].uploads))
 @pytest.mark.usefixtures("x64")
 def test_everything_that_must_not_matter_at_once(name, federation):
     """Blocks of clients, runs and devices together, on padded data with garbage in the padding, in another order."""
