@@ -46,5 +46,5 @@ def histogram(
 
         histogram_report.print_table(Console(), made.result)
     if export is not None:
-        study.export(made, settings, export, export_epsilon)
+        study.export(made, export, export_epsilon)
     write(made.result, to, lambda folder: histogram_report.write_plots(folder, made))

@@ -111,9 +111,14 @@ def groups(rng: np.random.Generator, number: int, *shares: float) -> list[np.nda
         raise JaxpflError(f"shares of users set apart must be > 0 and below 1 together, got {shares}")
     if number <= len(shares):
         raise JaxpflError(f"{number} users cannot be divided into {len(shares) + 1} groups")
-    sizes = [max(1, int(share * number)) for share in shares]
+    sizes = shares_of(number, *shares)
     ends = np.cumsum([number - sum(sizes), *sizes])
     return [np.sort(part) for part in np.split(rng.permutation(number), ends[:-1])]
+
+
+def shares_of(number: int, *shares: float) -> list[int]:
+    """Users in each share, at least one."""
+    return [max(1, int(share * number)) for share in shares]
 
 
 def split(

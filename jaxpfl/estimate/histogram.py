@@ -9,8 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.estimate import histogram_convergence, histogram_tune
-from jaxpfl.estimate.histogram_data import Group, Prepared, prepare
+from jaxpfl.estimate import histogram_convergence, histogram_fitting, histogram_tune
+from jaxpfl.estimate.histogram_data import Group, Prepared, prepare, read
 from jaxpfl.estimate.histogram_methods import (
     METHODS,
     PUBLIC,
@@ -55,12 +55,14 @@ class Study(NamedTuple):
     """What a study found: the summary as JSON, each user's loss [n] by column and row, and arrays for plots and export.
 
     Attributes:
+      given: the settings, as they were fitted to the data.
       result: see `run`.
       data: the users.
       users: losses, means over runs, by column ("" without privacy, else an eps) and row.
       centers: in the first run by column, of `CLUSTERING`, [k, d].
     """
 
+    given: HistogramSettings
     result: dict[str, Any]
     data: Prepared
     users: dict[str, dict[str, np.ndarray]]
@@ -118,14 +120,17 @@ def run(given: HistogramSettings) -> Study:
       alpha, and the paired ``difference`` from FedAvg + FT of the column, with its half-width over runs and, of each
       user's mean over runs, over users; ``best``, a row for each column: that of the least loss on the validation users
       where settings were tuned, else `exported`; ``tuning``: every try; ``privacy`` of each eps; ``floor``; ``users``;
-      ``printed``: the paper's table; of synthetic users ``misclustering`` (`histogram_convergence.study`).
+      ``printed``: the paper's table; ``followed_the_data``: settings that `histogram_fitting.follow` made smaller; of
+      synthetic users ``misclustering`` (`histogram_convergence.study`).
 
     Raises:
       JaxpflError: settings that `HistogramSettings.check` refuses, and files that cannot be read.
     """
     given.check()
     noises = [noise_of(given, epsilon) for epsilon in given.epsilon]
-    data = prepare(given)
+    counts = read(given)
+    given, taken = histogram_fitting.follow(given, counts)
+    data = prepare(given, counts)
     groups = data.clients, data.validation, data.unseen
     key = jax.random.key(given.seed)
     # The noise's depends on the users too: of two files that differ by one, the same noise would tell that one.
@@ -136,7 +141,6 @@ def run(given: HistogramSettings) -> Study:
     names = [f"epsilon {epsilon:g}" for epsilon in given.epsilon]
     tuned: dict[str, histogram_tune.Tuned] = {}
     if given.tune:
-        histogram_tune.check(given, data)
         alone = {column: noise.alone for column, noise in zip(names, noises, strict=True)}
         tuned = {EXACT: histogram_tune.exact(given, data)} | histogram_tune.private(given, data, alone)
     clusters = {m: tuned[EXACT].choices[m].clusters if tuned else given.clusters for m in METHODS}
@@ -164,6 +168,7 @@ def run(given: HistogramSettings) -> Study:
     result = {
         "study": "histogram",
         "settings": {k: v for k, v in vars(given).items() if k != "data_dir"},
+        "followed_the_data": taken,
         "users": {name: int(group.users.number) for name, group in data._asdict().items() if isinstance(group, Group)},
         "tokens_per_user": _sizes(data.clients.users),
         "floor": given.floor,
@@ -178,10 +183,10 @@ def run(given: HistogramSettings) -> Study:
     }
     if data.population is not None:
         result["misclustering"] = histogram_convergence.study(data, given)
-    return Study(result, data, per_user, arrays)
+    return Study(given, result, data, per_user, arrays)
 
 
-def export(study: Study, given: HistogramSettings, path: Path, epsilon: float | None = None) -> None:
+def export(study: Study, path: Path, epsilon: float | None = None) -> None:
     """Writes users' own histograms, `exported` of the first run, as an ``.npz`` file.
 
     It holds ``users`` [n], ``vocabulary`` [d], ``histograms`` [n, d] float32, ``centers`` [k, d], ``cluster`` [n], the
@@ -189,7 +194,7 @@ def export(study: Study, given: HistogramSettings, path: Path, epsilon: float | 
 
     With an eps of the study the centers are private; a user's histogram is its own, and is not released.
     """
-    column = EXACT if epsilon is None else f"epsilon {epsilon:g}"
+    given, column = study.given, EXACT if epsilon is None else f"epsilon {epsilon:g}"
     centers, users = jnp.asarray(study.centers[column]), study.data.clients.users
     lam = study.result["rows"][column][exported(column)]["chosen"]
     personal = histogram_tuning.blended(centers, histogram_tuning.fixed(lam), given.floor)

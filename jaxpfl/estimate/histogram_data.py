@@ -26,7 +26,7 @@ class HistogramData:
     data: str = "synthetic"
     """synthetic (a mixture of Dirichlets), irc, csv:FILE with user,token,count, or leaf:FOLDER (Reddit)."""
     tokens: int = 1_000
-    """d: the vocabulary, the most frequent tokens; must be public where privacy is claimed."""
+    """d: the vocabulary, the most frequent tokens (all where there are fewer); public where privacy is claimed."""
     users: int = 4_000
     """n of synthetic data, those set apart included."""
     components: int = 10
@@ -40,7 +40,7 @@ class HistogramData:
     samples_spread: float = 0.0
     """Standard deviation of the logarithm of a synthetic user's tokens."""
     least_tokens: int = 100
-    """Real users with fewer tokens are left out."""
+    """Real users with fewer tokens are left out; lowered where hardly any has so many."""
     train_share: float = 0.5
     """Of a real user's tokens; estimates are scored on the others."""
     validation: float = 0.2
@@ -95,21 +95,32 @@ class Prepared(NamedTuple):
     kinds: np.ndarray | None = None
 
 
-def prepare(given: HistogramData) -> Prepared:
-    """Draws or reads the users.
+def read(given: HistogramData) -> TokenCounts | None:
+    """Counts of real users; None where users are synthetic.
 
     Raises:
-      JaxpflError: settings that `HistogramData.check` refuses, or files that cannot be read.
+      JaxpflError: files that cannot be read.
+    """
+    if given.data == "synthetic":
+        return None
+    if given.data == "irc":
+        return token_files.load_irc(given.data_dir)
+    kind, place = given.data.split(":", 1)
+    return (token_files.read_counts_csv if kind == "csv" else token_files.read_leaf_counts)(Path(place).expanduser())
+
+
+def prepare(given: HistogramData, read: TokenCounts | None = None) -> Prepared:
+    """Draws the users, or divides those that were read.
+
+    Raises:
+      JaxpflError: settings that `HistogramData.check` refuses, or that the users are too few for.
     """
     given.check()
-    if given.data == "synthetic":
+    if read is None:
         return _synthetic(given)
-    read = _read(given)
     if len(read.vocabulary) < given.tokens:
         raise JaxpflError(f"tokens must be at most the {len(read.vocabulary)} of {given.data}, got {given.tokens}")
     counts = read.most_frequent(given.tokens).with_tokens(max(given.least_tokens, 2))
-    if not len(counts.users):
-        raise JaxpflError(f"{given.data}: no user has least_tokens {given.least_tokens} tokens")
     parts = token_counts.split(
         counts,
         validation=given.validation,
@@ -119,13 +130,6 @@ def prepare(given: HistogramData) -> Prepared:
     )
     clients, validation, unseen = (Group(_users(p.own, given), _users(p.held_out, given)) for p in parts)
     return Prepared(clients, validation, unseen, counts.vocabulary, parts.users.own.users)
-
-
-def _read(given: HistogramData) -> TokenCounts:
-    if given.data == "irc":
-        return token_files.load_irc(given.data_dir)
-    kind, place = given.data.split(":", 1)
-    return (token_files.read_counts_csv if kind == "csv" else token_files.read_leaf_counts)(Path(place).expanduser())
 
 
 def _synthetic(given: HistogramData) -> Prepared:

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.estimate import histogram_convergence
+from jaxpfl.estimate import histogram_convergence, histogram_fitting
 from jaxpfl.estimate.histogram import BASELINE, EXACT, ORDER, Study
 from jaxpfl.estimate.histogram_private_methods import PRINTED
 from jaxpfl.estimate.plots import log_ticks
@@ -48,6 +48,9 @@ def print_table(console: Any, result: dict[str, Any]) -> None:
             cells = [_cell(part.get(name)) for part in columns]
             table.add_row(name, *cells, "-" if unseen is None else number(unseen))
     console.print(table)
+    if result["followed_the_data"]:
+        line = histogram_fitting.said(result["followed_the_data"], given)
+        console.print(line, highlight=False, soft_wrap=True)
     for column, said in result["privacy"].items():
         noises: dict[str, list[str]] = {}
         for name, own in said.items():

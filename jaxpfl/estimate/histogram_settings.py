@@ -27,7 +27,7 @@ class HistogramTuning(HistogramData):
     try_shares: tuple[float, ...] = (0.2, 0.5)
     """The mean's share of a clustering's budget."""
     folds: int = 4
-    """Parts of the validation users: each is scored by what the others learn, under noise in proportion."""
+    """Parts of the validation users, two in each: scored by what the others learn, under noise in proportion."""
 
     def check(self) -> None:
         """Refuses what cannot be tried.
@@ -54,7 +54,7 @@ class HistogramSettings(HistogramTuning):
     """Users' histograms, estimated alone, together, in clusters, and under privacy."""
 
     clusters: int = 10
-    """k."""
+    """k; one for four users where they are few."""
     rounds: int = 20
     """T of Algorithm 2 and of IFCA without privacy."""
     ifca_rate: float = 0.1
@@ -64,9 +64,9 @@ class HistogramSettings(HistogramTuning):
     direction: Direction = "printed"
     """Of Algorithm 1's divergence: as printed, or as in the objective."""
     kept_tokens: int = 100
-    """Tokens that DimRed keeps."""
+    """Tokens that DimRed keeps; a tenth of them where they are fewer."""
     candidates: int = 200
-    """Tokens that private DimRed looks at, the most frequent by the private mean."""
+    """Tokens that private DimRed looks at, the most frequent by the private mean; all where they are fewer."""
     lam: float | None = None
     """lambda of fine-tuning; tuned on the validation users unless given."""
     epsilon: tuple[float, ...] = (1.0, 3.0, 8.0, 15.0)
@@ -91,7 +91,7 @@ class HistogramSettings(HistogramTuning):
     """Runs, each with its own start and noise, side by side on the same users."""
 
     def check(self) -> None:
-        """Refuses what cannot be estimated, or not be made private.
+        """Refuses what cannot be estimated, or not be made private, whatever the data (`histogram_fitting.follow`).
 
         Raises:
           JaxpflError: the name, its value, and what is allowed.
@@ -107,14 +107,13 @@ class HistogramSettings(HistogramTuning):
             "fewer repetitions, clusters or tokens",
         )
         for name in ("kept_tokens", "candidates"):
-            checks.count(name, getattr(self, name), self.tokens)
+            checks.count(name, getattr(self, name))
         for name in ("radius", "clip"):
             checks.positive(name, getattr(self, name))
         checks.rate("ifca_rate", self.ifca_rate)
         checks.probability("mean_share", self.mean_share)
         at_least("temperature", self.temperature, 0)
-        if not 0 < self.floor < 1 / self.tokens:
-            raise JaxpflError(f"floor must be > 0 and below 1/{self.tokens}, got {self.floor:g}")
+        checks.positive("floor", self.floor)
         if self.lam is not None and not 0 <= self.lam <= 1:
             raise JaxpflError(f"lam must be >= 0 and <= 1, got {self.lam}")
         for epsilon in self.epsilon:

@@ -18,7 +18,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.estimate import histogram_methods, histogram_private_methods
 from jaxpfl.estimate.histogram_data import Group, Prepared
 from jaxpfl.estimate.histogram_methods import BLENDED, LAMBDAS, exact_centers
@@ -62,17 +61,6 @@ def grid(method: str, given: HistogramSettings) -> list[Choice]:
     if method in ONE_RELEASE:
         return [one_release(float(radius)) for radius in np.geomspace(*RADII, len(choices))]
     return choices
-
-
-def check(given: HistogramSettings, data: Prepared) -> None:
-    """Refuses fewer validation users than two for each fold.
-
-    Raises:
-      JaxpflError.
-    """
-    number = int(data.validation.users.number)
-    if number < 2 * given.folds:
-        raise JaxpflError(f"tune: {number} validation users are too few for {given.folds} folds")
 
 
 def private(given: HistogramSettings, data: Prepared, alone: Mapping[str, float]) -> dict[str, Tuned]:

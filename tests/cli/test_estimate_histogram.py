@@ -102,18 +102,20 @@ def test_table_and_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     path.write_text("\n".join(lines))
     result = jaxpfl(
         capsys,
-        *("estimate", "histogram", "--data", f"csv:{path}", "--tokens", "12", "--clusters", "2", "--rounds", "2"),
-        *("--least-tokens", "10", "--kept-tokens", "5", "--candidates", "8", "--repetitions", "1", "--em-steps", "2"),
-        "--epsilon",
+        *("estimate", "histogram", "--data", f"csv:{path}", "--rounds", "2", "--repetitions", "1", "--em-steps", "2"),
+        *("--epsilon", "--export", tmp_path / "own.npz"),
     )
     assert result.status == 0, result.err
     assert "s = 1e-06" in result.out
+    assert "after the data: tokens 15, least_tokens 20, kept_tokens 1, candidates 15\n" in result.out
+    with np.load(tmp_path / "own.npz") as own:
+        assert own["histograms"].shape == (42, 15)
     assert "Algorithm 2, blended + FT" in result.out
     assert "Bayes" not in result.out
     assert "no eps covers that" in result.out
-    refused = jaxpfl(capsys, "estimate", "histogram", "--data", f"csv:{path}")
+    refused = jaxpfl(capsys, "estimate", "histogram", "--data", f"csv:{path}", "--tokens", "30", "--kept-tokens", "40")
     assert (refused.status, refused.out) == (2, "")
-    assert f"tokens must be at most the 15 of csv:{path}, got 1000" in refused.err
+    assert f"tokens must be at most 15 (those of csv:{path}), got 30; kept_tokens must be at most 15" in refused.err
 
 
 @pytest.mark.parametrize(
@@ -133,7 +135,10 @@ def test_table_and_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path):
         (["--try-clusters"], "try_clusters must have at least one value"),
         (["--try-shares", "1.5"], "try_shares must be"),
         (["--folds", "1"], "folds must be at least 2 and finite, got 1"),
-        (["--tune", "--users", "20"], "tune: 4 validation users are too few for 4 folds"),
+        (
+            ["--tune", "--users", "20", "--folds", "3"],
+            "folds must be at most 2, two of the 4 validation users each, got 3",
+        ),
         (["--export-epsilon", "2"], "export_epsilon must be one of --epsilon 1, 3, 8, 15, got 2"),
         (["--export", "no/such/folder/a.npz"], "export: no folder no/such/folder"),
     ],
