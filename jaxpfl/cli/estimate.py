@@ -15,7 +15,7 @@ from jaxpfl.estimate.bernoulli import BernoulliSettings
 from jaxpfl.estimate.compression import CompressionSettings
 from jaxpfl.estimate.csv_columns import CsvLayout
 from jaxpfl.estimate.elections import ElectionSettings
-from jaxpfl.estimate.gaussian import GaussianSettings
+from jaxpfl.estimate.gaussian import GaussianPopulation, GaussianSettings
 from jaxpfl.estimate.logistic_regression import LogisticSettings
 from jaxpfl.estimate.mixture import MixtureSettings
 from jaxpfl.estimate.network import NetworkSettings
@@ -31,6 +31,7 @@ _GAUSSIAN, _BERNOULLI, _MIXTURE, _ELECTIONS = (
 )
 _REGRESSION, _REGRESSIONS, _LOGISTIC = RegressionSettings(), RegressionMixtureSettings(), LogisticSettings()
 _COMPRESSION, _NETWORK, _LAYOUT = CompressionSettings(), NetworkSettings(), CsvLayout()
+_POPULATION = GaussianPopulation()
 
 
 def commands() -> tuple[Callable[..., None], ...]:
@@ -119,11 +120,22 @@ def bernoulli(
 def mixture(
     settings: Annotated[MixtureSettings, arg(name="")] = _MIXTURE,
     to: Annotated[Output, arg(name="")] = TO,
+    csv: Annotated[Path | None, UNSAID] = None,
+    layout: Annotated[CsvLayout, arg(name="")] = _LAYOUT,
 ) -> None:
-    """Clients that are one of k kinds: EM, Algorithm 3 as printed, and private k-means, centrally and locally."""
+    """Clients that are one of k kinds: EM, Algorithm 3 as printed, and private k-means, centrally and locally.
+
+    Args:
+        csv: Clients of your own: a row for each, or for each sample; how the file was read is said. --components is how
+            many kinds EM finds.
+    """
     from jaxpfl.estimate import mixture as study
 
     compile_cache.enable()
+    if csv is not None:
+        _own_kinds(csv, settings, layout, to)
+        return
+    _refuse_layout(layout)
     result = study.run(settings)
     title = (
         f"{settings.clients} clients of {settings.samples} samples at {settings.components} centers, d = {settings.dim}"
@@ -161,15 +173,13 @@ def elections(
 
 
 def when(
-    settings: Annotated[GaussianSettings, arg(name="")] = _GAUSSIAN,
+    settings: Annotated[GaussianPopulation, arg(name="")] = _POPULATION,
     to: Annotated[Output, arg(name="")] = TO,
 ) -> None:
     """When collaboration helps: what theory promises at these settings, what it takes, and the phase diagram."""
     from jaxpfl.estimate import when as study
-    from jaxpfl.estimate.settings import refuse_given
 
     compile_cache.enable()
-    refuse_given(settings, ("mean", "uploads", "repetitions", "seed"), "changes nothing here: nothing is simulated")
     result = study.run(settings)
     if not to.json:
         print("\n".join(study.verdict(result)))
@@ -290,14 +300,11 @@ def _refuse_layout(layout: CsvLayout) -> None:
 
 def _own(own: Any, to: Output, said: list[str]) -> None:
     from jaxpfl.console import Console
-    from jaxpfl.estimate import client_csv
     from jaxpfl.estimate.own import output
 
     result = own.result
     if not to.json:
-        for line in client_csv.told(result["read"]):
-            Console().print(line, highlight=False, soft_wrap=True, markup=False)
-        print()
+        _say_how_it_was_read(result)
     notes = [f"learned of all: {output.learned(result['estimated'])}", *said]
     if to.output is None:
         notes.append("estimates of every client, with 95 % intervals: --output FOLDER")
@@ -308,6 +315,28 @@ def _own(own: Any, to: Output, said: list[str]) -> None:
         for line in (title, f"no errors on held-out samples: {result['not_scored']}", *notes):
             Console().print(line, highlight=False, soft_wrap=True)
     write(result, to, lambda folder: output.write(folder, own), "summary.json, estimates.csv, plots/")
+
+
+def _own_kinds(csv: Path, settings: MixtureSettings, layout: CsvLayout, to: Output) -> None:
+    from jaxpfl.console import Console
+    from jaxpfl.estimate.own import mixture as own
+
+    made = own.run(csv, settings, layout)
+    if not to.json:
+        _say_how_it_was_read(made.result)
+        own.print_table(Console(), made.result)
+        if to.output is None:
+            print("estimates of every client, and its probabilities of the kinds: --output FOLDER")
+    write(made.result, to, lambda folder: own.write(folder, made), "summary.json, estimates.csv, plots/")
+
+
+def _say_how_it_was_read(result: dict[str, Any]) -> None:
+    from jaxpfl.console import Console
+    from jaxpfl.estimate import client_csv
+
+    for line in [*client_csv.told(result["read"]), *result.get("notes", [])]:
+        Console().print(line, highlight=False, soft_wrap=True, markup=False)
+    print()
 
 
 def _said_of_privacy(settings: GaussianSettings, epsilon: float) -> str:

@@ -68,13 +68,13 @@ def read(path: Path, separator: Separator | None = None, decimal: Decimal | None
       JaxpflError: a file that cannot be read, quotes that are not closed, two possible separators, or numbers of which
         it cannot be told whether their comma stands for decimals or thousands.
     """
-    text = _text(path)
+    text = text_of(path)
     said = re.match(r'"?sep=(.)"?\r?\n', text)  # Excel's own first line
     if said:
         text = "\n" + text[said.end() :]  # lines keep their numbers
         separator = separator or next((name for name, mark in SEPARATORS.items() if mark == said[1]), None)
     name = separator or _separator(path, text)
-    rows = _split(path, text, name)
+    rows = split(path, text, name)
     width = max((j for _, row in rows for j, cell in enumerate(row, start=1) if cell), default=0)
     rows = [(line, row[:width]) for line, row in rows]  # separators at the end of lines make no column
     return Table(path, rows, name, decimal or _decimal(path, rows))
@@ -93,7 +93,12 @@ def parse(cell: str, decimal: Decimal) -> float | None:
     return value if math.isfinite(value) else None
 
 
-def _text(path: Path) -> str:
+def text_of(path: Path) -> str:
+    """A file's text, UTF-8, or UTF-16 with its mark.
+
+    Raises:
+      JaxpflError: a file that cannot be read.
+    """
     try:
         check_fits(path, _MEMORY * path.stat().st_size)
         raw = path.read_bytes()
@@ -103,8 +108,12 @@ def _text(path: Path) -> str:
         raise JaxpflError(f"cannot read {path}: {' '.join(str(error).split())}") from None
 
 
-def _split(path: Path, text: str, separator: Separator, most: int | None = None) -> list[tuple[int, list[str]]]:
-    """Rows that are not empty; raises for quotes that are not closed."""
+def split(path: Path, text: str, separator: Separator, most: int | None = None) -> list[tuple[int, list[str]]]:
+    """Rows that are not empty, as (line, cells without the space around them), the first ``most`` of them.
+
+    Raises:
+      JaxpflError: quotes that are not closed.
+    """
     if separator == "whitespace":
         text = "\n".join(line.strip() for line in text.replace("\t", " ").splitlines())
     lines = csv.reader(
@@ -125,26 +134,26 @@ def _split(path: Path, text: str, separator: Separator, most: int | None = None)
 
 def _separator(path: Path, text: str) -> Separator:
     """The separator between a text's numbers."""
-    split: dict[Separator, list[list[str]]] = {}
+    parts: dict[Separator, list[list[str]]] = {}
     for name in SEPARATORS:
         try:
-            rows = [cells for _, cells in _split(path, text, name, _HEAD)]
+            rows = [cells for _, cells in split(path, text, name, _HEAD)]
         except JaxpflError:
             continue
         if 2 * sum(len(cells) > 1 for cells in rows) >= len(rows) > 0:
-            split[name] = rows
-    good: list[Separator] = [name for name, rows in split.items() if _parses(rows)]
+            parts[name] = rows
+    good: list[Separator] = [name for name, rows in parts.items() if _parses(rows)]
     for name in good:
         if name not in ("comma", "whitespace"):  # their commas are decimal ones, or belong to names
             return name
     if len(good) > 1:  # a separator splits the header, too
         even: list[Separator] = [
-            name for name in good if len(split[name][0]) >= max(map(len, split[name][1:2]), default=0)
+            name for name in good if len(parts[name][0]) >= max(map(len, parts[name][1:2]), default=0)
         ]
         good = even or good
     if len(good) > 1:
         raise JaxpflError(f"{path}: comma and whitespace both separate numbers: give --sep comma, or --sep whitespace")
-    return (good or [*split, "comma"])[0]
+    return (good or [*parts, "comma"])[0]
 
 
 def _parses(rows: list[list[str]]) -> bool:

@@ -2,28 +2,28 @@
 
 from __future__ import annotations
 
-import csv
 from collections import Counter
 from pathlib import Path
 
 import numpy as np
 
-from jaxpfl.data import leaf, leaf_text
+from jaxpfl.data import csv_text, leaf, leaf_text
 from jaxpfl.data.npz import read_npz
-from jaxpfl.data.source import check_fits, data_directory, one_line, where_to_put_it
+from jaxpfl.data.source import check_fits, data_directory, where_to_put_it
 from jaxpfl.data.token_counts import TokenCounts, build
 from jaxpfl.errors import JaxpflError
 
 HEADER = ["user", "token", "count"]
 _IRC_ARRAYS = ("indptr", "indices", "counts", "vocab")
+_SEPARATORS: tuple[csv_text.Separator, ...] = ("tab", "semicolon", "bar", "comma")
 _IRC = ("irc", "ubuntu_irc_user_counts.npz")
 _MARKS = ("<BOS>", "<EOS>", "<PAD>", "<UNK>")
 _MOST = 2**31 - 1
-_MEMORY = 20  # times its length that a table of counts takes while it is read
 
 
 def read_counts_csv(path: Path) -> TokenCounts:
-    """Counts in a CSV file: the header ``user,token,count``, and a row for each count that is not zero.
+    """Counts in a CSV file: a header with ``user``, ``token`` and ``count`` in any order, and a row for each count that
+    is not zero. Cells stand between commas, semicolons, tabs or bars; numbers of rows before them are left out.
 
     Users and tokens are numbered as they come first.
 
@@ -34,32 +34,35 @@ def read_counts_csv(path: Path) -> TokenCounts:
     users: dict[str, int] = {}
     vocabulary: dict[str, int] = {}
     found: dict[tuple[int, int], int] = {}
-    try:
-        check_fits(path, _MEMORY * path.stat().st_size)
-        with open(path, newline="", encoding="utf-8-sig") as file:
-            lines = csv.reader(file)
-            header = [cell.strip().lower() for cell in next(lines, [])]
-            if header != HEADER:
-                raise JaxpflError(f"{path}: needs the header {','.join(HEADER)}, got {','.join(header)[:60]!r}")
-            for row in lines:
-                if not row:
-                    continue
-                where = f"{path} line {lines.line_num}"
-                if len(row) != 3 or not row[0].strip() or not row[1].strip():
-                    raise JaxpflError(f"{where}: needs a user, a token and a count, got {','.join(row)[:60]!r}")
-                user, token, count = (cell.strip() for cell in row)
-                if not (count.isascii() and count.isdigit() and 0 < int(count.lstrip("0")[:12] or "0") <= _MOST):
-                    raise JaxpflError(f"{where}: count must be a whole number in 1 .. {_MOST}, got {count[:30]!r}")
-                pair = users.setdefault(user, len(users)), vocabulary.setdefault(token, len(vocabulary))
-                if pair in found:
-                    raise JaxpflError(f"{where}: user {user!r} has the token {token!r} twice: add the counts up")
-                found[pair] = int(count.lstrip("0"))
-    except (OSError, UnicodeDecodeError, csv.Error) as error:
-        raise JaxpflError(f"cannot read {path}: {one_line(error)}") from None
+    (_, header), *rows = _counts_rows(path)
+    places = [header.index(name) for name in HEADER]
+    for line, row in rows:
+        where = f"{path} line {line}"
+        if len(row) != len(header) or not row[places[0]] or not row[places[1]]:
+            raise JaxpflError(f"{where}: needs a user, a token and a count, got {','.join(row)[:60]!r}")
+        user, token, count = (row[place] for place in places)
+        if not (count.isascii() and count.isdigit() and 0 < int(count.lstrip("0")[:12] or "0") <= _MOST):
+            raise JaxpflError(f"{where}: count must be a whole number in 1 .. {_MOST}, got {count[:30]!r}")
+        pair = users.setdefault(user, len(users)), vocabulary.setdefault(token, len(vocabulary))
+        if pair in found:
+            raise JaxpflError(f"{where}: user {user!r} has the token {token!r} twice: add the counts up")
+        found[pair] = int(count.lstrip("0"))
     if not found:
         raise JaxpflError(f"{path}: a header, and no counts below it")
-    rows, tokens = np.array(list(found), np.int64).T
-    return build(rows, tokens, np.array(list(found.values())), np.array(list(users)), np.array(list(vocabulary)))
+    owners, tokens = np.array(list(found), np.int64).T
+    return build(owners, tokens, np.array(list(found.values())), np.array(list(users)), np.array(list(vocabulary)))
+
+
+def _counts_rows(path: Path) -> list[tuple[int, list[str]]]:
+    """Rows split by the separator that the header has, its names in small letters."""
+    text = csv_text.text_of(path)
+    first = next((line for line in text.splitlines() if line.strip()), "").lower().replace('"', "")
+    for separator in _SEPARATORS:
+        header = [cell.strip() for cell in first.split(csv_text.SEPARATORS[separator])]
+        if sorted(header) in (sorted(HEADER), sorted(["", *HEADER])):
+            (line, _), *rows = csv_text.split(path, text, separator)
+            return [(line, header), *rows]
+    raise JaxpflError(f"{path}: needs the header {','.join(HEADER)}, got {first[:60]!r}")
 
 
 def load_irc(data_dir: str | None = None) -> TokenCounts:

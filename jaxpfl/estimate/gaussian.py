@@ -30,8 +30,8 @@ from jaxpfl.types import Array, Key, Scalar
 
 
 @dataclass(frozen=True)
-class GaussianSettings:
-    """X_ij ~ N(theta_i, sx2 I), theta_i ~ N(mu, st2 I); the defaults are those of the paper's Figure 1a."""
+class GaussianPopulation:
+    """Clients and their messages, as far as theory needs them; the defaults are those of the paper's Figure 1a."""
 
     clients: int = 10_000
     """m."""
@@ -43,8 +43,6 @@ class GaussianSettings:
     """Standard deviation of a sample about its client's parameter."""
     dim: int = 1
     """d."""
-    mean: float = 0.0
-    """mu, in each dimension."""
     radius: float = 1.0
     """r: what is publicly known of mu, |mu| <= r in each dimension; messages are clipped by it."""
     epsilon: float | None = None
@@ -56,12 +54,6 @@ class GaussianSettings:
     (Canonne et al. 2020: whole noise on a quantiser's levels)."""
     bits: int | None = None
     """Quantise each entry of a message to so many bits; discrete noise is added to 8 unless given."""
-    uploads: int | None = None
-    """K: only so many clients send, the others personalise as well; all unless given."""
-    repetitions: int = 60
-    """Independent repetitions, for the standard errors."""
-    seed: int = 0
-    """Of all randomness."""
 
     def check(self) -> None:
         """Refuses what cannot be simulated, or not be made private.
@@ -70,15 +62,12 @@ class GaussianSettings:
           JaxpflError: the name, its value, and what is allowed.
         """
         at_least("clients", self.clients, 2)
-        for name in ("samples", "dim", "repetitions"):
+        for name in ("samples", "dim"):
             checks.count(name, getattr(self, name))
         at_least("sigma_theta", self.sigma_theta, 0)
         for name in ("sigma_x", "radius"):  # gains are shares of the error that sigma_x makes
             checks.positive(name, getattr(self, name))
-        if not abs(self.mean) <= self.radius:
-            raise JaxpflError(f"mean must be within the radius of {self.radius:g}, got {self.mean}")
         check_privacy(self.epsilon, self.delta)
-        check_uploads(self.uploads, self.clients)
         if self.bits is not None:
             quantizers.check_bits(self.bits)
         if self.dim > 1 and self.mechanism != "analytic":
@@ -112,6 +101,32 @@ class GaussianSettings:
                 return float(radius.gaussian(self.radius, spread, self.clients, self.samples))
             reach = self.radius * self.dim**0.5
             return float(radius.norm(reach, spread, self.dim, self.clients, self.samples))
+
+
+@dataclass(frozen=True)
+class GaussianSettings(GaussianPopulation):
+    """X_ij ~ N(theta_i, sx2 I), theta_i ~ N(mu, st2 I)."""
+
+    mean: float = 0.0
+    """mu, in each dimension."""
+    uploads: int | None = None
+    """K: only so many clients send, the others personalise as well; all unless given."""
+    repetitions: int = 60
+    """Independent repetitions, for the standard errors."""
+    seed: int = 0
+    """Of all randomness."""
+
+    def check(self) -> None:
+        """Refuses what cannot be simulated, or not be made private.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        super().check()
+        checks.count("repetitions", self.repetitions)
+        if not abs(self.mean) <= self.radius:
+            raise JaxpflError(f"mean must be within the radius of {self.radius:g}, got {self.mean}")
+        check_uploads(self.uploads, self.clients)
 
 
 class Contender(NamedTuple):
@@ -161,7 +176,7 @@ def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
     """How messages leave clients, and the exact variance that it adds to an entry (what is clipped neglected)."""
     spread, found = given.st2 + given.s2, {}
     if given.bits is not None:
-        b = float(radius.gaussian(given.radius, spread, given.clients, given.samples))
+        b = _quantized_to(given)
         added = float(quantizers.normal_variance(given.mean, spread, b, given.bits))
         found["quantized"] = (release.quantized(b, given.bits), added)
     if given.epsilon is not None:
@@ -170,7 +185,18 @@ def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
     return found
 
 
-def strength(given: GaussianSettings, epsilon: float) -> float:
+def sent_variance(given: GaussianPopulation) -> float:
+    """A bound of the variance that sending adds to an entry: of privacy, else of quantisation, else zero."""
+    if given.epsilon is not None:
+        return float(private_release(given, strength(given, given.epsilon)).variance)
+    return 0.0 if given.bits is None else float(release.quantized(_quantized_to(given), given.bits).variance)
+
+
+def _quantized_to(given: GaussianPopulation) -> float:
+    return float(radius.gaussian(given.radius, given.st2 + given.s2, given.clients, given.samples))
+
+
+def strength(given: GaussianPopulation, epsilon: float) -> float:
     """What makes the settings' mechanism private: the standard deviation of Gaussian noise (in steps where it is
     discrete); for one-bit eps itself."""
     if given.mechanism == "one-bit":
@@ -182,7 +208,7 @@ def strength(given: GaussianSettings, epsilon: float) -> float:
     return local.analytic_gaussian_stddev(epsilon, given.delta, 2 * given.bound)
 
 
-def private_release(given: GaussianSettings, strength: Scalar) -> Release:
+def private_release(given: GaussianPopulation, strength: Scalar) -> Release:
     """The settings' local mechanism; its strength may be traced, but for discrete noise."""
     if given.mechanism == "discrete":
         with jax.ensure_compile_time_eval():

@@ -10,7 +10,7 @@ import jax
 import numpy as np
 
 from jaxpfl.estimate import gaussian as study
-from jaxpfl.estimate.gaussian import GaussianSettings
+from jaxpfl.estimate.gaussian import GaussianPopulation
 from jaxpfl.estimate.plots import log_ticks
 from jaxpfl.estimators import when_to_collaborate as when
 from jaxpfl.presentation import INK, save
@@ -18,7 +18,7 @@ from jaxpfl.presentation import INK, save
 _SHARES = (0.25, 0.5, 0.75)
 
 
-def run(given: GaussianSettings) -> dict[str, Any]:
+def run(given: GaussianPopulation) -> dict[str, Any]:
     """What theory says of the settings; nothing is simulated.
 
     Returns:
@@ -28,12 +28,12 @@ def run(given: GaussianSettings) -> dict[str, Any]:
       the clients it takes, and for the settings' clients the least eps of the one-bit mechanism.
 
     Raises:
-      JaxpflError: for settings that `GaussianSettings.check` refuses.
+      JaxpflError: for settings that `GaussianPopulation.check` refuses.
     """
     given.check()
     with jax.enable_x64(True):
         m, s2, st2 = given.clients, given.s2, given.st2
-        added = _added(given)
+        added = study.sent_variance(given)
         limit = float(when.most_gain(s2, st2))
         needs = []
         for share in _SHARES:
@@ -84,15 +84,6 @@ def verdict(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def _added(given: GaussianSettings) -> float:
-    """The variance that sending adds to an entry: at most one of privacy and quantisation, privacy first."""
-    releases = study.releases(given)
-    for name in ("private", "quantized"):
-        if name in releases:
-            return float(releases[name][0].variance)
-    return 0.0
-
-
 def _one_bit_epsilon(b: float, noise: float) -> float | None:
     """The eps at which one bit adds that much variance, b^2 coth^2(eps/2); None where none does."""
     if not noise > b**2:  # also where it is NaN
@@ -100,7 +91,7 @@ def _one_bit_epsilon(b: float, noise: float) -> float | None:
     return 2 * math.atanh(b / math.sqrt(noise))
 
 
-def write_plots(folder: Path, given: GaussianSettings) -> list[Path]:
+def write_plots(folder: Path, given: GaussianPopulation) -> list[Path]:
     """Draws the phase diagram: the gain over how much clients differ, against their number and against eps."""
     from matplotlib.figure import Figure
 
@@ -110,7 +101,7 @@ def write_plots(folder: Path, given: GaussianSettings) -> list[Path]:
     differ = np.geomspace(0.05, 20, 160)  # st / s
     counts = np.geomspace(2, max(30 * given.clients, 1e4), 160)
     s2, st2 = given.s2, given.s2 * differ[:, None] ** 2
-    added = _added(given)
+    added = study.sent_variance(given)
     spread = {"s2": s2, "st2": st2}
     surface = np.asarray(when.gain(counts, **spread, sq2=added))
     image = _phases(left, counts, differ, surface, np.asarray(when.careless_gain(counts, **spread, sq2=added)))
@@ -136,7 +127,7 @@ def write_plots(folder: Path, given: GaussianSettings) -> list[Path]:
     return [save(figure, folder, "phases")]
 
 
-def _gaussian_noise(given: GaussianSettings, epsilons: np.ndarray) -> np.ndarray:
+def _gaussian_noise(given: GaussianPopulation, epsilons: np.ndarray) -> np.ndarray:
     return np.array([study.strength(given, float(e)) ** 2 for e in epsilons])
 
 

@@ -165,7 +165,7 @@ def check_digits(largest: np.ndarray | float, spread: np.ndarray | float) -> Non
     kind = jnp.result_type(float)
     for size, differ in zip(np.ravel(largest), np.ravel(spread), strict=True):
         if float(jnp.finfo(kind).eps) * size > _ROUNDING * differ > 0:
-            more = ", or work under jax.enable_x64(True)" if kind == jnp.float32 else ""
+            more = ", or work in double precision (JAX_ENABLE_X64=true in the environment)" * (kind == jnp.float32)
             raise JaxpflError(
                 f"values of up to {size:.4g} that differ by {differ:.4g} lose their digits in {kind}: take a common "
                 f"center off{more}"

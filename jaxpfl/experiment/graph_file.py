@@ -31,8 +31,9 @@ def read(path: Path, client_ids: np.ndarray) -> Graph:
       JaxpflError: for a file that cannot be read, a line that is not two ids of clients, and a client beside itself.
     """
     rows = csv_text.read(path).rows
-    if rows and not any(cell.lstrip("-").isdecimal() for cell in rows[0][1]):
-        rows = rows[1:]
+    if rows and len(rows[0][1]) > 1 and not any(cell.lstrip("-").isdecimal() for cell in rows[0][1]):
+        numbered = rows[0][1][0] == ""  # a column of R and pandas for the numbers of rows
+        rows = [(line, row[numbered:]) for line, row in rows[1:]]
     place = {str(client): row for row, client in enumerate(client_ids.tolist())}
     pairs = []
     for line, row in rows:

@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 from pathlib import Path
 
 import numpy as np
@@ -49,6 +50,27 @@ def test_when(capsys, tmp_path: Path):
     assert (tmp_path / "o" / "plots" / "phases.png").read_bytes().startswith(b"\x89PNG")
     found = jaxpfl(capsys, "estimate", "when", "--clients", "100", "--json").json
     assert 0 < found["gain_over_local"] < found["most_gain"]
+
+
+def test_when_offers_what_it_takes(capsys):
+    """Nothing is simulated: no repetitions, no seed, no mean, no uploads."""
+    flags = set(re.findall(r"--[a-z][a-z-]+", jaxpfl(capsys, "estimate", "when", "--help").out)) - {"--help"}
+    given = {
+        "--mechanism": "one-bit",
+        "--clients": "30",
+        "--samples": "4",
+        "--dim": "1",
+        "--bits": "3",
+        "--delta": "0.1",
+    }
+    args = [part for flag in sorted(flags - {"--json", "--output"}) for part in (flag, given.get(flag, "0.5"))]
+    assert flags >= {"--clients", "--sigma-theta", "--radius", "--epsilon", *given}
+    found = jaxpfl(capsys, "estimate", "when", *args, "--json")
+    assert found.status == 0, found.err
+    assert found.json["settings"] | {"bits": 3, "epsilon": 0.5} == found.json["settings"]
+    refused = jaxpfl(capsys, "estimate", "when", "--repetitions", "20")
+    assert (refused.status, refused.out) == (2, "")
+    assert "--repetitions" in refused.err
 
 
 def test_own_clients(capsys, tmp_path: Path):
@@ -119,7 +141,6 @@ def test_own_clients_of_zeros_and_ones(capsys, tmp_path: Path):
         (["elections", "--data-dir", "nowhere"], "data set 'elections': no file"),
         (["elections", "--epsilon"], "epsilon must be at least one value, got none"),
         (["when", "--sigma-x", "0"], "sigma_x must be > 0"),
-        (["when", "--uploads", "9"], "uploads changes nothing here: nothing is simulated, got 9"),
     ],
 )
 def test_bad_input_is_one_line(capsys, tmp_path: Path, monkeypatch, args: list[str], message: str):
@@ -203,6 +224,25 @@ def test_how_a_file_was_read_is_said(capsys, tmp_path: Path):
     ]
     found = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, "--id", "ward", "--value", "stay", "--json").json
     assert found["read"]["first"] == {"client": "7", "size": 3, "samples": [1.5, 2.0, 2.75]}
+
+
+def test_numbers_that_say_nothing_or_too_much(capsys, tmp_path: Path):
+    path = tmp_path / "own.csv"
+    path.write_text("client,value\na,0\na,0\nb,0\nb,0\nb,0\n")
+    assert "every sample of the file is 0\n" in jaxpfl(capsys, "estimate", "bernoulli", "--csv", path).out
+    refused = jaxpfl(capsys, "estimate", "gaussian", "--csv", path).err
+    assert f"{path}: every sample of the file is 0: a client's own mean makes no error to avoid" in refused
+    for power in (200, -200):
+        path.write_text(f"client,value\na,1e{power}\na,2e{power}\nb,3e{power}\nb,4e{power}\nb,4e{power}\n")
+        for study in ("gaussian", "mixture"):
+            more = ["--components", "2"] if study == "mixture" else []
+            result = jaxpfl(capsys, "estimate", study, "--csv", path, *more)
+            assert (result.status, result.out) == (2, "")
+            assert (
+                f"value must be of a size between 1e-130 and 1e+130, got 4e{power:+}: take another unit" in result.err
+            )
+    said = jaxpfl(capsys, "estimate", "gaussian", "--mean", "1e9", "--radius", "1e9", "--clients", "9").err
+    assert "JAX_ENABLE_X64=true in the environment" in said
 
 
 def test_few_clients_are_refused(capsys, tmp_path: Path):

@@ -37,6 +37,19 @@ def test_csv(csv: TokenCounts):
 
 
 @pytest.mark.parametrize(
+    ("separator", "order", "numbered"), [(";", (0, 1, 2), False), ("\t", (2, 0, 1), False), (",", (1, 2, 0), True)]
+)
+def test_csv_of_other_programs(tmp_path: Path, csv: TokenCounts, separator: str, order: tuple, numbered: bool):
+    """Other separators, columns in another order, and R's numbers of rows."""
+    header = separator.join(['""'] * numbered + [f'"{token_files.HEADER[j]}"' for j in order])
+    lines = [
+        separator.join([f'"{i}"'] * numbered + [str(row[j]) for j in order]) for i, row in enumerate(ROWS, start=1)
+    ]
+    found = token_files.read_counts_csv(written(tmp_path / "b.csv", *lines, header=header))
+    assert of(found) == of(csv)
+
+
+@pytest.mark.parametrize(
     ("lines", "header", "message"),
     [
         (["ann,a,3"], "who,token,count", "needs the header user,token,count, got 'who,token,count'"),

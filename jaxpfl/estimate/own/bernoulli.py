@@ -13,6 +13,7 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.estimate import client_csv
 from jaxpfl.estimate.bernoulli import BernoulliSettings
 from jaxpfl.estimate.csv_columns import CsvLayout
+from jaxpfl.estimate.own import ranges
 from jaxpfl.estimate.own.common import LEVEL, SIMULATED, Own, refuse_simulated, sizes_of, summary, without
 from jaxpfl.estimators import base, bernoulli, bernoulli_private, intervals
 from jaxpfl.randomness import named
@@ -33,6 +34,7 @@ def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None) -
         if own.ndim > 1 or not np.isin(own, (0, 1)).all():
             raise JaxpflError(f"{path}: client {name!r}: samples must be 0 or 1, one number each")
     sizes = sizes_of(path, clients.samples)
+    notes = ranges.alike(clients.columns, clients.samples)
     estimators = {
         "local": bernoulli.local(),
         "global": bernoulli.global_mean(),
@@ -51,7 +53,7 @@ def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None) -
         v = jnp.clip(bernoulli.moment_variance(mu, told.shares.variance, told.inverse_sizes.mean), 0, mu * (1 - mu))
         ones = np.array([own.sum() for own in clients.samples])
         around = intervals.beta_learned(ones, sizes, LEVEL)
-        facts: dict[str, Any] = {"read": clients.understood, "settings": without(given, ignored)}
+        facts: dict[str, Any] = {"read": clients.understood, "notes": notes, "settings": without(given, ignored)}
         if given.epsilon is not None:
             facts["privacy"] = {"epsilon": given.epsilon, "delta": 0.0, "mechanism": "one-bit"}
         facts["estimated"] = {"mean": float(mu), "variance": float(v)}

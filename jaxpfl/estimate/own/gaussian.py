@@ -14,6 +14,7 @@ from jaxpfl.estimate import client_csv
 from jaxpfl.estimate import gaussian as gaussian_study
 from jaxpfl.estimate.csv_columns import CsvLayout
 from jaxpfl.estimate.gaussian import GaussianSettings
+from jaxpfl.estimate.own import ranges
 from jaxpfl.estimate.own.common import LEVEL, SIMULATED, Own, refuse_simulated, sizes_of, summary, without
 from jaxpfl.estimate.settings import refuse_given
 from jaxpfl.estimators import base, gaussian, intervals
@@ -44,8 +45,11 @@ def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None) ->
     samples = [own.reshape(len(own), -1) for own in clients.samples]
     sizes = sizes_of(path, samples)
     known = _public(given, sizes, samples[0].shape[1])
+    ranges.check_squares(path, clients.columns, samples)
+    notes = ranges.alike(clients.columns, samples)
     if not any(np.ptp(own, axis=0).any() for own in samples):
-        raise JaxpflError(f"{path}: every client's samples are all alike: its own mean makes no error to avoid")
+        what = notes[0] if len(notes) == len(clients.columns) else "every client's samples are all alike"
+        raise JaxpflError(f"{path}: {what}: a client's own mean makes no error to avoid")
     estimators = {
         "local": gaussian.local(),
         "global": gaussian.global_mean(),
@@ -62,7 +66,7 @@ def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None) ->
         told: gaussian.Told = made["personalized"].shared
         degrees = float((sizes - 1).sum() * known.dim)
         around = intervals.morris(made["local"].estimates, told.sx2 / sizes, LEVEL, degrees=degrees)
-        facts: dict[str, Any] = {"read": clients.understood, "settings": without(given, ignored)}
+        facts: dict[str, Any] = {"read": clients.understood, "notes": notes, "settings": without(given, ignored)}
         if given.epsilon is not None:
             facts["privacy"] = {
                 "epsilon": given.epsilon,
