@@ -119,7 +119,7 @@ def _posterior(
     square = ((means[:, None] - mu) ** 2).sum(axis=-1)
     with np.errstate(divide="ignore"):
         joint = np.log(p) - sizes[:, None] * square / (2 * sx2)
-    of_client = logsumexp(joint, axis=1)
+    of_client = np.asarray(logsumexp(joint, axis=1))
     constant = sizes.sum() * means.shape[1] / 2 * np.log(2 * np.pi * sx2)
     return np.exp(joint - of_client[:, None]), float(of_client.sum() - scatter / (2 * sx2) - constant)
 
