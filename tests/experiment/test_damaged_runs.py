@@ -113,7 +113,7 @@ def damages(folder: Path, seed: int, most: int) -> Iterator[tuple[str, bytes]]:
         elif name.endswith(".jsonl"):
             *before, last = whole.splitlines()
             kinds += (b"\n".join([*before, line, b""]) for line in edited(json.loads(last), rng))
-        for i in rng.permutation(len(kinds))[:most]:
+        for i in rng.permutation(len(kinds))[: 4 * most if name == "config.json" else most]:
             yield name, kinds[i]
 
 
@@ -146,7 +146,7 @@ def sweep(finished: Path, exported: Path, experiment, tmp_path: Path, most: int)
     for number, (name, content) in enumerate(damages(finished, 0, most)):
         shutil.copytree(finished, folder)
         (folder / name).write_bytes(content)
-        for command in ("resume", ("export", "warm start", "config")[number % 3]):
+        for command in ("resume", ("export", "warm start")[number % 2], *["config"] * (name == "config.json")):
             refused[command] += bool(commands[command]())
         for made in (folder, tmp_path / "models"):
             shutil.rmtree(made, ignore_errors=True)
