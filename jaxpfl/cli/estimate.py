@@ -11,6 +11,7 @@ from tyro.conf import arg
 from jaxpfl.cli.flags import UNSAID
 from jaxpfl.cli.histogram import histogram
 from jaxpfl.cli.output import TO, Output, claiming, write
+from jaxpfl.errors import JaxpflError
 from jaxpfl.estimate.bernoulli import BernoulliSettings
 from jaxpfl.estimate.compression import CompressionSettings
 from jaxpfl.estimate.csv_columns import CsvLayout
@@ -19,6 +20,7 @@ from jaxpfl.estimate.gaussian import GaussianPopulation, GaussianSettings
 from jaxpfl.estimate.logistic_regression import LogisticSettings
 from jaxpfl.estimate.mixture import MixtureSettings
 from jaxpfl.estimate.network import NetworkSettings
+from jaxpfl.estimate.own.common import LEVEL
 from jaxpfl.estimate.regression import RegressionSettings
 from jaxpfl.estimate.regression_mixture import RegressionMixtureSettings
 from jaxpfl.experiment import compile_cache
@@ -45,12 +47,14 @@ def gaussian(
     to: Annotated[Output, arg(name="")] = TO,
     csv: Annotated[Path | None, UNSAID] = None,
     layout: Annotated[CsvLayout, arg(name="")] = _LAYOUT,
+    level: Annotated[float, UNSAID] = LEVEL,
 ) -> None:
     """Means of Gaussian clients: local, global, personalised, quantised and private, beside exact errors.
 
     Args:
         csv: Clients of your own: a row for each, or for each sample; how the file was read is said. With --epsilon,
             --sigma-theta, --sigma-x and --radius are what is publicly known of them: take a public center off first.
+        level: Of the intervals of clients of your own.
     """
     from jaxpfl.estimate import gaussian as study
     from jaxpfl.estimate import gaussian_sweeps
@@ -59,13 +63,13 @@ def gaussian(
 
     compile_cache.enable()
     if csv is not None:
-        made = own.run(csv, settings, layout)
+        made = own.run(csv, settings, layout, level=level)
         said = []
         if made.public is not None and settings.epsilon is not None:
             said = [_said_of_privacy(made.public, settings.epsilon), output.said_of_privacy(made.result["privacy"])]
         _own(made, to, said)
         return
-    _refuse_layout(layout)
+    _refuse_layout(layout, level)
     result = study.run(settings)
     title = f"{settings.clients} Gaussian clients of {settings.samples} samples, d = {settings.dim}"
     notes = [f"no estimator does better than {result['bounds']['unknown mean']:.4g} (mu unknown)"]
@@ -85,12 +89,14 @@ def bernoulli(
     to: Annotated[Output, arg(name="")] = TO,
     csv: Annotated[Path | None, UNSAID] = None,
     layout: Annotated[CsvLayout, arg(name="")] = _LAYOUT,
+    level: Annotated[float, UNSAID] = LEVEL,
 ) -> None:
     """Probabilities of Bernoulli clients: local, global, personalised (corrected and printed), and private bits.
 
     Args:
         csv: Clients of your own, samples 0 or 1: a row for each client, or for each sample; how the file was read is
             said.
+        level: Of the intervals of clients of your own.
     """
     from jaxpfl.estimate import bernoulli as study
     from jaxpfl.estimate import bernoulli_sweeps
@@ -102,10 +108,10 @@ def bernoulli(
     if settings.epsilon is not None:
         notes = [f"private: every client's message by itself, epsilon {settings.epsilon:g}, pure, mechanism one-bit"]
     if csv is not None:
-        made = own.run(csv, settings, layout)
+        made = own.run(csv, settings, layout, level=level)
         _own(made, to, [*notes, output.said_of_privacy(made.result["privacy"])] if notes else [])
         return
-    _refuse_layout(layout)
+    _refuse_layout(layout, level)
     result = study.run(settings)
     title = f"{settings.clients} Bernoulli clients of {settings.samples} samples, {settings.prior}"
     show(
@@ -292,10 +298,12 @@ def _print(result: dict[str, Any], title: str, to: Output, notes: list[str]) -> 
         print_study(Console(), result, title, notes)
 
 
-def _refuse_layout(layout: CsvLayout) -> None:
+def _refuse_layout(layout: CsvLayout, level: float = LEVEL) -> None:
     from jaxpfl.estimate.settings import refuse_given
 
     refuse_given(layout, vars(layout), "says how --csv is to be read, and there is none")
+    if level != LEVEL:
+        raise JaxpflError(f"level is of the intervals of --csv, and there is none, got {level}")
 
 
 def _own(own: Any, to: Output, said: list[str]) -> None:
@@ -305,15 +313,22 @@ def _own(own: Any, to: Output, said: list[str]) -> None:
     result = own.result
     if not to.json:
         _say_how_it_was_read(result)
-    notes = [f"learned of all: {output.learned(result['estimated'])}", *said]
-    if to.output is None:
-        notes.append("estimates of every client, with 95 % intervals: --output FOLDER")
+    level = result["level"]
+    last = (
+        []
+        if to.output is not None
+        else [f"estimates of every client, with {output.percent(level)} intervals: --output FOLDER"]
+    )
     title = f"{result['csv']}: {result['clients']} clients"
-    if "not_scored" not in result:
-        _print(result, f"{title}, squared error on {result['of']}; ± over clients", to, notes)
-    elif not to.json:
-        for line in (title, f"no errors on held-out samples: {result['not_scored']}", *notes):
-            Console().print(line, highlight=False, soft_wrap=True)
+    blocks = output.blocks(result)
+    for number, (column, block) in enumerate(blocks.items(), start=1):
+        notes = output.said(block, level) + ([*said, *last] if number == len(blocks) else [])
+        of = f"{title}, {column}" if column else title
+        if "not_scored" not in result:
+            _print(block, f"{of}: squared error about {result['of']}; ± over clients", to, notes)
+        elif not to.json:
+            for line in (of, f"no errors on held-out samples: {result['not_scored']}", *notes):
+                Console().print(line, highlight=False, soft_wrap=True)
     write(result, to, lambda folder: output.write(folder, own), "summary.json, estimates.csv, plots/")
 
 

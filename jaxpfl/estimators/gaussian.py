@@ -98,7 +98,7 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
             spread = jnp.maximum(of_means.variance.mean() - within, 0)
         else:
             spread = jnp.asarray(st2)
-        w = jnp.where(sent, _weight(spread + s2 + release.variance), 0)
+        w = jnp.where(sent, weight(spread + s2 + release.variance), 0)
         total = w.sum()
         return Told(w @ jnp.where(sent[:, None], messages.mean, 0) / _nonzero(total), total, spread, noise)
 
@@ -115,7 +115,7 @@ def error_terms(told: Told, size: Array, sent: Array, sq2: Scalar = 0.0) -> tupl
     With w_j = 1 / Var(q(mean_j)), Var M is 1 / sum w, Cov(mean_i, M) is w_i s2 / sum w beside st2's part.
     """
     s2 = told.sx2 / jnp.maximum(size, 1)
-    part = jnp.where(sent, _weight(told.st2 + s2 + sq2), 0) / _nonzero(told.weight)
+    part = jnp.where(sent, weight(told.st2 + s2 + sq2), 0) / _nonzero(told.weight)
     return s2, part * s2, 1 / _nonzero(told.weight) * (told.st2 + s2 + sq2 > 0) + told.st2 * (1 - 2 * part)
 
 
@@ -158,7 +158,8 @@ def pooled_variance(messages: Sent, sent: Array) -> Array:
     return jnp.where(sent, messages.scatter, 0).sum() / jnp.maximum(free, 1)
 
 
-def _weight(variance: Array) -> Array:
+def weight(variance: Array) -> Array:
+    """The inverse of a variance; 1 where it is zero, for those that have none."""
     return jnp.where(variance > 0, 1 / _nonzero(variance), 1)
 
 

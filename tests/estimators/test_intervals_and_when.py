@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 from scipy.optimize import linprog
 
-from jaxpfl.estimators import base, gaussian, gaussian_closed_form, intervals, when_to_collaborate
+from jaxpfl.estimators import base, gaussian, gaussian_closed_form, intervals, learned_gaussian, when_to_collaborate
 
 
 def covered(study, repetitions: int, seed: int = 0) -> tuple[float, float]:
@@ -50,7 +50,7 @@ def test_morris_intervals_cover_with_an_estimated_variance(m: int, st: float):
     def study(key, corrected=True):
         theta, clients = gaussian_clients(key, m, n, st)
         if corrected:
-            low, high = intervals.morris(clients.x.mean(axis=1), 1 / n, 0.95)
+            low, high = learned_gaussian.morris(clients.x.mean(axis=1), 1 / n, 0.95)
         else:
             told = base.estimate(gaussian.personalized(sx2=1.0), key, clients)
             mse = gaussian_closed_form.personalized(m, 1 / n, told.shared.st2)

@@ -14,18 +14,36 @@ from jaxpfl.estimate import client_csv
 from jaxpfl.estimate.bernoulli import BernoulliSettings
 from jaxpfl.estimate.csv_columns import CsvLayout
 from jaxpfl.estimate.own import ranges
-from jaxpfl.estimate.own.common import LEVEL, SIMULATED, Own, refuse_simulated, sizes_of, summary, without
-from jaxpfl.estimators import base, bernoulli, bernoulli_private, intervals
+from jaxpfl.estimate.own.common import (
+    LEVEL,
+    SIMULATED,
+    Learned,
+    Own,
+    estimates,
+    refuse_simulated,
+    sizes_of,
+    summary,
+    without,
+)
+from jaxpfl.estimators import base, bernoulli, bernoulli_private, differences, learned_bernoulli
+from jaxpfl.privacy import checks
 from jaxpfl.randomness import named
 
 
-def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None) -> Own:
+def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None, *, level: float = LEVEL) -> Own:
     """Probabilities of the file's clients, whose samples are zeros and ones.
+
+    Args:
+      path: of the file.
+      given: the settings, as far as own data have them.
+      layout: how the file is to be read.
+      level: of the intervals.
 
     Raises:
       JaxpflError: settings that own data do not have, a bad file, samples that are neither 0 nor 1, less than two
         clients, or none with two samples.
     """
+    checks.probability("level", level)
     ignored = (*SIMULATED, "prior")
     refuse_simulated(given, ignored)
     given.check()
@@ -47,14 +65,21 @@ def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None) -
         data = base.stack(clients.samples)
         # Of two files that differ by one client, the same noise would tell that client.
         key = named(jax.random.key(given.seed), *data)
-        made = {name: base.estimate(estimator, key, data) for name, estimator in estimators.items()}
+        made = estimates(estimators, key, data)
         told: bernoulli.Told = made["personalized"].shared
         mu = told.shares.mean
         v = jnp.clip(bernoulli.moment_variance(mu, told.shares.variance, told.inverse_sizes.mean), 0, mu * (1 - mu))
         ones = np.array([own.sum() for own in clients.samples])
-        around = intervals.beta_learned(ones, sizes, LEVEL)
+        believed = learned_bernoulli.believed(ones, sizes, level)
         facts: dict[str, Any] = {"read": clients.understood, "notes": notes, "settings": without(given, ignored)}
         if given.epsilon is not None:
             facts["privacy"] = {"epsilon": given.epsilon, "delta": 0.0, "mechanism": "one-bit"}
-        facts["estimated"] = {"mean": float(mu), "variance": float(v)}
-        return summary("bernoulli", path, clients.names, data, estimators, made, key, around, facts)
+        of_all: dict[str, Any] = {
+            "estimated": {"mean": float(mu), "variance": float(v)},
+            "clients_differ": differences.of_shares(ones, sizes, given.seed)._asdict(),
+        }
+        # That of a share is zero where a client has no ones: instead what a flat prior leaves.
+        local_stderr = np.sqrt((ones + 1) * (sizes - ones + 1) / (sizes + 3)) / (sizes + 2)
+        learned = Learned(of_all, *believed, local_stderr, {})
+        facts["level"] = level
+        return summary("bernoulli", path, clients, data, estimators, made, key, [learned], facts)

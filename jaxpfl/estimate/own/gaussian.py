@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.errors import JaxpflError
@@ -15,24 +16,44 @@ from jaxpfl.estimate import gaussian as gaussian_study
 from jaxpfl.estimate.csv_columns import CsvLayout
 from jaxpfl.estimate.gaussian import GaussianSettings
 from jaxpfl.estimate.own import ranges
-from jaxpfl.estimate.own.common import LEVEL, SIMULATED, Own, refuse_simulated, sizes_of, summary, without
+from jaxpfl.estimate.own.common import (
+    LEVEL,
+    SIMULATED,
+    Learned,
+    Own,
+    estimates,
+    refuse_simulated,
+    sizes_of,
+    summary,
+    without,
+)
 from jaxpfl.estimate.settings import refuse_given
-from jaxpfl.estimators import base, gaussian, intervals
+from jaxpfl.estimators import base, differences, gaussian, gaussian_columns, learned_gaussian
+from jaxpfl.estimators.client_variances import Variances
+from jaxpfl.privacy import checks
 from jaxpfl.randomness import named
+from jaxpfl.types import Array
 
 _PUBLIC = ("sigma_theta", "sigma_x", "radius")
 
 
-def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None) -> Own:
-    """Means of the file's clients, their variances estimated from the file.
+def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None, *, level: float = LEVEL) -> Own:
+    """Means of the file's clients, their variances estimated from the file, for each column by itself.
 
     With eps, messages are private by the settings' mechanism; then sigma_theta, sigma_x and radius are what is publicly
     known, and the samples' numbers are public too.
 
+    Args:
+      path: of the file.
+      given: the settings, as far as own data have them.
+      layout: how the file is to be read.
+      level: of the intervals.
+
     Raises:
-      JaxpflError: settings that own data do not have, a bad file, less than two clients, none with two samples, or none
-        whose samples differ.
+      JaxpflError: settings that own data do not have, a bad file, less than two clients, none with two samples, or a
+        column in which no client's samples differ.
     """
+    checks.probability("level", level)
     ignored = (*SIMULATED, "dim", "mean")
     refuse_simulated(given, ignored)
     if given.epsilon is None:
@@ -47,13 +68,15 @@ def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None) ->
     known = _public(given, sizes, samples[0].shape[1])
     ranges.check_squares(path, clients.columns, samples)
     notes = ranges.alike(clients.columns, samples)
-    if not any(np.ptp(own, axis=0).any() for own in samples):
-        what = notes[0] if len(notes) == len(clients.columns) else "every client's samples are all alike"
-        raise JaxpflError(f"{path}: {what}: a client's own mean makes no error to avoid")
+    for number, column in enumerate(clients.columns):
+        if not any(np.ptp(own[:, number]) for own in samples):
+            which = f"column {column!r}: " if known.dim > 1 else ""
+            what = notes[0] if len(notes) == len(clients.columns) else f"{which}every client's samples are all alike"
+            raise JaxpflError(f"{path}: {what}: a client's own mean makes no error to avoid")
     estimators = {
         "local": gaussian.local(),
         "global": gaussian.global_mean(),
-        "personalized": gaussian.personalized(),
+        "personalized": gaussian_columns.personalized(),
     }
     with jax.enable_x64(True):
         data = base.stack(samples)
@@ -62,10 +85,7 @@ def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None) ->
             estimators["private"] = gaussian_study.personalized(known, sent)
         # Of two files that differ by one client, the same noise would tell that client.
         key = named(jax.random.key(given.seed), *data)
-        made = {name: base.estimate(estimator, key, data) for name, estimator in estimators.items()}
-        told: gaussian.Told = made["personalized"].shared
-        degrees = float((sizes - 1).sum() * known.dim)
-        around = intervals.morris(made["local"].estimates, told.sx2 / sizes, LEVEL, degrees=degrees)
+        made = estimates(estimators, key, data)
         facts: dict[str, Any] = {"read": clients.understood, "notes": notes, "settings": without(given, ignored)}
         if given.epsilon is not None:
             facts["privacy"] = {
@@ -74,13 +94,56 @@ def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None) ->
                 "mechanism": given.mechanism,
                 "clipped_to": known.bound,
             } | {name: getattr(given, name) for name in _PUBLIC}
-        facts["estimated"] = {
-            "mean": np.asarray(told.mean).tolist(),
+        told: gaussian_columns.Told = made["personalized"].shared
+        own, scatter = made["local"].estimates, jax.vmap(gaussian_columns.scatter)(data)
+        learned = [
+            _learned(jax.tree.map(lambda of, k=k: of[k], told), own[:, k], scatter[:, k], sizes, level)
+            for k in range(known.dim)
+        ]
+        found = summary("gaussian", path, clients, data, estimators, made, key, learned, facts | {"level": level})
+        return found._replace(public=known if given.epsilon is not None else None)
+
+
+def _learned(told: gaussian_columns.Told, own: Array, scatter: Array, sizes: np.ndarray, level: float) -> Learned:
+    """Of one column: the clients' means and summed squared deviations, [m] each."""
+    variances: Variances = told.variances
+    free = jnp.asarray(sizes - 1.0)
+    sx2 = np.asarray(variances.of_client(scatter, free))
+    s2 = sx2 / sizes
+    alike, pooled_degrees = bool(np.isinf(variances.degrees)), float(free.sum())
+    unit = float(variances.pooled) ** 0.5  # in which no variance is so small that its square is nothing
+    center, scale = (
+        unit * np.asarray(each)[:, 0]
+        for each in learned_gaussian.posterior(
+            own[:, None] / unit, jnp.asarray(s2 / unit**2), pooled_degrees if alike else np.inf
+        )
+    )
+    degrees = (
+        np.full(len(sizes), learned_gaussian.degrees_left(len(sizes), 1, pooled_degrees))
+        if alike
+        else np.asarray(variances.degrees_of(scatter, free))
+    )
+    reach = learned_gaussian.student(level, degrees) * scale
+    of_error = pooled_degrees if alike else degrees
+    test = differences.of_means(np.asarray(own), s2, of_error, pooled=alike)
+    facts: dict[str, Any] = {
+        "estimated": {
+            "mean": float(told.mean),
             "sigma_theta": float(told.st2) ** 0.5,
-            "sigma_x": float(told.sx2) ** 0.5,
-        }
-        own = summary("gaussian", path, clients.names, data, estimators, made, key, around, facts)
-        return own._replace(public=known if given.epsilon is not None else None)
+            "sigma_theta_interval": differences.spread(np.asarray(own), s2, of_error, level, pooled=alike),
+            "sigma_x": float(variances.pooled) ** 0.5,
+        },
+        "clients_differ": test._asdict(),
+        "noise": {
+            "test": "Bartlett",
+            "p_value": float(variances.p_value),
+            "one_for_all": alike,
+            "prior_degrees": None if alike else float(variances.degrees),
+            "prior_sigma_x": None if alike else float(variances.scale) ** 0.5,
+        },
+    }
+    more = {} if alike else {"sigma_x": sx2**0.5}
+    return Learned(facts, center - reach, center + reach, scale, s2**0.5, more)
 
 
 def _public(given: GaussianSettings, sizes: np.ndarray, dim: int) -> GaussianSettings:

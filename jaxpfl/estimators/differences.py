@@ -1,0 +1,141 @@
+r"""Tests that clients do not differ at all, and an interval for the spread of their parameters. On the host, by SciPy.
+
+Of Gaussian clients, with :math:`w_i(\lambda) = 1 / (s_i^2 + \lambda)` and
+:math:`Q(\lambda) = \sum_i w_i (\bar X_i - M)^2`: at the true lambda, Q / (m - 1) has the F distribution with m - 1 and
+nu degrees of freedom, where all s_i^2 are in proportion to one variance that was pooled with nu degrees (exactly, for
+any sizes: Wald 1940). At lambda = 0 that is the test, the analysis of variance. Where clients' variances are their own
+the test is Welch's.
+
+The interval's ends are those lambda at which Q / (m - 1) is a quantile of F, times that quantile over the one of
+chi-square / (m - 1): st2's uncertainty, unlike lambda's, has nothing of the pooled variance's where st2 is large.
+(Williams 1962, whose interval it is for equal sizes; it covers at least, and nearly, as often as it says.)
+
+References: Wald 1940, "A note on the analysis of variance with unequal class frequencies"; Williams 1962, "A confidence
+interval for variance components"; Welch 1951, "On the comparison of several mean values"; Viechtbauer 2007, "Confidence
+intervals for the amount of heterogeneity in meta-analysis".
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+
+_LEAST_EXPECTED = 5.0
+_MOST_DRAWS, _FEWEST_DRAWS, _MOST_NUMBERS = 9999, 199, 5_000_000
+
+
+class Test(NamedTuple):
+    """A test that the clients' parameters are equal.
+
+    Attributes:
+      name: of which kind.
+      statistic: its value.
+      p_value: how often equal clients would show as much.
+    """
+
+    name: str
+    statistic: float
+    p_value: float
+
+
+def of_means(mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float, *, pooled: bool) -> Test:
+    """The analysis of variance, for any sizes; or Welch's.
+
+    Args:
+      mean: the clients' means, [m].
+      s2: their estimated variances, [m], above zero.
+      degrees: of freedom: of the pooled variance, or of each client's own, [m].
+      pooled: whether all of ``s2`` is in proportion to one estimate.
+    """
+    from scipy import special
+
+    m = len(mean)
+    statistic = _generalised_q(mean, s2, 0.0) / (m - 1)
+    if not pooled:
+        correction, degrees = _welch(s2, degrees)
+        statistic /= correction
+    p_value = special.fdtrc(m - 1, _finite(degrees), statistic)
+    return Test("analysis of variance" if pooled else "Welch's analysis of variance", float(statistic), float(p_value))
+
+
+def spread(
+    mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float, level: float, *, pooled: bool
+) -> tuple[float, float]:
+    """The interval for sigma_theta; the arguments are those of `of_means`."""
+    from scipy import special
+
+    free = len(mean) - 1
+    scale = 1.0 if pooled else _welch(s2, degrees)[0]
+    degrees = _finite(degrees if pooled else _welch(s2, degrees)[1])
+    ends = []
+    for tail in ((1 + level) / 2, (1 - level) / 2):
+        f, chi = special.fdtri(free, degrees, tail), special.chdtri(free, 1 - tail) / free
+        ends.append((_between(mean, s2, free * scale * f) * f / chi) ** 0.5)
+    return ends[0], ends[1]
+
+
+def of_shares(ones: np.ndarray, size: np.ndarray, seed: int) -> Test:
+    r"""Pearson's chi-square test of Bernoulli clients:
+
+    .. math:: \sum_i n_i (\bar X_i - \bar X)^2 / (\bar X (1 - \bar X))
+
+    Where an expected count is below five, the p-value is simulated given the number of ones of all, which is valid for
+    any counts; 199 to 9999 draws.
+
+    Args:
+      ones: the clients' numbers of ones, [m].
+      size: n_i, [m].
+      seed: of the draws.
+    """
+    from scipy import special
+
+    ones, size = np.asarray(ones, np.int64), np.asarray(size, np.int64)
+    share = ones.sum() / size.sum()
+    if not 0 < share < 1:
+        return Test("chi-square", 0.0, 1.0)
+
+    def chi_square(z: np.ndarray) -> np.ndarray:
+        return ((z - size * share) ** 2 / size).sum(axis=-1) / (share * (1 - share))
+
+    statistic = float(chi_square(ones))
+    if size.min() * min(share, 1 - share) >= _LEAST_EXPECTED:
+        return Test("chi-square", statistic, float(special.chdtrc(len(ones) - 1, statistic)))
+    rng = np.random.default_rng(seed)
+    draws = int(np.clip(_MOST_NUMBERS // len(ones), _FEWEST_DRAWS, _MOST_DRAWS))
+    below = statistic * (1 - 1e-9)  # equal counts in another order have the same value but for rounding
+    as_much = sum(chi_square(_deal(rng, ones, size)) >= below for _ in range(draws))
+    return Test("chi-square, simulated", statistic, float((1 + as_much) / (1 + draws)))
+
+
+def _deal(rng: np.random.Generator, ones: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """So many ones dealt at random to all samples."""
+    return rng.multivariate_hypergeometric(size, int(ones.sum()), method="marginals")
+
+
+def _generalised_q(mean: np.ndarray, s2: np.ndarray, ratio: float) -> float:
+    w = 1 / (s2 + ratio)
+    y = mean - mean.mean()
+    return float(w @ (y - w @ y / w.sum()) ** 2)
+
+
+def _between(mean: np.ndarray, s2: np.ndarray, value: float) -> float:
+    """The lambda at which Q is ``value``; zero where it is less at zero."""
+    from scipy import optimize
+
+    if _generalised_q(mean, s2, 0.0) <= value:
+        return 0.0
+    most = float(((mean - mean.mean()) ** 2).sum() / value)
+    found: Any = optimize.brentq(lambda at: _generalised_q(mean, s2, at) - value, 0.0, most, xtol=most * 1e-12)
+    return float(found)
+
+
+def _welch(s2: np.ndarray, degrees: np.ndarray | float) -> tuple[float, float]:
+    """The divisor of Q / (m - 1), and the degrees of freedom below it."""
+    m, w = len(s2), 1 / s2
+    off = float(((1 - w / w.sum()) ** 2 / degrees).sum()) / (m**2 - 1)
+    return 1 + 2 * (m - 2) * off, 1 / (3 * off)
+
+
+def _finite(degrees: np.ndarray | float) -> float:
+    return float(np.minimum(degrees, 1e9))
