@@ -34,7 +34,7 @@ from jaxpfl.data.source import (
     one_line,
     where_to_put_it,
 )
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, shown
 
 LEAF_SETS = {
     "femnist": ("images", 62, "FEMNIST, handwritten characters by their writers, 62 classes (LEAF)"),
@@ -148,7 +148,9 @@ def read_part(folder: Path) -> _Users:
     for file in _files(folder):
         for user, data in _read_file(file).items():
             if user in users:
-                raise JaxpflError(f"user {user!r} is in {origin[user]} and in {file}: files of an earlier preparation?")
+                raise JaxpflError(
+                    f"user {shown(user)} is in {origin[user]} and in {file}: files of an earlier preparation?"
+                )
             users[user], origin[user] = data, file
     if not any(len(y) for _, y in users.values()):
         raise JaxpflError(f"{folder}: no user has an example")
@@ -169,8 +171,8 @@ def _read_file(file: Path) -> _Users:
     listed = content.get("users")
     for user in listed if isinstance(listed, list) else ():
         if str(user) not in data:
-            raise JaxpflError(f"{file}: user {user!r} is listed but has no data")
-    return {user: _read_user(own, f"{file}: user {user!r}") for user, own in data.items()}
+            raise JaxpflError(f"{file}: user {shown(user)} is listed but has no data")
+    return {user: _read_user(own, f"{file}: user {shown(user)}") for user, own in data.items()}
 
 
 def _read_user(own: Any, whose: str) -> tuple[Any, Any]:
@@ -243,12 +245,12 @@ def _concatenate(users: _Users, encode: Any, names: list[str], folder: Path) -> 
     parts: list[tuple[str, np.ndarray, np.ndarray]] = []
     for user, (x, y) in users.items():
         if len(y):
-            parts.append((user, *encode(x, y, whose=f"{folder}: user {user!r}")))
+            parts.append((user, *encode(x, y, whose=f"{folder}: user {shown(user)}")))
     first = parts[0][1]
     for user, x, _ in parts:
         if x.shape[1:] != first.shape[1:] or x.dtype != first.dtype:
             raise JaxpflError(
-                f"{folder}: user {user!r}: one input is {x.shape[1:]} of {x.dtype}, "
+                f"{folder}: user {shown(user)}: one input is {x.shape[1:]} of {x.dtype}, "
                 f"others are {first.shape[1:]} of {first.dtype}"
             )
     place = {name: i for i, name in enumerate(names)}

@@ -11,7 +11,7 @@ from jaxpfl.data import csv_text, leaf, leaf_text
 from jaxpfl.data.npz import read_npz
 from jaxpfl.data.source import check_fits, data_directory, where_to_put_it
 from jaxpfl.data.token_counts import TokenCounts, build
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, shown
 
 HEADER = ["user", "token", "count"]
 _IRC_ARRAYS = ("indptr", "indices", "counts", "vocab")
@@ -45,7 +45,7 @@ def read_counts_csv(path: Path) -> TokenCounts:
             raise JaxpflError(f"{where}: count must be a whole number in 1 .. {_MOST}, got {count[:30]!r}")
         pair = users.setdefault(user, len(users)), vocabulary.setdefault(token, len(vocabulary))
         if pair in found:
-            raise JaxpflError(f"{where}: user {user!r} has the token {token!r} twice: add the counts up")
+            raise JaxpflError(f"{where}: user {shown(user)} has the token {shown(token)} twice: add the counts up")
         found[pair] = int(count.lstrip("0"))
     if not found:
         raise JaxpflError(f"{path}: a header, and no counts below it")
@@ -124,7 +124,7 @@ def read_leaf_counts(folder: Path) -> TokenCounts:
     found: Counter[tuple[str, int]] = Counter()
     for part in parts:
         for user, (x, y) in part.items():
-            targets = leaf_text.windows(x, y, f"{folder}: user {user!r}", vocabulary, length)[1]
+            targets = leaf_text.windows(x, y, f"{folder}: user {shown(user)}", vocabulary, length)[1]
             found.update((user, int(token)) for token in targets if words[token] not in _MARKS)
     if not found:
         raise JaxpflError(f"{folder}: no user has a token")
