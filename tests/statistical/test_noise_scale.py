@@ -40,8 +40,8 @@ def noise_of_a_round(mechanism: Mechanism, participation: Participation, devices
         plan = ExecutionPlan(devices=devices, rounds_per_call=1)
         made = Simulation(algorithm, task, federation, participation, hp, plan=plan)
         state = made.init([0])
-        key = state.noise if key is None else key
-        state, _ = made.advance(state._replace(noise=key), 1)  # the same cohort
+        key = np.array(jax.random.key_data(state.noise)) if key is None else key  # a copy: states are donated
+        state, _ = made.advance(state._replace(noise=jax.random.wrap_key_data(jnp.asarray(key))), 1)  # the same cohort
         ends.append(np.asarray(state.server.state[0], np.float64))
     return (ends[0] - ends[1]) * participation.expected_cohort / (Z * C)
 
@@ -89,8 +89,8 @@ def after_a_round(method: str, mechanism: Mechanism, **hyper: float) -> tuple[Py
             algorithm, task, federation, full(CLIENTS), hp, plan=ExecutionPlan(runs="vmap", rounds_per_call=1)
         )
         state = made.init(range(ENTRIES))
-        key = state.noise if key is None else key
-        state, _ = made.advance(state._replace(noise=key), 1)
+        key = np.array(jax.random.key_data(state.noise)) if key is None else key  # a copy: states are donated
+        state, _ = made.advance(state._replace(noise=jax.random.wrap_key_data(jnp.asarray(key))), 1)
         ends.append(jax.tree.map(lambda a: np.asarray(a, np.float64), state.server))
     return ends[0], ends[1]
 
