@@ -12,16 +12,16 @@ import hashlib
 import os
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.algorithms import LocalWork, Method, Optimizer
-from jaxpfl.algorithms.optimizers import resolve
+from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.compression import Compressor
+from jaxpfl.engine.code_fingerprint import checksum
 from jaxpfl.models import Task
 from jaxpfl.participation import Availability, Participation
 from jaxpfl.protocol import Algorithm, NoiseStream
@@ -36,15 +36,11 @@ def of_method(
 ) -> Algorithm:
     """A private algorithm whose noise is named after the method and the settings that it was built with too."""
     assert algorithm.noise is not None
-    coding = None
-    if compressor is not None:
-        coding = compressor.feedback, _program(compressor.compress, jax.random.key(0), 0, jnp.ones(64))
     told = (
-        *(method.name, method.build, sorted((method.options | options).items())),
+        *(method.name, sorted((method.options | options).items())),
         *(work.steps, work.batch_size, work.draw, work.weighting),
-        *(_program(_one_step(optimizer), jnp.ones(3)) for optimizer in (work.optimizer, work.server_optimizer)),
         [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(work.graph)],
-        coding,
+        checksum(method.build, work.optimizer, work.server_optimizer, compressor),
     )
     name = f"{algorithm.noise.name} {words_of(*told).tolist()}"
     return algorithm._replace(noise=algorithm.noise._replace(name=name))
@@ -94,31 +90,15 @@ def keys(noise: NoiseStream | None, name: str, seeds: Sequence[int], hp: PyTree)
 
 
 def _of_model(task: Task, train: ClientData) -> str:
-    """The program that initialises a model and scores one example, and its constants: given parameters among them."""
+    """The program that initialises a model and scores one example, with the code and the arrays that it is made of,
+    given parameters among them."""
 
     def forward(key: Key, x: PyTree, y: jax.Array) -> jax.Array:
         return task.loss(task.model.apply(task.init(key), x), y)
 
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[2:]), a.dtype), (train.x, train.y))
-    return _program(forward, jax.random.key(0), *one)
-
-
-def _one_step(optimizer: Optimizer) -> Callable[[jax.Array], PyTree]:
-    def step(params: jax.Array) -> PyTree:
-        made = resolve(optimizer)(0.1)
-        return made.update(params, made.init(params), params)[0]
-
-    return step
-
-
-def _program(function: Callable[..., PyTree], *arguments: PyTree) -> str:
-    """A checksum of what a function computes: its operations, and the arrays that it closes over."""
-    program = jax.make_jaxpr(function)(*arguments)
-    digest = hashlib.sha256(_ADDRESS.sub("", str(program.jaxpr)).encode())
-    for constant in program.consts:
-        is_key = jnp.issubdtype(constant.dtype, jax.dtypes.prng_key)
-        digest.update(np.asarray(jax.random.key_data(constant) if is_key else constant).tobytes())
-    return digest.hexdigest()
+    program = jax.make_jaxpr(forward)(jax.random.key(0), *one)
+    return checksum(_ADDRESS.sub("", str(program.jaxpr)), program.consts, task.model, task.loss)
 
 
 def _of_data(federation: Federation) -> int:

@@ -86,6 +86,12 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
         for name in set(methods) & old["hyper"].keys():
             if old["hyper"][name] != new["hyper"][name]:
                 semantic.append(f"{name}: {old['hyper'][name]} -> {new['hyper'][name]}")
+        if experiment.config.privacy.noise_seed == "secret":
+            semantic += [
+                f"{name}: privacy.noise_seed = secret: it is gone since round {done['rounds']}, and no round can follow"
+                for name in old["methods"]
+                if (done := results.finished(folder, name)) and done["rounds"] != experiment.config.rounds
+            ]
         if semantic:
             raise JaxpflError(f"--resume would change the experiment in {folder}: {'; '.join(semantic)}")
         if old.get("versions") != new["versions"]:

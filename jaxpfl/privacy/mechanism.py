@@ -50,6 +50,8 @@ from jaxpfl.protocol import (
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
 NOISE_SEEDS = ("run", "secret")
+_LEAST_STDDEV = 1e-30
+"""Of noise whose lattice single precision still holds, with shares of a million clients."""
 
 
 @dataclass(frozen=True)
@@ -98,6 +100,12 @@ class Mechanism:
             raise JaxpflError(f"noise_multiplier must be >= 0 and finite, got {self.noise_multiplier}")
         for limit in np.ravel(self.clipping_norm):
             checks.positive("clipping_norm", float(limit))
+        stddevs = np.ravel(z)[:, None] * np.ravel(np.asarray(self.clipping_norm, float))
+        if ((stddevs > 0) & (stddevs < _LEAST_STDDEV)).any():
+            raise JaxpflError(
+                f"noise_multiplier * clipping_norm, the noise's standard deviation, must be at least {_LEAST_STDDEV:g} "
+                f"or 0, got {stddevs.min():g}: single precision holds no smaller noise"
+            )
         if self.noise not in ("central", "distributed", "per_step"):
             raise JaxpflError(f"noise must be central, distributed or per_step, got {self.noise!r}")
         if self.noise != "per_step" and (self.joint or self.scale_clipping_norm is not None):

@@ -147,8 +147,10 @@ def test_a_secret_seed_is_gone_when_the_run_ends(capsys, tmp_path):
     run = open_run(folder)
     _, state = last_state(run, run.experiment(), "fedavg", 0)
     assert secret_noise.is_gone(state)
+    before = {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()}
     refused = jaxpfl(capsys, *args, "--output", folder, "--resume", "--rounds", "6")
     assert refused.status == 2
+    assert {path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()} == before
     assert "privacy.noise_seed = secret: it is gone since round 4" in refused.err
     assert jaxpfl(capsys, "run", "fedavg", *SMALL, *NOISY, "--privacy.noise-seed", "os").status == 2
 

@@ -107,6 +107,7 @@ def test_what_cannot_be_accounted_is_refused(mechanism, participation, message):
     [
         ({"noise_multiplier": -1.0}, "noise_multiplier must be >= 0"),
         ({"noise_multiplier": float("nan")}, "noise_multiplier must be >= 0"),
+        ({"noise_multiplier": 1e-20, "clipping_norm": 1e-15}, "must be at least 1e-30 or 0, got 1e-35"),
         ({"noise_multiplier": 1.0, "clipping_norm": 0.0}, "clipping_norm must be > 0"),
         ({"noise_multiplier": 1.0, "clipping_norm": (1.0, -1.0)}, "clipping_norm must be > 0"),
         ({"noise_multiplier": 1.0, "clipping_norm": (1.0, 2.0), "noise": "per_step"}, "for all runs"),
