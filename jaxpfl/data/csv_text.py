@@ -31,7 +31,12 @@ _NUMBER: dict[Decimal, re.Pattern[str]] = {
 }
 _MARKS = ".,+-eE"
 _LIKE_NUMBER = re.compile(r"[.,+\-eE]*+\d[\d.,+\-eE]*+", re.ASCII)
-_THOUSAND = re.compile(r"[+-]?[1-9]\d{0,2},\d{3}", re.ASCII)
+_THOUSAND = re.compile(r"[+-]?[1-9]\d{0,2}[.,]\d{3}", re.ASCII)
+_THOUSANDS = re.compile(r"[+-]?\d{1,3}(?P<mark>[.,'\u2019\s])\d{3}(?:(?P=mark)\d{3})*+(?:[.,]\d++)?")
+_DOUBT = (
+    "line {}: {!r} is a decimal number or one in thousands, and no other number tells: give --decimal {}, or take the "
+    "marks of thousands out"
+)
 _MEMORY = 30  # times its length that a table takes as cells of text
 _HEAD = 500
 """Rows that a separator is told by; another one further down is an error there."""
@@ -77,7 +82,7 @@ def read(path: Path, separator: Separator | None = None, decimal: Decimal | None
     rows = split(path, text, name)
     width = max((j for _, row in rows for j, cell in enumerate(row, start=1) if cell), default=0)
     rows = [(line, row[:width]) for line, row in rows]  # separators at the end of lines make no column
-    return Table(path, rows, name, decimal or _decimal(path, rows))
+    return Table(path, rows, name, decimal or _decimal(path, rows, name))
 
 
 def is_missing(cell: str) -> bool:
@@ -91,6 +96,11 @@ def parse(cell: str, decimal: Decimal) -> float | None:
         return _TRUTH.get(cell.lower())
     value = float(cell.replace(",", "."))
     return value if math.isfinite(value) else None
+
+
+def has_thousands(cell: str) -> bool:
+    """Tests whether a cell that is no number looks like one with marks of thousands: 1.234,50, 1,234.50, or 1 234."""
+    return bool(_THOUSANDS.fullmatch(cell))
 
 
 def text_of(path: Path) -> str:
@@ -142,6 +152,15 @@ def _separator(path: Path, text: str) -> Separator:
             continue
         if 2 * sum(len(cells) > 1 for cells in rows) >= len(rows) > 0:
             parts[name] = rows
+    if "whitespace" in parts and any(_joined(cell) for cell in parts["whitespace"][0]):
+        del parts["whitespace"]
+    regular: list[Separator] = [
+        name
+        for name, rows in parts.items()
+        if name not in ("comma", "whitespace") and len(rows[0]) > 1 and len(set(map(len, rows))) == 1
+    ]
+    if len(regular) == 1:  # whatever its numbers look like: the comma in 1.234,50 parts nothing
+        return regular[0]
     good: list[Separator] = [name for name, rows in parts.items() if _parses(rows)]
     for name in good:
         if name not in ("comma", "whitespace"):  # their commas are decimal ones, or belong to names
@@ -154,6 +173,11 @@ def _separator(path: Path, text: str) -> Separator:
     if len(good) > 1:
         raise JaxpflError(f"{path}: comma and whitespace both separate numbers: give --sep comma, or --sep whitespace")
     return (good or [*parts, "comma"])[0]
+
+
+def _joined(cell: str) -> bool:
+    """Tests whether a cell of the first row is names that another separator parts."""
+    return bool(re.search("[;,|]", cell)) and not _LIKE_NUMBER.fullmatch(cell)
 
 
 def _parses(rows: list[list[str]]) -> bool:
@@ -181,21 +205,37 @@ def _holds_several(cell: str) -> bool:
     return len(pieces) > 1 or "," in cell.strip(_MARKS)
 
 
-def _decimal(path: Path, rows: list[tuple[int, list[str]]]) -> Decimal:
+def _decimal(path: Path, rows: list[tuple[int, list[str]]], separator: Separator) -> Decimal:
     """The mark of the numbers: a comma where some have one and none has a point."""
     doubtful = None
-    sure = False
+    sure = pointed = False
     for line, cells in rows:
         for cell in cells:
             if "," in cell and _NUMBER["comma"].fullmatch(cell):
                 sure |= not _THOUSAND.fullmatch(cell)
                 doubtful = doubtful or (line, cell)
             elif "." in cell and _NUMBER["point"].fullmatch(cell):
-                return "point"
-    if doubtful and not sure:
-        line, cell = doubtful
-        raise JaxpflError(
-            f"{path} line {line}: {cell!r} is a decimal number or one in thousands, and no other number tells: give "
-            "--decimal comma, or take the marks of thousands out"
-        )
-    return "comma" if doubtful else "point"
+                pointed = True
+                break
+        if pointed:
+            break
+    if pointed and separator == "semicolon":  # as Excel writes where a point marks thousands
+        doubt = _thousands_with_points(rows)
+        if doubt is not None:
+            raise JaxpflError(f"{path} {_DOUBT.format(*doubt, 'point')}")
+    elif doubtful and not sure and not pointed:
+        raise JaxpflError(f"{path} {_DOUBT.format(*doubtful, 'comma')}")
+    return "comma" if doubtful and not pointed else "point"
+
+
+def _thousands_with_points(rows: list[tuple[int, list[str]]]) -> tuple[int, str] | None:
+    """Line and cell of a number such as 1.234, in a column of which no other number is in the thousands, has other
+    decimals than three, or is without hundreds beside it."""
+    for place in range(max(len(cells) for _, cells in rows)):
+        column = [(line, cells[place]) for line, cells in rows if place < len(cells)]
+        numbers = [(line, cell) for line, cell in column if _NUMBER["point"].fullmatch(cell)]
+        pointed = [(line, cell) for line, cell in numbers if "." in cell]
+        whole = [abs(float(cell)) for _, cell in numbers if "." not in cell]
+        if pointed and all(_THOUSAND.fullmatch(cell) for _, cell in pointed) and 100 <= max(whole, default=0) < 1000:
+            return pointed[0]
+    return None

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import math
+from collections import Counter
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -11,8 +12,8 @@ import numpy as np
 
 from jaxpfl.data import csv_text
 from jaxpfl.data.csv_text import Table
-from jaxpfl.errors import JaxpflError
-from jaxpfl.estimate import csv_columns
+from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.estimate import csv_columns, csv_doubts
 from jaxpfl.estimate.csv_columns import Column, Columns, CsvLayout
 
 _SHOWN = 6
@@ -54,9 +55,12 @@ def read(path: Path, given: CsvLayout | None = None) -> Clients:
     if not table.rows:
         raise JaxpflError(f"{path}: no clients in it")
     columns = csv_columns.decide(table, given)
+    _refuse_one_name(path, columns)
     lines = [line for line, _ in table.rows[columns.header :]]
     values = [_numbers(table, column, lines, columns.header) for column in columns.values]
     names = _names(table, columns, lines)
+    if columns.id is not None:
+        csv_doubts.refuse_summary_rows(path, lines, names)
     found: dict[str, list[Any]] = {name: [] for name in names}
     missing = 0
     for i, name in enumerate(names):
@@ -125,6 +129,16 @@ def _understood(
         "samples": {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())},
         "first": {"client": name, "size": len(own), "samples": own[:_SHOWN].tolist()},
     }
+
+
+def _refuse_one_name(path: Path, columns: Columns) -> None:
+    """Refuses values of several numbers that a result could not tell apart."""
+    name, count = Counter(_called(c, columns.header) for c in columns.values).most_common(1)[0]
+    if columns.long and count > 1:
+        ways = [f"--value @{c.place + 1}" for c in columns.values if c.name == name]
+        raise JaxpflError(
+            f"{path}: {count} columns of values are called {shown(name)}: rename them, or give {', or '.join(ways[:4])}"
+        )
 
 
 def _names(table: Table, columns: Columns, lines: list[int]) -> list[str]:

@@ -10,7 +10,17 @@ from typing import Literal, NamedTuple
 
 from jaxpfl.data.csv_text import Decimal, Separator, Table
 from jaxpfl.errors import JaxpflError, shown, unknown_name
-from jaxpfl.estimate.csv_header import Column, columns_of, has_header, is_name, is_nameless, is_row_number, series_of
+from jaxpfl.estimate import csv_doubts
+from jaxpfl.estimate.csv_header import (
+    Column,
+    columns_of,
+    has_header,
+    is_name,
+    is_nameless,
+    is_of_samples,
+    is_row_number,
+    series_of,
+)
 
 NO_ID = "none"
 
@@ -74,6 +84,9 @@ def decide(table: Table, given: CsvLayout) -> Columns:
     header = has_header(table) if given.header is None else given.header == "yes"
     columns = columns_of(table, header)
     values = None if given.value is None else _several(table, columns, given.value)
+    chosen = [] if given.id in (None, NO_ID) else [_one(table, columns, given.id, "id")]
+    numeric = [c for c in values or columns if c not in chosen and not (header and is_name(c.name))]
+    csv_doubts.refuse_thousands(table, numeric, table.rows[header:])
     if given.id is None:
         own = _find_id(table, columns, values, header)
     else:
@@ -91,12 +104,18 @@ def decide(table: Table, given: CsvLayout) -> Columns:
             given_id = NO_ID if own is None else own.flag
             raise JaxpflError(
                 f"{table.path}: column {label(text[0], header)} holds text, not samples: give --id {given_id} --value "
-                f"{_flags(numeric)}"
+                f"{_flags(csv_doubts.samples_among(numeric) or numeric)}"
             )
     elif own is not None and own in values:
         raise JaxpflError(f"{table.path}: column {label(own, header)} cannot be both id and value")
     ignored = [c for c in columns if c is not own and c not in values]
-    return Columns(header, own, values, ignored, _is_long(table, own, values, given, header))
+    long = _is_long(table, own, values, given, header)
+    if header and not long:
+        csv_doubts.refuse_second_header(table, own, values)
+    if header and not long and not given.wide:
+        csv_doubts.refuse_pivot(table, own, values)
+        csv_doubts.refuse_transposed(table, own, values)
+    return Columns(header, own, values, ignored, long)
 
 
 def label(column: Column, header: bool) -> str:
@@ -111,10 +130,15 @@ def _find_id(table: Table, columns: list[Column], values: list[Column] | None, h
         return None
     if not header:
         return _find_nameless_id(table, pool, values)
+    made = [c for c in pool if not is_row_number(c) and not is_nameless(c.name)]
+    if values is None and made and csv_doubts.is_machine_made(made):
+        own = _find_nameless_id(table, made, values)
+        if own is not None:
+            return own
     series = series_of(pool) if values is None else []
     found = [c for c in pool if c.is_text or is_name(c.name) or is_nameless(c.name)]
     if series or (values is not None and not found):  # what is clearly no sample is an id, too
-        found = [c for c in pool if c in found or c not in series]
+        found = [c for c in pool if c in found or not (c in series or csv_doubts.is_statistic(c.name))]
     if len(found) > 1:  # beside another one, numbers of rows name no client
         found = [c for c in found if not is_row_number(c)] or found
     if not found and len(series) == len(pool) > 1:
@@ -126,12 +150,18 @@ def _find_id(table: Table, columns: list[Column], values: list[Column] | None, h
         return found[0]
     whole = [c for c in columns if (c.is_text or c.is_whole) and (values is None or c not in values)]
     ids = [c for c in (found if len(found) > 1 else whole) if c in whole and not is_row_number(c)]
+    ids = [c for c in ids if c.is_text or c not in series]
+    ids = [c for c in ids if not is_of_samples(c.name) and not csv_doubts.is_statistic(c.name)] or ids
     ways = []
     for c in ids[:4]:
-        rest = values or [v for v in columns if v is not c and not v.is_text and not is_row_number(v)]
+        rest = values or csv_doubts.samples_among([v for v in columns if v is not c])
         rest = [v for v in rest if v not in ids] or rest
         ways += [f"--id {c.flag} --value {_flags(rest)}"] if rest else []
-    ways += [f"--id {NO_ID} --wide"] * (values is None and not any(c.is_text for c in columns))
+    samples = csv_doubts.samples_among(columns)
+    if values is None and len(samples) == len(columns):
+        ways.append(f"--id {NO_ID} --wide")
+    elif values is None and len(samples) > 1 and not ids:
+        ways.append(f"--id {NO_ID} --wide --value {_flags(samples)}")
     if len(columns) == 1:
         raise JaxpflError(f"{table.path}: one column alone: no column names the clients")
     what = f"{' and '.join(label(c, header) for c in found[:3])} could" if len(found) > 1 else "no column is sure to"
@@ -178,19 +208,25 @@ def _is_long(table: Table, own: Column | None, values: list[Column], given: CsvL
         return True
     name, count = Counter(own.cells).most_common(1)[0]
     names = f"{label(values[0], header)} to {label(values[-1], header)}"
+    samples = csv_doubts.samples_among(values) if header and given.value is None else values
+    series = series_of(values)
     if count == 1:
-        if not header or given.value is not None or len(series_of(values)) == len(values):
+        if not header or given.value is not None or len(series) == len(values):
             return False
+        ways = f"--value {_flags(series)} --wide" if series and len(samples) < len(values) else "--wide"
+        if len(samples) < len(values) and not series:
+            ways = f"--value {_flags(samples)} --wide" if len(samples) > 1 else ""
         raise JaxpflError(
-            f"{table.path}: columns {names} do not look like samples of one quantity, and each client has one row: "
-            "give --wide if they are"
+            f"{table.path}: columns {names} do not look like samples of one quantity, and each client has one row"
+            + (f": give {ways} if they are" if ways else "")
         )
-    if given.value is not None or (header and all(c.name.lower().startswith("value") for c in values)):
+    same = all(c.name.lower().startswith("value") for c in values) and len(samples) == len(values)
+    if given.value is not None or (header and same):
         return True
-    ways = ["--long" + (f" --id {own.flag}" if given.id else "")]
-    ways += [f"--id {own.flag} --value {c.flag}" for c in values[:4]]
+    ways = ["--long" + (f" --id {own.flag}" if given.id else "")] if len(samples) == len(values) else []
+    ways += [f"--id {own.flag} --value {c.flag}" for c in (samples or values)[:4]]
     raise JaxpflError(
-        f"{table.path}: client {name!r} has {count} rows of {len(values)} numbers ({names}): {_give(ways)}"
+        f"{table.path}: client {shown(name)} has {count} rows of {len(values)} numbers ({names}): {_give(ways)}"
     )
 
 

@@ -19,6 +19,15 @@ _NAMES = {
     *("household", "station", "writer"),
 }
 """Words that name whose row it is, and no quantity; so do names that end in id."""
+_MANY = {*_NAMES, "subj", "ward", "site", "center", "centre", "klinik", "store", "shop", "plant", "pupil", "farm"} - {
+    *("id", "ids", "name", "clients")
+}
+"""Words that, with a number, name one of many clients."""
+_OF_SAMPLES = {
+    *("sample", "samples", "time", "timepoint", "visit", "rep", "replicate", "repetition", "obs", "observation", "day"),
+    *("trial", "measurement", "week", "month", "date", "hour", "round", "wave", "draw"),
+}
+"""Words that name which of a client's samples it is."""
 _HEAD = 1_000
 """Rows that a header is told by."""
 _ROW_NUMBERS = ("", "unnamed: 0", "index", "row", "rownames", "x")
@@ -60,23 +69,36 @@ def has_header(table: Table) -> bool:
     ]
     fractions = any(x is not None and not x.is_integer() for x in numbers)
     if any(named) and not fractions:
+        doubtful = any(own and _like_number(cell) for own, cell in zip(named, first, strict=True))
+        if doubtful and not any(map(is_name, first)):
+            raise _may_be_names(table)
         return True
     rest = numbers[1:] if numbers[0] is None else numbers
     if not _like_names(rest):
         return False
     if numbers[0] is None and not first[0] and not any(csv_text.is_missing(cell) for cell in columns[0].cells):
         return True  # else it would be the only client without a name
-    counts = _counts(rest)
+    counts = counts_up(rest)
     fractional = any(not c.is_whole for c in columns if not c.is_text)
     if numbers[0] is None and (is_name(first[0]) or (counts and len(rest) > 2 and fractional)):
         return True
     years = all(x is not None and 1800 <= x <= 2200 for x in rest)
     if not (fractional or years or (counts and len(rest) > 2)):
         return False
-    raise JaxpflError(
-        f"{table.path} line {table.rows[0][0]}: {','.join(first)[:60]!r} may be the columns' names or samples: give "
-        "--header yes, or --header no"
+    raise _may_be_names(table)
+
+
+def _may_be_names(table: Table) -> JaxpflError:
+    line, first = table.rows[0]
+    return JaxpflError(
+        f"{table.path} line {line}: {','.join(first)[:60]!r} may be the columns' names or samples: give --header yes, "
+        "or --header no"
     )
+
+
+def _like_number(cell: str) -> bool:
+    """Tests whether a cell is a number with a unit, or with marks of thousands."""
+    return csv_text.has_thousands(cell) or bool(re.fullmatch(r"[+-]?\d[\d.,]*+ ?[a-zA-Z%€$£µ]{1,3}", cell))
 
 
 def columns_of(table: Table, header: bool) -> list[Column]:
@@ -138,7 +160,26 @@ def series_of(columns: list[Column]) -> list[Column]:
 
 
 def is_name(name: str) -> bool:
-    return name.lower() in _NAMES or bool(re.search(r"(?i)[_. ]id$|^id[_. ]|[a-z]I[dD]$", name))
+    """Tests whether a column so called names clients."""
+    if is_of_samples(name):
+        return False
+    known = name.lower() in _NAMES or _stem(name) in _NAMES
+    return known or bool(re.search(r"(?i:[_. ]id$|^id[_. ])|[a-z]I[dD]$", name))
+
+
+def is_of_samples(name: str) -> bool:
+    """Tests whether a column so called tells a client's samples apart: sample, visit, obs_id, sampleid."""
+    return name.lower() in _OF_SAMPLES or _stem(name) in _OF_SAMPLES
+
+
+def names_clients(name: str) -> bool:
+    """Tests whether it is the name of a client with a number, client1 or clinic_0."""
+    return re.sub(r"[_. -]*\d+$", "", name.lower()) in _MANY
+
+
+def _stem(name: str) -> str:
+    """A name that ends in id, without it."""
+    return re.sub(r"[_. ]?id$", "", name.lower()) if name.lower().endswith("id") else ""
 
 
 def is_nameless(name: str) -> bool:
@@ -148,7 +189,7 @@ def is_nameless(name: str) -> bool:
 
 def is_row_number(column: Column) -> bool:
     """Whether it is the numbers of rows that R and pandas write before the data."""
-    return column.place == 0 and column.name.lower() in _ROW_NUMBERS and _counts(column.numbers)
+    return column.place == 0 and column.name.lower() in _ROW_NUMBERS and counts_up(column.numbers)
 
 
 def _like_names(numbers: list[float | None]) -> bool:
@@ -159,5 +200,6 @@ def _like_names(numbers: list[float | None]) -> bool:
     return len(steps) == 1 and min(steps) > 0
 
 
-def _counts(numbers: list[float | None]) -> bool:
+def counts_up(numbers: list[float | None]) -> bool:
+    """Tests whether they are 0, 1, 2, ... or 1, 2, 3, ..."""
     return any(numbers == list(range(start, start + len(numbers))) for start in (0, 1))

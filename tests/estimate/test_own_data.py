@@ -12,7 +12,7 @@ from jaxpfl.estimate.own import gaussian as own_gaussian
 
 
 def write(path: Path, clients) -> Path:
-    header = ",".join(f"x{j}" for j in range(max(map(len, clients))))
+    header = ",".join(f"s{j}" for j in range(max(map(len, clients))))
     path.write_text("\n".join([header, *(",".join(repr(float(x)) for x in own) for own in clients)]))
     return path
 
@@ -85,6 +85,7 @@ def test_settings_and_privacy_are_in_the_result(tmp_path: Path):
         "delta": 1e-6,
         "mechanism": "analytic",
         "clipped_to": clip,
+        "clients_clipped": 0,
         **public,
     }
     assert private.public.bound > 2

@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.estimate.bernoulli import BernoulliSettings
 from jaxpfl.estimate.client_csv import Clients
 from jaxpfl.estimate.gaussian import GaussianSettings
@@ -128,7 +128,12 @@ def summary(
         facts_of |= {"personalized_stderr": of.stderr}
         facts_of |= {name: values for name, values in at.items() if name not in ("global", *facts_of)}
         for name, values in (facts_of | {"low": low, "high": high} | of.more).items():
-            columns[f"{name}_{column}" if several else name] = values.tolist()
+            called = f"{name}_{column}" if several else name
+            if called in columns:
+                other = next(c for c in clients.columns if called.endswith(f"_{c}") and c != column)
+                names = f"{shown(other)} and {shown(column)}"
+                raise JaxpflError(f"{path}: columns {names} would both be {called} in estimates.csv: rename one")
+            columns[called] = values.tolist()
         blocks[column] = of.facts | (held_out.scores(found, number) if found is not None else {})
         title, mean = column if several else "", float(of.facts["estimated"]["mean"])
         pictures.append(Picture(title, own, personal, low, high, sizes, mean))

@@ -88,11 +88,15 @@ def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None, *,
         made = estimates(estimators, key, data)
         facts: dict[str, Any] = {"read": clients.understood, "notes": notes, "settings": without(given, ignored)}
         if given.epsilon is not None:
+            clipped = int((np.linalg.norm(made["local"].estimates, axis=1) > known.bound).sum())
+            if clipped:
+                notes.append(_said_of_clipping(clipped, known))
             facts["privacy"] = {
                 "epsilon": given.epsilon,
                 "delta": 0.0 if given.mechanism == "one-bit" else given.delta,
                 "mechanism": given.mechanism,
                 "clipped_to": known.bound,
+                "clients_clipped": clipped,
             } | {name: getattr(given, name) for name in _PUBLIC}
         told: gaussian_columns.Told = made["personalized"].shared
         own, scatter = made["local"].estimates, jax.vmap(gaussian_columns.scatter)(data)
@@ -102,6 +106,14 @@ def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None, *,
         ]
         found = summary("gaussian", path, clients, data, estimators, made, key, learned, facts | {"level": level})
         return found._replace(public=known if given.epsilon is not None else None)
+
+
+def _said_of_clipping(clipped: int, known: GaussianSettings) -> str:
+    what = f"outside ±{known.bound:.3g}" if known.dim == 1 else f"beyond the norm {known.bound:.3g}"
+    return (
+        f"warning: {clipped} of {known.clients} clients' means lie {what} and were clipped: take a public center off, "
+        "or give --radius"
+    )
 
 
 def _learned(told: gaussian_columns.Told, own: Array, scatter: Array, sizes: np.ndarray, level: float) -> Learned:

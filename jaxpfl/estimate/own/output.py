@@ -34,7 +34,7 @@ def said(block: dict[str, Any], level: float) -> list[str]:
     estimated = dict(block["estimated"])
     spread, ends = estimated.get("sigma_x", 0.0), estimated.pop("sigma_theta_interval", None)
     texts = {name: f"{name} {beside(value, spread)}" for name, value in estimated.items()}
-    if ends is not None:
+    if ends is not None and ends[1] > 0:
         texts["sigma_theta"] += f" ({percent(level)}: {ends[0]:.3g} to {ends[1]:.3g})"
     test, noise = block["clients_differ"], block.get("noise")
     differ = test["p_value"] < _SIGNIFICANT
@@ -42,6 +42,11 @@ def said(block: dict[str, Any], level: float) -> list[str]:
         f"learned of all: {', '.join(texts.values())}",
         f"{'clients differ' if differ else 'no sign that clients differ'}: {test['name']}, p = {test['p_value']:.2g}",
     ]
+    if ends is not None and ends[1] == 0:
+        lines.append(
+            f"no sigma_theta at {percent(level)} explains the file: clients' means are closer to each other than their "
+            "samples' spread allows: check the file"
+        )
     if noise is not None and not noise["one_for_all"]:
         lines.append(
             f"the noise differs between clients: Bartlett's test, p = {noise['p_value']:.2g}; each client's own "

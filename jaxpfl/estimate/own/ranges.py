@@ -8,7 +8,8 @@ import numpy as np
 
 from jaxpfl.errors import JaxpflError
 
-_LEAST, _MOST = 1e-130, 1e130
+_LEAST, _MOST = 1e-70, 1e70
+"""Sizes whose fourth powers, which tests of variances take, stay in double precision."""
 
 
 def check_squares(path: Path, columns: list[str], samples: list[np.ndarray]) -> None:
