@@ -219,7 +219,7 @@ def _decimal(path: Path, rows: list[tuple[int, list[str]]], separator: Separator
                 break
         if pointed:
             break
-    if pointed and separator == "semicolon":  # as Excel writes where a point marks thousands
+    if pointed and separator in ("semicolon", "tab"):  # as Excel writes where a point marks thousands
         doubt = _thousands_with_points(rows)
         if doubt is not None:
             raise JaxpflError(f"{path} {_DOUBT.format(*doubt, 'point')}")

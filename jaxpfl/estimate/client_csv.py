@@ -86,14 +86,16 @@ def told(understood: dict[str, Any]) -> list[str]:
     marks = f"separator {understood['separator']}, decimal {understood['decimal']}"
     lines = [
         f"read as: {layout}; {'a' if understood['header'] else 'no'} header; {marks}",
-        f"clients: {understood['id'] or 'a number for each row'}; samples: {_list(understood['values'])}",
+        f"clients: {_plain(understood['id'] or 'a number for each row')}; samples: {_list(understood['values'])}",
     ]
     if understood["ignored"]:
         lines[1] += f"; not used: {_list(understood['ignored'])}"
     sizes = f"{of['min']}" if of["min"] == of["max"] else f"{of['min']} to {of['max']} (median {of['median']:g})"
     numbers = ", ".join(_sample(x) for x in first["samples"])
     more = ", ..." if first["size"] > len(first["samples"]) else ""
-    lines.append(f"{understood['clients']} clients of {sizes} samples; the first, {first['client']}: {numbers}{more}")
+    lines.append(
+        f"{understood['clients']} clients of {sizes} samples; the first, {_plain(first['client'])}: {numbers}{more}"
+    )
     if understood["missing"]:
         lines.append(f"cells without a number, left out: {understood['missing']}")
     if understood["without_samples"]:
@@ -172,7 +174,13 @@ def _called(column: Column, header: bool) -> str:
     return column.name if header and column.name else f"column {column.place + 1}"
 
 
+def _plain(name: str) -> str:
+    """A name as it is, or escaped where a terminal would obey it."""
+    return name if name.isprintable() else shown(name)
+
+
 def _list(names: list[str]) -> str:
+    names = [*map(_plain, names)]
     if len(names) <= _SHOWN:
         return ", ".join(names)
     return f"{names[0]}, {names[1]}, ... {names[-1]} ({len(names)})"

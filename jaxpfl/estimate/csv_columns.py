@@ -112,6 +112,8 @@ def decide(table: Table, given: CsvLayout) -> Columns:
     long = _is_long(table, own, values, given, header)
     if header and not long:
         csv_doubts.refuse_second_header(table, own, values)
+    if header and long and own is not None and given.id is None:
+        csv_doubts.refuse_samples_for_clients(table, own)
     if header and not long and not given.wide:
         csv_doubts.refuse_pivot(table, own, values)
         csv_doubts.refuse_transposed(table, own, values)

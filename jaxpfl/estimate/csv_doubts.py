@@ -23,11 +23,17 @@ from jaxpfl.estimate.csv_header import (
 _STATISTICS = {
     *("total", "totals", "sum", "subtotal", "mean", "average", "avg", "median", "min", "max", "sd", "std", "stdev"),
     *("stddev", "se", "stderr", "sem", "var", "variance", "n", "count", "weight", "weights", "err", "error", "ci"),
+    *("lower", "upper", "low", "high", "lo", "hi", "lcl", "ucl", "moe"),
     *("summe", "gesamt", "mittelwert", "mittel", "anzahl"),
 }
 """Words for what is computed of samples, or counts them, and is none."""
-_ROWS = {*(_STATISTICS - {"ci", "err", "error", "se"}), "overall", "all clients", "source", "quelle", "note", "notes"}
-_MADE = re.compile(r"(v|var|column|col|spalte|x|f|field|feature|)[_. ]?(\d{1,6})", re.ASCII | re.IGNORECASE)
+_ROWS = {
+    *("total", "totals", "sum", "subtotal", "mean", "average", "avg", "median", "sd", "std", "stdev"),
+    *("stddev", "variance", "n", "count", "weight", "weights", "summe", "gesamt", "mittelwert", "mittel", "anzahl"),
+    *("overall", "all clients", "source", "quelle", "note", "notes"),
+}
+"""Words for a row that is about the clients; Max may be one."""
+_MADE = re.compile(r"(v|var|column|col|spalte|x|c|f|field|feature|)[_. ]?(\d{1,6})", re.ASCII | re.IGNORECASE)
 
 
 def is_statistic(name: str) -> bool:
@@ -110,6 +116,19 @@ def refuse_transposed(table: Table, own: Column | None, values: list[Column]) ->
         f"{table.path}: transposed, clients in columns ({shown(values[0].name)} to {shown(values[-1].name)}) and "
         f"samples in {rows}? transpose it, or give {ways} --wide"
     )
+
+
+def refuse_samples_for_clients(table: Table, own: Column) -> None:
+    """Refuses a column that by its name tells samples apart for the one that names clients.
+
+    Raises:
+      JaxpflError: the name.
+    """
+    if is_of_samples(own.name):
+        raise JaxpflError(
+            f"{table.path}: column {shown(own.name)} seems to tell samples apart, not clients: give --id {own.flag} if "
+            "it names the clients"
+        )
 
 
 def refuse_summary_rows(path: Path, lines: list[int], names: list[str]) -> None:

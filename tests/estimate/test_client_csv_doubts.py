@@ -7,6 +7,7 @@ import pytest
 from test_client_csv import read, suggested
 
 from jaxpfl.errors import JaxpflError
+from jaxpfl.estimate import client_csv
 from jaxpfl.estimate.csv_columns import CsvLayout
 from jaxpfl.estimate.gaussian import GaussianSettings
 from jaxpfl.estimate.own import gaussian as own_gaussian
@@ -55,6 +56,10 @@ REFUSED = {
     "numbers of samples, words": ("sampleid,client,value\n" + rows([f"s{i},c{i // 2}" for i in range(6)], 1), "could"),
     "standard errors": ("client,value,value_se\n" + rows(K * 2, 2), "client 'K0' has 2 rows of 2 numbers"),
     "numbers beside": ("client,value,value_n\n" + rows(K * 2, 2), "client 'K0' has 2 rows of 2 numbers"),
+    "limits": ("client,value,value_lower\n" + rows(K * 2, 2), "client 'K0' has 2 rows of 2 numbers"),
+    "dates for clients": ("date,value\n" + rows(["2020-01-01", "2020-01-02"] * 2, 1), "'date' seems to tell samples"),
+    "tab, points": ("klinik\tkosten\nK0\t1.234\nK0\t987\nK1\t1.040\n", "'1.234' is a decimal number or"),
+    "Minitab": ("C1,C2\n" + rows(sorted(IDS * 3), 1), "whole numbers in column C1"),
     "weights": ("client,value,weight\n" + rows(K * 2, 2), "client 'K0' has 2 rows of 2 numbers"),
     "a mean beside samples": ("client,s0,s1,s2,mean,sd\n" + rows(K, 5), "do not look like samples of one quantity"),
     "a mean, no word": ("place,s0,s1,total\n" + rows(IDS, 3), "do not look like samples of one quantity"),
@@ -76,13 +81,17 @@ def test_refused_with_flags_that_work(tmp_path: Path, name: str):
                 read(tmp_path, text, CsvLayout(**way))
             continue
         found = read(tmp_path, text, CsvLayout(**way))
-        assert not {"mean", "sd", "total", "value_se", "value_n", "weight"} & set(found.understood["values"])
+        assert not {"mean", "sd", "total", "value_se", "value_n", "weight", "value_lower"} & set(
+            found.understood["values"]
+        )
 
 
 @pytest.mark.parametrize(
     "word",
-    ["total", "Sum", "MEAN", "average", "sd", "std", "n", "Summe", "gesamt", "source", "weight", "Total:"]
-    + ["Grand Total"],
+    [
+        *("total", "Sum", "MEAN", "average", "sd", "std", "n", "Summe", "gesamt", "source", "weight", "Total:"),
+        "Grand Total",
+    ],
 )
 @pytest.mark.parametrize("form", ["wide", "long"])
 def test_rows_about_the_clients(tmp_path: Path, word: str, form: str):
@@ -95,7 +104,7 @@ def test_rows_about_the_clients(tmp_path: Path, word: str, form: str):
     ("text", "names"),
     [
         ("client,value\n" + rows(["m", "n", "o"], 1), ["m", "n", "o"]),
-        ("client,value\n" + rows(["Total Care", "Summer", "meaning"], 1), ["Total Care", "Summer", "meaning"]),
+        ("client,value\n" + rows(["Total Care", "Max", "meaning"], 1), ["Total Care", "Max", "meaning"]),
         ("patient,sensor1,sensor2,sensor3\n" + rows(K, 3), K),
         ("client,x0,x1,x2\n" + rows(IDS, 3), IDS),
         ("V1,V2\n" + rows(K, 1), K),
@@ -163,3 +172,11 @@ def test_an_empty_interval_is_said_in_words(tmp_path: Path):
     said = output.said(own, 0.95)
     assert not any("0 to 0" in line for line in said)
     assert any("check the file" in line for line in said)
+
+
+def test_names_are_told_without_control_characters(tmp_path: Path):
+    escape = "\x1b[31m"
+    text = f"client,va{escape}lue\n{escape}a,1\n{escape}a,2\n{escape}b,\nc,3\n"
+    lines = client_csv.told(read(tmp_path, text).understood)
+    assert all(line.isprintable() for line in lines)
+    assert sum(r"\x1b[31m" in line for line in lines) == 3
