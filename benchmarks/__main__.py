@@ -22,6 +22,7 @@ NAMES = (
     "fusion",
     "estimators",
     "histograms",
+    "defaults",
     "privacy",
     "gpu",
 )

@@ -15,7 +15,6 @@ many tries of its learning rate.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from dataclasses import dataclass, replace
 from functools import partial
@@ -27,9 +26,8 @@ if not __package__:
 
     __package__ = _script.package
 
-from .harness import JobError
 from .problems import use_devices
-from .record import command, parser, positive, table, write
+from .record import command, parser, positive, stored, table, write
 
 DELTA, TRIAL_SEED = 1e-4, 100
 
@@ -212,12 +210,7 @@ class _Record:
     def __init__(self, args: argparse.Namespace):
         self.path: Path | None = args.json
         self.settings = {"study": args.study, "seeds": args.seeds, "rounds": args.rounds, "quick": args.quick}
-        self.results: dict[str, Any] = {}
-        if self.path and self.path.exists():
-            stored = json.loads(self.path.read_text())
-            if stored["settings"] != self.settings:
-                raise JobError(f"{self.path} holds another setting: {stored['settings']}")
-            self.results = stored["results"]
+        self.results = stored(self.path, self.settings)
 
     def try_out(self, program: str, tries: list[tuple[float, float]], setting: _Setting) -> None:
         """Runs the tries that are not in the record yet, and writes them."""

@@ -156,6 +156,20 @@ def write(path: Path | None, benchmark: str, settings: Mapping[str, Any], result
     path.write_text(text)
 
 
+def stored(path: Path | None, settings: Mapping[str, Any]) -> dict[str, Any]:
+    """The results of a record that an interrupted benchmark goes on with; empty where there is none.
+
+    Raises:
+      JobError: for a record of other settings.
+    """
+    if path is None or not path.exists():
+        return {}
+    record = json.loads(path.read_text())
+    if record["settings"] != json.loads(json.dumps(settings)):
+        raise JobError(f"{path} holds another setting: {record['settings']}")
+    return record["results"]
+
+
 def environment() -> dict[str, Any]:
     """Versions, machine, flags and commit. The devices that jax had are in the contenders' facts."""
     names = sorted(n for n in os.environ if n.startswith(FLAG_PREFIXES) and not n.endswith(("_DIR", "_PATH")))

@@ -25,6 +25,7 @@ NAMES = (
     "fusion",
     "estimators",
     "histograms",
+    "defaults",
     "privacy",
     "gpu",
 )
@@ -268,6 +269,18 @@ def test_privacy_chooses_on_examples_set_apart_and_goes_on_where_it_was_interrup
             assert all(0 <= value <= 1 for value in run[which])
     other = python("-m", "benchmarks", *study, "--json", str(tmp_path / "made" / "record.json"), status=1)
     assert "holds another setting" in other.stderr
+
+
+@pytest.mark.slow
+def test_defaults_keeps_every_try_and_goes_on_where_it_was_interrupted(tmp_path: Path):
+    two = record(tmp_path, "defaults", "--methods", "perfedavg", "--data", "digits", "mnist")["results"]
+    assert set(two) == {"perfedavg"}
+    rates = {one["set"]["alpha"] for one in two["perfedavg"]["digits"]["tries"]}
+    assert {1e-3, 0.1} < rates  # the paper's value is among the tries
+    more = record(tmp_path, "defaults", "--methods", "perfedavg", "fml", "--data", "digits", "mnist")["results"]
+    assert more["perfedavg"] == two["perfedavg"]
+    for one in more["fml"]["mnist"]["tries"]:
+        assert one["accuracy"] == pytest.approx(sum(one["clients"]) / len(one["clients"]), abs=1e-4)
 
 
 @pytest.mark.slow

@@ -1,0 +1,241 @@
+"""Defaults: each method's deciding hyper-parameters, tried on validation examples of three data sets together.
+
+    python -m benchmarks defaults --data-dir DIR --json FILE
+
+Digits, MNIST and CIFAR-10 are dealt as their presets say, a fifth of each client's training examples is set apart, and
+every try of a method trains on the rest with the same seed: the tries of one method are runs of one program. Scored is
+the accuracy of the personalised models on the examples set apart, averaged over the data sets, never on test examples.
+A default moves to the best try only where its lead over the old one, paired over the clients of all data sets, is above
+two standard errors; else it stays. Every try is in the record, which is written after each program: a search that was
+interrupted goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import math
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+if not __package__:
+    import _script
+
+    __package__ = _script.package
+
+from .problems import use_devices
+from .record import command, parser, stored, table, write
+
+SEED = 100
+ROUNDS = {"digits": 100, "mnist": 150, "cifar10": 150}
+"""Digits as in the preset; half of MNIST's and a tenth of CIFAR-10's: the search takes an hour or two of one core."""
+DEVIATIONS = 2.0
+"""By how many standard errors a try must lead before it replaces a default."""
+
+Try = dict[str, float]
+
+
+def _grid(**values: Iterable[float]) -> list[Try]:
+    return [dict(zip(values, row, strict=True)) for row in itertools.product(*values.values())]
+
+
+def _tied(names: tuple[str, ...], values: Iterable[float]) -> list[Try]:
+    return [dict.fromkeys(names, value) for value in values]
+
+
+RATES = _grid(lr=(0.03, 0.1, 0.2))
+PRIOR = _grid(scale_floor=(1e-3, 0.01, 0.1, 0.3), lr_location=(0.1, 1.0))
+TRIES: dict[str, list[Try]] = {
+    "perfedavg": _grid(alpha=(1e-3, 0.01, 0.03, 0.1), lr=(0.075, 0.15)),
+    "scaffold": _grid(lr=(0.01, 0.03, 0.05, 0.1)),
+    "fml": _tied(("alpha", "beta"), (0.25, 0.5, 0.75, 0.9)),
+    "fedrep": RATES,
+    "l2gd": [{"lam": lam, "p": p} for lam, p in ((0.5, 0.1), (0.1, 0.1), (0.1, 0.02), (0.02, 0.02), (0.04, 0.01))],
+    "map-gaussian": PRIOR,
+    "map-laplace": PRIOR,
+    "local": RATES,
+    "fedavg": RATES,
+    "fedavg-ft": RATES,
+    "fedprox": _grid(prox=(0.01, 0.1, 1.0)),
+    "fedper": RATES,
+    "ditto": _grid(lam=(0.01, 0.1, 0.3, 1.0)),
+    "pfedme": [{"lam": lam, "lr_global": eta} for lam, eta in ((0.5, 0.2), (0.1, 0.1), (0.5, 1.0), (2.0, 0.2))],
+    "apfl": _grid(alpha_init=(0.25, 0.5, 0.75)),
+    "quped": _grid(lam=(0.1, 0.25, 0.5, 1.0)),
+    "map-kd": _grid(c=(1.0, 5.0), scale_floor=(0.5, 1.0)),
+    "fedbn": RATES,
+    "adaped": _grid(psi_init=(1.0, 3.5), c=(1.0, 5.0)),
+    "adamix": _grid(scale_floor=(1e-3, 0.01, 0.1)),
+    "ifca": RATES,
+    "network-lasso": _grid(lam=(0.003, 0.01, 0.03, 0.1)),
+    "fedem": _grid(lr=(0.1, 0.2, 0.3)),
+}
+"""The tries of each method, its default of before the search among them. PersFL, which distils FedAvg's models, keeps
+FedAvg's rate."""
+BEFORE: dict[str, Try] = {
+    "perfedavg": {"alpha": 1e-3, "lr": 0.075},
+    "scaffold": {"lr": 0.01},
+    "fml": {"alpha": 0.25, "beta": 0.25},
+    "l2gd": {"lam": 0.5, "p": 0.1},
+    "map-gaussian": {"scale_floor": 0.01, "lr_location": 0.1},
+    "map-laplace": {"scale_floor": 0.01, "lr_location": 0.1},
+    "fedprox": {"prox": 0.1},
+    "ditto": {"lam": 0.1},
+    "pfedme": {"lam": 0.5, "lr_global": 0.2},
+    "apfl": {"alpha_init": 0.5},
+    "quped": {"lam": 0.25},
+    "map-kd": {"c": 1.0, "scale_floor": 0.5},
+    "adaped": {"psi_init": 3.5, "c": 5.0},
+    "adamix": {"scale_floor": 0.01},
+    "network-lasso": {"lam": 0.03},
+    "fedem": {"lr": 0.2},
+} | {name: {"lr": 0.1} for name in ("fedrep", "local", "fedavg", "fedavg-ft", "fedper", "fedbn", "ifca")}
+"""The defaults of version 0.1, which were the papers' where those state them."""
+OPTIONS: dict[str, list[dict[str, Any]]] = {"fedrep": [{}, {"head_steps": 2}]}
+"""Static options that are tried beside the default ones, each a program of its own."""
+MODELS = {"fedbn": {"mnist": "cnn-gn", "cifar10": "cnn-gn"}}
+"""Models other than the preset's; FedBN needs a normalisation, which no preset of digits has."""
+
+
+@command
+def main(argv: list[str] | None = None) -> None:
+    args = _parser().parse_args(argv)
+    from jaxpfl.experiment import compile_cache
+
+    use_devices()
+    compile_cache.enable()
+    record = _Record(args)
+    names = args.methods or list(TRIES)
+    for data in args.data:
+        held_out = _HeldOut(data, args)
+        for name in names:
+            if name == "fedbn" and data not in MODELS[name]:
+                continue
+            for options in OPTIONS.get(name, [{}]):
+                record.take(name, options, data, held_out)
+    record.show(names, args.data)
+
+
+def _parser() -> argparse.ArgumentParser:
+    options = parser("defaults", __doc__)
+    options.add_argument("--methods", nargs="+", choices=sorted(TRIES), metavar="NAME", help="all unless given")
+    options.add_argument("--data", nargs="+", choices=sorted(ROUNDS), default=list(ROUNDS), metavar="NAME")
+    return options
+
+
+class _HeldOut:
+    """A data set with examples set apart in the place of its test examples."""
+
+    def __init__(self, data: str, args: argparse.Namespace):
+        from jaxpfl.experiment.config import RunConfig, resolve
+        from jaxpfl.experiment.setup import load_federation
+
+        small: dict[str, Any] = {"clients": 6, "cohort": 3} if args.quick else {}
+        name = "digits" if args.quick else data
+        self.config = resolve(RunConfig(name, args.data_dir, validation_share=0.2, **small))
+        self.rounds = 2 if args.quick else ROUNDS[data]
+        self.data = data
+        _, federation = load_federation(self.config)
+        self.federation = federation._replace(test=federation.validation)
+
+    def accuracies(self, method: str, options: Mapping[str, Any], tries: list[Try]) -> Any:
+        """Validation accuracy of every client's personalised model, [tries, m]."""
+        import jaxpfl
+        from jaxpfl.experiment.setup import require
+
+        config = self.config
+        return jaxpfl.fit(
+            method,
+            self.federation,
+            model=MODELS.get(method, {}).get(self.data) or require(config.model),
+            rounds=self.rounds,
+            cohort=config.cohort,
+            local_steps=require(config.local_steps),
+            batch_size=require(config.batch_size),
+            seeds=[SEED] * len(tries),
+            hyper={name: [one[name] for one in tries] for name in _with_rates(method, tries)},
+            options=dict(options),
+        ).personalized_accuracy
+
+
+def _with_rates(method: str, tries: list[Try]) -> list[str]:
+    """The names that the tries set; where they set ``lr``, every rate that ``--lr`` stands for goes with it."""
+    import dataclasses
+
+    import jaxpfl
+
+    names = list(tries[0])
+    if "lr" in names:
+        rates = [f.name for f in dataclasses.fields(jaxpfl.METHODS[method].hyper) if f.metadata["is_rate"]]
+        for one in tries:
+            one |= dict.fromkeys(set(rates) - set(names), one["lr"])
+        names += [name for name in rates if name not in names]
+    return names
+
+
+class _Record:
+    """What was found so far, in the file where one was asked for."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.path: Path | None = args.json
+        self.settings = {"rounds": ROUNDS, "seed": SEED, "quick": args.quick}
+        self.results = stored(self.path, self.settings)
+
+    def take(self, method: str, options: dict[str, Any], data: str, held_out: _HeldOut) -> None:
+        """Makes a method's tries on one data set, unless the record has them."""
+        label = " ".join([method, *(f"{name}={value}" for name, value in options.items())])
+        known = self.results.setdefault(label, {})
+        if data in known:
+            return
+        began = time.monotonic()
+        tries = [dict(one) for one in TRIES[method]]
+        scores = held_out.accuracies(method, options, tries)
+        seconds = time.monotonic() - began
+        found = [
+            {"set": one, "accuracy": float(own.mean()), "clients": [round(float(a), 4) for a in own]}
+            for one, own in zip(tries, scores, strict=True)
+        ]
+        known[data] = {"tries": found, "seconds": seconds}
+        best = max(found, key=lambda one: one["accuracy"])
+        print(f"{seconds:6.0f} s  {label} on {data}: {best['set']} {100 * best['accuracy']:.2f}", flush=True)
+        write(self.path, "defaults", self.settings, self.results)
+
+    def show(self, names: list[str], data: list[str]) -> None:
+        """Prints each try's accuracies, its lead over the default of before the search, and what follows."""
+        for name in names:
+            rows, default = [], None
+            for label in (one for one in self.results if one.split()[0] == name):
+                on = [d for d in data if d in self.results[label]]
+                for i, one in enumerate(TRIES[name]):
+                    found = [self.results[label][d]["tries"][i] for d in on]
+                    clients = [accuracy for each in found for accuracy in each["clients"]]
+                    setting = " ".join([*label.split()[1:], *(f"{k}={v:g}" for k, v in one.items())])
+                    if label == name and one == BEFORE[name]:
+                        default, setting = clients, f"{setting} (default)"
+                    rows.append((setting, *(f"{100 * each['accuracy']:.2f}" for each in found), clients))
+            if default is None:
+                continue
+            leads = [_lead(clients, default) for *_, clients in rows]
+            cells = [
+                (*row, f"{mean:.2f}", f"{lead:+.2f}", f"{error:.2f}")
+                for (*row, _), (mean, lead, error) in zip(rows, leads, strict=True)
+            ]
+            table(f"{name}: validation accuracy in %", ("", *on, "mean", "lead", "s.e."), cells)
+            best = max(range(len(rows)), key=lambda i: leads[i][0])
+            _, lead, error = leads[best]
+            print("stays" if lead <= DEVIATIONS * error else f"moves to {rows[best][0]}")
+
+
+def _lead(clients: list[float], default: list[float]) -> tuple[float, float, float]:
+    """The mean over clients in %, its lead over the default's, and that lead's standard error over clients."""
+    import numpy as np
+
+    difference = 100 * (np.array(clients) - np.array(default))
+    error = difference.std(ddof=1) / math.sqrt(len(difference))
+    return 100 * float(np.mean(clients)), float(difference.mean()), float(error)
+
+
+if __name__ == "__main__":
+    main()
