@@ -49,12 +49,12 @@ RATES = _grid(lr=(0.03, 0.1, 0.2))
 PRIOR = _grid(scale_floor=(1e-3, 0.01, 0.1, 0.3), lr_location=(0.1, 1.0))
 TRIES: dict[str, list[Try]] = {
     "perfedavg": _grid(alpha=(1e-3, 0.01, 0.03, 0.1), lr=(0.075, 0.15)),
-    "scaffold": _grid(lr=(0.01, 0.03, 0.05, 0.1)),
+    "scaffold": _grid(lr=(0.01, 0.015, 0.02, 0.03, 0.05, 0.1)),
     "fml": _tied(("alpha", "beta"), (0.25, 0.5, 0.75, 0.9)),
     "fedrep": RATES,
     "l2gd": [{"lam": lam, "p": p} for lam, p in ((0.5, 0.1), (0.1, 0.1), (0.1, 0.02), (0.02, 0.02), (0.04, 0.01))],
     "map-gaussian": PRIOR,
-    "map-laplace": PRIOR,
+    "map-laplace": PRIOR + _grid(scale_floor=(0.6, 1.0), lr_location=(1.0,)),
     "local": RATES,
     "fedavg": RATES,
     "fedavg-ft": RATES,
@@ -155,24 +155,20 @@ class _HeldOut:
             local_steps=require(config.local_steps),
             batch_size=require(config.batch_size),
             seeds=[SEED] * len(tries),
-            hyper={name: [one[name] for one in tries] for name in _with_rates(method, tries)},
+            hyper=_values(method, tries),
             options=dict(options),
         ).personalized_accuracy
 
 
-def _with_rates(method: str, tries: list[Try]) -> list[str]:
-    """The names that the tries set; where they set ``lr``, every rate that ``--lr`` stands for goes with it."""
-    import dataclasses
-
+def _values(method: str, tries: list[Try]) -> dict[str, list[float]]:
+    """The tries as one value for each run; where they set ``lr``, every rate that ``--lr`` stands for goes with it."""
     import jaxpfl
+    from jaxpfl.algorithms.hyper import rates
 
-    names = list(tries[0])
-    if "lr" in names:
-        rates = [f.name for f in dataclasses.fields(jaxpfl.METHODS[method].hyper) if f.metadata["is_rate"]]
-        for one in tries:
-            one |= dict.fromkeys(set(rates) - set(names), one["lr"])
-        names += [name for name in rates if name not in names]
-    return names
+    values = {name: [one[name] for one in tries] for name in tries[0]}
+    if "lr" in values:
+        values |= {name: values["lr"] for name in rates(jaxpfl.METHODS[method].hyper) if name not in values}
+    return values
 
 
 class _Record:
@@ -184,21 +180,22 @@ class _Record:
         self.results = stored(self.path, self.settings)
 
     def take(self, method: str, options: dict[str, Any], data: str, held_out: _HeldOut) -> None:
-        """Makes a method's tries on one data set, unless the record has them."""
+        """Makes those of a method's tries on one data set that the record has not."""
         label = " ".join([method, *(f"{name}={value}" for name, value in options.items())])
-        known = self.results.setdefault(label, {})
-        if data in known:
+        known = self.results.setdefault(label, {}).setdefault(data, {"tries": [], "seconds": 0.0})
+        made = [each["set"] for each in known["tries"]]
+        tries = [one for one in TRIES[method] if one not in made]
+        if not tries:
             return
         began = time.monotonic()
-        tries = [dict(one) for one in TRIES[method]]
         scores = held_out.accuracies(method, options, tries)
         seconds = time.monotonic() - began
-        found = [
+        known["seconds"] += seconds
+        known["tries"] += [
             {"set": one, "accuracy": float(own.mean()), "clients": [round(float(a), 4) for a in own]}
             for one, own in zip(tries, scores, strict=True)
         ]
-        known[data] = {"tries": found, "seconds": seconds}
-        best = max(found, key=lambda one: one["accuracy"])
+        best = max(known["tries"], key=lambda one: one["accuracy"])
         print(f"{seconds:6.0f} s  {label} on {data}: {best['set']} {100 * best['accuracy']:.2f}", flush=True)
         write(self.path, "defaults", self.settings, self.results)
 
@@ -208,8 +205,8 @@ class _Record:
             rows, default = [], None
             for label in (one for one in self.results if one.split()[0] == name):
                 on = [d for d in data if d in self.results[label]]
-                for i, one in enumerate(TRIES[name]):
-                    found = [self.results[label][d]["tries"][i] for d in on]
+                for one in TRIES[name]:
+                    found = [each for d in on for each in self.results[label][d]["tries"] if each["set"] == one]
                     clients = [accuracy for each in found for accuracy in each["clients"]]
                     setting = " ".join([*label.split()[1:], *(f"{k}={v:g}" for k, v in one.items())])
                     if label == name and one == BEFORE[name]:
