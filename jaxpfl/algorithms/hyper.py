@@ -15,6 +15,8 @@ from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.types import Array, Scalar
 
 H = TypeVar("H")
+PAPER = "paper"
+"""The value that stands for the paper's own."""
 
 
 def hyper(
@@ -25,6 +27,7 @@ def hyper(
     high: float = math.inf,
     positive: bool = False,
     is_rate: bool = False,
+    paper: float | None = None,
 ) -> Any:
     """A hyper-parameter's field.
 
@@ -34,8 +37,10 @@ def hyper(
       low, high: the allowed closed interval.
       positive: whether ``low`` itself is excluded.
       is_rate: whether ``--lr`` and ``fit(lr=)`` set it.
+      paper: the value that the method's paper, or the one that compares with it, gives, where the default is another:
+        what the text ``"paper"`` stands for in `replace`.
     """
-    metadata = {"doc": doc, "low": low, "high": high, "open": positive, "is_rate": is_rate}
+    metadata = {"doc": doc, "low": low, "high": high, "open": positive, "is_rate": is_rate, "paper": paper}
     return struct.field(default=default, metadata=metadata)
 
 
@@ -76,24 +81,29 @@ def check(method: str, hp: Any) -> None:
             raise JaxpflError(f"{method}.{field.name} must be {low}{high}, got {value}")
 
 
-def replace(method: str, hp: H, values: Mapping[str, float | Sequence[float]]) -> H:
+def replace(method: str, hp: H, values: Mapping[str, float | str | Sequence[float]]) -> H:
     """``hp`` with some values replaced, checked; a sequence gives one value to each run of a sweep.
+
+    The text ``"paper"`` is the paper's value of a hyper-parameter whose default is another.
 
     Raises:
       JaxpflError: for a name that the method does not have, or a value outside its range.
     """
-    names = [field.name for field in dataclasses.fields(hp)]  # type: ignore[arg-type]
+    fields = {field.name: field for field in dataclasses.fields(hp)}  # type: ignore[arg-type]
     for name in values:
-        if name not in names:
-            raise unknown_name(f"hyper-parameter of {method}", name, names)
-    leaves = {name: _leaf(f"{method}.{name}", value) for name, value in values.items()}
+        if name not in fields:
+            raise unknown_name(f"hyper-parameter of {method}", name, list(fields))
+    leaves = {name: _leaf(f"{method}.{name}", value, fields[name]) for name, value in values.items()}
     new = dataclasses.replace(hp, **leaves)  # type: ignore[type-var]
     check(method, new)
     return new
 
 
-def _leaf(name: str, value: Any) -> Any:
+def _leaf(name: str, value: Any, field: dataclasses.Field[Any]) -> Any:
     """A number, or one array for a sweep: a list would be a tree of numbers."""
+    if isinstance(value, str) and value == PAPER:
+        paper = field.metadata["paper"]
+        return field.default if paper is None else paper
     try:
         leaf = np.asarray(value)
     except ValueError:  # lists of unequal length

@@ -9,6 +9,7 @@ from typing import Any
 import docstring_parser
 
 from jaxpfl.algorithms import METHODS, Method
+from jaxpfl.algorithms.hyper import PAPER
 from jaxpfl.cli.help import filled, table
 
 
@@ -25,7 +26,7 @@ def _all() -> str:
 
 
 def _one(method: Method) -> str:
-    texts = {field.name: field.metadata["doc"] for field in dataclasses.fields(method.hyper)}
+    texts = {field.name: _explained(field) for field in dataclasses.fields(method.hyper)}
     for param in docstring_parser.parse(method.build.__doc__ or "").params:
         texts |= dict.fromkeys(param.arg_name.split(", "), " ".join((param.description or "").split()))
     rows = [(f"{name}={value}", _plain(texts[name])) for name, value in _settings(method).items()]
@@ -35,6 +36,11 @@ def _one(method: Method) -> str:
 
 def _summary(method: Method) -> str:
     return _plain(docstring_parser.parse(method.build.__doc__ or "").short_description or "")
+
+
+def _explained(field: dataclasses.Field[Any]) -> str:
+    paper = field.metadata["paper"]
+    return field.metadata["doc"] + ("" if paper is None else f" ({PAPER}: {paper:g})")
 
 
 def _plain(text: str) -> str:

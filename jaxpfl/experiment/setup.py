@@ -14,7 +14,7 @@ import numpy as np
 
 from jaxpfl import algorithms, choices, compression, data, participation
 from jaxpfl.algorithms import LocalWork
-from jaxpfl.algorithms.hyper import replace, with_rate, with_server_rate
+from jaxpfl.algorithms.hyper import PAPER, replace, with_rate, with_server_rate
 from jaxpfl.algorithms.server_optimizer import check_rate
 from jaxpfl.engine import Simulation, accounted
 from jaxpfl.engine.assemble import build, draw_cohorts, make_simulation, make_task, weighting_under
@@ -313,7 +313,9 @@ def method_options(config: RunConfig, name: str, methods: tuple[str, ...]) -> di
     return _split_settings(config, name, methods)[1]
 
 
-def _split_settings(config: RunConfig, name: str, methods: tuple[str, ...]) -> tuple[dict[str, float], dict[str, Any]]:
+def _split_settings(
+    config: RunConfig, name: str, methods: tuple[str, ...]
+) -> tuple[dict[str, float | str], dict[str, Any]]:
     """The ``--set`` entries of a method as (hyper-parameters, static options), values parsed."""
     method, hyper, options = algorithms.get(name), {}, {}
     names = [field.name for field in dataclasses.fields(method.hyper)]
@@ -323,5 +325,5 @@ def _split_settings(config: RunConfig, name: str, methods: tuple[str, ...]) -> t
         elif key not in names:
             raise unknown_name(f"hyper-parameter of {name}", key, [*names, *method.options])
         else:
-            hyper[key] = choices.typed(f"{name}.{key}", text, float)
+            hyper[key] = text if text == PAPER else choices.typed(f"{name}.{key}", text, float)
     return hyper, options
