@@ -18,7 +18,7 @@ import math
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 if not __package__:
     import _script
@@ -202,36 +202,74 @@ class _Record:
     def show(self, names: list[str], data: list[str]) -> None:
         """Prints each try's accuracies, its lead over the default of before the search, and what follows."""
         for name in names:
-            rows, default = [], None
-            for label in (one for one in self.results if one.split()[0] == name):
-                on = [d for d in data if d in self.results[label]]
-                for one in TRIES[name]:
-                    found = [each for d in on for each in self.results[label][d]["tries"] if each["set"] == one]
-                    clients = [accuracy for each in found for accuracy in each["clients"]]
-                    setting = " ".join([*label.split()[1:], *(f"{k}={v:g}" for k, v in one.items())])
-                    if label == name and one == BEFORE[name]:
-                        default, setting = clients, f"{setting} (default)"
-                    rows.append((setting, *(f"{100 * each['accuracy']:.2f}" for each in found), clients))
-            if default is None:
+            rows = compared(name, self.results, data)
+            if not rows:
                 continue
-            leads = [_lead(clients, default) for *_, clients in rows]
             cells = [
-                (*row, f"{mean:.2f}", f"{lead:+.2f}", f"{error:.2f}")
-                for (*row, _), (mean, lead, error) in zip(rows, leads, strict=True)
+                (
+                    " ".join([*row.options, *(f"{k}={v:g}" for k, v in row.set.items())]),
+                    *(f"{100 * accuracy:.2f}" for accuracy in row.accuracies),
+                    f"{row.mean:.2f}",
+                    f"{row.lead:+.2f}",
+                    f"{row.error:.2f}",
+                )
+                for row in rows
             ]
+            on = [one for one in data if one in self.results[name]]
             table(f"{name}: validation accuracy in %", ("", *on, "mean", "lead", "s.e."), cells)
-            best = max(range(len(rows)), key=lambda i: leads[i][0])
-            _, lead, error = leads[best]
-            print("stays" if lead <= DEVIATIONS * error else f"moves to {rows[best][0]}")
+            chosen = choice(name, rows)
+            print("stays" if chosen == (BEFORE[name], ()) else f"moves to {chosen}")
 
 
-def _lead(clients: list[float], default: list[float]) -> tuple[float, float, float]:
-    """The mean over clients in %, its lead over the default's, and that lead's standard error over clients."""
+class Compared(NamedTuple):
+    """A try on all data sets together.
+
+    Attributes:
+      options: static options, as text.
+      set: the hyper-parameters.
+      accuracies: on each data set.
+      mean: of the clients of all data sets, in %.
+      lead, error: of that mean over the default's of before the search, and its standard error over clients, paired.
+    """
+
+    options: tuple[str, ...]
+    set: Try
+    accuracies: list[float]
+    mean: float
+    lead: float
+    error: float
+
+
+def compared(name: str, results: Mapping[str, Any], data: Iterable[str] = tuple(ROUNDS)) -> list[Compared]:
+    """A method's tries in a record; none where the record lacks a data set, or the default of before the search."""
     import numpy as np
 
-    difference = 100 * (np.array(clients) - np.array(default))
-    error = difference.std(ddof=1) / math.sqrt(len(difference))
-    return 100 * float(np.mean(clients)), float(difference.mean()), float(error)
+    data = [one for one in data if name not in MODELS or one in MODELS[name]]
+    if not set(data) <= set(results.get(name, {})):
+        return []
+
+    found = []
+    for label in (one for one in results if one.split()[0] == name):
+        for one in TRIES[name]:
+            each = [t for d in data for t in results[label].get(d, {"tries": ()})["tries"] if t["set"] == one]
+            clients = np.array([accuracy for t in each for accuracy in t["clients"]])
+            found.append((tuple(label.split()[1:]), one, [t["accuracy"] for t in each], clients))
+    default = next((clients for options, one, _, clients in found if not options and one == BEFORE[name]), None)
+    if default is None:
+        return []
+    rows = []
+    for options, one, accuracies, clients in found:
+        if len(clients) == len(default):
+            lead = 100 * (clients - default)
+            error = lead.std(ddof=1) / math.sqrt(len(lead))
+            rows.append(Compared(options, one, accuracies, 100 * clients.mean(), lead.mean(), error))
+    return rows
+
+
+def choice(name: str, rows: list[Compared]) -> tuple[Try, tuple[str, ...]]:
+    """The hyper-parameters and static options that the rule of this search makes the default."""
+    best = max(rows, key=lambda row: row.mean)
+    return (best.set, best.options) if best.lead > DEVIATIONS * best.error else (BEFORE[name], ())
 
 
 if __name__ == "__main__":

@@ -13,16 +13,25 @@ from __future__ import annotations
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
 from jaxpfl import trees
 from jaxpfl.algorithms.averaging import increment
-from jaxpfl.algorithms.hyper import AveragingHyper
+from jaxpfl.algorithms.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
 from jaxpfl.algorithms.own_part import head_and_body, keeping_own_part
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, ClientContext, Message, Upload
-from jaxpfl.types import Array, Key, Metrics, PyTree, Splits
+from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+
+
+@struct.dataclass
+class FedRepHyper(AveragingHyper):
+    """FedRep's hyper-parameters. Head and body take half of the steps each, so the rate is twice that of others, and
+    the best on examples set apart of three data sets (``benchmarks/defaults.py``)."""
+
+    lr: Scalar = hyper(0.2, "learning rate of the local steps", positive=True, is_rate=True, paper=0.1)
 
 
 def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int = 0) -> Algorithm:
@@ -51,7 +60,7 @@ def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int 
     total = of_head + of_body
 
     def update(
-        key: Key, hp: AveragingHyper, ctx: ClientContext, message: Message, head: PyTree, splits: Splits
+        key: Key, hp: FedRepHyper, ctx: ClientContext, message: Message, head: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
         optimizer = work.descent(hp.lr * hp.decay(ctx.round, total), hp.weight_decay)
 

@@ -14,14 +14,14 @@ from jaxpfl.algorithms.fedavg import FedProxHyper, fedavg, fedavg_ft, fedprox
 from jaxpfl.algorithms.fedbn import fedbn
 from jaxpfl.algorithms.fedem import FedEMHyper, fedem
 from jaxpfl.algorithms.fedper import fedper
-from jaxpfl.algorithms.fedrep import fedrep
+from jaxpfl.algorithms.fedrep import FedRepHyper, fedrep
 from jaxpfl.algorithms.fml import FMLHyper, fml
 from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper
 from jaxpfl.algorithms.ifca import ifca
 from jaxpfl.algorithms.l2gd import L2GDHyper, l2gd
 from jaxpfl.algorithms.local import local
 from jaxpfl.algorithms.map_distillation import MapDistillationHyper, map_kd
-from jaxpfl.algorithms.map_personalization import MapHyper, map_gaussian, map_laplace
+from jaxpfl.algorithms.map_personalization import LaplaceHyper, MapHyper, map_gaussian, map_laplace
 from jaxpfl.algorithms.network_lasso import NetworkHyper, network_lasso
 from jaxpfl.algorithms.perfedavg import PerFedAvgHyper, perfedavg
 from jaxpfl.algorithms.persfl import persfl, persfl_gd
@@ -76,13 +76,13 @@ METHODS: Mapping[str, Method] = {
         Method("fedbn", fedbn, AveragingHyper()),
         Method("adaped", adaped, AdaPeDHyper(), step_noise=True, scales=1),
         Method("fedper", fedper, AveragingHyper()),
-        Method("fedrep", fedrep, AveragingHyper()),
+        Method("fedrep", fedrep, FedRepHyper()),
         Method("ifca", ifca, AveragingHyper()),
         Method("fedem", fedem, FedEMHyper(), step_noise=True),
         Method("persfl", persfl, AveragingHyper()),
         Method("persfl-gd", persfl_gd, AveragingHyper()),
         Method("map-gaussian", map_gaussian, MapHyper()),
-        Method("map-laplace", map_laplace, MapHyper()),
+        Method("map-laplace", map_laplace, LaplaceHyper()),
         Method("map-kd", map_kd, MapDistillationHyper()),
         Method("adamix", adamix, MapHyper(), releases=lambda options: options["em_steps"]),
         Method("pooled", pooled, SgdHyper(), pooled=True),
