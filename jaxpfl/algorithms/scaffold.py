@@ -42,8 +42,8 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 class ScaffoldHyper(AveragingHyper):
     """SCAFFOLD's hyper-parameters. The rate is a fifth of FedAvg's: the correction does not shrink within a round as a
     client's own gradient does, so that the way of tau steps must be short where the loss is curved, the shorter the
-    fewer take part. On MNIST with three classes a client and one in ten in a round, ten steps of 0.03 diverge; on digits
-    and CIFAR-10 0.05 is better. The default is the best on the three together (``benchmarks/defaults.py``)."""
+    fewer take part. On MNIST with three classes a client and one in ten in a round, ten steps of 0.03 diverge; on
+    digits and CIFAR-10 0.05 is better. The default is the best on the three together (``benchmarks/defaults.py``)."""
 
     lr: Scalar = hyper(0.02, "learning rate of the local steps", positive=True, is_rate=True)
 
