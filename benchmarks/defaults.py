@@ -6,7 +6,8 @@ Digits, MNIST and CIFAR-10 are dealt as their presets say, a fifth of each clien
 every try of a method trains on the rest with the same seed: the tries of one method are runs of one program. Scored is
 the accuracy of the personalised models on the examples set apart, averaged over the data sets, never on test examples.
 A default moves to the best try only where its lead over the old one, paired over the clients of all data sets, is above
-two standard errors; else it stays. Every try is in the record, which is written after each program: a search that was
+two standard errors; else it stays. Of tries that are level with the best, by the same measure, the one that changes the
+fewest values is taken. Every try is in the record, which is written after each program: a search that was
 interrupted goes on.
 """
 
@@ -230,6 +231,7 @@ class Compared(NamedTuple):
       accuracies: on each data set.
       mean: of the clients of all data sets, in %.
       lead, error: of that mean over the default's of before the search, and its standard error over clients, paired.
+      clients: the accuracy of every client, in %.
     """
 
     options: tuple[str, ...]
@@ -238,6 +240,7 @@ class Compared(NamedTuple):
     mean: float
     lead: float
     error: float
+    clients: Any
 
 
 def compared(name: str, results: Mapping[str, Any], data: Iterable[str] = tuple(ROUNDS)) -> list[Compared]:
@@ -260,16 +263,32 @@ def compared(name: str, results: Mapping[str, Any], data: Iterable[str] = tuple(
     rows = []
     for options, one, accuracies, clients in found:
         if len(clients) == len(default):
-            lead = 100 * (clients - default)
-            error = lead.std(ddof=1) / math.sqrt(len(lead))
-            rows.append(Compared(options, one, accuracies, 100 * clients.mean(), lead.mean(), error))
+            lead, error = _lead(100 * clients, 100 * default)
+            rows.append(Compared(options, one, accuracies, 100 * clients.mean(), lead, error, 100 * clients))
     return rows
+
+
+def _lead(clients: Any, others: Any) -> tuple[float, float]:
+    """The mean difference and its standard error, of the accuracies of the same clients."""
+    difference = clients - others
+    return difference.mean(), difference.std(ddof=1) / math.sqrt(len(difference))
 
 
 def choice(name: str, rows: list[Compared]) -> tuple[Try, tuple[str, ...]]:
     """The hyper-parameters and static options that the rule of this search makes the default."""
     best = max(rows, key=lambda row: row.mean)
-    return (best.set, best.options) if best.lead > DEVIATIONS * best.error else (BEFORE[name], ())
+    if best.lead <= DEVIATIONS * best.error:
+        return BEFORE[name], ()
+
+    def changes(row: Compared) -> int:
+        return sum(value != BEFORE[name][key] for key, value in row.set.items()) + len(row.options)
+
+    def level(row: Compared) -> bool:
+        behind, error = _lead(best.clients, row.clients)
+        return behind <= DEVIATIONS * error and row.lead > DEVIATIONS * row.error
+
+    chosen = min((row for row in rows if row is best or level(row)), key=lambda row: (changes(row), -row.mean))
+    return chosen.set, chosen.options
 
 
 if __name__ == "__main__":

@@ -68,11 +68,9 @@ class MapHyper(SgdHyper):
 
 @struct.dataclass
 class LaplaceHyper(MapHyper):
-    """Hyper-parameters of the Laplace prior. Its floor and its center's rate are the best on examples set apart of
-    three data sets (``benchmarks/defaults.py``): at a floor of 0.01 it holds most entries at a center that is slow to
-    move."""
+    """Hyper-parameters of the Laplace prior. Its floor is the best on examples set apart of three data sets
+    (``benchmarks/defaults.py``): at 0.01 it holds most entries at a center that is slow to move."""
 
-    lr_location: Scalar = hyper(1.0, "rate of the prior's mean in a gradient message; decays as lr does", high=1.0)
     scale_floor: Scalar = hyper(0.3, "least scale of the prior", positive=True)
     scale_init: Scalar = hyper(0.3, "the prior's scale in round 0", positive=True)
 
