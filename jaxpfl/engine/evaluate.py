@@ -127,7 +127,7 @@ def make_adapt(
     Each starts as a new client does (``Client.init``), takes ``rounds`` rounds of ``Client.update`` with today's
     message at the rate of the last round, its uploads discarded, and is then personalised and scored as any other.
     ``before`` is what it has on arrival, without a local step. ``after`` has, where the method says how many, the
-    ``gradients`` that each evaluated in these rounds, [u] int32.
+    ``gradients`` that each evaluated in these rounds and for its personalised model, [u] int32.
 
     Args:
       plan: its groups and participation are those of the unseen clients.
@@ -156,7 +156,8 @@ def make_adapt(
             on_arrival = _personal(client, today, client_id, today.welcome, start, splits, 0)
             scores = _score(algorithm, client, task, today, personal._replace(before=on_arrival), examples)
             if client.gradients is not None:
-                scores["after"]["gradients"] = jnp.int32(today.rounds * client.gradients.update(ALL_STEPS, message))
+                in_rounds = today.rounds * client.gradients.update(ALL_STEPS, message)
+                scores["after"]["gradients"] = jnp.int32(in_rounds + client.gradients.personalize)
             return scores
 
         return arrive

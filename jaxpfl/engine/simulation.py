@@ -210,7 +210,7 @@ class Simulation:
         """Scores the unseen clients on their test examples: which model -> metric -> [S, u].
 
         ``before`` is what such a client has on arrival, ``after`` what it has after its rounds of adaptation; they took
-        the ``gradients`` in ``after``, where the method says how many.
+        the ``gradients`` in ``after``, those for the personalised model among them, where the method says how many.
 
         Args:
           state: after any round.

@@ -166,7 +166,8 @@ def _unseen(summary: dict[str, Any]) -> Any:
     table = _of_methods(
         f"unseen clients, on arrival, after {adapted} rounds of adaptation, and after as many as a trained client took "
         "part in",
-        "grad: gradients evaluated in these rounds",
+        "grad: gradients evaluated in these rounds and for the personalised model; the rounds change nothing where a "
+        "client keeps no model of its own",
         ("arrival", f"after {adapted}", "grad", "as trained", "rounds", "grad"),
     )
     for name, row in methods.items():
