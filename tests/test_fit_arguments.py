@@ -32,6 +32,7 @@ WRONG = [
     ("neighbours", 1.5, "neighbours must be a whole number, got 1.5"),
     ("num_classes", "3", "num_classes must be a whole number, got '3'"),
     *[(name, -1, f"{name} must be at least 1, got -1") for name in ("rounds", "local_steps", "batch_size")],
+    ("rounds", 2**31, "rounds must be at most 2147483647, got 2147483648"),
     ("cohort", -1, "cohort must be between 1 and the number of clients"),
     ("num_classes", 0, "num_classes is 0 but labels go up to 2"),
     ("dropout", "0.1", "dropout must be a number, got '0.1'"),

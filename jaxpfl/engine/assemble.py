@@ -169,10 +169,16 @@ def milestones(start: int, rounds: int, *every: int) -> Iterator[int]:
         yield start
 
 
+LARGEST = 2**31 - 1
+"""Of counts: what an int32 of a compiled program holds."""
+
+
 def check_positive(**values: Any) -> None:
-    """Refuses what is not a whole number of at least one, by name."""
+    """Refuses what is not a whole number from one to `LARGEST`, by name."""
     for name, value in values.items():
         if not isinstance(value, Integral) or isinstance(value, bool | np.bool_):
             raise JaxpflError(f"{name} must be a whole number, got {value!r}")
         if value < 1:
             raise JaxpflError(f"{name} must be at least 1, got {value}")
+        if value > LARGEST:
+            raise JaxpflError(f"{name} must be at most {LARGEST}, got {value}")

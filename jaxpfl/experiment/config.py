@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from jaxpfl import compression
-from jaxpfl.engine.assemble import check_positive
+from jaxpfl.engine.assemble import LARGEST, check_positive
 from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.experiment.presets import preset
@@ -141,9 +141,6 @@ class RunConfig(DataConfig):
     plan: ExecutionPlan = field(default_factory=ExecutionPlan)
     """How to execute: changes speed and memory, not results (up to the rounding of additions)."""
 
-
-LARGEST = 2**31 - 1
-"""Of counts: what an int32 of a compiled program holds."""
 
 _MAY_GROW = ("rounds",)
 # These do not change what the run is: how it executes, how often it is saved, and where its data lie and its first
