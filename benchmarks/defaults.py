@@ -1,4 +1,4 @@
-"""Defaults: each method's deciding hyper-parameters, tried on validation examples of three data sets together.
+"""Defaults of the methods, tried on validation examples of three data sets together.
 
     python -m benchmarks defaults --data-dir DIR --json FILE
 

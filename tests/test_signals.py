@@ -99,6 +99,15 @@ def test_a_process_that_was_forked_has_its_own_signals():
     assert ended(FORKS) == (7, "", "")
 
 
+@pytest.fixture
+def _interruptible():
+    """Ctrl-C as at a terminal: a test run in the background of a shell ignores it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
+@pytest.mark.usefixtures("_interruptible")
 def test_a_run_takes_the_first_signal_where_it_has_rounds_to_save():
     with Interrupt() as interrupt:
         interrupt.saves = True

@@ -115,7 +115,10 @@ def federate(
     if pool_test:
         source = pooled(source)
     if clients is not None and clients > len(source.y_train) and not drop_empty:
-        raise JaxpflError(f"{clients} clients are more than the {len(source.y_train)} examples")
+        raise JaxpflError(
+            f"{clients} clients are more than the {len(source.y_train)} examples, so that some have no training data: "
+            "use fewer, or leave them out with drop_empty (--drop-empty)"
+        )
     host_memory.check(
         _BYTES_PER_CLIENT * (clients or 1), f"the split among {clients} clients alone needs", "take fewer clients"
     )

@@ -187,9 +187,9 @@ def _run_method(
         while done < stop and not interrupt.asked:
             with pace.call(stop - done) as length, profile.rounds(done, length):
                 state, history = simulation.advance(state, length)
+            interrupt.saves = True  # before, it compiled
             records.append(_round_records(name, done, sent.along(history)))
             done += length
-            interrupt.saves = True  # before, it compiled
             loss = float(np.mean(history.get("train_loss", np.full((1, 1), np.nan))[:, -1]))
             reporter.progress(done, loss, accuracy)
         if done == stop and (done % config.eval_every == 0 or done == rounds):

@@ -44,7 +44,8 @@ def write_idx(folder: Path, name: str, array: np.ndarray, *, magic: int | None =
         (["run", "adaped", "--set", "c=five"], "adaped.c must be a float, got 'five'"),
         (["run", "fedavg-ft", "--set", "fine_tune_steps=-1"], "fine_tune_steps must be >= 0"),
         (["run", "local", "--batch-size", "500", "--strict"], "batch size 500 is larger"),
-        (["run", "local", "--local-steps", "3000000000"], "3000000000 local steps of 5 examples are too many"),
+        (["run", "local", "--local-steps", "3000000000"], "--local-steps must be at most 2147483647, got '3000000000'"),
+        (["run", "local", "--local-steps", "2000000000"], "2000000000 local steps of 5 examples are too many"),
         (
             ["run", "local", "--plan.clients", "0"],
             "plan.clients must be auto, map, vmap or a positive number",

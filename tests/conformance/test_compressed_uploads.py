@@ -69,10 +69,8 @@ def test_a_state_that_went_through_a_checkpoint_continues_bit_for_bit(name, fede
     simulation = made(name, federation, OWN[name])
     whole, history = simulation.advance(simulation.init([0, 1]), 5)
     state, _ = simulation.advance(simulation.init([0, 1]), 2)
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(2, state, 1.5)
-    with Checkpoints(tmp_path) as checkpoints:
-        again, _ = checkpoints.restore(simulation.init([0, 1]), print)
+    Checkpoints(tmp_path).save(2, state, 1.5)
+    again, _ = Checkpoints(tmp_path).restore(simulation.init([0, 1]), 2, print)
     again, after = simulation.advance(again, 3)
     for a, b in zip(
         jax.tree.leaves((whole._replace(key=(), noise=()), history["upload_bits"][:, 2:])),

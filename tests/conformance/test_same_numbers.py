@@ -120,10 +120,8 @@ def test_a_state_that_went_through_the_host_continues_bit_for_bit(method, federa
 
     simulation = simulate(method, federation)
     state, _ = simulation.advance(simulation.init([0, 1]), 2)
-    with Checkpoints(tmp_path) as checkpoints:
-        checkpoints.save(2, state, 1.5)
-    with Checkpoints(tmp_path) as checkpoints:
-        again, seconds = checkpoints.restore(simulation.init([0, 1]), print)
+    Checkpoints(tmp_path).save(2, state, 1.5)
+    again, seconds = Checkpoints(tmp_path).restore(simulation.init([0, 1]), 2, print)
     assert seconds == 1.5
     state, history = simulation.advance(state, 3)
     again, history_again = simulation.advance(again, 3)
