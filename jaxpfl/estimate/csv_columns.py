@@ -264,10 +264,16 @@ def _several(table: Table, columns: list[Column], text: str) -> list[Column]:
     return found
 
 
+_NAMED = 12
+"""Columns of a suggestion that are named one by one."""
+
+
 def _flags(columns: list[Column]) -> str:
     places = [c.place for c in columns]
     if len(columns) > 2 and places == list(range(places[0], places[0] + len(places))):
         return f"{columns[0].flag}..{columns[-1].flag}"
+    if len(columns) > _NAMED:  # a line has to stay one that is read
+        return ",".join(c.flag for c in columns[:2]) + f",... ({len(columns)} columns)"
     return ",".join(c.flag for c in columns)
 
 
