@@ -180,5 +180,5 @@ def check_positive(**values: Any) -> None:
             raise JaxpflError(f"{name} must be a whole number, got {value!r}")
         if value < 1:
             raise JaxpflError(f"{name} must be at least 1, got {value}")
-        if value > LARGEST:
+        if int(value) > LARGEST:
             raise JaxpflError(f"{name} must be at most {LARGEST}, got {value}")
