@@ -112,11 +112,16 @@ def main(argv: list[str] | None = None) -> None:
     for data in args.data:
         held_out = _HeldOut(data, args)
         for name in names:
-            if name == "fedbn" and data not in MODELS[name]:
+            if not _takes(name, data):
                 continue
             for options in OPTIONS.get(name, [{}]):
                 record.take(name, options, data, held_out)
     record.show(names, args.data)
+
+
+def _takes(method: str, data: str) -> bool:
+    """Whether there is a model of the data set that the method can train."""
+    return method not in MODELS or data in MODELS[method]
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -247,7 +252,7 @@ def compared(name: str, results: Mapping[str, Any], data: Iterable[str] = tuple(
     """A method's tries in a record; none where the record lacks a data set, or the default of before the search."""
     import numpy as np
 
-    data = [one for one in data if name not in MODELS or one in MODELS[name]]
+    data = [one for one in data if _takes(name, one)]
     if not set(data) <= set(results.get(name, {})):
         return []
 

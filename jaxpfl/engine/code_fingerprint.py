@@ -33,6 +33,11 @@ def checksum(*values: Any) -> str:
     return digest.hexdigest()
 
 
+def without_addresses(text: str) -> str:
+    """The text without the places in memory that Python's own descriptions name."""
+    return _ADDRESS.sub("", text)
+
+
 def _pieces(value: Any, seen: dict[int, tuple[int, Any]]) -> Iterator[bytes]:
     if value is None or isinstance(value, bool | int | float | complex | str | bytes | np.dtype):
         yield f"{type(value).__name__} {value!r}".encode()
@@ -89,7 +94,7 @@ def _parts(value: Any) -> Iterator[Any]:
     elif hasattr(value, "__dict__") and not _from_library(type(value)):
         yield vars(value)
     else:
-        yield _ADDRESS.sub("", repr(value))
+        yield without_addresses(repr(value))
         yield {name: vars(value)[name] for name in _RULES if name in getattr(value, "__dict__", {})}
 
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any
@@ -21,14 +20,12 @@ import numpy as np
 
 from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.compression import Compressor
-from jaxpfl.engine.code_fingerprint import checksum
+from jaxpfl.engine.code_fingerprint import checksum, without_addresses
 from jaxpfl.models import Task
 from jaxpfl.participation import Availability, Participation
 from jaxpfl.protocol import Algorithm, NoiseStream
 from jaxpfl.randomness import Purpose, stream, words_of
 from jaxpfl.types import ClientData, Federation, Key, PyTree
-
-_ADDRESS = re.compile(r"0x[0-9a-f]+")
 
 
 def of_method(
@@ -98,7 +95,7 @@ def _of_model(task: Task, train: ClientData) -> str:
 
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[2:]), a.dtype), (train.x, train.y))
     program = jax.make_jaxpr(forward)(jax.random.key(0), *one)
-    return checksum(_ADDRESS.sub("", str(program.jaxpr)), program.consts, task.model, task.loss)
+    return checksum(without_addresses(str(program.jaxpr)), program.consts, task.model, task.loss)
 
 
 def _of_data(federation: Federation) -> int:
