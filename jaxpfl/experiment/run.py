@@ -88,7 +88,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
                 semantic.append(f"{name}: {old['hyper'][name]} -> {new['hyper'][name]}")
         if experiment.config.privacy.noise_seed == "secret":
             semantic += [
-                f"{name}: privacy.noise_seed = secret: it is gone since round {done['rounds']}, and no round can follow"
+                f"{name}: {secret_noise.refusal(done['rounds'])}"
                 for name in old["methods"]
                 if (done := results.finished(folder, name)) and done["rounds"] != experiment.config.rounds
             ]
@@ -175,7 +175,7 @@ def _run_method(
     secret = simulation.algorithm.noise is not None and simulation.algorithm.noise.secret
     if secret and done < rounds:
         if secret_noise.is_gone(state):
-            raise JaxpflError(f"privacy.noise_seed = secret: it is gone since round {done}, and no round can follow")
+            raise JaxpflError(secret_noise.refusal(done))
         reporter.say(f"{name}: until the run ends, {folder / 'checkpoints' / name} holds the secret seed of the noise")
     records.keep(lambda record: record["method"] != name or _stands(record, done, config))
     sent = uplink.Uplink(simulation, state)

@@ -19,3 +19,8 @@ def is_gone(state: RunState) -> bool:
     """Whether it is such a state."""
     assert state.noise is not None
     return not np.any(jax.random.key_data(state.noise))
+
+
+def refusal(round: int) -> str:
+    """Why a run that ended at that round cannot have more of them."""
+    return f"privacy.noise_seed = secret: it is gone since round {round}, and no round can follow"
