@@ -150,6 +150,8 @@ def _archive(path: Path) -> zipfile.ZipFile:
         raise
     except FileNotFoundError:
         raise JaxpflError(f"{path}: no such file") from None
+    except IsADirectoryError:
+        raise JaxpflError(f"{path}: a folder, not an .npz archive") from None
     except Exception as error:  # a damaged directory: zipfile and struct raise many kinds
         raise _damaged(path, error) from error
 

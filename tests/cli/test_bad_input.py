@@ -217,7 +217,7 @@ def test_another_error_of_the_runtime_is_no_users(capsys, monkeypatch):
         (["run", "local", *SMALL, "--config", "."], "cannot read config .: Is a directory"),
         (["run", "local", *SMALL, "--rounds", "1000000000000"], "--rounds must be at most 2147483647, got"),
         (["run", "local", "--config", "many.toml"], "rounds must be at most 2147483647, got 1000000000000"),
-        (["run", "local", *SMALL, "--data", "npz:."], "no such file"),
+        (["run", "local", *SMALL, "--data", "npz:.", "--data-dir", "."], "a folder, not an .npz archive"),
         (["run", "local", *SMALL, "--warm-start", "/"], "/"),
         (["run", "local", *SMALL, "--graph", ".", "--strict"], "graph"),
         (["data", "describe", "--data", "mnist", "--data-dir", "empty.csv"], "empty.csv"),

@@ -37,10 +37,11 @@ def test_private_probabilities(capsys, tmp_path: Path):
 def test_pairs(capsys, tmp_path: Path):
     path, folder = tmp_path / "own.csv", tmp_path / "o"
     path.write_text("x1,x2\n1,2\n2,2.5\n3,1\n")
-    result = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, "--output", folder)
+    pairs = ["--csv", path, "--id", "none"]
+    result = jaxpfl(capsys, "estimate", "gaussian", *pairs, "--output", folder)
     assert result.status == 0, result.err
     assert "own.csv: 3 clients\nno errors on held-out samples: no client has 3 samples" in result.out
     assert "learned of all: mean 1.917" in result.out
     assert len((folder / "estimates.csv").read_text().splitlines()) == 4
     assert "not_scored" in json.loads((folder / "summary.json").read_text())
-    assert "not_scored" in jaxpfl(capsys, "estimate", "gaussian", "--csv", path, "--json").json
+    assert "not_scored" in jaxpfl(capsys, "estimate", "gaussian", *pairs, "--json").json

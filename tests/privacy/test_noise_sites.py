@@ -17,6 +17,8 @@ NOISE = ("privacy.noise", "privacy.local", "privacy.discrete_gaussian")
 def places() -> Iterator[tuple[str, str]]:
     """Each function that draws, and what it calls for it."""
     for path in sorted(ROOT.rglob("*.py")):
+        if path.is_relative_to(ROOT / "benchmarks"):  # installed beside the package, not of it
+            continue
         module = ".".join(path.relative_to(ROOT).with_suffix("").parts)
         tree = ast.parse(path.read_text())
         names = drawing_names(module, tree)

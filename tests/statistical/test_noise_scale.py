@@ -20,7 +20,7 @@ from jaxpfl.types import PyTree
 
 ENTRIES, CLIENTS, C, Z, RATE = 4000, 6, 0.5, 0.8, 0.05
 LEVEL = 1e-4
-NEXT_TO_NONE = 1e-30
+NEXT_TO_NONE = 1e-29
 """A noise multiplier: without any noise the cohort would be drawn from another key."""
 ADAPTIVE = Mechanism(Z, C, quantile=0.5, count_stddev=1.5)
 Z_SUM = float(ADAPTIVE.noise_multiplier_of_sum)
