@@ -169,7 +169,7 @@ class _HeldOut:
 def _values(method: str, tries: list[Try]) -> dict[str, list[float]]:
     """The tries as one value for each run; where they set ``lr``, every rate that ``--lr`` stands for goes with it."""
     import jaxpfl
-    from jaxpfl.algorithms.hyper import rates
+    from jaxpfl.algorithms.parts.hyper import rates
 
     values = {name: [one[name] for one in tries] for name in tries[0]}
     if "lr" in values:

@@ -55,9 +55,9 @@ def work(settings: dict[str, Any]) -> Contender:
     """Studies of one model at one count."""
     import jax
 
-    from jaxpfl.estimate import bernoulli as bernoulli_study
-    from jaxpfl.estimate import gaussian as gaussian_study
     from jaxpfl.estimators import bernoulli, bernoulli_private, gaussian
+    from jaxpfl.studies import bernoulli as bernoulli_study
+    from jaxpfl.studies import gaussian as gaussian_study
 
     m = settings["clients"]
     if settings["model"] == "gaussian":

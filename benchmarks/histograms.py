@@ -89,8 +89,11 @@ def work(settings: dict[str, Any]) -> Contender:
     import jax.numpy as jnp
     import numpy as np
 
-    from jaxpfl.data import dirichlet_mixture
-    from jaxpfl.estimators import histogram, histogram_clusters, histogram_private, histogram_start
+    from jaxpfl.data.sources import dirichlet_mixture
+    from jaxpfl.estimators.histograms import base as histogram
+    from jaxpfl.estimators.histograms import clusters as histogram_clusters
+    from jaxpfl.estimators.histograms import private as histogram_private
+    from jaxpfl.estimators.histograms import start as histogram_start
 
     n, d, k, steps = (settings[name] for name in ("users", "tokens", "clusters", "steps"))
     rng = np.random.default_rng(0)

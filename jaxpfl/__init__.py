@@ -12,6 +12,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jaxpfl import moved
+
 if TYPE_CHECKING:
     from jaxpfl.public import *  # noqa: F403
 
@@ -55,6 +57,8 @@ __all__ = [  # noqa: F405
     "stack_clients",
     "use_cpu_cores",
 ]
+
+moved.install()
 
 
 def __getattr__(name: str) -> Any:

@@ -2,11 +2,12 @@
 
 # ruff: noqa: F401
 
-from jaxpfl.algorithms import METHODS, LocalWork, Method, SgdHyper, hyper
+from jaxpfl.algorithms import METHODS, LocalWork, Method, SgdHyper
+from jaxpfl.algorithms.parts import hyper
 from jaxpfl.data import federate, load, set_apart, stack_clients
 from jaxpfl.engine import ExecutionPlan, Fit, RunState, Simulation, fit, use_cpu_cores
+from jaxpfl.engine.model_files import load_models
 from jaxpfl.errors import JaxpflError, JaxpflWarning
-from jaxpfl.experiment.model_files import load_models
 from jaxpfl.models import Model, Task, classification, from_linen
 from jaxpfl.protocol import (
     Algorithm,

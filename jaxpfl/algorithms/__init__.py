@@ -1,11 +1,11 @@
 """Federated methods, one file each: pure functions of one client and of the server; `registry` has them by name."""
 
-from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps, sgd, train
 from jaxpfl.algorithms.map_personalization import MapHyper, map_personalization
-from jaxpfl.algorithms.optimizers import Optimizer
+from jaxpfl.algorithms.parts.hyper import AveragingHyper, SgdHyper, hyper
+from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, run_steps, sgd, train
+from jaxpfl.algorithms.parts.optimizers import Optimizer
+from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
 from jaxpfl.algorithms.registry import FEDERATED, METHODS, Method, get
-from jaxpfl.algorithms.server_optimizer import with_server_optimizer
 
 __all__ = [
     "FEDERATED",

@@ -4,16 +4,16 @@ r"""AdaMix: personalisation by a Gaussian-mixture prior, fitted by the server (O
    \qquad (p, \mu, s^2) \leftarrow \operatorname{EM}(\theta_1, \theta_2, \dots)
 
 It is `map_personalization` with that prior; the server needs the cohort's models side by side. Private, it sees noisy
-sums only; see `private_em`.
+sums only; see `parts.private_em`.
 """
 
 from __future__ import annotations
 
 import numpy as np
 
-from jaxpfl.algorithms import private_em
-from jaxpfl.algorithms.local_work import LocalWork
 from jaxpfl.algorithms.map_personalization import MapHyper, map_personalization
+from jaxpfl.algorithms.parts import private_em
+from jaxpfl.algorithms.parts.local_work import LocalWork
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.priors import Prior, gaussian_mixture

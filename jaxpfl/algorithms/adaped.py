@@ -42,11 +42,11 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxpfl.algorithms.architectures import personal_tasks
-from jaxpfl.algorithms.averaging import increment
-from jaxpfl.algorithms.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, gradients, run_steps, taken
-from jaxpfl.algorithms.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.architectures import personal_tasks
+from jaxpfl.algorithms.parts.averaging import increment
+from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
+from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps, taken
+from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.priors import distillation

@@ -24,10 +24,10 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxpfl.algorithms.averaging import averaging_server, increment
-from jaxpfl.algorithms.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, batch_loss, gradients, run_steps
-from jaxpfl.algorithms.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.averaging import averaging_server, increment
+from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
+from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, batch_loss, gradients, run_steps
+from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits

@@ -2,7 +2,7 @@ r"""FedAvg, its fine-tuned form FedAvg+, and FedProx: one global model, trained 
 
 .. math:: \mu \leftarrow \mu + \frac{\sum_{i \in S} n_i (w_i - \mu)}{\sum_{i \in S} n_i}
 
-(FedProx with ones for n_i.) A server optimiser takes the fraction for minus a gradient; see `server_optimizer`.
+(FedProx with ones for n_i.) A server optimiser takes the fraction for minus a gradient; see `parts.server_optimizer`.
 
 References: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data"; Li et al.
 2020, "Federated Optimization in Heterogeneous Networks".
@@ -13,10 +13,10 @@ from __future__ import annotations
 import jax.numpy as jnp
 from flax import struct
 
-from jaxpfl.algorithms.averaging import averaging_server, increment
-from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper, hyper
-from jaxpfl.algorithms.local_work import LocalWork, gradients, sgd
-from jaxpfl.algorithms.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.averaging import averaging_server, increment
+from jaxpfl.algorithms.parts.hyper import AveragingHyper, SgdHyper, hyper
+from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
+from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload

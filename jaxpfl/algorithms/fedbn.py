@@ -18,8 +18,8 @@ from __future__ import annotations
 import jax
 
 from jaxpfl import trees
-from jaxpfl.algorithms.local_work import LocalWork
-from jaxpfl.algorithms.own_part import keeping_own_part, trained_together
+from jaxpfl.algorithms.parts.local_work import LocalWork
+from jaxpfl.algorithms.parts.own_part import keeping_own_part, trained_together
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm

@@ -25,11 +25,11 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxpfl.algorithms import several_models
-from jaxpfl.algorithms.averaging import increment, mean_server
-from jaxpfl.algorithms.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, gradients, run_steps
-from jaxpfl.algorithms.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts import several_models
+from jaxpfl.algorithms.parts.averaging import increment, mean_server
+from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
+from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
+from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload

@@ -10,8 +10,8 @@ Reference: Arivazhagan et al. 2019, "Federated Learning with Personalization Lay
 
 from __future__ import annotations
 
-from jaxpfl.algorithms.local_work import LocalWork
-from jaxpfl.algorithms.own_part import head_and_body, keeping_own_part, trained_together
+from jaxpfl.algorithms.parts.local_work import LocalWork
+from jaxpfl.algorithms.parts.own_part import head_and_body, keeping_own_part, trained_together
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm
 

@@ -16,10 +16,10 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxpfl import trees
-from jaxpfl.algorithms.averaging import increment
-from jaxpfl.algorithms.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, run_steps
-from jaxpfl.algorithms.own_part import head_and_body, keeping_own_part
+from jaxpfl.algorithms.parts.averaging import increment
+from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
+from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, run_steps
+from jaxpfl.algorithms.parts.own_part import head_and_body, keeping_own_part
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, ClientContext, Message, Upload

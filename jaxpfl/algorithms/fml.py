@@ -18,11 +18,11 @@ from __future__ import annotations
 import jax
 from flax import struct
 
-from jaxpfl.algorithms.architectures import personal_tasks
-from jaxpfl.algorithms.averaging import averaging_server, increment
-from jaxpfl.algorithms.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, gradients, run_steps
-from jaxpfl.algorithms.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.architectures import personal_tasks
+from jaxpfl.algorithms.parts.averaging import averaging_server, increment
+from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
+from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
+from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
 from jaxpfl.models import Task
 from jaxpfl.priors import distillation
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload

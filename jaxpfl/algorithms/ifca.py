@@ -18,11 +18,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpfl.algorithms import several_models
-from jaxpfl.algorithms.averaging import mean_server
-from jaxpfl.algorithms.hyper import AveragingHyper
-from jaxpfl.algorithms.local_work import Batch, LocalWork, gradients, sgd
-from jaxpfl.algorithms.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts import several_models
+from jaxpfl.algorithms.parts.averaging import mean_server
+from jaxpfl.algorithms.parts.hyper import AveragingHyper
+from jaxpfl.algorithms.parts.local_work import Batch, LocalWork, gradients, sgd
+from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload

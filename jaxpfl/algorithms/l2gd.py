@@ -35,9 +35,9 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxpfl.algorithms.averaging import increment, share_of_all
-from jaxpfl.algorithms.hyper import SgdHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, LocalWork, batch_loss, run_steps, sgd, taken
+from jaxpfl.algorithms.parts.averaging import increment, share_of_all
+from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
+from jaxpfl.algorithms.parts.local_work import Batch, LocalWork, batch_loss, run_steps, sgd, taken
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Gradients, Message, Reduced, Server, ServerContext, Upload
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits

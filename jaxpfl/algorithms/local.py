@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from jaxpfl.algorithms.hyper import SgdHyper
-from jaxpfl.algorithms.local_work import LocalWork, gradients, sgd
+from jaxpfl.algorithms.parts.hyper import SgdHyper
+from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Server, Upload
 from jaxpfl.types import Key, Metrics, PyTree, Splits

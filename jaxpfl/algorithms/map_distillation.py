@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from flax import struct
 
-from jaxpfl.algorithms.hyper import hyper
-from jaxpfl.algorithms.local_work import LocalWork
 from jaxpfl.algorithms.map_personalization import MapHyper, map_personalization
+from jaxpfl.algorithms.parts.hyper import hyper
+from jaxpfl.algorithms.parts.local_work import LocalWork
 from jaxpfl.models import Task
 from jaxpfl.priors import Prior, distillation
 from jaxpfl.protocol import Algorithm

@@ -31,9 +31,9 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
-from jaxpfl.algorithms.averaging import increment
-from jaxpfl.algorithms.hyper import SgdHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, gradients, run_steps
+from jaxpfl.algorithms.parts.averaging import increment
+from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
+from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
 from jaxpfl.errors import unknown_name
 from jaxpfl.models import Task
 from jaxpfl.priors import Examples, Prior, Rates, gaussian, laplace

@@ -46,10 +46,10 @@ from flax import struct
 from jax.flatten_util import ravel_pytree
 
 from jaxpfl import trees
-from jaxpfl.algorithms.averaging import increment
-from jaxpfl.algorithms.hyper import SgdHyper, hyper
-from jaxpfl.algorithms.local_work import LocalWork, gradients, sgd
-from jaxpfl.algorithms.masks import Parts, masks, with_fixed
+from jaxpfl.algorithms.parts.averaging import increment
+from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
+from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
+from jaxpfl.algorithms.parts.masks import Parts, masks, with_fixed
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.models import Task
 from jaxpfl.protocol import (

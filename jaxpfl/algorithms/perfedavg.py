@@ -20,10 +20,10 @@ import jax
 import optax
 from flax import struct
 
-from jaxpfl.algorithms.averaging import averaging_server, increment
-from jaxpfl.algorithms.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, batch_loss, gradients, run_steps, train
-from jaxpfl.algorithms.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.averaging import averaging_server, increment
+from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
+from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, batch_loss, gradients, run_steps, train
+from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload

@@ -7,7 +7,7 @@ Stage 1 is FedAvg. Client i validates every global model mu_r that it receives, 
 It receives those of the rounds in which it takes part, the initial one among them, and the last one when it is
 personalised. A new participant, who received nothing before, has the last one as its teacher, or the best on its
 validation examples of the last one and ``stored`` earlier ones, equally spaced, that the server then keeps (see
-`stored_models`); the first of equals.
+`parts.stored_models`); the first of equals.
 
 Stage 2 is the client's own. A student starts at the teacher; with logits a of the student and o of the teacher it
 minimises over the client's training examples
@@ -46,9 +46,9 @@ import optax
 
 from jaxpfl import trees
 from jaxpfl.algorithms.fedavg import fedavg
-from jaxpfl.algorithms.hyper import AveragingHyper
-from jaxpfl.algorithms.local_work import Batch, Descent, LocalWork, gradients, run_steps
-from jaxpfl.algorithms.stored_models import StoredModels, keeping_models
+from jaxpfl.algorithms.parts.hyper import AveragingHyper
+from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
+from jaxpfl.algorithms.parts.stored_models import StoredModels, keeping_models
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task, correct
 from jaxpfl.priors import distillation

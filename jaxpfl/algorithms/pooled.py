@@ -12,9 +12,9 @@ import dataclasses
 
 import numpy as np
 
-from jaxpfl.algorithms.averaging import averaging_server, increment
-from jaxpfl.algorithms.hyper import SgdHyper
-from jaxpfl.algorithms.local_work import Descent, LocalWork, gradients, train
+from jaxpfl.algorithms.parts.averaging import averaging_server, increment
+from jaxpfl.algorithms.parts.hyper import SgdHyper
+from jaxpfl.algorithms.parts.local_work import Descent, LocalWork, gradients, train
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload

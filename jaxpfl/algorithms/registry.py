@@ -16,13 +16,13 @@ from jaxpfl.algorithms.fedem import FedEMHyper, fedem
 from jaxpfl.algorithms.fedper import fedper
 from jaxpfl.algorithms.fedrep import FedRepHyper, fedrep
 from jaxpfl.algorithms.fml import FMLHyper, fml
-from jaxpfl.algorithms.hyper import AveragingHyper, SgdHyper
 from jaxpfl.algorithms.ifca import ifca
 from jaxpfl.algorithms.l2gd import L2GDHyper, l2gd
 from jaxpfl.algorithms.local import local
 from jaxpfl.algorithms.map_distillation import MapDistillationHyper, map_kd
 from jaxpfl.algorithms.map_personalization import LaplaceHyper, MapHyper, map_gaussian, map_laplace
 from jaxpfl.algorithms.network_lasso import NetworkHyper, network_lasso
+from jaxpfl.algorithms.parts.hyper import AveragingHyper, SgdHyper
 from jaxpfl.algorithms.perfedavg import PerFedAvgHyper, perfedavg
 from jaxpfl.algorithms.persfl import persfl, persfl_gd
 from jaxpfl.algorithms.pfedme import PFedMeHyper, pfedme

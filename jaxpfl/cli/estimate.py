@@ -12,18 +12,18 @@ from jaxpfl.cli.flags import UNSAID
 from jaxpfl.cli.histogram import histogram
 from jaxpfl.cli.output import TO, Output, claiming, write
 from jaxpfl.errors import JaxpflError
-from jaxpfl.estimate.bernoulli import BernoulliSettings
-from jaxpfl.estimate.compression import CompressionSettings
-from jaxpfl.estimate.csv_columns import CsvLayout
-from jaxpfl.estimate.elections import ElectionSettings
-from jaxpfl.estimate.gaussian import GaussianPopulation, GaussianSettings
-from jaxpfl.estimate.logistic_regression import LogisticSettings
-from jaxpfl.estimate.mixture import MixtureSettings
-from jaxpfl.estimate.network import NetworkSettings
-from jaxpfl.estimate.own.common import LEVEL
-from jaxpfl.estimate.regression import RegressionSettings
-from jaxpfl.estimate.regression_mixture import RegressionMixtureSettings
 from jaxpfl.experiment import compile_cache
+from jaxpfl.studies.bernoulli import BernoulliSettings
+from jaxpfl.studies.compression import CompressionSettings
+from jaxpfl.studies.elections import ElectionSettings
+from jaxpfl.studies.gaussian import GaussianPopulation, GaussianSettings
+from jaxpfl.studies.logistic_regression import LogisticSettings
+from jaxpfl.studies.mixture import MixtureSettings
+from jaxpfl.studies.network import NetworkSettings
+from jaxpfl.studies.own_data.common import LEVEL
+from jaxpfl.studies.own_data.csv_columns import CsvLayout
+from jaxpfl.studies.regression import RegressionSettings
+from jaxpfl.studies.regression_mixture import RegressionMixtureSettings
 
 _GAUSSIAN, _BERNOULLI, _MIXTURE, _ELECTIONS = (
     GaussianSettings(),
@@ -56,10 +56,10 @@ def gaussian(
             --sigma-theta, --sigma-x and --radius are what is publicly known of them: take a public center off first.
         level: Of the intervals of clients of your own.
     """
-    from jaxpfl.estimate import gaussian as study
-    from jaxpfl.estimate import gaussian_sweeps
-    from jaxpfl.estimate.own import gaussian as own
-    from jaxpfl.estimate.own import output
+    from jaxpfl.studies import gaussian as study
+    from jaxpfl.studies import gaussian_sweeps
+    from jaxpfl.studies.own_data import gaussian as own
+    from jaxpfl.studies.own_data import output
 
     compile_cache.enable()
     if csv is not None:
@@ -98,10 +98,10 @@ def bernoulli(
             said.
         level: Of the intervals of clients of your own.
     """
-    from jaxpfl.estimate import bernoulli as study
-    from jaxpfl.estimate import bernoulli_sweeps
-    from jaxpfl.estimate.own import bernoulli as own
-    from jaxpfl.estimate.own import output
+    from jaxpfl.studies import bernoulli as study
+    from jaxpfl.studies import bernoulli_sweeps
+    from jaxpfl.studies.own_data import bernoulli as own
+    from jaxpfl.studies.own_data import output
 
     compile_cache.enable()
     notes = []
@@ -135,7 +135,7 @@ def mixture(
         csv: Clients of your own: a row for each, or for each sample; how the file was read is said. --components is how
             many kinds EM finds.
     """
-    from jaxpfl.estimate import mixture as study
+    from jaxpfl.studies import mixture as study
 
     compile_cache.enable()
     if csv is not None:
@@ -165,7 +165,7 @@ def elections(
     to: Annotated[Output, arg(name="")] = TO,
 ) -> None:
     """US counties' political tendencies: six-fold cross-validation over the elections of 2000 to 2020."""
-    from jaxpfl.estimate import elections as study
+    from jaxpfl.studies import elections as study
 
     compile_cache.enable()
     result = study.run(settings)
@@ -183,7 +183,7 @@ def when(
     to: Annotated[Output, arg(name="")] = TO,
 ) -> None:
     """When collaboration helps: what theory promises at these settings, what it takes, and the phase diagram."""
-    from jaxpfl.estimate import when as study
+    from jaxpfl.studies import when as study
 
     compile_cache.enable()
     result = study.run(settings)
@@ -197,7 +197,7 @@ def regression(
     to: Annotated[Output, arg(name="")] = TO,
 ) -> None:
     """Linear regression of clients from one Gaussian: alone, pooled, known prior, Algorithm 4, and moments with EM."""
-    from jaxpfl.estimate import regression as study
+    from jaxpfl.studies import regression as study
 
     compile_cache.enable()
     result = study.run(settings)
@@ -210,7 +210,7 @@ def regression_mixture(
     to: Annotated[Output, arg(name="")] = TO,
 ) -> None:
     """AdaMix's Table 3: regressions from two Gaussians, by Algorithms 1 and 6, by EM, and the Bayes bound."""
-    from jaxpfl.estimate import regression_mixture as study
+    from jaxpfl.studies import regression_mixture as study
 
     compile_cache.enable()
     errors = study.measured(settings)
@@ -223,7 +223,7 @@ def logistic_regression(
     to: Annotated[Output, arg(name="")] = TO,
 ) -> None:
     """Logistic regression of clients from one Gaussian: alone, pooled, known prior, and Algorithm 5."""
-    from jaxpfl.estimate import logistic_regression as study
+    from jaxpfl.studies import logistic_regression as study
 
     compile_cache.enable()
     result = study.run(settings)
@@ -237,8 +237,8 @@ def network(
 ) -> None:
     """Planted clusters of clients: the network lasso over lambda, beside local, FedAvg, IFCA, Ditto and pFedMe."""
     from jaxpfl.console import Console
-    from jaxpfl.estimate import network as study
-    from jaxpfl.estimate import network_report
+    from jaxpfl.studies import network as study
+    from jaxpfl.studies import network_report
 
     compile_cache.enable()
     result = study.run(settings)
@@ -253,8 +253,8 @@ def compression(
 ) -> None:
     """Loss against transmitted bits: total variation, codebooks, QSGD, top-k, sign and uniform; and the text's demo."""
     from jaxpfl.console import Console
-    from jaxpfl.estimate import compression as study
-    from jaxpfl.estimate import compression_demo, compression_report
+    from jaxpfl.studies import compression as study
+    from jaxpfl.studies import compression_demo, compression_report
 
     compile_cache.enable()
     result = study.run(settings)
@@ -272,7 +272,7 @@ def _of_clients(study: str, settings: Any, more: str) -> str:
 
 
 def _over_fedavg(result: dict[str, Any]) -> list[str]:
-    from jaxpfl.estimate.report import with_error
+    from jaxpfl.studies.report import with_error
 
     gains = (f"{name} {with_error(row, percent=True)}" for name, row in result["gains_over_fedavg"].items())
     return [f"gain over fedavg: {', '.join(gains)}"]
@@ -292,14 +292,14 @@ def show(
 
 def _print(result: dict[str, Any], title: str, to: Output, notes: list[str]) -> None:
     from jaxpfl.console import Console
-    from jaxpfl.estimate.report import print_study
+    from jaxpfl.studies.report import print_study
 
     if not to.json:
         print_study(Console(), result, title, notes)
 
 
 def _refuse_layout(layout: CsvLayout, level: float = LEVEL) -> None:
-    from jaxpfl.estimate.settings import refuse_given
+    from jaxpfl.studies.settings import refuse_given
 
     refuse_given(layout, vars(layout), "says how --csv is to be read, and there is none")
     if level != LEVEL:
@@ -308,7 +308,7 @@ def _refuse_layout(layout: CsvLayout, level: float = LEVEL) -> None:
 
 def _own(own: Any, to: Output, said: list[str]) -> None:
     from jaxpfl.console import Console
-    from jaxpfl.estimate.own import output
+    from jaxpfl.studies.own_data import output
 
     result = own.result
     if not to.json:
@@ -334,7 +334,7 @@ def _own(own: Any, to: Output, said: list[str]) -> None:
 
 def _own_kinds(csv: Path, settings: MixtureSettings, layout: CsvLayout, to: Output) -> None:
     from jaxpfl.console import Console
-    from jaxpfl.estimate.own import mixture as own
+    from jaxpfl.studies.own_data import mixture as own
 
     made = own.run(csv, settings, layout)
     if not to.json:
@@ -347,7 +347,7 @@ def _own_kinds(csv: Path, settings: MixtureSettings, layout: CsvLayout, to: Outp
 
 def _say_how_it_was_read(result: dict[str, Any]) -> None:
     from jaxpfl.console import Console
-    from jaxpfl.estimate import client_csv
+    from jaxpfl.studies.own_data import client_csv
 
     for line in [*client_csv.told(result["read"]), *result.get("notes", [])]:
         Console().print(line, highlight=False, soft_wrap=True, markup=False)
@@ -355,7 +355,7 @@ def _say_how_it_was_read(result: dict[str, Any]) -> None:
 
 
 def _said_of_privacy(settings: GaussianSettings, epsilon: float) -> str:
-    from jaxpfl.estimate import gaussian as study
+    from jaxpfl.studies import gaussian as study
 
     delta = "pure" if settings.mechanism == "one-bit" else f"delta {settings.delta:g}"
     what = "each entry" if settings.dim == 1 else "the norm"

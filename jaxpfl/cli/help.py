@@ -14,7 +14,7 @@ from jaxpfl import presentation
 from jaxpfl.cli.output import Output
 from jaxpfl.cli.signature import REQUIRED, Flag
 from jaxpfl.cli.training import Session
-from jaxpfl.engine.plan import ExecutionPlan
+from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.experiment.config import DataConfig, RunConfig
 from jaxpfl.experiment.privacy import PrivacyConfig
 

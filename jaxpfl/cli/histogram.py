@@ -11,8 +11,8 @@ from jaxpfl.cli.flags import UNSAID
 from jaxpfl.cli.output import TO, Output, claim_file, write
 from jaxpfl.cli.places import NEW_FILE
 from jaxpfl.errors import JaxpflError
-from jaxpfl.estimate.histogram_settings import HistogramSettings
 from jaxpfl.experiment import compile_cache
+from jaxpfl.studies.histograms.settings import HistogramSettings
 
 _HISTOGRAM = HistogramSettings()
 
@@ -29,9 +29,9 @@ def histogram(
         export: Write every user's personalised histogram to this .npz file.
         export_epsilon: Of the exported centers; without privacy unless given.
     """
-    from jaxpfl.data.npz import npz_keys
-    from jaxpfl.estimate import histogram as study
-    from jaxpfl.estimate import histogram_report
+    from jaxpfl.data.sources.npz import npz_keys
+    from jaxpfl.studies.histograms import report as histogram_report
+    from jaxpfl.studies.histograms import study
 
     compile_cache.enable()
     if export_epsilon is not None and export_epsilon not in settings.epsilon:

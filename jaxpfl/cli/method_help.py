@@ -9,7 +9,7 @@ from typing import Any
 import docstring_parser
 
 from jaxpfl.algorithms import METHODS, Method
-from jaxpfl.algorithms.hyper import PAPER
+from jaxpfl.algorithms.parts.hyper import PAPER
 from jaxpfl.cli.help import filled, table
 
 

@@ -76,7 +76,7 @@ def write(
       draw: writes the plots into the folder that it is given, and what else there is beside it; returns the plots.
       files: what is then in the output folder.
     """
-    from jaxpfl.experiment.files import jsonable
+    from jaxpfl.files import jsonable
 
     if to.output is not None:
         result = _write_folder(result, to.output, draw)
@@ -102,7 +102,7 @@ def _claim(folder: Path, study: str) -> None:
 
 def _earlier(folder: Path) -> dict[str, Any]:
     """The summary in a folder; empty where there is none that can be read."""
-    from jaxpfl.experiment.files import read_json
+    from jaxpfl.files import read_json
 
     try:
         found = read_json(folder / _SUMMARY)
@@ -120,7 +120,7 @@ def _write_folder(result: dict[str, Any], folder: Path, draw: Callable[[Path], l
     Raises:
       JaxpflError: where a file of one of their names is none of the earlier results.
     """
-    from jaxpfl.experiment.files import write_json
+    from jaxpfl.files import write_json
 
     before = _earlier(folder).get("files")
     with scratch(folder / "results") as place:

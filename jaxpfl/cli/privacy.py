@@ -123,7 +123,8 @@ def curve(
         plot: PNG file for a picture of it.
         table: Print a table, not JSON.
     """
-    from jaxpfl.privacy import accountant_named, checks
+    from jaxpfl import checks
+    from jaxpfl.privacy import accountant_named
 
     if table and json:
         raise JaxpflError("--table prints a table and --json prints JSON: give one of them")
@@ -197,6 +198,6 @@ def _table(rounds: list[int], epsilons: list[float], printed: list[float]) -> No
 
 
 def _print(value: dict[str, Any]) -> None:
-    from jaxpfl.experiment.files import jsonable
+    from jaxpfl.files import jsonable
 
     print(json.dumps(jsonable(value), indent=2))  # no JSON has an infinite epsilon

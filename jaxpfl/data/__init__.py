@@ -7,17 +7,24 @@ there is NumPy on the host. `draw_batches` and `take` run inside the compiled ro
 from jaxpfl.data.batching import Batching, Draw, draw_batches, permutation, plan_batches, take
 from jaxpfl.data.describe import Summary, describe, format_description, summary
 from jaxpfl.data.doubts import check_labels, check_scales
-from jaxpfl.data.elections import Elections, load_elections
 from jaxpfl.data.federate import SplitPurpose, federate, hold_out, split_rng, true_clusters
-from jaxpfl.data.idx import read_idx
-from jaxpfl.data.partition import PARTITIONS, Assignment, Partitioner, PartitionOptions, options_of, partitioner
-from jaxpfl.data.partition_clusters import ClientClusters
-from jaxpfl.data.pickles import read_pickle
-from jaxpfl.data.planted import Planted, PlantedSettings, draw_planted
+from jaxpfl.data.partition.clusters import ClientClusters
+from jaxpfl.data.partition.registry import (
+    PARTITIONS,
+    Assignment,
+    Partitioner,
+    PartitionOptions,
+    options_of,
+    partitioner,
+)
 from jaxpfl.data.plot import plot_split
 from jaxpfl.data.set_apart import set_apart
-from jaxpfl.data.source import Entry, Source, data_directory, pixel_scale, pooled, unseen
-from jaxpfl.data.sources import available, known_sources, load
+from jaxpfl.data.sources.base import Entry, Source, data_directory, pixel_scale, pooled, unseen
+from jaxpfl.data.sources.elections import Elections, load_elections
+from jaxpfl.data.sources.idx import read_idx
+from jaxpfl.data.sources.pickles import read_pickle
+from jaxpfl.data.sources.planted import Planted, PlantedSettings, draw_planted
+from jaxpfl.data.sources.registry import available, known_sources, load
 from jaxpfl.data.stack import check_batch_size, pad, permute, stack_clients
 from jaxpfl.data.standardize import Scaling, check_standardizable, scaled, scaling_of
 

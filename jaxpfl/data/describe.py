@@ -8,7 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.data.source import Source
+from jaxpfl.data.sources.base import Source
 from jaxpfl.presentation import columns
 from jaxpfl.types import Federation
 

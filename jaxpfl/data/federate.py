@@ -10,10 +10,10 @@ import jax
 import numpy as np
 
 from jaxpfl import host_memory
-from jaxpfl.data.partition import PartitionOptions, partitioner
-from jaxpfl.data.partition_classes import Indices
-from jaxpfl.data.partition_clusters import ClientClusters, draw_clusters
-from jaxpfl.data.source import Source, check_finite, no_classes, pooled
+from jaxpfl.data.partition.classes import Indices
+from jaxpfl.data.partition.clusters import ClientClusters, draw_clusters
+from jaxpfl.data.partition.registry import PartitionOptions, partitioner
+from jaxpfl.data.sources.base import Source, check_finite, no_classes, pooled
 from jaxpfl.data.stack import listed, stack_clients
 from jaxpfl.data.standardize import check_standardizable, scaled, scaling_of
 from jaxpfl.errors import JaxpflError, JaxpflWarning

@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxpfl import host_memory
-from jaxpfl.data.source import check_finite, no_classes
+from jaxpfl.data.sources.base import check_finite, no_classes
 from jaxpfl.errors import JaxpflError, JaxpflWarning, warn
 from jaxpfl.types import ClientData, Federation
 

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxpfl.data.source import Source
+from jaxpfl.data.sources.base import Source
 from jaxpfl.errors import JaxpflError
 from jaxpfl.types import ClientData, Federation
 

@@ -1,8 +1,8 @@
 """The engine: owns the client axis and the axis of runs, and compiles whole rounds."""
 
 from jaxpfl.engine.cpu_cores import use_cpu_cores
+from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.fit import Fit, fit
-from jaxpfl.engine.plan import ExecutionPlan
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.state import RunState
 

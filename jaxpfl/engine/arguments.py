@@ -10,9 +10,9 @@ import flax.linen as nn
 import numpy as np
 
 from jaxpfl.algorithms import Method
-from jaxpfl.algorithms.hyper import rates
+from jaxpfl.algorithms.parts.hyper import rates
 from jaxpfl.compression import Compressor
-from jaxpfl.engine.plan import ExecutionPlan
+from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.models import Model
 from jaxpfl.privacy import Mechanism

@@ -16,7 +16,7 @@ from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.compression import Compressor
 from jaxpfl.engine import noise_stream
 from jaxpfl.engine.coded import compress_uploads
-from jaxpfl.engine.plan import ExecutionPlan
+from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.pooled import PooledSimulation
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.errors import JaxpflError, unknown_name

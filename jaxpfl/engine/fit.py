@@ -11,8 +11,8 @@ import numpy as np
 
 from jaxpfl import algorithms, compression
 from jaxpfl.algorithms import LocalWork, Method, Optimizer
-from jaxpfl.algorithms.hyper import rates, replace
-from jaxpfl.algorithms.server_optimizer import check_rate
+from jaxpfl.algorithms.parts.hyper import rates, replace
+from jaxpfl.algorithms.parts.server_optimizer import check_rate
 from jaxpfl.compression import Compressor
 from jaxpfl.data import check_labels, check_scales
 from jaxpfl.engine import accounted
@@ -20,7 +20,7 @@ from jaxpfl.engine.arguments import check_rates, check_types, check_unseen
 from jaxpfl.engine.assemble import check_positive, draw_cohorts, make_simulation, make_task, milestones, weighting_under
 from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
 from jaxpfl.engine.evaluate import Scores
-from jaxpfl.engine.plan import ExecutionPlan
+from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.state import GradientCounts

@@ -9,7 +9,7 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpfl.engine import memory
+from jaxpfl.engine import device_memory as memory
 from jaxpfl.engine.cohort import AXIS, Spread
 from jaxpfl.engine.state import RunState
 from jaxpfl.errors import JaxpflError

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxpfl import participation, trees
 from jaxpfl.engine.evaluate import Part, Scores
-from jaxpfl.engine.plan import ExecutionPlan
+from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.state import RunState
 from jaxpfl.models import Task

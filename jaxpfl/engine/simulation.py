@@ -12,12 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import trees
-from jaxpfl.engine import memory, noise_stream
+from jaxpfl.engine import device_memory as memory
+from jaxpfl.engine import noise_stream
 from jaxpfl.engine.evaluate import Part, Scores, make_adapt, make_clusters, make_evaluate, make_personal
 from jaxpfl.engine.exchange import bytes_per_client
+from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved, resolve
 from jaxpfl.engine.groups import gather, make_groups, split
 from jaxpfl.engine.placement import place, put
-from jaxpfl.engine.plan import ExecutionPlan, Resolved, resolve
 from jaxpfl.engine.round import BITS, RoundPlan, make_round, make_rounds
 from jaxpfl.engine.runs import check_values, over_runs
 from jaxpfl.engine.state import GradientCounts, RunState, init_state, whole

@@ -19,7 +19,7 @@ from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.estimators.bernoulli import Share
 from jaxpfl.estimators.moments import Moments, moments, without
 from jaxpfl.estimators.posterior import truncated_mean
-from jaxpfl.privacy import local
+from jaxpfl.privacy import local_dp as local
 from jaxpfl.types import Array, Key, Scalar
 
 

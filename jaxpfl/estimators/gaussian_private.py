@@ -16,7 +16,7 @@ from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.estimators.gaussian import Local
 from jaxpfl.estimators.moments import moments
 from jaxpfl.estimators.posterior import truncated_mean
-from jaxpfl.privacy import local
+from jaxpfl.privacy import local_dp as local
 from jaxpfl.types import Array, Key, Scalar
 
 

@@ -8,9 +8,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxpfl import checks
 from jaxpfl.estimators.clustering import Clusters, nearest, square_distances, sums, within_ball
 from jaxpfl.priors import discrete
-from jaxpfl.privacy import checks, local
+from jaxpfl.privacy import local_dp as local
 from jaxpfl.privacy.noise import add_gaussian
 from jaxpfl.randomness import numbered
 from jaxpfl.types import Array, Key, Scalar

@@ -19,9 +19,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl import checksums
 from jaxpfl.engine import RunState
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment import checksums
 from jaxpfl.partial import partial
 from jaxpfl.types import PyTree
 

@@ -9,7 +9,7 @@ from typing import Any
 
 from jaxpfl import compression
 from jaxpfl.engine.assemble import LARGEST, check_positive
-from jaxpfl.engine.plan import ExecutionPlan
+from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.experiment.presets import preset
 from jaxpfl.experiment.privacy import PrivacyConfig

@@ -8,8 +8,8 @@ import tomllib
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxpfl.data.source import check_fits, one_line
-from jaxpfl.engine.plan import ExecutionPlan
+from jaxpfl.data.sources.base import check_fits, one_line
+from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.experiment.config import RunConfig
 from jaxpfl.experiment.privacy import PrivacyConfig

@@ -7,8 +7,8 @@ from typing import Any
 
 from rich.console import Console
 
-from jaxpfl.engine import memory
-from jaxpfl.engine.plan import explain
+from jaxpfl.engine import device_memory as memory
+from jaxpfl.engine.execution_plan import explain
 from jaxpfl.experiment.setup import Experiment, require
 from jaxpfl.presentation import new_table
 

@@ -9,11 +9,9 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-import jaxpfl
-from jaxpfl import data, trees
+from jaxpfl import __version__, checksums, data, files, trees
+from jaxpfl.engine.model_files import CLIENT_IDS, FORMAT, MANIFEST, no_client, write_npz
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment import checksums, files
-from jaxpfl.experiment.model_files import CLIENT_IDS, FORMAT, MANIFEST, no_client, write_npz
 from jaxpfl.experiment.parameters import LastModels, Stack
 from jaxpfl.experiment.setup import Experiment
 from jaxpfl.experiment.stored_run import StoredRun, open_run
@@ -191,5 +189,5 @@ def _manifest(run: StoredRun, experiment: Experiment, seed: int, entries: dict[s
         "seed": seed,
         "config": run.record["config"],
         "data": run.record["data"],
-        "versions": {"jaxpfl": jaxpfl.__version__, "jax": jax.__version__, "run": run.record.get("versions")},
+        "versions": {"jaxpfl": __version__, "jax": jax.__version__, "run": run.record.get("versions")},
     }

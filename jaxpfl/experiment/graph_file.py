@@ -7,9 +7,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxpfl.data import csv_text
+from jaxpfl import files
+from jaxpfl.data.sources import csv_text
 from jaxpfl.errors import JaxpflError, shown
-from jaxpfl.experiment import files
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.graphs import Graph
 

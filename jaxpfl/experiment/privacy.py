@@ -5,9 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from jaxpfl import checks
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.participation import Participation
-from jaxpfl.privacy import Mechanism, Statement, calibrated, checks, plan_of
+from jaxpfl.privacy import Mechanism, Statement, calibrated, plan_of
 from jaxpfl.privacy.mechanism import NOISE_SEEDS
 from jaxpfl.privacy.statement import GIVEN_START, SAME_USERS, SPENT_BEFORE
 

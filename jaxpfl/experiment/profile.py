@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import jax
 
-from jaxpfl.experiment import files
+from jaxpfl import files
 from jaxpfl.experiment.operations import Operation
 from jaxpfl.experiment.trace import Trace, Tracer
 

@@ -12,11 +12,11 @@ from typing import Any
 import jax
 import numpy as np
 
-import jaxpfl
+from jaxpfl import __version__, files
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.pooled import PooledSimulation
 from jaxpfl.errors import JaxpflError, warn
-from jaxpfl.experiment import files, summary, uplink
+from jaxpfl.experiment import summary, uplink
 from jaxpfl.experiment.privacy import Protection
 from jaxpfl.experiment.setup import Experiment, require
 from jaxpfl.experiment.true_clusters import rand_index
@@ -189,7 +189,7 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
         "clients": experiment.federation.num_clients,
         "cohort": config.cohort,
         "run_dir": str(folder),
-        "version": jaxpfl.__version__,
+        "version": __version__,
     }
     files.write_json(folder / "summary.json", result)
     return files.jsonable(result)

@@ -19,11 +19,11 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-import jaxpfl
+from jaxpfl import __version__, files
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.assemble import milestones
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment import files, graph_file, results, secret_noise, uplink
+from jaxpfl.experiment import graph_file, results, secret_noise, uplink
 from jaxpfl.experiment.checkpoint import Checkpoints
 from jaxpfl.experiment.config import RunConfig, differences, to_json
 from jaxpfl.experiment.interrupt import Interrupt, Interrupted
@@ -66,7 +66,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
         "methods": list(methods),
         "config": to_json(experiment.config),
         **experiment.fingerprint(),
-        "versions": {"jaxpfl": jaxpfl.__version__, "jax": jax.__version__, "platform": jax.default_backend()},
+        "versions": {"jaxpfl": __version__, "jax": jax.__version__, "platform": jax.default_backend()},
     }
     if stored.exists():
         old = read_record(stored)

@@ -14,13 +14,13 @@ import numpy as np
 
 from jaxpfl import algorithms, choices, compression, data, participation
 from jaxpfl.algorithms import LocalWork
-from jaxpfl.algorithms.hyper import PAPER, replace, with_rate, with_server_rate
-from jaxpfl.algorithms.server_optimizer import check_rate
+from jaxpfl.algorithms.parts.hyper import PAPER, replace, with_rate, with_server_rate
+from jaxpfl.algorithms.parts.server_optimizer import check_rate
 from jaxpfl.engine import Simulation, accounted
 from jaxpfl.engine.assemble import build, draw_cohorts, make_simulation, make_task, weighting_under
 from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
+from jaxpfl.engine.execution_plan import resolve as resolve_plan
 from jaxpfl.engine.groups import make_groups
-from jaxpfl.engine.plan import resolve as resolve_plan
 from jaxpfl.engine.state import server_context
 from jaxpfl.errors import JaxpflError, unknown_name, warn
 from jaxpfl.experiment import graph_file

@@ -9,14 +9,15 @@ from typing import Any, NamedTuple
 
 import jax
 
+from jaxpfl import files
 from jaxpfl.algorithms import METHODS
 from jaxpfl.engine import RunState, Simulation
+from jaxpfl.engine.model_files import one_method
 from jaxpfl.errors import JaxpflError, JaxpflWarning
-from jaxpfl.experiment import files, results
+from jaxpfl.experiment import results
 from jaxpfl.experiment.checkpoint import Checkpoints
 from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.experiment.config_file import from_mapping
-from jaxpfl.experiment.model_files import one_method
 from jaxpfl.experiment.setup import Experiment, prepare, require
 
 GRAPH = "graph.csv"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpfl import data
-from jaxpfl.data import planted
+from jaxpfl.data.sources import planted
 from jaxpfl.experiment.config import RunConfig
 from jaxpfl.experiment.setup import Experiment, require
 

@@ -6,10 +6,10 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxpfl.data.npz import read_npz
+from jaxpfl import files
+from jaxpfl.data.sources.npz import read_npz
+from jaxpfl.engine.model_files import CLIENT_IDS, MANIFEST, load_models
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment import files
-from jaxpfl.experiment.model_files import CLIENT_IDS, MANIFEST, load_models
 from jaxpfl.experiment.parameters import LastModels
 from jaxpfl.experiment.privacy import Origin
 from jaxpfl.experiment.stored_run import open_run

@@ -1,6 +1,7 @@
 """Differential privacy: mechanisms, what they cost over a run, and what an audit can say of them."""
 
-from jaxpfl.privacy import audit, local
+from jaxpfl.privacy import audit
+from jaxpfl.privacy import local_dp as local
 from jaxpfl.privacy.accounting import Accountant, PrivacyPlan, accountant_named
 from jaxpfl.privacy.calibration import calibrate
 from jaxpfl.privacy.capacity import poisson_cap

@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
+from jaxpfl import checks
 from jaxpfl.errors import JaxpflError, unknown_name
-from jaxpfl.privacy import checks, events, grids, paper
+from jaxpfl.privacy import events, grids, paper
 from jaxpfl.privacy.descriptions import DistributedNoise, FixedSize, Noise, Poisson, Sampling
 from jaxpfl.privacy.events import Relation, SoundAccountant
 from jaxpfl.privacy.refusals import Refusal

@@ -6,8 +6,9 @@ import math
 from dataclasses import replace
 from functools import lru_cache
 
+from jaxpfl import checks
 from jaxpfl.errors import JaxpflError
-from jaxpfl.privacy import checks, grids
+from jaxpfl.privacy import grids
 from jaxpfl.privacy.accounting import Accountant, PrivacyPlan
 from jaxpfl.privacy.descriptions import CentralNoise
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
+from jaxpfl import checks
 from jaxpfl.errors import JaxpflError
-from jaxpfl.privacy import checks, paper
+from jaxpfl.privacy import paper
 from jaxpfl.privacy.accounting import PrivacyPlan
 from jaxpfl.privacy.descriptions import CentralNoise, FixedSize, Full, PerStepNoise, Poisson
 from jaxpfl.privacy.events import Relation

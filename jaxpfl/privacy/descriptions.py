@@ -15,8 +15,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from typing import ClassVar, TypeAlias
 
+from jaxpfl import checks
 from jaxpfl.errors import JaxpflError
-from jaxpfl.privacy import checks
 
 
 def combined(noise_multipliers: Iterable[float]) -> float:

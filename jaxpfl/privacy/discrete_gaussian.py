@@ -23,8 +23,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl import checks
 from jaxpfl.errors import JaxpflError
-from jaxpfl.privacy import checks, noise
+from jaxpfl.privacy import noise
 from jaxpfl.types import Array, Key
 
 MOST_STDDEV = 2.0**14

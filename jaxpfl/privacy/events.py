@@ -8,8 +8,8 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
+from jaxpfl import checks
 from jaxpfl.errors import JaxpflError, unknown_name
-from jaxpfl.privacy import checks
 from jaxpfl.privacy.descriptions import CentralNoise, FixedSize, Full, Noise, Poisson, Sampling
 from jaxpfl.privacy.refusals import Refusal
 

@@ -28,9 +28,8 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxpfl import trees
+from jaxpfl import checks, trees
 from jaxpfl.errors import JaxpflError, unknown_name
-from jaxpfl.privacy import checks
 from jaxpfl.privacy.clipping import clip
 from jaxpfl.privacy.noise import add_gaussian
 from jaxpfl.privacy.step_noise import StepNoise

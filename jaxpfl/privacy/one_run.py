@@ -22,8 +22,8 @@ from typing import NamedTuple
 import numpy as np
 from numpy.typing import ArrayLike
 
+from jaxpfl import checks
 from jaxpfl.errors import JaxpflError
-from jaxpfl.privacy import checks
 
 _SHARES = (0.125, 0.25, 0.5, 1.0)
 """Of the canaries, those that a guess is made of; each share is tried at its part of the error."""

@@ -7,7 +7,7 @@ import pytest
 from jaxpfl.benchmarks import defaults
 
 from jaxpfl import METHODS, JaxpflError
-from jaxpfl.algorithms.hyper import replace
+from jaxpfl.algorithms.parts.hyper import replace
 
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "defaults_cpu2.json"
 AS_PRINTED = ("adaped",)

@@ -8,7 +8,7 @@ import pytest
 
 from jaxpfl import ClientContext, ClientData, JaxpflError, LocalWork, classification
 from jaxpfl.algorithms import Descent, run_steps, sgd
-from jaxpfl.algorithms.optimizers import OPTIMIZERS, normalizes, resolve
+from jaxpfl.algorithms.parts.optimizers import OPTIMIZERS, normalizes, resolve
 from jaxpfl.models import build_model
 from jaxpfl.protocol import ALL_STEPS
 

@@ -10,7 +10,7 @@ from hypothesis.extra import numpy as hnp
 from scipy import stats
 
 from jaxpfl import JaxpflError, fit, stack_clients
-from jaxpfl.algorithms import private_em
+from jaxpfl.algorithms.parts import private_em
 from jaxpfl.priors import gaussian_mixture
 from jaxpfl.priors.gaussian_mixture import Mixture
 from jaxpfl.privacy import Mechanism

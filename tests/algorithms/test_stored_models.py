@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.algorithms.stored_models import add, begin
+from jaxpfl.algorithms.parts.stored_models import add, begin
 
 
 def stored_rounds(size: int, rounds: int) -> list[int]:

@@ -9,7 +9,7 @@ import pytest
 from problem import outcome, simulate
 
 from jaxpfl import ExecutionPlan
-from jaxpfl.algorithms.hyper import with_rate
+from jaxpfl.algorithms.parts.hyper import with_rate
 from jaxpfl.privacy import PrivateHyper
 
 

@@ -26,12 +26,13 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl.data import idx, leaf, libsvm, npz, pickles, token_files
-from jaxpfl.data.cifar import load_cifar
-from jaxpfl.data.elections import FILE, load_elections
+from jaxpfl.data.sources import idx, leaf, libsvm, npz, pickles, token_files
+from jaxpfl.data.sources.cifar import load_cifar
+from jaxpfl.data.sources.elections import FILE, load_elections
+from jaxpfl.engine import model_files
 from jaxpfl.errors import JaxpflError
-from jaxpfl.estimate import client_csv
-from jaxpfl.experiment import config_file, graph_file, model_files, warm_start
+from jaxpfl.experiment import config_file, graph_file, warm_start
+from jaxpfl.studies.own_data import client_csv
 
 SPARE = 2**30
 """Bytes of address space that a reader may take beside what its libraries have."""

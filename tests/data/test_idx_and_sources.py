@@ -235,6 +235,6 @@ def test_a_reader_that_runs_out_of_memory_says_of_which_data(monkeypatch: pytest
     def draw(*_: object) -> None:
         raise MemoryError
 
-    monkeypatch.setattr("jaxpfl.data.planted.draw_planted", draw)
+    monkeypatch.setattr("jaxpfl.data.sources.planted.draw_planted", draw)
     with pytest.raises(JaxpflError, match="data set 'planted': cannot be read: MemoryError"):
         load("planted")

@@ -12,7 +12,7 @@ import pytest
 
 from jaxpfl import host_memory
 from jaxpfl.data import available, federate, load
-from jaxpfl.data.leaf_text import ALL_LETTERS, PAD
+from jaxpfl.data.sources.leaf_text import ALL_LETTERS, PAD
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 
 RNG = np.random.default_rng(5)

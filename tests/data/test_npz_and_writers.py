@@ -13,7 +13,7 @@ from data_files import real, source_of
 
 from jaxpfl import host_memory
 from jaxpfl.data import available, describe, federate, format_description, load, pooled, summary, unseen
-from jaxpfl.data.npz import read_npz
+from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.errors import JaxpflError
 
 X = np.arange(6 * 16, dtype=np.uint8).reshape(6, 4, 4)

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from jaxpfl.data import Source, federate, partitioner, stack_clients
 from jaxpfl.data.federate import hold_out
-from jaxpfl.data.partition import PartitionOptions
-from jaxpfl.data.partition_classes import _deal_greedily, classes_per_client, deal_classes, iid
+from jaxpfl.data.partition.classes import _deal_greedily, classes_per_client, deal_classes, iid
+from jaxpfl.data.partition.registry import PartitionOptions
 from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Federation
 

@@ -9,9 +9,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpfl.data import federate, options_of, partitioner, summary
-from jaxpfl.data.partition import PARTITIONS, PartitionOptions
-from jaxpfl.data.partition_classes import deal_superclasses, shards, split_by_class
-from jaxpfl.data.partition_users import choose_users, examples_of
+from jaxpfl.data.partition.classes import deal_superclasses, shards, split_by_class
+from jaxpfl.data.partition.registry import PARTITIONS, PartitionOptions
+from jaxpfl.data.partition.users import choose_users, examples_of
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)

@@ -11,8 +11,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpfl.data import federate, portable
-from jaxpfl.data.apportion import apportion, count_classes, deal_alike
-from jaxpfl.data.partition_skew import (
+from jaxpfl.data.partition.apportion import apportion, count_classes, deal_alike
+from jaxpfl.data.partition.skew import (
     _draw_in_turn,
     _split_classes,
     dirichlet_per_class,

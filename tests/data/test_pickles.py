@@ -116,7 +116,7 @@ def test_a_malicious_pickle_is_refused_and_does_nothing(
         (b"cnumpy\nload\n.", "asks for numpy.load"),
         (b"cnumpy.core.multiarray\nfromfile\n.", "asks for numpy.core.multiarray.fromfile"),
         (b"cfunctools\npartial\n.", "asks for functools.partial"),
-        (b"cjaxpfl.data.pickles\n_Array\n.", "asks for jaxpfl.data.pickles._Array"),
+        (b"cjaxpfl.data.sources.pickles\n_Array\n.", "asks for jaxpfl.data.sources.pickles._Array"),
         (b"\x8c\x05numpy\x8c\x11ndarray.__class__\x93.", "asks for numpy.ndarray.__class__"),
         (b"Pobject 1\n.", "asks for a persistent object"),
         (b"", "truncated or damaged pickle of 0 bytes"),

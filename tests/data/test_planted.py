@@ -19,7 +19,7 @@ from jaxpfl.data import (
     summary,
     true_clusters,
 )
-from jaxpfl.data.planted import parse
+from jaxpfl.data.sources.planted import parse
 from jaxpfl.errors import JaxpflError
 
 LABELS = np.arange(600, dtype=np.int32) % 5

@@ -5,8 +5,8 @@ from __future__ import annotations
 import numpy as np
 from scipy.special import gammaln
 
-from jaxpfl.data import dirichlet_mixture
-from jaxpfl.estimators import histogram
+from jaxpfl.data.sources import dirichlet_mixture
+from jaxpfl.estimators.histograms import base as histogram
 
 FLOOR = 1e-5
 

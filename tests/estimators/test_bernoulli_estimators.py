@@ -7,10 +7,10 @@ import pytest
 from scipy import stats
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.estimate import priors
 from jaxpfl.estimators import base, bernoulli, bernoulli_closed_form, bernoulli_private, beta_binomial, posterior
 from jaxpfl.estimators.base import Samples
 from jaxpfl.estimators.bernoulli_closed_form import Population
+from jaxpfl.studies import probability_priors as priors
 
 
 @pytest.fixture(autouse=True)

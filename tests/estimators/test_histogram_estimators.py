@@ -9,15 +9,13 @@ import pytest
 from histogram_reference import FLOOR, algorithm_2, apart, dirichlet_likelihood, floored, kl, small, users_of
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.estimators import (
-    histogram,
-    histogram_dimred,
-    histogram_dirichlet,
-    histogram_printed,
-    histogram_tuning,
-)
-from jaxpfl.estimators.histogram_clusters import cluster
-from jaxpfl.estimators.histogram_start import far_apart
+from jaxpfl.estimators.histograms import base as histogram
+from jaxpfl.estimators.histograms import dimred as histogram_dimred
+from jaxpfl.estimators.histograms import dirichlet as histogram_dirichlet
+from jaxpfl.estimators.histograms import printed as histogram_printed
+from jaxpfl.estimators.histograms import tuning as histogram_tuning
+from jaxpfl.estimators.histograms.clusters import cluster
+from jaxpfl.estimators.histograms.start import far_apart
 
 COUNTS, TRUTH, CLUSTERS, POPULATION = small()
 Q = COUNTS / COUNTS.sum(1, keepdims=True)
@@ -155,7 +153,7 @@ def test_best_lambda_is_near_the_bayes_weight():
 
 
 def _equal_sizes():
-    from jaxpfl.data import dirichlet_mixture
+    from jaxpfl.data.sources import dirichlet_mixture
 
     rng = np.random.default_rng(4)
     population = dirichlet_mixture.zipf_mixture(rng, 50, 2, 50.0)

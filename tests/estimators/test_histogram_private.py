@@ -13,8 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.estimators import histogram, histogram_dimred, histogram_printed, histogram_private, histogram_standardised
-from jaxpfl.estimators.histogram_private import MASS_WEIGHT, Release
+from jaxpfl.estimators.histograms import base as histogram
+from jaxpfl.estimators.histograms import dimred as histogram_dimred
+from jaxpfl.estimators.histograms import printed as histogram_printed
+from jaxpfl.estimators.histograms import private as histogram_private
+from jaxpfl.estimators.histograms import standardised as histogram_standardised
+from jaxpfl.estimators.histograms.private import MASS_WEIGHT, Release
 from jaxpfl.privacy.audit import epsilon_lower_bound
 
 COUNTS, TRUTH, CLUSTERS, POPULATION = small(seed=2, n=24, d=12)
@@ -129,7 +133,7 @@ def test_everything_together_is_the_exact_round_where_there_is_no_noise():
     start = histogram_private.private_start(
         jax.random.split(jax.random.key(1))[0], histogram_private.private_mean(first, FLOOR), 3, 1.0, FLOOR
     )
-    from jaxpfl.estimators.histogram_clusters import cluster
+    from jaxpfl.estimators.histograms.clusters import cluster
 
     expected = cluster(users, start, 2, floor=FLOOR)
     some = np.asarray(expected.sizes) > 0
@@ -233,7 +237,7 @@ def test_algorithm_3_without_noise_is_the_mean_and_its_refinement(on_sum):
     made = histogram_printed.centering(
         jax.random.key(0), users, CENTERS, epsilon=1e9, stddev=0.0, clip=1e6, floor=FLOOR, on_sum=on_sum
     )
-    from jaxpfl.estimators.histogram_clusters import sums
+    from jaxpfl.estimators.histograms.clusters import sums
 
     found = sums(users, CENTERS)
     some = np.asarray(found.sizes) > 0

@@ -11,8 +11,10 @@ import pytest
 from histogram_reference import FLOOR, algorithm_2, apart, floored, kl, small, users_of
 from scipy.stats import norm
 
-from jaxpfl.estimators import histogram, histogram_private, histogram_standardised
-from jaxpfl.estimators.histogram_denoised import GRID, STEPS, denoised
+from jaxpfl.estimators.histograms import base as histogram
+from jaxpfl.estimators.histograms import private as histogram_private
+from jaxpfl.estimators.histograms import standardised as histogram_standardised
+from jaxpfl.estimators.histograms.denoised import GRID, STEPS, denoised
 
 COUNTS, _, _, POPULATION = small(seed=5, n=48, d=20)
 Q = COUNTS / COUNTS.sum(1, keepdims=True)

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxpfl import JaxpflError
-from jaxpfl.experiment.files import Records
+from jaxpfl.files import Records
 
 
 def record(round: int, kind: str = "round", method: str = "local", **more) -> dict:

@@ -10,7 +10,7 @@ import pytest
 from flax import linen as nn
 
 import jaxpfl
-from jaxpfl.data.leaf_text import ALL_LETTERS
+from jaxpfl.data.sources.leaf_text import ALL_LETTERS
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import build_model, classification, gru
 from jaxpfl.models.gru import Recurrent

@@ -46,7 +46,7 @@ def test_two_devices_give_the_numbers_of_one(clients, method, name):
 @pytest.mark.parametrize("runs", ["map", "vmap"])
 @pytest.mark.parametrize("cohort", [None, 4, 5])
 def test_a_cohort_that_is_not_dealt_out_gives_the_same(clients, monkeypatch, cohort, runs):
-    monkeypatch.setattr("jaxpfl.engine.plan._MOST_DEALT", 0)
+    monkeypatch.setattr("jaxpfl.engine.execution_plan._MOST_DEALT", 0)
     assert_same_on_two_devices(clients, "adaped", "2", cohort, runs)
 
 
@@ -54,7 +54,7 @@ def test_a_cohort_that_is_not_dealt_out_gives_the_same(clients, monkeypatch, coh
 @pytest.mark.parametrize("cohort", [None, 4, 5])
 def test_data_of_their_own_give_the_same(clients, monkeypatch, cohort):
     """Devices that do not share memory, as accelerators: each holds its clients' data only."""
-    monkeypatch.setattr("jaxpfl.engine.plan._MOST_DEALT", 0)
+    monkeypatch.setattr("jaxpfl.engine.execution_plan._MOST_DEALT", 0)
     monkeypatch.setattr("jaxpfl.engine.placement._shares_memory", lambda device: False)
     assert_same_on_two_devices(clients, "adaped", "2", cohort)
     simulation = simulate(METHODS["adaped"], clients, cohort=cohort)

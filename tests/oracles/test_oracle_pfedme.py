@@ -20,7 +20,7 @@ from oracle_methods import (
 from oracle_setup import Run, distance, on_host
 
 from jaxpfl import METHODS, JaxpflError
-from jaxpfl.algorithms.hyper import replace
+from jaxpfl.algorithms.parts.hyper import replace
 
 HYPER = SGD | {"lam": 0.9, "lr_global": 0.6, "server_lr": 0.8}
 INNER = 3

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.privacy import discrete_gaussian, local
+from jaxpfl.privacy import discrete_gaussian
+from jaxpfl.privacy import local_dp as local
 
 JOIN = 2.0**32
 

@@ -12,7 +12,7 @@ import pytest
 
 from jaxpfl import trees
 from jaxpfl.algorithms import METHODS, LocalWork, Method, SgdHyper
-from jaxpfl.algorithms.averaging import mean_server
+from jaxpfl.algorithms.parts.averaging import mean_server
 from jaxpfl.data import stack_clients
 from jaxpfl.engine import ExecutionPlan, assemble
 from jaxpfl.engine.assemble import make_task

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 import jaxpfl
-from jaxpfl.algorithms import private_em
+from jaxpfl.algorithms.parts import private_em
 from jaxpfl.engine import accounted
 from jaxpfl.errors import JaxpflError
 from jaxpfl.participation import full, poisson, uniform

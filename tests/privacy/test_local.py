@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.privacy import local
+from jaxpfl.privacy import local_dp as local
 
 KEY = jax.random.key(3)
 ODD = [0.0, 0.3, -1.0, 1.0, 7.0, -1e30, np.inf, -np.inf, np.nan]

@@ -15,21 +15,16 @@ from noise_record import recorded
 from noise_sites import RELEASES
 
 from jaxpfl import ExecutionPlan, Simulation, fit, stack_clients
-from jaxpfl.algorithms import private_em
+from jaxpfl.algorithms.parts import private_em
 from jaxpfl.engine import noise_stream
-from jaxpfl.estimate import histogram_private_methods
-from jaxpfl.estimate.histogram_settings import HistogramSettings
-from jaxpfl.estimators import (
-    base,
-    gaussian,
-    histogram,
-    histogram_printed,
-    histogram_private,
-    histogram_standardised,
-    private_clustering,
-    release,
-)
+from jaxpfl.estimators import base, gaussian, private_clustering, release
+from jaxpfl.estimators.histograms import base as histogram
+from jaxpfl.estimators.histograms import printed as histogram_printed
+from jaxpfl.estimators.histograms import private as histogram_private
+from jaxpfl.estimators.histograms import standardised as histogram_standardised
 from jaxpfl.privacy import Mechanism, discrete_gaussian, mechanism, step_noise
+from jaxpfl.studies.histograms import private_methods as histogram_private_methods
+from jaxpfl.studies.histograms.settings import HistogramSettings
 
 CENTRAL = Mechanism(1.0, 0.5)
 DISTRIBUTED = Mechanism(1.0, 0.5, "distributed", min_uploads=3)
@@ -243,7 +238,7 @@ def test_one_key_in_all_rounds_of_histograms_is_seen(monkeypatch, fault):
 
 def test_every_release_has_drawn():
     """The tests of this file, run together, have seen every release of the list; two are drawn where these are."""
-    if "estimators.histogram_dimred.noisy_moment" not in SEEN:
+    if "estimators.histograms.dimred.noisy_moment" not in SEEN:
         pytest.skip("asks what the other tests of this file, slow ones among them, have recorded")
     within = {"privacy.noise.exponential.deeper"}  # of a loop that is traced apart from its callers
     assert set(RELEASES) - within <= SEEN

@@ -10,7 +10,7 @@ import jaxpfl
 
 ROOT = Path(jaxpfl.__file__).parent
 MAKE_KEYS = {"key", "split", "fold_in", "key_data", "wrap_key_data"}
-NOISE = ("privacy.noise", "privacy.local", "privacy.discrete_gaussian")
+NOISE = ("privacy.noise", "privacy.local_dp", "privacy.discrete_gaussian")
 """The modules whose draws are releases, or become one."""
 
 
@@ -31,7 +31,7 @@ def drawing_names(module: str, tree: ast.Module) -> set[str]:
         "privacy.noise": {
             *("gaussian", "add_gaussian", "add_laplace", "standard_normal", "exponential", "bits", "uniform"),
         },
-        "privacy.local": {"gaussian", "_positive"},
+        "privacy.local_dp": {"gaussian", "_positive"},
         "privacy.discrete_gaussian": {"sample"},
     }
     names = set(functions[module]) if module == "privacy.noise" else set()

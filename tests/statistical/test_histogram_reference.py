@@ -12,9 +12,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl.data import dirichlet_mixture
-from jaxpfl.estimators import histogram, histogram_clusters, histogram_dirichlet, histogram_private, histogram_start
-from jaxpfl.estimators.histogram_tuning import finetuned, fixed, local, loss
+from jaxpfl.data.sources import dirichlet_mixture
+from jaxpfl.estimators.histograms import base as histogram
+from jaxpfl.estimators.histograms import clusters as histogram_clusters
+from jaxpfl.estimators.histograms import dirichlet as histogram_dirichlet
+from jaxpfl.estimators.histograms import private as histogram_private
+from jaxpfl.estimators.histograms import start as histogram_start
+from jaxpfl.estimators.histograms.tuning import finetuned, fixed, local, loss
 
 K, FLOOR, RADIUS, RUNS = 10, 1e-6, 0.25, 3
 

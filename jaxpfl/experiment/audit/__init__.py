@@ -11,12 +11,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
+from jaxpfl import checks
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.audit import games, white_box
 from jaxpfl.experiment.audit.games import Game
 from jaxpfl.experiment.audit.subject import Subject, subject_of
 from jaxpfl.experiment.audit.white_box import Noise
-from jaxpfl.privacy import Accountant, PrivacyPlan, checks
+from jaxpfl.privacy import Accountant, PrivacyPlan
 from jaxpfl.privacy.one_run import OneRunBound
 from jaxpfl.privacy.residuals import Finding
 

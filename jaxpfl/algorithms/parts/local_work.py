@@ -1,0 +1,284 @@
+"""What a client does between two synchronisations: a number of steps, each on a mini-batch of its own examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from jaxpfl.algorithms.parts.optimizers import Optimizer, resolve
+from jaxpfl.data import batching
+from jaxpfl.errors import unknown_name
+from jaxpfl.models import Task
+from jaxpfl.privacy.mechanism import Mechanism
+from jaxpfl.privacy.step_noise import StepNoise
+from jaxpfl.protocol import ClientContext, Gradients
+from jaxpfl.similarity.graphs import Graph
+from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar
+
+WEIGHTINGS = ("examples", "uniform")
+
+
+class Batch(NamedTuple):
+    """A mini-batch of b slots: inputs [b, ...] (zero where not valid), labels [b], and which slots are real, [b]."""
+
+    x: PyTree
+    y: Array
+    valid: Array
+
+    @classmethod
+    def whole(cls, data: ClientData) -> Batch:
+        """All examples of a client, whatever the batch size."""
+        return cls(*batching.take_all(data))
+
+    def mean(self, values: Array) -> Array:
+        """The mean of per-example values [b] over the real examples."""
+        return jnp.where(self.valid, values, 0).sum() / jnp.maximum(self.valid.sum(), 1)
+
+
+@dataclass(frozen=True, eq=False)
+class LocalWork:
+    """The static choices of a round: what a client does, and what the server makes of the uploads.
+
+    Attributes:
+      sizes: training examples of each client, on the host; they bound what the compiled program must provide for.
+      steps: tau, local steps a round.
+      batch_size: b; a client with fewer examples uses all that it has.
+      draw: how mini-batches are drawn: ``epoch``, ``step`` or ``replacement``.
+      optimizer: the clients', by name with arguments (see `optimizers`) or as a factory; it starts anew every round.
+      server_optimizer: the server's, for methods that average (see `with_server_optimizer`).
+      weighting: of the clients in the mean, for methods that weigh them: by ``examples``, or ``uniform``.
+      privacy: the mechanism behind which the method runs. `privatize` applies it to any sum of uploads; here it is for
+        what only the method can do: noise in every step (`released`), and private servers of their own (AdaMix).
+      unseen: how many of the sizes, the last ones, are of clients that are never trained.
+      graph: which of those that are trained are neighbours, for methods that ask for it (`Method.graph`); its nodes are
+        the clients in the order of the stack.
+
+    Raises:
+      JaxpflError: for an optimiser or an argument of one that there is not, and another weighting.
+    """
+
+    sizes: np.ndarray
+    steps: int
+    batch_size: int
+    draw: str = "epoch"
+    optimizer: Optimizer = "sgd"
+    server_optimizer: Optimizer = "sgd"
+    weighting: str = "examples"
+    privacy: Mechanism | None = None
+    unseen: int = 0
+    graph: Graph | None = None
+
+    @property
+    def num_clients(self) -> int:
+        """m, the clients that are trained."""
+        return len(self.sizes) - self.unseen
+
+    def __post_init__(self) -> None:
+        resolve(self.optimizer)
+        resolve(self.server_optimizer)
+        if self.weighting not in WEIGHTINGS:
+            raise unknown_name("weighting", self.weighting, WEIGHTINGS)
+
+    def weight(self, data: ClientData) -> Array:
+        """A client's weight in the mean: n_i, or 1, []."""
+        return data.size.astype(jnp.result_type(float)) if self.weighting == "examples" else jnp.ones(())
+
+    @property
+    def step_noise(self) -> StepNoise | None:
+        """The clipping and noise of every local step; None where there is none."""
+        return None if self.privacy is None else self.privacy.step_noise
+
+    def released(self, key: Key, gradient: PyTree) -> PyTree:
+        """A step's gradient of uploaded parameters as the upload may show it; ``key`` is that of the step."""
+        return gradient if self.step_noise is None else self.step_noise.of_parameters(key, gradient)
+
+    def batches(self, steps: int) -> batching.Batching:
+        """The batches of ``steps`` steps in a round.
+
+        Raises:
+          JaxpflError: for an unknown ``draw``, or a batch size below one.
+        """
+        return batching.plan_batches(self.sizes, steps, self.batch_size, self.draw)
+
+    def descent(self, rate: Scalar, weight_decay: Scalar) -> optax.GradientTransformation:
+        """The clients' optimiser at a rate, of ``gradient + weight_decay parameters``.
+
+        An optimiser with a weight decay of its own (``adamw``) adds that one too, in its way: apart from the gradient.
+        """
+        return optax.chain(optax.add_decayed_weights(weight_decay), resolve(self.optimizer)(rate))
+
+
+def taken(steps: int, limit: Scalar) -> Scalar:
+    """How many of ``steps`` steps are taken where ``limit`` is the most; a Python int where both are."""
+    # A Python int keeps the trip count static; min() on a tracer would not.
+    return min(steps, limit) if isinstance(limit, int) else jnp.minimum(steps, limit)
+
+
+def gradients(steps: int, *, each: int = 1, personalize: int = 0) -> Gradients:
+    """The `Gradients` of a client whose round is ``steps`` steps of ``each`` gradients, in the cohort or outside it."""
+    return Gradients(
+        update=lambda limit, message: each * taken(steps, limit),
+        personalize=personalize,
+        idle=lambda limit: each * taken(steps, limit),
+    )
+
+
+Step = Callable[..., tuple[PyTree, Metrics]]
+"""``(key, carry, batch) -> (carry, metrics)``; with several batches for each step, one argument more for each."""
+
+_Loop = tuple[PyTree, Metrics, tuple[Batch, ...] | None]
+
+
+def batch_loss(task: Task) -> Callable[[PyTree, Key, Batch], Array]:
+    """``(parameters, key, batch) -> the task's mean loss over the batch``; the key feeds dropout."""
+
+    def loss(params: PyTree, key: Key, batch: Batch) -> Array:
+        return batch.mean(task.loss(task.model.apply(params, batch.x, key=key, train=True), batch.y))
+
+    return loss
+
+
+def run_steps(
+    work: LocalWork,
+    key: Key,
+    ctx: ClientContext,
+    data: ClientData,
+    step: Step,
+    carry: PyTree,
+    *,
+    metrics: tuple[str, ...],
+    steps: int | None = None,
+    batches_each: int = 1,
+) -> tuple[PyTree, Metrics]:
+    """Runs up to ``steps`` steps (default: tau), fewer where ``ctx.local_steps`` says so.
+
+    Args:
+      key: the client's key of this round; step t gets ``fold_in(key, t)``.
+      data: the client's examples.
+      step: ``(key, carry, batch) -> (carry, metrics)``.
+      carry: what the steps hand on.
+      metrics: names of the scalars that ``step`` returns.
+      batches_each: how many mini-batches, drawn one after the other, each step is given.
+
+    Returns:
+      The last carry, and each metric's mean over the steps taken.
+    """
+    steps = work.steps if steps is None else steps
+    plan = work.batches(steps * batches_each)
+    limit = taken(steps, ctx.local_steps)
+    zeros = {name: jnp.zeros(()) for name in metrics}
+    if isinstance(limit, int) and limit == 0:
+        return carry, zeros
+    indices, valid = batching.draw_batches(plan, ctx.batch_key, ctx.participations + ctx.idle_rounds, data.mask)
+
+    if not plan.full and 2 * plan.steps * plan.batch_size <= data.mask.shape[0]:
+        # Far fewer examples than the client has: fetched at once, its data need not be copied out of the stack.
+        fetched = Batch(*batching.take(data, indices, valid, plan))
+
+        def batch_of(t: Scalar) -> Batch:
+            return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, t, keepdims=False), fetched)
+
+    else:
+
+        def batch_of(t: Scalar) -> Batch:
+            return Batch(*batching.take(data, indices[t], valid[t], plan))
+
+    def batches_of(t: Scalar) -> tuple[Batch, ...]:
+        return tuple(batch_of(t * batches_each + nth) for nth in range(batches_each))
+
+    def body(t: Array, loop: _Loop) -> _Loop:
+        carry, sums, batches = loop
+        carry, values = step(jax.random.fold_in(key, t), carry, *(batches_of(t) if batches is None else batches))
+        following = None if batches is None else batches_of(jnp.minimum(t + 1, steps - 1))
+        return carry, jax.tree.map(jnp.add, sums, values), following
+
+    # The next batch travels in the carry: fetched within the step, XLA fuses the fetching into whatever reads the
+    # batch, and a convolution that reads each pixel many times fetches it as often (5 % of a step). A batch that is
+    # the whole data set needs no fetching.
+    first = None if plan.full else batches_of(0)
+    carry, sums, _ = jax.lax.fori_loop(0, limit, body, (carry, zeros, first))
+    return carry, {name: total / jnp.maximum(limit, 1) for name, total in sums.items()}
+
+
+class Descent(NamedTuple):
+    """Where a descent stands: the parameters, and what the optimiser remembers (nothing for plain SGD)."""
+
+    params: PyTree
+    memory: PyTree
+
+    @classmethod
+    def start(cls, optimizer: optax.GradientTransformation, params: PyTree) -> Descent:
+        """A descent that remembers nothing yet."""
+        return cls(params, optimizer.init(params))
+
+    def step(self, optimizer: optax.GradientTransformation, gradient: PyTree) -> Descent:
+        """One step; with `LocalWork.descent` of SGD, ``params - rate (gradient + weight_decay params)``."""
+        updates, memory = optimizer.update(gradient, self.memory, self.params)
+        return Descent(optax.apply_updates(self.params, updates), memory)
+
+
+def train(
+    work: LocalWork,
+    task: Task,
+    key: Key,
+    ctx: ClientContext,
+    data: ClientData,
+    optimizer: optax.GradientTransformation,
+    start: Descent,
+    *,
+    steps: int | None = None,
+    anchor: PyTree | None = None,
+    prox: Scalar = 0.0,
+    uploaded: bool = False,
+) -> tuple[Descent, Metrics]:
+    """Steps on the task's mean loss, plus ``(prox/2) |w - anchor|^2`` where an anchor is given.
+
+    Where the result is ``uploaded``, each gradient is as `LocalWork.released` makes it.
+
+    Returns:
+      Where they end, and ``{"train_loss": mean over the steps of the mini-batch loss}`` without the proximal term.
+    """
+    loss = batch_loss(task)
+
+    def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
+        value, gradient = jax.value_and_grad(loss)(at.params, key, batch)
+        if uploaded:
+            gradient = work.released(key, gradient)
+        if anchor is not None:
+            gradient = jax.tree.map(lambda g, w, a: g + prox * (w - a), gradient, at.params, anchor)
+        return at.step(optimizer, gradient), {"train_loss": value}
+
+    return run_steps(work, key, ctx, data, step, start, metrics=("train_loss",), steps=steps)
+
+
+def sgd(
+    work: LocalWork,
+    task: Task,
+    key: Key,
+    ctx: ClientContext,
+    data: ClientData,
+    params: PyTree,
+    *,
+    rate: Scalar,
+    weight_decay: Scalar,
+    steps: int | None = None,
+    anchor: PyTree | None = None,
+    prox: Scalar = 0.0,
+    uploaded: bool = False,
+) -> tuple[PyTree, Metrics]:
+    """A round's training from ``params``: plain SGD, or the clients' optimiser, which remembers nothing from before.
+
+    Returns:
+      The parameters, and the metrics of `train`.
+    """
+    optimizer = work.descent(rate, weight_decay)
+    start = Descent.start(optimizer, params)
+    more = {"steps": steps, "anchor": anchor, "prox": prox, "uploaded": uploaded}
+    end, metrics = train(work, task, key, ctx, data, optimizer, start, **more)
+    return end.params, metrics

@@ -1,0 +1,77 @@
+"""What FedPer, FedRep and FedBN share: one part of the model that the server averages, and one that stays."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+
+from jaxpfl import trees
+from jaxpfl.algorithms.parts.averaging import increment, mean_server
+from jaxpfl.algorithms.parts.hyper import SgdHyper
+from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
+from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.types import Key, Metrics, PyTree, Splits
+
+Split = Callable[[PyTree], tuple[PyTree, PyTree]]
+"""Maps a model's parameters to the client's own part and the shared one, which `trees.merge` puts together."""
+Update = Callable[[Key, PyTree, ClientContext, Message, PyTree, Splits], tuple[PyTree, Upload, Metrics]]
+
+
+def head_and_body(method: str, task: Task) -> Split:
+    """How to split the task's model into the client's own head and the shared body.
+
+    Raises:
+      JaxpflError: for a model without a head, or without a body.
+    """
+    is_head = task.model.head
+    if is_head is None:
+        raise JaxpflError(f"{method} needs a model that names its head (Model.head): this one names none")
+
+    def split(params: PyTree) -> tuple[PyTree, PyTree]:
+        return trees.split_by_path(params, is_head)
+
+    head, body = map(jax.tree.leaves, split(jax.eval_shape(task.init, jax.random.key(0))))
+    if not head:
+        raise JaxpflError(f"{method} needs a model with a head: Model.head accepts none of its parameters")
+    if not body:
+        raise JaxpflError(f"{method} needs a model with a body to share: this one's head is the whole model")
+    return split
+
+
+def trained_together(task: Task, work: LocalWork, split: Split) -> Update:
+    """tau SGD steps on both parts; the upload is weighted by the client's training examples."""
+
+    def update(
+        key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, own: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        rate = hp.lr * hp.decay(ctx.round, work.steps)
+        start = trees.merge(own, message.shared)
+        params, metrics = sgd(work, task, key, ctx, splits.train, start, rate=rate, weight_decay=hp.weight_decay)
+        new_own, new_shared = split(params)
+        return new_own, increment(new_shared, message.shared, work.weight(splits.train)), metrics
+
+    return update
+
+
+def keeping_own_part(task: Task, work: LocalWork, split: Split, update: Update, local_steps: int) -> Algorithm:
+    """The algorithm whose clients keep their own parts, and whose server averages the shared ones that it is sent.
+
+    A client's own part starts from an initialisation of its own; it is the client's whole state.
+
+    Args:
+      update: as `Client.update`; the message is the shared part.
+      local_steps: the steps that ``update`` takes.
+    """
+    client = Client(
+        init=lambda key, hp, ctx, message: split(task.init(key))[0],
+        update=update,
+        personalize=lambda key, hp, ctx, message, own, splits: trees.merge(own, message.shared),
+        predict=lambda hp, params, x: task.model.apply(params, x),
+        gradients=gradients(local_steps),
+    )
+    server = mean_server(lambda key: split(task.init(key))[1])
+    return with_server_optimizer(Algorithm((client,), server, local_steps), work.server_optimizer)

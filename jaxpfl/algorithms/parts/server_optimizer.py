@@ -1,0 +1,141 @@
+r"""A server's optimiser: the mean increment of the uploads is its gradient, with the sign turned.
+
+.. math:: x \leftarrow x + \operatorname{step}(-\bar\Delta), \qquad
+   \bar\Delta = \frac{\sum_{i \in S} w_i \Delta_i}{\sum_{i \in S} w_i}
+
+``sgd`` at ``server_lr`` = 1 is :math:`x + \bar\Delta`, plain averaging; see `optimizers` for FedAvgM, FedAdam and the
+like.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import numpy as np
+import optax
+
+from jaxpfl import trees
+from jaxpfl.algorithms.parts.optimizers import Optimizer, normalizes, resolve
+from jaxpfl.errors import JaxpflError, warn
+from jaxpfl.protocol import Algorithm, Message, Reduced, Reduction, Server, ServerContext
+from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
+
+
+class Served(NamedTuple):
+    """The state of a server whose optimiser remembers something: the method's own state, and that memory."""
+
+    state: PyTree
+    memory: PyTree
+
+
+def with_server_optimizer(algorithm: Algorithm, optimizer: Optimizer, *, acts_on: PyTree = True) -> Algorithm:
+    """The algorithm with its mean increment replaced by the step that the optimiser makes of it.
+
+    Its server's update is given that step as an increment of weight one. In a round where nobody had weight, the step
+    is zero, and the optimiser remembers what it did before. The learning rate is the hyper-parameter ``server_lr``
+    (`AveragingHyper`); one where the method has none.
+
+    Args:
+      algorithm: one that adds the mean of its uploads (`Reduced.mean`) to what it broadcasts, which has the structure
+        of the uploads; all with one weight.
+      optimizer: a name with arguments, or a factory; the server's state is then a `Served`. With ``sgd`` it stays the
+        method's own: the increments are multiplied by the rate.
+      acts_on: a tree prefix of the uploads, true for a model's parameters. The rest is averaged whatever the optimiser.
+    """
+    if algorithm.reduction is not Reduction.SUM:
+        raise JaxpflError("a server optimizer needs the mean of the uploads: this method keeps them apart")
+    if optimizer == "sgd":
+        return _with_rate(algorithm, acts_on)
+    inner, make = algorithm.server, resolve(optimizer)
+
+    def transformation(rate: Scalar) -> optax.GradientTransformation:
+        # The rest: minus the gradient, which is the mean itself.
+        return optax.partition({True: make(rate), False: optax.scale(-1.0)}, acts_on)
+
+    def start(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree) -> PyTree:
+        return transformation(_rate(hp)).init(inner.broadcast(key, hp, ctx, state).shared)
+
+    def step(
+        key: Key, hp: PyTree, ctx: ServerContext, state: PyTree, memory: PyTree, reduced: Reduced
+    ) -> tuple[Reduced, PyTree]:
+        params, mean = inner.broadcast(key, hp, ctx, state).shared, reduced.mean()
+        if jax.tree.structure(params) != jax.tree.structure(mean) or not _is_scalar(reduced.weight):
+            raise JaxpflError("a server optimizer needs uploads that are, with one weight, like what the server sends")
+        updates, new_memory = transformation(_rate(hp)).update(optax.tree.scale(-1.0, mean), memory, params)
+        updates = jax.tree.map(lambda u, a: u.astype(a.dtype), updates, mean)
+        anybody = reduced.weight > 0
+        nothing = optax.tree.zeros_like(updates)
+        updates, memory = trees.where(anybody, (updates, new_memory), (nothing, memory))
+        return Reduced(updates, anybody.astype(reduced.weight.dtype), reduced.contributors), memory
+
+    def init(key: Key, hp: PyTree, ctx: ServerContext) -> Served:
+        state = inner.init(key, hp, ctx)
+        return Served(state, start(key, hp, ctx, state))
+
+    def broadcast(key: Key, hp: PyTree, ctx: ServerContext, served: Served) -> Message:
+        return inner.broadcast(key, hp, ctx, served.state)
+
+    def update(key: Key, hp: PyTree, ctx: ServerContext, served: Served, reduced: Reduced) -> tuple[Served, Metrics]:
+        reduced, memory = step(key, hp, ctx, served.state, served.memory, reduced)
+        state, metrics = inner.update(key, hp, ctx, served.state, reduced)
+        return Served(state, memory), metrics
+
+    predict, greet = inner.predict_global, inner.welcome
+
+    def predict_global(hp: PyTree, served: Served, x: PyTree) -> Array:
+        assert predict is not None
+        return predict(hp, served.state, x)
+
+    def welcome(key: Key, hp: PyTree, ctx: ServerContext, served: Served) -> Message:
+        assert greet is not None
+        return greet(key, hp, ctx, served.state)
+
+    server = Server(
+        init,
+        broadcast,
+        update,
+        None if predict is None else predict_global,
+        None if greet is None else welcome,
+    )
+    return algorithm._replace(server=server)
+
+
+def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False) -> None:
+    """Warns of a rate that was left at one, which is for averaging; ``strict`` refuses it.
+
+    An optimiser that normalises moves every parameter by about its rate in each round.
+
+    Raises:
+      JaxpflError: also for an optimiser that there is not.
+    """
+    resolve(optimizer)
+    if normalizes(optimizer) and np.max(server_lr) >= 1:
+        warn(
+            f"server optimizer {optimizer} moves every parameter by about server_lr = {np.max(server_lr):g} in each "
+            "round: 0.01 to 0.1 is usual",
+            strict=strict,
+        )
+
+
+def _with_rate(algorithm: Algorithm, acts_on: PyTree) -> Algorithm:
+    """Plain SGD. The sum is multiplied, not the mean: at a rate of one, averaging keeps its very bits."""
+    inner = algorithm.server
+
+    def update(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree, reduced: Reduced) -> tuple[PyTree, Metrics]:
+        def scale(acts: bool, part: PyTree) -> PyTree:
+            return jax.tree.map(lambda a: (_rate(hp) * a).astype(a.dtype), part) if acts else part
+
+        total = jax.tree.map(scale, acts_on, reduced.total)
+        return inner.update(key, hp, ctx, state, reduced._replace(total=total))
+
+    return algorithm._replace(server=inner._replace(update=update))
+
+
+def _rate(hp: PyTree) -> Scalar:
+    return getattr(hp, "server_lr", 1.0)
+
+
+def _is_scalar(weight: PyTree) -> bool:
+    leaves = jax.tree.leaves(weight)
+    return len(leaves) == 1 and leaves[0] is weight and leaves[0].ndim == 0

@@ -1,0 +1,12 @@
+"""Partitions: functions from a source to which client holds which example; `registry` has them by name."""
+
+from jaxpfl.data.partition.registry import (
+    PARTITIONS,
+    Assignment,
+    Partitioner,
+    PartitionOptions,
+    options_of,
+    partitioner,
+)
+
+__all__ = ["PARTITIONS", "Assignment", "PartitionOptions", "Partitioner", "options_of", "partitioner"]

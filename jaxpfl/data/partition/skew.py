@@ -1,0 +1,209 @@
+"""Random skews of clients: Dirichlet class proportions, log-normal sizes. The same on every platform (`portable`)."""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+
+import numpy as np
+
+from jaxpfl.data import portable
+from jaxpfl.data.partition.apportion import apportion, deal, integer_weights
+from jaxpfl.data.partition.classes import Indices, check_clients, present_classes
+from jaxpfl.errors import JaxpflError
+
+_TRIES = 1000
+
+
+def dirichlet_per_client(
+    labels: np.ndarray, m: int, alpha: float, num_classes: int, rng: np.random.Generator
+) -> list[Indices]:
+    """Every client draws its class proportions from Dir(alpha, ..., alpha); sizes are equal (Hsu et al. 2019).
+
+    Clients take turns at random and draw one example at a time without replacement, the class by their proportions
+    among the classes that are left. All examples are used and sizes differ by at most 1, so the last turns must take
+    what is left: the realised proportions are flatter than the drawn ones, the more so the smaller alpha. (Hsu et al.
+    write Dir(alpha' p) with a prior p: with a uniform prior, their alpha' is C times this alpha.)
+
+    Args:
+      labels: [N] in 0 .. num_classes - 1. Classes without any example take no part.
+      m: clients, at most N.
+      alpha: concentration, > 0; large is nearly iid, small is nearly one class per client.
+      num_classes: the number of classes.
+      rng: the generator.
+
+    Raises:
+      JaxpflError: alpha is not positive and finite, or there are more clients than examples.
+    """
+    _check(labels, m, alpha)
+    classes = present_classes(labels, num_classes)
+    log_weights = portable.log_gamma(rng, alpha, m * len(classes)).reshape(m, len(classes))
+    sizes = np.full(m, len(labels) // m)
+    sizes[rng.permutation(m)[: len(labels) % m]] += 1
+    turns = rng.permutation(np.repeat(np.arange(m), sizes))
+    counts = _draw_in_turn(log_weights, turns, np.bincount(labels, minlength=num_classes)[classes], rng)
+    return deal(labels, classes, counts, rng)
+
+
+def dirichlet_per_class(
+    labels: np.ndarray, m: int, alpha: float, least: int, num_classes: int, rng: np.random.Generator
+) -> list[Indices]:
+    """Every class is split among the clients in proportions from Dir(alpha, ..., alpha): sizes differ widely.
+
+    Yurochkin et al. 2019, with the two amendments of Lin et al. 2020 that everybody uses: a client that already holds
+    N / m examples gets none of the following classes, and the draw is repeated until every client has ``least``
+    examples. Classes are dealt in random order. All examples are used.
+
+    Args:
+      labels: [N] in 0 .. num_classes - 1.
+      m: clients, at most N.
+      alpha: concentration, > 0.
+      least: examples that every client must have at least (10 in Lin et al.); 0 takes the first draw.
+      num_classes: the number of classes.
+      rng: the generator.
+
+    Raises:
+      JaxpflError: alpha is not positive and finite, m * least exceeds N, or none of 1000 draws is accepted.
+    """
+    _check(labels, m, alpha)
+    if least < 0 or m * least > len(labels):
+        raise JaxpflError(
+            f"min examples (--min-examples) must be 0 to {len(labels) // m} "
+            f"for {m} clients of {len(labels)} examples, got {least}"
+        )
+    classes = present_classes(labels, num_classes)
+    totals = np.bincount(labels, minlength=num_classes)[classes]
+    for _ in range(_TRIES):
+        counts = _split_classes(totals, m, alpha, rng)
+        if counts.sum(axis=1).min() >= least:
+            return deal(labels, classes, counts, rng)
+    raise JaxpflError(
+        f"none of {_TRIES} Dirichlet splits gave each of {m} clients at least {least} examples: "
+        "use a larger alpha, fewer clients or smaller min examples (--min-examples)"
+    )
+
+
+def lognormal(labels: np.ndarray, m: int, sigma: float, rng: np.random.Generator) -> list[Indices]:
+    """Sizes proportional to exp(sigma z), z standard normal, at least 1 each; every client's examples are iid.
+
+    Args:
+      labels: [N], of which only the count matters.
+      m: clients, at most N.
+      sigma: standard deviation of the logarithm of the sizes, >= 0; 0 gives equal sizes.
+      rng: the generator.
+
+    Raises:
+      JaxpflError: sigma is negative or not finite, or there are more clients than examples.
+    """
+    sizes = lognormal_sizes(len(labels), m, sigma, rng)
+    return np.split(rng.permutation(len(labels)), np.cumsum(sizes)[:-1])
+
+
+def lognormal_by_class(
+    labels: np.ndarray, held: np.ndarray, sigma: float, least: int, num_classes: int, rng: np.random.Generator
+) -> list[Indices]:
+    """Every client holds its own classes, and clients are of log-normal sizes.
+
+    Every client first gets ``least`` examples, as evenly of its classes as can be. What a class has left is shared
+    out among its holders in proportion to exp(sigma z) of each, z standard normal. All examples are used. (Li et al.
+    2020, "Federated Optimization in Heterogeneous Networks", deal MNIST so, with two classes a client and sigma = 2.)
+
+    Args:
+      labels: [N] in 0 .. num_classes - 1.
+      held: [m, k] distinct classes of each client.
+      sigma: standard deviation of the logarithm of the clients' weights, >= 0.
+      least: examples that every client must have at least.
+      num_classes: the number of classes.
+      rng: the generator.
+
+    Raises:
+      JaxpflError: sigma is negative or not finite, or a class lacks the examples that its holders must have.
+    """
+    _check_sigma(sigma)
+    (m, k), totals = held.shape, np.bincount(labels, minlength=num_classes)
+    classes, counts = np.unique(held), np.zeros((m, num_classes), np.int64)
+    np.put_along_axis(counts, held, least // k + (np.arange(k) < least % k), axis=1)
+    z = portable.normal(rng, m)
+    weights = np.maximum(integer_weights(portable.exp(sigma * (z - z.max()))), 1)
+    for label in classes:
+        holders = np.flatnonzero((held == label).any(axis=1))
+        left = int(totals[label] - counts[:, label].sum())
+        if left < 0:
+            raise JaxpflError(
+                f"class {label} has {totals[label]} examples, too few for {len(holders)} clients that hold it: use "
+                "fewer clients, fewer classes per client or smaller min examples (--min-examples)"
+            )
+        counts[holders, label] += apportion(weights[holders], left, rng)
+    return deal(labels, classes, counts[:, classes], rng)
+
+
+def lognormal_sizes(total: int, m: int, sigma: float, rng: np.random.Generator) -> np.ndarray:
+    """m sizes as in `lognormal`, [m] int64, that sum to ``total``."""
+    _check_sigma(sigma)
+    _check_enough(total, m)
+    z = portable.normal(rng, m)
+    sizes = apportion(integer_weights(portable.exp(sigma * (z - z.max()))), total, rng)
+    for client in np.flatnonzero(sizes == 0):
+        sizes[client] = 1
+        sizes[np.argmax(sizes)] -= 1
+    return sizes
+
+
+def _draw_in_turn(log_weights: np.ndarray, turns: np.ndarray, left: np.ndarray, rng: np.random.Generator) -> np.ndarray:
+    """Counts [m, C] of a draw without replacement: in each turn a client draws a class among those that are left.
+
+    Args:
+      log_weights: [m, C] of the clients' proportions.
+      turns: [N] clients, in the order of their turns.
+      left: [C] examples of each class, N in all.
+      rng: the generator.
+    """
+    m, num_classes = log_weights.shape
+    counts = np.zeros((m, num_classes), np.int64)
+    alive = np.flatnonzero(left)
+    left = left.tolist()
+    ladders: list[list[float] | None] = [None] * m  # cumulative weights of the classes that are left
+    for client, u in zip(turns.tolist(), portable.uniform(rng, len(turns)).tolist(), strict=True):
+        ladder = ladders[client]
+        if ladder is None:
+            ladder = np.add.accumulate(portable.proportions(log_weights[client, alive])).tolist()
+            ladders[client] = ladder
+        label = int(alive[min(bisect_right(ladder, u * ladder[-1]), len(ladder) - 1)])
+        counts[client, label] += 1
+        left[label] -= 1
+        if left[label] == 0:
+            alive = alive[alive != label]
+            ladders = [None] * m
+    return counts
+
+
+def _split_classes(totals: np.ndarray, m: int, alpha: float, rng: np.random.Generator) -> np.ndarray:
+    """Counts [m, C] of one draw of `dirichlet_per_class`."""
+    n = int(totals.sum())
+    counts = np.zeros((m, len(totals)), np.int64)
+    sizes = np.zeros(m, np.int64)
+    for place in rng.permutation(len(totals)):
+        log_weights = portable.log_gamma(rng, alpha, m)
+        open_ = np.flatnonzero(sizes * m < n)
+        ladder = np.add.accumulate(portable.proportions(log_weights[open_]))
+        ends = np.floor(ladder * totals[place]).astype(np.int64)
+        ends[-1] = totals[place]
+        counts[open_, place] = np.diff(np.minimum(ends, totals[place]), prepend=0)
+        sizes += counts[:, place]
+    return counts
+
+
+def _check(labels: np.ndarray, m: int, alpha: float) -> None:
+    if not 0.0 < alpha < float("inf"):
+        raise JaxpflError(f"alpha must be > 0 and finite, got {alpha}")
+    _check_enough(len(labels), m)
+
+
+def _check_sigma(sigma: float) -> None:
+    if not 0.0 <= sigma < float("inf"):
+        raise JaxpflError(f"sigma must be >= 0 and finite, got {sigma}")
+
+
+def _check_enough(n: int, m: int) -> None:
+    check_clients(m)
+    if m > n:
+        raise JaxpflError(f"{m} clients are more than the {n} examples")

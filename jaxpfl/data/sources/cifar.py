@@ -1,0 +1,227 @@
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), in the formats they are passed around in.
+
+Looked for in the data directory itself and in its folders ``cifar10`` and ``cifar-10`` (``cifar100``, ``cifar-100``):
+
+- the Python version, ``cifar-10-batches-py`` or ``cifar-100-python``, read by `read_pickle`;
+- the binary version, ``cifar-10-batches-bin`` or ``cifar-100-binary``;
+- ``cifar10.npz`` (or any .npz in those folders) with ``x_train``, ``y_train``, ``x_test``, ``y_test``; for CIFAR-100
+  also ``coarse_train``.
+
+CIFAR-100 is loaded with its 100 fine classes; the 20 coarse ones are its superclasses.
+Formats: https://www.cs.toronto.edu/~kriz/cifar.html
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpfl.data.sources.base import Entry, Source, check_fits, entry, pixels, where_to_put_it
+from jaxpfl.data.sources.npz import load_npz, npz_keys, read_npz
+from jaxpfl.data.sources.pickles import read_pickle
+from jaxpfl.errors import JaxpflError
+
+_SIDE = 32
+_BYTES = 3 * _SIDE * _SIDE
+
+
+class _Set(NamedTuple):
+    classes: int
+    python: str
+    binary: str
+    train: tuple[str, ...]
+    test: str
+    labels: tuple[str, ...]  # as they stand in the Python version; a binary record has its label bytes in this order
+    folders: tuple[str, ...]
+    archive: str
+    description: str
+
+
+CIFAR_SETS = {
+    "cifar10": _Set(
+        10,
+        "cifar-10-batches-py",
+        "cifar-10-batches-bin",
+        tuple(f"data_batch_{i}" for i in range(1, 6)),
+        "test_batch",
+        ("labels",),
+        ("cifar10", "cifar-10"),
+        "cifar-10",
+        "CIFAR-10, colour images of 32 x 32, 10 classes",
+    ),
+    "cifar100": _Set(
+        100,
+        "cifar-100-python",
+        "cifar-100-binary",
+        ("train",),
+        "test",
+        ("coarse_labels", "fine_labels"),
+        ("cifar100", "cifar-100"),
+        "cifar-100",
+        "CIFAR-100, colour images of 32 x 32, 100 classes in 20 superclasses",
+    ),
+}
+
+
+def load_cifar(name: str, root: Path) -> Source:
+    """One of `CIFAR_SETS`.
+
+    Raises:
+      JaxpflError: no files (what to put where, or how to unpack what is there), a missing batch, a damaged one.
+    """
+    kind, place = _locate(name, root)
+    if kind == "npz":
+        return _load_npz(name, place)
+    read, suffix = (_read_python, "") if kind == "python" else (_read_binary, ".bin")
+    known = CIFAR_SETS[name]
+    batches = [_batch(read, known, place / f"{file}{suffix}") for file in (*known.train, known.test)]
+    sizes = [len(images) for images, _ in batches[:-1]]
+    if len(set(sizes)) > 1:
+        raise JaxpflError(f"{place}: training batches of {sizes} images: one of them is truncated")
+    check_fits(place, 6 * sum(images.nbytes for images, _ in batches))  # together, as floats, standardized
+    images = np.concatenate([images for images, _ in batches[:-1]])
+    labels = [np.concatenate(column) for column in zip(*(labels for _, labels in batches[:-1]), strict=True)]
+    test_images, test_labels = batches[-1]
+    return Source(
+        name,
+        pixels(images),
+        labels[-1],
+        pixels(test_images),
+        test_labels[-1],
+        known.classes,
+        known.description,
+        superclasses=_superclasses(place, labels[0], labels[1], known.classes) if len(labels) > 1 else None,
+        inputs="pixels",
+    )
+
+
+def cifar_entry(name: str, root: Path) -> Entry:
+    """What ``jaxpfl data list`` says of one of `CIFAR_SETS`. Looks for files; reads none."""
+    return entry(name, lambda: f"{CIFAR_SETS[name].description}: {_locate(name, root)[1]}")
+
+
+def _locate(name: str, root: Path) -> tuple[str, Path]:
+    """("python" or "binary", its folder) or ("npz", its file)."""
+    known = CIFAR_SETS[name]
+    places = [*(root / folder for folder in known.folders), root]
+    for place in places:
+        for kind, folder, file in (
+            ("python", known.python, known.train[0]),
+            ("binary", known.binary, f"{known.train[0]}.bin"),
+        ):
+            for holder in (place / folder, place):
+                # A bare file called "train" in the data directory says nothing.
+                if (holder / file).is_file() and (holder != root or name == "cifar10"):
+                    return kind, holder
+        if (place / f"{name}.npz").is_file():
+            return "npz", place / f"{name}.npz"
+    archives = [file for place in places[:-1] for file in sorted(place.glob("*.npz"))]
+    for file in archives:
+        if "x_train" in npz_keys(file):
+            return "npz", file
+    raise JaxpflError(_what_to_do(name, root, places, archives))
+
+
+def _what_to_do(name: str, root: Path, places: list[Path], archives: list[Path]) -> str:
+    """Why nothing can be read: what was found instead and how to unpack it, or what to put where."""
+    known = CIFAR_SETS[name]
+    for place in places:
+        for archive in sorted(place.glob(f"{known.archive}-*.tar.gz")):
+            return f"data set {name!r}: packed: unpack it with: tar -xzf {archive} -C {root}"
+    for file in archives:
+        if any(key.startswith("scan_") for key in npz_keys(file)):
+            return (
+                f"data set {name!r}: {file} holds JPEG scans, not pixels: decode them with: "
+                f"python {root / f'unpack_{name}.py'} OUT/{name}.npz, and load with --data-dir OUT"
+            )
+    for place in places[:-1]:
+        image = next((file for file in place.rglob("*") if file.suffix.lower() in (".png", ".jpg", ".jpeg")), None)
+        if image is not None:
+            return (
+                f"data set {name!r}: {place} holds single images ({image.name}): pack their pixels with: "
+                f"numpy.savez('{place / name}.npz', x_train=..., y_train=..., x_test=..., y_test=...), "
+                f"x uint8 [N, {_SIDE}, {_SIDE}, 3]"
+            )
+    return (
+        f"data set {name!r}: no folder {known.python} or {known.binary} and no {name}.npz in "
+        f"{' nor in '.join(map(str, places))}: {where_to_put_it()}"
+    )
+
+
+def _batch(read: Callable[[_Set, Path], Any], known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Images [N, 32, 32, 3] uint8 and their label columns, [N] int32 each, the classes last."""
+    flat, columns = read(known, path)
+    if any(len(column) != len(flat) for column in columns):
+        raise JaxpflError(f"{path}: {len(flat)} images but {', '.join(str(len(c)) for c in columns)} labels")
+    if len(flat) == 0:
+        raise JaxpflError(f"{path}: no images")
+    labels = columns[-1]
+    if labels.min() < 0 or labels.max() >= known.classes:
+        raise JaxpflError(f"{path}: labels {labels.min()} to {labels.max()}, expected 0 to {known.classes - 1}")
+    return np.ascontiguousarray(flat.reshape(-1, 3, _SIDE, _SIDE).transpose(0, 2, 3, 1)), columns
+
+
+def _read_python(known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]:
+    batch = read_pickle(path)
+    if not isinstance(batch, dict):
+        raise JaxpflError(f"{path}: a pickled {type(batch).__name__}, expected a dictionary: no CIFAR batch")
+    batch = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
+    if missing := [key for key in ("data", *known.labels) if key not in batch]:
+        held = ", ".join(map(str, batch))[:100]
+        raise JaxpflError(f"{path}: no {missing[0]!r} in it (it holds {held})")
+    data = batch["data"]
+    if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == _BYTES):
+        raise JaxpflError(f"{path}: its data must be bytes [N, {_BYTES}], got {getattr(data, 'shape', type(data))}")
+    return data, [_labels(batch[key], path) for key in known.labels]
+
+
+def _labels(column: Any, path: Path) -> np.ndarray:
+    """A list or array of integers, [N] int32."""
+    if isinstance(column, list) and all(type(label) is int and 0 <= label < 256 for label in column):
+        return np.array(column, np.int32)
+    if isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind in "iu" and _are_bytes(column):
+        return column.astype(np.int32)
+    raise JaxpflError(f"{path}: its labels must be integers [N] in 0 .. 255")
+
+
+def _are_bytes(numbers: np.ndarray) -> bool:
+    return bool(numbers.min(initial=0) >= 0 and numbers.max(initial=0) < 256)
+
+
+def _read_binary(known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]:
+    try:
+        check_fits(path, path.stat().st_size)
+        content = np.fromfile(path, dtype=np.uint8)
+    except OSError as error:
+        raise JaxpflError(f"{path}: cannot be read: {error.strerror or error}") from error
+    record = len(known.labels) + _BYTES
+    if len(content) % record:
+        raise JaxpflError(f"{path}: truncated: {len(content)} bytes are no multiple of a record's {record}")
+    rows = content.reshape(-1, record)
+    return rows[:, len(known.labels) :], [rows[:, i].astype(np.int32) for i in range(len(known.labels))]
+
+
+def _load_npz(name: str, path: Path) -> Source:
+    known = CIFAR_SETS[name]
+    source = load_npz(name, path, f"{known.description}: {path}", known.classes)
+    if source.x_train.shape[1:] != (_SIDE, _SIDE, 3) or source.inputs != "pixels":
+        raise JaxpflError(f"{path}: images must be uint8 [N, {_SIDE}, {_SIDE}, 3], got {source.x_train.shape}")
+    if "coarse_train" not in npz_keys(path):
+        return source
+    coarse = read_npz(path, ["coarse_train"])["coarse_train"]
+    if coarse.shape != source.y_train.shape or not np.issubdtype(coarse.dtype, np.integer):
+        raise JaxpflError(f"{path}: coarse_train must be integers [{len(source.y_train)}], one for each y_train")
+    return source._replace(superclasses=_superclasses(path, coarse, source.y_train, known.classes))
+
+
+def _superclasses(place: Path, coarse: np.ndarray, fine: np.ndarray, num_classes: int) -> np.ndarray:
+    """The superclass of each class, [num_classes] int32."""
+    table = np.zeros(num_classes, np.int32)
+    table[fine] = coarse
+    if (table[fine] != coarse).any():
+        wrong = int(fine[table[fine] != coarse][0])
+        raise JaxpflError(f"{place}: class {wrong} has examples of more than one superclass")
+    return table

@@ -1,0 +1,72 @@
+"""Winners of US presidential elections by county, 2000 to 2020: real Bernoulli clients of six samples each.
+
+``elections/county_winners_2000_2020.csv`` in the data directory, with a header and the columns ``fips`` (a county's
+five digits) and ``win_YYYY`` (R or D) for two elections or more; other columns are not looked at. From the MIT Election
+Lab's county returns (doi:10.7910/DVN/VOQCHQ).
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpfl.data.sources.base import check_fits, data_directory, where_to_put_it
+from jaxpfl.errors import JaxpflError, shown
+
+FILE = "county_winners_2000_2020.csv"
+_PARTIES = {"R": 1.0, "D": 0.0}
+
+
+class Elections(NamedTuple):
+    """Who won where.
+
+    Attributes:
+      counties: [m] FIPS codes, in the order of the file.
+      years: [e], ascending.
+      republican: [m, e], 1 where the Republican won.
+    """
+
+    counties: np.ndarray
+    years: np.ndarray
+    republican: np.ndarray
+
+
+def load_elections(data_dir: str | None = None) -> Elections:
+    """Reads the winners.
+
+    Args:
+      data_dir: see `data_directory`.
+
+    Raises:
+      JaxpflError: no such file (what to put where), or one that is not of the format: the line, and what is wrong.
+    """
+    path = data_directory(data_dir) / "elections" / FILE
+    if not path.is_file():
+        raise JaxpflError(f"data set 'elections': no file {path}: {where_to_put_it()}")
+    try:
+        check_fits(path, 20 * path.stat().st_size)
+        with open(path, newline="", encoding="utf-8") as file:
+            rows = list(csv.DictReader(file, restval=None))
+    except (OSError, UnicodeDecodeError, csv.Error) as error:
+        raise JaxpflError(f"{path}: no CSV text: {' '.join(str(error).split())}") from None
+    columns = {int(c[4:]): c for c in (rows[0] if rows else {}) if c and re.fullmatch(r"win_\d{4}", c)}
+    if len(columns) < 2 or "fips" not in rows[0]:
+        raise JaxpflError(f"{path}: needs a header with fips and at least two columns win_YYYY, and counties below it")
+    years = sorted(columns)
+    counties, winners, seen = [], [], set()
+    for line, row in enumerate(rows, start=2):
+        fips = row["fips"]
+        if not re.fullmatch(r"\d{5}", fips or "") or fips in seen:
+            raise JaxpflError(f"{path} line {line}: fips must be five digits and distinct, got {shown(fips)}")
+        for year in years:
+            if row[columns[year]] not in _PARTIES:
+                raise JaxpflError(
+                    f"{path} line {line}: {columns[year]} must be R or D, got {shown(row[columns[year]])}"
+                )
+        seen.add(fips)
+        counties.append(fips)
+        winners.append([_PARTIES[row[columns[year]]] for year in years])
+    return Elections(np.array(counties), np.array(years), np.array(winners))

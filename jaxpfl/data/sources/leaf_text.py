@@ -1,0 +1,184 @@
+"""Text of LEAF as integers: characters of Shakespeare, words of Reddit.
+
+One label per example is what the simulator knows, so a language model is trained as in LEAF's Shakespeare: a window
+of context, and the one token that follows it.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from jaxpfl.data.sources.base import check_fits
+from jaxpfl.data.sources.pickles import read_pickle
+from jaxpfl.errors import JaxpflError
+
+ALL_LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
+"""LEAF's alphabet of 80 characters; a character's token is its place here."""
+
+PAD, UNKNOWN = 0, 1
+"""The tokens of padding and of words outside the vocabulary, as in LEAF."""
+
+MOST_WORDS = 10_000
+"""The size of LEAF's vocabulary, `PAD` and `UNKNOWN` included."""
+
+_VOCABULARY_FILE = "reddit_vocab.pck"
+_ASCII = 128
+_LARGEST = 2**31 - 2
+
+
+class Vocabulary(NamedTuple):
+    """Words and their tokens; ``words`` is None where the files hold tokens already."""
+
+    words: dict[str, int] | None
+    size: int
+
+    def tokens(self, sequence: list, whose: str) -> list[int]:
+        if self.words is not None:
+            return [self.words.get(word, UNKNOWN) if isinstance(word, str) else UNKNOWN for word in sequence]
+        if any(not isinstance(token, int) or not 0 <= token < self.size for token in sequence):
+            raise JaxpflError(f"{whose}: tokens must be integers in 0 .. {self.size - 1}")
+        return sequence
+
+
+def encode_characters(x: list, y: list, whose: str) -> tuple[np.ndarray, np.ndarray]:
+    """Strings of one length and the character after each, as tokens of `ALL_LETTERS`.
+
+    Returns:
+      [n, length] int32 (80 in LEAF), [n] int32.
+
+    Raises:
+      JaxpflError: something else than strings, strings of several lengths, a character that LEAF's alphabet lacks.
+    """
+    if any(not isinstance(text, str) for text in x) or any(not isinstance(c, str) or len(c) != 1 for c in y):
+        raise JaxpflError(f"{whose}: needs strings as inputs and single characters as labels")
+    lengths = {len(text) for text in x}
+    if len(lengths) > 1 or lengths == {0}:
+        raise JaxpflError(f"{whose}: strings of {min(lengths)} to {max(lengths)} characters; all must be of one length")
+    inputs = _codes("".join(x), whose).reshape(len(x), -1)
+    return inputs, _codes("".join(y), whose)
+
+
+def vocabulary_of(folder: Path, training: list) -> Vocabulary:
+    """The vocabulary of a folder: LEAF's file ``vocab/reddit_vocab.pck`` or ``reddit_vocab.pck`` where there is one;
+    else made of the training words as by LEAF's ``build_vocab.py``: the most frequent ones, ties alphabetically.
+
+    Args:
+      folder: where the data set lies.
+      training: the users' inputs.
+    """
+    for file in (folder / "vocab" / _VOCABULARY_FILE, folder / _VOCABULARY_FILE):
+        if file.is_file():
+            return _read_vocabulary(file)
+    everything = (token for comments in training for c in comments for s in _sequences(c) for token in s)
+    counts = Counter(token for token in everything if isinstance(token, str | int))
+    numbers = [token for token in counts if isinstance(token, int)]
+    if len(numbers) == len(counts):
+        largest = max(numbers, default=0)
+        if largest > _LARGEST:
+            raise JaxpflError(f"{folder}: tokens must be integers in 0 .. {_LARGEST}, got {str(largest)[:20]}")
+        return Vocabulary(None, largest + 1)
+    words = {word: count for word, count in counts.items() if isinstance(word, str) and word != "<PAD>"}
+    frequent = sorted(words, key=lambda word: (-words[word], word))[: MOST_WORDS - 2]
+    table = {"<PAD>": PAD, "<UNK>": UNKNOWN}
+    table |= {word: i for i, word in enumerate((w for w in frequent if w not in table), start=2)}
+    return Vocabulary(table, len(table))
+
+
+def longest_sequence(inputs: list) -> int:
+    """The length of the longest sequence among users' inputs (LEAF pads all to 10)."""
+    return max((len(s) for comments in inputs for comment in comments for s in _sequences(comment)), default=0)
+
+
+def check_windows(inputs: list, length: int, folder: Path) -> None:
+    """Refuses windows that do not fit into memory: one long sequence makes those of all others as long.
+
+    Args:
+      inputs: all users' comments.
+      length: of a window.
+      folder: for the message.
+
+    Raises:
+      JaxpflError.
+    """
+    places = sum(len(s) for comments in inputs for comment in comments for s in _sequences(comment))
+    check_fits(f"{folder} (windows of the longest sequence's {length} tokens at {places} places)", 8 * places * length)
+
+
+def windows(x: list, y: list, whose: str, vocabulary: Vocabulary, length: int) -> tuple[np.ndarray, np.ndarray]:
+    """One user's comments as (context, next token) examples.
+
+    LEAF cuts a comment into sequences of 10 tokens and predicts the next token at every place. Here every place is an
+    example of its own: the sequence up to there, padded with `PAD` in front, and the target. Places whose target is
+    padding or an unknown word are left out: there is nothing to predict (LEAF counts them as wrong).
+
+    Args:
+      x: comments, each a list of sequences (or one sequence) of words or tokens.
+      y: for each comment a dictionary with its ``target_tokens``, shaped alike, and perhaps ``count_tokens``, 0 where
+        a sequence is padded.
+      whose: for errors.
+      vocabulary: the words' tokens.
+      length: the length of a window, that of the longest sequence.
+
+    Returns:
+      [n, length] int32, [n] int32.
+    """
+    contexts, labels = [np.zeros((0, length), np.int32)], [np.zeros(0, np.int32)]
+    for comment, label in zip(x, y, strict=True):
+        targets = label.get("target_tokens") if isinstance(label, dict) else None
+        if not isinstance(comment, list) or not isinstance(targets, list):
+            raise JaxpflError(f"{whose}: every input must be a list of sequences, and its label hold 'target_tokens'")
+        counts = label.get("count_tokens")
+        rows = [_sequences(part) for part in (comment, targets, counts if counts is not None else comment)]
+        if len({tuple(map(len, part)) for part in rows}) > 1 or (comment and not rows[0]):
+            raise JaxpflError(f"{whose}: inputs, target_tokens and count_tokens must be shaped alike")
+        for i, (sequence, target) in enumerate(zip(rows[0], rows[1], strict=True)):
+            goal = np.array(vocabulary.tokens(target, whose), np.int32)
+            wanted = (goal != PAD) & (goal != UNKNOWN)
+            if counts is not None:
+                if not all(isinstance(count, int | float) for count in rows[2][i]):
+                    raise JaxpflError(f"{whose}: count_tokens must be numbers")
+                wanted &= np.array([count != 0 for count in rows[2][i]], bool)
+            ends = np.flatnonzero(wanted)
+            padded = np.concatenate([np.full(length, PAD), vocabulary.tokens(sequence, whose)]).astype(np.int32)
+            contexts.append(padded[ends[:, None] + 1 + np.arange(length)])
+            labels.append(goal[ends])
+    return np.concatenate(contexts), np.concatenate(labels)
+
+
+def _sequences(comment: Any) -> list[list]:
+    """A comment's sequences; a comment that is one sequence counts as one. None where it is no list, or a mixed one."""
+    if not isinstance(comment, list):
+        return []
+    nested = [isinstance(part, list) for part in comment]
+    return comment if all(nested) else [] if any(nested) else [comment]
+
+
+def _read_vocabulary(file: Path) -> Vocabulary:
+    content = read_pickle(file)
+    content = {_text(key): value for key, value in content.items()} if isinstance(content, dict) else {}
+    words, size = content.get("vocab"), content.get("size")
+    if not isinstance(words, dict) or not isinstance(size, int) or not 0 < size <= _LARGEST:
+        raise JaxpflError(f"{file}: no 'vocab' and 'size' in it: not a vocabulary of LEAF")
+    table = {_text(word): token for word, token in words.items()}
+    if any(not isinstance(token, int) or not 0 <= token < size for token in table.values()):
+        raise JaxpflError(f"{file}: its tokens must be integers in 0 .. {size - 1}")
+    return Vocabulary(table, size)
+
+
+def _text(value: Any) -> str:
+    return value.decode("utf-8", "replace") if isinstance(value, bytes) else str(value)
+
+
+def _codes(text: str, whose: str) -> np.ndarray:
+    table = np.full(_ASCII, -1, np.int32)  # the last character, DEL, is no letter: it stands for all others too
+    table[[ord(letter) for letter in ALL_LETTERS]] = np.arange(len(ALL_LETTERS))
+    points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
+    codes = table[np.minimum(points, _ASCII - 1)]
+    if (codes < 0).any():
+        wrong = text[int(np.argmin(codes))]
+        raise JaxpflError(f"{whose}: the character {wrong!r} is not in LEAF's alphabet of {len(ALL_LETTERS)}")
+    return codes

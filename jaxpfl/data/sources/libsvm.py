@@ -1,0 +1,150 @@
+"""Text files of the LIBSVM format: ``label index:value index:value ...`` (Chang and Lin 2011).
+
+``libsvm:PATH`` reads PATH, relative to the data directory or to its folder ``libsvm``, and PATH.t beside it as the
+official test set where there is one (``a9a`` and ``a9a.t``; compressed ``x.bz2`` and ``x.t.bz2``). scikit-learn parses
+them. Labels become 0, 1, ... in the order of their values (-1 / +1 become 0 / 1); inputs become dense float32 and are
+not scaled.
+"""
+
+from __future__ import annotations
+
+import bz2
+import gzip
+import zlib
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from jaxpfl.data.sources.base import (
+    Entry,
+    Source,
+    check_finite,
+    check_fits,
+    entry,
+    one_line,
+    unreadable,
+    where_to_put_it,
+)
+from jaxpfl.errors import JaxpflError
+
+LIBSVM_SETS = {"a9a": "a9a, income above 50 000 from 123 binary features (Adult)"}
+"""Sets that are known by name."""
+
+_MOST_BYTES = 8 * 2**30
+_MEMORY = 4  # times its length that the text takes as sparse numbers
+_COMPRESSED = (".gz", ".bz2")
+
+
+def load_libsvm(name: str, path: str, root: Path) -> Source:
+    """A data set from LIBSVM text.
+
+    Args:
+      name: what it is loaded as.
+      path: the training file; see the module's docstring.
+      root: the data directory.
+
+    Raises:
+      JaxpflError: no such file, a line that does not parse, NaN, labels that are no classes, or a test file with a
+        class that the training file lacks, or too many features to be held densely.
+    """
+    train, test = _locate(name, path, root)
+    matrices, labels = zip(*_parse([train] if test is None else [train, test]), strict=True)
+    needed = 4 * sum(matrix.shape[0] for matrix in matrices) * matrices[0].shape[1]
+    if needed > _MOST_BYTES:
+        raise JaxpflError(
+            f"{train}: {matrices[0].shape[1]} features of {sum(m.shape[0] for m in matrices)} examples would take "
+            f"{needed / 2**30:.0f} GiB as dense numbers; at most {_MOST_BYTES // 2**30} are allowed"
+        )
+    check_fits(train, needed)
+    dense = [np.asarray(matrix.toarray()) for matrix in matrices]
+    classes = _classes(train, labels[0])
+    numbered = [_numbered(file, own, classes) for file, own in zip((train, test), labels, strict=False)]
+    for file, x in zip((train, test), dense, strict=False):
+        check_finite(x, str(file))
+    return Source(
+        name,
+        dense[0],
+        numbered[0],
+        dense[1] if test else None,
+        numbered[1] if test else None,
+        len(classes),
+        LIBSVM_SETS.get(name) or f"LIBSVM text in {train}",
+    )
+
+
+def libsvm_entries(root: Path) -> list[Entry]:
+    """What ``jaxpfl data list`` says of `LIBSVM_SETS` and of the other files in the folder ``libsvm``."""
+
+    def describe(name: str) -> str:
+        return f"{LIBSVM_SETS[name]}: {_locate(name, name, root)[0]}"
+
+    entries = [entry(name, partial(describe, name)) for name in LIBSVM_SETS]
+    folder = root / "libsvm"
+    try:
+        files = sorted(folder.iterdir()) if folder.is_dir() else []
+    except OSError as error:
+        return [*entries, unreadable("libsvm:FILE", error)]
+    others = [f for f in files if f.is_file() and ".t" not in f.suffixes and f.name not in LIBSVM_SETS]
+    return entries + [Entry(f"libsvm:{f.name}", True, f"LIBSVM text: {f}") for f in others]
+
+
+def _locate(name: str, path: str, root: Path) -> tuple[Path, Path | None]:
+    own = Path(path).expanduser()
+    places = [root / own, root / "libsvm" / own]
+    train = next((place for place in places if place.is_file()), None)
+    if train is None or not path:
+        tried = " nor ".join(map(str, places))
+        raise JaxpflError(f"data set {name!r}: no file {tried}: {where_to_put_it()}")
+    stem, suffix = (train.with_suffix(""), train.suffix) if train.suffix in _COMPRESSED else (train, "")
+    test = stem.with_name(f"{stem.name}.t{suffix}")
+    return train, test if test.is_file() else None
+
+
+def _parse(files: list[Path]) -> list[tuple]:
+    """Sparse inputs and labels of each file, all with the same features."""
+    try:
+        from sklearn.datasets import load_svmlight_files
+    except ImportError as error:
+        raise JaxpflError("LIBSVM files are read with scikit-learn: pip install scikit-learn") from error
+    for file in files:
+        check_fits(file, _MEMORY * _length(file))
+    try:
+        flat = load_svmlight_files([str(file) for file in files], dtype=cast(Any, np.float32))
+    except Exception as error:  # scikit-learn's parser and the codecs raise many kinds
+        raise JaxpflError(f"{' or '.join(map(str, files))}: no LIBSVM text: {one_line(error)}") from error
+    parts = list(zip(flat[::2], flat[1::2], strict=True))
+    for file, (x, _) in zip(files, parts, strict=True):
+        if x.shape[0] == 0 or x.shape[1] == 0:
+            raise JaxpflError(f"{file}: no examples in it")
+    return parts
+
+
+def _length(file: Path) -> int:
+    """The bytes of its text; a compressed one is inflated once for it, a piece at a time."""
+    opened = {".gz": gzip.open, ".bz2": bz2.open}.get(file.suffix)
+    try:
+        if opened is None:
+            return file.stat().st_size
+        with opened(file) as text:
+            return sum(len(piece) for piece in iter(lambda: text.read(2**20), b""))
+    except (OSError, EOFError, zlib.error) as error:
+        raise JaxpflError(f"{file}: no LIBSVM text: {one_line(error)}") from error
+
+
+def _classes(file: Path, labels: np.ndarray) -> np.ndarray:
+    """The distinct labels, which must be whole numbers."""
+    values = np.unique(labels)
+    if not np.isfinite(values).all() or (values != np.round(values)).any():
+        wrong = values[~np.isfinite(values) | (values != np.round(values))][0]
+        raise JaxpflError(f"{file}: label {wrong:g} is no whole number: a regression file? only classes are read")
+    return values
+
+
+def _numbered(file: Path | None, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
+    places = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
+    if (classes[places] != labels).any():
+        wrong = labels[classes[places] != labels][0]
+        raise JaxpflError(f"{file}: label {wrong:g} is not among the training labels")
+    return places.astype(np.int32)

@@ -1,0 +1,260 @@
+"""Pickled arrays and containers, read without executing anything from the file.
+
+A pickle is a program: it may call any function it can name. Here it can name only what NumPy arrays need, and even
+those names lead to stand-ins of this module that keep what they are given; the arrays are made afterwards, from raw
+bytes and a plain element type. NumPy's own reconstruction is never run on a file's word.
+"""
+
+from __future__ import annotations
+
+import io
+import pickle
+import struct
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, ClassVar
+
+import numpy as np
+
+from jaxpfl.data.sources.base import check_fits, one_line
+from jaxpfl.errors import JaxpflError
+
+_PLAIN_TYPES = frozenset("buif")
+"""Kinds of elements that are read: booleans, unsigned and signed integers, floats."""
+
+_KEYS = (str, bytes, int, float, bool, type(None))
+"""What dictionaries may have as keys: of tuples that hold themselves twice, over and over, a hash takes for ever."""
+
+_MEMORY = 4  # times its length that a pickle may take: its bytes, its opcodes' copies, and lists of small numbers
+_MOST_SHARED = 8  # parts of the object for each byte: those that are there several times count so often
+_LEAST_PARTS = 100_000
+
+
+def read_pickle(path: Path) -> Any:
+    """The object in a pickle of builtin containers, numbers, strings and plain NumPy arrays (Python 2's too).
+
+    Strings of Python 2 come as bytes.
+
+    Raises:
+      JaxpflError: no such file, a truncated or damaged one, or one that asks for anything else: the refused global is
+        named, and nothing of it has run.
+    """
+    try:
+        check_fits(path, _MEMORY * path.stat().st_size)
+        content = path.read_bytes()
+    except OSError as error:
+        raise JaxpflError(f"{path}: cannot be read: {error.strerror or error}") from error
+    try:
+        return _Finish(max(_LEAST_PARTS, _MOST_SHARED * len(content))).of(_Reader(content).load())
+    except _RefusedError as refused:
+        raise JaxpflError(
+            f"{path}: refused: the pickle asks for {refused}, and only plain NumPy arrays and containers are read; "
+            "nothing was executed"
+        ) from None
+    except Exception as error:  # a damaged pickle raises nearly anything
+        raise JaxpflError(f"{path}: truncated or damaged pickle of {len(content)} bytes: {one_line(error)}") from error
+
+
+class _RefusedError(Exception):
+    """A global that is not on the list."""
+
+
+class _Callable:
+    """What a name in a pickle leads to. Made anew each time: a pickle may try to change what it was given."""
+
+    __slots__ = ("make",)
+
+    def __init__(self, make: Callable[..., Any]) -> None:
+        self.make = make
+
+    def __call__(self, *args: Any) -> Any:
+        return self.make(*args)
+
+
+class _Type:
+    """Stands in for a ``numpy.dtype``: its code and byte order."""
+
+    __slots__ = ("code", "order")
+
+    def __init__(self, code: Any, align: Any = False, copy: Any = False) -> None:
+        self.code, self.order = _text(code), "="
+
+    def __setstate__(self, state: tuple) -> None:
+        self.order = _text(state[1])
+
+    def plain(self) -> np.dtype:
+        dtype = np.dtype(self.code)
+        if dtype.kind not in _PLAIN_TYPES:
+            raise ValueError(f"elements of type {self.code!r}")
+        return dtype.newbyteorder(">") if self.order == ">" else dtype
+
+
+class _Array:
+    """Stands in for a ``numpy.ndarray``: shape, element type, order and raw bytes."""
+
+    __slots__ = ("state",)
+
+    def __setstate__(self, state: tuple) -> None:
+        self.state = state
+
+    def plain(self) -> np.ndarray:
+        _, shape, dtype, fortran, raw = self.state
+        raw = raw.encode("latin1") if isinstance(raw, str) else raw
+        flat = np.frombuffer(raw, dtype=dtype.plain())
+        return flat.reshape(shape, order="F" if fortran else "C")
+
+
+class _Scalar:
+    """Stands in for a NumPy number."""
+
+    __slots__ = ("dtype", "raw")
+
+    def __init__(self, dtype: Any, raw: Any = b"") -> None:
+        self.dtype, self.raw = dtype, raw
+
+    def plain(self) -> Any:
+        raw = self.raw.encode("latin1") if isinstance(self.raw, str) else self.raw
+        return np.frombuffer(raw, dtype=self.dtype.plain())[0].item()
+
+
+_Unpickler: Any = vars(pickle)["_Unpickler"]
+
+
+class _Reader(_Unpickler):
+    """The unpickler in Python: the one in C allocates what seven bytes ask for, and hashes any key."""
+
+    dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(_Unpickler.dispatch)
+
+    def __init__(self, content: bytes) -> None:
+        super().__init__(io.BytesIO(content), encoding="bytes")
+        self._length = len(content)
+
+    def find_class(self, module_name: str, global_name: str, /) -> Any:
+        make = _KNOWN.get((module_name, global_name))
+        if make is None:
+            raise _RefusedError(f"{module_name}.{global_name}")
+        return _Callable(make)
+
+    def persistent_load(self, pid: Any, /) -> Any:
+        raise _RefusedError("a persistent object")
+
+    def load_bytearray8(self) -> None:
+        (length,) = struct.unpack("<Q", self.read(8))
+        if length > self._length:
+            raise ValueError(f"an array of {length} bytes")
+        self.append(bytearray(self.read(length)))
+
+    def load_setitem(self) -> None:
+        _check_key(self.stack[-2])
+        super().load_setitem()
+
+    def load_setitems(self) -> None:
+        for key in self.stack[::2]:
+            _check_key(key)
+        super().load_setitems()
+
+    def load_dict(self) -> None:
+        items = self.pop_mark()
+        self.append(_dictionary(zip(items[::2], items[1::2], strict=True)))
+
+    def load_set(self) -> None:
+        raise ValueError("a set")
+
+    dispatch[pickle.BYTEARRAY8[0]] = load_bytearray8
+    dispatch[pickle.SETITEM[0]] = load_setitem
+    dispatch[pickle.SETITEMS[0]] = load_setitems
+    dispatch[pickle.DICT[0]] = load_dict
+    for _opcode in (pickle.EMPTY_SET, pickle.ADDITEMS, pickle.FROZENSET):
+        dispatch[_opcode[0]] = load_set
+
+
+def _check_key(key: Any) -> None:
+    if not isinstance(key, _KEYS):
+        raise ValueError(f"a {type(key).__name__} as the key of a dictionary")
+
+
+def _dictionary(items: Any = ()) -> dict[Any, Any]:
+    made = {}
+    for key, value in items.items() if isinstance(items, dict) else items:
+        _check_key(key)
+        made[key] = value
+    return made
+
+
+def _reconstruct(*_: Any) -> _Array:
+    return _Array()
+
+
+def _from_buffer(raw: Any, dtype: Any, shape: Any, order: Any) -> _Array:
+    array = _Array()
+    array.state = (1, shape, dtype, _text(order) == "F", raw)
+    return array
+
+
+def _encode(text: Any, encoding: Any) -> bytes:
+    if _text(encoding) not in ("latin1", "latin-1"):
+        raise ValueError(f"text encoded as {encoding!r}")
+    return text.encode("latin1")
+
+
+def _text(value: Any) -> str:
+    return value.decode("latin1") if isinstance(value, bytes) else str(value)
+
+
+class _Finish:
+    """Replaces every stand-in by the array that it stands for; what is shared is done, and counted, once each."""
+
+    def __init__(self, most: int) -> None:
+        self._most = most
+        self._done: dict[int, tuple[Any, Any, int]] = {}  # the object too: its id must stay its own
+
+    def of(self, value: Any) -> Any:
+        """The value without stand-ins.
+
+        Raises:
+          ValueError: for an object that holds itself, or the same parts so often that reading it would never end.
+        """
+        return self._finished(value)[0]
+
+    def _finished(self, value: Any) -> tuple[Any, int]:
+        """The value, and of how many parts it is."""
+        if isinstance(value, _Callable | _Type):
+            raise ValueError("a bare type")
+        if not isinstance(value, _Array | _Scalar | dict | list | tuple):
+            return value, 1
+        if id(value) not in self._done:
+            self._done[id(value)] = value, _OPEN, 0
+            self._done[id(value)] = value, *self._made(value)
+        _, made, parts = self._done[id(value)]
+        if made is _OPEN:
+            raise ValueError("an object that holds itself")
+        if parts > self._most:
+            raise ValueError(f"an object that holds the same parts more than {self._most} times")
+        return made, parts
+
+    def _made(self, value: Any) -> tuple[Any, int]:
+        if isinstance(value, _Array | _Scalar):
+            return value.plain(), 1
+        if isinstance(value, dict):
+            items = {key: self._finished(item) for key, item in value.items()}
+            return {key: item for key, (item, _) in items.items()}, 1 + sum(parts for _, parts in items.values())
+        own = [self._finished(item) for item in value]
+        return type(value)(item for item, _ in own), 1 + sum(parts for _, parts in own)
+
+
+_OPEN = object()
+"""In place of what is not finished yet."""
+
+
+_KNOWN: dict[tuple[str, str], Callable[..., Any]] = {
+    ("numpy", "ndarray"): _reconstruct,
+    ("numpy", "dtype"): _Type,
+    ("_codecs", "encode"): _encode,
+    ("__builtin__", "bytes"): lambda: b"",  # how Python 3 writes empty bytes for Python 2
+    ("collections", "OrderedDict"): _dictionary,
+    ("collections", "Counter"): _dictionary,
+}
+for _module in ("numpy.core", "numpy._core"):
+    _KNOWN[(f"{_module}.multiarray", "_reconstruct")] = _reconstruct
+    _KNOWN[(f"{_module}.multiarray", "scalar")] = _Scalar
+    _KNOWN[(f"{_module}.numeric", "_frombuffer")] = _from_buffer

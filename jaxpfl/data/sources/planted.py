@@ -1,0 +1,139 @@
+r"""Clients in planted clusters: every cluster has a logistic regression of its own, known to who wants to measure.
+
+.. math:: \theta_c = r\, u_c, \quad u_c \text{ uniform on the sphere}, \qquad x \sim N(0, I_d), \qquad
+   P(y = 1 \mid x) = \frac{1}{1 + \exp(-x^T \theta_{c(i)})}
+
+Clusters differ in what they predict of an input, not in their inputs: nothing in x alone tells them apart. Clusters are
+of nearly equal size. The same numbers on every platform (`portable`).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpfl import choices, host_memory
+from jaxpfl.data import portable
+from jaxpfl.data.sources.base import Source
+from jaxpfl.errors import JaxpflError, unknown_name
+
+
+@dataclasses.dataclass(frozen=True)
+class PlantedSettings:
+    """Of which clients are drawn.
+
+    Attributes:
+      clients: m.
+      clusters: k, at most m.
+      examples: n, training examples of each client.
+      test_examples: those that it is tested on.
+      dim: d.
+      strength: r, the norm of every cluster's coefficients: large is nearly without noise.
+      seed: of all draws.
+    """
+
+    clients: int = 50
+    clusters: int = 5
+    examples: int = 40
+    test_examples: int = 100
+    dim: int = 10
+    strength: float = 3.0
+    seed: int = 0
+
+    def check(self) -> None:
+        """Refuses what cannot be drawn.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        for field in dataclasses.fields(self):
+            value = getattr(self, field.name)
+            least = 0 if field.name == "seed" else 1
+            if field.type == "int" and not (isinstance(value, int) and value >= least):
+                raise JaxpflError(f"planted:{field.name} must be a whole number of at least {least}, got {value!r}")
+        if self.clusters > self.clients:
+            raise JaxpflError(f"planted:clusters must be at most the {self.clients} clients, got {self.clusters}")
+        if not (math.isfinite(self.strength) and self.strength >= 0):
+            raise JaxpflError(f"planted:strength must be at least 0 and finite, got {self.strength}")
+
+
+class Planted(NamedTuple):
+    """The data, and the truth about them.
+
+    Attributes:
+      source: binary examples whose users are the clients, 0 .. m - 1, for the partition "natural".
+      member: [m], the cluster of each client, in 0 .. k - 1.
+      theta: [k, d] float64, the clusters' coefficients.
+    """
+
+    source: Source
+    member: np.ndarray
+    theta: np.ndarray
+
+
+def draw_planted(given: PlantedSettings) -> Planted:
+    """Draws the clients.
+
+    Raises:
+      JaxpflError: for settings that `PlantedSettings.check` refuses.
+    """
+    given.check()
+    m, d, most = given.clients, given.dim, max(given.examples, given.test_examples)
+    host_memory.check(
+        8 * (6 * m * most * d + given.clusters * d),  # uniforms, their transforms and products, in double precision
+        f"planted: {m} clients with {most} examples in {d} dimensions need",
+        "set fewer clients, examples, test_examples or dim",
+    )
+    rng = np.random.default_rng(np.random.SeedSequence(given.seed))
+    member = rng.permutation(np.arange(m) % given.clusters)
+    theta = portable.normal(rng, given.clusters * d).reshape(-1, d)
+    theta = theta * (given.strength / np.sqrt(_sums(theta * theta)))[:, None]
+    users, x, y = zip(*(_draw(rng, theta[member], n) for n in (given.examples, given.test_examples)), strict=True)
+    source = Source(
+        "planted",
+        x[0],
+        y[0],
+        x[1],
+        y[1],
+        2,
+        f"{given.clusters} planted clusters of {m} clients, logistic regression in {d} dimensions",
+        users_train=users[0],
+        users_test=users[1],
+    )
+    return Planted(source, member, theta)
+
+
+def parse(text: str) -> PlantedSettings:
+    """The settings of ``planted:clients=60,clusters=3``, the others at their defaults; of ``planted`` all defaults.
+
+    Raises:
+      JaxpflError: for an unknown name, one that is given twice, and a value of another type.
+    """
+    fields = {field.name: field.type for field in dataclasses.fields(PlantedSettings)}
+    _, given = choices.parse("data set", text, ["planted"])
+    for name in given:
+        if name not in fields:
+            raise unknown_name("setting of planted", name, fields)
+    kinds = {"int": int, "float": float}
+    values = {n: choices.typed(f"planted:{n}", value, kinds[str(fields[n])]) for n, value in given.items()}
+    return PlantedSettings(**values)
+
+
+def _draw(rng: np.random.Generator, theta: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """The users [m n], inputs [m n, d] float32 and labels [m n] of n examples of each client, theta [m, d]."""
+    m, d = theta.shape
+    users = np.repeat(np.arange(m, dtype=np.int32), n)
+    x = portable.normal(rng, m * n * d).reshape(m * n, d)
+    odds = _sums(x * theta[users])
+    u = portable.uniform(rng, m * n)
+    # u < 1 / (1 + exp(-odds)), without the exponential of a large number.
+    y = portable.log(u) - portable.log(1 - u) < odds
+    return users, x.astype(np.float32), y.astype(np.int32)
+
+
+def _sums(x: np.ndarray) -> np.ndarray:
+    """The sum of each row, in the order of its elements."""
+    return np.add.accumulate(x, axis=1)[:, -1]

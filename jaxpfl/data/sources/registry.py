@@ -1,0 +1,134 @@
+"""Data sets by name: what `load` knows, and what ``jaxpfl data list`` shows.
+
+Nothing is ever downloaded. A data directory is the argument, else ``JAXPFL_DATA_DIR``, else ``./data``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from jaxpfl.data.sources import cifar, idx_sets, leaf, libsvm, npz, planted, tensorflow_sets, writers
+from jaxpfl.data.sources.base import (
+    Entry,
+    Source,
+    check_finite,
+    data_directory,
+    exhausted,
+    standardized,
+    unreadable,
+)
+from jaxpfl.errors import JaxpflError, unknown_name
+
+_DIGITS = "scikit-learn's embedded handwritten digits, 1797 images of 8 x 8, 10 classes"
+_PLANTED = "drawn: clusters of clients with a logistic regression each; planted:clients=50,clusters=5,... changes it"
+
+
+def load(name: str, data_dir: str | None = None, *, standardize: bool = True) -> Source:
+    """Loads a data set.
+
+    Args:
+      name: one of
+
+        - ``digits``;
+        - ``mnist``, ``fashion-mnist``, ``kmnist``, another folder of IDX files in the data directory, or
+          ``idx:FOLDER``;
+        - ``mnist-writers``: MNIST with the writer of each digit;
+        - ``cifar10``, ``cifar100``;
+        - ``femnist``, ``shakespeare``, ``reddit``, or ``leaf:FOLDER``: the JSON files of LEAF;
+        - ``a9a`` or ``libsvm:PATH``;
+        - ``npz:FILE``: your own arrays;
+        - ``planted``, or ``planted:NAME=VALUE,...``: clients drawn in clusters (`planted.PlantedSettings`);
+        - ``tfds:NAME``: a prepared image set of tensorflow-datasets.
+
+        Paths are relative to the data directory, or absolute.
+      data_dir: see `data_directory`.
+      standardize: subtract the mean of all training pixels and divide by their standard deviation (0.1307
+        and 0.3081 for MNIST), channel by channel, as is customary; they count as public. Otherwise pixels lie in
+        [0, 1]. Inputs that are no pixels are left as they are.
+
+    Raises:
+      JaxpflError: an unknown name (the nearest known one is suggested), a missing file (what to put where),
+        or a damaged one (what was found and what is expected).
+    """
+    with exhausted(f"data set {name!r}"):
+        source = _load(name, data_directory(data_dir))
+        return standardized(source) if standardize else source
+
+
+def known_sources() -> list[str]:
+    """The names that `load` knows; a folder of IDX files in the data directory is known by its own name
+    too."""
+    return [*_NAMED, *(f"{prefix}:{argument}" for prefix, (argument, _) in _PREFIXED.items())]
+
+
+def available(data_dir: str | None = None) -> list[Entry]:
+    """What `load` would find, in the order in which people want it. Looks for files; reads none."""
+    root = data_directory(data_dir)
+    entries = [Entry("digits", True, _DIGITS)]
+    entries += [idx_sets.idx_set_entry(name, root) for name in idx_sets.IDX_SETS]
+    entries.append(writers.writers_entry(root))
+    entries += [cifar.cifar_entry(name, root) for name in cifar.CIFAR_SETS]
+    entries += leaf.leaf_entries(root)
+    entries += libsvm.libsvm_entries(root)
+    try:
+        entries += idx_sets.idx_folder_entries(root)
+    except OSError as error:
+        entries.append(unreadable("idx:FOLDER", error))
+    entries.append(Entry("planted", True, _PLANTED))
+    entries.append(tensorflow_sets.tfds_entry())
+    return entries
+
+
+def _load(name: str, root: Path) -> Source:
+    if name in _NAMED:
+        return _NAMED[name](name, root)
+    prefix, colon, argument = name.partition(":")
+    if colon and argument and prefix in _PREFIXED:
+        return _PREFIXED[prefix][1](name, argument, root)
+    if name and Path(name).name == name and idx_sets.has_idx_files(root / name):
+        return idx_sets.load_idx_folder(name, root / name)
+    raise unknown_name("data set", name, known_sources())
+
+
+def _load_digits(name: str, root: Path) -> Source:
+    try:
+        from sklearn.datasets import load_digits
+    except ImportError as error:
+        raise JaxpflError("the data set 'digits' comes with scikit-learn: pip install scikit-learn") from error
+    flat, labels = load_digits(return_X_y=True)
+    x = (np.asarray(flat) / 16.0).astype(np.float32).reshape(-1, 8, 8, 1)
+    check_finite(x, "digits")
+    return Source("digits", x, np.asarray(labels).astype(np.int32), None, None, 10, _DIGITS, inputs="pixels")
+
+
+def _load_planted(name: str) -> Source:
+    return planted.draw_planted(planted.parse(name)).source._replace(name=name)
+
+
+def _place(argument: str, root: Path) -> Path:
+    return root / Path(argument).expanduser()
+
+
+_NAMED: dict[str, Callable[[str, Path], Source]] = {
+    "digits": _load_digits,
+    "planted": lambda name, root: _load_planted(name),
+    **dict.fromkeys(idx_sets.IDX_SETS, idx_sets.load_idx_set),
+    writers.WRITERS: lambda name, root: writers.load_writers(root),
+    **dict.fromkeys(cifar.CIFAR_SETS, cifar.load_cifar),
+    **dict.fromkeys(leaf.LEAF_SETS, lambda name, root: leaf.load_leaf(name, root / name)),
+    **dict.fromkeys(libsvm.LIBSVM_SETS, lambda name, root: libsvm.load_libsvm(name, name, root)),
+}
+"""Data sets of one name: (name, data directory) -> source."""
+
+_PREFIXED: dict[str, tuple[str, Callable[[str, str, Path], Source]]] = {
+    "idx": ("FOLDER", lambda name, argument, root: idx_sets.load_idx_folder(name, _place(argument, root))),
+    "leaf": ("FOLDER", lambda name, argument, root: leaf.load_leaf(name, _place(argument, root))),
+    "libsvm": ("PATH", libsvm.load_libsvm),
+    "npz": ("FILE", lambda name, argument, root: npz.load_npz(name, _place(argument, root))),
+    "planted": ("SETTINGS", lambda name, argument, root: _load_planted(name)),
+    "tfds": ("NAME", lambda name, argument, root: tensorflow_sets.load_tfds(argument, root)),
+}
+"""Data sets ``PREFIX:ARGUMENT``: what the argument is, and (name, argument, data directory) -> source."""

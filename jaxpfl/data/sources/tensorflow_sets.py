@@ -1,0 +1,180 @@
+"""Image sets of tensorflow-datasets, ``tfds:NAME``: read at random access by NumPy alone, without TensorFlow.
+
+Only what is prepared on this machine is read; nothing is downloaded. A set is prepared once, elsewhere if need be, by
+TFDS's own command (which does need TensorFlow), in a format of random access::
+
+    tfds build NAME --file_format=array_record --data_dir=DIR
+
+DIR is the data directory, or else TFDS's own (``~/tensorflow_datasets`` or ``$TFDS_DATA_DIR``).
+See https://www.tensorflow.org/datasets/tfless_tfds.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+import logging
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpfl.data.sources.base import Entry, Source, check_fits, one_line, pixels
+from jaxpfl.errors import JaxpflError
+
+_NAME = re.compile(r"(?P<set>\w+)(/[\w.+-]+)?(:\d+\.[\d*]+\.[\d*]+)?")
+_TEST_SPLITS = ("test", "validation")
+
+
+def load_tfds(name: str, root: Path) -> Source:
+    """A set of tensorflow-datasets: its split ``train``, and ``test`` (else ``validation``) as the official test set.
+
+    Args:
+      name: ``SET``, ``SET/CONFIG`` or ``SET:VERSION``, as TFDS writes them.
+      root: the data directory, in which a prepared set is looked for before TFDS's own directory.
+
+    Raises:
+      JaxpflError: tensorflow-datasets is not installed; an unknown name (the nearest is suggested); a set that is not
+        prepared here, or not at random access (the command that prepares it); one without a training split, without
+        one image and one label per example, or with images of several sizes.
+    """
+    tfds = _package()
+    matched = _NAME.fullmatch(name)
+    if matched is None:
+        raise JaxpflError(f"tfds:{name}: must be tfds:NAME, tfds:NAME/CONFIG or tfds:NAME:VERSION")
+    with _quiet():
+        builder = _builder(tfds, name, matched["set"], root)
+        try:
+            image, label, classes = _features(tfds, name, builder.info)
+            splits = list(builder.info.splits)
+        except JaxpflError:
+            raise
+        except Exception as error:  # a damaged description: TFDS raises many kinds
+            raise JaxpflError(f"tfds:{name}: {one_line(error)}") from error
+        if "train" not in splits:
+            raise JaxpflError(f"tfds:{name}: no split 'train' (it has {', '.join(splits) or 'none'})")
+        test = next((split for split in _TEST_SPLITS if split in splits), None)
+        parts = {
+            split: _read(builder, name, root, split, (image, label)) for split in ("train", test) if split is not None
+        }
+    x_train, y_train = parts["train"]
+    x_test, y_test = parts[test] if test is not None else (None, None)
+    if x_test is not None and x_test.shape[1:] != x_train.shape[1:]:
+        raise JaxpflError(f"tfds:{name}: images of {x_train.shape[1:]} in train but {x_test.shape[1:]} in {test}")
+    return Source(
+        f"tfds:{name}",
+        pixels(x_train),
+        y_train,
+        None if x_test is None else pixels(x_test),
+        y_test,
+        classes,
+        f"{builder.info.full_name} of tensorflow-datasets",
+        inputs="pixels",
+    )
+
+
+def tfds_entry() -> Entry:
+    """What ``jaxpfl data list`` says of all these sets."""
+    present = importlib.util.find_spec("tensorflow_datasets") is not None
+    lacking = "" if present else ": pip install tensorflow-datasets"
+    return Entry("tfds:NAME", present, f"any prepared image set of tensorflow-datasets{lacking}")
+
+
+def _package() -> Any:
+    try:
+        import tensorflow_datasets
+    except ImportError as error:
+        raise JaxpflError(
+            "the data sets tfds:NAME come with tensorflow-datasets: pip install tensorflow-datasets"
+        ) from error
+    return tensorflow_datasets
+
+
+def _builder(tfds: Any, name: str, base: str, root: Path) -> Any:
+    """The prepared set's builder: in the data directory, else in TFDS's own."""
+    builder = None
+    for place in (str(root), None):
+        try:
+            builder = tfds.builder(name, data_dir=place)
+        except tfds.core.DatasetNotFoundError:
+            continue
+        except Exception as error:  # an unknown config or version, a damaged folder: TFDS raises many kinds
+            raise JaxpflError(f"tfds:{name}: {one_line(error)}") from error
+        if builder.is_prepared():
+            return builder
+    if builder is None:
+        raise _unknown(base, tfds.list_builders(with_community_datasets=False))
+    raise JaxpflError(
+        f"tfds:{name}: not prepared in {root} nor in {Path(builder.data_dir)}: {_how_to_prepare(name, root)}"
+    )
+
+
+def _unknown(name: str, known: list[str]) -> JaxpflError:
+    """As `unknown_name`, but without the hundreds of names that TFDS knows."""
+    near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
+    hint = f"did you mean {near[0]!r}? " if near else ""
+    return JaxpflError(f"unknown tensorflow-datasets set {name!r}: {hint}(tfds.list_builders() names {len(known)})")
+
+
+def _how_to_prepare(name: str, root: Path) -> str:
+    return f"prepare it (with TensorFlow installed): tfds build {name} --file_format=array_record --data_dir={root}"
+
+
+def _features(tfds: Any, name: str, info: Any) -> tuple[str, str, int]:
+    """The names of the image and of its label, and the number of classes."""
+    features = dict(info.features)
+    images = [key for key, kind in features.items() if isinstance(kind, tfds.features.Image)]
+    labels = [key for key, kind in features.items() if isinstance(kind, tfds.features.ClassLabel)]
+    wanted = info.supervised_keys or ()
+    image = next((key for key in wanted if key in images), images[0] if images else None)
+    label = next((key for key in wanted if key in labels), labels[0] if labels else None)
+    if image is None or label is None:
+        raise JaxpflError(f"tfds:{name}: needs an image and a class label, its features are {', '.join(features)}")
+    return image, label, int(features[label].num_classes)
+
+
+def _read(builder: Any, name: str, root: Path, split: str, keys: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
+    """One split: images [N, H, W, channels] uint8 and labels [N] int32."""
+    image, label = keys
+    whose = f"tfds:{name}, {split}"
+    try:
+        records = builder.as_data_source(split=split)
+    except NotImplementedError:
+        raise JaxpflError(
+            f"{whose}: prepared in {builder.data_dir}, but in a format without random access: "
+            f"remove that folder and {_how_to_prepare(name, root)}"
+        ) from None
+    images, labels = [], []
+    try:
+        for record in (records[i] for i in range(len(records))):
+            images.append(np.asarray(record[image]))
+            labels.append(int(record[label]))
+            if len(images) == 1:  # the bytes of all, once as they are, once stacked, and as floats, standardized
+                check_fits(whose, 10 * images[0].nbytes * len(records))
+    except JaxpflError:
+        raise
+    except Exception as error:  # a damaged record: array_record, protobuf and Pillow raise many kinds
+        raise JaxpflError(f"{whose}: cannot be read: {one_line(error)}") from error
+    shapes = {array.shape for array in images}
+    if len(shapes) != 1:
+        raise JaxpflError(f"{whose}: images of {len(shapes)} sizes; all must be of one (and there must be some)")
+    if images[0].dtype != np.uint8:
+        raise JaxpflError(f"{whose}: pixels are {images[0].dtype}; only bytes are read")
+    if min(labels) < 0:
+        raise JaxpflError(f"{whose}: its labels are hidden (negative)")
+    return np.stack(images), np.array(labels, np.int32)
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """TFDS logs advice about OpenCV and about folders that do not matter here."""
+    logger = logging.getLogger("absl")
+    before = logger.level
+    logger.setLevel(logging.ERROR)
+    try:
+        yield
+    finally:
+        logger.setLevel(before)

@@ -1,0 +1,40 @@
+"""MNIST with the writer of each digit: natural heterogeneity, clients as they come.
+
+The pixels are MNIST's; who wrote which digit was recovered by QMNIST (Yadav and Bottou 2019, "Cold Case: The Lost
+MNIST Digits"). The writers of the test set are others than those of the training set: with them, `unseen` makes
+clients that no training has seen, and the clients of the partition "natural" are split by ``test_share``.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from jaxpfl.data.sources.base import Entry, Source, entry, where_to_put_it
+from jaxpfl.data.sources.npz import load_npz
+from jaxpfl.errors import JaxpflError
+
+WRITERS = "mnist-writers"
+_FILE = "mnist_by_writer.npz"
+_DESCRIPTION = "MNIST by its writers, each a natural client"
+
+
+def load_writers(root: Path) -> Source:
+    """``mnist-writers``.
+
+    Raises:
+      JaxpflError: no such file (what to put where), or a damaged one.
+    """
+    return load_npz(WRITERS, _locate(root), _DESCRIPTION)
+
+
+def writers_entry(root: Path) -> Entry:
+    """What ``jaxpfl data list`` says of it."""
+    return entry(WRITERS, lambda: f"{_DESCRIPTION}: {_locate(root)}")
+
+
+def _locate(root: Path) -> Path:
+    places = [root / "writers" / _FILE, root / WRITERS / _FILE, root / _FILE]
+    found = next((place for place in places if place.is_file()), None)
+    if found is None:
+        raise JaxpflError(f"data set {WRITERS!r}: no file {places[0]}: {where_to_put_it()}")
+    return found

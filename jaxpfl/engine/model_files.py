@@ -1,0 +1,187 @@
+"""Exported models on disk: plain .npz archives with parameter paths as keys, and a JSON manifest that explains them.
+
+What a folder holds::
+
+    manifest.json              methods, model, input shape, config, versions; for each method its files and keys
+    METHOD/personal.npz        client_ids [m], and the parameters of every client's model: dense0/kernel [m, ...]
+    METHOD/clients/ID.npz      in its place, where asked for: one client's parameters, dense0/kernel [...]
+    METHOD/global.npz          the global model's parameters, where the method has one
+    SHA256SUMS                 checksums of all of these, without which `load_models` takes none
+
+Images must be given to the models as they were in training: pixels in [0, 1], less the mean and over the standard
+deviation that the manifest states for each channel. So must features after ``--standardize``. A method with groups of
+clients of different models has ``personal-GROUP.npz`` for each.
+"""
+
+from __future__ import annotations
+
+import os
+import zipfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpfl import checksums, files
+from jaxpfl.data.sources.npz import read_npz
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.types import PyTree
+
+MANIFEST = "manifest.json"
+FORMAT = "jaxpfl-models-1"
+CLIENT_IDS = "client_ids"
+
+
+def write_npz(path: Path, arrays: Mapping[str, Any], advance: Callable[[int], None] = lambda written: None) -> None:
+    """Writes an archive array by array, so that device arrays come to the host one at a time.
+
+    Args:
+      path: where; its folder is made.
+      arrays: by key; floats narrower than NumPy's own (bfloat16) are written as float32, which holds them exactly.
+      advance: hears the bytes of each array once it is written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with open(path, "wb") as file:
+        with zipfile.ZipFile(file, "w") as archive:
+            for key, array in arrays.items():
+                value = np.asarray(array)
+                plain = value.astype(np.float32) if value.dtype.kind == "V" else value
+                with archive.open(f"{key}.npy", "w", force_zip64=True) as member:
+                    np.lib.format.write_array(member, plain, allow_pickle=False)
+                advance(value.nbytes)
+        file.flush()
+        os.fsync(file.fileno())
+
+
+def nested(arrays: Mapping[str, np.ndarray]) -> PyTree:
+    """The tree of dictionaries that paths stand for.
+
+    >>> nested({"head/kernel": 1, "head/bias": 2})
+    {'head': {'kernel': 1, 'bias': 2}}
+    """
+    tree: dict[str, Any] = {}
+    for path, array in arrays.items():
+        *parents, name = path.split("/")
+        node = tree
+        for parent in parents:
+            node = node.setdefault(parent, {})
+            if not isinstance(node, dict):
+                raise JaxpflError(f"parameters {path!r} are below {parent!r}, which are parameters too")
+        if name in node:
+            raise JaxpflError(f"parameters {path!r} are above others")
+        node[name] = array
+    return tree
+
+
+class Models:
+    """One method's exported models; files are read when they are asked for.
+
+    Attributes:
+      manifest: what the folder says about all its methods.
+      method: the method's name.
+      client_ids: [m] the clients whose models are here, none where only the global model was exported.
+    """
+
+    def __init__(self, folder: Path, manifest: dict[str, Any], method: str):
+        self._folder, self.manifest, self.method = folder, manifest, method
+        self._entry = manifest["methods"][method]
+        groups: list[dict[str, Any]] = self._entry["groups"]
+        self._place = {id: (group["file"], row) for group in groups for row, id in enumerate(group[CLIENT_IDS])}
+        self.client_ids = np.array(list(self._place), np.int32)
+        self._stacks: dict[str, dict[str, np.ndarray]] = {}
+
+    def client(self, client_id: int) -> PyTree:
+        """The parameters of a client's personalised model, nested dictionaries of arrays as the model's own are.
+
+        Raises:
+          JaxpflError: for a client whose model is not here.
+        """
+        if client_id not in self._place:
+            raise no_client(client_id, self.client_ids)
+        file, row = self._place[client_id]
+        if (own := file.replace("{client}", str(client_id))) != file:
+            return nested(self._read(own))
+        if file not in self._stacks:
+            self._stacks[file] = self._read(file)
+        if any(array.ndim == 0 or len(array) <= row for array in self._stacks[file].values()):
+            raise JaxpflError(f"{self._folder / file} does not hold the {row + 1} clients of its {MANIFEST}")
+        return nested({key: array[row] for key, array in self._stacks[file].items() if key != CLIENT_IDS})
+
+    @property
+    def global_model(self) -> PyTree | None:
+        """The parameters of the global model, or None where the method has none."""
+        entry = self._entry["global"]
+        return None if entry is None else nested(self._read(entry["file"]))
+
+    def _read(self, file: str) -> dict[str, np.ndarray]:
+        checksums.check_file(self._folder, file)
+        return read_npz(self._folder / file)
+
+
+def load_models(path: str | Path, method: str | None = None) -> Models:
+    """Opens what ``jaxpfl export`` wrote.
+
+    Example::
+
+        models = jaxpfl.load_models("runs/first/models", "adaped")
+        logits = task.model.apply(models.client(3), x)
+
+    Args:
+      path: the folder.
+      method: which of its methods; may be left out where there is one.
+
+    Raises:
+      JaxpflError: for a folder without a manifest of this format, one that is damaged (as later for models that are),
+        and a method that is not in it.
+    """
+    folder = Path(path)
+    if not (folder / MANIFEST).is_file():
+        raise JaxpflError(f"{folder} holds no exported models: there is no {MANIFEST} in it")
+    checksums.check_file(folder, MANIFEST)
+    manifest = files.read_json(folder / MANIFEST)
+    if not isinstance(manifest, dict) or manifest.get("format") != FORMAT:
+        raise JaxpflError(f"{folder / MANIFEST} is not of the format {FORMAT}")
+    methods = manifest.get("methods")
+    if not isinstance(methods, dict) or not all(map(_is_entry, methods.values())):
+        raise JaxpflError(f"{folder / MANIFEST} does not say which files hold which clients' models")
+    return Models(folder, manifest, one_method(method, methods, str(folder)))
+
+
+def _is_entry(entry: Any) -> bool:
+    """Whether a manifest's entry of a method has the form that `Models` reads."""
+
+    def names_file(part: Any) -> bool:
+        return isinstance(part, dict) and isinstance(part.get("file"), str)
+
+    groups, shared = (entry.get("groups"), entry.get("global")) if isinstance(entry, dict) else (None, None)
+    return (
+        isinstance(groups, list)
+        and all(names_file(group) and isinstance(group.get(CLIENT_IDS), list) for group in groups)
+        and all(type(id) is int and 0 <= id < 2**31 for group in groups for id in group[CLIENT_IDS])
+        and (shared is None or names_file(shared))
+    )
+
+
+def one_method(name: str | None, known: Mapping[str, Any] | list[str], where: str) -> str:
+    """The method of that name, or the only one.
+
+    Raises:
+      JaxpflError: for a name that is not there, and for no name where there are several.
+    """
+    if name is None and len(known) != 1:
+        raise JaxpflError(f"{where} holds several methods, name one: {', '.join(known)}")
+    name = next(iter(known)) if name is None else name
+    if name not in known:
+        raise unknown_name(f"method of {where}", name, known)
+    return name
+
+
+def no_client(client_id: int, known: np.ndarray) -> JaxpflError:
+    """The error for a client that is not there, with the nearest id that is."""
+    if not len(known):
+        return JaxpflError(f"unknown client {client_id}: only global models are here")
+    nearest = known[np.abs(known.astype(np.int64) - client_id).argmin()]
+    return JaxpflError(
+        f"unknown client {client_id}: did you mean {nearest}? (known: {len(known)} from {known.min()} to {known.max()})"
+    )

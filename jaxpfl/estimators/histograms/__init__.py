@@ -1,0 +1,1 @@
+"""Estimators of users' histograms over a vocabulary: clustering, fine-tuning, and their private forms."""

@@ -1,0 +1,180 @@
+r"""Users' histograms over a vocabulary: sparse counts in memory, dense for one block of users at a time.
+
+User u has m_u tokens, counts c_u over d tokens, the empirical histogram Qhat_u = c_u / m_u, and a distribution Q_u of
+its own, which is to be estimated; the loss is KL(Q_u || estimate).
+
+Zeros make it infinite. Every estimate is therefore raised to a floor s and normalised again (`floored`), by the same s
+for every method: what local histograms cost is a function of s alone.
+
+Reference: Setlur, Feldman and Talwar 2023, "Private and Personalized Histogram Estimation in a Federated Setting".
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from typing import Any, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxpfl import checks
+from jaxpfl.errors import JaxpflError
+from jaxpfl.types import Array, Scalar
+
+BLOCK = 256
+"""Users of a block unless told otherwise: their dense histograms over a thousand tokens take 1 MB."""
+
+
+@struct.dataclass
+class Users:
+    """Token counts of n users in b blocks of c; what a scan over it sees, leaves without [b], is one block.
+
+    Attributes:
+      place: [b, e] int32, for every count that is not zero ``row * d + token``, its place in the block's dense counts;
+        c * d where padded. Blocks are padded to the longest.
+      count: [b, e] float32, zero where padded.
+      size: [b, c] float32, m_u; zero where there is no user.
+      ids: [b, c] int32, distinct: what a user's randomness depends on.
+      tokens: d.
+    """
+
+    place: Array
+    count: Array
+    size: Array
+    ids: Array
+    tokens: int = struct.field(pytree_node=False)
+
+    @property
+    def valid(self) -> Array:
+        """Which places hold a user, [..., c] bool."""
+        return self.size > 0
+
+    @property
+    def number(self) -> Array:
+        """n, the number of users (of one block, those in it)."""
+        return self.valid.sum()
+
+
+Truth: TypeAlias = Users | Array
+"""What estimates are scored on: held-out counts of the same users in the same blocks, or true histograms [b, c, d]."""
+
+
+def from_sparse(indptr: np.ndarray, indices: np.ndarray, counts: np.ndarray, tokens: int, block: int = BLOCK) -> Users:
+    """Users of counts in compressed rows: user u's tokens are ``indices[indptr[u]:indptr[u + 1]]``, each once.
+
+    Args:
+      indptr: [n + 1].
+      indices: [nnz], in 0 ... d - 1.
+      counts: [nnz], positive.
+      tokens: d.
+      block: c, a choice of memory and speed alone.
+
+    Raises:
+      JaxpflError: no users, one without tokens, or a block too large for its places to be numbered.
+    """
+    checks.count("block", block)
+    n = len(indptr) - 1
+    if n < 1:
+        raise JaxpflError("no users: histograms need at least one")
+    if block * tokens >= 2**31:
+        raise JaxpflError(f"block must be below {2**31 // tokens} for {tokens} tokens, got {block}")
+    lengths = np.diff(indptr)
+    if lengths.min() < 1:
+        raise JaxpflError(f"user {int(lengths.argmin())} has no tokens: leave it out")
+    block = min(block, n)
+    blocks = -(-n // block)
+    bounds = np.asarray(indptr)[np.minimum(np.arange(blocks + 1) * block, n)]
+    capacity = int(np.diff(bounds).max())
+    place = np.full((blocks, capacity), block * tokens, np.int32)
+    count = np.zeros((blocks, capacity), np.float32)
+    size = np.zeros(blocks * block, np.float32)
+    rows = np.repeat(np.arange(n) % block, lengths)
+    for b, (low, high) in enumerate(itertools.pairwise(bounds)):
+        place[b, : high - low] = rows[low:high] * tokens + indices[low:high]
+        count[b, : high - low] = counts[low:high]
+    size[:n] = np.add.reduceat(np.asarray(counts, np.float64), indptr[:-1])
+    ids = np.arange(blocks * block, dtype=np.int32).reshape(blocks, block)
+    return Users(jnp.asarray(place), jnp.asarray(count), jnp.asarray(size.reshape(ids.shape)), jnp.asarray(ids), tokens)
+
+
+def from_dense(counts: np.ndarray, block: int = BLOCK) -> Users:
+    """Users of dense counts [n, d]."""
+    rows, indices = np.nonzero(counts)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(counts)))])
+    return from_sparse(indptr, indices, counts[rows, indices], counts.shape[1], block)
+
+
+def in_blocks(values: np.ndarray, users: Users, fill: Any = 0) -> Array:
+    """One value (or row) of each user, [n, ...], as the users lie: [b, c, ...]."""
+    blocks, block = users.size.shape
+    rest = blocks * block - len(values)
+    padded = np.concatenate([values, np.full((rest, *values.shape[1:]), fill, values.dtype)])
+    return jnp.asarray(padded.reshape(blocks, block, *values.shape[1:]))
+
+
+def each(values: Array, users: Users) -> np.ndarray:
+    """The inverse of `in_blocks`: [..., b, c] -> [..., n], for values on the host."""
+    flat = np.asarray(values).reshape(*values.shape[:-2], -1)
+    return flat[..., np.asarray(users.valid).ravel()]
+
+
+def as_counted(tree: Any, users: Users) -> Any:
+    """The numbers of a tree in the precision of the users' counts, which a scan over them keeps."""
+    return jax.tree.map(lambda a: jnp.asarray(a, users.count.dtype), tree)
+
+
+def only(users: Users, keep: Array) -> Users:
+    """Some of the users, those of a mask [b, c], where they lie: the others' places hold nobody."""
+    row = users.place // users.tokens
+    kept = jax.vmap(lambda own, at: own.at[at].get(mode="fill", fill_value=False))(keep, row)
+    count, size = jnp.where(kept, users.count, 0), jnp.where(keep, users.size, 0)
+    return Users(users.place, count, size, users.ids, users.tokens)
+
+
+def histograms(block: Users | Array) -> Array:
+    """The dense histograms of one block, [c, d], zeros where no user is; arrays are histograms already."""
+    if not isinstance(block, Users):
+        return block
+    rows = block.size.shape[0]
+    flat = jnp.zeros(rows * block.tokens, block.count.dtype).at[block.place].add(block.count, mode="drop")
+    return flat.reshape(rows, block.tokens) / jnp.maximum(block.size, 1)[:, None]
+
+
+def floored(p: Array, floor: Scalar) -> Array:
+    """``max(p, s)`` over its sum, along the last axis; in the precision of p."""
+    p = jnp.maximum(p, jnp.asarray(floor, p.dtype))
+    return p / p.sum(axis=-1, keepdims=True)
+
+
+def entropy_term(q: Array) -> Array:
+    """``sum_x q log q`` with 0 log 0 = 0, [..., d] -> [...]."""
+    return jnp.where(q > 0, q * jnp.log(jnp.where(q > 0, q, 1)), 0).sum(axis=-1)
+
+
+def divergences(q: Array, centers: Array) -> Array:
+    """``KL(q_u || P_k)`` of histograms [c, d] and positive centers [k, d], [c, k]."""
+    return entropy_term(q)[:, None] - q @ jnp.log(centers).T
+
+
+def nearest(q: Array, centers: Array) -> Array:
+    """``argmin_k KL(q_u || P_k)``, [c] int32: what an unseen user finds out by itself, too."""
+    return jnp.argmax(q @ jnp.log(centers).T, axis=-1)
+
+
+def total(users: Users, of: Callable[[Users, Array], Any]) -> Any:
+    """The sum over blocks of a tree that ``of(block, histograms)`` returns."""
+
+    def step(carry: Any, block: Users) -> tuple[Any, None]:
+        return jax.tree.map(jnp.add, carry, of(block, histograms(block))), None
+
+    first = jax.tree.map(lambda a: a[0], users)
+    shapes = jax.eval_shape(lambda b: of(b, histograms(b)), first)
+    return jax.lax.scan(step, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), users)[0]
+
+
+def mean(users: Users) -> Array:
+    """FedAvg's estimate, the mean of the users' histograms, [d] (Lemma 2.1): every user counts alike."""
+    return total(users, lambda block, q: q.sum(axis=0)) / jnp.maximum(users.number, 1)

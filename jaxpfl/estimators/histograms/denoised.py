@@ -1,0 +1,53 @@
+r"""A mean histogram made of its noisy release: the posterior mean under the prior that the tokens themselves show.
+
+A noisy value y_x of a token's share p_x is normal about it with a known variance v_x. The shares are taken for draws of
+one unknown prior, a mixture of normal distributions about values g_j in steps of h on the logarithmic scale, of
+standard deviation h g_j; its weights are the likeliest, by EM, and a token's share is the mean of its posterior:
+
+.. math:: w_j \leftarrow \frac1d \sum_x r_{xj}, \qquad r_{xj} \propto w_j N(y_x; g_j, v_x + h^2 g_j^2),
+   \qquad \hat p_x = \sum_j r_{xj} \frac{g_j v_x + y_x h^2 g_j^2}{v_x + h^2 g_j^2}
+
+Of all estimates the posterior mean of Q has the least expected KL(Q || estimate). Raising what is negative to the floor
+instead, as the print does, takes every second token that is hidden in the noise for impossible; where there is little
+noise, both are the release. It looks at a release alone, and is free.
+
+References: Kiefer and Wolfowitz 1956; Koenker and Mizera 2014, "Convex optimization, shape constraints, compound
+decisions, and empirical Bayes rules"; normal mixtures on a grid: Stephens 2017, "False discovery rates: a new deal".
+"""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.estimators.histograms.base import floored
+from jaxpfl.types import Array, Scalar
+
+GRID = 60
+"""Values g, from the floor to the largest noisy one."""
+STEPS = 60
+"""Of EM; three times as many change a loss by less than runs differ."""
+
+
+def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
+    """The posterior mean of every token's share, [d], floored and of sum one.
+
+    Args:
+      noisy: values about the shares, [d].
+      stddev: of their noise, one or [d], positive.
+      floor: s.
+    """
+    y = noisy[:, None]
+    variance = jnp.broadcast_to(jnp.asarray(stddev, noisy.dtype), noisy.shape)[:, None] ** 2
+    logs = jnp.linspace(jnp.log(floor), jnp.log(jnp.maximum(noisy.max(), 10 * floor)), GRID, dtype=noisy.dtype)
+    values, own = jnp.exp(logs), (jnp.exp(logs) * (logs[1] - logs[0])) ** 2
+    whole = variance + own
+    likelihood = jax.nn.softmax(-0.5 * ((y - values) ** 2 / whole + jnp.log(whole)), axis=1)
+
+    def posterior(prior: Array) -> Array:
+        joint = likelihood * prior
+        return joint / jnp.maximum(joint.sum(axis=1, keepdims=True), jnp.finfo(noisy.dtype).tiny)
+
+    even = jnp.full(GRID, 1 / GRID, noisy.dtype)
+    prior = jax.lax.fori_loop(0, STEPS, lambda _, prior: posterior(prior).mean(axis=0), even)
+    return floored((posterior(prior) * (values * variance + y * own) / whole).sum(axis=1), floor)

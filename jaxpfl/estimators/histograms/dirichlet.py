@@ -1,0 +1,139 @@
+r"""Mixtures of Dirichlet distributions fitted to counts: the Bayes reference, and a Dirichlet of each cluster.
+
+Counts c_u of m_u tokens have, in cluster k with parameters :math:`a_k = \alpha_k P_k`, the likelihood
+
+.. math:: \frac{\Gamma(A_k)}{\Gamma(A_k + m_u)} \prod_x \frac{\Gamma(a_{kx} + c_{ux})}{\Gamma(a_{kx})},
+   \qquad A_k = \sum_x a_{kx}
+
+and the mean of Q_u given cluster and counts is :math:`(c_u + a_k) / (m_u + A_k)` (Lemma 2.2). EM alternates
+responsibilities with Minka's fixed point, which maximises a lower bound of the likelihood, so that this never falls:
+
+.. math:: a_{kx} \leftarrow a_{kx} \frac{\sum_u r_{uk} [\psi(c_{ux} + a_{kx}) - \psi(a_{kx})]}
+   {\sum_u r_{uk} [\psi(m_u + A_k) - \psi(A_k)]}
+
+Only counts that are not zero enter, so that everything runs on the sparse entries.
+
+Reference: Minka 2000, "Estimating a Dirichlet distribution", eq. 55.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.scipy.special import digamma, gammaln
+
+from jaxpfl.estimators.histograms.base import Users, as_counted, floored, histograms, nearest
+from jaxpfl.estimators.histograms.tuning import Personal
+from jaxpfl.types import Array, Scalar
+
+LEAST = 1e-8
+"""Of an a_kx: a token that no user of a cluster has would otherwise get no mass for ever."""
+
+
+class Mixture(NamedTuple):
+    """Shares w [k] and parameters a [k, d]; ``a.sum(axis=1)`` is alpha, ``a / alpha`` the centers."""
+
+    shares: Array
+    a: Array
+
+
+class Fit(NamedTuple):
+    """A mixture, and the mean log-likelihood of a user before each step, [T] (without the multinomial coefficient)."""
+
+    mixture: Mixture
+    likelihood: Array
+
+
+def log_likelihood(block: Users, a: Array) -> Array:
+    """Of one block's users in each cluster, [c, k]."""
+    rows, k = block.size.shape[0], len(a)
+    row, token = jnp.divmod(block.place, block.tokens)
+    own = a.T[token % block.tokens]  # [e, k]; padding has a count of zero, and drops out
+    gain = gammaln(own + block.count[:, None]) - gammaln(own)
+    per_user = jnp.zeros((rows, k), gain.dtype).at[row].add(gain, mode="drop")
+    whole = a.sum(axis=1)
+    return per_user + gammaln(whole) - gammaln(whole + block.size[:, None])
+
+
+def responsibilities(block: Users, mixture: Mixture) -> tuple[Array, Array]:
+    """P(cluster | counts), [c, k], and the log-likelihood, [c], of one block's users."""
+    joint = jnp.log(mixture.shares) + log_likelihood(block, mixture.a)
+    return jax.nn.softmax(joint, axis=1), jax.nn.logsumexp(joint, axis=1)
+
+
+def em(users: Users, start: Mixture, steps: int, *, hard: Array | None = None) -> Fit:
+    """EM from a start.
+
+    Args:
+      users: whose counts are fitted.
+      start: shares and parameters.
+      steps: T.
+      hard: centers [k, d]; with them every user stays in the cluster of the nearest one, and only the Dirichlet
+        distribution of each cluster is fitted: empirical Bayes behind Algorithm 2.
+    """
+
+    start = as_counted(start, users)
+
+    def step(mixture: Mixture, _: None) -> tuple[Mixture, Array]:
+        def of_block(carry: tuple[Array, ...], block: Users) -> tuple[tuple[Array, ...], None]:
+            r, likelihood = responsibilities(block, mixture)
+            if hard is not None:
+                joint = log_likelihood(block, mixture.a)
+                r = jax.nn.one_hot(nearest(histograms(block), hard), len(hard), dtype=joint.dtype)
+                likelihood = (r * joint).sum(axis=1)
+            r = jnp.where(block.valid[:, None], r, 0)
+            row, token = jnp.divmod(block.place, block.tokens)
+            at = token % block.tokens
+            own = mixture.a.T[at]
+            weight = r.at[row].get(mode="fill", fill_value=0)
+            seen = weight * (digamma(own + block.count[:, None]) - digamma(own))
+            whole = mixture.a.sum(axis=1)
+            sizes = r * (digamma(block.size[:, None] + whole) - digamma(whole))
+            new = (
+                jnp.zeros_like(mixture.a.T).at[at].add(seen),
+                sizes.sum(axis=0),
+                r.sum(axis=0),
+                jnp.where(block.valid, likelihood, 0).sum(),
+            )
+            return jax.tree.map(jnp.add, carry, new), None
+
+        k = len(mixture.a)
+        zero = jnp.zeros_like(mixture.a.T), jnp.zeros(k), jnp.zeros(k), jnp.zeros(())
+        zero = jax.tree.map(lambda z: z.astype(mixture.a.dtype), zero)
+        (seen, sizes, members, likelihood), _ = jax.lax.scan(of_block, zero, users)
+        lonely = members <= 0
+        ratio = seen.T / jnp.where(lonely, 1, sizes)[:, None]
+        a = jnp.where(lonely[:, None], mixture.a, jnp.maximum(mixture.a * ratio, LEAST))
+        shares = floored(members / jnp.maximum(members.sum(), 1), LEAST)
+        return Mixture(shares, a), likelihood / jnp.maximum(users.number, 1)
+
+    return Fit(*jax.lax.scan(step, start, None, length=steps))
+
+
+def around(centers: Array, alpha: Scalar) -> Mixture:
+    """A start: equal shares, and the same concentration about each center [k, d]."""
+    return Mixture(jnp.full(len(centers), 1 / len(centers), centers.dtype), alpha * centers)
+
+
+def posterior(mixture: Mixture, floor: Scalar) -> Personal:
+    """The posterior mean of a user's distribution: the Bayes estimate where the mixture is the population."""
+
+    def personal(block: Users, q: Array) -> Array:
+        r = responsibilities(block, mixture)[0]
+        whole = mixture.a.sum(axis=1)
+        over = r / (block.size[:, None] + whole)
+        return floored(over @ mixture.a + over.sum(axis=1, keepdims=True) * q * block.size[:, None], floor)
+
+    return personal
+
+
+def empirical_bayes(mixture: Mixture, centers: Array, floor: Scalar) -> Personal:
+    """The posterior mean in the cluster of the nearest center: fine-tuning by that cluster's own alpha."""
+
+    def personal(block: Users, q: Array) -> Array:
+        a = mixture.a[nearest(q, centers)]
+        return floored(a + q * block.size[:, None], floor)
+
+    return personal

@@ -1,0 +1,147 @@
+r"""Fine-tuning: a user's estimate between its center and its own histogram, and how far, chosen on other users.
+
+.. math:: \lambda P_{c(u)} + (1 - \lambda) \hat Q_u
+
+For users whose distribution is Dirichlet(alpha P) this is the Bayes estimate at lambda = alpha / (alpha + m_u)
+(Lemma 2.2), so that one alpha serves users of any number of tokens; one lambda does not.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.estimators.histograms.base import Truth, Users, entropy_term, floored, histograms, nearest
+from jaxpfl.types import Array, Scalar
+
+Personal = Callable[[Users, Array], Array]
+"""Estimates of one block's users, [c, d], of the block and its histograms [c, d]. An unseen user's needs no more."""
+Weight = Callable[[Array], Array]
+"""lambda, [c], of the users' numbers of tokens [c]."""
+
+
+def fixed(weight: Scalar) -> Weight:
+    """The same lambda for all."""
+    return lambda size: jnp.broadcast_to(jnp.asarray(weight, size.dtype), size.shape)
+
+
+def by_size(alpha: Scalar) -> Weight:
+    """``alpha / (alpha + m_u)``."""
+    return lambda size: jnp.asarray(alpha, size.dtype) / (alpha + size)
+
+
+def local(floor: Scalar) -> Personal:
+    """Every user's own histogram."""
+    return lambda block, q: floored(q, floor)
+
+
+def of_nearest(centers: Array) -> Personal:
+    """The nearest of the centers [k, d], before any fine-tuning."""
+    return lambda _, q: centers[nearest(q, centers)]
+
+
+def between(centers: Array, steps: int = 30) -> Personal:
+    r"""A point between all centers [k, d], which each user finds for its own counts.
+
+    The user's shares of the centers maximise the likelihood of its tokens; EM for it, from equal shares:
+
+    .. math:: w_k \leftarrow w_k \sum_x \hat Q_u(x) \frac{P_k(x)}{\sum_j w_j P_j(x)}
+
+    Where populations overlap, as in text, a user is not of one kind. It all happens at the user and costs no privacy.
+    """
+
+    def point(block: Users, q: Array) -> Array:
+        def step(_: Array, shares: Array) -> Array:
+            return shares * ((q / (shares @ centers)) @ centers.T)
+
+        k = len(centers)
+        even = jnp.full((q.shape[0], k), 1 / k, q.dtype)
+        shares = jax.lax.fori_loop(0, steps if k > 1 else 0, step, even)
+        return jnp.where(block.valid[:, None], shares, even) @ centers
+
+    return point
+
+
+def toward(point: Personal, weight: Weight, floor: Scalar) -> Personal:
+    """Fine-tuning: between a point of the user's choice and its own histogram."""
+
+    def personal(block: Users, q: Array) -> Array:
+        share = weight(block.size)[:, None]
+        return floored(share * point(block, q) + (1 - share) * q, floor)
+
+    return personal
+
+
+def finetuned(centers: Array, weight: Weight, floor: Scalar) -> Personal:
+    """Between the nearest of the centers [k, d] and the user's own histogram; ``fixed(1)`` is the center itself."""
+    return toward(of_nearest(centers), weight, floor)
+
+
+def blended(centers: Array, weight: Weight, floor: Scalar, steps: int = 30) -> Personal:
+    """Fine-tuning from a point `between` the centers [k, d]."""
+    return toward(between(centers, steps), weight, floor)
+
+
+def _divergence(q: Array, estimate: Array) -> Array:
+    return entropy_term(q) - jnp.where(q > 0, q * jnp.log(estimate), 0).sum(axis=-1)
+
+
+def losses(users: Users, truth: Truth, personal: Personal) -> Array:
+    """``KL(Q_u || estimate)`` of every user, [b, c]; zero where there is no user.
+
+    Args:
+      users: what is known of the users.
+      truth: Q_u.
+      personal: the estimates.
+    """
+
+    def of_block(xs: tuple[Users, Truth]) -> Array:
+        block, of = xs
+        return jnp.where(block.valid, _divergence(histograms(of), personal(block, histograms(block))), 0)
+
+    return jax.lax.map(of_block, (users, truth))
+
+
+def loss(users: Users, truth: Truth, personal: Personal) -> Array:
+    """The mean of `losses` over users, []."""
+    return losses(users, truth, personal).sum() / jnp.maximum(users.number, 1)
+
+
+def tuned(
+    users: Users, truth: Truth, candidates: Array, point: Personal, weight: Callable[[Scalar], Weight], floor: Scalar
+) -> tuple[Array, Array]:
+    """The best of several lambdas or alphas of a fine-tuning, by what they make of users set apart.
+
+    Not private: what is learned of these users is released without noise. A privacy claim does not cover them.
+
+    Args:
+      users, truth: validation users and their held-out tokens.
+      candidates: [g].
+      point: what is fine-tuned (`toward`), found once for all candidates.
+      weight: `fixed` or `by_size`.
+      floor: s.
+
+    Returns:
+      The best candidate [], and the mean loss of each [g].
+    """
+
+    def of_block(xs: tuple[Users, Truth]) -> Array:
+        block, of = xs
+        q, own = histograms(of), histograms(block)
+        at = point(block, own)
+
+        def with_one(candidate: Scalar) -> Array:
+            made = toward(lambda *_: at, weight(candidate), floor)(block, own)
+            return jnp.where(block.valid, _divergence(q, made), 0).sum()
+
+        return jax.lax.map(with_one, candidates)
+
+    found = jax.lax.map(of_block, (users, truth)).sum(axis=0) / jnp.maximum(users.number, 1)
+    return candidates[jnp.argmin(found)], found
+
+
+def estimates(users: Users, personal: Personal) -> Array:
+    """Every user's estimate, [b, c, d]: dense, for export and for few users."""
+    return jax.lax.map(lambda block: personal(block, histograms(block)), users)

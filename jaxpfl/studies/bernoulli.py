@@ -1,0 +1,145 @@
+"""The Bernoulli study: local, personalised and private estimates of simulated clients' probabilities."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import jax
+
+from jaxpfl import checks
+from jaxpfl.errors import JaxpflError
+from jaxpfl.estimators import base, bernoulli, bernoulli_private
+from jaxpfl.estimators import bernoulli_closed_form as closed_form
+from jaxpfl.estimators.base import Estimator
+from jaxpfl.estimators.bernoulli_closed_form import Population
+from jaxpfl.studies import probability_priors as priors
+from jaxpfl.studies.probability_priors import ProbabilityPrior
+from jaxpfl.studies.repetitions import mean_square, repeat, report
+from jaxpfl.studies.settings import at_least, check_uploads, senders
+from jaxpfl.types import Array, Key, Scalar
+
+
+@dataclass(frozen=True)
+class BernoulliSettings:
+    """X_ij ~ Bern(p_i), p_i ~ P; the defaults are those of the paper's study, for its normal prior."""
+
+    clients: int = 10_000
+    """m."""
+    samples: int = 14
+    """n, of each client."""
+    prior: str = "truncnorm:.5,.15"
+    """P: beta:ALPHA,BETA, truncnorm:MEAN,STDDEV (truncated to [0, 1]), uniform, or spikes (1/4, 1/2, 3/4)."""
+    epsilon: float | None = None
+    """Local privacy of each client's message, pure; none unless given."""
+    uploads: int | None = None
+    """K: only so many clients send, the others personalise as well; all unless given."""
+    repetitions: int = 60
+    """Independent repetitions, for the standard errors."""
+    seed: int = 0
+    """Of all randomness."""
+
+    def check(self) -> ProbabilityPrior:
+        """The population; refuses what cannot be simulated, or not be made private.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        at_least("clients", self.clients, 2)
+        checks.count("repetitions", self.repetitions)
+        if self.samples < 2:
+            raise JaxpflError(
+                f"samples must be at least 2, got {self.samples}: of one sample each, nothing can be learned of the "
+                "clients' variance"
+            )
+        check_uploads(self.uploads, self.clients)
+        if self.epsilon is not None:
+            checks.positive("epsilon", self.epsilon)
+        return priors.parse(self.prior)
+
+
+def contenders(given: BernoulliSettings, prior: ProbabilityPrior) -> dict[str, tuple[Estimator, float | None]]:
+    """The estimators that the settings call for, by name, and their exact errors where known."""
+    n, of = given.samples, prior.population
+    best, printed = closed_form.weight(of, n), closed_form.printed_weight(of, n)
+    found: dict[str, tuple[Estimator, float | None]] = {
+        "local": (bernoulli.local(), closed_form.local(of, n)),
+        "global": (bernoulli.global_mean(), theory(given, of)),
+        "personalized": (bernoulli.personalized(), theory(given, of, best)),
+        "printed": (bernoulli.personalized(printed=True), theory(given, of, printed)),
+    }
+    if prior.beta is not None:
+        found["known prior"] = (bernoulli.known_beta(*prior.beta), closed_form.personalized(of, n, best))
+    if given.epsilon is not None:
+        found["private"] = (bernoulli_private.split(given.epsilon), None)
+        found["printed private"] = (bernoulli_private.printed(given.epsilon), None)
+    return found
+
+
+def theory(given: BernoulliSettings, of: Population, a: Scalar | None = None) -> float:
+    """The error of a weight with the mean of the other clients' shares; without one, of the mean of all. It is the mean
+    over clients that send and those that do not."""
+    uploads, n = given.uploads or given.clients, given.samples
+    if a is None:
+        sender, other = closed_form.global_mean(of, n, uploads), closed_form.personalized(of, n, 0.0, uploads)
+    else:
+        sender, other = (closed_form.personalized(of, n, a, others) for others in (uploads - 1, uploads))
+    return float(other + (sender - other) * uploads / given.clients)
+
+
+def draw(key: Key, given: BernoulliSettings, prior: ProbabilityPrior) -> tuple[Array, base.Samples]:
+    """Probabilities [m] and samples [m, n] of zeros and ones."""
+    of_p, of_x = jax.random.split(key)
+    p = prior.draw(of_p, given.clients)
+    ones = jax.random.uniform(of_x, (given.clients, given.samples)) < p[:, None]
+    return p, base.every(ones.astype(p.dtype))
+
+
+def repetition(given: BernoulliSettings, estimators: dict[str, Estimator]) -> Callable[[Key], dict[str, Array]]:
+    """One repetition, a pure function of its key: draws the clients' data, gives each estimator's mean squared error
+    on them, [] each."""
+    prior = priors.parse(given.prior)
+
+    def study(key: Key) -> dict[str, Array]:
+        of_data, of_run = jax.random.split(key)
+        p, clients = draw(of_data, given, prior)
+        sent = senders(given.clients, given.uploads)
+        return {
+            name: mean_square(base.estimate(estimator, of_run, clients, sent=sent).estimates, p)
+            for name, estimator in estimators.items()
+        }
+
+    return study
+
+
+def simulate(given: BernoulliSettings, estimators: dict[str, Estimator]) -> dict[str, Any]:
+    """Each estimator's mean squared error in each repetition, [repetitions]; all see the same data."""
+    numbers = given.clients * given.samples
+    errors = repeat(repetition(given, estimators), given.seed, given.repetitions, numbers)
+    return {name: errors[name] for name in estimators}
+
+
+def run(given: BernoulliSettings) -> dict[str, Any]:
+    """Simulates, and says each estimator's error beside its closed form.
+
+    Raises:
+      JaxpflError: for settings that `BernoulliSettings.check` refuses.
+    """
+    prior = given.check()
+    found = contenders(given, prior)
+    errors = simulate(given, {name: estimator for name, (estimator, _) in found.items()})
+    exact = {name: None if mse is None else float(mse) for name, (_, mse) in found.items()}
+    mean, variance = (float(value) for value in prior.population)
+    population = {"mean": mean, "variance": variance}
+    result = {"study": "bernoulli", "settings": dict(vars(given))} | report(errors, exact)
+    return result | {"population": population, "printed_bounds": printed_bounds(given)}
+
+
+def printed_bounds(given: BernoulliSettings) -> dict[str, float]:
+    """What the paper says of the estimated mean's squared error: Theorem 3, and under privacy Theorem 4."""
+    m, n = given.clients, given.samples
+    bounds = {"mean": float(closed_form.printed_error(m, n))}
+    if given.epsilon is not None:
+        bounds["private mean"] = float(closed_form.printed_private_error(m, n, given.epsilon))
+    return bounds

@@ -1,0 +1,203 @@
+"""County elections: each county's tendency, learned from all others, scored on the election that was left out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import checks
+from jaxpfl.data import load_elections
+from jaxpfl.errors import JaxpflError
+from jaxpfl.estimators import base, bernoulli, bernoulli_private, beta_binomial
+from jaxpfl.estimators.base import Estimator
+from jaxpfl.presentation import GRID, INK, new_axes, save
+from jaxpfl.studies.plots import Curve, color, write_curves
+from jaxpfl.studies.repetitions import measure, repeat
+from jaxpfl.types import Array, Key
+
+PRINTED_GAIN = (0.107, 0.019)
+"""The paper's, with its spread over six runs."""
+
+
+@dataclass(frozen=True)
+class ElectionSettings:
+    """Six-fold cross-validation over the elections: five to learn from, the squared error on the sixth."""
+
+    epsilon: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
+    """Local privacy of each county's one bit, a study for each."""
+    repetitions: int = 40
+    """Of the private estimators' randomness, in each fold."""
+    seed: int = 0
+    """Of all randomness."""
+    data_dir: str | None = None
+    """Where elections/county_winners_2000_2020.csv lies; JAXPFL_DATA_DIR unless given."""
+
+    def check(self) -> None:
+        """Refuses what cannot be studied.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        checks.count("repetitions", self.repetitions)
+        if not self.epsilon:
+            raise JaxpflError("epsilon must be at least one value, got none")
+        for epsilon in self.epsilon:
+            checks.positive("epsilon", epsilon)
+
+
+def folds(won: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Every election left out in turn: won [m, e] -> training [e, m, e - 1] and held-out outcomes [e, m]."""
+    left_out = range(won.shape[1])
+    return np.stack([np.delete(won, f, axis=1) for f in left_out]), won.T
+
+
+def cross_validate(estimator: Estimator, key: Key, train: Array, test: Array) -> tuple[Array, Array]:
+    """Squared errors on what was left out, [e], and the estimates, [e, m]; all folds in one program."""
+
+    def fold(key: Key, train: Array, test: Array) -> tuple[Array, Array]:
+        estimates = base.estimate(estimator, key, base.every(train)).estimates
+        return ((estimates - test) ** 2).mean(), estimates
+
+    return jax.vmap(fold)(jax.random.split(key, len(train)), train, test)
+
+
+def run(given: ElectionSettings) -> dict[str, Any]:
+    """Cross-validates all estimators.
+
+    Returns:
+      ``mse`` and ``gains``: mean and standard error over folds, of the gains also their standard deviation, which is
+      what the paper has; ``gain_over_local`` of the personalised estimator; ``folds``: the error in each;
+      ``beta_binomial``: the likelihood's alpha and beta in each; ``shrinkage``: for each number of wins among five,
+      what the estimators make of it and what happened in the sixth.
+
+    Raises:
+      JaxpflError: no data, damaged ones, or settings that `ElectionSettings.check` refuses.
+    """
+    given.check()
+    elections = load_elections(given.data_dir)
+    train, test = (jnp.asarray(part, jnp.float32) for part in folds(elections.republican))
+    key = jax.random.key(given.seed)
+    exact = {
+        "local": bernoulli.local(),
+        "global": bernoulli.global_mean(),
+        "personalized": bernoulli.personalized(),
+        "printed": bernoulli.personalized(printed=True),
+    }
+    errors, estimates = {}, {}
+    for name, estimator in exact.items():
+        errors[name], estimates[name] = jax.tree.map(np.asarray, cross_validate(estimator, key, train, test))
+    fitted = [beta_binomial.fit(np.asarray(own).sum(axis=1), np.full(own.shape[0], own.shape[1])) for own in train]
+    estimates["beta-binomial"] = np.stack([
+        (np.asarray(own).sum(axis=1) + alpha) / (own.shape[1] + alpha + beta)
+        for own, (alpha, beta) in zip(train, fitted, strict=True)
+    ])  # fmt: skip
+    errors["beta-binomial"] = ((estimates["beta-binomial"] - np.asarray(test)) ** 2).mean(axis=1)
+    for name, private in _private(given, train, test).items():
+        errors[name] = private.mean(axis=0)
+    gained = {name: 1 - values / errors["local"] for name, values in errors.items()}
+    spread = {name: measure(g)._asdict() | {"std": float(g.std(ddof=1))} for name, g in gained.items()}
+    return {
+        "study": "elections",
+        "settings": {k: v for k, v in vars(given).items() if k != "data_dir"},
+        "counties": len(elections.counties),
+        "years": elections.years.tolist(),
+        "mse": {name: measure(values)._asdict() for name, values in errors.items()},
+        "gain_over_local": spread["personalized"]["mean"],
+        "gains": {name: row for name, row in spread.items() if name != "local"},
+        "printed_gain": {"mean": PRINTED_GAIN[0], "std": PRINTED_GAIN[1]},
+        "folds": {name: values.tolist() for name, values in errors.items()},
+        "beta_binomial": [{"alpha": alpha, "beta": beta} for alpha, beta in fitted],
+        "shrinkage": _shrinkage(np.asarray(train), np.asarray(test), estimates),
+    }
+
+
+def _private(given: ElectionSettings, train: Array, test: Array) -> dict[str, np.ndarray]:
+    """Errors of the private estimators by name, [repetitions, e] each; eps is one more axis to vmap over."""
+    builders = {"private": bernoulli_private.split, "printed private": bernoulli_private.printed}
+
+    def errors(key: Key) -> dict[str, Array]:
+        def at(build: Callable[[Array], Estimator], epsilon: Array) -> Array:
+            return cross_validate(build(epsilon), key, train, test)[0]
+
+        return {
+            name: jax.vmap(lambda e, build=build: at(build, e))(jnp.array(given.epsilon))
+            for name, build in builders.items()
+        }
+
+    found = repeat(errors, given.seed, given.repetitions, train.size * len(given.epsilon))
+    return {
+        _label(name, epsilon, given.epsilon): found[name][:, i]
+        for name in builders
+        for i, epsilon in enumerate(given.epsilon)
+    }
+
+
+def _label(name: str, epsilon: float, among: Sequence[float]) -> str:
+    return name if len(among) == 1 else f"{name}, epsilon {epsilon:g}"
+
+
+def _shrinkage(train: np.ndarray, test: np.ndarray, estimates: dict[str, np.ndarray]) -> list[dict[str, Any]]:
+    wins = train.sum(axis=2)
+    rows = []
+    for count in range(train.shape[2] + 1):
+        chosen = wins == count
+        if not chosen.any():
+            continue
+        made = {name: float(values[chosen].mean()) for name, values in estimates.items()}
+        rows.append({"wins": count, "counties": int(chosen.sum()), "held_out": float(test[chosen].mean())} | made)
+    return rows
+
+
+def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
+    """Draws what became of each number of wins, and the gain against eps."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return [_shrinkage_plot(folder, result), _gain_plot(folder, result)]
+
+
+def _shrinkage_plot(folder: Path, result: dict[str, Any]) -> Path:
+    rows, years = result["shrinkage"], result["years"]
+    figure, axes = new_axes(
+        "local estimate: share of the other five elections won by Republicans",
+        "probability of a Republican win",
+        f"Shrinkage of {result['counties']} counties' tendencies, {years[0]} to {years[-1]}",
+    )
+    local = [row["local"] for row in rows]
+    axes.plot([0, 1], [0, 1], color=GRID, linewidth=1.5, zorder=0)
+    axes.annotate("no shrinkage", (0.52, 0.49), color="#999999", fontsize=8, rotation=31)
+    for name, style in (("personalized", "-"), ("printed", "--"), ("beta-binomial", ":")):
+        axes.plot(local, [row[name] for row in rows], style, color=color(name), linewidth=2, label=name)
+    for row in rows:
+        p, n = row["held_out"], row["counties"]
+        axes.errorbar(row["local"], p, yerr=2 * np.sqrt(p * (1 - p) / n), color=INK, capsize=2.5, linewidth=1)
+        axes.annotate(f"{n}", (row["local"], p), textcoords="offset points", xytext=(8, -3), fontsize=8, color=INK)
+    axes.plot(local, [row["held_out"] for row in rows], "o", color=INK, label="held-out election (cases beside)")
+    axes.set(xlim=(-0.03, 1.09), ylim=(-0.03, 1.03))
+    axes.legend(frameon=False, loc="upper left", fontsize=9)
+    return save(figure, folder, "shrinkage")
+
+
+def _gain_plot(folder: Path, result: dict[str, Any]) -> Path:
+    epsilons = result["settings"]["epsilon"]
+    curves = {}
+    for name in ("private", "printed private"):
+        rows = [result["gains"][_label(name, e, epsilons)] for e in epsilons]
+        curves[name] = Curve(epsilons, [100 * r["mean"] for r in rows], [100 * r["stderr"] for r in rows])
+    flat = [epsilons[0], epsilons[-1]]
+    for name in ("personalized", "beta-binomial"):
+        curves[name] = Curve((), (), (), [100 * result["gains"][name]["mean"]] * 2)
+    return write_curves(
+        folder / "gain-epsilon.png",
+        flat,
+        curves,
+        xlabel="epsilon of a county's bit",
+        ylabel="gain over the local estimate, %",
+        title="Held-out error of counties (bars: two standard errors over folds)",
+        logarithmic="x",
+        from_zero=False,
+    )

@@ -1,0 +1,285 @@
+"""The Gaussian study: local, global, personalised and private estimates of simulated clients' means."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+
+from jaxpfl import checks
+from jaxpfl.compression import quantizers
+from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.estimators import base, gaussian, gaussian_private, radius, release
+from jaxpfl.estimators import gaussian_closed_form as closed_form
+from jaxpfl.estimators.base import Estimator
+from jaxpfl.estimators.release import EXACT, Release
+from jaxpfl.privacy import discrete_gaussian
+from jaxpfl.privacy import local_dp as local
+from jaxpfl.studies.repetitions import mean_square, repeat, report
+from jaxpfl.studies.settings import (
+    NOT_PRIVATE,
+    Mechanism,
+    at_least,
+    check_privacy,
+    check_uploads,
+    refuse_given,
+    senders,
+)
+from jaxpfl.types import Array, Key, Scalar
+
+
+@dataclass(frozen=True)
+class GaussianPopulation:
+    """Clients and their messages, as far as theory needs them; the defaults are those of the paper's Figure 1a."""
+
+    clients: int = 10_000
+    """m."""
+    samples: int = 15
+    """n, of each client."""
+    sigma_theta: float = 0.1
+    """Standard deviation of the clients' parameters, in each dimension."""
+    sigma_x: float = 0.5
+    """Standard deviation of a sample about its client's parameter."""
+    dim: int = 1
+    """d."""
+    radius: float = 1.0
+    """r: what is publicly known of mu, |mu| <= r in each dimension; messages are clipped by it."""
+    epsilon: float | None = None
+    """Local privacy of each client's message; none unless given."""
+    delta: float = 1e-5
+    """Of local privacy (the Gaussian mechanisms)."""
+    mechanism: Mechanism = "analytic"
+    """analytic (Balle and Wang 2018); for one dimension printed (the paper's calibration), one-bit (pure), or discrete
+    (Canonne et al. 2020: whole noise on a quantiser's levels)."""
+    bits: int | None = None
+    """Quantise each entry of a message to so many bits; discrete noise is added to 8 unless given."""
+
+    def check(self) -> None:
+        """Refuses what cannot be simulated, or not be made private.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        at_least("clients", self.clients, 2)
+        for name in ("samples", "dim"):
+            checks.count(name, getattr(self, name))
+        at_least("sigma_theta", self.sigma_theta, 0)
+        for name in ("sigma_x", "radius"):  # gains are shares of the error that sigma_x makes
+            checks.positive(name, getattr(self, name))
+        check_privacy(self.epsilon, self.delta)
+        if self.bits is not None:
+            quantizers.check_bits(self.bits)
+        if self.dim > 1 and self.mechanism != "analytic":
+            raise JaxpflError(f"mechanism {self.mechanism} is for one dimension, got dim {self.dim}: take analytic")
+        if self.epsilon is None:
+            refuse_given(self, ("mechanism", "delta"), NOT_PRIVATE)
+        if self.mechanism == "printed" and self.epsilon is not None and self.epsilon >= 1:
+            text = f"mechanism printed is shown to be private for epsilon < 1 only, got {self.epsilon:g}: take analytic"
+            warnings.warn(text, JaxpflWarning, stacklevel=3)
+
+    @property
+    def s2(self) -> float:
+        """The variance of a client's mean about its parameter."""
+        return self.sigma_x**2 / self.samples
+
+    @property
+    def st2(self) -> float:
+        return self.sigma_theta**2
+
+    @property
+    def levels_bits(self) -> int:
+        """Of the quantiser that discrete noise is added to."""
+        return 8 if self.bits is None else self.bits
+
+    @property
+    def bound(self) -> float:
+        """What an entry is clipped to, or for d > 1 under local privacy the norm."""
+        spread = self.st2 + self.s2
+        with jax.ensure_compile_time_eval():
+            if self.dim == 1:
+                return float(radius.gaussian(self.radius, spread, self.clients, self.samples))
+            reach = self.radius * self.dim**0.5
+            return float(radius.norm(reach, spread, self.dim, self.clients, self.samples))
+
+
+@dataclass(frozen=True)
+class GaussianSettings(GaussianPopulation):
+    """X_ij ~ N(theta_i, sx2 I), theta_i ~ N(mu, st2 I)."""
+
+    mean: float = 0.0
+    """mu, in each dimension."""
+    uploads: int | None = None
+    """K: only so many clients send, the others personalise as well; all unless given."""
+    repetitions: int = 60
+    """Independent repetitions, for the standard errors."""
+    seed: int = 0
+    """Of all randomness."""
+
+    def check(self) -> None:
+        """Refuses what cannot be simulated, or not be made private.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        super().check()
+        checks.count("repetitions", self.repetitions)
+        if not abs(self.mean) <= self.radius:
+            raise JaxpflError(f"mean must be within the radius of {self.radius:g}, got {self.mean}")
+        check_uploads(self.uploads, self.clients)
+
+
+class Contender(NamedTuple):
+    """An estimator, and its exact mean squared error over all d entries (None where none is known)."""
+
+    estimator: Estimator
+    mse: float | None
+
+
+def contenders(given: GaussianSettings) -> dict[str, Contender]:
+    """The estimators that the settings call for, by name; ``estimated`` is the personalised one where the variances too
+    are learned from the clients."""
+    found = {
+        "local": Contender(gaussian.local(), given.dim * float(closed_form.local(given.s2))),
+        "global": Contender(gaussian.global_mean(), theory(given, a=0.0)),
+        "personalized": Contender(personalized(given), theory(given)),
+        "estimated": Contender(gaussian.personalized(), None),
+        "james-stein": Contender(gaussian.james_stein(given.sigma_x**2), None),
+    }
+    for name, (sent, added) in releases(given).items():
+        found[name] = Contender(personalized(given, sent), theory(given, sent.variance, added))
+    if given.epsilon is not None and given.mechanism == "one-bit":
+        split = gaussian_private.split(given.bound, given.epsilon, given.sigma_x**2)
+        found["private, variance learned"] = Contender(split, None)
+    return found
+
+
+def personalized(given: GaussianSettings, sent: Release = EXACT) -> Estimator:
+    """The estimator with the settings' variances known."""
+    return gaussian.personalized(st2=given.st2, sx2=given.sigma_x**2, release=sent)
+
+
+def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = None, a: Scalar | None = None) -> float:
+    """The exact error of `personalized`, over all entries, where the weight reckons with sq2 (unless it is given) and
+    sending adds ``added`` to an entry's variance (sq2 unless given); the mean over clients that send and those that do
+    not."""
+    uploads = given.uploads or given.clients
+    share, total = uploads / given.clients, 0.0
+    for part, sent in ((share, True), (1 - share, False)):
+        own = closed_form.weight(uploads, given.s2, given.st2, sq2, sent=sent) if a is None else a
+        noise = sq2 if added is None else added
+        total += part * float(closed_form.personalized(uploads, given.s2, given.st2, noise, own, sent=sent))
+    return given.dim * total
+
+
+def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
+    """How messages leave clients, and the exact variance that it adds to an entry (what is clipped neglected)."""
+    spread, found = given.st2 + given.s2, {}
+    if given.bits is not None:
+        b = _quantized_to(given)
+        added = float(quantizers.normal_variance(given.mean, spread, b, given.bits))
+        found["quantized"] = (release.quantized(b, given.bits), added)
+    if given.epsilon is not None:
+        sent = private_release(given, strength(given, given.epsilon))
+        found["private"] = (sent, added_variance(given, sent))
+    return found
+
+
+def sent_variance(given: GaussianPopulation) -> float:
+    """A bound of the variance that sending adds to an entry: of privacy, else of quantisation, else zero."""
+    if given.epsilon is not None:
+        return float(private_release(given, strength(given, given.epsilon)).variance)
+    return 0.0 if given.bits is None else float(release.quantized(_quantized_to(given), given.bits).variance)
+
+
+def _quantized_to(given: GaussianPopulation) -> float:
+    return float(radius.gaussian(given.radius, given.st2 + given.s2, given.clients, given.samples))
+
+
+def strength(given: GaussianPopulation, epsilon: float) -> float:
+    """What makes the settings' mechanism private: the standard deviation of Gaussian noise (in steps where it is
+    discrete); for one-bit eps itself."""
+    if given.mechanism == "one-bit":
+        return epsilon
+    if given.mechanism == "discrete":
+        return discrete_gaussian.stddev(epsilon, given.delta, 2**given.levels_bits - 1)
+    if given.mechanism == "printed":
+        return local.printed_gaussian_stddev(epsilon, given.delta, given.bound)
+    return local.analytic_gaussian_stddev(epsilon, given.delta, 2 * given.bound)
+
+
+def private_release(given: GaussianPopulation, strength: Scalar) -> Release:
+    """The settings' local mechanism; its strength may be traced, but for discrete noise."""
+    if given.mechanism == "discrete":
+        with jax.ensure_compile_time_eval():
+            noise = discrete_gaussian.table(float(strength))
+        return release.discrete_gaussian(given.bound, given.levels_bits, noise)
+    if given.mechanism == "one-bit":
+        return release.one_bit(given.bound, strength)
+    return (release.gaussian if given.dim == 1 else release.gaussian_vector)(given.bound, strength)
+
+
+def added_variance(given: GaussianSettings, sent: Release) -> Scalar:
+    """The exact variance that a private release adds to an entry: one bit's falls with the square of what is sent."""
+    spread = given.st2 + given.s2
+    if given.mechanism == "one-bit":
+        return sent.variance - (given.mean**2 + spread)
+    if given.mechanism == "discrete":  # rounding adds less than its bound
+        most = quantizers.variance_bound(given.bound, given.levels_bits)
+        rounding = quantizers.normal_variance(given.mean, spread, given.bound, given.levels_bits)
+        return sent.variance - most + rounding
+    return sent.variance
+
+
+def draw(key: Key, given: GaussianSettings) -> tuple[Array, base.Samples]:
+    """Parameters [m, d] and samples [m, n, d]."""
+    of_theta, of_x = jax.random.split(key)
+    m, n, d = given.clients, given.samples, given.dim
+    theta = given.mean + given.sigma_theta * jax.random.normal(of_theta, (m, d))
+    return theta, base.every(theta[:, None] + given.sigma_x * jax.random.normal(of_x, (m, n, d)))
+
+
+def repetition(given: GaussianSettings, estimators: dict[str, Estimator]) -> Callable[[Key], dict[str, Array]]:
+    """One repetition, a pure function of its key: draws the clients' data, gives each estimator's mean squared error
+    on them, [] each."""
+
+    def study(key: Key) -> dict[str, Array]:
+        of_data, of_run = jax.random.split(key)
+        theta, clients = draw(of_data, given)
+        sent = senders(given.clients, given.uploads)
+        return {
+            name: mean_square(base.estimate(estimator, of_run, clients, sent=sent).estimates, theta)
+            for name, estimator in estimators.items()
+        }
+
+    return study
+
+
+def simulate(given: GaussianSettings, estimators: dict[str, Estimator]) -> dict[str, Any]:
+    """Each estimator's mean squared error in each repetition, [repetitions]; all see the same data."""
+    numbers = given.clients * given.samples * given.dim
+    errors = repeat(repetition(given, estimators), given.seed, given.repetitions, numbers)
+    return {name: errors[name] for name in estimators}
+
+
+def run(given: GaussianSettings) -> dict[str, Any]:
+    """Simulates, and says each estimator's error beside its closed form.
+
+    Raises:
+      JaxpflError: for settings that `GaussianSettings.check` refuses, or a sigma_x that single precision does not show
+        beside the means.
+    """
+    given.check()
+    base.check_digits(abs(given.mean) + given.sigma_theta, given.sigma_x)
+    with jax.enable_x64(True):  # closed forms to all digits
+        found = contenders(given)
+    errors = simulate(given, {name: each.estimator for name, each in found.items()})
+    exact = {name: each.mse for name, each in found.items()}
+    m, s2, st2, d = given.clients, given.s2, given.st2, given.dim
+    bounds = {
+        "known mean": d * float(closed_form.bound_known_mean(s2, st2)),
+        "unknown mean": d * float(closed_form.bound_unknown_mean(m, s2, st2)),
+    }
+    return {"study": "gaussian", "settings": dict(vars(given))} | report(errors, exact) | {"bounds": bounds}

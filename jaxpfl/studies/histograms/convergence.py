@@ -1,0 +1,106 @@
+r"""How fast clusterings find synthetic users' true clusters: the share in a wrong one after every round.
+
+Appendix D of the paper bounds it by :math:`\exp(-\Delta^2 / (8 \sigma^2))`, up to factors that vanish, with Delta the
+least distance of two centers and sigma^2 a sub-Gaussian parameter of a user's histogram about its center. The analysis
+is of Lloyd's algorithm in Euclidean distance with such noise, not of the divergence: the bound is drawn for comparison.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.data.sources.dirichlet_mixture import DirichletMixture
+from jaxpfl.estimators.histograms import base as histogram
+from jaxpfl.estimators.histograms import clusters as histogram_clusters
+from jaxpfl.estimators.histograms import start as histogram_start
+from jaxpfl.estimators.histograms.base import Users
+from jaxpfl.presentation import COLORS, INK, new_axes, save
+from jaxpfl.studies.histograms.data import Prepared
+from jaxpfl.studies.histograms.settings import HistogramSettings
+from jaxpfl.types import Array, Key
+
+RATES = {"Algorithm 2": 1.0, "IFCA": None}
+"""Of a step towards the mean; None for the settings'."""
+
+
+def wrong(labels: np.ndarray, true: np.ndarray, clusters: int) -> float:
+    """The share of users in a wrong cluster, [n] and [n], under the best matching of labels to true clusters."""
+    from scipy.optimize import linear_sum_assignment
+
+    table = np.zeros((clusters, clusters))
+    np.add.at(table, (labels, true), 1)
+    return float(1 - table[linear_sum_assignment(-table)].sum() / len(true))
+
+
+def rate(population: DirichletMixture, tokens: float) -> float:
+    """``exp(-Delta^2 / (8 sigma^2))`` with sigma^2 the largest variance of a histogram's entry about its center:
+    ``P (1 - P) (1/(alpha + 1) + (1 - 1/(alpha + 1)) / m)``, which its covariance's largest eigenvalue does not exceed
+    by much for small P."""
+    centers, about = population.centers, 1 / (population.alpha + 1)
+    apart = ((centers[:, None] - centers) ** 2).sum(axis=-1)
+    nearest = apart[~np.eye(len(centers), dtype=bool)].min() if len(centers) > 1 else np.inf
+    variance = (centers * (1 - centers)).max() * (about + (1 - about) / tokens)
+    return float(np.exp(-nearest / (8 * variance)))
+
+
+def study(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
+    """Mis-clustering rates of the users after 0 ... T rounds, means over runs, by method; and the bound's rate.
+
+    Clusters beyond the larger of both numbers cannot be matched; users in them count as wrong.
+    """
+    assert data.population is not None
+    assert data.kinds is not None
+    steps = {name: given.ifca_rate if r is None else r for name, r in RATES.items()}
+
+    @jax.jit
+    def labels(keys: Key, users: Users) -> dict[str, Array]:
+        def of_run(key: Key) -> dict[str, Array]:
+            start = histogram_start.far_apart(
+                key,
+                users,
+                given.clusters,
+                temperature=given.temperature,
+                floor=given.floor,
+                direction=given.direction,
+            )
+
+            def rounds(step: float) -> Array:
+                def one(centers: Array, _: None) -> tuple[Array, Array]:
+                    near = jax.lax.map(lambda b: histogram.nearest(histogram.histograms(b), centers), users)
+                    after = histogram_clusters.cluster(users, centers, 1, floor=given.floor, rate=step).centers
+                    return after, near.astype(jnp.int32)
+
+                return jax.lax.scan(one, start, None, length=given.rounds + 1)[1]
+
+            return {name: rounds(step) for name, step in steps.items()}
+
+        return jax.lax.map(of_run, keys)
+
+    key = jax.random.key(given.seed)
+    keys = jax.vmap(lambda r: jax.random.fold_in(key, r))(jnp.arange(given.repetitions))
+    clusters = max(given.clusters, len(data.population.shares))
+    found = {name: histogram.each(own, data.clients.users) for name, own in labels(keys, data.clients.users).items()}
+    sizes = np.asarray(data.clients.users.size)[np.asarray(data.clients.users.valid)]
+    return {
+        "bound": rate(data.population, float(np.median(sizes))),
+        "wrong": {
+            name: [float(np.mean([wrong(run[t], data.kinds, clusters) for run in own])) for t in range(own.shape[1])]
+            for name, own in found.items()
+        },
+    }
+
+
+def write_plot(folder: Path, found: dict[str, Any]) -> Path:
+    """Draws the rates over rounds."""
+    figure, axes = new_axes("round", "share of users in a wrong cluster", "Mis-clustering, mean over runs")
+    for (name, shares), color in zip(found["wrong"].items(), COLORS, strict=False):
+        axes.plot(range(len(shares)), shares, "o-", color=color, markersize=3.5, label=name)
+    axes.axhline(found["bound"], color=INK, linewidth=1, linestyle=":", label="exp(-Delta^2 / (8 sigma^2))")
+    axes.set_ylim(bottom=0)
+    axes.legend(frameon=False)
+    return save(figure, folder, "misclustering")

@@ -1,0 +1,220 @@
+"""The histogram study's table and plots."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpfl.presentation import COLORS, INK, new_axes, plain, save
+from jaxpfl.studies.histograms import convergence as histogram_convergence
+from jaxpfl.studies.histograms import fitting as histogram_fitting
+from jaxpfl.studies.histograms.private_methods import PRINTED
+from jaxpfl.studies.histograms.study import BASELINE, EXACT, ORDER, Study
+from jaxpfl.studies.plots import log_ticks
+from jaxpfl.studies.report import number
+
+DRAWN = (BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
+         "Algorithm 2, blended + FT", "Standardised, blended + FT")  # fmt: skip
+"""Rows that plots show, each in its colour."""
+WORDS = 12
+"""Tokens shown of each cluster."""
+
+
+def print_table(console: Any, result: dict[str, Any]) -> None:
+    """Prints every row in every column, and what the privacy claims are."""
+    from jaxpfl.presentation import new_table
+
+    given, users = result["settings"], result["users"]
+    sizes = result["tokens_per_user"]
+    title = (
+        f"KL(Q || estimate): {users['clients']} users of {sizes['min']:g} to {sizes['max']:g} tokens "
+        f"(median {sizes['median']:g}), d = {given['tokens']}, s = {result['floor']:g}, {given['repetitions']} runs"
+    )
+    caption = (
+        "± half of a 95 % interval over runs (start and noise, the same users)\n"
+        f"unseen: without privacy, of {users['unseen']} users from their own counts alone\n"
+        f"lambda and alpha tuned on {users['validation']} validation users, a public group, whom no claim covers"
+    )
+    table = new_table(title, caption)
+    table.add_column("method", style="bold", no_wrap=True)
+    for column in result["rows"]:
+        table.add_column(column, justify="right", no_wrap=True)
+    table.add_column("unseen", justify="right", no_wrap=True)
+    columns = result["rows"].values()
+    for name in ORDER:
+        if any(name in part for part in columns):
+            unseen = result["rows"][EXACT].get(name, {}).get("unseen")
+            cells = [_cell(part.get(name)) for part in columns]
+            table.add_row(name, *cells, "-" if unseen is None else number(unseen))
+    console.print(table)
+    if result["followed_the_data"]:
+        line = histogram_fitting.said(result["followed_the_data"], given)
+        console.print(line, highlight=False, soft_wrap=True)
+    for column, said in result["privacy"].items():
+        noises: dict[str, list[str]] = {}
+        for name, own in said.items():
+            if name != PRINTED:
+                noises.setdefault(f"{_releases(own['releases'])} (C = {own['clipping_norm']:g})", []).append(name)
+        parts = ", ".join(f"{'; '.join(names)} {text}" for text, names in noises.items())
+        console.print(
+            f"{column}, delta {given['delta']:g} (add or remove one user, by PLD), noise multipliers: {parts}; "
+            f"Algorithm 3 as printed by its own theorem, sigma = {said[PRINTED]['stddev']:.3g}, its start not covered",
+            highlight=False,
+            soft_wrap=True,
+        )
+    if result["privacy"] and given["data"] != "synthetic":
+        line = f"no epsilon covers the vocabulary, taken for public: all users' {given['tokens']} most frequent tokens"
+        console.print(line, highlight=False, soft_wrap=True)
+    for line in _comparison(result):
+        console.print(line, highlight=False, soft_wrap=True)
+
+
+def _comparison(result: dict[str, Any]) -> list[str]:
+    """Of every column the best row against FedAvg + FT, and who chose the settings."""
+    lines, given, users = [], result["settings"], result["users"]["validation"]
+    for column, name in result["best"].items():
+        gap = result["rows"][column][name]["difference"]
+        text = f"{column}: {name}{_setting(result, column, name)} minus {BASELINE}: {gap['mean']:+.4f}"
+        if gap["over_runs"] is not None:
+            text += f" ±{gap['over_runs']:.4f} over runs"
+        if gap["over_users"] is not None:
+            text += f" (±{gap['over_users']:.4f} over users)"
+        lines.append(text)
+    if not result["tuning"]:
+        return [
+            *lines,
+            "settings as given, not chosen here: if they were chosen by looking at data, no eps covers that",
+        ]
+    tried = len(result["tuning"][EXACT]["tries"]["Algorithm 2"])
+    private = [own for column, own in result["tuning"].items() if column != EXACT]
+    if not private:
+        return [*lines, f"k chosen among {tried} on the {users} validation users"]
+    number = len(private[0]["tries"]["FedAvg"])
+    return [
+        *lines,
+        f"settings chosen for every method among {number} ({tried} without privacy) on the validation users: under "
+        f"privacy learned on all but one of their {given['folds']} parts and scored on that one, noise in proportion",
+        f"hyper-parameter selection on validation users is not covered by epsilon: those {users} are taken for public; "
+        "the users' data had no part in it",
+    ]
+
+
+def _setting(result: dict[str, Any], column: str, name: str) -> str:
+    if column not in result["tuning"]:
+        return ""
+    own = result["tuning"][column]["chosen"][name.removesuffix(" + FT").removesuffix(", blended")]
+    if column == EXACT:
+        return f" (k = {own['clusters']})"
+    if not own["rounds"]:
+        return f" (C = {own['radius']:.3g})"
+    return (
+        f" (k = {own['clusters']}, T = {own['rounds']}, C = {own['radius']:g}, "
+        f"{100 * own['mean_share']:.0f} % for the mean)"
+    )
+
+
+def _releases(multipliers: list[float]) -> str:
+    first, *others = multipliers
+    return f"{first:.3g}" + (f" (mean) and {len(others)} of {others[0]:.3g}" if others else "")
+
+
+def _cell(row: dict[str, float | None] | None) -> str:
+    if row is None:
+        return "-"
+    return number(row["mean"]) if row["interval"] is None else f"{row['mean']:.4f} ±{row['interval']:.3f}"
+
+
+def write_plots(folder: Path, study: Study) -> list[Path]:
+    """Draws the loss against eps, against users' tokens, and the tokens that are typical of each cluster."""
+    folder.mkdir(parents=True, exist_ok=True)
+    drawn = [_tokens_of_clusters(folder, study)]
+    if len(study.result["settings"]["epsilon"]) > 1:
+        drawn.append(_against_epsilon(folder, study))
+    if "misclustering" in study.result:
+        drawn.append(histogram_convergence.write_plot(folder, study.result["misclustering"]))
+    sizes = study.result["tokens_per_user"]
+    if sizes["min"] < sizes["max"]:
+        drawn.append(_against_tokens(folder, study))
+    return drawn
+
+
+def _against_epsilon(folder: Path, study: Study) -> Path:
+    rows, epsilons = study.result["rows"], sorted(study.result["settings"]["epsilon"])
+    figure, axes = new_axes("epsilon of a user", "KL(Q || estimate)", _title(study))
+    for name, color in zip(DRAWN, COLORS, strict=False):
+        private = [rows[f"epsilon {e:g}"][name] for e in epsilons]
+        errors = [row["interval"] or 0 for row in private]
+        means = [row["mean"] for row in private]
+        axes.errorbar(epsilons, means, yerr=errors, fmt="o-", color=color, capsize=2.5, linewidth=1.4, label=name)
+        if name in rows[EXACT]:
+            axes.axhline(rows[EXACT][name]["mean"], color=color, linewidth=0.9, linestyle="--")
+    axes.set_xscale("log")
+    axes.set_xticks(epsilons, [f"{e:g}" for e in epsilons])
+    axes.minorticks_off()
+    figure.legend(frameon=False, fontsize=9, loc="outside lower left", ncols=3, title="dashed: without privacy")
+    return save(figure, folder, "kl-epsilon")
+
+
+def _against_tokens(folder: Path, study: Study) -> Path:
+    """Over eighths of the users by their tokens: the losses without privacy, and what rows gain at the largest eps."""
+    from matplotlib.figure import Figure
+
+    users = study.data.clients.users
+    sizes = np.asarray(users.size)[np.asarray(users.valid)]
+    edges = np.unique(np.quantile(sizes, np.linspace(0, 1, 9)))
+    place = np.clip(np.searchsorted(edges, sizes, side="right") - 1, 0, len(edges) - 2)
+    bins = np.unique(place)
+    x = [np.exp(np.log(sizes[place == b]).mean()) for b in bins]
+    of = max(study.users, key=lambda column: float(column.split()[-1]) if column != EXACT else 0)
+    exact, last = study.users[EXACT], study.users[of]
+    figure = Figure(figsize=(10.5, 4.4), layout="constrained")
+    left, right = figure.subplots(1, 2)
+    for name, color in zip(("Local", *DRAWN), (INK, *COLORS), strict=False):
+        if name in exact:
+            left.plot(x, [exact[name][place == b].mean() for b in bins], "o-", color=color, linewidth=1.4, label=name)
+        if name in last and name != "Local":
+            gap = last[name] - last[BASELINE]
+            right.plot(x, [gap[place == b].mean() for b in bins], "o-", color=color, linewidth=1.4, label=name)
+    for axes, title, label in (
+        (left, EXACT, "KL(Q || estimate)"),
+        (right, of, f"KL(Q || estimate) less that of {BASELINE}"),
+    ):
+        plain(axes)
+        log_ticks(axes.xaxis, x)
+        axes.set(xlabel="tokens of a user", ylabel=label)
+        axes.set_title(title, loc="left", fontsize=10)
+    log_ticks(left.yaxis, [exact["Local"].mean(), exact[BASELINE].mean()])
+    figure.suptitle(_title(study), fontsize=11, fontweight="bold", x=0.01, ha="left")
+    named = {line.get_label(): line for axes in (left, right) for line in axes.lines}
+    figure.legend(named.values(), named.keys(), frameon=False, fontsize=9, loc="outside lower left", ncols=3)
+    return save(figure, folder, "kl-tokens")
+
+
+def _tokens_of_clusters(folder: Path, study: Study) -> Path:
+    """A column for each cluster: the tokens that add most to its divergence from the mean of all centers."""
+    from matplotlib.figure import Figure
+
+    centers = study.centers[EXACT]
+    weights = centers * np.log(centers / centers.mean(axis=0))
+    k = len(centers)
+    lines, columns = -(-k // 5), min(k, 5)
+    figure = Figure(figsize=(max(1.6 * columns, 5), 2.4 * lines), layout="constrained")
+    axes = figure.subplots(lines, columns, squeeze=False)
+    for place, own in enumerate(axes.ravel()):
+        own.axis("off")
+        if place >= k:
+            continue
+        top = np.argsort(-weights[place])[:WORDS]
+        own.set_title(f"cluster {place + 1}", fontsize=9, loc="left", color=COLORS[place % len(COLORS)])
+        for line, token in enumerate(top):
+            text = f"{study.data.vocabulary[token]}  {100 * centers[place, token]:.2g} %"
+            own.text(0, 1 - (line + 1) / (WORDS + 1), text, fontsize=7, color=INK, parse_math=False)
+    figure.suptitle("Tokens that set Algorithm 2's clusters apart, and their share", fontsize=10, x=0, ha="left")
+    return save(figure, folder, "cluster-tokens")
+
+
+def _title(study: Study) -> str:
+    given, users = study.result["settings"], study.result["users"]
+    return f"{given['data'].split('/')[-1]}: {users['clients']} users, d = {given['tokens']}, s = {given['floor']:g}"

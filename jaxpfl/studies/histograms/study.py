@@ -1,0 +1,264 @@
+"""The histogram study: Table 1 of Setlur et al. 2023 in both columns, with intervals, and users' own histograms."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.estimators.histograms import base as histogram
+from jaxpfl.estimators.histograms import private as histogram_private
+from jaxpfl.estimators.histograms import standardised as histogram_standardised
+from jaxpfl.estimators.histograms import tuning as histogram_tuning
+from jaxpfl.partial import partial
+from jaxpfl.randomness import named
+from jaxpfl.studies.histograms import convergence as histogram_convergence
+from jaxpfl.studies.histograms import fitting as histogram_fitting
+from jaxpfl.studies.histograms import tune as histogram_tune
+from jaxpfl.studies.histograms.data import Group, Prepared, prepare, read
+from jaxpfl.studies.histograms.methods import (
+    METHODS,
+    PUBLIC,
+    Scored,
+    exact_centers,
+    exact_rows,
+    reference_rows,
+    rows_of,
+    score,
+)
+from jaxpfl.studies.histograms.private_methods import PRINTED as ALGORITHM_3
+from jaxpfl.studies.histograms.private_methods import Choice, Noise, all_private_centers, divided, noise_of
+from jaxpfl.studies.histograms.settings import HistogramSettings
+from jaxpfl.studies.repetitions import measure, standard_error
+from jaxpfl.types import Array, Key
+
+EXACT, BASELINE = "non-private", "FedAvg + FT"
+CLUSTERING = {True: "Algorithm 2", False: "Standardised"}
+"""Whose centers are exported, and blended by the users: without privacy, and with."""
+EXPORTED = ("users", "vocabulary", "histograms", "centers", "cluster", "lam")
+"""The arrays of an exported archive, see `export`."""
+PRINTED = {
+    "Local": (5.093, 5.093), "FedAvg": (1.054, 1.115), "IFCA": (1.036, 1.110), "Algorithm 2 + DimRed": (0.971, 0.990),
+    "Algorithm 2": (0.930, 1.053), "FedAvg + FT": (0.912, 0.958), "IFCA + FT": (0.875, 0.948),
+    "Algorithm 2 + DimRed + FT": (0.883, 0.904), "Algorithm 2 + FT": (0.868, 0.951),
+}  # fmt: skip
+"""The paper's, without and with privacy (eps 15, delta 1e-10), on Reddit."""
+
+
+class Study(NamedTuple):
+    """What a study found: the summary as JSON, each user's loss [n] by column and row, and arrays for plots and export.
+
+    Attributes:
+      given: the settings, as they were fitted to the data.
+      result: see `run`.
+      data: the users.
+      users: losses, means over runs, by column ("" without privacy, else an eps) and row.
+      centers: in the first run by column, of `CLUSTERING`, [k, d].
+    """
+
+    given: HistogramSettings
+    result: dict[str, Any]
+    data: Prepared
+    users: dict[str, dict[str, np.ndarray]]
+    centers: dict[str, np.ndarray]
+
+
+ORDER = (
+    "Local", "FedAvg", "FedAvg, denoised", "IFCA", "Algorithm 2 + DimRed", "Algorithm 2", "Standardised", ALGORITHM_3,
+    BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
+    "Standardised + FT", f"{ALGORITHM_3} + FT", "FedAvg + FT by m_u", "Algorithm 2 + FT by m_u",
+    "Algorithm 2, blended + FT", "Standardised, blended + FT", "Algorithm 2, a Dirichlet each",
+    "Dirichlet mixture by EM", f"{PUBLIC} + FT", "Bayes, population known",
+)  # fmt: skip
+
+
+def exported(column: str) -> str:
+    """The row whose histograms `export` writes."""
+    return f"{CLUSTERING[column == EXACT]}, blended + FT"
+
+
+def _exact(given: HistogramSettings, population: Any, clusters: dict[str, int]) -> Any:
+    @jax.jit
+    def run(keys: Key, clients: Group, validation: Group, unseen: Group) -> tuple[dict[str, Scored], Array]:
+        data = Prepared(clients, validation, unseen, np.array([]), np.array([]), population)
+        scored = jax.vmap(lambda key: score(exact_rows(key, data, clusters, given), data))(keys)
+        name = CLUSTERING[True]
+        centers = exact_centers(name, keys[0], clients.users, clusters[name], given)
+        once = score(reference_rows(centers, data, given), data)
+        return scored | jax.tree.map(lambda a: a[None], once), centers
+
+    return run
+
+
+def _private(given: HistogramSettings, choices: dict[str, Choice]) -> Any:
+    @jax.jit
+    def run(keys: Key, noise: Noise, clients: Group, validation: Group, unseen: Group) -> Any:
+        data = Prepared(clients, validation, unseen, np.array([]), np.array([]))
+
+        def one(key: Key) -> tuple[dict[str, Scored], Array]:
+            centers = all_private_centers(key, clients.users, noise, choices, given)
+            return score(rows_of(centers, data, given), data), centers[CLUSTERING[False]]
+
+        scored, centers = jax.vmap(one)(keys)
+        return scored, centers[0]
+
+    return run
+
+
+def run(given: HistogramSettings) -> Study:
+    """Runs every method, without privacy and at every eps.
+
+    Returns:
+      With ``result``: ``rows``, for each column ("non-private" and "epsilon E") and row the mean loss over runs with
+      its 95 % half-width (``interval``, by Student's t; None for one run), that of unseen users, the mean lambda or
+      alpha, and the paired ``difference`` from FedAvg + FT of the column, with its half-width over runs and, of each
+      user's mean over runs, over users; ``best``, a row for each column: that of the least loss on the validation users
+      where settings were tuned, else `exported`; ``tuning``: every try; ``privacy`` of each eps; ``floor``; ``users``;
+      ``printed``: the paper's table; ``followed_the_data``: settings that `histograms.fitting.follow` made smaller; of
+      synthetic users ``misclustering`` (`histograms.convergence.study`).
+
+    Raises:
+      JaxpflError: settings that `HistogramSettings.check` refuses, and files that cannot be read.
+    """
+    given.check()
+    noises = [noise_of(given, epsilon) for epsilon in given.epsilon]
+    counts = read(given)
+    given, taken = histogram_fitting.follow(given, counts)
+    data = prepare(given, counts)
+    groups = data.clients, data.validation, data.unseen
+    key = jax.random.key(given.seed)
+    # The noise's depends on the users too: of two files that differ by one, the same noise would tell that one.
+    own = named(key, *jax.tree.leaves(data.clients.users))
+    keys, private_keys = (
+        jax.vmap(lambda r, of=of: jax.random.fold_in(of, r))(jnp.arange(given.repetitions)) for of in (key, own)
+    )
+    names = [f"epsilon {epsilon:g}" for epsilon in given.epsilon]
+    tuned: dict[str, histogram_tune.Tuned] = {}
+    if given.tune:
+        alone = {column: noise.alone for column, noise in zip(names, noises, strict=True)}
+        tuned = {EXACT: histogram_tune.exact(given, data)} | histogram_tune.private(given, data, alone)
+    clusters = {m: tuned[EXACT].choices[m].clusters if tuned else given.clusters for m in METHODS}
+    scored, centers = _exact(given, data.population, clusters)(keys, *groups)
+    columns: dict[str, dict[str, Scored]] = {EXACT: scored}
+    arrays = {EXACT: np.asarray(centers)}
+    choices = {column: histogram_tune.choices_of(tuned.get(column), given) for column in names}
+    programs: dict[tuple[Choice, ...], Any] = {}
+    for column, noise in zip(names, noises, strict=True):
+        own = choices[column]
+        program = programs.setdefault(tuple(own.values()), _private(given, own))
+        columns[column], centers = program(private_keys, jax.tree.map(jnp.float32, noise), *groups)
+        arrays[column] = np.asarray(centers)
+    columns = {column: {name: part[name] for name in ORDER if name in part} for column, part in columns.items()}
+    rows = {
+        column: {name: _row(row, part[BASELINE], data) for name, row in part.items()}
+        for column, part in columns.items()
+    }
+    per_user = {
+        column: {
+            name: histogram.each(np.asarray(row.users).mean(axis=0), data.clients.users) for name, row in p.items()
+        }
+        for column, p in columns.items()
+    }
+    result = {
+        "study": "histogram",
+        "settings": {k: v for k, v in vars(given).items() if k != "data_dir"},
+        "followed_the_data": taken,
+        "users": {name: int(group.users.number) for name, group in data._asdict().items() if isinstance(group, Group)},
+        "tokens_per_user": _sizes(data.clients.users),
+        "floor": given.floor,
+        "rows": rows,
+        "best": {column: tuned[column].best if tuned else exported(column) for column in columns},
+        "tuning": {column: {"tries": own.tries, "chosen": _as_dicts(own.choices)} for column, own in tuned.items()},
+        "privacy": {
+            column: _spent(given, e, noise, choices[column])
+            for column, e, noise in zip(names, given.epsilon, noises, strict=True)
+        },
+        "printed": {name: {"non-private": p[0], "epsilon 15": p[1]} for name, p in PRINTED.items()},
+    }
+    if data.population is not None:
+        result["misclustering"] = histogram_convergence.study(data, given)
+    return Study(given, result, data, per_user, arrays)
+
+
+def export(study: Study, path: Path, epsilon: float | None = None) -> None:
+    """Writes users' own histograms, `exported` of the first run, as an ``.npz`` file.
+
+    It holds ``users`` [n], ``vocabulary`` [d], ``histograms`` [n, d] float32, ``centers`` [k, d], ``cluster`` [n], the
+    nearest, and ``lam``.
+
+    With an eps of the study the centers are private; a user's histogram is its own, and is not released.
+    """
+    given, column = study.given, EXACT if epsilon is None else f"epsilon {epsilon:g}"
+    centers, users = jnp.asarray(study.centers[column]), study.data.clients.users
+    lam = study.result["rows"][column][exported(column)]["chosen"]
+    personal = histogram_tuning.blended(centers, histogram_tuning.fixed(lam), given.floor)
+    estimates = jax.jit(lambda users: histogram_tuning.estimates(users, personal))(users)
+    near = jax.lax.map(lambda block: histogram.nearest(histogram.histograms(block), centers), users)
+    valid = np.asarray(users.valid).ravel()
+    values = (
+        study.data.names,
+        study.data.vocabulary,
+        np.asarray(estimates).reshape(-1, given.tokens)[valid],
+        study.centers[column],
+        histogram.each(near, users),
+        lam,
+    )
+    with partial(path) as place, open(place, "wb") as file:
+        np.savez(file, **dict(zip(EXPORTED, values, strict=True)))
+
+
+def _row(scored: Scored, baseline: Scored, data: Prepared) -> dict[str, Any]:
+    made = measure(scored.loss)
+    differences = np.asarray(scored.loss, float) - np.asarray(baseline.loss, float)  # of runs with the same key
+    of_users = np.asarray(scored.users, float).mean(axis=0) - np.asarray(baseline.users, float).mean(axis=0)
+    return {
+        "mean": made.mean,
+        "interval": _interval(scored.loss),
+        "unseen": measure(scored.unseen).mean,
+        "chosen": measure(scored.chosen).mean,
+        "difference": {
+            "mean": float(differences.mean()),
+            "over_runs": _interval(differences),
+            "over_users": _interval(histogram.each(of_users, data.clients.users)),
+        },
+    }
+
+
+def _interval(values: Any) -> float | None:
+    """Half of a 95 % interval for the mean."""
+    from scipy.special import stdtrit
+
+    stderr = standard_error(np.asarray(values, float))
+    return None if stderr is None else float(stdtrit(len(values) - 1, 0.975) * stderr)
+
+
+def _as_dicts(choices: dict[str, Choice]) -> dict[str, dict[str, Any]]:
+    return {method: choice._asdict() for method, choice in choices.items()}
+
+
+def _sizes(users: histogram.Users) -> dict[str, float]:
+    sizes = np.asarray(users.size)[np.asarray(users.valid)]
+    return {"min": float(sizes.min()), "median": float(np.median(sizes)), "max": float(sizes.max())}
+
+
+def _spent(given: HistogramSettings, epsilon: float, noise: Noise, choices: dict[str, Choice]) -> dict[str, Any]:
+    said = {}
+    for method, choice in choices.items():
+        first, others, number = divided(method, noise.alone, choice)
+        releases = [float(first)] + [float(others)] * int(number)
+        statement = histogram_private.plan(releases, float(choice.radius)).statement(given.delta)
+        said[method] = {"releases": releases} | statement._asdict()
+    said["Standardised"]["clipping_norm_of_rounds"] = histogram_standardised.REACH
+    return said | {
+        ALGORITHM_3: {
+            "accountant": "paper (Theorem 3.1)",
+            "epsilon": epsilon,
+            "delta": given.delta,
+            "epsilon_of_a_part": noise.printed_epsilon,
+            "stddev": noise.printed_stddev,
+            "not_covered": "the start, which is users' raw histograms",
+        }
+    }

@@ -1,0 +1,259 @@
+r"""The study of planted clusters of clients: who finds them, and how well each client's model is estimated.
+
+Clients are those of `data.planted`: in k clusters, each with a logistic regression of its own. Every method trains the
+same model (softmax regression) for the same rounds and steps, by full gradients at the same rate, once for each of
+equally many values of the one number that says how much its clients share:
+
+- ``network-lasso``: lambda, on a graph of the clients' nearest neighbours;
+- ``ditto``: lambda; ``pfedme``: lambda, with w going half the way to theta in a step whatever lambda is;
+- ``local`` and ``fedavg``, which have no such number: weight decay;
+- ``ifca``, given the true k: starts, as many, which is what it hangs on.
+
+One is chosen by the loss on validation examples, and the whole path is reported beside it. Clusters are those that the
+network lasso fuses, without being told k; for others the distinct models, or where there are more than k of them those
+of k-means on the models, told the true k.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import checks, data
+from jaxpfl.algorithms import LocalWork
+from jaxpfl.data.sources.planted import Planted, PlantedSettings
+from jaxpfl.engine.assemble import make_task
+from jaxpfl.engine.client_graph import client_graph
+from jaxpfl.engine.fit import Fit, fit
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.estimators import clustering
+from jaxpfl.similarity import graphs
+from jaxpfl.similarity.graphs import Graph
+from jaxpfl.studies.repetitions import measure
+from jaxpfl.types import Federation
+
+METHODS = ("network-lasso", "local", "fedavg", "ifca", "ditto", "pfedme")
+MEASURES = ("error", "ari", "clusters", "accuracy", "validation")
+SWEPT = {
+    "network-lasso": "lam",
+    "local": "weight_decay",
+    "fedavg": "weight_decay",
+    "ifca": "start",
+    "ditto": "lam",
+    "pfedme": "lam",
+}
+"""What each method runs several times for."""
+
+_STARTS, _LLOYD = 10, 50
+"""Starts of k-means, and the steps of each."""
+
+
+@dataclass(frozen=True)
+class NetworkSettings:
+    """m clients in k clusters; the coefficients of each have the norm ``strength``."""
+
+    clients: int = 50
+    """m."""
+    clusters: int = 5
+    """k, clusters of nearly equal size."""
+    samples: int = 40
+    """Of each client, a quarter of them for validation."""
+    dim: int = 10
+    """d."""
+    strength: float = 3.0
+    """Norm of a cluster's coefficients: large is nearly without noise."""
+    strengths: tuple[float, ...] = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
+    """Values of lambda and of the weight decay; IFCA has as many starts."""
+    methods: tuple[str, ...] = METHODS
+    """Those to compare."""
+    graph: Literal["models", "data", "features"] = "models"
+    """In which space the neighbours of the network lasso are near. Only models tell these clients apart."""
+    neighbours: int = 5
+    """Of each client. With as many as its cluster has, or more, some must be of other clusters."""
+    rounds: int = 100
+    """Rounds, with all clients."""
+    local_steps: int = 5
+    """Full gradient steps of a client in a round."""
+    rate: float = 0.5
+    """Learning rate of every method."""
+    repetitions: int = 3
+    """Independent draws of clusters and clients, for the standard errors."""
+    seed: int = 0
+    """Of all randomness."""
+
+    def check(self) -> None:
+        """Refuses what cannot be simulated.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        for name in self.methods:
+            if name not in METHODS:
+                raise unknown_name("method of the study", name, METHODS)
+        for name in ("neighbours", "rounds", "local_steps", "repetitions"):
+            checks.count(name, getattr(self, name))
+        if not 2 <= self.clusters <= self.clients:
+            raise JaxpflError(f"clusters must be 2 to the {self.clients} clients, got {self.clusters}")
+        if self.neighbours >= self.clients:
+            raise JaxpflError(f"neighbours must be fewer than the {self.clients} clients, got {self.neighbours}")
+        if self.samples < 2:
+            raise JaxpflError(f"samples must be at least 2, to train and to validate, got {self.samples}")
+        if not self.strengths:
+            raise JaxpflError("strengths must be at least one value, got none")
+        checks.positive("rate", self.rate)
+        for value in self.strengths:
+            checks.positive("strengths", value)
+        self.population(0).check()
+
+    def population(self, repetition: int) -> PlantedSettings:
+        """Whose clients a repetition draws."""
+        return PlantedSettings(
+            clients=self.clients,
+            clusters=self.clusters,
+            examples=self.samples,
+            dim=self.dim,
+            strength=self.strength,
+            seed=self.seed + repetition,
+        )
+
+
+def neighbours(federation: Federation, given: NetworkSettings) -> Graph:
+    """The graph of the clients."""
+    work = LocalWork(np.asarray(federation.train.size), given.local_steps, given.samples)
+    task = make_task("linear", federation, 2)
+    return client_graph(given.graph, federation, task, work, neighbours=given.neighbours)
+
+
+def of_graph(graph: Graph, truth: Planted) -> dict[str, float]:
+    """What the graph alone tells: the adjusted Rand index of its components, how many they are, and the share of edges
+    between clients of different clusters."""
+    from sklearn.metrics import adjusted_rand_score
+
+    components = graphs.components(graph, np.ones(graph.edges, bool))
+    return {
+        "ari": float(adjusted_rand_score(truth.member, components)),
+        "components": float(len(np.unique(components))),
+        "crossing": float((truth.member[graph.first] != truth.member[graph.second]).mean()),
+    }
+
+
+def trained(method: str, federation: Federation, graph: Graph, given: NetworkSettings) -> Fit:
+    """A method at every one of its S values of `SWEPT`, in one program: a fit whose runs [S] are these values.
+
+    Args:
+      method: of `METHODS`.
+      federation: m clients with d features and two classes; all of them take part in every round.
+      graph: the clients' neighbours, for the network lasso.
+      given: values (``strengths``), rounds, steps and rate. pFedMe's w goes half the way to theta in a step at every
+        lambda: eta lambda = 1/2.
+    """
+    values = np.array(given.strengths, np.float32)
+    hyper: dict[str, Any] = {"lr": given.rate}
+    seeds = [given.seed] * len(values)
+    if method == "ifca":
+        seeds = [given.seed + start for start in range(len(values))]
+    else:
+        hyper[SWEPT[method]] = values
+    if method == "ditto":
+        hyper["lr_personal"] = given.rate
+    if method == "pfedme":
+        hyper["lr_global"] = 0.5 / values
+    return fit(
+        method,
+        federation,
+        model="linear",
+        num_classes=2,
+        rounds=given.rounds,
+        local_steps=given.local_steps,
+        batch_size=given.samples,
+        seeds=seeds,
+        hyper=hyper,
+        options={"clusters": given.clusters} if method == "ifca" else None,
+        graph=graph,
+    )
+
+
+def measures(found: Fit, truth: Planted) -> dict[str, np.ndarray]:
+    """Of every run, [S] each: the parameter error :math:`mean_i |\\hat\\theta_i - \\theta_{c(i)}|^2`, the adjusted Rand
+    index of its clusters and how many they are, test accuracy, and the loss on the validation examples."""
+    from sklearn.metrics import adjusted_rand_score
+
+    # Softmax regression on two classes is logistic regression on the difference of their columns.
+    head = found.simulation.personal_models(found.state)["head"]
+    theta = np.asarray(head["kernel"][..., 1] - head["kernel"][..., 0], float)
+    error = ((theta - truth.theta[truth.member]) ** 2).sum(axis=-1).mean(axis=-1)
+    labels = found.clusters
+    if labels is None:
+        labels = np.stack([distinct(models, len(truth.theta)) for models in theta])
+    validation = found.simulation.evaluate(found.state, "validation")["after"]["loss"]
+    return {
+        "error": error,
+        "ari": np.array([adjusted_rand_score(truth.member, own) for own in labels]),
+        "clusters": np.array([len(np.unique(own)) for own in labels], float),
+        "accuracy": found.personalized_accuracy.mean(axis=-1),
+        "validation": np.asarray(validation, float).mean(axis=-1),
+    }
+
+
+def distinct(models: np.ndarray, k: int) -> np.ndarray:
+    """The cluster of each of m models [m, d]: those that are equal, and of more than k different ones k-means'."""
+    _, same = np.unique(models, axis=0, return_inverse=True)
+    if same.max() < k:
+        return same.reshape(-1)
+    scores = jax.random.gumbel(jax.random.key(0), (len(models), _STARTS, k))
+    points = jnp.asarray(models, jnp.float32)
+    centers = jax.jit(clustering.kmeans, static_argnums=3)(scores, points, jnp.ones(len(models), bool), _LLOYD).centers
+    return np.asarray(clustering.square_distances(points, centers).argmin(axis=1))
+
+
+def measured(given: NetworkSettings) -> dict[str, dict[str, np.ndarray]]:
+    """`measures` of every method, [repetitions, S] each, and `of_graph` as "graph", [repetitions] each.
+
+    Raises:
+      JaxpflError: for settings that `NetworkSettings.check` refuses.
+    """
+    given.check()
+    found: dict[str, list[dict[str, Any]]] = {name: [] for name in ("graph", *given.methods)}
+    for repetition in range(given.repetitions):
+        truth = data.draw_planted(given.population(repetition))
+        federation = data.federate(truth.source, partition="natural", validation_share=0.25)
+        graph = neighbours(federation, given)
+        found["graph"].append(of_graph(graph, truth))
+        for name in given.methods:
+            found[name].append(measures(trained(name, federation, graph, given), truth))
+    return {name: {part: np.stack([row[part] for row in rows]) for part in rows[0]} for name, rows in found.items()}
+
+
+def run(given: NetworkSettings) -> dict[str, Any]:
+    """Of every method: its ``path`` over the values that it was run for, and what it has at the value that is
+    ``chosen`` by the validation loss in each repetition; means with standard errors over the repetitions."""
+    found = measured(given)
+    return {
+        "study": "network",
+        "settings": dict(vars(given)),
+        "graph": {part: _row(values) for part, values in found["graph"].items()},
+        "methods": {name: summary(name, found[name], given) for name in given.methods},
+    }
+
+
+def summary(name: str, rows: dict[str, np.ndarray], given: NetworkSettings) -> dict[str, Any]:
+    """What `run` says of one method."""
+    values = list(range(len(given.strengths))) if name == "ifca" else list(given.strengths)
+    loss = np.where(np.isfinite(rows["validation"]), rows["validation"], np.inf)
+    best = loss.argmin(axis=1)
+    return {
+        "swept": SWEPT[name],
+        "values": values,
+        "chosen_values": [values[place] for place in best],
+        "chosen": {part: _row(rows[part][np.arange(len(best)), best]) for part in MEASURES},
+        "path": {part: [_row(column) for column in rows[part].T] for part in MEASURES},
+    }
+
+
+def _row(values: np.ndarray) -> dict[str, float | None]:
+    found = measure(values)
+    return {"mean": found.mean, "stderr": found.stderr}

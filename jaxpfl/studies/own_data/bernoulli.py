@@ -1,0 +1,84 @@
+"""Probabilities of the user's own clients."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import checks
+from jaxpfl.errors import JaxpflError
+from jaxpfl.estimators import base, bernoulli, bernoulli_private, differences, learned_bernoulli
+from jaxpfl.randomness import named
+from jaxpfl.studies.bernoulli import BernoulliSettings
+from jaxpfl.studies.own_data import client_csv, ranges
+from jaxpfl.studies.own_data.common import (
+    LEVEL,
+    SIMULATED,
+    Learned,
+    Own,
+    estimates,
+    refuse_simulated,
+    sizes_of,
+    summary,
+    without,
+)
+from jaxpfl.studies.own_data.csv_columns import CsvLayout
+
+
+def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None, *, level: float = LEVEL) -> Own:
+    """Probabilities of the file's clients, whose samples are zeros and ones.
+
+    Args:
+      path: of the file.
+      given: the settings, as far as own data have them.
+      layout: how the file is to be read.
+      level: of the intervals.
+
+    Raises:
+      JaxpflError: settings that own data do not have, a bad file, samples that are neither 0 nor 1, less than two
+        clients, or none with two samples.
+    """
+    checks.probability("level", level)
+    ignored = (*SIMULATED, "prior")
+    refuse_simulated(given, ignored)
+    given.check()
+    clients = client_csv.read(path, layout)
+    for name, own in zip(clients.names, clients.samples, strict=True):
+        if own.ndim > 1 or not np.isin(own, (0, 1)).all():
+            raise JaxpflError(f"{path}: client {name!r}: samples must be 0 or 1, one number each")
+    sizes = sizes_of(path, clients.samples)
+    notes = ranges.alike(clients.columns, clients.samples)
+    estimators = {
+        "local": bernoulli.local(),
+        "global": bernoulli.global_mean(),
+        "personalized": bernoulli.personalized(),
+        "printed": bernoulli.personalized(printed=True),
+    }
+    if given.epsilon is not None:
+        estimators["private"] = bernoulli_private.split(given.epsilon)
+    with jax.enable_x64(True):
+        data = base.stack(clients.samples)
+        # Of two files that differ by one client, the same noise would tell that client.
+        key = named(jax.random.key(given.seed), *data)
+        made = estimates(estimators, key, data)
+        told: bernoulli.Told = made["personalized"].shared
+        mu = told.shares.mean
+        v = jnp.clip(bernoulli.moment_variance(mu, told.shares.variance, told.inverse_sizes.mean), 0, mu * (1 - mu))
+        ones = np.array([own.sum() for own in clients.samples])
+        believed = learned_bernoulli.believed(ones, sizes, level)
+        facts: dict[str, Any] = {"read": clients.understood, "notes": notes, "settings": without(given, ignored)}
+        if given.epsilon is not None:
+            facts["privacy"] = {"epsilon": given.epsilon, "delta": 0.0, "mechanism": "one-bit"}
+        of_all: dict[str, Any] = {
+            "estimated": {"mean": float(mu), "variance": float(v)},
+            "clients_differ": differences.of_shares(ones, sizes, given.seed)._asdict(),
+        }
+        # That of a share is zero where a client has no ones: instead what a flat prior leaves.
+        local_stderr = np.sqrt((ones + 1) * (sizes - ones + 1) / (sizes + 3)) / (sizes + 2)
+        learned = Learned(of_all, *believed, local_stderr, {})
+        facts["level"] = level
+        return summary("bernoulli", path, clients, data, estimators, made, key, [learned], facts)

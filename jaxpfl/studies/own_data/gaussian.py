@@ -1,0 +1,164 @@
+"""Means of the user's own clients."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import checks
+from jaxpfl.errors import JaxpflError
+from jaxpfl.estimators import base, differences, gaussian, gaussian_columns, learned_gaussian
+from jaxpfl.estimators.client_variances import Variances
+from jaxpfl.randomness import named
+from jaxpfl.studies import gaussian as gaussian_study
+from jaxpfl.studies.gaussian import GaussianSettings
+from jaxpfl.studies.own_data import client_csv, ranges
+from jaxpfl.studies.own_data.common import (
+    LEVEL,
+    SIMULATED,
+    Learned,
+    Own,
+    estimates,
+    refuse_simulated,
+    sizes_of,
+    summary,
+    without,
+)
+from jaxpfl.studies.own_data.csv_columns import CsvLayout
+from jaxpfl.studies.settings import refuse_given
+from jaxpfl.types import Array
+
+_PUBLIC = ("sigma_theta", "sigma_x", "radius")
+
+
+def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None, *, level: float = LEVEL) -> Own:
+    """Means of the file's clients, their variances estimated from the file, for each column by itself.
+
+    With eps, messages are private by the settings' mechanism; then sigma_theta, sigma_x and radius are what is publicly
+    known, and the samples' numbers are public too.
+
+    Args:
+      path: of the file.
+      given: the settings, as far as own data have them.
+      layout: how the file is to be read.
+      level: of the intervals.
+
+    Raises:
+      JaxpflError: settings that own data do not have, a bad file, less than two clients, none with two samples, or a
+        column in which no client's samples differ.
+    """
+    checks.probability("level", level)
+    ignored = (*SIMULATED, "dim", "mean")
+    refuse_simulated(given, ignored)
+    if given.epsilon is None:
+        refuse_given(given, _PUBLIC, "needs epsilon, without which all is learned from the file")
+        ignored += (*_PUBLIC, "mechanism", "delta")
+    if given.epsilon is None or given.mechanism != "discrete":
+        refuse_given(given, ("bits",), "needs epsilon and mechanism discrete where data are your own")
+        ignored += ("bits",)
+    clients = client_csv.read(path, layout)
+    samples = [own.reshape(len(own), -1) for own in clients.samples]
+    sizes = sizes_of(path, samples)
+    known = _public(given, sizes, samples[0].shape[1])
+    ranges.check_squares(path, clients.columns, samples)
+    notes = ranges.alike(clients.columns, samples)
+    for number, column in enumerate(clients.columns):
+        if not any(np.ptp(own[:, number]) for own in samples):
+            which = f"column {column!r}: " if known.dim > 1 else ""
+            what = notes[0] if len(notes) == len(clients.columns) else f"{which}every client's samples are all alike"
+            raise JaxpflError(f"{path}: {what}: a client's own mean makes no error to avoid")
+    estimators = {
+        "local": gaussian.local(),
+        "global": gaussian.global_mean(),
+        "personalized": gaussian_columns.personalized(),
+    }
+    with jax.enable_x64(True):
+        data = base.stack(samples)
+        if given.epsilon is not None:
+            sent = gaussian_study.private_release(known, gaussian_study.strength(known, given.epsilon))
+            estimators["private"] = gaussian_study.personalized(known, sent)
+        # Of two files that differ by one client, the same noise would tell that client.
+        key = named(jax.random.key(given.seed), *data)
+        made = estimates(estimators, key, data)
+        facts: dict[str, Any] = {"read": clients.understood, "notes": notes, "settings": without(given, ignored)}
+        if given.epsilon is not None:
+            clipped = int((np.linalg.norm(made["local"].estimates, axis=1) > known.bound).sum())
+            if clipped:
+                notes.append(_said_of_clipping(clipped, known))
+            facts["privacy"] = {
+                "epsilon": given.epsilon,
+                "delta": 0.0 if given.mechanism == "one-bit" else given.delta,
+                "mechanism": given.mechanism,
+                "clipped_to": known.bound,
+                "clients_clipped": clipped,
+            } | {name: getattr(given, name) for name in _PUBLIC}
+        told: gaussian_columns.Told = made["personalized"].shared
+        own, scatter = made["local"].estimates, jax.vmap(gaussian_columns.scatter)(data)
+        learned = [
+            _learned(jax.tree.map(lambda of, k=k: of[k], told), own[:, k], scatter[:, k], sizes, level)
+            for k in range(known.dim)
+        ]
+        found = summary("gaussian", path, clients, data, estimators, made, key, learned, facts | {"level": level})
+        return found._replace(public=known if given.epsilon is not None else None)
+
+
+def _said_of_clipping(clipped: int, known: GaussianSettings) -> str:
+    what = f"outside ±{known.bound:.3g}" if known.dim == 1 else f"beyond the norm {known.bound:.3g}"
+    return (
+        f"warning: {clipped} of {known.clients} clients' means lie {what} and were clipped: take a public center off, "
+        "or give --radius"
+    )
+
+
+def _learned(told: gaussian_columns.Told, own: Array, scatter: Array, sizes: np.ndarray, level: float) -> Learned:
+    """Of one column: the clients' means and summed squared deviations, [m] each."""
+    variances: Variances = told.variances
+    free = jnp.asarray(sizes - 1.0)
+    sx2 = np.asarray(variances.of_client(scatter, free))
+    s2 = sx2 / sizes
+    alike, pooled_degrees = bool(np.isinf(variances.degrees)), float(free.sum())
+    unit = float(variances.pooled) ** 0.5  # in which no variance is so small that its square is nothing
+    center, scale = (
+        unit * np.asarray(each)[:, 0]
+        for each in learned_gaussian.posterior(
+            own[:, None] / unit, jnp.asarray(s2 / unit**2), pooled_degrees if alike else np.inf
+        )
+    )
+    degrees = (
+        np.full(len(sizes), learned_gaussian.degrees_left(len(sizes), 1, pooled_degrees))
+        if alike
+        else np.asarray(variances.degrees_of(scatter, free))
+    )
+    reach = learned_gaussian.student(level, degrees) * scale
+    of_error = pooled_degrees if alike else degrees
+    test = differences.of_means(np.asarray(own), s2, of_error, pooled=alike)
+    facts: dict[str, Any] = {
+        "estimated": {
+            "mean": float(told.mean),
+            "sigma_theta": float(told.st2) ** 0.5,
+            "sigma_theta_interval": differences.spread(np.asarray(own), s2, of_error, level, pooled=alike),
+            "sigma_x": float(variances.pooled) ** 0.5,
+        },
+        "clients_differ": test._asdict(),
+        "noise": {
+            "test": "Bartlett",
+            "p_value": float(variances.p_value),
+            "one_for_all": alike,
+            "prior_degrees": None if alike else float(variances.degrees),
+            "prior_sigma_x": None if alike else float(variances.scale) ** 0.5,
+        },
+    }
+    more = {} if alike else {"sigma_x": sx2**0.5}
+    return Learned(facts, center - reach, center + reach, scale, s2**0.5, more)
+
+
+def _public(given: GaussianSettings, sizes: np.ndarray, dim: int) -> GaussianSettings:
+    # The clipping radius must hold for the client with fewest samples.
+    public = replace(given, clients=len(sizes), samples=int(sizes.min()), dim=dim)
+    public.check()
+    return public

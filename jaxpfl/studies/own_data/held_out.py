@@ -1,0 +1,81 @@
+"""Errors on samples that were held out of every estimate, and what of them is the samples' own noise.
+
+A held-out sample is off by its own noise and by the estimate's error about the client's true mean. The variance
+:math:`s_i^2` of a client's samples estimates the former without bias, so the mean squared difference less :math:`s_i^2`
+estimates the latter, without bias too; of it are gains.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.estimators import base
+from jaxpfl.estimators.base import Estimator, Samples
+from jaxpfl.studies.repetitions import measure, report
+from jaxpfl.types import Array, Key
+
+MOST_FOLDS = 20
+"""With fewer samples of every client, each sample is a fold."""
+
+LEAST = 3
+"""Samples of some client, for scores on held-out ones: of pairs, what is not held out tells nothing of a variance."""
+
+
+class HeldOut(NamedTuple):
+    """Of the k clients with two samples or more, for each of a sample's d columns.
+
+    Attributes:
+      errors: mean squared differences of held-out samples from the estimates, by estimator, [k, d].
+      noise: the samples' variances s_i^2, [k, d].
+    """
+
+    errors: dict[str, np.ndarray]
+    noise: np.ndarray
+
+
+def errors(estimators: dict[str, Estimator], key: Key, data: Samples) -> HeldOut:
+    """Cross-validates.
+
+    Sample j is held out in fold j mod the number of folds. A client that has no training samples in a fold neither
+    sends nor is scored in it.
+    """
+    m, n = data.mask.shape
+    folds = min(n, MOST_FOLDS)
+
+    @jax.jit
+    def totals(data: Samples) -> tuple[dict[str, Array], Array, Array]:
+        fold_of = jnp.cumsum(data.mask, axis=1) - 1
+
+        def fold(f: Array) -> tuple[dict[str, Array], Array]:
+            held = data.mask & (fold_of % folds == f)
+            train = Samples(data.x, data.mask & ~held)
+            scored = held & train.mask.any(axis=1, keepdims=True)
+
+            def score(estimator: Estimator) -> Array:
+                made = base.estimate(estimator, jax.random.fold_in(key, f), train, sent=train.mask.any(axis=1))
+                square = ((data.x - made.estimates[:, None]) ** 2).reshape(m, n, -1)
+                return jnp.where(scored[:, :, None], square, 0).sum(axis=1)
+
+            return {name: score(estimator) for name, estimator in estimators.items()}, scored.sum(axis=1)
+
+        sums, counts = jax.lax.map(fold, jnp.arange(folds))
+        scatter = jax.vmap(lambda own: own.scatter)(data).reshape(m, -1)
+        return jax.tree.map(lambda a: a.sum(axis=0), sums), counts.sum(axis=0), scatter
+
+    sums, counts, scatter = jax.tree.map(np.asarray, totals(data))
+    scored = counts > 0
+    of_all = counts[scored, None]
+    return HeldOut({name: sums[name][scored] / of_all for name in estimators}, scatter[scored] / (of_all - 1))
+
+
+def scores(found: HeldOut, column: int) -> dict[str, Any]:
+    """Of one column, as JSON: ``mse`` about the clients' true means and ``gains`` over local in it, with standard
+    errors over clients, and ``held_out_errors``, which have the samples' noise in them."""
+    raw = {name: values[:, column] for name, values in found.errors.items()}
+    noise = found.noise[:, column]
+    held_out = {name: {"mean": of.mean, "stderr": of.stderr} for name, of in ((k, measure(v)) for k, v in raw.items())}
+    return report({name: values - noise for name, values in raw.items()}, {}) | {"held_out_errors": held_out}

@@ -1,0 +1,101 @@
+"""Lines below the table of own clients, ``estimates.csv``, and the picture of what became of each client's estimate."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from jaxpfl.presentation import INK, new_axes, save
+from jaxpfl.studies.own_data import client_csv
+from jaxpfl.studies.own_data.common import Own, Picture
+from jaxpfl.studies.plots import color
+from jaxpfl.studies.report import beside
+
+_SIGNIFICANT = 0.05
+_FEW = 60
+_MOST_PICTURES = 12
+
+
+def said_of_privacy(privacy: dict[str, Any]) -> str:
+    """Facts that privacy takes for public, and results that are not private."""
+    public = [f"{name} {privacy[name]:g}" for name in ("sigma_theta", "sigma_x", "radius") if name in privacy]
+    known = ", ".join([*public, "the clients' numbers of samples"])
+    return f"taken for public: {known}; not private: the rest, with what is learned of all and the intervals"
+
+
+def blocks(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """What is of one column, by the column's name; by an empty one where there is no other."""
+    return result.get("columns") or {"": result}
+
+
+def said(block: dict[str, Any], level: float) -> list[str]:
+    """Lines below a column's table: estimates of what the clients share, with as many figures as the samples' spread
+    shows, and what tests say."""
+    estimated = dict(block["estimated"])
+    spread, ends = estimated.get("sigma_x", 0.0), estimated.pop("sigma_theta_interval", None)
+    texts = {name: f"{name} {beside(value, spread)}" for name, value in estimated.items()}
+    if ends is not None and ends[1] > 0:
+        texts["sigma_theta"] += f" ({percent(level)}: {ends[0]:.3g} to {ends[1]:.3g})"
+    test, noise = block["clients_differ"], block.get("noise")
+    differ = test["p_value"] < _SIGNIFICANT
+    lines = [
+        f"learned of all: {', '.join(texts.values())}",
+        f"{'clients differ' if differ else 'no sign that clients differ'}: {test['name']}, p = {test['p_value']:.2g}",
+    ]
+    if ends is not None and ends[1] == 0:
+        lines.append(
+            f"no sigma_theta at {percent(level)} explains the file: clients' means are closer to each other than their "
+            "samples' spread allows: check the file"
+        )
+    if noise is not None and not noise["one_for_all"]:
+        lines.append(
+            f"the noise differs between clients: Bartlett's test, p = {noise['p_value']:.2g}; each client's own "
+            f"sigma_x is taken, drawn to {noise['prior_sigma_x']:.4g} as by {noise['prior_degrees']:.3g} samples more"
+        )
+    return lines
+
+
+def percent(level: float) -> str:
+    """A level, as 95 %."""
+    return f"{100 * level:g} %"
+
+
+def write(folder: Path, own: Own) -> list[Path]:
+    """Writes ``estimates.csv`` beside the folder of plots, and draws what became of each client's own estimate."""
+    folder.mkdir(parents=True, exist_ok=True)
+    client_csv.write(folder.parent / "estimates.csv", own.columns)
+    title = f"{own.result['csv']}: {own.result['clients']} clients"
+    of_one = len(own.pictures) == 1
+    return [
+        _draw(picture, folder, title, own.result["level"], "shrinkage" if of_one else f"shrinkage-{number}")
+        for number, picture in enumerate(own.pictures[:_MOST_PICTURES], start=1)
+    ]
+
+
+def _draw(of: Picture, folder: Path, title: str, level: float, name: str) -> Path:
+    figure, axes = new_axes("local estimate", "personalised estimate", f"{title}, {of.column}" if of.column else title)
+    ends = [float(min(of.local.min(), of.personalized.min())), float(max(of.local.max(), of.personalized.max()))]
+    axes.plot(ends, ends, color=INK, linewidth=1, linestyle=":", zorder=1, label="no shrinkage")
+    few = min(1.0, _FEW / len(of.sizes))  # of many clients, fainter bars and smaller points
+    axes.vlines(
+        of.local,
+        of.low,
+        of.high,
+        color=color("personalized"),
+        alpha=0.15 + 0.4 * few,
+        linewidth=0.6 + 1.0 * few,
+        label=f"{percent(level)} interval",
+    )
+    axes.scatter(
+        of.local,
+        of.personalized,
+        s=(4 + 40 * of.sizes / of.sizes.max()) * (0.3 + 0.7 * few),
+        color=color("personalized"),
+        alpha=0.5 + 0.4 * few,
+        linewidths=0,
+        zorder=3,
+        label="a client, larger for more samples",
+    )
+    axes.axhline(of.mean, color=color("global"), linewidth=1, linestyle="--", zorder=2, label="estimated mean of all")
+    figure.legend(frameon=False, fontsize=9, loc="outside lower left", ncols=2)
+    return save(figure, folder, name)

@@ -1,0 +1,142 @@
+"""The linear-regression study: a Gaussian population of coefficients, known or learned (Ozkara et al. 2023, app. E)."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl import checks
+from jaxpfl.estimators import regression
+from jaxpfl.estimators.regression import Population, Posterior, Rotated
+from jaxpfl.studies.repetitions import gain, mean_square, repeat, report
+from jaxpfl.studies.settings import at_least
+from jaxpfl.studies.sizes import fractions, write_sizes
+from jaxpfl.types import Array, Key
+
+_FLOOR = 1e-6
+"""Least variance of what is estimated."""
+
+
+@dataclass(frozen=True)
+class RegressionSettings:
+    """y = X theta_i + w, theta_i ~ N(mu, sigma_theta^2 I); the defaults are the paper's setting with d = 50."""
+
+    clients: int = 10_000
+    """m."""
+    samples: int = 10
+    """n, of each client."""
+    dim: int = 50
+    """d."""
+    sigma_theta: float = 0.1
+    """Standard deviation of the clients' coefficients about mu, in each dimension."""
+    sigma_mean: float = 0.1
+    """Standard deviation of mu's entries about 0; mu is drawn anew in each repetition."""
+    noise_variance: float = 0.05
+    """Variance of w."""
+    feature_variance: float = 0.05
+    """Variance of an entry of X."""
+    em_steps: int = 50
+    """Steps of EM from the moments."""
+    gradient_steps: int = 300
+    """Steps of Algorithm 4, at the moments' variances."""
+    repetitions: int = 10
+    """Independent repetitions, for the standard errors."""
+    seed: int = 0
+    """Of all randomness."""
+
+    def check(self) -> None:
+        """Refuses what cannot be simulated.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        for name in ("clients", "samples"):  # the variance shows in pairs of a client's examples
+            at_least(name, getattr(self, name), 2)
+        for name in ("dim", "em_steps", "gradient_steps", "repetitions"):
+            checks.count(name, getattr(self, name))
+        for name in ("sigma_theta", "noise_variance", "feature_variance"):
+            checks.positive(name, getattr(self, name))
+        at_least("sigma_mean", self.sigma_mean, 0)
+
+    @property
+    def local_mse(self) -> float | None:
+        """The exact error of a client's own least-squares estimate of least norm; None for n near d."""
+        n, d = self.samples, self.dim
+        if abs(n - d) < 4:  # its variance is infinite
+            return None
+        missed = max(0.0, 1 - n / d) * d * (self.sigma_mean**2 + self.sigma_theta**2)
+        return missed + self.noise_variance / self.feature_variance * min(n, d) / (abs(n - d) - 1)
+
+
+def draw(key: Key, given: RegressionSettings) -> tuple[Population, Array, Array, Array]:
+    """The population, coefficients [m, d], X [m, n, d] and y [m, n]."""
+    of_mu, of_theta, of_x, of_noise = jax.random.split(key, 4)
+    m, n, d = given.clients, given.samples, given.dim
+    mu = given.sigma_mean * jax.random.normal(of_mu, (d,))
+    theta = mu + given.sigma_theta * jax.random.normal(of_theta, (m, d))
+    x = given.feature_variance**0.5 * jax.random.normal(of_x, (m, n, d))
+    y = jnp.einsum("ijd,id->ij", x, theta) + given.noise_variance**0.5 * jax.random.normal(of_noise, (m, n))
+    return Population(mu, jnp.float32(given.sigma_theta**2), jnp.float32(given.noise_variance)), theta, x, y
+
+
+def algorithm_4(begin: Population, data: Rotated, steps: int) -> Array:
+    """The coefficients [m, d] of Algorithm 4 from zeros, at the rate that the steepest client's steps still bear."""
+    rate = 1 / (data.squares.max() / begin.sx2 + 1 / begin.s2)
+    zeros = jnp.zeros((data.x.shape[0], data.x.shape[-1]), data.x.dtype)
+    return regression.gradient_descent(begin._replace(mu=zeros[0]), zeros, data.x, data.y, rate, steps)[1]
+
+
+def study(key: Key, given: RegressionSettings) -> dict[str, Array]:
+    """One repetition: mean squared errors, [] each; ``bound`` is what the known prior's must be, given X."""
+    population, theta, x, y = draw(key, given)
+    data = jax.vmap(regression.rotate)(x, y)
+    moments = regression.moments(regression.pooled(data), x, y, _FLOOR)
+    learned = regression.em(moments, data, _FLOOR, given.em_steps)
+
+    def posteriors(of: Population) -> Posterior:
+        return jax.vmap(lambda data: regression.posterior(of, data))(data)
+
+    known = posteriors(population)
+    estimates = {
+        "local": jax.vmap(regression.least_squares)(data),
+        "fedavg": jnp.broadcast_to(moments.mu, theta.shape),
+        "known": known.mean,
+        "algorithm-4": algorithm_4(moments, data, given.gradient_steps),
+        "personalized": posteriors(learned).mean,
+    }
+    return {name: mean_square(each, theta) for name, each in estimates.items()} | {"bound": known.variance.mean()}
+
+
+def run(given: RegressionSettings) -> dict[str, Any]:
+    """Simulates: least squares alone (``local``), on all data together (``fedavg``), the posterior mean of the known
+    population, and of one learned by Algorithm 4 or by moments and EM (``personalized``).
+
+    Raises:
+      JaxpflError: for settings that `RegressionSettings.check` refuses.
+    """
+    given.check()
+    numbers = given.clients * given.samples * given.dim
+    errors = repeat(lambda key: study(key, given), given.seed, given.repetitions, numbers)
+    exact = {"local": given.local_mse, "known": float(errors.pop("bound").mean())}
+    order = ("local", "fedavg", "known", "algorithm-4", "personalized")
+    result = {"study": "regression", "settings": dict(vars(given))} | report({k: errors[k] for k in order}, exact)
+    over = {name: gain(errors[name], errors["fedavg"])._asdict() for name in order[2:]}
+    return result | {"gains_over_fedavg": over}
+
+
+def write_plots(folder: Path, given: RegressionSettings) -> list[Path]:
+    """Draws the error against m, and against n for a tenth of the clients, into ``folder``."""
+    given.check()
+    folder.mkdir(parents=True, exist_ok=True)
+    few = replace(given, repetitions=min(given.repetitions, 3))
+    fewer = replace(few, clients=max(2, given.clients // 10))
+    of_m = fractions(given.clients, (0.003, 0.01, 0.03, 0.1, 0.3), 2)
+    of_n = fractions(given.samples, (0.4, 1, 2, 4), 2)
+    return [
+        write_sizes(folder, run, few, "clients", of_m, "Linear regression"),
+        write_sizes(folder, run, fewer, "samples", of_n, "Linear regression"),
+    ]

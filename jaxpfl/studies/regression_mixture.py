@@ -1,0 +1,205 @@
+"""The study of a mixture of regressions: AdaMix's Table 3 (Ozkara et al. 2023), with EM on the data beside it."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import checks
+from jaxpfl.errors import JaxpflError
+from jaxpfl.estimators import regression, regression_mixture
+from jaxpfl.estimators.regression_mixture import MixturePopulation
+from jaxpfl.presentation import COLORS, new_axes, save
+from jaxpfl.priors.discrete import Discrete
+from jaxpfl.priors.gaussian_mixture import Mixture
+from jaxpfl.studies.plots import Curve, write_curves
+from jaxpfl.studies.repetitions import mean_square, measure, repeat, report
+from jaxpfl.studies.settings import at_least
+from jaxpfl.types import Array, Key
+
+_POINTS = 20
+"""Of Algorithm 1's curve over its iterations."""
+
+_FLOOR = 1e-5
+"""Least variance of a component in EM on the data."""
+
+
+@dataclass(frozen=True)
+class RegressionMixtureSettings:
+    """y = X theta_i + w, theta_i ~ N(mu, s2 I) or N(-mu, s2 I), X ~ N(0, I); the defaults are Table 3's."""
+
+    clients: int = 1000
+    """m."""
+    samples: tuple[int, ...] = (10, 20, 30)
+    """n, of each client; a study for each."""
+    dim: int = 50
+    """d."""
+    mean: float = 1.0
+    """Every entry of mu; the paper does not say it, and 1 gives its errors of local estimates."""
+    component_variance: float = 0.001
+    """s2, the variance of the coefficients about their center."""
+    noise_variance: float = 0.1
+    """Variance of w; Algorithms 1 and 6 are told it, EM is not."""
+    iterations: int = 1000
+    """Of Algorithm 1, and at most 20 of Algorithm 6, which stands still after a few."""
+    floor: float = 0.001
+    """Least variance of a component in Algorithm 1, which ends on it."""
+    em_steps: int = 200
+    """Steps of EM on the data."""
+    repetitions: int = 5
+    """Independent repetitions, for the standard errors."""
+    seed: int = 0
+    """Of all randomness."""
+
+    def check(self) -> None:
+        """Refuses what cannot be simulated.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        at_least("clients", self.clients, 2)
+        if not self.samples:
+            raise JaxpflError("samples must be at least one number of samples, got none")
+        for n in self.samples:
+            checks.count("samples", n)
+        for name in ("dim", "iterations", "em_steps", "repetitions"):
+            checks.count(name, getattr(self, name))
+        for name in ("component_variance", "noise_variance", "floor"):
+            checks.positive(name, getattr(self, name))
+        at_least("mean", self.mean, 0)
+
+    @property
+    def known(self) -> MixturePopulation:
+        """The population as it is."""
+        mu = jnp.full(self.dim, self.mean)
+        s2 = jnp.full(2, self.component_variance)
+        return MixturePopulation(jnp.full(2, 0.5), jnp.stack([mu, -mu]), s2, jnp.float32(self.noise_variance))
+
+
+def draw(key: Key, given: RegressionMixtureSettings, n: int) -> tuple[Array, Array, Array]:
+    """Coefficients [m, d], X [m, n, d] and y [m, n]."""
+    of_sign, of_theta, of_x, of_noise = jax.random.split(key, 4)
+    m, d = given.clients, given.dim
+    centers = given.mean * jax.random.rademacher(of_sign, (m, 1), jnp.float32)
+    theta = centers + given.component_variance**0.5 * jax.random.normal(of_theta, (m, d))
+    x = jax.random.normal(of_x, (m, n, d))
+    y = jnp.einsum("ijd,id->ij", x, theta) + given.noise_variance**0.5 * jax.random.normal(of_noise, (m, n))
+    return theta, x, y
+
+
+def study(key: Key, given: RegressionMixtureSettings, n: int) -> dict[str, Array]:
+    """One repetition: mean squared errors, [] each, and that of Algorithm 1 along its iterations, [_POINTS]."""
+    theta, x, y = draw(key, given, n)
+    data = jax.vmap(regression.rotate)(x, y)
+    alone = jax.vmap(regression.least_squares)(data)
+    begin = regression_mixture.start(data, 2, (y**2).mean(), _FLOOR)
+    learned = regression_mixture.em(begin, data, _FLOOR, given.em_steps)
+
+    def posterior_means(population: MixturePopulation) -> Array:
+        return jax.vmap(lambda data: regression_mixture.personalize(population, data))(data)
+
+    rate, each = given.noise_variance / data.squares.max(), _each(given)
+
+    def some(at: tuple[Mixture, Array], _: None) -> tuple[tuple[Mixture, Array], Array]:
+        at = regression_mixture.adamix(*at, x, y, given.noise_variance, rate, given.floor, each)
+        return at, mean_square(at[1], theta)
+
+    first = Mixture(begin.p, begin.mu, jnp.maximum(begin.s2, given.floor))
+    _, along = jax.lax.scan(some, (first, alone), length=_POINTS)
+    _, in_hull = regression_mixture.alternating(
+        Discrete(begin.p, begin.mu), x, y, given.noise_variance, min(given.iterations, 20)
+    )
+    estimates = {
+        "local": alone,
+        "algorithm-6": in_hull,
+        "personalized": posterior_means(learned),
+        "known": posterior_means(given.known),
+    }
+    errors = {name: mean_square(estimate, theta) for name, estimate in estimates.items()}
+    return errors | {"algorithm-1": along[-1], "along": along}
+
+
+def measured(given: RegressionMixtureSettings) -> dict[int, dict[str, np.ndarray]]:
+    """The errors of every repetition, by the samples of a client.
+
+    Raises:
+      JaxpflError: for settings that `RegressionMixtureSettings.check` refuses.
+    """
+    given.check()
+    return {
+        n: repeat(partial(study, given=given, n=n), given.seed, given.repetitions, given.clients * n * given.dim)
+        for n in given.samples
+    }
+
+
+def run(given: RegressionMixtureSettings) -> dict[str, Any]:
+    """Simulates Table 3: least squares alone (``local``), Algorithms 1 and 6, the posterior mean under the mixture that
+    EM on the data learns (``personalized``), and under the true one (``known``, the Bayes bound).
+
+    Every estimator has a row for each number of samples.
+    """
+    return summary(given, measured(given))
+
+
+ORDER = ("local", "algorithm-6", "algorithm-1", "personalized", "known")
+
+
+def summary(given: RegressionMixtureSettings, errors: dict[int, dict[str, np.ndarray]]) -> dict[str, Any]:
+    """What `run` returns, of what `measured` returned."""
+    result: dict[str, Any] = {"mse": {}, "gains": {}, "gain_over_local": {}}
+    for n, found in errors.items():
+        of_n = report({name: found[name] for name in ORDER}, {})
+        for part in ("mse", "gains"):
+            result[part] |= {f"{name}, n = {n}": row for name, row in of_n[part].items()}
+        result["gain_over_local"][str(n)] = of_n["gain_over_local"]
+    return {"study": "regression-mixture", "settings": dict(vars(given))} | result
+
+
+def write_plots(folder: Path, given: RegressionMixtureSettings, errors: dict[int, dict[str, np.ndarray]]) -> list[Path]:
+    """Draws what `measured` returned into ``folder``: the error against n, and Algorithm 1's along its iterations."""
+    folder.mkdir(parents=True, exist_ok=True)
+    setting = f"Mixture of two regressions, m = {given.clients}, d = {given.dim}"
+    return [_over_samples(folder, setting, errors), _along_iterations(folder, setting, given, errors)]
+
+
+_YLABEL = "mean squared error of the coefficients"
+
+
+def _over_samples(folder: Path, setting: str, errors: dict[int, dict[str, np.ndarray]]) -> Path:
+    curves = {}
+    for name in ORDER:
+        points = [measure(found[name]) for found in errors.values()]
+        curves[name] = Curve(list(errors), [p.mean for p in points], [p.stderr or 0.0 for p in points])
+    return write_curves(
+        folder / "mse-samples.png",
+        list(errors),
+        curves,
+        xlabel="samples of a client, n",
+        ylabel=_YLABEL,
+        title=setting,
+        logarithmic="y",
+    )
+
+
+def _along_iterations(
+    folder: Path, setting: str, given: RegressionMixtureSettings, errors: dict[int, dict[str, np.ndarray]]
+) -> Path:
+    figure, axes = new_axes("iterations", _YLABEL, f"{setting}: Algorithm 1")
+    steps = _each(given) * np.arange(1, _POINTS + 1)
+    for color, (n, found) in zip(itertools.cycle(COLORS), errors.items(), strict=False):
+        axes.plot(steps, found["along"].mean(axis=0), "o-", markersize=3.5, color=color, label=f"n = {n}")
+    axes.set_yscale("log")
+    axes.legend(frameon=False)
+    return save(figure, folder, "mse-iterations")
+
+
+def _each(given: RegressionMixtureSettings) -> int:
+    """Iterations of Algorithm 1 between two points of its curve."""
+    return -(-given.iterations // _POINTS)

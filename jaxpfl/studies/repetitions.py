@@ -1,0 +1,112 @@
+"""Many repetitions of a study in one program, and what they show: a mean with its standard error."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import host_memory
+from jaxpfl.engine import device_memory as memory
+from jaxpfl.errors import JaxpflError
+from jaxpfl.types import Array, Key, PyTree
+
+MOST_NUMBERS = 2**24
+"""Samples that repetitions side by side may hold together; more repetitions take turns."""
+
+LEAST = 3
+"""Repetitions, or clients, whose spread says something of a mean's error: of two it may as well be zero."""
+
+
+class Measured(NamedTuple):
+    """A mean over repetitions, its standard error (None of fewer than `LEAST`), and the exact value if it is known."""
+
+    mean: float
+    stderr: float | None
+    closed_form: float | None = None
+
+
+def repeat(study: Callable[[Key], PyTree], seed: int, repetitions: int, numbers: int) -> PyTree:
+    """``study(key)`` for one key of each repetition, in one compiled program.
+
+    Args:
+      study: pure; returns a tree of arrays, the same shapes for every key.
+      seed: repetition r has the key ``fold_in(key(seed), r)``, whatever the number of repetitions.
+      repetitions: how many.
+      numbers: samples of one repetition; decides how many run side by side.
+
+    Returns:
+      The results as NumPy arrays, leaves [repetitions, ...].
+
+    Raises:
+      JaxpflError: for no repetition, and for what does not fit into memory, before anything is drawn.
+    """
+    if repetitions < 1:
+        raise JaxpflError(f"repetitions must be at least 1, got {repetitions}")
+    side_by_side = max(1, min(repetitions, MOST_NUMBERS // max(numbers, 1)))
+
+    @jax.jit
+    def run(key: Key) -> PyTree:
+        keys = jax.vmap(lambda r: jax.random.fold_in(key, r))(jnp.arange(repetitions))
+        return jax.lax.map(study, keys, batch_size=side_by_side)
+
+    host_memory.check(  # a lower bound, at once: even to compile a program of so many numbers would take long
+        4 * (max(numbers, 1) * side_by_side + repetitions), *_too_large(repetitions, numbers)
+    )
+    program, devices = run.lower(jax.random.key(seed)).compile(), jax.devices()[:1]
+    need, free = memory.needed(program, devices), memory.free(devices)
+    if free is not None and need > free:
+        needs, advice = _too_large(repetitions, numbers)
+        raise JaxpflError(f"{needs} {memory.readable(need)} of memory, {memory.readable(free)} are free: {advice}")
+    return jax.tree.map(np.asarray, program(jax.random.key(seed)))
+
+
+def _too_large(repetitions: int, numbers: int) -> tuple[str, str]:
+    return f"{repetitions} repetitions of {numbers} numbers need", "fewer repetitions, clients, samples or dimensions"
+
+
+def report(errors: Mapping[str, Any], closed_form: Mapping[str, float | None]) -> dict[str, Any]:
+    """What a study found, as JSON.
+
+    Args:
+      errors: mean squared errors by estimator, [repetitions] each; ``local`` and ``personalized`` among them.
+      closed_form: the exact ones, where known.
+
+    Returns:
+      ``mse``: mean, stderr and closed_form by estimator; ``gain_over_local``: of the personalised estimator, the share
+      of local's error that it avoids; ``gains``: that of every estimator, with its standard error.
+    """
+    mse = {name: measure(values, closed_form.get(name))._asdict() for name, values in errors.items()}
+    gained = {name: gain(values, errors["local"])._asdict() for name, values in errors.items() if name != "local"}
+    return {"mse": mse, "gain_over_local": gained["personalized"]["mean"], "gains": gained}
+
+
+def measure(values: Any, exact: float | None = None) -> Measured:
+    """The mean of what repetitions gave, [repetitions]."""
+    values = np.asarray(values, float)
+    return Measured(float(values.mean()), standard_error(values) if len(values) >= LEAST else None, exact)
+
+
+def standard_error(values: np.ndarray) -> float | None:
+    """Of the mean of values [repetitions]; None of a single one."""
+    return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
+
+
+def gain(values: Any, reference: Any) -> Measured:
+    """``1 - E MSE / E MSE of the reference``, from errors [repetitions] of both on the same data (the delta method).
+
+    NaN where the reference makes no error.
+    """
+    values, reference = np.asarray(values, float), np.asarray(reference, float)
+    base = reference.mean() if reference.mean() > 0 else np.nan
+    ratio = values.mean() / base
+    return Measured(float(1 - ratio), measure((values - ratio * reference) / base).stderr)
+
+
+def mean_square(estimates: Array, truth: Array) -> Array:
+    """``mean_i |estimate_i - theta_i|^2``, [m, d] or [m] -> []."""
+    square = (estimates - truth) ** 2
+    return (square.sum(axis=-1) if square.ndim > 1 else square).mean()

@@ -1,0 +1,113 @@
+"""Kinds of the user's own clients: found again, likely by their own samples, in any units of the columns."""
+
+import csv
+from pathlib import Path
+
+import numpy as np
+import pytest
+from scipy.stats import norm
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.studies.mixture import MixtureSettings
+from jaxpfl.studies.own_data import mixture
+
+CENTERS = np.array([[10.0, -2.0], [14.0, 1.0], [20.0, 0.0]])
+
+
+def write(path: Path, units: tuple[float, float] = (1.0, 1.0)) -> np.ndarray:
+    """Clients of three kinds with two columns, in these units; returns the kinds, [60]."""
+    rng = np.random.default_rng(0)
+    kinds = rng.choice(3, size=60, p=(0.5, 0.3, 0.2))
+    with open(path, "w", newline="") as file:
+        rows = csv.writer(file)
+        rows.writerow(["client", "mass", "size"])
+        for i, kind in enumerate(kinds):
+            for x in (CENTERS[kind] + (1.5, 0.5) * rng.normal(size=(rng.integers(3, 8), 2))) * units:
+                rows.writerow([f"c{i}", *map(repr, map(float, x))])
+    return kinds
+
+
+GIVEN = MixtureSettings(components=3)
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory: pytest.TempPathFactory) -> tuple[mixture.Kinds, np.ndarray]:
+    folder = tmp_path_factory.mktemp("kinds")
+    kinds = write(folder / "own.csv")
+    return mixture.run(folder / "own.csv", GIVEN, mixture.CsvLayout(long=True)), kinds
+
+
+def test_kinds_are_found(made):
+    found, kinds = made
+    np.testing.assert_array_equal(found.kind, kinds)
+    result = found.result
+    assert [kind["clients"] for kind in result["kinds"]] == np.bincount(kinds).tolist()
+    for kind, center in zip(result["kinds"], CENTERS, strict=True):
+        assert (np.abs(np.subtract(kind["center"], center)) < 4 * np.array(kind["stderr"])).all()
+    np.testing.assert_allclose(result["sigma_x"], (1.5, 0.5), rtol=0.1)
+    errors = [((values - CENTERS[kinds]) ** 2).mean() for values in (found.local, found.personalized)]
+    assert errors[1] < 0.2 * errors[0]
+
+
+def test_probabilities_and_likelihood_are_those_of_the_samples(made, tmp_path: Path):
+    """From the samples one by one, in double precision."""
+    found, _ = made
+    write(tmp_path / "own.csv")
+    with open(tmp_path / "own.csv") as file:
+        rows = list(csv.DictReader(file))
+    result = found.result
+    total = 0.0
+    for i, name in enumerate(found.columns["client"]):
+        own = np.array([[float(row["mass"]), float(row["size"])] for row in rows if row["client"] == name])
+        logs = [
+            np.log(kind["share"]) + norm.logpdf(own, kind["center"], result["sigma_x"]).sum()
+            for kind in result["kinds"]
+        ]
+        total += np.logaddexp.reduce(logs)
+        expected = np.exp(logs - np.logaddexp.reduce(logs))
+        likely = [found.columns[f"probability_{j}"][i] for j in (1, 2, 3)]
+        np.testing.assert_allclose(likely, expected, atol=1e-9)
+        estimate = expected @ np.array([kind["center"] for kind in result["kinds"]])
+        np.testing.assert_allclose(found.personalized[i], estimate, rtol=1e-6)
+        np.testing.assert_allclose(found.columns["local_mass"][i], own[:, 0].mean())
+    assert result["log_likelihood"] == pytest.approx(total, rel=1e-9)
+    assert result["bic"] == pytest.approx(10 * np.log(60) - 2 * total, rel=1e-9)  # 6 of centers, 2 shares, 2 variances
+
+
+def test_units_change_nothing(made, tmp_path: Path):
+    found, _ = made
+    write(tmp_path / "own.csv", units=(1000.0, 1e-6))
+    other = mixture.run(tmp_path / "own.csv", GIVEN, mixture.CsvLayout(long=True))
+    np.testing.assert_array_equal(other.kind, found.kind)
+    np.testing.assert_allclose(other.personalized / (1000.0, 1e-6), found.personalized, rtol=1e-6)
+
+
+def test_files(made, tmp_path: Path):
+    found, _ = made
+    assert [path.name for path in mixture.write(tmp_path / "plots", found)] == ["kinds.png"]
+    with open(tmp_path / "estimates.csv") as file:
+        rows = list(csv.DictReader(file))
+    assert len(rows) == 60
+    names = "client samples local_mass local_size personalized_mass personalized_size kind probability_1"
+    assert list(rows[0])[:8] == names.split()
+
+
+@pytest.mark.parametrize(
+    ("changes", "text", "message"),
+    [
+        ({"components": 5}, "a,1\na,2\nb,3\nb,4\n", "components must be at most the 2 clients of"),
+        (
+            {"epsilon": 1.0},
+            "a,1\na,2\nb,3\n",
+            "epsilon is of simulated data: kinds of your own clients are not private",
+        ),
+        ({"radius": 2.0}, "a,1\na,2\nb,3\n", "radius is of simulated data, which a CSV file takes the place of"),
+        ({"components": 2}, "a,1\na,1\nb,3\nb,3\n", "value: no client's samples differ"),
+        ({"components": 2}, "a,1\nb,3\n", "every client has a single sample"),
+    ],
+)
+def test_refusals(tmp_path: Path, changes: dict, text: str, message: str):
+    path = tmp_path / "own.csv"
+    path.write_text("client,value\n" + text)
+    with pytest.raises(JaxpflError, match=message):
+        mixture.run(path, MixtureSettings(**changes))
