@@ -1,4 +1,4 @@
-"""Range checks of the numbers that a privacy claim rests on: one line each, and not a number is refused too."""
+"""Range checks of numeric settings, each with a one-line error; NaN is always refused."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxpfl.errors import JaxpflError
 
 
 def positive(name: str, value: float) -> None:
-    """Refuses what is not positive and finite.
+    """Check that a number is positive and finite.
 
     Raises:
       JaxpflError.
@@ -18,7 +18,7 @@ def positive(name: str, value: float) -> None:
 
 
 def not_negative(name: str, value: float) -> None:
-    """Refuses what is negative or not finite.
+    """Check that a number is non-negative and finite.
 
     Raises:
       JaxpflError.
@@ -28,7 +28,7 @@ def not_negative(name: str, value: float) -> None:
 
 
 def rate(name: str, value: float) -> None:
-    """Refuses what is not above 0 and at most 1.
+    """Check that a number lies in (0, 1].
 
     Raises:
       JaxpflError.
@@ -38,7 +38,7 @@ def rate(name: str, value: float) -> None:
 
 
 def probability(name: str, value: float) -> None:
-    """Refuses what is not strictly between 0 and 1.
+    """Check that a number lies in (0, 1).
 
     Raises:
       JaxpflError.
@@ -48,7 +48,7 @@ def probability(name: str, value: float) -> None:
 
 
 def count(name: str, value: int, most: int | None = None) -> None:
-    """Refuses what is not a whole number of at least 1, and at most ``most`` where given.
+    """Check that a number is whole and at least 1, and at most ``most`` if given.
 
     Raises:
       JaxpflError.

@@ -1,4 +1,4 @@
-"""SHA-256 of every file of a folder, in a file of their own beside them: ``sha256sum --check SHA256SUMS`` reads it."""
+"""SHA-256 checksums of every file in a folder, stored there in the format of ``sha256sum --check SHA256SUMS``."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ NAME = "SHA256SUMS"
 
 
 def write(folder: Path) -> None:
-    """Writes the checksums of all files of a folder into it."""
+    """Write the checksums of all files of a folder into it."""
     (folder / NAME).write_bytes(_sums(folder))
 
 
 def check(folder: Path) -> None:
-    """Reads every file of a folder again.
+    """Verify every file of a folder against its checksums.
 
     Raises:
-      JaxpflError: where a file changed, was lost, or came to the others since `write`.
+      JaxpflError: if a file was changed, removed or added since `write`.
     """
     try:
         written = (folder / NAME).read_bytes()
@@ -33,7 +33,7 @@ def check(folder: Path) -> None:
 
 
 def check_file(folder: Path, name: str) -> None:
-    """Reads one file of a folder again; as `check`."""
+    """Verify one file of a folder, as `check` does for all."""
     try:
         known = (folder / NAME).read_bytes().splitlines()
         found = _line(folder, name)

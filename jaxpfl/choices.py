@@ -1,4 +1,4 @@
-"""Choices by name with arguments, as one writes them in a line: ``NAME`` or ``NAME:argument=value,argument=value``."""
+"""Choices by name with arguments, written in one line: ``NAME`` or ``NAME:argument=value,argument=value``."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ from jaxpfl.errors import JaxpflError, unknown_name
 
 
 def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, str]]:
-    """The name, and the arguments' values as they are written.
+    """The name and the arguments of a choice, with each argument's value as text.
 
     >>> parse("optimizer", "adam:b1=0.8", ["adam", "sgd"])
     ('adam', {'b1': '0.8'})
 
     Raises:
-      JaxpflError: for a name that is not known, and text of another form.
+      JaxpflError: if the name is unknown or the text has another form.
     """
     name, colon, rest = text.partition(":")
     known = list(known)
@@ -35,7 +35,7 @@ def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, st
 
 
 def literal(text: str) -> Any:
-    """The number, or the switch (true, false), that a text stands for; the text itself where it is neither."""
+    """The number or switch (true, false) that a text denotes; the text itself if neither."""
     try:
         return ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
     except (ValueError, SyntaxError):
@@ -46,11 +46,12 @@ _FORMS = {int: "an int", tuple: "values with commas between them, such as 1.0,5.
 
 
 def typed(what: str, text: str, kind: type) -> Any:
-    """The value of that type that a text stands for; a whole number is a float too, and so is inf; one number is a
-    tuple.
+    """Parse a text as a value of type ``kind``.
+
+    A whole number is accepted as a float, and so is inf; a single number is accepted as a tuple of one.
 
     Raises:
-      JaxpflError: for text that stands for something else.
+      JaxpflError: if the text denotes a value of another type.
     """
     try:
         value = float(text) if kind is float else literal(text)  # "inf" is a number too

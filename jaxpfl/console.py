@@ -1,4 +1,4 @@
-"""The terminal: tables that lose no figure where it is narrow, and plain ASCII where it shows nothing else."""
+"""Terminal output: tables that lose no digits on a narrow terminal, and plain ASCII where nothing else can be shown."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ _HEAD = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 
 
 class Console(RichConsole):
-    """Rich's console; where its stream is ASCII, characters that have a spelling are spelled before they are aligned.
+    """Rich's console, with characters that an ASCII stream lacks replaced before columns are aligned.
 
-    A stream that is no terminal, in an environment without COLUMNS, is as wide as its tables.
+    If the stream is no terminal and COLUMNS is unset, output is as wide as its tables.
     """
 
     def __init__(self, *, stderr: bool = False):
@@ -30,12 +30,12 @@ class Console(RichConsole):
         self.unbounded = not self.is_terminal and not os.environ.get("COLUMNS", "").isdecimal()
 
     def render_str(self, text: str, **how: Any) -> Text:
-        """As rich's, of a text that the stream can show."""
+        """As in rich, with the text reduced to ASCII if the stream requires it."""
         return super().render_str(spelled(text) if self.options.ascii_only else text, **how)
 
 
 class Table(RichTable):
-    """Rich's table; where its columns do not fit, each row becomes a paragraph of its own, a line for each column."""
+    """Rich's table; if its columns do not fit, each row becomes a paragraph with one line per column."""
 
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
         if options.ascii_only:
@@ -61,12 +61,12 @@ class Table(RichTable):
 
 
 def spelled(text: str) -> str:
-    """The text with what ASCII lacks in a spelling that it has."""
+    """The text with each non-ASCII character that has an ASCII spelling replaced by it."""
     return text.translate(str.maketrans(_SPELLED))
 
 
 def settle(environment: Mapping[str, str] = os.environ) -> None:
-    """Makes the standard streams ASCII where the locale is C by name, and lets no character stop a command."""
+    """Switch the standard streams to ASCII in the C locale, and replace characters that cannot be encoded."""
     codecs.register_error("jaxpfl.spelled", _unencodable)
     # The first that is set says it; Python itself sets LC_CTYPE where LANG is C.
     asked = next((environment[name] for name in ("LC_ALL", "LANG") if environment.get(name)), "")

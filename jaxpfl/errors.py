@@ -1,4 +1,4 @@
-"""Errors that are the caller's to mend: one line that names what is wrong and what is allowed."""
+"""Errors that the caller can fix: one line with the offending name, its value and the allowed ones."""
 
 from __future__ import annotations
 
@@ -8,21 +8,21 @@ from collections.abc import Iterable
 
 
 class JaxpflError(Exception):
-    """A bad argument, file or combination. The message is one line; the command line prints it as it is.
+    """A bad argument, file or combination. The message is one line, which the command line prints unchanged.
 
     Not a ValueError: argument parsers catch those and print them in a form of their own.
     """
 
 
 class JaxpflWarning(UserWarning):
-    """Something that works but probably is not what was meant; an error under ``--strict``."""
+    """Something that works but is probably not intended; an error under ``--strict``."""
 
 
 def warn(message: str, *, strict: bool = False) -> None:
-    """Says what is doubtful to who called the caller, as a JaxpflWarning; ``strict`` refuses it.
+    """Issue a `JaxpflWarning` that points at the caller's caller, or raise it as an error if ``strict``.
 
     Raises:
-      JaxpflError: the message, where ``strict`` is true.
+      JaxpflError: with the message, if ``strict``.
     """
     if strict:
         raise JaxpflError(message)
@@ -30,7 +30,7 @@ def warn(message: str, *, strict: bool = False) -> None:
 
 
 def shown(value: object, most: int = 60) -> str:
-    """A value for a message of one line: its ``repr``, cut where it is longer.
+    """The ``repr`` of a value for a one-line message, truncated after ``most`` characters.
 
     >>> shown("x" * 100, most=8)
     "'xxxxxxx ..."
@@ -40,7 +40,7 @@ def shown(value: object, most: int = 60) -> str:
 
 
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> JaxpflError:
-    """The error for a name that is not registered, with the nearest known one.
+    """The error for an unregistered name, with the nearest registered one.
 
     >>> unknown_name("method", "adapd", ["local", "adaped"])
     JaxpflError("unknown method 'adapd': did you mean 'adaped'? (known: adaped, local)")

@@ -1,4 +1,4 @@
-"""Files of a run folder that are whole or not there: written beside their place, then moved into it."""
+"""Files of a run folder, written atomically: beside their place, then moved into it."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxpfl.partial import partial
 
 @contextmanager
 def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """A file that appears under its name only when the block ends without an error."""
+    """Open a file that appears under its name only if the block ends without an error."""
     with partial(path) as place, open(place, mode) as file:
         yield file
         file.flush()
@@ -26,17 +26,17 @@ def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Writes JSON with NaN as null, whole or not at all."""
+    """Write JSON atomically, with NaN as null."""
     with whole(path) as file:
         json.dump(jsonable(value), file, indent=2)
         file.write("\n")
 
 
 def read_json(path: Path) -> Any:
-    """Reads JSON.
+    """Read JSON.
 
     Raises:
-      JaxpflError: when the file is not JSON.
+      JaxpflError: if the file cannot be read or is not JSON.
     """
     try:
         return json.loads(path.read_bytes())
@@ -47,7 +47,7 @@ def read_json(path: Path) -> Any:
 
 
 def jsonable(value: Any) -> Any:
-    """Arrays as lists, NumPy scalars as numbers, and what is not finite as None."""
+    """The value with arrays as lists, NumPy scalars as numbers, and non-finite floats as None."""
     if isinstance(value, dict):
         return {str(k): jsonable(v) for k, v in value.items()}
     if isinstance(value, list | tuple):
@@ -60,20 +60,20 @@ def jsonable(value: Any) -> Any:
 
 
 class Records:
-    """``metrics.jsonl``: one JSON object a line, of every method's rounds and evaluations, in the order of events.
+    """``metrics.jsonl``: one JSON object per line for every method's rounds and evaluations, in the order of events.
 
-    A record has a ``kind`` (round or evaluation), a ``method`` and a ``round``, and no two have the same three; an
-    evaluation has its ``seconds``; whatever else is in a record is a list of a number for each seed.
+    A record has a ``kind`` (round or evaluation), a ``method`` and a ``round``, which together identify it; an
+    evaluation also has its ``seconds``. Every other value is a list with one number per seed.
     """
 
     def __init__(self, path: Path):
         self.path = path
 
     def append(self, records: list[dict[str, Any]]) -> None:
-        """Appends lines, on disk when the call returns.
+        """Append records, on disk when the call returns.
 
         Raises:
-          JaxpflError: when they cannot be written, such as on a full disk.
+          JaxpflError: if they cannot be written, for example on a full disk.
         """
         try:
             with open(self.path, "a") as file:
@@ -86,10 +86,10 @@ class Records:
             ) from None
 
     def read(self) -> list[dict[str, Any]]:
-        """All whole lines; a last line cut by a kill is left out.
+        """All complete lines; a last line truncated by a kill is left out.
 
         Raises:
-          JaxpflError: for a line that is no record.
+          JaxpflError: if a line is not a valid record.
         """
         try:
             lines = self.path.read_bytes().split(b"\n")[:-1]
@@ -111,14 +111,14 @@ class Records:
         return records
 
     def keep(self, wanted: Callable[[dict[str, Any]], bool]) -> None:
-        """Rewrites the file with the wanted records only, of several of one round the last."""
+        """Rewrite the file with the wanted records only; of several records of one round the last is kept."""
         records = {(r["kind"], r["method"], r["round"]): r for r in self.read() if wanted(r)}
         with whole(self.path) as file:
             file.writelines(json.dumps(record) + "\n" for record in records.values())
 
 
 def _record(line: bytes) -> dict[str, Any] | None:
-    """The record of a line; None of one that holds none."""
+    """The record in a line; None if the line holds no valid one."""
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):

@@ -1,4 +1,4 @@
-"""How much of the host's memory is free, asked before something large is made: the kernel kills without a word."""
+"""Free memory of the host, checked before a large allocation: the kernel kills without a message."""
 
 from __future__ import annotations
 
@@ -7,29 +7,28 @@ from pathlib import Path
 
 from jaxpfl.errors import JaxpflError
 
-USABLE = 0.9  # of what is free: allocators round up, and others live on the machine
+USABLE = 0.9  # of the free memory: allocators round up, and other processes share the machine
 
 _SMALL = 2**20
-"""Bytes that are not worth the question: it reads four files."""
+"""Bytes below which no check is made: it reads four files."""
 
 
 def free() -> int | None:
-    """Bytes that may be taken of what the machine, a container's limit and the process's own leave; None where
-    unknown."""
+    """Bytes available under the machine's, the container's and the process's limits; None if unknown."""
     known = [amount for amount in (_machine(), _container(), _process()) if amount is not None]
     return int(USABLE * max(0, min(known))) if known else None
 
 
 def check(need: int, what: str, advice: str) -> None:
-    """Refuses what would not fit.
+    """Refuse an allocation that would not fit.
 
     Args:
       need: bytes.
-      what: needs them, the beginning of the message.
-      advice: its end.
+      what: the beginning of the message, which names what needs them.
+      advice: the end of the message.
 
     Raises:
-      JaxpflError: for more than is free.
+      JaxpflError: if more is needed than is free.
     """
     left = free() if need > _SMALL else None
     if left is not None and need > left:
@@ -37,7 +36,7 @@ def check(need: int, what: str, advice: str) -> None:
 
 
 def readable(amount: float) -> str:
-    """Bytes for people: 1536 -> 1.5 KiB."""
+    """Bytes in a readable unit: 1536 -> 1.5 KiB."""
     for unit in ("B", "KiB", "MiB"):
         if abs(amount) < 1024:
             return f"{amount:.3g} {unit}"
@@ -54,7 +53,7 @@ def _machine() -> int | None:
 
 
 def _container() -> int | None:
-    """What a container's limit (cgroup v2, then v1) leaves."""
+    """Bytes left by a container's limit (cgroup v2, then v1)."""
     root = Path("/sys/fs/cgroup")
     for limit, used in (
         (root / "memory.max", root / "memory.current"),
@@ -68,7 +67,7 @@ def _container() -> int | None:
 
 
 def _process() -> int | None:
-    """What ``ulimit -v`` leaves of the address space."""
+    """Bytes of address space left by ``ulimit -v``."""
     limit, _ = resource.getrlimit(resource.RLIMIT_AS)
     try:
         used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()

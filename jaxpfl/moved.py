@@ -1,4 +1,4 @@
-"""Modules under the names that they had: an import finds them where they are now, and warns."""
+"""Aliases of modules that moved: importing an old name finds the new module and warns."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ MOVED = {
 
 
 def place(name: str) -> str | None:
-    """Today's full name of a module that had another in version 0.1; None for any other.
+    """Present full name of a module that was renamed since version 0.1; None for any other.
 
     >>> place("jaxpfl.estimate.gaussian"), place("jaxpfl.data.idx"), place("jaxpfl.data.stack")
     ('jaxpfl.studies.gaussian', 'jaxpfl.data.sources.idx', None)
@@ -75,7 +75,7 @@ def place(name: str) -> str | None:
 
 
 class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
-    """Asked by Python for every module that is not imported yet."""
+    """Import hook for the old names."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -97,5 +97,5 @@ class Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
 
 
 def install() -> None:
-    """Lets Python find the old names, before every other way: inside an old package it would load a new one twice."""
+    """Install the hook before all others: inside an old package, Python would load the new module a second time."""
     sys.meta_path.insert(0, Finder())

@@ -1,4 +1,4 @@
-"""Files and folders that are whole or not there: written at a hidden place beside their own, then moved into it."""
+"""Atomic writing of files and folders: written to a hidden place beside the target, then moved."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _UNFINISHED: set[Path] = set()
 
 @contextmanager
 def partial(path: Path) -> Iterator[Path]:
-    """A place to write a file or a folder to, which gets its name only when the block ends without an error."""
+    """A temporary place for a file or a folder, renamed to ``path`` only if the block ends without an error."""
     with scratch(path) as place:
         yield place
         os.replace(place, path)
@@ -22,9 +22,9 @@ def partial(path: Path) -> Iterator[Path]:
 
 @contextmanager
 def scratch(path: Path) -> Iterator[Path]:
-    """A hidden place beside a path, for a file or a folder that is gone when the block ends.
+    """A hidden place beside ``path`` for a file or a folder, removed when the block ends.
 
-    What a kill left there is removed first.
+    Leftovers of a killed process are removed first.
     """
     place = path.with_name(f".{path.name}.partial")
     _UNFINISHED.add(place)
@@ -37,7 +37,7 @@ def scratch(path: Path) -> Iterator[Path]:
 
 
 def discard() -> None:
-    """Removes whatever is being written, for a process that is about to end at once."""
+    """Remove everything that is being written, for a process that is about to exit at once."""
     for place in tuple(_UNFINISHED):
         _remove(place)
 
@@ -51,7 +51,7 @@ def _remove(place: Path) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Has the folder's names on disk, where its file system can."""
+    """Flush a folder's entries to disk where the file system supports it."""
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
         try:

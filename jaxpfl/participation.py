@@ -1,7 +1,7 @@
-"""Who takes part in a round, and who fails in it. Semantics, not speed: another choice is another result.
+"""Client participation: cohort sampling, stragglers and dropout. These change results, not only speed.
 
 A `Participation` draws the cohort as sorted rows of the stack, [capacity] int32; an empty slot carries the row m. An
-`Availability` says who of it takes fewer local steps, and whose upload is lost.
+`Availability` decides which of its clients take fewer local steps, and whose upload is lost.
 """
 
 from __future__ import annotations
@@ -20,14 +20,14 @@ from jaxpfl.types import Array, Key, Scalar
 
 
 class Participation(NamedTuple):
-    """A way to draw the cohort.
+    """A sampling scheme of the cohort.
 
     Attributes:
-      name: what config files and reports call it.
+      name: as in config files and reports.
       num_clients: m.
       capacity: slots of the cohort, static.
       expected_cohort: the expected number of clients in a round (public).
-      everyone: static; true when the cohort is always all m clients in order (the engine then needs no gather).
+      everyone: static; true if the cohort is always all m clients in order (the engine then needs no gather).
       sample: ``(key, client_ids [m]) -> rows [capacity] int32``, sorted, m where empty.
       left_out: ``(key, client_ids [m]) -> [] int32``, how many clients of the same draw found no slot; None where that
         cannot happen.
@@ -59,7 +59,7 @@ def full(num_clients: int) -> Participation:
 
 
 def uniform(num_clients: int, cohort: int) -> Participation:
-    """K of m clients, uniformly without replacement: the K largest of m independent uniform scores."""
+    """Uniform sampling of K of m clients without replacement: the K largest of m independent uniform scores."""
     _check(num_clients, cohort)
 
     def sample(key: Key, client_ids: Array) -> Array:
@@ -70,10 +70,10 @@ def uniform(num_clients: int, cohort: int) -> Participation:
 
 
 def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participation:
-    """Each client takes part with probability q, independently of the others: what accountants call Poisson sampling.
+    """Poisson sampling: each client takes part with probability q, independently of the others.
 
-    The cohort has ``cap`` slots. Where more clients than that are drawn, a uniformly random subset of them takes part
-    and the others are counted as left out: another mechanism, to be accounted as what it is (truncated).
+    The cohort has ``cap`` slots. If more clients are drawn, a uniformly random subset of them takes part and the others
+    are counted as left out. That is another mechanism, which must be accounted as such (truncated).
 
     Args:
       num_clients: m.
@@ -103,7 +103,7 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
 
 
 def of(num_clients: int, cohort: int | None, kind: str | None = None, cap: int | None = None) -> Participation:
-    """How a cohort of an expected size is drawn.
+    """The participation scheme for a cohort of the given expected size.
 
     Args:
       num_clients: m.
@@ -113,8 +113,8 @@ def of(num_clients: int, cohort: int | None, kind: str | None = None, cap: int |
       cap: slots of a Poisson cohort; m unless given.
 
     Raises:
-      JaxpflError: for another kind, a cohort outside 1 ... m, full participation of fewer than m, and a cap where the
-        cohort has a fixed size.
+      JaxpflError: if the kind is unknown, the cohort is outside 1 ... m, full participation is asked of fewer than m,
+        or a cap is given for a cohort of fixed size.
     """
     cohort = num_clients if cohort is None else cohort
     _check(num_clients, cohort)
@@ -132,13 +132,13 @@ def of(num_clients: int, cohort: int | None, kind: str | None = None, cap: int |
 
 
 class Availability(NamedTuple):
-    """What may go wrong with clients of the cohort. Draws are independent, and a client's do not depend on the others.
+    """Failures of clients in the cohort. Draws are independent between clients.
 
     Attributes:
       dropout: the probability that a client that has done its work uploads nothing. It keeps its own new state.
       stragglers: the probability that a client takes fewer steps: a number uniform on 1 ... tau, as in Li et al. 2020
         ("Federated Optimization in Heterogeneous Networks", systems heterogeneity).
-      same_stragglers: draw who is slow, and how slow, once for the whole run; else anew in each round.
+      same_stragglers: draw who is slow, and how slow, once for the whole run instead of in every round.
     """
 
     dropout: float = 0.0
@@ -146,7 +146,7 @@ class Availability(NamedTuple):
     same_stragglers: bool = False
 
     def local_steps(self, run_key: Key, round: Array, client_id: Array, steps: int) -> Scalar:
-        """The most steps that a client takes in a round; `ALL_STEPS` (static) where nobody is slow."""
+        """Upper limit on a client's local steps in a round; `ALL_STEPS` (static) if there are no stragglers."""
         if not self.stragglers:
             return ALL_STEPS
         key = stream(run_key, Purpose.STRAGGLERS, client_id)
@@ -157,7 +157,7 @@ class Availability(NamedTuple):
         return jnp.where(slow < self.stragglers, some, ALL_STEPS)
 
     def drops_out(self, run_key: Key, round: Array, client_id: Array) -> Array:
-        """Whether a client's upload of a round is lost, [] bool."""
+        """True if a client's upload of a round is lost, [] bool."""
         if not self.dropout:
             return jnp.array(False)
         key = stream(run_key, Purpose.DROPOUT, round, client_id)
@@ -169,10 +169,11 @@ RELIABLE = Availability()
 
 
 def availability(dropout: float = 0.0, stragglers: float = 0.0, *, same_stragglers: bool = False) -> Availability:
-    """An `Availability`, checked.
+    """A checked `Availability`.
 
     Raises:
-      JaxpflError: for a dropout outside [0, 1), or a share of stragglers outside [0, 1].
+      JaxpflError: if dropout is outside [0, 1), the share of stragglers is outside [0, 1], or ``same_stragglers`` is
+        given without stragglers.
     """
     if not 0 <= dropout < 1:
         raise JaxpflError(f"dropout must be >= 0 and < 1, got {dropout}")

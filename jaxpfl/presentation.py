@@ -1,4 +1,4 @@
-"""What the tables and the plots of every command look like."""
+"""Look of the tables and plots of every command."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ INK, GRID = "#333333", "#e6e6e6"
 
 
 def shades(count: int) -> list[str]:
-    """So many colours: the eight, then darker ones of them in the same order, then lighter ones, and again.
+    """``count`` colours: the eight of `COLORS`, then darker, then lighter variants of them, and so on in turn.
 
     >>> len(set(shades(24)))
     24
@@ -38,18 +38,18 @@ def shades(count: int) -> list[str]:
 
 
 def columns() -> int:
-    """Columns of the terminal, or as many as COLUMNS says: at least 20."""
+    """Width of the terminal in columns, or the value of COLUMNS; at least 20."""
     return max(20, shutil.get_terminal_size().columns)
 
 
 def filled(text: str, indent: str = "", widest: int | None = None) -> list[str]:
-    """A paragraph in lines of the terminal's width, each behind the indent."""
+    """A paragraph wrapped to the terminal's width, each line with the given indent."""
     width = columns() if widest is None else min(widest, columns())
     return textwrap.wrap(text, width, initial_indent=indent, subsequent_indent=indent, break_on_hyphens=False)
 
 
 def new_table(title: str, caption: str | None = None) -> Any:
-    """An empty table of rich's, with a title and a caption."""
+    """An empty rich table with a title and a caption."""
     from rich import box
 
     from jaxpfl.console import Table
@@ -65,7 +65,7 @@ def new_table(title: str, caption: str | None = None) -> Any:
 
 
 def new_axes(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
-    """A figure of matplotlib's with one pair of axes."""
+    """A matplotlib figure with a single pair of axes."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7.2, 4.4), layout="constrained")
@@ -77,19 +77,19 @@ def new_axes(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
 
 
 def entitle(axes: Any, title: str) -> None:
-    """Sets the title, above the axes' left end."""
+    """Set the title, left-aligned above the axes."""
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold")
 
 
 def plain(axes: Any) -> None:
-    """The look of this project's pictures: two spines, and a light grid of the values."""
+    """Apply this project's plot style: two spines and a light grid of values."""
     axes.spines[["top", "right"]].set_visible(False)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.set_axisbelow(True)
 
 
 def save(figure: Any, folder: Path, name: str) -> Path:
-    """Writes ``folder/name.png``; as `save_png`."""
+    """Write ``folder/name.png`` as in `save_png`."""
     return save_png(figure, folder / f"{name}.png")
 
 
@@ -99,7 +99,7 @@ _PNG = b"\x89PNG\r\n\x1a\n"
 
 @contextmanager
 def signed(command: str) -> Iterator[None]:
-    """Pictures that the block draws say in themselves which command drew them."""
+    """Record ``command`` in the metadata of every picture drawn in the block."""
     token = _SIGNATURE.set(command)
     try:
         yield
@@ -108,7 +108,7 @@ def signed(command: str) -> Iterator[None]:
 
 
 def signature(path: Path) -> str | None:
-    """The command that drew a picture; None of one that says none, and of other files."""
+    """The command that drew a picture; None for a picture without one, and for other files."""
     try:
         with open(path, "rb") as file:
             head = file.read(4096)  # text stands before the pixels
@@ -119,7 +119,7 @@ def signature(path: Path) -> str | None:
 
 
 def save_png(figure: Any, path: Path) -> Path:
-    """Writes a figure as PNG, whole or not at all; its folder is made where it is missing.
+    """Write a figure as PNG, atomically; a missing folder is created.
 
     Raises:
       JaxpflError: the file cannot be written.

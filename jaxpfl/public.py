@@ -1,4 +1,4 @@
-"""What the names of the package itself stand for; ``jaxpfl/__init__.py`` imports this when one is first used."""
+"""Public names of the package, imported by ``jaxpfl/__init__.py`` when one is first used."""
 
 # ruff: noqa: F401
 

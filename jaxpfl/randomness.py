@@ -1,4 +1,4 @@
-"""Randomness by name: every draw has a key that says what it is for, in which round and for which client.
+"""Named random streams: the key of every draw is derived from its purpose, its round and its client.
 
 ``key = fold_in(run key, purpose, round, client id)``. A client's stream therefore does not depend on its slot in the
 cohort, on who else takes part, on how clients are chunked or on the number of devices.
@@ -20,7 +20,7 @@ _ADDRESS = re.compile(r" at 0x[0-9a-f]+")
 
 
 class Purpose(IntEnum):
-    """What a stream of randomness is for. The numbers are part of the results: never renumber, only append."""
+    """Purpose of a random stream. The numbers are part of the results: never renumber, only append."""
 
     SERVER_INIT = 0
     CLIENT_INIT = 1
@@ -38,7 +38,7 @@ class Purpose(IntEnum):
 
 
 def stream(run_key: Key, purpose: Purpose, *names: Scalar) -> Key:
-    """The key of one named stream: ``fold_in`` of the purpose and then of each name (round, client id, ...)."""
+    """Key of a named stream: ``fold_in`` of the purpose, then of each name (round, client id, ...)."""
     key = jax.random.fold_in(run_key, int(purpose))
     for name in names:
         key = jax.random.fold_in(key, name)
@@ -46,12 +46,12 @@ def stream(run_key: Key, purpose: Purpose, *names: Scalar) -> Key:
 
 
 def named(key: Key, *names: object) -> Key:
-    """The key of a stream whose name is too long for words: 16 bytes of the SHA-256 of the names' text, folded in.
+    """Key of a stream whose name is arbitrary data: the first 16 bytes of the SHA-256 of its text, folded in.
 
-    Two streams of different names have nothing in common, up to a collision of the hash.
+    Streams of different names are independent, up to a collision of the hash.
 
     Args:
-      names: arrays, or what has a ``repr`` that is the same in every process; an object's address in it is left out.
+      names: arrays, or objects whose ``repr`` is the same in every process; memory addresses in it are ignored.
     """
     for word in words_of(*names):
         key = jax.random.fold_in(key, word)
@@ -59,13 +59,13 @@ def named(key: Key, *names: object) -> Key:
 
 
 def words_of(*names: object) -> np.ndarray:
-    """Four words that stand for some names, [4] uint32 (`named`)."""
+    """The hash of some names that `named` folds in, [4] uint32."""
     text = "\0".join(_ADDRESS.sub("", repr(name)) for name in map(_short, names))
     return np.frombuffer(hashlib.sha256(text.encode()).digest()[:16], "<u4").astype(np.uint32)
 
 
 def _short(name: object) -> object:
-    """An array's shape, type and checksum: its ``repr`` leaves most of it out."""
+    """The shape, dtype and checksum of an array, whose ``repr`` omits most of it; other names as they are."""
     if not isinstance(name, np.ndarray | jax.Array):
         return name
     array = np.asarray(name)
@@ -73,7 +73,7 @@ def _short(name: object) -> object:
 
 
 def numbered(key: Key, *numbers: Scalar) -> Key:
-    """The key of the stream that belongs to some numbers, traced or not: their bits, folded in."""
+    """Key of a stream named by numbers, traced or not: their bits, folded in."""
     for number in numbers:
         number = jnp.asarray(number, jnp.result_type(float))
         for word in jnp.ravel(jax.lax.bitcast_convert_type(number, jnp.uint32)):
@@ -82,5 +82,5 @@ def numbered(key: Key, *numbers: Scalar) -> Key:
 
 
 def client_scores(key: Key, client_ids: Array) -> Array:
-    """One uniform score in [0, 1) for each client, [m]; a client's score depends on the key and its id alone."""
+    """One uniform score in [0, 1) per client, [m], which depends on the key and the client's id alone."""
     return jax.vmap(lambda i: jax.random.uniform(jax.random.fold_in(key, i), dtype=jnp.float32))(client_ids)

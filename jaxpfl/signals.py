@@ -1,9 +1,9 @@
-"""Ctrl-C and SIGTERM: a process that is told to stop does so once, in one line, with the status that stands for it.
+"""Ctrl-C and SIGTERM: a process told to stop does so once, with one line and the matching exit status.
 
 Python would raise KeyboardInterrupt at whatever the main thread is at: an import that swallows it, a callback that
 prints it and goes on, a second one inside the clean-up of the first; and not at all while XLA compiles. The command
 line calls `watch` before it imports anything heavy: from then on a thread of its own hears the signals, and ends the
-process at once unless a run that has rounds to save `offered` to take them. Without `watch` (a notebook, a script),
+process at once unless a run with rounds to save has `offered` to take them. Without `watch` (a notebook, a script),
 signals mean what they did before, except for those that are taken.
 """
 
@@ -21,7 +21,7 @@ from jaxpfl import partial
 
 NUMBERS = (signal.SIGINT, signal.SIGTERM)
 Taker = Callable[[int], bool]
-"""Is told the number of a signal, and says whether it will see to it."""
+"""A function of a signal's number that returns whether it handles the signal."""
 
 _takers: list[Taker] = []
 _wakeup: int | None = None
@@ -29,7 +29,7 @@ _note = ""
 
 
 def watch() -> None:
-    """Ends this process on signals that nobody takes, from now on; to be called in its main thread."""
+    """End this process on any signal that no taker handles, from now on; to be called in the main thread."""
     global _wakeup
     heard, _wakeup = os.pipe()
     os.set_blocking(_wakeup, False)
@@ -41,7 +41,7 @@ def watch() -> None:
 
 
 def unwatch() -> None:
-    """Gives the signals back to Python: KeyboardInterrupt, and the end of the process."""
+    """Restore Python's signal handlers: KeyboardInterrupt for SIGINT, termination for SIGTERM."""
     global _wakeup
     if _wakeup is not None:
         _wakeup = None
@@ -51,7 +51,7 @@ def unwatch() -> None:
 
 
 def finished(status: int) -> None:
-    """Has later signals end a watched process as what it did says: all is done and said but for Python's own end."""
+    """Make later signals end a watched process with ``status``: its work is done and reported."""
 
     def end(number: int) -> NoReturn:
         os._exit(status)
@@ -61,7 +61,7 @@ def finished(status: int) -> None:
 
 @contextmanager
 def offered(taker: Taker) -> Iterator[None]:
-    """Signals are offered to ``taker`` first while the block runs."""
+    """Offer signals to ``taker`` first while the block runs."""
     if _wakeup is not None:
         _takers.append(taker)
         try:
@@ -94,7 +94,7 @@ def offered(taker: Taker) -> Iterator[None]:
 
 @contextmanager
 def noted(note: str) -> Iterator[None]:
-    """A signal that ends the process while the block runs adds this to its line."""
+    """Append ``note`` to the line printed by a signal that ends the process while the block runs."""
     global _note
     before, _note = _note, note
     try:
@@ -123,7 +123,7 @@ def _arrived(number: int) -> None:
 
 
 def _leave(number: int) -> NoReturn:
-    """Ends the process from any of its threads, without a word from the others."""
+    """End the process from any of its threads, without output from the others."""
     try:
         partial.discard()
         shown = b"\x1b[?25h\n" if os.isatty(2) else b""  # a progress display hides the cursor

@@ -1,4 +1,4 @@
-"""What optax.tree lacks: selection, finiteness, parts by path, prefix-weighted means, rows of stacked trees."""
+"""Tree operations beyond optax.tree: selection, finiteness, parts by path, prefix-weighted means, rows of stacks."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ PathPredicate = Callable[[tuple[str, ...]], bool]
 
 
 def where(condition: Array, if_true: PyTree, if_false: PyTree) -> PyTree:
-    """Selects whole trees by one scalar condition. Selects, never multiplies: NaN on the other side is dropped."""
+    """Select one of two trees by a scalar condition, without arithmetic: NaN on the other side is dropped."""
     return jax.tree.map(lambda a, b: jnp.where(condition, a, b), if_true, if_false)
 
 
 def all_finite(tree: PyTree) -> Array:
-    """Whether every floating-point entry of the tree is finite, [] bool."""
+    """True if every floating-point entry of the tree is finite, [] bool."""
     leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]
     return jnp.isfinite(jnp.concatenate([x.reshape(-1) for x in leaves])).all() if leaves else jnp.array(True)
 
@@ -31,9 +31,9 @@ def all_finite(tree: PyTree) -> Array:
 @partial(jax.tree_util.register_dataclass, data_fields=["vectors"], meta_fields=["structure", "shapes"])
 @dataclass(frozen=True)
 class Packed:
-    """A tree as a few vectors, one for each dtype in order of first appearance; made by `pack`.
+    """A tree stored as a few vectors, one per dtype in order of first appearance; made by `pack`.
 
-    An operation on the vectors is one kernel where the tree has one for each leaf: such a program compiles faster.
+    An operation on the vectors is one kernel instead of one per leaf, so such a program compiles faster.
     """
 
     vectors: tuple[Array, ...]
@@ -41,7 +41,7 @@ class Packed:
     shapes: tuple[tuple[tuple[int, ...], Any], ...]
 
     def unpack(self) -> PyTree:
-        """The tree."""
+        """The original tree."""
         by_dtype = dict(zip(dict.fromkeys(dtype for _, dtype in self.shapes), self.vectors, strict=True))
         used = dict.fromkeys(by_dtype, 0)
         leaves = []
@@ -53,7 +53,7 @@ class Packed:
 
 
 def pack(tree: PyTree) -> Packed:
-    """All leaves of each dtype in one vector."""
+    """Concatenate all leaves of each dtype into one vector."""
     leaves, structure = jax.tree.flatten(tree)
     groups: dict[Any, list[Array]] = {}
     for leaf in leaves:
@@ -78,8 +78,10 @@ def prefix_divide(total: PyTree, weight: PyTree) -> PyTree:
 
 
 def split_by_path(tree: PyTree, predicate: PathPredicate) -> tuple[PyTree, PyTree]:
-    """The leaves whose path the predicate accepts, and the others: two trees of the same nodes, to be put together by
-    `merge`. Where one has a leaf the other has None, which JAX takes for a tree without leaves.
+    """Split a tree into the leaves whose path the predicate accepts, and the others.
+
+    Both parts have the nodes of the whole tree, with None (to JAX, a node without leaves) in place of a missing leaf;
+    `merge` puts them together again.
     """
 
     def keep(accepted: bool) -> PyTree:
@@ -91,7 +93,7 @@ def split_by_path(tree: PyTree, predicate: PathPredicate) -> tuple[PyTree, PyTre
 
 
 def merge(part: PyTree, rest: PyTree) -> PyTree:
-    """The tree of which `split_by_path` made the two parts."""
+    """Inverse of `split_by_path`."""
     return jax.tree.map(lambda a, b: b if a is None else a, part, rest, is_leaf=lambda node: node is None)
 
 
@@ -100,12 +102,12 @@ def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def num_bytes(tree: PyTree) -> int:
-    """Bytes of all leaves; leaves may be arrays or ``jax.ShapeDtypeStruct``."""
+    """Size of all leaves in bytes; leaves may be arrays or ``jax.ShapeDtypeStruct``."""
     return sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))
 
 
 def take_rows(tree: PyTree, rows: Array) -> PyTree:
-    """Rows of a stacked tree, leaves [m, ...] -> [k, ...]. A row outside [0, m) reads the nearest row.
+    """Gather rows of a stacked tree, leaves [m, ...] -> [k, ...]. A row outside [0, m) reads the nearest row.
 
     An empty slot of a cohort carries the row m. What it reads is real data of some client, so it cannot make NaN, and
     what it computes is dropped by the mask; clipping spares the pass over the data that filling would cost.
@@ -114,5 +116,5 @@ def take_rows(tree: PyTree, rows: Array) -> PyTree:
 
 
 def put_rows(tree: PyTree, rows: Array, values: PyTree) -> PyTree:
-    """Writes rows into a stacked tree; a row outside [0, m) (an empty slot) is dropped."""
+    """Write rows into a stacked tree; rows outside [0, m) (empty slots) are dropped."""
     return jax.tree.map(lambda a, v: a.at[rows].set(v, mode="drop", indices_are_sorted=True), tree, values)

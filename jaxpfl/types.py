@@ -1,4 +1,4 @@
-"""Shapes that every level shares: one client's data, and the federation of all clients stacked on axis 0.
+"""Types shared by every level: one client's data, and the federation of all clients stacked on axis 0.
 
 Notation: m clients; n examples of capacity (the largest client's count, smaller ones are padded); [..., ] a leaf's
 shape for ONE client. Stacked, every leaf gets a leading [m].
@@ -42,7 +42,7 @@ class ClientData(NamedTuple):
 
 
 class Splits(NamedTuple):
-    """What an algorithm may see of a client. The test examples are not a field: no algorithm can reach them."""
+    """Examples of a client that an algorithm may see. Test examples are not a field, so no algorithm can reach them."""
 
     train: ClientData
     validation: ClientData
