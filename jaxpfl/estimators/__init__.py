@@ -1,7 +1,7 @@
-"""Personalised estimation: pure functions of clients and of a server, that jit and vmap over repetitions and settings.
+"""Personalised estimation: pure functions of clients and server that jit and vmap over repetitions and settings.
 
-`base.Estimator` is what an estimator is, and `base.estimate` runs one. One file a model: `gaussian`, `bernoulli`,
-`mixture` (with their private forms and exact errors in files beside), and `regression`, `regression_mixture` and
+`base.Estimator` defines an estimator and `base.estimate` runs one. Each model has one file: `gaussian`, `bernoulli`,
+`mixture` (with their private forms and exact errors in files beside them), and `regression`, `regression_mixture` and
 `logistic_regression`, which are functions of all clients' data.
 """
 

@@ -1,8 +1,8 @@
-r"""What an estimator is: three pure functions, of one client, of the server, of one client again.
+r"""The estimator interface: three pure functions, for a client, for the server, and for a client again.
 
-Client i holds n_i samples that depend on its own theta_i. It sends a message (`summarize`), the server makes of all
-messages what it tells everybody (`combine`), and the client puts that together with its own data (`personalize`).
-Estimators that take several rounds repeat the three, each time with what the server told last.
+Client i holds n_i samples that depend on its own parameter theta_i. It sends a message (`summarize`), the server
+combines all messages into a broadcast (`combine`), and the client combines the broadcast with its own data
+(`personalize`). Estimators of several rounds repeat the three, each time with the server's last broadcast.
 
 Everything jits, and vmaps over repetitions and settings: scalars are closed over by the builders and may be traced,
 sizes are static.
@@ -24,7 +24,7 @@ from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Array, Key, PyTree
 
 _ROUNDING = 1e-3
-"""The largest rounding of a value, as a share of how much a client's values differ."""
+"""Largest rounding error of a value, relative to the range of a client's values."""
 
 
 class Samples(NamedTuple):
@@ -32,7 +32,7 @@ class Samples(NamedTuple):
 
     Attributes:
       x: [n, ...].
-      mask: [n] bool, which samples are real.
+      mask: [n] bool, true for real samples.
     """
 
     x: Array
@@ -45,12 +45,12 @@ class Samples(NamedTuple):
 
     @property
     def mean(self) -> Array:
-        """The mean of the real samples of one client, [...]; zero where there is none."""
+        """Mean of the client's real samples, [...]; zero without any."""
         return self._total(self.x) / jnp.maximum(self.size, 1)
 
     @property
     def scatter(self) -> Array:
-        """The sum of squared deviations from the client's mean, [...]."""
+        """Sum of squared deviations from the client's mean, [...]."""
         return self._total((self.x - self.mean) ** 2)
 
     def _total(self, values: Array) -> Array:
@@ -59,15 +59,15 @@ class Samples(NamedTuple):
 
 
 class Estimator(NamedTuple):
-    """A way in which clients estimate their own parameters together.
+    """A collaborative estimator of the clients' own parameters.
 
     Attributes:
       summarize: ``(key, shared, samples) -> (message, local)`` of one client. The message is all that leaves it.
       combine: ``(key, shared, messages, sent) -> shared``: messages with leaves [m, ...], of which those with ``sent``
-        [m] bool were uploaded. A message that was not sent is not looked at.
+        [m] bool were uploaded. A message that was not sent is ignored.
       personalize: ``(shared, message, sent, local) -> estimate`` of one client. Its own message is given because some
-        estimators leave it out of what all said; clients that did not send personalise as well.
-      start: what the server tells before the first round; None where nobody needs it.
+        estimators leave it out of the combination; clients that did not send personalise as well.
+      start: the broadcast before the first round; None if none is needed.
     """
 
     summarize: Callable[[Key, PyTree, Samples], tuple[PyTree, PyTree]]
@@ -77,7 +77,7 @@ class Estimator(NamedTuple):
 
 
 class Estimated(NamedTuple):
-    """Every client's estimate, leaves [m, ...], and what the server told in the last round."""
+    """Estimates of all clients, leaves [m, ...], and the server's last broadcast."""
 
     estimates: Array
     shared: PyTree
@@ -92,16 +92,16 @@ def estimate(
     sent: Array | None = None,
     rounds: int = 1,
 ) -> Estimated:
-    """Runs an estimator on all clients.
+    """Run an estimator on all clients.
 
     Args:
-      estimator: of which kind.
-      key: of all messages' and the server's randomness.
+      estimator: the estimator.
+      key: for the messages' and the server's randomness.
       clients: stacked samples, leaves [m, n, ...].
       client_ids: [m], distinct; a client's randomness depends on the key and its id alone, so that permuting clients
         (with their ids) permutes the estimates. 0 ... m - 1 unless given.
-      sent: [m] bool, which clients upload (Remark 7 of the paper); all unless given.
-      rounds: how often the three functions are repeated; 1 for all but the iterative estimators.
+      sent: [m] bool, the clients that upload (Remark 7 of the paper); all unless given.
+      rounds: repetitions of the three functions; 1 for all but the iterative estimators.
     """
     m = clients.mask.shape[0]
     ids = jnp.arange(m) if client_ids is None else client_ids
@@ -124,13 +124,13 @@ def estimate(
 
 
 def stack(clients: list[np.ndarray]) -> Samples:
-    """Samples of clients that hold different numbers of them: arrays [n_i, ...] padded to the longest.
+    """Stack clients with different numbers of samples: arrays [n_i, ...] padded to the longest.
 
-    They have JAX's floating-point type: float32, or float64 under ``jax.enable_x64(True)``.
+    The samples get JAX's floating-point type: float32, or float64 under ``jax.enable_x64(True)``.
 
     Raises:
-      JaxpflError: no clients, one without samples, one of another shape, a value that is NaN or infinite, or values so
-        large that this type does not tell a client's samples apart (`check_digits`).
+      JaxpflError: for no clients, a client without samples or with samples of another shape, a NaN or infinite value,
+        or values so large that this type cannot tell a client's samples apart (`check_digits`).
     """
     if not clients:
         raise JaxpflError("no clients: an estimator needs at least one")
@@ -153,11 +153,11 @@ def stack(clients: list[np.ndarray]) -> Samples:
 
 
 def check_digits(largest: np.ndarray | float, spread: np.ndarray | float) -> None:
-    """Refuses values whose rounding, in JAX's floating-point type, is no small part of how much they differ.
+    """Refuse values whose rounding error in JAX's floating-point type is not small relative to their range.
 
     Args:
-      largest: the largest size of a value, for each of its entries.
-      spread: how much a client's values differ, as ``largest``; zero is never refused.
+      largest: the largest absolute value, for each entry of a sample.
+      spread: the range of a client's values, shaped as ``largest``; zero is never refused.
 
     Raises:
       JaxpflError.
@@ -173,5 +173,5 @@ def check_digits(largest: np.ndarray | float, spread: np.ndarray | float) -> Non
 
 
 def every(x: Array) -> Samples:
-    """Samples [m, n, ...] of which all are real."""
+    """Samples [m, n, ...], all of them real."""
     return Samples(x, jnp.ones(x.shape[:2], bool))

@@ -1,10 +1,10 @@
-r"""Estimating the probabilities of Bernoulli clients together: X_ij ~ Bern(p_i), p_i ~ P on [0, 1].
+r"""Collaborative estimation of Bernoulli probabilities: X_ij ~ Bern(p_i), p_i ~ P on [0, 1].
 
-With mu and v the mean and the variance of P, the best weight of the client's own share of ones is
+With mu and v the mean and the variance of the population P, the best weight of the client's own share of ones is
 
 .. math:: \hat p_i = a_i \bar X_i + (1 - a_i) \mu, \qquad a_i = \frac{n_i v}{\mu (1 - \mu) + (n_i - 1) v}
 
-for every P (it is the posterior mean where P is a Beta distribution). Estimators differ in where mu and v come from.
+for every P (the posterior mean if P is a Beta distribution). The estimators differ in the source of mu and v.
 Samples are numbers in {0, 1}, [n].
 
 Reference: Ozkara et al. 2023, section 2.2, Theorem 3 and appendix C.
@@ -21,25 +21,27 @@ from jaxpfl.estimators.moments import Moments, moments, without
 from jaxpfl.types import Array, Key, Scalar
 
 _ROUNDING = 1e-5
-"""Of a mean of the 1/n_j: less than one pair among fifty thousand single samples, of which no variance is learned."""
+"""Rounding error of the mean of 1/n_j: below the effect of a single client with two samples among fifty thousand with
+one.
+"""
 
 
 class Share(NamedTuple):
-    """A client's share of ones [], and n_i []: what it keeps, and without privacy what it sends."""
+    """A client's share of ones [] and n_i []: its local state, and without privacy its message."""
 
     share: Array
     size: Array
 
 
 class Told(NamedTuple):
-    """Moments of the shares that were sent, and of the 1/n_i."""
+    """Broadcast of the server: moments of the shares that were sent, and of the 1/n_i."""
 
     shares: Moments
     inverse_sizes: Moments
 
 
 def local() -> Estimator:
-    """Every client's own share: nothing is sent."""
+    """Each client's own share of ones; nothing is sent."""
     return Estimator(
         lambda key, shared, samples: ((), samples.mean),
         lambda key, shared, messages, sent: None,
@@ -48,8 +50,10 @@ def local() -> Estimator:
 
 
 def known_beta(alpha: Scalar, beta: Scalar) -> Estimator:
-    """The posterior mean under Beta(alpha, beta): nothing is sent. It avoids (alpha+beta)/(alpha+beta+n) of local's
-    error, exactly."""
+    """Posterior mean under a known prior Beta(alpha, beta); nothing is sent.
+
+    Its error is exactly n / (alpha + beta + n) times that of `local`.
+    """
     total = alpha + beta
 
     def personalize(shared: None, message: tuple, sent: Array, own: Share) -> Array:
@@ -63,7 +67,7 @@ def known_beta(alpha: Scalar, beta: Scalar) -> Estimator:
 
 
 def global_mean() -> Estimator:
-    """The mean share of all, as every client's estimate."""
+    """The mean share of all clients, as the estimate of each."""
     return Estimator(
         lambda key, shared, samples: (samples.mean, ()),
         lambda key, shared, messages, sent: moments(messages, sent).mean,
@@ -72,21 +76,21 @@ def global_mean() -> Estimator:
 
 
 def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Estimator:
-    r"""Mean and variance of P from the other clients' shares, by moments.
+    r"""Shrinkage of the client's own share towards mu; mean and variance of P by moments of the other shares.
 
     The shares' variance S2 about their mean estimates :math:`v + E\,p(1-p)/n`, and :math:`E\,p(1-p) = \mu(1-\mu) - v`:
 
     .. math:: v = \frac{S^2 - h \mu (1 - \mu)}{1 - h}, \qquad h = \operatorname{mean}_j \frac{1}{n_j}
 
-    cut off at 0 and at mu (1 - mu); (n S2 - mu (1 - mu)) / (n - 1) for equal sizes. Every client counts alike in mu and
-    S2, whatever its size: it is one draw of P.
+    clipped to [0, mu (1 - mu)]; (n S2 - mu (1 - mu)) / (n - 1) for equal sizes. Every client has the same weight in mu
+    and S2, whatever its size: it is one draw of P.
 
-    Where a client has nobody to learn from, its estimate is its own share.
+    A client without enough others to learn from keeps its own share.
 
     Args:
-      printed: take v = S2 as the paper has it; the weight is then too large.
-      variance: v, where it is known. It must be where no client has two samples: of one each, nothing can be learned
-        of v (the estimates are then the mean of all).
+      printed: take v = S2 as in the paper; the weight is then too large.
+      variance: v, if known. It is required if no client has two samples: v cannot be learned from single samples (the
+        estimates are then the mean of all).
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Share, Share]:
@@ -114,16 +118,17 @@ def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Es
 
 
 def moment_variance(mu: Array, S2: Array, h: Array) -> Array:
-    """v from the shares' variance and the mean h of the 1/n_j, not cut off; 0 where every n_j is 1.
+    """Moment estimate of v, not clipped, from the shares' variance S2 and the mean h of the 1/n_j; 0 if every n_j is 1.
 
-    A mean of others' 1/n_j is a difference, in single precision: what it leaves of 1 - 1 is not taken for a sample.
+    The mean over the other clients is a difference in single precision, so a remainder of 1 - h below the rounding
+    error counts as zero.
     """
     learned = 1 - h > _ROUNDING
     return jnp.where(learned, (S2 - h * mu * (1 - mu)) / jnp.where(learned, 1 - h, 1), 0)
 
 
 def weight(mu: Array, v: Array, size: Array) -> Array:
-    """a_i of the module's docstring, v cut off to [0, mu (1 - mu)]; 0 where all probabilities are equal."""
+    """Weight a_i of the module's docstring, with v clipped to [0, mu (1 - mu)]; 0 if all probabilities are equal."""
     most = mu * (1 - mu)
     v = jnp.clip(v, 0, most)
     total = most + (size - 1) * v
@@ -131,6 +136,6 @@ def weight(mu: Array, v: Array, size: Array) -> Array:
 
 
 def printed_weight(mu: Array, S2: Array, size: Array) -> Array:
-    """``n / (mu (1-mu) / S2 - 1 + n)`` as printed; 0 where S2 is."""
+    """Weight as printed, ``n / (mu (1-mu) / S2 - 1 + n)``; 0 if S2 is 0."""
     ratio = mu * (1 - mu) / jnp.where(S2 > 0, S2, 1)
     return jnp.where(S2 > 0, size / (ratio - 1 + size), 0)

@@ -1,6 +1,6 @@
-r"""Mean squared errors of the Bernoulli estimators, from mean mu and variance v of the population P; printed bounds.
+r"""Mean squared errors of the Bernoulli estimators, from the mean mu and variance v of the population P, and bounds.
 
-For a fixed weight a and the mean of K other clients' shares, exactly
+For a fixed weight a and the mean of K other clients' shares, the error is exactly
 
 .. math:: MSE(a) = a^2 \frac{\mu (1 - \mu) - v}{n} + (1 - a)^2 \Big[ v + \frac{S^2}{K} \Big], \qquad
    S^2 = v + \frac{\mu (1 - \mu) - v}{n}
@@ -18,7 +18,7 @@ from jaxpfl.types import Array, Scalar
 
 
 class Population(NamedTuple):
-    """Mean and variance of P."""
+    """Mean and variance of the population P."""
 
     mean: Scalar
     variance: Scalar
@@ -29,46 +29,46 @@ class Population(NamedTuple):
 
 
 def local(population: Population, n: Scalar) -> Scalar:
-    """Of the client's own share: ``E p (1 - p) / n``."""
+    """Error of the client's own share: ``E p (1 - p) / n``."""
     mu, v = population
     return (mu * (1 - mu) - v) / n
 
 
 def weight(population: Population, n: Scalar) -> Scalar:
-    """The best weight of the client's own share where mu is known: ``v / S2``."""
+    """Best weight of the client's own share for known mu: ``v / S2``."""
     return population.variance / population.of_shares(n)
 
 
 def printed_weight(population: Population, n: Scalar) -> Scalar:
-    """What the printed weight tends to with many clients: it takes S2 for v."""
+    """Limit of the printed weight for many clients, which takes S2 for v."""
     mu = population.mean
     return n / (mu * (1 - mu) / population.of_shares(n) - 1 + n)
 
 
 def personalized(population: Population, n: Scalar, a: Scalar, others: Scalar = jnp.inf) -> Scalar:
-    """MSE(a), with a mean from that many other clients (infinitely many: mu is known).
+    """MSE(a) with a mean over ``others`` other clients (infinitely many: mu is known).
 
-    At the weights that are estimated from them it is exact up to the spread of the estimated weight, O(1/m).
+    With weights estimated from them it is exact up to the spread of the estimated weight, O(1/m).
     """
     spread = population.variance + population.of_shares(n) / others
     return a**2 * local(population, n) + (1 - a) ** 2 * spread
 
 
 def global_mean(population: Population, n: Scalar, clients: Scalar) -> Scalar:
-    """Of the mean of all m shares, the client's own among them: ``v (1 - 1/m) + E p(1-p) / (n m)``."""
+    """Error of the mean of all m shares, including the client's own: ``v (1 - 1/m) + E p(1-p) / (n m)``."""
     return population.variance * (1 - 1 / clients) + local(population, n) / clients
 
 
 def printed_error(clients: Scalar, n: Scalar) -> Array:
-    """Theorem 3's c^2 = 3 log(4 m^2 n) / (m - 1), by which the estimated mean's square may miss.
+    """Theorem 3's bound c^2 = 3 log(4 m^2 n) / (m - 1) on the squared error of the estimated mean.
 
-    Hoeffding for that range gives a 2 where the 3 stands; neither covers the variance that is estimated beside.
+    Hoeffding's inequality for that range gives 2 instead of 3; neither covers the error of the estimated variance.
     """
     return 3 * _log(clients, n) / (clients - 1)
 
 
 def printed_private_error(clients: Scalar, n: Scalar, epsilon: Scalar) -> Array:
-    """Theorem 4's c^2 = (e^eps + 1)^2 log(4 m^2 n) / (3 (e^eps - 1)^2 (m - 1)), with the same reservations."""
+    """Theorem 4's bound c^2 = (e^eps + 1)^2 log(4 m^2 n) / (3 (e^eps - 1)^2 (m - 1)), with the same reservations."""
     return _log(clients, n) / (3 * jnp.tanh(jnp.asarray(epsilon) / 2) ** 2 * (clients - 1))
 
 

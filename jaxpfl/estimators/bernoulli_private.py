@@ -1,8 +1,8 @@
-r"""Bernoulli clients that send one private bit each: the sound design, and the printed one.
+r"""Private estimation of Bernoulli probabilities from one bit per client: a sound design, and the printed one.
 
-Message (7) is `privacy.local.one_bit_unit`: one of two values whose mean is the number in [0, 1] that it is about, pure
-eps-LDP. The variance of a two-valued message depends on its mean alone, so bits about the clients' shares tell nothing
-of the variance of P: half of the clients speak of another number.
+Message (7) is `privacy.local_dp.one_bit_unit`: one of two values whose mean is the encoded number in [0, 1]; it is
+eps-LDP. The variance of a two-valued message depends on its mean alone, so bits about the clients' shares carry no
+information about the variance of P: half of the clients encode another number.
 
 Reference: Ozkara et al. 2023, section 2.2, equation (7) and Theorem 4.
 """
@@ -24,14 +24,14 @@ from jaxpfl.types import Array, Key, Scalar
 
 
 class Bit(NamedTuple):
-    """A client's message: its value [], and whether it is about p_i^2 (public, []) rather than about p_i."""
+    """A client's message: its value [], and whether it encodes p_i^2 (public, []) rather than p_i."""
 
     value: Array
     square: Array
 
 
 class Told(NamedTuple):
-    """Estimated mean and variance of P, and whether there was enough to estimate them from, [] each."""
+    """Estimated mean and variance of P, and whether there were enough messages to estimate them, [] each."""
 
     mean: Array
     variance: Array
@@ -39,21 +39,23 @@ class Told(NamedTuple):
 
 
 def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
-    r"""Half of the clients (each by a coin of its own) send a bit about :math:`Z/n`, the others one about
-    :math:`Z (Z-1) / (n (n-1))`, whose mean is p_i^2. The means M1 and M2 of the two halves give :math:`\mu = M_1` and
-    :math:`\hat v = M_2 - \mu^2`, with a standard error e.
+    r"""One bit per client: half of the clients report their share, the other half its unbiased square.
 
-    The error of a weight is linear in v, so the best weight given what was seen is that of v's posterior mean: with a
+    A fair coin of each client decides whether its bit encodes :math:`Z/n` or :math:`Z (Z-1) / (n (n-1))`, whose mean is
+    p_i^2. The means M1 and M2 of the two halves give :math:`\mu = M_1` and :math:`\hat v = M_2 - \mu^2`, with a
+    standard error e.
+
+    The error of a weight is linear in v, so the best weight given the messages is that at v's posterior mean: with a
     flat prior, the mean of N(v-hat, e^2) truncated to [0, mu (1 - mu)].
 
-    Clients with a single sample always speak of p_i.
+    Clients with a single sample always encode p_i.
 
     Formal guarantees: every client sends one message (7) and nothing else that depends on its samples: pure eps-LDP of
     all its samples together. n_i is public.
 
     Args:
       epsilon: positive; may be traced.
-      plus_error: take v-hat + e, cut off to [0, mu (1 - mu)], for v instead. (Too small a v costs more than too large a
+      plus_error: take v-hat + e, clipped to [0, mu (1 - mu)], for v instead. (Too small a v costs more than too large a
         one.) It costs a third of the gain at small eps: where v-hat falls below -e, all clients are given mu.
     """
 
@@ -83,9 +85,11 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
 
 
 def printed(epsilon: Scalar) -> Estimator:
-    """Theorem 4 as printed: mean and variance of the OTHER clients' messages about their shares, in the weight of
-    Theorem 3. As that variance is never below mu (1 - mu), the weight is never below 1, and the estimate is never
-    better than the client's own share. For comparison."""
+    """Theorem 4 as printed, for comparison: moments of the OTHER clients' messages in the weight of Theorem 3.
+
+    The variance of these messages is never below mu (1 - mu), so the weight is never below 1, and the estimate is never
+    better than the client's own share.
+    """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Array, Share]:
         return local.one_bit_unit(key, samples.mean, epsilon), Share(samples.mean, samples.size)
@@ -99,5 +103,5 @@ def printed(epsilon: Scalar) -> Estimator:
 
 
 def _of_mean(of: Moments) -> Array:
-    """The squared standard error of a mean."""
+    """Squared standard error of a mean."""
     return of.variance / jnp.maximum(of.number, 1)

@@ -1,7 +1,7 @@
-r"""Beta(alpha, beta) fitted to clients' counts by maximum likelihood: an independent check of the moment estimators.
+r"""Maximum-likelihood fit of Beta(alpha, beta) to the clients' counts: an independent check of the moment estimators.
 
-Z_i of n_i samples are ones, with probability :math:`\binom{n_i}{Z_i} B(\alpha + Z_i, \beta + n_i - Z_i) / B(\alpha,
-\beta)`. On the host, by SciPy; one party must see all counts.
+Client i has Z_i ones among its n_i samples, with probability :math:`\binom{n_i}{Z_i} B(\alpha + Z_i, \beta + n_i - Z_i)
+/ B(\alpha, \beta)`. It runs on the host, in SciPy, and needs all counts in one place.
 """
 
 from __future__ import annotations
@@ -12,17 +12,17 @@ from jaxpfl.errors import JaxpflError
 
 
 def fit(ones: np.ndarray, sizes: np.ndarray) -> tuple[float, float]:
-    """The most likely (alpha, beta).
+    """Maximum-likelihood (alpha, beta).
 
     Args:
       ones: Z_i, [m].
       sizes: n_i, [m].
 
     Returns:
-      alpha and beta, both within [1e-4, 1e6]: at the edge where the likelihood has no maximum (all counts alike).
+      alpha and beta, both in [1e-4, 1e6]: on the boundary if the likelihood has no maximum (all counts equal).
 
     Raises:
-      JaxpflError: no client, a count that is not whole or not within 0 ... n_i, or SciPy is not installed.
+      JaxpflError: if there is no client, a count is not whole or not in 0 ... n_i, or SciPy is not installed.
     """
     try:
         from scipy import optimize, special

@@ -1,13 +1,14 @@
-r"""Variances of each client's samples, drawn to a common one as far as the clients look alike.
+r"""Per-client variances, shrunk towards a common one by an inverse chi-square prior.
 
-:math:`s_i^2` with :math:`\nu_i = n_i - 1` degrees of freedom estimates :math:`\sigma_i^2`, and the :math:`\sigma_i^2`
-are :math:`\nu_0 s_0^2` over a chi-square variable with :math:`\nu_0` degrees of freedom. Then
+The sample variance :math:`s_i^2` with :math:`\nu_i = n_i - 1` degrees of freedom estimates :math:`\sigma_i^2`, and a
+priori each :math:`\sigma_i^2` is :math:`\nu_0 s_0^2` over a chi-square variable with :math:`\nu_0` degrees of freedom.
+The posterior estimate
 
 .. math:: \tilde s_i^2 = \frac{\nu_0 s_0^2 + \nu_i s_i^2}{\nu_0 + \nu_i}
 
-has :math:`\nu_0 + \nu_i` degrees. The prior is fitted by the mean and the variance of
-:math:`\log s_i^2 - \psi(\nu_i/2) + \log(\nu_i/2)`, as limma does. Unless Bartlett's test says that variances differ,
-:math:`\nu_0` is infinite: all clients have the pooled variance.
+has :math:`\nu_0 + \nu_i` degrees of freedom. The prior is fitted by the mean and the variance of
+:math:`\log s_i^2 - \psi(\nu_i/2) + \log(\nu_i/2)`, as in limma. Unless Bartlett's test rejects equal variances,
+:math:`\nu_0` is infinite and all clients have the pooled variance.
 
 References: Smyth 2004, "Linear models and empirical Bayes methods for assessing differential expression in microarray
 experiments", section 6.2; Bartlett 1937.
@@ -24,7 +25,7 @@ from jax.scipy.special import digamma, ndtr
 from jaxpfl.types import Array, Scalar
 
 SIGNIFICANT = 0.05
-"""Of Bartlett's test."""
+"""Significance level of Bartlett's test."""
 
 _LEAST_DEGREES = 2
 _LEAST_CLIENTS = 3
@@ -33,13 +34,13 @@ _FAR = 8
 
 
 class Variances(NamedTuple):
-    """What the clients' variances show.
+    """Fitted distribution of the clients' variances.
 
     Attributes:
-      pooled: one for all, [].
-      p_value: of Bartlett's test that they are equal, []; NaN where it cannot be made.
-      degrees: nu_0, []; infinite where one variance is taken for all.
-      scale: s_0^2, []; the pooled variance where nu_0 is infinite.
+      pooled: the pooled variance, [].
+      p_value: of Bartlett's test of equal variances, []; NaN if it cannot be made.
+      degrees: nu_0, []; infinite if one variance is taken for all.
+      scale: s_0^2, []; the pooled variance if nu_0 is infinite.
     """
 
     pooled: Array
@@ -48,14 +49,13 @@ class Variances(NamedTuple):
     scale: Array
 
     def of_client(self, scatter: Array, degrees: Array) -> Array:
-        """A client's shrunken variance, from its summed squared deviations and its degrees of freedom, as both
-        broadcast."""
+        """A client's shrunken variance, from its summed squared deviations and degrees of freedom, which broadcast."""
         some = degrees * (scatter > 0)
         own = (self._finite * self.scale + scatter) / (self._finite + some)
         return jnp.where(jnp.isinf(self.degrees), self.pooled, own)
 
     def degrees_of(self, scatter: Array, degrees: Array) -> Array:
-        """Degrees of freedom of `of_client`'s; infinite where one variance is taken for all."""
+        """Degrees of freedom of the variance that `of_client` returns; infinite if one variance is taken for all."""
         return self.degrees + degrees * (scatter > 0)
 
     @property
@@ -64,14 +64,14 @@ class Variances(NamedTuple):
 
 
 def learn(scatter: Array, degrees: Array) -> Variances:
-    """Fits the prior.
+    """Fit the prior.
 
-    A client without any scatter has rounded samples, or next to none: its variance is not its own then, and it takes no
-    part in the fit; with one degree of freedom (two samples), neither.
+    A client whose samples have no scatter (rounded values) takes no part in the fit, since its variance is not that of
+    its population; neither does one with a single degree of freedom (two samples).
 
     Args:
       scatter: summed squared deviations from the clients' means, [m].
-      degrees: nu_i, [m]; zero of those that sent nothing.
+      degrees: nu_i, [m]; zero for clients that sent nothing.
     """
     total = degrees.sum()
     pooled = scatter.sum() / jnp.maximum(total, 1)
@@ -94,7 +94,7 @@ def learn(scatter: Array, degrees: Array) -> Variances:
 
 
 def _bartlett(s2: Array, nu: Array, number: Array) -> Array:
-    """The p-value, over clients with ``nu`` above zero."""
+    """p-value of Bartlett's test over the clients with ``nu`` above zero."""
     total = nu.sum()
     pooled = (nu * s2).sum() / jnp.maximum(total, 1)
     statistic = (nu * jnp.log(jnp.where(pooled > 0, pooled, 1) / s2)).sum()
@@ -106,8 +106,10 @@ def _bartlett(s2: Array, nu: Array, number: Array) -> Array:
 
 
 def _trigamma_inverse(value: Scalar) -> Array:
-    """The y with trigamma(y) = value > 0, by Newton steps on 1 / trigamma, which is convex: from below its root they
-    rise to it."""
+    """Solution y of trigamma(y) = value > 0, by Newton steps on 1 / trigamma.
+
+    That function is convex, so the steps rise to its root from below.
+    """
     value = jnp.clip(value, 1e-7, 1e7)
 
     def step(_: Array, y: Array) -> Array:
@@ -118,7 +120,7 @@ def _trigamma_inverse(value: Scalar) -> Array:
 
 
 def _trigamma(x: Array) -> Array:
-    """By recurrence to a large argument, and the asymptotic series there: XLA takes long to compile a zeta function."""
+    """Trigamma function by recurrence and asymptotic series: XLA takes long to compile a zeta function."""
     y = x + _FAR
     far = 1 / y + 1 / (2 * y**2) + 1 / (6 * y**3) - 1 / (30 * y**5) + 1 / (42 * y**7) - 1 / (30 * y**9)
     return sum((1 / (x + k) ** 2 for k in range(_FAR)), far)

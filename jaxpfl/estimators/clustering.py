@@ -1,4 +1,4 @@
-"""k centers of points that lie side by side: k-means++ and Lloyd's algorithm."""
+"""Clustering of points into k centers: k-means++ and Lloyd's algorithm."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from jaxpfl.types import Array, Scalar
 
 
 class Clusters(NamedTuple):
-    """Centers [k, d] and the number of points of each [k]."""
+    """Centers [k, d] and the number of points of each, [k]."""
 
     centers: Array
     sizes: Array
 
     @property
     def as_prior(self) -> Discrete:
-        """Shares from the sizes, all alike where no size is positive."""
+        """Discrete prior with shares in proportion to the sizes; uniform if no size is positive."""
         sizes = jnp.maximum(self.sizes, 0)
         total = sizes.sum()
         k = sizes.shape[0]
@@ -28,27 +28,29 @@ class Clusters(NamedTuple):
 
 
 def square_distances(points: Array, centers: Array) -> Array:
-    """[m, d] and [k, d] -> [m, k]."""
+    """Squared distances between points [m, d] and centers [k, d], [m, k]."""
     return ((points[:, None] - centers) ** 2).sum(axis=-1)
 
 
 def within_ball(points: Array, radius: Scalar) -> Array:
-    """Each row of [m, d] clipped to an L2 norm of ``radius``, as `privacy.clipping.clip` says."""
+    """Rows of [m, d], each clipped to an L2 norm of ``radius`` by `privacy.clipping.clip`."""
     return jax.vmap(lambda point: clipping.clip(point, radius)[0])(points)
 
 
 def plus_plus(scores: Array, points: Array, valid: Array) -> Array:
-    """The start of k-means++ (Arthur and Vassilvitskii 2007): centers on points, each drawn with a probability
-    proportional to its squared distance to the nearest center so far.
+    """Initial centers by k-means++ (Arthur and Vassilvitskii 2007).
+
+    Centers are points, each drawn with a probability proportional to its squared distance to the nearest earlier
+    center.
 
     Args:
-      scores: [m, k] standard Gumbel variables, a row of each point's own: the draws then do not depend on the order of
-        the points.
+      scores: [m, k] standard Gumbel variables, one row per point, so that the draws do not depend on the order of the
+        points.
       points: [m, d].
-      valid: [m] bool, which of them count.
+      valid: [m] bool, the points that count.
 
     Returns:
-      [k, d]; centers coincide where there are fewer distinct points.
+      [k, d]; centers coincide if there are fewer distinct points.
     """
 
     def choose(weights: Array, score: Array) -> Array:
@@ -71,13 +73,13 @@ def nearest(points: Array, centers: Array) -> Array:
 
 
 def sums(points: Array, valid: Array, member: Array) -> tuple[Array, Array]:
-    """Of points [m, d] with memberships [m, k]: each center's sum [k, d] and number [k]."""
+    """Sum [k, d] and number [k] of the points [m, d] of each center, for memberships [m, k]."""
     member = jnp.where(valid[:, None], member, 0)
     return member.T @ jnp.where(valid[:, None], points, 0), member.sum(axis=0)
 
 
 def lloyd(begin: Array, points: Array, valid: Array, steps: int) -> Clusters:
-    """Steps of Lloyd's algorithm from centers [k, d]; a center without points stays where it is."""
+    """Lloyd's algorithm from initial centers [k, d]; a center without points stays in place."""
 
     def step(_: Array, at: Clusters) -> Clusters:
         total, sizes = sums(points, valid, nearest(points, at.centers))
@@ -88,10 +90,10 @@ def lloyd(begin: Array, points: Array, valid: Array, steps: int) -> Clusters:
 
 
 def kmeans(scores: Array, points: Array, valid: Array, steps: int) -> Clusters:
-    """The best of several starts by k-means++ and Lloyd's algorithm, by the summed squared distances.
+    """Best of several k-means++ starts of Lloyd's algorithm, by the sum of squared distances.
 
     Args:
-      scores: [m, starts, k] Gumbel variables, of each point's own.
+      scores: [m, starts, k] standard Gumbel variables, one row per point.
     """
 
     def one(of_start: Array) -> tuple[Array, Clusters]:

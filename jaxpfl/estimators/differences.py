@@ -1,14 +1,14 @@
-r"""Tests that clients do not differ at all, and an interval for the spread of their parameters. On the host, by SciPy.
+r"""Tests of equal client parameters, and a confidence interval for their spread. On the host, in SciPy.
 
-Of Gaussian clients, with :math:`w_i(\lambda) = 1 / (s_i^2 + \lambda)` and
-:math:`Q(\lambda) = \sum_i w_i (\bar X_i - M)^2`: at the true lambda, Q / (m - 1) has the F distribution with m - 1 and
-nu degrees of freedom, where all s_i^2 are in proportion to one variance that was pooled with nu degrees (exactly, for
-any sizes: Wald 1940). At lambda = 0 that is the test, the analysis of variance. Where clients' variances are their own
-the test is Welch's.
+For Gaussian clients, let :math:`w_i(\lambda) = 1 / (s_i^2 + \lambda)` and
+:math:`Q(\lambda) = \sum_i w_i (\bar X_i - M)^2`. At the true lambda, Q / (m - 1) has the F distribution with m - 1 and
+nu degrees of freedom if all s_i^2 are proportional to one variance that was pooled with nu degrees of freedom (exactly,
+for any sizes: Wald 1940). At lambda = 0 this is the analysis of variance. If each client has a variance of its own, the
+test is Welch's.
 
-The interval's ends are those lambda at which Q / (m - 1) is a quantile of F, times that quantile over the one of
-chi-square / (m - 1): st2's uncertainty, unlike lambda's, has nothing of the pooled variance's where st2 is large.
-(Williams 1962, whose interval it is for equal sizes; it covers at least, and nearly, as often as it says.)
+The interval's ends are the lambda at which Q / (m - 1) is a quantile of F, times the ratio of that quantile to the one
+of chi-square / (m - 1): unlike lambda's, the uncertainty of st2 does not include that of the pooled variance if st2 is
+large. (For equal sizes this is the interval of Williams 1962; its coverage is at least, and close to, the nominal one.)
 
 References: Wald 1940, "A note on the analysis of variance with unequal class frequencies"; Williams 1962, "A confidence
 interval for variance components"; Welch 1951, "On the comparison of several mean values"; Viechtbauer 2007, "Confidence
@@ -26,12 +26,12 @@ _MOST_DRAWS, _FEWEST_DRAWS, _MOST_NUMBERS = 9999, 199, 5_000_000
 
 
 class Test(NamedTuple):
-    """A test that the clients' parameters are equal.
+    """Result of a test that the clients' parameters are equal.
 
     Attributes:
-      name: of which kind.
+      name: of the test.
       statistic: its value.
-      p_value: how often equal clients would show as much.
+      p_value: probability of a statistic at least as large if the parameters are equal.
     """
 
     name: str
@@ -40,13 +40,13 @@ class Test(NamedTuple):
 
 
 def of_means(mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float, *, pooled: bool) -> Test:
-    """The analysis of variance, for any sizes; or Welch's.
+    """Analysis of variance of the clients' means, for any sizes, or Welch's.
 
     Args:
       mean: the clients' means, [m].
       s2: their estimated variances, [m], above zero.
-      degrees: of freedom: of the pooled variance, or of each client's own, [m].
-      pooled: whether all of ``s2`` is in proportion to one estimate.
+      degrees: degrees of freedom, of the pooled variance or of each client's own, [m].
+      pooled: whether all of ``s2`` is proportional to one estimate.
     """
     from scipy import special
 
@@ -62,7 +62,7 @@ def of_means(mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float, *, p
 def spread(
     mean: np.ndarray, s2: np.ndarray, degrees: np.ndarray | float, level: float, *, pooled: bool
 ) -> tuple[float, float]:
-    """The interval for sigma_theta; the arguments are those of `of_means`."""
+    """Confidence interval for sigma_theta, the standard deviation of the parameters; arguments as in `of_means`."""
     from scipy import special
 
     free = len(mean) - 1
@@ -76,17 +76,17 @@ def spread(
 
 
 def of_shares(ones: np.ndarray, size: np.ndarray, seed: int) -> Test:
-    r"""Pearson's chi-square test of Bernoulli clients:
+    r"""Pearson's chi-square test of equal probabilities of Bernoulli clients:
 
     .. math:: \sum_i n_i (\bar X_i - \bar X)^2 / (\bar X (1 - \bar X))
 
-    Where an expected count is below five, the p-value is simulated given the number of ones of all, which is valid for
-    any counts; 199 to 9999 draws.
+    If an expected count is below five, the p-value is simulated conditionally on the total number of ones, with 199 to
+    9999 draws, which is valid for any counts.
 
     Args:
-      ones: the clients' numbers of ones, [m].
+      ones: number of ones of each client, [m].
       size: n_i, [m].
-      seed: of the draws.
+      seed: of the simulation.
     """
     from scipy import special
 
@@ -109,7 +109,7 @@ def of_shares(ones: np.ndarray, size: np.ndarray, seed: int) -> Test:
 
 
 def _deal(rng: np.random.Generator, ones: np.ndarray, size: np.ndarray) -> np.ndarray:
-    """So many ones dealt at random to all samples."""
+    """Distribute the total number of ones at random over all samples."""
     return rng.multivariate_hypergeometric(size, int(ones.sum()), method="marginals")
 
 
@@ -120,7 +120,7 @@ def _generalised_q(mean: np.ndarray, s2: np.ndarray, ratio: float) -> float:
 
 
 def _between(mean: np.ndarray, s2: np.ndarray, value: float) -> float:
-    """The lambda at which Q is ``value``; zero where it is less at zero."""
+    """The lambda at which Q equals ``value``; zero if Q is smaller at zero."""
     from scipy import optimize
 
     if _generalised_q(mean, s2, 0.0) <= value:
@@ -131,7 +131,7 @@ def _between(mean: np.ndarray, s2: np.ndarray, value: float) -> float:
 
 
 def _welch(s2: np.ndarray, degrees: np.ndarray | float) -> tuple[float, float]:
-    """The divisor of Q / (m - 1), and the degrees of freedom below it."""
+    """Divisor of Q / (m - 1), and the denominator's degrees of freedom."""
     m, w = len(s2), 1 / s2
     off = float(((1 - w / w.sum()) ** 2 / degrees).sum()) / (m**2 - 1)
     return 1 + 2 * (m - 2) * off, 1 / (3 * off)

@@ -1,11 +1,11 @@
-r"""Estimating the means of Gaussian clients together: X_ij ~ N(theta_i, sx2 I), theta_i ~ N(mu, st2 I), mu unknown.
+r"""Collaborative estimation of Gaussian means: X_ij ~ N(theta_i, sx2 I), theta_i ~ N(mu, st2 I), mu unknown.
 
 .. math:: \hat\theta_i = a_i \bar X_i + (1 - a_i) M, \qquad M = \frac{\sum_j w_j q(\bar X_j)}{\sum_j w_j},
    \qquad w_j = \frac{1}{st^2 + sx^2 / n_j + sq^2}
 
-M is the maximum-likelihood estimate of mu from what was sent (the plain mean where all clients hold equally many
-samples), and a_i is the exact minimiser of the mean squared error given M's weights: equation (5) of the paper where
-sizes are equal and all sent. `gaussian_closed_form` has the errors.
+M is the maximum-likelihood estimate of mu from the messages q(X_j) (their plain mean if all clients hold equally many
+samples), and a_i is the exact minimiser of the mean squared error given M's weights: equation (5) of the paper if sizes
+are equal and all clients sent. `gaussian_closed_form` has the errors.
 
 Reference: Ozkara et al. 2023, section 2.1, Theorems 1 and 2, Remark 7.
 """
@@ -24,15 +24,17 @@ from jaxpfl.types import Array, Key, Scalar
 
 
 class Local(NamedTuple):
-    """What a client keeps: its own mean [d], and the number of its samples []."""
+    """A client's local state: its own mean [d] and number of samples []."""
 
     mean: Array
     size: Array
 
 
 class Sent(NamedTuple):
-    """A client's message: its mean [d] as it was released, n_i [], which is public, and, where the samples' variance is
-    to be estimated, the summed squared deviations from its mean [] (else zero)."""
+    """A client's message: its released mean [d], its public size n_i [], and its sum of squared deviations [].
+
+    The last is zero unless the samples' variance is to be estimated.
+    """
 
     mean: Array
     size: Array
@@ -40,7 +42,7 @@ class Sent(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What the server tells: M [d], the sum of the weights w_j [], and the variances st2 [] and sx2 []."""
+    """Broadcast of the server: M [d], the sum of the weights w_j [], and the variances st2 [] and sx2 []."""
 
     mean: Array
     weight: Array
@@ -49,7 +51,7 @@ class Told(NamedTuple):
 
 
 def local() -> Estimator:
-    """Every client's own mean: nothing is sent."""
+    """Each client's own mean; nothing is sent."""
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[tuple, Array]:
         return (), samples.mean
@@ -58,7 +60,7 @@ def local() -> Estimator:
 
 
 def global_mean(release: Release = EXACT) -> Estimator:
-    """The mean of all messages, as every client's estimate."""
+    """The mean of all messages, as the estimate of each client."""
 
     def combine(key: Key, shared: None, messages: Array, sent: Array) -> Array:
         return moments(messages, sent).mean
@@ -71,17 +73,17 @@ def global_mean(release: Release = EXACT) -> Estimator:
 
 
 def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, release: Release = EXACT) -> Estimator:
-    r"""The client's own mean and the mean of all, each by what it is worth.
+    r"""Combination of the client's own mean and the mean of all with the weight of least mean squared error.
 
-    Where nobody sent, or nothing was learned, an estimate is the client's own mean.
+    Without any messages the estimate is the client's own mean.
 
     Args:
-      st2: the variance of the theta_i. None: estimated from the messages by moments, floored at zero,
-        :math:`st^2 = \max(0, S^2 - \operatorname{mean}_j(sx^2 / n_j) - sq^2)`. Messages with Gaussian noise carry next
-        to nothing about it: there give it, or use `gaussian_private.split`.
+      st2: the variance of the theta_i. None: estimated from the messages by moments, floored at zero, :math:`st^2 =
+        \max(0, S^2 - \operatorname{mean}_j(sx^2 / n_j) - sq^2)`. Messages with Gaussian noise carry almost no
+        information about it: give it, or use `gaussian_private.split`.
       sx2: the variance of the samples. None: pooled from the clients' own; needs clients with two samples, and a second
         number in every message, which is not released privately.
-      release: how the mean leaves a client.
+      release: the mechanism by which the mean leaves a client.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Local]:
@@ -112,7 +114,7 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
 def error_terms(told: Told, size: Array, sent: Array, sq2: Scalar = 0.0) -> tuple[Array, Array, Array]:
     """``s2``, ``c`` and ``V`` of `gaussian_closed_form.error` for a client with n_i samples, [] each.
 
-    With w_j = 1 / Var(q(mean_j)), Var M is 1 / sum w, Cov(mean_i, M) is w_i s2 / sum w beside st2's part.
+    With w_j = 1 / Var(q(mean_j)), Var M is 1 / sum w, and Cov(mean_i, M) is w_i s2 / sum w plus the term of st2.
     """
     s2 = told.sx2 / jnp.maximum(size, 1)
     part = jnp.where(sent, weight(told.st2 + s2 + sq2), 0) / _nonzero(told.weight)
@@ -120,15 +122,15 @@ def error_terms(told: Told, size: Array, sent: Array, sq2: Scalar = 0.0) -> tupl
 
 
 def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
-    r"""The estimator of James and Stein, towards the mean of all, over clients with equally many samples:
+    r"""James-Stein estimator that shrinks towards the mean of all clients, which hold equally many samples:
 
     .. math:: \hat\theta_i = M + \Big(1 - \frac{((m-1) d - 2)\, s^2}{\sum_j |\bar X_j - M|^2}\Big) (\bar X_i - M)
 
-    Where (m - 1) d is 2 or less it does not shrink.
+    There is no shrinkage if (m - 1) d is at most 2.
 
     Args:
       sx2: the variance of the samples.
-      positive: whether the factor is kept from going below zero (which only helps; the closed form is without).
+      positive: whether the factor is floored at zero (which only lowers the error; the closed form is without it).
 
     Reference: James and Stein 1961; Efron and Morris 1973.
     """
@@ -153,13 +155,13 @@ def james_stein(sx2: Scalar, *, positive: bool = True) -> Estimator:
 
 
 def pooled_variance(messages: Sent, sent: Array) -> Array:
-    """sx2 from all clients' squared deviations: over their degrees of freedom, zero where there are none."""
+    """Pooled estimate of sx2: the clients' squared deviations over their degrees of freedom; zero without any."""
     free = jnp.where(sent, jnp.maximum(messages.size - 1, 0), 0).sum()
     return jnp.where(sent, messages.scatter, 0).sum() / jnp.maximum(free, 1)
 
 
 def weight(variance: Array) -> Array:
-    """The inverse of a variance; 1 where it is zero, for those that have none."""
+    """Inverse of a variance; 1 if it is zero."""
     return jnp.where(variance > 0, 1 / _nonzero(variance), 1)
 
 

@@ -1,9 +1,9 @@
-r"""Mean squared errors of the Gaussian estimators, exactly, and the bounds below which none can go.
+r"""Exact mean squared errors of the Gaussian estimators, and lower bounds.
 
-X_ij ~ N(theta_i, sx2 I_d), theta_i ~ N(mu, st2 I_d), s2 = sx2 / n; sending the mean adds the variance sq2 to an entry.
-All functions take scalars or arrays that broadcast, and give the error of ONE entry: times d for a vector's.
+X_ij ~ N(theta_i, sx2 I_d), theta_i ~ N(mu, st2 I_d), s2 = sx2 / n; releasing the mean adds the variance sq2 per entry.
+All functions take scalars or arrays that broadcast, and return the error of ONE entry; multiply by d for a vector.
 
-For any weight a, with the mean M of the messages that K of m clients sent (K = m unless said),
+For any weight a, with the mean M of the messages that K of m clients sent (by default K = m),
 
 .. math:: MSE(a) = a^2 s^2 + 2 a (1 - a) c + (1 - a)^2 V, \qquad c = Cov(\bar X_i - \theta_i, M - \theta_i),
    \quad V = Var(M - \theta_i)
@@ -19,39 +19,39 @@ from jaxpfl.types import Array, Scalar
 
 
 def error(a: Scalar, s2: Scalar, c: Scalar, V: Scalar) -> Array:
-    r"""The error of one entry of :math:`a \bar X_i + (1 - a) M`, as the arguments broadcast:
+    r"""Mean squared error of one entry of :math:`a \bar X_i + (1 - a) M`:
 
     .. math:: MSE(a) = a^2 s^2 + 2 a (1 - a) c + (1 - a)^2 V
 
     Args:
-      a: the weight of the client's own mean.
-      s2: the variance of that mean about theta_i.
-      c: the covariance of the errors of that mean and of M about theta_i.
-      V: the variance of M about theta_i.
+      a: weight of the client's own mean.
+      s2: variance of that mean about theta_i.
+      c: covariance of the errors of that mean and of M about theta_i.
+      V: variance of M about theta_i.
     """
     return a**2 * s2 + 2 * a * (1 - a) * c + (1 - a) ** 2 * V
 
 
 def best_weight(s2: Scalar, c: Scalar, V: Scalar) -> Array:
-    """The a that minimises `error`; 1 where every a does."""
+    """The weight a that minimises `error`; 1 if every a does."""
     curvature = s2 - 2 * c + V
     return jnp.where(curvature > 0, (V - c) / jnp.where(curvature > 0, curvature, 1), 1)
 
 
 def of_the_mean(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, sent: bool = True) -> tuple:
-    """``c`` and ``V`` where the clients hold equally many samples.
+    """``c`` and ``V`` of `error` for the plain mean of clients that hold equally many samples.
 
     Args:
-      clients: K, how many sent (m where all did).
-      s2, st2, sq2: variances of a client's mean about theta_i, of the theta_i, and of what sending adds.
-      sent: whether the client whose error is meant was one of them.
+      clients: K, the number of clients that sent (m if all did).
+      s2, st2, sq2: variances of a client's mean about theta_i, of the theta_i, and of the release.
+      sent: whether the client in question was one of them.
     """
     c = s2 / clients if sent else 0.0 * s2
     return c, (s2 + st2 + sq2) / clients + st2 * (1 - 2 * sent / clients)
 
 
 def weight(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, sent: bool = True) -> Array:
-    r"""The best weight of the client's own mean: for one that sent
+    r"""Best weight of the client's own mean, for a client that sent
 
     .. math:: a = \frac{st^2 + sq^2/(K-1)}{st^2 + sq^2/(K-1) + s^2}
     """
@@ -59,21 +59,23 @@ def weight(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, sent:
 
 
 def local(s2: Scalar) -> Array:
-    """Of the client's own mean."""
+    """Error of the client's own mean."""
     return jnp.asarray(s2)
 
 
 def personalized(
     clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, a: Scalar | None = None, *, sent: bool = True
 ) -> Array:
-    """Of ``a mean_i + (1 - a) M``; at the best weight unless one is given, where it is ``s2 (a + (1 - a)/K)`` for a
-    client that sent."""
+    """Error of ``a mean_i + (1 - a) M``, by default at the best weight.
+
+    There it is ``s2 (a + (1 - a)/K)`` for a client that sent.
+    """
     c, V = of_the_mean(clients, s2, st2, sq2, sent=sent)
     return error(best_weight(s2, c, V) if a is None else a, s2, c, V)
 
 
 def global_mean(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> Array:
-    r"""Of M itself, as every client's estimate: MSE(0), for a client that sent
+    r"""Error of M as the estimate of each client, MSE(0); for a client that sent
 
     .. math:: V = \frac{s^2 + st^2 + sq^2}{K} + st^2 \Big(1 - \frac2K\Big)
 
@@ -85,11 +87,11 @@ def global_mean(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> 
 
 
 def james_stein(clients: Scalar, s2: Scalar, st2: Scalar, dim: int = 1) -> Array:
-    r"""Of the estimator of James and Stein towards the mean of all, where it may shrink by more than all:
+    r"""Error of the James-Stein estimator towards the mean of all, with a factor that may be negative:
 
     .. math:: s^2 - \frac{(m-1) d - 2}{m d} \frac{s^4}{s^2 + st^2}
 
-    averaged over the population (Efron and Morris 1973). Cutting the shrinkage off at zero can only lower it.
+    averaged over the population (Efron and Morris 1973). Flooring the factor at zero can only lower it.
     """
     free = (clients - 1) * dim
     total = jnp.asarray(s2 + st2)
@@ -97,19 +99,21 @@ def james_stein(clients: Scalar, s2: Scalar, st2: Scalar, dim: int = 1) -> Array
 
 
 def bound_known_mean(s2: Scalar, st2: Scalar) -> Array:
-    """No estimator that knows mu does better: ``st2 s2 / (st2 + s2)``, the posterior variance."""
+    """Lower bound for every estimator that knows mu, the posterior variance ``st2 s2 / (st2 + s2)``."""
     return _ratio(st2 * s2, st2 + s2)
 
 
 def bound_unknown_mean(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
-    """No equivariant estimator that learns mu from the clients does better: ``s2 (st2 + s2/m) / (st2 + s2)``, the
-    print's (30). It equals `personalized` without noise; the print's route gives `van_trees_bound`, which is less.
+    """Lower bound for equivariant estimators that learn mu from the clients, ``s2 (st2 + s2/m) / (st2 + s2)``.
+
+    It is equation (30) of the paper and equals `personalized` without noise; the paper's derivation gives the smaller
+    `van_trees_bound`.
     """
     return _ratio(s2 * (st2 + s2 / clients), st2 + s2)
 
 
 def van_trees_bound(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
-    r"""What van Trees' inequality gives for the prior N(mu, V) of appendix B.3, :math:`V = st^2 (1 + 1/m) + s^2/m`:
+    r"""Bound by van Trees' inequality for the prior N(mu, V) of appendix B.3, :math:`V = st^2 (1 + 1/m) + s^2/m`:
 
     .. math:: (1/s^2 + 1/V)^{-1}
     """
@@ -118,6 +122,6 @@ def van_trees_bound(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
 
 
 def _ratio(a: Scalar, b: Scalar) -> Array:
-    """a / b, zero where both are."""
+    """a / b, zero if both are."""
     positive = jnp.asarray(b) > 0
     return jnp.where(positive, a / jnp.where(positive, b, 1), 0)

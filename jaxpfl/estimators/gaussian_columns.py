@@ -1,14 +1,14 @@
-r"""Means of Gaussian clients whose samples have several columns, each in units of its own.
+r"""Collaborative estimation of Gaussian means, column by column, each in its own units.
 
-The model of `gaussian` for each column by itself, with its own mu, st2 and sx2, so that what one column is measured in
-changes nothing of the others; and where the clients' variances differ, each client's own, as `client_variances` draws
-it to the common one:
+The model of `gaussian` for each column separately, with its own mu, st2 and sx2, so that the units of one column do not
+affect the others. If the clients' variances differ, each client has its own, shrunk to the common one by
+`client_variances`:
 
 .. math:: \hat\theta_i = a_i \bar X_i + (1 - a_i) M, \qquad M = \frac{\sum_j w_j \bar X_j}{\sum_j w_j},
    \qquad w_j = \frac{1}{st^2 + s_j^2}, \qquad s_j^2 = \tilde\sigma_j^2 / n_j
 
-st2 solves :math:`\sum_j w_j (\bar X_j - M)^2 = m - 1`, or is zero where the left side is less at zero. For equal
-:math:`s_j^2` that is the difference of moments.
+st2 solves :math:`\sum_j w_j (\bar X_j - M)^2 = m - 1`, or is zero if the left side is smaller at zero. For equal
+:math:`s_j^2` that is the moment estimate.
 
 Reference: Paule and Mandel 1982, "Consensus values and weighting factors".
 """
@@ -32,7 +32,7 @@ _DIGITS = 8.0
 
 
 class Sent(NamedTuple):
-    """A client's message: its means [d], summed squared deviations from them [d], and n_i []."""
+    """A client's message: its means [d], sums of squared deviations from them [d], and n_i []."""
 
     mean: Array
     scatter: Array
@@ -40,7 +40,7 @@ class Sent(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What the server tells of each column, [d] each: M, the sum of the weights w_j, st2, the clients' variances."""
+    """Broadcast of the server, [d] each: M, the sum of the weights w_j, st2, and the clients' variances."""
 
     mean: Array
     weight: Array
@@ -49,9 +49,9 @@ class Told(NamedTuple):
 
 
 def personalized() -> Estimator:
-    """The client's own mean and the mean of all, each by what it is worth, column by column; all is learned.
+    """Best combination of the client's own mean and the mean of all, column by column, with all variances learned.
 
-    Where nobody sent, an estimate is the client's own mean.
+    Without any messages the estimate is the client's own mean.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Sent]:
@@ -81,13 +81,13 @@ def personalized() -> Estimator:
 
 
 def scatter(samples: Samples) -> Array:
-    """One client's summed squared deviations, [d]: zero of equal samples, whose mean may be rounded."""
+    """A client's sums of squared deviations, [d]; zero for equal samples, whose mean may be rounded."""
     rounding = _DIGITS * jnp.finfo(samples.x.dtype).eps * jnp.abs(samples.mean)
     return jnp.where(samples.scatter > samples.size * rounding**2, samples.scatter, 0)
 
 
 def between_variance(mean: Array, s2: Array, sent: Array) -> Array:
-    """st2 of Paule and Mandel, [], from the clients' means and their variances, [m] each, of those that ``sent``."""
+    """Paule and Mandel's estimate of st2, [], from the means and variances [m] of the clients that ``sent``."""
     free = sent.sum() - 1
     center = jnp.where(sent, mean, 0).sum() / jnp.maximum(sent.sum(), 1)
     y = jnp.where(sent, mean - center, 0)

@@ -1,7 +1,7 @@
-r"""Gaussian clients in one dimension that send one private bit each, st2 unknown.
+r"""Private estimation of one-dimensional Gaussian means from one bit per client, st2 unknown.
 
-Bits about the clients' means tell nothing of the variance of these means: a two-valued message has the variance that
-its mean says. So half of the clients speak of the squares of theirs.
+The variance of a two-valued message depends on its mean alone, so bits about the clients' means carry no information
+about the variance of these means. Half of the clients therefore encode the squares of theirs.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from jaxpfl.types import Array, Key, Scalar
 
 
 class Bit(NamedTuple):
-    """A client's message: its value [1], whether it is about the mean's square (public, []), and n_i [] (public)."""
+    """A client's message: its value [1], whether it encodes the mean's square (public, []), and n_i [] (public)."""
 
     value: Array
     square: Array
@@ -29,7 +29,7 @@ class Bit(NamedTuple):
 
 
 class Told(NamedTuple):
-    """Estimated mean M [1] and its variance about mu [], and st2 []; whether there was enough to learn from, []."""
+    """Estimated mean M [1], its variance about mu [] and st2 []; and whether there were enough messages, []."""
 
     mean: Array
     error: Array
@@ -38,14 +38,16 @@ class Told(NamedTuple):
 
 
 def split(b: Scalar, epsilon: Scalar, sx2: Scalar) -> Estimator:
-    r"""Half of the clients (each by a coin of its own) send a bit about their mean clipped to [-b, b], the others one
-    about its square. With the halves' means M1 and M2
+    r"""One bit per client: half of the clients report their mean, the other half its square.
+
+    A fair coin of each client decides whether its bit encodes its mean clipped to [-b, b] or the square of that. With
+    the halves' means M1 and M2
 
     .. math:: \mu = M_1, \qquad \hat{st^2} = M_2 - M_1^2 - \operatorname{mean}_j(sx^2 / n_j)
 
-    and st2 is the posterior mean of a number in [0, b^2] that was seen with the standard error of that.
+    and st2 is the posterior mean of a number in [0, b^2] given that estimate and its standard error.
 
-    Formal guarantees: each client sends one bit that depends on its samples, by `privacy.local.one_bit` or
+    Formal guarantees: each client sends one bit that depends on its samples, by `privacy.local_dp.one_bit` or
     `one_bit_unit`: pure eps-LDP of all its samples together.
 
     Args:

@@ -1,16 +1,15 @@
-r"""Intervals for one client's theta_i: how sure it can be of its personalised estimate.
+r"""Confidence and credible intervals for one client's theta_i around its personalised estimate.
 
 All functions are for one entry and broadcast. ``a`` is the weight of the client's own mean, ``s2`` its variance.
 
-- `known`: the errors of the Gaussian model with known variances are exactly normal, so these intervals cover exactly.
-- `robust`: the theta_i need not be Gaussian. Their distribution enters only by its variance, and the interval covers at
-  least with its probability on average over the clients, whatever that distribution.
-- `beta`: for Bernoulli clients, quantiles of the posterior under a known Beta prior.
+- `known`: the Gaussian model with known variances; its errors are exactly normal, so the coverage is exact.
+- `robust`: theta_i of any distribution, of which only the variance enters. The coverage is at least nominal on average
+  over the clients, whatever the distribution.
+- `beta`: Bernoulli clients, by quantiles of the posterior under a known Beta prior.
 
-`learned_gaussian` and `learned_bernoulli` have those for a population that is learned from the same clients.
+`learned_gaussian` and `learned_bernoulli` have intervals for a population learned from the same clients.
 
-Reference: Armstrong, Kolesar and Plagborg-Moller 2022, "Robust
-empirical Bayes confidence intervals".
+Reference: Armstrong, Kolesar and Plagborg-Moller 2022, "Robust empirical Bayes confidence intervals".
 """
 
 from __future__ import annotations
@@ -24,34 +23,37 @@ _HALVINGS = 60
 
 
 def known(estimate: Array, mse: Scalar, level: Scalar) -> tuple[Array, Array]:
-    """``estimate -/+ z sqrt(mse)``, with the exact error of `gaussian_closed_form`."""
+    """Interval ``estimate -/+ z sqrt(mse)``, with the exact error of `gaussian_closed_form`."""
     reach = _normal(level) * jnp.sqrt(mse)
     return estimate - reach, estimate + reach
 
 
 def robust(estimate: Array, a: Scalar, s2: Scalar, st2: Scalar, level: Scalar) -> tuple[Array, Array]:
-    """``estimate -/+ cva(t) a sqrt(s2)``: t = ((1 - a)/a)^2 st2 / s2 is the mean square of the estimate's bias, in
-    standard deviations of its own, for theta_i about a known mean of whose distribution only st2 is known."""
+    """Interval ``estimate -/+ cva(t) a sqrt(s2)`` that is robust to the distribution of the theta_i.
+
+    t = ((1 - a)/a)^2 st2 / s2 is the mean square of the estimate's bias in units of its standard deviation, for theta_i
+    about a known mean, of whose distribution only the variance st2 is known.
+    """
     deviation = a * jnp.sqrt(s2)
     t = jnp.where(deviation > 0, (1 - a) ** 2 * st2 / jnp.where(deviation > 0, deviation, 1) ** 2, jnp.inf)
-    # Without any spread of its own, the estimate is off by its bias alone: Chebyshev.
+    # An estimate without variance errs by its bias alone: Chebyshev.
     chebyshev = (1 - a) * jnp.sqrt(st2 / (1 - level))
     reach = jnp.where(deviation > 0, critical_value(jnp.where(deviation > 0, t, 0), 1 - level) * deviation, chebyshev)
     return estimate - reach, estimate + reach
 
 
 def critical_value(t: Scalar, alpha: Scalar) -> Array:
-    """cva: the chi with ``worst_miss(t, chi) = alpha``, by bisection."""
+    """Critical value cva: the chi with ``worst_miss(t, chi) = alpha``, by bisection."""
     t, alpha = jnp.broadcast_arrays(jnp.asarray(t, float), jnp.asarray(alpha, float))
     low = -jax.scipy.special.ndtri(alpha / 2)
     return bisect(lambda chi: worst_miss(t, chi) > alpha, low, jnp.sqrt((1 + t) / alpha))
 
 
 def worst_miss(t: Array, chi: Array) -> Array:
-    r"""The largest probability that |Z + b| > chi over all distributions of b with mean square t, Z standard normal.
+    r"""Largest probability of |Z + b| > chi over all distributions of b with mean square t, for standard normal Z.
 
-    With r(u) = P(|Z + sqrt u| > chi), convex and then concave in u: the value at t of its concave envelope, which is r
-    beyond the point whose tangent passes through (0, r(0)), and that tangent before it.
+    It is the value at t of the concave envelope of r(u) = P(|Z + sqrt u| > chi), which is convex and then concave in u:
+    r beyond the point whose tangent passes through (0, r(0)), and that tangent before it.
     """
 
     def miss(u: Array) -> Array:
@@ -72,10 +74,9 @@ def worst_miss(t: Array, chi: Array) -> Array:
 
 
 def beta(mu: Scalar, v: Scalar, share: Array, size: Array, level: Scalar) -> tuple[Array, Array]:
-    """For Bernoulli clients and a prior that is known: quantiles of Beta(alpha + Z, beta + n - Z).
+    """Posterior quantiles of a Bernoulli client under a known prior, of Beta(alpha + Z, beta + n - Z).
 
-    Where v is 0 all probabilities are mu; where it is mu (1 - mu) the prior says nothing: alpha, beta are kept above
-    1e-3.
+    For v = 0 all probabilities equal mu; at v = mu (1 - mu) both parameters tend to zero and are kept above 1e-3.
 
     Args:
       mu, v: the prior's mean and variance.
@@ -99,7 +100,7 @@ def _normal(level: Scalar) -> Array:
 
 
 def bisect(below, low: Array, high: Array) -> Array:
-    """The point where ``below`` turns from true to false."""
+    """The point at which ``below`` turns from true to false."""
     low, high = jnp.broadcast_arrays(low, high)
 
     def halve(_: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:

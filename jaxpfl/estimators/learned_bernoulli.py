@@ -1,15 +1,17 @@
-r"""Intervals of Bernoulli clients whose population is learned from the same clients: what `learned_gaussian` is for
-Gaussian ones, for rare events too. On the host, by SciPy.
+r"""Credible intervals for Bernoulli clients with a population learned from the same clients, for rare events too.
 
-p_i ~ Beta with mean mu and variance :math:`\rho\, \mu (1 - \mu)`. Each (mu, rho) counts by how likely it makes all
-clients' counts. What is believed of p_i is a mixture of Beta distributions, the interval's ends are its quantiles.
+The counterpart of `learned_gaussian`. It runs on the host, in SciPy.
 
-- Of rho, given mu, the prior is :math:`\kappa (1 + \kappa) / (\kappa + \rho)^2` with
-  :math:`\kappa = 4 \mu (1 - \mu)`: next to flat where mu is about a half; of rare events, whose
-  :math:`\rho / \mu` is the squared coefficient of variation, proper and of its size. (Flat in rho, nearly all of the
-  prior are populations in which nearly all p_i are zero.)
-- Of mu the lower end has :math:`1 / \mu`, the upper end :math:`1 / (1 - \mu)`: for rho = 0 these are the ends of
-  Clopper and Pearson for all clients' counts together, which cover at least as often as they say.
+p_i ~ Beta with mean mu and variance :math:`\rho\, \mu (1 - \mu)`. Each (mu, rho) is weighted by its prior and by the
+likelihood of all clients' counts. The posterior of p_i is a mixture of Beta distributions, and the ends of the interval
+are its quantiles.
+
+- The prior of rho given mu is :math:`\kappa (1 + \kappa) / (\kappa + \rho)^2` with :math:`\kappa = 4 \mu (1 - \mu)`. It
+  is almost flat for mu near a half. For rare events, whose squared coefficient of variation is :math:`\rho / \mu`, it
+  is proper on that scale. (A prior flat in rho would put nearly all mass on populations in which nearly all p_i are
+  zero.)
+- The prior of mu is :math:`1 / \mu` for the lower end and :math:`1 / (1 - \mu)` for the upper: for rho = 0 these give
+  the interval of Clopper and Pearson for all counts together, whose coverage is at least nominal.
 
 References: Christiansen and Morris 1997, "Hierarchical Poisson regression modeling", for such a prior of the shrinkage;
 Clopper and Pearson 1934.
@@ -33,7 +35,7 @@ _AT_ONCE = 256
 
 
 class Believed(NamedTuple):
-    """Ends of the intervals, and standard deviations of what is believed of p_i, [m] each."""
+    """Ends of the intervals, and posterior standard deviations of p_i, [m] each."""
 
     low: np.ndarray
     high: np.ndarray
@@ -41,10 +43,10 @@ class Believed(NamedTuple):
 
 
 def believed(ones: np.ndarray, size: np.ndarray, level: float) -> Believed:
-    """Every client's interval, that each p_i is in with the probability ``level``.
+    """Every client's credible interval for p_i, of probability ``level``.
 
     Args:
-      ones: the clients' numbers of ones Z, [m].
+      ones: number of ones Z of each client, [m].
       size: n, [m].
       level: within (0, 1).
     """
@@ -53,7 +55,7 @@ def believed(ones: np.ndarray, size: np.ndarray, level: float) -> Believed:
     ones, size = np.asarray(ones, float), np.broadcast_to(np.asarray(size, float), np.shape(ones))
     pairs, of_client = np.unique(np.stack([ones, size]), axis=1, return_inverse=True)
     odds, alpha, beta, log_p = _posterior(ones, size)
-    # Without a single one the lower end is 0, and its prior improper; as the upper one is without a zero.
+    # Without any ones the lower end is 0 and its prior improper; likewise the upper end without any zeros.
     shares = {}
     for sign, possible in ((-1, ones.any()), (1, (ones < size).any())):
         log_q = log_p + special.log_expit(sign * odds)
@@ -79,7 +81,7 @@ def believed(ones: np.ndarray, size: np.ndarray, level: float) -> Believed:
 
 
 def _posterior(ones: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...]:
-    """Over a grid: log odds of mu, alpha, beta, and the log density, flat in the log odds, [cells] each."""
+    """Log odds of mu, alpha, beta and the log density, flat in the log odds, over a grid, [cells] each."""
     from scipy import special
 
     # Few distinct numbers of ones, of zeros and of samples, many clients.
@@ -112,8 +114,10 @@ def _posterior(ones: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...]:
 
 
 def _log_rise(start: np.ndarray, counts: np.ndarray, clients: np.ndarray) -> np.ndarray:
-    """The sum over clients of log Gamma(start + count) - log Gamma(start), [cells]: by Stirling's series where a
-    difference of large numbers would leave nothing."""
+    """Sum over clients of log Gamma(start + count) - log Gamma(start), [cells].
+
+    Stirling's series where the difference of large numbers would cancel.
+    """
     from scipy import special
 
     a = start[:, None]
@@ -125,7 +129,7 @@ def _log_rise(start: np.ndarray, counts: np.ndarray, clients: np.ndarray) -> np.
 def _quantile(
     alpha: np.ndarray, beta: np.ndarray, weights: np.ndarray, z: np.ndarray, n: np.ndarray, q: float
 ) -> np.ndarray:
-    """Of the mixture of Beta(alpha + z, beta + n - z), by bisection of the log odds, [pairs]."""
+    """Quantile of the mixture of Beta(alpha + z, beta + n - z), by bisection in the log odds, [pairs]."""
     from scipy import special
 
     kept = weights > _UNLIKELY * weights.max()

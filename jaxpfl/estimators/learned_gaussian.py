@@ -1,8 +1,8 @@
-r"""Intervals of Gaussian clients whose population is learned from the same clients, maybe few.
+r"""Credible intervals for Gaussian clients with a population learned from the same, possibly few, clients.
 
 The clients' means are normal about theta_i with variances :math:`\varphi s_i^2`, theta_i ~ N(mu, st2). mu and st2 are
-unknown, and so is the common factor :math:`\varphi` where the variance of the samples was pooled with few degrees of
-freedom. `posterior` averages over all three; `morris` makes intervals of it.
+unknown, and so is the common factor :math:`\varphi` if the variance of the samples was pooled with few degrees of
+freedom. `posterior` integrates over all three; `morris` returns intervals from it.
 
 References: Morris 1983, "Parametric empirical Bayes inference"; Tiao and Tan 1965, "Bayesian analysis of random-effect
 models in the analysis of variance", for the factor.
@@ -27,8 +27,7 @@ _TINY = 1e-30
 
 @jax.jit
 def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tuple[Array, Array]:
-    r"""Means and scales of what is believed of theta_i, with flat priors on mu and st2, and one in proportion to
-    :math:`1 / \varphi` on the factor.
+    r"""Posterior means and scales of the theta_i, with flat priors on mu and st2 and :math:`1 / \varphi` on the factor.
 
     With :math:`\lambda = st^2 / \varphi`, :math:`w_i = 1 / (s_i^2 + \lambda)`, :math:`B_i = s_i^2 w_i`, M the mean with
     these weights and :math:`Q = \sum_i w_i |\bar X_i - M|^2`, theta_i given lambda has Student's t distribution with
@@ -37,17 +36,18 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
 
     .. math:: \Big(\prod_i w_i \Big/ \sum_i w_i\Big)^{d/2} (1 + Q / \nu)^{-N/2}
 
-    which is summed over a grid. For infinite nu that is :math:`e^{-Q/2}`, and for equal sizes besides the mean and
-    variance are Morris's. Where (m - 1) d <= 2 a flat prior leaves st2 infinite: there the prior is flat in
-    :math:`s^2 / (s^2 + \lambda)`, and N is :math:`\nu + (m - 1) d`.
+    which is summed over a grid. For infinite nu the last factor is :math:`e^{-Q/2}`, and if sizes are equal too, mean
+    and variance are Morris's. For (m - 1) d <= 2 a flat prior gives an improper posterior of st2; the prior is then
+    flat in :math:`s^2 / (s^2 + \lambda)`, and N is :math:`\nu + (m - 1) d`.
 
     Args:
       own: the clients' own means, [m, d].
       s2: their estimated variances, [m] or one for all.
-      degrees: nu, of freedom of the pooled variance that all of ``s2`` is in proportion to; infinite where it is known.
+      degrees: nu, the degrees of freedom of the pooled variance to which all of ``s2`` is proportional; infinite if it
+        is known.
 
     Returns:
-      Means and scales, [m, d] each; `student` of `degrees_left` scales is an interval.
+      Means and scales, [m, d] each; an interval's half width is `student`, at `degrees_left`, times the scale.
     """
     m, d = own.shape
     s2 = jnp.broadcast_to(jnp.maximum(s2, _TINY), (m,))
@@ -59,8 +59,10 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
     nu = jnp.where(known, 1.0, degrees)
 
     def given(u: Array) -> tuple[Array, Array, Array, Array, Array]:
-        """At lambda = scale (1 / u^2 - 1), in which the density is bounded for every m: lambda, its log density, w, M,
-        and the posterior mean of the factor."""
+        """Log density and conditional moments at u, where lambda = scale (1 / u^2 - 1).
+
+        In u the density is bounded for every m. Returns lambda, its log density, w, M, and the factor's posterior mean.
+        """
         ratio = scale * (1 - u) * (1 + u) / u**2
         w = 1 / (ratio[:, None] + s2)
         total = w.sum(axis=1)
@@ -94,12 +96,12 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
 
 
 def degrees_left(clients: int, dim: int, degrees: Any) -> Any:
-    """N of `posterior`."""
+    """N of `posterior`, its degrees of freedom."""
     return degrees + (clients - 1) * dim - (0 if _few(clients, dim) else 2)
 
 
 def morris(own: Array, s2: Array | Scalar, level: float, *, degrees: float = math.inf) -> tuple[Array, Array]:
-    """Intervals from `posterior`, which has the arguments: its means, and its scales times Student's quantile."""
+    """Credible intervals from `posterior` (with the same arguments): its means and Student's quantile times its scales."""
     mean, scale = posterior(own, s2, degrees)
     m, d = own.shape
     reach = student(level, degrees_left(m, d, degrees)) * scale
@@ -107,7 +109,7 @@ def morris(own: Array, s2: Array | Scalar, level: float, *, degrees: float = mat
 
 
 def student(level: float, degrees: Any) -> np.ndarray:
-    """The half width, in scales, of Student's interval; the normal one for infinite degrees. On the host, by SciPy."""
+    """Half width of Student's interval in scales, the normal one for infinite degrees; on the host, in SciPy."""
     from scipy import special
 
     tail = (1 + level) / 2
@@ -121,6 +123,6 @@ def _few(clients: int, dim: int) -> bool:
 
 
 def _cells(low: Array, high: Array) -> tuple[Array, Array]:
-    """The middles of `_POINTS` cells, and their width."""
+    """Midpoints of `_POINTS` cells, and their width."""
     step = (high - low) / _POINTS
     return low + step * (jnp.arange(_POINTS) + 0.5), step

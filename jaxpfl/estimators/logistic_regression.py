@@ -1,10 +1,10 @@
-r"""Logistic regression of many clients whose coefficients come from one Gaussian (Ozkara et al. 2023, Algorithm 5).
+r"""Logistic regression with a Gaussian population of coefficients (Ozkara et al. 2023, Algorithm 5).
 
 .. math:: \theta_i^+ = \theta_i - \eta \Big[ \sum_j \nabla CE(\theta_i; x_{ij}, y_{ij}) + \frac{\theta_i - \mu}{s^2}
    \Big], \qquad \mu^+ = \mu - \eta \operatorname{mean}_i \frac{\mu - \theta_i}{s^2}
 
-The print has mu - theta_i in theta's step, which pushes theta away from mu; ``printed=True`` does so. As for linear
-regression, the variance stays as given: the printed step on it diverges.
+The paper has mu - theta_i in theta's step, which pushes theta away from mu; ``printed=True`` does the same. As in
+linear regression, the variance is fixed: the paper's step on it diverges.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from jaxpfl.types import Array, Scalar
 
 
 def objective(theta: Array, mu: Array, s2: Scalar, x: Array, y: Array) -> Array:
-    """One client's ``sum_j CE + |theta - mu|^2 / (2 s2)``: theta, mu [d], x [n, d], y [n] of zeros and ones."""
+    """A client's loss ``sum_j CE + |theta - mu|^2 / (2 s2)``: theta, mu [d], x [n, d], y [n] of zeros and ones."""
     logits = x @ theta
     return (jnp.logaddexp(0, logits) - y * logits).sum() + ((theta - mu) ** 2).sum() / (2 * s2)
 
 
 def fit(mu: Array, s2: Scalar, x: Array, y: Array, rate: Scalar, steps: int) -> Array:
-    """One client's coefficients after steps on its `objective` from mu, which stays as it is, [d].
+    """A client's coefficients after gradient steps on its `objective` from mu, with mu fixed, [d].
 
-    At s2 = infinity the client is alone; on data that are separable the steps then have no end.
+    At s2 = infinity there is no regularisation; on separable data the steps then do not converge.
     """
 
     def step(_: Array, theta: Array) -> Array:
@@ -36,14 +36,14 @@ def fit(mu: Array, s2: Scalar, x: Array, y: Array, rate: Scalar, steps: int) -> 
 def gradient_descent(
     mu: Array, s2: Scalar, thetas: Array, x: Array, y: Array, rate: Scalar, steps: int, *, printed: bool = False
 ) -> tuple[Array, Array]:
-    """Steps of all clients, whose copies of mu are averaged after each.
+    """Gradient descent of all clients, with their copies of mu averaged after each step.
 
     Args:
       mu: [d].
-      s2: the coefficients' variance.
+      s2: variance of the coefficients.
       thetas: the clients' coefficients, [m, d].
       x, y: all clients' data, [m, n, d] and [m, n].
-      printed: whether the prior's term in theta's step has the sign of the print.
+      printed: whether the prior's term in theta's step has the paper's sign.
 
     Returns:
       mu [d] and the coefficients [m, d].

@@ -1,11 +1,11 @@
-r"""Estimating means that are one of k centers: X_ij ~ N(theta_i, sx2 I), P(theta_i = mu_l) = p_l.
+r"""Collaborative estimation with a discrete population: X_ij ~ N(theta_i, sx2 I), P(theta_i = mu_l) = p_l, k centers.
 
 .. math:: \hat\theta_i = \sum_l r_{il} \mu_l, \qquad
    r_{il} \propto p_l \exp\Big(-\frac{\sum_j |X_{ij} - \mu_l|^2}{2 sx^2}\Big)
 
-is the best estimate where p and mu are known (Theorem 6). Unknown, they are fitted by EM to what the clients sent of
-their own means, once (`em`); under central privacy by `private`; or by the paper's alternation (`alternating`), which
-clusters estimates that already lie in the hull of the centers, and may get worse with every round.
+is the best estimate for known p and mu (Theorem 6). Otherwise they are fitted to the clients' messages: by EM in one
+round (`em`); under central privacy (`private`); or by the paper's alternation (`alternating`), which clusters estimates
+that already lie in the convex hull of the centers, and may get worse with every round.
 
 Reference: Ozkara et al. 2023, appendix D, Theorem 6 and Algorithm 3.
 """
@@ -35,22 +35,25 @@ class Mixture(NamedTuple):
 
 
 class Told(NamedTuple):
-    """What the server tells: the mixture, and whether there was anything to learn it from, [] bool."""
+    """Broadcast of the server: the mixture, and whether it was learned from any messages, [] bool."""
 
     learned: Array
     mixture: Mixture
 
 
 class Local(NamedTuple):
-    """What a client keeps: its own mean [d], and the number of its samples []."""
+    """A client's local state: its own mean [d] and number of samples []."""
 
     mean: Array
     size: Array
 
 
 class Sent(NamedTuple):
-    """A client's message: its mean [d] as it was released, n_i [] (public), the summed squared deviations from its mean
-    [] where sx2 is to be estimated (else zero), and its public coins [starts, k], which say nothing of its data."""
+    """A client's message: its released mean [d], n_i [] (public), squared deviations, and random scores.
+
+    ``scatter`` is the sum of squared deviations from its mean [] if sx2 is to be estimated (else zero). ``scores``
+    [starts, k] are public and independent of its data.
+    """
 
     mean: Array
     size: Array
@@ -59,13 +62,13 @@ class Sent(NamedTuple):
 
 
 def posterior_mean(at: Mixture, own: Local) -> Array:
-    """Theorem 6's estimate of one client, [d]; the samples' squares are those of their mean, up to a constant."""
+    """Theorem 6's estimate of one client, [d], which depends on its samples through their mean and number alone."""
     losses = own.size * square_distances(own.mean[None], at.mu)[0] / (2 * jnp.maximum(at.sx2, _TINY))
     return discrete.posterior_mean(discrete.responsibilities(at.p, losses), at.mu)
 
 
 def known(prior: Discrete, sx2: Scalar) -> Estimator:
-    """Theorem 6: shares and centers are given; nothing is sent."""
+    """Theorem 6 with known shares and centers; nothing is sent."""
     at = Mixture(prior.p, prior.mu, jnp.asarray(sx2))
     return Estimator(
         lambda key, shared, samples: ((), Local(samples.mean, samples.size)),
@@ -84,20 +87,19 @@ def em(
     floor: Scalar = 1e-6,
     reach: Scalar = jnp.inf,
 ) -> Estimator:
-    """One round: the clients send their means, and the server fits shares and centers to them by EM.
+    """EM in one round: the clients send their means, and the server fits shares and centers to them.
 
-    It begins at the best of several starts of k-means++ and Lloyd's algorithm. A mean that was quantised or made
-    private by itself counts with the variance that this added; running EM on it costs no more privacy.
+    It starts at the best of several runs of k-means++ and Lloyd's algorithm. A quantised or locally private mean enters
+    with the variance that its release added; EM on it costs no further privacy.
 
     Args:
       components: k.
       sx2: the samples' variance; None: fitted too, which needs a second number in each message, released as it is.
-      release: how the mean leaves a client.
+      release: the mechanism by which the mean leaves a client.
       steps: of EM, and of Lloyd's algorithm before it.
-      starts: how many.
+      starts: number of runs of k-means++.
       floor: the least sx2, positive.
-      reach: a public bound of the centers' norm, to which they are cut off in the end (it matters where messages are
-        noisy).
+      reach: a public bound on the centers' norm, to which they are finally clipped (relevant if messages are noisy).
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Sent, Local]:
@@ -118,9 +120,9 @@ def em(
 def fit(
     start: Mixture, messages: Sent, sent: Array, sq2: Scalar, floor: Scalar, steps: int, *, noise_known: bool
 ) -> Mixture:
-    """Steps of EM on all messages, leaves [m, ...]; never lowers `log_likelihood`.
+    """EM steps on all messages, leaves [m, ...]; they never lower `log_likelihood`.
 
-    A center that no client belongs to stays where it is. Where sx2 is fitted, sq2 must be zero.
+    A center without clients stays in place. If sx2 is fitted, sq2 must be zero.
     """
     d = messages.mean.shape[-1]
 
@@ -143,7 +145,7 @@ def fit(
 
 
 def log_likelihood(at: Mixture, messages: Sent, sent: Array, sq2: Scalar = 0.0) -> Array:
-    """Of what all clients sent, with all constants in sx2, []: of the samples themselves where sq2 is zero."""
+    """Log-likelihood of all messages, with all constants in sx2, []: of the samples themselves if sq2 is zero."""
     d = messages.mean.shape[-1]
     joint = _log_joint(at, messages, sq2) - d / 2 * jnp.log(_variance(at, messages, sq2))[:, None]
     within = -messages.scatter / (2 * at.sx2) - d * (messages.size - 1) / 2 * jnp.log(at.sx2)
@@ -153,10 +155,10 @@ def log_likelihood(at: Mixture, messages: Sent, sent: Array, sq2: Scalar = 0.0) 
 def alternating(
     components: int, dim: int, sx2: Scalar, *, release: Release = EXACT, steps: int = 20, starts: int = 4
 ) -> Estimator:
-    """Algorithm 3 as printed; to be run over its rounds (``base.estimate(..., rounds=T)``).
+    """Algorithm 3 as printed, to be run for several rounds (``base.estimate(..., rounds=T)``).
 
-    A client sends its own mean in the first round and its estimate of Theorem 6 in later ones; the server clusters what
-    was sent, anew in each round, by k-means. A release is paid for in every round.
+    A client sends its own mean in the first round and its estimate by Theorem 6 in later ones; the server clusters the
+    messages anew in each round, by k-means. Every round costs a release.
     """
 
     def summarize(key: Key, shared: Told, samples: Samples) -> tuple[Sent, Local]:
@@ -182,17 +184,18 @@ def private(
     reach: Scalar | None = None,
     soft: bool = False,
 ) -> Estimator:
-    """One round: the clients send their means to a server that is trusted to see them, and tells only the centers and
-    shares of a noisy-sum Lloyd (`private_clustering.noisy_lloyd`, with its guarantees), from a start of its own.
+    """Mixture fitted in one round by a trusted server, under central differential privacy.
 
-    The estimates are each client's own business: nothing of them is told.
+    The server sees the clients' means and publishes only the centers and shares of a noisy-sum Lloyd
+    (`private_clustering.noisy_lloyd`, with its guarantees), from a data-independent start. Each client computes its
+    estimate by itself; nothing of it is published.
 
     Args:
-      radius: what means are clipped to (`estimators.radius.norm`).
-      noise: the noise multiplier of one step (`private_clustering.noise_multiplier`).
+      radius: clipping norm of the means (`estimators.radius.norm`).
+      noise: noise multiplier of one step (`private_clustering.noise_multiplier`).
       steps: T.
-      reach: a public bound of the centers' norm; ``radius`` unless given.
-      soft: EM's memberships, by sx2, where centers are close to each other.
+      reach: a public bound on the centers' norm; ``radius`` unless given.
+      soft: EM's memberships, by sx2, for centers close to each other.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Local, Local]:
@@ -220,7 +223,7 @@ def _personalize(told: Told, message: Any, sent: Any, own: Local) -> Array:
 
 
 def _variance(at: Mixture, messages: Sent, sq2: Scalar) -> Array:
-    """Of an entry of each message about its center, [m]."""
+    """Variance of an entry of each message about its center, [m]."""
     return jnp.maximum(at.sx2 / jnp.maximum(messages.size, 1) + sq2, _TINY)
 
 
@@ -230,7 +233,7 @@ def _log_joint(at: Mixture, messages: Sent, sq2: Scalar) -> Array:
 
 
 def _pooled(messages: Sent, sent: Array, centers: Array) -> Array:
-    """sx2 with every client at its nearest center."""
+    """Estimate of sx2 with every client at its nearest center."""
     square = square_distances(messages.mean, centers).min(axis=1)
     residual = jnp.where(sent, messages.scatter + messages.size * square, 0).sum()
     return residual / jnp.maximum(jnp.where(sent, messages.size, 0).sum() * messages.mean.shape[-1], 1)

@@ -1,4 +1,4 @@
-"""Mean and scatter of the messages that were sent, and what they are without a client's own."""
+"""Mean and scatter of the messages that were sent, with or without a client's own."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from jaxpfl.types import Array
 
 
 class Moments(NamedTuple):
-    """Of K messages [...]: their number [], mean [...] and the sum of squared deviations from it [...].
+    """Number [], mean [...] and sum of squared deviations [...] of K messages [...].
 
-    Squares are summed about the mean: the difference of two large sums would leave nothing in single precision.
+    Squares are summed about the mean: a difference of two large sums would cancel in single precision.
     """
 
     number: Array
@@ -21,12 +21,12 @@ class Moments(NamedTuple):
 
     @property
     def variance(self) -> Array:
-        """Unbiased, [...]; zero of fewer than two messages."""
+        """Unbiased variance, [...]; zero for fewer than two messages."""
         return self.scatter / jnp.maximum(self.number - 1, 1)
 
 
 def moments(messages: Array, sent: Array) -> Moments:
-    """Of messages [m, ...] that were sent, [m] bool."""
+    """Moments of the messages [m, ...] that were sent, [m] bool."""
     chosen = sent.reshape(-1, *[1] * (messages.ndim - 1))
     number = sent.sum().astype(messages.dtype)
     mean = jnp.where(chosen, messages, 0).sum(axis=0) / jnp.maximum(number, 1)
@@ -34,7 +34,7 @@ def moments(messages: Array, sent: Array) -> Moments:
 
 
 def without(all_sent: Moments, message: Array, sent: Array) -> Moments:
-    """What the others sent: the moments less one client's message, if it was sent."""
+    """Moments of the other clients' messages: all but one client's, if it was sent."""
     number = all_sent.number - 1
     deviation = message - all_sent.mean
     others = jnp.maximum(number, 1)

@@ -1,4 +1,4 @@
-"""What is believed of a variance that an estimate with a known error was seen of."""
+"""Posterior mean of a variance given a noisy estimate."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ _NEGLIGIBLE = 40.0  # in units of the log density, below its maximum
 
 
 def truncated_mean(mean: Array, stddev: Array, most: Array) -> Array:
-    """The mean of N(mean, stddev^2) truncated to [0, most]: the posterior mean of a number in [0, most], with a flat
-    prior, of which ``mean`` was seen with the error ``stddev``. The nearer end far outside.
+    """Mean of N(mean, stddev^2) truncated to [0, most]; the nearer end if ``mean`` is far outside.
 
-    By Gauss quadrature over the distance u from the likeliest value, as far as the density is not negligible. (The
-    textbook's ratio of densities and probabilities is a difference of large numbers, where stddev >> most or the mean
-    is far outside.)
+    It is the posterior mean of a number in [0, most], with a flat prior, given the estimate ``mean`` of standard error
+    ``stddev``.
+
+    It is computed by Gauss quadrature over the distance u from the mode, as far as the density is not negligible. (The
+    textbook's ratio of densities and probabilities cancels if stddev >> most or the mean is far outside.)
     """
     mean, stddev, most = jnp.broadcast_arrays(*(jnp.asarray(each, float) for each in (mean, stddev, most)))
     nodes, weights = np.polynomial.legendre.leggauss(_NODES)

@@ -1,4 +1,4 @@
-"""k centers of clients' points under central differential privacy: Lloyd's algorithm, or EM, on noisy sums."""
+"""Clustering of clients' points under central differential privacy: Lloyd's algorithm, or EM, on noisy sums."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ from jaxpfl.randomness import numbered
 from jaxpfl.types import Array, Key, Scalar
 
 SENSITIVITY = math.sqrt(2)
-"""One client's points and memberships change (numbers, sums / radius) by at most this, in L2 norm."""
+"""L2 sensitivity of (numbers, sums / radius) to adding or removing a client."""
 
 
 def spread_out(key: Key, reach: Scalar, components: int, dim: int, candidates: int = 1024) -> Array:
-    """k centers far from each other in a ball, [k, d], whatever the data: a start that costs no privacy.
+    """Data-independent centers far from each other in a ball, [k, d]: a start that costs no privacy.
 
-    One after the other, the farthest from those before of many random points of the ball of radius ``reach``.
+    Each is the one farthest from the earlier ones among many random points of the ball of radius ``reach``.
     """
     of_direction, of_length = jax.random.split(key)
     direction = jax.random.normal(of_direction, (candidates, dim))
@@ -48,11 +48,11 @@ def noisy_lloyd(
     reach: Scalar | None = None,
     variance: Scalar | None = None,
 ) -> Clusters:
-    r"""Steps of Lloyd's algorithm that see the points through noisy sums only.
+    r"""Lloyd's algorithm that sees the points through noisy sums only.
 
     In each step the server adds N(0, 2 noise^2) to each cluster's number of points and to each entry of its sum of
-    points over the radius. A center becomes their quotient, kept within ``reach``; it stays where its cluster's noisy
-    number is below twice the noise's standard deviation.
+    points over the radius. A center becomes their quotient, clipped to ``reach``; it stays in place if its cluster's
+    noisy number is below twice the noise's standard deviation.
 
     Formal guarantees: points are clipped to an L2 norm of ``radius`` here (one that is not finite counts as zero). One
     client's memberships r sum to one, so that it changes all numbers and sums together by at most
@@ -61,15 +61,15 @@ def noisy_lloyd(
     start must not depend on the points.
 
     Args:
-      key: of the noise; other settings are given other noise by it.
+      key: of the noise, which also depends on the other settings.
       begin: centers, [k, d].
       points: [m, d].
       valid: [m] bool.
       radius: R.
       noise: the noise multiplier z of one step.
       steps: T.
-      reach: a public bound of the centers' norm; ``radius`` unless given.
-      variance: of an entry of a point about its center, for soft memberships (EM); hard ones (k-means) without.
+      reach: a public bound on the centers' norm; ``radius`` unless given.
+      variance: of an entry of a point about its center, for soft memberships (EM); hard ones (k-means) if None.
 
     Returns:
       The last centers, and the last noisy numbers.
@@ -100,20 +100,20 @@ def noisy_lloyd(
 
 
 def event(noise: float, steps: int) -> Any:
-    """The ``DpEvent`` of `noisy_lloyd`, for dp-accounting's accountants (add-or-remove-one, a client the unit)."""
+    """``DpEvent`` of `noisy_lloyd` for dp-accounting's accountants (add-or-remove-one, a client is the unit)."""
     from dp_accounting import GaussianDpEvent, SelfComposedDpEvent
 
     return SelfComposedDpEvent(GaussianDpEvent(noise), steps)
 
 
 def noise_multiplier(epsilon: float, delta: float, steps: int) -> float:
-    """The least noise multiplier of each of T steps that makes `noisy_lloyd` (eps, delta)-DP.
+    """Least noise multiplier of each of T steps that makes `noisy_lloyd` (eps, delta)-DP.
 
     T Gaussian mechanisms of multiplier z compose to exactly one of z / sqrt(T), also adaptively, so the analytic
     calibration is exact here too.
 
     Raises:
-      JaxpflError: unless eps is positive, delta is in (0, 1) and there is a step.
+      JaxpflError: unless eps is positive, delta is in (0, 1) and ``steps`` is at least 1.
     """
     checks.count("steps", steps)
     return math.sqrt(steps) * local.analytic_gaussian_stddev(epsilon, delta, 1.0)

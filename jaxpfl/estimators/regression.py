@@ -1,10 +1,10 @@
-r"""Linear regression of many clients whose coefficients come from one Gaussian.
+r"""Linear regression with a Gaussian population of coefficients.
 
 .. math:: y_i = X_i \theta_i + w_i, \quad w_i \sim N(0, s_x^2 I), \quad \theta_i \sim N(\mu, s^2 I)
 
-Given (mu, s2, sx2), each client has its posterior in closed form; its mean squared error is the trace of the posterior
-covariance. Unknown, they start from moments and are improved by EM. Data are stacked: X [m, n, d], y [m, n]; most of
-what follows takes them `rotate`\ d, so that a client's data are decomposed once.
+Given (mu, s2, sx2), each client's posterior has a closed form; its mean squared error is the trace of the posterior
+covariance. Unknown population parameters are initialised by moments and fitted by EM. Data are stacked: X [m, n, d],
+y [m, n]; most functions take them after `rotate`, so that a client's data are decomposed once.
 
 Reference: Ozkara et al. 2023, appendix E and Algorithm 4.
 """
@@ -20,7 +20,7 @@ from jaxpfl.types import Array, Scalar
 
 
 class Population(NamedTuple):
-    """Mean of the coefficients, mu [d], their variance s2 [], and the noise variance sx2 []."""
+    """Mean of the coefficients mu [d], their variance s2 [], and the noise variance sx2 []."""
 
     mu: Array
     s2: Array
@@ -28,11 +28,11 @@ class Population(NamedTuple):
 
 
 class Posterior(NamedTuple):
-    """What one client knows of its coefficients.
+    """Posterior of a client's coefficients.
 
     Attributes:
       mean: [d].
-      variance: the trace of the covariance C, []: the mean squared error of ``mean`` where the population is known.
+      variance: the trace of the covariance C, []: the mean squared error of ``mean`` for a known population.
       fitted: the trace of ``X C X'``, [].
       log_evidence: ``log N(y; X mu, s2 X X' + sx2 I)``, [].
     """
@@ -44,7 +44,7 @@ class Posterior(NamedTuple):
 
 
 class Rotated(NamedTuple):
-    """One client's data in the basis of its examples in which X X' is diagonal; white noise is white in every basis.
+    """A client's data in an orthogonal basis of its examples in which X X' is diagonal; white noise stays white.
 
     Attributes:
       x: [n, d].
@@ -58,10 +58,11 @@ class Rotated(NamedTuple):
 
 
 def rotate(x: Array, y: Array) -> Rotated:
-    """The data ``x`` [n, d], ``y`` [n] in that basis: once for all the populations that they are held against.
+    """Rotate a client's data ``x`` [n, d], ``y`` [n] into that basis, once for all populations.
 
-    Not only because decompositions take time: over many clients it is one batched call of LAPACK, and two of those at
-    the same time can wait for each other on XLA's CPU threads for ever (seen with jaxlib 0.10.2 on two cores).
+    Besides saving time, this avoids a deadlock: over many clients the decomposition is one batched LAPACK call, and two
+    of those at the same time can wait for each other on XLA's CPU threads for ever (seen with jaxlib 0.10.2 on two
+    cores).
     """
     _, basis = jnp.linalg.eigh(x @ x.T)
     x, y = basis.T @ x, basis.T @ y
@@ -69,7 +70,7 @@ def rotate(x: Array, y: Array) -> Rotated:
 
 
 def posterior(population: Population, data: Rotated) -> Posterior:
-    r"""One client's posterior:
+    r"""Posterior of a client's coefficients:
 
     .. math:: E\,\theta = \mu + s^2 X^T S^{-1} (y - X \mu), \qquad S = s^2 X X^T + s_x^2 I
 
@@ -86,30 +87,32 @@ def posterior(population: Population, data: Rotated) -> Posterior:
 
 
 def least_squares(data: Rotated) -> Array:
-    """One client alone: the least-squares coefficients of least norm, ``X' (X X')^+ y``, [d]."""
+    """A client's own least-squares coefficients of least norm, ``X' (X X')^+ y``, [d]."""
     seen = data.squares > 10 * max(data.x.shape) * jnp.finfo(data.x.dtype).eps * data.squares.max()
     return data.x.T @ jnp.where(seen, data.y / jnp.where(seen, data.squares, 1), 0)
 
 
 def pooled(data: Rotated) -> Array:
-    """All clients as one, leaves [m, ...]: the least-squares coefficients, FedAvg's for a linear model, [d].
+    """Least-squares coefficients of all clients pooled, leaves [m, ...]: FedAvg's solution for a linear model, [d].
 
-    It decomposes what the clients' own decompositions gave, so that it comes after them (see `rotate`).
+    It decomposes the output of the clients' own decompositions, so that it runs after them (see `rotate`).
     """
     d = data.x.shape[-1]
     return jnp.linalg.pinv(data.x.reshape(-1, d)) @ data.y.reshape(-1)
 
 
 def moments(mu: Array, x: Array, y: Array, floor: Scalar) -> Population:
-    r"""Where EM starts. From the residuals e of the pooled coefficients, where
-    :math:`E\,e_j e_k = s^2 \langle x_j, x_k \rangle` for two examples of one client,
+    r"""Moment estimates of the variances, the start of EM.
+
+    From the residuals e of the pooled coefficients, with :math:`E\,e_j e_k = s^2 \langle x_j, x_k \rangle` for two
+    examples of one client,
 
     .. math:: s^2 = \frac{\sum_{j \ne k} e_j e_k \langle x_j, x_k \rangle}{\sum_{j \ne k} \langle x_j, x_k \rangle^2},
        \qquad s_x^2 = \operatorname{mean}(e_j^2 - s^2 |x_j|^2)
 
     Args:
-      mu: [d], of `pooled`.
-      x, y: all clients' data as they are, [m, n, d] and [m, n]: rotated, they would have no products of two examples.
+      mu: [d], from `pooled`.
+      x, y: all clients' data, [m, n, d] and [m, n], not rotated: rotation removes the products of two examples.
       floor: the least variance, positive.
     """
     e = y - x @ mu
@@ -122,7 +125,7 @@ def moments(mu: Array, x: Array, y: Array, floor: Scalar) -> Population:
 
 
 def em(population: Population, data: Rotated, floor: Scalar, steps: int) -> Population:
-    """Steps of EM on all clients' data, leaves [m, ...]; never lowers the summed ``log_evidence``."""
+    """EM steps on all clients' data, leaves [m, ...]; they never lower the summed ``log_evidence``."""
     _, n, d = data.x.shape
 
     def step(_: Array, population: Population) -> Population:
@@ -139,13 +142,13 @@ def em(population: Population, data: Rotated, floor: Scalar, steps: int) -> Popu
 def gradient_descent(
     population: Population, thetas: Array, x: Array, y: Array, rate: Scalar, steps: int
 ) -> tuple[Population, Array]:
-    r"""Algorithm 4 at given variances: each client's theta_i and copy of mu step together, the copies are averaged.
+    r"""Algorithm 4 with given variances: joint steps of each client's theta_i and copy of mu, with the copies averaged.
 
     .. math:: \theta_i^+ = \theta_i + \eta [ X_i^T (y_i - X_i \theta_i) / s_x^2 + (\mu - \theta_i) / s^2 ], \qquad
        \mu^+ = \mu - \eta \operatorname{mean}_i (\mu - \theta_i) / s^2
 
-    The print also steps on the variances themselves. That diverges (the gradient grows as 1 / s2^2 while s2 shrinks to
-    zero, where the joint likelihood is unbounded), so they stay as they are: estimate them by `moments` and `em`.
+    The paper also steps on the variances. That diverges (the gradient grows as 1 / s2^2 while s2 shrinks to zero, where
+    the joint likelihood is unbounded), so they are fixed here: estimate them by `moments` and `em`.
 
     Returns:
       The population with the last mu, and the coefficients [m, d].

@@ -1,11 +1,11 @@
-r"""Linear regression of many clients whose coefficients come from a mixture of k Gaussians, or of k points.
+r"""Linear regression with a population of coefficients that is a mixture of k Gaussians, or of k points.
 
-EM on the data: with :math:`S_{il} = s_l^2 X_i X_i^T + s_x^2 I`, client i belongs to component l as far as
+EM on the data: with :math:`S_{il} = s_l^2 X_i X_i^T + s_x^2 I`, client i has the responsibilities
 :math:`r_{il} \propto p_l N(y_i; X_i \mu_l, S_{il})`; its estimate is the posterior mean :math:`\sum_l r_{il} m_{il}`.
 
-The papers' alternating forms are here beside EM, for comparison: Algorithm 1 (AdaMix) steps on each client's
-coefficients and fits the mixture to them, for which it takes many steps and collapses to the least variance allowed;
-Algorithm 6, for points, clusters estimates that already lie in the hull of the centers, and stays near where it starts.
+The paper's alternating forms are included for comparison: Algorithm 1 (AdaMix) steps on each client's coefficients and
+fits the mixture to them, which takes many steps and collapses to the least variance allowed; Algorithm 6, for points,
+clusters estimates that already lie in the convex hull of the centers, and stays near its start.
 
 Reference: Ozkara et al. 2023, sections 3.1 and G, Algorithms 1 and 6.
 """
@@ -34,10 +34,10 @@ class MixturePopulation(NamedTuple):
 
 
 def start(data: Rotated, components: int, sx2: Scalar, floor: Scalar) -> MixturePopulation:
-    """Centers from a mixture fitted to the clients' own least-squares estimates of least norm.
+    """Initial mixture, fitted to the clients' own least-squares estimates of least norm.
 
     Args:
-      data: all clients', leaves [m, ...].
+      data: of all clients, leaves [m, ...].
       components: k.
       sx2: the noise variance to start from.
       floor: the least variance, positive.
@@ -50,7 +50,7 @@ def start(data: Rotated, components: int, sx2: Scalar, floor: Scalar) -> Mixture
 
 
 def posteriors(population: MixturePopulation, data: Rotated) -> tuple[Array, Posterior]:
-    """One client's responsibilities [k], and its posterior under each component, leaves [k, ...]."""
+    """A client's responsibilities [k], and its posterior under each component, leaves [k, ...]."""
 
     def under(mu: Array, s2: Array) -> Posterior:
         return regression.posterior(Population(mu, s2, population.sx2), data)
@@ -60,13 +60,13 @@ def posteriors(population: MixturePopulation, data: Rotated) -> tuple[Array, Pos
 
 
 def personalize(population: MixturePopulation, data: Rotated) -> Array:
-    """One client's estimate, [d]."""
+    """A client's estimate, [d]."""
     belongs, of = posteriors(population, data)
     return belongs @ of.mean
 
 
 def log_likelihood(population: MixturePopulation, data: Rotated) -> Array:
-    """Of all clients' data, leaves [m, ...] -> []: what EM raises."""
+    """Log-likelihood of all clients' data, leaves [m, ...] -> [], which EM increases."""
 
     def one(data: Rotated) -> Array:
         _, of = posteriors(population, data)
@@ -76,7 +76,7 @@ def log_likelihood(population: MixturePopulation, data: Rotated) -> Array:
 
 
 def em(population: MixturePopulation, data: Rotated, floor: Scalar, steps: int) -> MixturePopulation:
-    """Steps of EM on all clients' data, leaves [m, ...]. A component without clients keeps its center and variance."""
+    """EM steps on all clients' data, leaves [m, ...]. A component without clients keeps its center and variance."""
     d = data.x.shape[-1]
 
     def step(_: Array, old: MixturePopulation) -> MixturePopulation:
@@ -96,14 +96,14 @@ def em(population: MixturePopulation, data: Rotated, floor: Scalar, steps: int) 
 def adamix(
     begin: Mixture, thetas: Array, x: Array, y: Array, sx2: Scalar, rate: Scalar, floor: Scalar, steps: int
 ) -> tuple[Mixture, Array]:
-    r"""Algorithm 1 (AdaMix): a step of each client on its own objective, then one of EM on the clients' coefficients.
+    r"""Algorithm 1 (AdaMix): a step of each client on its own objective, then an EM step on the clients' coefficients.
 
     .. math:: \theta_i \leftarrow \operatorname{prox}\big( \theta_i + \eta X_i^T (y_i - X_i \theta_i) / s_x^2 \big),
        \qquad (p, \mu, s^2) \leftarrow \operatorname{EM}(\theta_1, \dots, \theta_m)
 
-    with the mixture's proximal step in the place of one along its gradient: that needs ``rate / floor < 2``, as the
-    variances end at the floor. (Drawn to the centers, the thetas scatter less than the population does, and the next
-    fit is narrower still.)
+    The mixture's proximal step replaces the paper's gradient step, which would need ``rate / floor < 2``, as the
+    variances end at the floor. (Drawn to the centers, the thetas scatter less than the population, and the next fit is
+    narrower still.)
 
     Args:
       begin: the mixture.
@@ -131,8 +131,10 @@ def adamix(
 def alternating(
     begin: discrete.Discrete, x: Array, y: Array, sx2: Scalar, steps: int
 ) -> tuple[discrete.Discrete, Array]:
-    """Algorithm 6 as printed: each client's estimate is the mean of the centers by their responsibilities on its data,
-    and the server clusters the estimates (a step of Lloyd's algorithm from the present centers).
+    """Algorithm 6 as printed: alternate the clients' estimates and a Lloyd step of the server on them.
+
+    Each client's estimate is the mean of the centers, weighted by their responsibilities for its data; the server
+    clusters the estimates by a step of Lloyd's algorithm from the present centers.
 
     Returns:
       The centers, and the estimates [m, d].

@@ -1,4 +1,4 @@
-"""How a client's mean leaves it: as it is, in a few bits, or private by itself."""
+"""Release mechanisms of a client's mean: exact, quantised, or locally private."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from jaxpfl.types import Array, Key, Scalar
 
 
 class Release(NamedTuple):
-    """A random map of a client's mean, unbiased where the mean is in range (what is not is clipped).
+    """A randomised release of a client's mean, unbiased if the mean is in range (otherwise it is clipped).
 
     Attributes:
       send: ``(key, mean [d]) -> message [d]``.
-      variance: the most that it adds to the variance of one entry, sigma_q^2, [].
-      bits: of one entry.
+      variance: sigma_q^2, an upper bound on the variance that it adds to one entry, [].
+      bits: per entry.
     """
 
     send: Callable[[Key, Array], Array]
@@ -32,21 +32,21 @@ class Release(NamedTuple):
 
 
 EXACT = Release(lambda key, mean: mean, 0.0, 32)
-"""The mean itself."""
+"""Release of the mean itself."""
 
 
 def quantized(b: Scalar, bits: int) -> Release:
-    """Each entry clipped to [-b, b] and rounded at random to k bits (`compression.quantizers`)."""
+    """Entries clipped to [-b, b] and randomly rounded to k bits (`compression.quantizers`)."""
     return Release(lambda key, mean: quantizers.quantize(key, mean, b, bits), quantizers.variance_bound(b, bits), bits)
 
 
 def gaussian(b: Scalar, stddev: Scalar) -> Release:
-    """Each entry clipped to [-b, b], with N(0, stddev^2) added; private as `privacy.local.gaussian` says."""
+    """Entries clipped to [-b, b], with N(0, stddev^2) noise; private as stated in `privacy.local_dp.gaussian`."""
     return Release(lambda key, mean: local.gaussian(key, mean, b, stddev), jnp.square(stddev), 32)
 
 
 def gaussian_vector(radius: Scalar, stddev: Scalar) -> Release:
-    """The mean clipped to an L2 norm of ``radius``, with N(0, stddev^2 I) added.
+    """The mean clipped to an L2 norm of ``radius``, with N(0, stddev^2 I) noise.
 
     Formal guarantees: the message, all its entries together, is (eps, delta)-LDP where ``stddev`` is
     ``analytic_gaussian_stddev(eps, delta, 2 radius)``, whatever the mean: one that is not finite counts as zero.
@@ -59,16 +59,16 @@ def gaussian_vector(radius: Scalar, stddev: Scalar) -> Release:
 
 
 def one_bit(b: Scalar, epsilon: Scalar) -> Release:
-    """A number clipped to [-b, b] as one of two values (`privacy.local.one_bit`): one bit, pure eps-LDP.
+    """A number clipped to [-b, b] and sent as one of two values (`privacy.local_dp.one_bit`): one bit, pure eps-LDP.
 
-    For one dimension: every entry of a longer mean would spend eps.
+    It is for one dimension: every entry of a longer mean would spend eps.
     """
     spread = b / jnp.tanh(jnp.asarray(epsilon) / 2)
     return Release(lambda key, mean: local.one_bit(key, mean, b, epsilon), jnp.square(spread), 1)
 
 
 def discrete_gaussian(b: Scalar, bits: int, noise: discrete.Table) -> Release:
-    """A number clipped to [-b, b], rounded at random to k bits, with whole noise added: private and short at once.
+    """A number clipped to [-b, b], randomly rounded to k bits, with integer noise: private and short at once.
 
     Formal guarantees: (eps, delta)-LDP of one entry, where the noise's standard deviation is
     ``privacy.discrete_gaussian.stddev(eps, delta, 2^bits - 1)``; exactly, as that module says.

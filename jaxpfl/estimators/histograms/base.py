@@ -1,10 +1,10 @@
-r"""Users' histograms over a vocabulary: sparse counts in memory, dense for one block of users at a time.
+r"""Users' histograms over a vocabulary: sparse counts in memory, dense histograms one block of users at a time.
 
-User u has m_u tokens, counts c_u over d tokens, the empirical histogram Qhat_u = c_u / m_u, and a distribution Q_u of
-its own, which is to be estimated; the loss is KL(Q_u || estimate).
+User u has m_u tokens, counts c_u over a vocabulary of d, the empirical histogram Qhat_u = c_u / m_u, and its own
+distribution Q_u, which is to be estimated; the loss is KL(Q_u || estimate).
 
-Zeros make it infinite. Every estimate is therefore raised to a floor s and normalised again (`floored`), by the same s
-for every method: what local histograms cost is a function of s alone.
+Zeros make the loss infinite. Every estimate is therefore raised to a floor s and normalised again (`floored`), with the
+same s for every method: the loss of local histograms depends on s alone.
 
 Reference: Setlur, Feldman and Talwar 2023, "Private and Personalized Histogram Estimation in a Federated Setting".
 """
@@ -25,19 +25,19 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Array, Scalar
 
 BLOCK = 256
-"""Users of a block unless told otherwise: their dense histograms over a thousand tokens take 1 MB."""
+"""Default users per block: their dense histograms over a thousand tokens take 1 MB."""
 
 
 @struct.dataclass
 class Users:
-    """Token counts of n users in b blocks of c; what a scan over it sees, leaves without [b], is one block.
+    """Token counts of n users in b blocks of c; a scan over it sees one block at a time, leaves without [b].
 
     Attributes:
-      place: [b, e] int32, for every count that is not zero ``row * d + token``, its place in the block's dense counts;
-        c * d where padded. Blocks are padded to the longest.
+      place: [b, e] int32, ``row * d + token`` for every nonzero count, its place in the block's dense counts; c * d
+        where padded. Blocks are padded to the longest.
       count: [b, e] float32, zero where padded.
       size: [b, c] float32, m_u; zero where there is no user.
-      ids: [b, c] int32, distinct: what a user's randomness depends on.
+      ids: [b, c] int32, distinct, from which a user's randomness is derived.
       tokens: d.
     """
 
@@ -49,31 +49,31 @@ class Users:
 
     @property
     def valid(self) -> Array:
-        """Which places hold a user, [..., c] bool."""
+        """True for places that hold a user, [..., c] bool."""
         return self.size > 0
 
     @property
     def number(self) -> Array:
-        """n, the number of users (of one block, those in it)."""
+        """n, the number of users (in a block, of those in it)."""
         return self.valid.sum()
 
 
 Truth: TypeAlias = Users | Array
-"""What estimates are scored on: held-out counts of the same users in the same blocks, or true histograms [b, c, d]."""
+"""Ground truth of the loss: held-out counts of the same users in the same blocks, or true histograms [b, c, d]."""
 
 
 def from_sparse(indptr: np.ndarray, indices: np.ndarray, counts: np.ndarray, tokens: int, block: int = BLOCK) -> Users:
-    """Users of counts in compressed rows: user u's tokens are ``indices[indptr[u]:indptr[u + 1]]``, each once.
+    """Users from counts in compressed rows: user u's tokens are ``indices[indptr[u]:indptr[u + 1]]``, each once.
 
     Args:
       indptr: [n + 1].
       indices: [nnz], in 0 ... d - 1.
       counts: [nnz], positive.
       tokens: d.
-      block: c, a choice of memory and speed alone.
+      block: c, which affects memory and speed alone.
 
     Raises:
-      JaxpflError: no users, one without tokens, or a block too large for its places to be numbered.
+      JaxpflError: for no users, a user without tokens, or a block too large for its places to be numbered.
     """
     checks.count("block", block)
     n = len(indptr) - 1
@@ -101,14 +101,14 @@ def from_sparse(indptr: np.ndarray, indices: np.ndarray, counts: np.ndarray, tok
 
 
 def from_dense(counts: np.ndarray, block: int = BLOCK) -> Users:
-    """Users of dense counts [n, d]."""
+    """Users from dense counts [n, d]."""
     rows, indices = np.nonzero(counts)
     indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(counts)))])
     return from_sparse(indptr, indices, counts[rows, indices], counts.shape[1], block)
 
 
 def in_blocks(values: np.ndarray, users: Users, fill: Any = 0) -> Array:
-    """One value (or row) of each user, [n, ...], as the users lie: [b, c, ...]."""
+    """One value (or row) per user, [n, ...], arranged in the users' blocks: [b, c, ...]."""
     blocks, block = users.size.shape
     rest = blocks * block - len(values)
     padded = np.concatenate([values, np.full((rest, *values.shape[1:]), fill, values.dtype)])
@@ -116,18 +116,18 @@ def in_blocks(values: np.ndarray, users: Users, fill: Any = 0) -> Array:
 
 
 def each(values: Array, users: Users) -> np.ndarray:
-    """The inverse of `in_blocks`: [..., b, c] -> [..., n], for values on the host."""
+    """Inverse of `in_blocks`: [..., b, c] -> [..., n], for values on the host."""
     flat = np.asarray(values).reshape(*values.shape[:-2], -1)
     return flat[..., np.asarray(users.valid).ravel()]
 
 
 def as_counted(tree: Any, users: Users) -> Any:
-    """The numbers of a tree in the precision of the users' counts, which a scan over them keeps."""
+    """A tree cast to the precision of the users' counts, which a scan over them preserves."""
     return jax.tree.map(lambda a: jnp.asarray(a, users.count.dtype), tree)
 
 
 def only(users: Users, keep: Array) -> Users:
-    """Some of the users, those of a mask [b, c], where they lie: the others' places hold nobody."""
+    """The users selected by a mask [b, c], in place: the others' places are empty."""
     row = users.place // users.tokens
     kept = jax.vmap(lambda own, at: own.at[at].get(mode="fill", fill_value=False))(keep, row)
     count, size = jnp.where(kept, users.count, 0), jnp.where(keep, users.size, 0)
@@ -135,7 +135,7 @@ def only(users: Users, keep: Array) -> Users:
 
 
 def histograms(block: Users | Array) -> Array:
-    """The dense histograms of one block, [c, d], zeros where no user is; arrays are histograms already."""
+    """Dense histograms of a block, [c, d], zero where there is no user; arrays are returned as they are."""
     if not isinstance(block, Users):
         return block
     rows = block.size.shape[0]
@@ -144,28 +144,28 @@ def histograms(block: Users | Array) -> Array:
 
 
 def floored(p: Array, floor: Scalar) -> Array:
-    """``max(p, s)`` over its sum, along the last axis; in the precision of p."""
+    """``max(p, s)`` normalised along the last axis, in the precision of p."""
     p = jnp.maximum(p, jnp.asarray(floor, p.dtype))
     return p / p.sum(axis=-1, keepdims=True)
 
 
 def entropy_term(q: Array) -> Array:
-    """``sum_x q log q`` with 0 log 0 = 0, [..., d] -> [...]."""
+    """Negative entropy ``sum_x q log q`` with 0 log 0 = 0, [..., d] -> [...]."""
     return jnp.where(q > 0, q * jnp.log(jnp.where(q > 0, q, 1)), 0).sum(axis=-1)
 
 
 def divergences(q: Array, centers: Array) -> Array:
-    """``KL(q_u || P_k)`` of histograms [c, d] and positive centers [k, d], [c, k]."""
+    """Divergences ``KL(q_u || P_k)`` of histograms [c, d] from positive centers [k, d], [c, k]."""
     return entropy_term(q)[:, None] - q @ jnp.log(centers).T
 
 
 def nearest(q: Array, centers: Array) -> Array:
-    """``argmin_k KL(q_u || P_k)``, [c] int32: what an unseen user finds out by itself, too."""
+    """Index of the nearest center, ``argmin_k KL(q_u || P_k)``, [c] int32; an unseen user can compute it by itself."""
     return jnp.argmax(q @ jnp.log(centers).T, axis=-1)
 
 
 def total(users: Users, of: Callable[[Users, Array], Any]) -> Any:
-    """The sum over blocks of a tree that ``of(block, histograms)`` returns."""
+    """Sum over blocks of the tree that ``of(block, histograms)`` returns."""
 
     def step(carry: Any, block: Users) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, carry, of(block, histograms(block))), None
@@ -176,5 +176,5 @@ def total(users: Users, of: Callable[[Users, Array], Any]) -> Any:
 
 
 def mean(users: Users) -> Array:
-    """FedAvg's estimate, the mean of the users' histograms, [d] (Lemma 2.1): every user counts alike."""
+    """FedAvg's estimate, the mean of the users' histograms, [d] (Lemma 2.1): all users have the same weight."""
     return total(users, lambda block, q: q.sum(axis=0)) / jnp.maximum(users.number, 1)

@@ -1,9 +1,9 @@
-r"""Algorithm 2, clustering of histograms by their divergence, and IFCA, which steps where Algorithm 2 jumps.
+r"""Algorithm 2, clustering of histograms by KL divergence, and IFCA, its variant with gradient steps.
 
 .. math:: \min_P \sum_u \min_k KL(\hat Q_u \| P_k)
 
 Users are assigned to the nearest center; a center becomes the mean of its users, which minimises their divergences.
-The objective therefore never rises, up to what the floor adds.
+The objective therefore never increases, up to the effect of the floor.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from jaxpfl.types import Array, Scalar
 
 
 class Clustering(NamedTuple):
-    """Centers, floored [k, d]; the users of each in the last assignment that made them [k]; and the objective (3) over
-    n before each round [T]."""
+    """Floored centers [k, d], the users of each in the last assignment [k], and the objective (3) over n by round [T].
+
+    The sizes are of the assignment that the centers were computed from, and the objective is that before each round.
+    """
 
     centers: Array
     sizes: Array
@@ -28,7 +30,7 @@ class Clustering(NamedTuple):
 
 
 class Sums(NamedTuple):
-    """Over the users nearest to each center: their histograms [k, d], their number [k], and their divergences []."""
+    """Sums over the users nearest to each center: of histograms [k, d], of ones [k], and of all divergences []."""
 
     histograms: Array
     sizes: Array
@@ -36,7 +38,7 @@ class Sums(NamedTuple):
 
 
 def sums(users: Users, centers: Array) -> Sums:
-    """Assigns every user to its nearest center and adds up, in one pass."""
+    """Assign every user to its nearest center and sum, in one pass."""
 
     def of_block(block: Users, q: Array) -> Sums:
         apart = divergences(q, centers)
@@ -56,16 +58,16 @@ def cluster(
     rate: Scalar = 1.0,
     complete: Callable[[Array], Array] = lambda centers: centers,
 ) -> Clustering:
-    """Algorithm 2; with a rate below one IFCA, whose centers make a gradient step towards their users' mean.
+    """Algorithm 2; with a rate below one IFCA, whose centers take a gradient step towards their users' mean.
 
     Args:
-      users: who is clustered.
-      start: centers, [k, d].
+      users: to be clustered.
+      start: initial centers, [k, d].
       rounds: T.
       floor: s.
       rate: of a step towards the mean. A center without users becomes uniform, as printed, and stays where it is under
         IFCA.
-      complete: what becomes of the means [k, d] before they are centers (`histograms.dimred`).
+      complete: applied to the means [k, d] before they become centers (`histograms.dimred`).
     """
     start, rate = as_counted((start, rate), users)
     jumps = rate == 1

@@ -1,15 +1,15 @@
-r"""A mean histogram made of its noisy release: the posterior mean under the prior that the tokens themselves show.
+r"""Empirical-Bayes estimate of a mean histogram from its noisy release.
 
-A noisy value y_x of a token's share p_x is normal about it with a known variance v_x. The shares are taken for draws of
-one unknown prior, a mixture of normal distributions about values g_j in steps of h on the logarithmic scale, of
-standard deviation h g_j; its weights are the likeliest, by EM, and a token's share is the mean of its posterior:
+A noisy value y_x of a token's share p_x is normal about it with a known variance v_x. The shares are modelled as draws
+from an unknown prior, a mixture of normal distributions with means g_j in steps of h on the logarithmic scale and
+standard deviations h g_j; its weights maximise the likelihood, by EM, and the estimate is the posterior mean:
 
 .. math:: w_j \leftarrow \frac1d \sum_x r_{xj}, \qquad r_{xj} \propto w_j N(y_x; g_j, v_x + h^2 g_j^2),
    \qquad \hat p_x = \sum_j r_{xj} \frac{g_j v_x + y_x h^2 g_j^2}{v_x + h^2 g_j^2}
 
-Of all estimates the posterior mean of Q has the least expected KL(Q || estimate). Raising what is negative to the floor
-instead, as the print does, takes every second token that is hidden in the noise for impossible; where there is little
-noise, both are the release. It looks at a release alone, and is free.
+Of all estimates the posterior mean of Q has the least expected KL(Q || estimate). Raising negative values to the floor,
+as in the paper, treats every second token that is hidden in the noise as impossible; with little noise, both return the
+release. It processes a release only and costs no privacy.
 
 References: Kiefer and Wolfowitz 1956; Koenker and Mizera 2014, "Convex optimization, shape constraints, compound
 decisions, and empirical Bayes rules"; normal mixtures on a grid: Stephens 2017, "False discovery rates: a new deal".
@@ -24,17 +24,17 @@ from jaxpfl.estimators.histograms.base import floored
 from jaxpfl.types import Array, Scalar
 
 GRID = 60
-"""Values g, from the floor to the largest noisy one."""
+"""Number of values g, from the floor to the largest noisy value."""
 STEPS = 60
-"""Of EM; three times as many change a loss by less than runs differ."""
+"""Steps of EM; three times as many change a loss by less than the spread between runs."""
 
 
 def denoised(noisy: Array, stddev: Scalar | Array, floor: Scalar) -> Array:
-    """The posterior mean of every token's share, [d], floored and of sum one.
+    """Posterior mean of every token's share, [d], floored and normalised.
 
     Args:
-      noisy: values about the shares, [d].
-      stddev: of their noise, one or [d], positive.
+      noisy: noisy shares, [d].
+      stddev: of their noise, [] or [d], positive.
       floor: s.
     """
     y = noisy[:, None]

@@ -1,15 +1,15 @@
-r"""DimRed: the tokens that tell clusters apart, by the singular vectors of the users' standardised deviations.
+r"""DimRed: selection of the tokens that separate clusters, by singular vectors of the users' standardised deviations.
 
 .. math:: V_u = Diag(\bar q)^{-1/2} (\hat Q_u - \bar q), \qquad M = \frac1n \sum_u V_u V_u^\top
 
-A token x is kept where |v_x| exceeds a threshold in any of M's leading eigenvectors v: in our reading. Literally the
-text drops x where |v_x| is small in any v, which keeps next to nothing; ``every=True`` is that.
+A token x is kept if |v_x| exceeds a threshold in any of M's leading eigenvectors v. This is our reading: literally, the
+paper drops x if |v_x| is small in any v, which keeps almost nothing; ``every=True`` selects that.
 
-The deviations are from the mean, so that k clusters span k - 1 directions; the print takes k. (Its expectation of
-M also omits I / (alpha + 1) and -sqrt(q) sqrt(q)^T; the first does not turn the eigenvectors, the second is why one
-direction is missing.)
+The deviations are from the mean, so that k clusters span k - 1 directions; the paper takes k. (Its expectation of M
+also omits I / (alpha + 1) and -sqrt(q) sqrt(q)^T; the first does not rotate the eigenvectors, the second removes one
+direction.)
 
-Clustering then goes on kept tokens; the others' estimates are the mean's, whose release is counted.
+Clustering then uses the kept tokens; the others' estimates are those of the mean, whose release is accounted for.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from jaxpfl.types import Array, Key, Scalar
 
 
 class Directions(NamedTuple):
-    """Eigenvectors [r, p] of the largest eigenvalues [r], in descending order, over candidate tokens [p]."""
+    """Leading eigenvectors [r, p] and eigenvalues [r], in descending order, over candidate tokens [p]."""
 
     vectors: Array
     values: Array
@@ -34,14 +34,14 @@ class Directions(NamedTuple):
 
 
 def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar | None = None) -> Array:
-    """``sum_u V_u V_u^T`` over the candidate tokens, [p, p].
+    """Second moment ``sum_u V_u V_u^T`` over the candidate tokens, [p, p].
 
     Args:
-      users: who is added up.
+      users: to be summed over.
       mean: positive, [d].
       candidates: tokens, [p] int.
-      radius: B, the L2 norm that each V_u is clipped to, so that a user moves the sum by at most B^2 in Frobenius norm;
-        None does not clip.
+      radius: B, the clipping norm of each V_u, so that a user changes the sum by at most B^2 in Frobenius norm; None
+        for no clipping.
     """
     of = mean[candidates]
 
@@ -54,35 +54,35 @@ def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar |
 
 
 def directions(moment: Array, candidates: Array, number: int) -> Directions:
-    """The leading eigenvectors of a second moment (or of a noisy one)."""
+    """Leading eigenvectors of a second moment (or of a noisy one)."""
     values, vectors = jnp.linalg.eigh(moment)
     return Directions(vectors.T[::-1][:number], values[::-1][:number], candidates)
 
 
 def noisy_moment(key: Key, moment: Array, radius: Scalar, noise: Scalar) -> Array:
-    """The moment with symmetric noise, ``N(0, (z B^2)^2)`` on and above the diagonal.
+    """Second moment with symmetric noise, ``N(0, (z B^2)^2)`` on and above the diagonal.
 
     Formal guarantees: a Gaussian mechanism of noise multiplier z under add-or-remove-one of a user whose V_u is clipped
-    to B, where the mean and the candidates are private or public: |V V^T|_F = |V|^2 <= B^2, and the entries on and
-    above the diagonal are no more.
+    to B, if the mean and the candidates are private or public: |V V^T|_F = |V|^2 <= B^2, and the norm of the entries on
+    and above the diagonal is no larger.
     """
     upper = jnp.triu(add_gaussian(key, moment, noise * radius**2))
     return upper + jnp.triu(upper, 1).T
 
 
 def candidate_tokens(mean: Array, number: int) -> Array:
-    """The tokens of the largest mean, [number]: public where the mean is private."""
+    """The tokens of largest mean, [number]; private if the mean is."""
     return jax.lax.top_k(mean, number)[1]
 
 
 def kept(found: Directions, tokens: int, threshold: Scalar, *, every: bool = False) -> Array:
-    """Which of d tokens are kept: |v_x| above the threshold in any of the vectors (or in every one), [d] bool."""
+    """Mask of the kept tokens, |v_x| above the threshold in any of the vectors (or in every one), [d] bool."""
     size = jnp.abs(found.vectors)
     size = size.min(axis=0) if every else size.max(axis=0)
     return jnp.zeros(tokens, bool).at[found.candidates].set(size > threshold)
 
 
 def threshold_of(found: Directions, number: int) -> Array:
-    """The threshold that keeps so many candidates, those largest in any vector."""
+    """Threshold that keeps ``number`` candidates, those largest in any vector."""
     size = jnp.sort(jnp.abs(found.vectors).max(axis=0))[::-1]
     return size[number] if number < len(size) else jnp.asarray(-1.0, size.dtype)

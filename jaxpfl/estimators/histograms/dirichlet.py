@@ -1,17 +1,18 @@
-r"""Mixtures of Dirichlet distributions fitted to counts: the Bayes reference, and a Dirichlet of each cluster.
+r"""Maximum-likelihood Dirichlet mixtures of counts: the Bayes reference, and a Dirichlet distribution per cluster.
 
-Counts c_u of m_u tokens have, in cluster k with parameters :math:`a_k = \alpha_k P_k`, the likelihood
+In cluster k with parameters :math:`a_k = \alpha_k P_k`, counts c_u of m_u tokens have the likelihood
 
 .. math:: \frac{\Gamma(A_k)}{\Gamma(A_k + m_u)} \prod_x \frac{\Gamma(a_{kx} + c_{ux})}{\Gamma(a_{kx})},
    \qquad A_k = \sum_x a_{kx}
 
 and the mean of Q_u given cluster and counts is :math:`(c_u + a_k) / (m_u + A_k)` (Lemma 2.2). EM alternates
-responsibilities with Minka's fixed point, which maximises a lower bound of the likelihood, so that this never falls:
+responsibilities with Minka's fixed-point step, which maximises a lower bound of the likelihood, so that it never
+decreases:
 
 .. math:: a_{kx} \leftarrow a_{kx} \frac{\sum_u r_{uk} [\psi(c_{ux} + a_{kx}) - \psi(a_{kx})]}
    {\sum_u r_{uk} [\psi(m_u + A_k) - \psi(A_k)]}
 
-Only counts that are not zero enter, so that everything runs on the sparse entries.
+Only nonzero counts enter, so that everything runs on the sparse entries.
 
 Reference: Minka 2000, "Estimating a Dirichlet distribution", eq. 55.
 """
@@ -29,25 +30,25 @@ from jaxpfl.estimators.histograms.tuning import Personal
 from jaxpfl.types import Array, Scalar
 
 LEAST = 1e-8
-"""Of an a_kx: a token that no user of a cluster has would otherwise get no mass for ever."""
+"""Lower bound of an a_kx: a token without counts in a cluster would otherwise never regain mass."""
 
 
 class Mixture(NamedTuple):
-    """Shares w [k] and parameters a [k, d]; ``a.sum(axis=1)`` is alpha, ``a / alpha`` the centers."""
+    """Shares w [k] and parameters a [k, d]; ``a.sum(axis=1)`` is alpha, ``a / alpha`` are the centers."""
 
     shares: Array
     a: Array
 
 
 class Fit(NamedTuple):
-    """A mixture, and the mean log-likelihood of a user before each step, [T] (without the multinomial coefficient)."""
+    """A mixture, and the users' mean log-likelihood before each step, [T] (without the multinomial coefficient)."""
 
     mixture: Mixture
     likelihood: Array
 
 
 def log_likelihood(block: Users, a: Array) -> Array:
-    """Of one block's users in each cluster, [c, k]."""
+    """Log-likelihood of a block's users in each cluster, [c, k]."""
     rows, k = block.size.shape[0], len(a)
     row, token = jnp.divmod(block.place, block.tokens)
     own = a.T[token % block.tokens]  # [e, k]; padding has a count of zero, and drops out
@@ -58,20 +59,20 @@ def log_likelihood(block: Users, a: Array) -> Array:
 
 
 def responsibilities(block: Users, mixture: Mixture) -> tuple[Array, Array]:
-    """P(cluster | counts), [c, k], and the log-likelihood, [c], of one block's users."""
+    """P(cluster | counts), [c, k], and the log-likelihood, [c], of a block's users."""
     joint = jnp.log(mixture.shares) + log_likelihood(block, mixture.a)
     return jax.nn.softmax(joint, axis=1), jax.nn.logsumexp(joint, axis=1)
 
 
 def em(users: Users, start: Mixture, steps: int, *, hard: Array | None = None) -> Fit:
-    """EM from a start.
+    """Fit a mixture by EM from a start.
 
     Args:
-      users: whose counts are fitted.
+      users: their counts are fitted.
       start: shares and parameters.
       steps: T.
-      hard: centers [k, d]; with them every user stays in the cluster of the nearest one, and only the Dirichlet
-        distribution of each cluster is fitted: empirical Bayes behind Algorithm 2.
+      hard: centers [k, d]; if given, every user stays in the cluster of the nearest one, and only the Dirichlet
+        distribution of each cluster is fitted: empirical Bayes after Algorithm 2.
     """
 
     start = as_counted(start, users)
@@ -113,12 +114,12 @@ def em(users: Users, start: Mixture, steps: int, *, hard: Array | None = None) -
 
 
 def around(centers: Array, alpha: Scalar) -> Mixture:
-    """A start: equal shares, and the same concentration about each center [k, d]."""
+    """Initial mixture with equal shares and the same concentration about each center [k, d]."""
     return Mixture(jnp.full(len(centers), 1 / len(centers), centers.dtype), alpha * centers)
 
 
 def posterior(mixture: Mixture, floor: Scalar) -> Personal:
-    """The posterior mean of a user's distribution: the Bayes estimate where the mixture is the population."""
+    """Posterior mean of a user's distribution: the Bayes estimate if the mixture is the population."""
 
     def personal(block: Users, q: Array) -> Array:
         r = responsibilities(block, mixture)[0]
@@ -130,7 +131,7 @@ def posterior(mixture: Mixture, floor: Scalar) -> Personal:
 
 
 def empirical_bayes(mixture: Mixture, centers: Array, floor: Scalar) -> Personal:
-    """The posterior mean in the cluster of the nearest center: fine-tuning by that cluster's own alpha."""
+    """Posterior mean in the cluster of the nearest center: fine-tuning with that cluster's own alpha."""
 
     def personal(block: Users, q: Array) -> Array:
         a = mixture.a[nearest(q, centers)]

@@ -1,4 +1,4 @@
-r"""Algorithm 3 as printed, private centering, beside what its theorem says and what it does not cover.
+r"""Algorithm 3 as printed (private centering), with the guarantee of its theorem and the theorem's gaps.
 
 For each cluster, with :math:`\sigma = \sqrt{2 \log(1.25/\delta)} / \epsilon`:
 
@@ -14,10 +14,11 @@ Theorem 3.1: one call is (3 eps, 2 delta)-DP for eps < 1, and T rounds are, with
    \epsilon' = \Big(\sqrt{2 T \log(1/\delta)} + T \frac{e^{3\epsilon} - 1}{e^{3\epsilon} + 1}\Big) 3 \epsilon,
    \qquad \delta' = (2 T + 1) \delta
 
-It covers the rounds alone. Not private, though the text calls the whole private: Algorithm 1's start, whose centers are
-users' own histograms; DimRed's mean, vectors and set of tokens; what is tuned on the data. The print's noise stands
-on the mean, of which one user is a share 1/a: it is a times more than needed. With ``on_sum`` it stands on the sum,
-which a user moves by at most ||Qhat_u|| <= 1 (the text has "exactly 1"), and the theorem holds as well.
+The theorem covers the rounds alone. Not private, although the paper calls the whole private: Algorithm 1's start, whose
+centers are users' own histograms; DimRed's mean, vectors and set of tokens; everything tuned on the data. The paper's
+noise is added to the mean, of which one user is a share 1/a: it is a times more than needed. With ``on_sum`` it is
+added to the sum, which a user changes by at most ||Qhat_u|| <= 1 (the paper has "exactly 1"), and the theorem still
+holds.
 """
 
 from __future__ import annotations
@@ -36,10 +37,10 @@ from jaxpfl.types import Array, Key, Scalar
 
 
 def gaussian_stddev(epsilon: float, delta: float) -> float:
-    """``sqrt(2 log(1.25/delta)) / eps``, which is a Gaussian mechanism's for eps < 1 only.
+    """Standard deviation ``sqrt(2 log(1.25/delta)) / eps`` of a Gaussian mechanism, valid for eps < 1 only.
 
     Raises:
-      JaxpflError: an eps outside (0, 1), a delta outside (0, 1).
+      JaxpflError: if eps or delta is outside (0, 1).
     """
     checks.probability("delta", delta)
     if not 0 < epsilon < 1:
@@ -48,18 +49,18 @@ def gaussian_stddev(epsilon: float, delta: float) -> float:
 
 
 def theorem_3_1(epsilon: float, delta: float, rounds: int) -> tuple[float, float]:
-    """(eps', delta') of T rounds from the eps and delta of a call's parts."""
+    """Theorem 3.1: (eps', delta') of T rounds, from the eps and delta of a call's parts."""
     checks.count("rounds", rounds)
     composed = math.sqrt(2 * rounds * math.log(1 / delta)) + rounds * math.tanh(1.5 * epsilon)
     return 3 * epsilon * composed, (2 * rounds + 1) * delta
 
 
 def of_a_call(epsilon: float, delta: float, rounds: int) -> tuple[float, float]:
-    """The eps and delta of a call's parts at which `theorem_3_1` gives the run's eps' and delta'.
+    """Inverse of `theorem_3_1`: the eps and delta of a call's parts that give the run's eps' and delta'.
 
     Raises:
-      JaxpflError: where an eps of 1 or more would be allowed, for which the calibration does not hold; a run's eps or
-        delta out of range.
+      JaxpflError: if an eps of 1 or more would be allowed, for which the calibration does not hold, or if the run's eps
+        or delta is out of range.
     """
     from scipy.optimize import root_scalar
 
@@ -88,12 +89,12 @@ def centering(
 
     Args:
       key: of the noise.
-      users, centers: who is assigned to what.
-      epsilon: of a call's parts; the counts' Laplace noise.
+      users, centers: each user is assigned to the nearest center.
+      epsilon: of a call's parts, for the counts' Laplace noise.
       stddev: sigma, `gaussian_stddev`.
       clip: c.
       floor: s.
-      on_sum: noise on the sum instead of the mean.
+      on_sum: add noise to the sum instead of the mean.
     """
     k, d = centers.shape
     of_count, of_mean, of_rest = jax.random.split(key, 3)

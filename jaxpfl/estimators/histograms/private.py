@@ -1,19 +1,19 @@
-r"""Clustering of histograms under central differential privacy: every round sees the users through one noisy vector.
+r"""Clustering of histograms under central differential privacy, with one noisy vector per round.
 
-The vector holds, for each of k clusters, the sum of its users' histograms, clipped to an L2 norm of C (a public
-number), and the mass of that sum, from which the center's denominator comes. A user is in one cluster. Adding or
-removing it changes the sums over C by at most 1 and the masses by at most 1 in L2 norm, so the vector
-(sums / C, w masses) by at most sqrt(1 + w^2): a Gaussian release of noise multiplier z has noise of standard deviation
-z C sqrt(1 + w^2) on the sums and z sqrt(1 + w^2) / w on the masses.
+The vector holds, for each of k clusters, the sum of its users' histograms, clipped to an L2 norm of C (public), and the
+mass of that sum, the denominator of the center. A user is in one cluster. Adding or removing it changes sums / C by at
+most 1 and the masses by at most 1 in L2 norm, so the vector (sums / C, w masses) by at most sqrt(1 + w^2). A Gaussian
+release of noise multiplier z therefore has noise of standard deviation z C sqrt(1 + w^2) on the sums and
+z sqrt(1 + w^2) / w on the masses.
 
-The print adds its noise to the mean, which a user moves by more where few users are (`histograms.printed`).
+The paper adds its noise to the mean, which a user changes by more in small clusters (`histograms.printed`).
 
-What is counted: the release of the mean, from which the start is made (`private_start`), and one release for each
-round, which may differ in their noise (`divided`). Assignments never leave the users, and what is made of released
-vectors is free: that centers are drawn towards the mean (`shrunk`), which tokens are candidates for DimRed.
+Accounted for: the release of the mean, from which the start is derived (`private_start`), and one release per round,
+possibly with another noise multiplier (`divided`). Assignments never leave the users, and post-processing of released
+vectors is free: shrinking centers towards the mean (`shrunk`), choosing DimRed's candidate tokens.
 
-What is not: the public numbers (C, k, T, w, s, the start's spread, the vocabulary), and whatever is tuned on users set
-apart, lambda and alpha among them: those users are not covered.
+Not accounted for: the public numbers (C, k, T, w, s, the start's spread, the vocabulary), and everything tuned on users
+set apart, such as lambda and alpha: those users are not covered.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from jaxpfl.privacy.noise import add_gaussian
 from jaxpfl.types import Array, Key, Scalar
 
 MASS_WEIGHT = 0.25
-"""w: masses need no precision, centers are normalised anyway; at a quarter they cost 3 % of the sums' noise."""
+"""w: masses need little precision, as centers are normalised anyway; a quarter adds 3 % to the sums' noise."""
 NEIGHBOURS = 51
-"""Tokens of similar frequency whose centers' variance is taken to be alike, relative to the mean."""
+"""Tokens of similar frequency whose centers are taken to have the same variance relative to the mean."""
 
 
 class Release(NamedTuple):
-    """Of k clusters the sums of clipped histograms [k, d] and their masses [k], exact or noisy."""
+    """Sums of clipped histograms [k, d] and their masses [k] of k clusters, exact or noisy."""
 
     sums: Array
     masses: Array
@@ -48,14 +48,14 @@ class Release(NamedTuple):
 def clipped_sums(
     users: Users, centers: Array, radius: Scalar, keep: Array | None = None, weights: Array | None = None
 ) -> Release:
-    """What a round releases, before its noise.
+    """A round's release before noise: the clipped histograms' sums and masses.
 
     Args:
-      users: who is added up.
-      centers: [k, d]; each user counts for the nearest.
+      users: to be summed over.
+      centers: [k, d]; each user is added to the nearest.
       radius: C.
       keep: [d] bool, the tokens that are released; all unless given.
-      weights: [d], positive, of the tokens in the norm that C bounds; one each unless given.
+      weights: [d], positive, weights of the tokens in the norm that C bounds; one unless given.
     """
 
     def of_block(block: Users, q: Array) -> Release:
@@ -70,13 +70,13 @@ def clipped_sums(
 
 
 def stddevs(radius: Scalar, noise: Scalar) -> tuple[Scalar, Scalar]:
-    """The standard deviations of the noise on an entry of the sums, and on a mass."""
+    """Standard deviations of the noise on an entry of the sums and on a mass."""
     sensitivity = math.sqrt(1 + MASS_WEIGHT**2)
     return noise * radius * sensitivity, noise * sensitivity / MASS_WEIGHT
 
 
 def noisy(key: Key, exact: Release, radius: Scalar, noise: Scalar) -> Release:
-    """The release with its noise: a Gaussian mechanism of the noise multiplier ``noise``."""
+    """A release with its noise: a Gaussian mechanism of noise multiplier ``noise``."""
     of_sums, of_masses = jax.random.split(key)
     on_sums, on_masses = stddevs(radius, noise)
     return Release(
@@ -86,36 +86,36 @@ def noisy(key: Key, exact: Release, radius: Scalar, noise: Scalar) -> Release:
 
 
 def release_of_all(key: Key, users: Users, *, radius: Scalar, noise: Scalar) -> Release:
-    """One noisy sum of all users' histograms, sums [1, d] and masses [1]: one release."""
+    """Noisy sum of all users' histograms, sums [1, d] and masses [1]: one release."""
     everyone = jnp.full((1, users.tokens), 1 / users.tokens, users.count.dtype)
     return noisy(key, clipped_sums(users, everyone, radius), radius, noise)
 
 
 def private_mean(release: Release, floor: Scalar) -> Array:
-    """Private FedAvg, [d], floored, of `release_of_all`."""
+    """Private FedAvg, [d], floored, from `release_of_all`."""
     return floored(release.sums[0] / jnp.maximum(release.masses[0], 1), floor)
 
 
 def private_start(key: Key, mean: Array, clusters: int, spread: Scalar, floor: Scalar) -> Array:
-    """Centers [k, d] that are random multiples of a private mean, ``mean * exp(spread N(0, I))``: no more privacy."""
+    """Initial centers [k, d] as random multiples of a private mean, ``mean * exp(spread N(0, I))``, at no privacy cost."""
     factors = jnp.exp(spread * jax.random.normal(key, (clusters, mean.shape[-1]), mean.dtype))
     return floored(mean * factors, floor)
 
 
 def shrunk(release: Release, mean: Array, stddev: Scalar | Array) -> Array:
-    r"""Noisy centers drawn towards the private mean, each coordinate by its own Wiener weight, [k, d].
+    r"""Noisy centers shrunk towards the private mean, each coordinate by its own Wiener weight, [k, d].
 
     .. math:: \bar q_x + \frac{t_x}{t_x + v_k} (S_{kx} / M_k - \bar q_x), \qquad v_k = (stddev / M_k)^2
 
-    with t_x the centers' variance about the mean. A few noisy clusters say little of one token's variance, and what
-    they say by chance would be believed; so it is taken to be :math:`r_x \bar q_x`, with r_x what the release shows
-    over the `NEIGHBOURS` tokens of the most similar mean: their squared distances less their noise, weighted by the
-    clusters' masses; zero where noise explains them, and the center is the mean there.
+    with t_x the centers' variance about the mean. A few noisy clusters carry little information about one token's
+    variance, so it is modelled as :math:`r_x \bar q_x`, with r_x estimated over the `NEIGHBOURS` tokens of the most
+    similar mean: their squared distances minus their noise variance, weighted by the clusters' masses. It is zero where
+    noise explains the distances, and the center is the mean there.
 
     Args:
       release: noisy.
       mean: the private mean, [d].
-      stddev: of an entry of the sums, or of each token's [d].
+      stddev: of the noise on an entry of the sums, [] or [d] by token.
     """
     masses = jnp.maximum(release.masses, 1)[:, None]
     apart = release.sums / masses - mean
@@ -151,19 +151,19 @@ def cluster(
 
     Args:
       key: of the start and of the noise.
-      users: who is clustered.
-      first: `release_of_all`; the start is made of it. A round's clusters together are another release of the same
-        sum, of k times the variance, and sharpen the mean that centers are drawn towards.
+      users: to be clustered.
+      first: `release_of_all`, from which the start is derived. A round's clusters together are another release of the
+        same sum, of k times the variance, and improve the mean that centers are shrunk towards.
       clusters: k.
       rounds: T.
       radius: C.
       noise: z of each round, positive.
-      first_noise: z of ``first``, which weighs it against the rounds.
+      first_noise: z of ``first``, for its weight relative to the rounds.
       floor: s.
       spread: of the start (`private_start`).
       rate: of a step towards the noisy mean of the users.
-      shrink: whether noisy centers are drawn towards the mean (`shrunk`).
-      keep: [d] bool, the tokens that are clustered on; the others' entries are the mean's.
+      shrink: whether noisy centers are shrunk towards the mean (`shrunk`).
+      keep: [d] bool, the tokens used for clustering; the others' entries are those of the mean.
     """
     of_start, of_rounds = jax.random.split(key)
     precision = (first_noise / noise) ** 2 / clusters
@@ -190,7 +190,7 @@ def cluster(
 
 
 def plan(multipliers: Iterable[float], radius: float | None = None) -> PrivacyPlan:
-    """What releases of these noise multipliers cost together: the mean, each round, and DimRed's second moment.
+    """Privacy plan of releases with these noise multipliers: the mean, each round, and DimRed's second moment.
 
     Raises:
       JaxpflError: as `PrivacyPlan`.
@@ -199,16 +199,16 @@ def plan(multipliers: Iterable[float], radius: float | None = None) -> PrivacyPl
 
 
 def divided(noise: Scalar, others: Scalar, share: float) -> tuple[Scalar, Scalar]:
-    r"""The noise multipliers of a first release and of each of ``others``, together worth one of ``noise``, z.
+    r"""Noise multipliers of a first release and of each of ``others``, equivalent together to one of ``noise``, z.
 
-    The first takes a share c of the budget, :math:`z_1 = z / \sqrt c`, the r others what is left,
+    The first takes a share c of the budget, :math:`z_1 = z / \sqrt c`, and the r others the rest,
     :math:`z \sqrt{r / (1 - c)}` each, so that :math:`z_1^{-2} + r z_r^{-2} = z^{-2}` (`descriptions.combined`).
     """
     return noise / share**0.5, noise * (others / (1 - share)) ** 0.5
 
 
 def calibrated(epsilon: float, delta: float, releases: int, radius: float | None = None) -> float:
-    """The noise multiplier of each of so many releases that makes all of them (eps, delta)-DP, by PLD.
+    """Noise multiplier of each of ``releases`` releases that makes all of them together (eps, delta)-DP, by PLD.
 
     Raises:
       JaxpflError: as `calibrate`.

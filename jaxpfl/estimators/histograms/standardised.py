@@ -1,17 +1,17 @@
-r"""Private clustering with noise of the mean's own shape: small where a token is rare.
+r"""Private clustering of standardised histograms, with smaller noise on rare tokens.
 
-A center P is off by a small e at the cost of :math:`\frac12 \sum_x e_x^2 / P_x`, so that noise of one size on all
-tokens spoils the rare ones. As DimRed and the print's second step do, histograms are therefore measured against the
-private mean: with weights :math:`w_x = (\bar q_x + b)^{-1/2}` a user's :math:`w \circ \hat Q_u` is clipped to a norm
-of C, and a token's sum has noise of standard deviation :math:`z C / w_x`. The weights depend on released vectors alone.
-A user of any tokens has a norm of about one at least and most have two to five; at C = 1 all are brought to it, which
-leaves no user more say than another.
+A small error e of a center P costs :math:`\frac12 \sum_x e_x^2 / P_x`, so that noise of equal size on all tokens spoils
+the rare ones. As in DimRed and in the paper's second step, histograms are therefore standardised by the private mean:
+with weights :math:`w_x = (\bar q_x + b)^{-1/2}` a user's :math:`w \circ \hat Q_u` is clipped to a norm of C, and a
+token's sum has noise of standard deviation :math:`z C / w_x`. The weights depend on released vectors alone. Every user
+has a norm of about one or more, and most have two to five; with C = 1 all are scaled to it, so that all users have the
+same influence.
 
-The clusters' masses need no release of their own: a sum's total has the noise :math:`z C (\sum_x w_x^{-2})^{1/2}`, of
-about z alone.
+The clusters' masses need no release of their own: the total of a sum has noise :math:`z C (\sum_x w_x^{-2})^{1/2}`,
+which is only about z.
 
-What each round says of the mean is added to what is known of it, by its precision, and the mean is `denoised`; with
-one cluster nothing else remains, and this is FedAvg in T + 1 releases.
+Each round's release of the mean is combined with the earlier ones by precision, and the mean is `denoised`; with one
+cluster the method reduces to FedAvg in T + 1 releases.
 """
 
 from __future__ import annotations
@@ -28,40 +28,40 @@ from jaxpfl.privacy.noise import add_gaussian
 from jaxpfl.types import Array, Key, Scalar
 
 REACH = 1.0
-"""C of the standardised histograms: public."""
+"""C, the public clipping norm of the standardised histograms."""
 LEAST = 0.1
-"""b d: below a tenth of the average token's share the noise shrinks no more."""
+"""b d: below a tenth of the average token's share the noise shrinks no further."""
 
 
 class Known(NamedTuple):
-    """What releases say of the mean: a value of each token [d] and its precision, one over the noise's variance [d]."""
+    """Combined releases of the mean: a value per token [d] and its precision, the inverse of the noise's variance [d]."""
 
     value: Array
     precision: Array
 
 
 def known_of(release: Release, radius: Scalar, noise: Scalar) -> Known:
-    """Of `release_of_all`."""
+    """Mean and precision from `release_of_all`."""
     mass = jnp.maximum(release.masses[0], 1)
     value = release.sums[0] / mass
     return Known(value, jnp.full_like(value, (mass / stddevs(radius, noise)[0]) ** 2))
 
 
 def mean_of(known: Known, floor: Scalar) -> Array:
-    """The denoised mean, [d]."""
+    """Denoised mean, [d]."""
     return denoised(known.value, 1 / jnp.sqrt(known.precision), floor)
 
 
 def weights_of(mean: Array) -> Array:
-    """w, [d], of a private mean [d]."""
+    """Standardising weights w, [d], from a private mean [d]."""
     return 1 / jnp.sqrt(mean + LEAST / len(mean))
 
 
 def noisy_sums(key: Key, users: Users, centers: Array, weights: Array, noise: Scalar) -> Release:
-    """A round's release: noisy sums [k, d] of the users nearest to each center, and the masses that they add up to.
+    """A round's release: noisy sums [k, d] of the users nearest to each center, and their totals as masses [k].
 
     Formal guarantees: a Gaussian mechanism of the noise multiplier ``noise`` under add-or-remove-one of a user, for
-    weights that are public or private: a user is in one cluster and moves ``weights * sums`` by at most `REACH`.
+    weights that are public or private: a user is in one cluster and changes ``weights * sums`` by at most `REACH`.
     """
     exact = clipped_sums(users, centers, REACH, weights=weights).sums
     sums = add_gaussian(key, exact * weights, noise * REACH) / weights
@@ -83,13 +83,13 @@ def cluster(
 ) -> Array:
     """Private Algorithm 2 with standardised sums: the centers, [k, d], floored.
 
-    Formal guarantees: as `histograms.private.cluster`, T adaptively composed Gaussian mechanisms of the multiplier
-    ``noise`` given the noisy ``first``.
+    Formal guarantees: as in `histograms.private.cluster`, T adaptively composed Gaussian mechanisms of the noise
+    multiplier ``noise``, given the noisy ``first``.
 
     Args:
       key: of the start and of the noise.
-      users: who is clustered.
-      first: `release_of_all`, of norms without weights.
+      users: to be clustered.
+      first: `release_of_all`, clipped without weights.
       clusters: k.
       rounds: T.
       radius: C of ``first``.

@@ -1,13 +1,13 @@
-r"""Algorithm 1: centers to begin with, users' own histograms that lie far from each other.
+r"""Algorithm 1: initial centers, users' own histograms that lie far from each other.
 
-The first is a user's at random; each further one is user u's with a probability proportional to
+The first is a random user's; each further one is user u's with a probability proportional to
 
 .. math:: \exp\big(t \, \min_k KL(P_k \| \hat Q_u)\big)
 
-which is the print; the objective that is then lowered has the divergence the other way round,
-:math:`KL(\hat Q_u \| P_k)`, and is the other choice. Either needs positive histograms: both sides are floored.
+as printed; the objective that is then minimised has the divergence the other way round,
+:math:`KL(\hat Q_u \| P_k)`, which is the other choice. Either needs positive histograms: both sides are floored.
 
-Not private, whatever follows: the centers are users' raw histograms. `histograms.private` starts otherwise.
+Never private, as the centers are users' raw histograms. `histograms.private` has another start.
 """
 
 from __future__ import annotations
@@ -21,19 +21,20 @@ from jaxpfl.estimators.histograms.base import Users, as_counted, floored, histog
 from jaxpfl.types import Array, Key, Scalar
 
 Direction: TypeAlias = Literal["printed", "objective"]
-"""Of the divergence between centers and users: KL(P_k || Qhat_u), or KL(Qhat_u || P_k) as in the objective."""
+"""Direction of the divergence between centers and users: KL(P_k || Qhat_u), or KL(Qhat_u || P_k) as in the objective.
+"""
 
 
 def far_apart(
     key: Key, users: Users, clusters: int, *, temperature: Scalar, floor: Scalar, direction: Direction = "printed"
 ) -> Array:
-    """The start of Algorithm 1, [k, d], floored.
+    """Initial centers of Algorithm 1, [k, d], floored.
 
     Args:
       key: of the draws; a user's scores depend on it and on the user's id alone.
-      users: whose histograms become centers.
+      users: their histograms become centers.
       clusters: k.
-      temperature: t >= 0; 0 draws users uniformly, infinity takes the worst fitted one.
+      temperature: t >= 0; 0 draws users uniformly, infinity takes the one with the worst fit.
       floor: s.
       direction: of the divergence.
     """
@@ -41,7 +42,7 @@ def far_apart(
     temperature = as_counted(temperature, users)
 
     def pick(i: Array | int, gap: Array) -> Array:
-        """The histogram of the user with the largest ``t gap + Gumbel``, which is a draw with that probability."""
+        """Histogram of the user with the largest ``t gap + Gumbel``, which is a draw with that probability."""
 
         def step(best: tuple[Array, Array], xs: tuple[Users, Array]) -> tuple[tuple[Array, Array], None]:
             block, gaps = xs

@@ -1,9 +1,9 @@
-r"""Fine-tuning: a user's estimate between its center and its own histogram, and how far, chosen on other users.
+r"""Fine-tuning: interpolation between a user's center and its own histogram, with a weight chosen on other users.
 
 .. math:: \lambda P_{c(u)} + (1 - \lambda) \hat Q_u
 
 For users whose distribution is Dirichlet(alpha P) this is the Bayes estimate at lambda = alpha / (alpha + m_u)
-(Lemma 2.2), so that one alpha serves users of any number of tokens; one lambda does not.
+(Lemma 2.2), so that one alpha suits users with any number of tokens; one lambda does not.
 """
 
 from __future__ import annotations
@@ -17,39 +17,40 @@ from jaxpfl.estimators.histograms.base import Truth, Users, entropy_term, floore
 from jaxpfl.types import Array, Scalar
 
 Personal = Callable[[Users, Array], Array]
-"""Estimates of one block's users, [c, d], of the block and its histograms [c, d]. An unseen user's needs no more."""
+"""Function of a block and its histograms [c, d] that returns the users' estimates [c, d], also for unseen users."""
 Weight = Callable[[Array], Array]
-"""lambda, [c], of the users' numbers of tokens [c]."""
+"""Function of the users' numbers of tokens [c] that returns lambda [c]."""
 
 
 def fixed(weight: Scalar) -> Weight:
-    """The same lambda for all."""
+    """The same lambda for all users."""
     return lambda size: jnp.broadcast_to(jnp.asarray(weight, size.dtype), size.shape)
 
 
 def by_size(alpha: Scalar) -> Weight:
-    """``alpha / (alpha + m_u)``."""
+    """lambda = ``alpha / (alpha + m_u)``."""
     return lambda size: jnp.asarray(alpha, size.dtype) / (alpha + size)
 
 
 def local(floor: Scalar) -> Personal:
-    """Every user's own histogram."""
+    """Each user's own histogram."""
     return lambda block, q: floored(q, floor)
 
 
 def of_nearest(centers: Array) -> Personal:
-    """The nearest of the centers [k, d], before any fine-tuning."""
+    """The nearest of the centers [k, d], without fine-tuning."""
     return lambda _, q: centers[nearest(q, centers)]
 
 
 def between(centers: Array, steps: int = 30) -> Personal:
-    r"""A point between all centers [k, d], which each user finds for its own counts.
+    r"""A convex combination of the centers [k, d], fitted by each user to its own counts.
 
-    The user's shares of the centers maximise the likelihood of its tokens; EM for it, from equal shares:
+    The user's weights of the centers maximise the likelihood of its tokens; EM from equal weights iterates
 
     .. math:: w_k \leftarrow w_k \sum_x \hat Q_u(x) \frac{P_k(x)}{\sum_j w_j P_j(x)}
 
-    Where populations overlap, as in text, a user is not of one kind. It all happens at the user and costs no privacy.
+    It suits overlapping populations, such as text, where users belong to no single cluster. It runs on the user's
+    device and costs no privacy.
     """
 
     def point(block: Users, q: Array) -> Array:
@@ -65,7 +66,7 @@ def between(centers: Array, steps: int = 30) -> Personal:
 
 
 def toward(point: Personal, weight: Weight, floor: Scalar) -> Personal:
-    """Fine-tuning: between a point of the user's choice and its own histogram."""
+    """Fine-tuning: interpolation between a user's point and its own histogram."""
 
     def personal(block: Users, q: Array) -> Array:
         share = weight(block.size)[:, None]
@@ -75,12 +76,12 @@ def toward(point: Personal, weight: Weight, floor: Scalar) -> Personal:
 
 
 def finetuned(centers: Array, weight: Weight, floor: Scalar) -> Personal:
-    """Between the nearest of the centers [k, d] and the user's own histogram; ``fixed(1)`` is the center itself."""
+    """Interpolation between the nearest of the centers [k, d] and the user's own histogram; ``fixed(1)`` is the center."""
     return toward(of_nearest(centers), weight, floor)
 
 
 def blended(centers: Array, weight: Weight, floor: Scalar, steps: int = 30) -> Personal:
-    """Fine-tuning from a point `between` the centers [k, d]."""
+    """Fine-tuning from a convex combination of the centers [k, d] (`between`)."""
     return toward(between(centers, steps), weight, floor)
 
 
@@ -89,10 +90,10 @@ def _divergence(q: Array, estimate: Array) -> Array:
 
 
 def losses(users: Users, truth: Truth, personal: Personal) -> Array:
-    """``KL(Q_u || estimate)`` of every user, [b, c]; zero where there is no user.
+    """Loss ``KL(Q_u || estimate)`` of every user, [b, c]; zero where there is no user.
 
     Args:
-      users: what is known of the users.
+      users: the observed counts.
       truth: Q_u.
       personal: the estimates.
     """
@@ -105,26 +106,26 @@ def losses(users: Users, truth: Truth, personal: Personal) -> Array:
 
 
 def loss(users: Users, truth: Truth, personal: Personal) -> Array:
-    """The mean of `losses` over users, []."""
+    """Mean of `losses` over users, []."""
     return losses(users, truth, personal).sum() / jnp.maximum(users.number, 1)
 
 
 def tuned(
     users: Users, truth: Truth, candidates: Array, point: Personal, weight: Callable[[Scalar], Weight], floor: Scalar
 ) -> tuple[Array, Array]:
-    """The best of several lambdas or alphas of a fine-tuning, by what they make of users set apart.
+    """The best of several lambdas or alphas, by the loss of users set apart for validation.
 
-    Not private: what is learned of these users is released without noise. A privacy claim does not cover them.
+    Not private: the result depends on these users without noise. A privacy claim does not cover them.
 
     Args:
       users, truth: validation users and their held-out tokens.
       candidates: [g].
-      point: what is fine-tuned (`toward`), found once for all candidates.
+      point: to be fine-tuned (`toward`), computed once for all candidates.
       weight: `fixed` or `by_size`.
       floor: s.
 
     Returns:
-      The best candidate [], and the mean loss of each [g].
+      The best candidate [] and the mean loss of each [g].
     """
 
     def of_block(xs: tuple[Users, Truth]) -> Array:
