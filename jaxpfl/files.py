@@ -12,6 +12,7 @@ from typing import IO, Any
 
 import numpy as np
 
+from jaxpfl import strict_json
 from jaxpfl.errors import JaxpflError
 from jaxpfl.partial import partial
 
@@ -39,7 +40,7 @@ def read_json(path: Path) -> Any:
       JaxpflError: if the file cannot be read or is not JSON.
     """
     try:
-        return json.loads(path.read_bytes())
+        return strict_json.parse(path.read_bytes())
     except OSError as error:
         raise JaxpflError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:

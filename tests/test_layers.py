@@ -21,6 +21,7 @@ LEVELS = {
     "types": 0,
     "trees": 0,
     "host_memory": 0,
+    "strict_json": 0,
     "randomness": 0,
     "protocol": 0,
     "participation": 0,

@@ -77,7 +77,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         """Train one method and score every client's personalised model."""
         if len(file.methods) > 1 and method == named:
             raise JaxpflError(f"run takes one method, and {session.config} names {named}: name one, or use compare")
-        _experiment("run", (method,), settings, session)
+        _experiment("run", (method,), settings, session, file)
 
     def compare(
         methods: Annotated[Positional[tuple[str, ...]], arg(metavar="[METHODS ...]", help="The methods.")] = several,
@@ -85,7 +85,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         session: Annotated[Session, arg(name="")] = _SESSION,
     ) -> None:
         """Train several methods on the same split and seeds, and compare them."""
-        _experiment("compare", methods or several, settings, session)
+        _experiment("compare", methods or several, settings, session, file)
 
     def data(
         action: Annotated[
@@ -152,7 +152,9 @@ def _file(args: list[str]) -> ConfigFile:
     return ConfigFile()
 
 
-def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, session: Session) -> None:
+def _experiment(
+    command: str, methods: tuple[str, ...], settings: RunConfig, session: Session, file: ConfigFile
+) -> None:
     from jaxpfl.console import Console
     from jaxpfl.engine import use_cpu_cores
     from jaxpfl.experiment import lock, warm_start
@@ -162,6 +164,7 @@ def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, ses
     from jaxpfl.experiment.report import Terminal, print_profile, print_table
     from jaxpfl.experiment.run import open_folder, run_methods
     from jaxpfl.experiment.setup import prepare
+    from jaxpfl.experiment.stored_run import check_recorded
 
     out, err, status = Console(), Console(stderr=True), 0
     with ExitStack() as stack:
@@ -173,6 +176,8 @@ def _experiment(command: str, methods: tuple[str, ...], settings: RunConfig, ses
             initial = None if config.warm_start is None else warm_start.read(config.warm_start)
             origin = None if config.warm_start is None else warm_start.origin(config.warm_start)
             experiment = prepare(config, methods, strict=session.strict, initial=initial, origin=origin)
+            if session.config is not None:
+                check_recorded(session.config, file, experiment)
         if session.explain_plan:
             _explain(experiment, out, session.json)
             return

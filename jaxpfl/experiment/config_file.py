@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
-import json
 import tomllib
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
+from jaxpfl import strict_json
 from jaxpfl.data.sources.base import check_fits, one_line
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError, shown, unknown_name
@@ -20,11 +23,23 @@ _MOST_PARTS = 100_000
 _TABLES = {"plan": ExecutionPlan, "privacy": PrivacyConfig}
 
 
+_OF_A_RUN = ("config", "methods", "hyper", "data", "warm_start", "graph", "noise", "versions")
+"""All that ``config.json`` of a run folder holds; what is not the config tells one run from another."""
+
+
 class ConfigFile(NamedTuple):
-    """A file's config, and the methods that it names: none where that is left to the command line."""
+    """A config file's content.
+
+    Attributes:
+      config: the config.
+      methods: the methods that it names; none where that is left to the command line.
+      hyper: method -> hyper-parameter -> value, as a run folder's ``config.json`` records them beside the config;
+        `check_recorded` says whether they are still what the config gives.
+    """
 
     config: RunConfig = RunConfig()
     methods: tuple[str, ...] = ()
+    hyper: Mapping[str, Mapping[str, float | None]] = MappingProxyType({})
 
 
 def read(path: str | Path) -> ConfigFile:
@@ -34,10 +49,21 @@ def read(path: str | Path) -> ConfigFile:
       JaxpflError: as `read_file` and `from_mapping`, and for methods that are not a list of names.
     """
     values = read_file(path)
+    hyper: dict[str, Any] = {}
+    if {"config", "methods"} <= values.keys():  # of a run folder: the config is wrapped in what else it records
+        for name in values:
+            if name not in _OF_A_RUN:
+                raise unknown_name(f"entry of {path}", str(name), _OF_A_RUN)
+        hyper = values.get("hyper", {})
+        if not isinstance(hyper, dict) or not all(isinstance(own, dict) for own in hyper.values()):
+            raise JaxpflError(f"hyper in {path} must be a table of tables, got {shown(hyper)}")
+        if not isinstance(values["config"], dict):
+            raise JaxpflError(f"config in {path} must be a table, got {shown(values['config'])}")
+        values = values["config"] | {"methods": values["methods"]}
     methods = values.pop("methods", [])
     if not isinstance(methods, list) or not all(isinstance(name, str) for name in methods):
         raise JaxpflError(f"methods in {path} must be a list of names, got {shown(methods)}")
-    return ConfigFile(from_mapping(values, str(path)), tuple(methods))
+    return ConfigFile(from_mapping(values, str(path)), tuple(methods), hyper)
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
@@ -57,11 +83,9 @@ def read_file(path: str | Path) -> dict[str, Any]:
         if path.suffix == ".toml":
             values = tomllib.loads(text)
         elif path.suffix in (".yaml", ".yml"):
-            import yaml
-
-            values = yaml.safe_load(text) or {}
+            values = _yaml(text) or {}
         elif path.suffix == ".json":
-            values = json.loads(text)
+            values = strict_json.parse(text)
         else:
             raise JaxpflError(f"config {path} must end in .toml, .yaml, .yml or .json")
     except JaxpflError:
@@ -71,11 +95,27 @@ def read_file(path: str | Path) -> dict[str, Any]:
     _check_parts(values, path)
     if not isinstance(values, dict):
         raise JaxpflError(f"config {path} must be a table of names and values")
-    if {"config", "methods"} <= values.keys():  # of a run folder: the config is wrapped in what else it records
-        if not isinstance(values["config"], dict):
-            raise JaxpflError(f"config in {path} must be a table, got {shown(values['config'])}")
-        return values["config"] | {"methods": values["methods"]}
     return values
+
+
+def _yaml(text: str) -> Any:
+    """The value of a YAML text.
+
+    Raises:
+      Exception: for text that does not parse, and for two values of one name in a mapping (PyYAML keeps the last).
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        def compose_mapping_node(self, anchor: Any) -> Any:
+            node = super().compose_mapping_node(anchor)  # before a merge (<<) adds what may be overridden
+            names = Counter((key.tag, key.value) for key, _ in node.value if isinstance(key, yaml.ScalarNode))
+            for (_, name), times in names.items():
+                if times > 1:
+                    raise ValueError(f"{shown(name)} stands twice in one mapping")
+            return node
+
+    return yaml.load(text, Loader)
 
 
 def _check_parts(value: Any, path: Path) -> None:
@@ -101,6 +141,8 @@ def from_mapping(values: dict[str, Any], where: str) -> RunConfig:
         name = str(raw).replace("-", "_")
         if name not in fields:
             raise unknown_name(f"field in {where}", str(raw), fields)
+        if name in changes:
+            raise JaxpflError(f"{raw} in {where} stands twice, with a dash and with an underscore")
         if name in _TABLES:
             changes[name] = _table(name, value, where)
         elif name == "set":
@@ -119,6 +161,8 @@ def _table(table: str, value: Any, where: str) -> Any:
         name = str(raw).replace("-", "_")
         if name not in fields:
             raise unknown_name(f"field of {table} in {where}", str(raw), fields)
+        if name in changes:
+            raise JaxpflError(f"{table}.{raw} in {where} stands twice, with a dash and with an underscore")
         changes[name] = _typed(item, str(fields[name]), f"{table}.{raw} in {where}")
     return _TABLES[table](**changes)
 

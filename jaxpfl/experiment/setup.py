@@ -39,6 +39,8 @@ _NOT_PRIVATE = (
     "the means and deviations of all training examples are in every client's inputs, and the privacy claim does not "
     "cover them"
 )
+NOISE_MULTIPLIER = "privacy.noise_multiplier"
+"""Its name among a private method's hyper-parameters."""
 NOISE = 2
 """The way in which private runs draw their noise: a checkpoint of another goes on with noise that others share."""
 
@@ -96,6 +98,13 @@ class Experiment(NamedTuple):
         """One method's hyper-parameters."""
         return _hyper(self.config, name, self.methods)
 
+    def all_hyper(self, name: str) -> dict[str, float]:
+        """One method's hyper-parameters by name, its noise multiplier among them where it is private."""
+        hyper = {field: float(value) for field, value in vars(self.hyper(name)).items()}
+        if (protection := self.protection(name)) is not None:  # calibrated noise depends on the rounds
+            hyper[NOISE_MULTIPLIER] = float(np.asarray(protection.mechanism.noise_multiplier))
+        return hyper
+
     def protection(self, name: str) -> Protection | None:
         """What makes one method's uploads private, and what that is worth; None where nothing does."""
         config, method = self.config, algorithms.get(name)
@@ -109,12 +118,8 @@ class Experiment(NamedTuple):
 
     def fingerprint(self) -> dict[str, Any]:
         """What the config does not say but the numbers depend on: every hyper-parameter, and the data themselves."""
-        hyper = {name: {k: float(v) for k, v in vars(self.hyper(name)).items()} for name in self.methods}
-        for name in self.methods:  # calibrated noise depends on the rounds: more of them are another run
-            if (protection := self.protection(name)) is not None:
-                hyper[name]["privacy.noise_multiplier"] = float(np.asarray(protection.mechanism.noise_multiplier))
         return {
-            "hyper": hyper,
+            "hyper": {name: self.all_hyper(name) for name in self.methods},
             "data": _checksum((self.federation, self.unseen)),
             "warm_start": self.start,
             "graph": None if self.graph is None else _checksum(self.graph),

@@ -13,12 +13,13 @@ from jaxpfl import files
 from jaxpfl.algorithms import METHODS
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.model_files import one_method
-from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.errors import JaxpflError, JaxpflWarning, shown, unknown_name
 from jaxpfl.experiment import results
 from jaxpfl.experiment.checkpoint import Checkpoints
 from jaxpfl.experiment.config import RunConfig, resolve
-from jaxpfl.experiment.config_file import from_mapping
-from jaxpfl.experiment.setup import Experiment, prepare, require
+from jaxpfl.experiment.config_file import ConfigFile, from_mapping
+from jaxpfl.experiment.privacy import PrivacyConfig
+from jaxpfl.experiment.setup import NOISE_MULTIPLIER, Experiment, prepare, require
 
 GRAPH = "graph.csv"
 """The run's graph of clients, in its folder."""
@@ -110,6 +111,40 @@ def read_record(path: Path) -> dict[str, Any]:
     if not methods or not all(isinstance(name, str) and name in METHODS for name in methods):
         raise JaxpflError(f"{path} is damaged: its methods are {methods}")
     return record
+
+
+def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None:
+    """Refuses a run's ``config.json`` whose hyper-parameters are not those that its config gives.
+
+    They stand beside the config, so that an edit there, or other defaults of another version, would have no effect.
+    What the command line sets to something else is left alone.
+
+    Args:
+      path: the file that ``--config`` names.
+      file: its content.
+      experiment: what the file and the command line make together.
+
+    Raises:
+      JaxpflError: names the method, the hyper-parameter and its two values.
+    """
+    if not file.hyper:
+        return
+    same_clients = file.config.clients == experiment.config.clients
+    config = file.config if same_clients else dataclasses.replace(file.config, privacy=PrivacyConfig())
+    alone = experiment._replace(config=resolve(config), methods=file.methods)
+    for method in (name for name in experiment.methods if name in file.hyper):
+        given, now = files.jsonable(alone.all_hyper(method)), files.jsonable(experiment.all_hyper(method))
+        for name, value in file.hyper[method].items():
+            if name == NOISE_MULTIPLIER and not same_clients:
+                continue  # other cohorts, other noise
+            if name not in given:
+                raise unknown_name(f"hyper-parameter in hyper.{method} of {path}", name, given)
+            if value != given[name] == now.get(name):
+                flag = "--privacy.noise-multiplier" if name == NOISE_MULTIPLIER else f"--set {method}.{name}={value}"
+                raise JaxpflError(
+                    f"hyper.{method}.{name} in {path} is {shown(value)}, but its config gives {given[name]}: "
+                    f"set it there or by {flag}, and take hyper out of the file"
+                )
 
 
 def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -> tuple[Simulation, RunState]:

@@ -86,6 +86,47 @@ def test_rerunning_the_config_gives_the_same_numbers(finished, tmp_path, capsys)
 
 
 @pytest.mark.slow
+def test_hyper_parameters_edited_beside_the_config_are_refused(finished, tmp_path, capsys):
+    path = finished[0] / "config.json"
+    record = json.loads(path.read_text())
+    again = ("compare", "--config", path, "--explain-plan", "--json")
+    assert jaxpfl(capsys, *again, "--rounds", "3").status == 0
+    usual, record["hyper"]["adaped"]["lr"] = record["hyper"]["adaped"]["lr"], 0.25
+    path.write_text(json.dumps(record))
+    refused = jaxpfl(capsys, *again)
+    assert refused.status == 2
+    assert refused.err == (
+        f"error: hyper.adaped.lr in {path} is 0.25, but its config gives {usual}: set it there or by "
+        "--set adaped.lr=0.25, and take hyper out of the file\n"
+    )
+    assert jaxpfl(capsys, "run", "adaped", *again[1:]).status == 2
+    assert jaxpfl(capsys, "run", "local", *again[1:]).status == 0
+    assert jaxpfl(capsys, *again, "--set", "adaped.lr=0.25").status == 0
+    record["hyper"]["adaped"] = {"lrr": 0.25}
+    path.write_text(json.dumps(record))
+    assert "did you mean 'lr'" in jaxpfl(capsys, *again).err
+    del record["hyper"]
+    path.write_text(json.dumps(record | {"rounds": 3}))
+    assert "unknown entry of" in jaxpfl(capsys, *again).err
+    path.write_text(json.dumps(record))
+    assert jaxpfl(capsys, *again).status == 0
+
+
+def test_a_noise_multiplier_edited_beside_the_config_is_refused(tmp_path, capsys):
+    private = (*SMALL, "--privacy.epsilon", "8", "--privacy.delta", "1e-3")
+    assert jaxpfl(capsys, "run", "fedavg", *private, "--rounds", "1", "--output", tmp_path / "run").status == 0
+    path = tmp_path / "run" / "config.json"
+    again = ("run", "--config", path, "--explain-plan", "--json")
+    assert jaxpfl(capsys, *again).status == 0
+    record = json.loads(path.read_text())
+    record["hyper"]["fedavg"]["privacy.noise_multiplier"] /= 2
+    path.write_text(json.dumps(record))
+    refused = jaxpfl(capsys, *again)
+    assert refused.status == 2
+    assert "--privacy.noise-multiplier, and take hyper out of the file" in refused.err
+    assert jaxpfl(capsys, *again, "--rounds", "2").status == 0  # calibrated anew
+
+
 def test_a_damaged_checkpoint_is_passed_over(finished, capsys):
     folder, summary = finished
     for path in (folder / "checkpoints" / "adaped" / "4").rglob("*"):

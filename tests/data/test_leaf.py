@@ -220,6 +220,7 @@ def test_bad_files(tmp_path: Path) -> None:
         (content[: len(content) // 2], "a.json: no JSON, or truncated"),
         ("[1]", "no 'user_data' in it: not a LEAF file"),
         ("[" * 100_000, "no JSON, or truncated"),
+        ('{"user_data": {"a": {"x": [[1]], "y": [0]}, "a": {"x": [[1]], "y": [1]}}}', "'a' stands twice in one object"),
         (content.replace('["f0003_41"', '["f0004_41"'), "user 'f0004_41' is listed but has no data"),
     ]:
         file.write_text(broken)

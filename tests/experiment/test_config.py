@@ -145,7 +145,38 @@ def test_a_list_in_a_file_is_what_the_command_line_takes():
 )
 def test_methods_of_a_file(tmp_path: Path, name: str, text: str, methods: tuple[str, ...]):
     (tmp_path / name).write_text(text)
-    assert read(tmp_path / name) == (RunConfig(rounds=3), methods)
+    assert read(tmp_path / name)[:2] == (RunConfig(rounds=3), methods)
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "message"),
+    [
+        ("a.json", '{"rounds": 3, "lr": 0.1, "rounds": 4}', "'rounds' stands twice in one object"),
+        ("a.json", '{"plan": {"clients": 3, "clients": 4}}', "'clients' stands twice in one object"),
+        ("config.json", '{"methods": [], "config": {"lr": 1, "lr": 2}}', "'lr' stands twice in one object"),
+        ("a.yaml", "rounds: 3\nlr: 0.1\n'rounds': 4\n", "'rounds' stands twice in one mapping"),
+        ("a.yaml", "set: {adaped: {lam: 1, lam: 2}}\n", "'lam' stands twice in one mapping"),
+        ("a.toml", "rounds = 3\nrounds = 4\n", "Cannot overwrite a value"),
+        ("a.toml", "local-steps = 3\nlocal_steps = 4\n", "local_steps in .* stands twice, with a dash"),
+        ("a.json", '{"plan": {"rounds_per_call": 3, "rounds-per-call": 4}}', "plan.rounds-per-call in .* stands twice"),
+        ("config.json", '{"methods": [], "config": {}, "rounds": 3}', "unknown entry of .*config.json 'rounds'"),
+        (
+            "config.json",
+            '{"methods": [], "config": {}, "hyper": {"local": 3}}',
+            "hyper in .* must be a table",
+        ),
+    ],
+)
+def test_no_value_of_a_file_is_passed_over(tmp_path: Path, name: str, text: str, message: str):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(JaxpflError, match=message) as error:
+        read(tmp_path / name)
+    assert "\n" not in str(error.value)
+
+
+def test_a_yaml_merge_may_be_overridden(tmp_path: Path):
+    (tmp_path / "a.yaml").write_text("set:\n  adaped: &a {lr: 0.1, lam: 2}\n  ditto: {<<: *a, lr: 0.2}\n")
+    assert read(tmp_path / "a.yaml").config.set == ("adaped.lr=0.1", "adaped.lam=2", "ditto.lr=0.2", "ditto.lam=2")
 
 
 def test_methods_that_are_no_list(tmp_path: Path):

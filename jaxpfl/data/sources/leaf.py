@@ -15,13 +15,13 @@ examples that overlap the training text, and leaves them out).
 
 from __future__ import annotations
 
-import json
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpfl import strict_json
 from jaxpfl.data.sources import leaf_text
 from jaxpfl.data.sources.base import (
     Entry,
@@ -160,7 +160,7 @@ def read_part(folder: Path) -> _Users:
 def _read_file(file: Path) -> _Users:
     try:
         check_fits(file, _MEMORY * file.stat().st_size)
-        content = json.loads(file.read_bytes())
+        content = strict_json.parse(file.read_bytes())
     except OSError as error:
         raise JaxpflError(f"{file}: cannot be read: {error.strerror or error}") from error
     except (ValueError, RecursionError) as error:
