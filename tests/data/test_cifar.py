@@ -150,7 +150,8 @@ def test_truncated_and_missing_batches(tmp_path: Path) -> None:
     ("batch", "message"),
     [
         ([1, 2], "a pickled list, expected a dictionary"),
-        ({b"labels": [1]}, "no 'data' in it"),
+        ({b"labels": [1]}, r"no 'data' in it \(it holds labels\)"),
+        ({b"labels": [1], "a\nb": 1}, r"no 'data' in it \(it holds 'labels, a\\nb'\)"),
         ({b"data": flat(TEST), b"fine_labels": [1]}, "no 'labels' in it"),
         ({b"data": flat(TEST)[:, :5], b"labels": [1]}, r"must be bytes \[N, 3072\], got \(6, 5\)"),
         ({b"data": "text", b"labels": [1]}, r"must be bytes \[N, 3072\]"),

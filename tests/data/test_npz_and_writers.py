@@ -56,6 +56,8 @@ BASE = {"x_train": X, "y_train": Y}
     ("arrays", "message"),
     [
         ({"x_train": X}, r"no array 'y_train' \(it holds x_train\)"),
+        ({"a\nb": X}, r"no array 'x_train' \(it holds 'a\\nb'\)"),
+        ({"a" * 200: X}, r"it holds 'a{99} ...\)"),
         ({}, "no array 'x_train'"),
         (BASE | {"x_test": X}, "x_test and y_test must both be there"),
         (BASE | {"y_train": Y[:3]}, r"x_train must be numbers \[N, ...\] and y_train \[N\], got \(6, 4, 4\) of uint8"),
