@@ -63,7 +63,8 @@ class Fit(NamedTuple):
     def statement(self, delta: float, run: int = 0, accountant: Accountant | None = None) -> Statement:
         """What a run's privacy is worth: epsilon at this delta, and all that has to be said with it.
 
-        Rounds that ``simulation.advance`` has added since are counted too.
+        Rounds that ``simulation.advance`` has added since are counted too; another simulation adds none to these runs
+        unless it was made to (`Simulation.adopt`).
 
         Args:
           delta: of the claim.
@@ -174,7 +175,8 @@ def fit(
         among them), as ``--lr`` sets them. Each method's own unless given. ``hyper={"lr": ...}`` sets the one of that
         name, and wins.
       server_lr: the server's learning rate, the hyper-parameter ``server_lr``; 1 unless given.
-      seeds: how many runs (seeds 0, 1, ...), or the seeds themselves; they run in one program.
+      seeds: how many runs (seeds 0, 1, ...), or the seeds themselves; they run in one program. A seed may stand there
+        several times where the runs' hyper-parameters or their noise differ.
       hyper: hyper-parameters by name; a value is a number or, for a sweep, one number for each run.
       options: the method's static options by name.
       warm_start: parameters that every model starts from in place of random ones, as the model's own ``init`` gives

@@ -21,6 +21,7 @@ import numpy as np
 from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.compression import Compressor
 from jaxpfl.engine.code_fingerprint import checksum, without_addresses
+from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.participation import Availability, Participation
 from jaxpfl.protocol import Algorithm, NoiseStream
@@ -84,6 +85,46 @@ def keys(noise: NoiseStream | None, name: str, seeds: Sequence[int], hp: PyTree)
         return stream(jax.random.key(seed), Purpose.NOISE, *words)
 
     return jax.vmap(one)(jnp.asarray(seeds, jnp.uint32), jnp.asarray(np.stack(names)))
+
+
+class Ours:
+    """The noise keys of a simulation's own runs, known by their digests: a secret key is kept by its state alone."""
+
+    def __init__(self, noise: NoiseStream | None):
+        self._private = noise is not None
+        self._digests: set[bytes] = set()
+        self._last: Key | None = None
+
+    def add(self, keys: Key | None) -> None:
+        """Takes in the runs' keys, [S]; None where they are not private."""
+        self._digests |= _digests(keys)
+
+    def passed(self, keys: Key | None) -> None:
+        """Remembers the very array that the last call returned, which needs no look when it comes back."""
+        self._last = keys
+
+    def check(self, keys: Key | None) -> None:
+        """Refuses the keys of runs that are not ours: their rounds here would be in no claim, and their noise might be
+        shared with rounds elsewhere.
+
+        Raises:
+          JaxpflError: with what to do.
+        """
+        if keys is None and not self._private or keys is not None and keys is self._last:
+            return
+        if (keys is None) == self._private:
+            said = "is not of a private run, and this simulation is private" if self._private else "is of a private run"
+            raise JaxpflError(f"the state {said}: advance it by the simulation that started it")
+        if not _digests(keys) <= self._digests:
+            raise JaxpflError(
+                "the state's noise is not of this simulation, whose claim would leave its rounds out: advance it by "
+                "the simulation that started it, or give adopt one that was stored"
+            )
+
+
+def _digests(keys: Key | None) -> set[bytes]:
+    rows = [] if keys is None else np.asarray(jax.random.key_data(keys))
+    return {hashlib.sha256(row.tobytes()).digest() for row in rows}
 
 
 def _of_model(task: Task, train: ClientData) -> str:

@@ -109,6 +109,7 @@ class Simulation:
         if unseen is not None:
             self._welcome(unseen, federation, adapt_rounds)
 
+        self._noise = noise_stream.Ours(algorithm.noise)
         self._noise_name = noise_stream.name_of(algorithm, task, federation, participation, availability)
         self._first = self._beginning(None)
 
@@ -116,7 +117,8 @@ class Simulation:
         """The state before round 0 of one run for each seed.
 
         Raises:
-          JaxpflError: for no seed, a seed outside 32 bits, and states that do not fit into memory.
+          JaxpflError: for no seed, a seed outside 32 bits, states that do not fit into memory, and a seed twice with the
+            same hyper-parameters (unless the run is private: its noise then tells the runs apart).
         """
         if not len(seeds):
             raise JaxpflError("at least one seed is needed")
@@ -138,6 +140,9 @@ class Simulation:
                 raise JaxpflError(f"a seed must be between 0 and 2**32 - 1, got {seed}")
         keys, rows = jax.vmap(jax.random.key)(np.array(seeds, np.uint32)), self._hp_rows(len(seeds))
         noise = noise_stream.keys(self.algorithm.noise, self._noise_name, seeds, rows)
+        if noise is None:
+            _check_distinct(seeds, rows)
+        self._noise.add(noise)
         given = (keys, noise), rows, self.federations
         if len(seeds) not in self._inits:
             self._inits[len(seeds)] = self._init_program(given)
@@ -174,14 +179,18 @@ class Simulation:
     def advance(self, state: RunState, rounds: int) -> tuple[RunState, dict[str, np.ndarray]]:
         """Runs some rounds; the given state is used up (its buffers are donated, unless the plan says not to).
 
+        A private run goes on only where it was started (or `adopt`ed): its noise is this simulation's, and so is the
+        claim that counts its rounds. Non-private states of the same shapes may come from any simulation.
+
         Returns:
           The new state, and the history of the metrics, each [S, rounds]. Where uploads are sent in a code,
           ``upload_bits`` is their exact length in a round, over all clients (int64).
 
         Raises:
-          JaxpflError: where a round does not fit into memory, even with the smallest block of clients that the plan
-            allows; asked before anything runs.
+          JaxpflError: for a private run that another simulation started; where a round does not fit into memory, even
+            with the smallest block of clients that the plan allows. Asked before anything runs.
         """
+        self._noise.check(state.noise)
         state = jax.device_put(state, self.placement.state)  # one of the caller's own making may lie elsewhere
         history: list[Metrics] = []
         lengths: list[int] = []
@@ -193,6 +202,7 @@ class Simulation:
             history.append(metrics)
             lengths.append(length)
             rounds -= length
+        self._noise.passed(state.noise)
         self.rounds_run = max(self.rounds_run, int(np.max(state.round)))
         names = history[0] if history else {}
         joined = {
@@ -265,7 +275,12 @@ class Simulation:
         return self._resize(state, whole=False)
 
     def adopt(self, state: RunState) -> RunState:
-        """A trimmed state, of host or device arrays, placed as this simulation's programs want it."""
+        """A trimmed state, of host or device arrays, placed as this simulation's programs want it.
+
+        A private one is taken for a run of this simulation (one that was stored, say), whatever its noise is drawn from:
+        that it is one, the caller has to know.
+        """
+        self._noise.add(state.noise)
         return jax.device_put(self._resize(state, whole=True), self.placement.state)
 
     def _resize(self, state: RunState, *, whole: bool) -> RunState:
@@ -389,6 +404,19 @@ class Simulation:
             return jnp.broadcast_to(a, (runs,))
 
         return jax.tree.map_with_path(rows, self.hp)
+
+
+def _check_distinct(seeds: Sequence[int], hp: PyTree) -> None:
+    """Refuses two runs that would be one: of the same seed and hyper-parameters, leaves [S]."""
+    leaves, seen = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(hp)], set()
+    for i, seed in enumerate(map(int, seeds)):
+        run = (seed, *(leaf[i] for leaf in leaves))
+        if run in seen:
+            raise JaxpflError(
+                f"seed {seed} is given twice for the same hyper-parameters, and both runs would be equal: give each "
+                "another seed"
+            )
+        seen.add(run)
 
 
 def _check_rounds(name: str, rounds: int) -> None:

@@ -100,6 +100,41 @@ def test_rounds_that_are_added_later_are_counted(federation):
     assert result.statement(DELTA) == after
 
 
+@pytest.mark.parametrize("secret", [False, True])
+def test_another_simulation_adds_no_rounds_to_a_private_run(federation, secret):
+    mechanism = Mechanism(1.0, noise_seed="secret" if secret else "run")
+    one = jaxpfl.fit("fedavg", federation, **SETTING, privacy=mechanism)
+    other = jaxpfl.fit("fedavg", federation, **SETTING, privacy=mechanism, lr=0.02)
+    with pytest.raises(JaxpflError, match="the state's noise is not of this simulation"):
+        other.simulation.advance(one.state, 1)
+    assert other.statement(DELTA).rounds == 2
+    state, _ = one.simulation.advance(one.state, 1)
+    kept = jax.tree.map(lambda a: a if jnp.issubdtype(a.dtype, jax.dtypes.prng_key) else np.asarray(a), state)
+    state, _ = one.simulation.advance(kept, 1)  # a copy is the same run
+    state, _ = other.simulation.advance(other.simulation.adopt(one.simulation.trim(state)), 1)
+    assert other.statement(DELTA).rounds == 5
+
+
+def test_a_private_run_goes_on_in_private_only(federation):
+    private, plain = (jaxpfl.fit("fedavg", federation, **SETTING, privacy=p) for p in (Mechanism(1.0), None))
+    with pytest.raises(JaxpflError, match="the state is of a private run"):
+        plain.simulation.advance(private.state._replace(server=plain.state.server), 1)
+    with pytest.raises(JaxpflError, match="not of a private run, and this simulation is private"):
+        private.simulation.advance(plain.state._replace(server=private.state.server), 1)
+
+
+def test_equal_runs_are_refused_unless_their_noise_differs(federation):
+    with pytest.raises(JaxpflError, match="seed 1 is given twice for the same hyper-parameters"):
+        jaxpfl.fit("fedavg", federation, **SETTING, seeds=[1, 0, 1])
+    with pytest.raises(JaxpflError, match="seed 1 is given twice"):
+        jaxpfl.fit("fedavg", federation, **SETTING, seeds=[1, 1, 1], hyper={"lr": [0.1, 0.2, 0.1]})
+    swept = jaxpfl.fit("fedavg", federation, **SETTING, seeds=[1, 1], hyper={"lr": [0.1, 0.2]})
+    private = jaxpfl.fit("fedavg", federation, **SETTING, seeds=[1, 1], privacy=Mechanism(1.0))
+    for result in (swept, private):
+        first, second = jax.tree.leaves(result.state.server)[0]
+        assert not np.array_equal(first, second)
+
+
 def test_a_start_from_given_parameters_is_said(federation):
     parameters = {"head": {"kernel": np.zeros((64, 10)), "bias": np.zeros(10)}}
     result = jaxpfl.fit("fedavg", federation, **SETTING, privacy=Mechanism(1.0), warm_start=parameters)

@@ -41,7 +41,8 @@ def noise_of_a_round(mechanism: Mechanism, participation: Participation, devices
         made = Simulation(algorithm, task, federation, participation, hp, plan=plan)
         state = made.init([0])
         key = np.array(jax.random.key_data(state.noise)) if key is None else key  # a copy: states are donated
-        state, _ = made.advance(state._replace(noise=jax.random.wrap_key_data(jnp.asarray(key))), 1)  # the same cohort
+        state = made.adopt(state._replace(noise=jax.random.wrap_key_data(jnp.asarray(key))))  # the same cohort
+        state, _ = made.advance(state, 1)
         ends.append(np.asarray(state.server.state[0], np.float64))
     return (ends[0] - ends[1]) * participation.expected_cohort / (Z * C)
 
@@ -90,7 +91,7 @@ def after_a_round(method: str, mechanism: Mechanism, **hyper: float) -> tuple[Py
         )
         state = made.init(range(ENTRIES))
         key = np.array(jax.random.key_data(state.noise)) if key is None else key  # a copy: states are donated
-        state, _ = made.advance(state._replace(noise=jax.random.wrap_key_data(jnp.asarray(key))), 1)
+        state, _ = made.advance(made.adopt(state._replace(noise=jax.random.wrap_key_data(jnp.asarray(key)))), 1)
         ends.append(jax.tree.map(lambda a: np.asarray(a, np.float64), state.server))
     return ends[0], ends[1]
 
