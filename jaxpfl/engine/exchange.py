@@ -1,15 +1,26 @@
-"""What crosses the network in a round."""
+"""What crosses the network in a round, and whether it tells of rounds before."""
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import jax
+import jax.extend.core
 import jax.numpy as jnp
 
 from jaxpfl import trees
 from jaxpfl.engine.state import RunState, server_context
 from jaxpfl.participation import Participation
-from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message
-from jaxpfl.types import Federation, PyTree
+from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message, Upload
+from jaxpfl.types import Array, Federation, PyTree
+
+
+class _Memory(NamedTuple):
+    """What a client keeps between rounds: its state, and how often it worked."""
+
+    state: PyTree
+    participations: Array
+    idle_rounds: Array
 
 
 def bytes_per_client(
@@ -22,15 +33,68 @@ def bytes_per_client(
     """
 
     def exchange(state: RunState, hp: PyTree, federation: Federation) -> tuple[PyTree, PyTree]:
-        key, zero = jax.random.key(0), jnp.int32(0)
-        message = algorithm.server.broadcast(key, hp, server_context(participation, zero), state.server)
-        own, splits, per_client = jax.tree.map(
-            lambda a: a[0], (state.clients[0], federation.splits, message.per_client)
-        )
-        received = Message(message.shared, per_client)
-        ctx = ClientContext(zero, zero, zero, ALL_STEPS, key)
-        _, upload, _ = algorithm.clients[0].update(key, hp, ctx, received, own, splits)
+        upload, received = _exchange(algorithm, participation, 0, _memory(state, 0), state.server, hp, federation)
         return upload.total, received
 
     up, down = jax.eval_shape(exchange, state, hp, federation)
     return trees.num_bytes(up), trees.num_bytes(down)
+
+
+def remembers(
+    algorithm: Algorithm,
+    participation: Participation,
+    state: RunState,
+    hp: PyTree,
+    federations: tuple[Federation, ...],
+) -> bool:
+    """Tests whether an upload depends on what its client keeps between rounds: its state, or the number of its rounds
+    (which says where in the order of its examples the mini-batches begin).
+
+    Read off the program; an operation that hides its parts counts as using all that it is given.
+
+    Args:
+      state, hp, federations: of one run, as shapes; the federations are those of the groups.
+    """
+
+    def depends(group: int) -> bool:
+        def upload(memory: _Memory, server: PyTree, hp: PyTree, federation: Federation) -> Upload:
+            return _exchange(algorithm, participation, group, memory, server, hp, federation)[0]
+
+        memory = jax.eval_shape(lambda state: _memory(state, group), state)
+        program = jax.make_jaxpr(upload)(memory, state.server, hp, federations[group]).jaxpr
+        needed = _variables(program.outvars)
+        for equation in reversed(program.eqns):
+            if needed & _variables(equation.outvars):
+                needed |= _variables(equation.invars)
+        return bool(needed & _variables(program.invars[: len(jax.tree.leaves(memory))]))
+
+    return any(map(depends, range(len(algorithm.clients))))
+
+
+def _exchange(
+    algorithm: Algorithm,
+    participation: Participation,
+    group: int,
+    memory: _Memory,
+    server: PyTree,
+    hp: PyTree,
+    federation: Federation,
+) -> tuple[Upload, Message]:
+    """What a group's first client uploads and receives."""
+    key, zero = jax.random.key(0), jnp.int32(0)
+    message = algorithm.server.broadcast(key, hp, server_context(participation, zero), server)
+    splits, per_client = jax.tree.map(lambda a: a[0], (federation.splits, message.per_client))
+    received = Message(message.shared, per_client)
+    idle_rounds = memory.idle_rounds if algorithm.idle_cap else 0
+    ctx = ClientContext(zero, zero, memory.participations, ALL_STEPS, key, idle_rounds)
+    _, upload, _ = algorithm.clients[group].update(key, hp, ctx, received, memory.state, splits)
+    return upload, received
+
+
+def _memory(state: RunState, group: int) -> _Memory:
+    """That of the group's first client, before its first round."""
+    return _Memory(jax.tree.map(lambda a: a[0], state.clients[group]), jnp.int32(0), jnp.int32(0))
+
+
+def _variables(atoms: list) -> set:
+    return {atom for atom in atoms if not isinstance(atom, jax.extend.core.Literal)}

@@ -83,7 +83,8 @@ class Fit(NamedTuple):
         statement = plan.statement(delta, accountant or plan.default_accountant)
         noise = self.simulation.algorithm.noise
         seed = "secret" if noise is not None and noise.secret else "run"
-        return statement._replace(noise_seed=seed, caveats=self.caveats)
+        cut = statement.cut and self.simulation.remembers()
+        return statement._replace(noise_seed=seed, cut=cut, caveats=self.caveats)
 
     @property
     def clusters(self) -> np.ndarray | None:

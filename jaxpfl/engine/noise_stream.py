@@ -110,7 +110,7 @@ class Ours:
         Raises:
           JaxpflError: with what to do.
         """
-        if keys is None and not self._private or keys is not None and keys is self._last:
+        if (keys is None and not self._private) or (keys is not None and keys is self._last):
             return
         if (keys is None) == self._private:
             said = "is not of a private run, and this simulation is private" if self._private else "is of a private run"

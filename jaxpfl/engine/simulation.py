@@ -13,9 +13,8 @@ import numpy as np
 
 from jaxpfl import trees
 from jaxpfl.engine import device_memory as memory
-from jaxpfl.engine import noise_stream
+from jaxpfl.engine import exchange, noise_stream
 from jaxpfl.engine.evaluate import Part, Scores, make_adapt, make_clusters, make_evaluate, make_personal
-from jaxpfl.engine.exchange import bytes_per_client
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved, resolve
 from jaxpfl.engine.groups import gather, make_groups, split
 from jaxpfl.engine.placement import place, put
@@ -117,8 +116,8 @@ class Simulation:
         """The state before round 0 of one run for each seed.
 
         Raises:
-          JaxpflError: for no seed, a seed outside 32 bits, states that do not fit into memory, and a seed twice with the
-            same hyper-parameters (unless the run is private: its noise then tells the runs apart).
+          JaxpflError: for no seed, a seed outside 32 bits, states that do not fit into memory, and a seed that stands
+            twice with the same hyper-parameters (unless the runs are private: their noise then differs).
         """
         if not len(seeds):
             raise JaxpflError("at least one seed is needed")
@@ -277,8 +276,8 @@ class Simulation:
     def adopt(self, state: RunState) -> RunState:
         """A trimmed state, of host or device arrays, placed as this simulation's programs want it.
 
-        A private one is taken for a run of this simulation (one that was stored, say), whatever its noise is drawn from:
-        that it is one, the caller has to know.
+        A private one is taken for a run of this simulation (one that was stored, say), whatever its noise is drawn
+        from: that it is one, the caller has to know.
         """
         self._noise.add(state.noise)
         return jax.device_put(self._resize(state, whole=True), self.placement.state)
@@ -323,10 +322,16 @@ class Simulation:
 
     def bytes_per_client(self) -> tuple[int, int]:
         """Bytes that one client uploads and receives in one round (parameters as they are, weights left out)."""
-        state = self._state_shapes(1)
-        one = jax.eval_shape(lambda s: jax.tree.map(lambda a: a[0], s), state)
-        hp = jax.tree.map(lambda a: a.reshape(-1)[0], self.hp)
-        return bytes_per_client(self.algorithm, self.participation, one, hp, self.federations[0])
+        return exchange.bytes_per_client(self.algorithm, self.participation, *self._one_run(), self.federations[0])
+
+    def remembers(self) -> bool:
+        """Tests whether clients' uploads depend on what they keep between rounds (`exchange.remembers`)."""
+        return exchange.remembers(self.algorithm, self.participation, *self._one_run(), self.federations)
+
+    def _one_run(self) -> tuple[RunState, PyTree]:
+        """State (as shapes) and hyper-parameters of one run."""
+        one = jax.eval_shape(lambda s: jax.tree.map(lambda a: a[0], s), self._state_shapes(1))
+        return one, jax.tree.map(lambda a: a.reshape(-1)[0], self.hp)
 
     def _state_shapes(self, runs: int) -> RunState:
         keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), runs))

@@ -71,7 +71,7 @@ def write_method(
         {
             "rounds": experiment.config.rounds,
             "seconds": seconds,
-            "privacy": _privacy(experiment.protection(name)),
+            "privacy": _privacy(experiment.protection(name), simulation),
             # Means over the runs: a run's clients differ where cohorts are random in size.
             **uplink.of_method(simulation, counts, experiment.config.compress),
             "bytes_down": down * int(counts.participations.sum()) // runs,
@@ -129,11 +129,13 @@ def _gradients(arrays: dict[str, np.ndarray]) -> dict[str, Any] | None:
     }
 
 
-def _privacy(protection: Protection | None) -> dict[str, Any] | None:
+def _privacy(protection: Protection | None, simulation: Simulation) -> dict[str, Any] | None:
     """What can be said of a method's privacy; None where nothing was made private, or nothing leaves the clients."""
     if protection is None:
         return None
     mechanism, statement = protection
+    if statement is not None and statement.cut:
+        statement = statement._replace(cut=simulation.remembers())
     claim = {"epsilon": None} if statement is None else statement._asdict() | {"says": str(statement)}
     return claim | {"mechanism": dataclasses.asdict(mechanism)}
 

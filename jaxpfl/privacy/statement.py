@@ -12,7 +12,10 @@ SEED = {"run": "who knows the seed", "secret": "who can read the process or its 
 GIVEN_START = "it starts from given parameters: what was spent on them, or not protected, comes on top"
 SAME_USERS = "it starts from a model of these very users that is not private: what that model tells is not covered"
 SPENT_BEFORE = "it starts from a private model of these very users, whose epsilon comes on top"
-CUT = "what clients keep from rounds in which a full cohort left them out"
+CUT = (
+    "what clients keep (a state, their place in the order of their examples) from rounds in which a full cohort left "
+    "them out"
+)
 
 
 class Statement(NamedTuple):
@@ -32,6 +35,7 @@ class Statement(NamedTuple):
       own_share: whether z is of each client's own share of the noise alone, as where uploads are compressed.
       noise_seed: where cohorts and noise come from: ``run`` (its seed) or ``secret`` (the operating system).
       cut: whether a cap may cut a cohort: who else is drawn then decides of a client's turn, and so of what it keeps.
+        False where a method's uploads are known not to depend on that (`Fit.statement`, run folders).
       caveats: what weakens the claim in this run.
     """
 

@@ -7,7 +7,7 @@ from command import SMALL, jaxpfl
 
 from jaxpfl.experiment import secret_noise
 from jaxpfl.experiment.stored_run import last_state, open_run
-from jaxpfl.privacy.statement import SAME_USERS, SPENT_BEFORE
+from jaxpfl.privacy.statement import CUT, SAME_USERS, SPENT_BEFORE
 
 BUDGET = ["--privacy.epsilon", "4", "--privacy.delta", "1e-3"]
 
@@ -48,6 +48,15 @@ def test_more_rounds_under_a_budget_are_another_run(capsys, tmp_path):
     refused = jaxpfl(capsys, *args, "--resume", "--rounds", "6")
     assert refused.status == 2
     assert "privacy.noise_multiplier" in refused.err
+
+
+def test_a_cut_cohort_is_no_caveat_of_clients_without_a_memory(capsys, tmp_path):
+    flags = ["--privacy.noise-multiplier", "1", "--privacy.delta", "1e-3", "--cohort", "2", "--cohort-cap", "3"]
+    of_whole_data_sets = ["--batch-size", "1000", "--rounds", "1", "--seeds", "1", "--json"]
+    args = ["fedavg", "adaped", *SMALL, *flags, *of_whole_data_sets, "--output", tmp_path / "run"]
+    methods = jaxpfl(capsys, "compare", *args).json["methods"]
+    assert {name: row["privacy"]["cut"] for name, row in methods.items()} == {"fedavg": False, "adaped": True}
+    assert (CUT in methods["fedavg"]["privacy"]["says"], CUT in methods["adaped"]["privacy"]["says"]) == (False, True)
 
 
 def test_clipping_without_noise_claims_nothing(capsys, tmp_path):

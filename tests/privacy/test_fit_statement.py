@@ -148,6 +148,19 @@ def test_cohorts_that_are_cut_are_said():
     assert CUT not in str(whole)
 
 
+@pytest.mark.parametrize(
+    ("method", "batch_size", "remembers"),
+    [("fedavg", 1000, False), ("fedavg-ft", 1000, False), ("fedavg", 5, True), ("adaped", 1000, True)],
+)
+def test_cut_cohorts_are_said_where_uploads_depend_on_what_clients_keep(federation, method, batch_size, remembers):
+    """A state, or the place in the order of the examples; whole data sets have none."""
+    given = {"model": "linear", "rounds": 1, "local_steps": 2, "batch_size": batch_size, "privacy": Mechanism(1.0)}
+    cut = jaxpfl.fit(method, federation, **given, cohort=2, cohort_cap=3)
+    assert cut.simulation.remembers() is remembers
+    assert (CUT in str(cut.statement(DELTA))) is remembers
+    assert CUT not in str(jaxpfl.fit(method, federation, **given, cohort=2, cohort_cap=4).statement(DELTA))
+
+
 def test_secret_noise_is_said_and_differs_between_runs(federation):
     secret = Mechanism(1.0, noise_seed="secret")
     one, other = (jaxpfl.fit("fedavg", federation, **SETTING, privacy=secret) for _ in range(2))
