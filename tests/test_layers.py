@@ -24,6 +24,7 @@ LEVELS = {
     "strict_json": 0,
     "randomness": 0,
     "protocol": 0,
+    "contract": 0,
     "participation": 0,
     "data": 1,
     "models": 1,

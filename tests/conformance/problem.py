@@ -3,6 +3,7 @@
 import dataclasses
 from typing import Any
 
+import chex
 import jax
 import numpy as np
 from toys import Medians, availability, participation
@@ -71,7 +72,9 @@ def graph_of(federation: Federation) -> graphs.Graph:
 
 def outcome(simulation: Simulation, rounds: int, seeds=(3,)) -> dict:
     """State, history and scores after some rounds, as host arrays."""
-    state, history = simulation.advance(simulation.init(seeds), rounds)
+    start = simulation.init(seeds)
+    state, history = simulation.advance(start, rounds)
+    chex.assert_trees_all_equal_shapes_and_dtypes(state, start)
     scores = simulation.evaluate(state)
     state = simulation.trim(state)
     key, noise = jax.tree.map(jax.random.key_data, (state.key, state.noise))

@@ -7,6 +7,7 @@ from collections.abc import Callable
 import jax.numpy as jnp
 import optax
 
+from jaxpfl.contract import check_shapes
 from jaxpfl.models import Task
 from jaxpfl.protocol import Message, Reduced, Server, ServerContext, Upload
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
@@ -28,6 +29,7 @@ def mean_server(
     """
 
     def update(key: Key, hp: PyTree, ctx: ServerContext, mu: PyTree, reduced: Reduced) -> tuple[PyTree, Metrics]:
+        check_shapes("Upload.total", reduced.total, mu, like="Message.shared")
         return optax.apply_updates(mu, reduced.mean()), {}
 
     return Server(

@@ -1,0 +1,168 @@
+"""Checks of an algorithm's functions against the protocol, by shapes alone.
+
+They run while a program is traced, on shapes and dtypes, and leave nothing in it. Without them, ``jnp.where`` and
+``+`` would broadcast a leaf of a wrong shape: a wrong answer without a word.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import chex
+import jax
+import numpy as np
+
+from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.protocol import Stacked, Upload
+from jaxpfl.types import Array, PyTree
+
+
+def check_same(what: str, got: PyTree, want: PyTree, *, like: str) -> None:
+    """Checks that a tree has the structure, shapes and dtypes of the one that it takes the place of.
+
+    Args:
+      what: the tree's name in the message, such as ``"client.update: state"``.
+      like: the other's name.
+
+    Raises:
+      JaxpflError: naming the first leaf that differs.
+    """
+    check_shapes(what, got, want, like=like)
+    got, want = _described(what, got), _described(like, want)
+    try:
+        chex.assert_trees_all_equal_dtypes(got, want)
+    except AssertionError as error:
+        raise JaxpflError(_difference(what, got, want, like)) from error
+
+
+def check_shapes(what: str, got: PyTree, want: PyTree, *, like: str) -> None:
+    """`check_same` whatever the dtypes."""
+    got, want = _described(what, got), _described(like, want)
+    try:
+        chex.assert_trees_all_equal_structs(got, want)
+    except AssertionError as error:
+        raise JaxpflError(f"{what} has another structure than {like}: {_structures(got, want)}") from error
+    try:
+        chex.assert_trees_all_equal_shapes(got, want)
+    except AssertionError as error:
+        raise JaxpflError(_difference(what, got, want, like)) from error
+
+
+def check_metrics(what: str, metrics: Any) -> None:
+    """Checks that metrics are scalars by name.
+
+    Raises:
+      JaxpflError: naming the metric that is none.
+    """
+    if not isinstance(metrics, dict):
+        raise JaxpflError(f"{what}: metrics must be a dict of scalars, got {shown(metrics)}")
+    for name, value in metrics.items():
+        try:
+            chex.assert_shape(value, ())
+        except (AssertionError, TypeError, ValueError) as error:
+            raise JaxpflError(f"{what}: metric {name!r} must be a scalar, got {_typed(value)}") from error
+
+
+def check_upload(upload: Upload) -> None:
+    """Checks that an upload is made of arrays, and its weight a tree prefix of its total: leading axes of the leaves.
+
+    Raises:
+      JaxpflError: naming the part that is not.
+    """
+    for name in ("total", "weight"):
+        _described(f"client.update: Upload.{name}", getattr(upload, name))
+
+    def check(path: tuple[Any, ...], weight: Array, part: PyTree) -> None:
+        try:
+            chex.assert_tree_shape_prefix(part, weight.shape)
+        except AssertionError as error:
+            leaf = next(leaf for leaf in jax.tree.leaves(part) if leaf.shape[: weight.ndim] != weight.shape)
+            raise JaxpflError(
+                f"client.update: Upload.weight{_at(path)} has shape {list(weight.shape)}, which are no leading axes of "
+                f"Upload.total's {list(leaf.shape)}"
+            ) from error
+
+    try:
+        jax.tree.map_with_path(check, upload.weight, upload.total)
+    except (TypeError, ValueError) as error:
+        raise JaxpflError(
+            f"client.update: Upload.weight must be a tree prefix of Upload.total: "
+            f"{_structures(upload.weight, upload.total)}"
+        ) from error
+
+
+def returned(what: str, result: Any, *names: str) -> Any:
+    """The result of a method's function that must return so many values.
+
+    Raises:
+      JaxpflError: if it is no tuple of that many, or the value in the place of an Upload is none.
+    """
+    if not isinstance(result, tuple) or len(result) != len(names):
+        raise JaxpflError(f"{what} must return ({', '.join(names)}), got {_kind(result)}")
+    for name, value in zip(names, result, strict=True):
+        if name == "Upload" and not isinstance(value, Upload):
+            raise JaxpflError(f"{what} must return ({', '.join(names)}), got a {type(value).__name__} for the Upload")
+    return result
+
+
+def served(update: Callable[..., Any], *given: Any, shared: PyTree) -> Any:
+    """``update(*given)``, the server's update, whose last argument is the `Reduced` or `Stacked` uploads.
+
+    Raises:
+      JaxpflError: if it fails where the uploads are no increments of what was sent (`Message.shared`): they have
+        another structure or, summed, other shapes. A method may work on such uploads, so that alone is no error.
+    """
+    try:
+        return update(*given)
+    except (TypeError, ValueError) as error:
+        uploads, like = given[-1], "Message.shared"
+        try:
+            if isinstance(uploads, Stacked):
+                uploads, shared = jax.tree.map(lambda _: np.zeros(()), (uploads, shared))
+            check_shapes("Upload.total", uploads.total, shared, like=like)
+        except JaxpflError as difference:
+            said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            raise JaxpflError(f"server.update failed ({said}); {difference}") from error
+        raise
+
+
+def _described(what: str, tree: PyTree) -> PyTree:
+    """The same tree of shapes and dtypes."""
+
+    def describe(path: tuple[Any, ...], leaf: Any) -> jax.ShapeDtypeStruct:
+        if not isinstance(leaf, jax.Array | np.ndarray | np.generic):
+            raise JaxpflError(f"{what}{_at(path)} must be an array, got {shown(leaf)}")
+        return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+
+    return jax.tree.map_with_path(describe, tree)
+
+
+def _difference(what: str, got: PyTree, want: PyTree, like: str) -> str:
+    """The first leaf whose shape or dtype differs."""
+    pairs = zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True)
+    path, a, b = next((path, a, b) for (path, a), b in pairs if (a.shape, a.dtype) != (b.shape, b.dtype))
+    return f"{what}{_at(path)} is {_typed(a)}, {like}{_at(path)} is {_typed(b)}"
+
+
+def _structures(got: PyTree, want: PyTree) -> str:
+    """How two trees differ: the first leaf that only one has, or else the two structures."""
+    own, other = ([jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)] for tree in (got, want))
+    for mine, theirs, said in ((own, other, "has a leaf"), (other, own, "lacks the leaf")):
+        alone = [path for path in mine if path not in theirs]
+        if alone and alone[0]:
+            return f"it {said} {alone[0]}"
+    first, second = (shown(jax.tree.structure(tree), 200) for tree in (got, want))
+    return f"{first} for {second}"
+
+
+def _at(path: tuple[Any, ...]) -> str:
+    return jax.tree_util.keystr(path)
+
+
+def _typed(leaf: Any) -> str:
+    return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else shown(leaf)
+
+
+def _kind(result: Any) -> str:
+    return f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"

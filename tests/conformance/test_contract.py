@@ -1,0 +1,146 @@
+"""A method that breaks the protocol is refused with one line that says where, and the checks cost nothing."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import optax
+import pytest
+from problem import simulate
+
+from jaxpfl import (
+    Algorithm,
+    Client,
+    ExecutionPlan,
+    JaxpflError,
+    Method,
+    Reduction,
+    SgdHyper,
+    Simulation,
+    Upload,
+    contract,
+)
+from jaxpfl.algorithms.parts.averaging import averaging_server
+
+
+def toy(**wrong) -> Method:
+    """Clients that remember a vector and upload zeros; what is wrong with it replaces what a function returns."""
+
+    def build(task, work):
+        def update(key, hp, ctx, message, state, splits):
+            total = wrong.get("total", lambda a: a)(jax.tree.map(jnp.zeros_like, message.shared))
+            own = wrong.get("state", lambda a: a)(state)
+            upload = Upload(total, wrong.get("weight", jnp.ones(())))
+            return wrong.get("update", lambda *a: a)(own, upload, wrong.get("metrics", {}))
+
+        def server_update(key, hp, ctx, mu, reduced):
+            if "served" in wrong:
+                return wrong["served"](mu, reduced)
+            return wrong.get("server", lambda a: a)(optax.apply_updates(mu, reduced.mean())), {}
+
+        client = Client(
+            init=lambda key, hp, ctx, message: {"seen": jnp.zeros(3), "rounds": jnp.int32(0)},
+            update=update,
+            personalize=lambda key, hp, ctx, message, state, splits: message.shared,
+            predict=lambda hp, mu, x: task.model.apply(mu, x),
+            idle=lambda key, hp, ctx, state, splits: (wrong.get("idle", lambda a: a)(state), {}),
+        )
+        server = averaging_server(task)
+        if not wrong.get("averaging"):
+            server = server._replace(update=server_update)
+        return Algorithm((client,), server, work.steps, wrong.get("reduction", Reduction.SUM), idle_cap=1)
+
+    return Method("toy", build, SgdHyper())
+
+
+def trace(method: Method, federation) -> jax.stages.Traced:
+    """The round's program, traced and no more."""
+    simulation: Simulation = simulate(method, federation, model="linear", plan=ExecutionPlan(devices=1))
+    return simulation._jitted("advance", 1).trace(*simulation._arguments("advance", 1))
+
+
+def scalars(tree):
+    return jax.tree.map(lambda a: a.sum(), tree)
+
+
+def keeping(**changed):
+    return lambda state: state | changed
+
+
+INNER = {"total": lambda total: {"inner": total}}
+WRONG = {
+    "a state of another shape": (
+        {"state": keeping(seen=jnp.zeros(()))},
+        r"client.update: state['seen'] is float32[], client.init's['seen'] is float32[3]",
+    ),
+    "a state of another dtype": (
+        {"state": keeping(seen=jnp.arange(3))},
+        "client.update: state['seen'] is int32[3], client.init's['seen'] is float32[3]",
+    ),
+    "a leaf more": (
+        {"state": keeping(new=jnp.zeros(()))},
+        "client.update: state has another structure than client.init's: it has a leaf ['new']",
+    ),
+    "a leaf less": ({"state": lambda state: {"seen": state["seen"]}}, "client.init's: it lacks the leaf ['rounds']"),
+    "no array": ({"state": keeping(rounds=4)}, "client.update: state['rounds'] must be an array, got 4"),
+    "an idle client's state": (
+        {"idle": scalars},
+        "client.idle: state['seen'] is float32[], client.init's['seen'] is float32[3]",
+    ),
+    "two values": (
+        {"update": lambda state, upload, metrics: (state, upload)},
+        "client.update must return (state, Upload, metrics), got 2 values",
+    ),
+    "one value": ({"update": lambda state, upload, metrics: upload.total}, "(state, Upload, metrics), got a dict"),
+    "no upload": ({"update": lambda state, upload, metrics: (state, 1, metrics)}, "got a int for the Upload"),
+    "a metric for each class": (
+        {"metrics": {"loss": jnp.zeros(2)}},
+        "client.update: metric 'loss' must be a scalar, got float32[2]",
+    ),
+    "metrics without names": ({"metrics": 1.0}, "client.update: metrics must be a dict of scalars, got 1.0"),
+    "a weight that is a number": ({"weight": 1.0}, "client.update: Upload.weight must be an array, got 1.0"),
+    "weights of another length": (
+        {"weight": jnp.ones(7)},
+        "Upload.weight has shape [7], which are no leading axes of Upload.total's [3]",
+    ),
+    "weights for other parts": (
+        {"weight": {"body": jnp.ones(())}},
+        "client.update: Upload.weight must be a tree prefix of Upload.total",
+    ),
+    "an upload of another structure": (INNER, "Upload.total has another structure than Message.shared"),
+    "uploads of another structure, side by side": (
+        INNER | {"reduction": Reduction.STACK, "served": lambda mu, stacked: jax.tree.map(jnp.add, mu, stacked.total)},
+        "Upload.total has another structure than Message.shared",
+    ),
+    "an upload of other shapes": (
+        {"total": scalars, "averaging": True},
+        "Upload.total['head']['bias'] is float32[], Message.shared['head']['bias'] is float32[3]",
+    ),
+    "a server's state": (
+        {"server": scalars},
+        "server.update: state['head']['bias'] is float32[], server.init's['head']['bias'] is float32[3]",
+    ),
+    "a server's values": ({"served": lambda mu, reduced: mu}, "server.update must return (state, metrics), got a dict"),
+}
+
+
+@pytest.mark.parametrize(("wrong", "said"), WRONG.values(), ids=WRONG)
+def test_what_breaks_the_protocol_is_refused_by_its_name(wrong, said, federation):
+    with pytest.raises(JaxpflError, match=re.escape(said)) as refusal:
+        trace(toy(**wrong), federation)
+    assert "\n" not in str(refusal.value)
+
+
+def test_an_error_of_the_servers_own_is_left_as_it_is(federation):
+    def fails(mu, reduced):
+        raise ValueError("of its own")
+
+    with pytest.raises(ValueError, match=r"^of its own"):
+        trace(toy(served=fails), federation)
+
+
+def test_the_checks_leave_nothing_in_the_program(federation, monkeypatch):
+    checked = trace(toy(), federation).jaxpr
+    for name in ("check_same", "check_shapes", "check_upload", "check_metrics"):
+        monkeypatch.setattr(contract, name, lambda *given, **options: None)
+    assert str(trace(toy(), federation).jaxpr) == str(checked)
