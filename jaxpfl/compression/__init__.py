@@ -1,4 +1,4 @@
-"""What makes messages short: quantisers, the total-variation update, codes, error feedback; and uploads that use it."""
+"""Compression of uploads: quantisers, the total-variation update, codes, and error feedback."""
 
 from jaxpfl.compression import (
     codebook,

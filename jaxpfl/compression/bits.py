@@ -1,4 +1,4 @@
-"""Strings of bits on the host: uint8 arrays of zeros and ones, written in pieces and read from left to right."""
+"""Bit strings on the host: uint8 arrays of zeros and ones, written in pieces and read from left to right."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import numpy as np
 from jaxpfl.errors import JaxpflError
 
 FLOAT = 32
-"""Bits of a number that is sent as it is."""
+"""Bits of an uncompressed number."""
 
 
 def fixed(numbers: np.ndarray, width: int) -> np.ndarray:
@@ -17,20 +17,20 @@ def fixed(numbers: np.ndarray, width: int) -> np.ndarray:
 
 
 def floats(numbers: np.ndarray) -> np.ndarray:
-    """Single-precision numbers [n] -> [32 n] bits, whatever they are (minus zero, NaN)."""
+    """Single-precision numbers [n] -> [32 n] bits, exact for every number (minus zero, NaN)."""
     return fixed(np.ascontiguousarray(numbers, np.float32).view(np.uint32), FLOAT)
 
 
 def packed(bits: np.ndarray) -> bytes:
-    """What goes over the wire: eight bits a byte, the last one filled up with zeros."""
+    """Bits as bytes, eight to a byte, the last one padded with zeros."""
     return np.packbits(bits).tobytes()
 
 
 class Reader:
-    """Reads a string of bits from left to right.
+    """Reader of a bit string, from left to right.
 
     Raises:
-      JaxpflError: where it ends within what is read.
+      JaxpflError: if a read goes past the end.
     """
 
     def __init__(self, bits: np.ndarray):
@@ -46,10 +46,10 @@ class Reader:
         return self.bits[start:end]
 
     def fixed(self, number: int, width: int) -> np.ndarray:
-        """Integers, [number] int64."""
+        """The next integers, [number] int64, of ``width`` bits each."""
         weights = 1 << np.arange(width - 1, -1, -1, dtype=np.int64)
         return self.take(number * width).reshape(number, width).astype(np.int64) @ weights
 
     def floats(self, number: int) -> np.ndarray:
-        """[number] float32."""
+        """The next single-precision numbers, [number] float32."""
         return self.fixed(number, FLOAT).astype(np.uint32).view(np.float32)

@@ -1,5 +1,7 @@
-"""Prefix products of an associative operation along one long axis, a few hundred wide steps instead of as many as the
-axis is long."""
+"""Prefix products of an associative operation along one long axis.
+
+They take a few hundred wide steps instead of one per entry.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from jaxpfl.types import Array, PyTree, Scalar
 
 
 def to_blocks(x: Array, fill: Scalar) -> Array:
-    """[d] -> [length, blocks], entry i of x at [i % length, i // length], and at least one ``fill`` behind the last."""
+    """[d] -> [length, blocks], entry i of x at [i % length, i // length], with at least one ``fill`` after the last."""
     length = max(1, math.isqrt(x.shape[0]))
     blocks = x.shape[0] // length + 1
     return jnp.pad(x, (0, length * blocks - x.shape[0]), constant_values=fill).reshape(blocks, length).T
@@ -37,13 +39,13 @@ def following(x: Array, after: Scalar) -> Array:
 
 
 def blocked_scan(combine: Callable[..., PyTree], x: PyTree, unit: PyTree, *, reverse: bool = False) -> PyTree:
-    """``x_1, x_1 x_2, x_1 x_2 x_3, ...`` of entries in blocks: all blocks side by side, then the blocks' products.
+    """Prefix products ``x_1, x_1 x_2, x_1 x_2 x_3, ...``: of all blocks side by side, then of the blocks' totals.
 
     Args:
-      combine: the associative operation, elementwise; its first argument is the nearer to where the scan begins.
-      x: leaves [length, blocks], as `to_blocks` makes them.
-      unit: its unit, leaves [].
-      reverse: from the last entry to the first.
+      combine: the associative operation, elementwise; its first argument is the one nearer to the start of the scan.
+      x: leaves [length, blocks], from `to_blocks`.
+      unit: identity of the operation, leaves [].
+      reverse: scan from the last entry to the first.
     """
 
     def step(carry: PyTree, entry: PyTree) -> tuple[PyTree, PyTree]:

@@ -1,8 +1,8 @@
-r"""A vector through a codebook: each entry becomes the nearest of k numbers, found by Lloyd's algorithm. Lossy.
+r"""Codebook quantisation: each entry becomes the nearest of k numbers, found by Lloyd's algorithm. Lossy.
 
-A vector of at most k distinct numbers is returned to the bit; as in `run_length`, numbers are equal if their bits are,
-so that zero and minus zero are two. Among more numbers than centers, subnormal ones may count as zero. The message is
-the run-length one, whose table is then the codebook.
+A vector of at most k distinct numbers is returned exactly; as in `run_length`, numbers are equal if their bits are, so
+that zero and minus zero are distinct. With more numbers than centers, subnormal ones may count as zero. The message is
+the run-length code, whose table is then the codebook.
 
 Reference: Zhao et al., section III (k = 3 and 4).
 """
@@ -19,11 +19,11 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Array
 
 STEPS = 20
-"""Steps of Lloyd's algorithm unless told; in one dimension with few centers they settle within that."""
+"""Default steps of Lloyd's algorithm, enough to converge in one dimension with few centers."""
 
 
 def compress(x: Array, k: int, steps: int = STEPS) -> Compressed:
-    """Each entry of x [d] replaced by the nearest of k centers; NaN where x is not finite.
+    """Quantise x [d]: each entry becomes the nearest of k centers; NaN if x is not finite.
 
     Raises:
       JaxpflError: for k below 1.
@@ -33,7 +33,7 @@ def compress(x: Array, k: int, steps: int = STEPS) -> Compressed:
 
 
 def centers(x: Array, k: int, steps: int = STEPS) -> Array:
-    """The codebook, [k] in ascending order: Lloyd's algorithm from k distinct entries, evenly spaced in rank.
+    """Codebook, [k] in ascending order, by Lloyd's algorithm from k distinct entries, evenly spaced in rank.
 
     Raises:
       JaxpflError: for k below 1.
@@ -43,7 +43,7 @@ def centers(x: Array, k: int, steps: int = STEPS) -> Array:
     ordered = jnp.sort(_ranks(x))
     new = jnp.append(True, ordered[1:] != ordered[:-1])
     distinct = new.sum()
-    # The r-th distinct number stands where r of them have been counted.
+    # The r-th distinct number is at the place where r of them have been counted.
     wanted = jnp.arange(k) * distinct // k + 1
     start = _numbers(ordered[jnp.searchsorted(jnp.cumsum(new), wanted)], x.dtype)
     e = room(x)  # deviations of huge numbers, and their sums, may be above the largest float
@@ -60,7 +60,7 @@ def centers(x: Array, k: int, steps: int = STEPS) -> Array:
 
 
 def nearest(x: Array, centers: Array) -> Array:
-    """The nearest of ascending centers [k] to each entry; the lower of two as near."""
+    """The nearest of ascending centers [k] to each entry; the lower one in a tie."""
     return centers[_place(x, centers)]
 
 
@@ -72,16 +72,16 @@ def _place(x: Array, centers: Array) -> Array:
 
 
 def _ranks(x: Array) -> Array:
-    """Integers in the order of the numbers, one for each pattern of bits: XLA compares subnormal floats as zeros."""
+    """Integers in the order of the numbers, one per bit pattern: XLA compares subnormal floats as zeros."""
     pattern = jax.lax.bitcast_convert_type(x, f"int{8 * x.dtype.itemsize}")
     return _mirrored(pattern)
 
 
 def _numbers(ranks: Array, dtype: jnp.dtype) -> Array:
-    """The numbers of ranks."""
+    """Inverse of `_ranks`."""
     return jax.lax.bitcast_convert_type(_mirrored(ranks), dtype)
 
 
 def _mirrored(pattern: Array) -> Array:
-    """Negative patterns, which grow with the magnitude, the other way round; its own inverse."""
+    """Reverse the order of negative patterns, which grow with the magnitude; its own inverse."""
     return jnp.where(pattern < 0, pattern ^ jnp.iinfo(pattern.dtype).max, pattern)

@@ -1,4 +1,4 @@
-"""What every compressor gives: the vector that the receiver reads, and how many bits it was sent in."""
+"""Output of a compressor: the vector as received, and the length of its message in bits."""
 
 from __future__ import annotations
 

@@ -1,20 +1,20 @@
-r"""Ways to send a vector, by name with arguments: what ``--compress`` and ``jaxpfl.fit(compress=)`` take.
+r"""Compressors by name with arguments, for ``--compress`` and ``jaxpfl.fit(compress=)``.
 
-- ``lossless``: the numbers as they are. What the others are compared with.
+- ``lossless``: the numbers unchanged, the baseline of the others.
 - ``qsgd:levels=4``: random rounding to ``levels`` levels of the norm, in the Elias code (`qsgd`); unbiased.
-- ``top-k:share=0.01``: the largest share of the entries, in magnitude (`top_k`); at least one.
-- ``sign``: the sign of each entry, and one scale (`fixed_width`).
+- ``top-k:share=0.01``: that share of the entries, the largest in magnitude (`top_k`); at least one.
+- ``sign``: the sign of each entry, and a common scale (`fixed_width`).
 - ``uniform:bits=4``: random rounding to 2^bits levels (`fixed_width`); unbiased.
-- ``tv:gamma=0.1``: the total-variation update (`total_variation`), in the run-length code. Gamma is in the units of a
-  client's increment and so has no default; it decays as :math:`\gamma / \sqrt{t + 1}` with the finished rounds t, or
-  stays with ``decay=false``. ``codebook=3`` sends the update through a codebook of three numbers.
+- ``tv:gamma=0.1``: the total-variation update (`total_variation`), in the run-length code. Gamma has the units of a
+  client's increment and therefore no default; it decays as :math:`\gamma / \sqrt{t + 1}` with the finished rounds t, or
+  is constant with ``decay=false``. ``codebook=3`` also quantises the update to a codebook of three numbers.
 - ``codebook:size=3``: a codebook of the entries themselves (`codebook`), in the run-length code.
 
-Each of them also takes ``feedback=true`` or ``false``: whether what a message leaves out is added to the client's next
-one (`error_feedback`). By default it is, but for the unbiased ones, which need no correction: their error may well be
-larger than what they send, :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2` with omega above one, and memories that
-are fed back would grow without end. With feedback they therefore send :math:`Q(x) / (1 + \omega)`, which leaves out
-:math:`\omega / (1 + \omega) < 1` of the square (Beznosikov et al. 2020, "On Biased Compression for Distributed
+Each of them also takes ``feedback=true`` or ``false``: error feedback, which adds the error of a message to the
+client's next one (`error_feedback`). It is the default for biased compressors. Unbiased ones need no correction, and
+their error may exceed the vector itself, :math:`E \|Q(x) - x\|^2 \le \omega \|x\|^2` with omega above one, so that the
+memory would grow without bound. With feedback they therefore send :math:`Q(x) / (1 + \omega)`, whose error is at most
+:math:`\omega / (1 + \omega) < 1` of the squared norm (Beznosikov et al. 2020, "On Biased Compression for Distributed
 Learning").
 """
 
@@ -34,17 +34,17 @@ from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.types import Array, Key, Scalar
 
 Compress: TypeAlias = Callable[[Key, Scalar, Array], Compressed]
-"""``(key, round, x [d]) -> Compressed``; rounds count from 0. Pure, and not finite where x is not."""
+"""``(key, round, x [d]) -> Compressed``; rounds count from 0. Pure; the result is not finite if x is not."""
 
 
 class Compressor(NamedTuple):
-    """A way to send a vector.
+    """A compressor of vectors.
 
     Attributes:
-      compress: what is sent of it.
-      feedback: whether what was left out is added to the client's next message, as asked for; None for what suits it.
-      omega: ``d -> omega``, of an unbiased one: ``E |C(x) - x|^2 <= omega |x|^2``. None for one whose message is
-        never further from x than zero is.
+      compress: the compression itself.
+      feedback: whether to use error feedback; None for the default of the compressor.
+      omega: ``d -> omega`` of an unbiased compressor, with ``E |C(x) - x|^2 <= omega |x|^2``. None for a compressor
+        whose message is never further from x than zero is.
     """
 
     compress: Compress
@@ -53,22 +53,23 @@ class Compressor(NamedTuple):
 
     @property
     def feeds_back(self) -> bool:
-        """Whether what was left out is added to the next message: as asked for, else where it suits."""
+        """True if error feedback is used: ``feedback``, or by default unless the compressor is unbiased."""
         return self.omega is None if self.feedback is None else self.feedback
 
     def fed_back(self, key: Key, round: Scalar, x: Array) -> Compressed:
-        """What is sent of x under error feedback: on average nearer to x than zero is."""
+        """Compressed x under error feedback: on average nearer to x than zero is."""
         sent = self.compress(key, round, x)
         return sent if self.omega is None else sent._replace(value=sent.value / (1 + self.omega(x.shape[0])))
 
 
 def resolve(compressor: str | Compressor) -> Compressor:
-    """The compressor of that name with those arguments; a `Compressor` is its own answer.
+    """The compressor of that name with those arguments; a `Compressor` is returned as it is.
 
-    >>> resolve("top-k:share=0.05,feedback=false")
+    >>> resolve("top-k:share=0.05,feedback=false").feeds_back
+    False
 
     Raises:
-      JaxpflError: for a name or an argument that there is not, one that is missing, and a value outside its range.
+      JaxpflError: if the name or an argument is unknown, an argument is missing, or a value is out of range.
     """
     if not isinstance(compressor, str):
         return compressor

@@ -1,4 +1,4 @@
-r"""The Elias gamma code of positive integers: short for small ones, without an end or a largest one agreed on.
+r"""Elias gamma code of positive integers: self-delimiting, short for small numbers, without an upper limit.
 
 n is written as :math:`\lfloor \log_2 n \rfloor` zeros and then n in binary: 1 -> 1, 2 -> 010, 3 -> 011, 4 -> 00100.
 
@@ -16,17 +16,17 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Array
 
 LARGEST = 2**31 - 1
-"""The largest integer, int32's."""
+"""The largest integer, that of int32."""
 
 
 def lengths(numbers: Array) -> Array:
-    """Bits of each code, ``2 floor(log2 n) + 1``, int32 of the numbers' shape; 0 below 1. Exact, and may be traced."""
+    """Code lengths in bits, ``2 floor(log2 n) + 1``, int32 of the numbers' shape; 0 below 1. Exact; may be traced."""
     numbers = jnp.asarray(numbers, jnp.int32)
     return jnp.where(numbers > 0, 2 * (31 - jax.lax.clz(numbers)) + 1, 0)
 
 
 def encode(numbers: np.ndarray) -> np.ndarray:
-    """The codes of integers [n], one behind the other, as bits.
+    """Codes of integers [n], concatenated, as bits.
 
     Raises:
       JaxpflError: for an integer below 1 or above `LARGEST`.
@@ -48,7 +48,7 @@ def decode(reader: Reader, number: int) -> np.ndarray:
     """The next integers, [number] int64.
 
     Raises:
-      JaxpflError: where the message ends before.
+      JaxpflError: if the message ends before.
     """
     return np.array([decode_one(reader) for _ in range(number)], np.int64)
 
@@ -57,7 +57,7 @@ def decode_one(reader: Reader) -> int:
     """The next integer.
 
     Raises:
-      JaxpflError: where the message ends before, or the code is of an integer above `LARGEST`.
+      JaxpflError: if the message ends before, or the integer is above `LARGEST`.
     """
     zeros = 0
     while not reader.take(1)[0]:

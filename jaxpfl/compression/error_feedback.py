@@ -1,9 +1,9 @@
-r"""Error feedback: what compression left out of a message is added to the next one.
+r"""Error feedback: the compression error of a message is added to the next one.
 
 .. math:: p = x + e, \qquad \text{sent} = C(p), \qquad e^+ = p - C(p)
 
-The sum of what is sent then differs from the sum of the x by the last memory alone, however biased C is. The memory is
-each client's own state and starts at zero.
+The sum of all messages then differs from the sum of the x by the last memory alone, however biased C is. The memory is
+part of each client's state and starts at zero.
 
 Reference: Karimireddy et al. 2019, "Error feedback fixes SignSGD and other gradient compression schemes".
 """
@@ -17,7 +17,7 @@ from jaxpfl.types import Array
 
 
 def compress(compressor: Callable[[Array], Compressed], memory: Array, x: Array) -> tuple[Compressed, Array]:
-    """What is sent of x [d] under a memory [d], and the next memory [d]."""
+    """Compressed x [d] given the memory [d], and the next memory [d]."""
     wanted = x + memory
     sent = compressor(wanted)
     return sent, wanted - sent.value

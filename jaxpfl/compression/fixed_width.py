@@ -1,6 +1,6 @@
-r"""Compressors that send one scale (32 bits) and a number of so many bits for every entry.
+r"""Compressors with a common scale (32 bits) and a fixed number of bits per entry.
 
-`sign`: :math:`(\|x\|_1 / d) \operatorname{sign}(x)`, one bit an entry, biased: it wants error feedback (Karimireddy et
+`sign`: :math:`(\|x\|_1 / d) \operatorname{sign}(x)`, one bit per entry, biased: it needs error feedback (Karimireddy et
 al. 2019). `uniform`: stochastic rounding to 2^b levels on [-max |x|, max |x|], unbiased (`quantizers`).
 """
 
@@ -16,19 +16,19 @@ from jaxpfl.types import Array, Key
 
 
 def sign(x: Array) -> Compressed:
-    """The scaled sign of x [d]; zero counts as positive."""
+    """Scaled sign of x [d]; zero counts as positive."""
     e = exponent(x)
     scale = times_power(jnp.abs(times_power(x, -e)).mean(), e)  # the sum alone may be above the largest float
     return Compressed(jnp.where(x < 0, -scale, scale), jnp.int32(FLOAT + x.shape[0]))
 
 
 def uniform(key: Key, x: Array, bits: int) -> Compressed:
-    """x [d] in 2^bits levels.
+    """Stochastic rounding of x [d] to 2^bits levels.
 
     Raises:
-      JaxpflError: for bits that `quantizers.check_bits` refuses.
+      JaxpflError: as in `quantizers.check_bits`.
     """
     scale = jnp.abs(x).max()
     value = quantizers.quantize(key, x, jnp.where(scale == 0, 1, scale), bits)
-    # Of zeros alone the scale that is sent is zero, and so is what is read.
+    # For zeros alone the scale that is sent is zero, and so is the vector that is read.
     return Compressed(jnp.where(scale == 0, 0, value), jnp.int32(FLOAT + bits * x.shape[0]))

@@ -1,4 +1,4 @@
-"""Which entries of a vector are sent: their number and the gaps between them, in the Elias gamma code."""
+"""Code of the positions of the sent entries: their number and the gaps between them, in the Elias gamma code."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxpfl.types import Array
 
 
 def count_bits(sent: Array) -> Array:
-    """The exact length of ``encode(flatnonzero(sent))``, [] int32; sent is [d] bool and may be traced."""
+    """Exact length of ``encode(flatnonzero(sent))``, [] int32; sent is [d] bool and may be traced."""
     place = jnp.arange(1, sent.shape[0] + 1, dtype=jnp.int32)
     last = jax.lax.cummax(jnp.where(sent, place, 0))
     gaps = place - jnp.concatenate([jnp.zeros(1, jnp.int32), last[:-1]])
@@ -21,15 +21,15 @@ def count_bits(sent: Array) -> Array:
 
 
 def encode(places: np.ndarray) -> np.ndarray:
-    """Increasing places [n] from 0 on, as bits."""
+    """Increasing positions [n], from 0, as bits."""
     return elias.encode(np.concatenate([[len(places) + 1], np.diff(places, prepend=-1)]))
 
 
 def decode(reader: Reader, d: int) -> np.ndarray:
-    """The next places, [n] int64.
+    """The next positions, [n] int64.
 
     Raises:
-      JaxpflError: for a place outside 0 ... d - 1.
+      JaxpflError: if a position is outside 0 ... d - 1.
     """
     number = elias.decode_one(reader) - 1
     if number > d:

@@ -1,10 +1,10 @@
-r"""QSGD: entries rounded at random to s levels of the vector's norm; most become zero and cost nothing.
+r"""QSGD: stochastic rounding of entries to s levels of the vector's norm; most become zero and cost nothing.
 
 .. math:: l_i = \lfloor z_i \rfloor + \mathrm{Bernoulli}(z_i - \lfloor z_i \rfloor), \quad
    z_i = \frac{s |x_i|}{\|x\|_2}, \qquad Q(x)_i = \frac{\|x\|_2}{s} \operatorname{sign}(x_i)\, l_i
 
-E Q(x) = x, and :math:`E \|Q(x) - x\|^2 \le \min(d / s^2, \sqrt d / s) \|x\|^2`. The message is the norm (32 bits),
-where the entries that are not zero stand, and for each of them a bit for the sign and l_i in the Elias gamma code.
+E Q(x) = x, and :math:`E \|Q(x) - x\|^2 \le \min(d / s^2, \sqrt d / s) \|x\|^2`. The message is the norm (32 bits), the
+positions of the nonzero entries, and for each of them a sign bit and l_i in the Elias gamma code.
 
 Reference: Alistarh et al. 2017, section 3; their code of integers is Elias's recursive one, which is longer below 16.
 """
@@ -24,7 +24,7 @@ from jaxpfl.types import Array, Key
 
 
 def compress(key: Key, x: Array, s: int) -> Compressed:
-    """``Q(x)`` of x [d], and its bits; not finite where x is not, or where the norm is above the largest float.
+    """``Q(x)`` of x [d], and its bits; not finite if x is not, or if its norm overflows.
 
     Raises:
       JaxpflError: for s below 1.
@@ -34,14 +34,14 @@ def compress(key: Key, x: Array, s: int) -> Compressed:
 
 
 def quantize(key: Key, x: Array, s: int) -> tuple[Array, Array]:
-    """What is sent: the norm [] and the signed levels [d] int32.
+    """Content of the message: the norm [] and the signed levels [d] int32.
 
     Raises:
       JaxpflError: for s below 1.
     """
     if s < 1:
         raise JaxpflError(f"s must be at least 1, got {s}")
-    # Squares of small or large numbers leave the range of floats; those of numbers about one do not.
+    # Squares of small or large numbers underflow or overflow; those of numbers about one do not.
     e = exponent(x)
     share = times_power(x, -e)
     length = jnp.sqrt((share**2).sum())
@@ -50,12 +50,12 @@ def quantize(key: Key, x: Array, s: int) -> tuple[Array, Array]:
 
 
 def dequantize(norm: Array, levels: Array, s: int) -> Array:
-    """``Q(x)`` [d] as the receiver computes it."""
+    """``Q(x)`` [d], as computed by the receiver."""
     return norm * (levels / s)
 
 
 def count_bits(levels: Array) -> Array:
-    """The exact length of a message of signed levels [d], [] int32; may be traced."""
+    """Exact length of the message of signed levels [d], [] int32; may be traced."""
     sent = levels != 0
     each = jnp.where(sent, 1 + elias.lengths(jnp.abs(levels)), 0)
     return FLOAT + positions.count_bits(sent) + each.sum()
@@ -74,7 +74,7 @@ def decode(bits: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
     """The norm [] float32 and the signed levels [d] int32 of a message.
 
     Raises:
-      JaxpflError: for a message that is not of a vector of this size.
+      JaxpflError: if the message is not of a vector of this size.
     """
     reader = Reader(bits)
     norm = reader.floats(1)[0]

@@ -1,10 +1,10 @@
-r"""The k-bit quantiser of a number in [-b, b]: stochastic rounding to 2^k levels.
+r"""k-bit quantisation of a number in [-b, b]: stochastic rounding to 2^k levels.
 
 .. math:: z = \frac{(x + b) L}{2 b}, \qquad L = 2^k - 1, \qquad
    q(x) = \frac{2b}{L} \big( \lfloor z \rfloor + \mathrm{Bernoulli}(z - \lfloor z \rfloor) \big) - b
 
-For x in [-b, b]: E q(x) = x, and Var q(x) = (2b/L)^2 f (1 - f) <= b^2 / L^2, with f the fractional part of z. What lies
-outside is clipped first.
+For x in [-b, b]: E q(x) = x, and Var q(x) = (2b/L)^2 f (1 - f) <= b^2 / L^2, with f the fractional part of z. Numbers
+outside are clipped first.
 
 Reference: Ozkara et al. 2023, equations (20) to (22).
 """
@@ -19,13 +19,13 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Array, Key, Scalar
 
 MOST_BITS = 16
-"""Beyond it, neighbouring levels would differ by no more than the rounding of single precision."""
+"""Above it, neighbouring levels would differ by no more than the rounding error of single precision."""
 
 _TERMS = 64
 
 
 def check_bits(bits: int) -> int:
-    """The number of bits, if it is one that the quantiser has.
+    """The number of bits, if the quantiser supports it.
 
     Raises:
       JaxpflError: below 1 or above `MOST_BITS`.
@@ -36,7 +36,7 @@ def check_bits(bits: int) -> int:
 
 
 def levels(key: Key, x: Array, b: Scalar, bits: int) -> Array:
-    """What is sent: the number of each entry's level, 0 ... 2^bits - 1, as int32 of x's shape."""
+    """Level of each entry, the content of the message: 0 ... 2^bits - 1, as int32 of x's shape."""
     check_bits(bits)
     top = 2**bits - 1
     b, e = _about_one(jnp.asarray(b, x.dtype))
@@ -46,40 +46,40 @@ def levels(key: Key, x: Array, b: Scalar, bits: int) -> Array:
 
 
 def rounded(key: Key, z: Array) -> Array:
-    """Each entry rounded down or up at random to a whole number that is z in expectation."""
+    """Stochastic rounding: each entry rounded down or up to an integer whose expectation is z."""
     below = jnp.floor(z)
     return below + (jax.random.uniform(key, z.shape, z.dtype) < z - below)
 
 
 def values(sent: Array, b: Scalar, bits: int) -> Array:
-    """The numbers in [-b, b] that levels stand for."""
+    """Numbers in [-b, b] of the given levels."""
     b, e = _about_one(1.0 * jnp.asarray(b))
     return times_power(sent * (2 * b / (2**bits - 1)) - b, e)
 
 
 def quantize(key: Key, x: Array, b: Scalar, bits: int) -> Array:
-    """The values of x's levels: x in expectation where it lies in [-b, b].
+    """Quantised x: equal to x in expectation if it lies in [-b, b].
 
     Raises:
-      JaxpflError: for bits that `check_bits` refuses.
+      JaxpflError: as in `check_bits`.
     """
     return values(levels(key, x, b, bits), b, bits)
 
 
 def variance_bound(b: Scalar, bits: int) -> Array:
-    """``b^2 / L^2``, []: the largest variance of an entry."""
+    """Largest variance of an entry, ``b^2 / L^2``, []."""
     return jnp.square(b / (2 ** check_bits(bits) - 1))
 
 
 def normal_variance(mean: Scalar, variance: Scalar, b: Scalar, bits: int) -> Array:
-    r"""The expected variance of an entry whose x is N(mean, variance), as if no x were outside [-b, b].
+    r"""Expected variance of an entry for x ~ N(mean, variance), neglecting clipping to [-b, b].
 
     With h = 2b/L, from the Fourier series f (1 - f) = 1/6 - sum_k cos(2 pi k f) / (pi k)^2,
 
     .. math:: E\,Var = h^2 \Big[ \frac16 - \sum_{k \ge 1} \frac{\cos(2 \pi k (mean + b) / h)}{\pi^2 k^2}
        e^{-2 \pi^2 k^2 variance / h^2} \Big]
 
-    cut after 64 terms: exact to 1e-7 of h^2 where the standard deviation is above h / 70, to 0.0016 anywhere.
+    truncated after 64 terms: exact to 1e-7 of h^2 for standard deviations above h / 70, to 0.0016 otherwise.
     """
     step = 2 * b / (2 ** check_bits(bits) - 1)
     k = jnp.arange(1, _TERMS + 1)
@@ -89,7 +89,6 @@ def normal_variance(mean: Scalar, variance: Scalar, b: Scalar, bits: int) -> Arr
 
 
 def _about_one(b: Array) -> tuple[Array, Array]:
-    """b over the power of two that makes it a number about one, and that power's exponent: 2 b and 1 / b may be out of
-    range."""
+    """b scaled by a power of two to about one, and the power's exponent: 2 b and 1 / b may be out of range."""
     e = exponent(b)
     return times_power(b, -e), e

@@ -1,14 +1,13 @@
-r"""Run-length coding of a vector: each run of equal numbers once, with its length in the Elias gamma code. Lossless.
+r"""Run-length code of a vector: each run of equal numbers once, with its length in the Elias gamma code. Lossless.
 
-A message of a vector with R runs and D distinct numbers has one of two forms, whichever is shorter; its first bit says
-which:
+The message of a vector with R runs and D distinct numbers has the shorter of two forms, given by its first bit:
 
 - 0, the runs' lengths, their numbers (32 bits each);
-- 1, the runs' lengths, the code of D, the D numbers (32 bits each), then for each run the place of its number among
+- 1, the runs' lengths, the code of D, the D numbers (32 bits each), then for each run the index of its number among
   them (:math:`\lceil \log_2 D \rceil` bits).
 
-The receiver knows d, and so where the lengths end. Numbers are equal if their bits are: minus zero and every NaN
-arrive as they are.
+The receiver knows d, and therefore the end of the lengths. Numbers are equal if their bits are, so that minus zero and
+every NaN are preserved.
 """
 
 from __future__ import annotations
@@ -24,11 +23,11 @@ from jaxpfl.types import Array
 
 
 def count_bits(x: Array) -> Array:
-    """The exact length of ``encode(x)``, [] int32; x is [d] float32 and may be traced."""
+    """Exact length of ``encode(x)``, [] int32; x is [d] float32 and may be traced."""
     pattern = jax.lax.bitcast_convert_type(x.astype(jnp.float32), jnp.int32)
     d = x.shape[0]
     starts = jnp.diff(pattern, prepend=~pattern[:1]) != 0
-    # The next run's start, for each entry: the nearest on its right.
+    # Start of the next run for each entry: the nearest start on its right.
     places = jnp.where(starts, jnp.arange(d), d)
     nexts = jax.lax.cummin(jnp.append(places[1:], d), reverse=True)
     lengths = jnp.where(starts, elias.lengths(nexts - jnp.arange(d)), 0).sum()
@@ -41,7 +40,7 @@ def count_bits(x: Array) -> Array:
 
 
 def encode(x: np.ndarray) -> np.ndarray:
-    """A message of [d] float32, d >= 1, as bits."""
+    """The message of [d] float32, d >= 1, as bits."""
     pattern = np.ascontiguousarray(x, np.float32).view(np.uint32)
     starts = np.flatnonzero(np.diff(pattern.astype(np.int64), prepend=-1))
     lengths = elias.encode(np.diff(starts, append=len(pattern)))
@@ -57,7 +56,7 @@ def decode(bits: np.ndarray, d: int) -> np.ndarray:
     """The vector [d] float32 of a message.
 
     Raises:
-      JaxpflError: for a message that is not of a vector of this size.
+      JaxpflError: if the message is not of a vector of this size.
     """
     reader = Reader(bits)
     tabled = bool(reader.take(1)[0])
@@ -78,5 +77,5 @@ def decode(bits: np.ndarray, d: int) -> np.ndarray:
 
 
 def _width(distinct: Array) -> Array:
-    """``ceil(log2 D)``."""
+    """``ceil(log2 D)``, the bits of an index."""
     return jnp.where(distinct > 1, 32 - jax.lax.clz(distinct - 1), 0)

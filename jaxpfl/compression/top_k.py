@@ -1,6 +1,6 @@
-"""The k largest entries of a vector, by magnitude, as they are; the others are zero.
+"""Top-k sparsification: the k entries of largest magnitude are kept, the others are zero.
 
-The message is where the entries stand that are not zero (`positions`), and their numbers, 32 bits each.
+The message holds the positions of the nonzero entries (`positions`) and their values, 32 bits each.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxpfl.types import Array
 
 
 def compress(x: Array, k: int) -> Compressed:
-    """x [d] with all but k entries set to zero; of equal magnitudes the first stay.
+    """x [d] with all but k entries set to zero; ties go to the first.
 
     Raises:
       JaxpflError: for k outside 1 ... d.
@@ -30,8 +30,8 @@ def compress(x: Array, k: int) -> Compressed:
 
 
 def count_bits(value: Array) -> Array:
-    """The exact length of ``encode(value)``, [] int32; may be traced."""
-    # All bits but the sign's: compared as floats, the smallest numbers would be zero to XLA.
+    """Exact length of ``encode(value)``, [] int32; may be traced."""
+    # All bits but the sign: XLA would take the smallest numbers for zero in a float comparison.
     sent = jax.lax.bitcast_convert_type(value.astype(jnp.float32), jnp.uint32) << 1 != 0
     return positions.count_bits(sent) + FLOAT * sent.sum(dtype=jnp.int32)
 
@@ -43,10 +43,10 @@ def encode(value: np.ndarray) -> np.ndarray:
 
 
 def decode(bits: np.ndarray, d: int) -> np.ndarray:
-    """The vector [d] float32 of a message; minus zero comes back as zero.
+    """The vector [d] float32 of a message; minus zero is decoded as zero.
 
     Raises:
-      JaxpflError: for a message that is not of a vector of this size.
+      JaxpflError: if the message is not of a vector of this size.
     """
     reader = Reader(bits)
     places = positions.decode(reader, d)

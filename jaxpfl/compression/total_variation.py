@@ -1,22 +1,22 @@
-r"""The communication-efficient update: the nearest vector to a gradient with few distinct neighbours.
+r"""Total-variation update: the proximal map of a gradient to a piecewise constant vector, which is short to send.
 
 .. math:: u = \operatorname{argmin}_u \tfrac12 \|u - g\|^2 + \gamma \Big( \sum_{i<d} |u_i - u_{i+1}| + |u_d| \Big)
 
-One-dimensional total variation with a zero boundary, u_{d+1} = 0. Its dual w, one number for each pair of neighbours,
-satisfies with w_0 = 0
+This is one-dimensional total variation with a zero boundary, u_{d+1} = 0. The dual w, one number for each pair of
+neighbours, satisfies with w_0 = 0
 
 .. math:: u_i = g_i - w_i + w_{i-1}, \qquad |w_i| \le \gamma, \qquad w_i = \gamma \operatorname{sign}(u_i - u_{i+1})
    \text{ where } u_i \ne u_{i+1}.
 
-So u = 0 exactly when ``max |cumsum g| <= gamma``.
+Hence u = 0 exactly if ``max |cumsum g| <= gamma``.
 
-Algorithm: level sets. Those i with u_i > t are a minimal cut of a chain: with a_i = clip(a_{i-1}, -gamma, gamma) + g_i
-- t, i is above t where a_i > gamma, below where a_i < -gamma, and else on the side of i + 1. A first cut at t = 0 gives
-the signs, and what is zero. Then every segment is cut at the value that it would have if it were constant; it is
-constant if nothing is cut off, and else its parts are segments of their own, joined to the others only through
-+-gamma. The clipped sums are associative (a composition of x -> clip(x + s, lo, hi) is another), so that a round of
-cuts is four scans over all segments of all vectors. The number of rounds is at most the number of segments and usually
-like its logarithm: 0 to 18 for the tests' fifty vectors of d = 61706.
+Algorithm: level sets. The i with u_i > t are a minimal cut of a chain: with a_i = clip(a_{i-1}, -gamma, gamma) + g_i
+- t, i is above t if a_i > gamma, below if a_i < -gamma, and otherwise on the side of i + 1. A first cut at t = 0 gives
+the signs and the zeros. Then every segment is cut at the value that it would have if it were constant. If the cut does
+not divide it, it is constant; otherwise its parts become segments of their own, coupled to the others only through
++-gamma. The clipped sums are associative (maps x -> clip(x + s, lo, hi) are closed under composition), so that a round
+of cuts is four scans over all segments of all vectors. The number of rounds is at most the number of segments and
+usually about its logarithm: 0 to 18 for the tests' fifty vectors of d = 61706.
 
 Reference: Zhao et al., equation (7), where x_t and eta drop out; level sets: Hochbaum 2001, Darbon and Sigelle 2006.
 """
@@ -35,7 +35,7 @@ from jaxpfl.compression.compressed import Compressed
 from jaxpfl.types import Array, Scalar
 
 _TOLERANCE = 4
-"""Units of rounding by which a_i must exceed gamma: less is no reason to cut what may be constant."""
+"""Units of rounding error by which a_i must exceed gamma to cut a segment that may be constant."""
 
 
 class Update(NamedTuple):
@@ -46,22 +46,22 @@ class Update(NamedTuple):
 
 
 def compress(g: Array, gamma: Scalar) -> Compressed:
-    """The update of g [d], and its bits in the run-length code.
+    """The update of g [d], and its length in the run-length code.
 
-    With a constant gamma, what is sent is biased: descent rests where no cumulative sum of the gradient exceeds gamma.
-    `decayed` or `error_feedback` cures it.
+    With a constant gamma the message is biased: descent stops where no cumulative sum of the gradient exceeds gamma.
+    `decayed` or `error_feedback` prevents this.
     """
     value = update(g, gamma).value
     return Compressed(value, run_length.count_bits(value))
 
 
 def decayed(gamma: Scalar, step: Scalar) -> Array:
-    """``gamma / sqrt(step + 1)`` of steps that count from 0."""
+    """Decayed ``gamma / sqrt(step + 1)``, for steps that count from 0."""
     return gamma / jnp.sqrt(jnp.asarray(step, float) + 1)
 
 
 class _Cut(NamedTuple):
-    """Segments in blocks. ``excess``: g - u, plus the pull of the neighbours at a segment's two ends."""
+    """Segments in blocks; ``excess`` is g - u plus the pull of the neighbours at a segment's two ends."""
 
     excess: Array
     value: Array
@@ -71,14 +71,14 @@ class _Cut(NamedTuple):
 
 
 def update(g: Array, gamma: Scalar) -> Update:
-    """The minimiser and its dual; NaN where g is not finite.
+    """The minimiser and its dual; NaN if g is not finite.
 
     Args:
       g: [d], d >= 1, float32 or float64; batches by ``jax.vmap``.
       gamma: not negative.
     """
     d = g.shape[0]
-    e = room(g)  # cumulative sums of huge numbers may be above the largest float
+    e = room(g)  # cumulative sums of huge numbers may overflow
     g, gamma = times_power(g, -e), times_power(jnp.asarray(gamma, g.dtype), -e)
     limit = gamma + _TOLERANCE * jnp.finfo(g.dtype).eps * jnp.maximum(gamma, jnp.abs(g).max())
     here, data = to_blocks(jnp.ones(d, bool), False), to_blocks(g, 0)
@@ -88,7 +88,7 @@ def update(g: Array, gamma: Scalar) -> Update:
 
     sums = _clipped_sums(data, whole.starts, gamma)
     side = _sides(sums, here & (jnp.abs(sums) <= limit), here)
-    settled = side == 0  # from some entry on, all: the last at the latest, which is the boundary
+    settled = side == 0  # all entries from some place on, at the latest the last, which is the boundary
     first = _split(whole, side, gamma)
     first = first._replace(excess=jnp.where(settled, 0, first.excess), starts=first.starts | settled)
 
@@ -105,7 +105,7 @@ def update(g: Array, gamma: Scalar) -> Update:
 
 
 def _clipped_sums(x: Array, starts: Array, gamma: Array) -> Array:
-    """``a_i = x_i + clip(a_{i-1}, -gamma, gamma)``, from zero at each start."""
+    """Clipped sums ``a_i = x_i + clip(a_{i-1}, -gamma, gamma)``, restarted from zero at each start."""
 
     def then(f: tuple[Array, ...], h: tuple[Array, ...]) -> tuple[Array, ...]:
         return f[0] + h[0], jnp.clip(f[1] + h[0], h[1], h[2]), jnp.clip(f[2] + h[0], h[1], h[2])
@@ -117,13 +117,13 @@ def _clipped_sums(x: Array, starts: Array, gamma: Array) -> Array:
 
 
 def _sides(sums: Array, undecided: Array, here: Array) -> Array:
-    """The sign of each sum, and of the next decided one where undecided; 0 behind the last entry."""
+    """Sign of each sum, or of the next decided one if undecided; 0 after the last entry."""
     known = ~undecided, jnp.where(here, jnp.sign(sums), 0).astype(jnp.int8)
     return blocked_scan(_latest, known, (False, 0), reverse=True)[1]
 
 
 def _split(at: _Cut, side: Array, gamma: Array) -> _Cut:
-    """Cuts where sides change inside a segment; the neighbours across a cut pull by gamma."""
+    """Cut segments where sides change; the neighbours across a cut pull by gamma."""
     before = previous(side, 0)
     new = ~at.starts & (side != before)
     pull = jnp.where(new, gamma * jnp.sign(before - side).astype(gamma.dtype), 0)
@@ -134,14 +134,16 @@ def _split(at: _Cut, side: Array, gamma: Array) -> _Cut:
 
 
 def _centered(at: _Cut) -> _Cut:
-    """Every segment at the value that it has if it is constant: its excess sums to zero."""
+    """Move every segment to its value if constant, at which its excess sums to zero."""
     means = _means(at)[2]
     return at._replace(excess=_less(at.excess, means), value=at.value + means)
 
 
 def _less(x: Array, y: Array) -> Array:
-    """``x - y``, rounded up or down so often that sums over many entries have no bias: where x has few distinct values,
-    nearest rounding is off to one side for each of them, ten thousand times over."""
+    """``x - y`` with dithered rounding, so that sums over many entries are unbiased.
+
+    If x has few distinct values, rounding to nearest errs to one side for each of them, ten thousand times over.
+    """
     nearest = x - y
     back = nearest - x
     lost = (x - (nearest - back)) - (y + back)
@@ -152,7 +154,7 @@ def _less(x: Array, y: Array) -> Array:
 
 
 def _means(at: _Cut) -> tuple[Array, Array, Array]:
-    """Of each entry, the sum and number of its segment's entries up to it, and the mean of the whole segment."""
+    """For each entry, the sum and number of its segment's entries up to it, and the mean of its segment."""
     sums, sizes = _segment_sums(at.excess, at.starts)
     last = following(at.starts, True)
     return sums, sizes, blocked_scan(_latest, (last, sums / sizes), (False, 0), reverse=True)[1]

@@ -1,33 +1,32 @@
 r"""Compressed uploads for any method: a wrapper around its `Algorithm`.
 
-With :math:`\Delta_i` the increment that client i would upload with weight :math:`w_i` (total over weight), e_i its
-memory and C a compressor,
+Let :math:`\Delta_i` be the increment that client i would upload with weight :math:`w_i` (total over weight), e_i its
+memory and C a compressor. Then
 
 .. math:: p = \Delta_i + e_i, \qquad \text{sent} = C(p), \qquad e_i^+ = p - C(p)
 
-and the server gets :math:`w_i C(p)` in place of :math:`w_i \Delta_i`: what the decoder of the message would give it.
-Without error feedback e_i is zero; `compressors` says when that is better. The memory is of increments without their
-weight, so that a client's weight scales what it sends and never what it has kept.
+and the server receives :math:`w_i C(p)`, the decoded message, in place of :math:`w_i \Delta_i`. Without error feedback
+e_i is zero; `compressors` explains when that is better. The memory holds increments without their weight, so that a
+client's weight scales its message and never its memory.
 
-What a message is. All numbers below one entry of ``Upload.weight`` are one vector and one message: mostly the whole
-upload, whatever its parts; with a weight for each of k models (IFCA), each model's part. (One vector has one scale:
-beside SCAFFOLD's control variates, which are gradients, its model's small change is what top-k leaves for later.) A
-part whose weight is zero is not sent: it costs nothing, and its memory waits until the client next has something to say
-about that part, so that no cluster gets what was meant for another. Weights themselves are not counted (as in
-`Simulation.bytes_per_client`); entries that are no floating-point numbers are sent and counted as they are.
+Messages. All numbers below one entry of ``Upload.weight`` form one vector and one message: usually the whole upload;
+with a weight for each of k models (IFCA), each model's part. (One vector has one scale: next to SCAFFOLD's control
+variates, which are gradients, top-k defers the small change of the model.) A part of weight zero is not sent: it costs
+nothing, and its memory is kept until the client next contributes to that part, so that no cluster receives another's
+update. Weights themselves are not counted (as in `Simulation.bytes_per_client`); entries that are not floating-point
+numbers are sent and counted uncompressed.
 
-What happens to the memory. It is part of the client's state, so it follows the engine's rules: a client outside the
-cohort keeps it; one whose work is not finite uploads nothing and keeps the memory that it had; one whose upload is lost
-on the way does not know, and keeps the memory that it made (what it sent is then lost for good).
+Memory. It is part of the client's state and follows the engine's rules: a client outside the cohort keeps it; one whose
+work is not finite uploads nothing and keeps its old memory; one whose upload is lost does not notice, and keeps its new
+memory (the message is then lost for good).
 
-Randomness is keyed by client and round, apart from that of training: a run with ``lossless`` has the numbers of one
-without a compressor (up to how XLA rounds another program).
+Randomness is keyed by client and round, separately from that of training: a run with ``lossless`` has the same results
+as one without a compressor (up to XLA's rounding of a different program).
 
-Formal guarantees: under a privacy mechanism the compressor comes after it, on what the client would upload (its
-increment clipped, with its own share of the noise), and so is post-processing of that client's own noisy upload. What
-it is not is a sum: compressed uploads cannot be added before they are read, and the other clients' noise hides nothing;
-`privacy.plan_of` accounts for that. There is no error feedback then: what a client whose work failed keeps of its
-memory would tell of its data.
+Formal guarantees: under a privacy mechanism the compressor is applied to the client's private upload (its clipped
+increment with its own share of the noise), and so is post-processing of it. Compressed uploads cannot be summed before
+they are decoded, so the other clients' noise adds no protection; `privacy.plan_of` accounts for that. There is no error
+feedback then: the memory kept by a client whose work failed would reveal information about its data.
 
 References: Karimireddy et al. 2019, "Error feedback fixes SignSGD and other gradient compression schemes"; Zhao et al.,
 section III.
@@ -50,18 +49,18 @@ from jaxpfl.protocol import ALL_STEPS, Algorithm, Client, ClientContext, Message
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
 MOST_NUMBERS = 2**31 // 66
-"""Numbers in an upload whose bits an int32 is sure to hold, 64 bits and some each."""
+"""Largest number of entries in an upload whose bits, up to 66 each, an int32 can hold."""
 
 
 class Held(NamedTuple):
-    """A client's state: the method's own, and what its messages have left out, one array for each weight (else ())."""
+    """A client's state: the method's own state, and the error-feedback memory, one array per weight (else ())."""
 
     own: PyTree
     memory: PyTree
 
 
 class _Message(NamedTuple):
-    """What one message makes of its part of the upload: the total that the server reads, the memory, and the bits."""
+    """Result of sending one part of the upload: the total that the server reads, the memory, and the bits."""
 
     total: Array
     memory: PyTree
@@ -71,17 +70,16 @@ class _Message(NamedTuple):
 def compressed(
     algorithm: Algorithm, compressor: Compressor, splits: Splits, *, feedback: bool | None = None
 ) -> Algorithm:
-    """The algorithm whose clients compress their uploads and say how many bits they take (`Upload.bits`).
+    """An algorithm whose clients compress their uploads and count the bits (`Upload.bits`).
 
     Args:
       algorithm: any method, or one behind a privacy mechanism.
       compressor: of every message.
       splits: one client's, as arrays or shapes; for the shape of its upload.
-      feedback: whether clients remember what their messages leave out; None for the compressor's own choice, which is
-        to do so unless it is unbiased.
+      feedback: whether to use error feedback; None for the compressor's default, which is true unless it is unbiased.
 
     Raises:
-      JaxpflError: when it is traced, for an upload of more than `MOST_NUMBERS`.
+      JaxpflError: when traced, if an upload has more than `MOST_NUMBERS` entries.
     """
     if feedback is None:
         feedback = compressor.feeds_back
@@ -105,7 +103,7 @@ def _client(inner: Client, compressor: Compressor, splits: Splits, feedback: boo
         key: Key, hp: PyTree, ctx: ClientContext, message: Message, state: Held, splits: Splits
     ) -> tuple[Held, Upload, Metrics]:
         own, upload, metrics = inner.update(key, hp, ctx, message, state.own, splits)
-        # Local steps take fold_in(key, step), a privacy mechanism's noise takes ALL_STEPS; there is no such step.
+        # Local steps use fold_in(key, step), a privacy mechanism's noise ALL_STEPS; neither uses this number.
         coding = jax.random.fold_in(key, ALL_STEPS - 1)
         sent, memory = _compress(partial(_send, compressor, ctx.round), coding, upload, state.memory)
         return Held(own, memory), sent, metrics
@@ -134,7 +132,7 @@ def _client(inner: Client, compressor: Compressor, splits: Splits, feedback: boo
 def _compress(
     send: Callable[[Key, Array, Array, Array, PyTree], _Message], key: Key, upload: Upload, memory: PyTree
 ) -> tuple[Upload, PyTree]:
-    """The upload as the server reads it, and the memory of all its parts; ``memory`` is () without error feedback."""
+    """The upload as read by the server, and the memory of all its parts; ``memory`` is () without error feedback."""
     totals = _parts(upload.weight, upload.total)
     increments = _parts(upload.weight, trees.prefix_divide(upload.total, upload.weight))
     numbers = sum(_vector(weight, part).size for weight, part in totals)
@@ -158,21 +156,21 @@ def _compress(
 def _send(
     compressor: Compressor, round: Scalar, key: Key, weight: Array, total: Array, increment: Array, memory: PyTree
 ) -> _Message:
-    """One message: of weight [], of total and increment [d], under a memory [d] or ()."""
+    """Send one message of weight [], total and increment [d], under a memory [d] or ()."""
     if isinstance(memory, tuple):
         sent, after = compressor.compress(key, round, increment), ()
     else:
         sent, after = error_feedback.compress(partial(compressor.fed_back, key, round), memory, increment)
-    # What arrives as it was keeps its product with the weight: dividing and multiplying would round it twice.
+    # Entries that arrive unchanged keep their product with the weight: dividing and multiplying would round twice.
     read = jnp.where(sent.value == increment, total, weight * sent.value)
     says = weight > 0
-    # What is not finite goes as it is, for the engine to find.
+    # A total that is not finite is passed on, for the engine to detect.
     read = jnp.where(jnp.isfinite(total).all(), jnp.where(says, read, 0), total)
     return _Message(read, trees.where(says, after, memory), jnp.where(says, sent.bits, 0))
 
 
 def _parts(weight: PyTree, tree: PyTree) -> list[tuple[Array, PyTree]]:
-    """Each weight with what of a tree it belongs to."""
+    """Each weight with its part of a tree."""
     weights, structure = jax.tree.flatten(weight)
     return list(zip(weights, structure.flatten_up_to(tree), strict=True))
 
@@ -182,13 +180,13 @@ def _is_number(leaf: Array) -> bool:
 
 
 def _vector(weight: Array, part: PyTree) -> Array:
-    """The numbers of a part, [d]; below a weight [k], [k, d]."""
+    """The floating-point numbers of a part as one vector, [d]; [k, d] below a weight [k]."""
     leaves = [leaf.reshape(*weight.shape, -1) for leaf in jax.tree.leaves(part) if _is_number(leaf)]
     return jnp.concatenate(leaves, axis=-1)
 
 
 def _put(part: PyTree, vector: Array) -> PyTree:
-    """The part with other numbers."""
+    """The part with its floating-point numbers replaced."""
     leaves, structure = jax.tree.flatten(part)
     start = 0
     for place, leaf in enumerate(leaves):
@@ -200,6 +198,6 @@ def _put(part: PyTree, vector: Array) -> PyTree:
 
 
 def _other_bits(weight: Array, part: PyTree) -> Array:
-    """Bits of a part's entries that are no numbers of this kind, for each weight that is not zero."""
+    """Bits of a part's other entries, which are sent uncompressed for each nonzero weight."""
     each = sum(8 * leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(part) if not _is_number(leaf))
     return each // max(1, weight.size) * (weight > 0).sum(dtype=jnp.int32)

@@ -101,7 +101,7 @@ def degrees_left(clients: int, dim: int, degrees: Any) -> Any:
 
 
 def morris(own: Array, s2: Array | Scalar, level: float, *, degrees: float = math.inf) -> tuple[Array, Array]:
-    """Credible intervals from `posterior` (with the same arguments): its means and Student's quantile times its scales."""
+    """Credible intervals from `posterior` (same arguments): its means and Student's quantile times its scales."""
     mean, scale = posterior(own, s2, degrees)
     m, d = own.shape
     reach = student(level, degrees_left(m, d, degrees)) * scale

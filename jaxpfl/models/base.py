@@ -1,4 +1,4 @@
-"""A model is a pair of pure functions; a task adds what is asked of it.
+"""Models as pairs of pure functions, and tasks, which add a loss and metrics.
 
 Both are static: they hold functions and shapes, so they are closed over by a compiled program and never
 passed through ``jax.jit`` as arguments.
@@ -28,15 +28,15 @@ class InitFn(Protocol):
 
 
 class Model(NamedTuple):
-    """A classifier (or regressor) as pure functions. Any pair of yours works: ``fit`` takes ``Model(init, apply)``.
+    """A classifier (or regressor) as two pure functions; ``fit`` takes any ``Model(init, apply)``.
 
     Attributes:
       init: ``(key, x) -> params``; x is [N, *input_shape], of which only shape and dtype matter.
       apply: ``(params, x, key=None, train=False) -> logits`` of shape [N, num_classes]. `key` feeds dropout. A function
         without the last two is completed by `as_model`.
-      head: which parameters form the personal head (FedPer, FedRep); None where the model names none.
-      norm: which parameters are scales and biases of normalisation layers (FedBN); None where the model names none.
-      vocabulary: how many tokens there are, where inputs are tokens 0 .. vocabulary - 1; None where they are numbers.
+      head: selects the parameters of the personal head (FedPer, FedRep); None if the model defines none.
+      norm: selects the scales and biases of normalisation layers (FedBN); None if the model defines none.
+      vocabulary: number of tokens if inputs are tokens 0 .. vocabulary - 1; None if they are real numbers.
     """
 
     init: InitFn
@@ -47,11 +47,11 @@ class Model(NamedTuple):
 
 
 def from_linen(module: nn.Module, head: PathPredicate | None = None, norm: PathPredicate | None = None) -> Model:
-    """Wraps a flax.linen module; ``params`` is the inner dictionary of its "params" collection.
+    """Wrap a flax.linen module; ``params`` is the inner dictionary of its "params" collection.
 
     If the module's ``__call__`` takes `train`, it is passed. The apply key is its "dropout" stream.
-    A module with any other collection is refused by `Model.init`: running statistics (BatchNorm) are neither
-    parameters to average nor data that stay with a client, and their updates would leave the pure function.
+    A module with any other collection is refused by `Model.init`: running statistics (BatchNorm) are neither parameters
+    to average nor data that stay with a client, and updating them would make the function impure.
     """
     takes_train = "train" in inspect.signature(type(module).__call__).parameters
 
@@ -77,7 +77,7 @@ def from_linen(module: nn.Module, head: PathPredicate | None = None, norm: PathP
 
 
 def as_model(model: Model | nn.Module) -> Model:
-    """A model that takes ``key`` and ``train``, from a linen module or from a pair whose ``apply`` may lack them."""
+    """A model whose ``apply`` takes ``key`` and ``train``, from a linen module or a pair that may lack them."""
     if isinstance(model, nn.Module):
         return from_linen(model)
     parameters = inspect.signature(model.apply).parameters
@@ -93,15 +93,15 @@ def as_model(model: Model | nn.Module) -> Model:
 
 
 def cross_entropy(logits: Array, y: Array) -> Array:
-    """``-log softmax(logits)[y]`` per example: [N, K], [N] -> [N]."""
+    """Cross-entropy ``-log softmax(logits)[y]`` per example: [N, K], [N] -> [N]."""
     # Labels as indices would make the gradient a scatter, which XLA compiles and runs slowly on a CPU.
     return optax.safe_softmax_cross_entropy(logits, jax.nn.one_hot(y, logits.shape[-1], dtype=logits.dtype))
 
 
 def correct(logits: Array, y: Array) -> Array:
-    """1.0 where the largest logit is the label's, else 0.0: [N, K], [N] -> [N]. Its mean is the accuracy.
+    """1.0 if the largest logit is the label's, else 0.0: [N, K], [N] -> [N]. Its mean is the accuracy.
 
-    Logits that are not finite are wrong: argmax of NaN is class 0, and a dead model must not look alive.
+    Logits that are not finite count as wrong: argmax of NaN is class 0, which would hide a diverged model.
     """
     right = (jnp.argmax(logits, axis=-1) == y) & jnp.isfinite(logits).all(axis=-1)
     return right.astype(logits.dtype)
@@ -111,7 +111,7 @@ CLASSIFICATION_METRICS: Mapping[str, PerExample] = {"accuracy": correct, "loss":
 
 
 class Task(NamedTuple):
-    """A model with its loss and metrics, all per example so that masks and weights are the caller's.
+    """A model with its loss and metrics, all per example so that the caller can apply masks and weights.
 
     Attributes:
       model: the `Model`.
@@ -119,7 +119,7 @@ class Task(NamedTuple):
       num_classes: K.
       loss: logits [N, K], labels [N] -> [N].
       metrics: name -> logits [N, K], labels [N] -> [N].
-      input_dtype: the inputs' type, where it is not the default float (tokens, say).
+      input_dtype: the inputs' dtype, if not the default float (for tokens, say).
     """
 
     model: Model
@@ -140,7 +140,7 @@ def classification(
     """Softmax classification: cross-entropy loss; metrics "accuracy" and "loss".
 
     Raises:
-      JaxpflError: for a model of tokens on inputs that are no integers.
+      JaxpflError: if the model reads tokens and inputs are not integers.
     """
     task = Task(as_model(model), tuple(input_shape), num_classes, input_dtype=input_dtype)
     tokens = input_dtype is not None and jnp.issubdtype(input_dtype, jnp.integer)

@@ -47,7 +47,7 @@ class CNN(nn.Module):
 
 
 def smallest_for_cnn(convolutions: int = 2, size: int = 5) -> int:
-    """The side of the images of which the network leaves one pixel."""
+    """Side of the smallest images, which the network reduces to a single pixel."""
     return functools.reduce(lambda side, _: 2 * side + size - 1, range(convolutions), 1)
 
 

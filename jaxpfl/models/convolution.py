@@ -1,4 +1,4 @@
-"""The per-client convolution and pooling, as pure functions of batch-minor blocks [C, H, W, N].
+"""Per-client convolution and pooling, as pure functions of batch-minor blocks [C, H, W, N].
 
 When each client has its own kernel, ``vmap`` turns ``lax.conv`` into a grouped convolution, which XLA runs
 slowly, and its backward pass more slowly still. Here a convolution is one matrix product of the kernel with
@@ -51,11 +51,11 @@ project.defvjp(_project_fwd, _project_bwd)
 
 
 def conv(x: Array, kernel: Array, *, stride: int = 1, padding: Literal["VALID", "SAME"] = "VALID") -> Array:
-    """Convolution: [C, H, W, N], [k, k, C, O] -> [O, h, w, N]; strides and paddings mean what they mean to ``lax``.
+    """Convolution: [C, H, W, N], [k, k, C, O] -> [O, h, w, N]; strides and paddings are as in ``lax``.
 
     y[o, h, w, n] = sum_{i, j, c} kernel[i, j, c, o] x[c, s h + i, s w + j, n], x padded with zeros where SAME.
 
-    VALID: h = (H - k) // s + 1. SAME: h = ceil(H / s), and of an odd number of zeros the greater part comes last.
+    VALID: h = (H - k) // s + 1. SAME: h = ceil(H / s), and an odd number of zeros has the extra one at the end.
     """
     k, channels, features = kernel.shape[0], x.shape[0], kernel.shape[-1]
     if padding == "SAME":
@@ -137,9 +137,9 @@ def conv_pool(x: Array, kernel: Array, bias: Array) -> Array:
 
 @jax.custom_vjp
 def _max_bias_relu(z: Array, bias: Array) -> Array:
-    """``relu(max over axis 0 of z, + bias)``: [4, O, h, w, N], [O] -> [O, h, w, N]; first maximum as above.
+    """``relu(max over axis 0 of z, + bias)``: [4, O, h, w, N], [O] -> [O, h, w, N]; gradient to the first maximum.
 
-    One int8 index per output is all that the backward pass keeps: which of the four, or 4 where relu is flat.
+    The backward pass keeps one int8 index per output: that of the maximum, or 4 where relu is flat.
     """
     return _max_bias_relu_fwd(z, bias)[0]
 
@@ -230,7 +230,7 @@ def _overlap_add(slices: list[Array], axis: int, size: int) -> Array:
 
 
 def _resize(x: Array, axis: int, size: int) -> Array:
-    """Cuts the end of an axis, or pads it with zeros, to `size`."""
+    """Cut the end of an axis, or pad it with zeros, to `size`."""
     x = lax.slice_in_dim(x, 0, min(size, x.shape[axis]), axis=axis)
     widths = [(0, 0)] * x.ndim
     widths[axis] = (0, size - x.shape[axis])

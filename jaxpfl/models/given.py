@@ -1,4 +1,4 @@
-"""Models that start from given parameters in place of random ones."""
+"""Models initialised with given instead of random parameters."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from jaxpfl.types import PyTree
 
 
 def by_path(tree: PyTree) -> dict[str, Any]:
-    """The leaves of a tree by their paths, such as ``dense0/kernel``; ``parameters`` for a tree that is one array.
+    """Leaves of a tree by path, such as ``dense0/kernel``; ``parameters`` for a tree that is one array.
 
-    A dictionary of paths is left as it is, so that a tree and what was written of it compare.
+    A dictionary by path is returned unchanged, so that a tree and its stored form can be compared.
     """
     leaves = jax.tree_util.tree_leaves_with_path(tree)
     return {jax.tree_util.keystr(path, simple=True, separator="/") or "parameters": leaf for path, leaf in leaves}
 
 
 def start_from(task: Task, parameters: PyTree) -> Task:
-    """The task whose `Task.init` gives these parameters, whatever the key.
+    """The task with `Task.init` returning the given parameters for every key.
 
     Args:
       task: any task.
       parameters: a tree like its model's, or a dictionary of arrays by path.
 
     Raises:
-      JaxpflError: names the first parameter that is missing, not the model's, of another shape, or not finite.
+      JaxpflError: if a parameter is missing, unknown, of another shape, or not finite; the first such is named.
     """
     shapes = jax.eval_shape(task.init, jax.random.key(0))
     wanted, given = by_path(shapes), by_path(parameters)
@@ -44,7 +44,7 @@ def start_from(task: Task, parameters: PyTree) -> Task:
         value = np.asarray(given[path])
         if not (jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)):
             raise JaxpflError(f"the given parameters must be numbers, {path!r} is {value.dtype}")
-        with np.errstate(over="ignore"):  # what is too large becomes infinite, and is refused
+        with np.errstate(over="ignore"):  # values that overflow become infinite, and are refused
             values[path] = value.astype(wanted[path].dtype)
         if not np.isfinite(values[path]).all():
             raise JaxpflError(f"the given parameters must be finite, {path!r} holds a NaN or infinite value")

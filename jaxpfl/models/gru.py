@@ -1,4 +1,4 @@
-"""A recurrent network for the next token: characters of Shakespeare, words of Reddit."""
+"""Recurrent network for next-token prediction: characters of Shakespeare, words of Reddit."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxpfl.types import Array
 
 
 class Recurrent(nn.Module):
-    r"""Gated recurrent units (Cho et al. 2014) over time, from the state zero: [T, N, E] -> states [T, N, features].
+    r"""Gated recurrent units (Cho et al. 2014) over time, from a zero state: [T, N, E] -> states [T, N, features].
 
     .. math::
        r &= \sigma(x A_0 + c_0 + h B_0) \\
@@ -22,8 +22,8 @@ class Recurrent(nn.Module):
        n &= \tanh(x A_2 + c_2 + r \odot (h B_2 + c_3)) \\
        h &\leftarrow (1 - z) \odot n + z \odot h
 
-    as ``flax.linen.GRUCell`` has it. Parameters: A = input [3, E, features], B = recurrent [3, features, features] and
-    c = bias [4, features]; all start as PyTorch's.
+    as in ``flax.linen.GRUCell``. Parameters: A = input [3, E, features], B = recurrent [3, features, features] and
+    c = bias [4, features], initialised as in PyTorch.
     """
 
     features: int
@@ -34,8 +34,8 @@ class Recurrent(nn.Module):
         kernel = self.param("input", init, (3, x.shape[2], width))
         recurrent = self.param("recurrent", init, (3, width, width))
         bias = self.param("bias", init, (4, width))
-        # Taken apart before the loop: with clients on several devices JAX 0.10 cannot pull a gradient back through
-        # ``lax.scan`` to an array as it came from outside ``shard_map``. (Therefore not ``flax.linen.RNN`` either.)
+        # Unstacked before the loop: with clients on several devices JAX 0.10 cannot backpropagate through ``lax.scan``
+        # to an array that came from outside ``shard_map``. (Hence no ``flax.linen.RNN`` either.)
         a, b, c = ([array[i] for i in range(len(array))] for array in (kernel, recurrent, bias))
 
         def step(h: Array, x: Array) -> tuple[Array, Array]:
@@ -53,11 +53,11 @@ class Recurrent(nn.Module):
 class GRU(nn.Module):
     """Embedding, gated recurrent units, and a dense layer on the last state: [N, T] integers -> [N, num_classes].
 
-    A token outside the vocabulary is embedded as NaN: its client shows as diverged instead of learning nonsense.
+    A token outside the vocabulary is embedded as NaN, so that its client is reported as diverged.
 
     Attributes:
       num_classes: K.
-      vocabulary: how many tokens there are.
+      vocabulary: number of tokens.
       hidden: the width of each recurrent layer.
       embedding: the width of a token's embedding; 8 in McMahan et al. 2017.
     """
@@ -79,13 +79,13 @@ class GRU(nn.Module):
 
 
 def check_token_shape(shape: tuple[int, ...]) -> None:
-    """Refuses an input shape that is no sequence [T]."""
+    """Refuse an input shape that is not a sequence [T]."""
     if len(shape) != 1 or not shape[0]:
         raise JaxpflError(f"the model 'gru' needs sequences of tokens [T], got inputs of shape {tuple(shape)}")
 
 
 def gru(num_classes: int, hidden: tuple[int, ...] = (128,), *, vocabulary: int | None = None) -> Model:
-    """A GRU that reads tokens; by default they are the classes, as where the next token is predicted.
+    """A GRU that reads tokens; by default these are also the classes, as in next-token prediction.
 
     ``hidden = (256, 256)`` has the widths of the two LSTM layers that McMahan et al. 2017 ("Communication-Efficient
     Learning of Deep Networks from Decentralized Data") trained on Shakespeare. Padding is a token like any other.

@@ -1,4 +1,4 @@
-"""What the networks on images share: which shapes they take, and the batch-minor layout that they compute in."""
+"""Common parts of the image networks: the accepted shapes, and the batch-minor layout of their computation."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from jaxpfl.types import Array
 
 
 def check_image_shape(network: str, shape: tuple[int, ...], minimum: int) -> None:
-    """Refuses an input shape that is not [H, W] or [H, W, C] with H and W of at least ``minimum``."""
+    """Refuse an input shape other than [H, W] or [H, W, C] with H and W of at least ``minimum``."""
     if len(shape) not in (2, 3) or min(shape[:2]) < minimum:
         raise JaxpflError(
             f"this {network} needs images [H, W] or [H, W, C] of at least {minimum} x {minimum}, got {tuple(shape)}"
@@ -17,7 +17,7 @@ def check_image_shape(network: str, shape: tuple[int, ...], minimum: int) -> Non
 
 
 def batch_minor(x: Array) -> Array:
-    """[N, H, W, C], or [N, H, W] for one channel, -> [C, H, W, N], the layout of `jaxpfl.models.convolution`."""
+    """Transpose [N, H, W, C], or [N, H, W] for one channel, to [C, H, W, N], the layout of `convolution`."""
     if x.ndim == 3:
         x = x[..., None]
     return jnp.transpose(x, (3, 1, 2, 0))

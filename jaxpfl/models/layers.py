@@ -19,7 +19,7 @@ from jaxpfl.types import Array, Key
 
 
 def uniform_fan_in(fan_in: int) -> Callable[..., Array]:
-    """An initialiser ``(key, shape) -> U(-b, b)``, b = 1/sqrt(fan_in); by default in the default float type."""
+    """Initialiser ``(key, shape) -> U(-b, b)`` with b = 1/sqrt(fan_in), by default in the default float type."""
     bound = fan_in**-0.5
 
     def init(key: Key, shape: Sequence[int], dtype: Any = None) -> Array:
@@ -32,7 +32,7 @@ _NARROW = 4  # outputs up to which products with single columns are faster (meas
 
 
 def dense(x: Array, kernel: Array) -> Array:
-    """``x kernel``: [N, F], [F, K] -> [N, K].
+    """Product ``x kernel``: [N, F], [F, K] -> [N, K].
 
     With few outputs (softmax regression on two classes) the client axis makes batched products too small for XLA's
     CPU kernels; products with one column each become vector loops, four times as fast.
@@ -91,10 +91,10 @@ class FeatureDense(nn.Module):
 
 
 class Conv(nn.Module):
-    """Convolution: [C, H, W, N] -> [features, h, w, N]; `convolution.conv` says what h and w are.
+    """Convolution: [C, H, W, N] -> [features, h, w, N], with h and w as in `convolution.conv`.
 
-    Parameters: kernel [size, size, C, features] and, unless a normalisation follows whose own bias would undo it, bias
-    [features], as ``flax.linen.Conv`` has them.
+    Parameters as in ``flax.linen.Conv``: kernel [size, size, C, features] and bias [features], the latter unless a
+    normalisation with a bias of its own follows.
     """
 
     features: int
@@ -113,7 +113,7 @@ class Conv(nn.Module):
 class ConvPool(nn.Module):
     """Convolution, 2x2 max-pool and relu: [C, H, W, N] -> [features, (H-size+1)//2, (W-size+1)//2, N].
 
-    The parameters are those of `Conv`; `convolution.conv_pool` says why bias and relu follow the pooling.
+    The parameters are those of `Conv`; `convolution.conv_pool` explains why bias and relu follow the pooling.
     """
 
     features: int
@@ -135,7 +135,7 @@ def _conv_bias(module: nn.Module, kernel: Array) -> Array:
 
 
 def check_widths(hidden: Sequence[int]) -> tuple[int, ...]:
-    """The widths of hidden layers; refuses none at all and such as are not positive."""
+    """The widths of hidden layers, of which there must be at least one, all positive."""
     if not hidden or min(hidden) < 1:
         raise JaxpflError(f"hidden widths must be positive and at least one, got {tuple(hidden)}")
     return tuple(hidden)

@@ -1,8 +1,8 @@
-"""Normalisation without running statistics: of one example at a time, by parameters that are like any others.
+"""Normalisation of one example at a time, with ordinary parameters and no running statistics.
 
-Batch normalisation is not here: its running statistics are no parameters (`from_linen` says more), and with a few
-examples of a few classes in a batch they differ from client to client (Hsieh et al. 2020, "The Non-IID Data Quagmire of
-Decentralized Machine Learning", who put group normalisation in its place).
+There is no batch normalisation: its running statistics are not parameters (see `from_linen`), and with few examples of
+few classes per batch they differ between clients (Hsieh et al. 2020, "The Non-IID Data Quagmire of Decentralized
+Machine Learning", who replace it by group normalisation).
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from jax import lax
 from jaxpfl.types import Array
 
 EPSILON = 1e-5
-"""What is added to a variance, as in PyTorch."""
+"""Added to a variance, as in PyTorch."""
 
 
 def group_norm(x: Array, scale: Array, bias: Array, groups: int) -> Array:
@@ -24,7 +24,7 @@ def group_norm(x: Array, scale: Array, bias: Array, groups: int) -> Array:
     run and all places; then each channel is scaled by ``scale`` and shifted by ``bias``.
     """
     z = x.reshape(groups, -1, x.shape[-1])
-    # Of the centred values: the difference of two moments would lose the variance of a large common value.
+    # Of the centered values: a difference of two moments would cancel if the mean is large.
     z = z - z.mean(axis=1, keepdims=True)
     z = z * lax.rsqrt(jnp.square(z).mean(axis=1, keepdims=True) + EPSILON)
     per_channel = (-1,) + (1,) * (x.ndim - 1)
@@ -57,5 +57,5 @@ def _scale_and_bias(module: nn.Module, channels: int) -> tuple[Array, Array]:
 
 
 def is_norm(path: tuple[str, ...]) -> bool:
-    """True for the parameters of the layers named "norm...", all that normalise in the models here."""
+    """True for the parameters of layers named "norm...", the normalisation layers of the models here."""
     return any(name.startswith("norm") for name in path)

@@ -1,4 +1,4 @@
-"""The models by name, with what each needs of its inputs. A new one is a file and a line here."""
+"""Models by name, with the input shapes that they accept. A new model needs a file and a line here."""
 
 from __future__ import annotations
 
@@ -21,9 +21,9 @@ class _Entry(NamedTuple):
     """A registered model.
 
     Attributes:
-      build: ``(num_classes) -> Model``; ``(num_classes, numbers) -> Model`` where the name takes numbers.
-      check: refuses input shapes at once, not when the first batch is traced.
-      example: a name with numbers, where it takes any.
+      build: ``(num_classes) -> Model``; ``(num_classes, numbers) -> Model`` if the name takes numbers.
+      check: refuses wrong input shapes at once, before the first batch is traced.
+      example: a name with numbers, if it takes any.
     """
 
     build: Callable[..., Model]
@@ -57,14 +57,16 @@ _BUILDERS: dict[str, _Entry] = {
 
 
 def available() -> tuple[str, ...]:
-    """The names that `build_model` knows."""
+    """Names known to `build_model`."""
     return tuple(sorted(_BUILDERS))
 
 
 def build_model(name: str, num_classes: int, input_shape: Shape) -> Model:
-    """The model registered under `name`; ``"mlp:128,64"`` gives a perceptron its hidden widths.
+    """The model registered under `name`; ``"mlp:128,64"`` also gives the hidden widths.
 
-    Raises JaxpflError for an unknown name, numbers that the model does not take, or inputs that it does not.
+    Raises:
+      JaxpflError: for an unknown name, numbers that the model does not take, or an input shape that it does not
+        support.
     """
     base, colon, argument = name.partition(":")
     if base not in _BUILDERS:

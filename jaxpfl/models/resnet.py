@@ -21,7 +21,7 @@ from jaxpfl.types import Array
 class Block(nn.Module):
     """``relu(norm(conv3x3(relu(norm(conv3x3(x))))) + shortcut(x))``: [C, H, W, N] -> [features, h, w, N].
 
-    The first convolution has the stride, h = ceil(H / stride). The shortcut is x itself where shapes agree, else a
+    The first convolution has the stride, h = ceil(H / stride). The shortcut is x itself if shapes agree, else a
     normalised 1 x 1 convolution.
     """
 
@@ -71,15 +71,15 @@ RESNET18_WIDTHS = (64, 128, 256, 512)
 
 
 def smallest_for_resnet(widths: tuple[int, ...]) -> int:
-    """The side of the images of which the last stage sees one pixel."""
+    """Side of the smallest images, of which the last stage sees a single pixel."""
     return 2 ** (len(widths) - 1)
 
 
 def resnet(num_classes: int, depth: int = 8) -> Model:
-    """The CIFAR family of He et al. (section 4.2): 6 n + 2 layers, n blocks in each of three stages of 16, 32, 64.
+    """CIFAR family of He et al. (section 4.2): 6 n + 2 layers, n blocks in each of three stages of 16, 32, 64.
 
-    Their shortcut where shapes differ is a normalised 1 x 1 convolution here. 78,042 parameters at depth 8 and 272,474
-    at depth 20, for three channels and ten classes.
+    If shapes differ, the shortcut is a normalised 1 x 1 convolution. 78,042 parameters at depth 8 and 272,474 at depth
+    20, for three channels and ten classes.
     """
     if depth < 8 or depth % 6 != 2:
         raise JaxpflError(f"a ResNet for CIFAR has 6 n + 2 layers (8, 14, 20, ...), got {depth}; see also 'resnet18'")
@@ -87,7 +87,7 @@ def resnet(num_classes: int, depth: int = 8) -> Model:
 
 
 def resnet18(num_classes: int) -> Model:
-    """ResNet-18 for small images: a 3 x 3 convolution without stride or pooling comes first, as is usual for CIFAR.
+    """ResNet-18 for small images: the first convolution is 3 x 3, without stride or pooling, as is usual for CIFAR.
 
     11,173,962 parameters for three channels and ten classes.
     """

@@ -1,4 +1,4 @@
-"""Differential privacy: mechanisms, what they cost over a run, and what an audit can say of them."""
+"""Differential privacy: mechanisms, accounting of a run, and audits."""
 
 from jaxpfl.privacy import audit
 from jaxpfl.privacy import local_dp as local

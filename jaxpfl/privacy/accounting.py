@@ -1,4 +1,4 @@
-"""`PrivacyPlan`: noise, sampling, rounds and relation, and the epsilon that they cost."""
+"""Privacy accounting: the epsilon of a `PrivacyPlan`, that is of a run's noise, sampling, rounds and relation."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ Accountant: TypeAlias = Literal["pld", "rdp", "paper"]
 
 
 def accountant_named(name: str) -> Accountant:
-    """The name, checked.
+    """The accountant of that name, checked.
 
     Raises:
-      JaxpflError: for a name that is none of pld, rdp and paper.
+      JaxpflError: for a name other than pld, rdp and paper.
     """
     for known in get_args(Accountant):
         if name == known:
@@ -36,14 +36,14 @@ def accountant_named(name: str) -> Accountant:
 
 @dataclass(frozen=True)
 class PrivacyPlan:
-    """What a run releases about its users: one user's whole data are the unit.
+    """Releases of a run, as seen by an accountant; the unit is one user with all its data.
 
     Attributes:
       noise: of every round's release.
       sampling: of every round's cohort.
       rounds: R.
-      relation: which data sets must be hard to tell apart; None for the one that the combination supports:
-        add-or-remove-one with central noise and full or Poisson participation, zero-out where the clients add the noise
+      relation: the neighbouring relation of data sets; None for the one that the combination supports:
+        add-or-remove-one with central noise and full or Poisson participation, zero-out if the clients add the noise
         and all take part, replace-one for cohorts of a fixed size.
 
     Raises:
@@ -61,33 +61,33 @@ class PrivacyPlan:
 
     @property
     def noise_multiplier(self) -> float:
-        """z of everything that one round releases."""
+        """z of all releases of a round together."""
         return self.noise.multiplier
 
     def with_noise_multiplier(self, multiplier: float) -> PrivacyPlan:
-        """The same plan with the noise scaled to another z.
+        """The same plan with its noise scaled to another z.
 
         Raises:
-          JaxpflError: unless it is positive and finite, and where the noise cannot be scaled to it.
+          JaxpflError: unless it is positive and finite, or if the noise cannot be scaled to it.
         """
         checks.positive("noise_multiplier", multiplier)
         return replace(self, noise=self.noise.with_multiplier(multiplier))
 
     @property
     def default_accountant(self) -> SoundAccountant:
-        """PLD, the tightest, but for cohorts of a fixed size, of which it has no event."""
+        """PLD, the tightest, except for cohorts of a fixed size, for which it has no event."""
         return "rdp" if isinstance(self.sampling, FixedSize) else "pld"
 
     def event(self, accountant: SoundAccountant = "pld") -> DpEvent:
-        """The run as dp-accounting's event (see `events.event`: it depends on who accounts)."""
+        """The run as an event of dp-accounting, which depends on the accountant (see `events.event`)."""
         return events.event(self.noise, self.sampling, self.rounds, self._relation, accountant)
 
     def epsilon(self, delta: float, accountant: Accountant = "pld") -> float:
         """eps of the whole run at this delta.
 
         Raises:
-          JaxpflError: for a delta outside (0, 1), a noise multiplier of 0, an accountant that does not take the
-            sampling, and where no finite eps results.
+          JaxpflError: if delta is outside (0, 1), the noise multiplier is 0, the accountant does not support the
+            sampling, or eps is not finite.
         """
         checks.probability("delta", delta)
         if self.noise_multiplier == 0:
@@ -103,8 +103,10 @@ class PrivacyPlan:
         return _epsilon(self, delta, accountant)
 
     def accountant(self, kind: SoundAccountant, step: float | None = None) -> Any:
-        """A fresh accountant of dp-accounting for this plan's relation; PLD's with a grid that suits the plan, or of
-        the step given."""
+        """A new accountant of dp-accounting for this plan's relation.
+
+        For PLD ``step`` is that of its grid; by default one that suits the plan.
+        """
         import dp_accounting as dp
 
         relation = events.neighbouring(self._relation)
@@ -118,10 +120,10 @@ class PrivacyPlan:
         return grids.pld_step(self.noise_multiplier / distance, self.sampling.rate, self.rounds)
 
     def statement(self, delta: float, accountant: Accountant = "pld") -> Statement:
-        """All that has to be said with an epsilon.
+        """The (eps, delta) guarantee at this delta, with its assumptions.
 
         Raises:
-          JaxpflError: as `epsilon`.
+          JaxpflError: as in `epsilon`.
         """
         epsilon = self.epsilon(delta, accountant)
         slope = paper.rdp_slope(self.noise, self.sampling, self.rounds)
@@ -149,7 +151,7 @@ class PrivacyPlan:
 
 @lru_cache(maxsize=64)
 def _epsilon(plan: PrivacyPlan, delta: float, accountant: SoundAccountant) -> float:
-    """What dp-accounting says. Remembered: a run asks for the same plan when it is checked, stored and stated."""
+    """Epsilon by dp-accounting, cached: a run asks for the same plan when it is checked, stored and reported."""
     event = plan.event(accountant)
 
     def at(step: float | None) -> float:
@@ -158,7 +160,7 @@ def _epsilon(plan: PrivacyPlan, delta: float, accountant: SoundAccountant) -> fl
     with grids.quiet():
         step = plan._pld_step if accountant == "pld" and plan.sampling.rate < 1 else None
         epsilon = at(step)
-        # The accountant is pessimistic by an amount that is proportional to a step that is too large.
+        # The accountant is pessimistic by an amount proportional to the step.
         while step is not None and (step := step / 2) > grids.FINE:
             coarse, epsilon = epsilon, at(step)
             if coarse <= epsilon * (1 + grids.SETTLED):

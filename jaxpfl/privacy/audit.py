@@ -1,12 +1,13 @@
-r"""What an experiment can say of a privacy claim: a lower bound on epsilon from worlds with and without a canary.
+r"""Empirical lower bounds on epsilon, from worlds with and without a canary.
 
-A canary is a client whose upload is chosen to be seen: of norm C, in a direction c. Its score in a world is what the
-released sums have in that direction, :math:`\langle S, c \rangle / (C \|c\|)`: without it noise, with it 1 more for
-each round that it took part in. Whoever reads the release can compute it, so its distributions in both worlds are as
-hard to tell apart as the claim says; where they are not, the claim is wrong. A bound below the claim proves nothing.
+A canary is a client whose upload is chosen to be detectable: of norm C, in a direction c. Its score in a world is the
+component of the released sums in that direction, :math:`\langle S, c \rangle / (C \|c\|)`: noise without the canary,
+and 1 more for each round in which it took part. Anyone who sees the release can compute the score, so its distributions
+in the two worlds must be as hard to tell apart as claimed; otherwise the claim is wrong. A bound below the claim proves
+nothing.
 
-With K worlds of each kind, no bound above about log K can be shown, and little at a delta as small as a claim's.
-A claim holds at every delta: audit it at one of 0.01 ... 0.2, against ``plan.epsilon`` of that delta.
+K worlds of each kind can show no bound above about log K, and little at a delta as small as a typical claim's. A claim
+holds at every delta: audit it at one of 0.01 ... 0.2, against ``plan.epsilon`` of that delta.
 
 Reference: Jagielski, Ullman and Oprea 2020, "Auditing Differentially Private Machine Learning".
 """
@@ -27,11 +28,11 @@ class EpsilonBound(NamedTuple):
     """A lower bound on epsilon.
 
     Attributes:
-      epsilon: the bound; 0 where nothing was shown.
-      delta: at which.
-      confidence: the probability, over the worlds' randomness, that a true epsilon is not below it.
-      ceiling: the largest bound that so many worlds could have shown.
-      statistic: of several scores of a world, the one that gave the bound.
+      epsilon: the bound; 0 if nothing was shown.
+      delta: of the bound.
+      confidence: probability, over the worlds' randomness, that the true epsilon is not below the bound.
+      ceiling: largest bound possible with this number of worlds.
+      statistic: index of the score that gave the bound, if a world has several.
     """
 
     epsilon: float
@@ -44,12 +45,12 @@ class EpsilonBound(NamedTuple):
 def epsilon_lower_bound(
     with_canary: ArrayLike, without_canary: ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> EpsilonBound:
-    r"""A lower bound on epsilon that holds with the stated confidence, whatever the scores' distributions.
+    r"""Lower bound on epsilon at the given confidence, for scores of any distribution.
 
     (eps, delta)-DP bounds every test of the two worlds: P(score > t | with) <= e^eps P(score > t | without) + delta,
-    and the same with the worlds exchanged and the test turned round. Half of the worlds chooses the threshold, which of
-    the two is tested and, where a world has several scores, by which of them; the other half, which the choice has not
-    seen, gives Clopper-Pearson bounds of the two probabilities, each at half of the error:
+    and the same with the worlds exchanged and the test reversed. Half of the worlds selects the threshold, the
+    direction and, if a world has several scores, the score; the other half, unseen by the selection, gives
+    Clopper-Pearson bounds on the two probabilities, each at half of the error:
 
     .. math:: \hat\epsilon = \log \frac{\underline p - \delta}{\bar f}
 
@@ -85,12 +86,12 @@ def epsilon_lower_bound(
 def gaussian_estimate(
     with_canary: ArrayLike, without_canary: ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> float:
-    r"""An estimate of epsilon from the scores' means and standard deviations; NOT a rigorous bound.
+    r"""Estimate of epsilon from the scores' means and standard deviations; NOT a rigorous bound.
 
-    It takes the scores for two normal distributions of one variance, as under full participation with fixed clipping,
-    for which it is far sharper than `epsilon_lower_bound`; where that is wrong (sampling, rare failures) it may be too
-    high or too low. With :math:`\hat\mu` the difference of the means over the pooled standard deviation, the result is
-    epsilon of :math:`\mu`-Gaussian DP at :math:`\hat\mu - z_{confidence}` standard errors:
+    It assumes two normal distributions of equal variance, as under full participation with fixed clipping, for which it
+    is far sharper than `epsilon_lower_bound`; otherwise (sampling, rare failures) it may be too high or too low. With
+    :math:`\hat\mu` the difference of the means over the pooled standard deviation, the result is epsilon of
+    :math:`\mu`-Gaussian DP at :math:`\hat\mu - z_{confidence}` standard errors:
 
     .. math:: s_\mu^2 = \frac1{K_1} + \frac1{K_0} + \frac{\hat\mu^2}{2 (K_1 + K_0 - 2)}
 
@@ -100,7 +101,7 @@ def gaussian_estimate(
       confidence: one-sided, if the scores are normal.
 
     Raises:
-      JaxpflError: as `epsilon_lower_bound`.
+      JaxpflError: as in `epsilon_lower_bound`.
     """
     from dp_accounting import get_epsilon_gaussian
     from scipy.special import ndtri
@@ -118,7 +119,7 @@ def gaussian_estimate(
 
 
 def _scores(name: str, scores: ArrayLike, most: int = 1) -> np.ndarray:
-    """The scores in float64; as columns where several of a world are allowed."""
+    """The scores in float64; as columns if several per world are allowed."""
     scores = np.asarray(scores, np.float64)
     if not 1 <= scores.ndim <= most or len(scores) < 4:
         raise JaxpflError(f"{name} must be a vector of at least 4 scores, got shape {scores.shape}")
@@ -128,12 +129,12 @@ def _scores(name: str, scores: ArrayLike, most: int = 1) -> np.ndarray:
 
 
 def _above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:
-    """How many of the sorted scores lie above each threshold, [T]."""
+    """Number of sorted scores above each threshold, [T]."""
     return len(scores) - np.searchsorted(scores, thresholds, side="right")
 
 
 class _Odds:
-    """Bounds of log-odds for so many worlds with and without the canary."""
+    """Bounds on log odds for a number of worlds with and without the canary."""
 
     def __init__(self, present: int, absent: int, delta: float, confidence: float):
         self.present, self._delta = present, delta
@@ -141,21 +142,21 @@ class _Odds:
         self._of_present, self._of_absent = _lowest(present, error), _lowest(absent, error)
 
     def log(self, tp: np.ndarray, fp: np.ndarray) -> np.ndarray:
-        """The bound for both tests, [2, T]: scores above the threshold speak for the canary; those below against it.
+        """Bound for both tests, [2, T]: the canary is inferred from scores above the threshold, or from those below.
 
         Args:
-          tp, fp: how many of the worlds with and without it have a score above, [T].
+          tp, fp: number of worlds with and without it whose score is above, [T].
         """
         k0 = len(self._of_absent) - 1
         likely = np.stack([self._of_present[tp], self._of_absent[k0 - fp]])
-        # An upper bound of a probability is one minus the lower bound of its complement's.
+        # An upper bound on a probability is one minus the lower bound on its complement.
         rare = 1 - np.stack([self._of_absent[k0 - fp], self._of_present[tp]])
         with np.errstate(divide="ignore"):
             return np.log(np.maximum(likely - self._delta, 0) / rare)
 
 
 def _best(odds: _Odds, present: np.ndarray, absent: np.ndarray) -> tuple[float, int, float]:
-    """The best bound of one score, [K1] and [K0]; of which test, and at which threshold."""
+    """The best bound from one score, [K1] and [K0], with its test and threshold."""
     present, absent = np.sort(present), np.sort(absent)
     thresholds = np.unique(np.concatenate([present, absent]))
     bounds = odds.log(_above(present, thresholds), _above(absent, thresholds))
@@ -164,7 +165,7 @@ def _best(odds: _Odds, present: np.ndarray, absent: np.ndarray) -> tuple[float, 
 
 
 def _lowest(trials: int, error: float) -> np.ndarray:
-    """Clopper-Pearson's lower bounds of a probability, for 0 ... trials hits."""
+    """Clopper-Pearson lower bounds on a probability, for 0 ... trials hits."""
     from scipy.special import betaincinv
 
     hits = np.arange(1, trials + 1)

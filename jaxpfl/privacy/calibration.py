@@ -1,4 +1,4 @@
-"""The noise that an epsilon needs: the inverse of `PrivacyPlan.epsilon`."""
+"""Calibration of noise to an epsilon: the inverse of `PrivacyPlan.epsilon`."""
 
 from __future__ import annotations
 
@@ -19,26 +19,26 @@ _LEAST, _MOST = 1e-2, 1e7
 
 @lru_cache(maxsize=64)
 def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant = "pld") -> PrivacyPlan:
-    """The plan with the least noise whose epsilon at this delta is at most the one asked for.
+    """The plan with the least noise whose epsilon at this delta is at most the target.
 
     Args:
-      plan: its noise is scaled; how much it had does not matter (per-step noise keeps the ratio of its stddevs, and
+      plan: its noise is scaled; the initial amount is irrelevant (per-step noise keeps the ratio of its stddevs, and
         adaptive clipping the noise on its count).
       epsilon, delta: the target.
-      accountant: who accounts; ``paper`` inverts Theorem 5, which is no valid bound.
+      accountant: the accountant; ``paper`` inverts Theorem 5, which is not a valid bound.
 
     Returns:
-      The plan with its noise multiplier, never below what is needed, and mostly right to a relative 1e-4.
+      The plan with a noise multiplier that is never below the required one, and usually within a relative 1e-4 of it.
 
     Raises:
-      JaxpflError: for a target that is not in (0, 200], or needs a noise multiplier outside 0.01 ... 1e7, and as
+      JaxpflError: if the target is not in (0, 200] or needs a noise multiplier outside 0.01 ... 1e7, and as in
         `PrivacyPlan.epsilon`.
     """
     checks.positive("epsilon", epsilon)
     checks.probability("delta", delta)
     if epsilon > _LARGEST:
         raise JaxpflError(f"epsilon must be at most {_LARGEST:g}, got {epsilon:g}: more promises nothing")
-    # The count's noise bounds z from below only at the end: the search may try any z.
+    # The count's noise limits z only for the result: the search may try any z.
     fixed = isinstance(plan.noise, CentralNoise) and accountant != "paper"
     free = replace(plan, noise=replace(plan.noise, count_stddev=None)) if fixed else plan
     lower, upper = _bracket(free, epsilon, delta, accountant)
@@ -49,9 +49,9 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
 
 
 def _bracket(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant) -> tuple[float, float]:
-    """Noise multipliers a factor of 2 apart, with epsilons above and at most the one asked for."""
+    """Noise multipliers a factor of 2 apart, with epsilons above and at most the target."""
     # Many rounds of a sampled Gaussian are nearly one with mu = sqrt(R) q / z, whose epsilon is below
-    # mu^2/2 + mu sqrt(2 log(1/delta)); and no user can be promised less than a round that it is in costs.
+    # mu^2/2 + mu sqrt(2 log(1/delta)); and epsilon is at least the cost of one round with the user in it.
     log = -math.log(delta)
     mu = math.sqrt(2 * (log + epsilon)) - math.sqrt(2 * log)
     upper = min(max(math.sqrt(plan.rounds) * plan.sampling.rate, 1.0) / mu, _MOST)
@@ -73,7 +73,7 @@ def _bracket(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accoun
 def _solve(
     plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accountant, lower: float, upper: float
 ) -> float:
-    """The noise multiplier in a bracket. The search is over 1/z, in which epsilon is nearly linear."""
+    """The noise multiplier within a bracket, by a search over 1/z, in which epsilon is nearly linear."""
     if accountant == "paper":
         from scipy.optimize import root_scalar
 

@@ -1,4 +1,4 @@
-"""How many slots a Poisson cohort needs."""
+"""Capacity of Poisson cohorts."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from jaxpfl import checks
 
 
 def poisson_cap(num_clients: int, rate: float, overflow: float = 1e-6) -> int:
-    """The least cap on a cohort that a round exceeds with a probability below ``overflow``; at most m.
+    """Least cap on a Poisson cohort that a round exceeds with probability below ``overflow``; at most m.
 
     Args:
       num_clients: m.
-      rate: q, the chance of each client; its number in a round is Binomial(m, q).
+      rate: q, the probability of each client; the number in a round is Binomial(m, q).
       overflow: the probability.
 
     Raises:
@@ -21,7 +21,7 @@ def poisson_cap(num_clients: int, rate: float, overflow: float = 1e-6) -> int:
     checks.count("clients", num_clients)
     checks.rate("sampling_rate", rate)
     checks.probability("overflow", overflow)
-    cap = max(int(binom.isf(overflow, num_clients, rate)) - 1, 1)  # one below, should the quantile be rounded
+    cap = max(int(binom.isf(overflow, num_clients, rate)) - 1, 1)  # one below, in case the quantile was rounded up
     while cap < num_clients and binom.sf(cap, num_clients, rate) >= overflow:
         cap += 1
     return cap

@@ -1,4 +1,4 @@
-"""Clipping of what leaves a client: the sensitivity of everything that is released afterwards rests on it."""
+"""Clipping of uploads, which bounds the sensitivity of every later release."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxpfl.types import Array, PyTree, Scalar
 
 
 def clip(tree: PyTree, clipping_norm: Scalar) -> tuple[PyTree, Array]:
-    r"""Scales a tree down to an L2 norm of at most C, over all its leaves together.
+    r"""Scale a tree down to an L2 norm of at most C, over all its leaves together.
 
     .. math:: x \min(1, C / \|x\|_2)
 
@@ -19,12 +19,12 @@ def clip(tree: PyTree, clipping_norm: Scalar) -> tuple[PyTree, Array]:
     squares overflow do not.
 
     Args:
-      tree: floating-point leaves; narrower ones than float32 are widened to it first, as their norm, and what is
-        scaled to it, would be off by a relative 1e-2.
+      tree: floating-point leaves; types narrower than float32 are widened to it first, as otherwise the norm before
+        and after scaling would have a relative error of 1e-2.
       clipping_norm: C, positive.
 
     Returns:
-      The clipped tree, and the norm before, [] (of a tree without leaves 0; not finite where an entry is not).
+      The clipped tree, and the norm before, [] (0 for a tree without leaves; not finite if an entry is not).
     """
     leaves = jax.tree.leaves(tree)
     if not leaves:
@@ -33,14 +33,14 @@ def clip(tree: PyTree, clipping_norm: Scalar) -> tuple[PyTree, Array]:
     size = norm(tree)
     scale = jnp.where(size > clipping_norm, clipping_norm / size, 1)
     finite = trees.all_finite(tree)
-    # Selected, not multiplied: zero times what is not finite is NaN.
+    # Selected, not multiplied: zero times a non-finite number is NaN.
     return jax.tree.map(lambda a: jnp.where(finite, a * scale, 0).astype(a.dtype), tree), size
 
 
 def norm(tree: PyTree) -> Array:
-    """The L2 norm over all leaves, [], without overflow of the squares (as BLAS's nrm2)."""
+    """L2 norm over all leaves, [], without overflow of the squares (as in BLAS's nrm2)."""
     vectors = trees.pack(tree).vectors
     peak = jnp.stack([jnp.abs(v).max(initial=0) for v in vectors]).max()
-    # By the root twice: the reciprocal of a peak beyond 1e38 is flushed to zero, and the vector would seem short.
+    # By the root twice: the reciprocal of a peak beyond 1e38 is flushed to zero, and the norm would be too small.
     shrink = 1 / jnp.sqrt(jnp.where(peak > 0, peak, 1))
     return peak * jnp.sqrt(sum(((v * shrink * shrink) ** 2).sum() for v in vectors))

@@ -1,4 +1,4 @@
-"""Theorem 5 beside what can be proved of the same noise."""
+"""Theorem 5 compared with sound guarantees for the same noise."""
 
 from __future__ import annotations
 
@@ -25,29 +25,29 @@ def theorem5_beside_sound(
     c2: float = 0.0,
     sigma2: float = 0.0,
 ) -> dict[str, Any]:
-    """The epsilon that the paper prints for DP-AdaPeD, and sound ones for noise of the same variance.
+    """The paper's epsilon for DP-AdaPeD (Theorem 5), and sound ones for noise of the same variance.
 
-    ``end_of_round``: a local path without noise, and N(0, K tau sigma^2) on the sum at its end. ``per_step``: as
-    printed; psi's update, where it is uploaded, keeps the last step's noise from counting for all clients
-    (`PerStepNoise`).
+    ``end_of_round``: local steps without noise, and N(0, K tau sigma^2) on the sum at the end. ``per_step``: as
+    printed; if psi is uploaded, its update prevents the last step's noise from protecting all clients (`PerStepNoise`).
 
-    ``zero_out``: a user's data are there or not. Noise at the end is amplified by Poisson sampling with q = K/m; noise
-    that the clients add is not, so that its value is that of a user who is in every round, or of ``replace_one`` where
-    that is less. ``replace_one``: cohorts of exactly K, by RDP unless K = m.
+    ``zero_out``: a user's data are present or not. Noise at the end is amplified by Poisson sampling with q = K/m;
+    noise added by the clients is not, so that its epsilon is that of a user in every round, or that of ``replace_one``
+    if smaller. ``replace_one``: cohorts of exactly K, by RDP unless K = m.
 
     Args:
-      c1, sigma1: clip and noise of a local step of mu; c2, sigma2: of psi, which c2 = 0 leaves out.
+      c1, sigma1: clipping norm and noise of a local step of mu; c2, sigma2: of psi, which c2 = 0 leaves out.
       clients_per_round, clients: K and m.
       tau: local steps of a round.
       steps: T, local steps in all.
       delta: of all claims.
 
     Returns:
-      The paper's epsilon with what is wrong with it, and of the four sound plans epsilon, z, accountant and
-      participation, ready for JSON.
+      The paper's epsilon with its caveat, and for the four sound plans epsilon, z, accountant and participation, ready
+        for
+      JSON.
 
     Raises:
-      JaxpflError: for numbers out of range, and where tau does not divide T.
+      JaxpflError: for numbers out of range, or if tau does not divide T.
     """
     checks.positive("c1", c1)
     checks.not_negative("c2", c2)

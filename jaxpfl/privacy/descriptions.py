@@ -1,11 +1,11 @@
-r"""What a privacy claim is about: how noise gets into a round's release, and how the clients of a round are chosen.
+r"""Descriptions of noise and client sampling, the inputs of the privacy accountant.
 
-These are descriptions, plain numbers; the mechanisms themselves run inside the round. All of them release a sum of
-clipped uploads with Gaussian noise, so that each comes down to one noise multiplier z: the noise's standard deviation
-over what one client can change of the sum by appearing (or by having its data zeroed).
+They hold plain numbers; the mechanisms themselves run inside the round. All of them release a sum of clipped uploads
+with Gaussian noise, so that each is characterised by one noise multiplier z: the noise's standard deviation over the
+largest change of the sum when one client appears (or has its data zeroed).
 
-Several Gaussian releases about the same client are one of :math:`z = (\sum_j z_j^{-2})^{-1/2}`, also where a later one
-depends on the outcome of an earlier one (Dong et al. 2022, Corollary 3.3).
+Several Gaussian releases about the same client are equivalent to one of :math:`z = (\sum_j z_j^{-2})^{-1/2}`, also
+where a later one depends on the outcome of an earlier one (Dong et al. 2022, Corollary 3.3).
 """
 
 from __future__ import annotations
@@ -20,22 +20,22 @@ from jaxpfl.errors import JaxpflError
 
 
 def combined(noise_multipliers: Iterable[float]) -> float:
-    """One noise multiplier for several Gaussian releases about the same client; 0 where one of them has none."""
+    """Noise multiplier of several Gaussian releases about the same client together; 0 if one of them has no noise."""
     squares = [z**2 for z in noise_multipliers]
     return 0.0 if min(squares) == 0 else sum(1 / s for s in squares) ** -0.5
 
 
 @dataclass(frozen=True)
 class CentralNoise:
-    r"""The server adds :math:`N(0, z^2 C^2 I)` to the sum of uploads clipped to C.
+    r"""Noise :math:`N(0, z^2 C^2 I)` that the server adds to the sum of uploads clipped to C.
 
     Attributes:
-      noise_multiplier: z of the sum; 0 where uploads are only clipped.
-      clipping_norm: C, for the statement; None where it adapts.
+      noise_multiplier: z of the sum; 0 for clipping alone.
+      clipping_norm: C, for the statement; None if it adapts.
       count_stddev: for adaptive clipping (Andrew et al. 2021) the standard deviation s of the noise on the count of
         uploads below C. Each client sends 1/2 or -1/2, so that this release has z = 2 s, and both together
         :math:`(z^{-2} + (2 s)^{-2})^{-1/2}` (their Theorem 1).
-      releases: sums released in one round about the same cohort, as by an EM of several iterations.
+      releases: sums released in one round about the same cohort, as in EM with several iterations.
     """
 
     noise_multiplier: float
@@ -53,15 +53,15 @@ class CentralNoise:
 
     @property
     def multiplier(self) -> float:
-        """z of everything that a round releases."""
+        """z of all releases of a round together."""
         count = [] if self.count_stddev is None else [2 * self.count_stddev]
         return combined([self.noise_multiplier / math.sqrt(self.releases), *count])
 
     def with_multiplier(self, multiplier: float) -> CentralNoise:
-        """The same with the sum's noise such that a round has this z; the count's noise stays.
+        """The same with the sum's noise scaled so that a round has this z; the count's noise is unchanged.
 
         Raises:
-          JaxpflError: where the count's release alone costs as much.
+          JaxpflError: if the count's release alone costs as much.
         """
         rest = multiplier**-2
         if self.count_stddev is not None:
@@ -75,18 +75,18 @@ class CentralNoise:
 
 @dataclass(frozen=True)
 class DistributedNoise:
-    r"""Each client adds its share, :math:`N(0, z^2 C^2 / K_{min} I)`, and only the sum is seen (secure aggregation).
+    r"""Noise shares :math:`N(0, z^2 C^2 / K_{min} I)` of each client, with only the sum visible (secure aggregation).
 
     A round with fewer than K_min uploads releases nothing, so every release has at least z. A client's share is part of
-    its upload: a client that did not take part would lack it, which shows; so what is protected is a client's data, not
-    that it took part (the relation zero-out).
+    its upload and missing if the client does not take part, which is visible; hence a client's data are protected, but
+    not its participation (the relation zero-out).
 
     Attributes:
-      noise_multiplier: z; 0 where uploads are only clipped.
+      noise_multiplier: z; 0 for clipping alone.
       min_uploads: K_min, public; at most the clients of a round.
       clipping_norm: C, for the statement.
-      alone: whether each upload is seen by itself, as where clients compress what they send: only the client's own
-        share of the noise then hides it, :math:`z / \sqrt{K_{min}}`.
+      alone: whether each upload is visible by itself, as with compressed uploads: only the client's own share of the
+        noise then protects it, with :math:`z / \sqrt{K_{min}}`.
     """
 
     noise_multiplier: float
@@ -106,44 +106,43 @@ class DistributedNoise:
         return self.noise_multiplier / self._shares
 
     def with_multiplier(self, multiplier: float) -> DistributedNoise:
-        """The same with noise such that a round has this z."""
+        """The same with noise scaled so that a round has this z."""
         return replace(self, noise_multiplier=multiplier * self._shares)
 
     @property
     def _shares(self) -> float:
-        """The sum's noise over what hides a client."""
+        """Ratio of the sum's noise to the noise that protects a client."""
         return math.sqrt(self.min_uploads) if self.alone else 1.0
 
 
 @dataclass(frozen=True)
 class PerStepNoise:
-    r"""DP-AdaPeD as printed: in every local step each client clips its gradients and adds noise to them.
+    r"""Noise of DP-AdaPeD as printed: in every local step each client clips its gradients and adds noise to them.
 
-    tau steps of clip C and noise s are tau adaptive Gaussian releases of one client, whatever becomes of them:
+    tau steps of clipping norm C and noise s are tau adaptive Gaussian releases of one client, under any
+    post-processing:
 
     .. math:: z^{-2} = \tau \; C^2 / s^2
 
-    Where the sum of K uploads is ``linear`` in the last step's noise, it is also hidden by that of all K clients: a
-    client's path moves the sum by up to tau C, and others' paths, which do not depend on it, may carry anything before.
+    If the sum of K uploads is ``linear`` in the last step's noise, it is also protected by that of all K clients: a
+    client's path changes the sum by up to tau C, and the others' paths, which do not depend on it, are arbitrary.
 
     .. math:: z^{-2} = \min(\tau, \tau^2 / K) \; C^2 / s^2
 
-    (The average's variance tau s^2/K, which the paper takes, is not available: a client's later gradients see its
-    earlier noise and may cancel it.) Both say that a round is at least as private as one Gaussian release, which is
-    what bounds of sampled rounds need. mu and psi of a client are one release, of :math:`(z_1^{-2} +
-    z_2^{-2})^{-1/2}`.
+    (The paper's variance tau s^2/K of the average does not apply: a client's later gradients depend on its earlier
+    noise and may cancel it.) Either bound makes a round at least as private as one Gaussian release, as the bounds of
+    sampled rounds require. mu and psi of a client are one release, of :math:`(z_1^{-2} + z_2^{-2})^{-1/2}`.
 
-    The update of psi as printed is not linear: its gradient sees mu with the step's noise, of which the sum of the psi
-    then tells; and a psi that its client puts back to the floor has no noise left.
+    The update of psi as printed is not linear: its gradient depends on mu with the step's noise, which the sum of the
+    psi then reveals; and a psi that its client raises to the floor has no noise left.
 
     Attributes:
-      clips: C1 for mu, and C2 for psi where it is uploaded.
+      clips: C1 for mu, and C2 for psi if it is uploaded.
       stddevs: s1, and s2: the noise of one step.
       steps: tau.
-      min_uploads: K: the least number of uploads that a released round may have; at most the clients of a round.
-      linear: whether the second bound may be used: plain gradient steps, of one rate within a round and without
-        momentum; nothing done to what is uploaded after its last noise; and every gradient of a step taken before any
-        of the step's noise.
+      min_uploads: K, the least number of uploads of a released round; at most the clients of a round.
+      linear: whether the second bound applies: plain gradient steps, of one rate within a round and without momentum;
+        no change to the upload after its last noise; and every gradient of a step computed before any of its noise.
     """
 
     clips: tuple[float, ...]
@@ -163,7 +162,7 @@ class PerStepNoise:
 
     @property
     def clipping_norm(self) -> tuple[float, ...]:
-        """C1, and C2 where psi is uploaded."""
+        """C1, and C2 if psi is uploaded."""
         return self.clips
 
     @property
@@ -178,7 +177,7 @@ class PerStepNoise:
         return self.step_multiplier * math.sqrt(hidden_by / self.steps)
 
     def with_multiplier(self, multiplier: float) -> PerStepNoise:
-        """The same with all stddevs scaled by one factor, such that a round has this z."""
+        """The same with all stddevs scaled by one factor so that a round has this z."""
         if not self.multiplier:
             raise JaxpflError(f"noise of 0 cannot be scaled to a noise multiplier of {multiplier}")
         factor = multiplier / self.multiplier
@@ -190,10 +189,10 @@ Noise: TypeAlias = CentralNoise | DistributedNoise | PerStepNoise
 
 @dataclass(frozen=True)
 class Full:
-    """Every client in every round.
+    """Full participation: every client in every round.
 
     Attributes:
-      num_clients: m; None where nothing rests on it.
+      num_clients: m; None if irrelevant.
     """
 
     num_clients: int | None = None
@@ -206,18 +205,18 @@ class Full:
 
     @property
     def cohort(self) -> int | None:
-        """m, where it is known."""
+        """m, if known."""
         return self.num_clients
 
 
 @dataclass(frozen=True)
 class Poisson:
-    """Every client independently with probability ``rate``; of more than ``cap`` a uniformly random subset of ``cap``.
+    """Poisson sampling with probability ``rate``; a cohort above ``cap`` is cut to a uniformly random subset.
 
     Attributes:
       rate: q.
       num_clients: m; needed with a cap.
-      cap: None where no cohort is cut.
+      cap: None if no cohort is cut.
     """
 
     rate: float
@@ -236,13 +235,13 @@ class Poisson:
 
     @property
     def truncated(self) -> bool:
-        """Whether the cap can cut a cohort."""
+        """True if the cap can cut a cohort."""
         return self.cap is not None and self.num_clients is not None and self.cap < self.num_clients
 
 
 @dataclass(frozen=True)
 class FixedSize:
-    """Always ``cohort`` of ``num_clients`` clients, uniformly without replacement."""
+    """Cohorts of exactly ``cohort`` of ``num_clients`` clients, uniformly without replacement."""
 
     num_clients: int
     cohort: int

@@ -1,14 +1,14 @@
-r"""The discrete Gaussian mechanism: whole numbers, private with whole noise, in a message of few bits.
+r"""Discrete Gaussian mechanism: integers with integer noise, private in a message of few bits.
 
 The noise is :math:`P(X = k) \propto e^{-k^2 / (2 \sigma^2)}` on the integers. A number of {0, ..., L} (a level of a
-quantiser) plus X is private for the sensitivity L.
+quantiser) plus X is private at sensitivity L.
 
-What is exact: the relation of eps, delta and sigma (sums over the integers, for every shift up to the sensitivity), and
-the sampler's probabilities, which are multiples of 2^-64 within 2^-64 of the true ones, cut off where the tails hold
-less than 2^-64. By how much all this can move the distribution is `Table.distance`; a mechanism that far from an (eps,
-delta)-DP one is (eps, delta + (1 + e^eps) distance)-DP, and `stddev` leaves room for it. What is not: random bits are
-JAX's generator's, which is not cryptographic (for simulation), and sampling takes the same time for every result only
-as far as the hardware does.
+Exact: the relation of eps, delta and sigma (sums over the integers, for every shift up to the sensitivity), and the
+sampler's probabilities, which are multiples of 2^-64 within 2^-64 of the true ones, truncated where the tails hold less
+than 2^-64. The resulting change of the distribution is at most `Table.distance`; a mechanism at that distance from an
+(eps, delta)-DP one is (eps, delta + (1 + e^eps) distance)-DP, which `stddev` takes into account. Not exact: random bits
+come from JAX's generator, which is not cryptographic (for simulation), and the sampling time is constant only as far as
+the hardware's is.
 
 Reference: Canonne, Kamath and Steinke 2020, "The discrete Gaussian for differential privacy".
 """
@@ -29,10 +29,10 @@ from jaxpfl.privacy import noise
 from jaxpfl.types import Array, Key
 
 MOST_STDDEV = 2.0**14
-"""Tables have 19 entries for each unit of sigma."""
+"""Largest sigma in steps; tables have 19 entries per unit of it."""
 
 _REACH = 9.5
-"""Standard deviations beyond which the tails hold less than 2^-64."""
+"""Number of standard deviations beyond which the tails hold less than 2^-64."""
 
 
 class Table(NamedTuple):
@@ -40,8 +40,8 @@ class Table(NamedTuple):
 
     Attributes:
       high, low: the upper and lower 32 bits of 2^64 P(X <= k) for k = -K ... K - 1, [2K] uint32.
-      variance: of X, exactly as it is sampled.
-      distance: the most by which the sampled distribution may differ from the true one, in total variation.
+      variance: of X, exactly as sampled.
+      distance: bound on the total variation between the sampled and the true distribution.
     """
 
     high: Array
@@ -51,16 +51,16 @@ class Table(NamedTuple):
 
     @property
     def largest(self) -> int:
-        """K."""
+        """K, the largest value."""
         return self.high.shape[0] // 2
 
     def message_bits(self, levels: int) -> int:
-        """Bits of a number of 0 ... levels - 1 with noise added."""
+        """Bits of a number in 0 ... levels - 1 with noise added."""
         return (levels + 2 * self.largest - 1).bit_length()
 
 
 def table(stddev: float) -> Table:
-    """The sampler for a standard deviation sigma (in steps), made on the host with 40 decimal digits.
+    """Sampler for a standard deviation sigma (in steps), computed on the host with 40 decimal digits.
 
     Raises:
       JaxpflError: unless sigma is positive and at most `MOST_STDDEV`.
@@ -86,7 +86,7 @@ def table(stddev: float) -> Table:
 
 
 def sample(key: Key, shape: tuple[int, ...], of: Table) -> Array:
-    """Independent draws, int32: 64 random bits each, and a binary search, whose steps do not depend on the result."""
+    """Independent draws, int32: 64 random bits each and a binary search, whose steps do not depend on the result."""
     of_high, of_low = jax.random.split(key)
     high, low = noise.bits(of_high, shape), noise.bits(of_low, shape)
     size = of.high.shape[0]
@@ -105,7 +105,7 @@ def sample(key: Key, shape: tuple[int, ...], of: Table) -> Array:
 
 
 def delta(stddev: float, epsilon: float, sensitivity: int) -> float:
-    r"""The least delta for eps: the largest over all shifts D = 1 ... sensitivity of
+    r"""Least delta for eps: the maximum over all shifts D = 1 ... sensitivity of
 
     .. math:: P\Big(X < \frac{D}{2} - \frac{\epsilon \sigma^2}{D}\Big)
        - e^\epsilon P\Big(X < -\frac{D}{2} - \frac{\epsilon \sigma^2}{D}\Big)
@@ -119,7 +119,7 @@ def delta(stddev: float, epsilon: float, sensitivity: int) -> float:
     checks.positive("epsilon", epsilon)
     checks.count("sensitivity", sensitivity)
     shifts = np.arange(1, sensitivity + 1, dtype=float)
-    # Far enough that even the smallest of the probabilities that matter are summed from their own tail.
+    # Far enough that even the smallest relevant probabilities are summed from their own tail.
     reach = math.ceil(38 * stddev) + 1
     k = np.arange(-reach, reach + 1, dtype=float)
     weights = np.exp(-(k**2) / (2 * stddev**2))
@@ -135,10 +135,10 @@ def delta(stddev: float, epsilon: float, sensitivity: int) -> float:
 
 
 def stddev(epsilon: float, delta_: float, sensitivity: int) -> float:
-    """The least sigma (to a relative 1e-6) with which a message is (eps, delta)-DP, as it is sampled.
+    """Least sigma (to a relative 1e-6) with which a message, as sampled, is (eps, delta)-DP.
 
     Raises:
-      JaxpflError: unless eps is positive and delta in (0, 1), or where sigma would be beyond `MOST_STDDEV`.
+      JaxpflError: unless eps is positive and delta in (0, 1), or if sigma would exceed `MOST_STDDEV`.
     """
     checks.positive("epsilon", epsilon)
     checks.probability("delta", delta_)

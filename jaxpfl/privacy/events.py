@@ -1,7 +1,7 @@
-"""The one place where noise, sampling, number of rounds and relation become a ``DpEvent``.
+"""Translation of noise, sampling, number of rounds and relation to a ``DpEvent``, in this one place.
 
-dp-accounting takes a noise multiplier relative to C. Under replace-one a client moves the sum by 2 C: dp-accounting's
-(0.6) PLD accountant doubles the sensitivity itself, its RDP accountant does not, and is given the multiplier for 2 C.
+dp-accounting takes a noise multiplier relative to C. Under replace-one a client changes the sum by 2 C: dp-accounting's
+(0.6) PLD accountant doubles the sensitivity itself; its RDP accountant does not, and is given the multiplier for 2 C.
 """
 
 from __future__ import annotations
@@ -17,17 +17,17 @@ if TYPE_CHECKING:
     from dp_accounting import DpEvent
 
 Relation: TypeAlias = Literal["add-or-remove-one", "zero-out", "replace-one"]
-"""Which two data sets must be hard to tell apart: with and without a user; with a user's data and with none of it, the
-user still taking part (its noise stays); with one user's data and with another's."""
+"""Neighbouring relation of two data sets: with and without a user; with a user's data and with none of it, while the
+user still takes part (its noise stays); with one user's data and with another's."""
 SoundAccountant: TypeAlias = Literal["pld", "rdp"]
 RELATIONS = ("add-or-remove-one", "zero-out", "replace-one")
 
 
 def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> Relation:
-    """The relation under which a combination is accounted: the one asked for, or the one that suits it.
+    """The relation under which a combination is accounted: the one asked for, or its default.
 
     Raises:
-      JaxpflError: for a combination that cannot be accounted, or not under the relation asked for.
+      JaxpflError: if the combination cannot be accounted, or not under the relation asked for.
     """
     by_clients = not isinstance(noise, CentralNoise)
     if not isinstance(noise, CentralNoise):
@@ -55,7 +55,7 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
 
 
 def check_accountant(sampling: Sampling, accountant: SoundAccountant) -> None:
-    """Refuses an accountant that cannot take this sampling.
+    """Check that an accountant supports the sampling.
 
     Raises:
       JaxpflError.
@@ -69,16 +69,16 @@ def check_accountant(sampling: Sampling, accountant: SoundAccountant) -> None:
 def event(
     noise: Noise, sampling: Sampling, rounds: int, relation: Relation, accountant: SoundAccountant = "pld"
 ) -> DpEvent:
-    """What one run does to its users' data, for dp-accounting.
+    """A run's releases as an event of dp-accounting.
 
     Args:
       noise, sampling: of every round.
       rounds: R.
-      relation: as given by `relation_of`.
-      accountant: which of dp-accounting's accountants will take it.
+      relation: from `relation_of`.
+      accountant: the accountant of dp-accounting that it is for.
 
     Raises:
-      JaxpflError: for a noise multiplier of 0, and for what the accountant does not support.
+      JaxpflError: for a noise multiplier of 0, and for anything that the accountant does not support.
     """
     import dp_accounting as dp
 
@@ -105,7 +105,7 @@ def event(
 
 
 def neighbouring(relation: Relation) -> Any:
-    """dp-accounting's name of a relation."""
+    """Name of a relation in dp-accounting."""
     from dp_accounting import NeighboringRelation
 
     return {

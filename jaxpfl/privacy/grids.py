@@ -1,4 +1,4 @@
-"""What dp-accounting's accountants are set to: the PLD accountant's grid, and the orders of the RDP accountant."""
+"""Discretisation of dp-accounting's accountants: the PLD accountant's grid and the RDP accountant's orders."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ import numpy as np
 from jaxpfl.errors import JaxpflError
 
 SMALLEST_DELTA = 1e-12
-"""Of the PLD accountant: its convolutions cut tails of 1e-15 and round at about that."""
+"""Least delta of the PLD accountant: its convolutions truncate tails of 1e-15, which is also their rounding error."""
 FINE, SETTLED = 2e-3, 3e-4
-"""A step that need not be halved, and a relative change of epsilon that says that halving has done its work."""
+"""Step below which no halving is needed, and relative change of epsilon at which halving stops."""
 _HARDLY_EVER = 1e-15
 _FEWEST_POINTS, _MOST_POINTS, _MOST_REACH = 10_000, 400_000, 1e6
 
 
 def rdp_orders() -> list[float]:
-    """Orders of Renyi divergence: fine where eps is large (near 1), and far enough out for eps of a few thousandths.
+    """Orders of Renyi divergence: dense near 1 for large eps, and up to orders for eps of a few thousandths.
 
-    RDP stays loose whatever the orders: one Gaussian release of eps 15.00 at delta 1e-10 is 15.63 by it.
+    RDP is loose at any orders: it gives 15.63 for a single Gaussian release of eps 15.00 at delta 1e-10.
     """
     near = [1 + 0.05 * i for i in range(1, 80)]
     fractional = [5 + 0.1 * i for i in range(60)]
@@ -30,19 +30,19 @@ def rdp_orders() -> list[float]:
 
 
 def pld_step(noise_multiplier: float, rate: float, rounds: int) -> float:
-    """PLD's step: small beside the losses' range and beside the spread of one round's, within 400,000 points.
+    """Step of the PLD grid: small relative to the losses' range and to one round's spread, within 400,000 points.
 
-    The accountant is pessimistic at any step; at this one its epsilon is right to three in a thousand, and mostly far
-    better; `PrivacyPlan.epsilon` halves steps above `FINE` until that changes epsilon by less than `SETTLED`, and is
-    right to one in a thousand.
+    The accountant is pessimistic at any step; at this one the relative error of epsilon is at most 3e-3, and usually
+    much smaller; `PrivacyPlan.epsilon` halves steps above `FINE` until epsilon changes by less than `SETTLED`, for a
+    relative error of 1e-3.
 
     Args:
-      noise_multiplier: z, of what one client can change under the relation.
+      noise_multiplier: z relative to the change by one client under the relation.
       rate: q.
       rounds: R.
 
     Raises:
-      JaxpflError: where the losses reach so far that an epsilon would mean nothing.
+      JaxpflError: if losses are so large that epsilon would be meaningless.
     """
     z, times = (noise_multiplier, rounds) if rate < 1 else (noise_multiplier / math.sqrt(rounds), 1)
     reach = max(_reach(z, 1), min(_reach(z, _rounds_at_most(times, rate)), _rdp_reach(z, rate, times)))
@@ -56,19 +56,19 @@ def pld_step(noise_multiplier: float, rate: float, rounds: int) -> float:
 
 
 def _reach(z: float, rounds: int) -> float:
-    """What the privacy loss of so many rounds, all with the user, hardly ever exceeds: by ten standard deviations."""
+    """Privacy loss of so many rounds, all with the user, plus ten standard deviations: hardly ever exceeded."""
     return rounds / (2 * z**2) + 10 * math.sqrt(rounds) / z
 
 
 def _rounds_at_most(rounds: int, rate: float) -> int:
-    """How many rounds a user hardly ever exceeds."""
+    """Number of rounds with a user in them that is hardly ever exceeded."""
     from scipy.stats import binom
 
     return int(binom.isf(_HARDLY_EVER, rounds, rate))
 
 
 def _rdp_reach(z: float, rate: float, rounds: int) -> float:
-    """The same by Renyi DP of the sampled rounds: less where there are many."""
+    """The same reach by Renyi DP of the sampled rounds: smaller if there are many."""
     import dp_accounting as dp
 
     orders = [*range(2, 64), *(2**i for i in range(6, 12))]
@@ -78,8 +78,11 @@ def _rdp_reach(z: float, rate: float, rounds: int) -> float:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Without dp-accounting's warnings: of orders whose series did not converge, which it leaves out, and of overflow
-    to an infinity that it then compares."""
+    """Suppress dp-accounting's warnings.
+
+    They concern orders whose series did not converge, which it leaves out, and overflow to an infinity that it
+    compares.
+    """
     from absl import logging
 
     before = logging.get_verbosity()

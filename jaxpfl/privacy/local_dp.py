@@ -1,12 +1,12 @@
-r"""Local differential privacy: what one client sends is private by itself, whoever reads it.
+r"""Local differential privacy: each client's message is private by itself, whoever reads it.
 
-Neighbouring here are ANY two values that one client may hold (the local model has no other relation), so the
-sensitivity of a value clipped to a ball of radius b is 2 b. Clipping is part of each mechanism: a guarantee may not
-rest on data being in range with high probability.
+ANY two values that one client may hold are neighbours (the local model has no other relation), so the sensitivity of a
+value clipped to a ball of radius b is 2 b. Clipping is part of each mechanism: a guarantee may not depend on data being
+in range with high probability.
 
 The standard deviations are computed on the host, in float64. The mechanisms are pure JAX functions that jit and vmap.
-Each draws from the stream of its key and its numbers, so that messages of one client under two budgets, or clipped to
-two bounds, share no noise.
+Each draws from a stream named by its key and parameters, so that messages of one client under two budgets, or clipped
+to two bounds, share no noise.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from jaxpfl.types import Array, Key, Scalar
 
 
 def analytic_gaussian_stddev(epsilon: float, delta: float, sensitivity: float) -> float:
-    r"""The least standard deviation that makes a Gaussian mechanism (eps, delta)-DP: the analytic calibration.
+    r"""Analytic calibration: least standard deviation that makes a Gaussian mechanism (eps, delta)-DP.
 
     With :math:`\sigma` in units of the sensitivity it solves
 
@@ -33,7 +33,7 @@ def analytic_gaussian_stddev(epsilon: float, delta: float, sensitivity: float) -
        - e^\epsilon \Phi\Bigl(-\frac{1}{2\sigma} - \epsilon\sigma\Bigr) = \delta
 
     which is exact for every eps > 0, in any dimension. Reference: Balle and Wang 2018, Theorem 8; solved by
-    dp-accounting, right to a relative 1e-10 for eps >= 1e-4.
+    dp-accounting to a relative error of 1e-10 for eps >= 1e-4.
 
     Args:
       epsilon, delta: of one message.
@@ -52,16 +52,16 @@ def analytic_gaussian_stddev(epsilon: float, delta: float, sensitivity: float) -
 
 
 def printed_gaussian_stddev(epsilon: float, delta: float, bound: float) -> float:
-    r"""The paper's standard deviation of a client's message in [-b, b], for comparison:
+    r"""Classical calibration of a message in [-b, b], as in the paper, for comparison:
 
     .. math:: \sigma_q = \frac{b}{\epsilon} \sqrt{8 \log(2 / \delta)}
 
-    The classical calibration of a sensitivity of 2 b. It is sound in one dimension and for eps < 1 only: applied to
-    each coordinate of a vector it is too small, and nothing is shown of it for larger eps. `analytic_gaussian_stddev`
-    with a sensitivity of 2 b is smaller and always sound. Reference: Ozkara et al. 2023, section 2 and Theorem 2.
+    It is for a sensitivity of 2 b, and sound in one dimension and for eps < 1 only: per coordinate of a vector it is
+    too small, and for larger eps it is unproven. `analytic_gaussian_stddev` with a sensitivity of 2 b is smaller and
+    always sound. Reference: Ozkara et al. 2023, section 2 and Theorem 2.
 
     Raises:
-      JaxpflError: as `analytic_gaussian_stddev`.
+      JaxpflError: as in `analytic_gaussian_stddev`.
     """
     checks.positive("epsilon", epsilon)
     checks.probability("delta", delta)
@@ -70,34 +70,34 @@ def printed_gaussian_stddev(epsilon: float, delta: float, bound: float) -> float
 
 
 def gaussian(key: Key, x: Array, bound: Scalar, stddev: Scalar) -> Array:
-    """Each entry of ``x``, clipped to [-b, b], with N(0, stddev^2) added. The mean of a message is the clipped entry.
+    """Gaussian mechanism: each entry of ``x`` clipped to [-b, b], plus N(0, stddev^2), of mean the clipped entry.
 
-    Formal guarantees: one message (one entry of ``x``) is (eps, delta)-LDP where ``stddev`` is
-    ``analytic_gaussian_stddev(eps, delta, 2 b)``, whatever the entry, not finite included. A client that sends several
-    entries spends that for each; for a vector clip its L2 norm instead.
+    Formal guarantees: one message (one entry of ``x``) is (eps, delta)-LDP if ``stddev`` is
+    ``analytic_gaussian_stddev(eps, delta, 2 b)``, for every entry, even if not finite. A client that sends several
+    entries spends this for each; for a vector, clip its L2 norm instead.
 
     Args:
       x: any shape, floating.
       bound: b, positive.
-      stddev: the noise's.
+      stddev: of the noise.
     """
     wide = x.astype(jnp.promote_types(x.dtype, jnp.float32))
     return add_gaussian(numbered(key, bound, stddev), bounded(wide, bound), stddev).astype(x.dtype)
 
 
 def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
-    r"""Each entry x of ``x``, clipped to [-b, b], as one of two values whose mean is x:
+    r"""One-bit mechanism: each entry x of ``x``, clipped to [-b, b], becomes one of two values whose mean is x:
 
     .. math:: \pm b\,c, \quad c = \frac{e^\epsilon + 1}{e^\epsilon - 1}, \qquad
        P(+) = \frac12 \Bigl(1 + \frac{x}{b\,c}\Bigr)
 
-    Its variance, :math:`b^2 c^2 - x^2`, is below that of the Gaussian mechanism, and one bit is sent.
+    Its variance, :math:`b^2 c^2 - x^2`, is below that of the Gaussian mechanism, and it takes one bit.
 
-    Formal guarantees: one message (one entry of ``x``) is pure eps-LDP, whatever the entry, not finite included: over
+    Formal guarantees: one message (one entry of ``x``) is pure eps-LDP, for every entry, even if not finite: over
     all inputs the probability of each value lies between 1/(e^eps + 1) and e^eps/(e^eps + 1), whose ratio is exactly
     e^eps. The drawn probabilities are multiples of 2^-23 in float32 (2^-52 in float64); the smaller of the two is
-    rounded up to the next, so that no rounding raises the ratio, and is never zero: above eps of 15.9 (36 in float64)
-    a message is as private as there, whatever is asked for. A client that sends several entries spends eps for each.
+    rounded up to the next, so that no rounding raises the ratio, and is never zero: for eps above 15.9 (36 in float64)
+    a message is as private as at that eps. A client that sends several entries spends eps for each.
 
     Args:
       x: any shape, floating.
@@ -114,13 +114,13 @@ def one_bit(key: Key, x: Array, bound: Scalar, epsilon: Scalar) -> Array:
 
 
 def one_bit_unit(key: Key, x: Array, epsilon: Scalar) -> Array:
-    r"""Message (7) of the paper: each entry of ``x``, clipped to [0, 1], as one of two values whose mean is the entry:
+    r"""Message (7) of the paper: each entry of ``x``, clipped to [0, 1], becomes one of two values whose mean is it:
 
     .. math:: \frac{-1}{e^\epsilon - 1} \text{ with probability }
        \frac{e^\epsilon}{e^\epsilon + 1} - x \frac{e^\epsilon - 1}{e^\epsilon + 1}, \quad
        \text{else } \frac{e^\epsilon}{e^\epsilon - 1}
 
-    It is `one_bit` of 2 x - 1 on [-1, 1], mapped back. Not a number counts as 1/2.
+    It is `one_bit` of 2 x - 1 on [-1, 1], mapped back. NaN counts as 1/2.
 
     Formal guarantees: those of `one_bit`.
 
@@ -135,17 +135,17 @@ def one_bit_unit(key: Key, x: Array, epsilon: Scalar) -> Array:
 
 
 def bounded(x: Array, bound: Scalar) -> Array:
-    """``x`` clipped to [-b, b] entry by entry; what is not a number is zero."""
+    """``x`` clipped to [-b, b] entry by entry; NaN becomes zero."""
     return jnp.clip(jnp.where(jnp.isnan(x), 0, x), -bound, bound)
 
 
 def _positive(key: Key, x: Array, epsilon: Scalar) -> Array:
     """True with probability (1 + x tanh(eps/2)) / 2, for x in [-1, 1].
 
-    The less probable outcome is the one drawn as ``uniform <= p``: uniforms are multiples of the generator's step, so
-    its probability is the next one above p, but never above one half. A p that has underflowed to zero, as a sigmoid
-    does at eps 88, still leaves it one step. Written as a convex combination p is right to its last bits for large eps
-    too, where 1 - tanh is not.
+    The less probable outcome is drawn as ``uniform <= p``: uniforms are multiples of the generator's step, so its
+    probability is the next multiple above p, but never above one half. If p underflows to zero, as a sigmoid does at
+    eps 88, one step remains. Written as a convex combination, p is accurate to its last bits for large eps too, unlike
+    1 - tanh.
     """
     dtype = jnp.promote_types(x.dtype, jnp.float32)
     size = jnp.abs(x.astype(dtype))

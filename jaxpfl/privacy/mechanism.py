@@ -1,17 +1,15 @@
 r"""User-level differential privacy for any method whose uploads are summed: a wrapper around its `Algorithm`.
 
-In a round, client i's upload :math:`\Delta_i` (all of it together: parameters, psi, ...) is clipped, and the server
-gets
+In a round, client i's upload :math:`\Delta_i` (as a whole: parameters, psi, ...) is clipped, and the server receives
 
 .. math:: \frac1D \Bigl( \sum_{i \in S} \Delta_i \min(1, C / \|\Delta_i\|_2) + N(0, z^2 C^2 I) \Bigr)
 
-in place of the mean, with a fixed public divisor D, the expected cohort. What the method's server makes of it is
-post-processing. The personalised models stay with their clients.
+in place of the mean, with a fixed public divisor D, the expected cohort. The method's server update is post-processing.
+The personalised models stay with their clients.
 
-Formal guarantees: adding or removing one client changes the sum by at most C in L2, whatever its data, numbers that are
-not finite included; so each round is a Gaussian mechanism with noise multiplier z. What that means for a run is the
-accountant's matter (`PrivacyPlan`). The training losses and accuracies that the simulator reports are not part of the
-release.
+Formal guarantees: adding or removing one client changes the sum by at most C in L2 norm, whatever its data, even if not
+finite; so each round is a Gaussian mechanism with noise multiplier z. The guarantee of a run follows by accounting
+(`PrivacyPlan`). The training losses and accuracies that the simulator reports are not part of the release.
 
 References: McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models"; Andrew et al. 2021,
 "Differentially Private Learning with Adaptive Clipping".
@@ -50,34 +48,34 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
 NOISE_SEEDS = ("run", "secret")
 _LEAST_STDDEV = 1e-30
-"""Of noise whose lattice single precision still holds, with shares of a million clients."""
+"""Least standard deviation whose lattice single precision can represent, with shares of a million clients."""
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """Clipping and noise.
+    """A privacy mechanism: clipping and noise.
 
     Attributes:
-      noise_multiplier: z, the noise's standard deviation over C; 0 clips only. One number, or one for each run.
-      clipping_norm: C, or, with ``quantile``, the C of the first round. One number, or one for each run.
-      noise: who adds it. ``central``: the server, to the sum. ``distributed``: each client adds its share, of variance
-        z^2 C^2 / min_uploads, as under secure aggregation.
-        ``per_step``: each client in every local step, as printed (`StepNoise`), with standard deviation z C; C and z
-        are then those of a step.
-      min_uploads: K_min, public: a round with fewer uploads releases nothing. For distributed noise; for noise per step
-        the expected cohort unless given.
-      quantile: adapts C to this quantile of the clients' norms (Andrew et al. 2021): each client also says whether its
-        norm was below C; that the count of these costs privacy is part of z (`noise_multiplier_of_sum`).
-      quantile_lr: the rate of C's geometric steps.
-      count_stddev: the noise's standard deviation on that count.
+      noise_multiplier: z, the noise's standard deviation over C; 0 for clipping alone. One number, or one per run.
+      clipping_norm: C, or with ``quantile`` the C of the first round. One number, or one per run.
+      noise: the source of the noise. ``central``: the server, on the sum. ``distributed``: each client adds its share,
+        of variance z^2 C^2 / min_uploads, as under secure aggregation. ``per_step``: each client in every local step,
+        as printed (`StepNoise`), with standard deviation z C; C and z are then those of a step.
+      min_uploads: K_min, public: a round with fewer uploads releases nothing. Required for distributed noise; for noise
+        per step it defaults to the expected cohort.
+      quantile: adapts C to this quantile of the clients' norms (Andrew et al. 2021): each client also reports whether
+        its norm was below C; the privacy cost of the count is included in z (`noise_multiplier_of_sum`).
+      quantile_lr: rate of C's geometric steps.
+      count_stddev: standard deviation of the noise on that count.
       scale_clipping_norm: for noise per step, C_2, of the gradient of an uploaded scale (psi); C unless given.
       joint: for noise per step, clip and noise the gradients of parameters and scale as one vector.
-      noise_seed: where cohorts and noise come from: ``run``, the run's seed (with all its settings and data, so that no
-        two runs share them), which may be repeated and is stored beside the model; or ``secret``, the operating system,
-        for a model that is to be given away: the run's state alone holds the key (``RunState.noise``).
+      noise_seed: source of the randomness of cohorts and noise: ``run``, the run's seed (with all its settings and
+        data, so that no two runs share it), which makes the run reproducible and is stored beside the model; or
+        ``secret``, the operating system, for models to be published: the run's state alone holds the key
+        (``RunState.noise``).
 
     Raises:
-      JaxpflError: for a value outside its range, and adaptive clipping with other than central noise.
+      JaxpflError: for a value out of range, or adaptive clipping without central noise.
     """
 
     noise_multiplier: float | tuple[float, ...]
@@ -135,7 +133,7 @@ class Mechanism:
 
     @property
     def noise_multiplier_of_sum(self) -> np.ndarray:
-        """The sum's noise over C, with which sum and count together are as private as z (Andrew et al., Theorem 1)."""
+        """The sum's noise over C for which sum and count together are as private as z (Andrew et al., Theorem 1)."""
         z = np.asarray(self.noise_multiplier, float)
         if self.quantile is None:
             return z
@@ -143,15 +141,17 @@ class Mechanism:
         return z / np.sqrt(1 - (z / (2 * self.count_stddev)) ** 2)
 
     def least_uploads(self, expected_cohort: float) -> int:
-        """K_min: the uploads that a round must have for its sum to be released; 0 where any number will do."""
+        """K_min, the uploads that a round needs for its sum to be released; 0 if there is no minimum."""
         if self.noise == "central":
             return 0
         return self.min_uploads if self.min_uploads is not None else round(expected_cohort)
 
     @property
     def stream(self) -> NoiseStream | None:
-        """What sets its noise apart from that of others (numbers that are one for each run are hyper-parameters); None
-        where there is none, and nothing to claim."""
+        """Name of the noise stream, which separates its noise from that of other mechanisms; None without noise.
+
+        Numbers that are one per run are left out, since they are hyper-parameters.
+        """
         if not np.any(self.noise_multiplier):
             return None
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -161,7 +161,7 @@ class Mechanism:
 
     @property
     def step_noise(self) -> StepNoise | None:
-        """What `LocalWork` has to be given; None unless the noise is added in every step."""
+        """Noise of local steps, for `LocalWork`; None unless the noise is added in every step."""
         if self.noise != "per_step":
             return None
         z, c1 = float(np.asarray(self.noise_multiplier)), float(np.asarray(self.clipping_norm))
@@ -171,7 +171,7 @@ class Mechanism:
 
 @struct.dataclass
 class PrivateHyper:
-    """A method's hyper-parameters and the mechanism's: all traced, so they sweep over runs."""
+    """Hyper-parameters of a method and of its mechanism, all traced, so that they can be swept over runs."""
 
     method: Any
     noise_multiplier: Scalar
@@ -179,35 +179,35 @@ class PrivateHyper:
 
 
 class _Guarded(NamedTuple):
-    """The server's state: the method's own, and today's C where it adapts (else nothing)."""
+    """Server state: the method's own, and the current C if it adapts (else nothing)."""
 
     state: PyTree
     clipping_norm: PyTree
 
 
 class _Sent(NamedTuple):
-    """What every client receives: the method's message, and today's C where it adapts."""
+    """Message to every client: the method's own, and the current C if it adapts."""
 
     shared: PyTree
     clipping_norm: PyTree
 
 
 class _Released(NamedTuple):
-    """What leaves a client: its clipped change; under adaptive clipping, 1/2 where its norm is below C, else -1/2."""
+    """Upload of a client: its clipped change; under adaptive clipping also 1/2 if its norm is below C, else -1/2."""
 
     change: PyTree
     below: PyTree
 
 
 def privatize(algorithm: Algorithm, hp: PyTree, mechanism: Mechanism) -> tuple[Algorithm, PrivateHyper]:
-    """The algorithm behind the mechanism, and its hyper-parameters.
+    """Wrap an algorithm and its hyper-parameters in a privacy mechanism.
 
-    What is clipped is a client's increment without its weight: all clients weigh the same. A client whose work is not
-    finite contributes zero (and its share of distributed noise), and counts as diverged.
+    The clipped quantity is a client's increment without its weight: all clients have the same weight. A client whose
+    work is not finite contributes zero (and its share of distributed noise), and counts as diverged.
 
     Raises:
-      JaxpflError: for a method whose uploads are not summed, and, when it is traced, one whose uploads have several
-        weights: they would be a release of their own.
+      JaxpflError: if the method's uploads are not summed or, when traced, have several weights, which would be a
+        release of their own.
     """
     if algorithm.reduction is not Reduction.SUM:
         raise JaxpflError("a private sum needs uploads that are summed: this method's server sees each of them")
@@ -233,7 +233,7 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
             raise JaxpflError("a private sum needs one weight for an upload: this method's say what a client chose")
         finite = trees.all_finite((state, upload))
         change, size = clip(trees.prefix_divide(upload.total, upload.weight), limit)
-        if mechanism.noise != "per_step":  # there the upload holds the client's share of the noise already
+        if mechanism.noise != "per_step":  # there the upload already holds the client's share of the noise
             change = trees.where(finite, change, jax.tree.map(jnp.zeros_like, change))
         below: PyTree = ()
         if mechanism.quantile is not None:
@@ -289,7 +289,7 @@ def _server(inner: Server, mechanism: Mechanism) -> Server:
         total = released.change
         norm = hp.clipping_norm if mechanism.quantile is None else guarded.clipping_norm
         of_sum, of_count = jax.random.split(_noise_key(key))
-        # Who took part is no public number: a method's server counts the expected cohort.
+        # The number of participants is not public: a method's server uses the expected cohort.
         divisor = jnp.asarray(ctx.expected_cohort)
         if mechanism.noise == "central":
             total = add_gaussian(of_sum, total, hp.noise_multiplier * norm)
@@ -299,7 +299,7 @@ def _server(inner: Server, mechanism: Mechanism) -> Server:
             divisor = jnp.where(enough, divisor, 0)
         public = Reduced(total, divisor, jnp.round(divisor).astype(jnp.int32))
         state, metrics = inner.update(key, hp.method, ctx, guarded.state, public)
-        # Sum and noise are in float32 whatever the model's type; what the server keeps has its own.
+        # Sum and noise are in float32 whatever the model's dtype; the server's state keeps its own.
         state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, guarded.state)
         if mechanism.noise != "per_step":
             metrics |= {"clipping_norm": jnp.asarray(norm)}
@@ -332,5 +332,5 @@ def _server(inner: Server, mechanism: Mechanism) -> Server:
 
 
 def _noise_key(key: Key) -> Key:
-    """The stream of the noise; local steps take ``fold_in(key, step)``, and there is no such step."""
+    """Key of the noise: local steps use ``fold_in(key, step)``, and none has this number."""
     return jax.random.fold_in(key, ALL_STEPS)

@@ -1,24 +1,24 @@
-r"""The noise of every release: Gaussian and Laplace draws with whole tails, on a public lattice.
+r"""Noise of every release: Gaussian and Laplace draws with complete tails, on a public lattice.
 
-Tails. A standard normal draw by inversion of one float32 uniform ends at 5.42 standard deviations, and what lies beyond
-gives a user away. Here a pair of draws has the radius and the angle of a point (Box and Muller 1958),
+Tails. A standard normal draw by inversion of one float32 uniform ends at 5.42 standard deviations, and a value beyond
+would identify a user. Here a pair of draws has the radius and the angle of a point (Box and Muller 1958),
 
 .. math:: (x, y) = \sqrt{2 E} \, (\cos \theta, \sin \theta), \qquad E = -\log U
 
-with U of 64 random bits, of which the upper 32 are drawn again while they are zero, :math:`32 \log 2` added to E each
-time: an exponential variable has no memory, so that this is its law at any depth. No tail is cut off; a probability of
-1e-12 (7.03 deviations) and one of 1e-100 are met alike, to a relative 1e-5 in float32.
+with U of 64 random bits, of which the upper 32 are redrawn while they are zero, with :math:`32 \log 2` added to E each
+time: an exponential variable is memoryless, so that this is its distribution at any depth. No tail is truncated;
+probabilities of 1e-12 (7.03 deviations) and of 1e-100 alike are accurate to a relative 1e-5 in float32.
 
-Lattice. The last bits of a sum in floating point depend on what was added up: a value near zero may have digits that
-other inputs cannot give it (Mironov 2012, "On significance of the least significant bits for differential privacy").
+Lattice. The last bits of a floating-point sum depend on its terms: a value near zero may have digits that other inputs
+cannot produce (Mironov 2012, "On significance of the least significant bits for differential privacy").
 So `add_gaussian` and `add_laplace` round their result to multiples of a power of two near :math:`2^{-9}` standard
 deviations (:math:`2^{-24}` in float64), which depends on the public scale of the noise alone. Rounding is
-post-processing; each point of the lattice gathers thousands of floats, whatever was added, which hides the grid of the
-draws as adding up several of them does (Holohan and Braghin 2021, "Secure random sampling in differential privacy").
-That each of those floats is met with its own exact probability is not proved, only that they are many.
+post-processing; each lattice point collects thousands of floats for any input, which hides the grid of the draws as a
+sum of several draws does (Holohan and Braghin 2021, "Secure random sampling in differential privacy"). It is not proved
+that each of those floats occurs with its exact probability, only that they are many.
 
-The generator is JAX's, counter-based: reproducible, and no cryptographic one. Who knows the key can subtract the noise:
-it is for simulation.
+The generator is JAX's, counter-based: reproducible, but not cryptographic. Anyone who knows the key can subtract the
+noise: it is for simulation.
 """
 
 from __future__ import annotations
@@ -36,14 +36,14 @@ from jaxpfl.types import Array, Key, PyTree, Scalar
 _HALF = np.uint32(2**31)
 _WORD = 32
 _LATTICE = {jnp.dtype(jnp.float32): 9, jnp.dtype(jnp.float64): 24}
-"""Steps of the lattice in a standard deviation, as a power of two."""
+"""Lattice steps per standard deviation, as a power of two."""
 
 
 def gaussian(key: Key, like: PyTree, stddev: Scalar) -> PyTree:
-    """Independent N(0, stddev^2) in every entry of a tree of the same shapes.
+    """Independent N(0, stddev^2) noise for every entry of a tree.
 
     Returns:
-      Leaves of float32 or float64: types narrower than float32, in which neither tails nor lattice hold, are widened.
+      Leaves of float32 or float64: narrower types, which represent neither tails nor lattice, are widened.
     """
     packed = trees.pack(jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), like))
     keys = jax.random.split(key, max(len(packed.vectors), 1))
@@ -55,20 +55,20 @@ def gaussian(key: Key, like: PyTree, stddev: Scalar) -> PyTree:
 
 
 def add_gaussian(key: Key, tree: PyTree, stddev: Scalar) -> PyTree:
-    """The tree with such noise added, on the lattice of its scale.
+    """Add N(0, stddev^2) noise to every entry of a tree, rounded to the lattice of its scale.
 
     Args:
-      stddev: [], of every entry; 0 leaves the tree as it is.
+      stddev: [], of every entry; 0 returns the tree unchanged.
 
     Returns:
-      Leaves of the types of `gaussian`.
+      Leaves of the types that `gaussian` returns.
     """
     noisy = jax.tree.map(jnp.add, tree, gaussian(key, tree, stddev))
     return jax.tree.map(lambda a: _on_lattice(a, stddev), noisy)
 
 
 def add_laplace(key: Key, x: Array, scale: Scalar) -> Array:
-    """``x`` with independent Laplace noise, of density ``exp(-|t| / scale) / (2 scale)``, on the lattice of its scale.
+    """Add Laplace noise of density ``exp(-|t| / scale) / (2 scale)`` to ``x``, rounded to the lattice of its scale.
 
     Args:
       x: float32 or float64.
@@ -81,7 +81,7 @@ def add_laplace(key: Key, x: Array, scale: Scalar) -> Array:
 
 
 def standard_normal(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-    """Independent N(0, 1) with whole tails; 1.5 random words for each. ``dtype`` is float32 or float64."""
+    """Independent N(0, 1) draws with complete tails, from 1.5 random words each; ``dtype`` is float32 or float64."""
     size = math.prod(shape)
     half = (-(-size // 2),)
     of_radius, of_angle = jax.random.split(key)
@@ -92,7 +92,7 @@ def standard_normal(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) 
 
 
 def exponential(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array:
-    """Independent exponential variables of mean 1, exact to a few units in the last place at both ends.
+    """Independent exponential variables of mean 1, accurate to a few units in the last place at both ends.
 
     ``dtype`` is float32 or float64.
     """
@@ -105,10 +105,10 @@ def exponential(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> A
         more = bits(jax.random.fold_in(of_more, nth), shape)
         return nth + 1, jnp.where(again, more, high), depth + again
 
-    # A word is zero once in 2^32 draws: hardly ever is there anything to do here.
+    # A word is zero once in 2^32 draws, so that this loop hardly ever runs.
     start = jnp.int32(0), high, jnp.zeros(shape, jnp.int32)
     _, high, depth = jax.lax.while_loop(lambda at: (at[1] == 0).any(), deeper, start)
-    # Above one half U is told by its distance from 1, which the bits' complement is.
+    # Above one half U is represented by its distance from 1, the complement of the bits.
     above = high >= _HALF
     high, low = (jnp.where(above, ~word, word).astype(dtype) for word in (high, low))
     u = (high + (low + 0.5) * 2.0**-_WORD) * 2.0**-_WORD
@@ -116,7 +116,7 @@ def exponential(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> A
 
 
 def bits(key: Key, shape: tuple[int, ...]) -> Array:
-    """32 random bits for each entry. All randomness of releases is from here and from `uniform`."""
+    """32 random bits per entry. All randomness of releases comes from here and from `uniform`."""
     return jax.random.bits(key, shape, jnp.uint32)
 
 
@@ -126,7 +126,7 @@ def uniform(key: Key, shape: tuple[int, ...], dtype: Any = jnp.float32) -> Array
 
 
 def _on_lattice(x: Array, scale: Scalar) -> Array:
-    """``x`` rounded to the lattice of a noise of this scale; without noise, and where it cannot be scaled, as it is."""
+    """Round ``x`` to the lattice of noise of this scale; unchanged without noise, or if it cannot be scaled."""
     scale = jnp.asarray(scale, x.dtype)
     step = jnp.ldexp(jnp.ones((), x.dtype), jnp.frexp(scale)[1] - 1 - _LATTICE[x.dtype])
     steps = jnp.round(x / step)

@@ -1,16 +1,16 @@
-r"""A lower bound on epsilon from one run with many canaries, each in it or not by the toss of a coin.
+r"""Lower bound on epsilon from one run with many canaries, each included by a fair coin.
 
-Who reads the release scores every canary, says of those with the highest scores that they are in, of those with the
-lowest that they are out, and passes on the rest. For an (eps, delta)-DP mechanism the number W of right guesses among r
-is hardly larger than that of randomised response (Steinke et al. 2023, Theorem 5.2): with :math:`\check W \sim
+The auditor scores every canary, guesses that those with the highest scores were included and those with the lowest were
+not, and abstains from the rest. For an (eps, delta)-DP mechanism the number W of correct guesses among r is hardly
+larger than that of randomised response (Steinke et al. 2023, Theorem 5.2): with :math:`\check W \sim
 \operatorname{Binomial}(r, e^\epsilon / (1 + e^\epsilon))` and n canaries,
 
 .. math:: P(W \ge v) \le P(\check W \ge v)
    + 2 n \delta \max_{1 \le i \le n} \frac{P(v > \check W \ge v - i)}{i}
 
-It holds for any pair of data sets between which each coin chooses: a client there or not, its data or none, its data or
-their opposite. Canaries of several independent runs count as those of one. Because of the term in delta it is for a
-delta far below 1 / n, a claim's own.
+It holds for any pair of data sets between which each coin chooses: a client present or absent, its data or none, its
+data or their opposite. Canaries of several independent runs count as those of one. Because of the term in delta it
+requires a delta far below 1 / n, such as that of a typical claim.
 
 Reference: Steinke, Nasr and Jagielski 2023, "Privacy Auditing with One (1) Training Run", arXiv:2305.08846.
 """
@@ -26,7 +26,7 @@ from jaxpfl import checks
 from jaxpfl.errors import JaxpflError
 
 _SHARES = (0.125, 0.25, 0.5, 1.0)
-"""Of the canaries, those that a guess is made of; each share is tried at its part of the error."""
+"""Shares of the canaries that are guessed; each is tried at its part of the error."""
 _STEPS = 30
 _LARGEST = 100.0
 
@@ -35,11 +35,11 @@ class OneRunBound(NamedTuple):
     """A lower bound on epsilon from one run.
 
     Attributes:
-      epsilon: the bound; 0 where nothing was shown.
-      delta: at which.
-      confidence: the probability, over the coins and the run, that a true epsilon is not below it.
-      ceiling: the largest bound that so many canaries could have shown.
-      canaries, guesses, correct: n; and r and W, of the share of the canaries that gave the bound.
+      epsilon: the bound; 0 if nothing was shown.
+      delta: of the bound.
+      confidence: probability, over the coins and the run, that the true epsilon is not below the bound.
+      ceiling: largest bound possible with this number of canaries.
+      canaries, guesses, correct: n; and r and W for the share of the canaries that gave the bound.
     """
 
     epsilon: float
@@ -52,7 +52,7 @@ class OneRunBound(NamedTuple):
 
 
 def p_value(canaries: int, guesses: int, correct: int, *, epsilon: float, delta: float) -> float:
-    """The most probable that so many right guesses, or more, are under (epsilon, delta)-DP (Theorem 5.2).
+    """Largest probability of at least ``correct`` correct guesses under (epsilon, delta)-DP (Theorem 5.2).
 
     Args:
       canaries: n.
@@ -77,18 +77,19 @@ def p_value(canaries: int, guesses: int, correct: int, *, epsilon: float, delta:
 def one_run_lower_bound(
     scores: ArrayLike, included: ArrayLike, *, delta: float, confidence: float = 0.95
 ) -> OneRunBound:
-    """A lower bound on epsilon that holds with the stated confidence, whatever the scores.
+    """Lower bound on epsilon at the given confidence, for any scores.
 
-    An eighth, a quarter, half and all of the canaries are guessed, each at a quarter of the error; the best one counts.
+    An eighth, a quarter, half and all of the canaries are guessed, each at a quarter of the error; the best is
+    reported.
 
     Args:
-      scores: of the canaries, [n]; larger where included.
-      included: what each coin said, [n] bool.
+      scores: of the canaries, [n]; larger if included.
+      included: outcome of each coin, [n] bool.
       delta: of the claim that is audited.
       confidence: of the bound.
 
     Raises:
-      JaxpflError: for fewer than 2 canaries, scores that are not finite, and a delta or confidence out of range.
+      JaxpflError: for fewer than 2 canaries, scores that are not finite, or a delta or confidence out of range.
     """
     scores, included = np.asarray(scores, np.float64), np.asarray(included, bool)
     if scores.ndim != 1 or len(scores) < 2 or included.shape != scores.shape:
@@ -99,7 +100,7 @@ def one_run_lower_bound(
         raise JaxpflError(f"delta must be >= 0 and < 1, got {delta}")
     checks.probability("confidence", confidence)
     n, error = len(scores), (1 - confidence) / len(_SHARES)
-    # Ties, as of canaries that never took part, are broken by chance: by their place they might tell of the coins.
+    # Ties, as of canaries that never took part, are broken at random: their order might reveal the coins.
     order = np.lexsort((np.random.default_rng(n).random(n), scores))
     tried = []
     for share in _SHARES:
@@ -113,7 +114,7 @@ def one_run_lower_bound(
 
 
 def _largest_refuted(canaries: int, guesses: int, correct: int, delta: float, error: float) -> float:
-    """The largest epsilon under which so many right guesses are less probable than the error; 0 where none is."""
+    """Largest epsilon under which so many correct guesses are less probable than the error; 0 if there is none."""
 
     def refuted(epsilon: float) -> bool:
         return p_value(canaries, guesses, correct, epsilon=epsilon, delta=delta) < error

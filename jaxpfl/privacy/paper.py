@@ -3,7 +3,7 @@ r"""Theorem 5 of Ozkara et al. 2023, as printed: for comparison, not for claims.
 .. math:: \epsilon(\alpha) = \Bigl(\frac{K}{m}\Bigr)^2 \frac{6 T}{\tau} \alpha
    \Bigl(\frac{C_1^2}{K s_1^2} + \frac{C_2^2}{K s_2^2}\Bigr)
 
-made (eps, delta) by the best order, as its Lemma 1 (Canonne et al. 2020) says.
+converted to (eps, delta) at the best order by its Lemma 1 (Canonne et al. 2020).
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ CAVEAT = (
 
 
 def rdp_slope(noise: Noise, sampling: Sampling, rounds: int) -> float | None:
-    """Theorem 5's eps(alpha)/alpha; None where the paper has no such mechanism (adaptive clipping).
+    """Slope eps(alpha)/alpha of Theorem 5; None for a mechanism that the paper does not have (adaptive clipping).
 
-    For noise on the sum, C^2/(K s^2) is 1/z^2: the theorem is per-step noise with what the paper takes for its z.
+    For noise on the sum, C^2/(K s^2) is 1/z^2: the theorem then reads as per-step noise with the paper's z.
     """
     if isinstance(noise, PerStepNoise):
         per_round = 1 / (noise.step_multiplier**2 * noise.min_uploads)
@@ -34,11 +34,11 @@ def rdp_slope(noise: Noise, sampling: Sampling, rounds: int) -> float | None:
 
 
 def epsilon(slope: float, delta: float) -> float:
-    r"""Lemma 1 for eps(alpha) = slope alpha:
+    r"""Epsilon at delta by Lemma 1 for eps(alpha) = slope alpha:
 
     .. math:: \min_{\alpha > 1} \; a \alpha + \log(1 - 1/\alpha) - \frac{\log(\delta \alpha)}{\alpha - 1}
 
-    and 0 where that is negative.
+    floored at 0.
     """
     from scipy.optimize import minimize_scalar
 

@@ -1,4 +1,4 @@
-"""Pictures: epsilon against rounds, and what an audit saw."""
+"""Plots of epsilon against rounds, and of an audit's scores."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from jaxpfl.privacy.audit import EpsilonBound
 def plot_curve(
     rounds: Sequence[int], epsilon: Sequence[float], printed: Sequence[float], path: str | Path, title: str
 ) -> Path:
-    """Draws epsilon against rounds to a PNG file, and beside it, dashed, what the paper's formula says.
+    """Plot epsilon against rounds to a PNG file, with the paper's formula as a dashed line.
 
     Args:
-      rounds: the numbers of rounds, increasing.
-      epsilon: by a sound accountant, one for each.
-      printed: by Theorem 5 as printed, one for each; empty to leave it out.
-      path: the file; its folder is made where it is missing.
-      title: a line above the picture.
+      rounds: numbers of rounds, increasing.
+      epsilon: by a sound accountant, one per number of rounds.
+      printed: by Theorem 5 as printed, likewise; empty to leave it out.
+      path: the file; a missing folder is created.
+      title: of the plot.
 
     Returns:
       The path.
 
     Raises:
-      JaxpflError: matplotlib is not installed, or the file cannot be written.
+      JaxpflError: if matplotlib is not installed, or the file cannot be written.
     """
     figure, axes = _new("rounds", "epsilon", title)
     axes.plot(rounds, epsilon, color="#2a78d6", linewidth=2, marker="o", markersize=3, label="accounted")
@@ -42,13 +42,13 @@ def plot_curve(
 
 
 def plot_worlds(present: np.ndarray, absent: np.ndarray, claimed: float, bound: EpsilonBound, path: str | Path) -> Path:
-    """Draws an audit's scores, of the worlds with and without the audited client's data, to a PNG file.
+    """Plot an audit's scores in the worlds with and without the audited client's data to a PNG file.
 
     Returns:
       The path.
 
     Raises:
-      JaxpflError: as `plot_curve`.
+      JaxpflError: as in `plot_curve`.
     """
     shown = f"eps >= {bound.epsilon:.3g} ({bound.confidence:.0%} confidence), claimed {claimed:.3g}"
     xlabel = "what was released in the direction of the client's gradient"

@@ -1,4 +1,4 @@
-"""What cannot be accounted, and why: the one list of reasons, for the accountant, the engine and the command line."""
+"""Reasons for which a mechanism cannot be accounted, shared by the accountant, the engine and the command line."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from jaxpfl.errors import JaxpflError
 
 
 class Refusal(Enum):
-    """A reason to claim nothing. ``raise Refusal.NO_NOISE.error()``."""
+    """A reason to refuse a privacy claim. ``raise Refusal.NO_NOISE.error()``."""
 
     NO_NOISE = "no epsilon can be claimed with a noise multiplier of 0: nothing hides the clipped sum"
     WEIGHTED_MEAN = (
@@ -37,5 +37,5 @@ class Refusal(Enum):
     )
 
     def error(self) -> JaxpflError:
-        """The error of one line to raise."""
+        """The one-line error to raise."""
         return JaxpflError(self.value)

@@ -1,12 +1,12 @@
-r"""Tests of the noise itself, for who may look inside: what a release has beyond the sum that it should hide.
+r"""White-box tests of the noise: the difference of a release and the exact sum that it should hide.
 
-With the clipped uploads known, the residual of round t, over the standard deviation that was claimed, is
+With the clipped uploads known, the residual of round t, over the claimed standard deviation, is
 
 .. math:: r_t = \bigl( S_t - \sum_i \operatorname{clip}(\Delta_i) \bigr) / (z C)
 
-If all is as claimed, its entries are independent N(0, 1), between rounds, runs and leaves too. Each test below has an
-exact distribution under that hypothesis; a residual of another scale, noise that two releases share, noise that some
-leaves lack, and a sum that is not the one of the clipped uploads all break one of them.
+If the claim is correct, its entries are independent N(0, 1), also between rounds, runs and leaves. Each test below has
+an exact distribution under that hypothesis; a residual of another scale, noise shared by two releases, leaves without
+noise, and a sum other than that of the clipped uploads are each rejected by one of them.
 """
 
 from __future__ import annotations
@@ -17,16 +17,16 @@ from typing import NamedTuple
 import numpy as np
 
 _MOST = 100_000
-"""Entries that the Kolmogorov-Smirnov test looks at."""
+"""Largest sample of the Kolmogorov-Smirnov test."""
 
 
 class Finding(NamedTuple):
-    """What one test says.
+    """Result of one test.
 
     Attributes:
       test: its name, and the leaf, rounds or runs with the least p-value.
-      p_value: the probability of as extreme a statistic if all is as claimed; of several tests of one name, the least
-        times their number.
+      p_value: probability of a statistic at least as extreme if the claim is correct; for several tests of one name,
+        the least one times their number.
     """
 
     test: str
@@ -34,15 +34,16 @@ class Finding(NamedTuple):
 
 
 def check_noise(residuals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -> list[Finding]:
-    """Tests residuals for being independent N(0, 1).
+    """Test residuals for being independent N(0, 1).
 
     Args:
       residuals: by leaf, [S runs, R rounds, entries of the leaf]; NaN in rounds that released nothing.
-      sums: what the sums without noise were, the same shapes.
+      sums: the sums without noise, of the same shapes.
 
     Returns:
-      A finding of each test: ``scale`` (the variance is 1), ``leaves`` (of each leaf), ``shape`` (Kolmogorov-Smirnov),
-      ``rounds``, ``runs`` and ``between leaves`` (no two share their noise), ``sum`` (nothing is left of the uploads).
+      A finding for each test: ``scale`` (unit variance), ``leaves`` (the same for each leaf), ``shape``
+      (Kolmogorov-Smirnov), ``rounds``, ``runs`` and ``between leaves`` (no shared noise), ``sum`` (no correlation with
+      the uploads).
     """
     names, whole = list(residuals), np.concatenate(list(residuals.values()), axis=2)
     released = np.isfinite(whole).all(axis=2)
@@ -68,7 +69,7 @@ def check_noise(residuals: dict[str, np.ndarray], sums: dict[str, np.ndarray]) -
 
 
 def _named(test: str, p_values: dict[str, float]) -> Finding | None:
-    """The least of the p-values times their number; None of no test."""
+    """The least p-value times their number; None without tests."""
     if not p_values:
         return None
     least = min(p_values, key=lambda name: p_values[name])
@@ -76,7 +77,7 @@ def _named(test: str, p_values: dict[str, float]) -> Finding | None:
 
 
 def _variance(values: np.ndarray) -> float:
-    """The sum of squares against chi-squared, two-sided."""
+    """Two-sided p-value of the sum of squares, which is chi-squared."""
     from scipy.stats import chi2
 
     total, n = float((values**2).sum()), values.size
@@ -90,14 +91,14 @@ def _normal(values: np.ndarray) -> float:
 
 
 def _related(parts: np.ndarray, name: str) -> dict[str, float]:
-    """Whether any two of the parts, [n, ...], go together: <a, b> / |b| is N(0, 1) for any b that a does not see."""
+    """p-values for a correlation of any two of the parts, [n, ...]: <a, b> / |b| is N(0, 1) for b independent of a."""
     from scipy.stats import norm
 
     if not parts.size:
         return {}
     flat = parts.reshape(len(parts), -1)
     lengths = np.linalg.norm(flat, axis=1)
-    if not lengths.all():  # no noise at all, which the scale says
+    if not lengths.all():  # no noise at all, which the test of the scale reports
         return {}
     products = flat @ flat.T
     return {
@@ -107,7 +108,7 @@ def _related(parts: np.ndarray, name: str) -> dict[str, float]:
 
 
 def _along(noise: np.ndarray, sums: np.ndarray) -> float:
-    """Whether the noise of the releases, [n, entries], goes along with their sums: each product is N(0, 1)."""
+    """p-value for a correlation of the releases' noise, [n, entries], with their sums: each product is N(0, 1)."""
     from scipy.stats import norm
 
     lengths = np.linalg.norm(sums, axis=1)

@@ -1,4 +1,4 @@
-"""All that has to be said with an epsilon, so that a reader knows what was promised to whom."""
+"""Privacy statements: an (epsilon, delta) guarantee with its assumptions."""
 
 from __future__ import annotations
 
@@ -22,21 +22,23 @@ class Statement(NamedTuple):
     """A privacy claim.
 
     Attributes:
-      relation: which two data sets are hard to tell apart.
-      unit: whose data they differ in: a user's, all of them.
+      relation: neighbouring relation of data sets.
+      unit: unit of privacy, a user with all its data.
       participation: full, poisson or uniform.
-      sampling_rate: q: the chance to be in a round's cohort.
-      noise_multiplier: z of everything that one round releases.
-      clipping_norm: C; of the printed per-step noise C1 and C2; None where it adapts.
+      sampling_rate: q, the probability of being in a round's cohort.
+      noise_multiplier: z of all releases of a round together.
+      clipping_norm: C; C1 and C2 for the printed per-step noise; None if it adapts.
       rounds: R.
       delta, epsilon: the claim.
-      accountant: who accounted.
-      paper_epsilon: what Theorem 5 of Ozkara et al. 2023 would say, no valid bound; None where it says nothing.
-      own_share: whether z is of each client's own share of the noise alone, as where uploads are compressed.
-      noise_seed: where cohorts and noise come from: ``run`` (its seed) or ``secret`` (the operating system).
-      cut: whether a cap may cut a cohort: who else is drawn then decides of a client's turn, and so of what it keeps.
-        False where a method's uploads are known not to depend on that (`Fit.statement`, run folders).
-      caveats: what weakens the claim in this run.
+      accountant: the accountant used.
+      paper_epsilon: epsilon by Theorem 5 of Ozkara et al. 2023, not a valid bound; None if it does not apply.
+      own_share: whether z is that of each client's own share of the noise, as with compressed uploads.
+      noise_seed: source of the randomness of cohorts and noise: ``run`` (its seed) or ``secret`` (the operating
+        system).
+      cut: whether a cap may cut a cohort, so that the other drawn clients affect whether a client takes part, and
+        therefore its state. False if the method's uploads are known not to depend on that (`Fit.statement`, run
+        folders).
+      caveats: limitations of the claim in this run.
     """
 
     relation: str

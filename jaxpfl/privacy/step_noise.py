@@ -1,13 +1,13 @@
 r"""Noise in every local step, as DP-AdaPeD is printed (Ozkara et al. 2023, section 3.3).
 
-Each gradient of what is uploaded is clipped and gets noise before the client steps with it:
+Each gradient of an uploaded quantity is clipped and noised before the client's step:
 
 .. math:: \mu^+ = \mu - \eta_2 \Bigl( \frac{h}{\max(\|h\| / C_1, 1)} + N(0, \sigma_1^2 I) \Bigr), \qquad
    \psi^+ = \psi - \eta_3 \Bigl( \frac{k}{\max(|k| / C_2, 1)} + N(0, \sigma_2^2) \Bigr)
 
-Formal guarantees: tau such steps of one client move the mean of K uploads by up to :math:`\tau \eta C / K`, not the
-:math:`\sqrt\tau \eta C / K` of the print, so the same noise is worth less than Theorem 5 says; what can be proved is
-what the accountant uses. The noise of one clipping at the end of the round goes further: `Mechanism`'s default.
+Formal guarantees: tau such steps of one client change the mean of K uploads by up to :math:`\tau \eta C / K`, not the
+paper's :math:`\sqrt\tau \eta C / K`, so the same noise protects less than Theorem 5 states; the accountant uses
+provable bounds alone. Clipping and noise once at the end of the round, the default of `Mechanism`, are more effective.
 """
 
 from __future__ import annotations
@@ -41,18 +41,18 @@ class StepNoise:
     joint: bool = False
 
     def of_parameters(self, key: Key, gradient: PyTree) -> PyTree:
-        """The clipped gradient with its noise; ``key`` is that of the step."""
+        """Clipped and noised gradient of the parameters; ``key`` is that of the step."""
         return _released(jax.random.fold_in(key, ALL_STEPS), gradient, self.clipping_norm, self.stddev)
 
     def of_scale(self, key: Key, gradient: Array) -> Array:
-        """The same for the gradient of a scale, []."""
+        """Clipped and noised gradient of a scale, []."""
         return _released(jax.random.fold_in(key, ALL_STEPS - 1), gradient, self.scale_clipping_norm, self.scale_stddev)
 
 
 def _released(key: Key, gradient: PyTree, limit: float, stddev: float) -> PyTree:
     for leaf in jax.tree.leaves(gradient):
         if jnp.finfo(leaf.dtype).bits < 32:
-            # A client's parameters would round its share of the noise away, each client's apart from the others'.
+            # Rounding to a narrow type would remove a client's share of the noise.
             raise JaxpflError(f"noise = per_step needs a model in float32, got {leaf.dtype}: take central noise")
     clipped, _ = clip(gradient, jnp.asarray(limit))
     return add_gaussian(key, clipped, stddev)

@@ -1,4 +1,4 @@
-"""Which clients are alike, and what pulls the models of those together: graphs, proximal operators, ADMM."""
+"""Similarity of clients: graphs, proximal operators and ADMM that fuse the models of neighbours."""
 
 from jaxpfl.similarity import admm, features, graphs, proximal
 

@@ -1,24 +1,24 @@
-r"""The network lasso's step: clients' vectors y_i, those of neighbours drawn together, by ADMM.
+r"""Network lasso by ADMM: clients' vectors y_i are fused along the edges of a graph.
 
 .. math:: \min_Z \tfrac12 \sum_i \|z_i - y_i\|^2 + s \sum_{(i,j)} \|z_i - z_j\|_p
 
-With s = eta lam and y_i = z_i - eta g_i / N it is the Z step of Zhao et al. (section IV-B): their minimand times eta.
-With W = ZQ, multipliers Omega (theirs times eta) and rho (theirs times eta), repeated:
+With s = eta lam and y_i = z_i - eta g_i / N this is the Z step of Zhao et al. (section IV-B), with the objective scaled
+by eta. With W = ZQ, the multipliers Omega and the penalty rho, both scaled by eta, the iteration is
 
 .. math:: Z^+ &= (Y + \Omega Q^T + \rho W Q^T)(I + \rho Q Q^T)^{-1}, \\
    W^+ &= \operatorname{prox}_{(s / \rho) \|\cdot\|_p} (Z^+ Q - \Omega / \rho), \\
    \Omega^+ &= \Omega + \rho (W^+ - Z^+ Q)
 
-until :math:`\|W - ZQ\|` and :math:`\rho \|(W^+ - W) Q^T\|` are small. s = 0 gives Y; a large s the mean of each
+until :math:`\|W - ZQ\|` and :math:`\rho \|(W^+ - W) Q^T\|` are small. s = 0 gives Y; a large s gives the mean of each
 connected component.
 
-The matrix is factored once for all steps: of the graph's Laplacian, the spectrum, found on the host, gives the inverse
-for any rho by two products, so that it serves all rounds of a training, all settings side by side and a rho that
-changes. Where N is large the system is solved by conjugate gradients from the last Z. rho is doubled or halved where
-one residual is ten times the other (Boyd et al. 2011, section 3.4.1), for the first half of the steps.
+The matrix is factored once: the spectrum of the graph's Laplacian, computed on the host, gives the inverse for any rho
+by two products, so that it serves all rounds of a run, all settings side by side and a changing rho. For large N the
+system is solved by conjugate gradients, started at the last Z. rho is doubled or halved if one residual is ten times
+the other (Boyd et al. 2011, section 3.4.1), during the first half of the steps.
 
-For p = 2, and d above N, all is done in the coordinates of an orthonormal basis of the rows of Y (less their mean),
-which changes no length: the minimiser lies in their span, and a step costs N / d of what it would.
+For p = 2 and d above N, everything is computed in an orthonormal basis of the centered rows of Y, which preserves
+norms: the minimiser lies in their span, and a step costs a fraction N / d.
 """
 
 from __future__ import annotations
@@ -35,15 +35,15 @@ from jaxpfl.similarity.graphs import Graph, Spectrum
 from jaxpfl.types import Array, Scalar
 
 MOST_DENSE = 1000
-"""Nodes beyond which the system is solved by conjugate gradients unless told. With a few edges a node they take half
-the time of the two products at N = 2000, and no memory of N^2."""
+"""Number of nodes above which conjugate gradients are the default. With a few edges per node they take half the time of
+the two products at N = 2000, and no memory of N^2."""
 
 RANGE = (1e-4, 1e4)
-"""Of the rho that follows the residuals."""
+"""Range of the adaptive rho."""
 
 
 class Warm(NamedTuple):
-    """What the next step may begin with: w [M, d], the differences, their multipliers omega [M, d], and rho, []."""
+    """Warm start of the next step: the differences w [M, d], their multipliers omega [M, d], and rho, []."""
 
     w: Array
     omega: Array
@@ -51,14 +51,14 @@ class Warm(NamedTuple):
 
 
 class Fused(NamedTuple):
-    """The minimiser z [N, d], and how it was found.
+    """The minimiser z [N, d], with the state of the solver.
 
     Attributes:
       z: [N, d]. Edges whose row of ``warm.w`` is exactly zero join clients with the same z, up to the tolerance.
-      warm: for the next step.
-      primal: ``|W - ZQ|`` over the size of Y less its mean, [].
-      dual: ``rho |(W+ - W) Q^T|`` over the same, [].
-      steps: taken, [] int32.
+      warm: start of the next step.
+      primal: ``|W - ZQ|`` relative to the norm of the centered Y, [].
+      dual: ``rho |(W+ - W) Q^T|`` relative to the same, [].
+      steps: number of steps taken, [] int32.
     """
 
     z: Array
@@ -69,7 +69,7 @@ class Fused(NamedTuple):
 
 
 def cold(graph: Graph, y: Array, rho: Scalar = 1.0) -> Warm:
-    """A start without a history: exact for s = 0."""
+    """Start without a history, exact for s = 0."""
     w = graphs.differences(graph, y)
     return Warm(w, jnp.zeros_like(w), jnp.asarray(rho, y.dtype))
 
@@ -87,19 +87,19 @@ def fuse(
     dense: bool | None = None,
     spectrum: Spectrum | None = None,
 ) -> Fused:
-    """The minimiser for y [N, d].
+    """Minimiser of the network lasso for y [N, d].
 
     Args:
-      graph: its edges, on the host, are the neighbours; with none, or for N = 1, z = y.
-      y: what the clients' vectors would be without neighbours; finite (one that is not makes all of z NaN).
+      graph: its edges, on the host, join neighbours; without any, or for N = 1, z = y.
+      y: the clients' vectors before fusion, finite (otherwise all of z is NaN).
       strength: s, not negative; infinity gives the components' means.
       p: 1, 2 or infinity.
-      rho: positive, to begin with where ``warm`` is None; changes the number of steps alone.
+      rho: positive, the initial value if ``warm`` is None; affects the number of steps alone.
       warm: the last step's, or None for `cold`.
       tolerance: of the primal and of the dual residual.
-      most: steps at most.
+      most: maximum number of steps.
       dense: use the spectrum of the graph; None for N up to `MOST_DENSE`.
-      spectrum: the graph's, where it is known.
+      spectrum: the graph's, if known.
 
     Raises:
       JaxpflError: for other p.
@@ -107,7 +107,7 @@ def fuse(
     proximal.check_norm(p)
     warm = cold(graph, y, rho) if warm is None else warm
     middle = y.mean(axis=0)
-    # A common shift moves z by as much. Without it the residuals are over what there is to draw together.
+    # A common shift moves z equally. Without it the residuals are relative to the differences to be fused.
     apart = y - middle
     size = jnp.linalg.norm(apart)
     scale = jnp.where(size > 0, size, 1)
@@ -131,7 +131,7 @@ def fuse(
         gap = new - here
         primal, dual = relative(gap), relative(rho * graphs.gathered(graph, new - w))
         factor = jnp.where(primal > 10 * dual, 2.0, jnp.where(dual > 10 * primal, 0.5, 1.0))
-        # Without a pull there is no primal residual, and rho would be halved in every step that ever is.
+        # At strength zero there is no primal residual, and rho would be halved in every step.
         next_rho = jnp.clip(jnp.where(2 * at.steps < most, factor, 1.0) * rho, *RANGE).astype(rho.dtype)
         return Fused(z, Warm(new, omega + rho * gap, next_rho), primal, dual, at.steps + 1)
 
@@ -147,11 +147,12 @@ def fuse(
 
 
 def orthonormal(rows: Array) -> Array:
-    """An orthonormal basis of the span of rows [N, d], [N, d]; zero where a row adds nothing to those before it, up to
-    rounding (of the last of rows that sum to zero, what is left has no direction but that of the rounding).
+    """Orthonormal basis of the span of rows [N, d], [N, d]; zero for a row that depends on those before it.
 
-    By the Gram-Schmidt process, twice for each row. Not by LAPACK, calls of which for several runs at once may wait for
-    each other forever on a CPU of two cores.
+    Dependence is up to rounding: the remainder of the last of rows that sum to zero is rounding error alone.
+
+    Gram-Schmidt, twice for each row. LAPACK is avoided because its calls for several runs at once may wait for each
+    other forever on a CPU of two cores.
     """
     least = 100 * jnp.finfo(rows.dtype).eps * jnp.linalg.norm(rows, axis=1).max()
 
@@ -177,7 +178,7 @@ def _by_spectrum(spectrum: Spectrum, dtype: jnp.dtype) -> _Solve:
 
 def _by_conjugate_gradients(graph: Graph, tolerance: Scalar, dtype: jnp.dtype) -> _Solve:
     degrees = graphs.degrees(graph).astype(dtype)[:, None]
-    # Errors of the system must stay below the residuals that are waited for.
+    # Errors of the linear system must stay below the tolerance of the residuals.
     small = tolerance / 10
 
     def solve(rho: Scalar, right: Array, start: Array) -> Array:

@@ -1,6 +1,6 @@
-r"""In which sense clients are near: their data, the covariance of their features, or their models.
+r"""Distances between clients: by their data, the covariance of their features, or their models.
 
-Each is a vector for every client, and the distance between two clients is that between their vectors:
+Each kind gives every client a vector, and the distance between two clients is that between their vectors:
 
 - `mean_embedding`: data. The maximum mean discrepancy of the Gaussian kernel exp(-|x - y|^2 / (2 b^2)), through random
   Fourier features (Rahimi and Recht 2007); `mmd` is the exact one, for few clients.
@@ -19,12 +19,13 @@ from jaxpfl.types import Array, Key, Scalar
 
 
 def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: int) -> Array:
-    """One client's mean of random features, [number]: distances between clients' are their discrepancy, within about
-    ``1 / sqrt(number)``.
+    """A client's mean of random Fourier features, [number].
+
+    Distances between clients' embeddings approximate their discrepancy, with an error of about ``1 / sqrt(number)``.
 
     Args:
       key: the same for all clients.
-      x: [n, q], with mask [n] bool; zero of a client without examples.
+      x: [n, q], with mask [n] bool; the embedding is zero for a client without examples.
       bandwidth: b of the kernel.
       number: of features.
     """
@@ -36,8 +37,10 @@ def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: i
 
 
 def mmd(x: Array, mask: Array, bandwidth: Scalar) -> Callable[[Array], Array]:
-    """The exact squared discrepancies (with the diagonal terms) of clients' data [N, n, q], mask [N, n], as
-    `graphs.nearest_neighbours` takes them. Of n^2 N^2 kernel values, those of a pair of clients are held at once."""
+    """Exact squared discrepancies of clients' data [N, n, q], mask [N, n], for `graphs.nearest_neighbours`.
+
+    They include the diagonal terms. Of n^2 N^2 kernel values, those of one pair of clients are held at a time.
+    """
 
     def kernel(a: Array, seen_a: Array, b: Array, seen_b: Array) -> Array:
         square = ((a[:, None] - b) ** 2).sum(axis=-1)
@@ -54,8 +57,11 @@ def mmd(x: Array, mask: Array, bandwidth: Scalar) -> Callable[[Array], Array]:
 
 
 def covariance(x: Array, mask: Array) -> Array:
-    """One client's covariance matrix as a vector, [q (q + 1) / 2], of which distances are the Frobenius ones: entries
-    off the diagonal count twice. x is [n, q] with mask [n] bool; zero of a client without examples."""
+    """A client's covariance matrix as a vector, [q (q + 1) / 2], whose Euclidean distances are the Frobenius ones.
+
+    Entries off the diagonal are scaled to count twice. x is [n, q] with mask [n] bool; zero for a client without
+    examples.
+    """
     apart = jnp.where(mask[:, None], x - _mean(x, mask), 0)
     matrix = apart.T @ apart / jnp.maximum(mask.sum(), 1)
     row, column = jnp.triu_indices(x.shape[1])

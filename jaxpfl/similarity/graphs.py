@@ -1,8 +1,8 @@
-r"""Graphs of clients: nodes 0 ... N - 1 and edges, from the user or from the k nearest neighbours of each.
+r"""Graphs of clients: nodes 0 ... N - 1 and edges, given by the user or between k nearest neighbours.
 
-Q, the print's N x M incidence matrix with a column of one +1 and one -1 for each edge, is never made: of models Z
-[N, d] (rows are the print's columns) ``differences`` is Z Q and ``gathered`` of W [M, d] is W Q^T. Both are right
-without edges, for nodes without any, and for N = 1.
+Q, the paper's N x M incidence matrix with one +1 and one -1 in the column of each edge, is never formed: for models Z
+[N, d] (rows are the paper's columns) ``differences`` is Z Q, and for W [M, d] ``gathered`` is W Q^T. Both hold without
+edges, for isolated nodes, and for N = 1.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ class Graph:
 
     @property
     def edges(self) -> int:
-        """M."""
+        """M, the number of edges."""
         return len(self.first)
 
 
 def from_edges(pairs: Any, nodes: int) -> Graph:
-    """The graph of pairs of nodes, [M, 2] in any order and orientation; one that is repeated counts once.
+    """Graph from pairs of nodes, [M, 2] in any order and orientation; repeated pairs count once.
 
     Raises:
-      JaxpflError: fewer than one node, pairs that are not whole numbers from 0 to nodes - 1, a node with itself.
+      JaxpflError: for less than one node, pairs that are not integers from 0 to nodes - 1, or a node joined to itself.
     """
     if nodes < 1:
         raise JaxpflError(f"nodes must be at least 1, got {nodes}")
@@ -58,16 +58,17 @@ def from_edges(pairs: Any, nodes: int) -> Graph:
 def nearest_neighbours(
     distances: Callable[[Array], Array], nodes: int, k: int, *, block: int = 256, mutual: bool = False
 ) -> Graph:
-    """An edge between two nodes if either is among the k nearest of the other, or with ``mutual`` if both are.
+    """Graph of k nearest neighbours: an edge if either node is among the k nearest of the other (``mutual``: both).
 
     Args:
       distances: the distances [b, N] of nodes [b] int32 to all; jittable. Not more than [block, N] are held at once.
       nodes: N.
-      k: neighbours of each, all others if there are fewer. Of nodes as near the first are taken.
+      k: neighbours of each node, all others if there are fewer. Ties go to the first nodes.
       block: nodes at a time.
+      mutual: require both nodes to be among each other's k nearest.
 
     Raises:
-      JaxpflError: fewer than one node or neighbour.
+      JaxpflError: for less than one node or neighbour.
     """
     if nodes < 1 or k < 1:
         raise JaxpflError(f"nodes and neighbours must be at least 1, got {nodes} and {k}")
@@ -79,7 +80,7 @@ def nearest_neighbours(
         apart = jnp.where(jnp.arange(nodes) == ids[:, None], jnp.inf, distances(ids))
         return jax.lax.top_k(-apart, k)[1]
 
-    # The last block begins early enough to be a whole one, so that every block is the same program.
+    # The last block starts early enough to be complete, so that every block is the same program.
     starts = np.minimum(np.arange(0, nodes, block), nodes - block)
     ids = starts[:, None] + np.arange(block)
     found = np.empty((nodes, k), np.int64)
@@ -88,18 +89,18 @@ def nearest_neighbours(
 
 
 def nearest_vectors(vectors: Any, k: int, *, block: int = 256, mutual: bool = False) -> Graph:
-    """`nearest_neighbours` of vectors by their Euclidean distances, exact to float64's rounding; on the host.
+    """`nearest_neighbours` of vectors in Euclidean distance, exact to the rounding of float64; on the host.
 
-    Inner products give all distances quickly, but lose what long vectors have in common. They only choose the
-    candidates, as many as their rounding leaves open; who is nearest is decided by the differences, so that duplicates
-    are at zero and the first of equally near nodes are taken.
+    Inner products give all distances quickly, but suffer from cancellation. They only select candidates, as many as
+    their rounding error leaves undecided; the nearest are decided by differences, so that duplicates are at distance
+    zero and ties go to the first nodes.
 
     Args:
-      vectors: [N, q]; one that is not finite is near nobody.
-      k, block, mutual: as `nearest_neighbours` has them.
+      vectors: [N, q]; one that is not finite has no neighbours.
+      k, block, mutual: as in `nearest_neighbours`.
 
     Raises:
-      JaxpflError: as `nearest_neighbours`.
+      JaxpflError: as in `nearest_neighbours`.
     """
     given = np.asarray(vectors)
     nodes, numbers = given.shape
@@ -128,7 +129,7 @@ def nearest_vectors(vectors: Any, k: int, *, block: int = 256, mutual: bool = Fa
 
 
 def _joined(found: list[np.ndarray], mutual: bool) -> Graph:
-    """The graph of the neighbours that each node has found."""
+    """Graph from the neighbours found for each node."""
     nodes = len(found)
     pairs = np.stack([np.repeat(np.arange(nodes), list(map(len, found))), np.concatenate(found)], axis=1)
     if mutual:
@@ -138,17 +139,17 @@ def _joined(found: list[np.ndarray], mutual: bool) -> Graph:
 
 
 def differences(graph: Graph, z: Array) -> Array:
-    """``z_i - z_j`` of every edge: [N, d] -> [M, d]."""
+    """Differences ``z_i - z_j`` along every edge: [N, d] -> [M, d]."""
     return z[graph.first] - z[graph.second]
 
 
 MOST_UNROLLED = 32
-"""Edges of a node beyond which `gathered` scatters: so many gathers are one pass over the rows, ten to thirty times as
-fast on a CPU, where a scatter takes the edges one by one."""
+"""Largest degree for which `gathered` gathers: one pass over the rows per edge of a node is ten to thirty times as fast
+on a CPU as a scatter, which processes the edges one by one."""
 
 
 def gathered(graph: Graph, w: Array) -> Array:
-    """The transpose of `differences`: [M, d] -> [N, d]."""
+    """Transpose of `differences`: [M, d] -> [N, d]."""
     on_host = isinstance(graph.first, np.ndarray) and isinstance(graph.second, np.ndarray)
     if on_host and graph.edges and (most := int(_host_degrees(graph).max())) <= MOST_UNROLLED:
         # The nth edge of every node, M where it has none, and whether the node is its first end.
@@ -170,33 +171,34 @@ def _host_degrees(graph: Graph) -> np.ndarray:
 
 
 def degrees(graph: Graph) -> Array:
-    """The number of every node's edges, [N] int32."""
+    """Number of edges of every node, [N] int32."""
     return jnp.zeros(graph.nodes, jnp.int32).at[graph.first].add(1).at[graph.second].add(1)
 
 
 def laplacian(graph: Graph) -> np.ndarray:
-    """``Q Q^T``, [N, N]: the degrees on the diagonal, -1 for every edge; on the host."""
+    """Graph Laplacian ``Q Q^T``, [N, N], on the host: degrees on the diagonal, -1 for every edge."""
     matrix = np.diag(_host_degrees(graph).astype(np.float64))
     matrix[graph.first, graph.second] = matrix[graph.second, graph.first] = -1
     return matrix
 
 
 class Spectrum(NamedTuple):
-    """The Laplacian as ``vectors diag(values) vectors^T``: [N], and [N, N] of orthonormal columns; on the host."""
+    """Eigendecomposition ``vectors diag(values) vectors^T`` of the Laplacian, [N] and [N, N], on the host."""
 
     values: np.ndarray
     vectors: np.ndarray
 
 
 def spectrum(graph: Graph) -> Spectrum:
-    """The spectrum of `laplacian`, by NumPy."""
+    """Spectrum of the `laplacian`, by NumPy."""
     return Spectrum(*np.linalg.eigh(laplacian(graph)))
 
 
 def components(graph: Graph, joined: Any) -> np.ndarray:
-    """The cluster of every node, [N] from 0 on in the order of their first nodes, where edges [M] bool join clusters.
+    """Connected components of the nodes under the edges ``joined`` [M] bool.
 
-    Of the network lasso, ``joined`` are the edges whose w is zero.
+    Returns the cluster of each node, [N], numbered by their first nodes. In the network lasso, ``joined`` are the edges
+    whose w is zero.
     """
     joined = np.asarray(joined)
     first, second = np.asarray(graph.first)[joined], np.asarray(graph.second)[joined]

@@ -1,11 +1,11 @@
 r"""Proximal operators of norms, ``argmin_w kappa |w|_p + |w - v|_2^2 / 2``, for p = 1, 2 and infinity.
 
-- p = 1: every entry ``kappa`` nearer to zero;
+- p = 1: every entry shrunk by ``kappa`` towards zero;
 - p = 2: :math:`(1 - \kappa / \|v\|_2)_+ v`;
 - p = inf: :math:`v - \operatorname{Proj}(v)`, onto the l1 ball of radius kappa.
 
-In each, v - w is the projection of v onto the ball of radius kappa of the dual norm (Moreau). The formula printed by
-Zhao et al. for all p is right for p = 2 alone.
+In each case, v - w is the projection of v onto the ball of radius kappa of the dual norm (Moreau). The formula that
+Zhao et al. print for all p is correct for p = 2 alone.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ NORMS = (1.0, 2.0, math.inf)
 
 
 def check_norm(p: float) -> float:
-    """The norm, if it is one that has an operator here.
+    """The norm as a float, if it has an operator here.
 
     Raises:
-      JaxpflError: for others.
+      JaxpflError: for p other than 1, 2 and infinity.
     """
     if p not in NORMS:
         raise JaxpflError(f"p must be 1, 2 or inf, got {p}")
@@ -32,7 +32,7 @@ def check_norm(p: float) -> float:
 
 
 def prox(v: Array, kappa: Scalar, p: float) -> Array:
-    """The operator of ``kappa |.|_p`` on each vector [..., d]; kappa, not negative, may be infinite.
+    """Proximal operator of ``kappa |.|_p`` on each vector [..., d]; kappa is non-negative and may be infinite.
 
     Raises:
       JaxpflError: for p other than 1, 2 and infinity.
@@ -43,18 +43,18 @@ def prox(v: Array, kappa: Scalar, p: float) -> Array:
         length = norm(v, 2)[..., None]
         keep = jnp.where(length > kappa, 1 - kappa / jnp.where(length > 0, length, 1), 0)
         return jnp.where(length > kappa, keep * v, jnp.zeros_like(v))
-    # w is v cut off at the level where what is cut off sums to kappa.
+    # w is v clipped at the level for which the excess sums to kappa.
     level = jnp.where(norm(v, 1) > kappa, _level(jnp.abs(v), kappa), 0)[..., None]
     return jnp.clip(v, -level, level)
 
 
 def norm(v: Array, p: float) -> Array:
-    """``|v|_p`` of each vector [..., d]."""
+    """Norm ``|v|_p`` of each vector [..., d]."""
     return jnp.linalg.norm(v, ord=int(p) if p in (1, 2) else p, axis=-1)
 
 
 def _level(size: Array, kappa: Scalar) -> Array:
-    """The t >= 0 with ``sum_i (size_i - t)_+ = kappa`` where the sizes [..., d] sum to more than kappa."""
+    """The t >= 0 with ``sum_i (size_i - t)_+ = kappa``, for sizes [..., d] that sum to more than kappa."""
     ordered = jnp.flip(jnp.sort(size, axis=-1), axis=-1)
     count = jnp.arange(1, size.shape[-1] + 1, dtype=size.dtype)
     # With the c largest above t, t = (their sum - kappa) / c; of these the largest is the one that is consistent.

@@ -97,7 +97,7 @@ def private_mean(release: Release, floor: Scalar) -> Array:
 
 
 def private_start(key: Key, mean: Array, clusters: int, spread: Scalar, floor: Scalar) -> Array:
-    """Initial centers [k, d] as random multiples of a private mean, ``mean * exp(spread N(0, I))``, at no privacy cost."""
+    """Initial centers [k, d], random multiples ``mean * exp(spread N(0, I))`` of a private mean, at no privacy cost."""
     factors = jnp.exp(spread * jax.random.normal(key, (clusters, mean.shape[-1]), mean.dtype))
     return floored(mean * factors, floor)
 

@@ -34,7 +34,7 @@ LEAST = 0.1
 
 
 class Known(NamedTuple):
-    """Combined releases of the mean: a value per token [d] and its precision, the inverse of the noise's variance [d]."""
+    """Combined releases of the mean: a value per token [d] and its precision, the inverse variance of the noise [d]."""
 
     value: Array
     precision: Array

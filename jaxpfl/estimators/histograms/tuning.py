@@ -76,7 +76,7 @@ def toward(point: Personal, weight: Weight, floor: Scalar) -> Personal:
 
 
 def finetuned(centers: Array, weight: Weight, floor: Scalar) -> Personal:
-    """Interpolation between the nearest of the centers [k, d] and the user's own histogram; ``fixed(1)`` is the center."""
+    """Interpolation between the nearest of the centers [k, d] (at weight 1) and the user's own histogram."""
     return toward(of_nearest(centers), weight, floor)
 
 
