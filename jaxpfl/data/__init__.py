@@ -1,6 +1,6 @@
-"""Data: where examples come from, who holds them, how they are stacked, and how mini-batches are drawn.
+"""Data: loading, partitioning among clients, stacking, and mini-batch sampling.
 
-`load` a source, `federate` it (or `stack_clients` of your own arrays), then `plan_batches`; everything up to
+`load` a source, `federate` it (or `stack_clients` from your own arrays), then `plan_batches`; everything up to
 there is NumPy on the host. `draw_batches` and `take` run inside the compiled round, for one client.
 """
 

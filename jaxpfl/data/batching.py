@@ -1,4 +1,4 @@
-"""Mini-batch draws inside the compiled round, for ONE client (they work under ``vmap`` and ``lax.map``).
+"""Mini-batch sampling inside the compiled round, for ONE client (it works under ``vmap`` and ``lax.map``).
 
 A draw is over POSITIONS in the client's padded data, and never depends on the padding: every score is one
 draw per example from ``jax.random.bits(key, (capacity,))``, whose first n values are the same for every
@@ -8,8 +8,7 @@ The three draws, with n_i the client's examples, b_i = min(batch size, n_i) and 
 
 - ``"epoch"`` (default): the client's examples in a random order, a new one each epoch. Step t of a round
   takes positions (p * steps + t) * b_i + j for j < b_i of that endless sequence, so rounds continue the
-  epoch, within one epoch every example is used exactly once, and a batch may end one epoch and begin the
-  next.
+  epoch, every example is used exactly once per epoch, and a batch may end one epoch and begin the next.
 - ``"step"``: each step takes b_i distinct examples, drawn anew.
 - ``"replacement"``: each step takes b_i examples drawn uniformly with replacement.
 """
@@ -38,13 +37,13 @@ _INDEX_MASK = np.uint32(2**_INDEX_BITS - 1)
 
 @dataclasses.dataclass(frozen=True)
 class Batching:
-    """What the compiler must know about the draws; made by `plan_batches`. Hashable, all fields static.
+    """Static parameters of the draws, made by `plan_batches`. Hashable.
 
     Attributes:
       steps: local steps of one round.
-      batch_size: slots of a batch: the wished size, or the largest client's examples where that is less.
+      batch_size: slots of a batch: the requested size, or the largest client's number of examples if smaller.
       draw: "epoch", "step" or "replacement".
-      max_epochs: the most epochs that any client touches in one round (1 unless draw is "epoch").
+      max_epochs: largest number of epochs that any client touches in one round (1 unless draw is "epoch").
       full: every batch is the client's whole data set, so nothing is drawn at all.
       ragged: some client has fewer examples than a batch has slots.
     """
@@ -58,16 +57,16 @@ class Batching:
 
 
 def plan_batches(sizes: np.ndarray, steps: int, batch_size: int, draw: str = "epoch") -> Batching:
-    """The static facts of the draws, computed on the host.
+    """Plan the draws: their static parameters, computed on the host.
 
     Args:
-      sizes: [m] the clients' numbers of training examples, without padding (the plan must not depend on it).
+      sizes: [m] number of training examples of each client, without padding (the plan must not depend on it).
       steps: local steps of one round, at least 1.
       batch_size: examples of a step, at least 1; a client with fewer uses all of its own.
       draw: see the module's docstring.
 
     Raises:
-      JaxpflError: an unknown draw, a count below 1, no examples at all, or more than 2**23 in one client.
+      JaxpflError: for an unknown draw, a count below 1, no examples at all, or more than 2**23 in one client.
     """
     sizes = np.asarray(sizes, dtype=np.int64)
     if draw not in get_args(Draw):
@@ -90,20 +89,20 @@ def plan_batches(sizes: np.ndarray, steps: int, batch_size: int, draw: str = "ep
 
 
 def draw_batches(batching: Batching, key: Key, participations: Scalar, mask: Array) -> tuple[Array, Array]:
-    """The batches of one client's round.
+    """Draw the batches of one client's round.
 
     Args:
       batching: the plan.
       key: the client's OWN stream for draws, the same in every round (the round enters by participations).
-      participations: [] integer, the rounds this client has trained in before. Exact as long as the client's
-        steps, participations * steps, stay below 2**32.
+      participations: [] integer, the number of rounds in which this client has trained before. Exact as long as
+        the client's steps, participations * steps, stay below 2**32.
       mask: [capacity] bool, true for real examples, which come first. A client without examples (an empty
         slot of a cohort) gets batches without a valid slot.
 
     Returns:
       indices: [steps, batch_size] int32 places in the client's data, 0 where not valid.
       valid: [steps, batch_size] bool, false for the slots j >= min(batch_size, n_i).
-      Where ``batching.full``, both are placeholders [steps, 0]: `take` uses all examples without a gather.
+      If ``batching.full``, both are placeholders [steps, 0]: `take` uses all examples without a gather.
     """
     if batching.full:
         nothing = jnp.zeros((batching.steps, 0), jnp.int32)
@@ -117,7 +116,7 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, mask: Arr
         first = participations * jnp.uint32(batching.steps)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, first + jnp.arange(batching.steps, dtype=jnp.uint32))
         if batching.draw == "step":
-            # top_k of floats has a fast path on a CPU: 12 us for 20 of 1200, where sorting them takes 50.
+            # top_k of floats has a fast path on a CPU: 12 us for 20 of 1200, while sorting them takes 50.
             scores = jax.vmap(lambda k: jax.random.uniform(k, mask.shape, jnp.float32))(keys)
             indices = lax.top_k(jnp.where(mask, scores, -jnp.inf), batching.batch_size)[1]
         else:
@@ -128,7 +127,7 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, mask: Arr
 
 
 def take(data: ClientData, indices: Array, valid: Array, batching: Batching) -> tuple[PyTree, Array, Array]:
-    """The examples of one step, or (not where ``batching.full``) of all steps at once.
+    """Gather the examples of one step, or (unless ``batching.full``) of all steps at once.
 
     Args:
       data: one client's data.
@@ -159,13 +158,12 @@ def take_all(data: ClientData) -> tuple[PyTree, Array, Array]:
 
 
 def permutation(key: Key, mask: Array) -> Array:
-    """A random order of one client's real examples, then the padded ones.
+    """Random permutation of one client's real examples, followed by the padded ones.
 
     The order is by (20 random bits, index). Up to 4096 examples both are packed into one uint32, as sorting
-    single words is three to four times faster on a CPU than sorting pairs, which is what ``argsort`` does;
-    beyond that pairs are sorted, with the same result. Two examples tie in their 20 bits with probability
-    1e-6 (then the lower index goes first), so which of the two precedes is biased by 5e-7: far below what
-    training can see.
+    single words is three to four times faster on a CPU than sorting pairs, as ``argsort`` does; beyond that pairs
+    are sorted, with the same result. Two examples tie in their 20 bits with probability 1e-6 (then the lower index
+    goes first), so the order of two examples is biased by 5e-7, which is negligible for training.
 
     Args:
       key: key of this order.
@@ -184,7 +182,7 @@ def permutation(key: Key, mask: Array) -> Array:
 
 
 def _epoch_indices(batching: Batching, key: Key, participations: Array, mask: Array, size: Array, used: Array) -> Array:
-    """Indices [steps, batch_size] of the "epoch" draw; anything where the slot is not valid."""
+    """Indices [steps, batch_size] of the "epoch" draw; arbitrary where a slot is not valid."""
     examples = jnp.maximum(size, 1)  # an empty slot must not divide by zero
     first_epoch, first_offset = _cursor(participations, batching.steps * used, examples)
     step = jnp.arange(batching.steps, dtype=jnp.int32)[:, None]
@@ -197,7 +195,7 @@ def _epoch_indices(batching: Batching, key: Key, participations: Array, mask: Ar
     if batching.max_epochs == 1:
         return order(jnp.int32(0))[place % examples]
     last = (first_offset + batching.steps * used - 1) // examples
-    # Under lax.map an epoch that this client does not reach in this round costs nothing.
+    # Under lax.map, epochs that this client does not reach in this round cost nothing.
     orders = lax.map(
         lambda nth: lax.cond(nth <= last, order, lambda _: jnp.zeros(mask.shape, jnp.int32), nth),
         jnp.arange(batching.max_epochs, dtype=jnp.int32),
@@ -223,8 +221,11 @@ def _cursor(participations: Array, per_round: Array, examples: Array) -> tuple[A
 
 
 def _most_epochs(sizes: np.ndarray, steps: int, slots: int) -> int:
-    """The largest number of epochs that a round of any client touches. A round starts at a multiple of
-    gcd(steps * b_i, n_i), which is why epochs that are whole numbers of rounds never touch a second one."""
+    """Largest number of epochs that a round of any client touches.
+
+    A round starts at a multiple of gcd(steps * b_i, n_i), so that if an epoch is a whole number of rounds, no round
+    touches a second one.
+    """
     per_round = steps * np.minimum(sizes, slots)
     latest_start = sizes - np.gcd(per_round, sizes)
     return int(((latest_start + per_round - 1) // sizes + 1).max())

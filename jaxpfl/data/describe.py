@@ -1,4 +1,4 @@
-"""What a split looks like: for ``jaxpfl data describe`` and for tests."""
+"""Summaries of a federation's split, for ``jaxpfl data describe`` and for tests."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ class Summary:
       sizes: for "train", "validation" and "test" the clients' numbers of examples, [m].
       capacities: for each split the padded length.
       class_counts: [m, num_classes] training examples of each class.
-      input_shape: the shape of one input; of each array by its name where inputs are several.
-      unused: examples of the source that no client holds, or None where the source was not given.
-      clusters: the true cluster of each client, [m], or None where there are none.
+      input_shape: the shape of one input; a dictionary by name if an input is several arrays.
+      unused: number of examples of the source that no client holds, or None if the source was not given.
+      clusters: the true cluster of each client, [m], or None if there are none.
     """
 
     client_ids: np.ndarray
@@ -39,26 +39,26 @@ class Summary:
 
     @property
     def classes_held(self) -> np.ndarray:
-        """The number of distinct classes among each client's training examples, [m]."""
+        """Number of distinct classes among each client's training examples, [m]."""
         return (self.class_counts > 0).sum(axis=1)
 
     @property
     def holders(self) -> np.ndarray:
-        """The number of clients with training examples of each class, [num_classes]."""
+        """Number of clients with training examples of each class, [num_classes]."""
         return (self.class_counts > 0).sum(axis=0)
 
 
 def summary(
     federation: Federation, num_classes: int, source: Source | None = None, member: np.ndarray | None = None
 ) -> Summary:
-    """Counts a federation's examples; labels must lie in 0 .. num_classes - 1.
+    """Count a federation's examples; labels must lie in 0 .. num_classes - 1.
 
     Args:
       federation: the clients.
       num_classes: the number of classes.
-      source: what the federation was made of, to count the examples that it leaves out (a test set of other users,
-        users that were not asked for, clients that were dropped).
-      member: the true cluster of each client, by its id, as `true_clusters` says it.
+      source: the federation's source, to count the examples that it leaves out (a test set of other users, users
+        that were not asked for, clients that were dropped).
+      member: the true cluster of each client, by id, from `true_clusters`.
     """
     splits = {s: getattr(federation, s) for s in ("train", "validation", "test")}
     masks = {s: np.asarray(data.mask) for s, data in splits.items()}
@@ -81,8 +81,7 @@ def summary(
 
 
 def describe(counts: Summary) -> dict[str, Any]:
-    """The summary as JSON-able values: totals, min / median / max over clients, and the table of each
-    client."""
+    """The summary as JSON-able values: totals, min / median / max over clients, and a table by client."""
     return {
         "clients": len(counts.client_ids),
         "input_shape": _jsonable(counts.input_shape),
@@ -108,8 +107,8 @@ def describe(counts: Summary) -> dict[str, Any]:
 def format_description(described: dict[str, Any], most_clients: int = 20) -> str:
     """The dictionary of `describe` as plain text for a terminal, with the first ``most_clients`` clients.
 
-    The table has a column for each class where there are at most 20 of them and the terminal is wide enough, else the
-    number of classes held.
+    The table has a column for each class if there are at most 20 of them and the terminal is wide enough, otherwise
+    the number of classes held.
     """
     shape = _shape_text(described["input_shape"])
     lines = [f"{described['clients']} clients, {described['classes']} classes, inputs {shape}"]
@@ -138,7 +137,7 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
 
 
 def _shapes(x: Any) -> Any:
-    """The shape of one input: a tuple, or a dictionary of tuples by the arrays' names."""
+    """Shape of one input: a tuple, or a dictionary of tuples by the arrays' names."""
     paths = jax.tree_util.tree_flatten_with_path(x)[0]
     if len(paths) == 1 and not paths[0][0]:
         return tuple(x.shape[2:])
@@ -146,7 +145,7 @@ def _shapes(x: Any) -> Any:
 
 
 def _clusters(counts: Summary) -> list[list[int]]:
-    """The clients of each cluster, by their ids."""
+    """Client ids of each cluster."""
     assert counts.clusters is not None
     return [counts.client_ids[counts.clusters == c].tolist() for c in range(counts.clusters.max() + 1)]
 

@@ -1,4 +1,4 @@
-"""Warnings of data that train without an error and to no use."""
+"""Warnings about data that can be trained on without an error but hardly learned from."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from jaxpfl.errors import warn
 from jaxpfl.types import Federation
 
 _FEW, _CLASSES = 5, 20
-"""Examples of a label on average below which so many labels, or more, are taken for numbers that were measured."""
+"""Thresholds: fewer examples per label on average, of at least so many labels, suggest measured amounts."""
 _APART = 1000.0
 
 
 def check_labels(federation: Federation, strict: bool = False) -> None:
-    """Warns where labels look like a regression's target made whole: many of them, most with few examples.
+    """Warn if labels look like a rounded regression target: many of them, most with few examples.
 
     Raises:
-      JaxpflError: the warning, where ``strict`` is true.
+      JaxpflError: instead of the warning, if ``strict``.
     """
     splits = (federation.train, federation.validation, federation.test)
     labels = np.concatenate([np.asarray(split.y)[np.asarray(split.mask)] for split in splits])
@@ -31,12 +31,12 @@ def check_labels(federation: Federation, strict: bool = False) -> None:
 
 
 def check_scales(federation: Federation, strict: bool = False) -> None:
-    """Warns where inputs that are a vector of features hold some a thousand times as large as others.
+    """Warn if inputs are feature vectors whose features differ in scale by a factor of a thousand or more.
 
-    A feature's scale is the root mean square of its entries that are not zero, so that rare ones are not small ones.
+    A feature's scale is the root mean square of its nonzero entries, so that rare features do not count as small.
 
     Raises:
-      JaxpflError: the warning, where ``strict`` is true.
+      JaxpflError: instead of the warning, if ``strict``.
     """
     x, real = federation.train.x, np.asarray(federation.train.mask)
     if not hasattr(x, "ndim") or x.ndim != 3 or not np.issubdtype(x.dtype, np.floating):

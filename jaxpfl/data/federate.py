@@ -1,4 +1,4 @@
-"""A source and a partition make a `Federation`: the split that ``--split-seed`` fixes."""
+"""Splitting a source among clients by a partition: the split that ``--split-seed`` determines."""
 
 from __future__ import annotations
 
@@ -20,12 +20,11 @@ from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.types import Federation
 
 _BYTES_PER_CLIENT = 1000
-"""What the places of a client's examples take in lists of NumPy arrays, whatever their number."""
+"""Memory of the lists of NumPy arrays that hold a client's indices, whatever their number."""
 
 
 class SplitPurpose(IntEnum):
-    """What a host stream of randomness is for. The numbers are part of the splits: never renumber, only
-    append."""
+    """Purpose of a host random stream. The numbers are part of the splits: never renumber, only append."""
 
     PARTITION = 0
     TEST = 1
@@ -34,7 +33,7 @@ class SplitPurpose(IntEnum):
 
 
 def split_rng(split_seed: int, purpose: SplitPurpose, *names: int) -> np.random.Generator:
-    """The generator of one named part of the split; the same numbers on every platform."""
+    """Random generator of one named part of the split; the same numbers on every platform."""
     return np.random.default_rng(np.random.SeedSequence(split_seed, spawn_key=(int(purpose), *names)))
 
 
@@ -58,38 +57,44 @@ def federate(
     drop_empty: bool = False,
     standardize: bool = False,
 ) -> Federation:
-    """Splits a data set among clients. Depends on the arguments here alone: no run seed enters.
+    """Split a data set among clients. The result depends on these arguments alone: no run seed enters.
 
-    Test examples come from the official test set where there is one, dealt by the partition's own rule; else
-    (and where its users are others than the training set's, for "natural") each client's examples are split,
-    class by class as evenly as the counts allow.
+    Test examples come from the official test set if there is one, dealt by the partition's own rule; otherwise (and
+    for "natural", if its users are not those of the training set) each client's examples are split, class by class as
+    evenly as the counts allow.
 
     Args:
       source: the data set.
-      partition: "iid"; "classes": a number of classes for each client, of log-normal sizes with a sigma; "shards" (or
-        "pathological"): a number of shards of the examples sorted by class; "dirichlet": class proportions of each
-        client from Dir(alpha); "dirichlet-class": each class in proportions from Dir(alpha); "lognormal": iid of
-        unequal sizes; "natural": one client for each user, or for a number of them; "superclasses": all classes of a
-        number of superclasses; "clusters": iid, and clients of each of a number of clusters permute the labels in
-        their own way (`true_clusters` says who is where).
-      clients: m, at least 1. Only "natural" goes without: it then takes all users.
+      partition: "iid"; "classes": a number of classes per client, with log-normal sizes if sigma is given; "shards"
+        (or "pathological"): a number of shards of the examples sorted by class; "dirichlet": class proportions of each
+        client from Dir(alpha); "dirichlet-class": each class in proportions from Dir(alpha); "lognormal": iid with
+        unequal sizes; "natural": one client per user, or per number of users; "superclasses": all classes of a number
+        of superclasses; "clusters": iid, and the clients of each cluster have their own permutation of the labels
+        (see `true_clusters`).
+      clients: m, at least 1; optional for "natural", which then takes all users.
       classes_per_client, shards_per_client, alpha, min_examples, sigma, users_per_client, superclasses_per_client,
         clusters: options of the partitions, see `PartitionOptions`; one that the partition does not take is refused.
-      test_share: the share of each client's examples kept for testing, in [0, 1); not used where the source
-        has an official test set, unless it is pooled. A client with at least two examples keeps at least one for
-        training and one for testing.
-      validation_share: the share of each client's training examples kept for validation, in [0, 1).
-      pool_test: whether the official test set is put together with the training set before they are dealt.
+      test_share: share of each client's examples held out for testing, in [0, 1); not used if the source has an
+        official test set, unless it is pooled. A client with at least two examples has at least one for training and
+        one for testing.
+      validation_share: share of each client's training examples held out for validation, in [0, 1).
+      pool_test: merge the official test set with the training set before dealing.
       split_seed: at least 0.
-      drop_empty: leave out clients without training examples, with a warning; under "natural" also users of whom no
-        test example can be had.
-      standardize: bring each feature to mean 0 and deviation 1 over the training examples of all clients (clients that
-        are to be `set_apart` among them; `standardize.scaled` serves them by the others'). A constant becomes 0. The
-        means and deviations are not private: no epsilon covers them.
+      drop_empty: leave out clients without training examples, with a warning; under "natural" also users too small to
+        have a test example.
+      standardize: scale each feature to mean 0 and deviation 1 over the training examples of all clients (including
+        clients that are later `set_apart`; `standardize.scaled` scales these by the others' moments). A constant
+        becomes 0. The means and deviations are not private: no epsilon covers them.
 
     Raises:
-      JaxpflError: a value out of range, an unknown partition, an option that it lacks or does not take, a split that
-        is impossible, a client without training examples (unless ``drop_empty``), a NaN in the source.
+      JaxpflError: for a value out of range, an unknown partition, a missing or unsupported option, an impossible
+        split, a client without training examples (unless ``drop_empty``), or a NaN in the source.
+
+    Example:
+      >>> import jaxpfl
+      >>> federation = jaxpfl.federate(jaxpfl.load("digits"), clients=20, classes_per_client=3)
+      >>> federation.num_clients, federation.input_shape
+      (20, (8, 8, 1))
     """
     for name, share in (("test share", test_share), ("validation share", validation_share)):
         if not 0.0 <= share < 1.0:
@@ -154,18 +159,19 @@ def federate(
 
 
 def true_clusters(clients: int, clusters: int, num_classes: int, split_seed: int = 0) -> ClientClusters:
-    """Who is in which cluster of the partition "clusters" with these settings, and how each permutes the labels.
+    """True clusters of the partition "clusters" with these settings, and each cluster's permutation of the labels.
 
-    A federation's client i, also one that was set apart, has ``member[i]`` with i of `Federation.client_ids`.
+    A federation's client i, including clients that were set apart, is in cluster ``member[i]``, with i from
+    `Federation.client_ids`.
 
     Raises:
-      JaxpflError: for numbers of which there is no such partition.
+      JaxpflError: if there is no such partition for these numbers.
     """
     return draw_clusters(clients, clusters, num_classes, split_rng(split_seed, SplitPurpose.PARTITION))
 
 
 def hold_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Which of one client's examples to hold out: [n] bool, class by class as evenly as the counts allow.
+    """Mask of one client's examples to hold out, [n] bool, class by class as evenly as the counts allow.
 
     round(share * n) examples are held out, but at least one and not all where share > 0 and n >= 2. Each
     class gives floor(share * its count); the rest come from the classes with the largest remainders, ties at
@@ -191,7 +197,7 @@ def hold_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.n
 def _hold_out(
     own: list[Indices], labels: np.ndarray, share: float, split_seed: int, purpose: SplitPurpose
 ) -> tuple[list[Indices], list[Indices]]:
-    """What each client keeps and what it holds out; a client's draw depends on its own examples alone."""
+    """Indices that each client keeps and holds out; a client's draw depends on its own examples alone."""
     keeps, held_out = [], []
     for client, indices in enumerate(own):
         held = hold_out(labels[indices], share, split_rng(split_seed, purpose, client))
@@ -201,8 +207,10 @@ def _hold_out(
 
 
 def _with_test(train: list[Indices], test: list[Indices], drop_empty: bool) -> np.ndarray:
-    """The clients to keep: all, or those with a test example; clients without training examples are `stack_clients`'
-    to judge."""
+    """The clients to keep: all, or those with a test example.
+
+    Clients without training examples are kept here; they are checked by `stack_clients`.
+    """
     without = np.array([len(a) > 0 and len(b) == 0 for a, b in zip(train, test, strict=True)])
     if not without.any():
         return np.arange(len(train))
@@ -219,7 +227,7 @@ def _with_test(train: list[Indices], test: list[Indices], drop_empty: bool) -> n
 
 
 def _check_source(source: Source) -> None:
-    """A user's own source is checked before it is split, so that errors name its own examples."""
+    """Check a source before it is split, so that errors name the user's own examples."""
     if (source.x_test is None) != (source.y_test is None):
         raise JaxpflError(f"data set {source.name!r}: give x_test and y_test, or neither")
     for part, x, y in (("train", source.x_train, source.y_train), ("test", source.x_test, source.y_test)):

@@ -1,4 +1,4 @@
-"""A picture of a split: who holds how many examples of which class, and how unequal the clients are."""
+"""Plot of a split: examples by client and class, and the distribution of the clients' sizes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ _MOST_CLASSES = 100
 
 
 def plot_split(counts: Summary, path: str | Path, title: str | None = None) -> Path:
-    """Draws a split to a PNG file: a heat map of training examples (clients across, classes up), below it each
-    client's examples by split, and to the right the histogram of the clients' sizes.
+    """Plot a split to a PNG file: class counts by client, examples by split, and a histogram of the clients' sizes.
 
-    Up to 60 clients stand in their own order; more are sorted by their most frequent class, so that what they share is
-    seen. Of more than 100 classes the most frequent 100 are shown.
+    The heat map has clients across and classes up; below it are each client's examples by split, and to the right the
+    histogram. Up to 60 clients are in their own order; more are sorted by their most frequent class. Of more than 100
+    classes the most frequent 100 are shown.
 
     Args:
-      counts: of `summary`.
-      path: the file; its folder is made where it is missing.
-      title: a line above the picture.
+      counts: from `summary`.
+      path: the file; a missing folder is created.
+      title: of the plot.
 
     Returns:
       The path.
 
     Raises:
-      JaxpflError: matplotlib is not installed, or the file cannot be written.
+      JaxpflError: if matplotlib is not installed, or the file cannot be written.
     """
     try:
         from matplotlib.figure import Figure
@@ -67,14 +67,14 @@ def plot_split(counts: Summary, path: str | Path, title: str | None = None) -> P
 
 
 def _by_class(class_counts: np.ndarray) -> np.ndarray:
-    """An order of the clients: by their most frequent class, and within one by how much of it they hold."""
+    """Order of the clients by their most frequent class, and within a class by their share of it."""
     shares = class_counts / np.maximum(class_counts.sum(axis=1, keepdims=True), 1)
     top = shares.argmax(axis=1)
     return np.lexsort((-shares.max(axis=1), top))
 
 
 def _heat_map(axes: Any, table: np.ndarray, classes: np.ndarray) -> Any:
-    """Counts [classes, m] as shades; none at all is left blank."""
+    """Counts [classes, m] as shades; zero is left blank."""
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
     shades = LinearSegmentedColormap.from_list("shades", list(_SHADES)).with_extremes(bad=_EMPTY)
@@ -86,7 +86,7 @@ def _heat_map(axes: Any, table: np.ndarray, classes: np.ndarray) -> Any:
         cmap=shades,
         norm=PowerNorm(0.5, vmin=0, vmax=max(int(table.max(initial=0)), 1)),
     )
-    # White lines between cells that are wide enough to bear them.
+    # White lines between cells that are wide enough.
     if table.shape[1] <= _MOST_NAMED:
         axes.vlines(np.arange(table.shape[1] - 1) + 0.5, -0.5, len(table) - 0.5, color="white", linewidth=0.8)
     if len(table) <= 30:
@@ -102,7 +102,7 @@ def _heat_map(axes: Any, table: np.ndarray, classes: np.ndarray) -> Any:
 
 
 def _bars(axes: Any, counts: Summary, order: np.ndarray) -> None:
-    """Each client's examples, one split upon the other."""
+    """Examples of each client, with the splits stacked."""
     bottom = np.zeros(len(order))
     for split, color in _SPLIT_COLORS.items():
         sizes = counts.sizes[split][order]
@@ -132,7 +132,7 @@ def _name_clients(heat: Any, bars: Any, ids: np.ndarray, order: np.ndarray) -> N
 
 
 def _histogram(axes: Any, sizes: np.ndarray) -> None:
-    """How many clients have how many training examples; lines at the median."""
+    """Histogram of the clients' numbers of training examples, with a line at the median."""
     from matplotlib.ticker import MaxNLocator
 
     low, high = int(sizes.min()), int(sizes.max())

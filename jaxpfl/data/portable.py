@@ -1,9 +1,9 @@
-"""Random numbers that are the same on every platform, bit for bit: uniform, normal, log-gamma, Dirichlet.
+"""Random numbers that are identical on every platform: uniform, normal, log-gamma, Dirichlet.
 
 NumPy's own normal, gamma and Dirichlet draws call the platform's ``log`` and ``exp``, whose last bit differs between
-C libraries; a split that is cut at such a number can differ by an example. Here everything is made of PCG64's raw
-64-bit integers and of additions, multiplications, divisions and square roots of float64, which IEEE 754 rounds alike
-everywhere (each NumPy call does one operation, so none is fused), and sums run in the order of the elements.
+C libraries; a split that is cut at such a number can differ by an example. Here everything is computed from PCG64's raw
+64-bit integers by additions, multiplications, divisions and square roots in float64, whose rounding IEEE 754 prescribes
+(each NumPy call does one operation, so none is fused), and sums run in the order of the elements.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ _SMALLEST_EXPONENT = -745.0
 
 
 def uniform(rng: np.random.Generator, n: int) -> np.ndarray:
-    """Uniform draws strictly between 0 and 1, [n]: the middles of 2**52 equal cells."""
+    """Uniform draws strictly between 0 and 1, [n]: the midpoints of 2**52 equal cells."""
     raw = rng.bit_generator.random_raw(n)
     return ((np.asarray(raw, np.uint64) >> np.uint64(12)).astype(np.float64) + 0.5) * 2.0**-52
 
 
 def log(x: np.ndarray) -> np.ndarray:
-    """Natural logarithm of positive numbers, within a few units of the last place.
+    """Natural logarithm of positive numbers, accurate to a few units in the last place.
 
     x = mantissa * 2**exponent with the mantissa near 1, and log(mantissa) = 2 artanh((mantissa - 1) / (mantissa + 1))
     as a series.
@@ -45,7 +45,8 @@ def log(x: np.ndarray) -> np.ndarray:
 
 
 def exp(x: np.ndarray) -> np.ndarray:
-    """Exponential of numbers <= 700, within a few units of the last place; the smallest positive number below -745.
+    """Exponential of numbers <= 700, accurate to a few units in the last place; below -745 the smallest positive
+    number.
 
     A Taylor series after taking out powers of two.
     """
@@ -60,7 +61,7 @@ def exp(x: np.ndarray) -> np.ndarray:
 
 
 def normal(rng: np.random.Generator, n: int) -> np.ndarray:
-    """Standard normal draws, [n]: Marsaglia's polar method (Marsaglia and Bray 1964)."""
+    """Standard normal draws, [n], by Marsaglia's polar method (Marsaglia and Bray 1964)."""
     found, missing = [np.zeros(0)], n
     while missing > 0:
         pairs = 2.0 * uniform(rng, missing + missing % 2).reshape(2, -1) - 1.0
@@ -75,8 +76,8 @@ def normal(rng: np.random.Generator, n: int) -> np.ndarray:
 def log_gamma(rng: np.random.Generator, shape: float, n: int) -> np.ndarray:
     """Logarithms of Gamma(shape, 1) draws, [n] (Marsaglia and Tsang 2000).
 
-    For a shape below 1, Gamma(a) = Gamma(a + 1) U**(1 / a), in logarithms: the draws themselves would be zero for most
-    of a small shape's values.
+    For a shape below 1, Gamma(a) = Gamma(a + 1) U**(1 / a), in logarithms: at small shapes most draws themselves would
+    underflow to zero.
     """
     larger = shape if shape >= 1.0 else shape + 1.0
     d = larger - 1.0 / 3.0
@@ -97,6 +98,6 @@ def log_gamma(rng: np.random.Generator, shape: float, n: int) -> np.ndarray:
 
 
 def proportions(log_weights: np.ndarray) -> np.ndarray:
-    """exp(log_weights) / its sum, along the last axis; the largest weight never vanishes."""
+    """exp(log_weights) normalised along the last axis; the largest weight never vanishes."""
     weights = exp(log_weights - log_weights.max(axis=-1, keepdims=True))
     return weights / np.add.accumulate(weights, axis=-1)[..., -1:]

@@ -1,4 +1,4 @@
-"""Clients that are never trained: set apart from a federation, to arrive after training."""
+"""New clients: clients set apart from a federation, which arrive after training."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from jaxpfl.types import Federation
 
 
 def set_apart(federation: Federation, unseen: int, split_seed: int = 0) -> tuple[Federation, Federation]:
-    """Splits a federation's clients into those that are trained and ``unseen`` ones, drawn uniformly.
+    """Split a federation's clients into those that are trained and ``unseen`` new ones, drawn uniformly.
 
     Args:
       federation: the stacked data of m clients.
@@ -20,10 +20,10 @@ def set_apart(federation: Federation, unseen: int, split_seed: int = 0) -> tuple
       split_seed: at least 0.
 
     Returns:
-      The trained and the unseen clients; they keep their ids and their order.
+      The trained and the unseen clients, with their ids and in their order.
 
     Raises:
-      JaxpflError: where nobody would be unseen, or nobody trained.
+      JaxpflError: if no client would be unseen, or none trained.
     """
     clients = federation.num_clients
     if not 1 <= unseen < clients:

@@ -1,5 +1,4 @@
-"""From ragged clients to one `Federation`: padding, masks, and the checks of users' arrays. Host side,
-NumPy."""
+"""Stacking of ragged clients into one `Federation`: padding, masks, and checks of users' arrays, on the host."""
 
 from __future__ import annotations
 
@@ -18,7 +17,7 @@ from jaxpfl.types import ClientData, Federation
 
 Examples: TypeAlias = tuple[Any, Any]
 """One client's inputs [n_i, ...] and labels [n_i]; anything that `np.asarray` takes. Inputs may also be a dictionary or
-NamedTuple of such arrays (not a list or tuple, which `np.asarray` takes for one array)."""
+NamedTuple of such arrays (not a list or tuple, which `np.asarray` converts to one array)."""
 
 _SPLITS = ("train", "validation", "test")
 
@@ -30,22 +29,28 @@ def stack_clients(
     client_ids: Sequence[int] | np.ndarray | None = None,
     drop_empty: bool = False,
 ) -> Federation:
-    """Stacks clients' own arrays on one axis, padded with zeros to each split's largest client.
+    """Stack clients' own arrays on one axis, padded with zeros to the largest client of each split.
 
     Args:
-      train: for each of m clients (x [n_i, ...], y [n_i]). Inputs become float32, integers (tokens) int32, all of
-        one feature shape; labels are integers >= 0 and become int32.
+      train: (x [n_i, ...], y [n_i]) for each of m clients. Inputs become float32, integers (tokens) int32, all of one
+        feature shape; labels are integers >= 0 and become int32.
       test, validation: the same, or None for no such examples; a client may have none.
-      client_ids: [m] distinct integers >= 0 that name the random streams; 0 .. m - 1 unless given.
+      client_ids: [m] distinct integers >= 0, the names of the random streams; 0 .. m - 1 unless given.
       drop_empty: leave out clients without training examples (the others keep their ids) and warn.
 
     Returns:
-      NumPy arrays; a split's capacity is its largest client's count.
+      NumPy arrays; a split's capacity is its largest client's number of examples.
 
     Raises:
-      JaxpflError: no clients, lists of different length, and, naming the client: a feature shape unlike the
-        others, different numbers of inputs and labels, labels that are no integers >= 0, NaN or infinite
-        inputs, no training examples (unless ``drop_empty``).
+      JaxpflError: for no clients, or lists of different length; and, with the client's name, for a feature shape
+        unlike the others', different numbers of inputs and labels, labels that are not integers >= 0, NaN or
+        infinite inputs, or no training examples (unless ``drop_empty``).
+
+    Example:
+      >>> clients = [(np.ones((3, 2)), [0, 1, 1]), (np.zeros((1, 2)), [0])]
+      >>> federation = stack_clients(clients)
+      >>> federation.train.x.shape, federation.train.mask.sum(axis=1)
+      ((2, 3, 2), array([3, 1]))
     """
     m = len(train)
     if m == 0:
@@ -88,14 +93,14 @@ def pad(
     validation_capacity: int | None = None,
     test_capacity: int | None = None,
 ) -> Federation:
-    """The same federation with more padding: results must not depend on it.
+    """Pad a federation further; results must not depend on it.
 
     Args:
       federation: NumPy or JAX arrays.
-      train_capacity, validation_capacity, test_capacity: the new capacities; None leaves a split as it is.
+      train_capacity, validation_capacity, test_capacity: the new capacities; None leaves a split unchanged.
 
     Raises:
-      JaxpflError: a capacity below the present one.
+      JaxpflError: for a capacity below the present one.
     """
     splits = {}
     capacities = (train_capacity, validation_capacity, test_capacity)
@@ -110,10 +115,10 @@ def pad(
 
 
 def permute(federation: Federation, order: Sequence[int] | np.ndarray) -> Federation:
-    """The same clients in another order (a permutation of 0 .. m - 1); each keeps its id and its data.
+    """Reorder the clients by a permutation of 0 .. m - 1; each keeps its id and its data.
 
     Raises:
-      JaxpflError: ``order`` is no permutation.
+      JaxpflError: if ``order`` is not a permutation.
     """
     places = np.asarray(order)
     if not np.array_equal(np.sort(places), np.arange(federation.num_clients)):
@@ -122,10 +127,10 @@ def permute(federation: Federation, order: Sequence[int] | np.ndarray) -> Federa
 
 
 def check_batch_size(federation: Federation, batch_size: int, strict: bool = False) -> None:
-    """Warns once if some client has fewer training examples than a batch (it then uses all of its own).
+    """Warn once if some client has fewer training examples than a batch (it then uses all of its own).
 
     Raises:
-      JaxpflError: ``batch_size`` is below 1; or a client is smaller than the batch and ``strict`` is true.
+      JaxpflError: if ``batch_size`` is below 1, or a client is smaller than the batch and ``strict`` is true.
     """
     if batch_size < 1:
         raise JaxpflError(f"batch size must be at least 1, got {batch_size}")
@@ -174,7 +179,7 @@ def _check_client(x: Any, y: Any, whose: str) -> Examples:
 
 
 def _arrays(x: Any) -> Any:
-    """Inputs as an array, or as a dictionary or NamedTuple of arrays."""
+    """Convert inputs to an array, or a dictionary or NamedTuple of arrays."""
     if isinstance(x, Mapping):
         return {key: _arrays(value) for key, value in x.items()}
     if isinstance(x, tuple) and hasattr(x, "_fields"):
@@ -183,7 +188,7 @@ def _arrays(x: Any) -> Any:
 
 
 def _check_leaf(x: np.ndarray, whose: str) -> np.ndarray:
-    """One array of inputs as float32 or int32."""
+    """Convert one array of inputs to float32 or int32."""
     if np.issubdtype(x.dtype, np.integer) or x.dtype == bool:
         if x.dtype != bool and x.size and (x.min() < -(2**31) or x.max() >= 2**31):
             raise JaxpflError(f"{whose}: integer inputs must fit in 32 bits, got {x.min()} to {x.max()}")
@@ -192,15 +197,17 @@ def _check_leaf(x: np.ndarray, whose: str) -> np.ndarray:
         dtype = np.float32
     else:
         raise JaxpflError(f"{whose}: inputs must be real numbers, got {x.dtype}")
-    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused as such
+    with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
         x = x.astype(dtype, copy=False)
     check_finite(x, whose)
     return x
 
 
 def _features(parts: dict[str, list[Examples]], ids: np.ndarray) -> Any:
-    """What all non-empty clients share: a tree of `jax.ShapeDtypeStruct`, the shape and type of one input. The first
-    client with data sets it; a leaf that is integer with some and float with others becomes float."""
+    """Common shape and dtype of one input of all non-empty clients, as a tree of `jax.ShapeDtypeStruct`.
+
+    The first client with data defines it; a leaf that is integer for some and float for others becomes float.
+    """
     feature: Any = None
     for split, own in parts.items():
         for i, (x, _) in zip(ids, own, strict=False):
@@ -225,7 +232,7 @@ def _shared(found: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct, whose: 
 
 
 def _check_memory(parts: dict[str, list[Examples]], ids: np.ndarray, feature: Any) -> None:
-    """Refuses what would not fit once every client is as long as the largest one, before anything is allocated."""
+    """Refuse clients that would not fit in memory once padded to the largest one, before anything is allocated."""
     one = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(feature))
     one += np.dtype(np.int32).itemsize + np.dtype(bool).itemsize  # the label, and the mask
     sizes = {split: np.array([len(y) for _, y in own] or [0] * len(ids)) for split, own in parts.items()}
@@ -256,5 +263,5 @@ def _pad_axis(leaf: np.ndarray, more: int) -> np.ndarray:
 
 
 def listed(ids: np.ndarray, most: int = 10) -> str:
-    """Ids for a one-line message, cut where there are many."""
+    """Ids for a one-line message, truncated if there are many."""
     return ", ".join(map(str, ids[:most])) + (f" and {len(ids) - most} more" if len(ids) > most else "")

@@ -1,8 +1,8 @@
-"""Features brought to one scale: less their mean, over their standard deviation, by what the clients train on.
+"""Standardization of features by the mean and standard deviation of the clients' training examples.
 
-The two are taken over the training examples of all clients of one federation together, as who could read all of them
-would, and are no private quantities: what a client's examples add to them is in every client's inputs. Clients that
-arrive later are brought to the same scale, not to their own.
+Both are computed over the training examples of all clients of a federation together, as by a party that sees all of
+them, and are not private: every client's inputs depend on all clients' examples. New clients are scaled by the same
+numbers, not by their own.
 """
 
 from __future__ import annotations
@@ -18,22 +18,21 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.types import ClientData, Federation
 
 _ENTRIES = 2**23
-"""Numbers that are copied at once."""
+"""Number of entries copied at once."""
 
 
 class Scaling(NamedTuple):
-    """The mean and the standard deviation (1 where a feature is constant) of each entry of an input, float64: a number
-    or a tree like one input."""
+    """Mean and standard deviation (1 if constant) of each feature, float64: an array or a tree like one input."""
 
     mean: Any
     deviation: Any
 
 
 def scaling_of(federation: Federation) -> Scaling:
-    """The scaling of a federation by the training examples of its clients.
+    """Scaling of a federation, from its clients' training examples.
 
     Raises:
-      JaxpflError: where nobody has training examples.
+      JaxpflError: if no client has training examples.
     """
     if not np.asarray(federation.train.mask).any():
         raise JaxpflError("no client has training examples to standardize by")
@@ -46,7 +45,7 @@ def scaling_of(federation: Federation) -> Scaling:
 
 
 def scaled(federation: Federation, scaling: Scaling) -> Federation:
-    """The federation with ``(x - mean) / deviation`` for its inputs x, float32; padding stays zero.
+    """The federation with inputs ``(x - mean) / deviation``, float32; padding stays zero.
 
     Example::
 
@@ -69,7 +68,7 @@ def scaled(federation: Federation, scaling: Scaling) -> Federation:
 
 
 def check_standardizable(source: Source) -> None:
-    """Refuses inputs that are no features.
+    """Refuse inputs other than features.
 
     Raises:
       JaxpflError.
@@ -83,18 +82,18 @@ def check_standardizable(source: Source) -> None:
 
 
 def _moments(x: np.ndarray, mask: np.ndarray) -> Scaling:
-    """The mean and deviation of inputs [m, n, ...] over the real examples, in two passes."""
+    """Mean and deviation of inputs [m, n, ...] over the real examples, in two passes."""
     count = mask.sum()
     mean = sum(part.sum(axis=0, dtype=np.float64) for part in in_parts(x, mask)) / count
     variance = sum(np.square(part - mean).sum(axis=0) for part in in_parts(x, mask)) / count
     deviation = np.sqrt(variance)
-    # Of a constant in float32, rounding alone leaves a deviation.
+    # In float32, rounding gives even a constant a small deviation.
     constant = deviation <= np.finfo(np.float32).eps * np.abs(mean)
     return Scaling(np.asarray(mean), np.where(constant, 1.0, deviation))
 
 
 def in_parts(x: np.ndarray, mask: np.ndarray) -> Iterator[np.ndarray]:
-    """The real examples [k, ...] of some clients at a time, of inputs [m, n, ...]."""
+    """Iterate over the real examples [k, ...] of a few clients at a time, from inputs [m, n, ...]."""
     step = max(1, _ENTRIES // max(1, x[0].size))
     for start in range(0, len(x), step):
         yield x[start : start + step][mask[start : start + step]]

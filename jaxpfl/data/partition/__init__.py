@@ -1,4 +1,4 @@
-"""Partitions: functions from a source to which client holds which example; `registry` has them by name."""
+"""Partitions: assignments of a source's examples to clients; `registry` has them by name."""
 
 from jaxpfl.data.partition.registry import (
     PARTITIONS,

@@ -1,4 +1,4 @@
-"""Whole numbers in given proportions, and examples dealt by a table of counts. Integer arithmetic only."""
+"""Apportionment of integers in given proportions, and dealing examples by a table of counts, in integer arithmetic."""
 
 from __future__ import annotations
 
@@ -8,16 +8,16 @@ _SCALE = 2**36
 
 
 def integer_weights(weights: np.ndarray) -> np.ndarray:
-    """Weights in [0, 1] as integers up to 2**36, so that what follows is exact."""
+    """Weights in [0, 1] as integers up to 2**36, so that later computations are exact."""
     return np.floor(weights * _SCALE).astype(np.int64)
 
 
 def apportion(weights: np.ndarray, total: int, rng: np.random.Generator) -> np.ndarray:
-    """``total`` in proportion to integer weights, by largest remainders, ties at random.
+    """Apportion ``total`` in proportion to integer weights, by largest remainders, ties at random.
 
     Args:
       weights: [k] integers >= 0, not all zero.
-      total: what to share out; total * the largest weight must stay below 2**63.
+      total: to be apportioned; total * the largest weight must stay below 2**63.
       rng: the generator.
 
     Returns:
@@ -32,16 +32,16 @@ def apportion(weights: np.ndarray, total: int, rng: np.random.Generator) -> np.n
 
 
 def deal(labels: np.ndarray, classes: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Deals examples by a table: client i gets counts[i, c] random examples of classes[c].
+    """Deal examples by a table: client i gets counts[i, c] random examples of classes[c].
 
     Args:
       labels: [N].
       classes: [C] distinct labels.
-      counts: [m, C]; a column may sum to less than the class has.
+      counts: [m, C]; a column may sum to less than the number of examples of its class.
       rng: the generator.
 
     Returns:
-      m lists of places, disjoint, class by class.
+      m disjoint lists of indices, class by class.
     """
     parts: list[list[np.ndarray]] = [[] for _ in counts]
     for place, label in enumerate(classes):
@@ -53,13 +53,15 @@ def deal(labels: np.ndarray, classes: np.ndarray, counts: np.ndarray, rng: np.ra
 
 
 def count_classes(labels: np.ndarray, parts: list[np.ndarray], num_classes: int) -> np.ndarray:
-    """The table of who holds how many of which class, [m, num_classes]."""
+    """Number of examples of each class that each client holds, [m, num_classes]."""
     return np.array([np.bincount(labels[part], minlength=num_classes) for part in parts])
 
 
 def deal_alike(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
-    """Deals another set (the official test set) as a first one was dealt: each class in proportion to what the clients
-    hold of it there. Examples of a class that nobody holds go to nobody.
+    """Deal a second set (the official test set) with the clients' class proportions of the first.
+
+    Each class is dealt in proportion to the clients' numbers of examples of it in the first set. Examples of a class
+    that no client holds are left out.
 
     Args:
       labels: [T].

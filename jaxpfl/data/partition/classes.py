@@ -1,6 +1,6 @@
 """Partitions by class: iid, classes per client, shards, superclasses.
 
-Only `Generator.permutation` and `Generator.integers` are used, which give the same numbers on every platform.
+Only `Generator.permutation` and `Generator.integers` are used, which return the same numbers on every platform.
 """
 
 from __future__ import annotations
@@ -12,11 +12,11 @@ import numpy as np
 from jaxpfl.errors import JaxpflError
 
 Indices: TypeAlias = np.ndarray
-"""Places in a source's arrays, [n_i] int64."""
+"""Indices into a source's arrays, [n_i] int64."""
 
 
 def iid(labels: np.ndarray, m: int, rng: np.random.Generator) -> list[Indices]:
-    """Shuffles all examples and deals them evenly: sizes differ by at most 1.
+    """Shuffle all examples and deal them evenly: sizes differ by at most 1.
 
     Args:
       labels: [N], of which only the count matters.
@@ -28,32 +28,32 @@ def iid(labels: np.ndarray, m: int, rng: np.random.Generator) -> list[Indices]:
 
 
 def classes_per_client(labels: np.ndarray, m: int, k: int, num_classes: int, rng: np.random.Generator) -> list[Indices]:
-    """Every client gets exactly k distinct classes; all examples are used.
+    """Deal exactly k distinct classes to every client; all examples are used.
 
     Each class is held by a nearly equal number of clients (counts differ by at most 1), and its examples are
     split evenly (sizes differ by at most 1) and disjointly among them.
 
     Args:
-      labels: [N] in 0 .. num_classes - 1. Classes without any example are dealt to nobody.
+      labels: [N] in 0 .. num_classes - 1. Classes without examples are not dealt.
       m: clients.
       k: classes of each client.
       num_classes: the number of classes.
       rng: the generator.
 
     Raises:
-      JaxpflError: k is not in 1 .. the number of classes, m * k slots cannot hold all classes, or a class has
-        fewer examples than holders.
+      JaxpflError: if k is not in 1 .. the number of classes, m * k slots cannot hold all classes, or a class has fewer
+        examples than holders.
     """
     held = deal_classes(present_classes(labels, num_classes), m, k, rng)
     return split_by_class(labels, held, rng)
 
 
 def deal_classes(classes: np.ndarray, m: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """The classes of each client: [m, k], distinct within a row, every class in nearly equally many rows.
+    """Classes of each client: [m, k], distinct within a row, each class in nearly equally many rows.
 
     A shuffled deck with floor(m k / C) or one more slots of each class is dealt, k slots to a client; a
-    client that got a class twice swaps one of them with a client that lacks it. Should no swap help, the deck
-    is dealt anew, and after some attempts dealt greedily, which always succeeds (but mixes the classes less).
+    client that got a class twice swaps one of them with a client that lacks it. If no swap helps, the deck is dealt
+    again, and after some attempts greedily, which always succeeds (but mixes the classes less).
     """
     check_clients(m)
     if not 1 <= k <= len(classes):
@@ -75,17 +75,17 @@ def deal_classes(classes: np.ndarray, m: int, k: int, rng: np.random.Generator) 
 def split_by_class(
     labels: np.ndarray, held: np.ndarray, rng: np.random.Generator, *, allow_none: bool = False
 ) -> list[Indices]:
-    """Splits each class's examples evenly among its holders.
+    """Split each class's examples evenly among its holders.
 
     Args:
       labels: [N].
       held: [m, k] classes of each client; -1 where a client holds fewer than k.
-      rng: the generator. Who gets the odd examples is random.
-      allow_none: accept a class with fewer examples than holders; some then get none of it (a small test
+      rng: the generator. The remaining examples go to random holders.
+      allow_none: accept a class with fewer examples than holders, some of whom then get none of it (a small test
         set).
 
     Raises:
-      JaxpflError: a class has fewer examples than holders, and ``allow_none`` is false.
+      JaxpflError: if a class has fewer examples than holders, unless ``allow_none``.
     """
     parts: list[list[Indices]] = [[] for _ in held]
     for label in np.unique(held[held >= 0]):
@@ -102,10 +102,10 @@ def split_by_class(
 
 
 def shards(labels: np.ndarray, m: int, s: int, rng: np.random.Generator) -> list[Indices]:
-    """Sorts the examples by label, cuts them into m * s shards and deals each client s of them (McMahan et al. 2017,
-    "pathological" non-iid: 200 shards of 300 digits, 2 for each of 100 clients).
+    """Sort the examples by label, cut them into m * s shards and deal s of them to each client.
 
-    All examples are used; shards differ in size by at most 1. Within a label the order is random.
+    This is the "pathological" non-iid split of McMahan et al. 2017: 200 shards of 300 digits, 2 for each of 100
+    clients. All examples are used; shards differ in size by at most 1. Within a label the order is random.
 
     Args:
       labels: [N].
@@ -114,7 +114,7 @@ def shards(labels: np.ndarray, m: int, s: int, rng: np.random.Generator) -> list
       rng: the generator.
 
     Raises:
-      JaxpflError: s is below 1, or there are more shards than examples.
+      JaxpflError: if s is below 1, or there are more shards than examples.
     """
     check_clients(m)
     if s < 1:
@@ -128,9 +128,9 @@ def shards(labels: np.ndarray, m: int, s: int, rng: np.random.Generator) -> list
 
 
 def deal_superclasses(superclasses: np.ndarray, m: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """The classes of each client where each holds all classes of k distinct superclasses.
+    """Classes of each client if each holds all classes of k distinct superclasses.
 
-    Superclasses are dealt as classes are by `deal_classes`: every one to nearly equally many clients.
+    Superclasses are dealt like classes in `deal_classes`: each to nearly equally many clients.
 
     Args:
       superclasses: [num_classes], the superclass of each class.
@@ -139,10 +139,10 @@ def deal_superclasses(superclasses: np.ndarray, m: int, k: int, rng: np.random.G
       rng: the generator.
 
     Returns:
-      [m, most classes of a client], -1 where a client holds fewer: what `split_by_class` takes.
+      [m, most classes of a client], -1 where a client holds fewer, for `split_by_class`.
 
     Raises:
-      JaxpflError: k is not in 1 .. the number of superclasses, or m * k slots cannot hold all of them.
+      JaxpflError: if k is not in 1 .. the number of superclasses, or m * k slots cannot hold all of them.
     """
     known = np.unique(superclasses)
     if not 1 <= k <= len(known):
@@ -156,10 +156,10 @@ def deal_superclasses(superclasses: np.ndarray, m: int, k: int, rng: np.random.G
 
 
 def present_classes(labels: np.ndarray, num_classes: int) -> np.ndarray:
-    """The classes that have examples.
+    """Classes with examples.
 
     Raises:
-      JaxpflError: no labels, or labels out of range.
+      JaxpflError: if there are no labels, or labels are out of range.
     """
     if len(labels) == 0 or labels.min() < 0 or labels.max() >= num_classes:
         raise JaxpflError(f"labels must be given and lie in 0 .. {num_classes - 1}")
@@ -167,15 +167,15 @@ def present_classes(labels: np.ndarray, num_classes: int) -> np.ndarray:
 
 
 def check_clients(m: int) -> None:
-    """Raises `JaxpflError` where the number of clients is below 1."""
+    """Check that the number of clients is at least 1, with a `JaxpflError` otherwise."""
     if m < 1:
         raise JaxpflError(f"the number of clients must be at least 1, got {m}")
 
 
 def _repair(hands: np.ndarray, num_classes: int, rng: np.random.Generator) -> bool:
-    """Swaps slots of hands [m, k] in place until no hand holds a class twice; false where it got stuck.
+    """Swap slots of hands [m, k] in place until no hand holds a class twice; false if no swap is left.
 
-    Every swap lowers the number of surplus slots, so this ends.
+    Every swap lowers the number of surplus slots, so this terminates.
     """
     m, k = hands.shape
     counts = np.zeros((m, num_classes), np.int32)
@@ -189,7 +189,7 @@ def _repair(hands: np.ndarray, num_classes: int, rng: np.random.Generator) -> bo
             own = hands[i, slot]
             if counts[i, own] < 2:
                 continue
-            # A few blind guesses nearly always find a partner; else look at every slot there is.
+            # A few random guesses nearly always find a partner; otherwise search all slots.
             places = [divmod(int(place), k) for place in rng.integers(m * k, size=16)]
             place = next(((j, s) for j, s in places if helps(i, own, j, hands[j, s])), None)
             if place is None:
@@ -209,8 +209,10 @@ def _repair(hands: np.ndarray, num_classes: int, rng: np.random.Generator) -> bo
 
 
 def _deal_greedily(copies: np.ndarray, m: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Deals class by class, each to the clients with most free slots, ties at random: feasible whenever a
-    deal is (Gale and Ryser)."""
+    """Deal class by class, each to the clients with most free slots, ties at random.
+
+    This succeeds whenever a deal is feasible (Gale and Ryser).
+    """
     free = np.full(m, k)
     hands: list[list[int]] = [[] for _ in range(m)]
     for label in rng.permutation(len(copies)):

@@ -1,8 +1,8 @@
-"""The partition "clusters": clients in clusters that differ in concept, each with its own permutation of the labels.
+"""The partition "clusters": clusters of clients that differ in concept, each with its own permutation of the labels.
 
-Every client holds iid examples. A client of cluster c calls class y by the number ``labels[c, y]``: what is right for
-one cluster is wrong for another, whatever the inputs. Only `Generator.permutation` is used, which gives the same
-numbers on every platform.
+Every client holds iid examples. A client of cluster c labels class y as ``labels[c, y]``: a correct prediction for one
+cluster is wrong for another, for every input. Only `Generator.permutation` is used, which returns the same numbers on
+every platform.
 
 Reference: Sattler, Müller and Samek 2020, "Clustered Federated Learning" (permuted labels).
 """
@@ -19,11 +19,11 @@ from jaxpfl.errors import JaxpflError
 
 
 class ClientClusters(NamedTuple):
-    """The truth of a split.
+    """True clusters of a split.
 
     Attributes:
       member: [m] in 0 .. k - 1, the cluster of each client; clusters differ in size by at most 1.
-      labels: [k, num_classes] int32, each cluster's number of each class: distinct permutations.
+      labels: [k, num_classes] int32, each cluster's label of each class: distinct permutations.
     """
 
     member: np.ndarray
@@ -31,7 +31,7 @@ class ClientClusters(NamedTuple):
 
 
 def draw_clusters(m: int, k: int, num_classes: int, rng: np.random.Generator) -> ClientClusters:
-    """Draws who is in which cluster, and how each permutes the labels.
+    """Draw the clusters and each one's permutation of the labels.
 
     Raises:
       JaxpflError: for k outside 1 .. m, or above the number of permutations of the classes.

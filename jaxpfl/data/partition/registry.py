@@ -1,9 +1,9 @@
-"""Partitioners by name: who holds which example. Host functions of a source, seeded NumPy.
+"""Partitioners by name: assignments of examples to clients, by seeded NumPy on the host.
 
-A partition is drawn from one generator, made of the split seed alone, so a seed gives the same split whatever the run
-does, on every platform: only permutations, integers and the draws of `jaxpfl.data.portable` are used. What all promise:
-no example goes to two clients, and every training example goes to one, but for the users that ``natural`` was not asked
-for (`jaxpfl.data.summary` counts what is left out). The official test set is dealt by the same rule.
+A partition is drawn from one generator, derived from the split seed alone, so that a seed gives the same split for any
+run, on every platform: only permutations, integers and the draws of `jaxpfl.data.portable` are used. Every partition
+assigns each training example to exactly one client, except for users that ``natural`` was not asked for
+(`jaxpfl.data.summary` counts the examples left out). The official test set is dealt by the same rule.
 """
 
 from __future__ import annotations
@@ -32,15 +32,14 @@ from jaxpfl.errors import JaxpflError, unknown_name
 
 
 class Assignment(NamedTuple):
-    """Who holds what: for each of m clients its places in the training set and in the official test set.
+    """Indices of each of m clients into the training set and the official test set.
 
     Attributes:
-      train: m lists, disjoint.
-      test: m lists, disjoint, or None where there is no official test set that fits these clients (none at all, or
-        one of other users).
+      train: m disjoint lists.
+      test: m disjoint lists, or None if no official test set fits these clients (there is none, or it is of other
+        users).
       users: [m, g] the users of each client, for "natural"; else None.
-      labels: [m, num_classes] int32, each client's own number of each class, for "clusters"; None where clients take
-        the source's.
+      labels: [m, num_classes] int32, each client's own label of each class, for "clusters"; None for the source's.
     """
 
     train: list[Indices]
@@ -50,12 +49,12 @@ class Assignment(NamedTuple):
 
 
 class Partitioner(NamedTuple):
-    """One way to split a data set among clients.
+    """A rule that splits a data set among clients.
 
     Attributes:
-      name: its registered name with its options, for people.
-      assign: ``(source, m, rng) -> Assignment``; m is None where nobody set it. The draws for the training set come
-        first, so it is split alike with and without a test set.
+      name: its registered name with its options, for display.
+      assign: ``(source, m, rng) -> Assignment``; m is None if not given. The draws for the training set come first,
+        so that its split does not depend on whether there is a test set.
       needs_test: whether a client without test examples is refused (unless dropped) rather than kept.
     """
 
@@ -66,14 +65,14 @@ class Partitioner(NamedTuple):
 
 @dataclasses.dataclass(frozen=True)
 class PartitionOptions:
-    """Options of all partitioners, None where nobody set them; each takes its own (`PARTITIONS`).
+    """Options of all partitioners, None if not given; each takes its own (`PARTITIONS`).
 
     Attributes:
       classes_per_client: "classes": distinct classes of each client.
       shards_per_client: "shards": shards of each client; 2 unless set.
       alpha: "dirichlet" and "dirichlet-class": concentration, > 0.
       min_examples: "dirichlet-class", and "classes" with a sigma: examples that every client must have; 10 unless set.
-      sigma: "lognormal", and where set "classes": standard deviation of the logarithm of the clients' sizes.
+      sigma: "lognormal", and optionally "classes": standard deviation of the logarithm of the clients' sizes.
       users_per_client: "natural": users of each client; 1 unless set.
       superclasses_per_client: "superclasses": distinct superclasses of each client.
       clusters: "clusters": clusters of clients, each with its own permutation of the labels.
@@ -96,7 +95,7 @@ def partitioner(name: str, options: PartitionOptions | None = None) -> Partition
     """The registered partitioner of that name.
 
     Raises:
-      JaxpflError: an unknown name (the nearest is suggested), a missing option, or one that it does not take.
+      JaxpflError: for an unknown name (the nearest is suggested), a missing option, or one that it does not take.
     """
     takes, build = _registered(name)
     options = options or PartitionOptions()
@@ -111,7 +110,7 @@ def options_of(name: str) -> tuple[str, ...]:
     """The options (fields of `PartitionOptions`) that a partition takes.
 
     Raises:
-      JaxpflError: an unknown name.
+      JaxpflError: for an unknown name.
     """
     return _registered(name)[0]
 
@@ -139,7 +138,7 @@ def _clients(m: int | None) -> int:
 
 
 def _alike(name: str, split: Callable[[np.ndarray, int, int, np.random.Generator], list[Indices]]) -> Partitioner:
-    """A partitioner of ``(labels, m, num_classes, rng)`` whose test set is dealt like the training set, by class."""
+    """A partitioner from ``(labels, m, num_classes, rng)`` whose test set is dealt like the training set, by class."""
 
     def assign(source: Source, m: int | None, rng: np.random.Generator) -> Assignment:
         train = split(source.y_train, _clients(m), source.num_classes, rng)
@@ -165,7 +164,7 @@ def _clusters(options: PartitionOptions) -> Partitioner:
     deal = _iid(options).assign
 
     def assign(source: Source, m: int | None, rng: np.random.Generator) -> Assignment:
-        # Drawn first, so that the truth can be had from the seed alone (`federate.true_clusters`).
+        # Drawn first, so that the true clusters follow from the seed alone (`federate.true_clusters`).
         drawn = draw_clusters(_clients(m), k, source.num_classes, rng)
         return deal(source, m, rng)._replace(labels=drawn.labels[drawn.member])
 
@@ -173,8 +172,10 @@ def _clusters(options: PartitionOptions) -> Partitioner:
 
 
 def _by_hands(name: str, deal: Callable[[Source, int, np.random.Generator], np.ndarray]) -> Partitioner:
-    """A partitioner of ``(source, m, rng) -> classes held [m, k]``; the test set goes to the same holders, so that a
-    client is tested on the classes it trains on."""
+    """A partitioner from ``(source, m, rng) -> classes held [m, k]``.
+
+    The test set goes to the same holders, so that a client is tested on the classes it trains on.
+    """
 
     def assign(source: Source, m: int | None, rng: np.random.Generator) -> Assignment:
         held = deal(source, _clients(m), rng)
@@ -252,7 +253,7 @@ def _natural(options: PartitionOptions) -> Partitioner:
             raise JaxpflError(f"data set {source.name!r} does not know who made its examples: 'natural' needs users")
         groups = choose_users(np.unique(source.users_train), m, g, rng)
         train = examples_of(source.users_train, groups)
-        # A test set of other users says nothing of these: each client's own examples are split then.
+        # A test set of other users does not fit these clients: each client's own examples are split then.
         if source.users_test is None or not np.isin(source.users_test, source.users_train).any():
             return Assignment(train, None, groups)
         return Assignment(train, examples_of(source.users_test, groups), groups)

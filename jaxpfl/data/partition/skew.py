@@ -1,4 +1,4 @@
-"""Random skews of clients: Dirichlet class proportions, log-normal sizes. The same on every platform (`portable`)."""
+"""Random skews of clients: Dirichlet class proportions and log-normal sizes, identical on every platform."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ _TRIES = 1000
 def dirichlet_per_client(
     labels: np.ndarray, m: int, alpha: float, num_classes: int, rng: np.random.Generator
 ) -> list[Indices]:
-    """Every client draws its class proportions from Dir(alpha, ..., alpha); sizes are equal (Hsu et al. 2019).
+    """Class proportions of every client from Dir(alpha, ..., alpha), with equal sizes (Hsu et al. 2019).
 
     Clients take turns at random and draw one example at a time without replacement, the class by their proportions
-    among the classes that are left. All examples are used and sizes differ by at most 1, so the last turns must take
-    what is left: the realised proportions are flatter than the drawn ones, the more so the smaller alpha. (Hsu et al.
-    write Dir(alpha' p) with a prior p: with a uniform prior, their alpha' is C times this alpha.)
+    among the remaining classes. All examples are used and sizes differ by at most 1, so the last turns must take the
+    remaining examples: the realised proportions are flatter than the drawn ones, the more so the smaller alpha is. (Hsu
+    et al. write Dir(alpha' p) with a prior p: with a uniform prior, their alpha' is C times this alpha.)
 
     Args:
-      labels: [N] in 0 .. num_classes - 1. Classes without any example take no part.
+      labels: [N] in 0 .. num_classes - 1. Classes without examples are ignored.
       m: clients, at most N.
       alpha: concentration, > 0; large is nearly iid, small is nearly one class per client.
       num_classes: the number of classes.
       rng: the generator.
 
     Raises:
-      JaxpflError: alpha is not positive and finite, or there are more clients than examples.
+      JaxpflError: if alpha is not positive and finite, or there are more clients than examples.
     """
     _check(labels, m, alpha)
     classes = present_classes(labels, num_classes)
@@ -47,22 +47,22 @@ def dirichlet_per_client(
 def dirichlet_per_class(
     labels: np.ndarray, m: int, alpha: float, least: int, num_classes: int, rng: np.random.Generator
 ) -> list[Indices]:
-    """Every class is split among the clients in proportions from Dir(alpha, ..., alpha): sizes differ widely.
+    """Shares of every class among the clients from Dir(alpha, ..., alpha), with widely different sizes.
 
-    Yurochkin et al. 2019, with the two amendments of Lin et al. 2020 that everybody uses: a client that already holds
-    N / m examples gets none of the following classes, and the draw is repeated until every client has ``least``
-    examples. Classes are dealt in random order. All examples are used.
+    Yurochkin et al. 2019, with the two customary amendments of Lin et al. 2020: a client that already holds N / m
+    examples gets none of the following classes, and the draw is repeated until every client has ``least`` examples.
+    Classes are dealt in random order. All examples are used.
 
     Args:
       labels: [N] in 0 .. num_classes - 1.
       m: clients, at most N.
       alpha: concentration, > 0.
-      least: examples that every client must have at least (10 in Lin et al.); 0 takes the first draw.
+      least: minimum number of examples per client (10 in Lin et al.); 0 accepts the first draw.
       num_classes: the number of classes.
       rng: the generator.
 
     Raises:
-      JaxpflError: alpha is not positive and finite, m * least exceeds N, or none of 1000 draws is accepted.
+      JaxpflError: if alpha is not positive and finite, m * least exceeds N, or none of 1000 draws is accepted.
     """
     _check(labels, m, alpha)
     if least < 0 or m * least > len(labels):
@@ -83,7 +83,7 @@ def dirichlet_per_class(
 
 
 def lognormal(labels: np.ndarray, m: int, sigma: float, rng: np.random.Generator) -> list[Indices]:
-    """Sizes proportional to exp(sigma z), z standard normal, at least 1 each; every client's examples are iid.
+    """Iid clients with sizes proportional to exp(sigma z), z standard normal, at least 1 each.
 
     Args:
       labels: [N], of which only the count matters.
@@ -92,7 +92,7 @@ def lognormal(labels: np.ndarray, m: int, sigma: float, rng: np.random.Generator
       rng: the generator.
 
     Raises:
-      JaxpflError: sigma is negative or not finite, or there are more clients than examples.
+      JaxpflError: if sigma is negative or not finite, or there are more clients than examples.
     """
     sizes = lognormal_sizes(len(labels), m, sigma, rng)
     return np.split(rng.permutation(len(labels)), np.cumsum(sizes)[:-1])
@@ -101,22 +101,23 @@ def lognormal(labels: np.ndarray, m: int, sigma: float, rng: np.random.Generator
 def lognormal_by_class(
     labels: np.ndarray, held: np.ndarray, sigma: float, least: int, num_classes: int, rng: np.random.Generator
 ) -> list[Indices]:
-    """Every client holds its own classes, and clients are of log-normal sizes.
+    """Clients with given classes and log-normal sizes.
 
-    Every client first gets ``least`` examples, as evenly of its classes as can be. What a class has left is shared
-    out among its holders in proportion to exp(sigma z) of each, z standard normal. All examples are used. (Li et al.
-    2020, "Federated Optimization in Heterogeneous Networks", deal MNIST so, with two classes a client and sigma = 2.)
+    Every client first gets ``least`` examples, as evenly from its classes as possible. The rest of a class is divided
+    among its holders in proportion to exp(sigma z) of each, z standard normal. All examples are used. (Li et al. 2020,
+    "Federated Optimization in Heterogeneous Networks", split MNIST like this, with two classes per client and sigma =
+    2.)
 
     Args:
       labels: [N] in 0 .. num_classes - 1.
       held: [m, k] distinct classes of each client.
       sigma: standard deviation of the logarithm of the clients' weights, >= 0.
-      least: examples that every client must have at least.
+      least: minimum number of examples per client.
       num_classes: the number of classes.
       rng: the generator.
 
     Raises:
-      JaxpflError: sigma is negative or not finite, or a class lacks the examples that its holders must have.
+      JaxpflError: if sigma is negative or not finite, or a class has too few examples for its holders.
     """
     _check_sigma(sigma)
     (m, k), totals = held.shape, np.bincount(labels, minlength=num_classes)
@@ -137,7 +138,7 @@ def lognormal_by_class(
 
 
 def lognormal_sizes(total: int, m: int, sigma: float, rng: np.random.Generator) -> np.ndarray:
-    """m sizes as in `lognormal`, [m] int64, that sum to ``total``."""
+    """m log-normal sizes as in `lognormal`, [m] int64, that sum to ``total``."""
     _check_sigma(sigma)
     _check_enough(total, m)
     z = portable.normal(rng, m)
@@ -149,11 +150,11 @@ def lognormal_sizes(total: int, m: int, sigma: float, rng: np.random.Generator) 
 
 
 def _draw_in_turn(log_weights: np.ndarray, turns: np.ndarray, left: np.ndarray, rng: np.random.Generator) -> np.ndarray:
-    """Counts [m, C] of a draw without replacement: in each turn a client draws a class among those that are left.
+    """Counts [m, C] of a draw without replacement: in each turn a client draws one of the remaining classes.
 
     Args:
       log_weights: [m, C] of the clients' proportions.
-      turns: [N] clients, in the order of their turns.
+      turns: [N] clients in the order of their turns.
       left: [C] examples of each class, N in all.
       rng: the generator.
     """

@@ -1,4 +1,4 @@
-"""The natural partition: clients are the people who made the examples."""
+"""The natural partition: clients are the users who produced the examples."""
 
 from __future__ import annotations
 
@@ -9,20 +9,19 @@ from jaxpfl.errors import JaxpflError
 
 
 def choose_users(users: np.ndarray, m: int | None, g: int, rng: np.random.Generator) -> np.ndarray:
-    """The users of each client: g of them, disjoint.
+    """Users of each client: disjoint groups of g.
 
     Args:
       users: [U] distinct users.
-      m: clients; as many as there are groups of g unless given. Users that are needed for no client are left out; which
-        ones is random.
+      m: clients; as many as there are groups of g unless given. Surplus users, chosen at random, are left out.
       g: users of each client.
       rng: the generator.
 
     Returns:
-      [m, g], users ascending in each row. Where every user is a client of its own they stand in order.
+      [m, g], users ascending in each row. If every user is a client of its own, they are in order.
 
     Raises:
-      JaxpflError: g is below 1, or m * g exceeds the number of users.
+      JaxpflError: if g is below 1, or m * g exceeds the number of users.
     """
     if g < 1:
         raise JaxpflError(f"users per client must be at least 1, got {g}")
@@ -41,11 +40,11 @@ def choose_users(users: np.ndarray, m: int | None, g: int, rng: np.random.Genera
 
 
 def examples_of(users: np.ndarray, groups: np.ndarray) -> list[Indices]:
-    """The places of each client's examples.
+    """Indices of each client's examples.
 
     Args:
-      users: [N] who made each example.
-      groups: [m, g] users of each client; one that made no example is allowed.
+      users: [N] user of each example.
+      groups: [m, g] users of each client, possibly without examples.
     """
     order = np.argsort(users, kind="stable")
     known, starts = np.unique(users[order], return_index=True)

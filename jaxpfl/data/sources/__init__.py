@@ -1,4 +1,4 @@
-"""Readers of data sets: one file a format; `registry` has them by name, `base` holds what they share."""
+"""Readers of data sets, one file per format; `registry` has them by name, `base` their common parts."""
 
 from jaxpfl.data.sources.registry import available, known_sources, load
 

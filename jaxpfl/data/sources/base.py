@@ -1,4 +1,4 @@
-"""A data set before it is split among clients, and what every reader of one needs: folders, scaling, checks."""
+"""Data sets before they are split among clients, and the readers' common parts: folders, scaling, checks."""
 
 from __future__ import annotations
 
@@ -18,23 +18,22 @@ DATA_DIR_VARIABLE = "JAXPFL_DATA_DIR"
 CANNOT_READ = "cannot read"
 
 Inputs: TypeAlias = Literal["pixels", "features", "tokens"]
-"""What one input holds: pixels (the only kind that `load` standardizes), any other numbers, or token ids."""
+"""Kind of inputs: pixels (the only kind that `load` standardizes), any other numbers, or token ids."""
 
 
 class Source(NamedTuple):
     """A data set before it is split among clients.
 
     Attributes:
-      name: what it was loaded as.
+      name: under which it was loaded.
       x_train: [N, ...] float32, or int32 tokens; images are [N, H, W, channels]. Or a dictionary (or NamedTuple) of
         such arrays.
       y_train: [N] int32, in 0 .. num_classes - 1.
-      x_test, y_test: the official test set, or None where there is none (each client's examples are split
-        then).
+      x_test, y_test: the official test set, or None if there is none (each client's examples are then split).
       num_classes: the number of classes (the largest label + 1).
-      description: one line for people.
-      users_train, users_test: [N] int32 in 0 .. U - 1, who made each example (a writer, a speaker, an account), or None
-        where nobody knows. One numbering for both parts.
+      description: one line for display.
+      users_train, users_test: [N] int32 in 0 .. U - 1, the user who produced each example (a writer, a speaker, an
+        account), or None if unknown. Both parts share one numbering.
       user_names: [U] the users' own names or numbers, or None.
       superclasses: [num_classes] int32, the superclass of each class, or None.
       inputs: see `Inputs`.
@@ -55,8 +54,7 @@ class Source(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """One line of ``jaxpfl data list``: a data set, whether it can be loaded now, and what it is or what it
-    lacks."""
+    """A line of ``jaxpfl data list``: a data set, whether it can be loaded now, and its description or what it lacks."""
 
     name: str
     present: bool
@@ -64,8 +62,7 @@ class Entry(NamedTuple):
 
 
 def entry(name: str, describe: Callable[[], str]) -> Entry:
-    """The line of a data set that `describe` finds; what it lacks, or the folder that cannot be read, where it does
-    not."""
+    """The line of a data set that `describe` locates, with the reason if it cannot be loaded."""
     try:
         return Entry(name, True, describe())
     except JaxpflError as error:
@@ -75,26 +72,25 @@ def entry(name: str, describe: Callable[[], str]) -> Entry:
 
 
 def unreadable(name: str, error: OSError) -> Entry:
-    """The line of what cannot be read."""
+    """The line of a data set that cannot be read."""
     return Entry(name, False, f"{CANNOT_READ} {error.filename or name}: {error.strerror or error}")
 
 
 def data_directory(data_dir: str | None = None) -> Path:
-    """The folder that holds the data sets: the argument, else the variable JAXPFL_DATA_DIR, else
-    ``./data``."""
+    """The folder of the data sets: the argument, else the variable JAXPFL_DATA_DIR, else ``./data``."""
     return Path(data_dir or os.environ.get(DATA_DIR_VARIABLE) or "data").expanduser()
 
 
 def where_to_put_it() -> str:
-    """The end of an error about a missing file."""
+    """Closing advice of an error about a missing file."""
     return f"put it there, or say where the data lie with {DATA_DIR_VARIABLE} or --data-dir"
 
 
 def unseen(source: Source) -> Source:
-    """The users of the test part as a data set of their own, for clients that no training has seen.
+    """The users of the test part as a data set of their own, for clients unseen in training.
 
     Raises:
-      JaxpflError: the source has no users, or a test user also has training examples.
+      JaxpflError: if the source has no users, or a test user also has training examples.
     """
     if source.users_train is None or source.users_test is None:
         raise JaxpflError(f"data set {source.name!r} does not know who made its examples, so it has no unseen users")
@@ -113,7 +109,7 @@ def unseen(source: Source) -> Source:
 
 
 def pooled(source: Source) -> Source:
-    """Training and test examples as one set without an official test set, so that each client's are split."""
+    """Merge training and test examples into one set without an official test set, so that each client's are split."""
     if source.y_test is None:
         return source
     users = None
@@ -131,9 +127,9 @@ def pooled(source: Source) -> Source:
 
 
 def standardized(source: Source) -> Source:
-    """Pixels less the mean of all training pixels, over their standard deviation; channel by channel in colour.
+    """Pixels minus the mean of all training pixels, over their standard deviation; per channel for colour images.
 
-    Inputs other than pixels are left as they are.
+    Inputs other than pixels are returned unchanged.
     """
     if source.inputs != "pixels":
         return source
@@ -147,7 +143,7 @@ def standardized(source: Source) -> Source:
 
 
 def pixel_scale(images: np.ndarray) -> list[tuple[np.float32, np.float32]]:
-    """The mean and the standard deviation (1 where it is 0) of each channel of images [N, H, W, channels]."""
+    """Mean and standard deviation (1 if 0) of each channel of images [N, H, W, channels]."""
     found = []
     for channel in range(images.shape[-1]):
         values = np.ascontiguousarray(images[..., channel])
@@ -157,22 +153,22 @@ def pixel_scale(images: np.ndarray) -> list[tuple[np.float32, np.float32]]:
 
 
 def pixels(images: np.ndarray) -> np.ndarray:
-    """Bytes [N, H, W] or [N, H, W, channels] to float32 [N, H, W, channels] in [0, 1], without a float64 copy of
-    everything."""
+    """Convert bytes [N, H, W] or [N, H, W, channels] to float32 [N, H, W, channels] in [0, 1], without float64 copies."""
     images = images[..., None] if images.ndim == 3 else images
     return np.divide(images, np.float32(255), dtype=np.float32)
 
 
 def number_users(train: np.ndarray, test: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:
-    """Users' own names, [N] and [T], as numbers 0 .. U - 1 in the order of the names; and the names, [U]."""
+    """Number users' own names, [N] and [T], as 0 .. U - 1 in the order of the names; and the names, [U]."""
     names, numbers = np.unique(train if test is None else np.concatenate([train, test]), return_inverse=True)
     numbers = numbers.astype(np.int32)
     return numbers[: len(train)], None if test is None else numbers[len(train) :], names
 
 
 def check_finite(x: Any, whose: str) -> None:
-    """Raises `JaxpflError` naming the first example of x [N, ...] that holds a NaN or an infinity.
+    """Check that x [N, ...] is finite; the `JaxpflError` otherwise names the first example that is not.
 
+    >>> import numpy as np
     >>> check_finite(np.array([[0.0], [np.nan]]), "client 3")
     Traceback (most recent call last):
     jaxpfl.errors.JaxpflError: client 3: example 1 holds a NaN or infinite value
@@ -185,30 +181,30 @@ def check_finite(x: Any, whose: str) -> None:
 
 
 def no_classes(whose: str, dtype: Any) -> JaxpflError:
-    """The error of labels of a type that no class has."""
+    """The error for labels of a type that classes cannot have."""
     hint = ": they are classes, and there is no regression yet" if np.issubdtype(dtype, np.inexact) else ""
     return JaxpflError(f"{whose} must be integers >= 0, got {dtype}{hint}")
 
 
 def check_fits(path: object, need: int) -> None:
-    """Refuses a file whose contents would not fit into memory, before they are read.
+    """Check that a file's contents fit in memory, before they are read.
 
     Args:
-      path: the file, as the message names it.
+      path: the file, as named in the message.
       need: bytes that reading it takes.
 
     Raises:
-      JaxpflError: for more than is free.
+      JaxpflError: if more is needed than is free.
     """
     host_memory.check(need, f"{path}: what it holds needs", "take a part of it, or a larger machine")
 
 
 @contextmanager
 def exhausted(what: str) -> Iterator[None]:
-    """Says of which data a reader ran out of memory, or of levels of nesting, where nobody foresaw it.
+    """Name the data of which a reader unexpectedly ran out of memory, or of recursion depth.
 
     Raises:
-      JaxpflError: in place of a MemoryError, a RecursionError or an OSError, which are no defects of a program.
+      JaxpflError: in place of a MemoryError, a RecursionError or an OSError, which are not program errors.
     """
     try:
         yield
@@ -217,6 +213,6 @@ def exhausted(what: str) -> Iterator[None]:
 
 
 def one_line(error: BaseException) -> str:
-    """A library's message for the end of an error of ours: one line, not too long."""
+    """A library's error message as the end of one of ours: one line, truncated."""
     text = " ".join(str(error).split()) or type(error).__name__
     return text if len(text) <= 200 else f"{text[:200]} ..."

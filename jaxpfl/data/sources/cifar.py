@@ -1,4 +1,4 @@
-"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), in the formats they are passed around in.
+"""CIFAR-10 and CIFAR-100 (Krizhevsky 2009), in the formats in which they are distributed.
 
 Looked for in the data directory itself and in its folders ``cifar10`` and ``cifar-10`` (``cifar100``, ``cifar-100``):
 
@@ -67,7 +67,7 @@ CIFAR_SETS = {
 
 
 def load_cifar(name: str, root: Path) -> Source:
-    """One of `CIFAR_SETS`.
+    """Load one of `CIFAR_SETS`.
 
     Raises:
       JaxpflError: no files (what to put where, or how to unpack what is there), a missing batch, a damaged one.
@@ -99,12 +99,12 @@ def load_cifar(name: str, root: Path) -> Source:
 
 
 def cifar_entry(name: str, root: Path) -> Entry:
-    """What ``jaxpfl data list`` says of one of `CIFAR_SETS`. Looks for files; reads none."""
+    """The line of ``jaxpfl data list`` for one of `CIFAR_SETS`. Looks for files; reads none."""
     return entry(name, lambda: f"{CIFAR_SETS[name].description}: {_locate(name, root)[1]}")
 
 
 def _locate(name: str, root: Path) -> tuple[str, Path]:
-    """("python" or "binary", its folder) or ("npz", its file)."""
+    """Kind and place of the files: ("python" or "binary", the folder) or ("npz", the file)."""
     known = CIFAR_SETS[name]
     places = [*(root / folder for folder in known.folders), root]
     for place in places:
@@ -126,7 +126,7 @@ def _locate(name: str, root: Path) -> tuple[str, Path]:
 
 
 def _what_to_do(name: str, root: Path, places: list[Path], archives: list[Path]) -> str:
-    """Why nothing can be read: what was found instead and how to unpack it, or what to put where."""
+    """The reason why nothing can be read, and the remedy: unpack what was found, or put files somewhere."""
     known = CIFAR_SETS[name]
     for place in places:
         for archive in sorted(place.glob(f"{known.archive}-*.tar.gz")):
@@ -178,7 +178,7 @@ def _read_python(known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]
 
 
 def _labels(column: Any, path: Path) -> np.ndarray:
-    """A list or array of integers, [N] int32."""
+    """Convert a list or array of integers to [N] int32."""
     if isinstance(column, list) and all(type(label) is int and 0 <= label < 256 for label in column):
         return np.array(column, np.int32)
     if isinstance(column, np.ndarray) and column.ndim == 1 and column.dtype.kind in "iu" and _are_bytes(column):

@@ -1,6 +1,6 @@
-"""Tables in CSV text of any dialect: the separator and the decimal mark are found, named, or refused as ambiguous.
+"""Tables in CSV text of any dialect: the separator and the decimal mark are detected, given, or refused as ambiguous.
 
-Python's ``csv`` splits the lines; its ``Sniffer`` and the readers of pandas and polars are not used because they guess:
+Python's ``csv`` splits the lines. Its ``Sniffer`` and the readers of pandas and polars are not used because they guess:
 a wrong separator or a number with a comma must be an error here, not a column of text.
 """
 
@@ -39,15 +39,15 @@ _DOUBT = (
 )
 _MEMORY = 30  # times its length that a table takes as cells of text
 _HEAD = 500
-"""Rows that a separator is told by; another one further down is an error there."""
+"""Number of rows from which the separator is detected; a different one further down is an error there."""
 
 
 class Table(NamedTuple):
-    """Rows of cells, without the space around them.
+    """Rows of cells, stripped of surrounding space.
 
     Attributes:
       path: of the file, for messages.
-      rows: those that are not empty, as (line, counted from 1, and cells); they need not have the same length.
+      rows: non-empty rows, as (line, counted from 1, and cells), possibly of different lengths.
       separator, decimal: of the text.
     """
 
@@ -57,17 +57,17 @@ class Table(NamedTuple):
     decimal: Decimal
 
     def number(self, cell: str) -> float | None:
-        """The number in a cell, 1 and 0 for TRUE and FALSE; None where there is none."""
+        """The number in a cell, 1 and 0 for TRUE and FALSE; None if there is none."""
         return parse(cell, self.decimal)
 
 
 def read(path: Path, separator: Separator | None = None, decimal: Decimal | None = None) -> Table:
-    """Reads a table of UTF-8 text, or UTF-16 with its mark.
+    """Read a table of UTF-8 text, or UTF-16 with a byte-order mark.
 
     Args:
       path: of the file.
-      separator: of the cells; the one that separates numbers unless given.
-      decimal: the mark in numbers; the one that they have unless given.
+      separator: of the cells; detected from the numbers unless given.
+      decimal: the decimal mark; detected from the numbers unless given.
 
     Raises:
       JaxpflError: a file that cannot be read, quotes that are not closed, two possible separators, or numbers of which
@@ -86,12 +86,12 @@ def read(path: Path, separator: Separator | None = None, decimal: Decimal | None
 
 
 def is_missing(cell: str) -> bool:
-    """Whether a cell has no value: it is empty, or says so."""
+    """True if a cell has no value: it is empty or one of `MISSING`."""
     return cell.lower() in MISSING
 
 
 def parse(cell: str, decimal: Decimal) -> float | None:
-    """The finite number in a cell; None where there is none."""
+    """The finite number in a cell; None if there is none."""
     if not _NUMBER[decimal].fullmatch(cell):
         return _TRUTH.get(cell.lower())
     value = float(cell.replace(",", "."))
@@ -99,12 +99,12 @@ def parse(cell: str, decimal: Decimal) -> float | None:
 
 
 def has_thousands(cell: str) -> bool:
-    """Tests whether a cell that is no number looks like one with marks of thousands: 1.234,50, 1,234.50, or 1 234."""
+    """True if a cell looks like a number with thousands marks, such as 1.234,50, 1,234.50, or 1 234."""
     return bool(_THOUSANDS.fullmatch(cell))
 
 
 def text_of(path: Path) -> str:
-    """A file's text, UTF-8, or UTF-16 with its mark.
+    """Text of a UTF-8 file, or a UTF-16 file with a byte-order mark.
 
     Raises:
       JaxpflError: a file that cannot be read.
@@ -119,7 +119,7 @@ def text_of(path: Path) -> str:
 
 
 def split(path: Path, text: str, separator: Separator, most: int | None = None) -> list[tuple[int, list[str]]]:
-    """Rows that are not empty, as (line, cells without the space around them), the first ``most`` of them.
+    """Non-empty rows, as (line, stripped cells), the first ``most`` of them.
 
     Raises:
       JaxpflError: quotes that are not closed.
@@ -143,7 +143,7 @@ def split(path: Path, text: str, separator: Separator, most: int | None = None) 
 
 
 def _separator(path: Path, text: str) -> Separator:
-    """The separator between a text's numbers."""
+    """Detect the separator between a text's numbers."""
     parts: dict[Separator, list[list[str]]] = {}
     for name in SEPARATORS:
         try:
@@ -159,7 +159,7 @@ def _separator(path: Path, text: str) -> Separator:
         for name, rows in parts.items()
         if name not in ("comma", "whitespace") and len(rows[0]) > 1 and len(set(map(len, rows))) == 1
     ]
-    if len(regular) == 1:  # whatever its numbers look like: the comma in 1.234,50 parts nothing
+    if len(regular) == 1:  # whatever its numbers look like: the comma in 1.234,50 separates nothing
         return regular[0]
     good: list[Separator] = [name for name, rows in parts.items() if _parses(rows)]
     for name in good:
@@ -176,12 +176,12 @@ def _separator(path: Path, text: str) -> Separator:
 
 
 def _joined(cell: str) -> bool:
-    """Tests whether a cell of the first row is names that another separator parts."""
+    """True if a cell of the first row holds names that another separator would divide."""
     return bool(re.search("[;,|]", cell)) and not _LIKE_NUMBER.fullmatch(cell)
 
 
 def _parses(rows: list[list[str]]) -> bool:
-    """Whether cells below the first row are numbers, and none holds several that another separator would part."""
+    """True if cells below the first row are numbers, and none holds several that another separator would divide."""
     numbers = 0
     for cells in rows[1:] or rows:
         for cell in cells:
@@ -193,20 +193,20 @@ def _parses(rows: list[list[str]]) -> bool:
 
 
 def _holds_several(cell: str) -> bool:
-    """Whether a cell is what several numbers look like that commas, semicolons, bars or space part."""
+    """True if a cell looks like several numbers divided by commas, semicolons, bars or space."""
     first, *others = re.split(r"[\s;|]+", cell)
     pieces = [
         first,
         *(piece for piece in others[:-1] if piece.strip(",")),
         *others[-1:],
-    ]  # a comma amid space parts, too
+    ]  # a comma surrounded by space also separates
     if not all(map(_LIKE_NUMBER.fullmatch, pieces)):
         return False
     return len(pieces) > 1 or "," in cell.strip(_MARKS)
 
 
 def _decimal(path: Path, rows: list[tuple[int, list[str]]], separator: Separator) -> Decimal:
-    """The mark of the numbers: a comma where some have one and none has a point."""
+    """Detect the decimal mark: a comma if some numbers have one and none has a point."""
     doubtful = None
     sure = pointed = False
     for line, cells in rows:
@@ -229,8 +229,11 @@ def _decimal(path: Path, rows: list[tuple[int, list[str]]], separator: Separator
 
 
 def _thousands_with_points(rows: list[tuple[int, list[str]]]) -> tuple[int, str] | None:
-    """Line and cell of a number such as 1.234, in a column of which no other number is in the thousands, has other
-    decimals than three, or is without hundreds beside it."""
+    """Line and cell of a number such as 1.234 that may be in thousands; None if the points are decimal.
+
+    They are decimal if another number of the column has decimals other than three, or if there is no number in the
+    hundreds beside it.
+    """
     for place in range(max(len(cells) for _, cells in rows)):
         column = [(line, cells[place]) for line, cells in rows if place < len(cells)]
         numbers = [(line, cell) for line, cell in column if _NUMBER["point"].fullmatch(cell)]

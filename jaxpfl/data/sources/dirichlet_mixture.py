@@ -1,4 +1,4 @@
-r"""Users whose histograms are drawn from a mixture of Dirichlet distributions (Setlur et al. 2023, section 2.1).
+r"""Synthetic users with histograms from a mixture of Dirichlet distributions (Setlur et al. 2023, section 2.1).
 
 .. math:: c_u \sim w, \quad Q_u \sim Dir(\alpha P_{c_u}), \quad counts_u \sim Multinomial(m_u, Q_u)
 """
@@ -32,11 +32,12 @@ class Drawn(NamedTuple):
 def zipf_mixture(
     rng: np.random.Generator, tokens: int, clusters: int, alpha: float, spread: float = 1.0
 ) -> DirichletMixture:
-    """Equal shares, and centers ``P_k`` in proportion to ``exp(spread N(0, 1)) / rank``: word frequencies as Zipf's law
-    has them, in each cluster perturbed on the logarithmic scale.
+    """Mixture with equal shares and centers ``P_k`` in proportion to ``exp(spread N(0, 1)) / rank``.
+
+    These are word frequencies by Zipf's law, perturbed on the logarithmic scale in each cluster.
 
     Raises:
-      JaxpflError: an alpha that is not positive, or a negative spread.
+      JaxpflError: if alpha is not positive, or the spread is negative.
     """
     if not (0 < alpha < np.inf and 0 <= spread < np.inf):
         raise JaxpflError(f"alpha must be > 0 and spread >= 0, got {alpha} and {spread}")
@@ -45,7 +46,7 @@ def zipf_mixture(
 
 
 def draw_users(rng: np.random.Generator, population: DirichletMixture, sizes: np.ndarray) -> Drawn:
-    """Users with m_u = ``sizes[u]`` tokens each."""
+    """Draw users with m_u = ``sizes[u]`` tokens each."""
     n, d = len(sizes), population.centers.shape[1]
     clusters = rng.choice(len(population.shares), size=n, p=population.shares)
     truth = np.empty((n, d), np.float32)

@@ -1,8 +1,8 @@
 """Winners of US presidential elections by county, 2000 to 2020: real Bernoulli clients of six samples each.
 
 ``elections/county_winners_2000_2020.csv`` in the data directory, with a header and the columns ``fips`` (a county's
-five digits) and ``win_YYYY`` (R or D) for two elections or more; other columns are not looked at. From the MIT Election
-Lab's county returns (doi:10.7910/DVN/VOQCHQ).
+five digits) and ``win_YYYY`` (R or D) for two elections or more; other columns are ignored. From the MIT Election Lab's
+county returns (doi:10.7910/DVN/VOQCHQ).
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ _PARTIES = {"R": 1.0, "D": 0.0}
 
 
 class Elections(NamedTuple):
-    """Who won where.
+    """Winners of elections by county.
 
     Attributes:
       counties: [m] FIPS codes, in the order of the file.
@@ -35,13 +35,13 @@ class Elections(NamedTuple):
 
 
 def load_elections(data_dir: str | None = None) -> Elections:
-    """Reads the winners.
+    """Read the winners.
 
     Args:
       data_dir: see `data_directory`.
 
     Raises:
-      JaxpflError: no such file (what to put where), or one that is not of the format: the line, and what is wrong.
+      JaxpflError: if the file is missing (with advice), or not of the format (with the line and the reason).
     """
     path = data_directory(data_dir) / "elections" / FILE
     if not path.is_file():

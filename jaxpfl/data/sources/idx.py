@@ -30,18 +30,18 @@ _MOST_TOO_LONG = 2**20  # bytes behind the end that are counted: a small gzip st
 
 
 def read_idx(path: str | Path, ndim: int) -> np.ndarray:
-    """Reads one IDX file of unsigned bytes, gzip-compressed or not (told by its content, not by its name).
+    """Read an IDX file of unsigned bytes, gzip-compressed or not (detected by content, not by name).
 
     Args:
       path: the file.
       ndim: the number of dimensions it must have: 3 for images, 1 for labels.
 
     Returns:
-      uint8 array of the shape that the header gives.
+      uint8 array of the header's shape.
 
     Raises:
-      JaxpflError: one line with the file, what was found and what is expected: no such file, damaged gzip,
-        wrong magic number, element type or number of dimensions, truncated or over-long data.
+      JaxpflError: for a missing file, damaged gzip, a wrong magic number, element type or number of dimensions,
+        and truncated or over-long data; the line has the file, what was found and what is expected.
     """
     path = Path(path)
     try:
@@ -69,10 +69,10 @@ def read_idx(path: str | Path, ndim: int) -> np.ndarray:
 
 
 def read_idx_pair(images: str | Path, labels: str | Path) -> tuple[np.ndarray, np.ndarray]:
-    """Images [N, H, W] and their labels [N], both uint8.
+    """Read images [N, H, W] and their labels [N], both uint8.
 
     Raises:
-      JaxpflError: as `read_idx`, or the two files' counts differ, or there are no images.
+      JaxpflError: as in `read_idx`; if the two files' counts differ, or there are no images.
     """
     x, y = read_idx(images, 3), read_idx(labels, 1)
     if len(x) != len(y):
@@ -83,7 +83,7 @@ def read_idx_pair(images: str | Path, labels: str | Path) -> tuple[np.ndarray, n
 
 
 def _opened(path: Path) -> tuple[IO[bytes], int]:
-    """The file's own bytes, inflated as they are read where it is compressed, and how many there are at most."""
+    """Open a file, inflated as it is read if compressed, with an upper bound on its number of bytes."""
     with path.open("rb") as file:
         zipped = file.read(2) == b"\x1f\x8b"
     size = path.stat().st_size
@@ -91,7 +91,7 @@ def _opened(path: Path) -> tuple[IO[bytes], int]:
 
 
 def _shape(path: Path, header: bytes, ndim: int) -> tuple[int, ...]:
-    """What a header promises."""
+    """Array shape given by a header."""
     expected_magic = bytes((0, 0, 0x08, ndim))
     magic = header[:4]
     if len(magic) < 4 or magic[:2] != b"\0\0" or magic[2] not in _TYPES:

@@ -1,4 +1,4 @@
-"""Folders of IDX files: MNIST, its kin, and the user's own."""
+"""Folders of IDX files: MNIST, similar sets, and the user's own."""
 
 from __future__ import annotations
 
@@ -16,29 +16,29 @@ IDX_SETS = {
     "fashion-mnist": "Fashion-MNIST, articles of clothing",
     "kmnist": "Kuzushiji-MNIST, cursive Japanese characters",
 }
-"""Sets that are known by name, each in the folder of its name in the data directory."""
+"""Sets known by name, each in the folder of its name in the data directory."""
 
 _TRAIN, _TEST = ("train",), ("t10k", "test")
 _Pair: TypeAlias = tuple[Path, Path]
 
 
 def load_idx_set(name: str, root: Path) -> Source:
-    """One of `IDX_SETS`, with its test set."""
+    """Load one of `IDX_SETS`, with its test set."""
     return _load(name, _folders(name, root), IDX_SETS[name], needs_test=True)
 
 
 def load_idx_folder(name: str, folder: Path) -> Source:
-    """The IDX files of any folder; the test set may be missing."""
+    """Load the IDX files of any folder; the test set is optional."""
     return _load(name, [folder], f"IDX files in {folder}", needs_test=False)
 
 
 def idx_set_entry(name: str, root: Path) -> Entry:
-    """What ``jaxpfl data list`` says of one of `IDX_SETS`. Looks for files; reads none."""
+    """The line of ``jaxpfl data list`` for one of `IDX_SETS`. Looks for files; reads none."""
     return _entry(name, _folders(name, root), IDX_SETS[name], needs_test=True)
 
 
 def idx_folder_entries(root: Path) -> list[Entry]:
-    """The other folders of the data directory that hold IDX files."""
+    """Lines of ``jaxpfl data list`` for other folders of the data directory with IDX files."""
     folders = sorted(root.iterdir()) if root.is_dir() else []
     others = [folder for folder in folders if folder.name not in IDX_SETS and folder.is_dir()]
     entries = [_entry(folder.name, [folder], "IDX files", needs_test=False) for folder in others]
@@ -46,7 +46,7 @@ def idx_folder_entries(root: Path) -> list[Entry]:
 
 
 def has_idx_files(folder: Path) -> bool:
-    """Whether the folder holds training images in IDX files."""
+    """True if the folder holds training images in IDX files."""
     return _find(folder, _TRAIN, "images") is not None
 
 
@@ -86,8 +86,7 @@ def _names(part: str, kind: str) -> list[str]:
 
 
 def _find(folder: Path, parts: tuple[str, ...], kind: str) -> Path | None:
-    """The file of one part, unzipped before zipped; EMNIST's names have a prefix, which must not be
-    ambiguous."""
+    """The file of one part, preferably unzipped; EMNIST's names have a prefix, which must not be ambiguous."""
     names = [file for part in parts for file in _names(part, kind)]
     for file in names:
         if (folder / file).is_file():
@@ -102,8 +101,8 @@ def _find(folder: Path, parts: tuple[str, ...], kind: str) -> Path | None:
 
 
 def _locate(name: str, folders: list[Path], needs_test: bool) -> tuple[_Pair, _Pair | None]:
-    """The training and the test files, (images, labels) each, or an error that says what to put where."""
-    # The first folder that holds training images is meant; where none does, any of them may be filled.
+    """The training and the test files, (images, labels) each, or an error with advice on missing ones."""
+    # The first folder with training images is meant; if there is none, the error names all of them.
     holder = next((folder for folder in folders if _find(folder, _TRAIN, "images")), None)
     tried = [holder] if holder else folders
     train = _pair(name, tried, _TRAIN)

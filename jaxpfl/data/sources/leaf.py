@@ -1,14 +1,14 @@
-"""LEAF's JSON files (Caldas et al. 2018, "LEAF: A Benchmark for Federated Settings"): data that come with their users.
+"""LEAF's JSON files (Caldas et al. 2018, "LEAF: A Benchmark for Federated Settings"): data sets with users.
 
 A folder holds ``train`` and ``test`` (or ``data/train`` and ``data/test``, as in LEAF's own repository), each with one
 or several files ``{"users": [...], "num_samples": [...], "user_data": {user: {"x": [...], "y": [...]}}}``. A folder
-without ``test``, such as ``all_data``, has no official test set. What the inputs are is seen from the first one:
+without ``test``, such as ``all_data``, has no official test set. The kind of inputs is detected from the first one:
 
 - numbers (FEMNIST, synthetic): float32; 784 of them become an image [28, 28, 1];
 - a string of characters and the next one (Shakespeare): tokens of `jaxpfl.data.sources.leaf_text`;
 - sequences of tokens (Reddit): see `jaxpfl.data.sources.leaf_text.windows`.
 
-Only ``train`` and ``test`` are read, not the ``val`` of Reddit: ``validation_share`` sets examples apart here.
+Only ``train`` and ``test`` are read, not the ``val`` of Reddit: use ``validation_share`` to hold examples out.
 ``num_samples`` is not read: LEAF's own Shakespeare test files state it wrongly (its ``split_data.py`` counts the 79
 examples that overlap the training text, and leaves them out).
 """
@@ -41,13 +41,13 @@ LEAF_SETS = {
     "shakespeare": ("text", 80, "Shakespeare, the next of 80 characters, by speaking role (LEAF)"),
     "reddit": ("sequences", None, "Reddit, the next word of comments, by author (LEAF)"),
 }
-"""Sets that are known by name: what their inputs are, their classes, and a line for people."""
+"""Sets known by name: their kind of inputs, number of classes, and a line for display."""
 
 _MEMORY = 8  # times its length that JSON takes as Python's own numbers and lists
 _LARGEST = 2**31 - 1
 
 _Users = dict[str, tuple[Any, Any]]
-"""Each user's inputs and labels, as they stand in the files (inputs that are numbers already an array)."""
+"""Each user's inputs and labels, as in the files (numeric inputs already as an array)."""
 
 
 class _Encoded(NamedTuple):
@@ -57,7 +57,7 @@ class _Encoded(NamedTuple):
 
 
 def load_leaf(name: str, folder: Path) -> Source:
-    """A data set in LEAF's format.
+    """Load a data set in LEAF's format.
 
     Args:
       name: one of `LEAF_SETS`, or any other name, for any of the three kinds of inputs.
@@ -87,7 +87,7 @@ def load_leaf(name: str, folder: Path) -> Source:
 
 
 def leaf_entries(root: Path) -> list[Entry]:
-    """What ``jaxpfl data list`` says of `LEAF_SETS`. Looks for files; reads none."""
+    """Lines of ``jaxpfl data list`` for `LEAF_SETS`. Looks for files; reads none."""
 
     def describe(name: str) -> str:
         return f"{LEAF_SETS[name][2]}: {locate(name, root / name)[0].parent}"
@@ -127,7 +127,7 @@ def _source(
 
 
 def locate(name: str, folder: Path) -> tuple[Path, Path | None]:
-    """The folders of the training and of the test files."""
+    """Folders of the training and of the test files."""
     for base in (folder, folder / "data"):
         if _files(base / "train"):
             return base / "train", base / "test" if _files(base / "test") else None
@@ -142,7 +142,7 @@ def _files(folder: Path) -> list[Path]:
 
 
 def read_part(folder: Path) -> _Users:
-    """All users of a folder's files, sorted by name, so that the files' order and division do not matter."""
+    """Read all users of a folder's files, sorted by name, so that the order and division of files do not matter."""
     users: _Users = {}
     origin: dict[str, Path] = {}
     for file in _files(folder):
@@ -190,13 +190,13 @@ def _read_user(own: Any, whose: str) -> tuple[Any, Any]:
 
 
 def _array(x: list, whose: str) -> np.ndarray:
-    """Integers stay integers (tokens); other numbers become float32."""
+    """Convert to an array: integers (tokens) stay integers, other numbers become float32."""
     try:
         array = np.asarray(x)
         integers = np.issubdtype(array.dtype, np.integer)
         if integers and array.size and not (array.min() >= -_LARGEST - 1 and array.max() <= _LARGEST):
             raise ValueError(f"integers of more than 32 bits, {array.min()} to {array.max()}")
-        with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused as such
+        with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
             array = array.astype(np.int32 if integers else np.float32, casting="same_kind")
     except (ValueError, TypeError, OverflowError) as error:
         raise JaxpflError(f"{whose}: inputs must be numbers, as many in each: {one_line(error)}") from None
@@ -207,15 +207,17 @@ def _array(x: list, whose: str) -> np.ndarray:
 
 
 def kind_of(users: _Users, folder: Path) -> str:
-    """What the first user with examples holds: "images" (x an array [n, ...]), "text" (x strings, y the character that
-    follows each) or "sequences" (x lists of tokens, y with ``target_tokens``).
+    """Detect the kind of inputs from the first user with examples: "images", "text" or "sequences".
+
+    In "images" x is an array [n, ...]; in "text" x are strings and y the character that follows each; in "sequences" x
+    are lists of tokens and y has ``target_tokens``.
 
     Args:
       users: name -> (x, y) of n examples each.
       folder: for messages.
 
     Raises:
-      JaxpflError: none of these.
+      JaxpflError: for any other kind.
     """
     x, y = next((x[0], y[0]) for x, y in users.values() if len(y))
     if isinstance(x, np.ndarray):
@@ -241,7 +243,7 @@ def _numbers(x: Any, y: Any, whose: str) -> tuple[np.ndarray, np.ndarray]:
 
 
 def _concatenate(users: _Users, encode: Any, names: list[str], folder: Path) -> _Encoded:
-    """All users' examples in one array; users without any count for nothing."""
+    """Concatenate all users' examples in one array, ignoring users without any."""
     parts: list[tuple[str, np.ndarray, np.ndarray]] = []
     for user, (x, y) in users.items():
         if len(y):

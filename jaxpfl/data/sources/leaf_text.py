@@ -1,7 +1,7 @@
-"""Text of LEAF as integers: characters of Shakespeare, words of Reddit.
+"""Tokenisation of LEAF's text: characters of Shakespeare, words of Reddit.
 
-One label per example is what the simulator knows, so a language model is trained as in LEAF's Shakespeare: a window
-of context, and the one token that follows it.
+The simulator has one label per example, so a language model is trained as in LEAF's Shakespeare: a window of context,
+and the one token that follows it.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from jaxpfl.data.sources.pickles import read_pickle
 from jaxpfl.errors import JaxpflError
 
 ALL_LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"
-"""LEAF's alphabet of 80 characters; a character's token is its place here."""
+"""LEAF's alphabet of 80 characters; a character's token is its index."""
 
 PAD, UNKNOWN = 0, 1
 """The tokens of padding and of words outside the vocabulary, as in LEAF."""
@@ -31,7 +31,7 @@ _LARGEST = 2**31 - 2
 
 
 class Vocabulary(NamedTuple):
-    """Words and their tokens; ``words`` is None where the files hold tokens already."""
+    """Words and their tokens; ``words`` is None if the files already hold tokens."""
 
     words: dict[str, int] | None
     size: int
@@ -45,13 +45,13 @@ class Vocabulary(NamedTuple):
 
 
 def encode_characters(x: list, y: list, whose: str) -> tuple[np.ndarray, np.ndarray]:
-    """Strings of one length and the character after each, as tokens of `ALL_LETTERS`.
+    """Encode strings of one length, and the character after each, as tokens of `ALL_LETTERS`.
 
     Returns:
       [n, length] int32 (80 in LEAF), [n] int32.
 
     Raises:
-      JaxpflError: something else than strings, strings of several lengths, a character that LEAF's alphabet lacks.
+      JaxpflError: for inputs other than strings, strings of several lengths, or a character outside LEAF's alphabet.
     """
     if any(not isinstance(text, str) for text in x) or any(not isinstance(c, str) or len(c) != 1 for c in y):
         raise JaxpflError(f"{whose}: needs strings as inputs and single characters as labels")
@@ -63,11 +63,13 @@ def encode_characters(x: list, y: list, whose: str) -> tuple[np.ndarray, np.ndar
 
 
 def vocabulary_of(folder: Path, training: list) -> Vocabulary:
-    """The vocabulary of a folder: LEAF's file ``vocab/reddit_vocab.pck`` or ``reddit_vocab.pck`` where there is one;
-    else made of the training words as by LEAF's ``build_vocab.py``: the most frequent ones, ties alphabetically.
+    """Vocabulary of a folder: LEAF's file if there is one, otherwise built from the training words.
+
+    The file is ``vocab/reddit_vocab.pck`` or ``reddit_vocab.pck``. Without it the vocabulary is that of LEAF's
+    ``build_vocab.py``: the most frequent words, ties alphabetically.
 
     Args:
-      folder: where the data set lies.
+      folder: of the data set.
       training: the users' inputs.
     """
     for file in (folder / "vocab" / _VOCABULARY_FILE, folder / _VOCABULARY_FILE):
@@ -89,12 +91,12 @@ def vocabulary_of(folder: Path, training: list) -> Vocabulary:
 
 
 def longest_sequence(inputs: list) -> int:
-    """The length of the longest sequence among users' inputs (LEAF pads all to 10)."""
+    """Length of the longest sequence among users' inputs (LEAF pads all to 10)."""
     return max((len(s) for comments in inputs for comment in comments for s in _sequences(comment)), default=0)
 
 
 def check_windows(inputs: list, length: int, folder: Path) -> None:
-    """Refuses windows that do not fit into memory: one long sequence makes those of all others as long.
+    """Check that windows fit in memory: one long sequence makes those of all others as long.
 
     Args:
       inputs: all users' comments.
@@ -109,19 +111,19 @@ def check_windows(inputs: list, length: int, folder: Path) -> None:
 
 
 def windows(x: list, y: list, whose: str, vocabulary: Vocabulary, length: int) -> tuple[np.ndarray, np.ndarray]:
-    """One user's comments as (context, next token) examples.
+    """Convert one user's comments to (context, next token) examples.
 
-    LEAF cuts a comment into sequences of 10 tokens and predicts the next token at every place. Here every place is an
-    example of its own: the sequence up to there, padded with `PAD` in front, and the target. Places whose target is
+    LEAF cuts a comment into sequences of 10 tokens and predicts the next token at every position. Here every position
+    is a separate example: the sequence up to it, padded with `PAD` in front, and the target. Positions whose target is
     padding or an unknown word are left out: there is nothing to predict (LEAF counts them as wrong).
 
     Args:
       x: comments, each a list of sequences (or one sequence) of words or tokens.
-      y: for each comment a dictionary with its ``target_tokens``, shaped alike, and perhaps ``count_tokens``, 0 where
-        a sequence is padded.
+      y: for each comment a dictionary with its ``target_tokens``, of the same shape, and optionally ``count_tokens``,
+        0 where a sequence is padded.
       whose: for errors.
       vocabulary: the words' tokens.
-      length: the length of a window, that of the longest sequence.
+      length: of a window, that of the longest sequence.
 
     Returns:
       [n, length] int32, [n] int32.
@@ -150,7 +152,7 @@ def windows(x: list, y: list, whose: str, vocabulary: Vocabulary, length: int) -
 
 
 def _sequences(comment: Any) -> list[list]:
-    """A comment's sequences; a comment that is one sequence counts as one. None where it is no list, or a mixed one."""
+    """Sequences of a comment, which may itself be one sequence; none if it is no list, or a mixed one."""
     if not isinstance(comment, list):
         return []
     nested = [isinstance(part, list) for part in comment]
@@ -174,7 +176,7 @@ def _text(value: Any) -> str:
 
 
 def _codes(text: str, whose: str) -> np.ndarray:
-    table = np.full(_ASCII, -1, np.int32)  # the last character, DEL, is no letter: it stands for all others too
+    table = np.full(_ASCII, -1, np.int32)  # the last character, DEL, is no letter: it represents all others too
     table[[ord(letter) for letter in ALL_LETTERS]] = np.arange(len(ALL_LETTERS))
     points = np.frombuffer(text.encode("utf-32-le", "surrogatepass"), dtype="<u4")
     codes = table[np.minimum(points, _ASCII - 1)]

@@ -1,7 +1,7 @@
 """Text files of the LIBSVM format: ``label index:value index:value ...`` (Chang and Lin 2011).
 
 ``libsvm:PATH`` reads PATH, relative to the data directory or to its folder ``libsvm``, and PATH.t beside it as the
-official test set where there is one (``a9a`` and ``a9a.t``; compressed ``x.bz2`` and ``x.t.bz2``). scikit-learn parses
+official test set if there is one (``a9a`` and ``a9a.t``; compressed ``x.bz2`` and ``x.t.bz2``). scikit-learn parses
 them. Labels become 0, 1, ... in the order of their values (-1 / +1 become 0 / 1); inputs become dense float32 and are
 not scaled.
 """
@@ -30,7 +30,7 @@ from jaxpfl.data.sources.base import (
 from jaxpfl.errors import JaxpflError
 
 LIBSVM_SETS = {"a9a": "a9a, income above 50 000 from 123 binary features (Adult)"}
-"""Sets that are known by name."""
+"""Sets known by name."""
 
 _MOST_BYTES = 8 * 2**30
 _MEMORY = 4  # times its length that the text takes as sparse numbers
@@ -38,16 +38,16 @@ _COMPRESSED = (".gz", ".bz2")
 
 
 def load_libsvm(name: str, path: str, root: Path) -> Source:
-    """A data set from LIBSVM text.
+    """Load a data set from LIBSVM text.
 
     Args:
-      name: what it is loaded as.
+      name: under which it is loaded.
       path: the training file; see the module's docstring.
       root: the data directory.
 
     Raises:
-      JaxpflError: no such file, a line that does not parse, NaN, labels that are no classes, or a test file with a
-        class that the training file lacks, or too many features to be held densely.
+      JaxpflError: for a missing file, a line that does not parse, NaN, labels that are not classes, a test file with a
+        class that the training file lacks, or too many features for a dense array.
     """
     train, test = _locate(name, path, root)
     matrices, labels = zip(*_parse([train] if test is None else [train, test]), strict=True)
@@ -75,7 +75,7 @@ def load_libsvm(name: str, path: str, root: Path) -> Source:
 
 
 def libsvm_entries(root: Path) -> list[Entry]:
-    """What ``jaxpfl data list`` says of `LIBSVM_SETS` and of the other files in the folder ``libsvm``."""
+    """Lines of ``jaxpfl data list`` for `LIBSVM_SETS` and the other files in the folder ``libsvm``."""
 
     def describe(name: str) -> str:
         return f"{LIBSVM_SETS[name]}: {_locate(name, name, root)[0]}"
@@ -122,7 +122,7 @@ def _parse(files: list[Path]) -> list[tuple]:
 
 
 def _length(file: Path) -> int:
-    """The bytes of its text; a compressed one is inflated once for it, a piece at a time."""
+    """Number of bytes of the text; a compressed file is inflated once for it, a piece at a time."""
     opened = {".gz": gzip.open, ".bz2": bz2.open}.get(file.suffix)
     try:
         if opened is None:
@@ -134,7 +134,7 @@ def _length(file: Path) -> int:
 
 
 def _classes(file: Path, labels: np.ndarray) -> np.ndarray:
-    """The distinct labels, which must be whole numbers."""
+    """Distinct labels, which must be whole numbers."""
     values = np.unique(labels)
     if not np.isfinite(values).all() or (values != np.round(values)).any():
         wrong = values[~np.isfinite(values) | (values != np.round(values))][0]

@@ -1,4 +1,4 @@
-"""NumPy archives: ``npz:FILE``, and the digits of MNIST by their writers.
+"""NumPy archives: ``npz:FILE``, and MNIST's digits by writer.
 
 An archive holds ``x_train`` and ``y_train``, and may hold ``x_test`` and ``y_test``, ``users_train`` and ``users_test``
 (or ``writer_...``: who made each example). Bytes [N, H, W] or [N, H, W, channels] are pixels, other integers are
@@ -34,7 +34,7 @@ _ENDING = ".npy"
 
 
 class Header(NamedTuple):
-    """What an archive says of an array before it is read."""
+    """Shape and dtype of an archive's array, known before it is read."""
 
     shape: tuple[int, ...]
     dtype: np.dtype
@@ -64,11 +64,11 @@ def read_headers(path: Path) -> dict[str, Header]:
 
 
 def read_npz(path: Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
-    """Arrays of an archive.
+    """Read arrays of an archive.
 
     Args:
       path: the file.
-      names: which of them; those that are not there are left out. All of them unless given.
+      names: of the arrays, all unless given; missing ones are left out.
 
     Raises:
       JaxpflError: as `read_headers`, and for arrays that do not fit into memory.
@@ -81,7 +81,7 @@ def read_npz(path: Path, names: Iterable[str] | None = None) -> dict[str, np.nda
 
 
 def npz_keys(path: Path) -> list[str]:
-    """The names of an archive's arrays, without reading them; none where it is no archive."""
+    """Names of an archive's arrays, without reading them; none if it is no archive."""
     try:
         with _archive(path) as archive:
             return [name.removesuffix(_ENDING) for name in archive.namelist()]
@@ -90,12 +90,12 @@ def npz_keys(path: Path) -> list[str]:
 
 
 def load_npz(name: str, path: Path, description: str | None = None, num_classes: int | None = None) -> Source:
-    """A data set from an archive (see the module's docstring).
+    """Load a data set from an archive (see the module's docstring).
 
     Args:
-      name: what it is loaded as.
+      name: under which it is loaded.
       path: the file.
-      description: one line for people.
+      description: one line for display.
       num_classes: the number of classes; the largest label + 1 unless given.
 
     Raises:
@@ -119,7 +119,7 @@ def load_npz(name: str, path: Path, description: str | None = None, num_classes:
     users_key = _check_users(path, headers, parts)
     kinds = ("x", "y") if users_key is None else ("x", "y", users_key)
     keys = [f"{kind}_{part}" for kind in kinds for part in parts]
-    # Beside what is read, inputs of 32 bits are made.
+    # Besides the arrays that are read, inputs are converted to 32 bits.
     needed = sum(headers[key].nbytes for key in keys) + 4 * sum(math.prod(headers[f"x_{p}"].shape) for p in parts)
     check_fits(path, needed)
     arrays = read_npz(path, keys)
@@ -166,7 +166,7 @@ def _archive(path: Path) -> zipfile.ZipFile:
 
 
 def _header(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Header:
-    """The header of one member; its array must take the rest of it."""
+    """Read the header of one member, whose array must fill the rest of it."""
     try:
         with archive.open(info) as member:
             version = np.lib.format.read_magic(member)
@@ -209,7 +209,7 @@ def _check_part(path: Path, part: str, headers: dict[str, Header]) -> None:
 
 
 def _check_users(path: Path, headers: dict[str, Header], parts: list[str]) -> str | None:
-    """What the users' arrays are called, None where the archive does not tell."""
+    """Prefix of the users' arrays, checked; None if the archive has none."""
     key = next((key for key in _USERS if f"{key}_train" in headers), None)
     for part in parts if key is not None else ():
         own, labels = headers.get(f"{key}_{part}"), headers[f"y_{part}"]
@@ -221,7 +221,7 @@ def _check_users(path: Path, headers: dict[str, Header], parts: list[str]) -> st
 
 
 def _check_integers(path: Path, key: str, values: np.ndarray, least: int = 0) -> None:
-    """Refuses what is below the least, and what 32 bits do not hold."""
+    """Refuse integers below ``least``, or beyond 32 bits."""
     low, high = int(values.min()), int(values.max())
     if low < least or high > _LARGEST:
         wrong = low if low < least else high
@@ -240,7 +240,7 @@ def _convert(x: np.ndarray, inputs: Inputs, path: Path, key: str) -> np.ndarray:
     if inputs == "tokens":
         _check_integers(path, key, x, -_LARGEST - 1)
         return x.astype(np.int32)
-    with np.errstate(over="ignore"):  # what float32 cannot hold is infinite, and refused as such
+    with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
         x = x.astype(np.float32)
     check_finite(x, f"{path}, {key}")
     return x

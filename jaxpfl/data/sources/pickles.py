@@ -1,8 +1,8 @@
 """Pickled arrays and containers, read without executing anything from the file.
 
-A pickle is a program: it may call any function it can name. Here it can name only what NumPy arrays need, and even
-those names lead to stand-ins of this module that keep what they are given; the arrays are made afterwards, from raw
-bytes and a plain element type. NumPy's own reconstruction is never run on a file's word.
+A pickle is a program: it may call any function that it names. Here it can name only what NumPy arrays need, and even
+those names resolve to stand-ins that record their arguments; the arrays are built afterwards, from raw bytes and a
+plain element type. NumPy's own reconstruction is never run at a file's request.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ from jaxpfl.data.sources.base import check_fits, one_line
 from jaxpfl.errors import JaxpflError
 
 _PLAIN_TYPES = frozenset("buif")
-"""Kinds of elements that are read: booleans, unsigned and signed integers, floats."""
+"""Supported element kinds: booleans, unsigned and signed integers, floats."""
 
 _KEYS = (str, bytes, int, float, bool, type(None))
-"""What dictionaries may have as keys: of tuples that hold themselves twice, over and over, a hash takes for ever."""
+"""Types of dictionary keys: hashing tuples that hold themselves twice, repeatedly nested, would take for ever."""
 
 _MEMORY = 4  # times its length that a pickle may take: its bytes, its opcodes' copies, and lists of small numbers
 _MOST_SHARED = 8  # parts of the object for each byte: those that are there several times count so often
@@ -31,13 +31,13 @@ _LEAST_PARTS = 100_000
 
 
 def read_pickle(path: Path) -> Any:
-    """The object in a pickle of builtin containers, numbers, strings and plain NumPy arrays (Python 2's too).
+    """Read a pickle of builtin containers, numbers, strings and plain NumPy arrays (also of Python 2).
 
-    Strings of Python 2 come as bytes.
+    Strings of Python 2 are returned as bytes.
 
     Raises:
-      JaxpflError: no such file, a truncated or damaged one, or one that asks for anything else: the refused global is
-        named, and nothing of it has run.
+      JaxpflError: if the file is missing, truncated or damaged, or asks for anything else: the refused global is named,
+        and none of it was executed.
     """
     try:
         check_fits(path, _MEMORY * path.stat().st_size)
@@ -56,11 +56,11 @@ def read_pickle(path: Path) -> Any:
 
 
 class _RefusedError(Exception):
-    """A global that is not on the list."""
+    """A global that is not on the list of supported ones."""
 
 
 class _Callable:
-    """What a name in a pickle leads to. Made anew each time: a pickle may try to change what it was given."""
+    """Stand-in for a global of a pickle, created anew each time since a pickle may try to modify it."""
 
     __slots__ = ("make",)
 
@@ -72,7 +72,7 @@ class _Callable:
 
 
 class _Type:
-    """Stands in for a ``numpy.dtype``: its code and byte order."""
+    """Stand-in for a ``numpy.dtype``: its code and byte order."""
 
     __slots__ = ("code", "order")
 
@@ -90,7 +90,7 @@ class _Type:
 
 
 class _Array:
-    """Stands in for a ``numpy.ndarray``: shape, element type, order and raw bytes."""
+    """Stand-in for a ``numpy.ndarray``: shape, element type, order and raw bytes."""
 
     __slots__ = ("state",)
 
@@ -105,7 +105,7 @@ class _Array:
 
 
 class _Scalar:
-    """Stands in for a NumPy number."""
+    """Stand-in for a NumPy number."""
 
     __slots__ = ("dtype", "raw")
 
@@ -121,7 +121,7 @@ _Unpickler: Any = vars(pickle)["_Unpickler"]
 
 
 class _Reader(_Unpickler):
-    """The unpickler in Python: the one in C allocates what seven bytes ask for, and hashes any key."""
+    """Python's unpickler in Python: the one in C allocates any size that seven bytes ask for, and hashes any key."""
 
     dispatch: ClassVar[dict[int, Callable[..., None]]] = dict(_Unpickler.dispatch)
 
@@ -202,7 +202,7 @@ def _text(value: Any) -> str:
 
 
 class _Finish:
-    """Replaces every stand-in by the array that it stands for; what is shared is done, and counted, once each."""
+    """Replacement of all stand-ins by the arrays that they represent, once for each shared object."""
 
     def __init__(self, most: int) -> None:
         self._most = most
@@ -212,12 +212,12 @@ class _Finish:
         """The value without stand-ins.
 
         Raises:
-          ValueError: for an object that holds itself, or the same parts so often that reading it would never end.
+          ValueError: for an object that contains itself, or shares parts so often that reading it would never end.
         """
         return self._finished(value)[0]
 
     def _finished(self, value: Any) -> tuple[Any, int]:
-        """The value, and of how many parts it is."""
+        """The value, and its number of parts."""
         if isinstance(value, _Callable | _Type):
             raise ValueError("a bare type")
         if not isinstance(value, _Array | _Scalar | dict | list | tuple):
@@ -243,7 +243,7 @@ class _Finish:
 
 
 _OPEN = object()
-"""In place of what is not finished yet."""
+"""Marker of a value that is not finished yet."""
 
 
 _KNOWN: dict[tuple[str, str], Callable[..., Any]] = {

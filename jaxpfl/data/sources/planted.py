@@ -1,10 +1,10 @@
-r"""Clients in planted clusters: every cluster has a logistic regression of its own, known to who wants to measure.
+r"""Synthetic clients in planted clusters, each with its own logistic regression of known coefficients.
 
 .. math:: \theta_c = r\, u_c, \quad u_c \text{ uniform on the sphere}, \qquad x \sim N(0, I_d), \qquad
    P(y = 1 \mid x) = \frac{1}{1 + \exp(-x^T \theta_{c(i)})}
 
-Clusters differ in what they predict of an input, not in their inputs: nothing in x alone tells them apart. Clusters are
-of nearly equal size. The same numbers on every platform (`portable`).
+Clusters differ in the conditional distribution of labels, not in their inputs: x alone does not identify a cluster.
+Clusters are of nearly equal size. The numbers are the same on every platform (`portable`).
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from jaxpfl.errors import JaxpflError, unknown_name
 
 @dataclasses.dataclass(frozen=True)
 class PlantedSettings:
-    """Of which clients are drawn.
+    """Population of planted clients.
 
     Attributes:
       clients: m.
       clusters: k, at most m.
       examples: n, training examples of each client.
-      test_examples: those that it is tested on.
+      test_examples: test examples of each client.
       dim: d.
-      strength: r, the norm of every cluster's coefficients: large is nearly without noise.
+      strength: r, the norm of every cluster's coefficients; large values give almost noiseless labels.
       seed: of all draws.
     """
 
@@ -44,7 +44,7 @@ class PlantedSettings:
     seed: int = 0
 
     def check(self) -> None:
-        """Refuses what cannot be drawn.
+        """Check that the settings are valid.
 
         Raises:
           JaxpflError: the name, its value, and what is allowed.
@@ -61,10 +61,10 @@ class PlantedSettings:
 
 
 class Planted(NamedTuple):
-    """The data, and the truth about them.
+    """Synthetic data with their true clusters and coefficients.
 
     Attributes:
-      source: binary examples whose users are the clients, 0 .. m - 1, for the partition "natural".
+      source: binary examples with the clients 0 .. m - 1 as users, for the partition "natural".
       member: [m], the cluster of each client, in 0 .. k - 1.
       theta: [k, d] float64, the clusters' coefficients.
     """
@@ -75,10 +75,10 @@ class Planted(NamedTuple):
 
 
 def draw_planted(given: PlantedSettings) -> Planted:
-    """Draws the clients.
+    """Draw the clients.
 
     Raises:
-      JaxpflError: for settings that `PlantedSettings.check` refuses.
+      JaxpflError: as in `PlantedSettings.check`.
     """
     given.check()
     m, d, most = given.clients, given.dim, max(given.examples, given.test_examples)
@@ -107,10 +107,10 @@ def draw_planted(given: PlantedSettings) -> Planted:
 
 
 def parse(text: str) -> PlantedSettings:
-    """The settings of ``planted:clients=60,clusters=3``, the others at their defaults; of ``planted`` all defaults.
+    """Parse ``planted:clients=60,clusters=3`` to settings, the others at their defaults; ``planted`` has all defaults.
 
     Raises:
-      JaxpflError: for an unknown name, one that is given twice, and a value of another type.
+      JaxpflError: for an unknown or repeated name, or a value of another type.
     """
     fields = {field.name: field.type for field in dataclasses.fields(PlantedSettings)}
     _, given = choices.parse("data set", text, ["planted"])
@@ -123,7 +123,7 @@ def parse(text: str) -> PlantedSettings:
 
 
 def _draw(rng: np.random.Generator, theta: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """The users [m n], inputs [m n, d] float32 and labels [m n] of n examples of each client, theta [m, d]."""
+    """Draw users [m n], inputs [m n, d] float32 and labels [m n] of n examples of each client, theta [m, d]."""
     m, d = theta.shape
     users = np.repeat(np.arange(m, dtype=np.int32), n)
     x = portable.normal(rng, m * n * d).reshape(m * n, d)
@@ -135,5 +135,5 @@ def _draw(rng: np.random.Generator, theta: np.ndarray, n: int) -> tuple[np.ndarr
 
 
 def _sums(x: np.ndarray) -> np.ndarray:
-    """The sum of each row, in the order of its elements."""
+    """Sum of each row, in the order of its elements."""
     return np.add.accumulate(x, axis=1)[:, -1]

@@ -1,6 +1,6 @@
-"""Data sets by name: what `load` knows, and what ``jaxpfl data list`` shows.
+"""Data sets by name, for `load` and ``jaxpfl data list``.
 
-Nothing is ever downloaded. A data directory is the argument, else ``JAXPFL_DATA_DIR``, else ``./data``.
+Nothing is ever downloaded. The data directory is the argument, else ``JAXPFL_DATA_DIR``, else ``./data``.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ _PLANTED = "drawn: clusters of clients with a logistic regression each; planted:
 
 
 def load(name: str, data_dir: str | None = None, *, standardize: bool = True) -> Source:
-    """Loads a data set.
+    """Load a data set by name.
 
     Args:
       name: one of
@@ -47,11 +47,16 @@ def load(name: str, data_dir: str | None = None, *, standardize: bool = True) ->
       data_dir: see `data_directory`.
       standardize: subtract the mean of all training pixels and divide by their standard deviation (0.1307
         and 0.3081 for MNIST), channel by channel, as is customary; they count as public. Otherwise pixels lie in
-        [0, 1]. Inputs that are no pixels are left as they are.
+        [0, 1]. Inputs other than pixels are not changed.
 
     Raises:
-      JaxpflError: an unknown name (the nearest known one is suggested), a missing file (what to put where),
-        or a damaged one (what was found and what is expected).
+      JaxpflError: for an unknown name (with the nearest known one), a missing file (with where to put it), or a
+        damaged one (with what was found and what is expected).
+
+    Example:
+      >>> source = load("digits")
+      >>> source.x_train.shape, source.num_classes
+      ((1797, 8, 8, 1), 10)
     """
     with exhausted(f"data set {name!r}"):
         source = _load(name, data_directory(data_dir))
@@ -59,13 +64,12 @@ def load(name: str, data_dir: str | None = None, *, standardize: bool = True) ->
 
 
 def known_sources() -> list[str]:
-    """The names that `load` knows; a folder of IDX files in the data directory is known by its own name
-    too."""
+    """Names known to `load`, which also knows folders of IDX files in the data directory by their own names."""
     return [*_NAMED, *(f"{prefix}:{argument}" for prefix, (argument, _) in _PREFIXED.items())]
 
 
 def available(data_dir: str | None = None) -> list[Entry]:
-    """What `load` would find, in the order in which people want it. Looks for files; reads none."""
+    """All data sets known to `load`, and whether they are present. Looks for files; reads none."""
     root = data_directory(data_dir)
     entries = [Entry("digits", True, _DIGITS)]
     entries += [idx_sets.idx_set_entry(name, root) for name in idx_sets.IDX_SETS]
@@ -121,7 +125,7 @@ _NAMED: dict[str, Callable[[str, Path], Source]] = {
     **dict.fromkeys(leaf.LEAF_SETS, lambda name, root: leaf.load_leaf(name, root / name)),
     **dict.fromkeys(libsvm.LIBSVM_SETS, lambda name, root: libsvm.load_libsvm(name, name, root)),
 }
-"""Data sets of one name: (name, data directory) -> source."""
+"""Data sets with a fixed name: (name, data directory) -> source."""
 
 _PREFIXED: dict[str, tuple[str, Callable[[str, str, Path], Source]]] = {
     "idx": ("FOLDER", lambda name, argument, root: idx_sets.load_idx_folder(name, _place(argument, root))),
@@ -131,4 +135,4 @@ _PREFIXED: dict[str, tuple[str, Callable[[str, str, Path], Source]]] = {
     "planted": ("SETTINGS", lambda name, argument, root: _load_planted(name)),
     "tfds": ("NAME", lambda name, argument, root: tensorflow_sets.load_tfds(argument, root)),
 }
-"""Data sets ``PREFIX:ARGUMENT``: what the argument is, and (name, argument, data directory) -> source."""
+"""Data sets ``PREFIX:ARGUMENT``: the kind of argument, and (name, argument, data directory) -> source."""

@@ -1,7 +1,7 @@
-"""Image sets of tensorflow-datasets, ``tfds:NAME``: read at random access by NumPy alone, without TensorFlow.
+"""Image sets of tensorflow-datasets, ``tfds:NAME``, read with random access by NumPy, without TensorFlow.
 
-Only what is prepared on this machine is read; nothing is downloaded. A set is prepared once, elsewhere if need be, by
-TFDS's own command (which does need TensorFlow), in a format of random access::
+Only sets prepared on this machine are read; nothing is downloaded. A set is prepared once, elsewhere if need be, by
+TFDS's own command (which does need TensorFlow), in a format with random access::
 
     tfds build NAME --file_format=array_record --data_dir=DIR
 
@@ -30,11 +30,11 @@ _TEST_SPLITS = ("test", "validation")
 
 
 def load_tfds(name: str, root: Path) -> Source:
-    """A set of tensorflow-datasets: its split ``train``, and ``test`` (else ``validation``) as the official test set.
+    """Load a set of tensorflow-datasets, with its split ``test`` (else ``validation``) as the official test set.
 
     Args:
       name: ``SET``, ``SET/CONFIG`` or ``SET:VERSION``, as TFDS writes them.
-      root: the data directory, in which a prepared set is looked for before TFDS's own directory.
+      root: the data directory, searched before TFDS's own directory.
 
     Raises:
       JaxpflError: tensorflow-datasets is not installed; an unknown name (the nearest is suggested); a set that is not
@@ -77,7 +77,7 @@ def load_tfds(name: str, root: Path) -> Source:
 
 
 def tfds_entry() -> Entry:
-    """What ``jaxpfl data list`` says of all these sets."""
+    """The line of ``jaxpfl data list`` for all these sets."""
     present = importlib.util.find_spec("tensorflow_datasets") is not None
     lacking = "" if present else ": pip install tensorflow-datasets"
     return Entry("tfds:NAME", present, f"any prepared image set of tensorflow-datasets{lacking}")
@@ -94,7 +94,7 @@ def _package() -> Any:
 
 
 def _builder(tfds: Any, name: str, base: str, root: Path) -> Any:
-    """The prepared set's builder: in the data directory, else in TFDS's own."""
+    """Builder of the prepared set: in the data directory, else in TFDS's own."""
     builder = None
     for place in (str(root), None):
         try:
@@ -113,7 +113,7 @@ def _builder(tfds: Any, name: str, base: str, root: Path) -> Any:
 
 
 def _unknown(name: str, known: list[str]) -> JaxpflError:
-    """As `unknown_name`, but without the hundreds of names that TFDS knows."""
+    """As `unknown_name`, but without listing the hundreds of names that TFDS knows."""
     near = difflib.get_close_matches(name, known, n=1, cutoff=0.5)
     hint = f"did you mean {near[0]!r}? " if near else ""
     return JaxpflError(f"unknown tensorflow-datasets set {name!r}: {hint}(tfds.list_builders() names {len(known)})")
@@ -124,7 +124,7 @@ def _how_to_prepare(name: str, root: Path) -> str:
 
 
 def _features(tfds: Any, name: str, info: Any) -> tuple[str, str, int]:
-    """The names of the image and of its label, and the number of classes."""
+    """Names of the image and of its label, and the number of classes."""
     features = dict(info.features)
     images = [key for key, kind in features.items() if isinstance(kind, tfds.features.Image)]
     labels = [key for key, kind in features.items() if isinstance(kind, tfds.features.ClassLabel)]
@@ -137,7 +137,7 @@ def _features(tfds: Any, name: str, info: Any) -> tuple[str, str, int]:
 
 
 def _read(builder: Any, name: str, root: Path, split: str, keys: tuple[str, str]) -> tuple[np.ndarray, np.ndarray]:
-    """One split: images [N, H, W, channels] uint8 and labels [N] int32."""
+    """Read one split: images [N, H, W, channels] uint8 and labels [N] int32."""
     image, label = keys
     whose = f"tfds:{name}, {split}"
     try:
@@ -152,7 +152,7 @@ def _read(builder: Any, name: str, root: Path, split: str, keys: tuple[str, str]
         for record in (records[i] for i in range(len(records))):
             images.append(np.asarray(record[image]))
             labels.append(int(record[label]))
-            if len(images) == 1:  # the bytes of all, once as they are, once stacked, and as floats, standardized
+            if len(images) == 1:  # all bytes: separate, stacked, as floats, and standardized
                 check_fits(whose, 10 * images[0].nbytes * len(records))
     except JaxpflError:
         raise
@@ -170,7 +170,7 @@ def _read(builder: Any, name: str, root: Path, split: str, keys: tuple[str, str]
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """TFDS logs advice about OpenCV and about folders that do not matter here."""
+    """Suppress TFDS's log messages about OpenCV and about irrelevant folders."""
     logger = logging.getLogger("absl")
     before = logger.level
     logger.setLevel(logging.ERROR)

@@ -1,4 +1,4 @@
-"""How often each user wrote each token: counts in compressed rows, their vocabulary, and splits of users and tokens."""
+"""Token counts by user, in compressed rows, with their vocabulary; splits of users and tokens."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class TokenCounts(NamedTuple):
 
     @property
     def sizes(self) -> np.ndarray:
-        """m_u, [n] int64."""
+        """m_u, the number of tokens of each user, [n] int64."""
         ends = np.concatenate([[0], np.cumsum(self.counts, dtype=np.int64)])
         return ends[self.indptr[1:]] - ends[self.indptr[:-1]]
 
@@ -38,7 +38,7 @@ class TokenCounts(NamedTuple):
         return np.repeat(np.arange(len(self.users)), np.diff(self.indptr))
 
     def of_users(self, chosen: np.ndarray) -> TokenCounts:
-        """The users with these places, in this order."""
+        """The users with the given indices, in this order."""
         lengths = np.diff(self.indptr)[chosen]
         indptr = np.concatenate([[0], np.cumsum(lengths)])
         places = np.repeat(self.indptr[chosen] - indptr[:-1], lengths) + np.arange(indptr[-1])
@@ -47,9 +47,9 @@ class TokenCounts(NamedTuple):
         )
 
     def most_frequent(self, tokens: int) -> TokenCounts:
-        """The counts of the ``tokens`` most frequent tokens, most frequent first; ties as they stand.
+        """Restrict the counts to the ``tokens`` most frequent tokens, most frequent first, with ties in their order.
 
-        The choice looks at all users: where privacy is claimed, the vocabulary must be public.
+        The choice depends on all users: under a privacy claim, the vocabulary must be public.
         """
         totals = np.bincount(self.indices, self.counts, len(self.vocabulary))
         chosen = np.argsort(-totals, kind="stable")[:tokens]
@@ -59,11 +59,11 @@ class TokenCounts(NamedTuple):
         return build(self.rows[kept], place[self.indices[kept]], self.counts[kept], self.users, self.vocabulary[chosen])
 
     def with_tokens(self, least: int) -> TokenCounts:
-        """The users with at least so many tokens."""
+        """The users with at least ``least`` tokens."""
         return self.of_users(np.flatnonzero(self.sizes >= least))
 
     def divided(self, rng: np.random.Generator, train: np.ndarray) -> tuple[TokenCounts, TokenCounts]:
-        """Every user's tokens in two parts, drawn without replacement: ``train[u]`` of them, and the others."""
+        """Divide every user's tokens in two, drawn without replacement: ``train[u]`` of them, and the others."""
         own = np.zeros_like(self.counts)
         for u, (low, high) in enumerate(zip(self.indptr, self.indptr[1:], strict=False)):
             own[low:high] = rng.multivariate_hypergeometric(self.counts[low:high], train[u], method="marginals")
@@ -78,7 +78,7 @@ class TokenCounts(NamedTuple):
 def build(
     rows: np.ndarray, indices: np.ndarray, counts: np.ndarray, users: np.ndarray, vocabulary: np.ndarray
 ) -> TokenCounts:
-    """Token counts of entries (user, token, count) in any order, each pair once."""
+    """Build token counts from entries (user, token, count) in any order, each pair once."""
     order = np.lexsort((indices, rows))
     indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(users)))])
     return TokenCounts(
@@ -87,14 +87,14 @@ def build(
 
 
 class Part(NamedTuple):
-    """Some users' tokens in two parts: what is theirs to learn from, and what estimates are scored on."""
+    """Users' tokens in two parts: their own for estimation, and held-out ones for scoring."""
 
     own: TokenCounts
     held_out: TokenCounts
 
 
 class HistogramSplit(NamedTuple):
-    """Users that estimate together, validation users, and users that nobody has seen."""
+    """Users that estimate together, validation users, and unseen users."""
 
     users: Part
     validation: Part
@@ -102,12 +102,12 @@ class HistogramSplit(NamedTuple):
 
 
 def groups(rng: np.random.Generator, number: int, *shares: float) -> list[np.ndarray]:
-    """A random group of 0 ... n - 1 for each share, at least one each, and before them the rest; each ascending.
+    """Divide 0 ... n - 1 at random: a group for each share, at least one each, preceded by the rest; each ascending.
 
     Raises:
-      JaxpflError: too few to divide, or shares that are not positive or leave no rest.
+      JaxpflError: if there are too few to divide, or shares are not positive or leave no rest.
     """
-    if not (min(shares) > 0 and sum(shares) < 1):  # not a number is refused too
+    if not (min(shares) > 0 and sum(shares) < 1):  # NaN is refused too
         raise JaxpflError(f"shares of users set apart must be > 0 and below 1 together, got {shares}")
     if number <= len(shares):
         raise JaxpflError(f"{number} users cannot be divided into {len(shares) + 1} groups")
@@ -117,7 +117,7 @@ def groups(rng: np.random.Generator, number: int, *shares: float) -> list[np.nda
 
 
 def shares_of(number: int, *shares: float) -> list[int]:
-    """Users in each share, at least one."""
+    """Number of users in each share, at least one."""
     return [max(1, int(share * number)) for share in shares]
 
 
@@ -130,17 +130,17 @@ def split(
     most: int | None = None,
     seed: int = 0,
 ) -> HistogramSplit:
-    """Sets shares of the users apart, and divides every user's tokens.
+    """Set shares of the users apart, and divide every user's tokens.
 
     Args:
       counts: of users with at least two tokens each.
       validation, unseen: shares of the users, drawn at random.
       train_share: of a user's tokens, rounded, at least one and at most all but one.
-      most: of a user's own tokens; the others are held out.
+      most: maximum number of a user's own tokens; the others are held out.
       seed: of both draws.
 
     Raises:
-      JaxpflError: fewer than three users, one with a single token, or shares out of range.
+      JaxpflError: for fewer than three users, a user with a single token, or shares out of range.
     """
     if not 0 < train_share < 1:
         raise JaxpflError(f"train_share must be > 0 and < 1, got {train_share}")

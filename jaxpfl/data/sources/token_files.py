@@ -22,14 +22,14 @@ _MOST = 2**31 - 1
 
 
 def read_counts_csv(path: Path) -> TokenCounts:
-    """Counts in a CSV file: a header with ``user``, ``token`` and ``count`` in any order, and a row for each count that
-    is not zero. Cells stand between commas, semicolons, tabs or bars; numbers of rows before them are left out.
+    """Read counts from a CSV file with the columns ``user``, ``token`` and ``count``, one row per nonzero count.
 
-    Users and tokens are numbered as they come first.
+    Columns may be in any order; cells are separated by commas, semicolons, tabs or bars; a leading column of row
+    numbers is ignored. Users and tokens are numbered in order of first appearance.
 
     Raises:
-      JaxpflError: a file that cannot be read, another header, a row without three cells, a count that is no positive
-        whole number, or a user's token twice: the line, and what is wrong.
+      JaxpflError: if the file cannot be read, or has another header, a row without three cells, a count that is not a
+        positive whole number, or a token of a user twice (with the line and the reason).
     """
     users: dict[str, int] = {}
     vocabulary: dict[str, int] = {}
@@ -54,7 +54,7 @@ def read_counts_csv(path: Path) -> TokenCounts:
 
 
 def _counts_rows(path: Path) -> list[tuple[int, list[str]]]:
-    """Rows split by the separator that the header has, its names in small letters."""
+    """Rows split by the separator of the header, whose names are lower-cased."""
     text = csv_text.text_of(path)
     first = next((line for line in text.splitlines() if line.strip()), "").lower().replace('"', "")
     for separator in _SEPARATORS:
@@ -66,11 +66,13 @@ def _counts_rows(path: Path) -> list[tuple[int, list[str]]]:
 
 
 def load_irc(data_dir: str | None = None) -> TokenCounts:
-    """Token counts of a public chat's users: ``irc/ubuntu_irc_user_counts.npz`` in the data directory, with
-    ``indptr``, ``indices``, ``counts`` (compressed rows) and ``vocab``. Users without tokens are left out.
+    """Load token counts of a public chat's users from ``irc/ubuntu_irc_user_counts.npz`` in the data directory.
+
+    The archive has ``indptr``, ``indices``, ``counts`` (compressed rows) and ``vocab``. Users without tokens are left
+    out.
 
     Raises:
-      JaxpflError: no such file (what to put where), or one that is damaged or not of the format.
+      JaxpflError: if the file is missing (with advice), damaged, or not of the format.
     """
     path = data_directory(data_dir).joinpath(*_IRC)
     if not path.is_file():
@@ -100,15 +102,15 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
 
 
 def read_leaf_counts(folder: Path) -> TokenCounts:
-    """Token counts of users in LEAF's Reddit files: how often each token is the next one, in training and test files.
+    """Count each user's target tokens in LEAF's Reddit files, training and test together.
 
-    Padding, words outside the vocabulary and marks of begin and end do not count. Users without tokens are left out.
+    Padding, words outside the vocabulary and begin and end marks do not count. Users without tokens are left out.
 
     Args:
-      folder: as `leaf.load_leaf` has it.
+      folder: as in `leaf.load_leaf`.
 
     Raises:
-      JaxpflError: no such files, damaged ones, or inputs that are no sequences of tokens.
+      JaxpflError: if files are missing or damaged, or inputs are not sequences of tokens.
     """
     parts = [leaf.read_part(part) for part in leaf.locate("reddit", folder) if part is not None]
     inputs = [x for part in parts for x, _ in part.values()]
@@ -118,7 +120,7 @@ def read_leaf_counts(folder: Path) -> TokenCounts:
     length = leaf_text.longest_sequence(inputs)
     check_fits(f"{folder} (a vocabulary of {vocabulary.size} tokens)", 200 * vocabulary.size)
     leaf_text.check_windows(inputs, length, folder)
-    words = np.arange(vocabulary.size).astype(object)  # tokens that no word is known of go by their number
+    words = np.arange(vocabulary.size).astype(object)  # tokens without a known word are named by their number
     for word, token in (vocabulary.words or {}).items():
         words[token] = word
     found: Counter[tuple[str, int]] = Counter()

@@ -1,8 +1,8 @@
-"""MNIST with the writer of each digit: natural heterogeneity, clients as they come.
+"""MNIST with the writer of each digit, for naturally heterogeneous clients.
 
-The pixels are MNIST's; who wrote which digit was recovered by QMNIST (Yadav and Bottou 2019, "Cold Case: The Lost
-MNIST Digits"). The writers of the test set are others than those of the training set: with them, `unseen` makes
-clients that no training has seen, and the clients of the partition "natural" are split by ``test_share``.
+The pixels are MNIST's; the writers were recovered by QMNIST (Yadav and Bottou 2019, "Cold Case: The Lost MNIST
+Digits"). The test set has other writers than the training set: `unseen` makes new clients of them, and the clients of
+the partition "natural" are split by ``test_share``.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ _DESCRIPTION = "MNIST by its writers, each a natural client"
 
 
 def load_writers(root: Path) -> Source:
-    """``mnist-writers``.
+    """Load ``mnist-writers``.
 
     Raises:
-      JaxpflError: no such file (what to put where), or a damaged one.
+      JaxpflError: if the file is missing (with where to put it) or damaged.
     """
     return load_npz(WRITERS, _locate(root), _DESCRIPTION)
 
 
 def writers_entry(root: Path) -> Entry:
-    """What ``jaxpfl data list`` says of it."""
+    """The line of ``jaxpfl data list`` for this set."""
     return entry(WRITERS, lambda: f"{_DESCRIPTION}: {_locate(root)}")
 
 
