@@ -45,8 +45,7 @@ def log(x: np.ndarray) -> np.ndarray:
 
 
 def exp(x: np.ndarray) -> np.ndarray:
-    """Exponential of numbers <= 700, accurate to a few units in the last place; below -745 the smallest positive
-    number.
+    """Exponential of numbers <= 700, accurate to a few units in the last place.
 
     A Taylor series after taking out powers of two.
     """

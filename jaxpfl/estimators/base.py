@@ -102,6 +102,15 @@ def estimate(
         (with their ids) permutes the estimates. 0 ... m - 1 unless given.
       sent: [m] bool, the clients that upload (Remark 7 of the paper); all unless given.
       rounds: repetitions of the three functions; 1 for all but the iterative estimators.
+
+    Example:
+      >>> from jaxpfl.estimators import gaussian
+      >>> rng = np.random.default_rng(0)
+      >>> theta = rng.normal(size=(200, 1))
+      >>> clients = stack(list(theta[:, None] + 2 * rng.normal(size=(200, 5, 1))))
+      >>> found = jax.jit(lambda key: estimate(gaussian.personalized(), key, clients))(jax.random.key(0))
+      >>> round(float(((found.estimates - theta) ** 2).mean()), 1)  # 0.8 for each client alone
+      0.4
     """
     m = clients.mask.shape[0]
     ids = jnp.arange(m) if client_ids is None else client_ids

@@ -3,7 +3,7 @@
 >>> import jax
 >>> model = build_model("mlp:128,64", num_classes=10, input_shape=(28, 28, 1))
 >>> x = jax.numpy.zeros((5, 28, 28, 1))
->>> params = model.init(jax.random.key(0), x)
+>>> params = jax.jit(model.init)(jax.random.key(0), x)
 >>> model.apply(params, x).shape
 (5, 10)
 """

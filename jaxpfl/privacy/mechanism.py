@@ -76,6 +76,13 @@ class Mechanism:
 
     Raises:
       JaxpflError: for a value out of range, or adaptive clipping without central noise.
+
+    Example:
+      >>> from jaxpfl import participation, privacy
+      >>> mechanism = Mechanism(noise_multiplier=2.0, clipping_norm=0.5)
+      >>> plan = privacy.plan_of(mechanism, participation.poisson(1000, rate=0.1), rounds=100)
+      >>> round(plan.epsilon(delta=1e-4), 3)
+      1.966
     """
 
     noise_multiplier: float | tuple[float, ...]

@@ -130,7 +130,8 @@ _PROPORTIONAL = ("sgd", "momentum", "fedavgm", "optimistic_gradient_descent")
 def resolve(optimizer: Optimizer) -> OptimizerFactory:
     """The optimiser of that name with those arguments; a factory is its own answer.
 
-    >>> resolve("adam:b1=0.8")(0.1)  # optax.adam(0.1, b1=0.8)
+    >>> isinstance(resolve("adam:b1=0.8")(0.1), optax.GradientTransformation)  # optax.adam(0.1, b1=0.8)
+    True
 
     Raises:
       JaxpflError: for a name or an argument that there is not, and a value that is no number (or not true or false).

@@ -54,7 +54,7 @@ class Source(NamedTuple):
 
 
 class Entry(NamedTuple):
-    """A line of ``jaxpfl data list``: a data set, whether it can be loaded now, and its description or what it lacks."""
+    """A line of ``jaxpfl data list``: a data set, whether it can be loaded, and its description or what it lacks."""
 
     name: str
     present: bool
@@ -153,7 +153,10 @@ def pixel_scale(images: np.ndarray) -> list[tuple[np.float32, np.float32]]:
 
 
 def pixels(images: np.ndarray) -> np.ndarray:
-    """Convert bytes [N, H, W] or [N, H, W, channels] to float32 [N, H, W, channels] in [0, 1], without float64 copies."""
+    """Convert bytes [N, H, W] or [N, H, W, channels] to float32 [N, H, W, channels] in [0, 1].
+
+    No float64 copy is made.
+    """
     images = images[..., None] if images.ndim == 3 else images
     return np.divide(images, np.float32(255), dtype=np.float32)
 

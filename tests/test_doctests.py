@@ -1,0 +1,30 @@
+"""Examples in docstrings run: every ``>>>`` of the package is executed, in a module's own names."""
+
+import doctest
+import importlib
+from pathlib import Path
+
+import pytest
+
+import jaxpfl
+
+ROOT = Path(jaxpfl.__file__).parent
+
+
+def with_examples() -> list[str]:
+    """Modules of the package that contain a ``>>>``."""
+    found = [path.relative_to(ROOT.parent) for path in sorted(ROOT.rglob("*.py")) if ">>> " in path.read_text()]
+    return [".".join(path.with_suffix("").parts).removesuffix(".__init__") for path in found]
+
+
+@pytest.mark.parametrize("module", with_examples())
+def test_the_examples_of_a_module_run(module):
+    result = doctest.testmod(importlib.import_module(module), verbose=False)
+    assert result.attempted, f"{module}: no docstring holds its >>>"
+    assert not result.failed
+
+
+def test_the_front_doors_have_an_example():
+    modules = {"data.sources.registry", "data.federate", "data.stack"}
+    modules |= {"estimators.base", "privacy.mechanism", "privacy.accounting"}
+    assert {f"jaxpfl.{name}" for name in modules} <= set(with_examples())
