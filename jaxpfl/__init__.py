@@ -15,6 +15,21 @@ from typing import TYPE_CHECKING, Any
 from jaxpfl import moved
 
 if TYPE_CHECKING:
+    from jaxpfl import algorithms as algorithms
+    from jaxpfl import compression as compression
+    from jaxpfl import data as data
+    from jaxpfl import engine as engine
+    from jaxpfl import estimators as estimators
+    from jaxpfl import models as models
+    from jaxpfl import participation as participation
+    from jaxpfl import priors as priors
+    from jaxpfl import privacy as privacy
+    from jaxpfl import protocol as protocol
+    from jaxpfl import randomness as randomness
+    from jaxpfl import similarity as similarity
+    from jaxpfl import studies as studies
+    from jaxpfl import trees as trees
+    from jaxpfl import types as types
     from jaxpfl.public import *  # noqa: F403
 
 __version__ = "0.1.0"
@@ -61,18 +76,20 @@ __all__ = [  # noqa: F405
 moved.install()
 
 
-def __getattr__(name: str) -> Any:
-    if name in __all__:
-        value = getattr(importlib.import_module("jaxpfl.public"), name)
-        globals()[name] = value
-        return value
-    if not name.startswith("_"):
-        try:
-            return importlib.import_module(f"jaxpfl.{name}")  # its packages need no import of their own
-        except ModuleNotFoundError as error:
-            if error.name != f"jaxpfl.{name}":
-                raise
-    raise AttributeError(f"module 'jaxpfl' has no attribute {name!r}")
+if not TYPE_CHECKING:  # to which every name would be one of ours
+
+    def __getattr__(name: str) -> Any:
+        if name in __all__:
+            value = getattr(importlib.import_module("jaxpfl.public"), name)
+            globals()[name] = value
+            return value
+        if not name.startswith("_"):
+            try:
+                return importlib.import_module(f"jaxpfl.{name}")  # its packages need no import of their own
+            except ModuleNotFoundError as error:
+                if error.name != f"jaxpfl.{name}":
+                    raise
+        raise AttributeError(f"module 'jaxpfl' has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -3,7 +3,7 @@
 # ruff: noqa: F401
 
 from jaxpfl.algorithms import METHODS, LocalWork, Method, SgdHyper
-from jaxpfl.algorithms.parts import hyper
+from jaxpfl.algorithms.parts.hyper import hyper
 from jaxpfl.data import federate, load, set_apart, stack_clients
 from jaxpfl.engine import ExecutionPlan, Fit, RunState, Simulation, fit, use_cpu_cores
 from jaxpfl.engine.model_files import load_models

@@ -5,6 +5,9 @@
 
 import subprocess
 import sys
+from types import ModuleType
+
+import jaxpfl
 
 SCRIPT = """
 import sys
@@ -23,3 +26,7 @@ assert result.personalized_accuracy.shape == (1, 3)
 
 def test_a_fit_needs_the_five_packages_only():
     subprocess.run([sys.executable, "-W", "error", "-c", SCRIPT], check=True)
+
+
+def test_no_public_name_is_a_module_of_that_name():
+    assert [name for name in jaxpfl.__all__ if isinstance(getattr(jaxpfl, name), ModuleType)] == []
