@@ -83,6 +83,8 @@ def adaped(
 ) -> Algorithm:
     """AdaPeD (Algorithm 2). Models: personalised theta_i, the client's own; global mu, trained by distillation only.
 
+    Implements: Ozkara et al. 2023, equation (11); Ozkara et al. 2023, Algorithm 7.
+
     Args:
       task: its model is mu's, and theta's unless ``architectures`` says otherwise.
       work: the local work in a round.

@@ -34,6 +34,8 @@ def fedavg(task: Task, work: LocalWork) -> Algorithm:
     """FedAvg: tau SGD steps from mu on each client, then the mean weighted by the clients' training examples.
 
     Models: personalised mu (there is no other); global mu.
+
+    Implements: Divi et al. 2021, equation (4).
     """
     return _averaging(task, work)
 

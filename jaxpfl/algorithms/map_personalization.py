@@ -126,6 +126,8 @@ def map_personalization(
 
     Models: personalised theta_i, the client's own; global, the prior's center.
 
+    Implements: Ozkara et al. 2023, equation (9).
+
     Args:
       task: the model and its loss, a negative log likelihood of one example.
       work: the local work in a round.

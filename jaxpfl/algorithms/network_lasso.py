@@ -126,6 +126,10 @@ def network_lasso(
     far clients are apart, and ``fused_edges``, the share of edges whose clients have the same z. The state holds
     2 edges x d numbers beside the models.
 
+    Implements: Zhao et al., equation (1); Zhao et al., equation (2); Zhao et al., equation (5);
+      Zhao et al., Algorithm 1; Zhao et al., Algorithm 2; Zhao et al., Algorithm 5.
+    Reference: Zhao et al., Figure 4.
+
     Args:
       task: any model.
       work: the local work in a round; ``work.graph`` says which clients are neighbours.

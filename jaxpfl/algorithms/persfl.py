@@ -31,6 +31,7 @@ Without ``--pool-test`` the official test set stays apart. ``--set persfl.teache
 The rate is that of the last round. Stage 2 costs its steps times the size of the grid whenever clients are scored.
 
 Reference: Divi et al. 2021, "Unifying Distillation with Personalization in Federated Learning".
+Reference: Divi et al. 2021, Table 2; Divi et al. 2021, Table 3; Divi et al. 2021, Table 7.
 """
 
 from __future__ import annotations
@@ -63,14 +64,20 @@ SoftLoss = Callable[[Array, Array], Array]
 
 
 class Teacher(NamedTuple):
-    """The best global model that a client has received, and its validation loss, []; the largest float before any."""
+    """The best global model that a client has received, and its validation loss, []; the largest float before any.
+
+    Reference: Divi et al. 2021, Figure 1; Divi et al. 2021, Figure 2.
+    """
 
     params: PyTree
     loss: Array
 
 
 class Student(NamedTuple):
-    """A personalised model, with the lambda and T that it was distilled with, both []."""
+    """A personalised model, with the lambda and T that it was distilled with, both [].
+
+    Reference: Divi et al. 2021, Table 5; Divi et al. 2021, Figures 3 to 8.
+    """
 
     params: PyTree
     imitation: Array
@@ -91,6 +98,9 @@ def persfl(
     """PersFL: FedAvg, then every client's own distillation from its best global model.
 
     Models: personalised, the student of greatest validation accuracy (the teacher before any step); global mu.
+
+    Implements: Divi et al. 2021, equation (2); Divi et al. 2021, equation (3); Divi et al. 2021, Algorithm 1.
+    Reference: Divi et al. 2021, Table 4.
 
     Args:
       task: classification.
@@ -127,6 +137,9 @@ def persfl_gd(
     """PersFL-GD: PersFL with the cross-entropy to the teacher's soft labels, whose gradient is that of KL.
 
     Models: as `persfl`, and so are the errors.
+
+    Implements: Divi et al. 2021, equation (1); Divi et al. 2021, Algorithm 1.
+    Reference: Divi et al. 2021, Table 6.
 
     Args:
       task, work: as in `persfl`.

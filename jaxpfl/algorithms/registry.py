@@ -1,4 +1,8 @@
-"""The methods by name. A new one is a file and a line here; its conformance tests come from this table."""
+"""The methods by name. A new one is a file and a line here; its conformance tests come from this table.
+
+Implements: Ozkara et al. 2023, appendix J.
+Reference: Divi et al. 2021, Table 1.
+"""
 
 from __future__ import annotations
 

@@ -25,6 +25,8 @@ STEPS = 20
 def compress(x: Array, k: int, steps: int = STEPS) -> Compressed:
     """Quantise x [d]: each entry becomes the nearest of k centers; NaN if x is not finite.
 
+    Implements: Zhao et al., section III, codes.
+
     Raises:
       JaxpflError: for k below 1.
     """

@@ -28,6 +28,8 @@ def lengths(numbers: Array) -> Array:
 def encode(numbers: np.ndarray) -> np.ndarray:
     """Codes of integers [n], concatenated, as bits.
 
+    Implements: Zhao et al., section III, codes.
+
     Raises:
       JaxpflError: for an integer below 1 or above `LARGEST`.
     """

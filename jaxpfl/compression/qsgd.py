@@ -26,6 +26,8 @@ from jaxpfl.types import Array, Key
 def compress(key: Key, x: Array, s: int) -> Compressed:
     """``Q(x)`` of x [d], and its bits; not finite if x is not, or if its norm overflows.
 
+    Implements: Zhao et al., section III, codes.
+
     Raises:
       JaxpflError: for s below 1.
     """

@@ -40,7 +40,11 @@ def count_bits(x: Array) -> Array:
 
 
 def encode(x: np.ndarray) -> np.ndarray:
-    """The message of [d] float32, d >= 1, as bits."""
+    """The message of [d] float32, d >= 1, as bits.
+
+    Implements: Zhao et al., section III, codes.
+    Reference: Zhao et al., Figure 5.
+    """
     pattern = np.ascontiguousarray(x, np.float32).view(np.uint32)
     starts = np.flatnonzero(np.diff(pattern.astype(np.int64), prepend=-1))
     lengths = elias.encode(np.diff(starts, append=len(pattern)))

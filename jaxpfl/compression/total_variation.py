@@ -50,6 +50,8 @@ def compress(g: Array, gamma: Scalar) -> Compressed:
 
     With a constant gamma the message is biased: descent stops where no cumulative sum of the gradient exceeds gamma.
     `decayed` or `error_feedback` prevents this.
+
+    Implements: Zhao et al., Algorithm 3.
     """
     value = update(g, gamma).value
     return Compressed(value, run_length.count_bits(value))

@@ -61,6 +61,8 @@ class Samples(NamedTuple):
 class Estimator(NamedTuple):
     """A collaborative estimator of the clients' own parameters.
 
+    Implements: Ozkara et al. 2023, equation (1).
+
     Attributes:
       summarize: ``(key, shared, samples) -> (message, local)`` of one client. The message is all that leaves it.
       combine: ``(key, shared, messages, sent) -> shared``: messages with leaves [m, ...], of which those with ``sent``
@@ -93,6 +95,8 @@ def estimate(
     rounds: int = 1,
 ) -> Estimated:
     """Run an estimator on all clients.
+
+    Implements: Ozkara et al. 2023, equation (1); Ozkara et al. 2023, Remark 7.
 
     Args:
       estimator: the estimator.

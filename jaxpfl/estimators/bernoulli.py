@@ -53,6 +53,8 @@ def known_beta(alpha: Scalar, beta: Scalar) -> Estimator:
     """Posterior mean under a known prior Beta(alpha, beta); nothing is sent.
 
     Its error is exactly n / (alpha + beta + n) times that of `local`.
+
+    Implements: Ozkara et al. 2023, Remark 5; Ozkara et al. 2023, equation (31).
     """
     total = alpha + beta
 
@@ -86,6 +88,8 @@ def personalized(*, printed: bool = False, variance: Scalar | None = None) -> Es
     and S2, whatever its size: it is one draw of P.
 
     A client without enough others to learn from keeps its own share.
+
+    Implements: Ozkara et al. 2023, equation (6); Ozkara et al. 2023, Theorem 3; Ozkara et al. 2023, equation (32).
 
     Args:
       printed: take v = S2 as in the paper; the weight is then too large.
@@ -128,7 +132,10 @@ def moment_variance(mu: Array, S2: Array, h: Array) -> Array:
 
 
 def weight(mu: Array, v: Array, size: Array) -> Array:
-    """Weight a_i of the module's docstring, with v clipped to [0, mu (1 - mu)]; 0 if all probabilities are equal."""
+    """Weight a_i of the module's docstring, with v clipped to [0, mu (1 - mu)]; 0 if all probabilities are equal.
+
+    Implements: Ozkara et al. 2023, Remark 3.
+    """
     most = mu * (1 - mu)
     v = jnp.clip(v, 0, most)
     total = most + (size - 1) * v
@@ -136,6 +143,9 @@ def weight(mu: Array, v: Array, size: Array) -> Array:
 
 
 def printed_weight(mu: Array, S2: Array, size: Array) -> Array:
-    """Weight as printed, ``n / (mu (1-mu) / S2 - 1 + n)``; 0 if S2 is 0."""
+    """Weight as printed, ``n / (mu (1-mu) / S2 - 1 + n)``; 0 if S2 is 0.
+
+    Implements: Ozkara et al. 2023, equation (6).
+    """
     ratio = mu * (1 - mu) / jnp.where(S2 > 0, S2, 1)
     return jnp.where(S2 > 0, size / (ratio - 1 + size), 0)

@@ -63,12 +63,17 @@ def printed_error(clients: Scalar, n: Scalar) -> Array:
     """Theorem 3's bound c^2 = 3 log(4 m^2 n) / (m - 1) on the squared error of the estimated mean.
 
     Hoeffding's inequality for that range gives 2 instead of 3; neither covers the error of the estimated variance.
+
+    Implements: Ozkara et al. 2023, Theorem 3.
     """
     return 3 * _log(clients, n) / (clients - 1)
 
 
 def printed_private_error(clients: Scalar, n: Scalar, epsilon: Scalar) -> Array:
-    """Theorem 4's bound c^2 = (e^eps + 1)^2 log(4 m^2 n) / (3 (e^eps - 1)^2 (m - 1)), with the same reservations."""
+    """Theorem 4's bound c^2 = (e^eps + 1)^2 log(4 m^2 n) / (3 (e^eps - 1)^2 (m - 1)), with the same reservations.
+
+    Implements: Ozkara et al. 2023, Theorem 4; Ozkara et al. 2023, equations (33) to (36).
+    """
     return _log(clients, n) / (3 * jnp.tanh(jnp.asarray(epsilon) / 2) ** 2 * (clients - 1))
 
 

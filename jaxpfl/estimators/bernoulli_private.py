@@ -53,6 +53,8 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
     Formal guarantees: every client sends one message (7) and nothing else that depends on its samples: pure eps-LDP of
     all its samples together. n_i is public.
 
+    Implements: Ozkara et al. 2023, Theorem 4.
+
     Args:
       epsilon: positive; may be traced.
       plus_error: take v-hat + e, clipped to [0, mu (1 - mu)], for v instead. (Too small a v costs more than too large a
@@ -89,6 +91,8 @@ def printed(epsilon: Scalar) -> Estimator:
 
     The variance of these messages is never below mu (1 - mu), so the weight is never below 1, and the estimate is never
     better than the client's own share.
+
+    Implements: Ozkara et al. 2023, Theorem 4.
     """
 
     def summarize(key: Key, shared: None, samples: Samples) -> tuple[Array, Share]:

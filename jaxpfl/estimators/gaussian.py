@@ -77,6 +77,9 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
 
     Without any messages the estimate is the client's own mean.
 
+    Implements: Ozkara et al. 2023, equation (2); Ozkara et al. 2023, equation (3); Ozkara et al. 2023, Theorem 1;
+      Ozkara et al. 2023, equation (4); Ozkara et al. 2023, Theorem 2.
+
     Args:
       st2: the variance of the theta_i. None: estimated from the messages by moments, floored at zero, :math:`st^2 =
         \max(0, S^2 - \operatorname{mean}_j(sx^2 / n_j) - sq^2)`. Messages with Gaussian noise carry almost no

@@ -23,6 +23,8 @@ def error(a: Scalar, s2: Scalar, c: Scalar, V: Scalar) -> Array:
 
     .. math:: MSE(a) = a^2 s^2 + 2 a (1 - a) c + (1 - a)^2 V
 
+    Implements: Ozkara et al. 2023, equations (14) to (19).
+
     Args:
       a: weight of the client's own mean.
       s2: variance of that mean about theta_i.
@@ -41,6 +43,8 @@ def best_weight(s2: Scalar, c: Scalar, V: Scalar) -> Array:
 def of_the_mean(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, sent: bool = True) -> tuple:
     """``c`` and ``V`` of `error` for the plain mean of clients that hold equally many samples.
 
+    Implements: Ozkara et al. 2023, Claim 1.
+
     Args:
       clients: K, the number of clients that sent (m if all did).
       s2, st2, sq2: variances of a client's mean about theta_i, of the theta_i, and of the release.
@@ -54,6 +58,8 @@ def weight(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0, *, sent:
     r"""Best weight of the client's own mean, for a client that sent
 
     .. math:: a = \frac{st^2 + sq^2/(K-1)}{st^2 + sq^2/(K-1) + s^2}
+
+    Implements: Ozkara et al. 2023, Remark 1; Ozkara et al. 2023, equation (5).
     """
     return best_weight(s2, *of_the_mean(clients, s2, st2, sq2, sent=sent))
 
@@ -69,6 +75,8 @@ def personalized(
     """Error of ``a mean_i + (1 - a) M``, by default at the best weight.
 
     There it is ``s2 (a + (1 - a)/K)`` for a client that sent.
+
+    Implements: Ozkara et al. 2023, Theorem 1; Ozkara et al. 2023, equation (5).
     """
     c, V = of_the_mean(clients, s2, st2, sq2, sent=sent)
     return error(best_weight(s2, c, V) if a is None else a, s2, c, V)
@@ -99,7 +107,10 @@ def james_stein(clients: Scalar, s2: Scalar, st2: Scalar, dim: int = 1) -> Array
 
 
 def bound_known_mean(s2: Scalar, st2: Scalar) -> Array:
-    """Lower bound for every estimator that knows mu, the posterior variance ``st2 s2 / (st2 + s2)``."""
+    """Lower bound for every estimator that knows mu, the posterior variance ``st2 s2 / (st2 + s2)``.
+
+    Implements: Ozkara et al. 2023, equation (29).
+    """
     return _ratio(st2 * s2, st2 + s2)
 
 
@@ -108,6 +119,8 @@ def bound_unknown_mean(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
 
     It is equation (30) of the paper and equals `personalized` without noise; the paper's derivation gives the smaller
     `van_trees_bound`.
+
+    Implements: Ozkara et al. 2023, Remark 2; Ozkara et al. 2023, Fact 1; Ozkara et al. 2023, equation (30).
     """
     return _ratio(s2 * (st2 + s2 / clients), st2 + s2)
 
@@ -116,6 +129,8 @@ def van_trees_bound(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
     r"""Bound by van Trees' inequality for the prior N(mu, V) of appendix B.3, :math:`V = st^2 (1 + 1/m) + s^2/m`:
 
     .. math:: (1/s^2 + 1/V)^{-1}
+
+    Implements: Ozkara et al. 2023, equation (28); Ozkara et al. 2023, equation (30).
     """
     V = st2 * (1 + 1 / clients) + s2 / clients
     return _ratio(V * s2, V + s2)

@@ -16,7 +16,10 @@ from jaxpfl.types import Array, Scalar
 
 
 def objective(theta: Array, mu: Array, s2: Scalar, x: Array, y: Array) -> Array:
-    """A client's loss ``sum_j CE + |theta - mu|^2 / (2 s2)``: theta, mu [d], x [n, d], y [n] of zeros and ones."""
+    """A client's loss ``sum_j CE + |theta - mu|^2 / (2 s2)``: theta, mu [d], x [n, d], y [n] of zeros and ones.
+
+    Implements: Ozkara et al. 2023, equation (55).
+    """
     logits = x @ theta
     return (jnp.logaddexp(0, logits) - y * logits).sum() + ((theta - mu) ** 2).sum() / (2 * s2)
 

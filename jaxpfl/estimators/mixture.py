@@ -62,13 +62,19 @@ class Sent(NamedTuple):
 
 
 def posterior_mean(at: Mixture, own: Local) -> Array:
-    """Theorem 6's estimate of one client, [d], which depends on its samples through their mean and number alone."""
+    """Theorem 6's estimate of one client, [d], which depends on its samples through their mean and number alone.
+
+    Implements: Ozkara et al. 2023, equations (37) to (42); Ozkara et al. 2023, Theorem 6.
+    """
     losses = own.size * square_distances(own.mean[None], at.mu)[0] / (2 * jnp.maximum(at.sx2, _TINY))
     return discrete.posterior_mean(discrete.responsibilities(at.p, losses), at.mu)
 
 
 def known(prior: Discrete, sx2: Scalar) -> Estimator:
-    """Theorem 6 with known shares and centers; nothing is sent."""
+    """Theorem 6 with known shares and centers; nothing is sent.
+
+    Implements: Ozkara et al. 2023, Theorem 6.
+    """
     at = Mixture(prior.p, prior.mu, jnp.asarray(sx2))
     return Estimator(
         lambda key, shared, samples: ((), Local(samples.mean, samples.size)),
@@ -91,6 +97,8 @@ def em(
 
     It starts at the best of several runs of k-means++ and Lloyd's algorithm. A quantised or locally private mean enters
     with the variance that its release added; EM on it costs no further privacy.
+
+    Implements: Ozkara et al. 2023, Algorithm 3.
 
     Args:
       components: k.
@@ -159,6 +167,8 @@ def alternating(
 
     A client sends its own mean in the first round and its estimate by Theorem 6 in later ones; the server clusters the
     messages anew in each round, by k-means. Every round costs a release.
+
+    Implements: Ozkara et al. 2023, Algorithm 3.
     """
 
     def summarize(key: Key, shared: Told, samples: Samples) -> tuple[Sent, Local]:
@@ -189,6 +199,8 @@ def private(
     The server sees the clients' means and publishes only the centers and shares of a noisy-sum Lloyd
     (`private_clustering.noisy_lloyd`, with its guarantees), from a data-independent start. Each client computes its
     estimate by itself; nothing of it is published.
+
+    Implements: Ozkara et al. 2023, appendix D.3.
 
     Args:
       radius: clipping norm of the means (`estimators.radius.norm`).

@@ -60,6 +60,8 @@ def noisy_lloyd(
     multiplier ``noise`` under add-or-remove-one, and the whole is ``steps`` of them, composed adaptively (`event`). The
     start must not depend on the points.
 
+    Implements: Ozkara et al. 2023, appendix D.3.
+
     Args:
       key: of the noise, which also depends on the other settings.
       begin: centers, [k, d].

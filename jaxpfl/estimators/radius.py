@@ -26,7 +26,10 @@ def gaussian(r: Scalar, variance: Scalar, clients: Scalar, samples: Scalar) -> A
 
 
 def printed(r: Scalar, st: Scalar, s: Scalar, clients: Scalar, samples: Scalar) -> Array:
-    """Theorem 2's radius b, from the standard deviations st and s = sx / sqrt(n)."""
+    """Theorem 2's radius b, from the standard deviations st and s = sx / sqrt(n).
+
+    Implements: Ozkara et al. 2023, Theorem 2.
+    """
     return r + (st + s) * jnp.sqrt(-jnp.log(_tail(clients, samples)))
 
 
@@ -37,12 +40,17 @@ def norm(r: Scalar, variance: Scalar, dim: int, clients: Scalar, samples: Scalar
 
     All m are within R with probability at least 1 - 1/(mn), as a chi variable exceeds sqrt(d) + t with probability at
     most exp(-t^2/2). Lemma 3 of the paper is looser, `lemma_3`.
+
+    Implements: Ozkara et al. 2023, Lemma 3.
     """
     return r + jnp.sqrt(variance) * (jnp.sqrt(float(dim)) + jnp.sqrt(-2 * jnp.log(_tail(clients, samples))))
 
 
 def lemma_3(r: Scalar, variance: Scalar, dim: int, clients: Scalar, samples: Scalar) -> Array:
-    """Lemma 3's radius, ``r + sqrt(variance) (4 sqrt(d) + 2 sqrt(log(m^2 n)))``: valid, and looser than `norm`."""
+    """Lemma 3's radius, ``r + sqrt(variance) (4 sqrt(d) + 2 sqrt(log(m^2 n)))``: valid, and looser than `norm`.
+
+    Implements: Ozkara et al. 2023, Lemma 3; Ozkara et al. 2023, equations (43) to (45).
+    """
     return r + jnp.sqrt(variance) * (4 * jnp.sqrt(float(dim)) + 2 * jnp.sqrt(-jnp.log(_tail(clients, samples))))
 
 

@@ -75,6 +75,8 @@ def posterior(population: Population, data: Rotated) -> Posterior:
     .. math:: E\,\theta = \mu + s^2 X^T S^{-1} (y - X \mu), \qquad S = s^2 X X^T + s_x^2 I
 
     S is diagonal here. With ``t = tr(s2 X X' S^-1)``, tr C = s2 (d - t) and tr X C X' = sx2 t.
+
+    Implements: Ozkara et al. 2023, Theorem 7; Ozkara et al. 2023, equations (47) to (51).
     """
     mu, s2, sx2 = population
     d = data.x.shape[1]
@@ -87,7 +89,10 @@ def posterior(population: Population, data: Rotated) -> Posterior:
 
 
 def least_squares(data: Rotated) -> Array:
-    """A client's own least-squares coefficients of least norm, ``X' (X X')^+ y``, [d]."""
+    """A client's own least-squares coefficients of least norm, ``X' (X X')^+ y``, [d].
+
+    Implements: Ozkara et al. 2023, equations (52) and (53).
+    """
     seen = data.squares > 10 * max(data.x.shape) * jnp.finfo(data.x.dtype).eps * data.squares.max()
     return data.x.T @ jnp.where(seen, data.y / jnp.where(seen, data.squares, 1), 0)
 
@@ -125,7 +130,10 @@ def moments(mu: Array, x: Array, y: Array, floor: Scalar) -> Population:
 
 
 def em(population: Population, data: Rotated, floor: Scalar, steps: int) -> Population:
-    """EM steps on all clients' data, leaves [m, ...]; they never lower the summed ``log_evidence``."""
+    """EM steps on all clients' data, leaves [m, ...]; they never lower the summed ``log_evidence``.
+
+    Implements: Ozkara et al. 2023, equation (54).
+    """
     _, n, d = data.x.shape
 
     def step(_: Array, population: Population) -> Population:
@@ -149,6 +157,8 @@ def gradient_descent(
 
     The paper also steps on the variances. That diverges (the gradient grows as 1 / s2^2 while s2 shrinks to zero, where
     the joint likelihood is unbounded), so they are fixed here: estimate them by `moments` and `em`.
+
+    Implements: Ozkara et al. 2023, equation (54); Ozkara et al. 2023, Algorithm 4.
 
     Returns:
       The population with the last mu, and the coefficients [m, d].

@@ -105,6 +105,8 @@ def adamix(
     variances end at the floor. (Drawn to the centers, the thetas scatter less than the population, and the next fit is
     narrower still.)
 
+    Implements: Ozkara et al. 2023, Algorithm 1.
+
     Args:
       begin: the mixture.
       thetas: the clients' coefficients, [m, d].
@@ -135,6 +137,8 @@ def alternating(
 
     Each client's estimate is the mean of the centers, weighted by their responsibilities for its data; the server
     clusters the estimates by a step of Lloyd's algorithm from the present centers.
+
+    Implements: Ozkara et al. 2023, Algorithm 6.
 
     Returns:
       The centers, and the estimates [m, d].

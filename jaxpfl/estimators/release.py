@@ -36,12 +36,18 @@ EXACT = Release(lambda key, mean: mean, 0.0, 32)
 
 
 def quantized(b: Scalar, bits: int) -> Release:
-    """Entries clipped to [-b, b] and randomly rounded to k bits (`compression.quantizers`)."""
+    """Entries clipped to [-b, b] and randomly rounded to k bits (`compression.quantizers`).
+
+    Implements: Ozkara et al. 2023, Theorem 2; Ozkara et al. 2023, equation (23).
+    """
     return Release(lambda key, mean: quantizers.quantize(key, mean, b, bits), quantizers.variance_bound(b, bits), bits)
 
 
 def gaussian(b: Scalar, stddev: Scalar) -> Release:
-    """Entries clipped to [-b, b], with N(0, stddev^2) noise; private as stated in `privacy.local_dp.gaussian`."""
+    """Entries clipped to [-b, b], with N(0, stddev^2) noise; private as stated in `privacy.local_dp.gaussian`.
+
+    Implements: Ozkara et al. 2023, Theorem 2; Ozkara et al. 2023, equation (27).
+    """
     return Release(lambda key, mean: local.gaussian(key, mean, b, stddev), jnp.square(stddev), 32)
 
 
@@ -72,6 +78,8 @@ def discrete_gaussian(b: Scalar, bits: int, noise: discrete.Table) -> Release:
 
     Formal guarantees: (eps, delta)-LDP of one entry, where the noise's standard deviation is
     ``privacy.discrete_gaussian.stddev(eps, delta, 2^bits - 1)``; exactly, as that module says.
+
+    Implements: Ozkara et al. 2023, Remark 4.
     """
     step = 2 * b / (2**bits - 1)
 

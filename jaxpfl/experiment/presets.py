@@ -79,6 +79,9 @@ def preset(data: str, partition: str | None) -> dict[str, Any]:
 
     Options that the partition does not take are left out, and a preset's number of clients belongs to its own
     partition: another one has as many as there are users where clients are users, else 50.
+
+    Reference: Ozkara et al. 2023, Figure 2; Ozkara et al. 2023, Table 1; Ozkara et al. 2023, Table 4;
+      Ozkara et al. 2023, Table 5; Ozkara et al. 2022, Table 1.
     """
     values = _COMMON | (PRESETS.get(data) or _BY_PREFIX.get(data.partition(":")[0], {}))
     if partition not in (None, values["partition"]):

@@ -66,6 +66,8 @@ class Descend(Protocol):
 class Prior(NamedTuple):
     """A population distribution of models.
 
+    Implements: Ozkara et al. 2023, equation (8); Ozkara et al. 2023, equation (9).
+
     Attributes:
       init: ``theta -> gamma``, centred on a model, at the scale that the prior was built with.
       center: ``gamma -> theta``, a model in the middle of the population: where a client starts.

@@ -51,7 +51,10 @@ def negative_log_likelihood(p: Array, losses: Array) -> Array:
 
 
 def posterior_mean(belongs: Array, mu: PyTree) -> PyTree:
-    """``sum_l r_l mu_l``, responsibilities [k] and centers with leaves [k, ...]: the personal model of Algorithm 6."""
+    """``sum_l r_l mu_l``, responsibilities [k] and centers with leaves [k, ...]: the personal model of Algorithm 6.
+
+    Implements: Ozkara et al. 2023, Algorithm 6.
+    """
     return jax.tree.map(lambda a: jnp.tensordot(belongs.astype(a.dtype), a, axes=1), mu)
 
 

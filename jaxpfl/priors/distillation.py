@@ -94,6 +94,8 @@ DISTANCES: Mapping[str, Callable[[Array, Array], Array]] = {
 def log_normalizer(weight: Array, teacher: Array) -> Array:
     """``log int exp(-w KL(p || q)) dq`` over the simplex of class probabilities q, for each row.
 
+    Implements: Ozkara et al. 2023, equation (57).
+
     Args:
       weight: w, [].
       teacher: logits of p, [n, classes].
@@ -117,6 +119,8 @@ def prior(
     exact: bool = False,
 ) -> Prior:
     """The prior on predictions. Its gradient message is AdaPeD's: mu at the client's new theta, then psi at the new mu.
+
+    Implements: Ozkara et al. 2023, equation (11).
 
     Args:
       psi_init: psi before any estimation.

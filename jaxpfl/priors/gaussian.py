@@ -38,6 +38,8 @@ class Gaussian(NamedTuple):
 def prior(*, s2_init: Scalar = 0.1, floor: Scalar = 1e-4) -> Prior:
     """The Gaussian prior.
 
+    Implements: Ozkara et al. 2023, Algorithm 4.
+
     Args:
       s2_init: the variance before any estimation.
       floor: the least variance, positive.
@@ -64,7 +66,10 @@ def prior(*, s2_init: Scalar = 0.1, floor: Scalar = 1e-4) -> Prior:
 
 
 def penalty(gamma: Gaussian, theta: PyTree, on: Examples | None = None) -> Array:
-    """Minus the log density, []."""
+    """Minus the log density, [].
+
+    Implements: Ozkara et al. 2023, section 3.
+    """
     d = optax.tree.size(theta)
     distance = optax.tree.norm(optax.tree.sub(theta, gamma.mu), squared=True)
     return d / 2 * jnp.log(2 * jnp.pi * gamma.s2) + distance / (2 * gamma.s2)

@@ -62,7 +62,10 @@ def prior(*, b_init: Scalar = 0.1, floor: Scalar = 1e-3) -> Prior:
 
 
 def penalty(gamma: Laplace, theta: PyTree, on: Examples | None = None) -> Array:
-    """Minus the log density, []."""
+    """Minus the log density, [].
+
+    Implements: Ozkara et al. 2023, section 3.
+    """
     d = optax.tree.size(theta)
     return d * jnp.log(2 * gamma.b) + d * _mean_absolute(optax.tree.sub(theta, gamma.mu)) / gamma.b
 

@@ -38,6 +38,8 @@ def accountant_named(name: str) -> Accountant:
 class PrivacyPlan:
     """Releases of a run, as seen by an accountant; the unit is one user with all its data.
 
+    Implements: Ozkara et al. 2023, Definition 2; Ozkara et al. 2023, Definition 3.
+
     Attributes:
       noise: of every round's release.
       sampling: of every round's cohort.

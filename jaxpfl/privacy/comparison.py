@@ -34,6 +34,8 @@ def theorem5_beside_sound(
     noise added by the clients is not, so that its epsilon is that of a user in every round, or that of ``replace_one``
     if smaller. ``replace_one``: cohorts of exactly K, by RDP unless K = m.
 
+    Implements: Ozkara et al. 2023, Theorem 5.
+
     Args:
       c1, sigma1: clipping norm and noise of a local step of mu; c2, sigma2: of psi, which c2 = 0 leaves out.
       clients_per_round, clients: K and m.

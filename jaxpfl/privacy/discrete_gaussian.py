@@ -86,7 +86,10 @@ def table(stddev: float) -> Table:
 
 
 def sample(key: Key, shape: tuple[int, ...], of: Table) -> Array:
-    """Independent draws, int32: 64 random bits each and a binary search, whose steps do not depend on the result."""
+    """Independent draws, int32: 64 random bits each and a binary search, whose steps do not depend on the result.
+
+    Implements: Ozkara et al. 2023, Remark 4.
+    """
     of_high, of_low = jax.random.split(key)
     high, low = noise.bits(of_high, shape), noise.bits(of_low, shape)
     size = of.high.shape[0]

@@ -71,6 +71,8 @@ def event(
 ) -> DpEvent:
     """A run's releases as an event of dp-accounting.
 
+    Implements: Ozkara et al. 2023, Lemma 2.
+
     Args:
       noise, sampling: of every round.
       rounds: R.

@@ -7,6 +7,8 @@ in range with high probability.
 The standard deviations are computed on the host, in float64. The mechanisms are pure JAX functions that jit and vmap.
 Each draws from a stream named by its key and parameters, so that messages of one client under two budgets, or clipped
 to two bounds, share no noise.
+
+Implements: Ozkara et al. 2023, Definition 1.
 """
 
 from __future__ import annotations
@@ -60,6 +62,8 @@ def printed_gaussian_stddev(epsilon: float, delta: float, bound: float) -> float
     too small, and for larger eps it is unproven. `analytic_gaussian_stddev` with a sensitivity of 2 b is smaller and
     always sound. Reference: Ozkara et al. 2023, section 2 and Theorem 2.
 
+    Implements: Ozkara et al. 2023, equations (24) to (26).
+
     Raises:
       JaxpflError: as in `analytic_gaussian_stddev`.
     """
@@ -75,6 +79,8 @@ def gaussian(key: Key, x: Array, bound: Scalar, stddev: Scalar) -> Array:
     Formal guarantees: one message (one entry of ``x``) is (eps, delta)-LDP if ``stddev`` is
     ``analytic_gaussian_stddev(eps, delta, 2 b)``, for every entry, even if not finite. A client that sends several
     entries spends this for each; for a vector, clip its L2 norm instead.
+
+    Implements: Ozkara et al. 2023, equations (24) to (26).
 
     Args:
       x: any shape, floating.
@@ -123,6 +129,9 @@ def one_bit_unit(key: Key, x: Array, epsilon: Scalar) -> Array:
     It is `one_bit` of 2 x - 1 on [-1, 1], mapped back. NaN counts as 1/2.
 
     Formal guarantees: those of `one_bit`.
+
+    Implements: Ozkara et al. 2023, equation (7); Ozkara et al. 2023, Remark 6;
+      Ozkara et al. 2023, equations (33) to (36).
 
     Args:
       x: any shape, floating.

@@ -55,6 +55,9 @@ _LEAST_STDDEV = 1e-30
 class Mechanism:
     """A privacy mechanism: clipping and noise.
 
+    Implements: Ozkara et al. 2023, section 3.3.
+    Reference: Ozkara et al. 2022, Figure 3.
+
     Attributes:
       noise_multiplier: z, the noise's standard deviation over C; 0 for clipping alone. One number, or one per run.
       clipping_norm: C, or with ``quantile`` the C of the first round. One number, or one per run.

@@ -23,6 +23,8 @@ def rdp_slope(noise: Noise, sampling: Sampling, rounds: int) -> float | None:
     """Slope eps(alpha)/alpha of Theorem 5; None for a mechanism that the paper does not have (adaptive clipping).
 
     For noise on the sum, C^2/(K s^2) is 1/z^2: the theorem then reads as per-step noise with the paper's z.
+
+    Implements: Ozkara et al. 2023, Theorem 5; Ozkara et al. 2023, equations (58) to (61).
     """
     if isinstance(noise, PerStepNoise):
         per_round = 1 / (noise.step_multiplier**2 * noise.min_uploads)
@@ -39,6 +41,8 @@ def epsilon(slope: float, delta: float) -> float:
     .. math:: \min_{\alpha > 1} \; a \alpha + \log(1 - 1/\alpha) - \frac{\log(\delta \alpha)}{\alpha - 1}
 
     floored at 0.
+
+    Implements: Ozkara et al. 2023, Lemma 1.
     """
     from scipy.optimize import minimize_scalar
 

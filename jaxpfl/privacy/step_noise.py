@@ -28,6 +28,8 @@ from jaxpfl.types import Array, Key, PyTree
 class StepNoise:
     """Clipping norms and standard deviations of one local step.
 
+    Reference: Ozkara et al. 2022, Figure 2.
+
     Attributes:
       clipping_norm, stddev: C_1 and sigma_1, of the gradient of the uploaded parameters.
       scale_clipping_norm, scale_stddev: C_2 and sigma_2, of the gradient of an uploaded scale such as psi.

@@ -89,6 +89,8 @@ def fuse(
 ) -> Fused:
     """Minimiser of the network lasso for y [N, d].
 
+    Implements: Zhao et al., equation (6); Zhao et al., section IV-B; Zhao et al., Algorithm 4.
+
     Args:
       graph: its edges, on the host, join neighbours; without any, or for N = 1, z = y.
       y: the clients' vectors before fusion, finite (otherwise all of z is NaN).

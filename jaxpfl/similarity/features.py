@@ -6,6 +6,8 @@ Each kind gives every client a vector, and the distance between two clients is t
   Fourier features (Rahimi and Recht 2007); `mmd` is the exact one, for few clients.
 - `covariance`: the Frobenius distance of covariance matrices.
 - models: the vectors of the models' parameters (``trees`` flattened by the caller).
+
+Implements: Zhao et al., section II-A.
 """
 
 from __future__ import annotations

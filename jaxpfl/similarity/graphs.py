@@ -21,7 +21,10 @@ from jaxpfl.types import Array
 
 @struct.dataclass
 class Graph:
-    """Undirected edges between ``first`` [M] and ``second`` [M] int32, first < second, each once."""
+    """Undirected edges between ``first`` [M] and ``second`` [M] int32, first < second, each once.
+
+    Reference: Zhao et al., Figure 1.
+    """
 
     first: Any
     second: Any
@@ -59,6 +62,8 @@ def nearest_neighbours(
     distances: Callable[[Array], Array], nodes: int, k: int, *, block: int = 256, mutual: bool = False
 ) -> Graph:
     """Graph of k nearest neighbours: an edge if either node is among the k nearest of the other (``mutual``: both).
+
+    Implements: Zhao et al., section II-A.
 
     Args:
       distances: the distances [b, N] of nodes [b] int32 to all; jittable. Not more than [block, N] are held at once.
@@ -139,7 +144,10 @@ def _joined(found: list[np.ndarray], mutual: bool) -> Graph:
 
 
 def differences(graph: Graph, z: Array) -> Array:
-    """Differences ``z_i - z_j`` along every edge: [N, d] -> [M, d]."""
+    """Differences ``z_i - z_j`` along every edge: [N, d] -> [M, d].
+
+    Reference: Zhao et al., Figure 2.
+    """
     return z[graph.first] - z[graph.second]
 
 
@@ -149,7 +157,10 @@ on a CPU as a scatter, which processes the edges one by one."""
 
 
 def gathered(graph: Graph, w: Array) -> Array:
-    """Transpose of `differences`: [M, d] -> [N, d]."""
+    """Transpose of `differences`: [M, d] -> [N, d].
+
+    Reference: Zhao et al., Figure 2.
+    """
     on_host = isinstance(graph.first, np.ndarray) and isinstance(graph.second, np.ndarray)
     if on_host and graph.edges and (most := int(_host_degrees(graph).max())) <= MOST_UNROLLED:
         # The nth edge of every node, M where it has none, and whether the node is its first end.

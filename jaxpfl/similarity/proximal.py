@@ -34,6 +34,8 @@ def check_norm(p: float) -> float:
 def prox(v: Array, kappa: Scalar, p: float) -> Array:
     """Proximal operator of ``kappa |.|_p`` on each vector [..., d]; kappa is non-negative and may be infinite.
 
+    Implements: Zhao et al., section IV-B.
+
     Raises:
       JaxpflError: for p other than 1, 2 and infinity.
     """

@@ -47,7 +47,10 @@ def descent(gamma: float, rate: float, steps: int, *, decay: bool, feedback: boo
 
 def run() -> dict[str, Any]:
     """The points that each of `WAYS` passes at steps `SHOWN`; of the printed path, how its first update stands to the
-    gradient, and its squared distances from the optimum."""
+    gradient, and its squared distances from the optimum.
+
+    Implements: Zhao et al., section III-A.
+    """
     found = {}
     for name, (decay, feedback) in WAYS.items():
         go = jax.jit(partial(descent, GAMMA, RATE, max(SHOWN), decay=decay, feedback=feedback))

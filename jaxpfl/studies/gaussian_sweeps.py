@@ -27,7 +27,11 @@ MECHANISMS = {"analytic": "private", "printed": "printed", "one-bit": "one-bit"}
 
 def over_epsilon(given: GaussianSettings, epsilons: tuple[float, ...] = EPSILONS) -> dict[str, np.ndarray]:
     """Errors of the local mechanisms, [repetitions, len(epsilons)] each, on the same data: eps is an axis to vmap over,
-    and all is one program."""
+    and all is one program.
+
+    Reference: Ozkara et al. 2023, Figure 1a; Ozkara et al. 2023, Figure 3a; Ozkara et al. 2023, Figure 3b;
+      Ozkara et al. 2022, Figure 4.
+    """
     kinds = {kind: replace(given, mechanism=kind) for kind in (MECHANISMS if given.dim == 1 else ("analytic",))}
     strengths = {kind: jnp.array([study.strength(own, e) for e in epsilons]) for kind, own in kinds.items()}
 

@@ -73,7 +73,10 @@ class RegressionSettings:
 
 
 def draw(key: Key, given: RegressionSettings) -> tuple[Population, Array, Array, Array]:
-    """The population, coefficients [m, d], X [m, n, d] and y [m, n]."""
+    """The population, coefficients [m, d], X [m, n, d] and y [m, n].
+
+    Implements: Ozkara et al. 2023, equation (46).
+    """
     of_mu, of_theta, of_x, of_noise = jax.random.split(key, 4)
     m, n, d = given.clients, given.samples, given.dim
     mu = given.sigma_mean * jax.random.normal(of_mu, (d,))
@@ -114,6 +117,8 @@ def study(key: Key, given: RegressionSettings) -> dict[str, Array]:
 def run(given: RegressionSettings) -> dict[str, Any]:
     """Simulates: least squares alone (``local``), on all data together (``fedavg``), the posterior mean of the known
     population, and of one learned by Algorithm 4 or by moments and EM (``personalized``).
+
+    Implements: Ozkara et al. 2023, appendix K.2, linear regression.
 
     Raises:
       JaxpflError: for settings that `RegressionSettings.check` refuses.

@@ -84,7 +84,10 @@ class RegressionMixtureSettings:
 
 
 def draw(key: Key, given: RegressionMixtureSettings, n: int) -> tuple[Array, Array, Array]:
-    """Coefficients [m, d], X [m, n, d] and y [m, n]."""
+    """Coefficients [m, d], X [m, n, d] and y [m, n].
+
+    Implements: Ozkara et al. 2023, equation (56).
+    """
     of_sign, of_theta, of_x, of_noise = jax.random.split(key, 4)
     m, d = given.clients, given.dim
     centers = given.mean * jax.random.rademacher(of_sign, (m, 1), jnp.float32)
@@ -144,6 +147,8 @@ def run(given: RegressionMixtureSettings) -> dict[str, Any]:
     EM on the data learns (``personalized``), and under the true one (``known``, the Bayes bound).
 
     Every estimator has a row for each number of samples.
+
+    Reference: Ozkara et al. 2023, Table 3; Ozkara et al. 2022, Table 3.
     """
     return summary(given, measured(given))
 

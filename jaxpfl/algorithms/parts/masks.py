@@ -6,6 +6,8 @@ Rows of M and of N have at most one 1: a parameter may be shared (part of x), pe
 two are added, or neither, where it keeps its first value. M^T and N^T, which the print writes as inverses, are
 `Masks.of_shared` and `Masks.of_personal`. x, z and what is fixed are trees of the model's nodes, None where they have
 no part.
+
+Reference: Zhao et al., Figure 3.
 """
 
 from __future__ import annotations

@@ -176,5 +176,8 @@ def total(users: Users, of: Callable[[Users, Array], Any]) -> Any:
 
 
 def mean(users: Users) -> Array:
-    """FedAvg's estimate, the mean of the users' histograms, [d] (Lemma 2.1): all users have the same weight."""
+    """FedAvg's estimate, the mean of the users' histograms, [d] (Lemma 2.1): all users have the same weight.
+
+    Implements: Setlur et al. 2023, Lemma 2.1; Setlur et al. 2023, equation (2).
+    """
     return total(users, lambda block, q: q.sum(axis=0)) / jnp.maximum(users.number, 1)

@@ -60,6 +60,8 @@ def cluster(
 ) -> Clustering:
     """Algorithm 2; with a rate below one IFCA, whose centers take a gradient step towards their users' mean.
 
+    Implements: Setlur et al. 2023, equation (3); Setlur et al. 2023, Algorithm 2.
+
     Args:
       users: to be clustered.
       start: initial centers, [k, d].

@@ -36,6 +36,8 @@ class Directions(NamedTuple):
 def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar | None = None) -> Array:
     """Second moment ``sum_u V_u V_u^T`` over the candidate tokens, [p, p].
 
+    Implements: Setlur et al. 2023, appendix C.
+
     Args:
       users: to be summed over.
       mean: positive, [d].
@@ -54,7 +56,10 @@ def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar |
 
 
 def directions(moment: Array, candidates: Array, number: int) -> Directions:
-    """Leading eigenvectors of a second moment (or of a noisy one)."""
+    """Leading eigenvectors of a second moment (or of a noisy one).
+
+    Implements: Setlur et al. 2023, appendix C.
+    """
     values, vectors = jnp.linalg.eigh(moment)
     return Directions(vectors.T[::-1][:number], values[::-1][:number], candidates)
 
@@ -76,7 +81,10 @@ def candidate_tokens(mean: Array, number: int) -> Array:
 
 
 def kept(found: Directions, tokens: int, threshold: Scalar, *, every: bool = False) -> Array:
-    """Mask of the kept tokens, |v_x| above the threshold in any of the vectors (or in every one), [d] bool."""
+    """Mask of the kept tokens, |v_x| above the threshold in any of the vectors (or in every one), [d] bool.
+
+    Implements: Setlur et al. 2023, appendix C.
+    """
     size = jnp.abs(found.vectors)
     size = size.min(axis=0) if every else size.max(axis=0)
     return jnp.zeros(tokens, bool).at[found.candidates].set(size > threshold)

@@ -119,7 +119,10 @@ def around(centers: Array, alpha: Scalar) -> Mixture:
 
 
 def posterior(mixture: Mixture, floor: Scalar) -> Personal:
-    """Posterior mean of a user's distribution: the Bayes estimate if the mixture is the population."""
+    """Posterior mean of a user's distribution: the Bayes estimate if the mixture is the population.
+
+    Implements: Setlur et al. 2023, Lemma 2.2.
+    """
 
     def personal(block: Users, q: Array) -> Array:
         r = responsibilities(block, mixture)[0]

@@ -49,7 +49,10 @@ def gaussian_stddev(epsilon: float, delta: float) -> float:
 
 
 def theorem_3_1(epsilon: float, delta: float, rounds: int) -> tuple[float, float]:
-    """Theorem 3.1: (eps', delta') of T rounds, from the eps and delta of a call's parts."""
+    """Theorem 3.1: (eps', delta') of T rounds, from the eps and delta of a call's parts.
+
+    Implements: Setlur et al. 2023, Theorem 3.1.
+    """
     checks.count("rounds", rounds)
     composed = math.sqrt(2 * rounds * math.log(1 / delta)) + rounds * math.tanh(1.5 * epsilon)
     return 3 * epsilon * composed, (2 * rounds + 1) * delta
@@ -86,6 +89,8 @@ def centering(
     on_sum: bool = False,
 ) -> Array:
     """One call of Algorithm 3 for the users nearest to each center, [k, d], floored.
+
+    Implements: Setlur et al. 2023, Algorithm 3.
 
     Args:
       key: of the noise.

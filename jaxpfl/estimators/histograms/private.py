@@ -149,6 +149,8 @@ def cluster(
     Formal guarantees: given the noisy ``first`` (and, where tokens are dropped, a private ``keep``), the T rounds are T
     adaptively composed Gaussian mechanisms of the noise multiplier ``noise``, under add-or-remove-one of a user.
 
+    Implements: Setlur et al. 2023, Algorithm 3.
+
     Args:
       key: of the start and of the noise.
       users: to be clustered.
@@ -191,6 +193,8 @@ def cluster(
 
 def plan(multipliers: Iterable[float], radius: float | None = None) -> PrivacyPlan:
     """Privacy plan of releases with these noise multipliers: the mean, each round, and DimRed's second moment.
+
+    Implements: Setlur et al. 2023, Definition 2.1.
 
     Raises:
       JaxpflError: as `PrivacyPlan`.

@@ -30,6 +30,8 @@ def far_apart(
 ) -> Array:
     """Initial centers of Algorithm 1, [k, d], floored.
 
+    Implements: Setlur et al. 2023, Algorithm 1.
+
     Args:
       key: of the draws; a user's scores depend on it and on the user's id alone.
       users: their histograms become centers.

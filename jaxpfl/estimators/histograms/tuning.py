@@ -28,7 +28,10 @@ def fixed(weight: Scalar) -> Weight:
 
 
 def by_size(alpha: Scalar) -> Weight:
-    """lambda = ``alpha / (alpha + m_u)``."""
+    """lambda = ``alpha / (alpha + m_u)``.
+
+    Implements: Setlur et al. 2023, Lemma 2.2.
+    """
     return lambda size: jnp.asarray(alpha, size.dtype) / (alpha + size)
 
 

@@ -52,6 +52,8 @@ def study(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
     """Mis-clustering rates of the users after 0 ... T rounds, means over runs, by method; and the bound's rate.
 
     Clusters beyond the larger of both numbers cannot be matched; users in them count as wrong.
+
+    Implements: Setlur et al. 2023, appendix D.
     """
     assert data.population is not None
     assert data.kinds is not None

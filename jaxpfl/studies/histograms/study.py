@@ -111,6 +111,8 @@ def _private(given: HistogramSettings, choices: dict[str, Choice]) -> Any:
 def run(given: HistogramSettings) -> Study:
     """Runs every method, without privacy and at every eps.
 
+    Reference: Setlur et al. 2023, Table 1.
+
     Returns:
       With ``result``: ``rows``, for each column ("non-private" and "epsilon E") and row the mean loss over runs with
       its 95 % half-width (``interval``, by Student's t; None for one run), that of unseen users, the mean lambda or

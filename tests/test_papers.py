@@ -1,0 +1,131 @@
+"""The way from a paper to the code: docs/papers.md names what exists, and its items are named where they are."""
+
+import importlib
+import inspect
+import re
+import shlex
+from functools import cache, reduce
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from jaxpfl import METHODS, JaxpflError
+from jaxpfl.cli import app, parse, training
+from jaxpfl.cli.arguments import checked
+from jaxpfl.cli.signature import flags_of
+
+ROOT = Path(__file__).parents[1]
+PAGE = (ROOT / "docs" / "papers.md").read_text()
+PAPERS = ("Ozkara et al. 2023", "Ozkara et al. 2022", "Divi et al. 2021", "Setlur et al. 2023", "Zhao et al.")
+
+
+class Row(NamedTuple):
+    label: str
+    names: list[str]
+    command: str
+    test: str
+
+
+def rows() -> list[Row]:
+    """The rows of the papers' tables, with their paper."""
+    found = []
+    for section in re.split(r"^## ", PAGE, flags=re.M)[1:]:
+        paper = section.splitlines()[0]
+        for line in re.findall(r"^\| (?!in print)(.*)\|$", section, re.M):
+            item, names, command, test, _ = (cell.strip() for cell in line.split("|"))
+            found.append(Row(f"{paper}, {item}", names.strip("`").split("`, `"), command.strip("`"), test.strip("`")))
+    return found
+
+
+ROWS = rows()
+
+
+@cache
+def named(name: str) -> Any:
+    """What a dotted name below ``jaxpfl`` stands for, and the module that it is in."""
+    parts, module = name.split("."), None
+    for i in range(len(parts), 0, -1):
+        try:
+            module = importlib.import_module(".".join(["jaxpfl", *parts[:i]]))
+        except ModuleNotFoundError:
+            continue
+        return reduce(getattr, parts[i:], module), module
+    raise AttributeError(f"no module jaxpfl.{name}")
+
+
+def docs_of(name: str) -> list[str]:
+    """The docstrings in which the items of a name may stand, on one line each."""
+    what, module = named(name)
+    own = inspect.getdoc(what) if inspect.isroutine(what) or inspect.isclass(what) else None
+    return [" ".join(doc.split()) for doc in (own, module.__doc__) if doc]
+
+
+def call_of(command: str) -> None:
+    """Parses a command as the command line does, without running it."""
+    program, *args = shlex.split(command)
+    assert program == "jaxpfl"
+    if args[0] == "bench":
+        importlib.import_module(f"jaxpfl.benchmarks.{args[1]}")
+        return
+    prog, known = "jaxpfl", training.commands(args)
+    if args[0] in app.GROUPS:
+        group, *args = args
+        prog, known = f"jaxpfl {group}", importlib.import_module(f"jaxpfl.cli.{group}").commands()
+    name, *args = args
+    chosen = next(c for c in known if c.__name__.replace("_", "-") == name)
+    parse.bound(chosen, f"{prog} {name}", checked(flags_of(chosen), args, f"{prog} {name}"))
+    if prog == "jaxpfl":
+        methods = args[: next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))]
+        assert set(methods) <= set(METHODS)
+
+
+def test_every_paper_has_its_rows():
+    of = [row.label.rpartition(", ")[0] for row in ROWS]
+    assert {next(p for p in PAPERS if label.startswith(p)) for label in of} == set(PAPERS)
+    labels = [row.label for row in ROWS]
+    assert len(set(labels)) == len(labels)
+    # The numbered items of the main paper, one by one.
+    for item in (
+        *(f"Theorem {i}" for i in range(1, 8)),
+        *(f"Algorithm {i}" for i in range(1, 8)),
+        *(f"Lemma {i}" for i in range(1, 4)),
+        *(f"Remark {i}" for i in range(1, 8)),
+        *(f"Table {i}" for i in range(1, 6)),
+    ):
+        assert f"Ozkara et al. 2023, {item}" in labels
+
+
+@pytest.mark.parametrize("row", ROWS, ids=lambda row: row.label)
+def test_names_exist_and_say_what_they_implement(row: Row):
+    label = re.compile(re.escape(row.label) + r"(?!\.?\w)")  # section 3 is not 3.3
+    for name in row.names:
+        assert any(map(label.search, docs_of(name))), f"{name} does not say that it is of {row.label}"
+
+
+def test_a_label_is_found_by_grep():
+    lines = {
+        " ".join(line.split()) for path in (ROOT / "jaxpfl").rglob("*.py") for line in path.read_text().splitlines()
+    }
+    assert any("Ozkara et al. 2023, Theorem 1" in line for line in lines)
+
+
+@pytest.mark.parametrize("command", sorted({row.command for row in ROWS}))
+def test_commands_parse(command: str):
+    call_of(command)
+
+
+def test_a_wrong_command_would_be_seen():
+    with pytest.raises(JaxpflError, match="--no-such-flag"):
+        call_of("jaxpfl estimate gaussian --no-such-flag 3")
+
+
+def test_every_test_exists():
+    for row in ROWS:
+        path, _, name = row.test.partition("::")
+        assert f"def {name}(" in (ROOT / "tests" / path).read_text(), row.test
+
+
+def test_names_in_the_remarks_exist():
+    for name in set(re.findall(r"`((?:estimators|priors|privacy|algorithms|similarity|compression)\.[\w.]+)`", PAGE)):
+        named(name)
