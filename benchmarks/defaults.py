@@ -120,7 +120,7 @@ def main(argv: list[str] | None = None) -> None:
 
 
 def _takes(method: str, data: str) -> bool:
-    """Whether there is a model of the data set that the method can train."""
+    """True if there is a model of the data set that the method can train."""
     return method not in MODELS or data in MODELS[method]
 
 
@@ -178,7 +178,7 @@ def _values(method: str, tries: list[Try]) -> dict[str, list[float]]:
 
 
 class _Record:
-    """What was found so far, in the file where one was asked for."""
+    """Results found so far, stored in a file if one is given."""
 
     def __init__(self, args: argparse.Namespace):
         self.path: Path | None = args.json

@@ -1,4 +1,4 @@
-"""What compiling more at once gains: eager operations, jit a step, jit a round, ten rounds in one call.
+"""Gain of compiling more at once: eager operations, jit a step, jit a round, ten rounds in one call.
 
     python -m benchmarks fusion
 

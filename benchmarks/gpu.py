@@ -76,7 +76,7 @@ def _parser() -> argparse.ArgumentParser:
 
 
 def _configurations(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """What is measured, the most telling first: a budget cuts the end."""
+    """Measured configurations, the most informative first: a budget cuts the end."""
     m, many, linear, steps, most = args.clients, args.many, args.linear, args.steps, (64, 256)
     if args.quick:
         m, many, linear, steps, most = 4, 6, [50], 2, (2,)
@@ -119,7 +119,7 @@ def _rates(problem: Problem, seconds: float) -> dict[str, float]:
 
 
 def _summary(results: dict[str, Any]) -> dict[str, Any]:
-    """How many times a client-step of each configuration is faster than the torch loop's on the same device."""
+    """Speedup of a client-step of each configuration over the torch loop on the same device."""
     summary = {}
     for name, row in results.items():
         torch = results.get(f"{row['problem']['method']} torch loop", {})

@@ -16,7 +16,7 @@ SHORTEST = 0.5  # seconds; a shorter timing says more about the clock and the sc
 
 
 class Job(NamedTuple):
-    """What one process does.
+    """Work of one process.
 
     Attributes:
       module: the benchmark whose ``work`` it calls.

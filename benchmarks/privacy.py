@@ -208,7 +208,7 @@ class _Setting:
 
 
 class _Record:
-    """What was found so far, in the file where one was asked for."""
+    """Results found so far, stored in a file if one is given."""
 
     def __init__(self, args: argparse.Namespace):
         self.path: Path | None = args.json

@@ -1,4 +1,4 @@
-"""What every benchmark shares on its outside: its options, the table it prints, the record it writes."""
+"""Common interface of all benchmarks: their options, the table they print, the record they write."""
 
 from __future__ import annotations
 
@@ -138,7 +138,7 @@ def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> 
 
 
 def target(floor: float, aim: float) -> dict[str, float]:
-    """What is asked of a figure: the least (or most) that will do, and what is aimed at."""
+    """Target of a figure: the least (or largest) acceptable value, and the aim."""
     return {"floor": floor, "aim": aim}
 
 

@@ -1,4 +1,4 @@
-"""Where the time before a first round goes: tracing, lowering, XLA."""
+"""Time before the first round: tracing, lowering, XLA."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ class CompileSeconds:
 
 
 def with_compile_seconds(build: Callable[[], Contender]) -> Contender:
-    """What ``build`` makes, with the facts ``start`` and ``round``: compile seconds of building and of a first run."""
+    """Contender from ``build`` with the facts ``start`` and ``round``: compile seconds of building and a first run."""
     seconds = CompileSeconds()
     contender = build()
     start, first = seconds.take(), {}

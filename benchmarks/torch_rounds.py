@@ -131,7 +131,7 @@ class Server:
             torch.cuda.synchronize()
 
     def accuracy(self, x: np.ndarray, y: np.ndarray) -> float:
-        """Of the global model, on test images [n, 28, 28, 1]."""
+        """Accuracy of the global model on test images [n, 28, 28, 1]."""
         _load(list(self.clients.model.parameters()), self.mu)
         with torch.no_grad():
             logits = self.clients.model(torch.from_numpy(x).to(self.clients.device).permute(0, 3, 1, 2))

@@ -25,7 +25,7 @@ if not __package__:
 
 
 class Contender(NamedTuple):
-    """What is timed.
+    """Work to be timed.
 
     Attributes:
       run: ``run(rounds)`` returns when the work of that many rounds is done.

@@ -1,4 +1,4 @@
-"""What every test shares: two CPU devices, plots without a display, and compiled programs kept between tests."""
+"""Common set-up of all tests: two CPU devices, plots without a display, and compiled programs kept between tests."""
 
 import ctypes
 import gc

@@ -1,4 +1,4 @@
-"""What ``fit`` is given: one meaning of a rate, and one line for each argument of a wrong type or range."""
+"""Arguments of ``fit``: one meaning of a rate, and a one-line error for each wrong type or range."""
 
 import flax.linen as nn
 import numpy as np

@@ -67,7 +67,7 @@ def imported(path: Path) -> set[str]:
 
 
 def module_graph() -> dict[str, set[str]]:
-    """Which level-0 module imports which."""
+    """Import graph of the level-0 modules."""
     return {unit(p): imported(p) for p in MODULES if LEVELS.get(unit(p)) == 0}
 
 

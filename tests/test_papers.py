@@ -43,7 +43,7 @@ ROWS = rows()
 
 @cache
 def named(name: str) -> Any:
-    """What a dotted name below ``jaxpfl`` stands for, and the module that it is in."""
+    """Object of a dotted name below ``jaxpfl``, and its module."""
     parts, module = name.split("."), None
     for i in range(len(parts), 0, -1):
         try:

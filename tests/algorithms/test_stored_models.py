@@ -1,4 +1,4 @@
-"""Which global models a server of so many places keeps, round by round."""
+"""Global models kept by a server with a given number of places, round by round."""
 
 import jax
 import jax.numpy as jnp
@@ -9,7 +9,7 @@ from jaxpfl.algorithms.parts.stored_models import add, begin
 
 
 def stored_rounds(size: int, rounds: int) -> list[int]:
-    """Which global models a server of that many places has kept after so many rounds, round by round from the rule."""
+    """Rounds of the global models kept by a server with that many places, by the rule, round by round."""
     kept = [0]
     for r in range(1, rounds + 1):
         stride = 1

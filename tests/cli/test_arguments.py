@@ -38,7 +38,7 @@ def taking(name: str, *kinds: type) -> list[Flag]:
 
 
 def refusal(name: str, *args: str) -> str:
-    """What is said of arguments of a command."""
+    """Error message for the arguments of a command."""
     with pytest.raises(JaxpflError) as error:
         checked(FLAGS[name], args, f"jaxpfl {name}")
     assert "\n" not in str(error.value)

@@ -1,4 +1,4 @@
-"""What ``jaxpfl estimate`` says below its tables of privacy, and of own data that cannot be scored."""
+"""Notes of ``jaxpfl estimate`` below its tables, about privacy and about own data that cannot be scored."""
 
 import json
 from pathlib import Path

@@ -70,7 +70,7 @@ def test_kill_minus_nine(tmp_path: Path, whole, round: int):
 
 
 def one_line(err: str) -> str:
-    """What was said, which must be one line below the progress display."""
+    """The message, which must be one line below the progress display."""
     said = [line for line in err.splitlines() if line.strip() and not re.match(" +adaped ", line)]
     assert len(said) == 1, err
     return said[0]

@@ -120,7 +120,7 @@ def test_the_codebook_is_a_fixed_point_of_lloyds_algorithm():
 
 @pytest.mark.parametrize("name", ["sign", "top_k", "codebook"])
 def test_error_feedback_sends_all_in_the_end(name: str):
-    """Of a constant x, the sum of 400 messages is 400 x but for the memory, which stays bounded."""
+    """The sum of 400 messages of a constant x is 400 x up to the memory, which stays bounded."""
     step = jax.jit(functools.partial(error_feedback.compress, COMPRESSORS[name]))
     memory, total = jnp.zeros(40), np.zeros(40)
     for _ in range(400):
@@ -154,7 +154,7 @@ EXTREMES = {
 
 @pytest.mark.parametrize("numbers", EXTREMES.values(), ids=EXTREMES)
 def test_numbers_at_the_ends_of_the_range(numbers: list[float]):
-    """What is sent is what a float64 computation gives, or not finite where its own scale is above the largest."""
+    """Messages equal a float64 computation, or are not finite if their own scale overflows."""
     x, wide = jnp.asarray(numbers, jnp.float32), np.asarray(numbers, np.float32).astype(float)
     sign = np.abs(wide).mean() * np.where(wide < 0, -1, 1)
     np.testing.assert_allclose(jax.jit(fixed_width.sign)(x).value, sign, rtol=1e-6)

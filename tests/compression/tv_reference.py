@@ -10,9 +10,11 @@ from jaxpfl.types import Array, Scalar
 
 
 def kkt_residual(g: Array, gamma: Scalar, found: Update) -> Array:
-    """How far a pair is from optimal, []: the largest violation of ``u_i = g_i - w_i + w_{i-1}`` and of
-    ``w_i = clip(w_i + u_i - u_{i+1}, -gamma, gamma)``, over the largest of |g_i| and |w_i|, to which any number of a
-    pair is rounded. Zero at the optimum and nowhere else."""
+    """Distance of a pair from optimality, []: the largest relative violation of its optimality conditions.
+
+    These are ``u_i = g_i - w_i + w_{i-1}`` and ``w_i = clip(w_i + u_i - u_{i+1}, -gamma, gamma)``, over the largest of
+    |g_i| and |w_i|, to which any number of a pair is rounded. It is zero at the optimum and nowhere else.
+    """
     u, w = found
     balance = u - g + jnp.diff(w, prepend=0)
     side = w - jnp.clip(w - jnp.diff(u, append=0), -gamma, gamma)

@@ -1,4 +1,4 @@
-"""What the conformance tests are run for.
+"""Parameters of the conformance tests.
 
 Tests marked ``every_method`` take every registered federated method and the toys: those are the promises that a method
 can break. The others are promises of the engine, and take methods that between them use all of it, two of them in the

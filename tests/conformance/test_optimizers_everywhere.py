@@ -27,7 +27,7 @@ def choose(method: Method, **choices) -> Method:
 
 
 def learns(method: Method) -> bool:
-    """Whether the server's optimiser learns from the uploads."""
+    """True if the server's optimizer learns from the uploads."""
     return hasattr(method.hyper, "server_lr") and method.name not in ONE_BY_ONE
 
 

@@ -1,4 +1,4 @@
-"""What every method's compiled round is: one trace, no host callback, portable, blind to the test examples."""
+"""Properties of every method's compiled round: one trace, no host callback, portable, blind to the test examples."""
 
 import re
 

@@ -142,12 +142,12 @@ AVAILABILITY: dict[str, Availability] = {"toy medians": Availability(0.3, 0.5), 
 
 
 def participation(name: str, num_clients: int, cohort: int | None) -> Participation:
-    """How the cohorts of a case are drawn: one by Poisson, with a cap that cuts them, the others' of a fixed size."""
+    """Cohort sampling of a case: Poisson with a cap that cuts cohorts for one, a fixed size for the others."""
     if name == "adaped, private" and cohort is not None:
         return poisson(num_clients, cohort / num_clients, cohort)
     return of(num_clients, cohort)
 
 
 def availability(name: str) -> Availability:
-    """How reliable the clients of a case are."""
+    """Reliability of the clients of a case."""
     return AVAILABILITY.get(name, RELIABLE)

@@ -1,4 +1,4 @@
-"""What the data tests share: the real data's folder, toy sources, and who holds what in a federation."""
+"""Common parts of the data tests: the real data's folder, toy sources, and the examples of each client."""
 
 from __future__ import annotations
 

@@ -349,7 +349,7 @@ def content_of(reader: Reader, case: int) -> bytes:
 
 
 def run(name: str, count: int, first: int) -> dict[str, Any]:
-    """What came out of so many cases: read, refused, and what must not be."""
+    """Outcomes of ``count`` cases: read, refused, and failures."""
 
     def alarm(number: int, frame: Any) -> None:
         raise Slow

@@ -18,8 +18,10 @@ COUNT = int(os.environ.get("JAXPFL_MUTATIONS", "5000"))
 @pytest.mark.slow
 @pytest.mark.parametrize("name", mutations.READERS)
 def test_only_our_own_error_leaves_a_reader(name: str) -> None:
-    """Of damaged files some are refused in one line of bounded length and some are read: there is no other error, none
-    takes ten seconds, and none a gibibyte."""
+    """Damaged files are either read or refused in one line of bounded length.
+
+    There is no other error, none takes ten seconds, and none a gibibyte.
+    """
     script = str(Path(mutations.__file__))
     done = subprocess.run([sys.executable, script, name, str(COUNT)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]

@@ -1,4 +1,4 @@
-"""What partitions promise, for many shapes; and that a seed is a split."""
+"""Guarantees of partitions, for many shapes; and a seed determines the split."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ def write_set(
     file_format: str = "array_record",
     ragged: bool = False,
 ) -> Path:
-    """What ``tfds build tiny_images --file_format=array_record`` leaves: metadata, and records of tf.train.Example."""
+    """Write what ``tfds build tiny_images --file_format=array_record`` does: metadata and tf.train.Example records."""
     from array_record.python.array_record_module import ArrayRecordWriter
     from PIL import Image
     from tensorflow_datasets.proto import tf_example_pb2

@@ -1,5 +1,8 @@
-"""What holds for every estimator: the order of clients does not matter, degenerate data give finite and sensible
-estimates, clients that did not send are not looked at, and everything jits and vmaps over settings."""
+"""Properties of every estimator under permutation, degenerate data, missing uploads, jit and vmap.
+
+The order of clients does not matter, degenerate data give finite and sensible estimates, clients that did not send are
+ignored, and everything jits and vmaps over settings.
+"""
 
 import functools
 

@@ -202,7 +202,7 @@ def claim() -> float:
 
 
 def bound(worlds, mechanism, scale: float, clipped: bool) -> float:
-    """What the canary's scores show where the noise is ``scale`` of what is claimed; clipping may be left out."""
+    """Lower bound on epsilon from the canary's scores, for noise of ``scale`` times the claim; optionally unclipped."""
 
     @jax.jit
     @jax.vmap

@@ -44,7 +44,7 @@ def contents(folder: Path) -> dict[str, bytes]:
 
 
 def scores(summary: dict) -> dict:
-    """What a summary says, but for the time that it took."""
+    """The methods' rows of a summary, without elapsed times."""
     return {name: {**row, "seconds": 0} for name, row in summary["methods"].items()}
 
 

@@ -32,7 +32,7 @@ def exported(finished, tmp_path_factory) -> Path:
 
 
 def scored(folder: Path, key: str, sizes: np.ndarray, seed: int = 0) -> np.ndarray:
-    """How many of their test examples the run had right, [m]: its accuracies times the clients' sizes."""
+    """Number of test examples that the run had right for each client, [m]: its accuracies times the clients' sizes."""
     with np.load(folder / "clients.npz") as clients:
         counts = clients[key][seed] * sizes
     np.testing.assert_allclose(counts, np.rint(counts), atol=1e-3)
@@ -40,7 +40,7 @@ def scored(folder: Path, key: str, sizes: np.ndarray, seed: int = 0) -> np.ndarr
 
 
 def right(task, params, examples, client: int) -> int:
-    """How many of one client's test examples a model has right."""
+    """Number of one client's test examples that a model predicts correctly."""
     x, y, mask = (np.asarray(a)[client] for a in examples)
     return int((np.argmax(task.model.apply(params, jnp.asarray(x)), axis=-1) == y)[mask].sum())
 

@@ -1,4 +1,4 @@
-"""Which parameters a prediction hands to the model."""
+"""Parameters that a prediction passes to the model."""
 
 import jax
 import jax.numpy as jnp

@@ -12,7 +12,7 @@ COLORS = {"local": "#111111", "adaped": "#222222"}
 
 
 def evaluations(rounds: list[int], global_accuracy: float) -> list[dict]:
-    """Of two seeds, 80 and 90 % each time; only adaped has a global model."""
+    """Evaluations of two seeds, 80 and 90 % each time; only adaped has a global model."""
     shared = {"kind": "evaluation", "personalized_accuracy": [0.8, 0.9]}
     return [
         {"method": method, "round": r, **shared, **more}

@@ -105,7 +105,7 @@ def test_what_crosses_devices(clients, method, cohort, crosses):
 
 
 def test_a_model_that_scans_over_its_input(clients):
-    """What a client is sent must not be closed over by the devices' programs: then this gradient fails."""
+    """A client's message must not be closed over by the devices' programs: otherwise this gradient fails."""
 
     def apply(params, x, key=None, train=False):
         def read(state, column):

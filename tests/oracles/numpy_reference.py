@@ -81,7 +81,7 @@ def step(params: Params, gradient: Params, rate: float, weight_decay: float) -> 
 
 
 class World(NamedTuple):
-    """What all methods are given: each client's batches of a round, and the cohorts.
+    """Inputs of all methods: each client's batches of a round, and the cohorts.
 
     Attributes:
       sizes: n_i, the clients' training examples.

@@ -1,4 +1,4 @@
-"""What the oracles of single methods share: the engine's run, the reference's loop over rounds, and the comparison.
+"""Common parts of the methods' oracles: the engine's run, the reference's loop over rounds, and the comparison.
 
 Two settings: everyone with full batches, and cohorts of three on mini-batches with stragglers. The clients are unequal,
 the rate decays inside the run, and weight decay is on.
@@ -123,7 +123,7 @@ def assert_rounds(got: Run, want: Sequence[Round]) -> None:
 
 
 def difference(got: Run, want: Sequence[Round]) -> float:
-    """How far the last round's states are from the reference's, relative to their largest entries."""
+    """Distance of the last round's states from the reference's, relative to their largest entries."""
     last, expected = got.states[-1], want[-1]
     own = [plain(client_row(last.clients[0], i)) for i in range(len(SIZES))]
     return distance((plain(last.server), own), (expected.server, expected.clients))
@@ -142,7 +142,7 @@ def scores(models: Sequence[Params]) -> dict[str, np.ndarray]:
 def assert_scores(
     got: Run, after: Sequence[Params], mu: Params, before: Sequence[Params] | None = None
 ) -> dict[str, Any]:
-    """What the engine scores is these personalised models (``before`` adaptation: the same) and this global one."""
+    """The engine scores these personalised models (``before`` adaptation: the same) and this global one."""
     measured = on_host(got.simulation.evaluate(got.state))
     assert not measured["after"].pop("diverged").any()
     expected = {"before": scores(after if before is None else before), "after": scores(after)}

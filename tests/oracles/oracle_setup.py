@@ -198,7 +198,7 @@ def draws(
 
 
 def world(federation: Federation, cohort: Participation, batch_size: int, rounds: int) -> World:
-    """What the reference is given: cohorts and batches by their documented keys."""
+    """Inputs of the reference: cohorts and batches by their documented keys."""
     root, ids, sample = jax.random.key(SEED), jnp.asarray(federation.client_ids), jax.jit(cohort.sample)
     cohorts = [np.asarray(sample(stream(root, Purpose.PARTICIPATION, r), ids)).tolist() for r in range(rounds)]
 

@@ -37,7 +37,7 @@ def float64():
 
 
 def fates(given: Availability, round: int) -> tuple[list[int], list[bool]]:
-    """Of each client: the steps that it takes, and whether its upload is lost."""
+    """For each client, its number of steps and whether its upload is lost."""
     key = jax.random.key(SEED)
     steps = [min(int(given.local_steps(key, round, i, STEPS)), STEPS) for i in IDS]
     return steps, [bool(given.drops_out(key, round, i)) for i in IDS]

@@ -70,7 +70,7 @@ def forward(params: Params, x: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.n
 
 
 def gradient(params: Params, x: np.ndarray, y: np.ndarray) -> tuple[float, Params]:
-    """Of the mean cross-entropy: ``da = (dz - mean dz - z mean(z dz)) / sqrt(var + eps)``, dz by the normalised z."""
+    """Gradient of the mean loss: ``da = (dz - mean dz - z mean(z dz)) / sqrt(var + eps)``, dz by the normalised z."""
     logits, h, z, inverse = forward(params, x)
     loss, d_logits = cross_entropy(logits, y)
     d_u = (d_logits @ params["w2"].T) * (1 - h**2)

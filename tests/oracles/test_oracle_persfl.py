@@ -185,7 +185,7 @@ def students(i: int, kind: str, pairs: list, defect: str = "") -> list[dict]:
 
 @cache
 def personal(kind: str, **options) -> list:
-    """What every client's `personalize` makes of the state that the run left."""
+    """Personalised model of every client, by `personalize` from the final state of the run."""
     method, choices = KINDS[kind]
     choices = {"distill_steps": DISTILL} | GRID | choices | options
     made = METHODS[method].build(perceptron(), LocalWork(np.array(SIZES), STEPS, BATCH), **choices)

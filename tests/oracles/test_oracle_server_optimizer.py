@@ -106,7 +106,7 @@ def averaging(method: str):
 
 
 def averaged(method: str, got: Run) -> list:
-    """What plain averaging makes of the server in each of the rounds."""
+    """Server state after each round under plain averaging."""
     simulation = averaging(method)
     steps = []
     for r, state in enumerate(got.states[:-1]):

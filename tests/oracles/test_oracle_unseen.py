@@ -74,7 +74,7 @@ def last_rate() -> float:
 
 
 def first_model(i: int):
-    """What ``local`` starts a client from."""
+    """Initial model of a client in ``local``."""
     key = stream(jax.random.key(SEED), Purpose.CLIENT_INIT, NEWCOMERS[1][i])
     return jax.tree.map(np.asarray, perceptron().init(key))
 

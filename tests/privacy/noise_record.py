@@ -1,4 +1,4 @@
-"""What noise a program draws: the keys, as it runs, and the functions of the package that asked for it."""
+"""Noise drawn by a program: its keys, at run time, and the functions of the package that requested it."""
 
 import sys
 from collections.abc import Iterator
@@ -20,7 +20,7 @@ class Drawn:
     sites: set[str] = field(default_factory=set)
 
     def repeated(self) -> int:
-        """How many draws had a key that another had."""
+        """Number of draws whose key was used by another draw."""
         jax.effects_barrier()
         return len(self.keys) - len(set(self.keys))
 

@@ -22,8 +22,11 @@ def worlds(rng: np.random.Generator, stddev: float, count: int = 1000) -> tuple[
 
 @pytest.mark.parametrize("confidence", [0.8, 0.95])
 def test_the_bound_is_below_the_truth_as_often_as_stated(confidence):
-    """Of 400 audits at most (1 - confidence) may lie above the truth. More than the binomial's quantile of 1 - 1e-6
-    does so with probability 1e-6 at most. The true epsilon is that of the noise, and delta is one where it is sharp."""
+    """At most a share (1 - confidence) of 400 audits may lie above the truth.
+
+    More than the binomial's quantile of 1 - 1e-6 does so with probability 1e-6 at most. The true epsilon is that of the
+    noise, and delta is one where it is sharp.
+    """
     rng = np.random.default_rng(1)
     bounds = np.array([audit.epsilon_lower_bound(*worlds(rng, Z), delta=DELTA, confidence=confidence).epsilon
                        for _ in range(400)])  # fmt: skip

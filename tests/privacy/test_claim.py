@@ -1,4 +1,4 @@
-"""What is accounted is what the engine does: plans are read off the objects that a round is made of."""
+"""The accounted mechanism is the engine's: plans are read off the objects that a round is made of."""
 
 import statistics
 

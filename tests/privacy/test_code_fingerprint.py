@@ -1,4 +1,4 @@
-"""What a user hands in as a function is told by its code and by all that it holds, in every process alike."""
+"""A user's functions are identified by their code and everything that it holds, equally in every process."""
 
 import functools
 import subprocess

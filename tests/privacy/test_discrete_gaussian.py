@@ -13,7 +13,7 @@ JOIN = 2.0**32
 
 
 def probabilities(table: discrete_gaussian.Table) -> np.ndarray:
-    """Of -K ... K, from the thresholds, in float64."""
+    """Probabilities of -K ... K, from the thresholds, in float64."""
     below = (np.asarray(table.high, float) * JOIN + np.asarray(table.low, float)) / 2.0**64
     return np.diff(np.concatenate([[0.0], below, [1.0]]))
 

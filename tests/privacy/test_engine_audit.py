@@ -77,14 +77,14 @@ def subject(
 
 
 def play(*args, worlds: int = 2000, **more) -> tuple[bool, games.Game]:
-    """Whether the game with one canary refutes the claim."""
+    """True if the game with one canary refutes the claim; and the game."""
     tried = subject(*args, **more)
     game = games.play(tried, worlds=worlds, delta=DELTA)
     return game.bound.epsilon > tried.claim.epsilon(DELTA, tried.claim.default_accountant), game
 
 
 def look(*args, runs: int = 16, **more) -> list[str]:
-    """What a look at the noise finds fault with."""
+    """Tests that the white-box check of the noise fails."""
     return [finding.test for finding in white_box.faults(white_box.noise(subject(*args, **more), runs=runs).findings)]
 
 
@@ -226,7 +226,7 @@ def test_a_psi_that_is_not_clipped_is_seen_by_a_game(monkeypatch):
 @slow
 @pytest.mark.parametrize("fault", [by_leaf, all_but_psi])
 def test_wrong_clips_are_seen_inside(monkeypatch, fault):
-    """Where uploads are beyond the norm, which real clients' then are: C is small, and so is the noise."""
+    """Uploads are beyond the norm, as real clients' are here: C is small, and so is the noise."""
     monkeypatch.setattr(mechanism, "clip", fault)
     assert any(test.startswith("sum") for test in look(Mechanism(0.3, 0.01), rounds=4))
 

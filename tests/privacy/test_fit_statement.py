@@ -1,4 +1,4 @@
-"""What `fit` says of a private run, and what it refuses to run."""
+"""Statements of `fit` about private runs, and its refusals."""
 
 import flax.linen as nn
 import jax

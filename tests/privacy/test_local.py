@@ -68,7 +68,7 @@ def test_odds_are_exactly_e_to_the_eps(monkeypatch, epsilon, unit):
 
 @pytest.mark.parametrize("epsilon", [12.0, 15.0])
 def test_rounding_never_makes_the_rare_value_rarer(monkeypatch, epsilon):
-    """Where 1/(e^eps + 1) is near the step of a float32 uniform it is rounded up, for both values."""
+    """If 1/(e^eps + 1) is near the step of a float32 uniform, it is rounded up, for both values."""
     step = 2.0**-23
     grid = np.arange(4096) * step  # the smallest uniforms there are; a hit has the probability of one step
     rare = 1 / (math.exp(epsilon) + 1)

@@ -48,7 +48,7 @@ def testbits_of_zero_are_drawn_again_without_end(monkeypatch):
 
 @pytest.mark.parametrize(("deviations", "mass"), [(4.0, 3.17e-5), (5.42, 2.98e-8), (7.034, 1e-12), (9.0, 1.13e-19)])
 def test_the_mass_of_a_tail(monkeypatch, deviations, mass):
-    r"""Of all points with :math:`E > t^2/2` a share of :math:`\arccos(t / \sqrt{2E}) / \pi` lies beyond t.
+    r"""A share :math:`\arccos(t / \sqrt{2E}) / \pi` of all points with :math:`E > t^2/2` lies beyond t.
 
     The integral over E, with the radius that the code makes of the bits of :math:`e^{-E}` and the cosines of a million
     angles, against SciPy's; the integral is right to 1e-4.
@@ -103,7 +103,7 @@ def test_the_body_is_normal():
 
 @pytest.mark.slow
 def test_draws_beyond_the_end_of_one_uniform():
-    """Of 4 10^8 draws 24 lie beyond 5.42 deviations, where a float32 uniform's end. Level 1e-6."""
+    """About 24 of 4 10^8 draws lie beyond 5.42 deviations, where a float32 uniform's end. Level 1e-6."""
     count = jax.jit(lambda key: (jnp.abs(noise.standard_normal(key, (4_000_000,))) > 5.42).sum())
     found = sum(int(count(jax.random.fold_in(KEY, i))) for i in range(100))
     assert stats.poisson.sf(found - 1, 400e6 * 2 * stats.norm.sf(5.42)) > 1e-6

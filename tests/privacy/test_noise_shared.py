@@ -73,7 +73,9 @@ def keys(federation, method: str, privacy: Mechanism, **more) -> list[tuple[int,
 
 
 def test_runs_of_one_seed_have_streams_of_their_own(federation):
-    """Of every method, hyper-parameter, setting, mechanism, model and data; and repeated seeds of one program."""
+    """Every method, hyper-parameter, setting, mechanism, model and data set has its own; also repeated seeds of one
+    program.
+    """
     x = np.array(federation.train.x)
     x[0, 0, 0] += 1.0
     one_user_other = federation._replace(train=federation.train._replace(x=x))

@@ -26,7 +26,7 @@ def places() -> Iterator[tuple[str, str]]:
 
 
 def drawing_names(module: str, tree: ast.Module) -> set[str]:
-    """What draws, as it is written in a module: functions imported or defined here, and attributes of modules."""
+    """Names in a module that draw noise: functions imported or defined there, and attributes of modules."""
     functions = {
         "privacy.noise": {
             *("gaussian", "add_gaussian", "add_laplace", "standard_normal", "exponential", "bits", "uniform"),

@@ -35,7 +35,7 @@ def test_the_p_value_is_the_theorems(n, r, v, epsilon, delta):
 
 
 def test_all_right_guesses_without_delta_have_a_closed_form():
-    """Of n coins, all told: q^n is the error at the bound. A quarter of the error is for guesses of all."""
+    """With n coins, all guessed right, q^n is the error at the bound. A quarter of the error is for guesses of all."""
     found = one_run_lower_bound(np.arange(40.0), np.arange(40) >= 20, delta=0.0)
     q = (0.05 / 4) ** (1 / 40)
     assert found.epsilon == pytest.approx(math.log(q / (1 - q)), rel=1e-6)

@@ -1,4 +1,4 @@
-"""What a plan stands for, what it refuses, and what dp-accounting makes of it."""
+"""Privacy plans: their meaning, their refusals, and their epsilon by dp-accounting."""
 
 import json
 import math

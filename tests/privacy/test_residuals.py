@@ -63,7 +63,7 @@ def test_what_is_left_of_the_sum_is_found():
 
 
 def test_noise_of_another_shape_is_found():
-    """Of the same variance."""
+    """The noise has the same variance."""
     noise, sums = sound()
     assert "shape" in against({name: np.sign(a) for name, a in noise.items()}, sums)
 

@@ -38,7 +38,7 @@ def pairs(graph: graphs.Graph) -> set[tuple[int, int]]:
 
 
 def whole(graph: graphs.Graph) -> bool:
-    """Whether it is all pairs of clients of one kind, and no others."""
+    """True if the edges are all pairs of clients of one kind, and no others."""
     return pairs(graph) == {(i, j) for j in range(6) for i in range(j) if KIND[i] == KIND[j]}
 
 

@@ -83,7 +83,7 @@ def scores(users: int, epsilons: tuple[float, ...]) -> dict[str, np.ndarray]:
 
 
 def test_rows_that_need_few_users():
-    """What does not depend on n: local, and Bayes with the population known; FedAvg by a thousand users."""
+    """Rows that do not depend on n: local, and Bayes with the population known; FedAvg by a thousand users."""
     found = scores(1000, ())
     for name in ("local", "fedavg", "bayes"):
         mean, tolerance = EXACT[name]

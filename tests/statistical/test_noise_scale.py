@@ -27,7 +27,7 @@ Z_SUM = float(ADAPTIVE.noise_multiplier_of_sum)
 
 
 def noise_of_a_round(mechanism: Mechanism, participation: Participation, devices: int = 1) -> np.ndarray:
-    """What one round adds to the server's parameters, beyond what it adds without noise; over z C / D, [ENTRIES]."""
+    """Noise added to the server's parameters by one round, over z C / D, [ENTRIES]."""
     rng = np.random.default_rng(0)
     federation = stack_clients([(rng.normal(size=(3, ENTRIES)), np.zeros(3, int)) for _ in range(CLIENTS)])
     model = Model(lambda key, x: jnp.zeros(ENTRIES), lambda w, x, key=None, train=False: (x @ w)[:, None])
@@ -105,7 +105,7 @@ def test_the_noise_of_adaptive_clippings_count():
 
 @pytest.mark.parametrize("scale_norm", [None, 2.0])
 def test_the_noise_of_adapeds_steps(scale_norm):
-    """Of mu with C_1, and of psi with C_2, both with the same z."""
+    """Noise of mu with C_1, and of psi with C_2, both with the same z."""
     mechanism = Mechanism(Z, C, "per_step", scale_clipping_norm=scale_norm)
     (noisy, _), (exact, _) = after_a_round("adaped", mechanism, lr_global=RATE, lr_psi=0.05)
     one = Z / CLIENTS**0.5

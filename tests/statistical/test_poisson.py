@@ -17,7 +17,7 @@ IDS = jnp.arange(100, 100 + M)
 
 
 def taking_part(cap: int | None = None) -> tuple[np.ndarray, np.ndarray]:
-    """Who took part, [ROUNDS, M] bool, and how many were left out, [ROUNDS]."""
+    """Participation, [ROUNDS, M] bool, and the number left out, [ROUNDS]."""
     participation = poisson(M, RATE, cap)
     assert participation.left_out is not None
     keys = jax.random.split(jax.random.key(1), ROUNDS)

@@ -148,7 +148,7 @@ def same(found: client_csv.Clients, ids: list[str] | None) -> bool:
 
 
 def reached(folder: Path, text: str, ids: list[str] | None, layout: CsvLayout, depth: int = 3) -> bool:
-    """Whether some of the suggestions lead to the clients."""
+    """True if some of the suggestions lead to the clients."""
     try:
         return same(read(folder, text, layout), ids)
     except JaxpflError as error:

@@ -58,7 +58,7 @@ def test_the_network_lasso_goes_from_everyone_alone_to_one_model(result: dict):
 
 
 def test_the_graph_alone_does_not_tell(result: dict):
-    """Of seven neighbours in a cluster of six at least two are of the other."""
+    """At least two of seven neighbours in a cluster of six belong to another cluster."""
     assert result["graph"]["components"]["mean"] == 1
     assert result["graph"]["ari"]["mean"] == 0
     assert result["graph"]["crossing"]["mean"] > 0.2
@@ -81,7 +81,7 @@ def test_ifca_is_told_the_number_of_clusters(result: dict):
 
 
 def test_measures_are_what_they_say():
-    """Of a run whose models are the truth, and of one whose models are the truth and 2 in one coordinate."""
+    """One run has the true models, the other the true models plus 2 in one coordinate."""
     truth = draw_planted(PlantedSettings(clients=6, clusters=3, examples=1, test_examples=1, dim=4))
     theta = truth.theta[truth.member]
     models = np.stack([theta, theta + np.array([2.0, 0, 0, 0])])

@@ -50,7 +50,7 @@ def test_gaussian_closed_forms(change: dict, more: set[str]):
 
 
 def test_sweeps_are_of_the_clients_that_send(tmp_path: Path):
-    """Of 30 clients 5 send: what was measured over eps lies on the exact line, and plots over m begin at 5."""
+    """Five of 30 clients send: measurements over eps lie on the exact line, and plots over m begin at 5."""
     given = replace(SMALL, uploads=5, dim=3)
     errors = gaussian_sweeps.over_epsilon(given, (8.0,))["analytic"]
     sent = gaussian.private_release(given, gaussian.strength(replace(given, epsilon=8.0), 8.0))
