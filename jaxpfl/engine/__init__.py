@@ -1,4 +1,4 @@
-"""The engine: owns the client axis and the axis of runs, and compiles whole rounds."""
+"""The engine: compiles whole rounds over the client axis and the axis of runs."""
 
 from jaxpfl.engine.cpu_cores import use_cpu_cores
 from jaxpfl.engine.execution_plan import ExecutionPlan

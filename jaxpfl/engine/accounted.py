@@ -1,4 +1,4 @@
-"""A method behind a mechanism as the accountant sees it: what it releases in a round, read off the method itself."""
+"""Accounting of a method behind a mechanism: the releases of its rounds, read off the method itself."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxpfl.privacy import Mechanism, PrivacyPlan, plan_of
 def of_round(
     method: Method, hp: Any, options: dict[str, Any], *, steps: int, optimizer: Optimizer = "sgd"
 ) -> dict[str, Any]:
-    """What `plan_of` and `calibrated` have to be told of a method's round.
+    """Arguments of `plan_of` and `calibrated` that depend on a method's round.
 
     Args:
       method: one that uploads.
@@ -45,10 +45,10 @@ def plans(
     runs: int,
     compressed: bool,
 ) -> tuple[PrivacyPlan | None, ...]:
-    """What each run releases; None for one without noise, of which nothing can be claimed.
+    """Privacy plan of each run; None for a run without noise, for which nothing can be claimed.
 
     Raises:
-      JaxpflError: for what cannot be accounted, and numbers of the mechanism that are not one for each run.
+      JaxpflError: if the mechanism cannot be accounted, or its numbers are not one per run.
     """
     told = of_round(method, hp, options, steps=work.steps, optimizer=work.optimizer) | {"compressed": compressed}
 

@@ -1,13 +1,13 @@
-"""The graph of a federation's clients: an edge between two if either is among the k that are most like the other.
+"""Graph of a federation's clients: an edge between two if either is among the k nearest neighbours of the other.
 
-Alike in one of three spaces (Zhao et al., section II-A): their inputs by the maximum mean discrepancy of a Gaussian
-kernel ("data"), the covariance matrices of their inputs ("features"), or models that each has trained alone for a few
-rounds from a common start ("models"). The first two do not see labels, and are of no use where clients differ in these
-alone; the third does. An example that is not finite is left out. Nothing depends on the order of the clients, on
-padding or on the run's seed.
+Distances are in one of three spaces (Zhao et al., section II-A): their inputs by the maximum mean discrepancy of a
+Gaussian kernel ("data"), the covariance matrices of their inputs ("features"), or models that each has trained alone
+for a few rounds from a common start ("models"). The first two ignore labels, and are of no use if clients differ in
+these alone. An example that is not finite is left out. Nothing depends on the order of the clients, on padding or on
+the run's seed.
 
-It is made on the host before a run. In a deployment clients would upload the vector that is compared here, once; that
-is not counted among the bytes of a run.
+It is computed on the host before a run. In a deployment clients would upload the compared vector once; this is not
+counted among the bytes of a run.
 """
 
 from __future__ import annotations
@@ -32,12 +32,13 @@ from jaxpfl.types import Array, Federation
 SPACES = ("data", "features", "models")
 NEIGHBOURS = 5
 RANDOM_FEATURES = 1024
-"""Of the kernel; squared discrepancies are right within about 1/32."""
+"""Random features of the kernel; squared discrepancies are accurate to about 1/32."""
 MOST_FEATURES = 128
-"""Inputs with more are projected to so many at random: distances of covariances keep to some 10 %, and a client's
-matrix fits into 33 kB."""
+"""Inputs with more features are projected to this number at random, which preserves distances of covariances to some 10
+%; a client's matrix takes 33 kB.
+"""
 MOST_COMPARED = 1000
-"""Examples whose distances give the kernel's bandwidth."""
+"""Number of examples from which the kernel's bandwidth is computed."""
 LOCAL_ROUNDS = 10
 """Rounds of local training before models are compared."""
 
@@ -51,11 +52,12 @@ def graph_for(
     *,
     neighbours: int = NEIGHBOURS,
 ) -> Graph | None:
-    """The graph of the clients that a method is given: the user's, that of a space, by default "data" (it sees whole
-    distributions, and costs no training); None for a method that needs none.
+    """Graph of the clients for a method: the user's, or that of a space ("data"); None if the method needs none.
+
+    The space "data" compares whole distributions and costs no training.
 
     Raises:
-      JaxpflError: as `client_graph`, and for more neighbours than there are other clients.
+      JaxpflError: as in `client_graph`, and for more neighbours than there are other clients.
     """
     if not method.graph:
         return None
@@ -70,18 +72,18 @@ def graph_for(
 def client_graph(
     space: str, federation: Federation, task: Task, work: LocalWork, *, neighbours: int = NEIGHBOURS
 ) -> Graph:
-    """The graph of the k nearest neighbours of a federation's clients; its nodes are in the order of the stack.
+    """Graph of the k nearest neighbours of a federation's clients; its nodes are in the order of the stack.
 
     Args:
       space: "data", "features" or "models".
-      federation: the clients that are trained; their training inputs are compared.
-      task: for "models", what is trained, from its model's initialisation at key 0.
+      federation: the trained clients, whose training inputs are compared.
+      task: for "models", the model to train, initialised with key 0.
       work: for "models", the local steps of each of `LOCAL_ROUNDS` rounds of ``local`` at its own hyper-parameters.
       neighbours: k; all others, if there are fewer.
 
     Raises:
-      JaxpflError: for another space, less than one neighbour, and, but for "models", inputs that are not one array of
-        real numbers.
+      JaxpflError: for an unknown space, less than one neighbour, or, except for "models", inputs that are not one
+        array of real numbers.
     """
     if space not in SPACES:
         raise unknown_name("graph", space, SPACES)
@@ -91,7 +93,7 @@ def client_graph(
 
 
 def graph_by_inputs(space: str, federation: Federation, *, neighbours: int = NEIGHBOURS) -> Graph:
-    """`client_graph` of "data" or "features", which needs no training."""
+    """`client_graph` for "data" or "features", which need no training."""
     return _nearest(_of_inputs(space, federation), neighbours)
 
 
@@ -100,7 +102,7 @@ def _nearest(vectors: Array, neighbours: int) -> Graph:
 
 
 def _of_inputs(space: str, federation: Federation) -> Array:
-    """What distances are of: one vector for each client, [m, ...]."""
+    """Vectors that represent the clients' inputs in a space, [m, ...]."""
     x, mask = federation.train.x, np.asarray(federation.train.mask)
     if len(jax.tree.leaves(x)) != 1 or not np.issubdtype(jax.tree.leaves(x)[0].dtype, np.floating):
         raise JaxpflError(
@@ -120,14 +122,15 @@ def _of_inputs(space: str, federation: Federation) -> Array:
 
 
 def _each(vector: Callable[[Array, Array], Array], x: np.ndarray, mask: np.ndarray) -> Array:
-    """One client after the other: only the vectors are held side by side."""
+    """Apply a function to one client after the other: only the vectors are held together."""
     return jax.jit(lambda x, mask: jax.lax.map(lambda client: vector(*client), (x, mask)))(x, mask)
 
 
 def median_distance(x: np.ndarray, mask: np.ndarray, client_ids: np.ndarray) -> float:
-    """The median distance between examples of different places, the usual bandwidth; 1 where all are the same.
+    """Median distance between different examples, the usual bandwidth; 1 if all are equal.
 
-    Of at most `MOST_COMPARED` examples: as many of each client, its first, or one of each of the clients first by id.
+    It uses at most `MOST_COMPARED` examples: equally many first ones of each client, or one of each of the first
+    clients by id.
     """
     clients = np.argsort(client_ids)[:MOST_COMPARED]
     each = max(1, MOST_COMPARED // len(clients))
@@ -141,7 +144,7 @@ def median_distance(x: np.ndarray, mask: np.ndarray, client_ids: np.ndarray) -> 
 
 
 def _models(federation: Federation, task: Task, work: LocalWork) -> Array:
-    """Each client's parameters after some rounds alone; all start from the same."""
+    """Each client's parameters after some rounds of local training from a common start."""
     together = start_from(task, task.init(jax.random.key(0)))
     alone = dataclasses.replace(work, sizes=np.asarray(federation.train.size), unseen=0, privacy=None)
     local, m = algorithms.get("local"), federation.num_clients

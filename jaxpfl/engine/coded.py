@@ -1,4 +1,4 @@
-"""Compressed uploads of a run: what a compressor needs to know of the data and of the privacy mechanism."""
+"""Compressed uploads of a run, given its data and its privacy mechanism."""
 
 from __future__ import annotations
 
@@ -13,10 +13,10 @@ from jaxpfl.types import Federation
 def compress_uploads(
     algorithm: Algorithm, compressor: Compressor, federation: Federation, privacy: Mechanism | None
 ) -> Algorithm:
-    """The algorithm with its uploads compressed, after its privacy mechanism if there is one.
+    """Compress the uploads of an algorithm, after its privacy mechanism if there is one.
 
     Raises:
-      JaxpflError: for a mechanism after which a client cannot compress, and error feedback of private uploads.
+      JaxpflError: if a client cannot compress after the mechanism, or for error feedback of private uploads.
     """
     if privacy is not None:
         check_compressible(privacy.noise)

@@ -1,7 +1,7 @@
-"""The client axis: run a function of one client over the rows of a cohort, in blocks and on every device, and sum.
+"""The client axis: apply a function of one client to the rows of a cohort, in blocks on every device, and sum.
 
-With D devices, each holds the states of m' / D consecutive clients, m' being m rounded up to a multiple of D. Who works
-where is the `Spread`'s choice; it changes nothing but the order of additions.
+With D devices, each holds the states of m' / D consecutive clients, where m' is m rounded up to a multiple of D. The
+`Spread` assigns work to devices; it changes nothing but the order of additions.
 """
 
 from __future__ import annotations
@@ -19,11 +19,11 @@ from jaxpfl import trees
 from jaxpfl.types import Array, PyTree
 
 AXIS = "clients"
-"""The mesh axis over which clients are spread."""
+"""The mesh axis over which clients are sharded."""
 
 
 class Outcome(NamedTuple):
-    """What one client's work leaves: its next state, what is summed over the cohort, and what is kept of each."""
+    """Result of one client's work: its next state, the part to be summed over the cohort, and its own outputs."""
 
     state: PyTree
     summed: PyTree
@@ -32,21 +32,21 @@ class Outcome(NamedTuple):
 
 OneClient = Callable[[PyTree, Array, PyTree, PyTree], Outcome]
 """``(shared, present [] bool, state, data) -> Outcome``. An empty slot of the cohort is a client that is not present:
-its state must come back unchanged, its summed part zero. A state of ``()`` says that states are only read."""
+its state must be returned unchanged, its summed part zero. A state of ``()`` means that states are only read."""
 
 
 _Work = Callable[[Array, PyTree, PyTree], Outcome]
-"""The same with what is shared filled in."""
+"""`OneClient` with ``shared`` bound."""
 
 
 class Spread(NamedTuple):
-    """How clients are spread over devices.
+    """Distribution of clients over devices.
 
     Attributes:
       mesh: the devices, one axis.
       shared_data: every device reads all data (CPU devices share the host's memory); else each holds its clients'.
-      even: each device runs an equal part of the cohort, and states travel to it and back; else clients work on the
-        device that holds their state, and nothing but sums crosses. Needs ``shared_data``.
+      even: each device runs an equal part of the cohort, and states are moved to it and back; else clients work on the
+        device that holds their state, and only sums are communicated. Requires ``shared_data``.
     """
 
     mesh: Mesh
@@ -55,12 +55,12 @@ class Spread(NamedTuple):
 
 
 class _Slots(NamedTuple):
-    """Places of a cohort, those that are filled first.
+    """Slots of a cohort, the filled ones first.
 
     Attributes:
       present: whether filled.
       state, data: the client's row in states and in data.
-      place: the slot's place in the whole cohort, where what is kept goes.
+      place: index of the slot in the whole cohort, at which its outputs are stored.
     """
 
     present: Array
@@ -81,23 +81,23 @@ def run_cohort(
     everyone: bool,
     spread: Spread | None = None,
 ) -> Outcome:
-    """Runs ``one`` for every row of the cohort.
+    """Apply ``one`` to every row of the cohort.
 
     Args:
       one: the work of one client.
-      shared: what every client gets. It must not be closed over: within the devices' programs it would keep the type
-        that it has outside, and the gradient of a ``lax.scan`` over a client's data fails on such a mixture.
+      shared: input common to all clients. It must not be closed over: within the devices' programs it would keep its
+        outer type, and the gradient of a ``lax.scan`` over a client's data fails on such a mixture.
       rows: [capacity] int32, sorted, distinct; m where the slot is empty.
       states: stacked client states, leaves [m', ...].
       data: anything else that is stacked by client, leaves [m, ...] (or [m', ...]).
       num_clients: m.
-      block: clients that run in one vectorised operation; 1 runs one after the other.
-      everyone: static; the rows are 0 ... m-1, so nothing needs to be gathered where they run at once.
-      spread: how clients lie on several devices; None for one device (then m' = m).
+      block: clients per vectorised operation; 1 runs one after the other.
+      everyone: static; the rows are 0 ... m-1, so that nothing needs to be gathered if they run at once.
+      spread: distribution over several devices; None for one device (then m' = m).
 
     Returns:
-      All clients' states with the cohort's rows replaced, the sum over the cohort, and what is kept of every slot,
-      [capacity, ...], zero where it is empty; on several devices everyone holds all of it.
+      All clients' states with the cohort's rows replaced, the sum over the cohort, and the outputs of every slot,
+      [capacity, ...], zero where it is empty; on several devices each holds all of them.
     """
     capacity = rows.shape[0]
     if spread is None:
@@ -128,7 +128,7 @@ def run_cohort(
             slots = _Slots(local < own, local, data_rows, jnp.where(local < own, place, capacity))
             aligned = everyone and not spread.shared_data
             outcome = _run_here(work, slots, states, data, kept=capacity, block=block, everyone=aligned)
-        # Of every slot one device has what is kept, the others zeros.
+        # One device has the outputs of a slot, the others have zeros.
         return outcome._replace(summed=jax.lax.psum(outcome.summed, AXIS), kept=jax.tree.map(_psum, outcome.kept))
 
     return on_each(shared, rows, states, data)
@@ -150,14 +150,14 @@ def _run_even(
     capacity = rows.shape[0]
     share = -(-capacity // devices)
     rows = jnp.pad(rows, (0, share * devices - capacity), constant_values=num_clients)
-    # Dealt in turn, so that empty slots, which come last, are spread evenly too.
+    # Dealt in turn, so that empty slots, which come last, are distributed evenly too.
     rows = rows.reshape(share, devices).T.reshape(-1)
     local = jnp.where((rows >= first) & (rows < first + own) & (rows < num_clients), rows - first, own)
 
     def only_mine(vector: Array) -> Array:
         return jnp.where((local < own)[:, None], vector, jnp.zeros((), vector.dtype))
 
-    # Of every row exactly one device holds the state: the sum over devices moves it to where it is needed.
+    # Exactly one device holds the state of a row: the sum over devices moves it to where it is needed.
     held = jax.tree.map(only_mine, jax.vmap(trees.pack)(_clipped(states, local)))
     mine = jax.tree.map(lambda v: jax.lax.psum_scatter(v, AXIS, scatter_dimension=0, tiled=True), held)
     turn = jax.lax.dynamic_slice_in_dim(rows, jax.lax.axis_index(AXIS) * share, share)
@@ -173,7 +173,7 @@ def _run_even(
 def _run_here(
     one: _Work, slots: _Slots, states: PyTree, data: PyTree, *, kept: int, block: int, everyone: bool = False
 ) -> Outcome:
-    """The slots of one device.
+    """Run the slots of one device.
 
     Args:
       kept: slots of the whole cohort.
@@ -209,7 +209,7 @@ def _run_here(
         total = jax.tree.map(jnp.add, carry.summed, summed)
         return Outcome(put(carry.state, here.state, new), total, put(carry.kept, here.place, values))
 
-    # Empty slots come last: a device runs as many blocks as it has clients in the cohort.
+    # Empty slots come last, so that a device runs only as many blocks as it has clients in the cohort.
     filled = -(-slots.present.sum() // block)
     return jax.lax.fori_loop(0, filled, body, Outcome(() if read_only else states, zero, nothing))
 
@@ -232,7 +232,7 @@ def _put_one(tree: PyTree, rows: Array, values: PyTree) -> PyTree:
 
 
 def _row(tree: PyTree, row: Array) -> PyTree:
-    """One row of every leaf, the nearest one where there is no such row."""
+    """One row of every leaf, the nearest one if the row is out of range."""
     return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, row, keepdims=False), tree)
 
 

@@ -1,4 +1,4 @@
-"""CPU cores as devices, over which clients are spread as over accelerators."""
+"""CPU cores as devices, over which clients are sharded as over accelerators."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _PATIENCE = {
 
 
 def use_cpu_cores(count: int | None = None) -> bool:
-    """Makes CPU devices, one for each core; to be called before anything is computed.
+    """Create one CPU device per core; to be called before any computation.
 
-    Clients in turn on every device beat XLA's threads inside one small product. XLA ends a process in which one device
-    waits a minute for another, as it may on a busy machine or where clients are of unequal sizes: these wait a day,
-    unless ``XLA_FLAGS`` says otherwise.
+    Clients in turn on every device are faster than XLA's threads within one small product. XLA kills a process in which
+    one device waits a minute for another, as may happen on a busy machine or with clients of unequal sizes: the limit
+    is set to a day, unless ``XLA_FLAGS`` sets it.
 
     Args:
-      count: how many; as many as the process has cores unless given.
+      count: number of devices; the number of the process's cores unless given.
 
     Returns:
-      Whether it was done: nothing changes where jax runs already.
+      True if they were created; if JAX is already running, nothing changes.
     """
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     try:

@@ -1,4 +1,4 @@
-"""How much memory a compiled program needs, and how much is free: asked before the program runs."""
+"""Memory that a compiled program needs, and free memory of devices, checked before the program runs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ __all__ = ["free", "needed", "readable"]
 def needed(compiled: jax.stages.Compiled, devices: Sequence[Device]) -> int:
     """Bytes that a run of the program takes beyond its arguments: on the host for CPU devices, else on each device."""
     stats = compiled.memory_analysis()
-    if stats is None:  # a backend that does not say
+    if stats is None:  # a backend without statistics
         return 0
     own = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
     return own * (len(devices) if devices[0].platform == "cpu" else 1)
 
 
 def free(devices: Sequence[Device]) -> int | None:
-    """Bytes that a program may take: of the host for CPU devices, else of the fullest device; None where unknown."""
+    """Bytes available to a program: of the host for CPU devices, else of the fullest device; None if unknown."""
     if devices[0].platform == "cpu":
         return host_memory.free()
     stats = [device.memory_stats() for device in devices]

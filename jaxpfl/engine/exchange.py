@@ -1,4 +1,4 @@
-"""What crosses the network in a round, and whether it tells of rounds before."""
+"""Communication of a round: the bytes exchanged, and whether uploads depend on earlier rounds."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxpfl.types import Array, Federation, PyTree
 
 
 class _Memory(NamedTuple):
-    """What a client keeps between rounds: its state, and how often it worked."""
+    """Client memory between rounds: its state, and the number of rounds in which it worked."""
 
     state: PyTree
     participations: Array
@@ -26,7 +26,7 @@ class _Memory(NamedTuple):
 def bytes_per_client(
     algorithm: Algorithm, participation: Participation, state: RunState, hp: PyTree, federation: Federation
 ) -> tuple[int, int]:
-    """Bytes that one client uploads and receives in one round (parameters as they are, weights left out).
+    """Bytes that one client uploads and receives in one round (uncompressed parameters, without weights).
 
     Args:
       state, hp, federation: of one run, as shapes; the federation is the first group's.
@@ -47,10 +47,10 @@ def remembers(
     hp: PyTree,
     federations: tuple[Federation, ...],
 ) -> bool:
-    """Tests whether an upload depends on what its client keeps between rounds: its state, or the number of its rounds
-    (which says where in the order of its examples the mini-batches begin).
+    """Test whether an upload depends on the client's memory between rounds.
 
-    Read off the program; an operation that hides its parts counts as using all that it is given.
+    The memory is the client's state, and the number of its rounds, which determines where in the order of its examples
+    the mini-batches begin. The dependence is read off the program; an opaque operation counts as using all its inputs.
 
     Args:
       state, hp, federations: of one run, as shapes; the federations are those of the groups.
@@ -80,7 +80,7 @@ def _exchange(
     hp: PyTree,
     federation: Federation,
 ) -> tuple[Upload, Message]:
-    """What a group's first client uploads and receives."""
+    """Upload and received message of a group's first client."""
     key, zero = jax.random.key(0), jnp.int32(0)
     message = algorithm.server.broadcast(key, hp, server_context(participation, zero), server)
     splits, per_client = jax.tree.map(lambda a: a[0], (federation.splits, message.per_client))
@@ -92,7 +92,7 @@ def _exchange(
 
 
 def _memory(state: RunState, group: int) -> _Memory:
-    """That of the group's first client, before its first round."""
+    """Memory of the group's first client, before its first round."""
     return _Memory(jax.tree.map(lambda a: a[0], state.clients[group]), jnp.int32(0), jnp.int32(0))
 
 

@@ -1,4 +1,4 @@
-"""How a round is executed. A plan changes speed and memory, never what is computed (beyond the order of additions)."""
+"""Execution plans: choices of speed and memory that never change results (beyond the order of additions)."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxpfl.errors import JaxpflError, shown
 
 _CACHE_BYTES = 256 * 1024  # parameters of a block of clients that stay in a CPU core's cache
 _LARGEST_BLOCK = 128  # beyond it a CPU gains nothing from more clients in one operation
-_MOST_DEALT = 64  # clients a device up to which an uneven cohort costs more than moving states (see benchmarks)
+_MOST_DEALT = 64  # clients per device up to which an uneven cohort costs more than moving states (see benchmarks)
 
 
 @dataclass(frozen=True)
@@ -52,9 +52,9 @@ class Resolved(NamedTuple):
     Attributes:
       block: clients that a device runs in one vectorised operation.
       devices: how many devices share the clients.
-      even: whether the cohort is dealt evenly to them; else clients work where their state lives.
+      even: whether the cohort is distributed evenly; else clients work on the device that holds their state.
       vmap_runs: whether seeds and settings are one vectorised axis; else they run in turn.
-      reasons: why, one sentence for each choice.
+      reasons: one sentence per choice.
     """
 
     block: int
@@ -65,10 +65,10 @@ class Resolved(NamedTuple):
 
 
 def resolve(plan: ExecutionPlan, *, cohort: int, num_clients: int, model_bytes: int) -> Resolved:
-    """Makes the automatic choices.
+    """Resolve the automatic choices.
 
-    A CPU wants a working set that stays in cache: one client at a time, or as many small models as fit. An
-    accelerator wants the whole cohort.
+    A CPU is fastest with a working set in cache: one client at a time, or as many small models as fit. An
+    accelerator is fastest with the whole cohort.
 
     Args:
       cohort: slots in a cohort.
@@ -76,7 +76,7 @@ def resolve(plan: ExecutionPlan, *, cohort: int, num_clients: int, model_bytes: 
       model_bytes: bytes of one client's model.
 
     Raises:
-      JaxpflError: for more devices than there are, or than a cohort has slots.
+      JaxpflError: for more devices than there are, or more than the cohort's slots.
     """
     backend = jax.default_backend()
     available = len(jax.devices())
@@ -125,7 +125,7 @@ def resolve(plan: ExecutionPlan, *, cohort: int, num_clients: int, model_bytes: 
 
 
 def explain(resolved: Resolved) -> list[tuple[str, str, str]]:
-    """The choices as rows (what, choice, why)."""
+    """The choices as rows (subject, choice, reason)."""
     clients = "one after the other" if resolved.block == 1 else f"{resolved.block} at a time"
     choices = (
         ("devices", str(resolved.devices)),

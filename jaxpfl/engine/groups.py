@@ -1,4 +1,4 @@
-"""Groups of clients whose states differ in structure (other architectures): each is a stack of its own."""
+"""Groups of clients whose states differ in structure (other architectures), each a stack of its own."""
 
 from __future__ import annotations
 
@@ -14,13 +14,13 @@ from jaxpfl.types import Array, Federation, PyTree
 
 
 class Group(NamedTuple):
-    """Clients that share a stack. With one group it is everybody's stack, and nothing is moved.
+    """Clients that share a stack. A single group is the stack of all clients, and nothing is moved.
 
     Attributes:
       members: their rows in the stack of all m clients, ascending, [size]; on the host.
       rows: rows of the group's own stack: its size, rounded up to a multiple of the devices.
       num_clients: m.
-      only: whether there is no other group.
+      only: true if there is no other group.
     """
 
     members: np.ndarray
@@ -30,11 +30,11 @@ class Group(NamedTuple):
 
     @property
     def size(self) -> int:
-        """How many clients the group has."""
+        """Number of clients in the group."""
         return len(self.members)
 
     def capacity(self, cohort: int) -> int:
-        """Slots that a cohort of at most ``cohort`` clients needs in this group."""
+        """Slots needed in this group for a cohort of at most ``cohort`` clients."""
         return min(cohort, self.size)
 
     def cohort(self, rows: Array) -> Array:
@@ -46,13 +46,13 @@ class Group(NamedTuple):
         return jnp.sort(jnp.asarray(place)[rows])[: self.capacity(rows.shape[0])]
 
     def clients(self, rows: Array) -> Array:
-        """The inverse of `cohort`: rows of the group -> rows of all clients, m where empty."""
+        """Inverse of `cohort`: rows of the group -> rows of all clients, m where empty."""
         if self.only:
             return rows
         return jnp.asarray(np.append(self.members, self.num_clients).astype(np.int32))[jnp.minimum(rows, self.size)]
 
     def take(self, stacked: PyTree) -> PyTree:
-        """The group's rows of a tree stacked by all clients, [m, ...] or [m', ...], filled up to ``rows``."""
+        """The group's rows of a tree stacked by all clients, [m, ...] or [m', ...], padded to ``rows``."""
 
         def take(leaf: Array) -> Array:
             if self.only:
@@ -72,10 +72,10 @@ class Group(NamedTuple):
 def make_groups(
     algorithm: Algorithm, client_ids: np.ndarray, devices: int, *, may_be_empty: bool = False
 ) -> tuple[Group, ...]:
-    """The groups of an algorithm's clients.
+    """Build the groups of an algorithm's clients.
 
     Raises:
-      JaxpflError: where a group would have no client (unless that may be), or ``group_of`` names one that there is not.
+      JaxpflError: if a group would have no client (unless allowed), or ``group_of`` names an unknown one.
     """
     count, num_clients = len(algorithm.clients), len(client_ids)
     numbers = np.zeros(num_clients, int) if count == 1 else np.asarray(algorithm.group_of(client_ids, count))
@@ -98,7 +98,7 @@ def split(federation: Federation, groups: tuple[Group, ...]) -> tuple[Federation
 
 
 def gather(values: list[PyTree], groups: tuple[Group, ...]) -> PyTree:
-    """Values of each group that has clients, [size, ...], in the order of the stack of all clients, [m, ...]."""
+    """Combine values of each non-empty group, [size, ...], in the order of the stack of all clients, [m, ...]."""
     if len(groups) == 1:
         return values[0]
     order = np.argsort(np.concatenate([group.members for group in groups]))

@@ -1,15 +1,15 @@
 """Exported models on disk: plain .npz archives with parameter paths as keys, and a JSON manifest that explains them.
 
-What a folder holds::
+Contents of a folder::
 
     manifest.json              methods, model, input shape, config, versions; for each method its files and keys
     METHOD/personal.npz        client_ids [m], and the parameters of every client's model: dense0/kernel [m, ...]
-    METHOD/clients/ID.npz      in its place, where asked for: one client's parameters, dense0/kernel [...]
-    METHOD/global.npz          the global model's parameters, where the method has one
-    SHA256SUMS                 checksums of all of these, without which `load_models` takes none
+    METHOD/clients/ID.npz      instead, with ``--per-client``: one client's parameters, dense0/kernel [...]
+    METHOD/global.npz          the global model's parameters, if the method has one
+    SHA256SUMS                 checksums of all of these, required by `load_models`
 
-Images must be given to the models as they were in training: pixels in [0, 1], less the mean and over the standard
-deviation that the manifest states for each channel. So must features after ``--standardize``. A method with groups of
+Images must be scaled as in training: pixels in [0, 1], minus the mean and over the standard deviation that the manifest
+states for each channel. So must features after ``--standardize``. A method with groups of
 clients of different models has ``personal-GROUP.npz`` for each.
 """
 
@@ -34,12 +34,12 @@ CLIENT_IDS = "client_ids"
 
 
 def write_npz(path: Path, arrays: Mapping[str, Any], advance: Callable[[int], None] = lambda written: None) -> None:
-    """Writes an archive array by array, so that device arrays come to the host one at a time.
+    """Write an archive array by array, so that device arrays are copied to the host one at a time.
 
     Args:
-      path: where; its folder is made.
-      arrays: by key; floats narrower than NumPy's own (bfloat16) are written as float32, which holds them exactly.
-      advance: hears the bytes of each array once it is written.
+      path: of the archive; its folder is created.
+      arrays: by key; floats that NumPy lacks (bfloat16) are written as float32, which represents them exactly.
+      advance: called with the bytes of each array once it is written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path, "wb") as file:
@@ -55,7 +55,7 @@ def write_npz(path: Path, arrays: Mapping[str, Any], advance: Callable[[int], No
 
 
 def nested(arrays: Mapping[str, np.ndarray]) -> PyTree:
-    """The tree of dictionaries that paths stand for.
+    """Nested dictionaries from paths.
 
     >>> nested({"head/kernel": 1, "head/bias": 2})
     {'head': {'kernel': 1, 'bias': 2}}
@@ -75,12 +75,12 @@ def nested(arrays: Mapping[str, np.ndarray]) -> PyTree:
 
 
 class Models:
-    """One method's exported models; files are read when they are asked for.
+    """One method's exported models; files are read on demand.
 
     Attributes:
-      manifest: what the folder says about all its methods.
+      manifest: of the folder, with all its methods.
       method: the method's name.
-      client_ids: [m] the clients whose models are here, none where only the global model was exported.
+      client_ids: [m] clients with exported models, empty if only the global model was exported.
     """
 
     def __init__(self, folder: Path, manifest: dict[str, Any], method: str):
@@ -92,10 +92,10 @@ class Models:
         self._stacks: dict[str, dict[str, np.ndarray]] = {}
 
     def client(self, client_id: int) -> PyTree:
-        """The parameters of a client's personalised model, nested dictionaries of arrays as the model's own are.
+        """Parameters of a client's personalised model, nested dictionaries of arrays like the model's own.
 
         Raises:
-          JaxpflError: for a client whose model is not here.
+          JaxpflError: for a client whose model was not exported.
         """
         if client_id not in self._place:
             raise no_client(client_id, self.client_ids)
@@ -110,7 +110,7 @@ class Models:
 
     @property
     def global_model(self) -> PyTree | None:
-        """The parameters of the global model, or None where the method has none."""
+        """Parameters of the global model, or None if the method has none."""
         entry = self._entry["global"]
         return None if entry is None else nested(self._read(entry["file"]))
 
@@ -120,7 +120,7 @@ class Models:
 
 
 def load_models(path: str | Path, method: str | None = None) -> Models:
-    """Opens what ``jaxpfl export`` wrote.
+    """Open a folder written by ``jaxpfl export``.
 
     Example::
 
@@ -129,11 +129,11 @@ def load_models(path: str | Path, method: str | None = None) -> Models:
 
     Args:
       path: the folder.
-      method: which of its methods; may be left out where there is one.
+      method: one of its methods; optional if there is only one.
 
     Raises:
-      JaxpflError: for a folder without a manifest of this format, one that is damaged (as later for models that are),
-        and a method that is not in it.
+      JaxpflError: for a folder without a manifest of this format, a damaged one (later also for damaged models), or an
+        unknown method.
     """
     folder = Path(path)
     if not (folder / MANIFEST).is_file():
@@ -149,7 +149,7 @@ def load_models(path: str | Path, method: str | None = None) -> Models:
 
 
 def _is_entry(entry: Any) -> bool:
-    """Whether a manifest's entry of a method has the form that `Models` reads."""
+    """True if a manifest's entry of a method has the form that `Models` reads."""
 
     def names_file(part: Any) -> bool:
         return isinstance(part, dict) and isinstance(part.get("file"), str)
@@ -167,7 +167,7 @@ def one_method(name: str | None, known: Mapping[str, Any] | list[str], where: st
     """The method of that name, or the only one.
 
     Raises:
-      JaxpflError: for a name that is not there, and for no name where there are several.
+      JaxpflError: for an unknown name, or for no name if there are several.
     """
     if name is None and len(known) != 1:
         raise JaxpflError(f"{where} holds several methods, name one: {', '.join(known)}")
@@ -178,7 +178,7 @@ def one_method(name: str | None, known: Mapping[str, Any] | list[str], where: st
 
 
 def no_client(client_id: int, known: np.ndarray) -> JaxpflError:
-    """The error for a client that is not there, with the nearest id that is."""
+    """The error for an unknown client, with the nearest known id."""
     if not len(known):
         return JaxpflError(f"unknown client {client_id}: only global models are here")
     nearest = known[np.abs(known.astype(np.int64) - client_id).argmin()]

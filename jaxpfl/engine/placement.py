@@ -1,4 +1,4 @@
-"""Where data and states lie on several devices."""
+"""Placement of data and states on several devices."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from jaxpfl.types import Device, Federation
 
 
 class Placement(NamedTuple):
-    """The devices of a simulation and what lies where.
+    """Devices of a simulation, and the layout of its arrays on them.
 
     Attributes:
-      devices: those that take part.
+      devices: used by the simulation.
       rows: m', the rows of a state: m rounded up to a multiple of the devices.
-      everywhere: the layout of what every device holds.
-      state: the layout of a state [S, ...], as a `RunState` of layouts.
-      spread: how clients are spread over the devices; None on one device.
+      everywhere: layout of replicated arrays.
+      state: layout of a state [S, ...], as a `RunState` of layouts.
+      spread: distribution of clients over the devices; None on one device.
     """
 
     devices: tuple[Device, ...]
@@ -35,7 +35,7 @@ class Placement(NamedTuple):
 
 
 def place(num_clients: int, devices: int, even: bool) -> Placement:
-    """The placement of m clients on the first ``devices`` devices."""
+    """Placement of m clients on the first ``devices`` devices."""
     used = tuple(jax.devices()[:devices])
     rows = -(-num_clients // devices) * devices
     if devices == 1:
@@ -48,10 +48,10 @@ def place(num_clients: int, devices: int, even: bool) -> Placement:
 
 
 def put(federation: Federation, placement: Placement) -> Federation:
-    """The data on all devices, or each client's on its own, filled up with clients that have none to equal shares.
+    """Put the data on all devices, or each client's on its own, padded with empty clients to equal shares.
 
     Raises:
-      JaxpflError: for data that do not fit into memory.
+      JaxpflError: if the data do not fit in memory.
     """
     spread = placement.spread
     _check_memory(federation, placement)
@@ -67,12 +67,12 @@ def put(federation: Federation, placement: Placement) -> Federation:
 
 
 def _shares_memory(device: Device) -> bool:
-    """Whether all devices of this kind read one memory."""
+    """True if all devices of this kind share one memory."""
     return device.platform == "cpu"
 
 
 def _check_memory(federation: Federation, placement: Placement) -> None:
-    """Asks before arrays of the host are copied."""
+    """Check the memory before arrays of the host are copied."""
     need = sum(leaf.nbytes for leaf in jax.tree.leaves(federation) if isinstance(leaf, np.ndarray))
     if placement.spread is not None and not placement.spread.shared_data:
         need //= len(placement.devices)

@@ -1,4 +1,4 @@
-"""A simulation of centralised training: one client holds everybody's examples, and every client scores the model."""
+"""Simulation of centralised training: one client holds all examples, and every client evaluates the model."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ from jaxpfl.types import ClientData, Federation, PyTree
 
 
 class PooledSimulation(Simulation):
-    """Trains an algorithm on the union of all clients' training examples; scores its global model on each client.
+    """Training on the union of all clients' training examples, with the global model evaluated on each client.
 
     States and histories are those of a federation of one client, scores those of the m clients. The training examples
-    are held once, as one client's; the test and validation examples once, by client. What the server broadcasts must
-    be the whole of the model: no client of the m has a state.
+    are held once, as one client's; the test and validation examples once, by client. The broadcast must be the whole
+    model: none of the m clients has a state.
     """
 
     def __init__(
@@ -36,15 +36,15 @@ class PooledSimulation(Simulation):
         plan: ExecutionPlan | None = None,
         unseen: Federation | None = None,
     ):
-        """Places the data and prepares the programs; see `Simulation`.
+        """Place the data and prepare the programs; see `Simulation`.
 
         Args:
           algorithm: the method, built for one client that holds all examples.
           task: model, loss and metrics.
           federation: the stacked data of m clients.
           hp: hyper-parameters; leaves [] for all runs, or [S], one value for each run.
-          plan: how to execute. One client trains on one device; the plan's devices share the scoring.
-          unseen: clients that are scored by `evaluate_unseen` too, and whose training examples are not pooled.
+          plan: execution plan. One client trains on one device; the plan's devices share the evaluation.
+          unseen: new clients, evaluated by `evaluate_unseen`; their training examples are not pooled.
         """
         plan = plan or ExecutionPlan()
         super().__init__(algorithm, task, pool(federation), participation.full(1), hp, plan=replace(plan, devices=1))
@@ -64,11 +64,11 @@ class PooledSimulation(Simulation):
         )
 
     def evaluate(self, state: RunState, split: Part = "test") -> Scores:
-        """Scores every client in every run: which model -> metric -> [S, m]."""
+        """Evaluate every client in every run: model -> metric -> [S, m]."""
         return self._clients.evaluate(self._served(state), split)
 
     def evaluate_unseen(self, state: RunState, rounds: int | None = None) -> Scores:
-        """Scores the unseen clients on their test examples: which model -> metric -> [S, u]; nothing adapts."""
+        """Evaluate the unseen clients on their test examples: model -> metric -> [S, u]; nothing adapts."""
         return self._clients.evaluate_unseen(self._served(state), rounds)
 
     def personal_models(self, state: RunState) -> PyTree:
@@ -76,25 +76,25 @@ class PooledSimulation(Simulation):
         return self._clients.personal_models(self._served(state))
 
     def bytes_per_client(self) -> tuple[int, int]:
-        """Zeros: no parameters are exchanged, and what it would cost to bring the examples together is not counted."""
+        """Zeros: no parameters are exchanged, and the cost of collecting the examples is not counted."""
         return 0, 0
 
     def memory(self, runs: int = 1) -> dict[str, int]:
-        """As of every simulation; the data are the pooled examples and those that score."""
+        """As in `Simulation`; the data are the pooled examples and those for evaluation."""
         held = super().memory(runs)
         return held | {"data": held["data"] + trees.num_bytes(self._clients.federations)}
 
     def _served(self, state: RunState) -> RunState:
-        """A state of the m clients under this model."""
+        """State of the m clients under this model."""
         shapes = self._clients._state_shapes(state.round.shape[0])
         counts = jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes.counts)
         return shapes._replace(server=state.server, counts=counts, round=state.round, key=state.key)
 
 
 def pool(federation: Federation) -> Federation:
-    """One client, of id 0, with all clients' training examples in the order of their ids; nothing else.
+    """Pool all clients' training examples, in the order of their ids, into one client of id 0.
 
-    The order of the clients in the stack and their padding leave no trace.
+    The result does not depend on the order of the clients in the stack or on their padding.
     """
     order = np.argsort(np.asarray(federation.client_ids))
     place, example = np.nonzero(np.asarray(federation.train.mask)[order])

@@ -1,4 +1,4 @@
-"""What a run carries from round to round."""
+"""State of a run between rounds."""
 
 from __future__ import annotations
 
@@ -17,19 +17,19 @@ from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Array, Federation, Key, PyTree, Scalar
 
 _LIMB = 2**12
-"""Of a number that is too large for int32. With this base, sums are exact over half a million clients and to 2^43."""
+"""Base of numbers that are too large for int32. With it, sums are exact over half a million clients and up to 2^43."""
 
 
 def whole(high: Array | np.ndarray, low: Array | np.ndarray) -> np.ndarray:
-    """The numbers ``high * 2^12 + low``, int64; on the host."""
+    """Numbers ``high * 2^12 + low``, int64, on the host."""
     return np.asarray(high, np.int64) * _LIMB + np.asarray(low, np.int64)
 
 
 @struct.dataclass
 class Counts:
-    """What each client has done so far.
+    """Work of each client so far.
 
-    One table, so that a round reads and writes one row of it for a client.
+    It is one table, so that a round reads and writes one row of it per client.
 
     Attributes:
       table: [..., 10] int32; the properties are its columns, each [...] (in a `RunState`, [m']); the last two are one
@@ -52,14 +52,14 @@ class Counts:
         gradients: Scalar = 0,
         upload_bits: Scalar = 0,
     ) -> Counts:
-        """One client's counts, or what a round adds to them."""
+        """One client's counts, or the increment of a round."""
         high, low = jnp.divmod(jnp.asarray(upload_bits, jnp.int32), _LIMB)
         columns = (participations, uploads, diverged, dropped, idle_rounds, idle_streak, steps, gradients, high, low)
         return cls(jnp.stack([jnp.asarray(column, jnp.int32) for column in columns]))
 
     @classmethod
     def zeros(cls, rows: int) -> Counts:
-        """The counts of clients that have done nothing yet."""
+        """Counts of clients that have not worked yet."""
         return cls(jnp.zeros((rows, 10), jnp.int32))
 
     @property
@@ -74,13 +74,12 @@ class Counts:
 
     @property
     def diverged(self) -> Array:
-        """Rounds whose work was dropped: because the client's upload or its new state was not finite, or because the
-        server's next state would not have been."""
+        """Rounds whose work was dropped because the upload, the new state or the server's next state was not finite."""
         return self.table[..., 2]
 
     @property
     def dropped(self) -> Array:
-        """Rounds whose upload was lost on the way: the client dropped out after computing."""
+        """Rounds whose upload was lost: the client dropped out after computing."""
         return self.table[..., 3]
 
     @property
@@ -90,33 +89,32 @@ class Counts:
 
     @property
     def idle_streak(self) -> Array:
-        """How many of those in a row, since the client was last in the cohort."""
+        """Consecutive idle rounds since the client was last in the cohort."""
         return self.table[..., 5]
 
     @property
     def steps(self) -> Array:
-        """Local steps, in the cohort or alone: tau for a round of whole work, whatever else a method does in it."""
+        """Local steps, in the cohort or alone: tau for a complete round, whatever else a method does in it."""
         return self.table[..., 6]
 
     @property
     def gradients(self) -> Array:
-        """Gradients that it evaluated in training (`protocol.Gradients`); zero where its method does not say."""
+        """Gradients evaluated in training (`protocol.Gradients`); zero if the method does not report them."""
         return self.table[..., 7]
 
     @property
     def upload_bits(self) -> np.ndarray:
-        """Bits of its uploads that reached the server, where they are counted (`Algorithm.counts_bits`); on the host,
-        int64."""
+        """Bits of its uploads that reached the server, int64 on the host, if counted (`Algorithm.counts_bits`)."""
         return whole(self.table[..., 8], self.table[..., 9])
 
     def plus(self, added: Counts) -> Counts:
-        """These counts and what a round adds to them."""
+        """Add the increment of a round."""
         table = self.table + added.table
         carry, low = jnp.divmod(table[..., 9], _LIMB)
         return Counts(table.at[..., 8].add(carry).at[..., 9].set(low))
 
     def upload_bits_since(self, before: Counts) -> tuple[Array, Array]:
-        """Bits of all clients' uploads since then, as the two parts of `whole`, each [] int32."""
+        """Bits of all clients' uploads since ``before``, as the two parts of `whole`, each [] int32."""
         parts = (self.table - before.table)[..., 8:].sum(axis=0)
         return parts[0], parts[1]
 
@@ -129,8 +127,8 @@ class GradientCounts(NamedTuple):
     """Gradients that each client has evaluated so far, in the unit of `protocol.Gradients`.
 
     Attributes:
-      training: in rounds, in the cohort or outside it, [S, m]; of stragglers those that they took.
-      personalization: for its personalised model, whenever that is made of what training left, [m].
+      training: in rounds, in the cohort or outside it, [S, m]; for stragglers the number actually taken.
+      personalization: for one computation of its personalised model after training, [m].
     """
 
     training: np.ndarray
@@ -138,18 +136,18 @@ class GradientCounts(NamedTuple):
 
 
 class RunState(NamedTuple):
-    """Everything that a run carries from round to round; it is the whole checkpoint.
+    """Complete state of a run between rounds, and content of a checkpoint.
 
-    On several devices m' is m rounded up to a multiple of their number, and the last m' - m rows are nobody's;
-    otherwise m' = m.
+    On several devices m' is m rounded up to a multiple of their number, and the last m' - m rows are unused; otherwise
+    m' = m.
 
     Attributes:
       server: the server's state.
-      clients: the clients' states, for each group of clients one tree with leaves [m', ...] (m of that group).
-      counts: what the clients have done, [m'], in the order of the stack whatever the groups.
+      clients: the clients' states, one tree per group of clients with leaves [m', ...] (m of that group).
+      counts: the clients' work, [m'], in the order of the stack whatever the groups.
       round: [] int32, finished rounds.
       key: the run's key.
-      noise: of a private algorithm, the key of all that its claim rests on: cohorts, the work of those in them, and
+      noise: for a private algorithm, the key of all randomness that its claim rests on: cohorts, their local work, and
         noise (`noise_stream`); else None.
     """
 
@@ -162,7 +160,7 @@ class RunState(NamedTuple):
 
     @property
     def released(self) -> Key:
-        """The key of what is released: of cohorts, local work and the server's update."""
+        """Key of the released randomness: of cohorts, local work and the server's update."""
         return self.key if self.noise is None else self.noise
 
     @property
@@ -186,10 +184,9 @@ def init_state(
     rows: int,
     block: int | None = None,
 ) -> RunState:
-    """The state before the first round, of ``rows`` = m' clients, ``block`` of them at a time (all unless given).
-    Clients start from the round-0 broadcast.
+    """State before the first round, for ``rows`` = m' clients, computed ``block`` clients at a time (all by default).
 
-    ``keys`` are the run's, and the noise's where the algorithm is private.
+    Clients start from the round-0 broadcast. ``keys`` are the run's and, if the algorithm is private, the noise's.
     """
     (key, noise), server = keys, algorithm.server
     ctx = server_context(participation, jnp.int32(0))
@@ -218,11 +215,11 @@ def init_state(
 
 
 def _in_blocks(every: Callable[..., PyTree], given: tuple[PyTree, ...], block: int) -> PyTree:
-    """``every(*given)`` of rows [n, ...], so many rows at a time, written into one buffer."""
+    """``every(*given)`` over rows [n, ...], ``block`` rows at a time, written into one buffer."""
     rows = jax.tree.leaves(given)[0].shape[0]
 
     def write(i: Array, made: PyTree) -> PyTree:
-        # The last block begins early enough to be a whole one.
+        # The last block starts early enough to be complete.
         start = jnp.minimum(i * block, rows - block)
         part = every(*jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, start, block), given))
         return jax.tree.map(lambda a, b: jax.lax.dynamic_update_slice_in_dim(a, b, start, 0), made, part)
@@ -232,5 +229,5 @@ def _in_blocks(every: Callable[..., PyTree], given: tuple[PyTree, ...], block: i
 
 
 def server_context(participation: Participation, round: Scalar) -> ServerContext:
-    """What the server knows in a round."""
+    """Context of the server in a round."""
     return ServerContext(round, participation.num_clients, participation.expected_cohort)
