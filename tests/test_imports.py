@@ -1,6 +1,6 @@
 """``import jaxpfl`` and a fit on one's own arrays need jax, flax, optax, chex and numpy, and nothing else.
 
-(flax itself imports rich and yaml; jaxpfl may not count on the others.)
+So does a private one; dp-accounting is imported where its guarantee is asked for. (flax itself imports rich and yaml; jaxpfl may not count on the others.)
 """
 
 import subprocess
@@ -21,6 +21,12 @@ clients = [(rng.normal(size=(6, 4)), rng.integers(2, size=6)) for _ in range(3)]
 federation = jaxpfl.stack_clients(clients, test=clients)
 result = jaxpfl.fit("adaped", federation, model="linear", rounds=2, local_steps=2, batch_size=3)
 assert result.personalized_accuracy.shape == (1, 3)
+
+mechanism = jaxpfl.privacy.Mechanism(1.0, 1.0)
+private = jaxpfl.fit("fedavg", federation, model="linear", rounds=2, local_steps=2, batch_size=3, privacy=mechanism)
+assert private.personalized_accuracy.shape == (1, 3)
+del sys.modules["dp_accounting"]  # what is claimed of it is dp-accounting's to say, and needs none of the others
+assert private.statement(1e-3).epsilon > 0
 """
 
 
