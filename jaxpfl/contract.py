@@ -2,11 +2,12 @@
 
 They run while a program is traced, on shapes and dtypes, and leave nothing in it. Without them, ``jnp.where`` and
 ``+`` would broadcast a leaf of a wrong shape: a wrong answer without a word.
+
+`updated`, `idled` and `served` call a method's function and check what it returns; all else is what they are made of.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -14,8 +15,83 @@ import jax
 import numpy as np
 
 from jaxpfl.errors import JaxpflError, shown
-from jaxpfl.protocol import Stacked, Upload
-from jaxpfl.types import Array, PyTree
+from jaxpfl.protocol import Client, Message, Server, Stacked, Upload
+from jaxpfl.types import Array, Metrics, PyTree
+
+
+def updated(client: Client, *given: Any) -> tuple[PyTree, Upload, Metrics]:
+    """``client.update(key, hp, ctx, message, state, splits)``.
+
+    Raises:
+      JaxpflError: what it returns is no new state like the old one, `Upload` and metrics.
+    """
+    new, upload, metrics = _returned("client.update", client.update(*given), "state", "Upload", "metrics")
+    if not isinstance(upload, Upload):
+        raise JaxpflError(
+            f"client.update must return (state, Upload, metrics), its Upload is a {type(upload).__name__}"
+        )
+    check_same("client.update: state", new, given[4], like="client.init's")
+    _check_upload(upload)
+    _check_metrics("client.update", metrics)
+    return new, upload, metrics
+
+
+def idled(client: Client, *given: Any) -> tuple[PyTree, Metrics]:
+    """``client.idle(key, hp, ctx, state, splits)``.
+
+    Raises:
+      JaxpflError: what it returns is no new state like the old one, and metrics.
+    """
+    assert client.idle is not None
+    new, metrics = _returned("client.idle", client.idle(*given), "state", "metrics")
+    check_same("client.idle: state", new, given[3], like="client.init's")
+    _check_metrics("client.idle", metrics)
+    return new, metrics
+
+
+def served(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Metrics]:
+    """``server.update(key, hp, ctx, state, uploads)``, a `Reduced` or `Stacked`; ``shared`` is what was sent.
+
+    Raises:
+      JaxpflError: what it returns is no new state like the old one, and metrics. Also if it fails where the uploads
+        are no increments of what was sent: they have another structure or, summed, other shapes. A method may work on
+        such uploads, so that alone is no error.
+    """
+    try:
+        result = server.update(*given)
+    except (TypeError, ValueError) as error:
+        uploads = given[4]
+        try:
+            if isinstance(uploads, Stacked):
+                uploads, shared = jax.tree.map(lambda _: np.zeros(()), (uploads, shared))
+            check_shapes("Upload.total", uploads.total, shared, like="Message.shared")
+        except JaxpflError as difference:
+            said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
+            raise JaxpflError(f"server.update failed ({said}); {difference}") from error
+        raise
+    new, metrics = _returned("server.update", result, "state", "metrics")
+    check_same("server.update: state", new, given[3], like="server.init's")
+    _check_metrics("server.update", metrics)
+    return new, metrics
+
+
+def check_message(message: Any, num_clients: int) -> None:
+    """Checks that a broadcast is a `Message` with a row for each client where it has a part for each.
+
+    Raises:
+      JaxpflError: naming the leaf with another number of rows.
+    """
+    if not isinstance(message, Message):
+        raise JaxpflError(f"server.broadcast must return a Message, got a {type(message).__name__}")
+    try:
+        chex.assert_tree_shape_prefix(message.per_client, (num_clients,))
+    except AssertionError as error:
+        leaves = jax.tree.leaves_with_path(message.per_client)
+        path, leaf = next((path, leaf) for path, leaf in leaves if np.shape(leaf)[:1] != (num_clients,))
+        raise JaxpflError(
+            f"server.broadcast: Message.per_client{_at(path)} is {_typed(leaf)}, a leading axis of {num_clients} "
+            "clients is needed"
+        ) from error
 
 
 def check_same(what: str, got: PyTree, want: PyTree, *, like: str) -> None:
@@ -49,7 +125,7 @@ def check_shapes(what: str, got: PyTree, want: PyTree, *, like: str) -> None:
         raise JaxpflError(_difference(what, got, want, like)) from error
 
 
-def check_metrics(what: str, metrics: Any) -> None:
+def _check_metrics(what: str, metrics: Any) -> None:
     """Checks that metrics are scalars by name.
 
     Raises:
@@ -64,7 +140,7 @@ def check_metrics(what: str, metrics: Any) -> None:
             raise JaxpflError(f"{what}: metric {name!r} must be a scalar, got {_typed(value)}") from error
 
 
-def check_upload(upload: Upload) -> None:
+def _check_upload(upload: Upload) -> None:
     """Checks that an upload is made of arrays, and its weight a tree prefix of its total: leading axes of the leaves.
 
     Raises:
@@ -92,39 +168,12 @@ def check_upload(upload: Upload) -> None:
         ) from error
 
 
-def returned(what: str, result: Any, *names: str) -> Any:
-    """The result of a method's function that must return so many values.
-
-    Raises:
-      JaxpflError: if it is no tuple of that many, or the value in the place of an Upload is none.
-    """
+def _returned(what: str, result: Any, *names: str) -> Any:
+    """The result of a function that must return so many values."""
     if not isinstance(result, tuple) or len(result) != len(names):
-        raise JaxpflError(f"{what} must return ({', '.join(names)}), got {_kind(result)}")
-    for name, value in zip(names, result, strict=True):
-        if name == "Upload" and not isinstance(value, Upload):
-            raise JaxpflError(f"{what} must return ({', '.join(names)}), got a {type(value).__name__} for the Upload")
+        kind = f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"
+        raise JaxpflError(f"{what} must return ({', '.join(names)}), got {kind}")
     return result
-
-
-def served(update: Callable[..., Any], *given: Any, shared: PyTree) -> Any:
-    """``update(*given)``, the server's update, whose last argument is the `Reduced` or `Stacked` uploads.
-
-    Raises:
-      JaxpflError: if it fails where the uploads are no increments of what was sent (`Message.shared`): they have
-        another structure or, summed, other shapes. A method may work on such uploads, so that alone is no error.
-    """
-    try:
-        return update(*given)
-    except (TypeError, ValueError) as error:
-        uploads, like = given[-1], "Message.shared"
-        try:
-            if isinstance(uploads, Stacked):
-                uploads, shared = jax.tree.map(lambda _: np.zeros(()), (uploads, shared))
-            check_shapes("Upload.total", uploads.total, shared, like=like)
-        except JaxpflError as difference:
-            said = f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"
-            raise JaxpflError(f"server.update failed ({said}); {difference}") from error
-        raise
 
 
 def _described(what: str, tree: PyTree) -> PyTree:
@@ -162,7 +211,3 @@ def _at(path: tuple[Any, ...]) -> str:
 
 def _typed(leaf: Any) -> str:
     return f"{leaf.dtype}{list(leaf.shape)}" if hasattr(leaf, "shape") else shown(leaf)
-
-
-def _kind(result: Any) -> str:
-    return f"{len(result)} values" if isinstance(result, tuple) else f"a {type(result).__name__}"

@@ -1,6 +1,7 @@
 """``import jaxpfl`` and a fit on one's own arrays need jax, flax, optax, chex and numpy, and nothing else.
 
-So does a private one; dp-accounting is imported where its guarantee is asked for. (flax itself imports rich and yaml; jaxpfl may not count on the others.)
+So does a private one; dp-accounting is imported where its guarantee is asked for. (flax itself imports rich and yaml;
+jaxpfl may not count on the others.)
 """
 
 import subprocess

@@ -8,7 +8,7 @@ from typing import Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import trees
+from jaxpfl import contract, trees
 from jaxpfl.engine.cohort import Outcome, run_cohort
 from jaxpfl.engine.groups import gather
 from jaxpfl.engine.round import RoundPlan
@@ -148,7 +148,7 @@ def make_adapt(
 
             def one(nth: Array, own: PyTree) -> PyTree:
                 key = stream(today.key, Purpose.ADAPT, client_id, nth)
-                new, _, _ = client.update(key, today.hp, context(nth), message, own, splits)
+                new, _, _ = contract.updated(client, key, today.hp, context(nth), message, own, splits)
                 return trees.where(trees.all_finite(new), new, own)
 
             adapted = jax.lax.fori_loop(0, today.rounds, one, start)

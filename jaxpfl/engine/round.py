@@ -103,10 +103,8 @@ def make_round(
             total: Upload = packed.unpack()
             reduced = Reduced(total.total, total.weight, contributors)
         server_key = stream(state.released, Purpose.SERVER_UPDATE, state.round)
-        updated = contract.served(server.update, server_key, hp, ctx, state.server, reduced, shared=message.shared)
-        new_server, server_metrics = contract.returned("server.update", updated, "state", "metrics")
-        contract.check_same("server.update: state", new_server, state.server, like="server.init's")
-        contract.check_metrics("server.update", server_metrics)
+        given = (server_key, hp, ctx, state.server, reduced)
+        new_server, server_metrics = contract.served(server, *given, shared=message.shared)
         # Finite uploads may still overflow in the sum: the server then keeps its state, and all of them are lost.
         sound = trees.all_finite(new_server)
         new_server = trees.where(sound, new_server, state.server)
@@ -158,11 +156,7 @@ def _take_part(
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
     key = stream(released, Purpose.LOCAL_WORK, round, client_id)
     message = Message(sent, per_client)
-    work = client.update(key, hp, ctx, message, old, splits)
-    new, upload, metrics = contract.returned("client.update", work, "state", "Upload", "metrics")
-    contract.check_same("client.update: state", new, old, like="client.init's")
-    contract.check_upload(upload)
-    contract.check_metrics("client.update", metrics)
+    new, upload, metrics = contract.updated(client, key, hp, ctx, message, old, splits)
     packed, failed = trees.pack(upload._replace(failed=None, bits=None)), upload.failed
     finite = trees.all_finite((new, packed))
     if failed is not None:
@@ -203,14 +197,10 @@ def _work_alone(
     """One client's round outside the cohort."""
     (run_key, released), round, hp = shared
     (old, counts), (splits, client_id) = own, data
-    assert client.idle is not None
     limit = availability.local_steps(run_key, round, client_id, algorithm.local_steps)
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
     # A client is in the cohort or outside it, so its work has one stream in a round.
-    work = client.idle(stream(released, Purpose.LOCAL_WORK, round, client_id), hp, ctx, old, splits)
-    new, metrics = contract.returned("client.idle", work, "state", "metrics")
-    contract.check_same("client.idle: state", new, old, like="client.init's")
-    contract.check_metrics("client.idle", metrics)
+    new, metrics = contract.idled(client, stream(released, Purpose.LOCAL_WORK, round, client_id), hp, ctx, old, splits)
     finite = trees.all_finite(new)
     keep = present & finite
     done = _Done(jnp.ones((), jnp.int32), metrics)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jaxpfl import contract
 from jaxpfl.engine.groups import Group
 from jaxpfl.participation import Participation
 from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message, ServerContext
@@ -192,6 +193,7 @@ def init_state(
     ctx = server_context(participation, jnp.int32(0))
     state = server.init(stream(key, Purpose.SERVER_INIT), hp, ctx)
     message = server.broadcast(stream(key, Purpose.BROADCAST, 0), hp, ctx, state)
+    contract.check_message(message, ctx.num_clients)
 
     def init_group(number: int, group: Group, federation: Federation) -> PyTree:
         def init_client(client_id: Array, own: PyTree) -> PyTree:

@@ -13,6 +13,7 @@ from jaxpfl import (
     Client,
     ExecutionPlan,
     JaxpflError,
+    Message,
     Method,
     Reduction,
     SgdHyper,
@@ -46,6 +47,8 @@ def toy(**wrong) -> Method:
             idle=lambda key, hp, ctx, state, splits: (wrong.get("idle", lambda a: a)(state), {}),
         )
         server = averaging_server(task)
+        sent = wrong.get("sent", lambda message: message)
+        server = server._replace(broadcast=lambda key, hp, ctx, mu: sent(Message(mu)))
         if not wrong.get("averaging"):
             server = server._replace(update=server_update)
         return Algorithm((client,), server, work.steps, wrong.get("reduction", Reduction.SUM), idle_cap=1)
@@ -92,7 +95,12 @@ WRONG = {
         "client.update must return (state, Upload, metrics), got 2 values",
     ),
     "one value": ({"update": lambda state, upload, metrics: upload.total}, "(state, Upload, metrics), got a dict"),
-    "no upload": ({"update": lambda state, upload, metrics: (state, 1, metrics)}, "got a int for the Upload"),
+    "no upload": ({"update": lambda state, upload, metrics: (state, 1, metrics)}, "its Upload is of type int"),
+    "no message": ({"sent": lambda message: message.shared}, "server.broadcast must return a Message, got a dict"),
+    "messages for fewer clients": (
+        {"sent": lambda message: message._replace(per_client={"own": jnp.zeros((6, 2))})},
+        "server.broadcast: Message.per_client['own'] is float32[6, 2], a leading axis of 7 clients is needed",
+    ),
     "a metric for each class": (
         {"metrics": {"loss": jnp.zeros(2)}},
         "client.update: metric 'loss' must be a scalar, got float32[2]",
@@ -141,6 +149,6 @@ def test_an_error_of_the_servers_own_is_left_as_it_is(federation):
 
 def test_the_checks_leave_nothing_in_the_program(federation, monkeypatch):
     checked = trace(toy(), federation).jaxpr
-    for name in ("check_same", "check_shapes", "check_upload", "check_metrics"):
+    for name in ("check_same", "check_shapes", "_check_upload", "_check_metrics"):
         monkeypatch.setattr(contract, name, lambda *given, **options: None)
     assert str(trace(toy(), federation).jaxpr) == str(checked)
