@@ -28,7 +28,7 @@ def updated(client: Client, *given: Any) -> tuple[PyTree, Upload, Metrics]:
     new, upload, metrics = _returned("client.update", client.update(*given), "state", "Upload", "metrics")
     if not isinstance(upload, Upload):
         raise JaxpflError(
-            f"client.update must return (state, Upload, metrics), its Upload is a {type(upload).__name__}"
+            f"client.update must return (state, Upload, metrics), its Upload is of type {type(upload).__name__}"
         )
     check_same("client.update: state", new, given[4], like="client.init's")
     _check_upload(upload)
