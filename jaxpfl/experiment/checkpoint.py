@@ -1,4 +1,4 @@
-"""Checkpoints of one method's state, by orbax: each appears whole or not at all, with checksums; two are kept.
+"""Checkpoints of one method's state, by orbax, written atomically with checksums; two are kept.
 
 ``checkpoints/METHOD/ROUND`` holds ``state`` (orbax's files) and ``SHA256SUMS``, written before it gets its name.
 """
@@ -44,17 +44,17 @@ class Checkpoints:
         self._latest: int | None = None
 
     def rounds(self) -> list[int]:
-        """The rounds of all checkpoints, whole or damaged, the last one first; other files are passed over."""
+        """Rounds of all checkpoints, intact or damaged, latest first; other files are ignored."""
         if not self._folder.is_dir():
             return []
         names = (path.name for path in self._folder.iterdir() if path.is_dir())
         return sorted((int(name) for name in names if re.fullmatch("0|[1-9][0-9]{0,17}", name)), reverse=True)
 
     def save(self, round: int, state: RunState, seconds: float) -> None:
-        """Saves the state after ``round`` rounds, and the seconds spent so far, unless it is there already.
+        """Save the state after ``round`` rounds, and the seconds spent so far, unless saved already.
 
         Raises:
-          JaxpflError: when it cannot be written, such as on a full disk; the one before stays.
+          JaxpflError: if it cannot be written, for example on a full disk; the previous one stays.
         """
         if round == self._latest:
             return
@@ -65,7 +65,7 @@ class Checkpoints:
                 place.mkdir(parents=True)
                 self._orbax.save(place / _STATE, args=self._ocp.args.StandardSave(tree))
                 checksums.write(place)
-                if target.exists():  # a damaged one, that `restore` passed over
+                if target.exists():  # a damaged one, which `restore` skipped
                     shutil.rmtree(target)
         except Exception as error:  # orbax raises whatever its parts do
             _hush_unawaited()
@@ -78,27 +78,27 @@ class Checkpoints:
             shutil.rmtree(self._folder / str(old), ignore_errors=True)
 
     def keep_only(self, round: int) -> None:
-        """Deletes the checkpoints of all other rounds."""
+        """Delete the checkpoints of all other rounds."""
         for other in self.rounds():
             if other != round:
                 shutil.rmtree(self._folder / str(other), ignore_errors=True)
 
     def restore(self, like: RunState, most: int, say: Callable[[str], None]) -> tuple[RunState, float]:
-        """The last checkpoint that is whole, or ``like`` itself where there is none at all.
+        """Restore the latest intact checkpoint, or ``like`` itself if there is none at all.
 
-        A damaged one (flipped bits, a copied folder) is said and passed over: the run goes on from the one before, to
-        the same numbers, and writes it anew.
+        A damaged one (flipped bits, a copied folder) is reported and skipped: the run continues from the one before,
+        with the same results, and writes it again.
 
         Args:
           like: a state of the same shapes, such as the initial one.
           most: rounds of the run.
-          say: hears of damaged checkpoints.
+          say: called with messages about damaged checkpoints.
 
         Returns:
           The state, and the seconds spent until it was saved.
 
         Raises:
-          JaxpflError: where there are checkpoints, and none of them is whole.
+          JaxpflError: if there are checkpoints, and none of them is intact.
         """
         problems: list[str] = []
         for round in self.rounds():
@@ -119,17 +119,17 @@ class Checkpoints:
         return like, 0.0
 
     def read(self, round: int, like: RunState) -> tuple[RunState, float]:
-        """The checkpoint of one round: its state, and the seconds spent until it was saved.
+        """Read the checkpoint of one round: its state, and the seconds spent until it was saved.
 
         Raises:
-          JaxpflError: when it is not what was saved, or cannot be read.
+          JaxpflError: if it is damaged or cannot be read.
         """
         place = self._folder / str(round)
         try:
             checksums.check(place)
         except JaxpflError as error:
             raise JaxpflError(f"the checkpoint of round {round} cannot be used ({error})") from None
-        # With the places of today: those that it was saved from may be devices that are not here.
+        # With today's placement: it may have been saved from devices that this machine lacks.
         abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), _untyped(like))
         wanted = self._ocp.args.StandardRestore({"state": abstract, "seconds": np.float64(0)})
         try:
@@ -143,7 +143,7 @@ class Checkpoints:
 
 
 def _untyped(state: RunState) -> PyTree:
-    """Key data in place of typed keys, which are not arrays that every reader of a checkpoint knows."""
+    """Replace typed keys by their key data, which every checkpoint reader supports."""
     return jax.tree.map(lambda a: jax.random.key_data(a) if _is_key(a) else a, state)
 
 
@@ -157,7 +157,7 @@ def _is_key(leaf: Any) -> bool:
 
 @functools.cache  # once is enough
 def _hush_unawaited() -> None:
-    """Drops what tensorstore's threads say when orbax no longer waits for their writes, as after one that failed."""
+    """Suppress errors of tensorstore's threads once orbax no longer awaits their writes, as after a failed one."""
     before = sys.unraisablehook
 
     def hook(unraisable: Any) -> None:
@@ -168,7 +168,7 @@ def _hush_unawaited() -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The operating system's reason where there is one, else the first line of what was said."""
+    """The operating system's reason if there is one, else the first line of the message."""
     code = re.search(r"os_error_code='(\d+)'", str(error))  # as tensorstore writes it
     if isinstance(error, OSError) and error.strerror:
         return error.strerror

@@ -1,7 +1,7 @@
-"""The command line's compilation cache: a program that this machine compiled once is loaded the next time.
+"""Compilation cache of the command line: a program compiled once on this machine is loaded the next time.
 
-JAX's persistent cache in ``$XDG_CACHE_HOME/jaxpfl``. Only the command line turns it on; a library must not write to its
-user's home. What the user set wins, and without a place to write there is no cache, and no error.
+It is JAX's persistent cache in ``$XDG_CACHE_HOME/jaxpfl``. Only the command line enables it; a library must not write
+to its user's home. The user's settings take precedence, and without a writable place there is no cache, and no error.
 """
 
 from __future__ import annotations
@@ -16,23 +16,23 @@ from pathlib import Path
 from typing import Any
 
 LIMIT_BYTES = 2 * 2**30
-"""What all folders of the cache together may hold before the longest unused programs go."""
+"""Limit on the total size of the cache's folders, beyond which the least recently used programs are deleted."""
 
 TROUBLE = "Error (reading|writing) persistent compilation cache entry for '(.*?)'"
-"""How JAX's warnings begin when an entry cannot be read or written; it then compiles, so that nothing is lost."""
+"""Beginning of JAX's warning about an entry that cannot be read or written; JAX then compiles, so nothing is lost."""
 
-_MIN_COMPILE_SECONDS = 0.2  # below it, a run has dozens of programs that are as soon compiled as found and loaded
+_MIN_COMPILE_SECONDS = 0.2  # below it, a run has dozens of programs that compile as fast as they load
 # Before it, XLA took tuning preferences that it had itself compiled with for CPU features that the machine lacks, and
 # printed an error for every program loaded.
 _FIRST_QUIET_JAXLIB = (0, 10, 2)
 
 
 def enable() -> Path | None:
-    """Turns the cache on, before anything is compiled.
+    """Enable the cache, before anything is compiled.
 
     Returns:
-      Its folder, or None where it stays off: the user chose (``JAX_COMPILATION_CACHE_DIR``, also empty,
-      ``JAX_ENABLE_COMPILATION_CACHE=false``, or a folder set in this process), or it cannot be written.
+      Its folder, or None if it stays off: by the user's choice (``JAX_COMPILATION_CACHE_DIR``, also empty,
+      ``JAX_ENABLE_COMPILATION_CACHE=false``, or a folder set in this process), or because it cannot be written.
     """
     import jax
     import jaxlib.version
@@ -44,7 +44,7 @@ def enable() -> Path | None:
         return None
     try:
         folder = _folder(jaxlib.version.__version__)
-        # Compiled code is run as it is found: nobody else may put any there.
+        # Compiled code is executed as it is: no one else may write there.
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
@@ -62,13 +62,13 @@ def enable() -> Path | None:
 
 
 def repair(warning: str) -> bool:
-    """Deletes what made JAX warn about this cache: an entry cut short by a kill or a full disk would stay for ever.
+    """Delete the entry about which JAX warned: one cut short by a kill or a full disk would stay for ever.
 
     Args:
       warning: the text of any warning.
 
     Returns:
-      Whether the warning was one about this cache, and needs no one's attention.
+      True if the warning was about this cache, and needs no attention.
     """
     match = re.match(TROUBLE, warning)
     folder = Path(_setting("jax_compilation_cache_dir") or "")
@@ -86,9 +86,9 @@ def repair(warning: str) -> bool:
 
 
 def trim(root: Path, limit: int) -> None:
-    """Deletes the longest unused programs of all folders, those of other machines and versions too, down to a limit.
+    """Delete the least recently used programs, also those of other machines and versions, down to a limit.
 
-    JAX's own limit needs a package that it does not require, and refuses every write after a kill between two files.
+    JAX's own limit needs a package that it does not depend on, and refuses every write after a kill between two files.
     """
     entries = []
     for path in root.glob("xla-*/*-cache"):
@@ -107,7 +107,7 @@ def trim(root: Path, limit: int) -> None:
 
 
 def _folder(jaxlib: str) -> Path:
-    """A folder for each jaxlib and kind of CPU: a home may be shared, and what one CPU runs, another may not."""
+    """Folder for this jaxlib and kind of CPU: a home may be shared between CPUs that cannot run each other's code."""
     given = Path(os.environ.get("XDG_CACHE_HOME", ""))
     root = given if given.is_absolute() else Path.home() / ".cache"  # as the specification has it
     name = hashlib.sha256("\n".join((jaxlib, *_machine())).encode()).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""The run folder of a command that names none."""
+"""Default run folder of a command."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxpfl.experiment.config import RunConfig, to_json
 
 
 def default_folder(command: str, config: RunConfig, methods: tuple[str, ...], resume: bool) -> Path:
-    """``runs/COMMAND-DATA-HASH``, the hash over what may not change on resume; a new number where that is taken."""
+    """Run folder ``runs/COMMAND-DATA-HASH``, with the hash of everything fixed on resume, and a new number if taken."""
     fixed = to_json(replace(config, rounds=None, checkpoint_every=0, data_dir=None))
     fixed.pop("plan")
     text = json.dumps([command, sorted(methods), fixed], sort_keys=True)

@@ -1,4 +1,4 @@
-"""``--explain-plan``: how a run would execute, what it would hold in memory, and why; nothing is trained."""
+"""``--explain-plan``: execution plan and memory of a run, with reasons; nothing is trained."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from jaxpfl.presentation import new_table
 
 
 def explain_plan(experiment: Experiment) -> dict[str, Any]:
-    """Compiles one round of each method and reports the choices behind it.
+    """Compile one round of each method and report the choices behind it.
 
     Returns:
-      Method -> ``choices`` (rows of what, choice, why), ``memory`` (bytes of data, states and working memory),
-      ``free`` (bytes a program may take, None where unknown) and ``compile_seconds``.
+      Method -> ``choices`` (rows of subject, choice, reason), ``memory`` (bytes of data, states and working memory),
+      ``free`` (bytes available to a program, None if unknown) and ``compile_seconds``.
 
     Raises:
-      JaxpflError: where a round would not fit into memory.
+      JaxpflError: if a round would not fit in memory.
     """
     report = {}
     for name in experiment.methods:
@@ -38,7 +38,7 @@ def explain_plan(experiment: Experiment) -> dict[str, Any]:
 
 
 def print_explanation(console: Console, report: dict[str, Any]) -> None:
-    """One table for each method."""
+    """Print one table per method."""
     for name, entry in report.items():
         table = new_table(name)
         table.add_column("what", style="bold", no_wrap=True)

@@ -19,18 +19,18 @@ from jaxpfl.models.given import by_path
 from jaxpfl.partial import partial
 
 Progress = Callable[[str, int, int], None]
-"""Hears what is being done, the bytes written of it so far, and all its bytes (0 where none are written)."""
+"""Called with the current step, the bytes written of it so far, and its total bytes (0 if none are written)."""
 
 
 class Wanted(NamedTuple):
-    """What to export of a run.
+    """Selection of the models to export from a run.
 
     Attributes:
       method: one method; None for all.
       clients: ids of clients; None for all.
       seed: one of the run's seeds; None for the first.
       only_global: leave the personalised models out.
-      per_client: a file for each client in place of one with all.
+      per_client: write a file per client instead of one with all.
     """
 
     method: str | None = None
@@ -51,25 +51,25 @@ def export(
     data_dir: str | None = None,
     progress: Progress = lambda what, done, total: None,
 ) -> tuple[Path, dict[str, Any]]:
-    """Writes the personalised models (after adaptation) and the global models of a finished run.
+    """Export the personalised models (after adaptation) and the global models of a finished run.
 
     The models of all clients, for one method and one seed, are in memory at once beside the method's state; they are
-    written array by array. The folder gets its name when it is whole: a kill leaves a hidden one, which the next export
-    to the same place removes.
+    written array by array. The folder is written atomically: a kill leaves a hidden one, which the next export to the
+    same place removes.
 
     Args:
       run: the run folder.
-      output: the folder to make; RUN/models by default.
-      wanted: which models.
-      data_dir: where the data lie now, if elsewhere than for the run.
-      progress: hears how far it is.
+      output: the folder to create; RUN/models by default.
+      wanted: selection of models.
+      data_dir: present folder of the data, if moved since the run.
+      progress: called with the progress.
 
     Returns:
       The folder, and its manifest.
 
     Raises:
-      JaxpflError: for clients beside ``only_global``, or none of them; for a folder that holds no run, or not this
-        method, client or seed; a method that has not finished; data that are not the run's; and an output that exists
+      JaxpflError: for clients together with ``only_global``, or an empty list of them; for a folder without a run, or
+        without this method, client or seed; an unfinished method; other data than the run's; and an output that exists
         or cannot be written.
     """
     if wanted.only_global and (wanted.clients is not None or wanted.per_client):
@@ -115,7 +115,7 @@ def _known_seed(run: StoredRun, seed: int | None) -> int:
 
 
 def _write_method(folder: Path, name: str, models: LastModels, wanted: Wanted, progress: Progress) -> dict[str, Any]:
-    """Writes one method's models, and returns its entry in the manifest."""
+    """Write one method's models, and return its entry in the manifest."""
     entry: dict[str, Any] = {"round": models.round, "groups": [], "global": None}
     parameters = models.global_model()
     if parameters is not None:
@@ -143,7 +143,7 @@ def _write_method(folder: Path, name: str, models: LastModels, wanted: Wanted, p
 
 
 def _write_stack(path: Path, stack: Stack, progress: Callable[[int, int], None]) -> None:
-    """Writes the models of a group of clients: into one archive, or one for each where the path names ``{client}``."""
+    """Write the models of a group of clients into one archive, or one per client if the path contains ``{client}``."""
     total, done = trees.num_bytes(stack.parameters), 0
 
     def advance(written: int) -> None:
@@ -161,12 +161,12 @@ def _write_stack(path: Path, stack: Stack, progress: Callable[[int, int], None])
 
 
 def _shapes(arrays: dict[str, Any], *, of_one: bool = False) -> dict[str, Any]:
-    """Shapes and types by path; ``of_one``: those of one of the clients on the leading axis."""
+    """Shapes and types by path; ``of_one``: those of one client, without the leading axis."""
     return {path: {"shape": a.shape[1:] if of_one else a.shape, "dtype": str(a.dtype)} for path, a in arrays.items()}
 
 
 def _scaling(experiment: Experiment) -> list[dict[str, Any]] | None:
-    """What the run made of its features, with which the models are to be asked too; None where they are as they lie."""
+    """Scaling of the run's features, which the models' inputs need too; None without scaling."""
     if experiment.scaling is None:
         return None
     mean, deviation = map(by_path, experiment.scaling)

@@ -1,4 +1,4 @@
-"""Ctrl-C that waits for the running call: nothing done is lost."""
+"""Ctrl-C that waits for the running call, so that no finished round is lost."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Interrupted(Exception):
     """A run was stopped on request and can be resumed.
 
     Attributes:
-      status: the exit status that stands for the signal that asked: 130 for Ctrl-C, 143 for SIGTERM.
+      status: the exit status of the signal: 130 for Ctrl-C, 143 for SIGTERM.
     """
 
     def __init__(self, message: str, number: int):
@@ -22,13 +22,13 @@ class Interrupted(Exception):
 
 
 class Interrupt:
-    """While active, the first Ctrl-C (or SIGTERM) only sets ``asked`` if there are rounds to save.
+    """Context manager in which the first Ctrl-C (or SIGTERM) only sets ``asked`` if there are rounds to save.
 
-    Without, and when it comes a second time, it means what it means outside. Use it as a context manager.
+    Otherwise, and the second time, the signal has its usual effect.
 
     Attributes:
-      asked: the signal that asked to stop; None while none did.
-      saves: whether there are, or soon will be, rounds that are in no checkpoint.
+      asked: the signal that requested the stop; None without one.
+      saves: whether there are, or soon will be, rounds without a checkpoint.
     """
 
     def __init__(self) -> None:

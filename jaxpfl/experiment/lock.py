@@ -1,9 +1,9 @@
-"""One process at a time in a run folder.
+"""Lock of a run folder, for one process at a time.
 
-The lock is the kernel's (``flock`` on the hidden file ``.lock``): it goes with the process that holds it, however that
-ends, and leaves nothing to clean up. On a network file system it keeps out other machines' processes too where the
-server locks for its clients, as NFS does from Linux 2.6.12; one that is mounted with ``local_lock`` keeps out this
-machine's only, and one without locks nobody, which is said.
+The lock is the kernel's (``flock`` on the hidden file ``.lock``): it is released when its process ends, however that
+happens, and leaves nothing to clean up. On a network file system it also excludes other machines' processes if the
+server supports locks, as NFS does from Linux 2.6.12; with ``local_lock`` it excludes this machine's processes only, and
+without locks none, which is reported.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ _NONE_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 
 @contextmanager
 def held(folder: Path) -> Iterator[None]:
-    """Makes a run folder where there is none, and keeps it to this process while the block runs.
+    """Create a run folder if needed, and lock it for this process while the block runs.
 
-    A folder that was made and has nothing in it at the end is removed.
+    A folder created here that is still empty at the end is removed.
 
     Raises:
-      JaxpflError: when another process holds it, or it cannot be made.
+      JaxpflError: if another process holds it, or it cannot be created.
     """
     made = not folder.exists()
     try:
@@ -53,7 +53,7 @@ def held(folder: Path) -> Iterator[None]:
 
 
 def _lock(folder: Path) -> int | None:
-    """The descriptor that holds the lock; None where there are no locks."""
+    """Descriptor that holds the lock; None without lock support."""
     path = folder / ".lock"
     while True:
         descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
@@ -61,7 +61,7 @@ def _lock(folder: Path) -> int | None:
             if fcntl is None:
                 raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            # The one before removes its file as it goes: a lock on that keeps nobody out.
+            # The previous holder removes its file at its end: a lock on that file excludes no one.
             if _is_at(descriptor, path):
                 os.truncate(descriptor, 0)
                 os.write(descriptor, f"process {os.getpid()} on {socket.gethostname()}".encode())

@@ -1,4 +1,4 @@
-"""Which XLA operations a trace spent its time in: each event's own time, that of the events inside it left out."""
+"""XLA operations of a trace by own time, which excludes that of nested events."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ class Operation(NamedTuple):
 
     Attributes:
       name: as in the compiled program, ``dot.30``; the trace's viewers show it under this name.
-      kind: by the name: products, copies, exchange (between devices, with waiting for them), loops (what they cost
-        beside their bodies), or arithmetic, which is all else.
-      calls: how often it ran, on any device.
-      seconds: its own time, summed over threads or streams.
+      kind: by name: products, copies, exchange (between devices, including waits), loops (without their bodies), or
+        arithmetic for all others.
+      calls: number of executions, on any device.
+      seconds: own time, summed over threads or streams.
     """
 
     name: str
@@ -29,7 +29,7 @@ class Operation(NamedTuple):
 
 
 class Event(NamedTuple):
-    """One event of a thread or stream; times in nanoseconds, ``operation`` None for what is no XLA operation."""
+    """An event of a thread or stream; times in nanoseconds, ``operation`` None if it is no XLA operation."""
 
     start: float
     duration: float
@@ -37,7 +37,7 @@ class Event(NamedTuple):
 
 
 def read(trace: Any) -> tuple[list[Operation], int]:
-    """The operations of a `ProfileData` by own time, the longest first, and the number of events that it holds."""
+    """Operations of a `ProfileData` by own time, longest first, and its number of events."""
     planes = list(trace.planes)
     # On an accelerator the host's threads only launch what the device's streams then run.
     devices = [plane for plane in planes if plane.name.startswith("/device:")]
@@ -59,16 +59,16 @@ def read(trace: Any) -> tuple[list[Operation], int]:
 
 
 def read_file(path: Path) -> tuple[list[Operation], int]:
-    """The same, of an ``.xplane.pb`` file."""
+    """Operations and number of events of an ``.xplane.pb`` file, as in `read`."""
     return read(ProfileData.from_file(str(path)))
 
 
 def add_own_times(events: Iterable[Event], own: dict[str, float], calls: dict[str, int]) -> None:
-    """Adds the own times and the counts of one thread's operations.
+    """Add the own times and the counts of one thread's operations.
 
-    What is no operation (the executor, a wait for the other devices) counts for the operation around it.
+    Events that are no operations (the executor, waits for other devices) count for the enclosing operation.
     """
-    open_events: list[tuple[float, str | None]] = []  # (end, whom its time counts for), the innermost last
+    open_events: list[tuple[float, str | None]] = []  # (end, operation that its time counts for), innermost last
     for start, duration, operation in sorted(events, key=lambda event: (event.start, -event.duration)):
         while open_events and open_events[-1][0] <= start:
             open_events.pop()
@@ -93,7 +93,7 @@ _EXCHANGE = re.compile(r"all[-_](reduce|gather|to[-_]all)|reduce[-_]scatter|coll
 
 
 def kind_of(name: str) -> str:
-    """The kind of an operation by its name; a fusion is named by the operations that it ends in."""
+    """Kind of an operation by its name; a fusion is named by the operations that it ends in."""
     name = name.lower()
     if _EXCHANGE.search(name):
         return "exchange"
@@ -106,7 +106,7 @@ def kind_of(name: str) -> str:
 
 
 def _operation(event: Any, line: str, on_device: bool, known: dict[str, str | None]) -> str | None:
-    """The operation that an event ran; ``known`` spares reading the values of every event of a name."""
+    """The operation that an event ran; ``known`` caches it, as reading the values of every event is slow."""
     name: str = event.name
     if line == "XLA Ops":  # TPU: the events of this line are the operations
         return name

@@ -1,4 +1,4 @@
-"""How many rounds one call runs."""
+"""Number of rounds per call."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ _SECONDS_PER_CALL = 1.0
 
 
 class Pace:
-    """How many rounds a call runs: about a second's worth, so that progress moves and Ctrl-C is soon heeded.
+    """Adaptive number of rounds per call, about a second's worth, for progress reports and a quick Ctrl-C.
 
-    Every length runs the same compiled program, so the choice does not touch the numbers.
+    Every length runs the same compiled program, so that the choice does not affect the results.
     """
 
     def __init__(self, most: int):
@@ -21,9 +21,9 @@ class Pace:
 
     @contextmanager
     def call(self, rounds: int) -> Iterator[int]:
-        """Times one call of at most ``rounds`` rounds; gives its length."""
+        """Time one call of at most ``rounds`` rounds; yields its length."""
         length, began = min(self._length, rounds), time.perf_counter()
         yield length
         fitting = length * _SECONDS_PER_CALL / max(time.perf_counter() - began, 1e-9)
-        # The first call compiles; doubling at most lets a slow start recover and a fast one not overshoot.
+        # The first call compiles; at most doubling lets a slow start recover and prevents overshooting.
         self._length = int(min(max(fitting, 1), 2 * self._length, self._most))

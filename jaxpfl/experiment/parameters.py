@@ -1,8 +1,8 @@
-"""The parameters of a method's models after its last round, whatever else its states hold.
+"""Parameters of a method's models after its last round, extracted from its states.
 
-A server may keep control variates or an optimiser's moments beside its model, and a client two models that it mixes.
-What they predict with is one set of parameters all the same, and only the prediction knows which: so it is run once,
-on a task whose model tells with what it was called.
+A server may hold control variates or optimizer state beside its model, and a client two models that it mixes. Which
+parameters it predicts with is known to the prediction alone, so it is run once on a task whose model records the
+parameters that it is called with.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ class Stack(NamedTuple):
     Attributes:
       client_ids: [m].
       parameters: leaves [m, ...].
-      of_model: whether they are parameters of the run's own model. Not where a client predicts with another model, or
-        with several; they are then what its method calls its personalised model.
+      of_model: true for parameters of the run's own model; false if a client predicts with another model or several,
+        and ``parameters`` is the method's personalised model as it is.
     """
 
     client_ids: np.ndarray
@@ -36,7 +36,7 @@ class Stack(NamedTuple):
 
 
 class LastModels:
-    """One method of a finished run, restored for one seed."""
+    """Models of a method of a finished run, restored for one seed."""
 
     def __init__(self, run: StoredRun, experiment: Experiment, method: str, seed: int):
         self._witness = Witness(experiment.task)
@@ -47,18 +47,18 @@ class LastModels:
 
     @property
     def round(self) -> int:
-        """Finished rounds."""
+        """Number of finished rounds."""
         return int(self._state.round[0])
 
     def global_model(self) -> PyTree | None:
-        """The global model's parameters; None where the method has no global model, or one that is several."""
+        """Parameters of the global model; None if the method has none, or one that consists of several."""
         predict = self._simulation.algorithm.server.predict_global
         if predict is None:
             return None
         return self._witness.parameters(predict, self._hp, jax.tree.map(lambda a: a[0], self._state.server))
 
     def personal_models(self) -> list[Stack]:
-        """The clients' models after adaptation, one stack for each group of clients that work differently."""
+        """Clients' models after adaptation, one stack per group of clients."""
         algorithm = self._simulation.algorithm
         models = self._simulation.personal_models(self._state)
         count = len(algorithm.clients)
@@ -81,12 +81,12 @@ class LastModels:
 
         each = jax.vmap(parameters)
         jax.eval_shape(each, models)
-        # Compiled, so that nothing of the prediction itself is computed. Most methods' models need no copy.
+        # Compiled, so that the prediction itself is not computed. Most methods' models need no copy.
         return Stack(client_ids, models if unchanged else jax.jit(each)(models), of_model)
 
 
 class Witness:
-    """Wraps a task so that a prediction of an algorithm built for it can be asked for its parameters."""
+    """Wrapper of a task that records the parameters with which an algorithm's prediction calls the model."""
 
     def __init__(self, task: Task):
         self._calls: list[tuple[PyTree, Array]] = []
@@ -99,8 +99,10 @@ class Witness:
         return logits
 
     def parameters(self, predict: Callable[..., Array], *args: Any) -> PyTree | None:
-        """The parameters with which ``predict(*args, x)`` is the model's own output; None where it is something else,
-        such as a mixture of several models' outputs."""
+        """Parameters with which ``predict(*args, x)`` is the model's own output; None if it is something else.
+
+        A mixture of several models' outputs is an example.
+        """
         self._calls.clear()
         logits = predict(*args, jnp.zeros((1, *self.task.input_shape), self.task.input_dtype))
         found = [params for params, output in self._calls if output is logits]

@@ -1,5 +1,4 @@
-"""The plots of a run folder: accuracy over rounds, over clients and over what was sent, psi, private uploads, where the
-time went."""
+"""Plots of a run folder: accuracy over rounds, clients and bytes, psi, private uploads, and the profile."""
 
 from __future__ import annotations
 
@@ -13,14 +12,14 @@ from jaxpfl.presentation import COLORS, INK, entitle, new_axes, save, shades
 
 _DEVIATION, _RANGE = "± 1 standard deviation over seeds", "from lowest to highest seed"
 _MOST_BESIDE = 6
-"""Methods up to which a legend lies within the axes, and names stand upright below them."""
+"""Largest number of methods with a legend inside the axes and upright names below them."""
 
 
 def write_plots(folder: Path, records: list[dict[str, Any]], arrays: dict[str, dict[str, np.ndarray]]) -> list[Path]:
-    """Draws what the records and the last per-client scores hold.
+    """Plot the records and the last per-client scores.
 
     Args:
-      folder: where the PNG files go.
+      folder: for the PNG files.
       records: of ``metrics.jsonl``.
       arrays: method -> the arrays of its npz file.
 
@@ -50,11 +49,11 @@ def write_plots(folder: Path, records: list[dict[str, Any]], arrays: dict[str, d
 
 
 def write_profile(folder: Path, bars: dict[str, dict[str, float]]) -> Path:
-    """Draws seconds by phase, one stacked bar for each row.
+    """Plot seconds by phase, one stacked bar per row.
 
     Args:
-      folder: where ``profile.png`` goes.
-      bars: row -> phase -> seconds; the first row on top, every row with the same phases.
+      folder: for ``profile.png``.
+      bars: row -> phase -> seconds; the first row on top, all rows with the same phases.
     """
     from matplotlib.figure import Figure
 
@@ -88,7 +87,7 @@ def _rounds_axes(ylabel: str, title: str) -> tuple[Any, Any]:
 
 
 def _settle(axes: Any) -> None:
-    """Leaves room beside a single round."""
+    """Leave room beside a single round."""
     low, high = axes.dataLim.intervalx
     if high - low < 1:
         middle = round((low + high) / 2)
@@ -97,25 +96,27 @@ def _settle(axes: Any) -> None:
 
 
 def _series(records: list[dict[str, Any]], method: str, kind: str, *names: str) -> tuple[np.ndarray, ...]:
-    """Metrics over rounds, of the records that have all of them: rounds [T], and values [T, S] of each."""
+    """Metrics over rounds, from the records that have all of them: rounds [T], and values [T, S] of each."""
     rows = [r for r in records if r["method"] == method and r["kind"] == kind and {*names} <= r.keys()]
     values = ([[np.nan if v is None else v for v in r[name]] for r in rows] for name in names)
     return np.array([r["round"] for r in rows]), *(np.array(v, dtype=float) for v in values)
 
 
 def _marker(rounds: np.ndarray, **style: Any) -> dict[str, Any]:
-    """Dots, where there are few rounds: a line of one is not seen."""
+    """Dot style for a few rounds: a line with a single point is invisible."""
     return {"marker": "o", "markersize": 4, **style} if len(rounds) < 15 else {}
 
 
 def _spread(values: np.ndarray) -> np.ndarray:
-    """The standard deviation over the seeds, [T, S] -> [T]; zero for one."""
+    """Standard deviation over the seeds, [T, S] -> [T]; zero for one."""
     return values.std(axis=1, ddof=1) if values.shape[1] > 1 else np.zeros(len(values))
 
 
 def _line(axes: Any, rounds: np.ndarray, values: np.ndarray, color: str, label: str, *, ranges: bool = False) -> None:
-    """The mean over the seeds, with a band (or a bar where there is one round only) of one standard deviation; or with
-    ``ranges`` of the seeds themselves, which leaves no bound of theirs."""
+    """Mean over the seeds, with a band (a bar for a single round) of one standard deviation.
+
+    With ``ranges`` the band is the range of the seeds, which respects bounds of the metric.
+    """
     mean = values.mean(axis=1)
     axes.plot(rounds, mean, color=color, linewidth=2, label=label, **_marker(rounds))
     if values.shape[1] == 1:
@@ -128,13 +129,13 @@ def _line(axes: Any, rounds: np.ndarray, values: np.ndarray, color: str, label: 
 
 
 def _legend(axes: Any, spread: str | None, *, cut: bool = False, named: bool = True, beside: bool = False) -> None:
-    """Explains what is drawn.
+    """Add the legend.
 
     Args:
-      spread: what the bands or bars are; None where there are none.
-      cut: whether marks stand for what lies beyond the axis.
-      named: whether lines are to be named.
-      beside: at the side of the axes, as where there are many lines in any case.
+      spread: meaning of the bands or bars; None without any.
+      cut: whether marks indicate values beyond the axis.
+      named: whether lines are named.
+      beside: at the side of the axes, as always with many lines.
     """
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
@@ -154,8 +155,10 @@ def _legend(axes: Any, spread: str | None, *, cut: bool = False, named: bool = T
 
 
 def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
-    """The personalised models' accuracy over the rounds, and dashed that of the global models; after a single
-    evaluation, each method stands at a tick of its own."""
+    """Accuracy of the personalised models over the rounds, with that of the global models dashed.
+
+    After a single evaluation, each method has its own tick.
+    """
     figure, axes = _rounds_axes("test accuracy, mean over clients", "")
     found = {name: _series(records, name, "evaluation", "personalized_accuracy") for name in colors}
     found = {name: series for name, series in found.items() if len(series[0])}
@@ -166,7 +169,7 @@ def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
         shown += [100 * (values.mean(axis=1) + side * _spread(values)) for side in (-1, 1)]
         _line(axes, np.array([place]) if single else rounds, 100 * values, colors[method], method)
         both, own, global_values = _series(records, method, "evaluation", "personalized_accuracy", "global_accuracy")
-        # Where the personalised model is the global one, one line says both.
+        # If the personalised model is the global one, one line represents both.
         if len(both) and not np.allclose(own, global_values, equal_nan=True):
             of_global[method] = np.array([place]) if single else both, 100 * global_values.mean(axis=1)
     if not shown:
@@ -199,7 +202,7 @@ def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
 
 
 def _name_ticks(axes: Any, names: list[str]) -> None:
-    """A tick for each method, at 0, 1, ..., slanted where there are many."""
+    """Set a tick per method, at 0, 1, ..., slanted if there are many."""
     slanted = {"rotation": 35, "ha": "right", "rotation_mode": "anchor"} if len(names) > _MOST_BESIDE else {}
     axes.set_xticks(range(len(names)), names, **slanted)
     axes.set_xlim(-0.6, len(names) - 0.2)
@@ -207,7 +210,7 @@ def _name_ticks(axes: Any, names: list[str]) -> None:
 
 
 def _says(of_global: dict[str, tuple[np.ndarray, np.ndarray]], low: float, high: float, single: bool) -> str:
-    """The title: how global models are drawn, and whose is never between the limits."""
+    """The title: the style of global models, and those never within the limits."""
     off = [method for method, (_, mean) in of_global.items() if np.nanmax(mean) < low or np.nanmin(mean) > high]
     parts = [f"{'hollow' if single else 'dashed'}: global model"] if len(of_global) > len(off) else []
     if off:
@@ -223,7 +226,7 @@ def _named(arrays: dict[str, dict[str, np.ndarray]], name: str) -> dict[str, np.
 
 
 def _clients(accuracies: dict[str, np.ndarray], colors: dict[str, str], title: str) -> Any:
-    """Each client's accuracy (mean over seeds) as a dot, with the mean and the quartiles; None for no client."""
+    """Each client's accuracy (mean over seeds) as a dot, with the mean and the quartiles; None without clients."""
     if not accuracies:
         return None
     figure, axes = new_axes("", "test accuracy of a client, mean over seeds", f"{title} (bars: mean and quartiles)")
@@ -245,7 +248,7 @@ def _clients(accuracies: dict[str, np.ndarray], colors: dict[str, str], title: s
 
 
 def _metric(records: list[dict[str, Any]], colors: dict[str, str], name: str, ylabel: str, title: str) -> Any:
-    """A metric of the methods that have it over the rounds; None where none has."""
+    """A metric over the rounds for the methods that have it; None if none has."""
     methods = [m for m in colors if len(_series(records, m, "round", name)[0])]
     if not methods:
         return None
@@ -261,7 +264,7 @@ def _metric(records: list[dict[str, Any]], colors: dict[str, str], name: str, yl
 
 
 def _uploads(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
-    """The norms of private uploads before they are clipped, and dashed the norm to which they are."""
+    """Norms of private uploads before clipping, with the clipping norm dashed."""
     figure = _metric(
         records, colors, "upload_norm", "L2 norm, mean over clients", "Uploads before clipping (dashed: C)"
     )
@@ -276,8 +279,7 @@ def _uploads(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
 
 
 def _by_bytes(records: list[dict[str, Any]], colors: dict[str, str], kind: str, name: str, ylabel: str) -> Any:
-    """A metric over the bytes that all clients have uploaded, of the methods that send in a code; None where none
-    does."""
+    """A metric over the bytes uploaded by all clients, for methods with compressed uploads; None without any."""
     curves = {}
     for method in colors:
         _, bits, values = _series(records, method, kind, "bits_up", name)

@@ -1,4 +1,4 @@
-"""What the fields that are None mean, by data set: the settings of the papers where they state some."""
+"""Presets by data set, the defaults of fields that are None: the papers' settings where stated."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _COMMON: dict[str, Any] = {
     "rounds": 300,
     "seeds": 3,
 }
-"""Ozkara et al. 2022, Table 1, MNIST: 50 epochs of 60 iterations. The presets below say how they differ from it."""
+"""Ozkara et al. 2022, Table 1, MNIST: 50 epochs of 60 iterations. The presets below list their differences from it."""
 
 _WRITERS: dict[str, Any] = {
     "model": "cnn",
@@ -40,7 +40,7 @@ _USERS: dict[str, Any] = {
     "rounds": 100,
     "seeds": 1,
 }
-# Two classes and features that were scaled by whoever made the file: clients differ in how often they see each class.
+# Two classes, and features scaled by the file's authors: clients differ in their class proportions.
 _TABLE: dict[str, Any] = {"model": "linear", "partition": "dirichlet", "alpha": 0.5, "cohort": 10, "rounds": 100}
 _PLANTED: dict[str, Any] = _USERS | {"model": "linear", "seeds": 3}
 
@@ -68,17 +68,17 @@ PRESETS: dict[str, dict[str, Any]] = {
     "a9a": _TABLE,
     "planted": _PLANTED,
 }
-"""The data sets known by name. Without ``model``, it is chosen by what the inputs are."""
+"""Data sets known by name. Without ``model``, it is chosen by the kind of inputs."""
 
 _BY_PREFIX = {"leaf": _USERS, "libsvm": _TABLE, "planted": _PLANTED}
 _SMALLEST_IMAGE = 16  # on which two convolutions of 5 x 5 with pooling leave a pixel
 
 
 def preset(data: str, partition: str | None) -> dict[str, Any]:
-    """The preset of a data set, for a partition of the user's or, where that is None, for its own.
+    """The preset of a data set, for the user's partition or, if that is None, for its own.
 
-    Options that the partition does not take are left out, and a preset's number of clients belongs to its own
-    partition: another one has as many as there are users where clients are users, else 50.
+    Options that the partition does not take are left out, and a preset's number of clients applies to its own
+    partition: another one has all users if clients are users, else 50.
 
     Reference: Ozkara et al. 2023, Figure 2; Ozkara et al. 2023, Table 1; Ozkara et al. 2023, Table 4;
       Ozkara et al. 2023, Table 5; Ozkara et al. 2022, Table 1.
@@ -92,10 +92,10 @@ def preset(data: str, partition: str | None) -> dict[str, Any]:
 
 
 def model_for(source: Source) -> str:
-    """The model of a data set that has none in its preset.
+    """Default model of a data set without one in its preset.
 
     Raises:
-      JaxpflError: for inputs that are several arrays, and tokens other than the classes: no model takes them.
+      JaxpflError: for inputs of several arrays, and tokens other than the classes, which no model takes.
     """
     if not hasattr(source.x_train, "shape"):
         raise JaxpflError(f"data set {source.name!r} has inputs of several arrays: no model of jaxpfl takes them")

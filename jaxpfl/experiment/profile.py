@@ -1,4 +1,4 @@
-"""Where a run's time goes: every second in one phase, and a trace of a few rounds. It changes no number of the run."""
+"""Profile of a run: its seconds by phase, and a trace of a few rounds. It does not change the run's results."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from jaxpfl.experiment.operations import Operation
 from jaxpfl.experiment.trace import Trace, Tracer
 
 PHASES = ("data", "compile", "rounds", "evaluation", "checkpoints", "profiler", "host")
-"""``data``: loading, splitting, placing, the first state; ``compile``: wherever it occurs, so that the other phases are
-without it; ``profiler``: the cost of the trace itself; ``host``: all the rest."""
+"""``data``: loading, splitting, placing, the first state; ``compile``: wherever it occurs, so that the other phases
+exclude it; ``profiler``: the cost of the trace itself; ``host``: everything else."""
 
 _COMPILE_PARTS = {
     "/jax/core/compile/jaxpr_trace_duration": "tracing",
@@ -30,18 +30,18 @@ _FROM_CACHE = "/jax/compilation_cache/cache_hits"
 
 
 class Profile:
-    """What a run tells of its phases. This one is off and hears nothing; `Recorder` is on."""
+    """Interface for a run's phases. This class is off and ignores them; `Recorder` records."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
-        """The block is of this phase, except for inner phases and compiling."""
+        """Attribute the block to this phase, except for inner phases and compiling."""
         return nullcontext()
 
     def method(self, name: str, folder: Path) -> AbstractContextManager[None]:
-        """The block runs one method into a run folder."""
+        """Attribute the block to one method, run into a folder."""
         return nullcontext()
 
     def rounds(self, done: int, count: int) -> AbstractContextManager[None]:
-        """The block is one call of ``count`` rounds, after ``done`` rounds."""
+        """Attribute the block to one call of ``count`` rounds, after ``done`` rounds."""
         return nullcontext()
 
 
@@ -49,10 +49,10 @@ OFF = Profile()
 
 
 class Recorder(Profile):
-    """A profile that is on, from its making to `report`; use it as a context manager.
+    """A recording profile, from its creation to `report`; use it as a context manager.
 
-    Every second is charged to the innermost open phase, so that the phases sum to the total. JAX says afterwards how
-    long it compiled: those seconds move from the phase that they were in to ``compile``.
+    Every second is charged to the innermost open phase, so that the phases sum to the total. JAX reports compile times
+    afterwards: those seconds are moved from their phase to ``compile``.
     """
 
     def __init__(self) -> None:
@@ -113,11 +113,11 @@ class Recorder(Profile):
                 tracer.stop(done + 1, done + count)
 
     def report(self, folder: Path) -> dict[str, Any]:
-        """Closes the account, and writes ``profile/phases.json`` and ``plots/profile.png`` into a run folder.
+        """Finish the profile, and write ``profile/phases.json`` and ``plots/profile.png`` into a run folder.
 
         Returns:
-          What the JSON file holds: ``total`` seconds, ``phases`` (they sum to it), the same for each of ``methods``,
-          ``compile`` by part, and the ``traces`` with their longest operations.
+          The content of the JSON file: ``total`` seconds, ``phases`` (which sum to it), the same for each of
+          ``methods``, ``compile`` by part, and the ``traces`` with their longest operations.
         """
         self._charge()
         result = {

@@ -1,4 +1,4 @@
-"""What a person sees: a progress bar on standard error while it runs, and a table at the end."""
+"""Terminal output of a run: a progress bar on standard error, and a table at the end."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from jaxpfl.presentation import new_table
 
 
 class _Live:
-    """Shows its progress display while it is used as a context manager."""
+    """Context manager that shows its progress display."""
 
     _progress: Progress
 
@@ -39,7 +39,7 @@ class _Live:
 
 
 class Terminal(_Live):
-    """A `Reporter` that draws one progress line for each method; use it as a context manager."""
+    """A `Reporter` that draws one progress line per method; use it as a context manager."""
 
     def __init__(self, console: Console):
         self._progress = Progress(
@@ -70,7 +70,7 @@ class Terminal(_Live):
 
 
 class Working(_Live):
-    """A line that says what is being done, gone when it is done; use it as a context manager."""
+    """A line with the current step, removed at the end; use it as a context manager."""
 
     def __init__(self, console: Console):
         columns = (TextColumn("[bold]{task.description}"), BarColumn(), DownloadColumn(), TimeRemainingColumn())
@@ -79,12 +79,12 @@ class Working(_Live):
         self._task = self._progress.add_task("starting", total=None)
 
     def show(self, what: str, done: int, total: int) -> None:
-        """Shows ``done`` of ``total`` bytes; a total of 0 is unknown."""
+        """Show ``done`` of ``total`` bytes; a total of 0 is unknown."""
         self._progress.update(self._task, description=what, completed=done, total=total or None)
 
 
 def print_export(console: Console, folder: Path, manifest: dict[str, Any]) -> None:
-    """What was written for each method."""
+    """Print the exported files of each method."""
     for name, entry in manifest["methods"].items():
         clients = sum(len(group["client_ids"]) for group in entry["groups"])
         parts = [f"{clients} personal models"] * (clients > 0) + ["the global model"] * (entry["global"] is not None)
@@ -94,7 +94,7 @@ def print_export(console: Console, folder: Path, manifest: dict[str, Any]) -> No
 
 
 def print_table(console: Console, summary: dict[str, Any]) -> None:
-    """The final tables: what each method's models score, on unseen clients too, and what they took."""
+    """Print the final tables: scores of each method's models, also on unseen clients, and their cost."""
     tables = [_scores, _unseen, _costs] if _has_unseen(summary) else [_scores, _costs]
     for table in tables:
         console.print(table(summary))
@@ -139,7 +139,7 @@ def _has_unseen(summary: dict[str, Any]) -> bool:
 
 
 def _scores(summary: dict[str, Any]) -> Any:
-    """The table of accuracies: over clients and seeds, and beside local training."""
+    """Table of accuracies, over clients and seeds and relative to local training."""
     methods, seeds = summary["methods"], len(summary["seeds"])
     hurt = {name: row["fraction_hurt"] for name, row in methods.items() if name != "local"}
     compared = any(value is not None for value in hurt.values())
@@ -160,7 +160,7 @@ def _scores(summary: dict[str, Any]) -> Any:
 
 
 def _unseen(summary: dict[str, Any]) -> Any:
-    """The table of unseen clients: after their rounds of adaptation, and after as many as a trained client took."""
+    """Table of unseen clients, after their rounds of adaptation and after as many as a trained client took."""
     methods = {name: row for name, row in summary["methods"].items() if row.get("unseen_rounds")}
     adapted = next(iter(methods.values()))["unseen_rounds"]["adapted"]
     table = _of_methods(
@@ -185,7 +185,7 @@ def _unseen(summary: dict[str, Any]) -> Any:
 
 
 def _costs(summary: dict[str, Any]) -> Any:
-    """The table of gradients, bytes and seconds."""
+    """Table of gradients, bytes and seconds."""
     table = _of_methods(
         "what it took",
         "train, adapt: gradients (backward passes through one model on one mini-batch) of a client, in training (mean "
@@ -193,7 +193,7 @@ def _costs(summary: dict[str, Any]) -> Any:
         ("train", "adapt", "up", "down", "sec"),
     )
     for name, row in summary["methods"].items():
-        gradients = row.get("gradients") or {}  # none in what an earlier version left
+        gradients = row.get("gradients") or {}  # none in the folders of an earlier version
         table.add_row(
             name,
             _count(gradients.get("training")),
@@ -206,7 +206,7 @@ def _costs(summary: dict[str, Any]) -> Any:
 
 
 def _of_methods(title: str, caption: str, columns: tuple[str, ...]) -> Any:
-    """An empty table with a row for each method and columns of numbers."""
+    """An empty table with a row per method and columns of numbers."""
     table = new_table(title, caption)
     table.add_column("method", style="bold", no_wrap=True)
     for name in columns:
@@ -219,7 +219,7 @@ def _count(over: dict[str, float] | None) -> str:
 
 
 def _claims(methods: dict[str, Any]) -> dict[str, list[str]]:
-    """What is said of privacy -> the methods of which it is said."""
+    """Privacy statements, each with its methods."""
     claims: dict[str, list[str]] = {}
     for name, row in methods.items():
         if row["privacy"]:
@@ -230,7 +230,7 @@ def _claims(methods: dict[str, Any]) -> dict[str, list[str]]:
 
 
 def print_profile(console: Console, profile: dict[str, Any]) -> None:
-    """Where the time went, as in ``profile/phases.json``: a table of phases, then each trace's longest operations."""
+    """Print the profile as in ``profile/phases.json``: a table of phases, then each trace's longest operations."""
     methods = profile["methods"] if len(profile["methods"]) > 1 else {}
     parts = profile["compile"]
     table = new_table(f"where the time went: {profile['total']:.1f} s")

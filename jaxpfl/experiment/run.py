@@ -1,11 +1,11 @@
-"""Runs methods into a run folder: records, checkpoints, per-client scores, and a summary that is written last.
+"""Running methods into a run folder: records, checkpoints, per-client scores, and a summary, written last.
 
-One process at a time may do so: `lock.held` around `open_folder` and `run_methods` sees to it.
+Only one process at a time may do so, which `lock.held` around `open_folder` and `run_methods` ensures.
 
-A run folder holds ``config.json`` (complete: rerunning it gives the same numbers), ``metrics.jsonl``, ``methods/``
-(one file pair for each finished method), ``checkpoints/``, ``clients.npz``, ``plots/`` and ``summary.json``; where a
-method asks for one, ``graph.csv`` with the neighbours among the clients; where it was asked for, ``profile/``.
-Only a folder with ``summary.json`` is a whole run.
+A run folder holds ``config.json`` (complete: rerunning it gives the same results), ``metrics.jsonl``, ``methods/`` (one
+file pair per finished method), ``checkpoints/``, ``clients.npz``, ``plots/`` and ``summary.json``; if a method needs
+one, ``graph.csv`` with the clients' neighbours; on request, ``profile/``. Only a folder with ``summary.json`` is a
+complete run.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from jaxpfl.experiment.stored_run import GRAPH, read_record
 
 
 class Reporter(Protocol):
-    """Who hears of a run's progress."""
+    """Receiver of a run's progress."""
 
     def start(self, method: str, done: int, rounds: int) -> None: ...
     def progress(self, round: int, loss: float, accuracy: float | None) -> None: ...
@@ -43,13 +43,13 @@ class Reporter(Protocol):
 
 
 def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[str]:
-    """Makes the run folder, or takes up an earlier one.
+    """Create the run folder, or reopen an earlier one.
 
     Returns:
-      What the resumed run changes, and may change: ``name: old -> new``.
+      Permitted changes of a resumed run: ``name: old -> new``.
 
     Raises:
-      JaxpflError: when the folder cannot be written, holds a run and ``resume`` is false, holds another experiment, or
+      JaxpflError: if the folder cannot be written, holds a run and ``resume`` is false, holds another experiment, or
         holds none and ``resume`` is true.
     """
     stored = folder / "config.json"
@@ -57,7 +57,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
         raise JaxpflError(f"nothing to resume in {folder}: leave out --resume to start")
     if stored.exists() and not resume:
         raise JaxpflError(f"{folder} already holds a run: --resume continues it, --output chooses another folder")
-    # A hidden file is what a kill left of a file that was being written.
+    # A hidden file is left by a kill while a file was being written.
     if not stored.exists() and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
         raise JaxpflError(f"{folder} is not empty and holds no run: choose another --output")
     allowed = []
@@ -113,13 +113,13 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
 
 
 def run_methods(experiment: Experiment, folder: Path, reporter: Reporter, profile: Profile = OFF) -> dict[str, Any]:
-    """Runs every method that is not finished, and summarises.
+    """Run every unfinished method, and summarise.
 
     Returns:
       The summary, as in ``summary.json`` and ``--json``.
 
     Raises:
-      Interrupted: after Ctrl-C; what is done is kept, and the same call resumes it.
+      Interrupted: after Ctrl-C; finished rounds are kept, and the same call resumes it.
     """
     with Interrupt() as interrupt:
         for name in experiment.methods:
@@ -138,7 +138,7 @@ def run_methods(experiment: Experiment, folder: Path, reporter: Reporter, profil
 
 
 def _discard_unstarted(folder: Path) -> None:
-    """Takes back a run folder in which nothing was done, so that what was refused may be corrected and run there."""
+    """Remove a run folder in which nothing was done, so that a refused run may be corrected and started there."""
     done = (path for pattern in ("methods/*", "checkpoints/*/*") for path in folder.glob(pattern))
     records = folder / "metrics.jsonl"
     if any(done) or (records.exists() and records.stat().st_size):
@@ -231,9 +231,9 @@ def _evaluate_unseen(simulation: Simulation, state: RunState) -> dict[str, dict[
 
 
 def _stands(record: dict[str, Any], done: int, config: RunConfig) -> bool:
-    """Whether a record belongs to a run resumed after ``done`` rounds.
+    """True if a record belongs to a run resumed after ``done`` rounds.
 
-    The evaluation at the end of a shorter run does not, unless the longer one has it too.
+    The evaluation at the end of a shorter run does not, unless the longer run has it too.
     """
     if record["round"] > done:
         return False
@@ -253,7 +253,7 @@ def _round_records(name: str, before: int, history: dict[str, np.ndarray]) -> li
 def _evaluate(
     experiment: Experiment, simulation: Simulation, state: RunState, name: str, done: int
 ) -> tuple[dict[str, dict[str, np.ndarray]], dict[str, Any]]:
-    """Per-client scores, and the record of their means over clients, one value for each seed."""
+    """Per-client scores, and the record of their means over clients, one value per seed."""
     scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
     record: dict[str, Any] = {"kind": "evaluation", "method": name, "round": done}
     labels = {"after": "personalized", "before": "personalized_before", "global": "global"}

@@ -1,4 +1,4 @@
-"""A run whose noise is from the operating system: its seed is in the checkpoints until the last, which has none."""
+"""Runs with noise from the operating system, whose seed is in every checkpoint but the last."""
 
 from __future__ import annotations
 
@@ -10,17 +10,17 @@ from jaxpfl.engine import RunState
 
 
 def without(state: RunState) -> RunState:
-    """The state with zeros for the noise's key: it can be scored and exported, but no round can follow."""
+    """The state with its noise key zeroed: it can be evaluated and exported, but not continued."""
     assert state.noise is not None
     return state._replace(noise=jax.random.wrap_key_data(jnp.zeros_like(jax.random.key_data(state.noise))))
 
 
 def is_gone(state: RunState) -> bool:
-    """Whether it is such a state."""
+    """True if the state's noise key was removed."""
     assert state.noise is not None
     return not np.any(jax.random.key_data(state.noise))
 
 
 def refusal(round: int) -> str:
-    """Why a run that ended at that round cannot have more of them."""
+    """Error message for continuing a run that ended at that round."""
     return f"privacy.noise_seed = secret: it is gone since round {round}, and no round can follow"

@@ -1,4 +1,4 @@
-"""A run folder taken up again for reading: its experiment rebuilt, a method's last state restored."""
+"""Stored runs, opened for reading: their experiment rebuilt, a method's last state restored."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ GRAPH = "graph.csv"
 
 
 class StoredRun(NamedTuple):
-    """What ``config.json`` of a run folder says.
+    """A run folder, as described by its ``config.json``.
 
     Attributes:
       folder: the run folder.
@@ -46,10 +46,10 @@ class StoredRun(NamedTuple):
         return range(self.config.seed, self.config.seed + require(self.config.seeds))
 
     def finished(self, method: str | None) -> str:
-        """The method of that name (the only one, for None), which must have run to its last round.
+        """The method of that name (the only one, for None), which must be finished.
 
         Raises:
-          JaxpflError: for an unknown method, and one that is not finished.
+          JaxpflError: for an unknown or unfinished method.
         """
         name = one_method(method, self.methods, str(self.folder))
         done = results.finished(self.folder, name)
@@ -61,9 +61,9 @@ class StoredRun(NamedTuple):
         """The run's experiment, with its data.
 
         Raises:
-          JaxpflError: where the data or the methods' hyper-parameters are no longer those of the run.
+          JaxpflError: if the data or the methods' hyper-parameters are no longer those of the run.
         """
-        # What a run started from is in its checkpoints, and need not be there any more.
+        # The initial parameters of a warm start are in the checkpoints, and their file may be gone.
         config = dataclasses.replace(self.config, warm_start=None)
         if (
             self.folder / GRAPH
@@ -85,10 +85,10 @@ class StoredRun(NamedTuple):
 
 
 def open_run(folder: Path) -> StoredRun:
-    """Reads a run folder's config.
+    """Read a run folder's config.
 
     Raises:
-      JaxpflError: where it is no run folder.
+      JaxpflError: if it is not a run folder.
     """
     path = folder / "config.json"
     if not path.is_file():
@@ -98,10 +98,10 @@ def open_run(folder: Path) -> StoredRun:
 
 
 def read_record(path: Path) -> dict[str, Any]:
-    """Reads the ``config.json`` of a run folder: config, methods, and what tells the run's data and settings.
+    """Read the ``config.json`` of a run folder: config, methods, and fingerprints of the data and settings.
 
     Raises:
-      JaxpflError: where it is another file, or damaged.
+      JaxpflError: if it is another file, or damaged.
     """
     record = files.read_json(path)
     kinds = {"config": dict, "methods": list, "data": int, "hyper": dict}
@@ -114,18 +114,18 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None:
-    """Refuses a run's ``config.json`` whose hyper-parameters are not those that its config gives.
+    """Check that the hyper-parameters recorded in a run's ``config.json`` are those that its config gives.
 
-    They stand beside the config, so that an edit there, or other defaults of another version, would have no effect.
-    What the command line sets to something else is left alone.
+    They are recorded beside the config, where an edit, or other defaults of another version, would have no effect.
+    Values that the command line overrides are not checked.
 
     Args:
-      path: the file that ``--config`` names.
+      path: the file given by ``--config``.
       file: its content.
-      experiment: what the file and the command line make together.
+      experiment: from the file and the command line together.
 
     Raises:
-      JaxpflError: names the method, the hyper-parameter and its two values.
+      JaxpflError: with the method, the hyper-parameter and its two values.
     """
     if not file.hyper:
         return
@@ -148,10 +148,10 @@ def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None
 
 
 def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -> tuple[Simulation, RunState]:
-    """The state after a finished method's last round, of one seed: leaves [1, ...].
+    """State after a finished method's last round, for one seed: leaves [1, ...].
 
     Raises:
-      JaxpflError: where the checkpoint of that round is gone or cannot be read.
+      JaxpflError: if the checkpoint of that round is gone or cannot be read.
     """
     simulation = experiment.simulation(method)
     folder, rounds = run.folder / "checkpoints" / method, require(run.config.rounds)

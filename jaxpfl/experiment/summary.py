@@ -1,4 +1,4 @@
-"""From per-client scores to the numbers that a report shows. S seeds, m clients; accuracies in [0, 1]."""
+"""Summary statistics of per-client scores. S seeds, m clients; accuracies in [0, 1]."""
 
 from __future__ import annotations
 
@@ -13,9 +13,8 @@ def over_clients(accuracy: np.ndarray) -> dict[str, float | None]:
 
     Returns:
       ``mean``: unweighted over clients, then over seeds; ``std``: of the seeds' means (ddof 1; None for one seed);
-      ``std_clients`` (ddof 0: the clients are all there are), ``p10``, ``worst_decile``: over clients, then averaged
-      over seeds. The worst decile is the mean
-      of the lowest ceil(m / 10) clients.
+      ``std_clients`` (ddof 0: the clients are the whole population), ``p10``, ``worst_decile``: over clients, then
+      averaged over seeds. The worst decile is the mean of the lowest ceil(m / 10) clients.
     """
     rows = [row[np.isfinite(row)] for row in np.atleast_2d(np.asarray(accuracy, float))]
     rows = [row for row in rows if len(row)]
@@ -33,13 +32,13 @@ def over_clients(accuracy: np.ndarray) -> dict[str, float | None]:
 
 
 def fraction_hurt(accuracy: np.ndarray, local: np.ndarray) -> float:
-    """The fraction of clients, over all seeds, that score below what local training gives them; both [S, m]."""
+    """Fraction of clients, over all seeds, with a score below that of local training; both [S, m]."""
     both = np.isfinite(accuracy) & np.isfinite(local)
     return float((accuracy < local)[both].mean()) if both.any() else math.nan
 
 
 def best_on_validation(rounds: list[int], validation: np.ndarray, test: np.ndarray) -> dict[str, Any]:
-    """The test accuracy at the round of best validation accuracy, chosen in each seed (the first of equals).
+    """Test accuracy at the round of best validation accuracy, chosen in each seed (the first in a tie).
 
     Args:
       rounds: [E].

@@ -1,4 +1,4 @@
-"""A trace of a few rounds, small whatever the rounds are: Perfetto and TensorBoard open it."""
+"""Size-limited trace of a few rounds, for Perfetto and TensorBoard."""
 
 from __future__ import annotations
 
@@ -20,18 +20,18 @@ _LONGEST = 5.0
 _SHORTEST = 0.01
 # A thread of a CPU finishes at most about this many operations a second: the first window must suit any program.
 _EVENTS_PER_SECOND = 2_500_000
-_GROWTH = 4  # at most, from a window to the next: what comes later in a round may run at another rate
+_GROWTH = 4  # at most, from a window to the next: later parts of a round may run at another rate
 
 
 class Trace(NamedTuple):
     """A trace on disk.
 
     Attributes:
-      folder: what TensorBoard opens; ``perfetto_trace.json.gz`` in it is for Perfetto.
-      first, last: the rounds of the call that it shows.
-      seconds: how long it was recorded.
-      whole: whether the rounds are in it to their end; else recording stopped before, as it would have grown too large.
-      operations: the XLA operations, those of the longest own time first.
+      folder: for TensorBoard; ``perfetto_trace.json.gz`` in it is for Perfetto.
+      first, last: the rounds of the traced call.
+      seconds: duration of the recording.
+      whole: whether it contains the rounds to their end; else recording stopped before, to limit its size.
+      operations: the XLA operations, longest own time first.
     """
 
     folder: Path
@@ -43,11 +43,11 @@ class Trace(NamedTuple):
 
 
 class Tracer:
-    """Traces one call of rounds of one method, after the first, which compiles.
+    """Tracing of one call of rounds of one method, after the first call, which compiles.
 
-    A program may write a hundred megabytes of events in a second, so the first window is cut short enough for any
-    program on this machine. Where the rounds went on beyond it, the events in it say how long a window the next call
-    may have; the last one stays. A trace is moved to its place when it is whole: a kill leaves a readable one or none.
+    A program may write a hundred megabytes of events per second, so the first window is short enough for any program on
+    this machine. If the rounds exceed it, its events determine the length of the next call's window; the last trace is
+    kept. A trace is written atomically: a kill leaves a readable one or none.
     """
 
     def __init__(self, folder: Path):
@@ -63,7 +63,7 @@ class Tracer:
         self.problem = "the first call of rounds compiles, and there was no second one"
 
     def start(self) -> None:
-        """Starts to record where this call of rounds is to be traced."""
+        """Start recording if this call of rounds is to be traced."""
         first, self._first_call = self._first_call, False
         if first or self._done:
             return
@@ -81,10 +81,10 @@ class Tracer:
         self._timer.start()
 
     def stop(self, first: int, last: int) -> None:
-        """Ends the recording of a call of rounds, if there is one, and keeps it.
+        """End the recording of a call of rounds, if there is one, and keep it.
 
         Args:
-          first, last: the rounds that the call ran.
+          first, last: the rounds of the call.
         """
         if self._timer is None:
             return
@@ -104,14 +104,14 @@ class Tracer:
             shutil.rmtree(self._partial, ignore_errors=True)
 
     def _stop(self, cut: bool) -> None:
-        """Runs in the timer's thread, inside the call, or after the call: whichever is first."""
+        """Stop recording, in the timer's thread during the call or after the call, whichever is first."""
         with self._lock:
             if not self._recording:
                 return
             self._recording, self._cut, self._seconds = False, cut, time.perf_counter() - self._began
             try:
                 jax.profiler.stop_trace()
-            except Exception as error:  # for `stop` to tell: a timer's thread has no one to raise to
+            except Exception as error:  # reported by `stop`: an exception in a timer's thread would be lost
                 self._error = error
 
     def _keep(self, first: int, last: int) -> None:
@@ -133,7 +133,7 @@ class Tracer:
 
 
 def _write_for_perfetto(source: Path, target: Path) -> None:
-    """The events as Perfetto takes them: the table of the recorder's own facts is not in its format."""
+    """Write the events in Perfetto's format, without the recorder's own table, which it does not support."""
     text = gzip.decompress(source.read_bytes())
     text = re.sub(rb'"metadata":\{[^{}]*\},', b"", text, count=1)
     target.write_bytes(gzip.compress(text, compresslevel=4))

@@ -1,4 +1,4 @@
-"""The true clusters of a run's clients, where its data have some, and how well the clusters found agree with them."""
+"""True clusters of a run's clients, if its data have some, and their agreement with the clusters found."""
 
 from __future__ import annotations
 
@@ -11,8 +11,10 @@ from jaxpfl.experiment.setup import Experiment, require
 
 
 def client_clusters(config: RunConfig, num_classes: int) -> np.ndarray | None:
-    """The true cluster of each client of a resolved config, by its id; None where the split has none: it has with the
-    partition "clusters", and of planted data where every user is a client."""
+    """True cluster of each client of a resolved config, by id; None if the split has none.
+
+    It has clusters under the partition "clusters", and for planted data if every user is a client.
+    """
     if config.partition == "clusters":
         clients = require(config.clients) + config.unseen_clients
         return data.true_clusters(clients, require(config.clusters), num_classes, config.split_seed).member
@@ -23,7 +25,7 @@ def client_clusters(config: RunConfig, num_classes: int) -> np.ndarray | None:
 
 
 def rand_index(experiment: Experiment, found: np.ndarray | None) -> list[float] | None:
-    """The adjusted Rand index of the clusters found, [S, m], in each run; None where none were, or none are known."""
+    """Adjusted Rand index of the clusters found, [S, m], in each run; None if none were found, or none are known."""
     if found is None:
         return None
     truth = client_clusters(experiment.config, experiment.task.num_classes)

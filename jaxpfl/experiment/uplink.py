@@ -1,4 +1,4 @@
-"""What a run's uploads have taken so far, where they are sent in a code: for records, results and plots."""
+"""Size of a run's compressed uploads so far, for records, results and plots."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from jaxpfl.engine.state import Counts
 
 
 class Uplink:
-    """Counts along with a run.
+    """Running count of a run's uploaded bits.
 
     Attributes:
-      bits: of all clients' uploads since round 0, [S] int64; None where they are not sent in a code.
+      bits: of all clients' uploads since round 0, [S] int64; None without compression.
     """
 
     def __init__(self, simulation: Simulation, state: RunState):
@@ -31,13 +31,14 @@ class Uplink:
         return history | {"bits_up": bits}
 
     def now(self) -> dict[str, Any]:
-        """``bits_up`` of today, for an evaluation's record."""
+        """The present ``bits_up``, for an evaluation's record."""
         return {} if self.bits is None else {"bits_up": self.bits}
 
 
 def of_method(simulation: Simulation, counts: Counts, compress: str | None) -> dict[str, Any]:
-    """What is stored of a finished method's uploads: ``bytes_up``, a mean over the runs; where they were sent in a
-    code, also its name and what they would have taken without.
+    """Upload size stored for a finished method: ``bytes_up``, a mean over the runs.
+
+    With compression also the compressor's name and the uncompressed size.
 
     Args:
       counts: at the end, on the host.

@@ -1,4 +1,4 @@
-"""``--warm-start``: the parameters from which every model of a run starts, in place of random ones."""
+"""``--warm-start``: given parameters as the initial ones of every model of a run."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxpfl.models.given import by_path
 
 
 def origin(where: str) -> Origin | None:
-    """What a run folder, or one of exported models, says of the parameters in it; None of a file of parameters."""
+    """Origin of the parameters in a run folder or a folder of exported models; None for a file of parameters."""
     path, _ = _place(where)
     for name in (MANIFEST, "config.json"):
         if (path / name).is_file():
@@ -29,7 +29,7 @@ def origin(where: str) -> Origin | None:
 
 
 def _place(where: str) -> tuple[Path, str | None]:
-    """A path and the method named after it, if any."""
+    """Path, and the method named after it, if any."""
     path = Path(where)
     if path.exists() or ":" not in where:
         return path, None
@@ -38,14 +38,14 @@ def _place(where: str) -> tuple[Path, str | None]:
 
 
 def read(where: str) -> dict[str, np.ndarray]:
-    """Reads parameters, by path.
+    """Read parameters, by path.
 
     Args:
       where: a run folder or a folder of exported models, for the global model of its method (``PATH:METHOD`` names one
         of several; of a run, its first seed); or an .npz file with parameter paths as keys.
 
     Raises:
-      JaxpflError: where nothing of this kind is there, and for a method without a global model.
+      JaxpflError: if there is nothing of this kind, or the method has no global model.
     """
     path, method = _place(where)
     if path.is_file():
