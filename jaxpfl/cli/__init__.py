@@ -1,4 +1,4 @@
-"""The command line. The only package that knows tyro; everything heavy is imported once signals are watched."""
+"""The command line, the only package that uses tyro; heavy imports happen once signals are watched."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the command line does with its arguments; JAX and what else is heavy is imported inside a command."""
+"""Dispatch of the command line; JAX and other heavy packages are imported inside commands."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ GROUPS: dict[str, str] = {
     "estimate": "Estimate clients' parameters together: jaxpfl estimate NAME; simulated, or on data of your own.",
     "privacy": "Privacy calculators: epsilon, noise, paper, curve; audit tries to refute a claim.",
 }
-"""Commands with commands of their own, and what they are for: ``jaxpfl.cli.NAME`` has ``commands()``."""
+"""Command groups and their purpose: ``jaxpfl.cli.NAME`` has ``commands()``."""
 
 
 def run(args: list[str]) -> None:
-    """Runs one command. Errors that are the user's are one line and exit status 2."""
+    """Run one command. User errors are one line, with exit status 2."""
     settle()
     try:
         with warnings.catch_warnings():
@@ -51,7 +51,7 @@ def run(args: list[str]) -> None:
 
 
 def _users_own(error: Exception) -> str | None:
-    """What is said of an error that is the user's, or the machine's; None of a defect."""
+    """Message for an error of the user's or the machine's; None for a defect."""
     if isinstance(error, JaxpflError | OSError):  # also a full disk, a folder taken away
         return str(error)
     if isinstance(error, OverflowError):
@@ -82,7 +82,7 @@ def _dispatch(args: list[str]) -> None:
 
 @contextmanager
 def _stopped_by_exception() -> Iterator[None]:
-    """Has signals raise, so that what started processes can stop them."""
+    """Make signals raise, so that code that started processes can stop them."""
 
     def end(number: int, frame: FrameType | None) -> NoReturn:
         print("interrupted", file=sys.stderr)
@@ -104,14 +104,14 @@ def _choose(
     args: list[str],
     others: Mapping[str, str] = MappingProxyType({}),
 ) -> None:
-    """Runs the command that the first argument names.
+    """Run the command named by the first argument.
 
     Args:
       commands: functions of that name.
       prog: what the arguments follow.
       description: of all of them.
       args: the arguments.
-      others: commands that were dispatched before, and what they do.
+      others: commands dispatched earlier, with their descriptions.
     """
     known = {command.__name__.replace("_", "-"): command for command in commands}
     names = [*known, *others]

@@ -1,4 +1,4 @@
-"""The methods in ``--help``: a line each, or those that are named with every setting explained."""
+"""Methods in ``--help``: a line each, or the named ones with every setting explained."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxpfl.cli.help import filled, table
 
 
 def describe(args: Sequence[str]) -> str:
-    """The methods among the arguments of a command, or else all."""
+    """Describe the methods among the arguments of a command, or else all."""
     named = [METHODS[name] for name in args if name in METHODS]
     return "\n\n".join(map(_one, named)) if named else _all()
 

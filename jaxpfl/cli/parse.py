@@ -1,4 +1,4 @@
-"""One command's arguments: help, one-line errors, and the call. The only file that calls tyro."""
+"""Parsing of one command's arguments: help, one-line errors, and the call. The only file that calls tyro."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ HELP = ("-h", "--help")
 
 
 def with_more(command: Callable[..., None], more: Callable[[Sequence[str]], str]) -> Callable[..., None]:
-    """A command whose help says more than its docstring: ``more`` makes lines of the arguments."""
+    """A command whose help has additional lines: ``more`` builds them from the arguments."""
     vars(command)["more"] = more
     return command
 
 
 def run(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
-    """Calls a command with what the arguments say, or prints its help where they ask for it.
+    """Call a command with its parsed arguments, or print its help on request.
 
     Args:
       command: a function whose parameters are its flags (see `flags_of`).
-      name: how it is called, ``jaxpfl run``.
-      args: what follows that.
+      name: of the command, ``jaxpfl run``.
+      args: the arguments after it.
 
     Raises:
-      JaxpflError: the arguments are not the command's; and what the command raises.
+      JaxpflError: if the arguments are not the command's; and any that the command raises.
     """
     flags = flags_of(command)
     if set(HELP) & set(args):
@@ -48,10 +48,10 @@ def run(command: Callable[..., None], name: str, args: Sequence[str]) -> None:
 
 
 def bound(command: Callable[..., None], name: str, args: Sequence[str]) -> Callable[[], None]:
-    """The call of a command that checked arguments stand for.
+    """The call of a command with checked arguments.
 
     Raises:
-      JaxpflError: they do not parse.
+      JaxpflError: if they do not parse.
     """
 
     @functools.wraps(command)
@@ -62,7 +62,7 @@ def bound(command: Callable[..., None], name: str, args: Sequence[str]) -> Calla
     try:
         with redirect_stderr(said):
             call = tyro.cli(later, prog=name, args=args, config=(DisallowNone,), registry=REGISTRY)
-    except SystemExit:  # an error that no check foresaw, in a box
+    except SystemExit:  # an unforeseen error, which tyro prints in a box
         text = "".join(" " if char in "│╭╮╰╯─|+" else char for char in said.getvalue())
         raise JaxpflError(f"{name}: {' '.join(text.split())}") from None
     print(said.getvalue(), end="", file=sys.stderr)

@@ -1,4 +1,4 @@
-"""Paths that a command is to write to: refused before it works for minutes, not after."""
+"""Output paths of commands, checked before minutes of work rather than after."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from pathlib import Path
 
 @dataclass(frozen=True)
 class Place:
-    """What a path must be.
+    """Requirement on an output path.
 
     Attributes:
-      metavar: what ``--help`` calls it.
-      trouble: ``path -> text``, what is wrong with it; None where nothing is.
+      metavar: its name in ``--help``.
+      trouble: ``path -> text``, the reason why the path is unsuitable; None if it is fine.
     """
 
     metavar: str
@@ -45,6 +45,6 @@ def _parents(path: Path) -> str | None:
 
 
 NEW_FILE = Place("FILE", _file)
-"""A file that is written, in place of one that is there."""
+"""A file to be written, replacing an existing one."""
 NEW_FOLDER = Place("FOLDER", _folder)
-"""A folder that is made where it is missing."""
+"""A folder, created if missing."""

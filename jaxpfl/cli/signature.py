@@ -1,4 +1,4 @@
-"""A command's flags, read off its signature: what arguments are checked against, and what ``--help`` shows."""
+"""Flags of a command from its signature, used to check arguments and to print ``--help``."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ REQUIRED: Any = MISSING
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Flag:
-    """A flag, or a positional argument, of a command.
+    """A flag or positional argument of a command.
 
     Attributes:
-      name: as it is written, ``--plan.runs``; of a positional argument its name in the usage line, ``METHOD``.
+      name: as written, ``--plan.runs``; for a positional argument its name in the usage line, ``METHOD``.
       kind: type of one value: int, float, str or Path; bool for a switch, which takes none.
       text: of the help.
-      default: the value where it is not given; REQUIRED where it must be.
-      choices: the values that are allowed; none where the kind says all.
+      default: the value if it is not given; REQUIRED if it must be.
+      choices: the allowed values; empty if the kind is the only restriction.
       many: whether it takes any number of values.
-      positional: whether it is given by its position.
-      place: what a path must be, where that is known before the command runs.
+      positional: whether it is given by position.
+      place: requirement on an output path that is checked before the command runs.
       owner: the dataclass whose field it sets; None for a parameter of the command itself.
     """
 
@@ -46,13 +46,13 @@ class Flag:
 
     @property
     def off(self) -> str:
-        """The name that turns a switch off, ``--plan.no-donate``."""
+        """Name of the flag that turns a switch off, ``--plan.no-donate``."""
         path, _, last = self.name.removeprefix("--").rpartition(".")
         return f"--{path}.no-{last}" if path else f"--no-{last}"
 
 
 def flags_of(command: Callable[..., Any]) -> tuple[Flag, ...]:
-    """The flags of a command, in the order of its parameters and of their dataclasses' fields."""
+    """Flags of a command, in the order of its parameters and of their dataclasses' fields."""
     hints = get_type_hints(command, include_extras=True)
     texts = _texts(command)
     found: list[Flag] = []
@@ -80,7 +80,7 @@ def _fields(settings: type, given: Any, prefix: str) -> list[Flag]:
 
 
 def _owner(settings: type, field: str) -> type:
-    """The dataclass, of those that it extends, that has the field first."""
+    """The first dataclass among those that it extends that has the field."""
     return next(cls for cls in reversed(settings.__mro__) if field in vars(cls).get("__annotations__", ()))
 
 
@@ -119,7 +119,7 @@ def _notes(hint: Any) -> tuple[Any, ...]:
 
 
 def _bare(hint: Any) -> Any:
-    """The type without annotations and None; text where it or something else is meant."""
+    """The type without annotations and None; text if it is a union with text."""
     if get_origin(hint) is Annotated:
         return _bare(get_args(hint)[0])
     if get_origin(hint) in (Union, types.UnionType):

@@ -1,9 +1,9 @@
-"""An audit: a privacy claim beside lower bounds on what it should bound, and a look at the noise and at the cohorts.
+"""Privacy audits: empirical lower bounds on epsilon against a claim, and tests of the noise and the cohorts.
 
-It runs the engine's own programs on the method's own data and settings, with clients in them that wish to be seen
-(`canaries`), reads every round's release (`transcript`), plays two games about the claim (`games`), and compares noise
-and cohorts with what was accounted (`white_box`). A bound above the claim refutes it, and so do noise and cohorts that
-are not as accounted. A claim that is not refuted is not proved.
+An audit runs the engine's own programs on the method's own data and settings, with detectable clients (`canaries`),
+reads every round's release (`transcript`), plays two distinguishing games (`games`), and compares noise and cohorts
+with the accounted ones (`white_box`). A bound above the claim refutes it, and so do noise and cohorts that differ from
+the accounted ones. A claim that is not refuted is not proved.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ __all__ = ["Audit", "Subject", "audit", "subject_of"]
 
 
 class Audit(NamedTuple):
-    """What an audit found.
+    """Result of an audit.
 
     Attributes:
-      claim: what was audited.
-      accountant: by which it claims an epsilon.
-      game: of many worlds with and without one canary; ``claimed`` is eps at its delta.
-      one_run: of many canaries; ``claimed_one_run`` is eps at its delta, the claim's own.
-      cohorts: whether they are drawn as accounted.
-      noise: whether it is as accounted; or, as text, why that cannot be told.
-      against: what speaks against the claim, a line each; empty where nothing does.
+      claim: the audited privacy plan.
+      accountant: of the claimed epsilon.
+      game: many worlds with and without one canary; ``claimed`` is eps at its delta.
+      one_run: many canaries in one run; ``claimed_one_run`` is eps at its delta, the claim's own.
+      cohorts: tests that they are drawn as accounted.
+      noise: tests that it is as accounted; or, as text, why it cannot be tested.
+      against: evidence against the claim, a line each; empty without any.
     """
 
     claim: PrivacyPlan
@@ -48,7 +48,7 @@ class Audit(NamedTuple):
     against: list[str]
 
     def to_json(self) -> dict[str, Any]:
-        """Everything but the scores."""
+        """The result without the scores."""
         bound, one = self.game.bound, self.one_run
         noise = self.noise
         return {
@@ -103,21 +103,21 @@ def audit(
     seed: int = 0,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Audit:
-    """Audits a run.
+    """Audit a run.
 
     Args:
       delta: of the claim; the one-run audit's.
-      accountant: of the claim; the one that takes the run unless given.
+      accountant: of the claim; the default one for the run unless given.
       worlds: of the game with one canary, about half of them with it.
-      worlds_delta: at which that game's bound and the claim are compared.
+      worlds_delta: delta at which that game's bound and the claim are compared.
       canaries: clients that are canaries in the one-run audit; all, but 500 at most, unless given.
-      canary_runs: runs of it, whose canaries are counted together.
+      canary_runs: runs of that audit, whose canaries are counted together.
       confidence: of each of the two bounds.
       seed: the runs' seeds are ``seed, seed + 1, ...``.
-      progress: hears what is being done.
+      progress: called with the current step.
 
     Raises:
-      JaxpflError: as `games.play` and `games.one_run`, for what is out of range, and for seeds beyond 32 bits.
+      JaxpflError: as in `games.play` and `games.one_run`; for arguments out of range, and seeds beyond 32 bits.
     """
     claim = subject.claim
     games.check_worlds(worlds)

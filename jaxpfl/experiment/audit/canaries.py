@@ -1,10 +1,10 @@
-r"""Canaries: clients whose upload is chosen to be seen, in a run or not by the toss of a coin.
+r"""Canaries: clients with a detectable upload, included in a run by a fair coin.
 
-A canary's upload lies along a direction of its own, far beyond the clipping norm, has a large weight, and changes its
-sign from round to round by the Thue-Morse sequence (+ - - + - + + - ...): clipped, it moves the sum by C, and where two
-rounds share their noise, that cancels in their difference while the canary does not. A claim covers whatever a client
-uploads. Where the coin says no, the run is the neighbour that the claim's relation is about: no such upload
-(add-or-remove-one), nothing in it (zero-out), or its opposite (replace-one).
+A canary's upload has its own direction, a norm far beyond the clipping norm and a large weight, and changes its sign
+between rounds by the Thue-Morse sequence (+ - - + - + + - ...): clipped, it changes the sum by C, and if two rounds
+share their noise, the noise cancels in their difference while the canary does not. A claim covers any upload of a
+client. If the coin excludes it, the run is the neighbour under the claim's relation: no upload (add-or-remove-one), a
+zero upload (zero-out), or its opposite (replace-one).
 
 With noise in every step a canary's gradients are such vectors, as its noise is added to each of them.
 """
@@ -31,17 +31,17 @@ from jaxpfl.types import Array, Key, PyTree, Scalar
 
 _LENGTH, _WEIGHT = 100.0, 8.0
 _UNIT: dict[Relation, float] = {"add-or-remove-one": 0.0, "zero-out": 0.0, "replace-one": -1.0}
-"""The canary's upload where its coin says no, over what it is otherwise."""
+"""The canary's upload if its coin excludes it, relative to the one if included."""
 
 
 class Canaries(NamedTuple):
-    """Who are canaries, and of which kind.
+    """The canaries of a run.
 
     Attributes:
       ids: of the clients, [n].
-      relation: what they are when their coin says no.
-      even: whether each leaf has the same part of the direction's length; else each entry. The former shows what is
-        wrong with small leaves, the latter keeps many canaries apart.
+      relation: determines their upload if excluded by their coin.
+      even: whether the direction's length is divided equally among leaves; else among entries. The former detects
+        faults in small leaves, the latter separates many canaries.
     """
 
     ids: np.ndarray
@@ -49,11 +49,11 @@ class Canaries(NamedTuple):
     even: bool
 
     def has(self, client_id: Array) -> Array:
-        """Whether a client is one, [] bool."""
+        """True if a client is a canary, [] bool."""
         return (client_id == jnp.asarray(self.ids)).any()
 
     def direction(self, client_id: Scalar, like: PyTree) -> PyTree:
-        """A canary's direction: random signs in a tree of such shapes, of length 1."""
+        """A canary's direction: random signs in a tree of the given shapes, of length 1."""
         leaves, structure = jax.tree.flatten(like)
         size = sum(leaf.size for leaf in leaves)
 
@@ -64,12 +64,12 @@ class Canaries(NamedTuple):
         return jax.tree.unflatten(structure, [part(place, leaf) for place, leaf in enumerate(leaves)])
 
     def tosses(self, run_keys: Array) -> np.ndarray:
-        """What the coins of runs said, [S, n] bool."""
+        """Coins of the canaries in each run, [S, n] bool."""
         each = jax.vmap(lambda key, i: coin(stream(key, Purpose.BATCHES, i)), (None, 0))
         return np.asarray(jax.vmap(each, (0, None))(run_keys, jnp.asarray(self.ids)))
 
     def availability(self, usual: Availability) -> Availability:
-        """The clients' availability, in which a canary that is not there sends nothing (add-or-remove-one)."""
+        """The clients' availability, with excluded canaries that send nothing (add-or-remove-one)."""
         if self.relation != "add-or-remove-one":
             return usual
 
@@ -84,12 +84,12 @@ class Canaries(NamedTuple):
 
 
 def coin(batch_key: Key) -> Array:
-    """A client's coin, [] bool: the same in every round of a run. A bit of a key is as good as a draw from it."""
+    """A client's coin, [] bool, the same in every round of a run: a bit of its key, which is as random as a draw."""
     return jax.random.key_data(batch_key).ravel()[-1] % 2 == 1
 
 
 def _signs(client_id: Scalar, place: int, shape: tuple[int, ...]) -> Array:
-    """1 or -1 in every entry, by a hash (the finaliser of MurmurHash3): a tenth of what a draw takes to compile."""
+    """1 or -1 for every entry, by a hash (the finaliser of MurmurHash3), which compiles in a tenth of a draw's time."""
     seed = jnp.asarray(client_id).astype(jnp.uint32) * np.uint32(0x9E3779B1) + np.uint32(place * 0x85EBCA77 % 2**32)
     bits = jnp.arange(math.prod(shape), dtype=jnp.uint32) * np.uint32(0xC2B2AE3D) + seed
     for shift, factor in ((16, 0x85EBCA6B), (13, 0xC2B2AE35), (16, 1)):
@@ -103,11 +103,11 @@ def sign(round: Scalar) -> Array:
 
 
 def with_canaries(canaries: Canaries, clipping_norm: float, rebuild: Callable[[LocalWork], Algorithm] | None) -> Change:
-    """What puts the canaries into an algorithm.
+    """Transformation that puts the canaries into an algorithm.
 
     Args:
       clipping_norm: C.
-      rebuild: for noise in every step, the algorithm with other work: its gradients are chosen, not its upload.
+      rebuild: for noise in every step, builds the algorithm for other work, whose gradients are replaced.
     """
 
     def change(algorithm: Algorithm, work: LocalWork) -> Algorithm:
@@ -142,7 +142,7 @@ def with_canaries(canaries: Canaries, clipping_norm: float, rebuild: Callable[[L
 
 @dataclass(frozen=True, eq=False)
 class _Steered(LocalWork):
-    """Work whose gradients of what is uploaded are others."""
+    """Local work with replaced gradients of the uploaded parameters."""
 
     steer: Callable[[PyTree], PyTree] = lambda gradient: gradient
 

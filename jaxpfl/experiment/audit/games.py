@@ -1,12 +1,12 @@
-r"""Two games about a claim, played with the engine's own rounds: one canary in many worlds, many canaries in one run.
+r"""Two distinguishing games with the engine's own rounds: one canary in many worlds, many canaries in one run.
 
-In the first, thousands of runs differ in their seeds and in whether one client, the canary, is there. Each world is
-scored by several statistics of all its releases: what they have in the canary's direction, as a whole, leaf by leaf,
-as differences between rounds and between leaves (of noise that two of them share nothing is left), and the divisors.
-`epsilon_lower_bound` chooses one of them on half of the worlds and reads the bound off the other half.
+In the first, thousands of runs differ in their seeds and in the presence of one client, the canary. Each world is
+scored by several statistics of all its releases: their component in the canary's direction, as a whole, leaf by leaf,
+as differences between rounds and between leaves (in which shared noise cancels), and the divisors.
+`epsilon_lower_bound` selects one of them on half of the worlds and computes the bound on the other half.
 
-In the second, each of many clients of one run is there or not; `one_run_lower_bound` counts how many of them can be
-told. That is one training run of cost, and a bound at the claim's own delta, but a looser one.
+In the second, each of many clients of one run is included or not; `one_run_lower_bound` counts how many of them can be
+identified. It costs one training run and gives a bound at the claim's own delta, but a looser one.
 """
 
 from __future__ import annotations
@@ -32,17 +32,17 @@ from jaxpfl.protocol import Algorithm, Upload
 from jaxpfl.types import PyTree
 
 _AT_ONCE = 2**28
-"""Bytes of uploads that the worlds of one call may hold, one for each of their clients."""
+"""Limit on the bytes of uploads in the worlds of one call, one upload per client."""
 _WORLDS, _CANARIES = 40, 500
 _PAIRED_ROUNDS, _PAIRED_LEAVES = 6, 6
 
 
 class Game(NamedTuple):
-    """What many worlds with and without a canary showed.
+    """Result of many worlds with and without a canary.
 
     Attributes:
       bound: the lower bound.
-      statistic: the name of what gave it.
+      statistic: name of the one that gave it.
       present, absent: that statistic in the worlds with and without the canary.
     """
 
@@ -61,17 +61,17 @@ def play(
     seed: int = 0,
     progress: Callable[[str], None] = lambda what: None,
 ) -> Game:
-    """Plays with many worlds, about half of them with the canary: the first client.
+    """Play with many worlds, about half of them with the canary: the first client.
 
     Args:
-      worlds: how many at least.
-      delta: at which claim and bound are compared. A claim holds at every delta, and at one of 0.01 ... 0.2 some
-        thousand worlds can say something of it.
+      worlds: minimum number.
+      delta: at which claim and bound are compared. A claim holds at every delta, and some thousand worlds are
+        informative at one of 0.01 ... 0.2.
       seed: the worlds' seeds are ``seed, seed + 1, ...``.
-      progress: hears how many are done.
+      progress: called with the number of finished worlds.
 
     Raises:
-      JaxpflError: for fewer than 40 worlds, and what cannot be accounted.
+      JaxpflError: for fewer than 40 worlds, or if the run cannot be accounted.
     """
     check_worlds(worlds)
     canaries = _canaries(subject, 1, even=True)
@@ -104,15 +104,15 @@ def one_run(
     seed: int = 0,
     runs: int = 1,
 ) -> OneRunBound:
-    """Plays with many canaries in each of a few runs.
+    """Play with many canaries in each of a few runs.
 
     Args:
-      canaries: how many clients are canaries; all, but 500 at most, unless given.
+      canaries: number of clients that are canaries; all, but 500 at most, unless given.
       delta: of the claim, far below one over the number of canaries.
       runs: independent runs, whose canaries are counted together.
 
     Raises:
-      JaxpflError: for canaries outside 2 ... m, and what cannot be accounted.
+      JaxpflError: for canaries outside 2 ... m, or if the run cannot be accounted.
     """
     m, n = len(subject.ids), check_canaries(subject, canaries, runs)
     chosen = _canaries(subject, n, even=False)
@@ -126,7 +126,7 @@ def one_run(
     for t, seen in enumerate(rounds(simulation, state, subject.rounds)):
         mean = _mean(subject, seen)
         total = total + float(sign(t)) * np.concatenate([mean[name] for name in mean], axis=1) / subject.unit
-    # What each canary has of the sum if all are told apart, as far as noise of the claimed size allows.
+    # Component of the sum that belongs to each canary, as far as noise of the claimed size allows to separate them.
     gram = directions @ directions.T
     noise = subject.claim.noise_multiplier**2 / (subject.rounds * subject.participation.expected_cohort / m)
     scores = np.linalg.solve(gram + noise * np.eye(n), directions @ np.asarray(total).T).T
@@ -134,13 +134,13 @@ def one_run(
 
 
 def check_worlds(worlds: int) -> None:
-    """Refuses fewer worlds than can show anything."""
+    """Refuse too few worlds to show anything."""
     if worlds < _WORLDS:
         raise JaxpflError(f"worlds must be at least {_WORLDS}, got {worlds}")
 
 
 def check_canaries(subject: Subject, canaries: int | None, runs: int) -> int:
-    """The number of canaries of a run; refuses what is not between 2 and m, and less than one run."""
+    """Number of canaries of a run; refused unless between 2 and m, with at least one run."""
     m = len(subject.ids)
     if not 2 <= (n := min(m, _CANARIES) if canaries is None else canaries) <= m:
         raise JaxpflError(f"canaries must be between 2 and the {m} clients, got {n}")
@@ -174,7 +174,7 @@ def _released_like(upload: Upload) -> PyTree:
 
 
 def _mean(subject: Subject, seen: Round) -> dict[str, np.ndarray]:
-    """A round's release as the server takes it, times the public divisor; zero where there was none."""
+    """A round's release as used by the server, times the public divisor; zero without a release."""
     divisor = np.where(seen.weight > 0, seen.weight, np.inf)[:, None]
     return {name: leaf / divisor * subject.participation.expected_cohort for name, leaf in seen.leaves.items()}
 
@@ -205,13 +205,13 @@ def _projected(subject: Subject, seen: Iterable[Round], direction: dict[str, np.
 
 
 def statistics(seen: list[_Projected]) -> dict[str, np.ndarray]:
-    """The scores of the worlds by name, each [S]."""
+    """Scores of the worlds by name, each [S]."""
     of_round = [_sum(each.leaves.values()) for each in seen]
     table = {"sum": _sum(of_round)}
     if len(seen[0].leaves) > 1:
         table |= {f"leaf {name}": _sum(each.leaves[name] for each in seen) for name in seen[0].leaves}
     table |= {f"leaves {name}": _sum(each.pairs[name] for each in seen) for name in seen[0].pairs}
-    # Already times their signs: where those differ, the sum is of the difference of the releases.
+    # The releases are already multiplied by their signs: if these differ, the sum is of the releases' difference.
     signs = [int(sign(t)) for t in range(min(len(seen), _PAIRED_ROUNDS))]
     table |= {
         f"rounds {s} - {t}": of_round[s] + of_round[t]

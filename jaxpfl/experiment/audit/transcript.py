@@ -1,4 +1,4 @@
-"""The releases of a run, round by round: what a method's server is given, noise and divisor included."""
+"""Transcript of a run's releases, round by round: the input of a method's server, including noise and divisor."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from jaxpfl.types import Array, PyTree
 
 
 class Seen(NamedTuple):
-    """A server's state: the method's own, and the last round's release.
+    """Server state: the method's own, and the last round's release.
 
     Attributes:
-      total: the sum of the uploads behind the mechanism; of a method that is private by itself, the center of what its
-        server made of them.
+      total: the sum of the uploads behind the mechanism; for a method that is private by itself, the center of its new
+        server state.
       weight: the divisor, [].
     """
 
@@ -47,7 +47,7 @@ class Round(NamedTuple):
 
 
 def recorded(algorithm: Algorithm, upload: Upload) -> Algorithm:
-    """The algorithm whose server remembers what it was given last.
+    """Wrap an algorithm so that its server records its last input.
 
     Args:
       upload: shapes and types of a client's.
@@ -67,7 +67,7 @@ def recorded(algorithm: Algorithm, upload: Upload) -> Algorithm:
             return Seen(
                 state, jax.tree.map(lambda mu: jnp.tensordot(shared.p, mu, 1), shared.mu), jnp.ones(())
             ), metrics
-        # A model's own type may have no room for the noise's last digits.
+        # The model's own type may be too narrow for the noise's last digits.
         total = jax.tree.map(lambda a: a.astype(jnp.result_type(float)), reduced.total)
         (weight,) = jax.tree.leaves(reduced.weight)
         return Seen(state, total, jnp.asarray(weight, jnp.result_type(float))), metrics
@@ -79,7 +79,7 @@ def recorded(algorithm: Algorithm, upload: Upload) -> Algorithm:
 
 
 def rounds(simulation: Simulation, state: RunState, count: int) -> Iterator[Round]:
-    """Runs so many rounds and yields each one's release. The state is used up."""
+    """Run ``count`` rounds and yield the release of each. The state is donated."""
     for _ in range(count):
         state, history = simulation.advance(state, 1)
         (seen,) = [node for node in jax.tree.leaves(state.server, is_leaf=_is_seen) if _is_seen(node)]
@@ -92,7 +92,7 @@ def rounds(simulation: Simulation, state: RunState, count: int) -> Iterator[Roun
 
 
 def by_name(tree: PyTree, *, runs: bool = False) -> dict[str, np.ndarray]:
-    """The leaves by path, each as a vector of float64, or [S, entries] with a leading axis of runs."""
+    """Leaves by path, each as a vector of float64, or [S, entries] with a leading axis of runs."""
     return {
         jax.tree_util.keystr(path, simple=True, separator="/") or "upload": np.asarray(leaf, np.float64).reshape(
             *np.shape(leaf)[: int(runs)], -1

@@ -1,8 +1,8 @@
-r"""A look inside: the noise that rounds really add, and the cohorts that are really drawn, against what is accounted.
+r"""White-box tests of the noise that rounds add and the cohorts that are drawn, against the accounted ones.
 
-A game sees what an outsider may see, and needs thousands of worlds for a tenth of the noise. Here each client's change
-is kept before it is clipped; from it the sum that should have been released is computed anew, in float64, and what the
-release has beyond it must be the claimed noise (`jaxpfl.privacy.residuals`). No data are better or worse for that.
+A game is limited to an outsider's view, and needs thousands of worlds to detect a tenth of the noise. Here each
+client's change is recorded before it is clipped; from it the exact sum is recomputed in float64, and the difference of
+the release to it must be the claimed noise (`jaxpfl.privacy.residuals`). The test works equally well on any data.
 """
 
 from __future__ import annotations
@@ -24,16 +24,16 @@ from jaxpfl.protocol import Algorithm, Client, Reduction, Upload
 from jaxpfl.types import Array, PyTree
 
 FALSE_ALARM = 1e-6
-"""The probability that a run in which all is as claimed is said to be at fault, over all tests together."""
+"""Probability of a false alarm for a correct claim, over all tests together."""
 _DRAWS, _SCORES = 4000, 2**26
 
 
 class Noise(NamedTuple):
-    """What was found of the noise.
+    """Test results for the noise.
 
     Attributes:
       scale: its standard deviation over the claimed one.
-      error: the standard error of that.
+      error: standard error of ``scale``.
       findings: of each test.
     """
 
@@ -43,12 +43,12 @@ class Noise(NamedTuple):
 
 
 def faults(findings: list[Finding]) -> list[Finding]:
-    """Those that would be there by chance with a probability of `FALSE_ALARM` at most, all together."""
+    """Findings that are significant at the level `FALSE_ALARM`, jointly."""
     return [finding for finding in findings if finding.p_value < FALSE_ALARM / len(findings)]
 
 
 def why_no_noise_check(subject: Subject) -> str | None:
-    """Why the noise of such a run cannot be told from what it hides; None where it can."""
+    """Reason why the noise of such a run cannot be separated from the sum; None if it can."""
     if subject.mechanism.noise == "per_step":
         return "noise in every step is part of what a client computes"
     if subject.compressor is not None:
@@ -59,10 +59,10 @@ def why_no_noise_check(subject: Subject) -> str | None:
 
 
 def noise(subject: Subject, *, seed: int = 0, runs: int = 2) -> Noise:
-    """Tests the noise of a few runs.
+    """Test the noise of a few runs.
 
     Args:
-      subject: of which `why_no_noise_check` says nothing.
+      subject: one for which `why_no_noise_check` returns None.
     """
     upload = subject.upload()
     simulation = subject.simulation(lambda algorithm, work: recorded(_keeping(algorithm, upload), upload))
@@ -86,7 +86,7 @@ def noise(subject: Subject, *, seed: int = 0, runs: int = 2) -> Noise:
 
 
 def cohorts(participation: Participation, sampling: Sampling, *, seed: int = 0) -> list[Finding]:
-    """Tests cohorts, drawn by the run's own function, for the sizes and the clients that the accountant was told of.
+    """Test cohorts, drawn by the run's own function, for the accounted sizes and frequencies of clients.
 
     Args:
       sampling: as accounted.
@@ -109,7 +109,7 @@ def cohorts(participation: Participation, sampling: Sampling, *, seed: int = 0) 
 
 
 class _Kept(NamedTuple):
-    """A client's state, and its last change before it was clipped: whose, and of which round."""
+    """Client state with its last change before clipping, its client and its round."""
 
     state: PyTree
     client_id: Array
@@ -118,7 +118,7 @@ class _Kept(NamedTuple):
 
 
 def _keeping(algorithm: Algorithm, upload: Upload) -> Algorithm:
-    """The algorithm whose clients keep what they uploaded last."""
+    """Wrap an algorithm so that its clients keep their last upload."""
 
     def keeping(usual: Client) -> Client:
         def init(key, hp, ctx, message) -> _Kept:
@@ -144,7 +144,7 @@ def _keeping(algorithm: Algorithm, upload: Upload) -> Algorithm:
 def _exact_sum(
     subject: Subject, groups: tuple[_Kept, ...], round: int, arrived: np.ndarray, limit: np.ndarray
 ) -> dict[str, np.ndarray]:
-    """The sum of the clipped changes of those whose upload arrived, by leaf, [S, entries].
+    """Sum of the clipped changes of the clients whose upload arrived, by leaf, [S, entries].
 
     Args:
       arrived: [S, m]; limit: C, [S].
@@ -176,10 +176,10 @@ def _clipping_norm(subject: Subject, seen: Round) -> np.ndarray:
 
 
 def _stddev(subject: Subject, uploads: np.ndarray, limit: np.ndarray) -> np.ndarray:
-    """The noise's standard deviation, [S]; NaN where nothing may be released.
+    """Standard deviation of the noise, [S]; NaN if nothing may be released.
 
     Args:
-      uploads: how many arrived, [S].
+      uploads: number that arrived, [S].
     """
     mechanism = subject.mechanism
     if mechanism.noise == "central":
@@ -190,7 +190,7 @@ def _stddev(subject: Subject, uploads: np.ndarray, limit: np.ndarray) -> np.ndar
 
 
 def _sizes(sampling: Sampling, m: int) -> np.ndarray:
-    """The probabilities of cohorts of 0 ... m clients."""
+    """Probabilities of cohorts of 0 ... m clients."""
     from scipy.stats import binom
 
     if isinstance(sampling, Poisson):
@@ -205,7 +205,10 @@ def _sizes(sampling: Sampling, m: int) -> np.ndarray:
 
 
 def _chi_squared(counts: np.ndarray, expected: np.ndarray) -> float:
-    """Pearson's test, neighbouring sizes put together until each has five expected draws; 0 for what cannot happen."""
+    """p-value of Pearson's test, with neighbouring sizes merged to five expected draws each.
+
+    It is 0 if an impossible size occurs.
+    """
     from scipy.stats import chi2
 
     if counts[expected == 0].any():
