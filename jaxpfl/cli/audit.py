@@ -1,4 +1,4 @@
-"""``jaxpfl privacy audit``: a method's own privacy claim, and what can be said against it."""
+"""``jaxpfl privacy audit``: an empirical test of a method's own privacy claim."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class _Audit:
     confidence: float = 0.95
     """Confidence of each bound."""
     plot: Annotated[Path | None, NEW_FILE] = None
-    """PNG file for a picture of what the releases of the worlds say."""
+    """PNG file for a plot of the worlds' scores."""
     json: bool = False
     """Print one JSON object, the only thing on standard output."""
 
@@ -49,11 +49,11 @@ def audit(
 ) -> None:
     """Try to refute a method's privacy claim, on the data and settings of a run.
 
-    Clients that wish to be seen (canaries) take part in the run's own rounds: one of them in many runs, with it and
-    without, and all in one run, each there by the toss of a coin. Both give a lower bound on epsilon, to be compared
-    with the claim. Beside them noise and cohorts are compared with what is accounted. Ends with status 1 where the
-    claim is refuted; one that is not is not proved. What only scores or stores a run (--seeds, --eval-every, ...)
-    changes nothing.
+    Clients with detectable uploads (canaries) take part in the run's own rounds: one of them in many runs, with it and
+    without, and many in one run, each included by a fair coin. Both give a lower bound on epsilon, to be compared with
+    the claim. Noise and cohorts are also tested against the accounted ones. Exits with status 1 if the claim is
+    refuted; a claim that is not refuted is not proved. Flags that only score or store a run (--seeds, --eval-every,
+    ...) have no effect.
     """
     from jaxpfl.console import Console
     from jaxpfl.engine import use_cpu_cores

@@ -1,4 +1,4 @@
-"""``jaxpfl privacy``: what noise costs and what a budget needs, one JSON object each; and the audit of a run."""
+"""``jaxpfl privacy``: epsilon of given noise and noise for a given epsilon, one JSON object each; and audits."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ class _Claim:
     rounds: int
     """R."""
     delta: float
-    """At which epsilon is claimed."""
+    """delta of the claim."""
     sampling_rate: float | None = None
     """q: each client takes part in a round with this probability (poisson); all of them in every round unless given."""
     clients: int | None = None
@@ -36,10 +36,10 @@ class _Claim:
     cap: int | None = None
     """Poisson cohorts are cut to at most this many."""
     relation: Annotated[str | None, arg(metavar="{add-or-remove-one,replace-one}")] = None
-    """Which data sets are hard to tell apart: with a user or without, or with another user's data; unless given, the
-    first where the sampling allows it."""
+    """Neighbouring relation of data sets: with a user or without, or with another user's data; unless given, the first
+    if the sampling allows it."""
     accountant: Annotated[str, arg(metavar="{pld,rdp,paper}")] = "pld"
-    """pld (tight), rdp, or paper (Theorem 5 as printed: no valid bound)."""
+    """pld (tight), rdp, or paper (Theorem 5 as printed: not a valid bound)."""
 
 
 _Shared = Annotated[_Claim, arg(name="")]
@@ -47,7 +47,7 @@ _Json = Annotated[bool, arg(help="Print one JSON object, as these commands do in
 
 
 def commands() -> tuple[Callable[..., None], ...]:
-    """The commands of the group."""
+    """Commands of the group."""
     return epsilon, noise, paper, curve, audit
 
 
@@ -86,8 +86,8 @@ def paper(
 ) -> None:
     """Theorem 5 of the paper beside sound values for the same noise.
 
-    end_of_round: noise of the same variance added to the sum when the local steps are over. per_step: noise in every
-    local step, as printed. zero_out: a user's data are there or not; replace_one: they are another user's.
+    end_of_round: noise of the same variance added to the sum after the local steps. per_step: noise in every local
+    step, as printed. zero_out: a user's data are present or not; replace_one: they are replaced by another user's.
 
     Args:
         c1: Clip of a local step's gradient.
@@ -96,7 +96,7 @@ def paper(
         clients: m.
         tau: Local steps of a round.
         steps: T: local steps in all.
-        delta: At which epsilon is claimed.
+        delta: delta of the claim.
         c2: Clip of psi's gradient; 0 leaves psi out.
         sigma2: Noise of psi's step.
     """
@@ -115,7 +115,7 @@ def curve(
     table: Annotated[bool, UNSAID] = False,
     json: _Json = False,
 ) -> None:
-    """Epsilon against rounds, up to the given number of them; beside it what the paper's formula says.
+    """Epsilon against rounds, up to the given number, with the value of the paper's formula.
 
     Args:
         noise_multiplier: z: the noise's standard deviation over the clipping norm.
