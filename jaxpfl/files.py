@@ -83,7 +83,7 @@ class Records:
                 os.fsync(file.fileno())
         except OSError as error:
             raise JaxpflError(
-                f"cannot write to {self.path}: {error.strerror}; --resume goes on from the last checkpoint"
+                f"cannot write to {self.path}: {error.strerror}; --resume continues from the last checkpoint"
             ) from None
 
     def read(self) -> list[dict[str, Any]]:
@@ -106,7 +106,7 @@ class Records:
                 seeds[record["method"]] |= {len(value) for value in record.values() if isinstance(value, list)}
             if record is None or len(seeds[record["method"]]) > 1:
                 raise JaxpflError(
-                    f"{self.path} line {number} is damaged: delete the file, and --resume goes on without those plots"
+                    f"{self.path} line {number} is damaged: delete the file, and --resume continues without those plots"
                 )
             records.append(record)
         return records

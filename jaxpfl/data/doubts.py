@@ -25,7 +25,7 @@ def check_labels(federation: Federation, strict: bool = False) -> None:
     if distinct >= _CLASSES and len(labels) < _FEW * distinct:
         warn(
             f"there are {distinct} different labels in {len(labels)} examples, most of them in one or a few: if they "
-            "are amounts, not classes, they cannot be learnt so (there is no regression yet)",
+            "are amounts, not classes, a classifier cannot learn them (there is no regression yet)",
             strict=strict,
         )
 
@@ -53,7 +53,7 @@ def check_scales(federation: Federation, strict: bool = False) -> None:
     if scales[most] >= _APART * scales[least]:
         warn(
             f"features differ in scale by a factor of {scales[most] / scales[least]:.0f} (feature {least} is about "
-            f"{scales[least]:.3g}, feature {most} about {scales[most]:.3g}), which gradient steps of one rate cannot "
-            "serve: --standardize, or federate(standardize=True), brings them to one",
+            f"{scales[least]:.3g}, feature {most} about {scales[most]:.3g}), too much for one learning rate: use "
+            "--standardize, or federate(standardize=True)",
             strict=strict,
         )

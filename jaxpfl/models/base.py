@@ -145,5 +145,5 @@ def classification(
     task = Task(as_model(model), tuple(input_shape), num_classes, input_dtype=input_dtype)
     tokens = input_dtype is not None and jnp.issubdtype(input_dtype, jnp.integer)
     if task.model.vocabulary is not None and not tokens:
-        raise JaxpflError("the model reads tokens, so inputs must be integers; these data's are not")
+        raise JaxpflError("the model reads tokens, so inputs must be integers; those of this data set are not")
     return task

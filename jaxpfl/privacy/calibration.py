@@ -43,7 +43,7 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
     checks.positive("epsilon", epsilon)
     checks.probability("delta", delta)
     if epsilon > _LARGEST:
-        raise JaxpflError(f"epsilon must be at most {_LARGEST:g}, got {epsilon:g}: more promises nothing")
+        raise JaxpflError(f"epsilon must be at most {_LARGEST:g}, got {epsilon:g}: a larger one guarantees nothing")
     # The count's noise limits z only for the result: the search may try any z.
     fixed = isinstance(plan.noise, CentralNoise) and accountant != "paper"
     free = replace(plan, noise=replace(plan.noise, count_stddev=None)) if fixed else plan

@@ -48,7 +48,7 @@ def pld_step(noise_multiplier: float, rate: float, rounds: int) -> float:
     reach = max(_reach(z, 1), min(_reach(z, _rounds_at_most(times, rate)), _rdp_reach(z, rate, times)))
     if reach > _MOST_REACH:
         raise JaxpflError(
-            f"noise_multiplier {noise_multiplier:g} is too little for {rounds} rounds: epsilon would be of the order "
+            f"noise_multiplier {noise_multiplier:g} is too small for {rounds} rounds: epsilon would be of the order "
             f"of {reach:.0e}"
         )
     spread = rate * math.sqrt(math.expm1(min(z**-2, 100.0)))

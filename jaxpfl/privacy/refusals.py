@@ -10,29 +10,29 @@ from jaxpfl.errors import JaxpflError
 class Refusal(Enum):
     """A reason to refuse a privacy claim. ``raise Refusal.NO_NOISE.error()``."""
 
-    NO_NOISE = "no epsilon can be claimed with a noise multiplier of 0: nothing hides the clipped sum"
+    NO_NOISE = "no epsilon can be claimed with a noise multiplier of 0: the clipped sum has no noise"
     WEIGHTED_MEAN = (
         "a weighted mean cannot be accounted: weights such as example counts are unbounded private data that enter the "
-        "sensitivity; let every client weigh the same"
+        "sensitivity; give every client the same weight"
     )
     WITH_REPLACEMENT = (
         "sampling clients with replacement cannot be accounted: one user may be in a cohort several times; sample by "
         "poisson, or uniformly without replacement"
     )
     CLIENT_NOISE_UNDER_POISSON = (
-        "noise that the clients add cannot be accounted with poisson participation: who takes part would change the "
-        "noise itself; use full or fixed-size cohorts, or central noise"
+        "noise that the clients add cannot be accounted with poisson participation: the cohort would determine the "
+        "amount of noise; use full or fixed-size cohorts, or central noise"
     )
     COMPRESSED_BEFORE_NOISE = (
-        "uploads cannot be compressed under central noise: the server adds it to the sum, and a client would compress "
-        "what is not private yet; let the clients add it (noise = distributed)"
+        "uploads cannot be compressed under central noise: the server adds it to the sum, after the clients' "
+        "compression; let the clients add it (noise = distributed)"
     )
     COMPRESSED_STEP_NOISE = (
-        "uploads with noise in every step cannot be compressed: the claim is of what local steps make of their noise; "
+        "uploads with noise in every step cannot be compressed: the claim relies on the exact sum of the local steps; "
         "use noise = distributed"
     )
     PRIVATE_FEEDBACK = (
-        "private uploads have no error feedback: what a client whose work failed keeps of its memory would tell of its "
+        "private uploads have no error feedback: the memory kept by a client whose work failed would depend on its "
         "data; leave feedback out"
     )
 

@@ -6,12 +6,15 @@ from typing import NamedTuple
 
 NOT_COVERED = (
     "hyper-parameters chosen on private data, the means and deviations by which inputs were standardised, other runs "
-    "on the same users, what the simulator reports beside the model"
+    "on the same users, the simulator's reports beside the model"
 )
-SEED = {"run": "who knows the seed", "secret": "who can read the process or its checkpoints before it ends"}
-GIVEN_START = "it starts from given parameters: what was spent on them, or not protected, comes on top"
-SAME_USERS = "it starts from a model of these very users that is not private: what that model tells is not covered"
-SPENT_BEFORE = "it starts from a private model of these very users, whose epsilon comes on top"
+SEED = {
+    "run": "observers who know the seed",
+    "secret": "observers who can read the process or its checkpoints before it ends",
+}
+GIVEN_START = "it starts from given parameters: any privacy loss in training them comes on top"
+SAME_USERS = "it starts from a non-private model of the same users, whose privacy loss is not covered"
+SPENT_BEFORE = "it starts from a private model of the same users, whose epsilon comes on top"
 CUT = (
     "what clients keep (a state, their place in the order of their examples) from rounds in which a full cohort left "
     "them out"

@@ -93,7 +93,7 @@ Z = ("--noise-multiplier", "2")
         (("epsilon", "--noise-multiplier", "-1", *RUN), "noise_multiplier must be >= 0 and finite, got -1.0"),
         (("epsilon", "--noise-multiplier", "nan", *RUN), "--noise-multiplier must be a number, got 'nan'"),
         (("epsilon", "--noise-multiplier", "inf", *RUN), "noise_multiplier must be >= 0 and finite, got inf"),
-        (("epsilon", "--noise-multiplier", "1e-9", *RUN), "noise_multiplier 1e-09 is too little for 100 rounds"),
+        (("epsilon", "--noise-multiplier", "1e-9", *RUN), "noise_multiplier 1e-09 is too small for 100 rounds"),
         (("epsilon", *Z, "--rounds", "0", "--delta", "1e-4"), "rounds must be a whole number of at least 1, got 0"),
         (("epsilon", *Z, "--rounds", "9", "--delta", "0"), "delta must be > 0 and < 1, got 0.0"),
         (("epsilon", *Z, "--rounds", "9", "--delta", "nan"), "--delta must be a number, got 'nan'"),

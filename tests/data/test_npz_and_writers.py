@@ -124,7 +124,7 @@ def test_pooled_and_unseen() -> None:
     assert pooled(together) is together
     with pytest.raises(JaxpflError, match="test users also have training examples"):
         unseen(source_of(users, users, users=users, users_test=users))
-    with pytest.raises(JaxpflError, match="does not know who made its examples"):
+    with pytest.raises(JaxpflError, match="has no users"):
         unseen(source_of(users, users))
 
 

@@ -180,7 +180,7 @@ def test_impossible_users(options: dict, message: str) -> None:
 
 def test_sources_without_users_or_with_bad_ones() -> None:
     source = users_source()
-    with pytest.raises(JaxpflError, match="data set 'toy' does not know who made its examples"):
+    with pytest.raises(JaxpflError, match="data set 'toy' has no users"):
         federate(source._replace(users_train=None, users_test=None), partition="natural")
     for broken in (source._replace(users_train=np.arange(3)), source._replace(users_test=np.zeros(9))):
         with pytest.raises(JaxpflError, match="users must be integers, one for each example"):

@@ -65,5 +65,5 @@ def test_no_file_and_no_place_for_one(tmp_path):
     assert Records(tmp_path / "none").read() == []
     with pytest.raises(JaxpflError, match="cannot read"):
         Records(tmp_path).read()
-    with pytest.raises(JaxpflError, match=r"cannot write to .*: Is a directory; --resume goes on from the last"):
+    with pytest.raises(JaxpflError, match=r"cannot write to .*: Is a directory; --resume continues from the last"):
         Records(tmp_path).append([record(1)])

@@ -167,7 +167,7 @@ def test_secret_noise_is_said_and_differs_between_runs(federation):
     said = one.statement(DELTA)
     assert said.noise_seed == "secret"
     assert "noise from the operating system" in str(said)
-    assert "who knows the seed" not in str(said)
+    assert "observers who know the seed" not in str(said)
     assert not np.array_equal(*(jax.random.key_data(fitted.state.noise) for fitted in (one, other)))
     with pytest.raises(JaxpflError, match="noise_seed"):
         Mechanism(1.0, noise_seed="os")

@@ -250,7 +250,7 @@ def _natural(options: PartitionOptions) -> Partitioner:
 
     def assign(source: Source, m: int | None, rng: np.random.Generator) -> Assignment:
         if source.users_train is None:
-            raise JaxpflError(f"data set {source.name!r} does not know who made its examples: 'natural' needs users")
+            raise JaxpflError(f"data set {source.name!r} has no users: the partition 'natural' needs them")
         groups = choose_users(np.unique(source.users_train), m, g, rng)
         train = examples_of(source.users_train, groups)
         # A test set of other users does not fit these clients: each client's own examples are split then.

@@ -93,7 +93,7 @@ def unseen(source: Source) -> Source:
       JaxpflError: if the source has no users, or a test user also has training examples.
     """
     if source.users_train is None or source.users_test is None:
-        raise JaxpflError(f"data set {source.name!r} does not know who made its examples, so it has no unseen users")
+        raise JaxpflError(f"data set {source.name!r} has no users, so it has no unseen users")
     if np.isin(source.users_test, source.users_train).any():
         raise JaxpflError(f"data set {source.name!r}: its test users also have training examples: none is unseen")
     assert source.y_test is not None
