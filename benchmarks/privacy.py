@@ -11,8 +11,7 @@ at once, by ``--seeds`` runs that train on all training examples. Every try is i
 each program: a run that was interrupted goes on. Local training has nothing to clip: in its second row it is given as
 many tries of its learning rate.
 
-Reference: Ozkara et al. 2023, Figure 1b; Ozkara et al. 2023, Table 2; Ozkara et al. 2022, Table 2;
-  Ozkara et al. 2022, Figure 1.
+Reference: Ozkara et al. 2023, Figure 1b; Ozkara et al. 2023, Table 2; Ozkara et al. 2022, Figure 1.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import pytest
 
 from jaxpfl import METHODS, JaxpflError
-from jaxpfl.cli import app, parse, training
+from jaxpfl.cli import app, training
 from jaxpfl.cli.arguments import checked
 from jaxpfl.cli.signature import flags_of
 
@@ -61,8 +61,8 @@ def docs_of(name: str) -> list[str]:
     return [" ".join(doc.split()) for doc in (own, module.__doc__) if doc]
 
 
-def call_of(command: str) -> None:
-    """Parses a command as the command line does, without running it."""
+def check_call(command: str) -> None:
+    """Checks a command's arguments as the command line does before it parses and runs them."""
     program, *args = shlex.split(command)
     assert program == "jaxpfl"
     if args[0] == "bench":
@@ -74,7 +74,7 @@ def call_of(command: str) -> None:
         prog, known = f"jaxpfl {group}", importlib.import_module(f"jaxpfl.cli.{group}").commands()
     name, *args = args
     chosen = next(c for c in known if c.__name__.replace("_", "-") == name)
-    parse.bound(chosen, f"{prog} {name}", checked(flags_of(chosen), args, f"{prog} {name}"))
+    checked(flags_of(chosen), args, f"{prog} {name}")
     if prog == "jaxpfl":
         methods = args[: next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))]
         assert set(methods) <= set(METHODS)
@@ -110,14 +110,23 @@ def test_a_label_is_found_by_grep():
     assert any("Ozkara et al. 2023, Theorem 1" in line for line in lines)
 
 
+def test_what_docstrings_say_is_on_the_page():
+    """A function that says that it implements an item is in that item's row."""
+    of = {row.label: {inspect.getsourcefile(named(name)[1]) for name in row.names} for row in ROWS}
+    for path in (ROOT / "jaxpfl").rglob("*.py"):
+        for said in re.findall(r"Implements: ((?:.*;\n)*.*)\.\n", path.read_text()):
+            for label in re.split(r";\s+", said):
+                assert str(path) in of.get(label, ()), f"{path.name} implements {label}"
+
+
 @pytest.mark.parametrize("command", sorted({row.command for row in ROWS}))
 def test_commands_parse(command: str):
-    call_of(command)
+    check_call(command)
 
 
 def test_a_wrong_command_would_be_seen():
     with pytest.raises(JaxpflError, match="--no-such-flag"):
-        call_of("jaxpfl estimate gaussian --no-such-flag 3")
+        check_call("jaxpfl estimate gaussian --no-such-flag 3")
 
 
 def test_every_test_exists():

@@ -56,6 +56,8 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
     Models: personalised, the mixture of what the server's components predict, in the proportions that the client had
     at its last participation (uniform before any); no global model.
 
+    Reference: Ozkara et al. 2022, section 4, FedEM.
+
     Args:
       task: all components are models of it; classification.
       work: the local work in a round.

@@ -53,8 +53,6 @@ def split(epsilon: Scalar, *, plus_error: bool = False) -> Estimator:
     Formal guarantees: every client sends one message (7) and nothing else that depends on its samples: pure eps-LDP of
     all its samples together. n_i is public.
 
-    Implements: Ozkara et al. 2023, Theorem 4.
-
     Args:
       epsilon: positive; may be traced.
       plus_error: take v-hat + e, clipped to [0, mu (1 - mu)], for v instead. (Too small a v costs more than too large a

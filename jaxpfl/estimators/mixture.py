@@ -98,8 +98,6 @@ def em(
     It starts at the best of several runs of k-means++ and Lloyd's algorithm. A quantised or locally private mean enters
     with the variance that its release added; EM on it costs no further privacy.
 
-    Implements: Ozkara et al. 2023, Algorithm 3.
-
     Args:
       components: k.
       sx2: the samples' variance; None: fitted too, which needs a second number in each message, released as it is.

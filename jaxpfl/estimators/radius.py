@@ -40,8 +40,6 @@ def norm(r: Scalar, variance: Scalar, dim: int, clients: Scalar, samples: Scalar
 
     All m are within R with probability at least 1 - 1/(mn), as a chi variable exceeds sqrt(d) + t with probability at
     most exp(-t^2/2). Lemma 3 of the paper is looser, `lemma_3`.
-
-    Implements: Ozkara et al. 2023, Lemma 3.
     """
     return r + jnp.sqrt(variance) * (jnp.sqrt(float(dim)) + jnp.sqrt(-2 * jnp.log(_tail(clients, samples))))
 

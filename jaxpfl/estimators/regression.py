@@ -130,10 +130,7 @@ def moments(mu: Array, x: Array, y: Array, floor: Scalar) -> Population:
 
 
 def em(population: Population, data: Rotated, floor: Scalar, steps: int) -> Population:
-    """EM steps on all clients' data, leaves [m, ...]; they never lower the summed ``log_evidence``.
-
-    Implements: Ozkara et al. 2023, equation (54).
-    """
+    """EM steps on all clients' data, leaves [m, ...]; they never lower the summed ``log_evidence``."""
     _, n, d = data.x.shape
 
     def step(_: Array, population: Population) -> Population:

@@ -123,7 +123,7 @@ def simulate(given: BernoulliSettings, estimators: dict[str, Estimator]) -> dict
 def run(given: BernoulliSettings) -> dict[str, Any]:
     """Simulates, and says each estimator's error beside its closed form.
 
-    Implements: Ozkara et al. 2023, appendix K.2, Bernoulli.
+    Reference: Ozkara et al. 2023, appendix K.2, Bernoulli.
 
     Raises:
       JaxpflError: for settings that `BernoulliSettings.check` refuses.

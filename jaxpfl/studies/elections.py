@@ -70,7 +70,7 @@ def cross_validate(estimator: Estimator, key: Key, train: Array, test: Array) ->
 def run(given: ElectionSettings) -> dict[str, Any]:
     """Cross-validates all estimators.
 
-    Implements: Ozkara et al. 2023, section 4, elections.
+    Reference: Ozkara et al. 2023, section 4, elections.
 
     Returns:
       ``mse`` and ``gains``: mean and standard error over folds, of the gains also their standard deviation, which is

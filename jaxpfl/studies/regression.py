@@ -118,7 +118,7 @@ def run(given: RegressionSettings) -> dict[str, Any]:
     """Simulates: least squares alone (``local``), on all data together (``fedavg``), the posterior mean of the known
     population, and of one learned by Algorithm 4 or by moments and EM (``personalized``).
 
-    Implements: Ozkara et al. 2023, appendix K.2, linear regression.
+    Reference: Ozkara et al. 2023, appendix K.2, linear regression.
 
     Raises:
       JaxpflError: for settings that `RegressionSettings.check` refuses.

@@ -148,7 +148,7 @@ def run(given: RegressionMixtureSettings) -> dict[str, Any]:
 
     Every estimator has a row for each number of samples.
 
-    Reference: Ozkara et al. 2023, Table 3; Ozkara et al. 2022, Table 3.
+    Reference: Ozkara et al. 2023, Table 3.
     """
     return summary(given, measured(given))
 

@@ -149,8 +149,6 @@ def cluster(
     Formal guarantees: given the noisy ``first`` (and, where tokens are dropped, a private ``keep``), the T rounds are T
     adaptively composed Gaussian mechanisms of the noise multiplier ``noise``, under add-or-remove-one of a user.
 
-    Implements: Setlur et al. 2023, Algorithm 3.
-
     Args:
       key: of the start and of the noise.
       users: to be clustered.
