@@ -2,6 +2,7 @@
 
 import importlib
 import inspect
+import itertools
 import re
 import shlex
 from functools import cache, reduce
@@ -14,6 +15,7 @@ from jaxpfl import METHODS, JaxpflError
 from jaxpfl.cli import app, training
 from jaxpfl.cli.arguments import checked
 from jaxpfl.cli.signature import flags_of
+from jaxpfl.compression import resolve
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "papers.md").read_text()
@@ -75,9 +77,11 @@ def check_call(command: str) -> None:
     name, *args = args
     chosen = next(c for c in known if c.__name__.replace("_", "-") == name)
     checked(flags_of(chosen), args, f"{prog} {name}")
+    for flag in {"--compress", "--compressors"} & set(args):
+        for compressor in itertools.takewhile(lambda arg: not arg.startswith("-"), args[args.index(flag) + 1 :]):
+            resolve(compressor)
     if prog == "jaxpfl":
-        methods = args[: next((i for i, arg in enumerate(args) if arg.startswith("-")), len(args))]
-        assert set(methods) <= set(METHODS)
+        assert set(itertools.takewhile(lambda arg: not arg.startswith("-"), args)) <= set(METHODS)
 
 
 def test_every_paper_has_its_rows():
