@@ -13,23 +13,31 @@ os.environ["LC_ALL"] = "C.UTF-8"  # what is printed is the same wherever the tes
 import jaxlib
 
 # The tests compile hundreds of small programs; XLA's older CPU emitters, which jaxlib 0.10 still has, take a third of
-# the time for each.
+# the time for each, and one module for all of a program's kernels a tenth less than one for each.
 if jaxlib.__version__.startswith("0.10."):
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_cpu_use_fusion_emitters=false"
+    os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
 
 import jax
 import pytest
 
 from jaxpfl import use_cpu_cores
+from jaxpfl.engine import execution_plan
 
 _RESIDENT = 2**30
 """Bytes of a worker from which the programs of one file are dropped before the next, which does not use them."""
 
+_COMPUTING = ("benchmarks", "estimators", "models", "privacy", "similarity", "statistical", "studies")
+"""Folders whose slow tests are simulations of many repetitions."""
+
 
 def pytest_configure(config: pytest.Config) -> None:
-    if config.option.markexpr == "not slow":  # small programs that run for milliseconds; the slow ones run for minutes
+    if config.option.markexpr == "not slow":  # small programs that run for milliseconds
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
-    # Where m is even, clients are spread over two devices, as the command line does on two cores.
+        # Programs for one device trace and compile in two thirds of the time. That two give the same numbers is a test
+        # of its own; tests that ask for devices get them, as do those that use `two_devices`.
+        execution_plan._MOST_DEVICES = 1
+    # In the slow run clients are spread over two devices, as the command line does on two cores.
     use_cpu_cores(2)
     assert len(jax.devices("cpu")) == 2  # starts the backend, so that a command run in a test finds these two
     # Many tests compile the same small programs, and compiling is most of their time.
@@ -41,6 +49,24 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_compilation_cache_dir", str(cache.mkdir(f"jax-{worker}")))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+
+
+def pytest_collection_finish() -> None:
+    # Modules and tests stay to the end: no collection need look at them. Tracing makes objects by the ten thousand.
+    gc.freeze()
+    gc.set_threshold(20_000, 20, 20)
+
+
+@pytest.fixture
+def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lets plans that do not say take both devices, also in the default run."""
+    monkeypatch.setattr(execution_plan, "_MOST_DEVICES", 2)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _optimizations(request: pytest.FixtureRequest) -> None:
+    """In the slow run: only for programs that run for longer than they compile."""
+    jax.config.update("jax_disable_most_optimizations", request.path.parent.name not in _COMPUTING)
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -119,6 +119,7 @@ def test_lr_moves_every_rate_and_validation_examples_have_scores(federation):
     assert (result.gradients.training == 2 * 2).all()
 
 
+@pytest.mark.slow
 def test_hyper_wins_over_lr_and_a_sweep_of_one_rate_of_several_warns(federation):
     given = {"model": "linear", "rounds": 1, "local_steps": 1}
     hp = jaxpfl.fit("ditto", federation, lr=0.2, hyper={"lr_personal": 0.5}, **given).simulation.hp

@@ -7,11 +7,9 @@ import pytest
 NOTEBOOKS = sorted((Path(__file__).parents[1] / "notebooks").glob("*.ipynb"))
 
 
-# A kernel of its own for each: the first in the default run, the others in the slow one.
-@pytest.mark.parametrize(
-    "path",
-    [pytest.param(path, marks=pytest.mark.slow if i else (), id=path.stem) for i, path in enumerate(NOTEBOOKS)],
-)
+# A kernel of its own for each.
+@pytest.mark.slow
+@pytest.mark.parametrize("path", [pytest.param(path, id=path.stem) for path in NOTEBOOKS])
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
 def test_notebook_runs(path: Path):

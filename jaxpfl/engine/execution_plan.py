@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
@@ -12,6 +13,7 @@ from jaxpfl.errors import JaxpflError, shown
 _CACHE_BYTES = 256 * 1024  # parameters of a block of clients that stay in a CPU core's cache
 _LARGEST_BLOCK = 128  # beyond it a CPU gains nothing from more clients in one operation
 _MOST_DEALT = 64  # clients per device up to which an uneven cohort costs more than moving states (see benchmarks)
+_MOST_DEVICES = sys.maxsize  # that ``auto`` takes
 
 
 @dataclass(frozen=True)
@@ -81,7 +83,7 @@ def resolve(plan: ExecutionPlan, *, cohort: int, num_clients: int, model_bytes: 
     backend = jax.default_backend()
     available = len(jax.devices())
     if plan.devices == "auto":
-        devices = min(available, cohort)
+        devices = min(available, cohort, _MOST_DEVICES)
         why_devices = f"{available} {backend} device(s), {cohort} clients in a round"
     else:
         devices = int(plan.devices)

@@ -50,6 +50,7 @@ def test_bits_are_counted_stored_and_shown(capsys, folder):
         assert (folder / "plots" / f"{plot}.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_more_rounds_go_on_counting_and_another_code_is_another_run(capsys, folder, tmp_path):
     """Four rounds and then two more are six: the memories and the counts are in the checkpoint."""
     args = ["compare", "local", "fedavg", *SMALL]

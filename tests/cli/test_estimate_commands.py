@@ -178,6 +178,7 @@ def test_own_clients_far_from_zero(capsys, tmp_path: Path):
         assert far["estimated"]["sigma_theta"] == pytest.approx(plain["estimated"]["sigma_theta"], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_private_clients_far_from_zero_are_about_zero_all_the_same(capsys, tmp_path: Path):
     """Their center is public: shifted data and the same radius are another private estimate, not a shifted one."""
     x = np.random.default_rng(0).normal(size=(40, 5)).round(6)

@@ -32,6 +32,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_summary(made: Path):
     found = json.loads((made / "run" / "summary.json").read_text())
     assert found["floor"] == 1e-6
@@ -62,6 +63,7 @@ def test_summary(made: Path):
     assert all((made / "run" / plot).stat().st_size > 5000 for plot in found["plots"])
 
 
+@pytest.mark.slow
 def test_export(made: Path):
     with np.load(made / "own.npz") as own:
         assert own["histograms"].shape == (56, 40)

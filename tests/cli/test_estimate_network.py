@@ -19,7 +19,7 @@ SMALL = {
 PLOTS = {"network": {"path.png"}, "compression": {"bits.png", "bits-total-variation.png"}}
 
 
-@pytest.mark.parametrize("study", SMALL)
+@pytest.mark.parametrize("study", [pytest.param("network", marks=pytest.mark.slow), "compression"])
 def test_results_and_plots(capsys, tmp_path, study):
     result = jaxpfl(capsys, "estimate", study, *SMALL[study], "--json", "--output", tmp_path / "out")
     assert result.status == 0, result.err

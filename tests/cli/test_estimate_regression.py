@@ -19,7 +19,10 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize("study", SMALL)
+@pytest.mark.parametrize(
+    "study",
+    ["regression", *(pytest.param(s, marks=pytest.mark.slow) for s in ("regression-mixture", "logistic-regression"))],
+)
 def test_results_and_plots(capsys, tmp_path, study):
     result = jaxpfl(
         capsys, "estimate", study, *SMALL[study], "--repetitions", "3", "--json", "--output", tmp_path / "out"
@@ -39,9 +42,9 @@ def test_results_and_plots(capsys, tmp_path, study):
 
 
 def test_the_table_names_every_estimator(capsys):
-    result = jaxpfl(capsys, "estimate", "logistic-regression", *SMALL["logistic-regression"], "--repetitions", "1")
+    result = jaxpfl(capsys, "estimate", "regression", *SMALL["regression"], "--repetitions", "1")
     assert result.status == 0, result.err
-    for word in (*FOUND["logistic-regression"], "gain over fedavg: known"):
+    for word in (*FOUND["regression"], "gain over fedavg: known"):
         assert word in result.out
 
 

@@ -170,6 +170,7 @@ def test_a_disk_that_fills_up_in_a_checkpoint(tmp_path: Path, whole):
     assert_same(folder, out, whole)
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_what_is_done(tmp_path: Path, whole):
     folder = tmp_path / "run"
     process = start(folder)

@@ -36,6 +36,7 @@ def test_a_run_writes_its_graph_and_its_clusters(tmp_path, capsys):
     assert "6 personal models" in result.out
 
 
+@pytest.mark.slow
 def test_clusters_are_compared_with_the_true_ones(tmp_path, capsys):
     """Edges within the planted clusters alone find them; with one more between them there is one cluster."""
     member = draw_planted(PlantedSettings(clients=6, clusters=2, examples=10, dim=2)).member
@@ -52,6 +53,7 @@ def test_clusters_are_compared_with_the_true_ones(tmp_path, capsys):
         assert summary["methods"]["network-lasso"]["rand_index"] == [float(index[:4])] * 2
 
 
+@pytest.mark.slow
 def test_clusters_that_clients_choose_are_compared_too(tmp_path, capsys):
     planted = "planted:clients=6,clusters=2,examples=200,dim=5,strength=20"
     args = ("run", "ifca", "--data", planted, "--rounds", "8", "--lr", "0.5", "--local-steps", "5")

@@ -74,8 +74,8 @@ def test_clipping_without_noise_claims_nothing(capsys, tmp_path):
         # Calibrating RDP of a fixed size takes seconds.
         pytest.param(["--participation", "uniform", "--privacy.accountant", "rdp"], marks=pytest.mark.slow),
         ["--cohort", "6", "--privacy.noise", "distributed", "--privacy.min-uploads", "5"],
-        ["--cohort", "6", "--privacy.noise", "per_step", "--privacy.joint"],
-        ["--privacy.quantile", "0.5"],
+        pytest.param(["--cohort", "6", "--privacy.noise", "per_step", "--privacy.joint"], marks=pytest.mark.slow),
+        pytest.param(["--privacy.quantile", "0.5"], marks=pytest.mark.slow),
     ],
     ids=["fixed size", "distributed", "per step", "adaptive"],
 )
@@ -89,6 +89,7 @@ def test_other_mechanisms(capsys, tmp_path, flags):
     assert claim["relation"] == relations[flags[0]]
 
 
+@pytest.mark.slow
 def test_adamix_counts_the_steps_of_em(capsys, tmp_path):
     args = ["run", "adamix", *SMALL, *BUDGET, "--set", "em_steps=3", "--json", "--output", tmp_path / "run"]
     shown = jaxpfl(capsys, *args)
@@ -164,6 +165,7 @@ def test_a_secret_seed_is_gone_when_the_run_ends(capsys, tmp_path):
     assert jaxpfl(capsys, "run", "fedavg", *SMALL, *NOISY, "--privacy.noise-seed", "os").status == 2
 
 
+@pytest.mark.slow
 def test_a_start_from_a_model_of_the_same_users_is_said(capsys, tmp_path):
     for name, flags in (("open", []), ("private", NOISY)):
         assert jaxpfl(capsys, "run", "fedavg", *SMALL, *flags, "--output", tmp_path / name).status == 0

@@ -116,6 +116,7 @@ def test_a_recorder_hears_nothing_after_its_end():
     assert not any(recorder._compile.values())
 
 
+@pytest.mark.slow
 def test_ctrl_c_keeps_the_rounds_and_a_readable_trace(tmp_path: Path, capsys):
     folder = tmp_path / "run"
     args = ["run", "adaped", *SMALL, "--rounds", "400", "--plan.rounds-per-call", "1", "--output", str(folder)]

@@ -163,9 +163,8 @@ def test_resume_skips_what_is_finished_and_redoes_what_is_not(finished, capsys):
     assert without_seconds(result.json) == without_seconds(summary)
 
 
-@pytest.mark.parametrize(
-    "damage", [lambda path: path.write_bytes(b""), pytest.param(lambda path: path.unlink(), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", [lambda path: path.write_bytes(b""), lambda path: path.unlink()])
 def test_damaged_scores_are_said_and_made_again(finished, capsys, damage):
     folder, summary = finished
     damage(folder / "methods" / "adaped.npz")

@@ -22,7 +22,7 @@ X = jnp.asarray(np.random.default_rng(0).normal(size=40), jnp.float32)
         ("top-k:share=1", lambda: top_k.compress(X, 40)),
         ("sign", lambda: fixed_width.sign(X)),
         ("uniform:bits=3", lambda: fixed_width.uniform(KEY, X, 3)),
-        ("tv:gamma=0.6,decay=false", lambda: total_variation.compress(X, 0.6)),
+        pytest.param("tv:gamma=0.6,decay=false", lambda: total_variation.compress(X, 0.6), marks=pytest.mark.slow),
         ("tv:gamma=0.6", lambda: total_variation.compress(X, 0.3)),  # the fourth round: 0.6 / sqrt(4)
         ("tv:gamma=0.6,codebook=3", lambda: codebook.compress(total_variation.update(X, 0.3).value, 3)),
         ("codebook:size=4", lambda: codebook.compress(X, 4)),
@@ -94,7 +94,13 @@ def test_unbiased_ones_are_contractions_under_feedback(text: str):
             assert left(compressor.compress) > 1
 
 
-@pytest.mark.parametrize("text", ["sign", "top-k:share=0.05", "tv:gamma=2", "tv:gamma=2,codebook=3", "codebook:size=2"])
+@pytest.mark.parametrize(
+    "text",
+    [
+        *("sign", "top-k:share=0.05", "codebook:size=2"),
+        *(pytest.param(tv, marks=pytest.mark.slow) for tv in ("tv:gamma=2", "tv:gamma=2,codebook=3")),
+    ],
+)
 def test_biased_ones_are_nearer_than_zero(text: str):
     compressor = resolve(text)
     assert compressor.omega is None

@@ -34,7 +34,7 @@ def test_a_block_that_does_not_fit_is_made_smaller_and_gives_the_same(federation
     assert_close(outcome(simulation, 2), want, 1e-4)
 
 
-@pytest.mark.parametrize("clients", ["auto", *(pytest.param(c, marks=pytest.mark.slow) for c in ("vmap", "2"))])
+@pytest.mark.parametrize("clients", ["2", *(pytest.param(c, marks=pytest.mark.slow) for c in ("auto", "vmap"))])
 def test_what_cannot_fit_is_refused_before_it_runs(federation, monkeypatch, clients):
     simulation = simulate(METHODS["adaped"], federation, plan=ExecutionPlan(clients=clients))
     state = simulation.init([0])

@@ -109,8 +109,8 @@ def test_no_event_anywhere():
 @pytest.mark.parametrize(
     ("m", "n", "p", "spread", "least"),
     [
-        (50, 1000, 1e-5, 0, 0.97),
-        (50, 1000, 1e-5, 2, 0.95),
+        pytest.param(50, 1000, 1e-5, 0, 0.97, marks=pytest.mark.slow),
+        pytest.param(50, 1000, 1e-5, 2, 0.95, marks=pytest.mark.slow),
         (10, 100, 1e-4, 0, 0.97),
         (10, 1000, 1e-4, 1, 0.92),
         pytest.param(50, 100, 1e-3, 2, 0.925, marks=pytest.mark.slow),
@@ -145,6 +145,7 @@ def test_the_grid_finds_a_narrow_population(m: int, n: int, p: float):
     assert (high - low).max() < 2 * np.sqrt(max(p, 1 / n) * (1 - p) / n)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "least", "cut_off"), [(10, 0.945, 0.88), (20, 0.935, 0.75), (50, 0.925, 0)])
 def test_coverage_of_probabilities(m: int, least: float, cut_off: float):
     """95 % asked, p_i ~ Beta(4.25, 4.25), n = 5; measured 96.0, 95.0 and 93.8 %, and 94 and 88 % in the files whose

@@ -74,6 +74,7 @@ def test_em_never_lowers_the_likelihood_of_the_samples(known: bool):
         assert by_samples(at) - by_samples(first) == pytest.approx(values[-1] - values[0], rel=1e-5)
 
 
+@pytest.mark.slow
 def test_em_is_next_to_the_known_centers_and_the_printed_alternation_gets_worse():
     """m = 1000, n = 5, sx = .5, centers of norm .5 (the spec's .022 -> .070 in such a setting): one population.
 
@@ -169,6 +170,7 @@ def test_private_kmeans_is_accounted_for_all_its_steps():
             private_clustering.noise_multiplier(**({"epsilon": 1.0, "delta": 1e-5, "steps": 3} | bad))
 
 
+@pytest.mark.slow
 def test_private_kmeans_helps_where_there_are_many_clients():
     data, theta = clients(4000)
     noise = private_clustering.noise_multiplier(2.0, 1e-5, 10)

@@ -11,6 +11,7 @@ from typing import Any
 
 import jax
 import numpy as np
+import pytest
 from numpy_reference import Batch, Hyper, Params, Round, average, cross_entropy, decay, forward, subtract
 from oracle_setup import (
     IDS,
@@ -38,7 +39,8 @@ ROUNDS = 4
 SGD = {"lr": 0.4, "lr_decay": 0.7, "decay_every": 4.0, "weight_decay": 0.02}
 BATCH_SIZES = {"full": 100, "uniform": 6}
 AVAILABILITY = {"full": RELIABLE, "uniform": Availability(stragglers=0.5)}
-KINDS = tuple(BATCH_SIZES)
+KINDS = (pytest.param("full", marks=pytest.mark.slow), "uniform")
+"""Cohorts on mini-batches use more of the engine; everyone with full batches is in the slow run."""
 
 Work = Callable[[Any, Any, list[Batch], float], tuple[Any, Any, dict[str, float]]]
 """``(server, own state, batches, factor on the rates) -> (own state, what becomes of the server's, metrics)``."""

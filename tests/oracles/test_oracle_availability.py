@@ -43,7 +43,7 @@ def fates(given: Availability, round: int) -> tuple[list[int], list[bool]]:
     return steps, [bool(given.drops_out(key, round, i)) for i in IDS]
 
 
-@pytest.mark.parametrize("name", FAILING)
+@pytest.mark.parametrize("name", [n if n == "both" else pytest.param(n, marks=pytest.mark.slow) for n in FAILING])
 def test_fedavg(name):
     """``mu + sum n_i (w_i - mu) / sum n_i`` over the uploads that arrived, w_i after as many steps as i took."""
     given = FAILING[name]
@@ -104,6 +104,7 @@ def test_the_same_stragglers_in_every_round():
         assert (first == second) is equal
 
 
+@pytest.mark.slow
 def test_who_is_not_slow_takes_all_steps_that_the_method_asks_for():
     """Ditto's personal steps may be more than tau. Of these clients none is slow, at a probability of 1e-9."""
     runs = [

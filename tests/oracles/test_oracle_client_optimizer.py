@@ -103,9 +103,9 @@ def reference(method: str, optimizer: str, start, monkeypatch, *, anew: bool = T
     return run_fedavg(watched, hp, start.server, prox=hp.get("prox", 0.0), uniform=method == "fedprox")
 
 
-# Every optimiser with one method and every method with one optimiser; all pairs in the slow run.
+# Every optimiser with one method, and AdaPeD, which has two memories, with one; all pairs in the slow run.
 PAIRS = [
-    pytest.param(m, o, marks=() if m == "fedavg" or o == "adam:b1=0.6,eps=1e-3" else pytest.mark.slow)
+    pytest.param(m, o, marks=() if m == "fedavg" or (m, o) == ("adaped", "adam:b1=0.6,eps=1e-3") else pytest.mark.slow)
     for m in HYPER
     for o in OPTIMIZERS
 ]

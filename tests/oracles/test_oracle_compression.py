@@ -112,7 +112,11 @@ def rows(cohort, r: int) -> list[int]:
     return [i for i in np.asarray(drawn).tolist() if i < M]
 
 
-@pytest.mark.parametrize("name", CASES)
+SELDOM = {"lossless", "qsgd:levels=1,feedback=true", "top-k:share=0.1,feedback=false"}
+"""In the slow run: the other choice of feedback."""
+
+
+@pytest.mark.parametrize("name", [pytest.param(c, marks=pytest.mark.slow if c in SELDOM else ()) for c in CASES])
 def test_fedavg(name):
     (reference, feeds), problem, cohort = CASES[name], classification_problem(), uniform(M, 3)
     got = run(simulation("fedavg", problem, SGD, cohort=cohort, compress=name), ROUNDS)
@@ -206,6 +210,7 @@ def rests_at(compress: str, rounds: int) -> np.ndarray:
     return np.asarray(state.server[0])
 
 
+@pytest.mark.slow
 def test_the_texts_example_stalls_and_the_default_cures_it():
     """Constant gamma rests at (0.4, 0, 0, 0); a gamma that decays or error feedback arrive, and both do by default."""
     best = [1, -1, 1, -1]
@@ -219,6 +224,7 @@ def test_the_texts_example_stalls_and_the_default_cures_it():
     np.testing.assert_allclose(rests_at("tv:gamma=0.6", 200), best, atol=1e-3)
 
 
+@pytest.mark.slow
 def test_clients_choose_their_cluster_as_they_do_without_a_code():
     problem = classification_problem()
     codes = ({}, {"compress": "lossless"})
@@ -228,6 +234,7 @@ def test_clients_choose_their_cluster_as_they_do_without_a_code():
     np.testing.assert_array_equal(found[1], found[0])
 
 
+@pytest.mark.slow
 def test_unseen_clients_start_with_an_empty_memory_and_adapt():
     """Their uploads are discarded, so without a state of the method's own they are served as in a plain run."""
     scores = []

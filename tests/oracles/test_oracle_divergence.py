@@ -93,8 +93,7 @@ def test_any_plan(blocks):
 def seldom(methods: Iterable[str]) -> list[Any]:
     """All of them; most in the slow run only."""
     return [
-        pytest.param(name, marks=() if name in ("fedavg", "adaped", "scaffold") else pytest.mark.slow)
-        for name in sorted(methods)
+        pytest.param(name, marks=() if name in ("fedavg", "scaffold") else pytest.mark.slow) for name in sorted(methods)
     ]
 
 
@@ -103,7 +102,7 @@ def test_every_method(method):
     check(run(simulation(method, spoiled(infinite), {}), ROUNDS), undisturbed(method))
 
 
-@pytest.mark.parametrize("method", OF_ALL)
+@pytest.mark.parametrize("method", [pytest.param("l2gd", marks=pytest.mark.slow), "scaffold"])
 def test_methods_whose_server_keeps_a_mean_over_all(method):
     """The diverged client is one of the m of that mean, so there is no run without it to compare; it stands still."""
     got = run(simulation(method, spoiled(infinite), OF_ALL[method]), ROUNDS)
@@ -115,12 +114,13 @@ def test_methods_whose_server_keeps_a_mean_over_all(method):
         assert distance(client_row(last.clients, i), client_row(first.clients, i)) > 1e-3
 
 
+@pytest.mark.slow
 def test_mini_batches():
     made = [simulation("fedavg", f, {}, batch_size=4) for f in (spoiled(infinite), without())]
     check(*(run(s, ROUNDS) for s in made))
 
 
-@pytest.mark.parametrize("method", ["local", "fedavg"])
+@pytest.mark.parametrize("method", [pytest.param("local", marks=pytest.mark.slow), "fedavg"])
 def test_overflow(method):
     """Finite data, but a rate that is too high for one client: its steps overflow."""
     federations = spoiled(lambda x: x * 1e120), without()

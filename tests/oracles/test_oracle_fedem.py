@@ -132,7 +132,9 @@ def of_engine(kind: str, batch_size: int) -> list:
 
 
 @pytest.mark.parametrize(
-    ("kind", "batch_size"), [("full", 100), ("uniform", 6)], ids=["everyone, full batches", "mini-batches"]
+    ("kind", "batch_size"),
+    [pytest.param("full", 100, marks=pytest.mark.slow), ("uniform", 6)],
+    ids=["everyone, full batches", "mini-batches"],
 )
 def test_rounds(kind, batch_size):
     assert_same(of_engine(kind, batch_size), reference(kind, batch_size))

@@ -99,7 +99,7 @@ def of_engine(counts: str) -> list:
     return [(filled(s.server), [filled(client_row(s.clients[0], i)) for i in rows]) for s in states]
 
 
-@pytest.mark.parametrize("counts", COUNTS)
+@pytest.mark.parametrize("counts", ["default", "3 and 2", pytest.param("2 of the body", marks=pytest.mark.slow)])
 def test_rounds(counts):
     assert_same(of_engine(counts), reference(counts))
 

@@ -58,13 +58,12 @@ def of_all_clients(state, field=lambda own: own):
     return [client_row(field(state.clients[g]), next(rows[g])) for g in numbers]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "batch_size", "options", "devices"),
     [
         pytest.param("full", 100, {}, 1, id="everyone"),
-        pytest.param(
-            "uniform", 6, {"idle_rounds": 2}, 2, id="cohort, idle clients, two devices", marks=pytest.mark.slow
-        ),
+        pytest.param("uniform", 6, {"idle_rounds": 2}, 2, id="cohort, idle clients, two devices"),
     ],
 )
 def test_groups_of_one_architecture_are_one_group(kind, batch_size, options, devices):
@@ -140,7 +139,7 @@ def test_personal_models_of_each_group():
     assert_same(jax.tree.map(np.asarray, models), jax.tree.map(np.asarray, made.trim(state).clients))
 
 
-@pytest.mark.parametrize("ids", [[100], [55, 101, 103]])
+@pytest.mark.parametrize("ids", [[100], pytest.param([55, 101, 103], marks=pytest.mark.slow)])
 def test_unseen_clients_may_all_be_of_one_architecture(ids):
     """They have the scores that they have beside one of the other architecture."""
     both = classification_problem((8,) * (len(ids) + 1), [*ids, ids[0] + 201])

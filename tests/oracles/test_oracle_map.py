@@ -177,7 +177,9 @@ def reference(
     return history
 
 
-@pytest.mark.parametrize("batch_size", [100, 6], ids=["full batches", "mini-batches"])
+@pytest.mark.parametrize(
+    "batch_size", [pytest.param(100, marks=pytest.mark.slow), 6], ids=["full batches", "mini-batches"]
+)
 @pytest.mark.parametrize(
     ("method", "kind", "options"),
     [
@@ -204,7 +206,9 @@ def test_rounds(method, kind, options, batch_size):
     assert np.isfinite(got.history["penalty"]).all()
 
 
-@pytest.mark.parametrize(("method", "kind"), [("map-gaussian", "gaussian"), ("map-laplace", "laplace")])
+@pytest.mark.parametrize(
+    ("method", "kind"), [("map-gaussian", "gaussian"), pytest.param("map-laplace", "laplace", marks=pytest.mark.slow)]
+)
 def test_with_another_optimizer_the_penalty_is_in_the_gradient(method, kind):
     made = simulation(
         method, classification_problem(), HYPER, cohort=COHORT, choices={"optimizer": "sgd:momentum=0"}, batch_size=6
@@ -215,6 +219,7 @@ def test_with_another_optimizer_the_penalty_is_in_the_gradient(method, kind):
         assert_same(client_row(got.states[-1].clients[0], i), want[-1][1][i])
 
 
+@pytest.mark.slow
 def test_a_narrow_prior_is_no_hazard():
     """Far beyond what a step along the gradient allows: such steps leave, proximal ones end at mu."""
     hp = HYPER | {"weight": 1e6}
@@ -233,6 +238,7 @@ def test_a_narrow_prior_is_no_hazard():
     assert max(np.abs(leaf).max() for leaf in jax.tree.leaves(last.clients[0])) > 1e3
 
 
+@pytest.mark.slow
 def test_adamix_of_one_component_is_the_gaussian_prior_fitted():
     problem = classification_problem()
     mixture = run(simulation("adamix", problem, HYPER, cohort=COHORT, batch_size=6, components=1), ROUNDS)
@@ -256,8 +262,10 @@ def test_unknown_estimate():
 # --- AdaPeD is the distillation prior's ------------------------------------------------------------
 
 
-@pytest.mark.parametrize("batch_size", [100, 6], ids=["full batches", "mini-batches"])
-@pytest.mark.parametrize("weight_decay", [0.0, 0.02])
+@pytest.mark.parametrize(
+    "batch_size", [pytest.param(100, marks=pytest.mark.slow), 6], ids=["full batches", "mini-batches"]
+)
+@pytest.mark.parametrize("weight_decay", [pytest.param(0.0, marks=pytest.mark.slow), 0.02])
 def test_distillation_prior_is_adaped(batch_size, weight_decay):
     """The prior's gradient message has AdaPeD's order: theta, then mu at the new theta, then psi at the new mu."""
     problem, cohort = classification_problem(), COHORT
@@ -286,7 +294,14 @@ def test_options_of_the_distillation_prior_are_refused_early(options, message):
         METHODS["map-kd"].build(perceptron(), LocalWork(np.ones(2), 1, 1), **options)
 
 
-@pytest.mark.parametrize("options", [{"distance": "reversed-kd"}, {"distance": "square"}, {"exact": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"distance": "reversed-kd"},
+        pytest.param({"distance": "square"}, marks=pytest.mark.slow),
+        pytest.param({"exact": True}, marks=pytest.mark.slow),
+    ],
+)
 def test_options_of_the_distillation_prior_change_what_is_learnt(options):
     problem = classification_problem()
     plain, other = (

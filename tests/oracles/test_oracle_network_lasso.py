@@ -159,6 +159,7 @@ def test_conjugate_gradients_give_the_same(monkeypatch):
     assert_rounds(made, reference("full", first_model(made)))
 
 
+@pytest.mark.slow
 def test_the_prints_scale():
     made = got("full", 2.0, "mean")
     assert_rounds(made, reference("full", first_model(made), c=1 / N))
@@ -256,6 +257,7 @@ def test_one_client_trains_alone():
     assert_same({k: v[0] for k, v in on_host(made.simulation.personal_models(made.state)).items()}, model)
 
 
+@pytest.mark.slow
 def test_duplicate_clients_are_one():
     """The same examples under two ids: the same z, fused however weak the pull."""
     pair, other = clients(classification_problem().train)[:2]
@@ -281,7 +283,8 @@ def test_newcomers_are_sent_the_mean():
 # --- clusters -------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("p", [2.0, pytest.param(math.inf, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("p", [2.0, math.inf])
 def test_planted_clusters_are_recovered(p):
     """Twelve linear clients of three models on a complete graph, and one without neighbours: the three models at a
     middle lambda, each client alone at zero, one model at a large one; all in one program."""

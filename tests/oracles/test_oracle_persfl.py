@@ -203,7 +203,9 @@ def personal(kind: str, **options) -> list:
     return [jax.tree.map(np.asarray, client_row(models, i)) for i in range(len(SIZES))]
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize(
+    "kind", [k if k in ("teacher first", "GD") else pytest.param(k, marks=pytest.mark.slow) for k in KINDS]
+)
 def test_the_student_of_greatest_validation_accuracy(kind):
     chosen = set()
     for i, got in enumerate(personal(kind)):
@@ -215,7 +217,9 @@ def test_the_student_of_greatest_validation_accuracy(kind):
     assert len(chosen) > 1
 
 
-@pytest.mark.parametrize("kind", ["teacher first", "student first", "GD"])
+@pytest.mark.parametrize(
+    "kind", ["teacher first", *(pytest.param(k, marks=pytest.mark.slow) for k in ("student first", "GD"))]
+)
 def test_one_point_of_the_grid(kind):
     """Without a choice, every client's student is that of the point, whatever its accuracy."""
     for i, got in enumerate(personal(kind, imitations=(0.25,), temperatures=(3.0,))):
@@ -259,7 +263,11 @@ def test_scores_before_are_the_teachers_and_after_the_students():
 # --- new participants -----------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(("stored", "kept"), [(0, []), (3, [0, 2, 4])], ids=["last model", "stored models"])
+@pytest.mark.parametrize(
+    ("stored", "kept"),
+    [pytest.param(0, [], marks=pytest.mark.slow), (3, [0, 2, 4])],
+    ids=["last model", "stored models"],
+)
 def test_a_new_participant_distils_from_the_best_that_it_receives(stored, kept):
     unseen = classification_problem((8, 13, 3, 5), (100, 101, 55, 77))
     made = simulation(
@@ -291,6 +299,7 @@ def test_a_new_participant_distils_from_the_best_that_it_receives(stored, kept):
             np.testing.assert_allclose(scores[which]["loss"][0, i], want, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_stored_models_cost_trained_clients_nothing():
     """Only newcomers are sent them: the same bytes a round, the same clients' states and scores."""
     made = simulation(

@@ -71,7 +71,12 @@ def test_the_union_is_everybody_s_examples_in_the_order_of_their_ids():
 
 @pytest.mark.parametrize(
     ("batch_size", "steps", "optimizer", "momentum"),
-    [(100, 0, "sgd", 0.0), (6, 0, "sgd", 0.0), (6, 7, "sgd", 0.0), (6, 0, "sgd:momentum=0.8", 0.8)],
+    [
+        pytest.param(100, 0, "sgd", 0.0, marks=pytest.mark.slow),
+        (6, 0, "sgd", 0.0),
+        (6, 7, "sgd", 0.0),
+        (6, 0, "sgd:momentum=0.8", 0.8),
+    ],
     ids=["full batches", "mini-batches", "more steps", "momentum"],
 )
 def test_rounds(batch_size, steps, optimizer, momentum):
@@ -102,6 +107,7 @@ def test_it_starts_where_fedavg_starts():
     assert_same(pooled.server, fedavg.server, rtol=0)
 
 
+@pytest.mark.slow
 def test_padding_order_and_devices_leave_no_trace():
     problem = classification_problem()
     want = run(made(problem, 6), ROUNDS)

@@ -51,7 +51,9 @@ def add(server: dict[str, Any], changes: list[dict[str, Any]], divisor: float) -
     return {k: server[k] + sum(c[k] for c in changes) / divisor for k in server}
 
 
-@pytest.mark.parametrize("kind", COHORTS)
+@pytest.mark.parametrize(
+    "kind", [*(pytest.param(k, marks=pytest.mark.slow) for k in ("full", "poisson")), "uniform", "poisson, two slots"]
+)
 def test_fedavg(kind):
     """Every client weighs the same, whatever its examples; the divisor is the expected cohort, not the drawn one."""
     problem, cohort, limit = classification_problem(), COHORTS[kind], 0.75
@@ -152,7 +154,7 @@ def spoiled() -> Any:
     return stack(train, clients(problem.test), IDS, clients(problem.validation))
 
 
-@pytest.mark.parametrize("method", ["fedavg", "adaped"])
+@pytest.mark.parametrize("method", ["fedavg", pytest.param("adaped", marks=pytest.mark.slow)])
 def test_a_client_that_fails_contributes_zero_and_is_counted(method):
     """The others' sum over the SAME divisor: who failed must not show in it."""
     hp = SGD if method == "fedavg" else ADAPED
@@ -218,10 +220,10 @@ def test_without_noise_and_with_a_wide_clip_it_is_the_uniform_mean(method, optio
     ("method", "mechanism"),
     [
         ("fedavg", Mechanism(0.5, 0.3, "distributed", 2)),
-        ("adaped", Mechanism(0.5, 0.3, "per_step")),
         *(
             pytest.param(method, mechanism, marks=pytest.mark.slow)
             for method, mechanism in (
+                ("adaped", Mechanism(0.5, 0.3, "per_step")),
                 ("fedavg", Mechanism(0.5, 0.3, "per_step")),
                 ("fedem", Mechanism(0.5, 0.3)),
                 ("map-gaussian", Mechanism(0.5, 0.3, quantile=0.5, count_stddev=1.0)),

@@ -6,7 +6,7 @@ import jax
 import numpy as np
 import pytest
 from numpy_reference import Round, backward, cross_entropy, distillation, forward, step
-from oracle_methods import KINDS, SGD, assert_rounds, assert_scores, difference, engine, own_states, run_averaging
+from oracle_methods import SGD, assert_rounds, assert_scores, difference, engine, own_states, run_averaging
 from oracle_setup import Run, classification_problem, simulation
 
 from jaxpfl import JaxpflError
@@ -54,7 +54,9 @@ def reference(kind: str, bits: int = 0, defect: str = "") -> list[Round]:
     return run_averaging(kind, HYPER, start.states[0].server, own_states(start), work)
 
 
-@pytest.mark.parametrize(("kind", "bits"), [(kind, 0) for kind in KINDS] + [("uniform", BITS)])
+@pytest.mark.parametrize(
+    ("kind", "bits"), [pytest.param("full", 0, marks=pytest.mark.slow), ("uniform", 0), ("uniform", BITS)]
+)
 def test_rounds(kind, bits):
     want = reference(kind, bits)
     assert_rounds(got(kind, bits), want)

@@ -97,7 +97,9 @@ def personal_models(method: str, last: Round, batch_size: int) -> list:
 
 
 @pytest.mark.parametrize(
-    ("kind", "batch_size"), [("full", 100), ("uniform", 6)], ids=["everyone, full batches", "mini-batches"]
+    ("kind", "batch_size"),
+    [pytest.param("full", 100, marks=pytest.mark.slow), ("uniform", 6)],
+    ids=["everyone, full batches", "mini-batches"],
 )
 @pytest.mark.parametrize("method", HYPER)
 def test_rounds(method, kind, batch_size):

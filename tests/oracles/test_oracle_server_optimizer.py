@@ -169,7 +169,18 @@ def test_global_and_personal_models_are_those_of_the_inner_state():
 
 @pytest.mark.parametrize(
     ("method", "optimizer"),
-    [("fedavg", "sgd"), ("fedavg", "fedavgm"), ("fedavg", "yogi"), ("adaped", "fedavgm"), ("adaped", "fedadam")],
+    [
+        ("fedavg", "fedavgm"),
+        *(
+            pytest.param(method, optimizer, marks=pytest.mark.slow)
+            for method, optimizer in [
+                ("fedavg", "sgd"),
+                ("fedavg", "yogi"),
+                ("adaped", "fedavgm"),
+                ("adaped", "fedadam"),
+            ]
+        ),
+    ],
 )
 def test_a_round_without_weight_changes_neither_server_nor_memory(method, optimizer):
     """Two sound rounds, then one in which every client diverges: not even momentum moves the server."""

@@ -120,6 +120,7 @@ def test_adaped_with_the_message_fixed():
     assert_same(scores["after"], scores_of(models))
 
 
+@pytest.mark.slow
 def test_l2gd_takes_local_steps_whatever_the_servers_last_toss_was():
     hp = SGD | {"p": 0.5, "lam": 0.3}
     last, scores = arrived("l2gd", hp)
@@ -136,6 +137,7 @@ def test_no_round_of_adaptation_is_the_model_on_arrival():
     assert_same(scores["after"]["loss"], scores["before"]["loss"])
 
 
+@pytest.mark.slow
 def test_unseen_clients_leave_training_alone():
     """To the last bits: their sizes enter the work's static bounds in an experiment, their data nothing."""
     plain = run(simulation("adaped", classification_problem(), SGD | ADAPED, batch_size=BATCH), ROUNDS)
@@ -163,7 +165,7 @@ def test_a_server_that_sends_each_client_its_own_cannot_serve_them():
         made.evaluate_unseen(made.init([0]))
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+@pytest.mark.parametrize("optimizer", ["sgd", pytest.param("adam", marks=pytest.mark.slow)])
 def test_newcomers_are_welcomed_with_a_message_of_their_own(optimizer):
     """A server that sends each trained client its own number, and newcomers a factor of mu."""
     base = simulation("fedavg", classification_problem(), SGD).algorithm

@@ -150,7 +150,14 @@ def test_cohorts_that_are_cut_are_said():
 
 @pytest.mark.parametrize(
     ("method", "batch_size", "remembers"),
-    [("fedavg", 1000, False), ("fedavg-ft", 1000, False), ("fedavg", 5, True), ("adaped", 1000, True)],
+    [
+        ("fedavg", 1000, False),
+        ("fedavg", 5, True),
+        *(
+            pytest.param(method, 1000, remembers, marks=pytest.mark.slow)
+            for method, remembers in (("fedavg-ft", False), ("adaped", True))
+        ),
+    ],
 )
 def test_cut_cohorts_are_said_where_uploads_depend_on_what_clients_keep(federation, method, batch_size, remembers):
     """A state, or the place in the order of the examples; whole data sets have none."""

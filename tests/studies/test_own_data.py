@@ -32,7 +32,9 @@ def test_clients_that_look_alike_have_no_sure_probability(tmp_path: Path):
     assert (np.subtract(own.columns["high"], own.columns["low"]) > 0.4).all()
 
 
-@pytest.mark.parametrize("ones", [[0, 0, 0], [5, 5], [0, 5], [0, 0, 5, 5, 1]])
+@pytest.mark.parametrize(
+    "ones", [[0, 0, 0], *(pytest.param(o, marks=pytest.mark.slow) for o in ([5, 5], [0, 5])), [0, 0, 5, 5, 1]]
+)
 def test_an_interval_holds_its_estimate_at_the_edge(tmp_path: Path, ones: list[int]):
     path = write(tmp_path / "own.csv", [[1] * z + [0] * (5 - z) for z in ones])
     columns = own_bernoulli.run(path, BernoulliSettings()).columns
@@ -41,7 +43,7 @@ def test_an_interval_holds_its_estimate_at_the_edge(tmp_path: Path, ones: list[i
     assert max(columns["high"]) <= 1
 
 
-@pytest.mark.parametrize("m", [2, 3, 5, 40])
+@pytest.mark.parametrize("m", [2, *(pytest.param(m, marks=pytest.mark.slow) for m in (3, 5)), 40])
 def test_means_have_intervals_that_hold_them(tmp_path: Path, m: int):
     rng = np.random.default_rng(m)
     sizes = rng.integers(2, 9, size=m)
@@ -69,6 +71,7 @@ def test_pairs_are_estimated_and_not_scored(tmp_path: Path):
     assert own_gaussian.run(more, GaussianSettings()).result["mse"]["local"]["mean"] > 0
 
 
+@pytest.mark.slow
 def test_settings_and_privacy_are_in_the_result(tmp_path: Path):
     rng = np.random.default_rng(0)
     path = write(tmp_path / "own.csv", rng.normal(size=(20, 4)))

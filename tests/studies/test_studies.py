@@ -35,7 +35,7 @@ def check_closed_forms(result: dict, names: set[str], precision: float) -> None:
     [
         ({"bits": 2, "epsilon": 3.0}, {"quantized", "private"}),
         ({"epsilon": 3.0, "mechanism": "one-bit", "bits": 1}, {"quantized", "private"}),
-        ({"uploads": 5, "epsilon": 3.0, "mechanism": "one-bit"}, {"private"}),
+        pytest.param({"uploads": 5, "epsilon": 3.0, "mechanism": "one-bit"}, {"private"}, marks=pytest.mark.slow),
         ({"epsilon": 3.0, "mechanism": "discrete", "bits": 3}, {"quantized", "private"}),
         ({"dim": 3, "epsilon": 8.0, "clients": 12, "repetitions": 800}, {"private"}),
     ],
@@ -49,6 +49,7 @@ def test_gaussian_closed_forms(change: dict, more: set[str]):
     assert result["mse"]["estimated"]["mean"] < result["mse"]["local"]["mean"]
 
 
+@pytest.mark.slow
 def test_sweeps_are_of_the_clients_that_send(tmp_path: Path):
     """Five of 30 clients send: measurements over eps lie on the exact line, and plots over m begin at 5."""
     given = replace(SMALL, uploads=5, dim=3)
@@ -92,7 +93,9 @@ def test_eps_as_an_axis_gives_what_a_single_run_gives():
     assert swept["printed"].mean() > swept["analytic"].mean()
 
 
-@pytest.mark.parametrize("prior", ["truncnorm:.5,.15", "spikes", "uniform"])
+@pytest.mark.parametrize(
+    "prior", [*(pytest.param(p, marks=pytest.mark.slow) for p in ("truncnorm:.5,.15", "spikes")), "uniform"]
+)
 def test_bernoulli_closed_forms(prior: str):
     """m = 10000: that weights are estimated adds some .05 % to the error, whose standard error is .2 %."""
     result = bernoulli.run(BernoulliSettings(samples=6, prior=prior, repetitions=60))
@@ -100,6 +103,7 @@ def test_bernoulli_closed_forms(prior: str):
     check_closed_forms(result, names, 0.01)
 
 
+@pytest.mark.slow
 def test_bernoulli_clients_that_do_not_send():
     """K = 40 of 4000: the mean of few is itself uncertain, and the 3960 others learn as much from it."""
     result = bernoulli.run(BernoulliSettings(clients=4000, samples=6, uploads=40, repetitions=60))
