@@ -12,6 +12,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.protocol import ALL_STEPS
@@ -131,6 +132,13 @@ def of(num_clients: int, cohort: int | None, kind: str | None = None, cap: int |
     return full(num_clients) if kind == "full" else uniform(num_clients, cohort)
 
 
+class FailureRates(NamedTuple):
+    """An `Availability`'s probabilities as arguments of a program; None for what never happens."""
+
+    dropout: Scalar | None = None
+    stragglers: Scalar | None = None
+
+
 class Availability(NamedTuple):
     """Failures of clients in the cohort. Draws are independent between clients.
 
@@ -141,13 +149,29 @@ class Availability(NamedTuple):
       same_stragglers: draw who is slow, and how slow, once for the whole run instead of in every round.
     """
 
-    dropout: float = 0.0
-    stragglers: float = 0.0
+    dropout: Scalar = 0.0
+    stragglers: Scalar = 0.0
     same_stragglers: bool = False
+
+    @property
+    def rates(self) -> FailureRates:
+        """The probabilities, to be handed to a program that is made `without_rates`."""
+        given = (None if _never(rate) else np.float32(rate) for rate in (self.dropout, self.stragglers))
+        return FailureRates(*given)
+
+    @property
+    def without_rates(self) -> Availability:
+        """What a program depends on beside the probabilities."""
+        return Availability(same_stragglers=self.same_stragglers)
+
+    def at(self, rates: FailureRates) -> Availability:
+        """The same with these probabilities, traced or not."""
+        dropout, stragglers = (0.0 if rate is None else rate for rate in rates)
+        return Availability(dropout, stragglers, self.same_stragglers)
 
     def local_steps(self, run_key: Key, round: Array, client_id: Array, steps: int) -> Scalar:
         """Upper limit on a client's local steps in a round; `ALL_STEPS` (static) if there are no stragglers."""
-        if not self.stragglers:
+        if _never(self.stragglers):
             return ALL_STEPS
         key = stream(run_key, Purpose.STRAGGLERS, client_id)
         if not self.same_stragglers:
@@ -158,10 +182,15 @@ class Availability(NamedTuple):
 
     def drops_out(self, run_key: Key, round: Array, client_id: Array) -> Array:
         """True if a client's upload of a round is lost, [] bool."""
-        if not self.dropout:
+        if _never(self.dropout):
             return jnp.array(False)
         key = stream(run_key, Purpose.DROPOUT, round, client_id)
         return jax.random.uniform(key, (), jnp.float32) < self.dropout
+
+
+def _never(rate: Scalar) -> bool:
+    """Whether a probability is known to be zero when a program is made."""
+    return isinstance(rate, float | int) and not rate
 
 
 RELIABLE = Availability()

@@ -67,6 +67,10 @@ def make_simulation(
     """The programs of a method; of a reference that pools the data, where it is one (its client never fails)."""
     if method.pooled:  # its one client holds the examples of those that are trained, not of unseen ones
         work = dataclasses.replace(work, sizes=np.asarray(federation.train.size), unseen=0)
+    ours = method is algorithms.METHODS.get(method.name)
+    if ours and method.releases is None and work.step_noise is None:
+        # It leaves privacy to `privatize`: held in its functions, every noise multiplier would be another program.
+        work = dataclasses.replace(work, privacy=None)
     algorithm = build(method, task, work, options)
     if privacy is not None and method.uploads:
         if method.pooled:

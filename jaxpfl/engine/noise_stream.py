@@ -20,7 +20,9 @@ import numpy as np
 
 from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.compression import Compressor
+from jaxpfl.engine import compiled
 from jaxpfl.engine.code_fingerprint import checksum, without_addresses
+from jaxpfl.engine.program_key import key_of
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.participation import Availability, Participation
@@ -135,8 +137,12 @@ def _of_model(task: Task, train: ClientData) -> str:
         return task.loss(task.model.apply(task.init(key), x), y)
 
     one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[2:]), a.dtype), (train.x, train.y))
-    program = jax.make_jaxpr(forward)(jax.random.key(0), *one)
-    return checksum(without_addresses(str(program.jaxpr)), program.consts, task.model, task.loss)
+
+    def checksum_of_program() -> str:
+        program = jax.make_jaxpr(forward)(jax.random.key(0), *one)
+        return checksum(without_addresses(str(program.jaxpr)), program.consts, task.model, task.loss)
+
+    return compiled.found(key_of("model", forward, one), checksum_of_program)
 
 
 def _of_data(federation: Federation) -> int:

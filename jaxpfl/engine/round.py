@@ -13,7 +13,7 @@ from jaxpfl import contract, trees
 from jaxpfl.engine.cohort import Outcome, Spread, run_cohort
 from jaxpfl.engine.groups import Group, gather
 from jaxpfl.engine.state import Counts, RunState, server_context
-from jaxpfl.participation import RELIABLE, Availability, Participation
+from jaxpfl.participation import RELIABLE, Availability, FailureRates, Participation
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Reduction, Stacked, Upload
 from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Scalar, Splits
@@ -27,7 +27,7 @@ class RoundPlan(NamedTuple):
 
     Attributes:
       participation: how the cohort is drawn.
-      availability: who of it drops out or does less.
+      availability: who of it drops out or does less; its rates are an argument of the round.
       groups: the clients of each entry of ``algorithm.clients``.
       block: clients that a device runs in one vectorised operation.
       spread: how clients lie on several devices; None for one.
@@ -40,10 +40,12 @@ class RoundPlan(NamedTuple):
     availability: Availability = RELIABLE
 
 
-def make_round(
-    algorithm: Algorithm, plan: RoundPlan
-) -> Callable[[RunState, PyTree, tuple[Federation, ...]], tuple[RunState, Metrics]]:
-    """Builds ``(state, hp, federation of each group) -> (state, metrics)``.
+OneRound = Callable[[RunState, PyTree, tuple[Federation, ...], FailureRates], tuple[RunState, Metrics]]
+"""``(state, hp, federation of each group, rates of failures) -> (state, metrics)``."""
+
+
+def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
+    """Builds a round.
 
     The metrics are the clients' means over those whose work was kept, the server's own, and ``participants`` and
     ``diverged``, the number of clients in the cohort and of those whose work was lost; under dropout also ``dropped``,
@@ -54,7 +56,9 @@ def make_round(
     participation, groups, server = plan.participation, plan.groups, algorithm.server
     idles = algorithm.idle_cap > 0 and not participation.everyone
 
-    def one_round(state: RunState, hp: PyTree, federations: tuple[Federation, ...]) -> tuple[RunState, Metrics]:
+    def one_round(
+        state: RunState, hp: PyTree, federations: tuple[Federation, ...], rates: FailureRates
+    ) -> tuple[RunState, Metrics]:
         ids = gather([jnp.asarray(f.client_ids)[: g.size] for f, g in zip(federations, groups, strict=True)], groups)
         rows = participation.sample(stream(state.released, Purpose.PARTICIPATION, state.round), ids)
         ctx = server_context(participation, state.round)
@@ -67,7 +71,7 @@ def make_round(
             data = (federation.splits, jnp.asarray(federation.client_ids))
             outcome = run_cohort(
                 partial(_take_part, algorithm, client, plan.availability),
-                ((state.key, state.released), state.round, hp, message.shared),
+                ((state.key, state.released), state.round, hp, rates, message.shared),
                 own_rows,
                 (old, before),
                 (*data, group.take(message.per_client)),
@@ -82,7 +86,7 @@ def make_round(
                 rested = outcome.state[1].participations == before.participations
                 outcome = run_cohort(
                     partial(_work_alone, algorithm, client, plan.availability),
-                    ((state.key, state.released), state.round, hp),
+                    ((state.key, state.released), state.round, hp, rates),
                     _rows_where(rested & (before.idle_streak < algorithm.idle_cap), group.size),
                     outcome.state,
                     data,
@@ -113,7 +117,7 @@ def make_round(
         counts = counts.with_diverged(jnp.where(sound, counts.diverged, lost))
         metrics = done.means() | server_metrics
         metrics |= {"participants": present.sum(), "diverged": (counts.diverged - state.counts.diverged).sum()}
-        if plan.availability.dropout:
+        if rates.dropout is not None:
             metrics["dropped"] = (counts.dropped - state.counts.dropped).sum()
         if algorithm.counts_bits:
             metrics |= dict(zip(BITS, counts.upload_bits_since(state.counts), strict=True))
@@ -144,13 +148,14 @@ def _take_part(
     algorithm: Algorithm,
     client: Client,
     availability: Availability,
-    shared: tuple[tuple[Key, Key], Array, PyTree, PyTree],
+    shared: tuple[tuple[Key, Key], Array, PyTree, FailureRates, PyTree],
     present: Array,
     own: tuple[PyTree, Counts],
     data: tuple[Splits, Array, PyTree],
 ) -> Outcome:
     """One client's round in the cohort. Summed: (packed upload, whether it arrived, what was done)."""
-    (run_key, released), round, hp, sent = shared
+    (run_key, released), round, hp, rates, sent = shared
+    availability = availability.at(rates)
     (old, counts), (splits, client_id, per_client) = own, data
     limit = availability.local_steps(run_key, round, client_id, algorithm.local_steps)
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
@@ -189,13 +194,14 @@ def _work_alone(
     algorithm: Algorithm,
     client: Client,
     availability: Availability,
-    shared: tuple[tuple[Key, Key], Array, PyTree],
+    shared: tuple[tuple[Key, Key], Array, PyTree, FailureRates],
     present: Array,
     own: tuple[PyTree, Counts],
     data: tuple[Splits, Array],
 ) -> Outcome:
     """One client's round outside the cohort."""
-    (run_key, released), round, hp = shared
+    (run_key, released), round, hp, rates = shared
+    availability = availability.at(rates)
     (old, counts), (splits, client_id) = own, data
     limit = availability.local_steps(run_key, round, client_id, algorithm.local_steps)
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
@@ -242,9 +248,10 @@ def _side_by_side(uploads: list[tuple[PyTree, Array]], num_clients: int) -> Stac
 
 
 def make_rounds(
-    one_round: Callable[[RunState, PyTree, tuple[Federation, ...]], tuple[RunState, Metrics]], capacity: int
-) -> Callable[[RunState, PyTree, tuple[Federation, ...], Array], tuple[RunState, Metrics]]:
-    """Builds ``(state, hp, federations, rounds) -> (state, history)``: ``rounds <= capacity`` rounds in one loop.
+    one_round: OneRound, capacity: int
+) -> Callable[[RunState, PyTree, tuple[Federation, ...], FailureRates, Array], tuple[RunState, Metrics]]:
+    """Builds ``(state, hp, federations, rates, rounds) -> (state, history)``: ``rounds <= capacity`` rounds in one
+    loop.
 
     The number of rounds is traced, so calls of every length share one compiled program; the history's leaves are
     [capacity], written up to ``rounds``. (A ``lax.scan`` would compile once more for the last, shorter call.)
@@ -253,14 +260,14 @@ def make_rounds(
     one_round = jax.jit(one_round, inline=True)
 
     def rounds_fn(
-        state: RunState, hp: PyTree, federations: tuple[Federation, ...], rounds: Array
+        state: RunState, hp: PyTree, federations: tuple[Federation, ...], rates: FailureRates, rounds: Array
     ) -> tuple[RunState, Metrics]:
-        _, shapes = jax.eval_shape(one_round, state, hp, federations)
+        _, shapes = jax.eval_shape(one_round, state, hp, federations, rates)
         history = {name: jnp.zeros(capacity, leaf.dtype) for name, leaf in shapes.items()}
 
         def body(t: Array, loop: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
             state, history = loop
-            state, metrics = one_round(state, hp, federations)
+            state, metrics = one_round(state, hp, federations, rates)
             put = partial(jax.lax.dynamic_update_index_in_dim, index=t, axis=0)
             return state, {name: put(history[name], value) for name, value in metrics.items()}
 

@@ -23,6 +23,19 @@ def check_values(name: str, value: Any, runs: int) -> None:
         raise JaxpflError(f"{name} has {len(value)} values for {runs} runs: give one seed for each value")
 
 
+def number(value: Any) -> jax.Array:
+    """A hyper-parameter on the device, as JAX takes a Python number: it adopts the type of what it meets.
+
+    Whether a number, NumPy's or one for each run, [] or [S], its programs are then the same. A `jax.Array` keeps its
+    own type.
+    """
+    array = jnp.asarray(value)
+    if isinstance(value, jax.Array) or np.asarray(value).dtype not in (np.float64, np.int64):
+        return array
+    like = jnp.asarray(0.0 if jnp.issubdtype(array.dtype, jnp.floating) else 0)
+    return jnp.broadcast_to(like, array.shape).at[...].set(array)
+
+
 def over_runs(one: Callable[..., Any], *, vectorised: bool, in_place: bool = False) -> Callable[..., Any]:
     """``one(per run, hp, shared...)`` for a leading axis of runs on its first two arguments.
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, Literal
+from typing import Any
 
 import jax
 import jax.export
@@ -12,22 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import trees
+from jaxpfl.engine import compiled, exchange, noise_stream
 from jaxpfl.engine import device_memory as memory
-from jaxpfl.engine import exchange, noise_stream
-from jaxpfl.engine.evaluate import Part, Scores, make_adapt, make_clusters, make_evaluate, make_personal
+from jaxpfl.engine.evaluate import Part, Scores
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved, resolve
-from jaxpfl.engine.groups import gather, make_groups, split
+from jaxpfl.engine.groups import Group, gather, make_groups, split
 from jaxpfl.engine.placement import place, put
-from jaxpfl.engine.round import BITS, RoundPlan, make_round, make_rounds
-from jaxpfl.engine.runs import check_values, over_runs
-from jaxpfl.engine.state import GradientCounts, RunState, init_state, whole
+from jaxpfl.engine.programs import Name, Programs, Setting
+from jaxpfl.engine.round import BITS
+from jaxpfl.engine.runs import check_values, number
+from jaxpfl.engine.state import GradientCounts, RunState, whole
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.participation import RELIABLE, Availability, Participation
 from jaxpfl.protocol import Algorithm
 from jaxpfl.types import Array, Federation, Metrics, PyTree
-
-_ProgramName = Literal["advance", "test", "validation", "personal", "clusters", "unseen"]
 
 
 class Simulation:
@@ -46,7 +45,6 @@ class Simulation:
 
     Attributes:
       federations: the data where they lie, those of each group of the algorithm's clients.
-      execution: the plan with every choice made.
       rounds_run: the most rounds that a state has which was advanced here: so much may have been released.
     """
 
@@ -89,28 +87,40 @@ class Simulation:
         self.rounds_run = 0
         self.algorithm, self.participation = algorithm, participation
         self.plan = plan or ExecutionPlan()
-        self.hp = jax.tree.map(jnp.asarray, hp)
+        self.hp = jax.tree.map(number, hp)
 
-        shapes = jax.eval_shape(task.init, jax.random.key(0))
+        shapes = compiled.shapes(task.init, jax.random.key(0))
         self._model_bytes, num_clients = trees.num_bytes(shapes), federation.num_clients
-        self.execution = self._resolve(self.plan, participation.capacity)
-        self.placement = place(num_clients, self.execution.devices, self.execution.even)
-        self._groups = make_groups(algorithm, np.asarray(federation.client_ids), self.execution.devices)
+        execution = self._resolve(self.plan, participation.capacity)
+        self.placement = place(num_clients, execution.devices, execution.even)
+        self._groups = make_groups(algorithm, np.asarray(federation.client_ids), execution.devices)
         self.federations = tuple(put(part, self.placement) for part in split(federation, self._groups))
-        self._availability = availability
+        self._rates = availability.rates
         # Scoring runs over everyone, and spreads them over the same devices.
-        self._scoring = self._resolve(replace(self.plan, devices=self.execution.devices), num_clients)
-        self._task = task
-        self._programs: dict[tuple[_ProgramName, int], jax.stages.Compiled] = {}
-        self._inits: dict[int, jax.stages.Compiled] = {}
+        scoring = self._resolve(replace(self.plan, devices=execution.devices), num_clients)
 
         self._unseen: tuple[Federation, ...] | None = None
-        if unseen is not None:
-            self._welcome(unseen, federation, adapt_rounds)
-
+        unseen_groups = () if unseen is None else self._welcome(unseen, federation, adapt_rounds, execution.devices)
+        setting = Setting(
+            algorithm,
+            task,
+            participation,
+            availability.without_rates,
+            self.plan,
+            scoring,
+            self.placement,
+            self._groups,
+            unseen_groups,
+        )
+        self._programs = Programs(setting, execution)
+        self._shapes: dict[int, RunState] = {}
         self._noise = noise_stream.Ours(algorithm.noise)
         self._noise_name = noise_stream.name_of(algorithm, task, federation, participation, availability)
-        self._first = self._beginning(None)
+
+    @property
+    def execution(self) -> Resolved:
+        """The plan with every choice made; fewer clients at once where more did not fit into memory."""
+        return self._programs.execution
 
     def init(self, seeds: Sequence[int]) -> RunState:
         """The state before round 0 of one run for each seed.
@@ -143,37 +153,7 @@ class Simulation:
             _check_distinct(seeds, rows)
         self._noise.add(noise)
         given = (keys, noise), rows, self.federations
-        if len(seeds) not in self._inits:
-            self._inits[len(seeds)] = self._init_program(given)
-        return self._inits[len(seeds)](*given)
-
-    def _beginning(self, block: int | None) -> Callable[..., RunState]:
-        """(keys [S] of runs and of noise, hp [S], federations) -> the states before round 0, of so many clients at a
-        time (None: all)."""
-
-        def init(keys: tuple[jax.Array, jax.Array | None], hp: PyTree, federations: tuple[Federation, ...]) -> RunState:
-            groups, rows = self._groups, self.placement.rows
-            return init_state(self.algorithm, self.participation, groups, keys, hp, federations, rows, block)
-
-        return over_runs(init, vectorised=self.execution.vmap_runs)
-
-    def _init_program(self, given: tuple[Any, ...]) -> jax.stages.Compiled:
-        """The compiled `_beginning`; where its draws would not fit beside the states, of fewer clients at a time."""
-        # The first state is dozens of random draws that run once: optimising that code costs seconds and saves nothing.
-        unoptimised = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
-        block, devices = None, self.placement.devices
-        while True:
-            start = jax.jit(self._beginning(block), out_shardings=self.placement.state, compiler_options=unoptimised)
-            program = start.lower(*given).compile()
-            need, free = memory.needed(program, devices), memory.free(devices)
-            if free is None or need <= free:
-                return program
-            if block == 1:
-                raise JaxpflError(
-                    f"the first states need {memory.readable(need)} of memory, one client at a time, "
-                    f"{memory.readable(free)} are free: use fewer clients, fewer seeds at once or a smaller model"
-                )
-            block = max(1, (block or self.placement.rows) // 8)
+        return self._programs.start(len(seeds), given)(*given)
 
     def advance(self, state: RunState, rounds: int) -> tuple[RunState, dict[str, np.ndarray]]:
         """Runs some rounds; the given state is used up (its buffers are donated, unless the plan says not to).
@@ -197,7 +177,7 @@ class Simulation:
             length = min(rounds, self.plan.rounds_per_call)
             runs = state.round.shape[0]
             program = self._program("advance", runs)
-            state, metrics = program(state, self._hp_rows(runs), self.federations, jnp.int32(length))
+            state, metrics = program(state, self._hp_rows(runs), self.federations, self._rates, jnp.int32(length))
             history.append(metrics)
             lengths.append(length)
             rounds -= length
@@ -264,7 +244,7 @@ class Simulation:
         server = jax.tree.map(np.asarray, state.server)
         return np.stack([find(jax.tree.map(lambda a, i=i: a[i], server)) for i in range(state.round.shape[0])])
 
-    def _read(self, name: _ProgramName, state: RunState, federations: tuple[Federation, ...], *more: Array) -> Any:
+    def _read(self, name: Name, state: RunState, federations: tuple[Federation, ...], *more: Array) -> Any:
         runs = state.round.shape[0]
         state = jax.device_put(state, self.placement.state)
         return self._program(name, runs)(state, self._hp_rows(runs), federations, *more)
@@ -297,8 +277,10 @@ class Simulation:
         rows = self.placement.rows if whole else self.participation.num_clients
         return state._replace(clients=tuple(clients), counts=jax.tree.map(lambda a: resize(a, rows), state.counts))
 
-    def _welcome(self, unseen: Federation, federation: Federation, adapt_rounds: int) -> None:
-        """Places the unseen clients' data."""
+    def _welcome(
+        self, unseen: Federation, federation: Federation, adapt_rounds: int, devices: int
+    ) -> tuple[Group, ...]:
+        """Places the unseen clients' data, in the groups that are returned."""
         both = np.intersect1d(np.asarray(unseen.client_ids), np.asarray(federation.client_ids))
         if len(both):
             raise JaxpflError(f"client {both[0]} cannot be unseen: it is trained")
@@ -306,13 +288,14 @@ class Simulation:
         self.algorithm.check_data(unseen)
         self._adapt_rounds = adapt_rounds
         ids = np.asarray(unseen.client_ids)
-        self._unseen_groups = make_groups(self.algorithm, ids, self.execution.devices, may_be_empty=True)
-        self._unseen = tuple(put(part, self.placement) for part in split(unseen, self._unseen_groups))
+        groups = make_groups(self.algorithm, ids, devices, may_be_empty=True)
+        self._unseen = tuple(put(part, self.placement) for part in split(unseen, groups))
+        return groups
 
     def export(self, *platforms: str, seeds: int = 1) -> jax.export.Exported:
         """The program of one `advance` call, lowered for platforms ("cpu", "cuda", "tpu") that need not be here."""
-        program = jax.export.export(self._jitted("advance", self.execution.block), platforms=platforms)
-        return program(*self._arguments("advance", seeds))
+        function, options = self._programs.function("advance", self.execution.block), self._programs.options("advance")
+        return jax.export.export(jax.jit(function, **options), platforms=platforms)(*self._arguments("advance", seeds))
 
     def memory(self, runs: int = 1) -> dict[str, int]:
         """Bytes of the data, of the clients' states, and of what a round takes beside them (compiles the round)."""
@@ -334,74 +317,31 @@ class Simulation:
         return one, jax.tree.map(lambda a: a.reshape(-1)[0], self.hp)
 
     def _state_shapes(self, runs: int) -> RunState:
-        keys = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), runs))
-        noise = None if self.algorithm.noise is None else keys
-        hp = jax.eval_shape(lambda: self._hp_rows(runs))
-        return jax.eval_shape(self._first, (keys, noise), hp, self.federations)
+        if runs not in self._shapes:
+            keys = jax.ShapeDtypeStruct((runs,), jax.random.key(0).dtype)
+            noise = None if self.algorithm.noise is None else keys
+            given = (keys, noise), self._hp_rows(runs), self.federations
+            self._shapes[runs] = compiled.shapes(self._programs.beginning(), *given)
+        return self._shapes[runs]
 
     def _resolve(self, plan: ExecutionPlan, cohort: int) -> Resolved:
         clients = self.participation.num_clients
         return resolve(plan, cohort=cohort, num_clients=clients, model_bytes=self._model_bytes)
 
-    def _program(self, name: _ProgramName, runs: int) -> jax.stages.Compiled:
-        """The compiled program of ``advance``, or of the scoring of a split, for S runs.
+    def _program(self, name: Name, runs: int) -> jax.stages.Compiled:
+        """The compiled program of ``advance``, or of a way to score, for S runs."""
+        return self._programs.made.get((name, runs)) or self._programs.of(name, runs, self._arguments(name, runs))
 
-        Where it would not fit into memory, it is compiled again with fewer clients at once.
-        """
-        if (name, runs) in self._programs:
-            return self._programs[name, runs]
-        block = self.execution.block if name == "advance" else self._scoring.block
-        devices = self.placement.devices
-        while True:
-            program = self._jitted(name, block).lower(*self._arguments(name, runs)).compile()
-            need, free = memory.needed(program, devices), memory.free(devices)
-            if free is None or need <= free:
-                break
-            short = f"{memory.readable(need)} of memory beside data and states, {memory.readable(free)} are free"
-            if block == 1 or self.plan.clients != "auto":
-                raise JaxpflError(
-                    f"with {block} client(s) at once, {name} needs {short}: use fewer of them (plan.clients), fewer "
-                    "runs at once (plan.runs = map) or a smaller model"
-                )
-            fewer = max(1, min(block // 2, block * free // need))
-            why = f"{block} at once would need {short}"
-            if name == "advance":
-                _, _, *others = self.execution.reasons
-                reasons = (self.execution.reasons[0], why, *others)
-                self.execution = self.execution._replace(block=fewer, reasons=reasons)
-            block = fewer
-        self._programs[name, runs] = program
-        return program
-
-    def _jitted(self, name: _ProgramName, block: int) -> Any:
-        algorithm, task = self.algorithm, self._task
-        plan = RoundPlan(self.participation, self._groups, block, self.placement.spread, self._availability)
-        if name == "advance":
-            rounds = make_rounds(make_round(algorithm, plan), self.plan.rounds_per_call)
-            return jax.jit(
-                over_runs(rounds, vectorised=self.execution.vmap_runs, in_place=True),
-                donate_argnums=(0,) if self.plan.donate else (),
-                out_shardings=(self.placement.state, self.placement.everywhere),
-            )
-        if name == "personal":
-            one = make_personal(algorithm, plan)
-        elif name == "clusters":
-            one = make_clusters(algorithm, plan)
-        elif name == "unseen":
-            plan = plan._replace(groups=self._unseen_groups)
-            one = make_adapt(algorithm, task, plan, split="test")
-        else:
-            one = make_evaluate(algorithm, task, plan, split=name)
-        return jax.jit(over_runs(one, vectorised=self.execution.vmap_runs))
-
-    def _arguments(self, name: _ProgramName, runs: int) -> tuple[Any, ...]:
+    def _arguments(self, name: Name, runs: int) -> tuple[Any, ...]:
         """What the program is called with; states as shapes."""
         shapes = self._state_shapes(runs)
         layout = jax.tree.broadcast(self.placement.state, shapes)
         state = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, layout)
         federations = self._unseen if name == "unseen" else self.federations
         shared = (state, self._hp_rows(runs), federations)
-        return (*shared, jnp.int32(1)) if name in ("advance", "unseen") else shared
+        if name == "advance":
+            return (*shared, self._rates, jnp.int32(1))
+        return (*shared, jnp.int32(1)) if name == "unseen" else shared
 
     def _hp_rows(self, runs: int) -> PyTree:
         def rows(path: tuple, a: jax.Array) -> jax.Array:

@@ -18,7 +18,7 @@ References: McMahan et al. 2018, "Learning Differentially Private Recurrent Lang
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple
 
 import jax
@@ -225,8 +225,10 @@ def privatize(algorithm: Algorithm, hp: PyTree, mechanism: Mechanism) -> tuple[A
         hyper = PrivateHyper(hp, 0.0, math.inf)
     else:
         hyper = PrivateHyper(hp, mechanism.noise_multiplier_of_sum, np.asarray(mechanism.clipping_norm, float))
-    clients = tuple(_client(client, mechanism) for client in algorithm.clients)
-    server = _server(algorithm.server, mechanism)
+    # Of the numbers that are hyper-parameters the functions hold none: a compiled program serves all of them.
+    kind = replace(mechanism, noise_multiplier=0.0, clipping_norm=1.0)
+    clients = tuple(_client(client, kind) for client in algorithm.clients)
+    server = _server(algorithm.server, kind)
     return algorithm._replace(clients=clients, server=server, noise=mechanism.stream), hyper
 
 

@@ -26,7 +26,8 @@ def test_a_block_that_does_not_fit_is_made_smaller_and_gives_the_same(federation
     between = (working(federation, "vmap") + working(federation, "map")) // 2
     monkeypatch.setattr(memory, "free", lambda devices: between)
     simulation = simulate(METHODS["fedavg"], federation, cohort=None, plan=plan)
-    simulation._scoring = simulation._scoring._replace(block=1)  # the limit is the round's
+    of = simulation._programs._of
+    simulation._programs._of = of._replace(scoring=of.scoring._replace(block=1))  # the limit is the round's
     assert simulation.memory()["working"] <= between
     assert 1 <= simulation.execution.block < federation.num_clients
     assert "would need" in simulation.execution.reasons[1]
@@ -85,13 +86,13 @@ def test_first_states_are_made_in_blocks_where_all_at_once_would_not_fit(federat
     want = simulation.init([0, 1])
     states = sum(leaf.nbytes for leaf in jax.tree.leaves((want.clients, want.counts, want.server)))
     assert needs[0] > 1.5 * states
-    simulation._inits.clear()
+    simulation._programs.made.clear()
     monkeypatch.setattr(memory, "free", lambda devices: int(1.5 * states))
     got = simulation.init([0, 1])
     assert needs[-1] <= 1.5 * states
     for a, b in zip(jax.tree.leaves(got.clients), jax.tree.leaves(want.clients), strict=True):
         np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7)
-    simulation._inits.clear()
+    simulation._programs.made.clear()
     monkeypatch.setattr(memory, "free", lambda devices: states)
     with pytest.raises(JaxpflError, match=r"^the first states need .* of memory, one client at a time, .* are free"):
         simulation.init([0, 1])

@@ -1,0 +1,166 @@
+"""Compiled programs that are kept and found again: by later simulations of this process, and on disk if so asked.
+
+A program is looked up by all that it depends on (`program_key`), so a second run that differs in traced values only
+compiles and traces nothing. What has no such key, and what calls back to the host, is compiled anew each time. Kept are
+executables and shapes, the most recent `MOST` of them: no data, no states and none of the functions that they are of.
+"""
+
+from __future__ import annotations
+
+import pickle
+import threading
+import time
+from collections import OrderedDict
+from collections.abc import Callable
+from concurrent.futures import Future
+from contextlib import suppress
+from importlib.metadata import version
+from pathlib import Path
+from platform import python_version
+from tempfile import NamedTemporaryFile
+from typing import Any
+
+import jax
+from jax.experimental import serialize_executable
+
+from jaxpfl.engine.program_key import Key, key_of
+from jaxpfl.types import PyTree
+
+MOST = 128
+"""Programs and shapes that are kept, the most recently used ones; 1 to 3 MiB for a program of a small model."""
+
+_SECONDS = 0.2  # of compiling, below which a program is not written to disk
+_kept: OrderedDict[tuple[Any, ...], tuple[Key, Future[Any]]] = OrderedDict()
+_lock = threading.Lock()
+_folder: Path | None = None
+
+
+def keep_in(folder: Path | None) -> None:
+    """Keeps programs in a folder too, where other processes find them; None for in memory only.
+
+    What lies there is run as it is found: nobody else may be able to write to it.
+    """
+    global _folder
+    _folder = folder
+
+
+def clear() -> None:
+    """Forgets every program that is in memory."""
+    with _lock:
+        _kept.clear()
+
+
+def compiled(
+    function: Callable[..., Any],
+    arguments: tuple[Any, ...],
+    *,
+    donate_argnums: tuple[int, ...] = (),
+    out_shardings: Any = None,
+    compiler_options: dict[str, Any] | None = None,
+) -> jax.stages.Compiled:
+    """The program of a function for arguments of such shapes and places.
+
+    Args:
+      function: pure; it is not held.
+      arguments: arrays, or their shapes; a shape without a sharding may lie anywhere.
+      donate_argnums: as `jax.jit`.
+      out_shardings: as `jax.jit`; where None, the compiler's choice.
+      compiler_options: as `jax.jit`.
+    """
+    options: dict[str, Any] = {"donate_argnums": donate_argnums, "compiler_options": compiler_options}
+    if out_shardings is not None:
+        options["out_shardings"] = out_shardings
+
+    def make() -> tuple[jax.stages.Compiled, bool]:
+        lowered = jax.jit(function, **options).lower(*arguments)
+        # A callback is of the very function that was traced, and of what that holds.
+        return lowered.compile(), "callback" not in lowered.as_text()
+
+    key = key_of(function, options, jax.tree.map(_place, arguments))
+    if key is None:
+        return make()[0]
+    return _found(key, lambda: _from_disk(key.digest, make))
+
+
+def shapes(function: Callable[..., Any], *arguments: Any) -> PyTree:
+    """`jax.eval_shape`, of equal functions once."""
+    key = key_of("shapes", function, jax.tree.map(_place, arguments))
+    return found(key, lambda: jax.eval_shape(function, *arguments))
+
+
+def found(key: Key | None, make: Callable[[], Any]) -> Any:
+    """What is kept under a key, made where there is nothing yet; threads that ask for one key wait for one making."""
+    return make() if key is None else _found(key, lambda: (make(), True))
+
+
+def _found(key: Key, make: Callable[[], tuple[Any, bool]]) -> Any:
+    """As `found`; ``make`` also says whether the result may be used again."""
+    with _lock:
+        held = _kept.get(key.parts)
+        if held is None:
+            # The key holds the classes whose addresses are in it.
+            mine = Future[Any]()
+            _kept[key.parts] = key, mine
+            while len(_kept) > MOST:
+                _kept.popitem(last=False)
+        else:
+            _kept.move_to_end(key.parts)
+    if held is not None:
+        value, reusable = held[1].result()
+        return value if reusable else make()[0]
+    try:
+        made = make()
+    except BaseException as error:
+        _forget(key)
+        mine.set_exception(error)
+        raise
+    if not made[1]:
+        _forget(key)
+    mine.set_result(made if made[1] else (None, False))
+    return made[0]
+
+
+def _forget(key: Key) -> None:
+    with _lock:
+        _kept.pop(key.parts, None)
+
+
+def _place(leaf: Any) -> Any:
+    """An argument's shape, type and place; of an array that JAX may still move, no place."""
+    if isinstance(leaf, jax.ShapeDtypeStruct):
+        return leaf.shape, str(leaf.dtype), leaf.weak_type, leaf.sharding
+    if not isinstance(leaf, jax.Array):
+        leaf = jax.numpy.asarray(leaf)
+    committed = getattr(leaf, "committed", True)
+    return leaf.shape, str(leaf.dtype), leaf.aval.weak_type, leaf.sharding if committed else None
+
+
+def _from_disk(digest: str, make: Callable[[], tuple[jax.stages.Compiled, bool]]) -> tuple[jax.stages.Compiled, bool]:
+    """The program of that digest in the folder; made and written there where there is none."""
+    if _folder is None:
+        return make()
+    # Functions of libraries are in a digest by their names.
+    versions = "-".join((python_version(), *map(version, ("jax", "flax", "optax", "numpy", "chex"))))
+    path = _folder / f"program-{versions}-{digest}-cache"
+    with suppress(Exception):  # none, or cut short by a full disk
+        program = serialize_executable.deserialize_and_load(*pickle.loads(path.read_bytes()))
+        jax.monitoring.record_event("/jaxpfl/programs/loaded")
+        return program, True
+    began = time.perf_counter()
+    program, reusable = make()
+    if reusable and time.perf_counter() - began > _SECONDS:
+        with suppress(Exception):  # a program or a structure that cannot be written, or no room
+            _write(path, pickle.dumps(serialize_executable.serialize(program)))
+    return program, reusable
+
+
+def _write(path: Path, content: bytes) -> None:
+    """Writes a file at once, so that no other process sees a part of it."""
+    with NamedTemporaryFile(dir=path.parent, prefix=".program-", delete=False) as file:
+        try:
+            file.write(content)
+            file.close()
+            Path(file.name).replace(path)
+        except BaseException:
+            Path(file.name).unlink(missing_ok=True)
+            raise

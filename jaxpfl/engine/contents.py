@@ -1,0 +1,322 @@
+"""The parts of which Python objects are made, down to text, numbers and bytes; or that they cannot be told.
+
+A function is its code, defaults, closure, and what the global names in it stand for. Those of libraries
+(`code_lookups.is_library`) are told by their names, and by what they close over.
+"""
+
+from __future__ import annotations
+
+import builtins
+import dataclasses
+import enum
+import functools
+import hashlib
+import math
+import re
+import sys
+import types
+import typing
+import weakref
+from collections.abc import Iterable
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, Sharding
+
+from jaxpfl.engine.code_lookups import IMPURE_BUILTINS, Untold, is_library, lookups
+
+ATOMS = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
+"""Types whose instances are their ``repr``."""
+
+_CONTAINERS = (dict, list, tuple, set, frozenset, str, bytes, int, float)
+_NOT_OF_A_CLASS = frozenset(
+    (
+        *("__dict__", "__weakref__", "__doc__", "__module__", "__annotations__", "__annotate__", "__annotate_func__"),
+        *("__annotations_cache__", "__qualname__", "__firstlineno__", "__static_attributes__", "__abstractmethods__"),
+        *("_abc_impl", "__parameters__", "__orig_bases__", "__slotnames__", "__hash__"),
+    )
+)
+_HEAP_TYPE = 1 << 9
+_OF_JIT = (
+    *("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "inline", "keep_unused"),
+    *("compiler_options_kvs", "in_shardings_leaves", "out_shardings_leaves"),
+)
+
+
+def is_key(value: Any) -> bool:
+    """Whether an array is of random keys."""
+    return isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def array(value: Any) -> tuple[bytes, tuple[Any, ...]]:
+    """An array's bytes, and the rest of what it is."""
+    about: tuple[Any, ...] = (str(value.dtype), tuple(value.shape))
+    if isinstance(value, jax.Array):
+        if isinstance(value, jax.core.Tracer) or value.is_deleted() or not value.is_fully_addressable:
+            raise Untold("an array without values")
+        about = (*about, value.weak_type if hasattr(value, "weak_type") else None, value.sharding)
+        value = jax.random.key_data(value) if is_key(value) else value
+    held = np.asarray(value)
+    if held.dtype.hasobject:
+        return b"", (*about, held.tolist())
+    return held.tobytes(), about
+
+
+def parts_of(value: Any) -> Iterable[Any]:
+    """What an object is made of that is neither an atom nor an array; beside its parts it is its type alone.
+
+    Raises:
+      Untold: where that cannot be read, or may change without a trace.
+    """
+    if isinstance(value, types.FunctionType):
+        return _function(value)
+    if isinstance(value, type):
+        return _class(value)
+    if isinstance(value, types.CodeType):
+        return (_of_code(value),)
+    if isinstance(value, types.ModuleType):
+        return _module(value)
+    if isinstance(value, types.MethodType):
+        return (value.__func__, value.__self__)
+    if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
+        return _builtin(value)
+    if isinstance(value, functools.partial):
+        return (value.func, value.args, value.keywords, vars(value))
+    if isinstance(value, nn.Module):
+        if value.scope is not None:
+            raise Untold("a module at work")
+        # Not its number, which no other instance has.
+        names = (field.name for field in dataclasses.fields(value) if field.name != "parent")
+        return (type(value), *((name, getattr(value, name)) for name in names))
+    if isinstance(value, enum.Enum):
+        return (type(value), value.name)
+    if hasattr(value, "__wrapped__") and hasattr(value, "lower"):  # jax.jit
+        return _jitted(value)
+    for kinds, parts in _KINDS:
+        if isinstance(value, kinds):
+            return parts(value)
+    if type(value).__module__ in ("typing", "types"):
+        return (_without_address(repr(value)),)
+    return _instance(value)
+
+
+def _without_address(text: str) -> str:
+    """The text, unless it names a place in memory."""
+    if re.search(r"0x[0-9a-f]+", text):
+        raise Untold(text)
+    return text
+
+
+def _function(value: types.FunctionType) -> Iterable[Any]:
+    if _is_named(value):
+        return _name(value)
+    parts: list[Any] = [value.__code__, value.__defaults__, value.__kwdefaults__]
+    for cell in value.__closure__ or ():
+        try:
+            parts.append(cell.cell_contents)
+        except ValueError:  # not filled yet
+            parts.append("empty")
+    parts.append(sorted(vars(value).items()))
+    if not is_library(_home(value)):
+        for path in lookups(value.__code__):
+            parts += (path, *_looked_up(path, value.__globals__))
+    return parts
+
+
+def _home(value: types.FunctionType) -> str:
+    """The module whose names a function reads; ``functools.wraps`` gives ``__module__`` of another."""
+    return value.__globals__.get("__name__", "")
+
+
+def _looked_up(path: tuple[str, ...], names: dict[str, Any]) -> tuple[Any, ...]:
+    """What a dotted name in a function stands for, modules seen through."""
+    first, *rest = path
+    if first not in names:
+        if first in IMPURE_BUILTINS:
+            raise Untold(first)
+        return ("builtin" if hasattr(builtins, first) else "missing",)
+    value = names[first]
+    while isinstance(value, types.ModuleType) and rest:
+        inner = getattr(value, rest[0], None)
+        if is_library(value.__name__) and not isinstance(inner, types.ModuleType):
+            return (*_module(value), rest[0])
+        value, rest = inner, rest[1:]
+    return (value,)
+
+
+def _module(value: types.ModuleType) -> Iterable[Any]:
+    if not is_library(value.__name__):  # handed on as a value: any of its names may be read
+        raise Untold(value.__name__)
+    return (value.__name__,)
+
+
+def _builtin(value: Any) -> Iterable[Any]:
+    owner = value.__self__
+    if owner is None or isinstance(owner, types.ModuleType):
+        return _name(value)
+    return (value.__name__, owner)
+
+
+def _is_named(value: Any) -> bool:
+    """Whether a library's module holds this very object under its name."""
+    module = getattr(value, "__module__", None) or ""
+    if not is_library(module):
+        return False
+    found: Any = sys.modules.get(module)
+    for name in (getattr(value, "__qualname__", None) or "?").split("."):
+        found = getattr(found, name, None)
+    return found is value
+
+
+def _name(value: Any) -> tuple[Any, ...]:
+    module = getattr(value, "__module__", None) or ""
+    if not is_library(module):
+        raise Untold(f"{module}.{value.__qualname__}")
+    return module, value.__qualname__
+
+
+def _jitted(value: Any) -> Iterable[Any]:
+    if _is_named(value):
+        return _name(value)
+    info = getattr(value, "_jit_info", None)
+    return (value.__wrapped__, [repr(getattr(info, name, None)) for name in _OF_JIT])
+
+
+def _class(value: type) -> Iterable[Any]:
+    if is_library(value.__module__):
+        return value.__module__, value.__qualname__
+    if not _is_python(value):
+        raise Untold(f"{value.__module__}.{value.__qualname__}")
+    if issubclass(value, enum.Enum):
+        functions = [own for own in vars(value).values() if isinstance(own, types.FunctionType)]
+        return (value.__qualname__, value.__bases__, [(one.name, one.value) for one in value], functions)
+    held = [(name, own) for name, own in vars(value).items() if name not in _NOT_OF_A_CLASS]
+    return (value.__qualname__, value.__bases__, type(value), held)
+
+
+def _is_python(kind: type) -> bool:
+    """Whether a class is defined by Python code, so that its instances hold nothing but what Python sees."""
+    file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
+    built_in = kind.__module__ in sys.builtin_module_names
+    return bool(kind.__flags__ & _HEAP_TYPE) and not built_in and not file.endswith((".so", ".pyd"))
+
+
+def _instance(value: Any) -> Iterable[Any]:
+    """The class, the contents where it is a container, and the attributes of an object of a Python class."""
+    parts: list[Any] = [type(value)]
+    for kind in type(value).__mro__[:-1]:
+        if kind in _CONTAINERS:
+            parts += (kind.__name__, *_contents(value, kind))
+        elif not _is_python(kind):
+            raise Untold(f"{kind.__module__}.{kind.__qualname__}")
+        slots = kind.__dict__.get("__slots__", ())
+        for name in (slots,) if isinstance(slots, str) else slots:
+            if name not in ("__dict__", "__weakref__"):
+                hidden = name.startswith("__") and not name.endswith("__")
+                attribute = f"_{kind.__name__.lstrip('_')}{name}" if hidden else name
+                parts += (name, getattr(value, attribute, "unset"))
+    for name, own in getattr(value, "__dict__", {}).items():
+        if name not in _NOT_OF_A_CLASS:
+            parts += (name, own)
+    return parts
+
+
+def _contents(value: Any, kind: type) -> Iterable[Any]:
+    if kind is dict:  # their order may matter
+        return [part for item in dict.items(value) for part in item]
+    if kind in (set, frozenset):
+        return sorted(kind.__iter__(value), key=lambda one: _without_address(repr(one)))
+    if kind in (list, tuple):
+        return list(kind.__iter__(value))
+    return (kind.__repr__(value),)
+
+
+def device(value: Any) -> tuple[Any, ...]:
+    """What tells a device from others."""
+    return value.platform, value.id, value.device_kind, value.process_index
+
+
+def _mesh(value: Mesh) -> Iterable[Any]:
+    devices = [device(one) for one in value.devices.flat]
+    return value.axis_names, value.devices.shape, repr(value.axis_types), devices
+
+
+def _sharding(value: Sharding) -> Iterable[Any]:
+    if isinstance(value, NamedSharding) and isinstance(value.mesh, Mesh):
+        return value.mesh, repr(value.spec), value.memory_kind
+    devices = sorted(device(one) for one in value.device_set)
+    return _without_address(repr(value)), value.memory_kind, devices
+
+
+def _tree(value: Any) -> Iterable[Any]:
+    return value.node_data(), value.children(), value.num_leaves
+
+
+def _pattern(value: re.Pattern[Any]) -> Iterable[Any]:
+    return value.pattern, value.flags
+
+
+def _field(value: dataclasses.Field[Any]) -> Iterable[Any]:
+    return value.name, value.default, value.default_factory, value.init, dict(value.metadata), value.kw_only
+
+
+class _Two(NamedTuple):
+    one: int
+    other: int
+
+
+_KINDS: tuple[tuple[Any, Any], ...] = (
+    (jax.Device, device),
+    (Mesh, _mesh),
+    (Sharding, _sharding),
+    (jax.tree_util.PyTreeDef, _tree),
+    (re.Pattern, _pattern),
+    (np.dtype, lambda value: (str(value), value.descr if value.names else ())),
+    (np.ufunc, lambda value: (value.__name__, getattr(np, value.__name__, None) is value or _refuse(value))),
+    (property, lambda value: (value.fget, value.fset, value.fdel)),
+    (staticmethod | classmethod, lambda value: (value.__func__,)),
+    (functools.cached_property, lambda value: (value.func, value.attrname)),
+    (dataclasses.Field, _field),
+    (weakref.ref, lambda value: (value(),)),
+    (types.MappingProxyType, lambda value: tuple(value.items())),
+    (range | slice, lambda value: (repr(value),)),
+    (
+        types.WrapperDescriptorType
+        | types.MethodDescriptorType
+        | types.ClassMethodDescriptorType
+        | types.GetSetDescriptorType
+        | types.MemberDescriptorType,
+        lambda value: (value.__objclass__.__qualname__, value.__name__),
+    ),
+    (type(_Two.__dict__["one"]), lambda value: ()),
+    (types.GenericAlias | types.UnionType | typing.TypeVar, lambda value: (_without_address(repr(value)),)),
+)
+"""Types whose instances are told in a way of their own -> their parts."""
+
+
+def _refuse(value: Any) -> Any:
+    raise Untold(repr(value))
+
+
+@functools.lru_cache(maxsize=4096)
+def _of_code(code: types.CodeType) -> str:
+    """The SHA-256 of compiled code; neither its name nor its place in a file."""
+    numbers = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
+    names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
+    constants = tuple(map(_constant, code.co_consts))
+    table = getattr(code, "co_exceptiontable", b"")
+    return hashlib.sha256(repr((code.co_code, numbers, names, constants, table)).encode()).hexdigest()
+
+
+def _constant(value: Any) -> str:
+    if isinstance(value, types.CodeType):
+        return _of_code(value)
+    if isinstance(value, tuple):
+        return f"({','.join(map(_constant, value))})"
+    if isinstance(value, frozenset):  # their order differs from process to process
+        return f"{{{','.join(sorted(map(_constant, value)))}}}"
+    if isinstance(value, float | complex) and math.isnan(abs(value)):
+        return f"{type(value).__name__} nan"
+    return f"{type(value).__name__} {value!r}"

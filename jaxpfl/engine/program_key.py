@@ -1,0 +1,108 @@
+"""A key under which a compiled program may be used again: equal keys, equal programs.
+
+A program is a function of the Python function that was traced, of the shapes of its arguments, and of JAX's settings.
+The key is a SHA-256 over the whole of that: code, closures, defaults, the globals that the code names, classes,
+instances and arrays, everything that can be reached. Whatever cannot be looked through (an iterator, a lock, an open
+file, a random generator, an extension's object, a module that reads the clock) gives no key, and its program is
+compiled anew. (`code_fingerprint` asks less: it tells noise streams apart and never equates programs.)
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from types import CodeType
+from typing import Any, NamedTuple
+
+import flax.linen as nn
+import jax
+import numpy as np
+
+from jaxpfl.engine.code_lookups import Untold, is_library
+from jaxpfl.engine.contents import ATOMS, array, device, is_key, parts_of
+
+MOST_BYTES = 2**28
+"""Of arrays within functions: reading more of them would take longer than many a compilation."""
+_MOST_OBJECTS = 10**6
+
+
+class Key(NamedTuple):
+    """What a program is found by.
+
+    Attributes:
+      digest: of everything, 64 hexadecimal digits, the same in every process.
+      classes: the user's and our own classes that were met. Two of one text are two: a program's results are instances
+        of those that it was traced with.
+    """
+
+    digest: str
+    classes: tuple[type, ...]
+
+    @property
+    def parts(self) -> tuple[Any, ...]:
+        """What to compare, in this process and for as long as the key lives."""
+        return self.digest, *map(id, self.classes)
+
+
+def key_of(*values: Any) -> Key | None:
+    """The key of some values under today's settings of JAX; None where one cannot be told."""
+    classes: dict[int, type] = {}
+    try:
+        return Key(_digest((*values, *_environment()), classes), tuple(classes.values()))
+    except (Untold, RecursionError):
+        return None
+
+
+def _environment() -> tuple[Any, ...]:
+    """What a program depends on that nobody hands in: settings, flags, devices and contexts."""
+    config = jax.config
+    names = (name for name in sorted(config.values) if "compilation_cache" not in name and "persistent" not in name)
+    interceptors = getattr(getattr(nn.module, "_global_interceptor_stack", None), "_storage", None)
+    if getattr(interceptors, "stack", None):  # flax.linen.intercept_methods: modules are not what their code says
+        raise Untold("a method interceptor")
+    return (
+        [(name, repr(getattr(config, name, config.values[name]))) for name in names],
+        [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
+        jax.__version__,
+        jax.default_backend(),
+        [device(one) for one in jax.devices()],
+        repr(jax.sharding.get_abstract_mesh()),
+    )
+
+
+def _digest(root: Any, classes: dict[int, type] | None = None) -> str:
+    """The SHA-256 of a value: each object in the order in which it is reached, as its kind, its own bytes and how many
+    parts follow. The classes met that are not of a library are noted."""
+    digest, left = hashlib.sha256(), MOST_BYTES
+    seen: dict[int, tuple[int, Any]] = {}
+    todo = [root]
+    while todo:
+        value = todo.pop()
+        kind = type(value)
+        if kind in ATOMS:
+            own, parts = repr(value).encode(), ()
+        elif id(value) in seen:  # held by `seen`, so that its address is not given to another
+            kind, own, parts = int, f"again {seen[id(value)][0]}".encode(), ()
+        else:
+            # Whether equal constants are one object depends on how their module was loaded.
+            if kind not in (tuple, frozenset, CodeType):
+                seen[id(value)] = len(seen), value
+                if len(seen) > _MOST_OBJECTS:
+                    raise Untold("too many objects")
+            if isinstance(value, jax.Array | np.ndarray | np.generic):
+                left -= value.nbytes if not is_key(value) else 0
+                if left < 0:
+                    raise Untold("too many bytes")
+                own, parts = array(value)
+            else:
+                own, parts = b"", tuple(parts_of(value))
+                if classes is not None and isinstance(value, type) and not is_library(value.__module__):
+                    classes[id(value)] = value
+        digest.update(f"{kind.__module__}.{kind.__qualname__} {len(parts)} {len(own)}\n".encode())
+        digest.update(own)
+        todo.extend(reversed(parts))
+    return digest.hexdigest()
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
