@@ -32,8 +32,10 @@ IMPURE_BUILTINS = frozenset(
 """What reads more than a function's own names."""
 
 
-def is_library(module: str) -> bool:
+def is_library(module: object) -> bool:
     """Whether functions of a module are told by their names."""
+    if not isinstance(module, str):  # an extension's class may have anything in this place
+        return False
     return module.partition(".")[0] in _LIBRARIES and not module.startswith(_IMPURE_MODULES)
 
 

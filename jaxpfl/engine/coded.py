@@ -22,5 +22,5 @@ def compress_uploads(
         check_compressible(privacy.noise)
         if compressor.feedback:
             raise Refusal.PRIVATE_FEEDBACK.error()
-    splits = jax.eval_shape(lambda splits: jax.tree.map(lambda a: a[0], splits), federation.splits)
+    splits = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), federation.splits)
     return compressed(algorithm, compressor, splits, feedback=None if privacy is None else False)

@@ -95,12 +95,11 @@ def found(key: Key | None, make: Callable[[], Any]) -> Any:
 
 def _found(key: Key, make: Callable[[], tuple[Any, bool]]) -> Any:
     """As `found`; ``make`` also says whether the result may be used again."""
+    mine = Future[Any]()
     with _lock:
         held = _kept.get(key.parts)
         if held is None:
-            # The key holds the classes whose addresses are in it.
-            mine = Future[Any]()
-            _kept[key.parts] = key, mine
+            _kept[key.parts] = key, mine  # the key, as it holds the classes whose addresses are in its parts
             while len(_kept) > MOST:
                 _kept.popitem(last=False)
         else:

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import flax.linen as nn
 import jax
 import numpy as np
+from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from jaxpfl.engine.code_lookups import IMPURE_BUILTINS, Untold, is_library, lookups
@@ -54,7 +55,7 @@ def array(value: Any) -> tuple[bytes, tuple[Any, ...]]:
     """An array's bytes, and the rest of what it is."""
     about: tuple[Any, ...] = (str(value.dtype), tuple(value.shape))
     if isinstance(value, jax.Array):
-        if isinstance(value, jax.core.Tracer) or value.is_deleted() or not value.is_fully_addressable:
+        if isinstance(value, Tracer) or value.is_deleted() or not value.is_fully_addressable:
             raise Untold("an array without values")
         about = (*about, value.weak_type if hasattr(value, "weak_type") else None, value.sharding)
         value = jax.random.key_data(value) if is_key(value) else value
@@ -230,7 +231,7 @@ def _contents(value: Any, kind: type) -> Iterable[Any]:
         return sorted(kind.__iter__(value), key=lambda one: _without_address(repr(one)))
     if kind in (list, tuple):
         return list(kind.__iter__(value))
-    return (kind.__repr__(value),)
+    return (kind.__repr__(value),)  # pyright: ignore[reportCallIssue]
 
 
 def device(value: Any) -> tuple[Any, ...]:

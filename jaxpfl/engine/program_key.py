@@ -49,7 +49,7 @@ def key_of(*values: Any) -> Key | None:
     classes: dict[int, type] = {}
     try:
         return Key(_digest((*values, *_environment()), classes), tuple(classes.values()))
-    except (Untold, RecursionError):
+    except Exception:  # `Untold`, or an object that does not let itself be read
         return None
 
 
@@ -57,8 +57,7 @@ def _environment() -> tuple[Any, ...]:
     """What a program depends on that nobody hands in: settings, flags, devices and contexts."""
     config = jax.config
     names = (name for name in sorted(config.values) if "compilation_cache" not in name and "persistent" not in name)
-    interceptors = getattr(getattr(nn.module, "_global_interceptor_stack", None), "_storage", None)
-    if getattr(interceptors, "stack", None):  # flax.linen.intercept_methods: modules are not what their code says
+    if list(nn.module._global_interceptor_stack):  # flax.linen.intercept_methods: modules do what their code hides
         raise Untold("a method interceptor")
     return (
         [(name, repr(getattr(config, name, config.values[name]))) for name in names],

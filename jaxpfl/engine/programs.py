@@ -172,6 +172,7 @@ class Programs:
         elif name == "unseen":
             one = make_adapt(algorithm, of.task, plan._replace(groups=of.unseen), split="test")
         else:
+            assert name in ("test", "validation")
             one = make_evaluate(algorithm, of.task, plan, split=name)
         return over_runs(one, vectorised=self.execution.vmap_runs)
 

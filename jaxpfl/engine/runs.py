@@ -29,9 +29,11 @@ def number(value: Any) -> jax.Array:
     Whether a number, NumPy's or one for each run, [] or [S], its programs are then the same. A `jax.Array` keeps its
     own type.
     """
-    array = jnp.asarray(value)
     if isinstance(value, jax.Array) or np.asarray(value).dtype not in (np.float64, np.int64):
-        return array
+        return jnp.asarray(value)
+    if not np.ndim(value):
+        return jnp.asarray(np.asarray(value).item())
+    array = jnp.asarray(value)
     like = jnp.asarray(0.0 if jnp.issubdtype(array.dtype, jnp.floating) else 0)
     return jnp.broadcast_to(like, array.shape).at[...].set(array)
 

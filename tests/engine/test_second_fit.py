@@ -1,0 +1,302 @@
+"""A second run of the same shapes compiles and traces nothing, and a function that changed is never taken for old."""
+
+import gc
+import threading
+import weakref
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+
+import jaxpfl
+from jaxpfl import ExecutionPlan
+from jaxpfl.algorithms import METHODS
+from jaxpfl.engine import compiled
+from jaxpfl.privacy import Mechanism
+
+RATE = 0.5
+_WORK = {"/jax/core/compile/jaxpr_trace_duration", "/jax/core/compile/backend_compile_duration"}
+
+
+@pytest.fixture(scope="module")
+def federation() -> jaxpfl.Federation:
+    return jaxpfl.federate(jaxpfl.load("digits"), clients=6, classes_per_client=3, validation_share=0.2)
+
+
+@contextmanager
+def counted() -> Iterator[list[str]]:
+    """The traces and compilations of the block, of any program."""
+    work: list[str] = []
+
+    def hear(name: str, seconds: float, **about: object) -> None:
+        if name in _WORK:
+            work.append(f"{name} {about}")
+
+    jax.monitoring.register_event_duration_secs_listener(hear)
+    try:
+        yield work
+    finally:
+        jax.monitoring.unregister_event_duration_listener(hear)
+
+
+def run(federation, method="fedavg", **settings):
+    given = {"rounds": 2, "cohort": 3, "model": "linear", "local_steps": 2, "plan": ExecutionPlan(rounds_per_call=5)}
+    return jaxpfl.fit(method, federation, **given | settings)
+
+
+def slow(*values):
+    return pytest.param(*values, marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [
+        ({}, {"lr": 0.3, "seeds": [7], "rounds": 3, "eval_every": 1}),
+        slow({"seeds": 2, "lr": [0.3, 0.4]}, {"seeds": [4, 9], "lr": [0.1, 0.2], "hyper": {"weight_decay": [0.1, 0]}}),
+        slow({"dropout": 0.1, "stragglers": 0.9}, {"dropout": 0.4, "stragglers": 0.2}),
+        slow({"privacy": Mechanism(1.0, 2.0)}, {"privacy": Mechanism(0.3, 5.0)}),
+        slow(
+            {"privacy": Mechanism(1.0, 2.0, quantile=0.5, count_stddev=5.0)},
+            {"privacy": Mechanism(0.5, 1.0, quantile=0.5, count_stddev=5.0)},
+        ),
+        slow({"compress": "qsgd:levels=4"}, {"compress": "qsgd:levels=4", "lr": 0.2}),
+    ],
+)
+def test_traced_values_compile_and_trace_nothing(federation, first, second):
+    run(federation, **first)
+    if second.get("eval_every"):
+        run(federation, **first, rounds=1)
+    with counted() as work:
+        warm = run(federation, **second)
+    assert work == []
+    compiled.clear()
+    jax.clear_caches()
+    cold = run(federation, **second)
+    for fit in (warm, cold):
+        assert np.isfinite(fit.scores["after"]["loss"]).all()
+    told = [(fit.state._replace(key=(), noise=()), fit.scores, fit.history) for fit in (warm, cold)]
+    chex.assert_trees_all_equal(*told)  # the numbers of a fresh process
+
+
+@pytest.mark.slow
+def test_methods_share_what_they_have_in_common(federation):
+    run(federation, "fedavg")
+    with counted() as work:
+        run(federation, "fedavg-ft", options={"fine_tune_steps": 1})
+    assert sum("backend_compile" in one for one in work) == 2  # its two scores, and neither its start nor its round
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "other",
+    [{"local_steps": 3}, {"batch_size": 3}],
+)
+def test_static_choices_are_other_programs(federation, other):
+    first = run(federation)
+    assert not np.array_equal(first.scores["after"]["loss"], run(federation, **other).scores["after"]["loss"])
+
+
+class Scaled(nn.Module):
+    by: float
+
+    @nn.compact
+    def __call__(self, x):
+        return self.by * nn.Dense(10)(x.reshape(len(x), -1))
+
+
+def captured(value):
+    held = np.full(10, value)
+    return Scaled(1.0), lambda rate: optax.chain(optax.sgd(rate), optax.scale(held[0]))
+
+
+class Settings:
+    factor = 1.0
+
+
+@pytest.mark.slow
+def test_what_a_users_function_holds_is_traced_anew(federation, monkeypatch):
+    """Captured arrays, fields, class attributes, globals, defaults and code: each change changes the numbers."""
+
+    def loss(**settings):
+        return float(run(federation, **settings).scores["after"]["loss"].mean())
+
+    settings, box = Settings(), [1.0]
+    held = np.array([1.0])
+
+    def by_global(rate):
+        return optax.sgd(rate * RATE)
+
+    def by_attribute(rate):
+        return optax.sgd(rate * settings.factor)
+
+    def by_list(rate):
+        return optax.sgd(rate * box[0])
+
+    def by_array(rate):
+        return optax.sgd(rate * held[0])
+
+    def by_default(rate, factor=1.0):
+        return optax.sgd(rate * factor)
+
+    def changed(optimizer, change):
+        before = loss(client_optimizer=optimizer)
+        assert loss(client_optimizer=optimizer) == before
+        change()
+        assert loss(client_optimizer=optimizer) != before, optimizer.__name__
+
+    changed(by_global, lambda: monkeypatch.setitem(globals(), "RATE", 3.0))
+    changed(by_attribute, lambda: monkeypatch.setattr(Settings, "factor", 3.0))
+    changed(by_list, lambda: box.__setitem__(0, 3.0))
+    changed(by_array, lambda: held.__setitem__(0, 3.0))
+    changed(by_default, lambda: setattr(by_default, "__defaults__", (3.0,)))
+    assert loss(model=Scaled(1.0)) != loss(model=Scaled(2.0))
+    one, two = ({"model": model, "client_optimizer": opt} for model, opt in map(captured, (1.0, 0.5)))
+    assert loss(**one) != loss(**two)
+    with counted() as work:
+        assert loss(**one) == loss(model=Scaled(1.0), client_optimizer=captured(1.0)[1])
+    assert work == []
+
+
+@pytest.mark.slow
+def test_our_own_code_changed_is_traced_anew(federation, monkeypatch):
+    """Under a debugger, an autoreload or a test's patch."""
+    from jaxpfl.algorithms import fedavg
+
+    before = run(federation).scores["after"]["loss"]
+    real = fedavg.sgd
+    monkeypatch.setattr(fedavg, "sgd", lambda *args, rate, **more: real(*args, rate=0.5 * rate, **more))
+    assert not np.array_equal(run(federation).scores["after"]["loss"], before)
+
+
+def test_settings_of_jax_are_other_programs(federation):
+    run(federation)
+    with counted() as work, jax.default_matmul_precision("bfloat16"):
+        run(federation)
+    assert work
+
+
+@pytest.mark.slow
+def test_a_class_defined_again_gets_results_of_its_own(federation):
+    """As a notebook's cell does: the same text, and instances of the new class."""
+
+    def define():
+        class Mine(NamedTuple):
+            mu: object
+
+        def build(task, work):
+            algorithm = METHODS["fedavg"].build(task, work)
+            inner = algorithm.server
+            server = inner._replace(
+                init=lambda key, hp, ctx: Mine(inner.init(key, hp, ctx)),
+                broadcast=lambda key, hp, ctx, state: inner.broadcast(key, hp, ctx, state.mu),
+                update=lambda key, hp, ctx, state, sums: (Mine(inner.update(key, hp, ctx, state.mu, sums)[0]), {}),
+                predict_global=lambda hp, state, x: inner.predict_global(hp, state.mu, x),
+            )
+            return algorithm._replace(server=server)
+
+        return Mine, METHODS["fedavg"]._replace(name="mine", build=build)
+
+    for _ in range(2):
+        cls, method = define()
+        assert isinstance(run(federation, method).state.server, cls)
+
+
+@pytest.mark.slow
+def test_what_calls_back_is_compiled_anew(federation):
+    """A program holds the very function that it calls."""
+
+    def heard():
+        said = []
+
+        def optimizer(rate):
+            def note(updates, state, params=None):
+                jax.debug.callback(lambda: said.append(1))
+                return updates, state
+
+            return optax.chain(optax.GradientTransformation(lambda params: (), note), optax.sgd(rate))
+
+        run(federation, client_optimizer=optimizer)
+        jax.effects_barrier()
+        return len(said)
+
+    assert heard() == heard() > 0
+
+
+@pytest.mark.slow
+def test_what_cannot_be_looked_through_is_compiled_anew(federation):
+    numbers = iter([1.0, 0.1])
+
+    def loss():
+        return run(federation, client_optimizer=lambda rate: optax.sgd(rate * next(numbers, 0.01))).scores["after"][
+            "loss"
+        ]
+
+    assert not np.array_equal(loss(), loss())
+
+
+def test_kept_programs_hold_neither_data_nor_functions(federation):
+    def trained():
+        held = np.zeros(3)
+
+        def optimizer(rate):
+            return optax.sgd(rate + held[0])
+
+        copy = jax.tree.map(np.array, federation)
+        result = run(copy, client_optimizer=optimizer)
+        parts = (copy.train.x, held, optimizer, result.simulation, result.state.counts.table)
+        return [weakref.ref(one) for one in (*parts, *jax.tree.leaves(result.simulation.federations))]
+
+    kept = trained()
+    gc.collect()
+    assert [ref() is None for ref in kept] == [True] * len(kept)
+
+
+def test_the_number_of_kept_programs_is_bounded(monkeypatch):
+    compiled.clear()
+    monkeypatch.setattr(compiled, "MOST", 3)
+    programs = [compiled.compiled(lambda x, n=n: x + n, (jnp.zeros(2),)) for n in range(5)]
+    assert len(compiled._kept) == 3
+    again = [compiled.compiled(lambda x, n=n: x + n, (jnp.zeros(2),)) for n in (4, 3, 2)]
+    assert again == programs[:1:-1]
+
+
+def test_threads_that_ask_for_one_program_make_it_once():
+    compiled.clear()
+    made, together = [], threading.Barrier(4)
+
+    def traced(x):
+        return x * 3.25
+
+    def ask():
+        together.wait()
+        made.append(compiled.compiled(traced, (jnp.zeros(3),)))
+
+    with counted() as work:
+        threads = [threading.Thread(target=ask) for _ in range(4)]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+    assert len(set(map(id, made))) == 1
+    assert sum("backend_compile" in one and "traced" in one for one in work) <= 1
+
+
+def test_a_failure_is_not_kept():
+    compiled.clear()
+    fails = [True]
+
+    def function(x):
+        if fails[0]:
+            raise ValueError("not yet")
+        return x
+
+    with pytest.raises(ValueError, match="not yet"):
+        compiled.compiled(function, (jnp.zeros(2),))
+    assert not compiled._kept
