@@ -66,7 +66,7 @@ def _array(value: Any) -> Iterator[bytes]:
 
 
 def _parts(value: Any) -> Iterator[Any]:
-    """What an object is made of."""
+    """Parts of an object."""
     if isinstance(value, dict):
         for key in sorted(value, key=repr):
             yield from (key, value[key])

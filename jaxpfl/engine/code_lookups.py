@@ -33,7 +33,7 @@ IMPURE_BUILTINS = frozenset(
 
 
 def is_library(module: object) -> bool:
-    """Whether functions of a module are told by their names."""
+    """True if a module's functions are identified by name alone."""
     if not isinstance(module, str):  # an extension's class may have anything in this place
         return False
     return module.partition(".")[0] in _LIBRARIES and not module.startswith(_IMPURE_MODULES)

@@ -27,7 +27,7 @@ from jaxpfl.engine.program_key import Key, key_of
 from jaxpfl.types import PyTree
 
 MOST = 128
-"""Programs and shapes that are kept, the most recently used ones; 1 to 3 MiB for a program of a small model."""
+"""Number of programs and shapes kept, the most recently used ones; 1 to 3 MiB for a program of a small model."""
 
 _SECONDS = 0.2  # of compiling, below which a program is not written to disk
 _kept: OrderedDict[tuple[Any, ...], tuple[Key, Future[Any]]] = OrderedDict()
@@ -36,16 +36,16 @@ _folder: Path | None = None
 
 
 def keep_in(folder: Path | None) -> None:
-    """Keeps programs in a folder too, where other processes find them; None for in memory only.
+    """Keep programs in a folder too, where other processes find them; None for in memory only.
 
-    What lies there is run as it is found: nobody else may be able to write to it.
+    Its files are run as they are: no one else may be able to write to it.
     """
     global _folder
     _folder = folder
 
 
 def clear() -> None:
-    """Forgets every program that is in memory."""
+    """Forget every program that is in memory."""
     with _lock:
         _kept.clear()
 
@@ -61,10 +61,10 @@ def compiled(
     """The program of a function for arguments of such shapes and places.
 
     Args:
-      function: pure; it is not held.
+      function: a pure function; no reference to it is kept.
       arguments: arrays, or their shapes; a shape without a sharding may lie anywhere.
       donate_argnums: as `jax.jit`.
-      out_shardings: as `jax.jit`; where None, the compiler's choice.
+      out_shardings: as `jax.jit`; the compiler's choice if None.
       compiler_options: as `jax.jit`.
     """
     options: dict[str, Any] = {"donate_argnums": donate_argnums, "compiler_options": compiler_options}
@@ -89,7 +89,7 @@ def shapes(function: Callable[..., Any], *arguments: Any) -> PyTree:
 
 
 def found(key: Key | None, make: Callable[[], Any]) -> Any:
-    """What is kept under a key, made where there is nothing yet; threads that ask for one key wait for one making."""
+    """Cached value of a key, made at the first request; threads that ask for the same key wait for one making."""
     return make() if key is None else _found(key, lambda: (make(), True))
 
 
@@ -154,7 +154,7 @@ def _from_disk(digest: str, make: Callable[[], tuple[jax.stages.Compiled, bool]]
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Writes a file at once, so that no other process sees a part of it."""
+    """Write a file at once, so that no other process sees a part of it."""
     with NamedTemporaryFile(dir=path.parent, prefix=".program-", delete=False) as file:
         try:
             file.write(content)

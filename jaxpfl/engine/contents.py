@@ -47,7 +47,7 @@ _OF_JIT = (
 
 
 def is_key(value: Any) -> bool:
-    """Whether an array is of random keys."""
+    """True for an array of random keys."""
     return isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
 
 
@@ -66,7 +66,7 @@ def array(value: Any) -> tuple[bytes, tuple[Any, ...]]:
 
 
 def parts_of(value: Any) -> Iterable[Any]:
-    """What an object is made of that is neither an atom nor an array; beside its parts it is its type alone.
+    """Parts of an object that is neither an atom nor an array; with its type they determine it.
 
     Raises:
       Untold: where that cannot be read, or may change without a trace.
@@ -132,7 +132,7 @@ def _home(value: types.FunctionType) -> str:
 
 
 def _looked_up(path: tuple[str, ...], names: dict[str, Any]) -> tuple[Any, ...]:
-    """What a dotted name in a function stands for, modules seen through."""
+    """Values that a dotted name in a function refers to, with modules resolved to their members."""
     first, *rest = path
     if first not in names:
         if first in IMPURE_BUILTINS:
@@ -161,7 +161,7 @@ def _builtin(value: Any) -> Iterable[Any]:
 
 
 def _is_named(value: Any) -> bool:
-    """Whether a library's module holds this very object under its name."""
+    """True if a library's module holds this very object under its name."""
     module = getattr(value, "__module__", None) or ""
     if not is_library(module):
         return False
@@ -198,7 +198,7 @@ def _class(value: type) -> Iterable[Any]:
 
 
 def _is_python(kind: type) -> bool:
-    """Whether a class is defined by Python code, so that its instances hold nothing but what Python sees."""
+    """True if a class is defined by Python code: its instances hide nothing from Python."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
     built_in = kind.__module__ in sys.builtin_module_names
     return bool(kind.__flags__ & _HEAP_TYPE) and not built_in and not file.endswith((".so", ".pyd"))
@@ -235,7 +235,7 @@ def _contents(value: Any, kind: type) -> Iterable[Any]:
 
 
 def device(value: Any) -> tuple[Any, ...]:
-    """What tells a device from others."""
+    """Identity of a device."""
     return value.platform, value.id, value.device_kind, value.process_index
 
 

@@ -22,12 +22,12 @@ from jaxpfl.engine.code_lookups import Untold, is_library
 from jaxpfl.engine.contents import ATOMS, array, device, is_key, parts_of
 
 MOST_BYTES = 2**28
-"""Of arrays within functions: reading more of them would take longer than many a compilation."""
+"""Largest size of the arrays within functions: reading more would take longer than most compilations."""
 _MOST_OBJECTS = 10**6
 
 
 class Key(NamedTuple):
-    """What a program is found by.
+    """Key of a compiled program.
 
     Attributes:
       digest: of everything, 64 hexadecimal digits, the same in every process.
@@ -40,7 +40,7 @@ class Key(NamedTuple):
 
     @property
     def parts(self) -> tuple[Any, ...]:
-        """What to compare, in this process and for as long as the key lives."""
+        """Values to compare, in this process and while the key is alive."""
         return self.digest, *map(id, self.classes)
 
 
@@ -54,7 +54,7 @@ def key_of(*values: Any) -> Key | None:
 
 
 def _environment() -> tuple[Any, ...]:
-    """What a program depends on that nobody hands in: settings, flags, devices and contexts."""
+    """Implicit inputs of a program: settings, flags, devices and contexts."""
     config = jax.config
     names = (name for name in sorted(config.values) if "compilation_cache" not in name and "persistent" not in name)
     if list(nn.module._global_interceptor_stack):  # flax.linen.intercept_methods: modules do what their code hides

@@ -37,16 +37,16 @@ _USED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
 
 
 class Setting(NamedTuple):
-    """What programs are made of.
+    """Inputs of the programs, all static.
 
     Attributes:
       algorithm: the method.
       task: the model with its metrics.
-      participation: how cohorts are drawn.
-      availability: which failures there are; their rates are arguments of the program.
+      participation: the sampling of cohorts.
+      availability: the kinds of failures; their rates are arguments of the program.
       plan: the plan as given.
-      scoring: the plan of what runs over everyone.
-      placement: where states and data lie.
+      scoring: the plan of programs that run over all clients.
+      placement: the devices of states and data.
       groups: the groups of the clients that are trained.
       unseen: those of clients that are not, if any.
     """
@@ -66,8 +66,8 @@ class Programs:
     """The programs of one setting.
 
     Attributes:
-      execution: the plan of a round with every choice made; fewer clients at once where more did not fit.
-      made: those in use, by name and number of runs.
+      execution: the resolved plan of a round; fewer clients at once if more did not fit.
+      made: the programs in use, by name and number of runs.
     """
 
     def __init__(self, setting: Setting, execution: Resolved):
@@ -80,7 +80,7 @@ class Programs:
         beside the states, of fewer clients at a time.
 
         Raises:
-          JaxpflError: where not even one client at a time fits.
+          JaxpflError: if not even one client at a time fits.
         """
         if ("start", runs) in self.made:
             return self.made["start", runs]
@@ -118,10 +118,10 @@ class Programs:
     def of(self, name: Name, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
         """The program of ``advance``, or of a way to score, for S runs and such arguments.
 
-        Where it would not fit into memory, it is compiled again with fewer clients at once.
+        A program that would not fit into memory is compiled again with fewer clients at once.
 
         Raises:
-          JaxpflError: where that is not allowed, or does not help.
+          JaxpflError: if that is not allowed, or does not help.
         """
         if (name, runs) in self.made:
             return self.made[name, runs]
@@ -148,7 +148,7 @@ class Programs:
         return program
 
     def options(self, name: Name) -> dict[str, Any]:
-        """Of `compiled.compiled`, for a program that is not ``start``."""
+        """Options of `compiled.compiled` for a program other than ``start``."""
         if name != "advance":
             return {}
         placement = self._of.placement
@@ -158,7 +158,7 @@ class Programs:
         }
 
     def function(self, name: Name, block: int) -> Callable[..., Any]:
-        """What a program that is not ``start`` is compiled of."""
+        """Function that a program other than ``start`` is compiled from."""
         of, algorithm = self._of, _part(self._of.algorithm, name)
         plan = RoundPlan(of.participation, of.groups, block, of.placement.spread)
         if name == "advance":

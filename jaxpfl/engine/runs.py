@@ -14,7 +14,7 @@ from jaxpfl.types import Array, PyTree
 
 
 def check_values(name: str, value: Any, runs: int) -> None:
-    """Refuses what is neither a number nor one for each of the runs, [S].
+    """Refuse anything but a number, or one for each of the runs, [S].
 
     Raises:
       JaxpflError.

@@ -61,7 +61,7 @@ class Simulation:
         unseen: Federation | None = None,
         adapt_rounds: int = 10,
     ):
-        """Places the data and prepares the programs; each is compiled at its first call.
+        """Place the data and prepare the programs; each is compiled at its first call.
 
         Args:
           algorithm: the method, built for the same task.
@@ -156,7 +156,7 @@ class Simulation:
         return self._programs.start(len(seeds), given)(*given)
 
     def advance(self, state: RunState, rounds: int) -> tuple[RunState, dict[str, np.ndarray]]:
-        """Runs some rounds; the given state is used up (its buffers are donated, unless the plan says not to).
+        """Run some rounds; the buffers of the given state are donated, unless the plan says not to.
 
         A private run goes on only where it was started (or `adopt`ed): its noise is this simulation's, and so is the
         claim that counts its rounds. Non-private states of the same shapes may come from any simulation.
@@ -193,11 +193,11 @@ class Simulation:
         return state, joined
 
     def evaluate(self, state: RunState, split: Part = "test") -> Scores:
-        """Scores every client in every run: which model -> metric -> [S, m]."""
+        """Score every client in every run: model -> metric -> [S, m]."""
         return self._read(split, state, self.federations)
 
     def evaluate_unseen(self, state: RunState, rounds: int | None = None) -> Scores:
-        """Scores the unseen clients on their test examples: which model -> metric -> [S, u].
+        """Score the unseen clients on their test examples: model -> metric -> [S, u].
 
         ``before`` is what such a client has on arrival, ``after`` what it has after its rounds of adaptation; they took
         the ``gradients`` in ``after``, those for the personalised model among them, where the method says how many.
@@ -213,7 +213,7 @@ class Simulation:
         return self._read("unseen", state, self._unseen, jnp.int32(rounds))
 
     def gradients(self, state: RunState) -> GradientCounts | None:
-        """How many gradients each client has evaluated; None where the method does not say (`protocol.Gradients`)."""
+        """Gradient evaluations of each client; None if the method does not count them (`protocol.Gradients`)."""
         if not self.algorithm.counts_gradients:
             return None
         training = np.asarray(self.trim(state).counts.gradients)
@@ -280,7 +280,7 @@ class Simulation:
     def _welcome(
         self, unseen: Federation, federation: Federation, adapt_rounds: int, devices: int
     ) -> tuple[Group, ...]:
-        """Places the unseen clients' data, in the groups that are returned."""
+        """Place the unseen clients' data, in the groups that are returned."""
         both = np.intersect1d(np.asarray(unseen.client_ids), np.asarray(federation.client_ids))
         if len(both):
             raise JaxpflError(f"client {both[0]} cannot be unseen: it is trained")
@@ -308,7 +308,7 @@ class Simulation:
         return exchange.bytes_per_client(self.algorithm, self.participation, *self._one_run(), self.federations[0])
 
     def remembers(self) -> bool:
-        """Tests whether clients' uploads depend on what they keep between rounds (`exchange.remembers`)."""
+        """True if clients' uploads depend on their state from earlier rounds (`exchange.remembers`)."""
         return exchange.remembers(self.algorithm, self.participation, *self._one_run(), self.federations)
 
     def _one_run(self) -> tuple[RunState, PyTree]:
@@ -333,7 +333,7 @@ class Simulation:
         return self._programs.made.get((name, runs)) or self._programs.of(name, runs, self._arguments(name, runs))
 
     def _arguments(self, name: Name, runs: int) -> tuple[Any, ...]:
-        """What the program is called with; states as shapes."""
+        """Arguments of the program; states as shapes."""
         shapes = self._state_shapes(runs)
         layout = jax.tree.broadcast(self.placement.state, shapes)
         state = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, layout)
@@ -352,7 +352,7 @@ class Simulation:
 
 
 def _check_distinct(seeds: Sequence[int], hp: PyTree) -> None:
-    """Refuses two runs that would be one: of the same seed and hyper-parameters, leaves [S]."""
+    """Refuse two runs with the same seed and hyper-parameters, leaves [S]."""
     leaves, seen = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(hp)], set()
     for i, seed in enumerate(map(int, seeds)):
         run = (seed, *(leaf[i] for leaf in leaves))
