@@ -14,6 +14,7 @@ LEVELS = {
     "files": 0,
     "moved": 0,
     "partial": 0,
+    "places": 0,
     "signals": 0,
     "choices": 0,
     "console": 0,

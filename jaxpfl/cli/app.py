@@ -25,7 +25,7 @@ GROUPS: dict[str, str] = {
     "estimate": "Estimate clients' parameters together: jaxpfl estimate NAME; simulated, or on data of your own.",
     "privacy": "Privacy calculators: epsilon, noise, paper, curve; audit tries to refute a claim.",
 }
-"""Command groups and their purpose: ``jaxpfl.cli.NAME`` has ``commands()``."""
+"""Command groups and their purpose: ``jaxpfl.cli.NAME`` has ``commands(args)``."""
 
 
 def run(args: list[str]) -> None:
@@ -75,7 +75,7 @@ def _dispatch(args: list[str]) -> None:
 
     if args[:1] and args[0] in GROUPS:
         group = importlib.import_module(f"jaxpfl.cli.{args[0]}")
-        _choose(group.commands(), f"jaxpfl {args[0]}", GROUPS[args[0]], args[1:])
+        _choose(group.commands(args[1:]), f"jaxpfl {args[0]}", GROUPS[args[0]], args[1:])
         return
     _choose(training.commands(args), "jaxpfl", DESCRIPTION, args, others={**GROUPS, "bench": BENCH})
 

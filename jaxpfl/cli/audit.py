@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated
 
 from tyro.conf import Positional, UseAppendAction, arg
 
-from jaxpfl.cli.output import claim_file
-from jaxpfl.cli.places import NEW_FILE
 from jaxpfl.experiment.config import RunConfig, resolve
+from jaxpfl.places import NEW_FILE, claim_file
 from jaxpfl.presentation import signed
 
 if TYPE_CHECKING:

@@ -17,6 +17,7 @@ from jaxpfl.cli.training import Session
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.experiment.config import DataConfig, RunConfig
 from jaxpfl.experiment.privacy import PrivacyConfig
+from jaxpfl.studies.study import Options
 
 _GROUPS = {
     DataConfig: "data",
@@ -107,7 +108,7 @@ def _group(flag: Flag) -> str:
         return "arguments"
     if flag.name in _OUTPUT:
         return "output"
-    if flag.owner is None:
+    if flag.owner is None or issubclass(flag.owner, Options):
         return _OWN
     return next((group for owner, group in _GROUPS.items() if flag.owner is owner), _SETTINGS)
 

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from jaxpfl.cli.places import NEW_FOLDER
 from jaxpfl.errors import JaxpflError
 from jaxpfl.partial import scratch
+from jaxpfl.places import NEW_FOLDER
 
 
 @dataclass(frozen=True)
@@ -41,28 +41,6 @@ def claiming(study: Callable[..., None]) -> Callable[..., None]:
         study(*args, **kwargs)
 
     return run
-
-
-def claim_file(path: Path | None, flag: str, command: str, ours: Callable[[Path], bool] | None = None) -> None:
-    """Refuses a file that is there, unless an earlier call of the same command wrote it.
-
-    Args:
-      path: the file; None where none was asked for.
-      flag: that names it.
-      command: as it is called.
-      ours: tells whether the command wrote a file; of a picture, its signature unless given.
-
-    Raises:
-      JaxpflError: for a folder, and for what something else wrote.
-    """
-    if path is None or not path.exists():
-        return
-    from jaxpfl.presentation import signature
-
-    if path.is_dir():
-        raise JaxpflError(f"{flag} {path} is a folder: name a file")
-    if not (signature(path) == command if ours is None else ours(path)):
-        raise JaxpflError(f"{flag} {path} exists, and is not what {command} wrote before: choose another {flag}")
 
 
 def write(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -12,9 +12,8 @@ from tyro.conf import arg
 
 from jaxpfl.cli.audit import audit
 from jaxpfl.cli.flags import UNSAID
-from jaxpfl.cli.output import claim_file
-from jaxpfl.cli.places import NEW_FILE
 from jaxpfl.errors import JaxpflError
+from jaxpfl.places import NEW_FILE, claim_file
 from jaxpfl.presentation import signed
 
 if TYPE_CHECKING:
@@ -46,8 +45,9 @@ _Shared = Annotated[_Claim, arg(name="")]
 _Json = Annotated[bool, arg(help="Print one JSON object, as these commands do in any case.")]
 
 
-def commands() -> tuple[Callable[..., None], ...]:
-    """Commands of the group."""
+def commands(args: Sequence[str] = ()) -> tuple[Callable[..., None], ...]:
+    """Commands of the group, the same for all arguments."""
+    del args
     return epsilon, noise, paper, curve, audit
 
 

@@ -13,7 +13,7 @@ from tyro import MISSING
 from tyro.conf import Positional, UseAppendAction
 
 from jaxpfl.cli.flags import UNSAID, fields_of
-from jaxpfl.cli.places import Place
+from jaxpfl.places import Place
 
 REQUIRED: Any = MISSING
 

@@ -15,13 +15,12 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxpfl import signals
 from jaxpfl.cli.flags import UNSAID
-from jaxpfl.cli.output import claim_file
 from jaxpfl.cli.parse import with_more
-from jaxpfl.cli.places import NEW_FILE, NEW_FOLDER
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import compile_cache
 from jaxpfl.experiment.config import DataConfig, RunConfig, resolve
 from jaxpfl.experiment.config_file import ConfigFile, read
+from jaxpfl.places import NEW_FILE, NEW_FOLDER, claim_file
 from jaxpfl.presentation import columns, filled, signed
 
 if TYPE_CHECKING:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -15,9 +16,12 @@ from jaxpfl.estimators import bernoulli_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator
 from jaxpfl.estimators.bernoulli_closed_form import Population
 from jaxpfl.studies import probability_priors as priors
+from jaxpfl.studies.own_data.options import OwnClients
 from jaxpfl.studies.probability_priors import ProbabilityPrior
 from jaxpfl.studies.repetitions import mean_square, repeat, report
+from jaxpfl.studies.report import estimator_table
 from jaxpfl.studies.settings import at_least, check_uploads, senders
+from jaxpfl.studies.study import Results, Study
 from jaxpfl.types import Array, Key, Scalar
 
 
@@ -120,10 +124,25 @@ def simulate(given: BernoulliSettings, estimators: dict[str, Estimator]) -> dict
     return {name: errors[name] for name in estimators}
 
 
+@dataclass(frozen=True)
+class BernoulliOptions(OwnClients):
+    """Clients of the user's own, in the place of simulated ones."""
+
+    csv: Path | None = None
+    """Clients of your own, samples 0 or 1: a row for each client, or for each sample; how the file was read is
+    said."""
+
+
 def run(given: BernoulliSettings) -> dict[str, Any]:
-    """Simulates, and says each estimator's error beside its closed form.
+    """The summary of `simulated`: each estimator's error beside its closed form.
 
     Reference: Ozkara et al. 2023, appendix K.2, Bernoulli.
+    """
+    return simulated(given).json
+
+
+def simulated(given: BernoulliSettings) -> Results:
+    """Simulates.
 
     Raises:
       JaxpflError: for settings that `BernoulliSettings.check` refuses.
@@ -133,9 +152,23 @@ def run(given: BernoulliSettings) -> dict[str, Any]:
     errors = simulate(given, {name: estimator for name, (estimator, _) in found.items()})
     exact = {name: None if mse is None else float(mse) for name, (_, mse) in found.items()}
     mean, variance = (float(value) for value in prior.population)
-    population = {"mean": mean, "variance": variance}
     result = {"study": "bernoulli", "settings": dict(vars(given))} | report(errors, exact)
-    return result | {"population": population, "printed_bounds": printed_bounds(given)}
+    result |= {"population": {"mean": mean, "variance": variance}, "printed_bounds": printed_bounds(given)}
+    sizes = f"{given.clients} Bernoulli clients of {given.samples} samples"
+    title = f"{sizes}, {given.prior}, {given.repetitions} repetitions"
+    return Results(
+        json=result,
+        tables=lambda: estimator_table(result, title, privacy_notes(given)),
+        plots=lambda folder: _plots(folder, given),
+        series=errors,
+    )
+
+
+def privacy_notes(given: BernoulliSettings) -> list[str]:
+    """A line that states the guarantee of a client's message; none without eps."""
+    if given.epsilon is None:
+        return []
+    return [f"private: every client's message by itself, epsilon {given.epsilon:g}, pure, mechanism one-bit"]
 
 
 def printed_bounds(given: BernoulliSettings) -> dict[str, float]:
@@ -145,3 +178,21 @@ def printed_bounds(given: BernoulliSettings) -> dict[str, float]:
     if given.epsilon is not None:
         bounds["private mean"] = float(closed_form.printed_private_error(m, n, given.epsilon))
     return bounds
+
+
+def _plots(folder: Path, given: BernoulliSettings) -> list[Path]:
+    from jaxpfl.studies import bernoulli_sweeps
+
+    return bernoulli_sweeps.write_plots(folder, given)
+
+
+def _results(given: BernoulliSettings, options: BernoulliOptions) -> Results:
+    if options.csv is not None:
+        from jaxpfl.studies.own_data import bernoulli as own
+
+        return own.results(options.csv, given, options)
+    options.refuse_without_file()
+    return simulated(given)
+
+
+STUDY = Study(BernoulliSettings, _results, BernoulliOptions)

@@ -24,8 +24,9 @@ from jaxpfl import checks, data
 from jaxpfl.compression import error_feedback
 from jaxpfl.compression.compressors import Compressor, resolve
 from jaxpfl.errors import JaxpflError
-from jaxpfl.studies import compression_demo
+from jaxpfl.studies import compression_demo, compression_report
 from jaxpfl.studies.settings import at_least
+from jaxpfl.studies.study import Results, Study
 from jaxpfl.types import Array, Key
 
 COMPRESSORS = (
@@ -254,7 +255,7 @@ def run(given: CompressionSettings) -> dict[str, Any]:
 
 
 def summary(found: Run, given: CompressionSettings) -> dict[str, Any]:
-    """What `run` says of one compressor."""
+    """One compressor's part of the summary."""
     final = np.where(np.isfinite(found.gap[:, -1]), found.gap[:, -1], np.inf)
     best = int(final.argmin())
     sent = np.concatenate([np.zeros((len(final), 1)), found.bits.cumsum(axis=1)], axis=1)
@@ -272,3 +273,15 @@ def summary(found: Run, given: CompressionSettings) -> dict[str, Any]:
         "bits_to": {f"{target:g}": bits_to(target) for target in given.targets},
         "curve": {"bits": sent[best].tolist(), "gap": found.gap[best].tolist()},
     }
+
+
+def _results(given: CompressionSettings) -> Results:
+    result = run(given)
+    return Results(
+        json=result,
+        tables=lambda: compression_report.tables(result),
+        plots=lambda folder: compression_report.write_plots(folder, result),
+    )
+
+
+STUDY = Study(CompressionSettings, _results)

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.presentation import COLORS, GRID, INK, new_axes, new_table, save
+from jaxpfl.studies import compression_demo
 from jaxpfl.studies.plots import log_ticks
 from jaxpfl.studies.report import number
+from jaxpfl.studies.study import Block
 
 
-def print_table(console: Any, result: dict[str, Any]) -> None:
-    """Prints what `compression.run` returned."""
+def tables(result: dict[str, Any]) -> list[Block]:
+    """A table of the compressors, and lines on the demo, of `compression.run`'s result."""
     given = result["settings"]
     table = new_table(
         f"{given['data']}: logistic regression of {result['clients']} clients, {result['dim']} parameters, "
@@ -29,7 +31,7 @@ def print_table(console: Any, result: dict[str, Any]) -> None:
     for name, row in result["compressors"].items():
         reached = (row["bits_to"][target] for target in targets)
         table.add_row(name, f"{row['rate']:g}", f"{row['gap']:.2g}", *map(_kbit, (row["bits"], *reached)))
-    console.print(table)
+    return [table, *compression_demo.said(result["demo"])]
 
 
 def _kbit(bits: float | None) -> str:

@@ -2,133 +2,27 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 
-from jaxpfl import checks
 from jaxpfl.compression import quantizers
-from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.estimators import base, gaussian, gaussian_private, radius, release
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator
 from jaxpfl.estimators.release import EXACT, Release
 from jaxpfl.privacy import discrete_gaussian
 from jaxpfl.privacy import local_dp as local
+from jaxpfl.studies.gaussian_settings import GaussianPopulation, GaussianSettings
+from jaxpfl.studies.own_data.options import OwnClients
 from jaxpfl.studies.repetitions import mean_square, repeat, report
-from jaxpfl.studies.settings import (
-    NOT_PRIVATE,
-    Mechanism,
-    at_least,
-    check_privacy,
-    check_uploads,
-    refuse_given,
-    senders,
-)
+from jaxpfl.studies.report import estimator_table
+from jaxpfl.studies.settings import senders
+from jaxpfl.studies.study import Results, Study
 from jaxpfl.types import Array, Key, Scalar
-
-
-@dataclass(frozen=True)
-class GaussianPopulation:
-    """Clients and their messages, as far as theory needs them; the defaults are those of the paper's Figure 1a."""
-
-    clients: int = 10_000
-    """m."""
-    samples: int = 15
-    """n, of each client."""
-    sigma_theta: float = 0.1
-    """Standard deviation of the clients' parameters, in each dimension."""
-    sigma_x: float = 0.5
-    """Standard deviation of a sample about its client's parameter."""
-    dim: int = 1
-    """d."""
-    radius: float = 1.0
-    """r: what is publicly known of mu, |mu| <= r in each dimension; messages are clipped by it."""
-    epsilon: float | None = None
-    """Local privacy of each client's message; none unless given."""
-    delta: float = 1e-5
-    """Of local privacy (the Gaussian mechanisms)."""
-    mechanism: Mechanism = "analytic"
-    """analytic (Balle and Wang 2018); for one dimension printed (the paper's calibration), one-bit (pure), or discrete
-    (Canonne et al. 2020: whole noise on a quantiser's levels)."""
-    bits: int | None = None
-    """Quantise each entry of a message to so many bits; discrete noise is added to 8 unless given."""
-
-    def check(self) -> None:
-        """Refuses what cannot be simulated, or not be made private.
-
-        Raises:
-          JaxpflError: the name, its value, and what is allowed.
-        """
-        at_least("clients", self.clients, 2)
-        for name in ("samples", "dim"):
-            checks.count(name, getattr(self, name))
-        at_least("sigma_theta", self.sigma_theta, 0)
-        for name in ("sigma_x", "radius"):  # gains are shares of the error that sigma_x makes
-            checks.positive(name, getattr(self, name))
-        check_privacy(self.epsilon, self.delta)
-        if self.bits is not None:
-            quantizers.check_bits(self.bits)
-        if self.dim > 1 and self.mechanism != "analytic":
-            raise JaxpflError(f"mechanism {self.mechanism} is for one dimension, got dim {self.dim}: take analytic")
-        if self.epsilon is None:
-            refuse_given(self, ("mechanism", "delta"), NOT_PRIVATE)
-        if self.mechanism == "printed" and self.epsilon is not None and self.epsilon >= 1:
-            text = f"mechanism printed is shown to be private for epsilon < 1 only, got {self.epsilon:g}: take analytic"
-            warnings.warn(text, JaxpflWarning, stacklevel=3)
-
-    @property
-    def s2(self) -> float:
-        """The variance of a client's mean about its parameter."""
-        return self.sigma_x**2 / self.samples
-
-    @property
-    def st2(self) -> float:
-        return self.sigma_theta**2
-
-    @property
-    def levels_bits(self) -> int:
-        """Of the quantiser that discrete noise is added to."""
-        return 8 if self.bits is None else self.bits
-
-    @property
-    def bound(self) -> float:
-        """What an entry is clipped to, or for d > 1 under local privacy the norm."""
-        spread = self.st2 + self.s2
-        with jax.ensure_compile_time_eval():
-            if self.dim == 1:
-                return float(radius.gaussian(self.radius, spread, self.clients, self.samples))
-            reach = self.radius * self.dim**0.5
-            return float(radius.norm(reach, spread, self.dim, self.clients, self.samples))
-
-
-@dataclass(frozen=True)
-class GaussianSettings(GaussianPopulation):
-    """X_ij ~ N(theta_i, sx2 I), theta_i ~ N(mu, st2 I)."""
-
-    mean: float = 0.0
-    """mu, in each dimension."""
-    uploads: int | None = None
-    """K: only so many clients send, the others personalise as well; all unless given."""
-    repetitions: int = 60
-    """Independent repetitions, for the standard errors."""
-    seed: int = 0
-    """Of all randomness."""
-
-    def check(self) -> None:
-        """Refuses what cannot be simulated, or not be made private.
-
-        Raises:
-          JaxpflError: the name, its value, and what is allowed.
-        """
-        super().check()
-        checks.count("repetitions", self.repetitions)
-        if not abs(self.mean) <= self.radius:
-            raise JaxpflError(f"mean must be within the radius of {self.radius:g}, got {self.mean}")
-        check_uploads(self.uploads, self.clients)
 
 
 class Contender(NamedTuple):
@@ -264,8 +158,22 @@ def simulate(given: GaussianSettings, estimators: dict[str, Estimator]) -> dict[
     return {name: errors[name] for name in estimators}
 
 
+@dataclass(frozen=True)
+class GaussianOptions(OwnClients):
+    """Clients of the user's own, in the place of simulated ones."""
+
+    csv: Path | None = None
+    """Clients of your own: a row for each, or for each sample; how the file was read is said. With --epsilon,
+    --sigma-theta, --sigma-x and --radius are what is publicly known of them: take a public center off first."""
+
+
 def run(given: GaussianSettings) -> dict[str, Any]:
-    """Simulates, and says each estimator's error beside its closed form.
+    """The summary of `simulated`: each estimator's error beside its closed form, and the lower bounds."""
+    return simulated(given).json
+
+
+def simulated(given: GaussianSettings) -> Results:
+    """Simulates.
 
     Raises:
       JaxpflError: for settings that `GaussianSettings.check` refuses, or a sigma_x that single precision does not show
@@ -282,4 +190,43 @@ def run(given: GaussianSettings) -> dict[str, Any]:
         "known mean": d * float(closed_form.bound_known_mean(s2, st2)),
         "unknown mean": d * float(closed_form.bound_unknown_mean(m, s2, st2)),
     }
-    return {"study": "gaussian", "settings": dict(vars(given))} | report(errors, exact) | {"bounds": bounds}
+    result = {"study": "gaussian", "settings": dict(vars(given))} | report(errors, exact) | {"bounds": bounds}
+    title = f"{m} Gaussian clients of {given.samples} samples, d = {d}, {given.repetitions} repetitions"
+    notes = [f"no estimator does better than {bounds['unknown mean']:.4g} (mu unknown)"]
+    if given.epsilon is not None:
+        notes.append(privacy_note(given, given.epsilon))
+    return Results(
+        json=result,
+        tables=lambda: estimator_table(result, title, notes),
+        plots=lambda folder: _plots(folder, given),
+        series=errors,
+    )
+
+
+def privacy_note(given: GaussianSettings, epsilon: float) -> str:
+    """A line that states the guarantee of a client's message, with its clipping and its size."""
+    delta = "pure" if given.mechanism == "one-bit" else f"delta {given.delta:g}"
+    clipped = "each entry" if given.dim == 1 else "the norm"
+    bits = private_release(given, strength(given, epsilon)).bits
+    return (
+        f"private: every client's message by itself, epsilon {epsilon:g}, {delta}, mechanism {given.mechanism}, "
+        f"{clipped} clipped to {given.bound:.3g}, {bits} bit{'s' if bits > 1 else ''} an entry"
+    )
+
+
+def _plots(folder: Path, given: GaussianSettings) -> list[Path]:
+    from jaxpfl.studies import gaussian_sweeps
+
+    return gaussian_sweeps.write_plots(folder, given)
+
+
+def _results(given: GaussianSettings, options: GaussianOptions) -> Results:
+    if options.csv is not None:
+        from jaxpfl.studies.own_data import gaussian as own
+
+        return own.results(options.csv, given, options)
+    options.refuse_without_file()
+    return simulated(given)
+
+
+STUDY = Study(GaussianSettings, _results, GaussianOptions)

@@ -13,8 +13,10 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.estimators import logistic_regression
 from jaxpfl.studies.repetitions import gain, mean_square, repeat, report
+from jaxpfl.studies.report import estimator_table, gains_over_fedavg, regression_title
 from jaxpfl.studies.settings import at_least
 from jaxpfl.studies.sizes import fractions, write_sizes
+from jaxpfl.studies.study import Results, Study
 from jaxpfl.types import Array, Key
 
 
@@ -86,6 +88,11 @@ def study(key: Key, given: LogisticSettings) -> dict[str, Array]:
 
 
 def run(given: LogisticSettings) -> dict[str, Any]:
+    """The summary of `simulated`: each estimator's error and gains."""
+    return simulated(given).json
+
+
+def simulated(given: LogisticSettings) -> Results:
     """Simulates: each client alone (``local``, by as many steps: the maximum likelihood of separable data is infinite),
     one model of all data (``fedavg``), the mode under the known population, and Algorithm 5 (``personalized``).
 
@@ -98,7 +105,14 @@ def run(given: LogisticSettings) -> dict[str, Any]:
     order = ("local", "fedavg", "known", "personalized")
     result = {"study": "logistic-regression", "settings": dict(vars(given))} | report({k: errors[k] for k in order}, {})
     over = {name: gain(errors[name], errors["fedavg"])._asdict() for name in order[2:]}
-    return result | {"gains_over_fedavg": over}
+    result |= {"gains_over_fedavg": over}
+    title = regression_title("Logistic regression", given, f"n = {given.samples}")
+    return Results(
+        json=result,
+        tables=lambda: estimator_table(result, title, [gains_over_fedavg(result)]),
+        plots=lambda folder: write_plots(folder, given),
+        series=errors,
+    )
 
 
 def write_plots(folder: Path, given: LogisticSettings) -> list[Path]:
@@ -112,3 +126,6 @@ def write_plots(folder: Path, given: LogisticSettings) -> list[Path]:
         write_sizes(folder, run, few, "clients", of_m, "Logistic regression"),
         write_sizes(folder, run, few, "samples", of_n, "Logistic regression"),
     ]
+
+
+STUDY = Study(LogisticSettings, simulated)

@@ -18,9 +18,12 @@ from jaxpfl.estimators.base import Estimator
 from jaxpfl.estimators.release import Release
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.privacy import local_dp as local
+from jaxpfl.studies.own_data.options import OwnFile
 from jaxpfl.studies.plots import Curve, write_curves
 from jaxpfl.studies.repetitions import gain, mean_square, measure, repeat
+from jaxpfl.studies.report import estimator_table
 from jaxpfl.studies.settings import NOT_PRIVATE, at_least, check_privacy, refuse_given
+from jaxpfl.studies.study import Results, Study
 from jaxpfl.types import Array, Key
 
 
@@ -151,20 +154,26 @@ def simulate(given: MixtureSettings) -> dict[str, np.ndarray]:
 
 
 def run(given: MixtureSettings) -> dict[str, Any]:
-    """Simulates, and says each estimator's error.
+    """The summary of `simulated`.
 
     Returns:
       ``mse`` and ``gains`` by estimator (``alternating``: after its last round), ``gain_over_local`` of the
       personalised one, which is EM,
       ``alternation``: mean and standard error after each round, and ``privacy``: what was spent, where eps is given.
+    """
+    return simulated(given).json
+
+
+def simulated(given: MixtureSettings) -> Results:
+    """Simulates.
 
     Raises:
       JaxpflError: for settings that `MixtureSettings.check` refuses.
     """
     given.check()
-    errors = simulate(given)
-    rounds = [measure(column)._asdict() for column in errors["alternating"].T]
-    errors["alternating"] = errors["alternating"][:, -1]
+    series = simulate(given)
+    rounds = [measure(column)._asdict() for column in series["alternating"].T]
+    errors = series | {"alternating": series["alternating"][:, -1]}
     mse = {name: measure(values, exact(given) if name == "local" else None) for name, values in errors.items()}
     gained = {name: gain(values, errors["local"])._asdict() for name, values in errors.items() if name != "local"}
     result = {
@@ -175,7 +184,32 @@ def run(given: MixtureSettings) -> dict[str, Any]:
         "gains": gained,
         "alternation": rounds,
     }
-    return result | ({} if given.epsilon is None else {"privacy": _spent(given, given.epsilon)})
+    if given.epsilon is not None:
+        result["privacy"] = _spent(given, given.epsilon)
+    sizes = f"{given.clients} clients of {given.samples} samples at {given.components} centers, d = {given.dim}"
+    title = f"{sizes}, {given.repetitions} repetitions"
+    return Results(
+        json=result,
+        tables=lambda: estimator_table(result, title, _notes(given, result)),
+        plots=lambda folder: write_plots(folder, result),
+        series=series,
+    )
+
+
+def _notes(given: MixtureSettings, result: dict[str, Any]) -> list[str]:
+    first, last = result["alternation"][0]["mean"], result["alternation"][-1]["mean"]
+    notes = [f"Algorithm 3 as printed: {first:.4g} after one round, {last:.4g} after {given.iterations}"]
+    if given.epsilon is None:
+        return notes
+    spent = result["privacy"]
+    return [
+        *notes,
+        f"privacy of a client: epsilon {given.epsilon:g}, delta {given.delta:g}, means clipped to a norm of "
+        f"{spent['clip']:.3g}",
+        f"private: central, add or remove one; {given.iterations} Gaussian steps of noise multiplier "
+        f"{spent['central']['noise_multiplier']:.3g}, from a start that knows no data",
+        f"local privacy: one message with noise of standard deviation {spent['local']['stddev']:.3g}",
+    ]
 
 
 def exact(given: MixtureSettings) -> float:
@@ -219,3 +253,24 @@ def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
     title = f"{given['components']} centers of norm {given['radius']:g}, m = {given['clients']}, n = {given['samples']}"
     path = folder / "mse-rounds.png"
     return [write_curves(path, flat, curves, xlabel="rounds of the alternation", title=f"{title}, d = {given['dim']}")]
+
+
+@dataclass(frozen=True)
+class MixtureOptions(OwnFile):
+    """Clients of the user's own, in the place of simulated ones."""
+
+    csv: Path | None = None
+    """Clients of your own: a row for each, or for each sample; how the file was read is said. --components is how many
+    kinds EM finds."""
+
+
+def _results(given: MixtureSettings, options: MixtureOptions) -> Results:
+    if options.csv is not None:
+        from jaxpfl.studies.own_data import mixture as own
+
+        return own.results(options.csv, given, options)
+    options.refuse_without_file()
+    return simulated(given)
+
+
+STUDY = Study(MixtureSettings, _results, MixtureOptions)

@@ -33,7 +33,9 @@ from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.estimators import clustering
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.graphs import Graph
+from jaxpfl.studies import network_report
 from jaxpfl.studies.repetitions import measure
+from jaxpfl.studies.study import Results, Study
 from jaxpfl.types import Federation
 
 METHODS = ("network-lasso", "local", "fedavg", "ifca", "ditto", "pfedme")
@@ -229,19 +231,34 @@ def measured(given: NetworkSettings) -> dict[str, dict[str, np.ndarray]]:
 
 
 def run(given: NetworkSettings) -> dict[str, Any]:
+    """The summary of `simulated`."""
+    return simulated(given).json
+
+
+def simulated(given: NetworkSettings) -> Results:
     """Of every method: its ``path`` over the values that it was run for, and what it has at the value that is
-    ``chosen`` by the validation loss in each repetition; means with standard errors over the repetitions."""
+    ``chosen`` by the validation loss in each repetition; means with standard errors over the repetitions.
+
+    Raises:
+      JaxpflError: for settings that `NetworkSettings.check` refuses.
+    """
     found = measured(given)
-    return {
+    result = {
         "study": "network",
         "settings": dict(vars(given)),
         "graph": {part: _row(values) for part, values in found["graph"].items()},
         "methods": {name: summary(name, found[name], given) for name in given.methods},
     }
+    return Results(
+        json=result,
+        tables=lambda: network_report.tables(result),
+        plots=lambda folder: network_report.write_plots(folder, result),
+        series={f"{name}, {part}": values for name, rows in found.items() for part, values in rows.items()},
+    )
 
 
 def summary(name: str, rows: dict[str, np.ndarray], given: NetworkSettings) -> dict[str, Any]:
-    """What `run` says of one method."""
+    """One method's part of the summary."""
     values = list(range(len(given.strengths))) if name == "ifca" else list(given.strengths)
     loss = np.where(np.isfinite(rows["validation"]), rows["validation"], np.inf)
     best = loss.argmin(axis=1)
@@ -257,3 +274,6 @@ def summary(name: str, rows: dict[str, np.ndarray], given: NetworkSettings) -> d
 def _row(values: np.ndarray) -> dict[str, float | None]:
     found = measure(values)
     return {"mean": found.mean, "stderr": found.stderr}
+
+
+STUDY = Study(NetworkSettings, simulated)

@@ -10,12 +10,13 @@ import numpy as np
 from jaxpfl.presentation import COLORS, INK, new_table, plain, save
 from jaxpfl.studies.plots import FEW_ERRORS, log_ticks
 from jaxpfl.studies.report import number, with_error
+from jaxpfl.studies.study import Block
 
 _SHOWN = {"error": "parameter error", "ari": "adjusted Rand index", "clusters": "clusters"}
 
 
-def print_table(console: Any, result: dict[str, Any]) -> None:
-    """Prints what `network.run` returned."""
+def tables(result: dict[str, Any]) -> list[Block]:
+    """A table of the methods, and a line on the graph, of `network.run`'s result."""
     given = result["settings"]
     table = new_table(
         f"{given['clients']} clients of {given['samples']} samples in {given['clusters']} planted clusters, "
@@ -38,14 +39,12 @@ def print_table(console: Any, result: dict[str, Any]) -> None:
             f"{chosen['clusters']['mean']:.3g}",
             with_error(chosen["accuracy"], percent=True),
         )
-    console.print(table)
     graph = {name: row["mean"] for name, row in result["graph"].items()}
-    console.print(
+    return [
+        table,
         f"the graph alone ({given['graph']}, {given['neighbours']} neighbours): {100 * graph['crossing']:.1f} % of its "
         f"edges are between clusters, {graph['components']:.3g} components, ARI {graph['ari']:.3g}",
-        highlight=False,
-        soft_wrap=True,
-    )
+    ]
 
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:

@@ -13,8 +13,10 @@ from jaxpfl import checks
 from jaxpfl.estimators import regression
 from jaxpfl.estimators.regression import Population, Posterior, Rotated
 from jaxpfl.studies.repetitions import gain, mean_square, repeat, report
+from jaxpfl.studies.report import estimator_table, gains_over_fedavg, regression_title
 from jaxpfl.studies.settings import at_least
 from jaxpfl.studies.sizes import fractions, write_sizes
+from jaxpfl.studies.study import Results, Study
 from jaxpfl.types import Array, Key
 
 _FLOOR = 1e-6
@@ -115,10 +117,16 @@ def study(key: Key, given: RegressionSettings) -> dict[str, Array]:
 
 
 def run(given: RegressionSettings) -> dict[str, Any]:
-    """Simulates: least squares alone (``local``), on all data together (``fedavg``), the posterior mean of the known
-    population, and of one learned by Algorithm 4 or by moments and EM (``personalized``).
+    """The summary of `simulated`: each estimator's error and gains.
 
     Reference: Ozkara et al. 2023, appendix K.2, linear regression.
+    """
+    return simulated(given).json
+
+
+def simulated(given: RegressionSettings) -> Results:
+    """Simulates: least squares alone (``local``), on all data together (``fedavg``), the posterior mean of the known
+    population, and of one learned by Algorithm 4 or by moments and EM (``personalized``).
 
     Raises:
       JaxpflError: for settings that `RegressionSettings.check` refuses.
@@ -130,7 +138,14 @@ def run(given: RegressionSettings) -> dict[str, Any]:
     order = ("local", "fedavg", "known", "algorithm-4", "personalized")
     result = {"study": "regression", "settings": dict(vars(given))} | report({k: errors[k] for k in order}, exact)
     over = {name: gain(errors[name], errors["fedavg"])._asdict() for name in order[2:]}
-    return result | {"gains_over_fedavg": over}
+    result |= {"gains_over_fedavg": over}
+    title = regression_title("Linear regression", given, f"n = {given.samples}")
+    return Results(
+        json=result,
+        tables=lambda: estimator_table(result, title, [gains_over_fedavg(result)]),
+        plots=lambda folder: write_plots(folder, given),
+        series=errors,
+    )
 
 
 def write_plots(folder: Path, given: RegressionSettings) -> list[Path]:
@@ -145,3 +160,6 @@ def write_plots(folder: Path, given: RegressionSettings) -> list[Path]:
         write_sizes(folder, run, few, "clients", of_m, "Linear regression"),
         write_sizes(folder, run, fewer, "samples", of_n, "Linear regression"),
     ]
+
+
+STUDY = Study(RegressionSettings, simulated)

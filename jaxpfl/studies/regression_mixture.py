@@ -21,7 +21,9 @@ from jaxpfl.priors.discrete import Discrete
 from jaxpfl.priors.gaussian_mixture import Mixture
 from jaxpfl.studies.plots import Curve, write_curves
 from jaxpfl.studies.repetitions import mean_square, measure, repeat, report
+from jaxpfl.studies.report import estimator_table, regression_title
 from jaxpfl.studies.settings import at_least
+from jaxpfl.studies.study import Results, Study
 from jaxpfl.types import Array, Key
 
 _POINTS = 20
@@ -208,3 +210,18 @@ def _along_iterations(
 def _each(given: RegressionMixtureSettings) -> int:
     """Iterations of Algorithm 1 between two points of its curve."""
     return -(-given.iterations // _POINTS)
+
+
+def _results(given: RegressionMixtureSettings) -> Results:
+    errors = measured(given)
+    result = summary(given, errors)
+    title = regression_title("Mixture of two regressions", given, f"mu = {given.mean:g}")
+    return Results(
+        json=result,
+        tables=lambda: estimator_table(result, title),
+        plots=lambda folder: write_plots(folder, given, errors),
+        series={f"{name}, n = {n}": values for n, found in errors.items() for name, values in found.items()},
+    )
+
+
+STUDY = Study(RegressionMixtureSettings, _results)

@@ -1,20 +1,20 @@
-"""The table of a study: every estimator's error, what theory says, and what it gains over local estimates."""
+"""The table of a study: every estimator's error, its closed form, and its gain over local estimates."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable
 from typing import Any
 
 from jaxpfl.presentation import new_table
+from jaxpfl.studies.study import Block
 
 
-def print_study(console: Any, result: dict[str, Any], title: str, notes: Sequence[str] = ()) -> None:
-    """Prints what a study's ``run`` returned.
+def estimator_table(result: dict[str, Any], title: str, notes: Iterable[str] = ()) -> list[Block]:
+    """A table of the estimators' errors and gains, and lines below it.
 
     Args:
-      console: of rich.
-      result: with ``mse`` and ``gains``.
+      result: with ``mse`` and ``gains`` by estimator.
       title: above the table.
       notes: lines below it.
     """
@@ -27,9 +27,25 @@ def print_study(console: Any, result: dict[str, Any], title: str, notes: Sequenc
         gained = result["gains"].get(name)
         theory = [number(row["closed_form"])] * exact
         table.add_row(name, with_error(row), *theory, "-" if gained is None else with_error(gained, percent=True))
-    console.print(table)
-    for note in notes:
-        console.print(note, highlight=False, soft_wrap=True)
+    return [table, *notes]
+
+
+def regression_title(study: str, given: Any, more: str) -> str:
+    """The title of a study of regressions, with its sizes.
+
+    Args:
+      study: its first words.
+      given: settings with ``clients``, ``dim`` and ``repetitions``.
+      more: a further size or setting.
+    """
+    sizes = f"m = {given.clients}, d = {given.dim}, {more}"
+    return f"{study}, {sizes}, {given.repetitions} repetitions; known: the prior is"
+
+
+def gains_over_fedavg(result: dict[str, Any]) -> str:
+    """A line of every estimator's gain over the pooled one."""
+    gains = (f"{name} {with_error(row, percent=True)}" for name, row in result["gains_over_fedavg"].items())
+    return f"gain over fedavg: {', '.join(gains)}"
 
 
 def number(value: float | None) -> str:

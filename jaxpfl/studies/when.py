@@ -14,6 +14,7 @@ from jaxpfl.presentation import INK, save
 from jaxpfl.studies import gaussian as study
 from jaxpfl.studies.gaussian import GaussianPopulation
 from jaxpfl.studies.plots import log_ticks
+from jaxpfl.studies.study import Results, Study
 
 _SHARES = (0.25, 0.5, 0.75)
 
@@ -144,3 +145,11 @@ def _phases(axes: Any, x: np.ndarray, y: np.ndarray, gain: np.ndarray, careless:
     log_ticks(axes.xaxis, x)
     log_ticks(axes.yaxis, y)
     return image
+
+
+def _results(given: GaussianPopulation) -> Results:
+    result = run(given)
+    return Results(result, tables=lambda: verdict(result), plots=lambda folder: write_plots(folder, given))
+
+
+STUDY = Study(GaussianPopulation, _results)

@@ -66,7 +66,8 @@ def test_the_graph_alone_does_not_tell(result: dict):
 
 def test_the_table_shows_what_was_chosen(result: dict):
     console = Console(width=110, record=True, file=io.StringIO())
-    network_report.print_table(console, result)
+    for block in network_report.tables(result):
+        console.print(block, soft_wrap=isinstance(block, str))
     shown = console.export_text()
     for name, row in result["methods"].items():
         line = next(line for line in shown.splitlines() if line.split()[:1] == [name])

@@ -63,6 +63,8 @@ class HistogramData:
             checks.count(name, getattr(self, name))
         checks.count("tokens", self.tokens if self.tokens > 1 else 0)
         checks.positive("alpha", self.alpha)
+        for name in ("validation", "unseen"):
+            at_least(name, getattr(self, name), 0)
         at_least("spread", self.spread, 0)
         at_least("samples_spread", self.samples_spread, 0)
         if self.data not in ("synthetic", "irc") and not self.data.startswith(("csv:", "leaf:")):

@@ -7,13 +7,14 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.presentation import COLORS, INK, new_axes, plain, save
+from jaxpfl.presentation import COLORS, INK, new_axes, new_table, plain, save
 from jaxpfl.studies.histograms import convergence as histogram_convergence
 from jaxpfl.studies.histograms import fitting as histogram_fitting
 from jaxpfl.studies.histograms.private_methods import PRINTED
-from jaxpfl.studies.histograms.study import BASELINE, EXACT, ORDER, Study
+from jaxpfl.studies.histograms.study import BASELINE, EXACT, ORDER, Made
 from jaxpfl.studies.plots import log_ticks
 from jaxpfl.studies.report import number
+from jaxpfl.studies.study import Block
 
 DRAWN = (BASELINE, "FedAvg, denoised + FT", "IFCA + FT", "Algorithm 2 + DimRed + FT", "Algorithm 2 + FT",
          "Algorithm 2, blended + FT", "Standardised, blended + FT")  # fmt: skip
@@ -22,10 +23,8 @@ WORDS = 12
 """Tokens shown of each cluster."""
 
 
-def print_table(console: Any, result: dict[str, Any]) -> None:
-    """Prints every row in every column, and what the privacy claims are."""
-    from jaxpfl.presentation import new_table
-
+def tables(result: dict[str, Any]) -> list[Block]:
+    """A table of every row in every column, and lines on the privacy claims, of `study.run`'s result."""
     given, users = result["settings"], result["users"]
     sizes = result["tokens_per_user"]
     title = (
@@ -48,27 +47,24 @@ def print_table(console: Any, result: dict[str, Any]) -> None:
             unseen = result["rows"][EXACT].get(name, {}).get("unseen")
             cells = [_cell(part.get(name)) for part in columns]
             table.add_row(name, *cells, "-" if unseen is None else number(unseen))
-    console.print(table)
+    lines = []
     if result["followed_the_data"]:
-        line = histogram_fitting.said(result["followed_the_data"], given)
-        console.print(line, highlight=False, soft_wrap=True)
+        lines.append(histogram_fitting.said(result["followed_the_data"], given))
     for column, said in result["privacy"].items():
         noises: dict[str, list[str]] = {}
         for name, own in said.items():
             if name != PRINTED:
                 noises.setdefault(f"{_releases(own['releases'])} (C = {own['clipping_norm']:g})", []).append(name)
         parts = ", ".join(f"{'; '.join(names)} {text}" for text, names in noises.items())
-        console.print(
+        lines.append(
             f"{column}, delta {given['delta']:g} (add or remove one user, by PLD), noise multipliers: {parts}; "
-            f"Algorithm 3 as printed by its own theorem, sigma = {said[PRINTED]['stddev']:.3g}, its start not covered",
-            highlight=False,
-            soft_wrap=True,
+            f"Algorithm 3 as printed by its own theorem, sigma = {said[PRINTED]['stddev']:.3g}, its start not covered"
         )
     if result["privacy"] and given["data"] != "synthetic":
-        line = f"no epsilon covers the vocabulary, taken for public: all users' {given['tokens']} most frequent tokens"
-        console.print(line, highlight=False, soft_wrap=True)
-    for line in _comparison(result):
-        console.print(line, highlight=False, soft_wrap=True)
+        lines.append(
+            f"no epsilon covers the vocabulary, taken for public: all users' {given['tokens']} most frequent tokens"
+        )
+    return [table, *lines, *_comparison(result)]
 
 
 def _comparison(result: dict[str, Any]) -> list[str]:
@@ -126,7 +122,7 @@ def _cell(row: dict[str, float | None] | None) -> str:
     return number(row["mean"]) if row["interval"] is None else f"{row['mean']:.4f} ±{row['interval']:.3f}"
 
 
-def write_plots(folder: Path, study: Study) -> list[Path]:
+def write_plots(folder: Path, study: Made) -> list[Path]:
     """Draws the loss against eps, against users' tokens, and the tokens that are typical of each cluster."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = [_tokens_of_clusters(folder, study)]
@@ -140,7 +136,7 @@ def write_plots(folder: Path, study: Study) -> list[Path]:
     return drawn
 
 
-def _against_epsilon(folder: Path, study: Study) -> Path:
+def _against_epsilon(folder: Path, study: Made) -> Path:
     rows, epsilons = study.result["rows"], sorted(study.result["settings"]["epsilon"])
     figure, axes = new_axes("epsilon of a user", "KL(Q || estimate)", _title(study))
     for name, color in zip(DRAWN, COLORS, strict=False):
@@ -157,7 +153,7 @@ def _against_epsilon(folder: Path, study: Study) -> Path:
     return save(figure, folder, "kl-epsilon")
 
 
-def _against_tokens(folder: Path, study: Study) -> Path:
+def _against_tokens(folder: Path, study: Made) -> Path:
     """Over eighths of the users by their tokens: the losses without privacy, and what rows gain at the largest eps."""
     from matplotlib.figure import Figure
 
@@ -192,7 +188,7 @@ def _against_tokens(folder: Path, study: Study) -> Path:
     return save(figure, folder, "kl-tokens")
 
 
-def _tokens_of_clusters(folder: Path, study: Study) -> Path:
+def _tokens_of_clusters(folder: Path, study: Made) -> Path:
     """A column for each cluster: the tokens that add most to its divergence from the mean of all centers."""
     from matplotlib.figure import Figure
 
@@ -215,6 +211,6 @@ def _tokens_of_clusters(folder: Path, study: Study) -> Path:
     return save(figure, folder, "cluster-tokens")
 
 
-def _title(study: Study) -> str:
+def _title(study: Made) -> str:
     given, users = study.result["settings"], study.result["users"]
     return f"{given['data'].split('/')[-1]}: {users['clients']} users, d = {given['tokens']}, s = {given['floor']:g}"

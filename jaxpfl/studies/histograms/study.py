@@ -48,8 +48,8 @@ PRINTED = {
 """The paper's, without and with privacy (eps 15, delta 1e-10), on Reddit."""
 
 
-class Study(NamedTuple):
-    """What a study found: the summary as JSON, each user's loss [n] by column and row, and arrays for plots and export.
+class Made(NamedTuple):
+    """The summary as JSON, each user's loss [n] by column and row, and arrays for plots and export.
 
     Attributes:
       given: the settings, as they were fitted to the data.
@@ -57,6 +57,7 @@ class Study(NamedTuple):
       data: the users.
       users: losses, means over runs, by column ("" without privacy, else an eps) and row.
       centers: in the first run by column, of `CLUSTERING`, [k, d].
+      series: mean losses by "row, column", [runs] each; [1] of rows that do not depend on the run.
     """
 
     given: HistogramSettings
@@ -64,6 +65,7 @@ class Study(NamedTuple):
     data: Prepared
     users: dict[str, dict[str, np.ndarray]]
     centers: dict[str, np.ndarray]
+    series: dict[str, np.ndarray]
 
 
 ORDER = (
@@ -108,7 +110,7 @@ def _private(given: HistogramSettings, choices: dict[str, Choice]) -> Any:
     return run
 
 
-def run(given: HistogramSettings) -> Study:
+def run(given: HistogramSettings) -> Made:
     """Runs every method, without privacy and at every eps.
 
     Reference: Setlur et al. 2023, Table 1.
@@ -182,10 +184,13 @@ def run(given: HistogramSettings) -> Study:
     }
     if data.population is not None:
         result["misclustering"] = histogram_convergence.study(data, given)
-    return Study(given, result, data, per_user, arrays)
+    series = {
+        f"{name}, {column}": np.asarray(row.loss) for column, part in columns.items() for name, row in part.items()
+    }
+    return Made(given, result, data, per_user, arrays, series)
 
 
-def export(study: Study, path: Path, epsilon: float | None = None) -> None:
+def export(made: Made, path: Path, epsilon: float | None = None) -> None:
     """Writes users' own histograms, `exported` of the first run, as an ``.npz`` file.
 
     It holds ``users`` [n], ``vocabulary`` [d], ``histograms`` [n, d] float32, ``centers`` [k, d], ``cluster`` [n], the
@@ -193,18 +198,18 @@ def export(study: Study, path: Path, epsilon: float | None = None) -> None:
 
     With an eps of the study the centers are private; a user's histogram is its own, and is not released.
     """
-    given, column = study.given, EXACT if epsilon is None else f"epsilon {epsilon:g}"
-    centers, users = jnp.asarray(study.centers[column]), study.data.clients.users
-    lam = study.result["rows"][column][exported(column)]["chosen"]
+    given, column = made.given, EXACT if epsilon is None else f"epsilon {epsilon:g}"
+    centers, users = jnp.asarray(made.centers[column]), made.data.clients.users
+    lam = made.result["rows"][column][exported(column)]["chosen"]
     personal = histogram_tuning.blended(centers, histogram_tuning.fixed(lam), given.floor)
     estimates = jax.jit(lambda users: histogram_tuning.estimates(users, personal))(users)
     near = jax.lax.map(lambda block: histogram.nearest(histogram.histograms(block), centers), users)
     valid = np.asarray(users.valid).ravel()
     values = (
-        study.data.names,
-        study.data.vocabulary,
+        made.data.names,
+        made.data.vocabulary,
         np.asarray(estimates).reshape(-1, given.tokens)[valid],
-        study.centers[column],
+        made.centers[column],
         histogram.each(near, users),
         lam,
     )

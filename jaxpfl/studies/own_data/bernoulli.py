@@ -13,10 +13,9 @@ from jaxpfl import checks
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import base, bernoulli, bernoulli_private, differences, learned_bernoulli
 from jaxpfl.randomness import named
-from jaxpfl.studies.bernoulli import BernoulliSettings
-from jaxpfl.studies.own_data import client_csv, ranges
+from jaxpfl.studies.bernoulli import BernoulliSettings, privacy_notes
+from jaxpfl.studies.own_data import client_csv, output, ranges
 from jaxpfl.studies.own_data.common import (
-    LEVEL,
     SIMULATED,
     Learned,
     Own,
@@ -27,6 +26,8 @@ from jaxpfl.studies.own_data.common import (
     without,
 )
 from jaxpfl.studies.own_data.csv_columns import CsvLayout
+from jaxpfl.studies.own_data.options import LEVEL, OwnClients
+from jaxpfl.studies.study import Results
 
 
 def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None, *, level: float = LEVEL) -> Own:
@@ -82,3 +83,9 @@ def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None, *
         learned = Learned(of_all, *believed, local_stderr, {})
         facts["level"] = level
         return summary("bernoulli", path, clients, data, estimators, made, key, [learned], facts)
+
+
+def results(path: Path, given: BernoulliSettings, options: OwnClients) -> Results:
+    """`run` with the options' layout and level, as the results of a study."""
+    made, notes = run(path, given, options, level=options.level), privacy_notes(given)
+    return output.results(made, [*notes, output.said_of_privacy(made.result["privacy"])] if notes else [])

@@ -18,9 +18,6 @@ from jaxpfl.studies.own_data.client_csv import Clients
 from jaxpfl.studies.settings import refuse_given
 from jaxpfl.types import Key
 
-LEVEL = 0.95
-"""Of intervals, unless another is asked for."""
-
 SIMULATED = ("clients", "samples", "uploads", "repetitions")
 
 

@@ -17,9 +17,8 @@ from jaxpfl.estimators.client_variances import Variances
 from jaxpfl.randomness import named
 from jaxpfl.studies import gaussian as gaussian_study
 from jaxpfl.studies.gaussian import GaussianSettings
-from jaxpfl.studies.own_data import client_csv, ranges
+from jaxpfl.studies.own_data import client_csv, output, ranges
 from jaxpfl.studies.own_data.common import (
-    LEVEL,
     SIMULATED,
     Learned,
     Own,
@@ -30,7 +29,9 @@ from jaxpfl.studies.own_data.common import (
     without,
 )
 from jaxpfl.studies.own_data.csv_columns import CsvLayout
+from jaxpfl.studies.own_data.options import LEVEL, OwnClients
 from jaxpfl.studies.settings import refuse_given
+from jaxpfl.studies.study import Results
 from jaxpfl.types import Array
 
 _PUBLIC = ("sigma_theta", "sigma_x", "radius")
@@ -105,6 +106,16 @@ def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None, *,
         ]
         found = summary("gaussian", path, clients, data, estimators, made, key, learned, facts | {"level": level})
         return found._replace(public=known if given.epsilon is not None else None)
+
+
+def results(path: Path, given: GaussianSettings, options: OwnClients) -> Results:
+    """`run` with the options' layout and level, as the results of a study."""
+    made = run(path, given, options, level=options.level)
+    notes = []
+    if made.public is not None and given.epsilon is not None:
+        privacy = output.said_of_privacy(made.result["privacy"])
+        notes = [gaussian_study.privacy_note(made.public, given.epsilon), privacy]
+    return output.results(made, notes)
 
 
 def _said_of_clipping(clipped: int, known: GaussianSettings) -> str:

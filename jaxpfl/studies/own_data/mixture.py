@@ -11,12 +11,15 @@ from scipy.special import logsumexp
 
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import base, mixture
-from jaxpfl.presentation import COLORS, GRID, INK, new_axes, save
+from jaxpfl.presentation import COLORS, GRID, INK, new_axes, new_table, save
 from jaxpfl.studies.mixture import MixtureSettings
-from jaxpfl.studies.own_data import client_csv, ranges
+from jaxpfl.studies.own_data import client_csv, output, ranges
 from jaxpfl.studies.own_data.common import sizes_of
 from jaxpfl.studies.own_data.csv_columns import CsvLayout
+from jaxpfl.studies.own_data.options import OwnFile
+from jaxpfl.studies.report import beside
 from jaxpfl.studies.settings import refuse_given
+from jaxpfl.studies.study import Block, Results
 
 STEPS, STARTS = 300, 16
 """Of EM, and of k-means before it."""
@@ -123,11 +126,20 @@ def _posterior(
     return np.exp(joint - of_client[:, None]), float(of_client.sum() - scatter / (2 * sx2) - constant)
 
 
-def print_table(console: Any, result: dict[str, Any]) -> None:
-    """Prints the kinds, and what else was learned."""
-    from jaxpfl.presentation import new_table
-    from jaxpfl.studies.report import beside
+def results(path: Path, given: MixtureSettings, options: OwnFile) -> Results:
+    """`run` with the options' layout, as the results of a study."""
+    made = run(path, given, options)
+    return Results(
+        json=made.result,
+        tables=lambda: [*output.how_it_was_read(made.result), *tables(made.result)],
+        plots=lambda folder: write(folder, made),
+        files=output.FILES,
+        hint="estimates of every client, and its probabilities of the kinds: --output FOLDER",
+    )
 
+
+def tables(result: dict[str, Any]) -> list[Block]:
+    """A table of the kinds, and lines of the samples' standard deviations and the likelihood."""
     table = new_table(
         f"{result['csv']}: {result['clients']} clients of {len(result['kinds'])} kinds", "± standard error"
     )
@@ -141,13 +153,12 @@ def print_table(console: Any, result: dict[str, Any]) -> None:
             for x, error, spread in zip(kind["center"], errors, result["sigma_x"], strict=True)
         ]
         table.add_row(str(number), f"{100 * kind['share']:.1f} %", str(kind["clients"]), *cells)
-    console.print(table)
     spreads = ", ".join(f"{x:.4g}" for x in result["sigma_x"])
-    for line in (
+    return [
+        table,
         f"sigma_x {f'({spreads})' if several else spreads}",
         f"log likelihood {result['log_likelihood']:.6g}, BIC {result['bic']:.6g}: over --components, the least is best",
-    ):
-        console.print(line, highlight=False, soft_wrap=True)
+    ]
 
 
 def write(folder: Path, made: Kinds) -> list[Path]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,49 @@ from jaxpfl.presentation import INK, new_axes, save
 from jaxpfl.studies.own_data import client_csv
 from jaxpfl.studies.own_data.common import Own, Picture
 from jaxpfl.studies.plots import color
-from jaxpfl.studies.report import beside
+from jaxpfl.studies.report import beside, estimator_table
+from jaxpfl.studies.study import Block, Results
 
 _SIGNIFICANT = 0.05
 _FEW = 60
 _MOST_PICTURES = 12
+
+FILES = "summary.json, estimates.csv, plots/"
+"""Contents of the output folder."""
+
+
+def results(own: Own, notes: Sequence[str]) -> Results:
+    """Results of a study of the user's own clients.
+
+    Args:
+      own: estimates, scores and pictures.
+      notes: lines below the table of the last column.
+    """
+    return Results(
+        json=own.result,
+        tables=lambda: _tables(own.result, notes),
+        plots=lambda folder: write(folder, own),
+        files=FILES,
+        hint=f"estimates of every client, with {percent(own.result['level'])} intervals: --output FOLDER",
+    )
+
+
+def how_it_was_read(result: dict[str, Any]) -> list[str]:
+    """Lines on how the file was understood and what is odd in it, and an empty one."""
+    return [*client_csv.told(result["read"]), *result.get("notes", []), ""]
+
+
+def _tables(result: dict[str, Any], notes: Sequence[str]) -> list[Block]:
+    title = f"{result['csv']}: {result['clients']} clients"
+    found: list[Block] = how_it_was_read(result)
+    for column, block in blocks(result).items():
+        of = f"{title}, {column}" if column else title
+        lines = said(block, result["level"])
+        if "not_scored" in result:
+            found += [of, f"no errors on held-out samples: {result['not_scored']}", *lines]
+        else:
+            found += estimator_table(block, f"{of}: squared error about {result['of']}; ± over clients", lines)
+    return [*found, *notes]
 
 
 def said_of_privacy(privacy: dict[str, Any]) -> str:

@@ -7,6 +7,8 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
+from jaxpfl.errors import JaxpflError
+
 
 @dataclass(frozen=True)
 class Place:
@@ -48,3 +50,25 @@ NEW_FILE = Place("FILE", _file)
 """A file to be written, replacing an existing one."""
 NEW_FOLDER = Place("FOLDER", _folder)
 """A folder, created if missing."""
+
+
+def claim_file(path: Path | None, flag: str, command: str, ours: Callable[[Path], bool] | None = None) -> None:
+    """Refuses a file that is there, unless an earlier call of the same command wrote it.
+
+    Args:
+      path: the file; None where none was asked for.
+      flag: that names it.
+      command: as it is called.
+      ours: tells whether the command wrote a file; of a picture, its signature unless given.
+
+    Raises:
+      JaxpflError: for a folder, and for what something else wrote.
+    """
+    if path is None or not path.exists():
+        return
+    from jaxpfl.presentation import signature
+
+    if path.is_dir():
+        raise JaxpflError(f"{flag} {path} is a folder: name a file")
+    if not (signature(path) == command if ours is None else ours(path)):
+        raise JaxpflError(f"{flag} {path} exists, and is not what {command} wrote before: choose another {flag}")

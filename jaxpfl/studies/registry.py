@@ -1,0 +1,43 @@
+"""The studies by name. A new one is a file and a line here; its command and conformance tests come from this table."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+
+from jaxpfl.errors import unknown_name
+from jaxpfl.studies.study import Study
+
+STUDIES: Mapping[str, str] = {
+    "gaussian": "Means of Gaussian clients: local, global, personalised, quantised and private, beside exact errors.",
+    "bernoulli": "Probabilities of Bernoulli clients: local, global, personalised (corrected and printed), and private "
+    "bits.",
+    "mixture": "Clients that are one of k kinds: EM, Algorithm 3 as printed, and private k-means, centrally and "
+    "locally.",
+    "histogram": "Users' histograms over a vocabulary: alone, averaged, clustered, fine-tuned, without and with "
+    "privacy.",
+    "regression": "Linear regression of clients from one Gaussian: alone, pooled, known prior, Algorithm 4, and "
+    "moments with EM.",
+    "regression-mixture": "AdaMix's Table 3: regressions from two Gaussians, by Algorithms 1 and 6, by EM, and the "
+    "Bayes bound.",
+    "logistic-regression": "Logistic regression of clients from one Gaussian: alone, pooled, known prior, and "
+    "Algorithm 5.",
+    "network": "Planted clusters of clients: the network lasso over lambda, beside local, FedAvg, IFCA, Ditto and "
+    "pFedMe.",
+    "compression": "Loss against transmitted bits: total variation, codebooks, QSGD, top-k, sign and uniform; and the "
+    "text's demo.",
+    "elections": "US counties' political tendencies: six-fold cross-validation over the elections of 2000 to 2020.",
+    "when": "When collaboration helps: what theory promises at these settings, what it takes, and the phase diagram.",
+}
+"""Name -> its first line of help. The study is ``STUDY`` of the module of that name, with underscores for dashes."""
+
+
+def get(name: str) -> Study:
+    """The study of that name, whose module is imported now.
+
+    Raises:
+      JaxpflError: for an unknown name, with the nearest known one.
+    """
+    if name not in STUDIES:
+        raise unknown_name("study", name, STUDIES)
+    return importlib.import_module(f"jaxpfl.studies.{name.replace('-', '_')}").STUDY

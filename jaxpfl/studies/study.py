@@ -1,0 +1,73 @@
+"""A study of estimation: settings, and a run that gives tables, plots, series and a JSON summary."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, NamedTuple, TypeAlias
+
+import numpy as np
+
+from jaxpfl.errors import JaxpflError
+
+Block: TypeAlias = Any
+"""A printed part of the results: a rich table, or a line of plain text."""
+
+
+class Options:
+    """Base of a study's options: dataclasses of choices that are not settings of its simulation."""
+
+
+class Results(NamedTuple):
+    """Results of one run.
+
+    Attributes:
+      json: the summary; its ``study`` is the registered name, and ``settings`` those of the run.
+      tables: makes the printed tables and lines, in order.
+      plots: ``folder -> paths``, draws the plots into a folder, and writes other files into the folder above it.
+      series: errors of every repetition by name, leaves [repetitions, ...]; repetition r does not depend on how many
+        there are, so a longer run begins with the series of a shorter one. Empty if nothing is repeated.
+      files: contents of the output folder, as printed.
+      hint: a last line, printed where no output folder was given.
+    """
+
+    json: dict[str, Any]
+    tables: Callable[[], Iterable[Block]]
+    plots: Callable[[Path], list[Path]]
+    series: Mapping[str, np.ndarray] = {}
+    files: str = "summary.json, plots/"
+    hint: str | None = None
+
+
+@dataclass(frozen=True)
+class Study:
+    """A registered study.
+
+    Attributes:
+      settings: a frozen dataclass; its fields are the flags, with their docstrings as help, and its ``check`` raises a
+        JaxpflError for values that cannot be studied.
+      results: ``settings -> Results``; with `options` of ``settings, options``.
+      options: a frozen dataclass of `Options`, whose fields are flags too; None for a study without.
+    """
+
+    settings: type[Any]
+    results: Callable[..., Results]
+    options: type[Options] | None = None
+
+    def run(self, settings: Any = None, options: Options | None = None) -> Results:
+        """Runs the study.
+
+        Args:
+          settings: the defaults unless given.
+          options: the defaults unless given.
+
+        Raises:
+          JaxpflError: settings that their ``check`` refuses, or options of a study that has none.
+        """
+        given = self.settings() if settings is None else settings
+        if self.options is not None:
+            return self.results(given, self.options() if options is None else options)
+        if options is not None:
+            raise JaxpflError(f"a study of {self.settings.__name__} has no options, got {options}")
+        return self.results(given)

@@ -1,0 +1,262 @@
+"""Every registered study: its settings and help, the JSON contract, seeds, repetitions, and what its command writes."""
+
+import dataclasses
+import functools
+import json
+import math
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+
+from jaxpfl.cli import estimate, main
+from jaxpfl.cli.flags import fields_of
+from jaxpfl.errors import JaxpflError
+from jaxpfl.files import jsonable
+from jaxpfl.presentation import signature
+from jaxpfl.studies import registry
+from jaxpfl.studies.study import Options, Results, Study
+
+SMALL = {
+    "clients": 12, "samples": 6, "dim": 3, "repetitions": 3, "iterations": 2, "em_steps": 2, "gradient_steps": 2,
+    "steps": 4, "rounds": 2,
+}  # fmt: skip
+"""Settings of the studies that have them; a new study needs no line here if these make it small."""
+OWN: dict[str, dict[str, Any]] = {
+    "histogram": {"users": 40, "tokens": 12, "components": 2, "clusters": 2, "epsilon": (3.0,), "private_rounds": 1},
+    "regression-mixture": {"samples": (4, 6)},
+    "network": {"clusters": 2, "neighbours": 2, "strengths": (0.1,), "methods": ("local", "network-lasso")},
+    "compression": {
+        "data": "planted:clients=3,clusters=1,examples=20,dim=4",
+        "compressors": ("lossless", "qsgd:levels=1"),
+        "rates": (1.0,),
+    },
+    "elections": {"epsilon": (1.0,)},
+}
+DEAR = ("histogram", "network")
+"""Studies that compile for long."""
+
+
+def named(*slow: str) -> Any:
+    return pytest.mark.parametrize(
+        "name", [pytest.param(n, marks=pytest.mark.slow if n in slow else ()) for n in registry.STUDIES]
+    )
+
+
+every = named()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def elections(tmp_path_factory: pytest.TempPathFactory):
+    folder = tmp_path_factory.mktemp("data") / "elections"
+    folder.mkdir()
+    years, rng = range(2000, 2024, 4), np.random.default_rng(0)
+    won = rng.random((30, 6)) < rng.random((30, 1))
+    lines = [f"{i:05d},{','.join('DR'[int(w)] for w in row)}" for i, row in enumerate(won)]
+    header = ",".join(["fips", *(f"win_{year}" for year in years)])
+    (folder / "county_winners_2000_2020.csv").write_text("\n".join([header, *lines]) + "\n")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("JAXPFL_DATA_DIR", str(folder.parent))
+        yield
+
+
+def changes(name: str) -> dict[str, Any]:
+    fields = [field.name for field in dataclasses.fields(registry.get(name).settings)]
+    return {key: value for key, value in SMALL.items() if key in fields} | OWN.get(name, {})
+
+
+def small(name: str, **change: Any) -> Any:
+    return registry.get(name).settings(**changes(name) | change)
+
+
+def has(name: str, field: str) -> bool:
+    return field in {of.name for of in dataclasses.fields(registry.get(name).settings)}
+
+
+@functools.cache
+def made(name: str) -> Results:
+    return registry.get(name).run(small(name))
+
+
+def numbers(results: Results) -> dict[str, Any]:
+    return jsonable({key: value for key, value in results.json.items() if key != "settings"})
+
+
+class Called(NamedTuple):
+    status: int
+    out: str
+    err: str
+
+
+def call(capsys: pytest.CaptureFixture[str], *args: Any) -> Called:
+    status = 0
+    try:
+        main(["estimate", *map(str, args)])
+    except SystemExit as stop:
+        status = int(stop.code or 0)
+    return Called(status, *capsys.readouterr())
+
+
+def flags(name: str) -> list[str]:
+    found: list[str] = []
+    for key, value in changes(name).items():
+        found += [f"--{key.replace('_', '-')}", *map(str, value if isinstance(value, tuple) else [value])]
+    return found
+
+
+@every
+def test_settings_are_frozen_and_explained(name):
+    study = registry.get(name)
+    assert study.settings() == study.settings()
+    for kind in filter(None, (study.settings, study.options)):
+        with pytest.raises(dataclasses.FrozenInstanceError):
+            setattr(kind(), dataclasses.fields(kind)[0].name, None)
+        assert all(field.text for field in fields_of(kind, None)), "a flag without help"
+    assert study.options is None or issubclass(study.options, Options)
+
+
+@every
+def test_help(capsys, name):
+    """The group's help names the study by its line, its own help opens with it and explains every flag."""
+    study, line = registry.get(name), registry.STUDIES[name]
+    assert line.endswith(".")
+    assert len(line) < 120
+    listed, own = call(capsys, "--help"), call(capsys, name, "--help")
+    assert listed.status == own.status == 0
+    assert f"  {name} " in listed.out
+    assert " ".join(own.out.split()).startswith(f"usage: jaxpfl estimate {name} [flags] {line}")
+    for kind in filter(None, (study.settings, study.options)):
+        for field in dataclasses.fields(kind):
+            assert f"--{field.name.replace('_', '-')}" in own.out
+
+
+@every
+def test_bad_values_are_refused_by_name(name):
+    """Numbers below any range, and none at all: a line with the setting's name, or it is one that may be anything."""
+    given, tried = small(name), 0
+    for field in dataclasses.fields(given):
+        if "seed" in field.name:
+            continue
+        for bad in {"int": [-1], "float": [math.nan, math.inf], "float | None": [math.nan], "int | None": [-1]}.get(
+            str(field.type), []
+        ):
+            with pytest.raises(JaxpflError) as error:
+                dataclasses.replace(given, **{field.name: bad}).check()
+            assert "\n" not in str(error.value)
+            assert field.name in str(error.value), str(error.value)
+            tried += 1
+    assert tried
+
+
+@every
+def test_a_refusal_is_one_line_and_leaves_no_folder(capsys, tmp_path, name):
+    field = next(f.name for f in dataclasses.fields(small(name)) if f.type in ("int", "float") and "seed" not in f.name)
+    flag = f"--{field.replace('_', '-')}"
+    found = call(capsys, name, *flags(name), flag, "-1", "--json", "--output", tmp_path / "out")
+    assert (found.status, found.out) == (2, "")
+    assert found.err.startswith("error: ")
+    assert found.err.count("\n") == 1
+    assert field in found.err
+    assert not (tmp_path / "out").exists()
+
+
+@named(*DEAR)
+def test_json_and_tables(name):
+    found, given = made(name), small(name)
+    assert found.json["study"] == name
+    said = found.json["settings"]
+    assert said == {key: value for key, value in vars(given).items() if key in said}
+    assert vars(given).keys() - said.keys() <= {"data_dir"}
+    text = json.dumps(jsonable(found.json), allow_nan=False)
+    assert json.loads(text).keys() == found.json.keys()
+    blocks = list(found.tables())
+    assert blocks
+    assert all("\n" not in block for block in blocks if isinstance(block, str))
+    for key, values in found.series.items():
+        assert len(values) in (1, given.repetitions), key
+        assert np.isfinite(values).all(), key
+
+
+@pytest.mark.slow
+@every
+def test_a_seed_gives_the_same_numbers_and_another_others(name):
+    if not has(name, "seed"):
+        pytest.skip("nothing is drawn")
+    study = registry.get(name)
+    assert numbers(study.run(small(name))) == numbers(made(name))
+    assert numbers(study.run(small(name, seed=1))) != numbers(made(name))
+
+
+@pytest.mark.slow
+@every
+def test_more_repetitions_begin_with_the_same_ones(name):
+    """Repetition r depends on the seed and r alone, and so a longer run goes on where a shorter one ended."""
+    if not has(name, "repetitions"):
+        pytest.skip("nothing is repeated")
+    short, long = made(name).series, registry.get(name).run(small(name, repetitions=5)).series
+    assert short.keys() == long.keys()
+    assert short
+    several = 0
+    for key, values in short.items():
+        np.testing.assert_allclose(long[key][: len(values)], values, rtol=1e-4, atol=1e-6, err_msg=key)
+        several += len(np.unique(values)) > 1
+    assert several, "no repetition differs from another"
+
+
+@pytest.mark.slow
+@every
+def test_the_output_folder_holds_what_is_said(capsys, tmp_path, name):
+    folder = tmp_path / "out"
+    first = call(capsys, name, *flags(name), "--json", "--output", folder)
+    assert (first.status, first.err) == (0, "")
+    printed, stored = json.loads(first.out), json.loads((folder / "summary.json").read_text())
+    assert printed == stored
+    here = {path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file()}
+    assert here == {*stored["files"], "summary.json"}
+    assert stored["plots"]
+    for plot in stored["plots"]:
+        assert (folder / plot).read_bytes().startswith(b"\x89PNG")
+        assert signature(folder / plot) is None  # no claim of another command
+    again = call(capsys, name, *flags(name), "--output", folder)
+    assert again.status == 0
+    assert again.out.endswith(f"results: {folder} (summary.json, plots/)\n")
+    other = next(n for n in registry.STUDIES if n != name)
+    refused = call(capsys, other, "--output", folder)
+    assert (refused.status, refused.out) == (2, "")
+    assert refused.err == (
+        f"error: {folder} holds plots, and no results of jaxpfl estimate {other}: choose another --output\n"
+    )
+
+
+def test_an_unknown_study_suggests_the_nearest(capsys):
+    with pytest.raises(JaxpflError, match="unknown study 'gausian': did you mean 'gaussian'"):
+        registry.get("gausian")
+    assert "did you mean 'gaussian'" in call(capsys, "gausian").err
+
+
+def test_options_of_a_study_without_are_refused():
+    with pytest.raises(JaxpflError, match="has no options"):
+        registry.get("when").run(options=Options())
+
+
+def test_only_the_study_that_is_named_is_imported():
+    """``jaxpfl estimate --help`` imports none, and a study's command its own alone."""
+    script = (
+        "import sys; from jaxpfl.cli import estimate\n"
+        "names = lambda: sorted(m.rpartition('.')[2] for m in sys.modules if m.startswith('jaxpfl.studies.'))\n"
+        "assert len(estimate.commands([])) == len(estimate.registry.STUDIES)\n"
+        "assert names() == ['registry', 'study'], names()\n"
+        "estimate.commands(['elections'])\n"
+        "assert 'elections' in names() and not {'gaussian', 'network', 'compression'} & set(names()), names()\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=300)
+
+
+def test_commands_are_the_registry():
+    assert [command.__name__.replace("_", "-") for command in estimate.commands()] == list(registry.STUDIES)
+    assert all(isinstance(registry.get(name), Study) for name in registry.STUDIES)
+    modules = {path.stem for path in Path(registry.__file__).parent.glob("*.py")}
+    assert {name.replace("-", "_") for name in registry.STUDIES} <= modules
