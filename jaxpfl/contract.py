@@ -94,6 +94,32 @@ def check_message(message: Any, num_clients: int) -> None:
         ) from error
 
 
+def check_prediction(what: str, logits: Any, examples: int) -> None:
+    """Checks that a prediction is an array with a row for each example.
+
+    Raises:
+      JaxpflError: telling its shape.
+    """
+    try:
+        chex.assert_tree_shape_prefix(logits, (examples,))
+    except (AssertionError, AttributeError) as error:
+        raise JaxpflError(f"{what} must have a row for each of {examples} examples, got {_typed(logits)}") from error
+
+
+def check_metric(name: str, values: Any, examples: int) -> None:
+    """Checks that a task's metric is one number for each example: a mean would count padding.
+
+    Raises:
+      JaxpflError: telling its shape.
+    """
+    try:
+        chex.assert_shape(values, (examples,))
+    except (AssertionError, TypeError, ValueError) as error:
+        raise JaxpflError(
+            f"the task's metric {name!r} must be one number for each of {examples} examples, got {_typed(values)}"
+        ) from error
+
+
 def check_same(what: str, got: PyTree, want: PyTree, *, like: str) -> None:
     """Checks that a tree has the structure, shapes and dtypes of the one that it takes the place of.
 

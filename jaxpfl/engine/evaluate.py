@@ -191,6 +191,7 @@ def _personalize(
 ) -> Personal:
     given = (client, today, client_id, per_client, own, splits)
     before, after = _personal(*given, 0), _personal(*given, ALL_STEPS)
+    contract.check_shapes("client.personalize: model", after, before, like="without a step: model")
     finite = trees.all_finite(after)
     return Personal(before, trees.where(finite, after, before), finite)
 
@@ -219,6 +220,9 @@ def _score(
     logits = {name: client.predict(today.hp, getattr(personal, name), examples.x) for name in ("before", "after")}
     if algorithm.server.predict_global is not None:
         logits["global"] = algorithm.server.predict_global(today.hp, today.server, examples.x)
+    for name, values in logits.items():
+        function = "server.predict_global" if name == "global" else "client.predict"
+        contract.check_prediction(function, values, examples.mask.shape[0])
     means = {name: _means(task, values, examples) for name, values in logits.items()}
     means["after"]["diverged"] = ~personal.finite
     return means
@@ -276,8 +280,10 @@ def _each_group(
 def _means(task: Task, logits: Array, examples: ClientData) -> Metrics:
     count = examples.mask.sum()
 
-    def mean(metric: Callable[[Array, Array], Array]) -> Array:
-        total = jnp.where(examples.mask, metric(logits, examples.y), 0).sum()
+    def mean(name: str, metric: Callable[[Array, Array], Array]) -> Array:
+        values = metric(logits, examples.y)
+        contract.check_metric(name, values, examples.mask.shape[0])
+        total = jnp.where(examples.mask, values, 0).sum()
         return jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan)
 
-    return {name: mean(metric) for name, metric in task.metrics.items()}
+    return {name: mean(name, metric) for name, metric in task.metrics.items()}

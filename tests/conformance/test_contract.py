@@ -39,11 +39,12 @@ def toy(**wrong) -> Method:
                 return wrong["served"](mu, reduced)
             return wrong.get("server", lambda a: a)(optax.apply_updates(mu, reduced.mean())), {}
 
+        own_model = wrong.get("personalize", lambda ctx, mu: mu)
         client = Client(
             init=lambda key, hp, ctx, message: {"seen": jnp.zeros(3), "rounds": jnp.int32(0)},
             update=update,
-            personalize=lambda key, hp, ctx, message, state, splits: message.shared,
-            predict=lambda hp, mu, x: task.model.apply(mu, x),
+            personalize=lambda key, hp, ctx, message, state, splits: own_model(ctx, message.shared),
+            predict=wrong.get("predict", lambda hp, mu, x: task.model.apply(mu, x)),
             idle=lambda key, hp, ctx, state, splits: (wrong.get("idle", lambda a: a)(state), {}),
         )
         server = averaging_server(task)
@@ -56,10 +57,10 @@ def toy(**wrong) -> Method:
     return Method("toy", build, SgdHyper())
 
 
-def trace(method: Method, federation) -> jax.stages.Traced:
-    """The round's program, traced and no more."""
+def trace(method: Method, federation, program: str = "advance") -> jax.stages.Traced:
+    """A program, the round's unless given, traced and no more."""
     simulation: Simulation = simulate(method, federation, model="linear", plan=ExecutionPlan(devices=1))
-    return simulation._jitted("advance", 1).trace(*simulation._arguments("advance", 1))
+    return simulation._jitted(program, 1).trace(*simulation._arguments(program, 1))
 
 
 def scalars(tree):
@@ -137,6 +138,32 @@ def test_what_breaks_the_protocol_is_refused_by_its_name(wrong, said, federation
     with pytest.raises(JaxpflError, match=re.escape(said)) as refusal:
         trace(toy(**wrong), federation)
     assert "\n" not in str(refusal.value)
+
+
+SCORED_WRONG = {
+    "a model that adaptation shrinks": (
+        {"personalize": lambda ctx, mu: scalars(mu) if ctx.local_steps else mu},
+        "client.personalize: model['head']['bias'] is float32[], without a step: model['head']['bias'] is float32[3]",
+    ),
+    "logits of one example": (
+        {"predict": lambda hp, mu, x: x[0, :3]},
+        "client.predict must have a row for each of 6 examples, got float32[3]",
+    ),
+}
+
+
+@pytest.mark.parametrize(("wrong", "said"), SCORED_WRONG.values(), ids=SCORED_WRONG)
+def test_what_is_scored_has_the_shape_that_it_should(wrong, said, federation):
+    with pytest.raises(JaxpflError, match=re.escape(said)):
+        trace(toy(**wrong), federation, "test")
+
+
+def test_a_metric_that_averages_for_itself_is_refused(federation):
+    simulation = simulate(toy(), federation, model="linear", plan=ExecutionPlan(devices=1))
+    simulation._task = simulation._task._replace(metrics={"mean": lambda logits, y: logits.mean()})
+    said = r"the task's metric 'mean' must be one number for each of 6 examples, got float32\[\]"
+    with pytest.raises(JaxpflError, match=said):
+        simulation._jitted("test", 1).trace(*simulation._arguments("test", 1))
 
 
 def test_an_error_of_the_servers_own_is_left_as_it_is(federation):
