@@ -60,7 +60,11 @@ def toy(**wrong) -> Method:
 def trace(method: Method, federation, program: str = "advance") -> jax.stages.Traced:
     """A program, the round's unless given, traced and no more."""
     simulation: Simulation = simulate(method, federation, model="linear", plan=ExecutionPlan(devices=1))
-    return simulation._jitted(program, 1).trace(*simulation._arguments(program, 1))
+    return traced(simulation, program)
+
+
+def traced(simulation: Simulation, program: str) -> jax.stages.Traced:
+    return jax.jit(simulation._programs.function(program, 1)).trace(*simulation._arguments(program, 1))
 
 
 def scalars(tree):
@@ -160,10 +164,11 @@ def test_what_is_scored_has_the_shape_that_it_should(wrong, said, federation):
 
 def test_a_metric_that_averages_for_itself_is_refused(federation):
     simulation = simulate(toy(), federation, model="linear", plan=ExecutionPlan(devices=1))
-    simulation._task = simulation._task._replace(metrics={"mean": lambda logits, y: logits.mean()})
+    task = simulation._programs._of.task._replace(metrics={"mean": lambda logits, y: logits.mean()})
+    simulation._programs._of = simulation._programs._of._replace(task=task)
     said = r"the task's metric 'mean' must be one number for each of 6 examples, got float32\[\]"
     with pytest.raises(JaxpflError, match=said):
-        simulation._jitted("test", 1).trace(*simulation._arguments("test", 1))
+        traced(simulation, "test")
 
 
 def test_an_error_of_the_servers_own_is_left_as_it_is(federation):
