@@ -57,7 +57,10 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
 @struct.dataclass
 class AdaPeDHyper(AveragingHyper):
-    """AdaPeD's hyper-parameters; ``lr`` is the paper's eta_1."""
+    """AdaPeD's hyper-parameters; ``lr`` is the paper's eta_1.
+
+    Reference: Ozkara et al. 2023, appendix K.1.
+    """
 
     lr_global: Scalar = hyper(0.1, "eta_2, learning rate of the global model", positive=True, is_rate=True)
     lr_psi: Scalar = hyper(0.05, "eta_3, learning rate of psi; not decayed")

@@ -33,7 +33,10 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 class FMLHyper(AveragingHyper):
     """FML's hyper-parameters; ``lr`` is the rate of theta's steps. With the shares of Ozkara et al. 2023, a quarter,
     most of a step is the other model's opinion: the default is the best on examples set apart of three data sets
-    (``benchmarks/defaults.py``)."""
+    (``benchmarks/defaults.py``).
+
+    Reference: Ozkara et al. 2023, appendix K.1.
+    """
 
     lr_global: Scalar = hyper(0.1, "learning rate of the copy of the global model", positive=True, is_rate=True)
     alpha: Scalar = hyper(0.9, "share of the data's loss in theta's objective", high=1.0, paper=0.25)

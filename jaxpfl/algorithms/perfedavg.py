@@ -34,7 +34,10 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 class PerFedAvgHyper(AveragingHyper):
     """Per-FedAvg's hyper-parameters; ``lr``, of Ozkara et al. 2023, is the outer rate beta. Their alpha of 1e-3 leaves
     FedAvg as it is: the default is the best on examples set apart of three data sets (``benchmarks/defaults.py``). From
-    .03 on, a step along the gradient of one mini-batch breaks the model of some clients."""
+    .03 on, a step along the gradient of one mini-batch breaks the model of some clients.
+
+    Reference: Ozkara et al. 2023, appendix K.1.
+    """
 
     lr: Scalar = hyper(0.075, "beta, learning rate of the outer steps", positive=True, is_rate=True)
     alpha: Scalar = hyper(0.01, "rate of the adaptation step; not decayed", paper=1e-3)

@@ -35,7 +35,10 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 @struct.dataclass
 class PFedMeHyper(AveragingHyper):
     """pFedMe's hyper-parameters, with the defaults of Ozkara et al. 2023; ``lr`` is the rate of theta's steps and
-    ``server_lr`` is beta."""
+    ``server_lr`` is beta.
+
+    Reference: Ozkara et al. 2023, appendix K.1.
+    """
 
     lam: Scalar = hyper(0.5, "lambda, weight of the proximal term (lam/2) |theta - w|^2", positive=True)
     lr_global: Scalar = hyper(0.2, "eta, rate of w's step eta lam (w - theta)", positive=True, is_rate=True)

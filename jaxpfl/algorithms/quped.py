@@ -41,7 +41,10 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
 @struct.dataclass
 class QuPeDHyper(AveragingHyper):
-    """QuPeD's hyper-parameters, with the defaults of Ozkara et al. 2023; ``lr`` is the paper's eta_1."""
+    """QuPeD's hyper-parameters, with the defaults of Ozkara et al. 2023; ``lr`` is the paper's eta_1.
+
+    Reference: Ozkara et al. 2023, appendix K.1.
+    """
 
     lr_global: Scalar = hyper(0.1, "eta_3, learning rate of the copy of the global model", positive=True, is_rate=True)
     lam: Scalar = hyper(0.25, "lambda_p, weight of the divergence between the two models")
