@@ -1,9 +1,7 @@
-"""Checks of an algorithm's functions against the protocol, by shapes alone.
+"""Checks of an algorithm's functions against the protocol, by shape and dtype.
 
-They run while a program is traced, on shapes and dtypes, and leave nothing in it. Without them, ``jnp.where`` and
-``+`` would broadcast a leaf of a wrong shape: a wrong answer without a word.
-
-`updated`, `idled` and `served` call a method's function and check what it returns; all else is what they are made of.
+They run while a program is traced and leave nothing in it. Without them, ``jnp.where`` and ``+`` broadcast a leaf of a
+wrong shape: a wrong answer without a word.
 """
 
 from __future__ import annotations
@@ -20,10 +18,10 @@ from jaxpfl.types import Array, Metrics, PyTree
 
 
 def updated(client: Client, *given: Any) -> tuple[PyTree, Upload, Metrics]:
-    """``client.update(key, hp, ctx, message, state, splits)``.
+    """Call ``client.update(key, hp, ctx, message, state, splits)`` and check the result.
 
     Raises:
-      JaxpflError: what it returns is no new state like the old one, `Upload` and metrics.
+      JaxpflError: if it is not a state like the one before, an `Upload` and metrics.
     """
     new, upload, metrics = _returned("client.update", client.update(*given), "state", "Upload", "metrics")
     if not isinstance(upload, Upload):
@@ -37,10 +35,10 @@ def updated(client: Client, *given: Any) -> tuple[PyTree, Upload, Metrics]:
 
 
 def idled(client: Client, *given: Any) -> tuple[PyTree, Metrics]:
-    """``client.idle(key, hp, ctx, state, splits)``.
+    """Call ``client.idle(key, hp, ctx, state, splits)`` and check the result.
 
     Raises:
-      JaxpflError: what it returns is no new state like the old one, and metrics.
+      JaxpflError: if it is not a state like the one before, and metrics.
     """
     assert client.idle is not None
     new, metrics = _returned("client.idle", client.idle(*given), "state", "metrics")
@@ -50,12 +48,15 @@ def idled(client: Client, *given: Any) -> tuple[PyTree, Metrics]:
 
 
 def served(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Metrics]:
-    """``server.update(key, hp, ctx, state, uploads)``, a `Reduced` or `Stacked`; ``shared`` is what was sent.
+    """Call ``server.update(key, hp, ctx, state, Reduced or Stacked)`` and check the result.
+
+    Args:
+      shared: the message's part for all, `Message.shared`.
 
     Raises:
-      JaxpflError: what it returns is no new state like the old one, and metrics. Also if it fails where the uploads
-        are no increments of what was sent: they have another structure or, summed, other shapes. A method may work on
-        such uploads, so that alone is no error.
+      JaxpflError: if the result is not a state like the one before, and metrics. Also if the call fails and the uploads
+        differ in structure or, summed, in shape from the message: a method may be made for such uploads, so the
+        difference alone is no error.
     """
     try:
         result = server.update(*given)
@@ -76,18 +77,19 @@ def served(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Metrics
 
 
 def check_message(message: Any, num_clients: int) -> None:
-    """Checks that a broadcast is a `Message` with a row for each client where it has a part for each.
+    """Check that a broadcast is a `Message` with a row for each client where it has a part for each.
 
     Raises:
       JaxpflError: naming the leaf with another number of rows.
     """
     if not isinstance(message, Message):
         raise JaxpflError(f"server.broadcast must return a Message, got a {type(message).__name__}")
+    parts = _described("server.broadcast: Message.per_client", message.per_client)
     try:
-        chex.assert_tree_shape_prefix(message.per_client, (num_clients,))
+        chex.assert_tree_shape_prefix(parts, (num_clients,))
     except AssertionError as error:
-        leaves = jax.tree.leaves_with_path(message.per_client)
-        path, leaf = next((path, leaf) for path, leaf in leaves if np.shape(leaf)[:1] != (num_clients,))
+        leaves = jax.tree.leaves_with_path(parts)
+        path, leaf = next((path, leaf) for path, leaf in leaves if leaf.shape[:1] != (num_clients,))
         raise JaxpflError(
             f"server.broadcast: Message.per_client{_at(path)} is {_typed(leaf)}, a leading axis of {num_clients} "
             "clients is needed"
@@ -95,7 +97,7 @@ def check_message(message: Any, num_clients: int) -> None:
 
 
 def check_prediction(what: str, logits: Any, examples: int) -> None:
-    """Checks that a prediction is an array with a row for each example.
+    """Check that a prediction is an array with a row for each example.
 
     Raises:
       JaxpflError: telling its shape.
@@ -107,7 +109,7 @@ def check_prediction(what: str, logits: Any, examples: int) -> None:
 
 
 def check_metric(name: str, values: Any, examples: int) -> None:
-    """Checks that a task's metric is one number for each example: a mean would count padding.
+    """Check that a task's metric is one number for each example: a mean would count padding.
 
     Raises:
       JaxpflError: telling its shape.
@@ -121,7 +123,7 @@ def check_metric(name: str, values: Any, examples: int) -> None:
 
 
 def check_same(what: str, got: PyTree, want: PyTree, *, like: str) -> None:
-    """Checks that a tree has the structure, shapes and dtypes of the one that it takes the place of.
+    """Check that a tree has the structure, shapes and dtypes of the one that it takes the place of.
 
     Args:
       what: the tree's name in the message, such as ``"client.update: state"``.
@@ -152,7 +154,7 @@ def check_shapes(what: str, got: PyTree, want: PyTree, *, like: str) -> None:
 
 
 def _check_metrics(what: str, metrics: Any) -> None:
-    """Checks that metrics are scalars by name.
+    """Check that metrics are scalars by name.
 
     Raises:
       JaxpflError: naming the metric that is none.
@@ -167,7 +169,7 @@ def _check_metrics(what: str, metrics: Any) -> None:
 
 
 def _check_upload(upload: Upload) -> None:
-    """Checks that an upload is made of arrays, and its weight a tree prefix of its total: leading axes of the leaves.
+    """Check that an upload is made of arrays, and its weight a tree prefix of its total: leading axes of the leaves.
 
     Raises:
       JaxpflError: naming the part that is not.

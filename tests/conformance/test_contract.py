@@ -102,6 +102,10 @@ WRONG = {
     "one value": ({"update": lambda state, upload, metrics: upload.total}, "(state, Upload, metrics), got a dict"),
     "no upload": ({"update": lambda state, upload, metrics: (state, 1, metrics)}, "its Upload is of type int"),
     "no message": ({"sent": lambda message: message.shared}, "server.broadcast must return a Message, got a dict"),
+    "messages that are numbers": (
+        {"sent": lambda message: message._replace(per_client=(1.0,))},
+        "server.broadcast: Message.per_client[0] must be an array, got 1.0",
+    ),
     "messages for fewer clients": (
         {"sent": lambda message: message._replace(per_client={"own": jnp.zeros((6, 2))})},
         "server.broadcast: Message.per_client['own'] is float32[6, 2], a leading axis of 7 clients is needed",
