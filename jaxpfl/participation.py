@@ -161,7 +161,7 @@ class Availability(NamedTuple):
 
     @property
     def without_rates(self) -> Availability:
-        """What a program depends on beside the probabilities."""
+        """The availability without its probabilities, on which a program still depends."""
         return Availability(same_stragglers=self.same_stragglers)
 
     def at(self, rates: FailureRates) -> Availability:
@@ -189,7 +189,7 @@ class Availability(NamedTuple):
 
 
 def _never(rate: Scalar) -> bool:
-    """Whether a probability is known to be zero when a program is made."""
+    """True if a probability is known to be zero when a program is made."""
     return isinstance(rate, float | int) and not rate
 
 
