@@ -12,6 +12,7 @@ STUDIES: Mapping[str, str] = {
     "gaussian": "Means of Gaussian clients: local, global, personalised, quantised and private, beside exact errors.",
     "bernoulli": "Probabilities of Bernoulli clients: local, global, personalised (corrected and printed), and private "
     "bits.",
+    "unequal": "Bernoulli clients of unequal numbers of samples: errors and gains by a client's size.",
     "mixture": "Clients that are one of k kinds: EM, Algorithm 3 as printed, and private k-means, centrally and "
     "locally.",
     "histogram": "Users' histograms over a vocabulary: alone, averaged, clustered, fine-tuned, without and with "

@@ -1,0 +1,176 @@
+"""The study of Bernoulli clients with unequal numbers of samples: gains by the size of a client."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import checks
+from jaxpfl.errors import JaxpflError
+from jaxpfl.estimators import base, bernoulli
+from jaxpfl.estimators import bernoulli_closed_form as closed_form
+from jaxpfl.estimators.base import Samples
+from jaxpfl.studies import probability_priors as priors
+from jaxpfl.studies.plots import Curve, write_curves
+from jaxpfl.studies.probability_priors import ProbabilityPrior
+from jaxpfl.studies.repetitions import gain, measure, repeat, report
+from jaxpfl.studies.report import estimator_table, with_error
+from jaxpfl.studies.settings import at_least
+from jaxpfl.studies.study import Block, Results, Study
+from jaxpfl.types import Array, Key
+
+_SHOWN = 8
+"""Most sizes with an error of their own."""
+
+
+@dataclass(frozen=True)
+class UnequalSettings:
+    """X_ij ~ Bern(p_i), p_i ~ P, with n_i samples of client i."""
+
+    clients: int = 10_000
+    """Number of clients, m."""
+    least: int = 2
+    """Fewest samples of a client."""
+    most: int = 50
+    """Most samples of a client; all numbers between them are about equally frequent."""
+    prior: str = "truncnorm:.5,.15"
+    """P: beta:ALPHA,BETA, truncnorm:MEAN,STDDEV (truncated to [0, 1]), uniform, or spikes (1/4, 1/2, 3/4)."""
+    repetitions: int = 60
+    """Independent repetitions, for the standard errors."""
+    seed: int = 0
+    """Seed of every random draw."""
+
+    def check(self) -> ProbabilityPrior:
+        """The population, if the settings can be simulated.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        at_least("clients", self.clients, 2)
+        for name in ("least", "repetitions"):
+            checks.count(name, getattr(self, name))
+        if self.most < max(2, self.least):
+            raise JaxpflError(f"most must be at least 2 and the least samples ({self.least}), got {self.most}")
+        return priors.parse(self.prior)
+
+    @property
+    def sizes(self) -> np.ndarray:
+        """Numbers of samples n_i in ascending order, [m]."""
+        return self.least + np.arange(self.clients) * (self.most - self.least + 1) // self.clients
+
+    @property
+    def shown(self) -> list[int]:
+        """Sizes with an error of their own, evenly spaced on a logarithmic axis."""
+        sizes = np.unique(self.sizes)
+        spaced = np.geomspace(sizes[0], sizes[-1], _SHOWN)
+        return [int(n) for n in np.unique(sizes[np.abs(sizes[:, None] - spaced).argmin(axis=0)])]
+
+
+def draw(key: Key, given: UnequalSettings, prior: ProbabilityPrior) -> tuple[Array, Samples]:
+    """Probabilities [m], and samples of zeros and ones [m, most] with a mask of the first n_i."""
+    of_p, of_x = jax.random.split(key)
+    p = prior.draw(of_p, given.clients)
+    ones = jax.random.uniform(of_x, (given.clients, given.most)) < p[:, None]
+    return p, Samples(ones.astype(p.dtype), jnp.arange(given.most) < given.sizes[:, None])
+
+
+def simulate(given: UnequalSettings) -> dict[str, np.ndarray]:
+    """Mean squared errors of all clients, and of those of each size `shown`: [repetitions, 1 + sizes] by estimator."""
+    prior = given.check()
+    estimators = {
+        "local": bernoulli.local(),
+        "global": bernoulli.global_mean(),
+        "personalized": bernoulli.personalized(),
+        "printed": bernoulli.personalized(printed=True),
+    }
+    if prior.beta is not None:
+        estimators["known prior"] = bernoulli.known_beta(*prior.beta)
+    groups = np.stack([np.ones(given.clients, bool), *(given.sizes == n for n in given.shown)])
+
+    def study(key: Key) -> dict[str, Array]:
+        of_data, of_run = jax.random.split(key)
+        p, clients = draw(of_data, given, prior)
+
+        def errors(estimator: base.Estimator) -> Array:
+            square = (base.estimate(estimator, of_run, clients).estimates - p) ** 2
+            return jnp.where(groups, square, 0).sum(axis=1) / groups.sum(axis=1)
+
+        return {name: errors(estimator) for name, estimator in estimators.items()}
+
+    found = repeat(study, given.seed, given.repetitions, given.clients * given.most)
+    return {name: found[name] for name in estimators}
+
+
+def simulated(given: UnequalSettings) -> Results:
+    """Simulates each client alone, one share for all, and the personalised estimates, whose weights depend on n_i.
+
+    The summary has ``mse`` and ``gains`` over all clients, and ``by_samples``: both for the clients of one size, with
+    the ``limit``, the gain of the best weight among many clients.
+
+    Raises:
+      JaxpflError: for settings that `UnequalSettings.check` refuses.
+    """
+    prior = given.check()
+    series = simulate(given)
+    local = closed_form.local(prior.population, given.sizes)
+    exact = {
+        "local": float(local.mean()),
+        "global": float(closed_form.global_mean(prior.population, 1 / (1 / given.sizes).mean(), given.clients)),
+    }
+    rows = []
+    for number, n in enumerate(given.shown, start=1):
+        errors = {name: values[:, number] for name, values in series.items()}
+        rows.append({
+            "samples": n,
+            "clients": int((given.sizes == n).sum()),
+            "mse": {name: measure(values)._asdict() for name, values in errors.items()},
+            "gains": {name: gain(of, errors["local"])._asdict() for name, of in errors.items() if name != "local"},
+            "limit": 1 - float(closed_form.weight(prior.population, n)),
+        })  # fmt: skip
+    result = {"study": "unequal", "settings": dict(vars(given))}
+    result |= report({name: values[:, 0] for name, values in series.items()}, exact) | {"by_samples": rows}
+    return Results(
+        json=result,
+        tables=lambda: _tables(given, result),
+        plots=lambda folder: [_plot(folder, given, prior, result)],
+        series=series,
+    )
+
+
+def _tables(given: UnequalSettings, result: dict[str, Any]) -> list[Block]:
+    title = f"{given.clients} Bernoulli clients of {given.least} to {given.most} samples, {given.prior}"
+    lines = []
+    for row in result["by_samples"]:
+        gained = with_error(row["gains"]["personalized"], percent=True)
+        limit = f"{100 * row['limit']:.1f} %"
+        lines.append(f"clients of {row['samples']} samples: personalized gains {gained}, among many clients {limit}")
+    return estimator_table(result, f"{title}, {given.repetitions} repetitions", lines)
+
+
+def _plot(folder: Path, given: UnequalSettings, prior: ProbabilityPrior, result: dict[str, Any]) -> Path:
+    rows = result["by_samples"]
+    fine = np.geomspace(rows[0]["samples"], max(rows[-1]["samples"], 1 + rows[0]["samples"]), 60)
+    curves = {}
+    for name in (name for name in result["gains"] if name != "global"):
+        gains = [row["gains"][name] for row in rows]
+        line = 100 * (1 - closed_form.weight(prior.population, fine)) if name == "personalized" else None
+        errors = [100 * (row["stderr"] or 0) for row in gains]
+        curves[name] = Curve([row["samples"] for row in rows], [100 * row["mean"] for row in gains], errors, line)
+    return write_curves(
+        folder / "gain-samples.png",
+        fine,
+        curves,
+        xlabel="samples of a client, n",
+        ylabel="gain over the local estimate, %",
+        title=f"Clients of unequal sizes, m = {given.clients}, {given.prior}",
+        logarithmic="x",
+        from_zero=False,
+    )
+
+
+STUDY = Study(UnequalSettings, simulated)
