@@ -53,7 +53,7 @@ NEW_FOLDER = Place("FOLDER", _folder)
 
 
 def claim_file(path: Path | None, flag: str, command: str, ours: Callable[[Path], bool] | None = None) -> None:
-    """Refuses a file that is there, unless an earlier call of the same command wrote it.
+    """Refuse an existing file, unless an earlier call of the same command wrote it.
 
     Args:
       path: the file; None where none was asked for.

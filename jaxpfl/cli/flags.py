@@ -1,4 +1,4 @@
-"""How the fields of dataclasses of settings become flags."""
+"""Flags from the fields of dataclasses of settings."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tyro.constructors import ConstructorRegistry, StructConstructorSpec, Struct
 REGISTRY = ConstructorRegistry()
 
 UNSAID: Any = arg()
-"""Of a flag without which nothing happens, or what its text says."""
+"""Marks a flag whose default is not shown: nothing happens without it, or its text says what does."""
 
 
 class SettingsField(NamedTuple):

@@ -1,4 +1,4 @@
-"""What ``--help`` prints: a line of usage, and the flags in groups, as wide as the terminal."""
+"""Output of ``--help``: a line of usage, and the flags in groups, as wide as the terminal."""
 
 from __future__ import annotations
 
@@ -72,12 +72,12 @@ def summary(command: Callable[..., Any]) -> str:
 
 
 def table(rows: Iterable[tuple[str, str]], column: int | None = None, *, one_line: bool = False) -> list[str]:
-    """Names and what is said of each, beside it or, where the terminal is narrow or the name is long, below it.
+    """Names with the text of each beside it or, if the terminal is narrow or the name long, below it.
 
     Args:
       rows: (name, text).
-      column: where texts begin; behind the longest name unless given.
-      one_line: cut texts so that each row is one line, where the terminal is wide enough for any.
+      column: at which texts begin; after the longest name unless given.
+      one_line: cut texts so that each row is one line, if the terminal is wide enough.
     """
     rows, lines = list(rows), []
     narrow = _width() < _NARROW
@@ -139,14 +139,14 @@ def _said(flag: Flag) -> str:
 
 
 def _default(value: Any) -> str:
-    """A default as it would be given; nothing of those that mean that nothing happens, or that the text explains."""
+    """A default as it would be given; empty if it means that nothing happens, or the text explains it."""
     if value is None or isinstance(value, bool):
         return ""
     return " ".join(map(str, value)) if isinstance(value, tuple) else str(value)
 
 
 def _column(rows: Iterable[tuple[str, str]]) -> int:
-    """Where texts begin beside names; those with a longer name begin on the next line."""
+    """Column of texts beside names; the text of a longer name begins on the next line."""
     return min(_COLUMN, max(len(name) for name, _ in rows) + 4)
 
 

@@ -1,4 +1,4 @@
-"""Where a study's results go: standard output as JSON, or a folder with a summary and plots."""
+"""Output of a study's results: JSON on standard output, or a folder with a summary and plots."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from jaxpfl.places import NEW_FOLDER
 
 @dataclass(frozen=True)
 class Output:
-    """Where the results go."""
+    """Destination of the results."""
 
     json: bool = False
     """Print the results as one JSON object, the only thing on standard output."""
@@ -31,7 +31,7 @@ _SUMMARY = "summary.json"
 
 
 def claiming(study: Callable[..., None]) -> Callable[..., None]:
-    """The same command of ``jaxpfl estimate``, which first refuses an output folder that is not its own."""
+    """The same command, which first refuses an output folder with other contents than its own results."""
 
     @functools.wraps(study)
     def run(*args: Any, **kwargs: Any) -> None:
@@ -46,13 +46,13 @@ def claiming(study: Callable[..., None]) -> Callable[..., None]:
 def write(
     result: dict[str, Any], to: Output, draw: Callable[[Path], list[Path]], files: str = "summary.json, plots/"
 ) -> None:
-    """Writes a study's results and its plots where a folder was asked for, and prints JSON where that was.
+    """Write a study's results and its plots if a folder was asked for, and print JSON if that was.
 
     Args:
       result: of the study.
-      to: where it goes.
-      draw: writes the plots into the folder that it is given, and what else there is beside it; returns the plots.
-      files: what is then in the output folder.
+      to: the destination.
+      draw: writes the plots into a given folder, and other files beside it; returns the plots.
+      files: the contents of the output folder, in words.
     """
     from jaxpfl.files import jsonable
 
@@ -65,7 +65,7 @@ def write(
 
 
 def _claim(folder: Path, study: str) -> None:
-    """Refuses a folder that holds something else than earlier results of the study, which may be replaced."""
+    """Refuse a folder with anything but earlier results of the study, which may be replaced."""
     try:
         others = sorted(path.name for path in folder.iterdir() if not path.name.startswith("."))
     except FileNotFoundError:
@@ -79,7 +79,7 @@ def _claim(folder: Path, study: str) -> None:
 
 
 def _earlier(folder: Path) -> dict[str, Any]:
-    """The summary in a folder; empty where there is none that can be read."""
+    """Summary in a folder; empty if there is none that can be read."""
     from jaxpfl.files import read_json
 
     try:
@@ -90,13 +90,13 @@ def _earlier(folder: Path) -> dict[str, Any]:
 
 
 def _write_folder(result: dict[str, Any], folder: Path, draw: Callable[[Path], list[Path]]) -> dict[str, Any]:
-    """Writes the results into a folder, beside it first: what they replace stays until all of them are there.
+    """Write the results into a folder by way of one beside it: earlier results stay until all new ones are there.
 
     Returns:
       The results with their ``files``, which a later call of the same study may replace, and ``plots`` among them.
 
     Raises:
-      JaxpflError: where a file of one of their names is none of the earlier results.
+      JaxpflError: if a file of one of these names is not among the earlier results.
     """
     from jaxpfl.files import write_json
 

@@ -1,1 +1,1 @@
-"""Estimation studies: what ``jaxpfl estimate`` runs, simulated or on data, with their tables and plots."""
+"""Estimation studies of ``jaxpfl estimate``, simulated or on data, with their tables and plots."""

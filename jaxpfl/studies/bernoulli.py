@@ -38,14 +38,14 @@ class BernoulliSettings:
     epsilon: float | None = None
     """Local privacy of each client's message, pure; none unless given."""
     uploads: int | None = None
-    """K: only so many clients send, the others personalise as well; all unless given."""
+    """K: number of clients that send; the others personalise as well. All unless given."""
     repetitions: int = 60
     """Independent repetitions, for the standard errors."""
     seed: int = 0
-    """Of all randomness."""
+    """Seed of every random draw."""
 
     def check(self) -> ProbabilityPrior:
-        """The population; refuses what cannot be simulated, or not be made private.
+        """Check the settings, and return the population.
 
         Raises:
           JaxpflError: the name, its value, and what is allowed.
@@ -64,7 +64,7 @@ class BernoulliSettings:
 
 
 def contenders(given: BernoulliSettings, prior: ProbabilityPrior) -> dict[str, tuple[Estimator, float | None]]:
-    """The estimators that the settings call for, by name, and their exact errors where known."""
+    """Estimators that the settings call for, by name, with their exact errors if known."""
     n, of = given.samples, prior.population
     best, printed = closed_form.weight(of, n), closed_form.printed_weight(of, n)
     found: dict[str, tuple[Estimator, float | None]] = {
@@ -82,8 +82,10 @@ def contenders(given: BernoulliSettings, prior: ProbabilityPrior) -> dict[str, t
 
 
 def theory(given: BernoulliSettings, of: Population, a: Scalar | None = None) -> float:
-    """The error of a weight with the mean of the other clients' shares; without one, of the mean of all. It is the mean
-    over clients that send and those that do not."""
+    """Exact error of a weight with the mean of the other clients' shares; without a weight, of the mean of all.
+
+    It is averaged over clients that send and those that do not.
+    """
     uploads, n = given.uploads or given.clients, given.samples
     if a is None:
         sender, other = closed_form.global_mean(of, n, uploads), closed_form.personalized(of, n, 0.0, uploads)
@@ -93,7 +95,7 @@ def theory(given: BernoulliSettings, of: Population, a: Scalar | None = None) ->
 
 
 def draw(key: Key, given: BernoulliSettings, prior: ProbabilityPrior) -> tuple[Array, base.Samples]:
-    """Probabilities [m] and samples [m, n] of zeros and ones."""
+    """Draw probabilities [m] and samples [m, n] of zeros and ones."""
     of_p, of_x = jax.random.split(key)
     p = prior.draw(of_p, given.clients)
     ones = jax.random.uniform(of_x, (given.clients, given.samples)) < p[:, None]
@@ -101,8 +103,9 @@ def draw(key: Key, given: BernoulliSettings, prior: ProbabilityPrior) -> tuple[A
 
 
 def repetition(given: BernoulliSettings, estimators: dict[str, Estimator]) -> Callable[[Key], dict[str, Array]]:
-    """One repetition, a pure function of its key: draws the clients' data, gives each estimator's mean squared error
-    on them, [] each."""
+    """One repetition, a pure function of its key, that returns each estimator's mean squared error on new data, []
+    each.
+    """
     prior = priors.parse(given.prior)
 
     def study(key: Key) -> dict[str, Array]:
@@ -118,7 +121,7 @@ def repetition(given: BernoulliSettings, estimators: dict[str, Estimator]) -> Ca
 
 
 def simulate(given: BernoulliSettings, estimators: dict[str, Estimator]) -> dict[str, Any]:
-    """Each estimator's mean squared error in each repetition, [repetitions]; all see the same data."""
+    """Mean squared error of each estimator in each repetition, [repetitions], on the same data for all."""
     numbers = given.clients * given.samples
     errors = repeat(repetition(given, estimators), given.seed, given.repetitions, numbers)
     return {name: errors[name] for name in estimators}
@@ -126,15 +129,14 @@ def simulate(given: BernoulliSettings, estimators: dict[str, Estimator]) -> dict
 
 @dataclass(frozen=True)
 class BernoulliOptions(OwnClients):
-    """Clients of the user's own, in the place of simulated ones."""
+    """The user's own clients instead of simulated ones."""
 
     csv: Path | None = None
-    """Clients of your own, samples 0 or 1: a row for each client, or for each sample; how the file was read is
-    said."""
+    """Clients of your own, samples 0 or 1: one row per client, or per sample; the reading of the file is reported."""
 
 
 def run(given: BernoulliSettings) -> dict[str, Any]:
-    """The summary of `simulated`: each estimator's error beside its closed form.
+    """Summary of `simulated`: each estimator's error and closed form.
 
     Reference: Ozkara et al. 2023, appendix K.2, Bernoulli.
     """
@@ -142,10 +144,10 @@ def run(given: BernoulliSettings) -> dict[str, Any]:
 
 
 def simulated(given: BernoulliSettings) -> Results:
-    """Simulates.
+    """Run the simulation.
 
     Raises:
-      JaxpflError: for settings that `BernoulliSettings.check` refuses.
+      JaxpflError: as in `BernoulliSettings.check`.
     """
     prior = given.check()
     found = contenders(given, prior)
@@ -165,14 +167,14 @@ def simulated(given: BernoulliSettings) -> Results:
 
 
 def privacy_notes(given: BernoulliSettings) -> list[str]:
-    """A line that states the guarantee of a client's message; none without eps."""
+    """A line on the guarantee of a client's message; none without eps."""
     if given.epsilon is None:
         return []
     return [f"private: every client's message by itself, epsilon {given.epsilon:g}, pure, mechanism one-bit"]
 
 
 def printed_bounds(given: BernoulliSettings) -> dict[str, float]:
-    """What the paper says of the estimated mean's squared error: Theorem 3, and under privacy Theorem 4."""
+    """The paper's bounds on the estimated mean's squared error: Theorem 3, and under privacy Theorem 4."""
     m, n = given.clients, given.samples
     bounds = {"mean": float(closed_form.printed_error(m, n))}
     if given.epsilon is not None:

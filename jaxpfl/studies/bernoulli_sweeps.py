@@ -1,4 +1,4 @@
-"""The Bernoulli study over eps and over populations: what the paper reports of its four priors, and private bits."""
+"""The Bernoulli study over eps and over populations: the paper's four priors, and private bits."""
 
 from __future__ import annotations
 
@@ -28,12 +28,13 @@ PRINTED_GAINS = {
     "spikes": (0.243, 0.028),
     "beta:4.25,4.25": (0.340, 0.037),
 }
-"""The paper's, with their spreads; of its Beta prior the parameters are unstated, these reproduce it."""
+"""The paper's gains with their spreads; the parameters of its Beta prior are unstated, these reproduce it."""
 
 
 def over_epsilon(given: BernoulliSettings, epsilons: tuple[float, ...] = EPSILONS) -> dict[str, np.ndarray]:
     """Errors of the private designs, [repetitions, len(epsilons)] each, and of ``local``, [repetitions], on the same
-    data: eps is an axis to vmap over, and all is one program."""
+    data.
+    """
     prior = given.check()
     designs: dict[str, Callable[[Array], Estimator]] = {
         "private": bernoulli_private.split,
@@ -60,7 +61,7 @@ def over_epsilon(given: BernoulliSettings, epsilons: tuple[float, ...] = EPSILON
 
 
 def write_plots(folder: Path, given: BernoulliSettings) -> list[Path]:
-    """Draws the gain against eps at the settings, and the gains under the paper's populations beside its own."""
+    """Plot the gain against eps at the settings, and the gains under the paper's populations with the printed ones."""
     folder.mkdir(parents=True, exist_ok=True)
     return [_epsilon_plot(folder, given), _priors_plot(folder, given)]
 

@@ -5,9 +5,9 @@ the compressed gradient of its own loss at x, and the server takes a step along 
 
 .. math:: x \leftarrow x - \eta \sum_i \frac{n_i}{n} C(g_i + e_i), \qquad e_i \leftarrow g_i + e_i - C(g_i + e_i)
 
-(with e_i = 0 where there is no error feedback). Every compressor runs at every rate, in units of 1 / L with L the
-largest curvature, and is judged by the gap to the optimum of the pooled data, which Newton's method finds in double
-precision. Bits are those of the messages' codes, exactly; of one client's uploads, the mean over clients.
+(with e_i = 0 without error feedback). Every compressor runs at every rate, in units of 1 / L with L the largest
+curvature, and is scored by the gap to the optimum of the pooled data, found by Newton's method in double precision.
+Bits are the exact lengths of the messages' codes, per client, averaged over clients.
 """
 
 from __future__ import annotations
@@ -49,33 +49,33 @@ class CompressionSettings:
     """Logistic regression with an intercept and a penalty l2/2 |x|^2, by descent from zero."""
 
     data: str = "planted:clients=20,clusters=1,examples=200,dim=54"
-    """Data set of two classes, as for jaxpfl run: a9a, libsvm:PATH, ...; unless given one that is drawn, in as many
-    dimensions as the text's covtype has."""
+    """Data set of two classes, as for jaxpfl run: a9a, libsvm:PATH, ...; unless given a synthetic one, in the dimension
+    of the paper's covtype."""
     data_dir: str | None = None
-    """Where data sets lie; $JAXPFL_DATA_DIR unless given, then ./data."""
+    """Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data."""
     clients: int = 20
-    """m, where the data set's users are not the clients."""
+    """m, unless the data set's users are the clients."""
     alpha: float | None = None
     """Dirichlet concentration of the clients' class proportions; unless given examples are dealt iid."""
     compressors: tuple[str, ...] = COMPRESSORS
-    """What is compared, as --compress takes it."""
+    """Compressors to compare, as for --compress."""
     steps: int = 300
     """T."""
     batch: int = 0
-    """Examples of a gradient, drawn with replacement; 0 for all of a client's."""
+    """Examples per gradient, drawn with replacement; 0 for all of a client's."""
     rates: tuple[float, ...] = (0.1, 0.3, 1.0, 3.0, 6.0)
     """Rates, times 1 / L; every compressor runs at each."""
     l2: float = 1e-3
     """Weight of the penalty."""
     targets: tuple[float, ...] = (1e-2, 1e-3, 1e-4)
-    """Gaps for which the bits are told that reach them."""
+    """Gaps for which the number of bits to reach them is reported."""
     seed: int = 0
-    """Of mini-batches and random rounding."""
+    """Seed of mini-batches and stochastic rounding."""
     split_seed: int = 0
-    """Of the split into clients."""
+    """Seed of the split into clients."""
 
     def check(self) -> None:
-        """Refuses what cannot be run.
+        """Check the settings.
 
         Raises:
           JaxpflError: the name, its value, and what is allowed.
@@ -124,7 +124,7 @@ class Run(NamedTuple):
 
 
 def load(given: CompressionSettings) -> Problem:
-    """The clients' data and their optimum.
+    """Load the clients' data and their optimum.
 
     Raises:
       JaxpflError: for data that cannot be loaded or split, with other than two classes, or inputs of several arrays.
@@ -151,10 +151,10 @@ def load(given: CompressionSettings) -> Problem:
 
 
 def optimum(x: np.ndarray, y: np.ndarray, l2: float) -> tuple[np.ndarray, float]:
-    """The minimiser [d] of the pooled loss, by Newton's method in float64, and an upper bound of its curvature.
+    """Minimiser [d] of the pooled loss, by Newton's method in float64, and an upper bound on its curvature.
 
     Raises:
-      JaxpflError: where it does not settle.
+      JaxpflError: if it does not converge.
     """
     curvature = float(np.linalg.eigvalsh(x.T @ x / len(y))[-1] / 4 + l2)
     at = np.zeros(x.shape[1])
@@ -169,7 +169,7 @@ def optimum(x: np.ndarray, y: np.ndarray, l2: float) -> tuple[np.ndarray, float]
 
 
 def loss(at: Array, problem: Problem, l2: float) -> Array:
-    """The mean loss of all examples and the penalty, []."""
+    """Mean loss of all examples plus the penalty, []."""
     each = jnp.where(problem.mask, jax.nn.softplus(-problem.y * (problem.x @ at)), 0)
     # First over each client: of many examples one float32 sum would lose what the gaps are made of.
     return (each.sum(axis=1) / problem.mask.sum()).sum() + l2 / 2 * (at @ at)
@@ -178,7 +178,7 @@ def loss(at: Array, problem: Problem, l2: float) -> Array:
 def descend(
     key: Key, rate: Array, problem: Problem, compressor: Compressor, given: CompressionSettings
 ) -> tuple[Array, Array]:
-    """One run: the gaps [T + 1], and the bits [T].
+    """One run of descent: the gaps [T + 1] and the bits [T].
 
     Implements: Zhao et al., Algorithm 3.
     """
@@ -218,7 +218,7 @@ def descend(
 
 
 def measured(given: CompressionSettings, problem: Problem) -> dict[str, Run]:
-    """Every compressor at every rate."""
+    """Run every compressor at every rate."""
     rates = jnp.asarray(given.rates) / problem.curvature
     key = jax.random.key(given.seed)
     found = {}
@@ -230,8 +230,7 @@ def measured(given: CompressionSettings, problem: Problem) -> dict[str, Run]:
 
 
 def run(given: CompressionSettings) -> dict[str, Any]:
-    """Of every compressor: the rate with the least gap at the end, that gap, and the bits of all its messages; the bits
-    to each target, the least over rates (None where no rate reaches it); the curve at its rate; and the demo.
+    """Summary of every compressor: its best rate, the final gap, the bits of all messages, and the bits to each target.
 
     Reference: Zhao et al., Figure 6.
 
@@ -255,7 +254,7 @@ def run(given: CompressionSettings) -> dict[str, Any]:
 
 
 def summary(found: Run, given: CompressionSettings) -> dict[str, Any]:
-    """One compressor's part of the summary."""
+    """Summary of one compressor."""
     final = np.where(np.isfinite(found.gap[:, -1]), found.gap[:, -1], np.inf)
     best = int(final.argmin())
     sent = np.concatenate([np.zeros((len(final), 1)), found.bits.cumsum(axis=1)], axis=1)

@@ -1,4 +1,4 @@
-r"""The demo example of Zhao et al. (section III-A), exactly: x* = (1, -1, 1, -1), from x_0 = 0.
+r"""The example of Zhao et al. (section III-A), computed exactly: x* = (1, -1, 1, -1), from x_0 = 0.
 
 The text shows steps that the total-variation update "may" take to the optimum: (-1, -1, 1, 1), (1, -1, 1, 1), x*. No
 gamma and no rate gives the first of them: every update u of a gradient g has :math:`u^T g = |u|^2 + \gamma\,TV(u)`, and
@@ -27,11 +27,11 @@ GAMMA, RATE = 0.6, 1.0
 SHOWN = (1, 2, 3, 10, 100)
 """Steps that are reported."""
 WAYS = {"constant": (False, False), "decaying": (True, False), "error feedback": (False, True)}
-"""Whether gamma decays, and whether what an update leaves out is added to the next gradient."""
+"""Whether gamma decays, and whether there is error feedback."""
 
 
 def descent(gamma: float, rate: float, steps: int, *, decay: bool, feedback: bool) -> Array:
-    """The points x_1 ... of descent with total-variation updates, [steps, 4]."""
+    """Points x_1 ... of descent with total-variation updates, [steps, 4]."""
     optimum = jnp.array(OPTIMUM)
 
     def step(at: tuple[Array, Array], t: Array) -> tuple[tuple[Array, Array], Array]:
@@ -46,8 +46,8 @@ def descent(gamma: float, rate: float, steps: int, *, decay: bool, feedback: boo
 
 
 def run() -> dict[str, Any]:
-    """The points that each of `WAYS` passes at steps `SHOWN`; of the printed path, how its first update stands to the
-    gradient, and its squared distances from the optimum.
+    """Points of each of `WAYS` at steps `SHOWN`; for the printed path, its first update relative to the gradient, and
+    distances.
 
     Implements: Zhao et al., section III-A.
     """
@@ -65,7 +65,7 @@ def run() -> dict[str, Any]:
 
 
 def said(demo: dict[str, Any]) -> list[str]:
-    """The demo in lines for people."""
+    """Text lines on the demo."""
     last = str(max(SHOWN))
     lines = [
         f"demo x* = {_point(OPTIMUM)} from 0 with gamma {demo['gamma']:g}, rate {demo['rate']:g}, after {last} steps:"

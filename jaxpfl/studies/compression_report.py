@@ -1,4 +1,4 @@
-"""The table and the plots of the study of compressed updates."""
+"""Table and plots of the study of compressed updates."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxpfl.studies.study import Block
 
 
 def tables(result: dict[str, Any]) -> list[Block]:
-    """A table of the compressors, and lines on the demo, of `compression.run`'s result."""
+    """Table of the compressors, and lines on the demo, from `compression.run`'s result."""
     given = result["settings"]
     table = new_table(
         f"{given['data']}: logistic regression of {result['clients']} clients, {result['dim']} parameters, "
@@ -39,7 +39,7 @@ def _kbit(bits: float | None) -> str:
 
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
-    """Draws the gap against the bits: the ways to send the total-variation update, and all others with the first."""
+    """Plot the gap against the bits: the total-variation updates, and all other compressors with the best of those."""
     folder.mkdir(parents=True, exist_ok=True)
     names = list(result["compressors"])
     updates = [name for name in names if name.startswith("tv:")]
@@ -49,7 +49,7 @@ def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
 
 
 def _shortest(result: dict[str, Any], updates: list[str]) -> list[str]:
-    """Of the total-variation updates the one of least gap, and of those with a codebook the one of least gap."""
+    """The total-variation update of least gap, and the one of least gap among those with a codebook."""
     gap = {name: result["compressors"][name]["gap"] for name in updates}
     kinds = ([n for n in updates if ("codebook" in n) == coded] for coded in (False, True))
     return [min(kind, key=gap.__getitem__) for kind in kinds if kind]

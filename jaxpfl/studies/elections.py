@@ -1,4 +1,4 @@
-"""County elections: each county's tendency, learned from all others, scored on the election that was left out."""
+"""County elections: each county's tendency, learned from all others, scored on a held-out election."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from jaxpfl.studies.study import Results, Study
 from jaxpfl.types import Array, Key
 
 PRINTED_GAIN = (0.107, 0.019)
-"""The paper's, with its spread over six runs."""
+"""The paper's gain, with its spread over six runs."""
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,14 @@ class ElectionSettings:
     epsilon: tuple[float, ...] = (0.5, 1.0, 2.0, 4.0, 8.0)
     """Local privacy of each county's one bit, a study for each."""
     repetitions: int = 40
-    """Of the private estimators' randomness, in each fold."""
+    """Repetitions of the private estimators' randomness, in each fold."""
     seed: int = 0
-    """Of all randomness."""
+    """Seed of every random draw."""
     data_dir: str | None = None
-    """Where elections/county_winners_2000_2020.csv lies; JAXPFL_DATA_DIR unless given."""
+    """Folder that holds elections/county_winners_2000_2020.csv; JAXPFL_DATA_DIR unless given."""
 
     def check(self) -> None:
-        """Refuses what cannot be studied.
+        """Check the settings.
 
         Raises:
           JaxpflError: the name, its value, and what is allowed.
@@ -54,13 +54,13 @@ class ElectionSettings:
 
 
 def folds(won: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Every election left out in turn: won [m, e] -> training [e, m, e - 1] and held-out outcomes [e, m]."""
+    """Leave each election out in turn: won [m, e] -> training [e, m, e - 1] and held-out outcomes [e, m]."""
     left_out = range(won.shape[1])
     return np.stack([np.delete(won, f, axis=1) for f in left_out]), won.T
 
 
 def cross_validate(estimator: Estimator, key: Key, train: Array, test: Array) -> tuple[Array, Array]:
-    """Squared errors on what was left out, [e], and the estimates, [e, m]; all folds in one program."""
+    """Squared errors on the held-out elections, [e], and the estimates, [e, m]; all folds in one program."""
 
     def fold(key: Key, train: Array, test: Array) -> tuple[Array, Array]:
         estimates = base.estimate(estimator, key, base.every(train)).estimates
@@ -70,21 +70,21 @@ def cross_validate(estimator: Estimator, key: Key, train: Array, test: Array) ->
 
 
 def run(given: ElectionSettings) -> dict[str, Any]:
-    """The summary of `cross_validated`.
+    """Summary of `cross_validated`.
 
     Reference: Ozkara et al. 2023, section 4, elections.
 
     Returns:
-      ``mse`` and ``gains``: mean and standard error over folds, of the gains also their standard deviation, which is
-      what the paper has; ``gain_over_local`` of the personalised estimator; ``folds``: the error in each;
+      ``mse`` and ``gains``: mean and standard error over folds, for the gains also the standard deviation, as in the
+      paper; ``gain_over_local`` of the personalised estimator; ``folds``: the error in each;
       ``beta_binomial``: the likelihood's alpha and beta in each; ``shrinkage``: for each number of wins among five,
-      what the estimators make of it and what happened in the sixth.
+      the estimates and the frequency in the sixth.
     """
     return cross_validated(given).json
 
 
 def cross_validated(given: ElectionSettings) -> Results:
-    """Cross-validates all estimators; the private ones anew in every repetition.
+    """Cross-validate all estimators, the private ones with new randomness in every repetition.
 
     Raises:
       JaxpflError: no data, damaged ones, or settings that `ElectionSettings.check` refuses.
@@ -143,7 +143,7 @@ def _note(result: dict[str, Any]) -> str:
 
 
 def _private(given: ElectionSettings, train: Array, test: Array) -> dict[str, np.ndarray]:
-    """Errors of the private estimators by name, [repetitions, e] each; eps is one more axis to vmap over."""
+    """Errors of the private estimators by name, [repetitions, e] each, vmapped over eps."""
     builders = {"private": bernoulli_private.split, "printed private": bernoulli_private.printed}
 
     def errors(key: Key) -> dict[str, Array]:
@@ -180,7 +180,7 @@ def _shrinkage(train: np.ndarray, test: np.ndarray, estimates: dict[str, np.ndar
 
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
-    """Draws what became of each number of wins, and the gain against eps."""
+    """Plot the outcome for each number of wins, and the gain against eps."""
     folder.mkdir(parents=True, exist_ok=True)
     return [_shrinkage_plot(folder, result), _gain_plot(folder, result)]
 

@@ -26,15 +26,17 @@ from jaxpfl.types import Array, Key, Scalar
 
 
 class Contender(NamedTuple):
-    """An estimator, and its exact mean squared error over all d entries (None where none is known)."""
+    """An estimator and its exact mean squared error over all d entries (None if unknown)."""
 
     estimator: Estimator
     mse: float | None
 
 
 def contenders(given: GaussianSettings) -> dict[str, Contender]:
-    """The estimators that the settings call for, by name; ``estimated`` is the personalised one where the variances too
-    are learned from the clients."""
+    """Estimators that the settings call for, by name.
+
+    ``estimated`` is the personalised one with the variances also learned from the clients.
+    """
     found = {
         "local": Contender(gaussian.local(), given.dim * float(closed_form.local(given.s2))),
         "global": Contender(gaussian.global_mean(), theory(given, a=0.0)),
@@ -56,9 +58,11 @@ def personalized(given: GaussianSettings, sent: Release = EXACT) -> Estimator:
 
 
 def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = None, a: Scalar | None = None) -> float:
-    """The exact error of `personalized`, over all entries, where the weight reckons with sq2 (unless it is given) and
-    sending adds ``added`` to an entry's variance (sq2 unless given); the mean over clients that send and those that do
-    not."""
+    """Exact error of `personalized` over all entries, averaged over clients that send and those that do not.
+
+    The weight assumes the release variance sq2 (unless ``a`` is given), while releases add ``added`` to an entry's
+    variance (sq2 unless given).
+    """
     uploads = given.uploads or given.clients
     share, total = uploads / given.clients, 0.0
     for part, sent in ((share, True), (1 - share, False)):
@@ -69,7 +73,7 @@ def theory(given: GaussianSettings, sq2: Scalar = 0.0, added: Scalar | None = No
 
 
 def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
-    """How messages leave clients, and the exact variance that it adds to an entry (what is clipped neglected)."""
+    """Releases of the settings with their exact variance per entry, neglecting clipping."""
     spread, found = given.st2 + given.s2, {}
     if given.bits is not None:
         b = _quantized_to(given)
@@ -82,7 +86,7 @@ def releases(given: GaussianSettings) -> dict[str, tuple[Release, float]]:
 
 
 def sent_variance(given: GaussianPopulation) -> float:
-    """A bound of the variance that sending adds to an entry: of privacy, else of quantisation, else zero."""
+    """Bound on the variance that a release adds to an entry: of privacy, else of quantisation, else zero."""
     if given.epsilon is not None:
         return float(private_release(given, strength(given, given.epsilon)).variance)
     return 0.0 if given.bits is None else float(release.quantized(_quantized_to(given), given.bits).variance)
@@ -93,8 +97,9 @@ def _quantized_to(given: GaussianPopulation) -> float:
 
 
 def strength(given: GaussianPopulation, epsilon: float) -> float:
-    """What makes the settings' mechanism private: the standard deviation of Gaussian noise (in steps where it is
-    discrete); for one-bit eps itself."""
+    """Noise of the settings' mechanism: the standard deviation of Gaussian noise (in steps if discrete); eps for
+    one-bit.
+    """
     if given.mechanism == "one-bit":
         return epsilon
     if given.mechanism == "discrete":
@@ -105,7 +110,7 @@ def strength(given: GaussianPopulation, epsilon: float) -> float:
 
 
 def private_release(given: GaussianPopulation, strength: Scalar) -> Release:
-    """The settings' local mechanism; its strength may be traced, but for discrete noise."""
+    """Local mechanism of the settings; its strength may be traced, except for discrete noise."""
     if given.mechanism == "discrete":
         with jax.ensure_compile_time_eval():
             noise = discrete_gaussian.table(float(strength))
@@ -116,7 +121,7 @@ def private_release(given: GaussianPopulation, strength: Scalar) -> Release:
 
 
 def added_variance(given: GaussianSettings, sent: Release) -> Scalar:
-    """The exact variance that a private release adds to an entry: one bit's falls with the square of what is sent."""
+    """Exact variance that a private release adds to an entry; for one bit it decreases with the square of the mean."""
     spread = given.st2 + given.s2
     if given.mechanism == "one-bit":
         return sent.variance - (given.mean**2 + spread)
@@ -128,7 +133,7 @@ def added_variance(given: GaussianSettings, sent: Release) -> Scalar:
 
 
 def draw(key: Key, given: GaussianSettings) -> tuple[Array, base.Samples]:
-    """Parameters [m, d] and samples [m, n, d]."""
+    """Draw parameters [m, d] and samples [m, n, d]."""
     of_theta, of_x = jax.random.split(key)
     m, n, d = given.clients, given.samples, given.dim
     theta = given.mean + given.sigma_theta * jax.random.normal(of_theta, (m, d))
@@ -136,8 +141,9 @@ def draw(key: Key, given: GaussianSettings) -> tuple[Array, base.Samples]:
 
 
 def repetition(given: GaussianSettings, estimators: dict[str, Estimator]) -> Callable[[Key], dict[str, Array]]:
-    """One repetition, a pure function of its key: draws the clients' data, gives each estimator's mean squared error
-    on them, [] each."""
+    """One repetition, a pure function of its key, that returns each estimator's mean squared error on new data, []
+    each.
+    """
 
     def study(key: Key) -> dict[str, Array]:
         of_data, of_run = jax.random.split(key)
@@ -152,7 +158,7 @@ def repetition(given: GaussianSettings, estimators: dict[str, Estimator]) -> Cal
 
 
 def simulate(given: GaussianSettings, estimators: dict[str, Estimator]) -> dict[str, Any]:
-    """Each estimator's mean squared error in each repetition, [repetitions]; all see the same data."""
+    """Mean squared error of each estimator in each repetition, [repetitions], on the same data for all."""
     numbers = given.clients * given.samples * given.dim
     errors = repeat(repetition(given, estimators), given.seed, given.repetitions, numbers)
     return {name: errors[name] for name in estimators}
@@ -160,20 +166,20 @@ def simulate(given: GaussianSettings, estimators: dict[str, Estimator]) -> dict[
 
 @dataclass(frozen=True)
 class GaussianOptions(OwnClients):
-    """Clients of the user's own, in the place of simulated ones."""
+    """The user's own clients instead of simulated ones."""
 
     csv: Path | None = None
-    """Clients of your own: a row for each, or for each sample; how the file was read is said. With --epsilon,
-    --sigma-theta, --sigma-x and --radius are what is publicly known of them: take a public center off first."""
+    """Clients of your own: one row per client, or per sample; the reading of the file is reported. With --epsilon,
+    --sigma-theta, --sigma-x and --radius must be publicly known: subtract a public center first."""
 
 
 def run(given: GaussianSettings) -> dict[str, Any]:
-    """The summary of `simulated`: each estimator's error beside its closed form, and the lower bounds."""
+    """Summary of `simulated`: each estimator's error and closed form, and the lower bounds."""
     return simulated(given).json
 
 
 def simulated(given: GaussianSettings) -> Results:
-    """Simulates.
+    """Run the simulation.
 
     Raises:
       JaxpflError: for settings that `GaussianSettings.check` refuses, or a sigma_x that single precision does not show
@@ -204,7 +210,7 @@ def simulated(given: GaussianSettings) -> Results:
 
 
 def privacy_note(given: GaussianSettings, epsilon: float) -> str:
-    """A line that states the guarantee of a client's message, with its clipping and its size."""
+    """A line on the guarantee of a client's message, with its clipping and its size."""
     delta = "pure" if given.mechanism == "one-bit" else f"delta {given.delta:g}"
     clipped = "each entry" if given.dim == 1 else "the norm"
     bits = private_release(given, strength(given, epsilon)).bits

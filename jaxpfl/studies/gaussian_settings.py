@@ -29,19 +29,19 @@ class GaussianPopulation:
     dim: int = 1
     """d."""
     radius: float = 1.0
-    """r: what is publicly known of mu, |mu| <= r in each dimension; messages are clipped by it."""
+    """r: public bound |mu| <= r in each dimension, which determines the clipping of messages."""
     epsilon: float | None = None
     """Local privacy of each client's message; none unless given."""
     delta: float = 1e-5
-    """Of local privacy (the Gaussian mechanisms)."""
+    """delta of local privacy (the Gaussian mechanisms)."""
     mechanism: Mechanism = "analytic"
     """analytic (Balle and Wang 2018); for one dimension printed (the paper's calibration), one-bit (pure), or discrete
     (Canonne et al. 2020: whole noise on a quantiser's levels)."""
     bits: int | None = None
-    """Quantise each entry of a message to so many bits; discrete noise is added to 8 unless given."""
+    """Bits to which each entry of a message is quantised; 8 for discrete noise unless given."""
 
     def check(self) -> None:
-        """Refuses what cannot be simulated, or not be made private.
+        """Check the settings.
 
         Raises:
           JaxpflError: the name, its value, and what is allowed.
@@ -65,7 +65,7 @@ class GaussianPopulation:
 
     @property
     def s2(self) -> float:
-        """The variance of a client's mean about its parameter."""
+        """Variance of a client's mean about its parameter."""
         return self.sigma_x**2 / self.samples
 
     @property
@@ -74,12 +74,12 @@ class GaussianPopulation:
 
     @property
     def levels_bits(self) -> int:
-        """Of the quantiser that discrete noise is added to."""
+        """Bits of the quantiser to whose levels discrete noise is added."""
         return 8 if self.bits is None else self.bits
 
     @property
     def bound(self) -> float:
-        """What an entry is clipped to, or for d > 1 under local privacy the norm."""
+        """Clipping bound of an entry, or for d > 1 under local privacy of the norm."""
         spread = self.st2 + self.s2
         with jax.ensure_compile_time_eval():
             if self.dim == 1:
@@ -95,14 +95,14 @@ class GaussianSettings(GaussianPopulation):
     mean: float = 0.0
     """mu, in each dimension."""
     uploads: int | None = None
-    """K: only so many clients send, the others personalise as well; all unless given."""
+    """K: number of clients that send; the others personalise as well. All unless given."""
     repetitions: int = 60
     """Independent repetitions, for the standard errors."""
     seed: int = 0
-    """Of all randomness."""
+    """Seed of every random draw."""
 
     def check(self) -> None:
-        """Refuses what cannot be simulated, or not be made private.
+        """Check the settings.
 
         Raises:
           JaxpflError: the name, its value, and what is allowed.

@@ -26,8 +26,7 @@ MECHANISMS = {"analytic": "private", "printed": "printed", "one-bit": "one-bit"}
 
 
 def over_epsilon(given: GaussianSettings, epsilons: tuple[float, ...] = EPSILONS) -> dict[str, np.ndarray]:
-    """Errors of the local mechanisms, [repetitions, len(epsilons)] each, on the same data: eps is an axis to vmap over,
-    and all is one program.
+    """Errors of the local mechanisms, [repetitions, len(epsilons)] each, on the same data, in one program.
 
     Reference: Ozkara et al. 2023, Figure 1a; Ozkara et al. 2023, Figure 3a; Ozkara et al. 2023, Figure 3b;
       Ozkara et al. 2022, Figure 4.
@@ -50,7 +49,7 @@ def over_epsilon(given: GaussianSettings, epsilons: tuple[float, ...] = EPSILONS
 
 
 def write_plots(folder: Path, given: GaussianSettings) -> list[Path]:
-    """Draws the error against eps, against m and against n into ``folder``, measured and exact."""
+    """Plot the error against eps, m and n into ``folder``, measured and exact."""
     given.check()
     folder.mkdir(parents=True, exist_ok=True)
     m, n = given.clients, given.samples

@@ -16,15 +16,15 @@ from jaxpfl.studies.study import Options, Results, Study
 
 @dataclass(frozen=True)
 class HistogramOptions(Options):
-    """An archive of every user's estimate."""
+    """Export of every user's estimate to an archive."""
 
     export: Annotated[Path | None, NEW_FILE] = None
     """Write every user's personalised histogram to this .npz file."""
     export_epsilon: float | None = None
-    """Of the exported centers; without privacy unless given."""
+    """Epsilon of the exported centers; without privacy unless given."""
 
     def check(self, given: HistogramSettings) -> None:
-        """Refuses centers that the study does not have, and a file that it cannot write or that is not its own.
+        """Check that the study has these centers, and that the file can be written.
 
         Raises:
           JaxpflError: the name, its value, and what is allowed.

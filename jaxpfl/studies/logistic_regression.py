@@ -31,7 +31,7 @@ class LogisticSettings:
     dim: int = 10
     """d."""
     sigma_theta: float = 0.5
-    """Standard deviation of the clients' coefficients about mu, in each dimension; the methods are told it."""
+    """Standard deviation of the clients' coefficients about mu, in each dimension; known to the methods."""
     sigma_mean: float = 1.0
     """Standard deviation of mu's entries about 0; mu is drawn anew in each repetition."""
     rate: float = 0.02
@@ -41,10 +41,10 @@ class LogisticSettings:
     repetitions: int = 10
     """Independent repetitions, for the standard errors."""
     seed: int = 0
-    """Of all randomness."""
+    """Seed of every random draw."""
 
     def check(self) -> None:
-        """Refuses what cannot be simulated.
+        """Check the settings.
 
         Raises:
           JaxpflError: the name, its value, and what is allowed.
@@ -58,7 +58,7 @@ class LogisticSettings:
 
 
 def draw(key: Key, given: LogisticSettings) -> tuple[Array, Array, Array, Array]:
-    """mu [d], coefficients [m, d], X [m, n, d], and y [m, n] of zeros and ones."""
+    """Draw mu [d], coefficients [m, d], X [m, n, d], and y [m, n] of zeros and ones."""
     of_mu, of_theta, of_x, of_y = jax.random.split(key, 4)
     m, n, d = given.clients, given.samples, given.dim
     mu = given.sigma_mean * jax.random.normal(of_mu, (d,))
@@ -88,13 +88,12 @@ def study(key: Key, given: LogisticSettings) -> dict[str, Array]:
 
 
 def run(given: LogisticSettings) -> dict[str, Any]:
-    """The summary of `simulated`: each estimator's error and gains."""
+    """Summary of `simulated`: each estimator's error and gains."""
     return simulated(given).json
 
 
 def simulated(given: LogisticSettings) -> Results:
-    """Simulates: each client alone (``local``, by as many steps: the maximum likelihood of separable data is infinite),
-    one model of all data (``fedavg``), the mode under the known population, and Algorithm 5 (``personalized``).
+    """Run the simulation: local and pooled fits, the mode under the known population, and Algorithm 5.
 
     Raises:
       JaxpflError: for settings that `LogisticSettings.check` refuses.
@@ -116,7 +115,7 @@ def simulated(given: LogisticSettings) -> Results:
 
 
 def write_plots(folder: Path, given: LogisticSettings) -> list[Path]:
-    """Draws the error against m and against n into ``folder``."""
+    """Plot the error against m and against n into ``folder``."""
     given.check()
     folder.mkdir(parents=True, exist_ok=True)
     few = replace(given, repetitions=min(given.repetitions, 3))

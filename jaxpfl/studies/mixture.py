@@ -1,4 +1,4 @@
-"""The mixture study: parameters are one of k centers, which are known, fitted, private, or alternated as printed."""
+"""The mixture study: parameters are one of k centers, known, fitted, private, or alternated as printed."""
 
 from __future__ import annotations
 
@@ -42,22 +42,22 @@ class MixtureSettings:
     sigma_x: float = 0.5
     """Standard deviation of a sample about its client's center."""
     radius: float = 0.5
-    """r: the centers' norm, publicly known."""
+    """r: norm of the centers, publicly known."""
     iterations: int = 10
-    """T: steps of private k-means, and the most rounds of the alternation (Algorithm 3)."""
+    """T: steps of private k-means, and maximum rounds of the alternation (Algorithm 3)."""
     epsilon: float | None = None
-    """Privacy of a client: of private k-means (central), and of a message (local); none unless given."""
+    """Epsilon of a client, for private k-means (central) and for a message (local); none unless given."""
     delta: float = 1e-5
-    """Of both."""
+    """delta of both."""
     bits: int | None = None
-    """Quantise each entry of a message to so many bits."""
+    """Bits to which each entry of a message is quantised."""
     repetitions: int = 60
     """Independent repetitions, for the standard errors."""
     seed: int = 0
-    """Of all randomness."""
+    """Seed of every random draw."""
 
     def check(self) -> None:
-        """Refuses what cannot be simulated, or not be made private.
+        """Check the settings.
 
         Raises:
           JaxpflError: the name, its value, and what is allowed.
@@ -76,18 +76,18 @@ class MixtureSettings:
 
     @property
     def s2(self) -> float:
-        """The variance of an entry of a client's mean about its center."""
+        """Variance of an entry of a client's mean about its center."""
         return self.sigma_x**2 / self.samples
 
     @property
     def clip(self) -> float:
-        """The norm that messages are clipped to."""
+        """Clipping norm of the messages."""
         with jax.ensure_compile_time_eval():
             return float(radius.norm(self.radius, self.s2, self.dim, self.clients, self.samples))
 
 
 def contenders(given: MixtureSettings) -> dict[str, Estimator]:
-    """The one-round estimators that the settings call for, but for the one that knows the centers."""
+    """One-round estimators that the settings call for, except the one with known centers."""
     k, sx2 = given.components, given.sigma_x**2
     found = {
         "local": gaussian.local(),
@@ -111,13 +111,13 @@ def contenders(given: MixtureSettings) -> dict[str, Estimator]:
 
 
 def local_release(given: MixtureSettings, epsilon: float) -> Release:
-    """A client's mean made private by itself, all its entries together."""
+    """Locally private release of a client's mean, all its entries together."""
     stddev = local.analytic_gaussian_stddev(epsilon, given.delta, 2 * given.clip)
     return release.gaussian_vector(given.clip, stddev)
 
 
 def draw(key: Key, given: MixtureSettings) -> tuple[Discrete, Array, base.Samples]:
-    """The population (equal shares), parameters [m, d], and samples [m, n, d]."""
+    """Draw the population (equal shares), parameters [m, d], and samples [m, n, d]."""
     of_centers, of_member, of_x = jax.random.split(key, 3)
     m, n, k, d = given.clients, given.samples, given.components, given.dim
     centers = jax.random.normal(of_centers, (k, d))
@@ -128,8 +128,9 @@ def draw(key: Key, given: MixtureSettings) -> tuple[Discrete, Array, base.Sample
 
 
 def simulate(given: MixtureSettings) -> dict[str, np.ndarray]:
-    """Mean squared errors in each repetition, [repetitions]; for ``alternating`` after 1 ... T rounds,
-    [repetitions, T]."""
+    """Mean squared errors in each repetition, [repetitions]; for ``alternating`` after 1 ... T rounds, [repetitions,
+    T].
+    """
     estimators, sx2 = contenders(given), given.sigma_x**2
     alternating = mixture.alternating(given.components, given.dim, sx2)
 
@@ -154,7 +155,7 @@ def simulate(given: MixtureSettings) -> dict[str, np.ndarray]:
 
 
 def run(given: MixtureSettings) -> dict[str, Any]:
-    """The summary of `simulated`.
+    """Summary of `simulated`.
 
     Returns:
       ``mse`` and ``gains`` by estimator (``alternating``: after its last round), ``gain_over_local`` of the
@@ -165,7 +166,7 @@ def run(given: MixtureSettings) -> dict[str, Any]:
 
 
 def simulated(given: MixtureSettings) -> Results:
-    """Simulates.
+    """Run the simulation.
 
     Raises:
       JaxpflError: for settings that `MixtureSettings.check` refuses.
@@ -213,7 +214,7 @@ def _notes(given: MixtureSettings, result: dict[str, Any]) -> list[str]:
 
 
 def exact(given: MixtureSettings) -> float:
-    """Local's error."""
+    """Exact error of the local estimate."""
     return given.dim * given.s2
 
 
@@ -236,7 +237,7 @@ def _spent(given: MixtureSettings, epsilon: float) -> dict[str, Any]:
 
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
-    """Draws the alternation's error over its rounds, between local estimates and those that know the centers."""
+    """Plot the alternation's error over its rounds, with those of local estimates and of known centers."""
     folder.mkdir(parents=True, exist_ok=True)
     rounds = range(1, len(result["alternation"]) + 1)
     flat = [rounds[0], rounds[-1]]
@@ -257,11 +258,11 @@ def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
 
 @dataclass(frozen=True)
 class MixtureOptions(OwnFile):
-    """Clients of the user's own, in the place of simulated ones."""
+    """The user's own clients instead of simulated ones."""
 
     csv: Path | None = None
-    """Clients of your own: a row for each, or for each sample; how the file was read is said. --components is how many
-    kinds EM finds."""
+    """Clients of your own: one row per client, or per sample; the reading of the file is reported. --components is the
+    number of kinds that EM fits."""
 
 
 def _results(given: MixtureSettings, options: MixtureOptions) -> Results:

@@ -1,17 +1,17 @@
-r"""The study of planted clusters of clients: who finds them, and how well each client's model is estimated.
+r"""Study of planted clusters of clients: recovery of the clusters, and error of each client's model.
 
 Clients are those of `data.planted`: in k clusters, each with a logistic regression of its own. Every method trains the
 same model (softmax regression) for the same rounds and steps, by full gradients at the same rate, once for each of
-equally many values of the one number that says how much its clients share:
+equally many values of its one parameter of sharing:
 
 - ``network-lasso``: lambda, on a graph of the clients' nearest neighbours;
 - ``ditto``: lambda; ``pfedme``: lambda, with w going half the way to theta in a step whatever lambda is;
-- ``local`` and ``fedavg``, which have no such number: weight decay;
-- ``ifca``, given the true k: starts, as many, which is what it hangs on.
+- ``local`` and ``fedavg``, which have no such parameter: weight decay;
+- ``ifca``, given the true k: as many starts, to which it is sensitive.
 
-One is chosen by the loss on validation examples, and the whole path is reported beside it. Clusters are those that the
-network lasso fuses, without being told k; for others the distinct models, or where there are more than k of them those
-of k-means on the models, told the true k.
+One value is chosen by the loss on validation examples, and the whole path is reported too. Clusters are those that the
+network lasso fuses, without k; for others the distinct models, or if there are more than k of them those of k-means on
+the models, given the true k.
 """
 
 from __future__ import annotations
@@ -48,7 +48,7 @@ SWEPT = {
     "ditto": "lam",
     "pfedme": "lam",
 }
-"""What each method runs several times for."""
+"""Parameter over which each method is swept."""
 
 _STARTS, _LLOYD = 10, 50
 """Starts of k-means, and the steps of each."""
@@ -63,19 +63,19 @@ class NetworkSettings:
     clusters: int = 5
     """k, clusters of nearly equal size."""
     samples: int = 40
-    """Of each client, a quarter of them for validation."""
+    """Examples of each client, a quarter of them for validation."""
     dim: int = 10
     """d."""
     strength: float = 3.0
-    """Norm of a cluster's coefficients: large is nearly without noise."""
+    """Norm of a cluster's coefficients; large values give almost noiseless labels."""
     strengths: tuple[float, ...] = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
     """Values of lambda and of the weight decay; IFCA has as many starts."""
     methods: tuple[str, ...] = METHODS
-    """Those to compare."""
+    """Methods to compare."""
     graph: Literal["models", "data", "features"] = "models"
-    """In which space the neighbours of the network lasso are near. Only models tell these clients apart."""
+    """Space of the network lasso's nearest neighbours. Only models distinguish these clients."""
     neighbours: int = 5
-    """Of each client. With as many as its cluster has, or more, some must be of other clusters."""
+    """Neighbours of each client. With as many as its cluster has, or more, some must be in other clusters."""
     rounds: int = 100
     """Rounds, with all clients."""
     local_steps: int = 5
@@ -85,10 +85,10 @@ class NetworkSettings:
     repetitions: int = 3
     """Independent draws of clusters and clients, for the standard errors."""
     seed: int = 0
-    """Of all randomness."""
+    """Seed of every random draw."""
 
     def check(self) -> None:
-        """Refuses what cannot be simulated.
+        """Check the settings.
 
         Raises:
           JaxpflError: the name, its value, and what is allowed.
@@ -112,7 +112,7 @@ class NetworkSettings:
         self.population(0).check()
 
     def population(self, repetition: int) -> PlantedSettings:
-        """Whose clients a repetition draws."""
+        """Planted population of a repetition."""
         return PlantedSettings(
             clients=self.clients,
             clusters=self.clusters,
@@ -124,15 +124,16 @@ class NetworkSettings:
 
 
 def neighbours(federation: Federation, given: NetworkSettings) -> Graph:
-    """The graph of the clients."""
+    """Graph of the clients."""
     work = LocalWork(np.asarray(federation.train.size), given.local_steps, given.samples)
     task = make_task("linear", federation, 2)
     return client_graph(given.graph, federation, task, work, neighbours=given.neighbours)
 
 
 def of_graph(graph: Graph, truth: Planted) -> dict[str, float]:
-    """What the graph alone tells: the adjusted Rand index of its components, how many they are, and the share of edges
-    between clients of different clusters."""
+    """Properties of the graph alone: adjusted Rand index and number of its components, and share of edges between
+    clusters.
+    """
     from sklearn.metrics import adjusted_rand_score
 
     components = graphs.components(graph, np.ones(graph.edges, bool))
@@ -144,7 +145,7 @@ def of_graph(graph: Graph, truth: Planted) -> dict[str, float]:
 
 
 def trained(method: str, federation: Federation, graph: Graph, given: NetworkSettings) -> Fit:
-    """A method at every one of its S values of `SWEPT`, in one program: a fit whose runs [S] are these values.
+    """Train a method at each of its S values of `SWEPT` in one program: a fit whose runs [S] are these values.
 
     Args:
       method: of `METHODS`.
@@ -180,8 +181,11 @@ def trained(method: str, federation: Federation, graph: Graph, given: NetworkSet
 
 
 def measures(found: Fit, truth: Planted) -> dict[str, np.ndarray]:
-    """Of every run, [S] each: the parameter error :math:`mean_i |\\hat\\theta_i - \\theta_{c(i)}|^2`, the adjusted Rand
-    index of its clusters and how many they are, test accuracy, and the loss on the validation examples."""
+    r"""Scores of every run, [S] each: parameter error, Rand index and number of clusters, accuracy, and validation
+    loss.
+
+    The parameter error is :math:`mean_i |\hat\theta_i - \theta_{c(i)}|^2`; the Rand index of the clusters is adjusted.
+    """
     from sklearn.metrics import adjusted_rand_score
 
     # Softmax regression on two classes is logistic regression on the difference of their columns.
@@ -202,7 +206,7 @@ def measures(found: Fit, truth: Planted) -> dict[str, np.ndarray]:
 
 
 def distinct(models: np.ndarray, k: int) -> np.ndarray:
-    """The cluster of each of m models [m, d]: those that are equal, and of more than k different ones k-means'."""
+    """Cluster of each of m models [m, d]: equal models share one; if there are more than k, k-means decides."""
     _, same = np.unique(models, axis=0, return_inverse=True)
     if same.max() < k:
         return same.reshape(-1)
@@ -231,13 +235,12 @@ def measured(given: NetworkSettings) -> dict[str, dict[str, np.ndarray]]:
 
 
 def run(given: NetworkSettings) -> dict[str, Any]:
-    """The summary of `simulated`."""
+    """Summary of `simulated`."""
     return simulated(given).json
 
 
 def simulated(given: NetworkSettings) -> Results:
-    """Of every method: its ``path`` over the values that it was run for, and what it has at the value that is
-    ``chosen`` by the validation loss in each repetition; means with standard errors over the repetitions.
+    """Path of every method over its values, and its scores at the value chosen by validation loss in each repetition.
 
     Raises:
       JaxpflError: for settings that `NetworkSettings.check` refuses.
@@ -258,7 +261,7 @@ def simulated(given: NetworkSettings) -> Results:
 
 
 def summary(name: str, rows: dict[str, np.ndarray], given: NetworkSettings) -> dict[str, Any]:
-    """One method's part of the summary."""
+    """Summary of one method."""
     values = list(range(len(given.strengths))) if name == "ifca" else list(given.strengths)
     loss = np.where(np.isfinite(rows["validation"]), rows["validation"], np.inf)
     best = loss.argmin(axis=1)

@@ -1,4 +1,4 @@
-"""The table and the plot of the study of planted clusters."""
+"""Table and plot of the study of planted clusters."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _SHOWN = {"error": "parameter error", "ari": "adjusted Rand index", "clusters": 
 
 
 def tables(result: dict[str, Any]) -> list[Block]:
-    """A table of the methods, and a line on the graph, of `network.run`'s result."""
+    """Table of the methods, and a line on the graph, from `network.run`'s result."""
     given = result["settings"]
     table = new_table(
         f"{given['clients']} clients of {given['samples']} samples in {given['clusters']} planted clusters, "
@@ -48,7 +48,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
 
 
 def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
-    """Draws the path into ``folder``: errors, Rand indices and numbers of clusters over lambda (or weight decay)."""
+    """Plot the path into ``folder``: errors, Rand indices and numbers of clusters over lambda (or weight decay)."""
     from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)
@@ -57,7 +57,7 @@ def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
     for axes, (part, label) in zip(panels, _SHOWN.items(), strict=True):
         axes.set_ylabel(label)
         for (name, row), color in zip(result["methods"].items(), COLORS, strict=False):
-            if part != "clusters" or name == "network-lasso":  # the others are told how many, or have one
+            if part != "clusters" or name == "network-lasso":  # the others are given the number, or have one
                 _draw(axes, name, row, part, color)
         plain(axes)
     given = result["settings"]
@@ -78,7 +78,7 @@ def write_plots(folder: Path, result: dict[str, Any]) -> list[Path]:
 
 
 def _draw(axes: Any, name: str, row: dict[str, Any], part: str, color: str) -> None:
-    """A method's path, with bars; of one that is run for several starts, the chosen one as a dashed line."""
+    """A method's path, with bars; for a method with several starts, the chosen one as a dashed line."""
     if row["swept"] == "start":
         axes.axhline(
             row["chosen"][part]["mean"], color=color, linestyle="--", linewidth=1.5, label=f"{name}, chosen start"

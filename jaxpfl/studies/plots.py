@@ -1,4 +1,4 @@
-"""Curves of studies: measured points with their errors, and the lines that theory draws through them."""
+"""Curves of studies: measured points with their errors, and exact lines."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from jaxpfl.presentation import COLORS, GRID, INK, new_axes, save
 Values: TypeAlias = Sequence[float] | np.ndarray
 
 FEW_ERRORS = 2
-"""Standard errors that bars and bands reach to either side."""
+"""Half width of bars and bands in standard errors."""
 
 _COLORS = {
     "local": COLORS[0],
@@ -51,12 +51,12 @@ class Curve(NamedTuple):
 
 
 def color(name: str) -> str:
-    """An estimator's colour, the same in every plot; what follows a comma does not matter."""
+    """Colour of an estimator, the same in every plot, by the name up to a comma."""
     return _COLORS.get(name) or _COLORS.get(name.split(",")[0], INK)
 
 
 def _apart(names: list[str]) -> list[str]:
-    """The colours of the estimators of one picture: two that are no variants of each other share none."""
+    """Colours of the estimators of one plot: distinct unless one is a variant of the other."""
     whose: dict[str, str] = {}  # colour -> the estimator that has it
     found = []
     for name in names:
@@ -81,10 +81,10 @@ def write_curves(
     logarithmic: str = "",
     from_zero: bool = True,
 ) -> Path:
-    """Draws curves to ``path`` (a PNG file).
+    """Plot curves to ``path`` (a PNG file).
 
     Args:
-      fine: where the exact lines are given.
+      fine: positions of the exact lines.
       curves: by estimator.
       floor: a lower bound at ``fine``, drawn as a dotted line.
       logarithmic: axes with a logarithmic scale, of "x" and "y".
@@ -124,7 +124,7 @@ def write_curves(
 
 
 def log_ticks(axis: Any, values: Values) -> None:
-    """A logarithmic axis that is labelled with plain numbers, at 1, 2 and 5 times the powers of ten where few fit."""
+    """Label a logarithmic axis with plain numbers, at 1, 2 and 5 times the powers of ten if there are few."""
     from matplotlib.ticker import LogLocator, NullFormatter
 
     axis.axes.set(**{f"{axis.axis_name}scale": "log"})

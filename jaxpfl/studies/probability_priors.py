@@ -1,4 +1,4 @@
-"""Populations of probabilities: how their p_i are drawn, and their mean and variance."""
+"""Populations of probabilities, with their sampling, mean and variance."""
 
 from __future__ import annotations
 
@@ -19,10 +19,10 @@ class ProbabilityPrior(NamedTuple):
     """A distribution P on [0, 1].
 
     Attributes:
-      name: as it was given.
+      name: as given.
       draw: ``(key, m) -> p [m]``.
       population: its mean and variance.
-      beta: (alpha, beta) where P is that Beta distribution.
+      beta: (alpha, beta) if P is that Beta distribution.
     """
 
     name: str
@@ -32,11 +32,12 @@ class ProbabilityPrior(NamedTuple):
 
 
 def parse(text: str) -> ProbabilityPrior:
-    """A population from ``beta:ALPHA,BETA``, ``truncnorm:MEAN,STDDEV`` (truncated to [0, 1]), ``uniform`` or ``spikes``
-    (1/4, 1/2 and 3/4 alike).
+    """Parse a population: ``beta:ALPHA,BETA``, ``truncnorm:MEAN,STDDEV``, ``uniform`` or ``spikes``.
+
+    ``truncnorm`` is truncated to [0, 1]; ``spikes`` has equal mass at 1/4, 1/2 and 3/4.
 
     Raises:
-      JaxpflError: an unknown kind, or arguments that it does not have.
+      JaxpflError: for an unknown kind, or wrong arguments.
     """
     kind, _, rest = text.partition(":")
     if kind not in KINDS:

@@ -34,7 +34,7 @@ STUDIES: Mapping[str, str] = {
 
 
 def get(name: str) -> Study:
-    """The study of that name, whose module is imported now.
+    """Import and return the study of that name.
 
     Raises:
       JaxpflError: for an unknown name, with the nearest known one.

@@ -20,7 +20,7 @@ from jaxpfl.studies.study import Results, Study
 from jaxpfl.types import Array, Key
 
 _FLOOR = 1e-6
-"""Least variance of what is estimated."""
+"""Lower bound of estimated variances."""
 
 
 @dataclass(frozen=True)
@@ -48,10 +48,10 @@ class RegressionSettings:
     repetitions: int = 10
     """Independent repetitions, for the standard errors."""
     seed: int = 0
-    """Of all randomness."""
+    """Seed of every random draw."""
 
     def check(self) -> None:
-        """Refuses what cannot be simulated.
+        """Check the settings.
 
         Raises:
           JaxpflError: the name, its value, and what is allowed.
@@ -66,7 +66,7 @@ class RegressionSettings:
 
     @property
     def local_mse(self) -> float | None:
-        """The exact error of a client's own least-squares estimate of least norm; None for n near d."""
+        """Exact error of a client's own least-squares estimate of least norm; None for n near d."""
         n, d = self.samples, self.dim
         if abs(n - d) < 4:  # its variance is infinite
             return None
@@ -75,7 +75,7 @@ class RegressionSettings:
 
 
 def draw(key: Key, given: RegressionSettings) -> tuple[Population, Array, Array, Array]:
-    """The population, coefficients [m, d], X [m, n, d] and y [m, n].
+    """Draw the population, coefficients [m, d], X [m, n, d] and y [m, n].
 
     Implements: Ozkara et al. 2023, equation (46).
     """
@@ -89,14 +89,14 @@ def draw(key: Key, given: RegressionSettings) -> tuple[Population, Array, Array,
 
 
 def algorithm_4(begin: Population, data: Rotated, steps: int) -> Array:
-    """The coefficients [m, d] of Algorithm 4 from zeros, at the rate that the steepest client's steps still bear."""
+    """Coefficients [m, d] by Algorithm 4 from zeros, at the largest rate that is stable for every client."""
     rate = 1 / (data.squares.max() / begin.sx2 + 1 / begin.s2)
     zeros = jnp.zeros((data.x.shape[0], data.x.shape[-1]), data.x.dtype)
     return regression.gradient_descent(begin._replace(mu=zeros[0]), zeros, data.x, data.y, rate, steps)[1]
 
 
 def study(key: Key, given: RegressionSettings) -> dict[str, Array]:
-    """One repetition: mean squared errors, [] each; ``bound`` is what the known prior's must be, given X."""
+    """One repetition: mean squared errors, [] each; ``bound`` is the expected error under the known prior, given X."""
     population, theta, x, y = draw(key, given)
     data = jax.vmap(regression.rotate)(x, y)
     moments = regression.moments(regression.pooled(data), x, y, _FLOOR)
@@ -117,7 +117,7 @@ def study(key: Key, given: RegressionSettings) -> dict[str, Array]:
 
 
 def run(given: RegressionSettings) -> dict[str, Any]:
-    """The summary of `simulated`: each estimator's error and gains.
+    """Summary of `simulated`: each estimator's error and gains.
 
     Reference: Ozkara et al. 2023, appendix K.2, linear regression.
     """
@@ -125,8 +125,7 @@ def run(given: RegressionSettings) -> dict[str, Any]:
 
 
 def simulated(given: RegressionSettings) -> Results:
-    """Simulates: least squares alone (``local``), on all data together (``fedavg``), the posterior mean of the known
-    population, and of one learned by Algorithm 4 or by moments and EM (``personalized``).
+    """Run the simulation: local and pooled least squares, and posterior means under known and learned populations.
 
     Raises:
       JaxpflError: for settings that `RegressionSettings.check` refuses.
@@ -149,7 +148,7 @@ def simulated(given: RegressionSettings) -> Results:
 
 
 def write_plots(folder: Path, given: RegressionSettings) -> list[Path]:
-    """Draws the error against m, and against n for a tenth of the clients, into ``folder``."""
+    """Plot the error against m, and against n for a tenth of the clients, into ``folder``."""
     given.check()
     folder.mkdir(parents=True, exist_ok=True)
     few = replace(given, repetitions=min(given.repetitions, 3))

@@ -27,7 +27,7 @@ from jaxpfl.studies.study import Results, Study
 from jaxpfl.types import Array, Key
 
 _POINTS = 20
-"""Of Algorithm 1's curve over its iterations."""
+"""Number of points of Algorithm 1's curve over its iterations."""
 
 _FLOOR = 1e-5
 """Least variance of a component in EM on the data."""
@@ -40,17 +40,17 @@ class RegressionMixtureSettings:
     clients: int = 1000
     """m."""
     samples: tuple[int, ...] = (10, 20, 30)
-    """n, of each client; a study for each."""
+    """n, of each client; one study per value."""
     dim: int = 50
     """d."""
     mean: float = 1.0
-    """Every entry of mu; the paper does not say it, and 1 gives its errors of local estimates."""
+    """Value of every entry of mu; unstated in the paper, and 1 gives its errors of local estimates."""
     component_variance: float = 0.001
     """s2, the variance of the coefficients about their center."""
     noise_variance: float = 0.1
-    """Variance of w; Algorithms 1 and 6 are told it, EM is not."""
+    """Variance of w; given to Algorithms 1 and 6, but not to EM."""
     iterations: int = 1000
-    """Of Algorithm 1, and at most 20 of Algorithm 6, which stands still after a few."""
+    """Iterations of Algorithm 1, and at most 20 of Algorithm 6, which converges after a few."""
     floor: float = 0.001
     """Least variance of a component in Algorithm 1, which ends on it."""
     em_steps: int = 200
@@ -58,10 +58,10 @@ class RegressionMixtureSettings:
     repetitions: int = 5
     """Independent repetitions, for the standard errors."""
     seed: int = 0
-    """Of all randomness."""
+    """Seed of every random draw."""
 
     def check(self) -> None:
-        """Refuses what cannot be simulated.
+        """Check the settings.
 
         Raises:
           JaxpflError: the name, its value, and what is allowed.
@@ -79,14 +79,14 @@ class RegressionMixtureSettings:
 
     @property
     def known(self) -> MixturePopulation:
-        """The population as it is."""
+        """The true population."""
         mu = jnp.full(self.dim, self.mean)
         s2 = jnp.full(2, self.component_variance)
         return MixturePopulation(jnp.full(2, 0.5), jnp.stack([mu, -mu]), s2, jnp.float32(self.noise_variance))
 
 
 def draw(key: Key, given: RegressionMixtureSettings, n: int) -> tuple[Array, Array, Array]:
-    """Coefficients [m, d], X [m, n, d] and y [m, n].
+    """Draw coefficients [m, d], X [m, n, d] and y [m, n].
 
     Implements: Ozkara et al. 2023, equation (56).
     """
@@ -132,7 +132,7 @@ def study(key: Key, given: RegressionMixtureSettings, n: int) -> dict[str, Array
 
 
 def measured(given: RegressionMixtureSettings) -> dict[int, dict[str, np.ndarray]]:
-    """The errors of every repetition, by the samples of a client.
+    """Errors of every repetition, by number of samples per client.
 
     Raises:
       JaxpflError: for settings that `RegressionMixtureSettings.check` refuses.
@@ -145,8 +145,7 @@ def measured(given: RegressionMixtureSettings) -> dict[int, dict[str, np.ndarray
 
 
 def run(given: RegressionMixtureSettings) -> dict[str, Any]:
-    """Simulates Table 3: least squares alone (``local``), Algorithms 1 and 6, the posterior mean under the mixture that
-    EM on the data learns (``personalized``), and under the true one (``known``, the Bayes bound).
+    """Run Table 3: local least squares, Algorithms 1 and 6, and posterior means under the learned and the true mixture.
 
     Every estimator has a row for each number of samples.
 
@@ -159,7 +158,7 @@ ORDER = ("local", "algorithm-6", "algorithm-1", "personalized", "known")
 
 
 def summary(given: RegressionMixtureSettings, errors: dict[int, dict[str, np.ndarray]]) -> dict[str, Any]:
-    """What `run` returns, of what `measured` returned."""
+    """Summary of the errors from `measured`, as returned by `run`."""
     result: dict[str, Any] = {"mse": {}, "gains": {}, "gain_over_local": {}}
     for n, found in errors.items():
         of_n = report({name: found[name] for name in ORDER}, {})
@@ -170,7 +169,7 @@ def summary(given: RegressionMixtureSettings, errors: dict[int, dict[str, np.nda
 
 
 def write_plots(folder: Path, given: RegressionMixtureSettings, errors: dict[int, dict[str, np.ndarray]]) -> list[Path]:
-    """Draws what `measured` returned into ``folder``: the error against n, and Algorithm 1's along its iterations."""
+    """Plot the errors from `measured` into ``folder``: against n, and Algorithm 1's along its iterations."""
     folder.mkdir(parents=True, exist_ok=True)
     setting = f"Mixture of two regressions, m = {given.clients}, d = {given.dim}"
     return [_over_samples(folder, setting, errors), _along_iterations(folder, setting, given, errors)]

@@ -1,4 +1,4 @@
-"""Many repetitions of a study in one program, and what they show: a mean with its standard error."""
+"""Repetitions of a study in one program, and their mean with its standard error."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Array, Key, PyTree
 
 MOST_NUMBERS = 2**24
-"""Samples that repetitions side by side may hold together; more repetitions take turns."""
+"""Limit on the samples of repetitions run side by side; more repetitions run in turn."""
 
 LEAST = 3
-"""Repetitions, or clients, whose spread says something of a mean's error: of two it may as well be zero."""
+"""Least number of repetitions, or clients, for a standard error: with two it may be zero by chance."""
 
 
 class Measured(NamedTuple):
-    """A mean over repetitions, its standard error (None of fewer than `LEAST`), and the exact value if it is known."""
+    """A mean over repetitions, its standard error (None for fewer than `LEAST`), and the exact value if known."""
 
     mean: float
     stderr: float | None
@@ -30,19 +30,19 @@ class Measured(NamedTuple):
 
 
 def repeat(study: Callable[[Key], PyTree], seed: int, repetitions: int, numbers: int) -> PyTree:
-    """``study(key)`` for one key of each repetition, in one compiled program.
+    """Run ``study(key)`` for one key per repetition, in one compiled program.
 
     Args:
       study: pure; returns a tree of arrays, the same shapes for every key.
       seed: repetition r has the key ``fold_in(key(seed), r)``, whatever the number of repetitions.
-      repetitions: how many.
-      numbers: samples of one repetition; decides how many run side by side.
+      repetitions: number of repetitions.
+      numbers: samples of one repetition, which determine how many run side by side.
 
     Returns:
       The results as NumPy arrays, leaves [repetitions, ...].
 
     Raises:
-      JaxpflError: for no repetition, and for what does not fit into memory, before anything is drawn.
+      JaxpflError: for no repetition, or if one does not fit in memory, before anything is drawn.
     """
     if repetitions < 1:
         raise JaxpflError(f"repetitions must be at least 1, got {repetitions}")
@@ -69,7 +69,7 @@ def _too_large(repetitions: int, numbers: int) -> tuple[str, str]:
 
 
 def report(errors: Mapping[str, Any], closed_form: Mapping[str, float | None]) -> dict[str, Any]:
-    """What a study found, as JSON.
+    """Results of a study as JSON.
 
     Args:
       errors: mean squared errors by estimator, [repetitions] each; ``local`` and ``personalized`` among them.
@@ -85,20 +85,20 @@ def report(errors: Mapping[str, Any], closed_form: Mapping[str, float | None]) -
 
 
 def measure(values: Any, exact: float | None = None) -> Measured:
-    """The mean of what repetitions gave, [repetitions]."""
+    """Mean over repetitions, [repetitions]."""
     values = np.asarray(values, float)
     return Measured(float(values.mean()), standard_error(values) if len(values) >= LEAST else None, exact)
 
 
 def standard_error(values: np.ndarray) -> float | None:
-    """Of the mean of values [repetitions]; None of a single one."""
+    """Standard error of the mean of values [repetitions]; None for a single one."""
     return float(values.std(ddof=1) / np.sqrt(len(values))) if len(values) > 1 else None
 
 
 def gain(values: Any, reference: Any) -> Measured:
-    """``1 - E MSE / E MSE of the reference``, from errors [repetitions] of both on the same data (the delta method).
+    """Gain ``1 - E MSE / E MSE of the reference``, from errors [repetitions] of both on the same data (delta method).
 
-    NaN where the reference makes no error.
+    NaN if the reference has no error.
     """
     values, reference = np.asarray(values, float), np.asarray(reference, float)
     base = reference.mean() if reference.mean() > 0 else np.nan
@@ -107,6 +107,6 @@ def gain(values: Any, reference: Any) -> Measured:
 
 
 def mean_square(estimates: Array, truth: Array) -> Array:
-    """``mean_i |estimate_i - theta_i|^2``, [m, d] or [m] -> []."""
+    """Mean squared error ``mean_i |estimate_i - theta_i|^2``, [m, d] or [m] -> []."""
     square = (estimates - truth) ** 2
     return (square.sum(axis=-1) if square.ndim > 1 else square).mean()

@@ -1,4 +1,4 @@
-"""The table of a study: every estimator's error, its closed form, and its gain over local estimates."""
+"""Table of a study: every estimator's error, its closed form, and its gain over local estimates."""
 
 from __future__ import annotations
 
@@ -49,18 +49,18 @@ def gains_over_fedavg(result: dict[str, Any]) -> str:
 
 
 def number(value: float | None) -> str:
-    """Four figures; a dash for None."""
+    """A number with four figures; a dash for None."""
     return "-" if value is None else f"{value:.4g}"
 
 
 def beside(value: float, spread: float) -> str:
-    """Four figures, and of what is large as many as show a thousandth of ``spread``."""
+    """A number with four figures, or as many as show a thousandth of ``spread``."""
     larger = math.log10(abs(value) / spread) if value and spread > 0 else 0
     return f"{value:.{max(4, math.ceil(larger) + 3)}g}"
 
 
 def with_error(row: dict[str, float | None], *, percent: bool = False) -> str:
-    """``mean ± stderr``, to the last figure that the error leaves standing."""
+    """``mean ± stderr``, to the last significant figure of the error."""
     mean, error = row["mean"], row["stderr"]
     if mean is None or mean != mean:
         return "-"

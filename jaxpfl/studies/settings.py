@@ -1,4 +1,4 @@
-"""What studies share of their settings: mechanisms, and checks of numbers."""
+"""Common parts of studies' settings: mechanisms, and checks of numbers."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Array
 
 NOT_PRIVATE = "needs epsilon, without which nothing is private"
-"""What is said of a setting of privacy alone."""
+"""Reason for refusing a setting of privacy without epsilon."""
 
 Mechanism: TypeAlias = Literal["analytic", "printed", "one-bit", "discrete"]
 """Of local privacy: the analytic Gaussian mechanism; in one dimension also the paper's calibration of it, one bit, and
@@ -22,7 +22,7 @@ the discrete Gaussian on a quantiser's levels."""
 
 
 def at_least(name: str, value: float, least: float) -> None:
-    """Refuses what is not finite and at least ``least``.
+    """Check that a number is finite and at least ``least``.
 
     Raises:
       JaxpflError.
@@ -32,7 +32,7 @@ def at_least(name: str, value: float, least: float) -> None:
 
 
 def refuse_given(settings: Any, names: Iterable[str], why: str) -> None:
-    """Refuses those of a dataclass's fields that differ from their defaults: what was asked for would be ignored.
+    """Refuse fields of a dataclass that differ from their defaults, as they would be ignored.
 
     Raises:
       JaxpflError.
@@ -45,7 +45,7 @@ def refuse_given(settings: Any, names: Iterable[str], why: str) -> None:
 
 
 def check_privacy(epsilon: float | None, delta: float) -> None:
-    """Refuses an eps (where one is given) that is not positive, and a delta outside (0, 1).
+    """Check that eps, if given, is positive, and that delta is in (0, 1).
 
     Raises:
       JaxpflError.
@@ -56,12 +56,12 @@ def check_privacy(epsilon: float | None, delta: float) -> None:
 
 
 def senders(clients: int, uploads: int | None) -> Array:
-    """Which clients send, [m] bool: the first K, as all are drawn alike."""
+    """Mask of the clients that send, [m] bool: the first K, as all have the same distribution."""
     return jnp.arange(clients) < (clients if uploads is None else uploads)
 
 
 def check_uploads(uploads: int | None, clients: int) -> None:
-    """Refuses a number of uploading clients (where one is given) below 2 or above that of all.
+    """Check that the number of uploading clients, if given, is between 2 and that of all.
 
     Raises:
       JaxpflError.

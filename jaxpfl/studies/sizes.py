@@ -1,4 +1,4 @@
-"""A study's errors against the number of clients, or of their samples: each size is a program of its own."""
+"""Errors of a study against the number of clients, or of their samples, with one program per size."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ AXES = {"clients": "clients m", "samples": "samples of a client, n"}
 
 
 def fractions(size: int, shares: Iterable[float], least: int) -> list[int]:
-    """Those shares of a size, each once, and at least ``least``."""
+    """The given shares of a size, each once, and at least ``least``."""
     return sorted({max(least, round(size * share)) for share in shares})
 
 
 def write_sizes(
     folder: Path, run: Callable[[Any], dict[str, Any]], given: Any, name: str, sizes: list[int], study: str
 ) -> Path:
-    """Draws ``folder/mse-NAME.png``.
+    """Plot ``folder/mse-NAME.png``.
 
     Args:
       run: ``settings -> result`` with the rows ``mse`` by estimator.
       given: settings of the study, a dataclass with ``clients``, ``samples`` and ``dim``.
-      name: the one of them that takes the sizes.
-      study: what the title begins with.
+      name: the one of them that is varied.
+      study: beginning of the title.
     """
     found = [run(replace(given, **{name: size}))["mse"] for size in sizes]
     curves = {

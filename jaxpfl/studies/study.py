@@ -56,7 +56,7 @@ class Study:
     options: type[Options] | None = None
 
     def run(self, settings: Any = None, options: Options | None = None) -> Results:
-        """Runs the study.
+        """Run the study.
 
         Args:
           settings: the defaults unless given.

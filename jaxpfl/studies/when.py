@@ -1,4 +1,4 @@
-"""When collaboration helps a client: the gain that theory promises, what it takes, and the phase diagram."""
+"""Gain of collaboration for a client: the gain by theory, its requirements, and the phase diagram."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _SHARES = (0.25, 0.5, 0.75)
 
 
 def run(given: GaussianPopulation) -> dict[str, Any]:
-    """What theory says of the settings; nothing is simulated.
+    """Theory for the settings, without simulation.
 
     Returns:
       ``gain_over_local`` of the personalised estimate as it is sent (private where eps is given, else quantised where
@@ -62,7 +62,7 @@ def run(given: GaussianPopulation) -> dict[str, Any]:
 
 
 def verdict(result: dict[str, Any]) -> list[str]:
-    """A few sentences for a person."""
+    """A few sentences on the result."""
     gain, limit, m = result["gain_over_local"], result["most_gain"], result["settings"]["clients"]
     if gain < 0.05:
         what = "hardly helps"
@@ -86,14 +86,14 @@ def verdict(result: dict[str, Any]) -> list[str]:
 
 
 def _one_bit_epsilon(b: float, noise: float) -> float | None:
-    """The eps at which one bit adds that much variance, b^2 coth^2(eps/2); None where none does."""
+    """The eps at which one bit adds that much variance, b^2 coth^2(eps/2); None if there is none."""
     if not noise > b**2:  # also where it is NaN
         return None
     return 2 * math.atanh(b / math.sqrt(noise))
 
 
 def write_plots(folder: Path, given: GaussianPopulation) -> list[Path]:
-    """Draws the phase diagram: the gain over how much clients differ, against their number and against eps."""
+    """Plot the phase diagram: the gain over the clients' heterogeneity, against their number and against eps."""
     from matplotlib.figure import Figure
 
     folder.mkdir(parents=True, exist_ok=True)

@@ -1,1 +1,1 @@
-"""Studies of histogram estimators: error, tuning and convergence, on synthetic users and on users of one's own."""
+"""Studies of histogram estimators: error, tuning and convergence, on synthetic users and the user's own."""

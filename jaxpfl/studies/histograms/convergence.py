@@ -1,8 +1,8 @@
-r"""How fast clusterings find synthetic users' true clusters: the share in a wrong one after every round.
+r"""Convergence of clusterings to synthetic users' true clusters: the share of misclustered users after every round.
 
 Appendix D of the paper bounds it by :math:`\exp(-\Delta^2 / (8 \sigma^2))`, up to factors that vanish, with Delta the
 least distance of two centers and sigma^2 a sub-Gaussian parameter of a user's histogram about its center. The analysis
-is of Lloyd's algorithm in Euclidean distance with such noise, not of the divergence: the bound is drawn for comparison.
+is of Lloyd's algorithm in Euclidean distance with such noise, not of the divergence: the bound is shown for comparison.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ from jaxpfl.studies.histograms.settings import HistogramSettings
 from jaxpfl.types import Array, Key
 
 RATES = {"Algorithm 2": 1.0, "IFCA": None}
-"""Of a step towards the mean; None for the settings'."""
+"""Rate of a step towards the mean; None for the settings'."""
 
 
 def wrong(labels: np.ndarray, true: np.ndarray, clusters: int) -> float:
-    """The share of users in a wrong cluster, [n] and [n], under the best matching of labels to true clusters."""
+    """Share of users in a wrong cluster, [n] and [n], under the best matching of labels to true clusters."""
     from scipy.optimize import linear_sum_assignment
 
     table = np.zeros((clusters, clusters))
@@ -38,9 +38,11 @@ def wrong(labels: np.ndarray, true: np.ndarray, clusters: int) -> float:
 
 
 def rate(population: DirichletMixture, tokens: float) -> float:
-    """``exp(-Delta^2 / (8 sigma^2))`` with sigma^2 the largest variance of a histogram's entry about its center:
-    ``P (1 - P) (1/(alpha + 1) + (1 - 1/(alpha + 1)) / m)``, which its covariance's largest eigenvalue does not exceed
-    by much for small P."""
+    """Rate ``exp(-Delta^2 / (8 sigma^2))`` of the bound, with sigma^2 the largest variance of a histogram's entry.
+
+    That variance about the center is ``P (1 - P) (1/(alpha + 1) + (1 - 1/(alpha + 1)) / m)``; the largest eigenvalue of
+    the covariance is not much larger for small P.
+    """
     centers, about = population.centers, 1 / (population.alpha + 1)
     apart = ((centers[:, None] - centers) ** 2).sum(axis=-1)
     nearest = apart[~np.eye(len(centers), dtype=bool)].min() if len(centers) > 1 else np.inf
@@ -49,7 +51,7 @@ def rate(population: DirichletMixture, tokens: float) -> float:
 
 
 def study(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
-    """Mis-clustering rates of the users after 0 ... T rounds, means over runs, by method; and the bound's rate.
+    """Misclustering rates of the users after 0 ... T rounds, averaged over runs, by method; and the bound's rate.
 
     Clusters beyond the larger of both numbers cannot be matched; users in them count as wrong.
 
@@ -98,7 +100,7 @@ def study(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
 
 
 def write_plot(folder: Path, found: dict[str, Any]) -> Path:
-    """Draws the rates over rounds."""
+    """Plot the rates over rounds."""
     figure, axes = new_axes("round", "share of users in a wrong cluster", "Mis-clustering, mean over runs")
     for (name, shares), color in zip(found["wrong"].items(), COLORS, strict=False):
         axes.plot(range(len(shares)), shares, "o-", color=color, markersize=3.5, label=name)

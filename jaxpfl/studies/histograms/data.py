@@ -20,14 +20,14 @@ from jaxpfl.studies.settings import at_least, refuse_given
 
 @dataclass(frozen=True)
 class HistogramData:
-    """Whose histograms."""
+    """Source of the histograms."""
 
     data: str = "synthetic"
     """synthetic (a mixture of Dirichlets), irc, csv:FILE with user,token,count, or leaf:FOLDER (Reddit)."""
     tokens: int = 1_000
-    """d: the vocabulary, the most frequent tokens (all where there are fewer); public where privacy is claimed."""
+    """d: size of the vocabulary, the most frequent tokens (all if there are fewer); public under a privacy claim."""
     users: int = 4_000
-    """n of synthetic data, those set apart included."""
+    """n of synthetic data, including those set apart."""
     components: int = 10
     """Clusters of synthetic data."""
     alpha: float = 200.0
@@ -39,22 +39,22 @@ class HistogramData:
     samples_spread: float = 0.0
     """Standard deviation of the logarithm of a synthetic user's tokens."""
     least_tokens: int = 100
-    """Real users with fewer tokens are left out; lowered where hardly any has so many."""
+    """Real users with fewer tokens are left out; lowered if hardly any has so many."""
     train_share: float = 0.5
-    """Of a real user's tokens; estimates are scored on the others."""
+    """Share of a real user's tokens used for estimation; estimates are scored on the others."""
     validation: float = 0.2
     """Share of the users that lambda and alpha are tuned on."""
     unseen: float = 0.1
-    """Share of the users that nothing is learned from, for a score of their own."""
+    """Share of users unseen by every method, which are scored separately."""
     block: int = histogram.BLOCK
-    """Users whose histograms are dense at a time: memory and speed alone."""
+    """Users per dense block, which affects memory and speed alone."""
     seed: int = 0
-    """Of all randomness."""
+    """Seed of every random draw."""
     data_dir: str | None = None
-    """Where irc/ lies; JAXPFL_DATA_DIR unless given."""
+    """Folder that holds irc/; JAXPFL_DATA_DIR unless given."""
 
     def check(self) -> None:
-        """Refuses what cannot be read or drawn.
+        """Check the settings.
 
         Raises:
           JaxpflError: the name, its value, and what is allowed.
@@ -77,15 +77,14 @@ class HistogramData:
 
 
 class Group(NamedTuple):
-    """Some users and what their estimates are scored on."""
+    """Users and the ground truth of their scores."""
 
     users: Users
     truth: Truth
 
 
 class Prepared(NamedTuple):
-    """A study's users: those that estimate together and those set apart, the vocabulary, the users' names; of synthetic
-    ones also the population, and which cluster each came from, [n]."""
+    """Users of a study, in groups, with the vocabulary and the users' names."""
 
     clients: Group
     validation: Group
@@ -97,7 +96,7 @@ class Prepared(NamedTuple):
 
 
 def read(given: HistogramData) -> TokenCounts | None:
-    """Counts of real users; None where users are synthetic.
+    """Counts of real users; None for synthetic ones.
 
     Raises:
       JaxpflError: files that cannot be read.
@@ -111,7 +110,7 @@ def read(given: HistogramData) -> TokenCounts | None:
 
 
 def prepare(given: HistogramData, read: TokenCounts | None = None) -> Prepared:
-    """Draws the users, or divides those that were read.
+    """Draw the users, or divide those that were read.
 
     Raises:
       JaxpflError: settings that `HistogramData.check` refuses, or that the users are too few for.
@@ -134,7 +133,7 @@ def prepare(given: HistogramData, read: TokenCounts | None = None) -> Prepared:
 
 
 def _synthetic(given: HistogramData) -> Prepared:
-    # Three dense tables in double precision: what is drawn, of whom, and the blocks that are made of it.
+    # Three dense tables in double precision: the counts, the histograms, and their blocks.
     host_memory.check(
         24 * given.tokens * (given.users + given.components),
         f"{given.users} users (of {given.components} components) over {given.tokens} tokens need",

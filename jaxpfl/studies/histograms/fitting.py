@@ -1,4 +1,4 @@
-"""Defaults of the histogram study that small data cannot hold: made smaller, and said; what was given stays."""
+"""Defaults of the histogram study that are too large for small data, reduced with a message; given values are kept."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.studies.histograms.settings import HistogramSettings
 
 _FEW = 20
-"""Users: with fewer of them, the least number of tokens of a user that counts is lowered."""
+"""Number of users below which the minimum number of tokens per user is lowered."""
 _LEAST = (50, 20, 10, 5, 2)
 _USERS_OF_A_CLUSTER = 4
 
 
 def follow(given: HistogramSettings, counts: TokenCounts | None) -> tuple[HistogramSettings, dict[str, Any]]:
-    """Fits settings that stand at their defaults to the data.
+    """Adapt settings at their defaults to the data.
 
     Args:
-      given: checked on its own.
+      given: already checked on its own.
       counts: of real users; None of synthetic ones.
 
     Returns:
@@ -72,7 +72,7 @@ def follow(given: HistogramSettings, counts: TokenCounts | None) -> tuple[Histog
 
 
 def _users(given: HistogramSettings, counts: TokenCounts, tokens: int, taken: dict[str, Any], wrong: list[str]) -> int:
-    """The number of users with enough tokens."""
+    """Number of users with enough tokens."""
     sizes = counts.most_frequent(tokens).sizes
     least = given.least_tokens
     if least == HistogramSettings.least_tokens and (sizes >= least).sum() < _FEW:
@@ -85,7 +85,7 @@ def _users(given: HistogramSettings, counts: TokenCounts, tokens: int, taken: di
 
 
 def said(taken: dict[str, Any], given: dict[str, Any]) -> str:
-    """A line on what was changed, for a person."""
+    """A line on the changed settings."""
     line = ", ".join(f"{name} {value}" for name, value in taken.items())
     private = ", which no eps covers" if given["epsilon"] else ""
     return f"smaller than by default, after the data{private}: {line}"

@@ -1,4 +1,4 @@
-"""The rows of the histogram table: centers by every method without privacy, and what users make of any centers."""
+"""Rows of the histogram table: centers by every non-private method, and the users' estimates from any centers."""
 
 from __future__ import annotations
 
@@ -28,12 +28,14 @@ BLENDED = ("Algorithm 2", "Standardised")
 """Methods whose users also blend the centers."""
 PUBLIC = "Validation users' mean"
 BY_SIZE = ("FedAvg", "Algorithm 2")
-"""Methods whose users also weigh their own histogram by its tokens."""
+"""Methods whose users also weight their own histogram by its number of tokens."""
 
 
 def exact_centers(method: str, key: Key, users: Users, clusters: int, given: HistogramSettings) -> Array:
-    """Centers by a method without privacy, [1 or k, d]: of ``Standardised`` what is left of it without noise, which is
-    Algorithm 2 from random multiples of the mean."""
+    """Centers by a non-private method, [1 or k, d].
+
+    Without noise ``Standardised`` is Algorithm 2 from random multiples of the mean.
+    """
     k, s = clusters, given.floor
     mean = floored(histogram.mean(users), s)
     if method == "FedAvg":
@@ -54,7 +56,7 @@ def exact_centers(method: str, key: Key, users: Users, clusters: int, given: His
 
 
 def kept_tokens(moment: Array, candidates: Array, clusters: int, given: HistogramSettings) -> Array:
-    """Which tokens DimRed keeps, [d] bool."""
+    """Mask of the tokens that DimRed keeps, [d] bool."""
     found = histogram_dimred.directions(moment, candidates, max(clusters - 1, 1))
     threshold = histogram_dimred.threshold_of(found, given.kept_tokens)
     return histogram_dimred.kept(found, given.tokens, threshold)
@@ -63,7 +65,7 @@ def kept_tokens(moment: Array, candidates: Array, clusters: int, given: Histogra
 def rows_of(
     centers: Mapping[str, Array], data: Prepared, given: HistogramSettings
 ) -> dict[str, tuple[Personal, Array]]:
-    """Every row of the table for these centers: the estimates, and the lambda or alpha that was chosen (NaN if none).
+    """All rows of the table for these centers: the estimates, and the lambda or alpha that was chosen (NaN if none).
 
     Each row's own is tuned on the validation users alone.
     """
@@ -91,7 +93,7 @@ def rows_of(
 def exact_rows(
     key: Key, data: Prepared, clusters: Mapping[str, int], given: HistogramSettings
 ) -> dict[str, tuple[Personal, Array]]:
-    """All rows without privacy but `reference_rows`.
+    """All non-private rows except `reference_rows`.
 
     Args:
       key: of the starts.
@@ -104,9 +106,12 @@ def exact_rows(
 
 
 def reference_rows(centers: Array, data: Prepared, given: HistogramSettings) -> dict[str, tuple[Personal, Array]]:
-    """What Dirichlet distributions make of Algorithm 2's centers [k, d]: one fitted to each cluster, their mixture by
-    EM, and where the population is known its Bayes estimate, which nothing beats but by chance. Also the validation
-    users' mean, fine-tuned: it costs the users no privacy, and is what FedAvg under much noise has to beat."""
+    """Reference rows from Dirichlet models around Algorithm 2's centers [k, d].
+
+    They are a Dirichlet distribution fitted to each cluster, the mixture of them by EM, and for a known population its
+    Bayes estimate, which is optimal. Also the validation users' mean, fine-tuned, which costs the users no privacy and
+    is the baseline of FedAvg under much noise.
+    """
     s, users, none = given.floor, data.clients.users, jnp.asarray(jnp.nan)
     start = histogram_dirichlet.around(centers, 100.0)
     hard = histogram_dirichlet.em(users, start, given.em_steps, hard=centers).mixture
@@ -128,7 +133,7 @@ def reference_rows(centers: Array, data: Prepared, given: HistogramSettings) -> 
 
 
 class Scored(NamedTuple):
-    """Of one row: the mean loss of the users and of unseen ones, the lambda or alpha, and each user's loss [b, c]."""
+    """Scores of a row: mean loss of the users and of unseen ones, the lambda or alpha, and each user's loss [b, c]."""
 
     loss: Array
     unseen: Array
@@ -137,7 +142,7 @@ class Scored(NamedTuple):
 
 
 def score(rows: dict[str, tuple[Personal, Array]], data: Prepared) -> dict[str, Scored]:
-    """Scores every row; unseen users are assigned and fine-tuned by their own counts alone."""
+    """Score every row; unseen users are assigned and fine-tuned by their own counts alone."""
     found = {}
     for name, (personal, chosen) in rows.items():
         own = losses(*data.clients, personal)

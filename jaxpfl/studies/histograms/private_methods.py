@@ -27,8 +27,7 @@ PRINTED = "Algorithm 3 (printed)"
 
 
 class Choice(NamedTuple):
-    """What a private method needs to be told: k; T; C, the norm that histograms are clipped to (for ``Standardised``
-    those of the first release); and the share of the budget that the first release takes."""
+    """Settings of a private method: k, T, the clipping norm C, and the first release's share of the budget."""
 
     clusters: int
     rounds: Scalar
@@ -37,7 +36,7 @@ class Choice(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """At one eps: the noise multiplier of a method that releases once, and Algorithm 3's eps and sigma of a call."""
+    """Noise at one eps: the multiplier of a method with a single release, and Algorithm 3's eps and sigma per call."""
 
     alone: Scalar
     printed_epsilon: Scalar
@@ -45,26 +44,26 @@ class Noise(NamedTuple):
 
 
 def noise_of(given: HistogramSettings, epsilon: float) -> Noise:
-    """What each private row needs to be (eps, delta)-DP as a whole."""
+    """Noise that makes each private row (eps, delta)-DP as a whole."""
     alone = histogram_private.calibrated(epsilon, given.delta, 1)
     part = histogram_printed.of_a_call(epsilon, given.delta, given.private_rounds)
     return Noise(alone, part[0], histogram_printed.gaussian_stddev(*part))
 
 
 def given_choices(given: HistogramSettings) -> dict[str, Choice]:
-    """Every method's settings where nothing is tuned."""
+    """Settings of every method if nothing is tuned."""
     clusters = given.private_clusters or given.clusters
     shared = Choice(clusters, given.private_rounds, given.radius, given.mean_share)
     return {name: one_release(given.radius) if name in ONE_RELEASE else shared for name in METHODS}
 
 
 def one_release(radius: Scalar) -> Choice:
-    """Of a method whose first release is all."""
+    """Settings of a method with a single release."""
     return Choice(1, 0, radius, 1.0)
 
 
 def divided(method: str, alone: Scalar, choice: Choice) -> tuple[Scalar, Scalar, Scalar]:
-    """The noise multipliers of the first release and of each other one, and how many others there are."""
+    """Noise multipliers of the first release and of each other one, and the number of others."""
     if method in ONE_RELEASE:
         return alone, alone, 0
     others = choice.rounds + (method == "Algorithm 2 + DimRed")
@@ -74,15 +73,15 @@ def divided(method: str, alone: Scalar, choice: Choice) -> tuple[Scalar, Scalar,
 def private_centers(
     method: str, key: Key, users: Users, alone: Scalar, choice: Choice, given: HistogramSettings
 ) -> Array:
-    """Centers by a private method, [1 or k, d]; everything that is made of the users' data is counted.
+    """Centers by a private method, [1 or k, d]; every use of the users' data is accounted for.
 
     Args:
       method: of `METHODS`.
       key: of the start and of all noise; every method, budget and choice has a stream of its own by it.
-      users: whose histograms.
-      alone: noise multiplier of a single release that is as private as the whole; traced or not.
-      choice: k static, the others traced or not.
-      given: what no choice says: floor, IFCA's rate, DimRed's tokens.
+      users: the users.
+      alone: noise multiplier of a single release that is as private as the whole; may be traced.
+      choice: k static, the others may be traced.
+      given: settings outside a choice: floor, IFCA's rate, DimRed's tokens.
     """
     s, k = given.floor, choice.clusters
     key = numbered(named(key, method, given), alone, *choice)

@@ -1,4 +1,4 @@
-"""The histogram study's table and plots."""
+"""Table and plots of the histogram study."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ WORDS = 12
 
 
 def tables(result: dict[str, Any]) -> list[Block]:
-    """A table of every row in every column, and lines on the privacy claims, of `study.run`'s result."""
+    """Table of every row in every column, and lines on the privacy claims, from `study.run`'s result."""
     given, users = result["settings"], result["users"]
     sizes = result["tokens_per_user"]
     title = (
@@ -68,7 +68,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
 
 
 def _comparison(result: dict[str, Any]) -> list[str]:
-    """Of every column the best row against FedAvg + FT, and who chose the settings."""
+    """The best row of every column against FedAvg + FT, and the source of its settings."""
     lines, given, users = [], result["settings"], result["users"]["validation"]
     for column, name in result["best"].items():
         gap = result["rows"][column][name]["difference"]
@@ -123,7 +123,7 @@ def _cell(row: dict[str, float | None] | None) -> str:
 
 
 def write_plots(folder: Path, study: Made) -> list[Path]:
-    """Draws the loss against eps, against users' tokens, and the tokens that are typical of each cluster."""
+    """Plot the loss against eps and against users' tokens, and the typical tokens of each cluster."""
     folder.mkdir(parents=True, exist_ok=True)
     drawn = [_tokens_of_clusters(folder, study)]
     if len(study.result["settings"]["epsilon"]) > 1:
@@ -154,7 +154,7 @@ def _against_epsilon(folder: Path, study: Made) -> Path:
 
 
 def _against_tokens(folder: Path, study: Made) -> Path:
-    """Over eighths of the users by their tokens: the losses without privacy, and what rows gain at the largest eps."""
+    """Plot over eighths of the users by tokens: the losses without privacy, and the rows' gains at the largest eps."""
     from matplotlib.figure import Figure
 
     users = study.data.clients.users
@@ -189,7 +189,7 @@ def _against_tokens(folder: Path, study: Made) -> Path:
 
 
 def _tokens_of_clusters(folder: Path, study: Made) -> Path:
-    """A column for each cluster: the tokens that add most to its divergence from the mean of all centers."""
+    """Plot a column per cluster: the tokens that add most to its divergence from the mean of all centers."""
     from matplotlib.figure import Figure
 
     centers = study.centers[EXACT]

@@ -1,4 +1,4 @@
-"""What the histogram study is told: the methods' settings, and those that it tries on validation users."""
+"""Settings of the histogram study: those of the methods, and those tried on validation users."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ class HistogramTuning(HistogramData):
     """Settings that every method tries on validation users."""
 
     tune: bool = False
-    """Choose k, T, C and the mean's share for every method and eps on the validation users, instead of as given."""
+    """Choose k, T, C and the mean's share for every method and eps on the validation users."""
     try_clusters: tuple[int, ...] = (1, 2, 3, 5)
     """k; one is FedAvg."""
     try_rounds: tuple[int, ...] = (1, 2, 4)
     """T under privacy."""
     try_radii: tuple[float, ...] = (0.1, 0.25)
-    """C of clusterings; FedAvg, which has nothing else, tries as many radii as they try settings."""
+    """C of clusterings; FedAvg, which has no other setting, tries as many radii as they try settings."""
     try_shares: tuple[float, ...] = (0.2, 0.5)
     """The mean's share of a clustering's budget."""
     folds: int = 4
-    """Parts of the validation users, two in each: scored by what the others learn, under noise in proportion."""
+    """Folds of the validation users, two users or more in each: scored by the others' model, with scaled noise."""
 
     def check(self) -> None:
-        """Refuses what cannot be tried.
+        """Check the settings.
 
         Raises:
           JaxpflError: the name, its value, and what is allowed.
@@ -53,44 +53,44 @@ class HistogramSettings(HistogramTuning):
     """Users' histograms, estimated alone, together, in clusters, and under privacy."""
 
     clusters: int = 10
-    """k; one for four users where they are few."""
+    """k; one per four users if they are few."""
     rounds: int = 20
     """T of Algorithm 2 and of IFCA without privacy."""
     ifca_rate: float = 0.1
-    """Of IFCA's steps."""
+    """Rate of IFCA's steps."""
     temperature: float = 0.5
     """t of Algorithm 1."""
     direction: Direction = "printed"
-    """Of Algorithm 1's divergence: as printed, or as in the objective."""
+    """Direction of Algorithm 1's divergence: as printed, or as in the objective."""
     kept_tokens: int = 100
-    """Tokens that DimRed keeps; a tenth of them where they are fewer."""
+    """Tokens that DimRed keeps; a tenth of all if they are fewer."""
     candidates: int = 200
-    """Tokens that private DimRed looks at, the most frequent by the private mean; all where they are fewer."""
+    """Candidate tokens of private DimRed, the most frequent by the private mean; all if they are fewer."""
     lam: float | None = None
     """lambda of fine-tuning; tuned on the validation users unless given."""
     epsilon: tuple[float, ...] = (1.0, 3.0, 8.0, 15.0)
-    """Privacy of a user, a column of the table each; everything a row releases is counted."""
+    """Epsilon of a user, one column of the table each; every release of a row is accounted for."""
     delta: float = 1e-10
-    """Of each eps."""
+    """delta of each epsilon."""
     private_clusters: int | None = None
     """k under privacy; --clusters unless given."""
     private_rounds: int = 5
     """T under privacy."""
     mean_share: float = 0.5
-    """Of a clustering's privacy budget that its release of the mean takes; its rounds have the rest."""
+    """Share of a clustering's privacy budget for its release of the mean; its rounds have the rest."""
     radius: float = 0.25
-    """C: public, the L2 norm that histograms are clipped to before they are added up."""
+    """C: public clipping norm (L2) of the histograms."""
     clip: float = 1.0
     """c of Algorithm 3 as printed."""
     floor: float = 1e-6
-    """s: the least estimate of any token, before normalising; local's score is a function of it."""
+    """s: floor of every token's estimate before normalisation, which determines the score of local."""
     em_steps: int = 10
-    """Of the Dirichlet mixture's EM, and of the Dirichlet fit of each cluster."""
+    """Steps of the Dirichlet mixture's EM, and of the Dirichlet fit of each cluster."""
     repetitions: int = 20
     """Runs, each with its own start and noise, side by side on the same users."""
 
     def check(self) -> None:
-        """Refuses what cannot be estimated, or not be made private, whatever the data (`histograms.fitting.follow`).
+        """Check the settings, independently of the data (see `histograms.fitting.follow`).
 
         Raises:
           JaxpflError: the name, its value, and what is allowed.

@@ -37,7 +37,7 @@ from jaxpfl.types import Array, Key
 
 EXACT, BASELINE = "non-private", "FedAvg + FT"
 CLUSTERING = {True: "Algorithm 2", False: "Standardised"}
-"""Whose centers are exported, and blended by the users: without privacy, and with."""
+"""Method whose centers are exported, and blended by the users: without privacy, and with."""
 EXPORTED = ("users", "vocabulary", "histograms", "centers", "cluster", "lam")
 """The arrays of an exported archive, see `export`."""
 PRINTED = {
@@ -45,11 +45,12 @@ PRINTED = {
     "Algorithm 2": (0.930, 1.053), "FedAvg + FT": (0.912, 0.958), "IFCA + FT": (0.875, 0.948),
     "Algorithm 2 + DimRed + FT": (0.883, 0.904), "Algorithm 2 + FT": (0.868, 0.951),
 }  # fmt: skip
-"""The paper's, without and with privacy (eps 15, delta 1e-10), on Reddit."""
+"""The paper's losses, without and with privacy (eps 15, delta 1e-10), on Reddit."""
 
 
 class Made(NamedTuple):
-    """The summary as JSON, each user's loss [n] by column and row, and arrays for plots and export.
+    """Result of the study: the summary as JSON, each user's loss [n] by column and row, and arrays for plots and
+    export.
 
     Attributes:
       given: the settings, as they were fitted to the data.
@@ -111,7 +112,7 @@ def _private(given: HistogramSettings, choices: dict[str, Choice]) -> Any:
 
 
 def run(given: HistogramSettings) -> Made:
-    """Runs every method, without privacy and at every eps.
+    """Run every method, without privacy and at every eps.
 
     Reference: Setlur et al. 2023, Table 1.
 
@@ -134,7 +135,7 @@ def run(given: HistogramSettings) -> Made:
     data = prepare(given, counts)
     groups = data.clients, data.validation, data.unseen
     key = jax.random.key(given.seed)
-    # The noise's depends on the users too: of two files that differ by one, the same noise would tell that one.
+    # The noise's key depends on the users too: equal noise for files that differ by one user would reveal it.
     own = named(key, *jax.tree.leaves(data.clients.users))
     keys, private_keys = (
         jax.vmap(lambda r, of=of: jax.random.fold_in(of, r))(jnp.arange(given.repetitions)) for of in (key, own)
@@ -191,7 +192,7 @@ def run(given: HistogramSettings) -> Made:
 
 
 def export(made: Made, path: Path, epsilon: float | None = None) -> None:
-    """Writes users' own histograms, `exported` of the first run, as an ``.npz`` file.
+    """Write users' own histograms, `exported` of the first run, as an ``.npz`` file.
 
     It holds ``users`` [n], ``vocabulary`` [d], ``histograms`` [n, d] float32, ``centers`` [k, d], ``cluster`` [n], the
     nearest, and ``lam``.
@@ -219,7 +220,7 @@ def export(made: Made, path: Path, epsilon: float | None = None) -> None:
 
 def _row(scored: Scored, baseline: Scored, data: Prepared) -> dict[str, Any]:
     made = measure(scored.loss)
-    differences = np.asarray(scored.loss, float) - np.asarray(baseline.loss, float)  # of runs with the same key
+    differences = np.asarray(scored.loss, float) - np.asarray(baseline.loss, float)  # runs with the same key
     of_users = np.asarray(scored.users, float).mean(axis=0) - np.asarray(baseline.users, float).mean(axis=0)
     return {
         "mean": made.mean,
@@ -235,7 +236,7 @@ def _row(scored: Scored, baseline: Scored, data: Prepared) -> dict[str, Any]:
 
 
 def _interval(values: Any) -> float | None:
-    """Half of a 95 % interval for the mean."""
+    """Half width of a 95 % interval for the mean."""
     from scipy.special import stdtrit
 
     stderr = standard_error(np.asarray(values, float))

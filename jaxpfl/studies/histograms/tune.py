@@ -1,10 +1,10 @@
-"""The choice of every method's settings on validation users, by as many tries for each.
+"""Selection of every method's settings on validation users, with equally many tries for each.
 
 Under privacy both sides of a try are validation users: a method learns from three quarters of them (with ``folds`` 4)
-and is scored on the others. Noise is scaled by their number over the users', so that it is the same in a mean. Nothing
-but their number, taken for public, is learned of the users, whose eps then holds for all that is made of them; the
-validation users are a public group, which no claim covers. Without privacy the users themselves are learned from, and
-the validation users score.
+and is scored on the others. Noise is scaled by their number over the users', so that it is the same in a mean. Only the
+number of the users, which counts as public, is used, so that their eps holds for all results; the validation users are
+public, and no claim covers them. Without privacy methods learn from the users themselves, and are scored on the
+validation users.
 """
 
 from __future__ import annotations
@@ -30,14 +30,14 @@ from jaxpfl.studies.histograms.settings import HistogramSettings
 from jaxpfl.types import Array, Key, Scalar
 
 RUNS = 1
-"""Starts and noises of each try, in every fold."""
+"""Random starts and noises of each try, in every fold."""
 RADII = (0.02, 1.0)
 """Least and largest C that FedAvg tries."""
 BASELINE = "FedAvg"
 
 
 class Tuned(NamedTuple):
-    """What was tried and chosen for one column.
+    """Tries and chosen settings of one column.
 
     Attributes:
       choices: of every method; k alone counts without privacy.
@@ -51,7 +51,7 @@ class Tuned(NamedTuple):
 
 
 def grid(method: str, given: HistogramSettings) -> list[Choice]:
-    """What a private method tries."""
+    """Settings that a private method tries."""
     product = itertools.product(given.try_clusters, given.try_rounds, given.try_radii, given.try_shares)
     choices = [Choice(*values) for values in product]
     if method in ONE_RELEASE:
@@ -60,7 +60,7 @@ def grid(method: str, given: HistogramSettings) -> list[Choice]:
 
 
 def private(given: HistogramSettings, data: Prepared, alone: Mapping[str, float]) -> dict[str, Tuned]:
-    """Chooses for every column from its noise multiplier of a single release."""
+    """Choose settings for every column, from its noise multiplier of a single release."""
     group = data.validation
     number = int(group.users.number)
     rng = np.random.default_rng(given.seed)
@@ -81,7 +81,7 @@ def private(given: HistogramSettings, data: Prepared, alone: Mapping[str, float]
 
 
 def exact(given: HistogramSettings, data: Prepared) -> Tuned:
-    """Chooses every method's k without privacy."""
+    """Choose every method's k without privacy."""
     keys = _keys(given, 3)
     tries: dict[str, list[dict[str, Any]]] = {}
     for method in histogram_methods.METHODS:
@@ -93,7 +93,7 @@ def exact(given: HistogramSettings, data: Prepared) -> Tuned:
 
 
 def choices_of(tuned: Tuned | None, given: HistogramSettings) -> dict[str, Choice]:
-    """What was chosen for a private column, or what was given."""
+    """Settings of a private column: the chosen ones, or those given."""
     return given_choices(given) if tuned is None else tuned.choices
 
 
@@ -139,7 +139,7 @@ def _exact_scores(method: str, clusters: int, given: HistogramSettings, keys: Ke
 
 
 def _losses(method: str, centers: Array, group: Group, floor: Scalar) -> Array:
-    """[kinds, lambdas]: from the nearest center, and from a blend where the method has that row."""
+    """Losses [kinds, lambdas]: from the nearest center, and from a blend if the method has that row."""
     points = [histogram_tuning.of_nearest(centers)] + [histogram_tuning.between(centers)] * (method in BLENDED)
     candidates = jnp.array(LAMBDAS)
     return jnp.stack([histogram_tuning.tuned(*group, candidates, p, histogram_tuning.fixed, floor)[1] for p in points])

@@ -1,5 +1,5 @@
-"""The user's own clients, from a file: estimates with intervals, and what they are worth on samples held out.
+"""The user's own clients, from a file: estimates with intervals, and their scores on held-out samples.
 
-All of it is computed in double precision, which a file's numbers have: about a center of the data the private estimates
-would not be private, and single precision about zero would lose what is small beside it.
+Everything is computed in double precision: centering by the data would break the privacy of the private estimates, and
+single precision without centering would lose small differences.
 """

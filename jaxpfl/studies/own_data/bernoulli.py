@@ -31,16 +31,16 @@ from jaxpfl.studies.study import Results
 
 
 def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None, *, level: float = LEVEL) -> Own:
-    """Probabilities of the file's clients, whose samples are zeros and ones.
+    """Estimate the probabilities of the file's clients, whose samples are zeros and ones.
 
     Args:
       path: of the file.
-      given: the settings, as far as own data have them.
-      layout: how the file is to be read.
+      given: the settings that apply to own data.
+      layout: of the file.
       level: of the intervals.
 
     Raises:
-      JaxpflError: settings that own data do not have, a bad file, samples that are neither 0 nor 1, less than two
+      JaxpflError: for settings that do not apply to own data, a bad file, samples other than 0 and 1, less than two
         clients, or none with two samples.
     """
     checks.probability("level", level)
@@ -63,7 +63,7 @@ def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None, *
         estimators["private"] = bernoulli_private.split(given.epsilon)
     with jax.enable_x64(True):
         data = base.stack(clients.samples)
-        # Of two files that differ by one client, the same noise would tell that client.
+        # Equal noise for two files that differ by one client would reveal that client.
         key = named(jax.random.key(given.seed), *data)
         made = estimates(estimators, key, data)
         told: bernoulli.Told = made["personalized"].shared
@@ -78,7 +78,7 @@ def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None, *
             "estimated": {"mean": float(mu), "variance": float(v)},
             "clients_differ": differences.of_shares(ones, sizes, given.seed)._asdict(),
         }
-        # That of a share is zero where a client has no ones: instead what a flat prior leaves.
+        # A share's standard error is zero without ones: instead that of the posterior under a flat prior.
         local_stderr = np.sqrt((ones + 1) * (sizes - ones + 1) / (sizes + 3)) / (sizes + 2)
         learned = Learned(of_all, *believed, local_stderr, {})
         facts["level"] = level

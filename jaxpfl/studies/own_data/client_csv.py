@@ -1,4 +1,4 @@
-"""The user's own clients from a CSV file, and what was understood of it."""
+"""The user's own clients from a CSV file, and a description of how it was read."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from jaxpfl.studies.own_data import csv_columns, csv_doubts
 from jaxpfl.studies.own_data.csv_columns import Column, Columns, CsvLayout
 
 _SHOWN = 6
-"""Samples of the first client, columns, or clients left out, that are shown at most."""
+"""Largest number of the first client's samples, columns, or left-out clients that are shown."""
 
 
 class Clients(NamedTuple):
@@ -37,7 +37,7 @@ class Clients(NamedTuple):
 
 
 def read(path: Path, given: CsvLayout | None = None) -> Clients:
-    """Reads clients.
+    """Read clients from a CSV file.
 
     A long file has a row for each sample: a column names the client, another one (or several: samples of d numbers)
     has the value; a client's rows need not stand together. A wide file has a row for each client, and in it the
@@ -80,7 +80,7 @@ def read(path: Path, given: CsvLayout | None = None) -> Clients:
 
 
 def told(understood: dict[str, Any]) -> list[str]:
-    """What was understood of a file, in a few lines for a person."""
+    """Description of how a file was read, in a few lines."""
     of, first = understood["samples"], understood["first"]
     layout = "long, a row for each sample" if understood["layout"] == "long" else "wide, a row for each client"
     marks = f"separator {understood['separator']}, decimal {understood['decimal']}"
@@ -105,7 +105,7 @@ def told(understood: dict[str, Any]) -> list[str]:
 
 
 def write(path: Path, columns: dict[str, list]) -> None:
-    """Writes columns of the same length under their names."""
+    """Write columns of the same length under their names."""
     with open(path, "w", newline="", encoding="utf-8") as file:
         writer = csv.writer(file)
         writer.writerow(columns)
@@ -134,7 +134,7 @@ def _understood(
 
 
 def _refuse_one_name(path: Path, columns: Columns) -> None:
-    """Refuses values of several numbers that a result could not tell apart."""
+    """Refuse several value columns that a result could not tell apart."""
     name, count = Counter(_called(c, columns.header) for c in columns.values).most_common(1)[0]
     if columns.long and count > 1:
         ways = [f"--value @{c.place + 1}" for c in columns.values if c.name == name]
@@ -144,7 +144,7 @@ def _refuse_one_name(path: Path, columns: Columns) -> None:
 
 
 def _names(table: Table, columns: Columns, lines: list[int]) -> list[str]:
-    """The client of each row."""
+    """Client of each row."""
     if columns.id is None:
         return [str(place) for place in range(len(lines))]
     seen: dict[str, int] = {}
@@ -159,7 +159,7 @@ def _names(table: Table, columns: Columns, lines: list[int]) -> list[str]:
 
 
 def _numbers(table: Table, column: Column, lines: list[int], header: bool) -> list[float]:
-    """A column's numbers; NaN where a cell has none."""
+    """Numbers of a column; NaN where a cell has none."""
     found = []
     for line, cell, number in zip(lines, column.cells, column.numbers, strict=True):
         if number is None and not csv_text.is_missing(cell):
@@ -175,7 +175,7 @@ def _called(column: Column, header: bool) -> str:
 
 
 def _plain(name: str) -> str:
-    """A name as it is, or escaped where a terminal would obey it."""
+    """A name, escaped if it holds characters that a terminal would interpret."""
     return name if name.isprintable() else shown(name)
 
 

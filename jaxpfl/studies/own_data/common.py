@@ -1,4 +1,4 @@
-"""Parts that the studies of own clients share: checks of the file and of the settings, and the result."""
+"""Common parts of the studies of own clients: checks of the file and of the settings, and the result."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ SIMULATED = ("clients", "samples", "uploads", "repetitions")
 
 
 class Learned(NamedTuple):
-    """What is believed of one column, beside its estimates.
+    """Posterior of one column, besides its estimates.
 
     Attributes:
       facts: of all clients, as JSON; ``estimated`` with the ``mean`` among them.
       low, high: ends of every client's interval, [m].
-      stderr: standard deviations of what is believed of every client's parameter, [m].
+      stderr: posterior standard deviations of every client's parameter, [m].
       local_stderr: those of the clients' own estimates, [m].
       more: further columns of ``estimates.csv``, by name, [m] each.
     """
@@ -41,8 +41,7 @@ class Learned(NamedTuple):
 
 
 class Picture(NamedTuple):
-    """One column's estimates and interval ends, [m] each, the numbers of samples [m], and the mean of all, to be drawn;
-    ``column`` is empty where there is only one."""
+    """Estimates and interval ends of a column, [m] each, numbers of samples [m], and the mean of all, for a plot."""
 
     column: str
     local: np.ndarray
@@ -54,7 +53,7 @@ class Picture(NamedTuple):
 
 
 class Own(NamedTuple):
-    """What was made of a file.
+    """Results for a file.
 
     Attributes:
       result: for the table and JSON. What is of one column is at the top where there is no other, else by the column's
@@ -71,7 +70,7 @@ class Own(NamedTuple):
 
 
 def estimates(estimators: dict[str, Estimator], key: Key, data: Samples) -> dict[str, Estimated]:
-    """What every estimator makes of the data, in one program."""
+    """Run every estimator on the data, in one program."""
     return jax.jit(lambda data: {name: base.estimate(each, key, data) for name, each in estimators.items()})(data)
 
 
@@ -86,7 +85,7 @@ def summary(
     learned: list[Learned],
     facts: dict[str, Any],
 ) -> Own:
-    """The result of a study: errors on held-out samples, and every client's estimates with their intervals.
+    """Result of a study: errors on held-out samples, and every client's estimates with their intervals.
 
     Args:
       study, path, clients: its name, the file, and its contents.
@@ -117,8 +116,8 @@ def summary(
     pictures = []
     for number, (column, of) in enumerate(zip(clients.columns, learned, strict=True)):
         at = {name: np.asarray(each.estimates).reshape(len(names), -1)[:, number] for name, each in made.items()}
-        # An estimate is at the variance that the moments say, its interval about the mean over all that are likely:
-        # where few clients leave the two far apart, the interval reaches to the estimate.
+        # An estimate uses the moment estimate of the variance, its interval the posterior mean over all variances:
+        # if few clients leave the two far apart, the interval is extended to the estimate.
         own, personal = at["local"], at["personalized"]
         low, high = np.minimum(of.low, personal), np.maximum(of.high, personal)
         facts_of = {"local": own, "local_stderr": of.local_stderr, "personalized": personal}
@@ -138,7 +137,7 @@ def summary(
 
 
 def refuse_simulated(given: GaussianSettings | BernoulliSettings, names: tuple[str, ...]) -> None:
-    """Refuses settings of simulated clients that differ from their defaults.
+    """Refuse settings of simulated clients that differ from their defaults.
 
     Raises:
       JaxpflError.
@@ -147,7 +146,7 @@ def refuse_simulated(given: GaussianSettings | BernoulliSettings, names: tuple[s
 
 
 def without(given: GaussianSettings | BernoulliSettings, ignored: tuple[str, ...]) -> dict[str, Any]:
-    """The settings that own data have."""
+    """The settings that apply to own data."""
     return {name: value for name, value in vars(given).items() if name not in ignored}
 
 

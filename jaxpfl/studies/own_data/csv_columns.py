@@ -1,4 +1,4 @@
-"""The columns that name clients and that hold their samples: told by clear signs, or refused with the flags to give."""
+"""Columns that name clients and that hold their samples, detected by clear signs or refused with the flags to give."""
 
 from __future__ import annotations
 
@@ -27,12 +27,12 @@ NO_ID = "none"
 
 @dataclass(frozen=True)
 class CsvLayout:
-    """How a CSV file is to be read; all of it is found in the file unless given."""
+    """Layout of a CSV file; everything is detected unless given."""
 
     id: str | None = None
     """Column of --csv that names the clients, by its name or place (@1 is the first); none: each row is a client."""
     value: str | None = None
-    """Columns of --csv with the samples: NAME,NAME or FIRST..LAST, names or places."""
+    """Columns of --csv with the samples: NAME,NAME or FIRST..LAST, by names or places."""
     long: bool = False
     """Each row of --csv is one sample, of as many numbers as --value has columns."""
     wide: bool = False
@@ -40,12 +40,12 @@ class CsvLayout:
     header: Literal["yes", "no"] | None = None
     """Whether the first row of --csv names the columns."""
     sep: Separator | None = None
-    """What stands between the cells of --csv."""
+    """Separator of the cells of --csv."""
     decimal: Decimal | None = None
     """The decimal mark in the numbers of --csv."""
 
     def check(self) -> None:
-        """Refuses two layouts at once.
+        """Check that there is one layout.
 
         Raises:
           JaxpflError.
@@ -57,7 +57,7 @@ class CsvLayout:
 
 
 class Columns(NamedTuple):
-    """What was decided.
+    """Roles of the columns.
 
     Attributes:
       header: whether the first row is one.
@@ -75,10 +75,10 @@ class Columns(NamedTuple):
 
 
 def decide(table: Table, given: CsvLayout) -> Columns:
-    """Finds the header, the clients' column, the samples' columns and the layout.
+    """Detect the header, the clients' column, the samples' columns and the layout.
 
     Raises:
-      JaxpflError: what cannot be told, and the flags that would tell; flags that the file has no columns for.
+      JaxpflError: if the layout is ambiguous, with the flags that decide; for flags without a matching column.
     """
     given.check()
     header = has_header(table) if given.header is None else given.header == "yes"
@@ -121,12 +121,12 @@ def decide(table: Table, given: CsvLayout) -> Columns:
 
 
 def label(column: Column, header: bool) -> str:
-    """How a column is called in messages."""
+    """Name of a column in messages."""
     return shown(column.name) if header and column.name else f"number {column.place + 1}"
 
 
 def _find_id(table: Table, columns: list[Column], values: list[Column] | None, header: bool) -> Column | None:
-    """The one column that can name the clients; None where there is clearly none."""
+    """The one column that can name the clients; None if there is clearly none."""
     pool = [c for c in columns if values is None or c not in values]
     if not pool:
         return None
@@ -199,7 +199,7 @@ def _find_nameless_id(table: Table, pool: list[Column], values: list[Column] | N
 
 
 def _is_long(table: Table, own: Column | None, values: list[Column], given: CsvLayout, header: bool) -> bool:
-    """Whether rows are samples; refuses what may be either."""
+    """True if rows are samples; refuses ambiguous files."""
     if given.long or given.wide:
         if given.long and own is None:
             raise JaxpflError(f"{table.path}: --long needs a column that names the clients: give --id COLUMN")
@@ -237,7 +237,7 @@ def _named(columns: list[Column], name: str) -> list[Column]:
 
 
 def _one(table: Table, columns: list[Column], text: str, flag: str) -> Column:
-    """The column that is so called, or stands in that place."""
+    """The column of that name or place."""
     named = _named(columns, text)
     place = re.fullmatch(r"@?(\d{1,9})", text, re.ASCII)
     if not named and place:
@@ -265,7 +265,7 @@ def _several(table: Table, columns: list[Column], text: str) -> list[Column]:
 
 
 _NAMED = 12
-"""Columns of a suggestion that are named one by one."""
+"""Largest number of columns that a suggestion lists one by one."""
 
 
 def _flags(columns: list[Column]) -> str:

@@ -1,4 +1,4 @@
-"""Signs that a file is not what its layout says: statistics for samples, several headers, clients in columns."""
+"""Signs that a file does not match its layout: statistics for samples, several headers, clients in columns."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ _STATISTICS = {
     *("lower", "upper", "low", "high", "lo", "hi", "lcl", "ucl", "moe"),
     *("summe", "gesamt", "mittelwert", "mittel", "anzahl"),
 }
-"""Words for what is computed of samples, or counts them, and is none."""
+"""Words for statistics of samples and their counts."""
 _ROWS = {
     *("total", "totals", "sum", "subtotal", "mean", "average", "avg", "median", "sd", "std", "stdev"),
     *("stddev", "variance", "n", "count", "weight", "weights", "summe", "gesamt", "mittelwert", "mittel", "anzahl"),
     *("overall", "all clients", "source", "quelle", "note", "notes"),
 }
-"""Words for a row that is about the clients; Max may be one."""
+"""Words for a row that summarises the clients; Max may be a client."""
 _MADE = re.compile(r"(v|var|column|col|spalte|x|c|f|field|feature|)[_. ]?(\d{1,6})", re.ASCII | re.IGNORECASE)
 
 
 def is_statistic(name: str) -> bool:
-    """Tests whether a column's name says that it holds what was computed of samples: mean, value_se, sd.x."""
+    """True if a column's name indicates a statistic of samples: mean, value_se, sd.x."""
     words = re.split(r"[_. ]", name.lower())
     return words[0] in _STATISTICS or words[-1] in _STATISTICS
 
 
 def is_machine_made(columns: list[Column]) -> bool:
-    """Tests whether all names are such as R, Excel and pandas give where there are none: V1, V2; Column1; x0; 0, 1."""
+    """True if all names are defaults of R, Excel or pandas: V1, V2; Column1; x0; 0, 1."""
     found = [_MADE.fullmatch(c.name) for c in columns]
     places = [int(match[2]) for match in found if match]
     stems = {match[1].lower() for match in found if match}
@@ -53,7 +53,7 @@ def is_machine_made(columns: list[Column]) -> bool:
 
 
 def refuse_thousands(table: Table, columns: list[Column], body: list[tuple[int, list[str]]]) -> None:
-    """Refuses columns in which numbers have marks of thousands.
+    """Refuse columns with thousands marks in their numbers.
 
     Raises:
       JaxpflError: the first such cell.
@@ -68,10 +68,10 @@ def refuse_thousands(table: Table, columns: list[Column], body: list[tuple[int, 
 
 
 def refuse_second_header(table: Table, own: Column | None, values: list[Column]) -> None:
-    """Refuses what pandas writes for a pivot: names above the names, and the index's name in a row by itself.
+    """Refuse a pandas pivot: names above the names, and the index's name in a row by itself.
 
     Raises:
-      JaxpflError: the row that is no client's.
+      JaxpflError: with the row that is not a client's.
     """
     if own is None or len(values) < 2:
         return
@@ -85,7 +85,7 @@ def refuse_second_header(table: Table, own: Column | None, values: list[Column])
 
 
 def refuse_pivot(table: Table, own: Column | None, values: list[Column]) -> None:
-    """Refuses columns of one name beside one without a name.
+    """Refuse columns of equal names beside one without a name.
 
     Raises:
       JaxpflError: the name.
@@ -99,7 +99,7 @@ def refuse_pivot(table: Table, own: Column | None, values: list[Column]) -> None
 
 
 def refuse_transposed(table: Table, own: Column | None, values: list[Column]) -> None:
-    """Refuses wide files whose names say that clients are in columns.
+    """Refuse wide files whose names indicate clients in columns.
 
     Raises:
       JaxpflError: the names.
@@ -119,7 +119,7 @@ def refuse_transposed(table: Table, own: Column | None, values: list[Column]) ->
 
 
 def refuse_samples_for_clients(table: Table, own: Column) -> None:
-    """Refuses a column that by its name tells samples apart for the one that names clients.
+    """Refuse a column of client names that by its own name distinguishes samples.
 
     Raises:
       JaxpflError: the name.
@@ -132,7 +132,7 @@ def refuse_samples_for_clients(table: Table, own: Column) -> None:
 
 
 def refuse_summary_rows(path: Path, lines: list[int], names: list[str]) -> None:
-    """Refuses rows of totals and means among the clients.
+    """Refuse rows of totals and means among the clients.
 
     Raises:
       JaxpflError: the first one.
@@ -149,7 +149,7 @@ def refuse_summary_rows(path: Path, lines: list[int], names: list[str]) -> None:
 
 
 def samples_among(columns: list[Column]) -> list[Column]:
-    """Columns that a refusal may offer as samples: numbers, no statistics, no numbers of rows or samples."""
+    """Columns that a refusal may suggest as samples: numbers, no statistics, no numbers of rows or samples."""
     return [
         c
         for c in columns

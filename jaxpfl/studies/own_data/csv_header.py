@@ -1,4 +1,4 @@
-"""The columns of a table: their names, where the first row has any, and what they look like."""
+"""Columns of a table: their names, if the first row has any, and their appearance."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _NAMES = {
     *("customer", "student", "device", "sensor", "hospital", "clinic", "school", "county", "city", "country", "region"),
     *("household", "station", "writer"),
 }
-"""Words that name whose row it is, and no quantity; so do names that end in id."""
+"""Words for the owner of a row, like names that end in id."""
 _MANY = {*_NAMES, "subj", "ward", "site", "center", "centre", "klinik", "store", "shop", "plant", "pupil", "farm"} - {
     *("id", "ids", "name", "clients")
 }
@@ -27,9 +27,9 @@ _OF_SAMPLES = {
     *("sample", "samples", "time", "timepoint", "visit", "rep", "replicate", "repetition", "obs", "observation", "day"),
     *("trial", "measurement", "week", "month", "date", "hour", "round", "wave", "draw"),
 }
-"""Words that name which of a client's samples it is."""
+"""Words that number a client's samples."""
 _HEAD = 1_000
-"""Rows that a header is told by."""
+"""Number of rows from which a header is detected."""
 _ROW_NUMBERS = ("", "unnamed: 0", "index", "row", "rownames", "x")
 
 
@@ -40,7 +40,7 @@ class Column(NamedTuple):
       name: in the header, "" without one.
       place: from 0.
       cells, numbers: below the header, [rows] each; None where a cell has no number.
-      flag: how a flag names it, by its place where the name is not its own.
+      flag: its name in a flag, its place if the name is not unique.
       is_text: most of its cells that are not empty hold no number.
       is_whole: every cell holds a whole number.
     """
@@ -55,7 +55,7 @@ class Column(NamedTuple):
 
 
 def has_header(table: Table) -> bool:
-    """Whether the first row names the columns; refuses a first row of numbers that may be names."""
+    """True if the first row names the columns; refuses a first row of numbers that may be names."""
     first, body = table.rows[0][1], [row for _, row in table.rows[1:_HEAD]]
     numbers = [table.number(cell) for cell in first]
     if not body:
@@ -97,12 +97,12 @@ def _may_be_names(table: Table) -> JaxpflError:
 
 
 def _like_number(cell: str) -> bool:
-    """Tests whether a cell is a number with a unit, or with marks of thousands."""
+    """True if a cell is a number with a unit, or with thousands marks."""
     return csv_text.has_thousands(cell) or bool(re.fullmatch(r"[+-]?\d[\d.,]*+ ?[a-zA-Z%€$£µ]{1,3}", cell))
 
 
 def columns_of(table: Table, header: bool) -> list[Column]:
-    """The columns below the first row, or with it where it is no header; cells that a row lacks are empty.
+    """Columns below the first row, or including it if it is no header; missing cells are empty.
 
     Raises:
       JaxpflError: nothing below the header, or more cells than it has.
@@ -136,7 +136,9 @@ def _column(table: Table, name: str, place: int, body: Sequence[Sequence[str]]) 
 
 
 def _lacks_a_name(table: Table) -> bool:
-    """Whether the first row has a cell less than all others, as R's ``write.table`` names columns but not the rows'."""
+    """True if the first row has one cell less than all others, as in R's ``write.table``, which omits the row names'
+    header.
+    """
     first, *body = (row for _, row in table.rows)
     return (
         bool(body)
@@ -146,12 +148,13 @@ def _lacks_a_name(table: Table) -> bool:
 
 
 def series_of(columns: list[Column]) -> list[Column]:
-    """Those that a running number tells apart (s0, s1, ...; 2000, 2004, ...; x, x.1, ...): the largest such group, of
-    two or more."""
+    """The largest group of two or more columns distinguished by a running number (s0, s1, ...; 2000, 2004, ...; x,
+    x.1).
+    """
     names = [c.name.lower() for c in columns]
     stems = []
     for name in names:
-        mangled = re.fullmatch(r"(.+)\.\d+", name)  # how pandas tells columns of one name apart
+        mangled = re.fullmatch(r"(.+)\.\d+", name)  # as pandas renames columns of equal names
         stems.append(mangled[1] if mangled and mangled[1] in names else re.sub(r"\d+", "#", name))
     stem, count = Counter(stems).most_common(1)[0]
     if count < 2 or ("#" not in stem and stem not in names):
@@ -160,7 +163,7 @@ def series_of(columns: list[Column]) -> list[Column]:
 
 
 def is_name(name: str) -> bool:
-    """Tests whether a column so called names clients."""
+    """True if a column of that name contains client names."""
     if is_of_samples(name):
         return False
     known = name.lower() in _NAMES or _stem(name) in _NAMES
@@ -168,12 +171,12 @@ def is_name(name: str) -> bool:
 
 
 def is_of_samples(name: str) -> bool:
-    """Tests whether a column so called tells a client's samples apart: sample, visit, obs_id, sampleid."""
+    """True if a column of that name distinguishes a client's samples: sample, visit, obs_id, sampleid."""
     return name.lower() in _OF_SAMPLES or _stem(name) in _OF_SAMPLES
 
 
 def names_clients(name: str) -> bool:
-    """Tests whether it is the name of a client with a number, client1 or clinic_0."""
+    """True for the name of a client with a number, client1 or clinic_0."""
     return re.sub(r"[_. -]*\d+$", "", name.lower()) in _MANY
 
 
@@ -183,17 +186,17 @@ def _stem(name: str) -> str:
 
 
 def is_nameless(name: str) -> bool:
-    """Whether it is the name that row names get: none, or pandas' word for none."""
+    """True for the name that row names get: none, or pandas' word for none."""
     return name.lower() in ("", "unnamed: 0")
 
 
 def is_row_number(column: Column) -> bool:
-    """Whether it is the numbers of rows that R and pandas write before the data."""
+    """True for the row numbers that R and pandas write before the data."""
     return column.place == 0 and column.name.lower() in _ROW_NUMBERS and counts_up(column.numbers)
 
 
 def _like_names(numbers: list[float | None]) -> bool:
-    """Whether two or more whole numbers rise in equal steps."""
+    """True if two or more whole numbers rise in equal steps."""
     if len(numbers) < 2 or any(x is None or not x.is_integer() for x in numbers):
         return False
     steps = {b - a for a, b in itertools.pairwise(numbers) if a is not None and b is not None}
@@ -201,5 +204,5 @@ def _like_names(numbers: list[float | None]) -> bool:
 
 
 def counts_up(numbers: list[float | None]) -> bool:
-    """Tests whether they are 0, 1, 2, ... or 1, 2, 3, ..."""
+    """True for 0, 1, 2, ... or 1, 2, 3, ..."""
     return any(numbers == list(range(start, start + len(numbers))) for start in (0, 1))

@@ -38,20 +38,20 @@ _PUBLIC = ("sigma_theta", "sigma_x", "radius")
 
 
 def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None, *, level: float = LEVEL) -> Own:
-    """Means of the file's clients, their variances estimated from the file, for each column by itself.
+    """Estimate the means of the file's clients, column by column, with variances estimated from the file.
 
-    With eps, messages are private by the settings' mechanism; then sigma_theta, sigma_x and radius are what is publicly
-    known, and the samples' numbers are public too.
+    With eps, messages are private by the settings' mechanism; then sigma_theta, sigma_x and radius must be publicly
+    known, and the numbers of samples are public too.
 
     Args:
       path: of the file.
-      given: the settings, as far as own data have them.
-      layout: how the file is to be read.
+      given: the settings that apply to own data.
+      layout: of the file.
       level: of the intervals.
 
     Raises:
-      JaxpflError: settings that own data do not have, a bad file, less than two clients, none with two samples, or a
-        column in which no client's samples differ.
+      JaxpflError: for settings that do not apply to own data, a bad file, less than two clients, none with two
+        samples, or a column in which no client's samples differ.
     """
     checks.probability("level", level)
     ignored = (*SIMULATED, "dim", "mean")
@@ -83,7 +83,7 @@ def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None, *,
         if given.epsilon is not None:
             sent = gaussian_study.private_release(known, gaussian_study.strength(known, given.epsilon))
             estimators["private"] = gaussian_study.personalized(known, sent)
-        # Of two files that differ by one client, the same noise would tell that client.
+        # Equal noise for two files that differ by one client would reveal that client.
         key = named(jax.random.key(given.seed), *data)
         made = estimates(estimators, key, data)
         facts: dict[str, Any] = {"read": clients.understood, "notes": notes, "settings": without(given, ignored)}
@@ -127,13 +127,13 @@ def _said_of_clipping(clipped: int, known: GaussianSettings) -> str:
 
 
 def _learned(told: gaussian_columns.Told, own: Array, scatter: Array, sizes: np.ndarray, level: float) -> Learned:
-    """Of one column: the clients' means and summed squared deviations, [m] each."""
+    """Posterior of one column, from the clients' means and summed squared deviations, [m] each."""
     variances: Variances = told.variances
     free = jnp.asarray(sizes - 1.0)
     sx2 = np.asarray(variances.of_client(scatter, free))
     s2 = sx2 / sizes
     alike, pooled_degrees = bool(np.isinf(variances.degrees)), float(free.sum())
-    unit = float(variances.pooled) ** 0.5  # in which no variance is so small that its square is nothing
+    unit = float(variances.pooled) ** 0.5  # scale at which the squares of variances do not underflow
     center, scale = (
         unit * np.asarray(each)[:, 0]
         for each in learned_gaussian.posterior(

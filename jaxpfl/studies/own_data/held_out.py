@@ -1,8 +1,8 @@
-"""Errors on samples that were held out of every estimate, and what of them is the samples' own noise.
+"""Errors on held-out samples, without the samples' own noise.
 
-A held-out sample is off by its own noise and by the estimate's error about the client's true mean. The variance
-:math:`s_i^2` of a client's samples estimates the former without bias, so the mean squared difference less :math:`s_i^2`
-estimates the latter, without bias too; of it are gains.
+A held-out sample differs from the estimate by its own noise and by the estimate's error about the client's true mean.
+The variance :math:`s_i^2` of a client's samples is an unbiased estimate of the former, so the mean squared difference
+minus :math:`s_i^2` is one of the latter; gains are computed from it.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ MOST_FOLDS = 20
 """With fewer samples of every client, each sample is a fold."""
 
 LEAST = 3
-"""Samples of some client, for scores on held-out ones: of pairs, what is not held out tells nothing of a variance."""
+"""Least number of samples of some client for held-out scores: one of a pair gives no variance."""
 
 
 class HeldOut(NamedTuple):
-    """Of the k clients with two samples or more, for each of a sample's d columns.
+    """Held-out errors of the k clients with two samples or more, for each of d columns.
 
     Attributes:
       errors: mean squared differences of held-out samples from the estimates, by estimator, [k, d].
@@ -38,10 +38,10 @@ class HeldOut(NamedTuple):
 
 
 def errors(estimators: dict[str, Estimator], key: Key, data: Samples) -> HeldOut:
-    """Cross-validates.
+    """Cross-validate the estimators.
 
-    Sample j is held out in fold j mod the number of folds. A client that has no training samples in a fold neither
-    sends nor is scored in it.
+    Sample j is held out in fold j mod the number of folds. A client without training samples in a fold neither sends
+    nor is scored in it.
     """
     m, n = data.mask.shape
     folds = min(n, MOST_FOLDS)
@@ -73,8 +73,11 @@ def errors(estimators: dict[str, Estimator], key: Key, data: Samples) -> HeldOut
 
 
 def scores(found: HeldOut, column: int) -> dict[str, Any]:
-    """Of one column, as JSON: ``mse`` about the clients' true means and ``gains`` over local in it, with standard
-    errors over clients, and ``held_out_errors``, which have the samples' noise in them."""
+    """Scores of one column, as JSON: ``mse`` about the clients' true means, ``gains`` over local, and
+    ``held_out_errors``.
+
+    Standard errors are over clients; ``held_out_errors`` include the samples' noise.
+    """
     raw = {name: values[:, column] for name, values in found.errors.items()}
     noise = found.noise[:, column]
     held_out = {name: {"mean": of.mean, "stderr": of.stderr} for name, of in ((k, measure(v)) for k, v in raw.items())}

@@ -1,4 +1,4 @@
-"""The user's own clients as members of k kinds: EM on the file, and which kind each client is likely of."""
+"""The user's own clients as members of k kinds: EM on the file, and each client's probabilities of the kinds."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ from jaxpfl.studies.settings import refuse_given
 from jaxpfl.studies.study import Block, Results
 
 STEPS, STARTS = 300, 16
-"""Of EM, and of k-means before it."""
+"""Steps of EM, and starts of k-means before it."""
 
 _SIMULATED = ("clients", "samples", "dim", "sigma_x", "radius", "iterations", "bits", "repetitions")
 
 
 class Kinds(NamedTuple):
-    """Of a file.
+    """Fitted kinds of a file's clients.
 
     Attributes:
       result: for the table and JSON: ``kinds``, by the first column of their centers, each with its ``share``,
@@ -46,7 +46,7 @@ class Kinds(NamedTuple):
 
 
 def run(path: Path, given: MixtureSettings, layout: CsvLayout | None = None) -> Kinds:
-    r"""Fits shares p, centers mu and the samples' variances by EM.
+    r"""Fit shares p, centers mu and the samples' variances by EM.
 
     .. math:: X_{ij} \sim N(\mu_{z_i}, \mathrm{diag}(\sigma_1^2, \dots, \sigma_d^2)), \qquad P(z_i = l) = p_l
 
@@ -54,8 +54,8 @@ def run(path: Path, given: MixtureSettings, layout: CsvLayout | None = None) -> 
     different units. A client's estimate is its posterior mean (Theorem 6).
 
     Raises:
-      JaxpflError: settings that own data do not have, a bad file, fewer clients than kinds, none with two samples, or a
-        column in which no client's samples differ.
+      JaxpflError: for settings that do not apply to own data, a bad file, fewer clients than kinds, none with two
+        samples, or a column in which no client's samples differ.
     """
     refuse_given(given, _SIMULATED, "is of simulated data, which a CSV file takes the place of")
     refuse_given(given, ("epsilon", "delta"), "is of simulated data: kinds of your own clients are not private")
@@ -80,7 +80,7 @@ def run(path: Path, given: MixtureSettings, layout: CsvLayout | None = None) -> 
     order = np.lexsort(np.asarray(at.mu).T[::-1])
     p, mu, sx2 = np.asarray(at.p)[order], np.asarray(at.mu)[order], float(at.sx2)
     likely, log_likelihood = _posterior(p, mu, sx2, (local - center) / scale, sizes, float((scatter / scale**2).sum()))
-    log_likelihood -= float((sizes.sum() * np.log(scale)).sum())  # of the numbers as they stand in the file
+    log_likelihood -= float((sizes.sum() * np.log(scale)).sum())  # in the file's own units
     kind, (m, d), k = likely.argmax(axis=1), local.shape, given.components
     weights = (likely * sizes[:, None]).sum(axis=0)
     stderr = np.sqrt(sx2 / np.maximum(weights, 1e-300))[:, None] * scale
@@ -117,7 +117,7 @@ def run(path: Path, given: MixtureSettings, layout: CsvLayout | None = None) -> 
 def _posterior(
     p: np.ndarray, mu: np.ndarray, sx2: float, means: np.ndarray, sizes: np.ndarray, scatter: float
 ) -> tuple[np.ndarray, float]:
-    """Every client's probabilities of the kinds [m, k], and the log likelihood of all samples."""
+    """Every client's probabilities of the kinds [m, k], and the log-likelihood of all samples."""
     square = ((means[:, None] - mu) ** 2).sum(axis=-1)
     with np.errstate(divide="ignore"):
         joint = np.log(p) - sizes[:, None] * square / (2 * sx2)
@@ -139,7 +139,7 @@ def results(path: Path, given: MixtureSettings, options: OwnFile) -> Results:
 
 
 def tables(result: dict[str, Any]) -> list[Block]:
-    """A table of the kinds, and lines of the samples' standard deviations and the likelihood."""
+    """Table of the kinds, with lines on the samples' standard deviations and the likelihood."""
     table = new_table(
         f"{result['csv']}: {result['clients']} clients of {len(result['kinds'])} kinds", "± standard error"
     )
@@ -162,7 +162,7 @@ def tables(result: dict[str, Any]) -> list[Block]:
 
 
 def write(folder: Path, made: Kinds) -> list[Path]:
-    """Writes ``estimates.csv`` beside the folder of plots, and draws the clients' estimates by kind."""
+    """Write ``estimates.csv`` beside the folder of plots, and plot the clients' estimates by kind."""
     folder.mkdir(parents=True, exist_ok=True)
     client_csv.write(folder.parent / "estimates.csv", made.columns)
     names, flat = made.result["columns"], made.local.shape[1] == 1

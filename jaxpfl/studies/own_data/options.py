@@ -16,13 +16,13 @@ LEVEL = 0.95
 
 @dataclass(frozen=True)
 class OwnFile(CsvLayout, Options):
-    """A CSV file of clients, in the place of simulated ones."""
+    """A CSV file of clients instead of simulated ones."""
 
     csv: Path | None = None
-    """Clients of your own: a row for each, or for each sample; how the file was read is said."""
+    """Clients of your own: one row per client, or per sample; the reading of the file is reported."""
 
     def refuse_without_file(self) -> None:
-        """Refuses a layout of a file that was not given.
+        """Refuse a layout without a file.
 
         Raises:
           JaxpflError: the first of the layout's fields that is not at its default.
@@ -36,10 +36,10 @@ class OwnClients(OwnFile):
     """A CSV file of clients, whose estimates have intervals."""
 
     level: float = LEVEL
-    """Of the intervals of clients of your own."""
+    """Level of the intervals of clients of your own."""
 
     def refuse_without_file(self) -> None:
-        """Refuses a layout or a level for a file that was not given.
+        """Refuse a layout or a level without a file.
 
         Raises:
           JaxpflError: the first of the fields that is not at its default.

@@ -1,4 +1,4 @@
-"""Lines below the table of own clients, ``estimates.csv``, and the picture of what became of each client's estimate."""
+"""Output of own clients: lines below the table, ``estimates.csv``, and a plot of each client's estimate."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def results(own: Own, notes: Sequence[str]) -> Results:
 
 
 def how_it_was_read(result: dict[str, Any]) -> list[str]:
-    """Lines on how the file was understood and what is odd in it, and an empty one."""
+    """Lines on the reading of the file and its oddities, followed by an empty one."""
     return [*client_csv.told(result["read"]), *result.get("notes", []), ""]
 
 
@@ -63,13 +63,12 @@ def said_of_privacy(privacy: dict[str, Any]) -> str:
 
 
 def blocks(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """What is of one column, by the column's name; by an empty one where there is no other."""
+    """Results by column name; a single unnamed column has an empty name."""
     return result.get("columns") or {"": result}
 
 
 def said(block: dict[str, Any], level: float) -> list[str]:
-    """Lines below a column's table: estimates of what the clients share, with as many figures as the samples' spread
-    shows, and what tests say."""
+    """Lines below a column's table: population estimates, rounded by the samples' spread, and test results."""
     estimated = dict(block["estimated"])
     spread, ends = estimated.get("sigma_x", 0.0), estimated.pop("sigma_theta_interval", None)
     texts = {name: f"{name} {beside(value, spread)}" for name, value in estimated.items()}
@@ -100,7 +99,7 @@ def percent(level: float) -> str:
 
 
 def write(folder: Path, own: Own) -> list[Path]:
-    """Writes ``estimates.csv`` beside the folder of plots, and draws what became of each client's own estimate."""
+    """Write ``estimates.csv`` beside the folder of plots, and plot each client's own and personalised estimate."""
     folder.mkdir(parents=True, exist_ok=True)
     client_csv.write(folder.parent / "estimates.csv", own.columns)
     title = f"{own.result['csv']}: {own.result['clients']} clients"
@@ -115,7 +114,7 @@ def _draw(of: Picture, folder: Path, title: str, level: float, name: str) -> Pat
     figure, axes = new_axes("local estimate", "personalised estimate", f"{title}, {of.column}" if of.column else title)
     ends = [float(min(of.local.min(), of.personalized.min())), float(max(of.local.max(), of.personalized.max()))]
     axes.plot(ends, ends, color=INK, linewidth=1, linestyle=":", zorder=1, label="no shrinkage")
-    few = min(1.0, _FEW / len(of.sizes))  # of many clients, fainter bars and smaller points
+    few = min(1.0, _FEW / len(of.sizes))  # fainter bars and smaller points for many clients
     axes.vlines(
         of.local,
         of.low,

@@ -1,4 +1,4 @@
-"""Files whose numbers leave nothing to learn, or cannot be squared."""
+"""Checks of a file's numbers: constant columns, and numbers that cannot be squared."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import numpy as np
 from jaxpfl.errors import JaxpflError
 
 _LEAST, _MOST = 1e-70, 1e70
-"""Sizes whose fourth powers, which tests of variances take, stay in double precision."""
+"""Range of magnitudes whose fourth powers, used in tests of variances, fit in double precision."""
 
 
 def check_squares(path: Path, columns: list[str], samples: list[np.ndarray]) -> None:
-    """Refuses columns whose squares, in double precision, would overflow or vanish.
+    """Refuse columns whose squares would overflow or underflow in double precision.
 
     Args:
       path: of the file.
@@ -33,7 +33,7 @@ def check_squares(path: Path, columns: list[str], samples: list[np.ndarray]) -> 
 
 
 def alike(columns: list[str], samples: list[np.ndarray]) -> list[str]:
-    """A line for each column whose numbers are all the same."""
+    """A line for each column of equal numbers."""
     of_file = len(columns) == 1
     return [
         f"every sample of the file is {values[0]:g}" if of_file else f"every sample's {column} is {values[0]:g}"
@@ -43,5 +43,5 @@ def alike(columns: list[str], samples: list[np.ndarray]) -> list[str]:
 
 
 def _by_column(samples: list[np.ndarray]) -> np.ndarray:
-    """[d, N]."""
+    """Samples of all clients by column, [d, N]."""
     return np.concatenate([own.reshape(len(own), -1) for own in samples]).T
