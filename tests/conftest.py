@@ -22,7 +22,7 @@ import jax
 import pytest
 
 from jaxpfl import use_cpu_cores
-from jaxpfl.engine import execution_plan
+from jaxpfl.engine import compiled, execution_plan
 
 _RESIDENT = 2**30
 """Bytes of a worker from which the programs of one file are dropped before the next, which does not use them."""
@@ -74,6 +74,7 @@ def _drop_programs() -> Iterator[None]:
     """Keeps a worker below 2 GiB; what is needed again comes from the cache on disk."""
     yield
     if _resident() > _RESIDENT:
+        compiled.clear()
         jax.clear_caches()
         gc.collect()
         with suppress(OSError, AttributeError):  # elsewhere than with glibc

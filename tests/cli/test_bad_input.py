@@ -159,6 +159,7 @@ def test_clients_without_training_data_are_named_or_dropped(capsys, tmp_path):
     assert result.json["clients"] == 40
 
 
+@pytest.mark.slow
 def test_a_batch_larger_than_a_client_is_warned_about_once(capsys, tmp_path):
     args = ["compare", "local", "fedavg", *SMALL, "--batch-size", "500", "--json"]
     result = jaxpfl(capsys, *args, "--output", tmp_path / "r")

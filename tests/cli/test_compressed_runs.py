@@ -64,6 +64,7 @@ def test_more_rounds_go_on_counting_and_another_code_is_another_run(capsys, fold
     assert records(folder, "fedavg", "round") == records(tmp_path / "whole", "fedavg", "round")
 
 
+@pytest.mark.slow
 def test_private_uploads_are_claimed_by_their_own_noise(capsys, tmp_path):
     flags = [*SMALL, *BUDGET, *DISTRIBUTED, "--compress", "sign"]
     shown = jaxpfl(capsys, "run", "fedavg", *flags, "--output", tmp_path / "run")

@@ -154,6 +154,7 @@ def test_bad_input_is_one_line(capsys, tmp_path: Path, monkeypatch, args: list[s
     assert message in result.err
 
 
+@pytest.mark.slow
 def test_own_clients_far_from_zero(capsys, tmp_path: Path):
     """Every number moves with the data, whatever they are shifted by: to the last digits that a file's numbers have."""
     rng = np.random.default_rng(0)

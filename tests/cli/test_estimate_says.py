@@ -15,6 +15,7 @@ def own(tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_own_private_means(capsys, own: Path):
     said = jaxpfl(capsys, "estimate", "gaussian", "--csv", own, "--epsilon", "1", "--radius", "2").out
     assert "private: every client's message by itself, epsilon 1, delta 1e-05, mechanism analytic, each entry" in said

@@ -42,6 +42,7 @@ def test_export_says_what_it_wrote(run, capsys):
         assert result.err.count("\n") == 1
 
 
+@pytest.mark.slow
 def test_a_run_goes_on_where_another_ended(run, tmp_path, capsys):
     args = ("run", "fedavg", *SMALL, "--rounds", "1", "--lr", "1e-30", "--json", "--output", tmp_path / "next")
     before = jaxpfl(capsys, "run", "fedavg", *SMALL, "--seeds", "1", "--json", "--output", tmp_path / "one").json

@@ -56,7 +56,8 @@ def assert_same(folder: Path, out: str, whole: tuple[Path, dict]) -> None:
         assert rounds == list(range(1, 41))
 
 
-@pytest.mark.parametrize("round", [pytest.param(1, marks=pytest.mark.slow), 13])
+@pytest.mark.slow
+@pytest.mark.parametrize("round", [1, 13])
 def test_kill_minus_nine(tmp_path: Path, whole, round: int):
     folder = tmp_path / "run"
     process = start(folder)

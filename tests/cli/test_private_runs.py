@@ -17,6 +17,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("runs") / "private"
 
 
+@pytest.mark.slow
 def test_a_budget_is_calibrated_stated_and_stored(capsys, folder):
     methods = ("local", "fedavg", "adaped")
     shown = jaxpfl(capsys, "compare", *methods, *SMALL, *BUDGET, "--output", folder)
@@ -50,6 +51,7 @@ def test_more_rounds_under_a_budget_are_another_run(capsys, tmp_path):
     assert "privacy.noise_multiplier" in refused.err
 
 
+@pytest.mark.slow
 def test_a_cut_cohort_is_no_caveat_of_clients_without_a_memory(capsys, tmp_path):
     flags = ["--privacy.noise-multiplier", "1", "--privacy.delta", "1e-3", "--cohort", "2", "--cohort-cap", "3"]
     of_whole_data_sets = ["--batch-size", "1000", "--rounds", "1", "--seeds", "1", "--json"]

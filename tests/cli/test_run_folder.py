@@ -112,6 +112,7 @@ def test_hyper_parameters_edited_beside_the_config_are_refused(finished, tmp_pat
     assert jaxpfl(capsys, *again).status == 0
 
 
+@pytest.mark.slow
 def test_a_noise_multiplier_edited_beside_the_config_is_refused(tmp_path, capsys):
     private = (*SMALL, "--privacy.epsilon", "8", "--privacy.delta", "1e-3")
     assert jaxpfl(capsys, "run", "fedavg", *private, "--rounds", "1", "--output", tmp_path / "run").status == 0

@@ -15,6 +15,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tmp_path_factory.mktemp("runs") / "run"
 
 
+@pytest.mark.slow
 def test_every_failure_in_one_run(capsys, folder):
     flags = ["--dropout", "0.4", "--stragglers", "0.5", "--unseen-clients", "3", "--adapt-rounds", "2"]
     flags += ["--set", "adaped.idle_rounds=2", "--json", "--output", str(folder)]

@@ -82,6 +82,7 @@ def test_bartletts_test_and_the_fitted_prior():
         assert np.log(s2 / sigma**2).std() < 0.9 * np.log(scatter / (size - 1) / sigma**2).std()
 
 
+@pytest.mark.slow
 def test_equal_noise_takes_one_variance_for_all():
     """Equal sizes: the estimates are those of `gaussian.personalized`, and rounded samples change nothing."""
     rng = np.random.default_rng(1)

@@ -185,6 +185,7 @@ def test_settings_are_one_more_axis():
             np.testing.assert_allclose(grid[i, j], made(epsilon, variance), rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.slow
 def test_the_split_bits_find_the_variance():
     """One bit each, eps = 6, m = 40000, b = 5: mu within 4 standard errors (.035), st2 within 4 of its own (.11)."""
     rng = np.random.default_rng(4)

@@ -224,7 +224,7 @@ def test_the_audit_accepts_the_mechanism(worlds, mechanism):
     assert bound(worlds, mechanism, 1.0, True) <= claim()
 
 
-@pytest.mark.parametrize("mechanism", [even, standardised])
+@pytest.mark.parametrize("mechanism", [pytest.param(even, marks=pytest.mark.slow), standardised])
 @pytest.mark.parametrize(("fault", "scale", "clipped"), [("noise a quarter", 0.25, True), ("no clipping", 1.0, False)])
 def test_the_audit_finds_planted_faults(worlds, mechanism, fault, scale, clipped):
     assert bound(worlds, mechanism, scale, clipped) > claim(), fault
@@ -245,6 +245,7 @@ def test_algorithm_3_without_noise_is_the_mean_and_its_refinement(on_sum):
     np.testing.assert_allclose(np.asarray(made)[some], floored(means)[some], rtol=1e-3, atol=5e-5)
 
 
+@pytest.mark.slow
 def test_algorithm_3_has_the_printed_noise():
     """On the mean, sigma whatever the users; on the sum, sigma over their number: 2000 draws, 5 standard errors."""
     users, runs, sigma = users_of(COUNTS, 24), 2000, 1e-3

@@ -66,6 +66,7 @@ def test_limits_are_least_squares_and_the_mean():
     np.testing.assert_allclose(narrow, population.mu, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_unknown_population_costs_little():
     """m = 1500, n = 10, d = 20: moments and EM against the known population, on the same clients.
 
@@ -127,6 +128,7 @@ def two_groups():
     return clients(120, 5, d, centers=np.stack([np.ones(d), -np.ones(d)]), s2=0.001, sx2=0.1, scale=1.0)
 
 
+@pytest.mark.slow
 def test_mixture_reaches_the_known_populations_error():
     """AdaMix's setting made small (d = 12, n = 5, m = 120): EM on the data misses the known population's error by what
     the centers cost, each estimated from m / 2 clients: about d (sx2 / n + s2) 2 / m = .0042. (Seen on seeds 0 to 2:

@@ -237,6 +237,7 @@ def test_a_large_pull_gives_everybody_the_mean_as_printed(p):
     assert history["fused_edges"] == 1
 
 
+@pytest.mark.slow
 def test_all_shared_is_uniform_averaging():
     hp = SGD | {"server_lr": 1.0}
     want = run(simulation("fedavg", classification_problem(), hp, choices={"weighting": "uniform"}), ROUNDS)
@@ -246,6 +247,7 @@ def test_all_shared_is_uniform_averaging():
     assert_same(on_host(made.evaluate(end.state))["global"], on_host(want.simulation.evaluate(want.state))["global"])
 
 
+@pytest.mark.slow
 def test_one_client_trains_alone():
     federation = classification_problem((6,), (3,))
     choices = {"graph": graphs.from_edges([], 1)}

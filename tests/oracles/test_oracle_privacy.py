@@ -116,6 +116,7 @@ def test_noise_that_takes_psi_below_its_floor_is_projected():
     assert (psi > ADAPED["psi_floor"]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "scale"), [("map-gaussian", "s2"), pytest.param("map-laplace", "b", marks=pytest.mark.slow)]
 )
@@ -190,6 +191,7 @@ def test_distributed_noise_needs_its_least_number_of_uploads():
     assert enough.states[-1].diverged[1] == enough.states[-1].participations[1] > 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "options"),
     [

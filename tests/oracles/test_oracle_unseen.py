@@ -79,6 +79,7 @@ def first_model(i: int):
     return jax.tree.map(np.asarray, perceptron().init(key))
 
 
+@pytest.mark.slow
 def test_fedavg_has_nothing_to_adapt():
     last, scores = arrived("fedavg", SGD)
     want = scores_of([last.server] * 3)
@@ -95,6 +96,7 @@ def test_fedavg_with_fine_tuning():
     assert_same(scores["before"], scores_of([last.server] * 3))
 
 
+@pytest.mark.slow
 def test_local_trains_alone_from_its_start():
     _, scores = arrived("local", SGD)
     models = [first_model(i) for i in range(3)]
