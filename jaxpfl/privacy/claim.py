@@ -6,6 +6,7 @@ Both are read off the very objects that the round is made of, so that what is ac
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Required, TypedDict, Unpack
 
 import numpy as np
 
@@ -25,6 +26,17 @@ from jaxpfl.privacy.descriptions import (
 )
 from jaxpfl.privacy.mechanism import Mechanism
 from jaxpfl.privacy.refusals import Refusal
+
+
+class Run(TypedDict, total=False):
+    """The keywords of `plan_of`, which explains them."""
+
+    rounds: Required[int]
+    steps: int | None
+    scales: int | None
+    releases: int
+    linear: bool
+    compressed: bool
 
 
 def check_compressible(noise: str) -> None:
@@ -85,35 +97,22 @@ def calibrated(
     epsilon: float,
     delta: float,
     *,
-    rounds: int,
-    steps: int | None = None,
-    scales: int | None = None,
-    releases: int = 1,
-    linear: bool = False,
-    compressed: bool = False,
     accountant: Accountant = "pld",
+    **run: Unpack[Run],
 ) -> Mechanism:
     """The mechanism with the least noise whose eps over the run is at most the one asked for.
 
     Args:
       mechanism: its noise multiplier does not matter.
       epsilon, delta: the target.
+      accountant: of the epsilon.
+      run: as `plan_of` takes it.
 
     Raises:
       JaxpflError: for a target out of range, and as `plan_of`.
     """
     some = replace(mechanism, noise_multiplier=1.0, quantile=None, count_stddev=None)
-    plan = plan_of(
-        some,
-        participation,
-        rounds=rounds,
-        steps=steps,
-        scales=scales,
-        releases=releases,
-        linear=linear,
-        compressed=compressed,
-    )
-    found = calibrate(plan, epsilon, delta, accountant).noise
+    found = calibrate(plan_of(some, participation, **run), epsilon, delta, accountant).noise
     z = found.stddevs[0] / found.clips[0] if isinstance(found, PerStepNoise) else found.noise_multiplier
     return replace(mechanism, noise_multiplier=z)
 
