@@ -129,6 +129,14 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: b
             pull *= jnp.maximum(1 - batch.mean(task.loss(teacher, batch.y)) / math.log(task.num_classes), 0)
         return loss + pull, loss
 
+    def descend_theta(
+        optimizer: optax.GradientTransformation, key: Key, theta: Descent, batch: Batch, teacher: Array, psi: Array
+    ) -> tuple[Descent, Array]:
+        """A step of theta toward its data and the teacher's logits, and its loss on the data."""
+        student, pull_theta = jax.vjp(lambda params: own_apply(params, batch.x, key=key, train=True), theta.params)
+        d_student, loss = jax.grad(partial(personal_objective, batch, teacher, psi), has_aux=True)(student)
+        return theta.step(optimizer, pull_theta(d_student)[0]), loss
+
     def step_with(of_theta: optax.GradientTransformation, of_mu: optax.GradientTransformation, hp: AdaPeDHyper):
         def step(
             key: Key, carry: tuple[Descent, Descent, Array], batch: Batch
@@ -138,18 +146,12 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: b
             def forward(params: PyTree) -> Array:
                 return task.model.apply(params, batch.x, key=key, train=True)
 
-            def own_forward(params: PyTree) -> Array:
-                return own_apply(params, batch.x, key=key, train=True)
-
             # Three gradients share their forward passes: theta and mu once each, then theta+, then mu+. The gradient
             # of mu at theta+ reuses mu's own pass. (XLA merges the repeated passes of three jax.grad calls as well,
             # to the same program on a CPU; here nothing depends on its doing so.)
-            student, pull_theta = jax.vjp(own_forward, theta.params)
             teacher, pull_mu = jax.vjp(forward, mu.params)
-            d_student, loss = jax.grad(partial(personal_objective, batch, teacher, psi), has_aux=True)(student)
-            theta = theta.step(of_theta, pull_theta(d_student)[0])
-
-            student = own_forward(theta.params)
+            theta, loss = descend_theta(of_theta, key, theta, batch, teacher, psi)
+            student = own_apply(theta.params, batch.x, key=key, train=True)
 
             d_teacher = jax.grad(lambda b: kd(batch, b, student) / (2 * psi))(teacher)
             h = pull_mu(d_teacher)[0]
@@ -188,9 +190,8 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: b
 
         def step(key: Key, theta: Descent, batch: Batch) -> tuple[Descent, Metrics]:
             teacher = task.model.apply(mu, batch.x, key=key, train=True)
-            student, pull_theta = jax.vjp(lambda params: own_apply(params, batch.x, key=key, train=True), theta.params)
-            d_student, loss = jax.grad(partial(personal_objective, batch, teacher, psi), has_aux=True)(student)
-            return theta.step(of_theta, pull_theta(d_student)[0]), {"train_loss": loss}
+            theta, loss = descend_theta(of_theta, key, theta, batch, teacher, psi)
+            return theta, {"train_loss": loss}
 
         start = Descent.start(of_theta, state.theta)
         theta, metrics = run_steps(work, key, ctx, splits.train, step, start, metrics=("train_loss",))
