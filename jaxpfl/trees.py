@@ -101,6 +101,21 @@ def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
     return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
 
 
+def valid_count(valid: Array) -> Array:
+    """The number of valid slots, at least one, []."""
+    return jnp.maximum(valid.sum(), 1)
+
+
+def valid_sum(valid: Array, values: Array) -> Array:
+    """The sum of values [b] over the valid slots [b], []; NaN in others is dropped."""
+    return jnp.where(valid, values, 0).sum()
+
+
+def valid_mean(valid: Array, values: Array) -> Array:
+    """Their mean, []; zero where no slot is valid."""
+    return valid_sum(valid, values) / valid_count(valid)
+
+
 def num_bytes(tree: PyTree) -> int:
     """Size of all leaves in bytes; leaves may be arrays or ``jax.ShapeDtypeStruct``."""
     return sum(math.prod(x.shape) * jnp.dtype(x.dtype).itemsize for x in jax.tree.leaves(tree))

@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import optax
 
+from jaxpfl import trees
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
 
 
@@ -37,15 +38,15 @@ class Examples(NamedTuple):
     @property
     def size(self) -> Array:
         """The number of real examples, at least one, []."""
-        return jnp.maximum(self.valid.sum(), 1)
+        return trees.valid_count(self.valid)
 
     def sum(self, values: Array) -> Array:
         """The sum of per-example values [b] over the real examples."""
-        return jnp.where(self.valid, values, 0).sum()
+        return trees.valid_sum(self.valid, values)
 
     def mean(self, values: Array) -> Array:
         """Their mean."""
-        return self.sum(values) / self.size
+        return trees.valid_mean(self.valid, values)
 
 
 class Rates(NamedTuple):

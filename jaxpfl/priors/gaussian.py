@@ -23,9 +23,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpfl import trees
-from jaxpfl.priors.base import Examples, Prior, Rates, as_float, mean_square, moved, weighted_mean
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
+from jaxpfl.priors import location_scale
+from jaxpfl.priors.base import Examples, Prior, mean_square, moved, weighted_mean
+from jaxpfl.types import Array, Key, PyTree, Scalar
 
 
 class Gaussian(NamedTuple):
@@ -44,25 +44,7 @@ def prior(*, s2_init: Scalar = 0.1, floor: Scalar = 1e-4) -> Prior:
       s2_init: the variance before any estimation.
       floor: the least variance, positive.
     """
-
-    def init(theta: PyTree) -> Gaussian:
-        return project(Gaussian(theta, as_float(s2_init)))
-
-    def project(gamma: Gaussian) -> Gaussian:
-        return gamma._replace(s2=jnp.maximum(gamma.s2, floor))
-
-    def descend(rates: Rates, gamma: Gaussian, theta: PyTree, on: Examples | None = None) -> Gaussian:
-        mu = moved(rates.location, gamma.mu, theta)
-        s2 = moved(rates.scale, gamma.s2, mean_square(optax.tree.sub(theta, mu)))
-        return project(Gaussian(mu, s2))
-
-    def fit(gamma: Gaussian, thetas: PyTree, valid: Array) -> Gaussian:
-        return trees.where(valid.any(), project(moments(thetas, valid)), gamma)
-
-    def report(gamma: Gaussian) -> Metrics:
-        return {"s2": gamma.s2}
-
-    return Prior(init, lambda gamma: gamma.mu, penalty, report, descend, fit, sample, project, prox)
+    return location_scale.prior(FAMILY, s2_init, floor)
 
 
 def penalty(gamma: Gaussian, theta: PyTree, on: Examples | None = None) -> Array:
@@ -86,12 +68,14 @@ def prox(step: Scalar, gamma: Gaussian, theta: PyTree) -> PyTree:
     return moved(gamma.s2 / (gamma.s2 + step), gamma.mu, theta)
 
 
-def moments(thetas: PyTree, valid: Array) -> Gaussian:
-    """The maximum-likelihood estimate from models side by side, leaves [C, ...], of which some are valid, [C].
+def mean(thetas: PyTree, valid: Array) -> PyTree:
+    """The mean of the valid models [C], leaves [C, ...] -> [...]; of all where none is valid."""
+    return weighted_mean(jnp.where(valid.any(), valid.astype(jnp.result_type(float)), 1), thetas)
 
-    The mean, and the mean square deviation from it over valid models and entries: zero for one model.
-    """
-    weights = valid.astype(jnp.result_type(float))
-    mu = weighted_mean(jnp.where(valid.any(), weights, 1), thetas)
-    squares = jax.vmap(lambda theta: mean_square(optax.tree.sub(theta, mu)))(thetas)
-    return Gaussian(mu, jnp.where(valid, squares, 0).sum() / jnp.maximum(valid.sum(), 1))
+
+def _toward(rate: Scalar, gamma: Gaussian, theta: PyTree) -> PyTree:
+    return moved(rate, gamma.mu, theta)
+
+
+FAMILY = location_scale.Family(Gaussian, penalty, sample, prox, _toward, mean, mean_square)
+"""For `location_scale.prior` and `location_scale.estimate`."""

@@ -108,7 +108,7 @@ def prox(step: Scalar, gamma: Mixture, theta: PyTree) -> PyTree:
 
 def log_likelihood(gamma: Mixture, thetas: PyTree, valid: Array) -> Array:
     """The sum of log densities of the valid models, []: what EM raises."""
-    return -jnp.where(valid, jax.vmap(lambda theta: penalty(gamma, theta))(thetas), 0).sum()
+    return -trees.valid_sum(valid, jax.vmap(lambda theta: penalty(gamma, theta))(thetas))
 
 
 def em(gamma: Mixture, thetas: PyTree, valid: Array, floor: Scalar, steps: int) -> Mixture:
@@ -145,7 +145,7 @@ def start(components: int, thetas: PyTree, valid: Array, floor: Scalar) -> Mixtu
     """
     distances = jax.lax.map(lambda theta: jax.vmap(lambda other: _square(theta, other))(thetas), thetas)  # [C, C]
     distances = jnp.where(valid[None, :], distances, 0)
-    d, count = optax.tree.size(thetas) / valid.shape[0], jnp.maximum(valid.sum(), 1)
+    d, count = optax.tree.size(thetas) / valid.shape[0], trees.valid_count(valid)
     nearest, chosen = jnp.full(valid.shape, jnp.inf, distances.dtype), []
     for _ in range(components):
         after = jnp.minimum(distances, jnp.where(valid, nearest, 0))

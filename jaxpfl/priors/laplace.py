@@ -20,9 +20,9 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpfl import trees
-from jaxpfl.priors.base import Examples, Prior, Rates, as_float, moved
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
+from jaxpfl.priors import location_scale
+from jaxpfl.priors.base import Examples, Prior
+from jaxpfl.types import Array, Key, PyTree, Scalar
 
 
 class Laplace(NamedTuple):
@@ -39,26 +39,7 @@ def prior(*, b_init: Scalar = 0.1, floor: Scalar = 1e-3) -> Prior:
       b_init: the scale before any estimation.
       floor: the least scale, positive.
     """
-
-    def init(theta: PyTree) -> Laplace:
-        return project(Laplace(theta, as_float(b_init)))
-
-    def project(gamma: Laplace) -> Laplace:
-        return gamma._replace(b=jnp.maximum(gamma.b, floor))
-
-    def descend(rates: Rates, gamma: Laplace, theta: PyTree, on: Examples | None = None) -> Laplace:
-        step = rates.location * gamma.b
-        mu = jax.tree.map(lambda m, t: m + (step * jnp.sign(t - m)).astype(m.dtype), gamma.mu, theta)
-        b = moved(rates.scale, gamma.b, _mean_absolute(optax.tree.sub(theta, mu)))
-        return project(Laplace(mu, b))
-
-    def fit(gamma: Laplace, thetas: PyTree, valid: Array) -> Laplace:
-        return trees.where(valid.any(), project(medians(thetas, valid)), gamma)
-
-    def report(gamma: Laplace) -> Metrics:
-        return {"b": gamma.b}
-
-    return Prior(init, lambda gamma: gamma.mu, penalty, report, descend, fit, sample, project, prox)
+    return location_scale.prior(FAMILY, b_init, floor)
 
 
 def penalty(gamma: Laplace, theta: PyTree, on: Examples | None = None) -> Array:
@@ -87,19 +68,26 @@ def prox(step: Scalar, gamma: Laplace, theta: PyTree) -> PyTree:
     return jax.tree.map(nearer, theta, gamma.mu)
 
 
-def medians(thetas: PyTree, valid: Array) -> Laplace:
-    """The maximum-likelihood estimate from models side by side, leaves [C, ...], of which some are valid, [C]."""
+def median(thetas: PyTree, valid: Array) -> PyTree:
+    """The median of each entry over the valid models [C], leaves [C, ...] -> [...]; zero where none is valid."""
 
-    def median(leaf: Array) -> Array:
+    def of_leaf(leaf: Array) -> Array:
         rows = valid.reshape(-1, *[1] * (leaf.ndim - 1))
         return jnp.where(valid.any(), jnp.nanmedian(jnp.where(rows, leaf, jnp.nan), axis=0), 0)
 
-    mu = jax.tree.map(median, thetas)
-    deviations = jax.vmap(lambda theta: _mean_absolute(optax.tree.sub(theta, mu)))(thetas)
-    return Laplace(mu, jnp.where(valid, deviations, 0).sum() / jnp.maximum(valid.sum(), 1))
+    return jax.tree.map(of_leaf, thetas)
+
+
+def _toward(rate: Scalar, gamma: Laplace, theta: PyTree) -> PyTree:
+    step = rate * gamma.b
+    return jax.tree.map(lambda m, t: m + (step * jnp.sign(t - m)).astype(m.dtype), gamma.mu, theta)
 
 
 def _mean_absolute(difference: PyTree) -> Array:
     # JAX's derivative of |x| at 0 is 1: where theta = mu, as at the start, it would pull to one side.
     absolute = jax.tree.map(lambda a: jnp.sum(a * jnp.sign(a)), difference)
     return jax.tree.reduce(jnp.add, absolute) / optax.tree.size(difference)
+
+
+FAMILY = location_scale.Family(Laplace, penalty, sample, prox, _toward, median, _mean_absolute)
+"""For `location_scale.prior` and `location_scale.estimate`."""

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 
+from jaxpfl import trees
 from jaxpfl.algorithms.parts.optimizers import Optimizer, resolve
 from jaxpfl.data import batching
 from jaxpfl.errors import unknown_name
@@ -38,7 +39,7 @@ class Batch(NamedTuple):
 
     def mean(self, values: Array) -> Array:
         """The mean of per-example values [b] over the real examples."""
-        return jnp.where(self.valid, values, 0).sum() / jnp.maximum(self.valid.sum(), 1)
+        return trees.valid_mean(self.valid, values)
 
 
 @dataclass(frozen=True, eq=False)
