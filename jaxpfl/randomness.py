@@ -36,6 +36,11 @@ class Purpose(IntEnum):
     ADAPT = 11
     NOISE = 12
 
+    # Folded into a key to which local steps t = 0, 1, ... fold in t as well: from the top, where no step is.
+    RELEASE_NOISE = 2**31 - 1
+    SCALE_NOISE = 2**31 - 2
+    UPLOAD_CODE = SCALE_NOISE  # of a round's key, where the noise on a scale is of a step's
+
 
 def stream(run_key: Key, purpose: Purpose, *names: Scalar) -> Key:
     """Key of a named stream: ``fold_in`` of the purpose, then of each name (round, client id, ...)."""

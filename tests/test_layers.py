@@ -26,6 +26,7 @@ LEVELS = {
     "randomness": 0,
     "protocol": 0,
     "contract": 0,
+    "wrapping": 0,
     "participation": 0,
     "data": 1,
     "models": 1,

@@ -45,8 +45,10 @@ from jaxpfl import trees
 from jaxpfl.compression import error_feedback
 from jaxpfl.compression.compressors import Compressor
 from jaxpfl.errors import JaxpflError
-from jaxpfl.protocol import ALL_STEPS, Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.wrapping import wrapped_client
 
 MOST_NUMBERS = 2**31 // 66
 """Largest number of entries in an upload whose bits, up to 66 each, an int32 can hold."""
@@ -103,29 +105,12 @@ def _client(inner: Client, compressor: Compressor, splits: Splits, feedback: boo
         key: Key, hp: PyTree, ctx: ClientContext, message: Message, state: Held, splits: Splits
     ) -> tuple[Held, Upload, Metrics]:
         own, upload, metrics = inner.update(key, hp, ctx, message, state.own, splits)
-        # Local steps use fold_in(key, step), a privacy mechanism's noise ALL_STEPS; neither uses this number.
-        coding = jax.random.fold_in(key, ALL_STEPS - 1)
+        coding = stream(key, Purpose.UPLOAD_CODE)
         sent, memory = _compress(partial(_send, compressor, ctx.round), coding, upload, state.memory)
         return Held(own, memory), sent, metrics
 
-    def personalize(key: Key, hp: PyTree, ctx: ClientContext, message: Message, state: Held, splits: Splits) -> PyTree:
-        return inner.personalize(key, hp, ctx, message, state.own, splits)
-
-    def idle(key: Key, hp: PyTree, ctx: ClientContext, state: Held, splits: Splits) -> tuple[Held, Metrics]:
-        assert inner.idle is not None
-        own, metrics = inner.idle(key, hp, ctx, state.own, splits)
-        return Held(own, state.memory), metrics
-
-    def cluster(hp: PyTree, message: Message, state: Held, splits: Splits) -> Array:
-        assert inner.cluster is not None
-        return inner.cluster(hp, message, state.own, splits)
-
-    return inner._replace(
-        init=init,
-        update=update,
-        personalize=personalize,
-        idle=inner.idle and idle,
-        cluster=inner.cluster and cluster,
+    return wrapped_client(
+        inner, init=init, update=update, state=lambda held: held.own, keep=lambda held, own: held._replace(own=own)
     )
 
 

@@ -8,7 +8,8 @@ from jaxpfl.privacy.capacity import poisson_cap
 from jaxpfl.privacy.claim import calibrated, check_compressible, plan_of, sampling_of
 from jaxpfl.privacy.descriptions import CentralNoise, DistributedNoise, FixedSize, Full, PerStepNoise, Poisson
 from jaxpfl.privacy.events import Relation
-from jaxpfl.privacy.mechanism import Mechanism, PrivateHyper, privatize
+from jaxpfl.privacy.mechanism import Mechanism
+from jaxpfl.privacy.private_sum import PrivateHyper, privatize
 from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.privacy.statement import Statement
 from jaxpfl.privacy.step_noise import StepNoise

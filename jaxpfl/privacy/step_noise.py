@@ -20,7 +20,7 @@ import jax.numpy as jnp
 from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy.clipping import clip
 from jaxpfl.privacy.noise import add_gaussian
-from jaxpfl.protocol import ALL_STEPS
+from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Array, Key, PyTree
 
 
@@ -44,11 +44,12 @@ class StepNoise:
 
     def of_parameters(self, key: Key, gradient: PyTree) -> PyTree:
         """Clipped and noised gradient of the parameters; ``key`` is that of the step."""
-        return _released(jax.random.fold_in(key, ALL_STEPS), gradient, self.clipping_norm, self.stddev)
+        return _released(stream(key, Purpose.RELEASE_NOISE), gradient, self.clipping_norm, self.stddev)
 
     def of_scale(self, key: Key, gradient: Array) -> Array:
         """Clipped and noised gradient of a scale, []."""
-        return _released(jax.random.fold_in(key, ALL_STEPS - 1), gradient, self.scale_clipping_norm, self.scale_stddev)
+        own = stream(key, Purpose.SCALE_NOISE)
+        return _released(own, gradient, self.scale_clipping_norm, self.scale_stddev)
 
 
 def _released(key: Key, gradient: PyTree, limit: float, stddev: float) -> PyTree:

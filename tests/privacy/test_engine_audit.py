@@ -20,7 +20,7 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.audit import Audit, Subject, audit, games, white_box
 from jaxpfl.participation import Participation, full, poisson, uniform
 from jaxpfl.priors.distillation import Shared
-from jaxpfl.privacy import Mechanism, mechanism, privatize
+from jaxpfl.privacy import Mechanism, private_sum, privatize
 from jaxpfl.privacy.clipping import clip
 from jaxpfl.protocol import Algorithm, Client, Upload
 
@@ -206,7 +206,7 @@ def by_leaf(tree, limit):
 @slow
 def test_a_clip_by_leaf_is_seen_by_a_game(monkeypatch):
     """Three leaves of norm C are one of norm 1.7 C."""
-    monkeypatch.setattr(mechanism, "clip", by_leaf)
+    monkeypatch.setattr(private_sum, "clip", by_leaf)
     refuted, game = play()
     assert refuted, game.bound
 
@@ -218,7 +218,7 @@ def all_but_psi(tree, limit):
 
 @slow
 def test_a_psi_that_is_not_clipped_is_seen_by_a_game(monkeypatch):
-    monkeypatch.setattr(mechanism, "clip", all_but_psi)
+    monkeypatch.setattr(private_sum, "clip", all_but_psi)
     refuted, game = play(worlds=400)
     assert refuted, game.bound
 
@@ -227,7 +227,7 @@ def test_a_psi_that_is_not_clipped_is_seen_by_a_game(monkeypatch):
 @pytest.mark.parametrize("fault", [by_leaf, all_but_psi])
 def test_wrong_clips_are_seen_inside(monkeypatch, fault):
     """Uploads are beyond the norm, as real clients' are here: C is small, and so is the noise."""
-    monkeypatch.setattr(mechanism, "clip", fault)
+    monkeypatch.setattr(private_sum, "clip", fault)
     assert any(test.startswith("sum") for test in look(Mechanism(0.3, 0.01), rounds=4))
 
 
@@ -238,13 +238,13 @@ def _name(path) -> str:
 @slow
 @pytest.mark.parametrize("names", [("psi",), ("mu/bias", "psi")])
 def test_noise_that_skips_small_leaves_is_seen(monkeypatch, names):
-    add = mechanism.add_gaussian
+    add = private_sum.add_gaussian
 
     def skipping(key, tree, *rest, **more):
         noisy = add(key, tree, *rest, **more)
         return jax.tree.map_with_path(lambda path, n, a: a if _name(path) in names else n, noisy, tree)
 
-    monkeypatch.setattr(mechanism, "add_gaussian", skipping)
+    monkeypatch.setattr(private_sum, "add_gaussian", skipping)
     assert any(test.startswith("leaves") for test in look())
     refuted, game = play(worlds=400)
     assert refuted, game.bound
@@ -316,8 +316,8 @@ def test_weights_by_examples_are_seen(monkeypatch):
         clipped, size = clip(tree, limit)
         return jax.tree.map(lambda a: a * seen["weight"], clipped), size
 
-    monkeypatch.setattr(mechanism, "trees", Divides())
-    monkeypatch.setattr(mechanism, "clip", weighted)
+    monkeypatch.setattr(private_sum, "trees", Divides())
+    monkeypatch.setattr(private_sum, "clip", weighted)
     refuted, game = play(worlds=400)
     assert refuted, game.bound
 
@@ -349,7 +349,7 @@ def test_one_run_stays_below_the_claim_and_sees_a_skipped_clip(monkeypatch):
     assert sound.canaries == 200
     small = subject(Mechanism(20.0, C), full(20), features=30)
     assert games.one_run(small, delta=1e-5, runs=10).epsilon < small.claim.epsilon(1e-5) < 1
-    monkeypatch.setattr(mechanism, "clip", lambda tree, limit: (tree, clip(tree, limit)[1]))
+    monkeypatch.setattr(private_sum, "clip", lambda tree, limit: (tree, clip(tree, limit)[1]))
     assert games.one_run(small, delta=1e-5, runs=10).epsilon > small.claim.epsilon(1e-5)
 
 

@@ -11,7 +11,7 @@ from jaxpfl.algorithms.parts import private_em
 from jaxpfl.engine import accounted
 from jaxpfl.errors import JaxpflError
 from jaxpfl.participation import full, poisson, uniform
-from jaxpfl.privacy import Mechanism, mechanism, noise, plan_of
+from jaxpfl.privacy import Mechanism, noise, plan_of, private_sum
 from jaxpfl.privacy.statement import CUT, GIVEN_START
 
 SETTING = {"model": "linear", "rounds": 2, "local_steps": 3, "batch_size": 5}
@@ -204,7 +204,7 @@ def test_models_of_few_digits_are_clipped_and_noised_in_float32(federation, meth
         return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(mechanism, "add_gaussian", watched)
+        patch.setattr(private_sum, "add_gaussian", watched)
         patch.setattr(private_em, "add_gaussian", watched)
         result = jaxpfl.fit(method, federation, **SETTING | {"model": narrow}, privacy=Mechanism(1.0, 0.1))
     assert set(released) == {jnp.dtype(jnp.float32)}

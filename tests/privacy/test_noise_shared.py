@@ -22,7 +22,7 @@ from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import printed as histogram_printed
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms import standardised as histogram_standardised
-from jaxpfl.privacy import Mechanism, discrete_gaussian, mechanism, step_noise
+from jaxpfl.privacy import Mechanism, discrete_gaussian, private_sum, step_noise
 from jaxpfl.studies.histograms import private_methods as histogram_private_methods
 from jaxpfl.studies.histograms.settings import HistogramSettings
 
@@ -159,8 +159,8 @@ def one_key(function):
 @pytest.mark.parametrize(
     ("method", "privacy", "module", "name"),
     [
-        ("fedavg", CENTRAL, mechanism, "_noise_key"),
-        ("fedavg", DISTRIBUTED, mechanism, "_noise_key"),
+        ("fedavg", CENTRAL, private_sum, "stream"),
+        ("fedavg", DISTRIBUTED, private_sum, "stream"),
         ("fedavg", PER_STEP, step_noise, "_released"),
         ("adamix", CENTRAL, private_em, "em"),
         ("adamix", CENTRAL, private_em, "add_gaussian"),

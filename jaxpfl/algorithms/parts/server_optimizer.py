@@ -18,8 +18,9 @@ import optax
 from jaxpfl import trees
 from jaxpfl.algorithms.parts.optimizers import Optimizer, normalizes, resolve
 from jaxpfl.errors import JaxpflError, warn
-from jaxpfl.protocol import Algorithm, Message, Reduced, Reduction, Server, ServerContext
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
+from jaxpfl.protocol import Algorithm, Reduced, Reduction, ServerContext
+from jaxpfl.types import Key, Metrics, PyTree, Scalar
+from jaxpfl.wrapping import wrapped_server
 
 
 class Served(NamedTuple):
@@ -73,31 +74,12 @@ def with_server_optimizer(algorithm: Algorithm, optimizer: Optimizer, *, acts_on
         state = inner.init(key, hp, ctx)
         return Served(state, start(key, hp, ctx, state))
 
-    def broadcast(key: Key, hp: PyTree, ctx: ServerContext, served: Served) -> Message:
-        return inner.broadcast(key, hp, ctx, served.state)
-
     def update(key: Key, hp: PyTree, ctx: ServerContext, served: Served, reduced: Reduced) -> tuple[Served, Metrics]:
         reduced, memory = step(key, hp, ctx, served.state, served.memory, reduced)
         state, metrics = inner.update(key, hp, ctx, served.state, reduced)
         return Served(state, memory), metrics
 
-    predict, greet = inner.predict_global, inner.welcome
-
-    def predict_global(hp: PyTree, served: Served, x: PyTree) -> Array:
-        assert predict is not None
-        return predict(hp, served.state, x)
-
-    def welcome(key: Key, hp: PyTree, ctx: ServerContext, served: Served) -> Message:
-        assert greet is not None
-        return greet(key, hp, ctx, served.state)
-
-    server = Server(
-        init,
-        broadcast,
-        update,
-        None if predict is None else predict_global,
-        None if greet is None else welcome,
-    )
+    server = wrapped_server(inner, init=init, update=update, state=lambda served: served.state)
     return algorithm._replace(server=server)
 
 

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 
 from jaxpfl.protocol import Message, Reduced, Server, ServerContext, Stacked
 from jaxpfl.types import Array, Key, Metrics, PyTree
+from jaxpfl.wrapping import wrapped_server
 
 _EMPTY = -1
 
@@ -81,16 +82,8 @@ def keeping_models(server: Server, size: int) -> Server:
         after = ctx._replace(round=ctx.round + 1)
         return Archive(state, add(archive.stored, after.round, model(key, hp, after, state))), metrics
 
-    predict = server.predict_global
+    def welcome(key: Key, hp: PyTree, ctx: ServerContext, archive: Archive) -> Message:
+        return Message(model(key, hp, ctx, archive.state), archive.stored)
 
-    def predict_global(hp: PyTree, archive: Archive, x: PyTree) -> Array:
-        assert predict is not None
-        return predict(hp, archive.state, x)
-
-    return Server(
-        init=init,
-        broadcast=lambda key, hp, ctx, archive: server.broadcast(key, hp, ctx, archive.state),
-        update=update,
-        predict_global=None if predict is None else predict_global,
-        welcome=lambda key, hp, ctx, archive: Message(model(key, hp, ctx, archive.state), archive.stored),
-    )
+    wrapped = wrapped_server(server, init=init, update=update, state=lambda archive: archive.state)
+    return wrapped._replace(welcome=welcome)

@@ -1,0 +1,176 @@
+r"""User-level differential privacy for any method whose uploads are summed: a wrapper around its `Algorithm`.
+
+In a round, client i's upload :math:`\Delta_i` (as a whole: parameters, psi, ...) is clipped, and the server receives
+
+.. math:: \frac1D \Bigl( \sum_{i \in S} \Delta_i \min(1, C / \|\Delta_i\|_2) + N(0, z^2 C^2 I) \Bigr)
+
+in place of the mean, with a fixed public divisor D, the expected cohort. The method's server update is post-processing.
+The personalised models stay with their clients.
+
+Formal guarantees: adding or removing one client changes the sum by at most C in L2 norm, whatever its data, even if not
+finite; so each round is a Gaussian mechanism with noise multiplier z. The guarantee of a run follows by accounting
+(`PrivacyPlan`). The training losses and accuracies that the simulator reports are not part of the release.
+
+References: McMahan et al. 2018, "Learning Differentially Private Recurrent Language Models"; Andrew et al. 2021,
+"Differentially Private Learning with Adaptive Clipping".
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxpfl import trees
+from jaxpfl.errors import JaxpflError
+from jaxpfl.privacy.clipping import clip
+from jaxpfl.privacy.mechanism import Mechanism
+from jaxpfl.privacy.noise import add_gaussian
+from jaxpfl.protocol import (
+    Algorithm,
+    Client,
+    ClientContext,
+    Message,
+    Reduced,
+    Reduction,
+    Server,
+    ServerContext,
+    Upload,
+)
+from jaxpfl.randomness import Purpose, stream
+from jaxpfl.types import Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.wrapping import wrapped_client, wrapped_server
+
+
+@struct.dataclass
+class PrivateHyper:
+    """Hyper-parameters of a method and of its mechanism, all traced, so that they can be swept over runs."""
+
+    method: Any
+    noise_multiplier: Scalar
+    clipping_norm: Scalar
+
+
+class _Guarded(NamedTuple):
+    """Server state: the method's own, and the current C if it adapts (else nothing)."""
+
+    state: PyTree
+    clipping_norm: PyTree
+
+
+class _Sent(NamedTuple):
+    """Message to every client: the method's own, and the current C if it adapts."""
+
+    shared: PyTree
+    clipping_norm: PyTree
+
+
+class _Released(NamedTuple):
+    """Upload of a client: its clipped change; under adaptive clipping also 1/2 if its norm is below C, else -1/2."""
+
+    change: PyTree
+    below: PyTree
+
+
+def privatize(algorithm: Algorithm, hp: PyTree, mechanism: Mechanism) -> tuple[Algorithm, PrivateHyper]:
+    """Wrap an algorithm and its hyper-parameters in a privacy mechanism.
+
+    The clipped quantity is a client's increment without its weight: all clients have the same weight. A client whose
+    work is not finite contributes zero (and its share of distributed noise), and counts as diverged.
+
+    Raises:
+      JaxpflError: if the method's uploads are not summed or, when traced, have several weights, which would be a
+        release of their own.
+    """
+    if algorithm.reduction is not Reduction.SUM:
+        raise JaxpflError("a private sum needs uploads that are summed: this method's server sees each of them")
+    if mechanism.noise == "per_step":  # nothing is left to do but the public divisor
+        hyper = PrivateHyper(hp, 0.0, math.inf)
+    else:
+        hyper = PrivateHyper(hp, mechanism.noise_multiplier_of_sum, np.asarray(mechanism.clipping_norm, float))
+    # Of the numbers that are hyper-parameters the functions hold none: a compiled program serves all of them.
+    kind = replace(mechanism, noise_multiplier=0.0, clipping_norm=1.0)
+    clients = tuple(_client(client, kind) for client in algorithm.clients)
+    server = _server(algorithm.server, kind)
+    return algorithm._replace(clients=clients, server=server, noise=mechanism.stream), hyper
+
+
+def _client(inner: Client, mechanism: Mechanism) -> Client:
+    def received(message: Message) -> Message:
+        return message._replace(shared=message.shared.shared)
+
+    def update(
+        key: Key, hp: PrivateHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        limit = hp.clipping_norm if mechanism.quantile is None else message.shared.clipping_norm
+        state, upload, metrics = inner.update(key, hp.method, ctx, received(message), state, splits)
+        if any(jnp.ndim(weight) for weight in jax.tree.leaves(upload.weight)):
+            raise JaxpflError("a private sum needs one weight for an upload: this method's say what a client chose")
+        finite = trees.all_finite((state, upload))
+        change, size = clip(trees.prefix_divide(upload.total, upload.weight), limit)
+        if mechanism.noise != "per_step":  # there the upload already holds the client's share of the noise
+            change = trees.where(finite, change, jax.tree.map(jnp.zeros_like, change))
+        below: PyTree = ()
+        if mechanism.quantile is not None:
+            below = jnp.where(finite, jnp.where(size <= limit, 0.5, -0.5), 0.0)
+        if mechanism.noise == "distributed":
+            assert mechanism.min_uploads is not None
+            share = hp.noise_multiplier * limit / math.sqrt(mechanism.min_uploads)
+            change = add_gaussian(stream(key, Purpose.RELEASE_NOISE), change, share)
+        metrics |= {"upload_norm": size}
+        if mechanism.noise != "per_step":
+            metrics |= {"clipped": (size > limit).astype(size.dtype)}
+        return state, Upload(_Released(change, below), jnp.ones(()), failed=~finite), metrics
+
+    return wrapped_client(inner, update=update, hyper=_of_method, received=received)
+
+
+def _server(inner: Server, mechanism: Mechanism) -> Server:
+    def init(key: Key, hp: PrivateHyper, ctx: ServerContext) -> _Guarded:
+        start = () if mechanism.quantile is None else jnp.asarray(hp.clipping_norm, jnp.result_type(float))
+        return _Guarded(inner.init(key, hp.method, ctx), start)
+
+    def send(message: Message, guarded: _Guarded) -> Message:
+        return message._replace(shared=_Sent(message.shared, guarded.clipping_norm))
+
+    def update(
+        key: Key, hp: PrivateHyper, ctx: ServerContext, guarded: _Guarded, reduced: Reduced
+    ) -> tuple[_Guarded, Metrics]:
+        released: _Released = reduced.total
+        total = released.change
+        norm = hp.clipping_norm if mechanism.quantile is None else guarded.clipping_norm
+        of_sum, of_count = jax.random.split(stream(key, Purpose.RELEASE_NOISE))
+        # The number of participants is not public: a method's server uses the expected cohort.
+        divisor = jnp.asarray(ctx.expected_cohort)
+        if mechanism.noise == "central":
+            total = add_gaussian(of_sum, total, hp.noise_multiplier * norm)
+        else:
+            enough = reduced.contributors >= mechanism.least_uploads(ctx.expected_cohort)
+            total = trees.where(enough, total, jax.tree.map(jnp.zeros_like, total))
+            divisor = jnp.where(enough, divisor, 0)
+        public = Reduced(total, divisor, jnp.round(divisor).astype(jnp.int32))
+        state, metrics = inner.update(key, hp.method, ctx, guarded.state, public)
+        # Sum and noise are in float32 whatever the model's dtype; the server's state keeps its own.
+        state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, guarded.state)
+        if mechanism.noise != "per_step":
+            metrics |= {"clipping_norm": jnp.asarray(norm)}
+        if mechanism.quantile is None:
+            return _Guarded(state, ()), metrics
+        assert mechanism.count_stddev is not None
+        count = add_gaussian(of_count, released.below, mechanism.count_stddev)
+        below = 0.5 + count / ctx.expected_cohort
+        norm = norm * jnp.exp(-mechanism.quantile_lr * (below - mechanism.quantile))
+        return _Guarded(state, norm), metrics
+
+    return wrapped_server(
+        inner, init=init, update=update, state=lambda guarded: guarded.state, hyper=_of_method, send=send
+    )
+
+
+def _of_method(hp: PrivateHyper) -> PyTree:
+    return hp.method
