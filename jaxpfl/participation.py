@@ -169,7 +169,7 @@ class Availability(NamedTuple):
         dropout, stragglers = (0.0 if rate is None else rate for rate in rates)
         return Availability(dropout, stragglers, self.same_stragglers)
 
-    def local_steps(self, run_key: Key, round: Array, client_id: Array, steps: int) -> Scalar:
+    def step_limit(self, run_key: Key, round: Array, client_id: Array, steps: int) -> Scalar:
         """Upper limit on a client's local steps in a round; `ALL_STEPS` (static) if there are no stragglers."""
         if _never(self.stragglers):
             return ALL_STEPS

@@ -8,6 +8,7 @@ Notation in the signatures: ``hp`` is the algorithm's hyper-parameters, a frozen
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from enum import Enum
 from typing import Any, NamedTuple
@@ -20,7 +21,7 @@ from jaxpfl import trees
 from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Scalar, Splits
 
 ALL_STEPS = 2**31 - 1
-"""``ClientContext.local_steps`` of a client that takes every step its method asks for."""
+"""``ClientContext.step_limit`` of a client that takes every step its method asks for."""
 
 
 class ClientContext(NamedTuple):
@@ -30,7 +31,7 @@ class ClientContext(NamedTuple):
       round: [] int32, the number of finished rounds.
       client_id: [] int32.
       participations: [] int32, rounds in which this client has taken part before this one.
-      local_steps: the most steps that the client takes, at most `ALL_STEPS`: a Python int (the trip count is then
+      step_limit: the most steps that the client takes, at most `ALL_STEPS`: a Python int (the trip count is then
         static) or a traced scalar. In ``personalize``, 0 asks for the personalised model BEFORE any adaptation.
       batch_key: key of the client's mini-batch order; the same in every round, so that rounds continue an epoch.
       idle_rounds: [] int32, rounds outside the cohort in which it has worked alone before this one (`Client.idle`).
@@ -39,9 +40,15 @@ class ClientContext(NamedTuple):
     round: Array
     client_id: Array
     participations: Array
-    local_steps: Scalar
+    step_limit: Scalar
     batch_key: Key
     idle_rounds: Scalar = 0
+
+    @property
+    def local_steps(self) -> Scalar:
+        """`step_limit` under its old name, which an algorithm's tau has as well."""
+        warnings.warn("ClientContext.local_steps is step_limit now; the old name will go", DeprecationWarning, 2)
+        return self.step_limit
 
 
 class ServerContext(NamedTuple):
@@ -141,7 +148,7 @@ class Gradients(NamedTuple):
     AdaPeD's derivative by psi.
 
     Attributes:
-      update: ``(steps, message) -> [] int32``, of a round in the cohort with ``ctx.local_steps`` = steps.
+      update: ``(steps, message) -> [] int32``, of a round in the cohort with ``ctx.step_limit`` = steps.
       personalize: of the whole adaptation.
       idle: ``steps -> [] int32``, of a round outside the cohort (`Client.idle`).
     """
@@ -159,7 +166,7 @@ class Client(NamedTuple):
       update: ``(key, hp, ctx, message, state, splits) -> (state, Upload, metrics)``, a round in the cohort. Metrics are
         scalars by name; ``train_loss`` is the one that progress displays show.
       personalize: ``(key, hp, ctx, message, state, splits) -> personal``; read-only on the state; returns everything
-        that ``predict`` needs. With ``ctx.local_steps == 0`` it takes no step.
+        that ``predict`` needs. With ``ctx.step_limit == 0`` it takes no step.
       predict: ``(hp, personal, x [n, ...]) -> logits [n, classes]``.
       idle: ``(key, hp, ctx, state, splits) -> (state, metrics)``, a round outside the cohort: the client works alone
         with what it has. None for a client that then rests.

@@ -1,14 +1,17 @@
-"""Old names of modules: each is found where the module is now, the same object, with a warning."""
+"""Old names: each finds what has another name now, with a warning."""
 
 import importlib
 import sys
 import warnings
 from collections.abc import Callable
 
+import jax
+import jax.numpy as jnp
 import pytest
 
 import jaxpfl
 from jaxpfl.moved import MOVED, place
+from jaxpfl.protocol import ClientContext
 
 OLD = sorted(f"jaxpfl.{package}.{name}" for package, names in MOVED.items() for name in names)
 
@@ -45,3 +48,9 @@ def test_from_a_package():
 def test_other_names_are_no_modules(name):
     with pytest.raises(ModuleNotFoundError, match="nothing"):
         warnings_of(lambda: importlib.import_module(name))
+
+
+def test_a_clients_limit_of_steps():
+    ctx = ClientContext(jnp.int32(0), jnp.int32(0), jnp.int32(0), 7, jax.random.key(0))
+    with pytest.warns(DeprecationWarning, match="ClientContext.local_steps is step_limit now"):
+        assert ctx.local_steps == ctx.step_limit == 7

@@ -220,7 +220,7 @@ def _two_stages(
     ) -> Student:
         imitation, temperature = jnp.asarray(grid).T
         chosen = teacher_of(message, kept, splits)
-        if isinstance(ctx.local_steps, int) and ctx.local_steps == 0:  # all students are still the teacher
+        if isinstance(ctx.step_limit, int) and ctx.step_limit == 0:  # all students are still the teacher
             return Student(chosen, imitation[0], temperature[0])
         rate = hp.lr * hp.decay(jnp.maximum(ctx.round - 1, 0), work.steps)
         optimizer = work.descent(rate, hp.weight_decay)

@@ -203,12 +203,12 @@ def _personal(
     per_client: PyTree,
     own: PyTree,
     splits: Splits,
-    local_steps: int,
+    step_limit: int,
 ) -> PyTree:
     """The client's personalised model after at most so many steps of its adaptation."""
     key = stream(today.key, Purpose.PERSONALIZE, client_id)
     batch_key = stream(today.key, Purpose.PERSONALIZE_BATCHES, client_id)
-    ctx = ClientContext(today.round, client_id, jnp.int32(0), local_steps, batch_key)
+    ctx = ClientContext(today.round, client_id, jnp.int32(0), step_limit, batch_key)
     return client.personalize(key, today.hp, ctx, Message(today.sent, per_client), own, splits)
 
 

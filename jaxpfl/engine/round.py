@@ -157,7 +157,7 @@ def _take_part(
     (run_key, released), round, hp, rates, sent = shared
     availability = availability.at(rates)
     (old, counts), (splits, client_id, per_client) = own, data
-    limit = availability.local_steps(run_key, round, client_id, algorithm.local_steps)
+    limit = availability.step_limit(run_key, round, client_id, algorithm.local_steps)
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
     key = stream(released, Purpose.LOCAL_WORK, round, client_id)
     message = Message(sent, per_client)
@@ -203,7 +203,7 @@ def _work_alone(
     (run_key, released), round, hp, rates = shared
     availability = availability.at(rates)
     (old, counts), (splits, client_id) = own, data
-    limit = availability.local_steps(run_key, round, client_id, algorithm.local_steps)
+    limit = availability.step_limit(run_key, round, client_id, algorithm.local_steps)
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
     # A client is in the cohort or outside it, so its work has one stream in a round.
     new, metrics = contract.idled(client, stream(released, Purpose.LOCAL_WORK, round, client_id), hp, ctx, old, splits)

@@ -11,7 +11,7 @@ from jaxpfl import checks
 from jaxpfl.compression import quantizers
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.estimators import radius
-from jaxpfl.studies.settings import NOT_PRIVATE, Mechanism, at_least, check_privacy, check_uploads, refuse_given
+from jaxpfl.studies.settings import NOT_PRIVATE, LocalMechanism, at_least, check_privacy, check_uploads, refuse_given
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class GaussianPopulation:
     """Local privacy of each client's message; none unless given."""
     delta: float = 1e-5
     """delta of local privacy (the Gaussian mechanisms)."""
-    mechanism: Mechanism = "analytic"
+    mechanism: LocalMechanism = "analytic"
     """analytic (Balle and Wang 2018); for one dimension printed (the paper's calibration), one-bit (pure), or discrete
     (Canonne et al. 2020: whole noise on a quantiser's levels)."""
     bits: int | None = None

@@ -16,7 +16,7 @@ from jaxpfl.types import Array
 NOT_PRIVATE = "needs epsilon, without which nothing is private"
 """Reason for refusing a setting of privacy without epsilon."""
 
-Mechanism: TypeAlias = Literal["analytic", "printed", "one-bit", "discrete"]
+LocalMechanism: TypeAlias = Literal["analytic", "printed", "one-bit", "discrete"]
 """Of local privacy: the analytic Gaussian mechanism; in one dimension also the paper's calibration of it, one bit, and
 the discrete Gaussian on a quantiser's levels."""
 

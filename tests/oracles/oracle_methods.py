@@ -77,7 +77,7 @@ def cohorts(kind: str) -> Sequence[Sequence[int]]:
 def batches(kind: str, i: int, seen: int, round: int, each: int = 1) -> list[Batch]:
     """Client i's batches of a round, ``each`` for a step; a straggler does not reach the last ones."""
     drawn = draws(classification_problem(), i, Purpose.BATCHES, BATCH_SIZES[kind], STEPS * each, seen)
-    limit = AVAILABILITY[kind].local_steps(jax.random.key(SEED), round, IDS[i], STEPS)
+    limit = AVAILABILITY[kind].step_limit(jax.random.key(SEED), round, IDS[i], STEPS)
     return drawn[: min(int(limit), STEPS) * each]
 
 

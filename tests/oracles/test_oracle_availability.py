@@ -39,7 +39,7 @@ def float64():
 def fates(given: Availability, round: int) -> tuple[list[int], list[bool]]:
     """For each client, its number of steps and whether its upload is lost."""
     key = jax.random.key(SEED)
-    steps = [min(int(given.local_steps(key, round, i, STEPS)), STEPS) for i in IDS]
+    steps = [min(int(given.step_limit(key, round, i, STEPS)), STEPS) for i in IDS]
     return steps, [bool(given.drops_out(key, round, i)) for i in IDS]
 
 
@@ -86,7 +86,7 @@ def test_frequencies():
     """20000 draws: steps uniform on 1..tau for stragglers, at four standard errors (false alarm below 1e-3 in all)."""
     given, tau, n = Availability(0.3, 0.4), 5, 20000
     ids = np.arange(n)
-    draw = jax.jit(jax.vmap(lambda i: given.local_steps(jax.random.key(3), 7, i, tau)))
+    draw = jax.jit(jax.vmap(lambda i: given.step_limit(jax.random.key(3), 7, i, tau)))
     steps = np.asarray(draw(ids))
     lost = np.asarray(jax.vmap(lambda i: given.drops_out(jax.random.key(3), 7, i))(ids))
     # Who is not slow has no limit: a method may ask for more steps than tau.
@@ -100,7 +100,7 @@ def test_frequencies():
 def test_the_same_stragglers_in_every_round():
     each, same = Availability(0.0, 0.5), Availability(0.0, 0.5, True)
     for given, equal in ((each, False), (same, True)):
-        first, second = ([int(given.local_steps(jax.random.key(0), r, i, 100)) for i in range(20)] for r in (0, 1))
+        first, second = ([int(given.step_limit(jax.random.key(0), r, i, 100)) for i in range(20)] for r in (0, 1))
         assert (first == second) is equal
 
 

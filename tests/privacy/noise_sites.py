@@ -44,7 +44,7 @@ OTHERS = {
     "estimators.private_clustering.spread_out": "a start whatever the data",
     "models.layers.uniform_fan_in.init": "first parameters",
     "participation.Availability.drops_out": "dropouts, whatever the data",
-    "participation.Availability.local_steps": "stragglers, whatever the data",
+    "participation.Availability.step_limit": "stragglers, whatever the data",
     "priors.discrete.sample": "a draw from a prior, of no data",
     "priors.gaussian_mixture.sample": "a draw from a prior, of no data",
     "priors.laplace.sample": "a draw from a prior, of no data",

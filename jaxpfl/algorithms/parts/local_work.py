@@ -157,7 +157,7 @@ def run_steps(
     steps: int | None = None,
     batches_each: int = 1,
 ) -> tuple[PyTree, Metrics]:
-    """Runs up to ``steps`` steps (default: tau), fewer where ``ctx.local_steps`` says so.
+    """Runs up to ``steps`` steps (default: tau), fewer where ``ctx.step_limit`` says so.
 
     Args:
       key: the client's key of this round; step t gets ``fold_in(key, t)``.
@@ -172,7 +172,7 @@ def run_steps(
     """
     steps = work.steps if steps is None else steps
     plan = work.batches(steps * batches_each)
-    limit = taken(steps, ctx.local_steps)
+    limit = taken(steps, ctx.step_limit)
     zeros = {name: jnp.zeros(()) for name in metrics}
     if isinstance(limit, int) and limit == 0:
         return carry, zeros
