@@ -1,7 +1,7 @@
-"""The protocol: an algorithm is a few pure functions of ONE client and of a server that sees only uploads.
+"""Protocol of algorithms: pure functions of ONE client, and of a server that sees only uploads.
 
 The engine owns the client axis: it gathers the cohort, maps the client's functions over it, masks, sums the uploads,
-calls the server and scatters the clients' states back. Nothing in this file or in an algorithm mentions that axis.
+calls the server and scatters the clients' states back. Neither this file nor an algorithm mentions that axis.
 
 Notation in the signatures: ``hp`` is the algorithm's hyper-parameters, a frozen dataclass pytree of traced scalars.
 """
@@ -21,20 +21,20 @@ from jaxpfl import trees
 from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Scalar, Splits
 
 ALL_STEPS = 2**31 - 1
-"""``ClientContext.step_limit`` of a client that takes every step its method asks for."""
+"""``ClientContext.step_limit`` of a client without a limit."""
 
 
 class ClientContext(NamedTuple):
-    """What a client knows about the run.
+    """Information of a client about the run.
 
     Attributes:
       round: [] int32, the number of finished rounds.
       client_id: [] int32.
-      participations: [] int32, rounds in which this client has taken part before this one.
-      step_limit: the most steps that the client takes, at most `ALL_STEPS`: a Python int (the trip count is then
+      participations: [] int32, the client's previous rounds in the cohort.
+      step_limit: the most steps that the client may take, at most `ALL_STEPS`: a Python int (the trip count is then
         static) or a traced scalar. In ``personalize``, 0 asks for the personalised model BEFORE any adaptation.
       batch_key: key of the client's mini-batch order; the same in every round, so that rounds continue an epoch.
-      idle_rounds: [] int32, rounds outside the cohort in which it has worked alone before this one (`Client.idle`).
+      idle_rounds: [] int32, the client's previous rounds of training outside the cohort (`Client.idle`).
     """
 
     round: Array
@@ -46,13 +46,13 @@ class ClientContext(NamedTuple):
 
     @property
     def local_steps(self) -> Scalar:
-        """`step_limit` under its old name, which an algorithm's tau has as well."""
+        """Deprecated name of `step_limit`; an algorithm's ``local_steps`` is tau."""
         warnings.warn("ClientContext.local_steps is step_limit now; the old name will go", DeprecationWarning, 2)
         return self.step_limit
 
 
 class ServerContext(NamedTuple):
-    """What the server knows: finished rounds ([] int32), m clients, and the expected cohort (public, a float)."""
+    """Information of the server: finished rounds ([] int32), m clients, and the expected cohort (public, a float)."""
 
     round: Scalar
     num_clients: int
@@ -60,12 +60,12 @@ class ServerContext(NamedTuple):
 
 
 class Message(NamedTuple):
-    """What the server sends in a round.
+    """Broadcast of the server in a round.
 
     Attributes:
       shared: the tree that every client receives.
-      per_client: what each client receives for itself: leaves [m, ...] where the server makes it, [...] at the client.
-        None for nothing; then clients that were not trained can be served too.
+      per_client: individual messages: leaves [m, ...] at the server, [...] at a client. None for none; new clients can
+        then be served too.
     """
 
     shared: PyTree
@@ -73,15 +73,15 @@ class Message(NamedTuple):
 
 
 class Upload(NamedTuple):
-    """What leaves a client.
+    """Upload of a client.
 
     Attributes:
-      total: a tree of increments relative to the message, already multiplied by the weight.
-      weight: a tree prefix of ``total`` with leaves [] or [k]. Zero for nothing to say.
-      failed: [] bool, where a method looks after failures itself: whether the client's work was not finite. It then
-        counts as diverged and keeps its state, and what it uploads is taken all the same (its share of a noise, say).
-        With None, the engine finds out, and a client that failed uploads nothing.
-      bits: [] int32, how many bits the upload takes on the wire, where it is sent in a code (`Algorithm.counts_bits`).
+      total: a tree of increments relative to the message (a model update, say), already multiplied by the weight.
+      weight: a tree prefix of ``total`` with leaves [] or [k]. Zero for no contribution.
+      failed: [] bool, for a method that handles failures itself: true if the client's work was not finite. The client
+        then counts as diverged and keeps its state, but its upload is used (its share of a noise, say). With None, the
+        engine detects failures, and a failed client uploads nothing.
+      bits: [] int32, the length of the coded upload, where it is compressed (`Algorithm.counts_bits`).
     """
 
     total: PyTree
@@ -91,25 +91,25 @@ class Upload(NamedTuple):
 
 
 class Reduced(NamedTuple):
-    """The sum over the cohort's uploads, and how many clients contributed to it ([] int32)."""
+    """Sum over the cohort's uploads, and the number of contributing clients ([] int32)."""
 
     total: PyTree
     weight: PyTree
     contributors: Array
 
     def mean(self) -> PyTree:
-        """``total / weight``, zero where nobody had weight: adding it leaves a server unchanged."""
+        """Weighted mean ``total / weight``; zero where the weight is zero."""
         return trees.prefix_divide(self.total, self.weight)
 
 
 class Stacked(NamedTuple):
-    """The cohort's uploads side by side, C slots; what is not valid is zero.
+    """Stack of the cohort's uploads in C slots; zero where not valid.
 
     Attributes:
       total, weight: the uploads, leaves [C, ...].
-      valid: [C] bool, whether the slot holds an upload.
-      rows: [C] int32, the uploader's row in everything that is stacked by client (`Message.per_client`); m where not
-        valid, so that writing with mode "drop" skips it.
+      valid: [C] bool, mask of slots with an upload.
+      rows: [C] int32, the client's row in stacks over clients (`Message.per_client`); m where not valid, so that
+        writing with mode "drop" skips it.
     """
 
     total: PyTree
@@ -119,21 +119,20 @@ class Stacked(NamedTuple):
 
     @property
     def contributors(self) -> Array:
-        """How many clients contributed, [] int32."""
+        """Number of contributing clients, [] int32."""
         return self.valid.sum(dtype=jnp.int32)
 
     def summed(self) -> Reduced:
-        """What the reduction SUM would have given."""
+        """Result of the reduction SUM."""
         total, weight = jax.tree.map(lambda a: a.sum(axis=0), (self.total, self.weight))
         return Reduced(total, weight, self.contributors)
 
 
 class Reduction(Enum):
-    """What the server receives.
+    """Reduction of the cohort's uploads for the server.
 
-    ``SUM``: a `Reduced`; the memory is one upload, whatever the cohort. ``STACK``: a `Stacked`, for servers that must
-    tell uploads apart (a mixture over them, medians, graphs); the memory is one upload for each slot of the cohort, on
-    every device.
+    ``SUM``: a `Reduced`, in the memory of one upload. ``STACK``: a `Stacked`, for servers that need individual uploads
+    (mixtures, medians, graphs), in the memory of one upload for each slot of the cohort, on every device.
     """
 
     SUM = "sum"
@@ -141,7 +140,7 @@ class Reduction(Enum):
 
 
 class Gradients(NamedTuple):
-    """Gradients that a client's functions evaluate, as its method declares them.
+    """Gradient evaluations of a client's functions, as its method declares them.
 
     The unit is one backward pass through one model on one mini-batch. An objective of several terms of a model is one,
     a step on k models k. Forward passes are not counted: losses that choose a cluster or weigh examples, scores,
@@ -149,7 +148,7 @@ class Gradients(NamedTuple):
 
     Attributes:
       update: ``(steps, message) -> [] int32``, of a round in the cohort with ``ctx.step_limit`` = steps.
-      personalize: of the whole adaptation.
+      personalize: of the whole personalisation.
       idle: ``steps -> [] int32``, of a round outside the cohort (`Client.idle`).
     """
 
@@ -162,18 +161,17 @@ class Client(NamedTuple):
     """Pure functions of one client.
 
     Attributes:
-      init: ``(key, hp, ctx, message) -> state``, from the round-0 broadcast. A client without memory returns ``()``.
+      init: ``(key, hp, ctx, message) -> state``, from the round-0 broadcast. A stateless client returns ``()``.
       update: ``(key, hp, ctx, message, state, splits) -> (state, Upload, metrics)``, a round in the cohort. Metrics are
-        scalars by name; ``train_loss`` is the one that progress displays show.
-      personalize: ``(key, hp, ctx, message, state, splits) -> personal``; read-only on the state; returns everything
-        that ``predict`` needs. With ``ctx.step_limit == 0`` it takes no step.
+        scalars by name; progress displays show ``train_loss``.
+      personalize: ``(key, hp, ctx, message, state, splits) -> personal``, all that ``predict`` needs; does not change
+        the state. With ``ctx.step_limit == 0`` it takes no step.
       predict: ``(hp, personal, x [n, ...]) -> logits [n, classes]``.
-      idle: ``(key, hp, ctx, state, splits) -> (state, metrics)``, a round outside the cohort: the client works alone
-        with what it has. None for a client that then rests.
-      cluster: ``(hp, message, state, splits) -> [] int32``, the cluster that the client counts itself to. None where
-        clients choose none.
-      gradients: how many gradients these functions evaluate. None where the method does not say; nothing is then
-        reported of it.
+      idle: ``(key, hp, ctx, state, splits) -> (state, metrics)``, a round of training outside the cohort. None for no
+        training there.
+      cluster: ``(hp, message, state, splits) -> [] int32``, the client's choice of a cluster. None without such a
+        choice.
+      gradients: numbers of gradient evaluations. None if undeclared; they are then not reported.
     """
 
     init: Callable[[Key, PyTree, ClientContext, Message], PyTree]
@@ -190,11 +188,11 @@ class Server(NamedTuple):
 
     Attributes:
       init: ``(key, hp, ctx) -> state``.
-      broadcast: ``(key, hp, ctx, state) -> Message``, what the clients of the cohort receive.
+      broadcast: ``(key, hp, ctx, state) -> Message``, to the cohort.
       update: ``(key, hp, ctx, state, Reduced | Stacked) -> (state, metrics)``.
       predict_global: ``(hp, state, x [n, ...]) -> logits``, or None for a method without one global model.
-      welcome: ``(key, hp, ctx, state) -> Message``, what a client receives that was never trained, the part for itself
-        with leaves [...] as it receives them. None for what ``broadcast`` sends.
+      welcome: ``(key, hp, ctx, state) -> Message``, to a new client, ``per_client`` with leaves [...]. None for the
+        message of ``broadcast``.
     """
 
     init: Callable[[Key, PyTree, ServerContext], PyTree]
@@ -205,21 +203,21 @@ class Server(NamedTuple):
 
 
 def by_turns(client_ids: np.ndarray, groups: int) -> np.ndarray:
-    """Deals clients to groups by their ids: id modulo the number of groups."""
+    """Assigns clients to groups: id modulo the number of groups."""
     return client_ids % groups
 
 
 def any_data(federation: Federation) -> None:
-    """Refuses nothing."""
+    """Accepts every federation."""
 
 
 class NoiseStream(NamedTuple):
-    """What the noise of a private algorithm is drawn from, beside the run's seed, data and hyper-parameters.
+    """Source of a private algorithm's noise, beside the run's seed, data and hyper-parameters.
 
     Attributes:
-      name: what tells the algorithm from others: its method, settings and mechanism. Two that differ share no noise,
-        of which the difference of their releases would be free.
-      secret: drawn from the operating system instead, and kept by the run's state alone.
+      name: text of its method, settings and mechanism. Algorithms that differ share no noise, as the difference of
+        their releases would be free of it.
+      secret: drawn from the operating system instead, and stored in the run's state alone.
     """
 
     name: str
@@ -227,22 +225,22 @@ class NoiseStream(NamedTuple):
 
 
 class Algorithm(NamedTuple):
-    """A federated method: what clients do and what the server does with the uploads.
+    """Federated algorithm: functions of the clients and of the server.
 
     Attributes:
-      clients: one entry for each group of clients that work differently (other architectures, say). States may differ
-        between groups; uploads, messages and metrics have one structure.
+      clients: one entry for each group of clients with functions of their own (other architectures, say). States may
+        differ between groups; uploads, messages and metrics have one structure.
       server: the server.
-      local_steps: tau, the steps of a client that does its whole work in a round.
-      reduction: what the server receives.
-      idle_cap: the most rounds in a row that a client outside the cohort works alone (with ``Client.idle``).
+      local_steps: tau, the full number of local steps in a round.
+      reduction: of the uploads, for the server.
+      idle_cap: the most rounds in a row that a client trains outside the cohort (``Client.idle``).
       group_of: ``(client ids [m], number of groups) -> [m]``, the group of each client; on the host.
-      check_data: refuses a federation that the method cannot serve, before anything is compiled; on the host.
-      counts_bits: whether uploads say how many bits they take (``Upload.bits``), to be counted.
-      clusters: ``the server's state -> [m]``, the cluster of each client in the order of the stack, for a method whose
-        server finds some; on the host, of one run. Clients that choose say so by `Client.cluster`.
-      noise: of an algorithm whose releases are private. Its cohorts, too, are then drawn from that stream, as what is
-        claimed of several runs together needs cohorts that are independent.
+      check_data: refuses an unsuitable federation before compilation; on the host.
+      counts_bits: uploads have ``Upload.bits``, to be counted.
+      clusters: ``server state -> [m]``, the cluster of each client in the order of the stack, for a method whose server
+        finds clusters; on the host, of one run. Clients' own choices are `Client.cluster`.
+      noise: of a private algorithm. Cohorts are then drawn from that stream too, as guarantees over several runs need
+        independent cohorts.
     """
 
     clients: tuple[Client, ...]
@@ -258,6 +256,6 @@ class Algorithm(NamedTuple):
 
     @property
     def counts_gradients(self) -> bool:
-        """Whether all of its clients say how many gradients they evaluate."""
+        """True if all of its clients declare their gradient evaluations."""
         said = (client.gradients for client in self.clients)
         return all(own is not None and (own.idle is not None or not self.idle_cap) for own in said)

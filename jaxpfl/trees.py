@@ -102,17 +102,17 @@ def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
 
 
 def valid_count(valid: Array) -> Array:
-    """The number of valid slots, at least one, []."""
+    """Number of valid slots, at least one, []."""
     return jnp.maximum(valid.sum(), 1)
 
 
 def valid_sum(valid: Array, values: Array) -> Array:
-    """The sum of values [b] over the valid slots [b], []; NaN in others is dropped."""
+    """Sum of values [b] over the valid slots [b], []; NaN in others is dropped."""
     return jnp.where(valid, values, 0).sum()
 
 
 def valid_mean(valid: Array, values: Array) -> Array:
-    """Their mean, []; zero where no slot is valid."""
+    """Mean of values [b] over the valid slots [b], []; zero where none is valid."""
     return valid_sum(valid, values) / valid_count(valid)
 
 

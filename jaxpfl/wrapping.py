@@ -1,4 +1,4 @@
-"""Wrappers of a method's server and clients, which forward to the functions inside all that they do not change.
+"""Wrappers of a method's server and clients that forward whatever they do not change.
 
 A wrapper has a state of its own around the method's, and may put something into messages and hyper-parameters; the
 method sees neither.
@@ -34,7 +34,7 @@ def wrapped_server(
     hyper: Callable[[PyTree], PyTree] = _same,
     send: Callable[[Message, PyTree], Message] = _unchanged,
 ) -> Server:
-    """The server with another state around its own.
+    """Server with another state around the method's.
 
     Args:
       inner: the method's.
@@ -70,7 +70,7 @@ def wrapped_client(
     hyper: Callable[[PyTree], PyTree] = _same,
     received: Callable[[Message], Message] = _same,
 ) -> Client:
-    """The client with another state, message or hyper-parameters around its own.
+    """Client with another state, message or hyper-parameters around the method's.
 
     Args:
       inner: the method's.

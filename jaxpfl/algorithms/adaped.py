@@ -1,10 +1,11 @@
-r"""AdaPeD: adaptive personalisation through distillation (Ozkara et al. 2023, Algorithm 2).
+r"""AdaPeD: adaptive personalisation by distillation (Ozkara et al. 2023, Algorithm 2).
 
-Client i minimises over its personal model theta, and all clients together over the global mu and the scale psi,
+Client i minimises over its personal model theta_i, and all clients jointly over the global model mu and the scale psi,
 
 .. math:: f_i(\theta_i) + \tfrac12 \log(2\psi) + \frac{f^{KD}(\theta_i, \mu)}{2 \psi}
 
-A large psi means clients that differ: theta is then left to its own data. Each local step, in this order:
+with CE the cross-entropy and f^KD the mean Kullback-Leibler divergence between the two models' predictions. A large psi
+means heterogeneous clients and weak regularisation of theta. Each local step, in this order:
 
 .. math::
    \theta^+ &= \theta - \eta_1 \nabla_\theta [ CE(\theta) + f^{KD}(\theta, \mu) / (2\psi) ] \\
@@ -12,23 +13,25 @@ A large psi means clients that differ: theta is then left to its own data. Each 
    \psi^+ &= \max(\psi - \eta_3 [ 1/(2\psi) - c f^{KD}(\theta^+, \mu^+) / (2\psi^2) ], \psi_{floor})
 
 Weight decay is added to the gradients of theta and mu. Sampled clients start from the server's (mu, psi), keep their
-own theta, and the server averages their (mu, psi) uniformly. c = 5 is the constant of the paper's appendix; 1 is the
-plain derivative. The main text's floor is 0.5.
+own theta, and the server averages their (mu, psi) uniformly. The constant c is 5 in the paper's appendix; 1 is the
+derivative itself. The main text's floor of psi is 0.5.
 
-With unsampled clients' iterations (its Algorithm 7), a client outside the cohort goes on with the first of the three
-steps, with the last (mu, psi) that it received (before any, those of round 0), for at most ``idle_rounds`` rounds in a
-row. It uploads nothing. mu and theta meet in their logits only, so theta may be of another architecture than mu.
+With unsampled clients' iterations (Algorithm 7), a client outside the cohort continues with the first of the three
+steps and the last (mu, psi) that it received (initially those of round 0), for at most ``idle_rounds`` rounds in a row.
+It uploads nothing. Only the logits of mu and theta are compared, so theta may have another architecture.
 
-Another client optimiser makes its own steps of the gradients of theta and of mu, with a memory for each; psi's step
-stays as it is. A server optimiser acts on mu only: psi is averaged, so that it stays above the floor and keeps its
-meaning as a scale.
+Another client optimizer takes its own steps on theta and mu, with an optimizer state for each; the step of psi is
+unchanged. A server optimizer acts on mu only: psi is averaged, so that it stays above the floor.
 
-Under the noise of differential privacy mu may be worse than nothing, while psi, which is noisy itself and rises
-slowly, does not turn the pull off. With ``gate``, a client weighs the pull by how well mu predicts its own labels; that
-costs no privacy, as theta stays with it. A mu no better than a guess then does not teach. It is ours, not the paper's.
+Under the noise of differential privacy mu may mislead theta, while psi, itself noisy and slow to rise, does not remove
+the distillation term. With ``gate``, a client weighs that term by how well mu predicts its own labels, at no privacy
+cost as theta is not uploaded: a mu no better than a uniform guess does not teach. The gate is not in the paper.
 
-With noise in every step (`StepNoise`), the gradients of mu and of psi are clipped and noised one after the other, as
-printed, or jointly; the latter takes psi's gradient at the mu of before the step, as both are released at once.
+With noise in every step (`StepNoise`), the gradients of mu and of psi are clipped and noised one after the other, as in
+the paper, or jointly; the latter takes psi's gradient at mu before its step, as both are released at once.
+
+Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
+https://openreview.net/forum?id=FUiDMCr_W4o.
 """
 
 from __future__ import annotations
@@ -70,7 +73,7 @@ class AdaPeDHyper(AveragingHyper):
 
 
 class Remembering(NamedTuple):
-    """The state of a client that may work alone: its model, and the last (mu, psi) that it received."""
+    """State of a client with idle rounds: its model, and the last (mu, psi) that it received."""
 
     theta: PyTree
     received: Shared
@@ -84,22 +87,22 @@ def adaped(
     architectures: str = "",
     gate: bool = False,
 ) -> Algorithm:
-    """AdaPeD (Algorithm 2). Models: personalised theta_i, the client's own; global mu, trained by distillation only.
+    """Adaptive personalisation by distillation. Models: personalised theta_i, the client's own; global mu, distilled.
 
     Implements: Ozkara et al. 2023, equation (11); Ozkara et al. 2023, Algorithm 7.
 
     Args:
       task: its model is mu's, and theta's unless ``architectures`` says otherwise.
       work: the local work in a round.
-      idle_rounds: the most rounds in a row that a client outside the cohort works alone (Algorithm 7); 0 for none. Such
-        clients also hold a copy of mu, and a round costs the steps of all m clients.
+      idle_rounds: the most rounds in a row that a client outside the cohort trains alone (Algorithm 7); 0 for none.
+        Clients then also hold a copy of mu, and a round costs the steps of all m clients.
       architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, dealt to the clients in turn
-        by their ids; "same" is the task's model. Clients of it start from mu, others from their own initialisation.
-      gate: multiplies the pull on theta by how much better than a uniform guess mu predicts the batch's labels,
-        ``max(1 - CE(mu) / log K, 0)``.
+        by their ids; "same" is the task's model. Clients with it start from mu, others from their own initialisation.
+      gate: multiplies the distillation term of theta by ``max(1 - CE(mu) / log K, 0)`` on the batch, K the number of
+        classes: zero where mu predicts no better than a uniform guess.
 
     Raises:
-      JaxpflError: for a negative ``idle_rounds``, names of no model, and a gate where there are no classes.
+      JaxpflError: for a negative ``idle_rounds``, unknown models, and a gate where there are no classes.
     """
     if idle_rounds < 0:
         raise JaxpflError(f"adaped.idle_rounds must be >= 0, got {idle_rounds}")
@@ -115,7 +118,7 @@ def adaped(
 
 
 def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: bool) -> Client:
-    """A client whose theta is a model of ``own_task``; mu is one of ``task``."""
+    """Client with theta a model of ``own_task``, and mu one of ``task``."""
     own_apply = own_task.model.apply
 
     def kd(batch: Batch, teacher: Array, student: Array) -> Array:
@@ -132,7 +135,7 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: b
     def descend_theta(
         optimizer: optax.GradientTransformation, key: Key, theta: Descent, batch: Batch, teacher: Array, psi: Array
     ) -> tuple[Descent, Array]:
-        """A step of theta toward its data and the teacher's logits, and its loss on the data."""
+        """One step of theta on its data and the teacher's logits, and the loss on the data."""
         student, pull_theta = jax.vjp(lambda params: own_apply(params, batch.x, key=key, train=True), theta.params)
         d_student, loss = jax.grad(partial(personal_objective, batch, teacher, psi), has_aux=True)(student)
         return theta.step(optimizer, pull_theta(d_student)[0]), loss

@@ -1,18 +1,19 @@
-r"""APFL: each client mixes a model of its own with the global one, parameter by parameter.
+r"""APFL: personalised models as mixtures of a local and the global model, parameter by parameter.
 
-A client keeps v and the mixture weight alpha, and starts a round from w = mu. With :math:`\bar v = \alpha v + (1 -
-\alpha) w` of the values before the step, each of the tau steps is
+A client keeps its local model v and the mixture weight alpha, and starts a round from w = mu, the global model. With
+:math:`\bar v = \alpha v + (1 - \alpha) w` of the values before the step, each of the tau steps is
 
 .. math::
    w &\leftarrow w - \eta \nabla f_i(w), \\
    v &\leftarrow v - \eta_v \nabla_v f_i(\bar v) = v - \eta_v \alpha \nabla f_i(\bar v), \\
    \alpha &\leftarrow \Pi_{[0, 1]}( \alpha - \eta_\alpha \langle v - w, \nabla f_i(\bar v) \rangle )
 
-on one mini-batch. The server averages w uniformly. The personalised model is one model, the mixture of v and mu; not a
-mixture of two models' predictions. The paper prints one rate for all three, and its experiments step alpha once in a
-round. Weight decay is added to the gradients of w and v.
+on one mini-batch. The server averages w uniformly. The personalised model is the mixture of the parameters v and mu,
+not of two models' predictions. The paper has one rate for all three, and its experiments step alpha once in a round.
+Weight decay is added to the gradients of w and v.
 
-Reference: Deng, Kamani and Mahdavi 2020, "Adaptive Personalized Federated Learning".
+Reference: Deng, Kamani and Mahdavi 2020, "Adaptive Personalized Federated Learning",
+https://arxiv.org/abs/2003.13461.
 """
 
 from __future__ import annotations
@@ -43,23 +44,23 @@ class APFLHyper(AveragingHyper):
 
 
 class Own(NamedTuple):
-    """The state of a client: its own model, and the share of it in the mixture, []."""
+    """State of a client: its local model, and the mixture weight alpha of it, []."""
 
     v: PyTree
     alpha: Array
 
 
 def mixture(alpha: Scalar, v: PyTree, w: PyTree) -> PyTree:
-    """``alpha v + (1 - alpha) w``."""
+    """Mixture ``alpha v + (1 - alpha) w``."""
     return jax.tree.map(lambda a, b: alpha * a + (1 - alpha) * b, v, w)
 
 
 def apfl(task: Task, work: LocalWork, *, adapt_alpha: bool = True) -> Algorithm:
-    """APFL. Models: personalised ``alpha_i v_i + (1 - alpha_i) mu``; global mu, by averaging.
+    """Adaptive personalised FL. Models: personalised ``alpha_i v_i + (1 - alpha_i) mu``; global mu, by averaging.
 
     Args:
       task: the model and its loss.
-      work: the local work in a round; the clients' optimiser makes the steps of w and of v, not alpha's.
+      work: the local work in a round; the client optimizer takes the steps of w and of v, not of alpha.
       adapt_alpha: whether alpha is learnt; else it stays at ``alpha_init``.
     """
     loss = batch_loss(task)

@@ -1,12 +1,13 @@
-r"""Ditto: a global model by FedAvg, and beside it each client's own model, held near the global one.
+r"""Ditto: a global model by FedAvg, and a personal model of each client regularised towards it.
 
-With mu the broadcast model, fixed in the round, a client takes tau steps of FedAvg from w = mu, and s steps of
+With mu the global model, fixed in the round, a client takes tau FedAvg steps from w = mu, and s steps of its own v_i,
 
 .. math:: v_i \leftarrow v_i - \eta_v [ \nabla f_i(v_i) + \lambda (v_i - \mu) ]
 
-It uploads w - mu, weighted by its examples as in FedAvg; v_i stays with it and has no part in the global model.
+It uploads w - mu, weighted by its number of examples as in FedAvg; v_i stays with the client.
 
-Reference: Li, Hu, Beirami and Smith 2021, "Ditto: Fair and Robust Federated Learning Through Personalization".
+Reference: Li, Hu, Beirami and Smith 2021, "Ditto: Fair and Robust Federated Learning Through Personalization",
+https://arxiv.org/abs/2012.04221.
 """
 
 from __future__ import annotations
@@ -25,8 +26,10 @@ from jaxpfl.types import Key, Metrics, PyTree, Scalar, Splits
 
 @struct.dataclass
 class DittoHyper(AveragingHyper):
-    """Ditto's hyper-parameters; ``lr`` is the rate of the global steps. The paper searches lam in {0.05, 0.1, 0.2}
-    and up to 2."""
+    """Hyper-parameters of Ditto; ``lr`` is the rate of the global steps.
+
+    The paper searches lambda in {0.05, 0.1, 0.2} and up to 2.
+    """
 
     lam: Scalar = hyper(0.1, "weight of (lam/2) |v - mu|^2")
     lr_personal: Scalar = hyper(0.1, "learning rate of the personal model", positive=True, is_rate=True)

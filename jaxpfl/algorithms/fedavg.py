@@ -1,11 +1,15 @@
-r"""FedAvg, its fine-tuned form FedAvg+, and FedProx: one global model, trained by averaging the clients' steps from it.
+r"""FedAvg, FedAvg with fine-tuning (FedAvg+) and FedProx: one global model mu by averaging local training.
+
+Client i of the cohort S, with n_i training examples, trains w_i from mu; then
 
 .. math:: \mu \leftarrow \mu + \frac{\sum_{i \in S} n_i (w_i - \mu)}{\sum_{i \in S} n_i}
 
-(FedProx with ones for n_i.) A server optimiser takes the fraction for minus a gradient; see `parts.server_optimizer`.
+FedProx averages uniformly. A server optimizer takes minus the mean model update for a gradient
+(`parts.server_optimizer`).
 
-References: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data"; Li et al.
-2020, "Federated Optimization in Heterogeneous Networks".
+References: McMahan et al. 2017, "Communication-Efficient Learning of Deep Networks from Decentralized Data",
+https://arxiv.org/abs/1602.05629; Li et al. 2020, "Federated Optimization in Heterogeneous Networks",
+https://arxiv.org/abs/1812.06127.
 """
 
 from __future__ import annotations
@@ -25,13 +29,13 @@ from jaxpfl.types import Key, Metrics, PyTree, Scalar, Splits
 
 @struct.dataclass
 class FedProxHyper(AveragingHyper):
-    """FedProx's hyper-parameters."""
+    """Hyper-parameters of FedProx."""
 
     prox: Scalar = hyper(0.1, "weight of the proximal term (prox/2) |w - mu|^2")
 
 
 def fedavg(task: Task, work: LocalWork) -> Algorithm:
-    """FedAvg: tau SGD steps from mu on each client, then the mean weighted by the clients' training examples.
+    """FedAvg: tau local SGD steps from mu, then the mean weighted by the numbers of training examples.
 
     Models: personalised mu (there is no other); global mu.
 
@@ -41,18 +45,18 @@ def fedavg(task: Task, work: LocalWork) -> Algorithm:
 
 
 def fedavg_ft(task: Task, work: LocalWork, *, fine_tune_steps: int = 60) -> Algorithm:
-    """FedAvg+: FedAvg, and each client takes ``fine_tune_steps`` SGD steps from mu before it predicts.
+    """FedAvg+: FedAvg, then ``fine_tune_steps`` SGD steps from mu by each client before it predicts.
 
-    The steps are taken at the rate of the last round.
+    The steps use the learning rate of the last round.
     Models: personalised, mu after the client's own steps; global mu.
 
     Args:
       task: any model.
       work: the local work in a round.
-      fine_tune_steps: the client's own steps before it predicts.
+      fine_tune_steps: local steps of personalisation.
 
     Raises:
-      JaxpflError: for fewer than 0 steps.
+      JaxpflError: for a negative number of steps.
     """
     if fine_tune_steps < 0:
         raise JaxpflError(f"fedavg-ft.fine_tune_steps must be >= 0, got {fine_tune_steps}")
@@ -60,7 +64,7 @@ def fedavg_ft(task: Task, work: LocalWork, *, fine_tune_steps: int = 60) -> Algo
 
 
 def fedprox(task: Task, work: LocalWork) -> Algorithm:
-    """FedProx: clients minimise ``f_i(w) + (prox/2) |w - mu|^2``, the anchor mu fixed in the round; a uniform mean.
+    """FedProx: local steps on ``f_i(w) + (prox/2) |w - mu|^2`` with mu fixed in the round, then the uniform mean.
 
     Models: personalised mu; global mu.
     """

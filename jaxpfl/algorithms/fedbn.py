@@ -1,16 +1,17 @@
-r"""FedBN: FedAvg of everything but the normalisation layers, whose parameters stay with the client.
+r"""FedBN: FedAvg of all parameters but those of normalisation layers, which stay with the client.
 
 Client i's model is (mu, nu_i): mu is shared, nu_i are the scales and biases of its normalisation layers. Both are
-trained on its data, and only mu travels:
+trained on its n_i examples, and only mu is exchanged:
 
 .. math:: \mu \leftarrow \mu + \frac{\sum_{i \in S} n_i (w_i - \mu)}{\sum_{i \in S} n_i}, \qquad
    (w_i, \nu_i) = \text{tau SGD steps from } (\mu, \nu_i)
 
-The paper's layers are batch normalisation, of which the running statistics stay with the client too. There are none
-here (`jaxpfl.models.normalisation` says why): group and layer normalisation are computed from the example itself, and
-what is the client's own is the scale and bias of each channel.
+The paper uses batch normalisation, whose running statistics stay with the client too. Here there are none
+(`jaxpfl.models.normalisation` says why): group and layer normalisation are functions of the example alone, and the
+client's own parameters are the scale and bias of each channel.
 
-Reference: Li et al. 2021, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization".
+Reference: Li et al. 2021, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
+https://arxiv.org/abs/2102.07623.
 """
 
 from __future__ import annotations
@@ -27,9 +28,9 @@ from jaxpfl.types import PyTree
 
 
 def fedbn(task: Task, work: LocalWork) -> Algorithm:
-    """FedBN. Models: personalised (mu, nu_i); no global model, since mu alone is none.
+    """FedBN. Models: personalised (mu, nu_i), nu_i of the normalisation layers; no global model, as mu is incomplete.
 
-    A client that has never taken part has the normalisation parameters that the model starts with.
+    New clients have the initial normalisation parameters.
     """
     norm = task.model.norm or (lambda path: False)
 

@@ -1,6 +1,7 @@
-r"""FedEM: every client's examples come from k distributions in proportions of its own; one model for each of them.
+r"""FedEM: EM for clients whose data are mixtures, in proportions of their own, of k shared distributions.
 
-In a round, client i weighs its examples s with the server's models, then its proportions, then trains every model:
+Each distribution l has a model theta_l, with loss ell. In a round, client i computes the responsibilities q of its
+examples s = 1 ... n_i, then its proportions pi, then trains every model on mini-batches B:
 
 .. math::
    q_{is}(l) &\propto \pi_{il} \exp(-\ell(\theta_l; x_s, y_s)), \qquad
@@ -9,10 +10,11 @@ In a round, client i weighs its examples s with the server's models, then its pr
    \qquad \tau \text{ times from } \theta_l \\
    \theta_l &\leftarrow \theta_l + \frac{\sum_{i \in S} n_i (w_{il} - \theta_l)}{\sum_{i \in S} n_i}
 
-over the participants S of the round. The weights are fixed during the steps; the proportions start uniform and stay
-with the client. It predicts :math:`\sum_l \pi_{il}\, p_l(y \mid x)`.
+over the cohort S. The responsibilities are fixed during the steps; the proportions start uniform and stay with the
+client. It predicts :math:`\sum_l \pi_{il}\, p_l(y \mid x)`.
 
-Reference: Marfoq et al. 2021, "Federated Multi-Task Learning under a Mixture of Distributions".
+Reference: Marfoq et al. 2021, "Federated Multi-Task Learning under a Mixture of Distributions",
+https://arxiv.org/abs/2108.10252.
 """
 
 from __future__ import annotations
@@ -38,13 +40,13 @@ from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
 
 @struct.dataclass
 class FedEMHyper(AveragingHyper):
-    """FedEM's hyper-parameters; the rate is that of Ozkara et al. 2023."""
+    """Hyper-parameters of FedEM; the learning rate is that of Ozkara et al. 2023."""
 
     lr: Scalar = hyper(0.2, "learning rate of the local steps", positive=True, is_rate=True)
 
 
 class Mixture(NamedTuple):
-    """A personalised model: the components, leaves [k, ...], and their proportions, [k]."""
+    """Personalised model: components, leaves [k, ...], and their proportions, [k]."""
 
     components: PyTree
     proportions: Array
@@ -53,26 +55,25 @@ class Mixture(NamedTuple):
 def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
     """FedEM: responsibilities and proportions once a round, then tau weighted steps on every component.
 
-    Models: personalised, the mixture of what the server's components predict, in the proportions that the client had
-    at its last participation (uniform before any); no global model.
+    Models: personalised, the mixture of the components' predictions in the client's proportions at its last
+    participation (initially uniform); no global model.
 
     Reference: Ozkara et al. 2022, section 4, FedEM.
 
     Args:
-      task: all components are models of it; classification.
+      task: a classification; its model is that of every component.
       work: the local work in a round.
       components: k, at least 2 and at most the number of clients.
 
     Raises:
-      JaxpflError: for another number of components, components that start from the same parameters, and a task
-        without class probabilities to mix.
+      JaxpflError: for another number of components, an initialisation that ignores its key, and a task without classes.
     """
     several_models.check("fedem", "components", components, task, work)
     if task.num_classes < 2:
         raise JaxpflError(f"fedem mixes class probabilities: it needs at least 2 classes, got {task.num_classes}")
 
     def responsibilities(models: PyTree, proportions: Array, data: ClientData) -> Array:
-        """q, [n, k]; anything where padded."""
+        """Responsibilities q, [n, k]; arbitrary where padded."""
         losses = several_models.losses(task, models, Batch.whole(data))
         return jax.nn.softmax(jnp.log(proportions) - losses.T, axis=-1)
 

@@ -1,12 +1,13 @@
-r"""FedRep: clients share the body of the model; each first fits its own head to it, then the body to that head.
+r"""FedRep: a shared representation and personal heads, trained in turn: first the head, then the body.
 
-Client i starts from (phi, h_i), the server's body and its own head. First the head takes its steps, then the body:
+Client i starts from the server's body phi and its own head h_i, and takes the head's steps before the body's:
 
 .. math:: h_i \leftarrow h_i - \eta \nabla_h f_i(\phi, h_i), \quad\text{then}\quad
    \phi_i \leftarrow \phi_i - \eta \nabla_\phi f_i(\phi_i, h_i), \qquad
    \phi \leftarrow \phi + \frac1{|S|} \sum_{i \in S} (\phi_i - \phi)
 
-Reference: Collins et al. 2021, "Exploiting Shared Representations for Personalized Federated Learning".
+Reference: Collins et al. 2021, "Exploiting Shared Representations for Personalized Federated Learning",
+https://arxiv.org/abs/2102.07078.
 """
 
 from __future__ import annotations
@@ -28,27 +29,30 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
 @struct.dataclass
 class FedRepHyper(AveragingHyper):
-    """FedRep's hyper-parameters. Head and body take half of the steps each, so the rate is twice that of others, and
-    the best on examples set apart of three data sets (``benchmarks/defaults.py``)."""
+    """Hyper-parameters of FedRep.
+
+    Head and body take half of the steps each: the default rate is twice that of other methods, the best on held-out
+    examples of three data sets (``benchmarks/defaults.py``).
+    """
 
     lr: Scalar = hyper(0.2, "learning rate of the local steps", positive=True, is_rate=True, paper=0.1)
 
 
 def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int = 0) -> Algorithm:
-    """FedRep: steps on the head, then steps on the body; the mean of the bodies is uniform.
+    """FedRep: local steps on the head, then on the body; the mean of the bodies is uniform.
 
-    The batches of a round are one sequence: those of the body follow those of the head.
+    The batches of a round are one sequence: the body's follow the head's.
     Models: personalised, the server's body with the client's own head; no global model.
 
     Args:
-      task: its model is split.
+      task: its model is split into body and head.
       work: the local work in a round.
-      head_steps: steps on the head; 0 for what ``body_steps`` leaves of tau.
-      body_steps: steps on the body; 0 for what ``head_steps`` leaves of tau. Where both are 0, the head takes half of
-        tau, rounded down. Where neither is, a round has ``head_steps + body_steps`` steps, whatever tau.
+      head_steps: steps on the head; 0 for the rest of tau after ``body_steps``.
+      body_steps: steps on the body; 0 for the rest of tau after ``head_steps``. Where both are 0, the head takes half
+        of tau, rounded down. Where neither is, a round has ``head_steps + body_steps`` steps, whatever tau.
 
     Raises:
-      JaxpflError: for a model without a head, or whose head is the whole model; for no step on either.
+      JaxpflError: for a model without a head or without a body, or without a step on either.
     """
     split = head_and_body("fedrep", task)
     of_head = head_steps or (work.steps - body_steps if body_steps else work.steps // 2)

@@ -1,16 +1,16 @@
-r"""Federated mutual learning: each client's own model and a copy of the global one teach each other.
+r"""Federated mutual learning: mutual distillation of a personal model and a local copy of the global one.
 
-A client starts a round with its own theta and with mu as received, and takes tau steps of both at once,
+A client starts a round with its own theta and the received mu, and takes tau steps of both at once,
 
 .. math::
    \theta &\leftarrow \theta - \eta \nabla_\theta [ \alpha CE(\theta) + (1 - \alpha) KL(p_\mu \,\|\, p_\theta) ], \\
    \mu &\leftarrow \mu - \eta_\mu \nabla_\mu [ \beta CE(\mu) + (1 - \beta) KL(p_\theta \,\|\, p_\mu) ]
 
-with p the predicted class probabilities on the mini-batch, before the step. A teacher is fixed: no gradient flows to
-it. The server averages the copies of mu uniformly. The two models meet in their predictions only, so theta may be of
-another architecture.
+with p the predicted class probabilities on the mini-batch before the step, alpha and beta the weights of the
+cross-entropy CE. No gradient flows to a teacher. The server averages the copies of mu uniformly. Only predictions are
+compared, so theta may have another architecture.
 
-Reference: Shen et al. 2020, "Federated Mutual Learning".
+Reference: Shen et al. 2020, "Federated Mutual Learning", https://arxiv.org/abs/2006.16765.
 """
 
 from __future__ import annotations
@@ -31,9 +31,10 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
 @struct.dataclass
 class FMLHyper(AveragingHyper):
-    """FML's hyper-parameters; ``lr`` is the rate of theta's steps. With the shares of Ozkara et al. 2023, a quarter,
-    most of a step is the other model's opinion: the default is the best on examples set apart of three data sets
-    (``benchmarks/defaults.py``).
+    """Hyper-parameters of FML; ``lr`` is the rate of theta's steps.
+
+    With the shares of Ozkara et al. 2023, a quarter, distillation dominates; the default is the best on held-out
+    examples of three data sets (``benchmarks/defaults.py``).
 
     Reference: Ozkara et al. 2023, appendix K.1.
     """
@@ -48,7 +49,7 @@ def fml(task: Task, work: LocalWork, *, architectures: str = "") -> Algorithm:
 
     Args:
       task: its model is mu's, and theta's unless ``architectures`` says otherwise.
-      work: the local work in a round; theta and mu have a memory each of the clients' optimiser.
+      work: the local work in a round; theta and mu have an optimizer state each.
       architectures: the clients' models, as in `adaped`.
     """
     clients = tuple(_client(task, own_task, work) for own_task in personal_tasks(task, architectures))
@@ -56,7 +57,7 @@ def fml(task: Task, work: LocalWork, *, architectures: str = "") -> Algorithm:
 
 
 def _client(task: Task, own_task: Task, work: LocalWork) -> Client:
-    """A client whose theta is a model of ``own_task``; mu is one of ``task``."""
+    """Client with theta a model of ``own_task``, and mu one of ``task``."""
     own_apply = own_task.model.apply
 
     def objective(student: Array, teacher: Array, batch: Batch, share: Scalar) -> tuple[Array, Array]:

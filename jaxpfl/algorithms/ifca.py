@@ -1,15 +1,16 @@
-r"""IFCA: k models, one for each cluster of clients; a client works on the one that fits its data best.
+r"""IFCA: k cluster models theta_j; each client trains the one of least loss on its data.
 
-Each client of the cohort S receives all models, estimates its cluster on all of its training examples, and takes its
-tau steps from that cluster's model. The server averages the models by cluster:
+Client i of the cohort S receives all models, estimates its cluster j_i on all of its training examples (loss f_i), and
+takes tau steps from that model to w_i. The server averages by cluster:
 
 .. math:: j_i = \arg\min_j f_i(\theta_j), \qquad
    \theta_j \leftarrow \theta_j + \frac{\sum_{i \in S: j_i = j} (w_i - \theta_j)}{|\{i \in S: j_i = j\}|}
 
-A model that nobody chose stays as it is. This is the paper's option of averaging models; the first of equal losses
-wins. An upload is counted as k models, of which all but one are zero.
+A model without clients is unchanged. This is the paper's model-averaging variant; the first of equal losses wins. An
+upload is counted as k models, of which all but one are zero.
 
-Reference: Ghosh et al. 2020, "An Efficient Framework for Clustered Federated Learning".
+Reference: Ghosh et al. 2020, "An Efficient Framework for Clustered Federated Learning",
+https://arxiv.org/abs/2006.04088.
 """
 
 from __future__ import annotations
@@ -30,18 +31,17 @@ from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Splits
 
 
 def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
-    """IFCA: steps on the cluster model of least training loss; a uniform mean in each cluster.
+    """IFCA: local steps on the cluster model of least training loss, then a uniform mean in each cluster.
 
-    Models: personalised, the model of the client's cluster, estimated anew from today's models; no global model.
+    Models: personalised, that of the client's cluster, estimated anew from the current models; no global model.
 
     Args:
-      task: all clusters' models are its.
-      work: the local work in a round; the server's optimiser must be ``sgd``, as a cluster without a client rests.
+      task: its model is that of every cluster.
+      work: the local work in a round; the server optimizer must be ``sgd``, as a cluster without clients is unchanged.
       clusters: k, at least 2 and at most the number of clients.
 
     Raises:
-      JaxpflError: for another number of clusters, models that start from the same parameters, and another optimiser
-        of the server's.
+      JaxpflError: for another number of clusters, an initialisation that ignores its key, and another server optimizer.
     """
     several_models.check("ifca", "clusters", clusters, task, work)
     if work.server_optimizer != "sgd":

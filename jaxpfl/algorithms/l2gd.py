@@ -1,29 +1,28 @@
-r"""L2GD: loopless gradient descent for personal models that are pulled to their mean, by the toss of a common coin.
+r"""L2GD: loopless local gradient descent; a random choice of local training or aggregation in every round.
 
-It minimises :math:`\frac1m \sum_i f_i(\theta_i) + \frac{\lambda}{2m} \sum_i |\theta_i - \bar\theta|^2`, with
-:math:`\bar\theta` the mean of all personal models. In an iteration either all clients aggregate, with probability p, or
-all take a local step:
+The objective is :math:`\frac1m \sum_i f_i(\theta_i) + \frac{\lambda}{2m} \sum_i |\theta_i - \bar\theta|^2`, with
+:math:`\bar\theta` the mean of the m personal models. In an iteration, all clients aggregate with probability p, or all
+take a local step, at the rate eta:
 
 .. math::
    \theta_i &\leftarrow \theta_i - \frac{\eta \lambda}{m p} (\theta_i - \bar\theta), \\
    \theta_i &\leftarrow \theta_i - \frac{\eta}{m (1 - p)} \nabla f_i(\theta_i)
 
-``lr`` is eta / m, the rate of one client. A round is one toss: one aggregation step, or tau local steps (fewer for a
-straggler). Its probability is such that p is what it is above, the share of aggregations among all iterations:
+``lr`` is eta / m, the rate of one client. A round is one draw: an aggregation step with probability q, or tau local
+steps (fewer for a straggler); q is such that p stays the share of aggregations among all iterations:
 
 .. math:: q = \frac{p \tau}{1 - p + p \tau}, \qquad \text{q = p for } \tau = 1
 
-so there are (1 - p) / p local steps for each aggregation whatever tau is, and the objective is the same. The server
-tosses the coin as it broadcasts: whoever is in the cohort does the same.
+so there are (1 - p) / p local steps for each aggregation whatever tau, and the objective is the same. The server draws
+and broadcasts the choice, common to the cohort.
 
-The server keeps the mean of ALL clients' models: a client uploads by how much its model has moved, and the server adds
-|S| / m of the cohort's mean move, so that the mean is exact where only a few take part. (A client that drops out has
-moved without the server's knowing.) The paper sends models only where an aggregation follows local steps; here every
-round is an exchange, and the bytes counted are an upper bound.
+The server keeps the mean of ALL clients' models: a client uploads its model update, and the server adds |S| / m times
+the mean update of the cohort S, so that the mean is exact under partial participation (but for clients that drop out).
+The paper communicates only where an aggregation follows local steps; here every round is an exchange, and the bytes
+counted are an upper bound. Weight decay is added to the gradients of f_i.
 
-Weight decay is added to the gradients of the data.
-
-Reference: Hanzely and Richtarik 2020, "Federated Learning of a Mixture of Global and Local Models".
+Reference: Hanzely and Richtarik 2020, "Federated Learning of a Mixture of Global and Local Models",
+https://arxiv.org/abs/2002.05516.
 """
 
 from __future__ import annotations
@@ -45,32 +44,34 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
 @struct.dataclass
 class L2GDHyper(SgdHyper):
-    """L2GD's hyper-parameters; ``lr`` is the paper's eta / m. An aggregation step moves a client by the share
-    ``lr lam / p`` of its way to the mean: 1 is at the mean, above 2 the clients are thrown apart. lambda and p are the
-    best on examples set apart of three data sets (``benchmarks/defaults.py``): with more frequent aggregations a client
-    spends its rounds on being averaged."""
+    """Hyper-parameters of L2GD; ``lr`` is the paper's eta / m.
+
+    An aggregation step moves a model by the share ``lr lam / p`` of its distance to the mean: 1 reaches the mean, above
+    2 the models diverge. lambda and p are the best on held-out examples of three data sets
+    (``benchmarks/defaults.py``): with more frequent aggregations few rounds are left for training.
+    """
 
     lam: Scalar = hyper(0.1, "lambda, weight of the pull to the mean of the personal models")
     p: Scalar = hyper(0.02, "share of aggregations among all iterations", low=1e-3, high=0.999)
 
 
 class Toss(NamedTuple):
-    """What the server sends: the mean of all personal models, and whether this round aggregates, [] bool."""
+    """Message of the server: the mean of all personal models, and a flag for a round of aggregation, [] bool."""
 
     mean: PyTree
     aggregate: Array
 
 
 def probability(p: Scalar, local_steps: int) -> Scalar:
-    """q, the probability that a round aggregates, where its alternative is so many local steps."""
+    """Probability q of aggregation in a round whose alternative is ``local_steps`` local steps."""
     return p * local_steps / (1 - p + p * local_steps)
 
 
 def l2gd(task: Task, work: LocalWork) -> Algorithm:
-    """L2GD. Models: personalised theta_i, the client's own; global, the mean of all theta_i.
+    """Loopless local gradient descent. Models: personalised theta_i, the client's own; global, the mean of all theta_i.
 
-    The clients' optimiser makes the local steps. There is nothing for a server optimiser to do: the server only keeps
-    account of the mean. A client that was never trained starts from the mean and takes local steps in all its rounds.
+    The client optimizer takes the local steps. A server optimizer does not apply: the server only tracks the mean. New
+    clients start from the mean and take local steps in all their rounds.
     """
     loss = batch_loss(task)
 

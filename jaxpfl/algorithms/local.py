@@ -1,4 +1,4 @@
-"""Local training: every client alone. The yardstick that a collaborative method has to beat."""
+"""Local training without collaboration: the baseline of every federated method."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from jaxpfl.types import Key, Metrics, PyTree, Splits
 
 
 def local(task: Task, work: LocalWork) -> Algorithm:
-    """The client optimiser (SGD) on the client's own data; nothing is sent in either direction.
+    """Local training on the client's own data by the client optimizer (SGD); nothing is exchanged.
 
     Models: personalised theta_i, the client's own; no global model.
     """

@@ -1,6 +1,7 @@
-"""Personalisation by the knowledge-distillation prior, with its other distances and its exact normaliser.
+"""MAP personalisation with the knowledge-distillation prior, also with other distances and its exact normaliser.
 
-Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation".
+Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
+https://openreview.net/forum?id=FUiDMCr_W4o.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from jaxpfl.types import Scalar
 
 @struct.dataclass
 class MapDistillationHyper(MapHyper):
-    """Hyper-parameters of the prior on predictions; the weight decay is that of theta and of mu."""
+    """Hyper-parameters of `map_kd`; the weight decay applies to theta and to mu."""
 
     lr_location: Scalar = hyper(0.1, "rate of the global model; decays as lr does", high=1.0)
     lr_scale: Scalar = hyper(0.05, "rate of psi; not decayed", high=1.0)
@@ -30,16 +31,16 @@ class MapDistillationHyper(MapHyper):
 def map_kd(
     task: Task, work: LocalWork, *, distance: str = "kd", exact: bool = False, scaling: str = "mean"
 ) -> Algorithm:
-    """Personalisation by a prior on predictions: theta_i is held near what the global model predicts.
+    """MAP personalisation with a prior on predictions: theta_i is regularised towards the global model's predictions.
 
-    With c = 5 it is AdaPeD but for its options; see `priors.distillation` for the density and its normaliser.
+    With c = 5 it is AdaPeD without its options; `priors.distillation` has the density and its normaliser.
     Models: personalised theta_i, the client's own; global mu.
 
     Args:
       task, work: as in `map_personalization`.
       distance: of the predictions p of mu and q of theta: kd, KL(p || q); reversed-kd, KL(q || p); square, |p - q|^2.
-      exact: whether the density's own normaliser stands in the place of log(2 psi) / 2; for kd.
-      scaling: whether f_i is the "sum" of the losses or their "mean", as AdaPeD has it.
+      exact: use the density's exact normaliser for log(2 psi) / 2; for kd only.
+      scaling: f_i as the "sum" of the losses, or their "mean" as in AdaPeD.
 
     Raises:
       JaxpflError: for an unknown distance or scaling, and ``exact`` with another distance than kd.

@@ -1,24 +1,24 @@
-r"""Personalisation by a prior: each client its maximum a posteriori model, all together the prior's parameters.
+r"""Maximum a posteriori (MAP) personalisation with a population prior that all clients estimate together.
 
-Client i keeps theta_i and takes steps on
+Client i keeps theta_i and minimises, with f_i its negative log likelihood and p(.; Gamma) the prior,
 
 .. math:: f_i(\theta_i) - \lambda \log p(\theta_i; \Gamma)
 
-while the server estimates Gamma. f_i is by definition the negative log likelihood of the client's data, a SUM over its
-n_i examples (``scaling="sum"``); the steps are on 1/n_i of the objective, so that rates keep the meaning that they have
-for a mean loss. With ``scaling="mean"`` f_i is the mean loss, as in the papers' methods for networks: the prior then
-weighs n_i times as much. lambda = 1 is the framework's.
+while the server estimates the parameters Gamma. f_i is a SUM over the client's n_i examples (``scaling="sum"``); steps
+are on 1/n_i of the objective, so that rates are those of a mean loss. With ``scaling="mean"`` f_i is the mean loss, as
+in the paper's methods for networks: the prior then weighs n_i times as much. The framework has lambda = 1.
 
-Gamma is estimated in one of two ways. By a *gradient* message: after each step on theta the client steps on its copy of
-Gamma, and the server averages the copies (one client, one vote: each is one draw from the population). By a *fit*: the
-clients upload theta_i, and the server estimates Gamma from them side by side.
+Gamma is estimated in one of two ways. By *gradient* messages: after each step on theta the client takes a step on its
+copy of Gamma, and the server averages the copies uniformly (each client is one draw from the population). By a *fit*:
+the clients upload theta_i, and the server estimates Gamma from all of them.
 
-A step on theta is one along the gradient of the loss, and a proximal step on the penalty (`Prior.prox`), which is
-stable however narrow the prior. Where the prior has no closed form of that, and with a client optimiser other than
-plain SGD (it scales the gradient, and a proximal step that is not scaled alike would rest elsewhere), the step is along
-the gradient of both: a penalty of curvature h (``lambda / (n_i s2)`` for a Gaussian) then needs ``lr h < 2``.
+A step on theta is a gradient step on the loss and a proximal step on the penalty (`Prior.prox`), stable however narrow
+the prior. Where the prior has no closed-form proximal step, and with a client optimizer other than plain SGD (which
+scales the gradient, so that an unscaled proximal step would have another fixed point), it is a gradient step on both: a
+penalty of curvature h (``lambda / (n_i s2)`` for a Gaussian of variance s2) then needs ``lr h < 2``.
 
-Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation".
+Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
+https://openreview.net/forum?id=FUiDMCr_W4o.
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ ESTIMATES, SCALINGS = ("gradient", "fit"), ("sum", "mean")
 
 @struct.dataclass
 class MapHyper(SgdHyper):
-    """Hyper-parameters of a method with a prior. No weight decay by default: the prior is what regularises."""
+    """Hyper-parameters of MAP personalisation; no weight decay by default, as the prior regularises."""
 
     weight_decay: Scalar = hyper(0.0, "added to theta's gradient as weight_decay * parameters")
     weight: Scalar = hyper(1.0, "lambda, weight of the prior's penalty")
@@ -68,22 +68,25 @@ class MapHyper(SgdHyper):
 
 @struct.dataclass
 class LaplaceHyper(MapHyper):
-    """Hyper-parameters of the Laplace prior. Its floor is the best on examples set apart of three data sets
-    (``benchmarks/defaults.py``): at 0.01 it holds most entries at a center that is slow to move."""
+    """Hyper-parameters of MAP personalisation with a Laplace prior.
+
+    The floor is the best on held-out examples of three data sets (``benchmarks/defaults.py``): at 0.01 most entries
+    equal those of a center that moves slowly.
+    """
 
     scale_floor: Scalar = hyper(0.3, "least scale of the prior", positive=True)
     scale_init: Scalar = hyper(0.3, "the prior's scale in round 0", positive=True)
 
 
 def map_gaussian(task: Task, work: LocalWork, *, estimate: str = "gradient", scaling: str = "sum") -> Algorithm:
-    """Personalisation by a Gaussian prior: theta_i is held near the mean mu as strongly as clients are alike.
+    """MAP personalisation with a Gaussian prior: L2 regularisation towards a learnt mean mu, by a learnt variance.
 
     Models: personalised theta_i, the client's own; global mu.
 
     Args:
       task, work: as in `map_personalization`, and so are the errors.
-      estimate: of the prior, by "gradient" messages that are averaged, or by a "fit" to the uploads side by side.
-      scaling: whether f_i is the "sum" of the losses or their "mean".
+      estimate: of the prior, by averaged "gradient" messages or by a "fit" to the uploaded models.
+      scaling: f_i as the "sum" of the losses, or their "mean".
     """
     return map_personalization(
         task,
@@ -95,14 +98,14 @@ def map_gaussian(task: Task, work: LocalWork, *, estimate: str = "gradient", sca
 
 
 def map_laplace(task: Task, work: LocalWork, *, estimate: str = "gradient", scaling: str = "sum") -> Algorithm:
-    """Personalisation by a Laplace prior: theta_i differs from mu where its data insist.
+    """MAP personalisation with a Laplace prior: L1 regularisation towards a learnt median mu, by a learnt scale.
 
     Models: personalised theta_i, the client's own; global mu.
 
     Args:
       task, work: as in `map_personalization`, and so are the errors.
-      estimate: of the prior, by "gradient" messages that are averaged, or by a "fit" to the uploads side by side.
-      scaling: whether f_i is the "sum" of the losses or their "mean".
+      estimate: of the prior, by averaged "gradient" messages or by a "fit" to the uploaded models.
+      scaling: f_i as the "sum" of the losses, or their "mean".
     """
     return map_personalization(
         task,
@@ -122,7 +125,7 @@ def map_personalization(
     scaling: str = "sum",
     each: int = 1,
 ) -> Algorithm:
-    """The method that a prior makes.
+    """MAP personalisation with any prior.
 
     Models: personalised theta_i, the client's own; global, the prior's center.
 
@@ -132,9 +135,9 @@ def map_personalization(
       task: the model and its loss, a negative log likelihood of one example.
       work: the local work in a round.
       prior: ``hp -> Prior``; hp is a `MapHyper`, or has its fields besides the prior's own.
-      estimate: "gradient" (the prior's ``descend``, averaged) or "fit" (its ``fit`` on the uploads side by side).
-      scaling: whether f_i is the "sum" of the losses or their "mean".
-      each: gradients that a step evaluates (`Gradients`): theta's, and what the prior's ``descend`` takes of models.
+      estimate: "gradient" (the prior's ``descend``, averaged) or "fit" (its ``fit`` to the uploaded models).
+      scaling: f_i as the "sum" of the losses, or their "mean".
+      each: gradients that a step evaluates (`Gradients`): of theta, and of models in the prior's ``descend``.
 
     Raises:
       JaxpflError: for an unknown estimate or scaling.

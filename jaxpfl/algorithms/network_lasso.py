@@ -1,37 +1,37 @@
-r"""Network lasso: personal models, those of clients that are alike drawn together along the edges of a graph.
+r"""Network lasso: personal models whose differences along the edges of a client graph are penalised.
 
 .. math:: \min_{x, Z} \sum_n f_n(M x + N z_n) + \lambda \sum_{(i,j)} \|z_i - z_j\|_p
 
-Client n is sent x, which all share, and z_n, its own, and makes tau steps of its own on f_n from
-:math:`M x + N z_n` at the rate eta. It uploads by how much its model has moved, :math:`\delta_n`: with one step of
-plain SGD, :math:`-\eta g_n`. The server's step, with S the clients whose uploads arrived and :math:`\delta_n = 0`
-(the print's G) for all others:
+M and N are the masks of shared and personal parameters, Z the matrix of all z_n. Client n receives the shared x and
+its own z_n, takes tau local steps on f_n from :math:`M x + N z_n` at the rate eta, and uploads its model update
+:math:`\delta_n`: with one step of plain SGD, :math:`-\eta g_n`, g_n its gradient. The server's step, with S the clients
+whose uploads arrived and :math:`\delta_n = 0` (the paper's G) for all others:
 
 .. math::
    x &\leftarrow x + \frac1{|S|} \sum_{n \in S} M^T \delta_n, \\
    Z &\leftarrow \operatorname*{argmin}_Z \frac12 \sum_n \|z_n - (z_n^t + c N^T \delta_n)\|^2
       + \eta \tau \frac{|S|}{N} \lambda \sum_{(i,j)} \|z_i - z_j\|_p
 
-by ADMM (`similarity.admm`) in the same compiled round, from the multipliers of the round before, until its residuals
-are small or a cap is reached. Edges whose z are equal at the end join clients to clusters (`clusters`).
+by ADMM (`similarity.admm`) in the same compiled round, from the multipliers of the previous round, until its residuals
+are small or a cap is reached. Edges whose z are equal at the end join clients into clusters (`clusters`).
 
-The print (Zhao et al.) has (1/N) sum_n f_n, so that z_n moves by eta g_n / N. With ``scaling="mean"`` that is done
-(c = 1 / N); with everybody, tau = 1 and full batches it is the print's step exactly. With ``scaling="sum"``, the
-default, each f_n counts in full (c = 1): a client's model moves by its own gradient at the rate eta, as with every
-other method here, whatever N is, and the shared x by the mean. Both have the same minimiser where lambda is N times as
-large for the sum. lambda = 0 leaves every client alone: with "sum" z_n is local training from a common start. A large
-lambda gives all clients of a component the mean of their z, federated averaging.
+The paper has (1/N) sum_n f_n over N clients, so that z_n moves by eta g_n / N. ``scaling="mean"`` is that objective
+(c = 1 / N); with full participation, tau = 1 and full batches it is the paper's step exactly. With ``scaling="sum"``,
+the default, each f_n counts in full (c = 1): a client's model moves by its own gradient at the rate eta, as in every
+other method here, and the shared x by the mean. Both have the same minimiser where lambda is N times as large for the
+sum. lambda = 0 decouples the clients: with "sum", z_n is local training from a common start. A large lambda gives all
+clients of a component the mean of their z, federated averaging.
 
-eta tau lambda, not eta lambda, so that the same lambda rests at the same models (up to clients' drift) for any tau;
-and |S| / N, as a client outside the cohort has no gradient to hold against the pull of its neighbours. tau is what a
-reliable client works. With a client optimiser other than SGD, delta is no multiple of a gradient, and lambda has
-another scale. Weight decay is part of f_n.
+The weight has eta tau lambda, not eta lambda, so that the fixed point depends on lambda and not on tau (up to client
+drift); and |S| / N, as a client outside the cohort has no gradient to balance the penalty. tau is the full number of
+steps. With a client optimizer other than SGD, delta is no multiple of a gradient, and lambda has another scale. Weight
+decay is part of f_n.
 
-Where a parameter is both shared and personal, the model is their sum, and both move; where it is neither, it keeps its
-first value, which is sent along.
+A parameter that is both shared and personal is the sum of the two, and both are trained; one that is neither keeps its
+initial value, which is sent along.
 
 Reference: Zhao, Liu, Jiang and He, "Communication Efficient Training of Federated Model Over Unbalanced Labels",
-Algorithms 1 and 2; what its Z step prints wrongly is right in `similarity.proximal`.
+Algorithms 1 and 2; `similarity.proximal` corrects its Z step.
 """
 
 from __future__ import annotations
@@ -72,21 +72,21 @@ SCALINGS = ("sum", "mean")
 
 @struct.dataclass
 class NetworkHyper(SgdHyper):
-    """The network lasso's hyper-parameters."""
+    """Hyper-parameters of the network lasso."""
 
     lam: Scalar = hyper(0.03, "lambda, weight of |z_i - z_j| on every edge")
     rho: Scalar = hyper(1.0, "ADMM's first penalty, eta times the print's: its number of steps", positive=True)
 
 
 class NetworkState(NamedTuple):
-    """The server's state.
+    """State of the server.
 
     Attributes:
       shared: x, the shared parameters.
       z: [m, d], the clients' own parameters, flat, in the order of the stack.
-      fixed: the parameters that nobody trains.
-      warm: of ADMM: the differences w [M, d] along the edges, exactly zero where two clients are fused, and their
-        multipliers.
+      fixed: the parameters that are not trained.
+      warm: ADMM's warm start: the differences w [M, d] along the M edges, exactly zero where two clients are fused, and
+        their multipliers.
     """
 
     shared: PyTree
@@ -96,15 +96,17 @@ class NetworkState(NamedTuple):
 
 
 class Sent(NamedTuple):
-    """What all clients receive."""
+    """Message to all clients: the shared and the fixed parameters."""
 
     shared: PyTree
     fixed: PyTree
 
 
 def clusters(graph: Graph, state: NetworkState) -> np.ndarray:
-    """The cluster of each client, [m] from 0 on in the order of their first clients: those joined by edges along which
-    z is the same. With nothing personal, the components of the graph."""
+    """Cluster of each client, [m], numbered from 0 in the order of their first clients.
+
+    Clusters are the components of the graph whose edges have equal z; of the whole graph without personal parameters.
+    """
     return graphs.components(graph, (np.asarray(state.warm.w) == 0).all(axis=1))
 
 
@@ -119,12 +121,12 @@ def network_lasso(
     admm_steps: int = 200,
     tolerance: float = 1e-4,
 ) -> Algorithm:
-    """The network lasso. Models: personalised, M x + N z_n; global, x where nothing is personal, else none.
+    """Network lasso. Models: personalised, M x + N z_n of shared x and own z_n; global, x if nothing is personal.
 
-    The server keeps the uploads apart, and no optimiser of its own. A client that was never trained is sent the mean of
-    all z. The metrics of a round: ``admm_steps`` taken, ``admm_primal`` and ``admm_dual`` residuals, relative to how
-    far clients are apart, and ``fused_edges``, the share of edges whose clients have the same z. The state holds
-    2 edges x d numbers beside the models.
+    The server receives the uploads one by one, and has no optimizer. New clients receive the mean of all z. The metrics
+    of a round: ``admm_steps``, the residuals ``admm_primal`` and ``admm_dual`` relative to the clients' distances, and
+    ``fused_edges``, the share of edges whose clients have the same z. The state holds 2 edges x d numbers beside the
+    models.
 
     Implements: Zhao et al., equation (1); Zhao et al., equation (2); Zhao et al., equation (5);
       Zhao et al., Algorithm 1; Zhao et al., Algorithm 2; Zhao et al., Algorithm 5.
@@ -132,17 +134,17 @@ def network_lasso(
 
     Args:
       task: any model.
-      work: the local work in a round; ``work.graph`` says which clients are neighbours.
+      work: the local work in a round; ``work.graph`` is the client graph.
       p: the norm of differences along edges: 2 fuses whole clients, 1 each parameter by itself; or infinity.
-      shared, personal: which parameters are, by patterns of their paths (`masks.masks`). By default all are personal:
-        the network lasso itself.
-      scaling: whether the losses f_n count in full ("sum"), or by 1 / N as printed ("mean").
-      admm_steps: steps of ADMM in a round at most.
-      tolerance: of its residuals.
+      shared, personal: the shared and the personal parameters, by patterns of their paths (`masks.masks`). By default
+        all are personal: the network lasso itself.
+      scaling: losses f_n in full ("sum"), or times 1 / N as in the paper ("mean").
+      admm_steps: the most ADMM steps in a round.
+      tolerance: of the residuals.
 
     Raises:
-      JaxpflError: without a graph or with one of other clients, for other p or scaling, patterns that fit no parameter,
-        nothing to train, less than one step, and a tolerance that is not positive.
+      JaxpflError: without a graph or with one of other clients, for other p or scaling, patterns without a parameter,
+        nothing to train, fewer than one step, and a tolerance outside (0, 1).
     """
     proximal.check_norm(p)
     if scaling not in SCALINGS:

@@ -1,17 +1,18 @@
-r"""Per-FedAvg: a global model from which one gradient step on a client's own data leads to a good one for it (MAML).
+r"""Per-FedAvg: a global initialisation for one-step adaptation on each client's data (model-agnostic meta-learning).
 
-From w = mu, a client takes tau steps, each with two mini-batches D and D', of
+From w = mu, the global model, client i takes tau steps on its loss f_i, each with two mini-batches D and D':
 
 .. math::
    \tilde w &= w - \alpha \nabla f_i(w; D), \\
    w &\leftarrow w - \beta \, (I - \alpha \nabla^2 f_i(w; D)) \, \nabla f_i(\tilde w; D')
 
-beta is ``lr``. The product with the Hessian is exact, by differentiating through the first step; the first-order
-variant leaves it out. The outer step starts from w, not from the adapted point. The personalised model is mu after one
-step alpha on the client's TRAINING data. Weight decay is added to the outer gradient only.
+with the inner rate alpha and the outer rate beta (``lr``). The Hessian product is exact, by differentiation through the
+inner step; the first-order variant omits it. The outer step starts from w, not from the adapted point. The
+personalised model is mu after one inner step on the client's TRAINING data. Weight decay is added to the outer gradient
+only.
 
 Reference: Fallah, Mokhtari and Ozdaglar 2020, "Personalized Federated Learning with Theoretical Guarantees: A
-Model-Agnostic Meta-Learning Approach".
+Model-Agnostic Meta-Learning Approach", https://arxiv.org/abs/2002.07948.
 """
 
 from __future__ import annotations
@@ -32,9 +33,10 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
 @struct.dataclass
 class PerFedAvgHyper(AveragingHyper):
-    """Per-FedAvg's hyper-parameters; ``lr``, of Ozkara et al. 2023, is the outer rate beta. Their alpha of 1e-3 leaves
-    FedAvg as it is: the default is the best on examples set apart of three data sets (``benchmarks/defaults.py``). From
-    .03 on, a step along the gradient of one mini-batch breaks the model of some clients.
+    """Hyper-parameters of Per-FedAvg; ``lr`` is the outer rate beta of Ozkara et al. 2023.
+
+    With their alpha of 1e-3 it is nearly FedAvg: the default is the best on held-out examples of three data sets
+    (``benchmarks/defaults.py``). From 0.03 on, a step on one mini-batch makes some clients' models diverge.
 
     Reference: Ozkara et al. 2023, appendix K.1.
     """
@@ -44,13 +46,13 @@ class PerFedAvgHyper(AveragingHyper):
 
 
 def perfedavg(task: Task, work: LocalWork, *, hessian: bool = False, adapt_steps: int = 1) -> Algorithm:
-    """Per-FedAvg. Models: personalised, mu after steps alpha on the client's training data; global mu, the start.
+    """Per-FedAvg. Models: personalised, mu after inner steps on the client's training data; global mu, the start.
 
     Args:
       task: the model and its loss.
-      work: the local work in a round; the clients' optimiser makes the outer steps.
-      hessian: the product with the Hessian; without it, the first-order variant.
-      adapt_steps: steps alpha, each on a mini-batch, that give the personalised model.
+      work: the local work in a round; the client optimizer takes the outer steps.
+      hessian: include the Hessian product; else the first-order variant.
+      adapt_steps: inner steps, each on a mini-batch, to the personalised model.
     """
     if adapt_steps < 0:
         raise JaxpflError(f"perfedavg.adapt_steps must be >= 0, got {adapt_steps}")

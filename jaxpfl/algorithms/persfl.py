@@ -1,26 +1,26 @@
-r"""PersFL: each client distils its personalised model from the global model that once suited it best.
+r"""PersFL: personalisation by distillation from the best global model of each client.
 
-Stage 1 is FedAvg. Client i validates every global model mu_r that it receives, and keeps the best one as its teacher:
+Stage 1 is FedAvg. Client i validates every global model mu_r that it receives, of round r, and keeps the one of least
+cross-entropy CE as its teacher O_i:
 
 .. math:: O_i = \mu_{r^*}, \qquad r^* = \arg\min_r CE(\mu_r; \text{validation}_i), \text{ the first of equals}
 
-It receives those of the rounds in which it takes part, the initial one among them, and the last one when it is
-personalised. A new participant, who received nothing before, has the last one as its teacher, or the best on its
-validation examples of the last one and ``stored`` earlier ones, equally spaced, that the server then keeps (see
-`parts.stored_models`); the first of equals.
+It receives those of the rounds in which it takes part, the initial one among them, and the last one for its
+personalisation. The teacher of new clients is the last global model, or the best on their validation examples of it and
+``stored`` earlier ones, equally spaced, that the server then keeps (`parts.stored_models`); the first of equals.
 
-Stage 2 is the client's own. A student starts at the teacher; with logits a of the student and o of the teacher it
-minimises over the client's training examples
+Stage 2 is local. A student starts at the teacher; with logits a of the student and o of the teacher it minimises over
+the client's training examples
 
 .. math:: (1 - \lambda)\, CE(a) + \lambda T^2\, KL(\operatorname{softmax}(o / T) \,\|\, \operatorname{softmax}(a / T))
 
-once for each (lambda, T) of a grid, side by side. The personalised model is the student of greatest accuracy on the
-validation examples; of equals, the one of least lambda, then of least T. Where lambda is 0, T changes nothing, so that
-only the least T is tried. The paper's Algorithm 1 has the teacher first in KL, its equation (3) the student. PersFL-GD
-puts the cross-entropy to the soft labels softmax(o / T) in the place of KL.
+for each imitation weight lambda and temperature T of a grid, in one batch. The personalised model is the student of
+greatest validation accuracy; of equals, the one of least lambda, then of least T. Where lambda is 0, T has no effect,
+and only the least T is tried. The paper's Algorithm 1 has the teacher first in KL, its equation (3) the student.
+PersFL-GD replaces KL by the cross-entropy to the soft labels softmax(o / T).
 
-The paper's experiments have 10 users who all take part in every round, and 60 / 20 / 20 of each one's examples for
-training, validation and testing; MNIST of DS-1 (4 classes a user), DS-2 (``--partition dirichlet-class --alpha 0.9``,
+The paper's experiments have 10 users with full participation, and 60 / 20 / 20 % of each one's examples for training,
+validation and testing; MNIST of DS-1 (4 classes a user), DS-2 (``--partition dirichlet-class --alpha 0.9``,
 25 rounds) and DS-3 (``--classes-per-client 2 --sigma 2``: two classes a user, of log-normal sizes)::
 
     jaxpfl compare local fedavg persfl persfl-gd --data mnist --model mlp:100 --clients 10 --cohort 10 --pool-test
@@ -28,9 +28,10 @@ training, validation and testing; MNIST of DS-1 (4 classes a user), DS-2 (``--pa
 
 Without ``--pool-test`` the official test set stays apart. ``--set persfl.teacher=last`` is the paper's ablation.
 
-The rate is that of the last round. Stage 2 costs its steps times the size of the grid whenever clients are scored.
+Stage 2 uses the learning rate of the last round, and costs its steps times the size of the grid at every evaluation.
 
-Reference: Divi et al. 2021, "Unifying Distillation with Personalization in Federated Learning".
+Reference: Divi et al. 2021, "Unifying Distillation with Personalization in Federated Learning",
+https://arxiv.org/abs/2105.15191.
 Reference: Divi et al. 2021, Table 2; Divi et al. 2021, Table 3; Divi et al. 2021, Table 7.
 """
 
@@ -64,7 +65,7 @@ SoftLoss = Callable[[Array, Array], Array]
 
 
 class Teacher(NamedTuple):
-    """The best global model that a client has received, and its validation loss, []; the largest float before any.
+    """Best global model that a client has received, and its validation loss, []; initially the largest float.
 
     Reference: Divi et al. 2021, Figure 1; Divi et al. 2021, Figure 2.
     """
@@ -74,7 +75,7 @@ class Teacher(NamedTuple):
 
 
 class Student(NamedTuple):
-    """A personalised model, with the lambda and T that it was distilled with, both [].
+    """Personalised model, and the lambda and T of its distillation, both [].
 
     Reference: Divi et al. 2021, Table 5; Divi et al. 2021, Figures 3 to 8.
     """
@@ -95,7 +96,7 @@ def persfl(
     stored: int = 0,
     teacher_first: bool = True,
 ) -> Algorithm:
-    """PersFL: FedAvg, then every client's own distillation from its best global model.
+    """PersFL: FedAvg, then local distillation from each client's best global model.
 
     Models: personalised, the student of greatest validation accuracy (the teacher before any step); global mu.
 
@@ -109,12 +110,12 @@ def persfl(
       temperatures: the grid's T.
       imitations: the grid's lambda.
       teacher: ``best`` on validation, or ``last``, the last global model (the paper's ablation).
-      stored: earlier global models that the server keeps and a new participant receives; 0 for none.
-      teacher_first: whether KL has the teacher first, or the student.
+      stored: earlier global models that the server keeps for new clients; 0 for none.
+      teacher_first: KL(teacher || student); else KL(student || teacher).
 
     Raises:
-      JaxpflError: for values outside their range and a task without classes; ``check_data`` refuses data in which some
-        client has no validation examples, where they are needed.
+      JaxpflError: for values outside their range and a task without classes; ``check_data`` refuses clients without
+        validation examples, where they are needed.
     """
 
     def soft(of_teacher: Array, of_student: Array) -> Array:
@@ -136,7 +137,7 @@ def persfl_gd(
 ) -> Algorithm:
     """PersFL-GD: PersFL with the cross-entropy to the teacher's soft labels, whose gradient is that of KL.
 
-    Models: as `persfl`, and so are the errors.
+    Models and errors: as in `persfl`.
 
     Implements: Divi et al. 2021, equation (1); Divi et al. 2021, Algorithm 1.
     Reference: Divi et al. 2021, Table 6.
@@ -147,7 +148,7 @@ def persfl_gd(
       temperatures: the grid's T.
       imitations: the grid's lambda.
       teacher: ``best`` on validation, or ``last``, the last global model (the paper's ablation).
-      stored: earlier global models that the server keeps and a new participant receives; 0 for none.
+      stored: earlier global models that the server keeps for new clients; 0 for none.
     """
 
     def soft(of_teacher: Array, of_student: Array) -> Array:
@@ -264,7 +265,7 @@ def _two_stages(
 
 
 def _most_accurate(task: Task, students: PyTree, splits: Splits) -> Array:
-    """The first of those that are right most often on the validation examples."""
+    """Index of the first student of greatest validation accuracy, []."""
     batch = Batch.whole(splits.validation)
 
     def accuracy(params: PyTree) -> Array:
@@ -274,7 +275,7 @@ def _most_accurate(task: Task, students: PyTree, splits: Splits) -> Array:
 
 
 def _grid(method: str, imitations: Sequence[float], temperatures: Sequence[float]) -> np.ndarray:
-    """The pairs (lambda, T), [g, 2], in the order in which ties are decided."""
+    """Pairs (lambda, T), [g, 2], in the order that breaks ties."""
     for name, values, allowed, fits in (
         ("imitations", imitations, ">= 0 and <= 1", lambda value: 0 <= value <= 1),
         ("temperatures", temperatures, "> 0", lambda value: 0 < value < np.inf),

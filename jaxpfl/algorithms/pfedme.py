@@ -1,19 +1,19 @@
-r"""pFedMe: personal models by Moreau envelopes; the global model steps towards where its proximal point lies.
+r"""pFedMe: gradient descent on the Moreau envelopes of the clients' losses.
 
-Client i starts a round from w = mu. Of each of the tau mini-batches it makes K steps, and then one of w:
+Client i starts a round from w = mu, the global model. On each of tau mini-batches it takes K steps of its personal
+model theta, then one of w:
 
 .. math::
    \theta &\leftarrow \theta - \eta_\theta [ \nabla f_i(\theta) + \lambda (\theta - w) ] \quad (K \text{ times}), \\
    w &\leftarrow w - \eta \lambda (w - \theta)
 
-so that theta follows ``argmin f_i(theta) + (lambda/2) |theta - w|^2``, whose distance from w is the gradient of f_i's
-envelope. The first of the K steps starts from the last theta of the mini-batch before, in a round's first from w. The
-server's :math:`\mu \leftarrow (1 - \beta) \mu + \beta \operatorname{mean} w_i` is averaging at the rate beta:
-``server_lr`` is beta. Zero, which would freeze the server, is outside its range.
+so that theta approximates the proximal point ``argmin f_i(theta) + (lambda/2) |theta - w|^2``, and lambda (w - theta)
+the gradient of f_i's envelope. The K steps start from the theta of the previous mini-batch, in a round's first from w.
+The server's :math:`\mu \leftarrow (1 - \beta) \mu + \beta \operatorname{mean} w_i` is averaging at the rate beta:
+``server_lr`` is beta, positive. Weight decay is added to the gradients of theta only.
 
-Weight decay is added to theta's gradients; w's step, which is no gradient of the data's, has none.
-
-Reference: Dinh, Tran and Nguyen 2020, "Personalized Federated Learning with Moreau Envelopes".
+Reference: Dinh, Tran and Nguyen 2020, "Personalized Federated Learning with Moreau Envelopes",
+https://arxiv.org/abs/2006.08848.
 """
 
 from __future__ import annotations
@@ -34,8 +34,7 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
 @struct.dataclass
 class PFedMeHyper(AveragingHyper):
-    """pFedMe's hyper-parameters, with the defaults of Ozkara et al. 2023; ``lr`` is the rate of theta's steps and
-    ``server_lr`` is beta.
+    """Hyper-parameters of pFedMe, defaults of Ozkara et al. 2023; ``lr`` is theta's rate, ``server_lr`` is beta.
 
     Reference: Ozkara et al. 2023, appendix K.1.
     """
@@ -49,7 +48,7 @@ def pfedme(task: Task, work: LocalWork, *, inner_steps: int = 3) -> Algorithm:
 
     Args:
       task: the model and its loss.
-      work: the local work in a round; the clients' optimiser makes theta's steps, and remembers within the round.
+      work: the local work in a round; the client optimizer takes theta's steps, and keeps its state within the round.
       inner_steps: K, steps of theta on each mini-batch.
     """
     if inner_steps < 1:

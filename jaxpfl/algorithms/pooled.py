@@ -1,9 +1,9 @@
-"""Centralised training: what one model could reach if all examples lay in one place. A reference, no federated method.
+"""Centralised training on the union of all clients' examples: a reference, no federated method.
 
 The engine trains it on a federation of ONE client that holds every client's training examples, and scores it on the
-test examples of each of the m clients (`Method.pooled`). Its rounds are stretches of one training: batches continue the
-epoch over all examples, and the optimiser remembers. The cohort, the server's optimiser and the availability of clients
-mean nothing here.
+test examples of each of the m clients (`Method.pooled`). Its rounds are consecutive parts of one training: batches
+continue the epoch over all examples, and the optimizer state is kept. The cohort, the server optimizer and the
+availability of clients have no effect.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ from jaxpfl.types import Key, Metrics, PyTree, Splits
 def pooled(task: Task, work: LocalWork, *, steps: int = 0) -> Algorithm:
     """Centralised training on the union of the clients' training examples, ``steps`` mini-batches in a round.
 
-    The default, 0, is tau: as many updates of the model as one client of a federated method makes, so rounds * tau in
-    all. With K * tau, it sees as many examples as a cohort of K. It starts where FedAvg starts from the same seed.
-    Models: the one trained is personalised and global model in one.
+    The default, 0, is tau: as many updates as one client of a federated method takes, rounds * tau in total. With
+    K * tau, it sees as many examples as a cohort of K. Its initial model is FedAvg's of the same seed.
+    Models: the trained one is both personalised and global.
 
     Args:
       task: any model.
@@ -34,7 +34,7 @@ def pooled(task: Task, work: LocalWork, *, steps: int = 0) -> Algorithm:
       steps: mini-batches in a round; 0 for tau.
 
     Raises:
-      JaxpflError: for fewer than 0 steps.
+      JaxpflError: for a negative number of steps.
     """
     if steps < 0:
         raise JaxpflError(f"pooled.steps must be >= 0, got {steps}")

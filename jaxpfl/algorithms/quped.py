@@ -1,24 +1,24 @@
-r"""QuPeD: personal models, of few bits where asked for, trained beside a copy of the global one that distils into them.
+r"""QuPeD: optionally quantised personal models, by distillation from a jointly trained copy of the global one.
 
-A client starts a round with its own theta and with mu as received; each of the tau steps, in this order, is
+A client starts a round with its own theta and the received mu; each of the tau steps, in this order, is
 
 .. math::
    \theta^+ &= \theta - \eta_1 \nabla_\theta [ CE(\theta) + \lambda_p KL(p_\mu \,\|\, p_\theta) ], \\
    \mu^+ &= \mu - \eta_3 \nabla_\mu [ CE(\mu) + \lambda_p KL(p_\mu \,\|\, p_{\theta^+}) ]
 
-with p the predicted class probabilities on the mini-batch: one divergence, descended by either model in turn. The
-server averages mu uniformly. This is the full-precision method that Ozkara et al. 2023 compare with.
+with CE the cross-entropy and p the predicted class probabilities on the mini-batch: both models descend the same
+divergence, weighted by lambda_p. The server averages mu uniformly. This is the full-precision method that Ozkara et al.
+2023 compare with.
 
-With ``bits`` = b, theta is predicted with through the quantiser Q of each array of parameters,
+With ``bits`` = b, theta predicts through the quantiser Q of each parameter array x,
 
 .. math:: Q(x) = s \operatorname{round}(x / s), \qquad s = \max |x| / (2^{b-1} - 1)
 
-in training and when scored, while the steps move the array behind it: the gradient at Q(theta) is taken for theta's
-(straight-through). The paper learns the quantisation values by proximal steps instead; mu and what is sent keep full
-precision in both.
+in training and evaluation, while the steps update x itself with the gradient at Q(theta) (straight-through estimator).
+The paper learns the quantisation values by proximal steps instead; mu and the uploads keep full precision in both.
 
 Reference: Ozkara, Singh, Data and Diggavi 2021, "QuPeD: Quantized Personalization via Distillation with Applications to
-Federated Learning".
+Federated Learning", https://arxiv.org/abs/2107.13892.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
 @struct.dataclass
 class QuPeDHyper(AveragingHyper):
-    """QuPeD's hyper-parameters, with the defaults of Ozkara et al. 2023; ``lr`` is the paper's eta_1.
+    """Hyper-parameters of QuPeD, defaults of Ozkara et al. 2023; ``lr`` is the paper's eta_1.
 
     Reference: Ozkara et al. 2023, appendix K.1.
     """
@@ -51,7 +51,7 @@ class QuPeDHyper(AveragingHyper):
 
 
 def quantize(params: PyTree, bits: int) -> PyTree:
-    """Each array rounded to the 2^bits - 1 multiples of ``max |x| / (2^(bits - 1) - 1)``; zeros stay zeros."""
+    """Arrays rounded to the 2^bits - 1 multiples of ``max |x| / (2^(bits - 1) - 1)``; zeros stay zeros."""
     levels = 2 ** (bits - 1) - 1
 
     def rounded(x: Array) -> Array:
@@ -66,7 +66,7 @@ def quped(task: Task, work: LocalWork, *, bits: int = 0, architectures: str = ""
 
     Args:
       task: its model is mu's, and theta's unless ``architectures`` says otherwise.
-      work: the local work in a round; theta and mu have a memory each of the clients' optimiser.
+      work: the local work in a round; theta and mu have an optimizer state each.
       bits: the personalised models' bits for each parameter, 2 to 16; 0 for full precision.
       architectures: the clients' models, as in `adaped`.
     """
@@ -77,14 +77,14 @@ def quped(task: Task, work: LocalWork, *, bits: int = 0, architectures: str = ""
 
 
 def _client(task: Task, own_task: Task, work: LocalWork, bits: int) -> Client:
-    """A client whose theta is a model of ``own_task``; mu is one of ``task``."""
+    """Client with theta a model of ``own_task``, and mu one of ``task``."""
     own_apply = own_task.model.apply
 
     def deployed(theta: PyTree) -> PyTree:
         return quantize(theta, bits) if bits else theta
 
     def objective(batch: Batch, student: Array, teacher: Array, own: Array, lam: Scalar) -> tuple[Array, Array]:
-        """The loss of ``own``, which is either of the two, and the divergence."""
+        """Loss of ``own``, one of the two, plus the divergence; and that loss alone."""
         loss = batch.mean(task.loss(own, batch.y))
         return loss + lam * batch.mean(distillation.divergence(teacher, student)), loss
 

@@ -1,4 +1,4 @@
-"""The methods by name. A new one is a file and a line here; its conformance tests come from this table.
+"""Registry of the methods: a new one is a file and a line here, and the conformance tests cover it.
 
 Implements: Ozkara et al. 2023, appendix J.
 Reference: Divi et al. 2021, Table 1.
@@ -38,19 +38,19 @@ from jaxpfl.protocol import Algorithm
 
 
 class Method(NamedTuple):
-    """A registered method.
+    """A registered method: its builder, default hyper-parameters and capabilities.
 
     Attributes:
-      name: as on the command line.
+      name: its name on the command line.
       build: ``(task, work, **options) -> Algorithm``; its keyword-only arguments are the static options.
       hyper: the default hyper-parameters (traced).
-      pooled: whether one client holds the examples of all (`engine.PooledSimulation` runs it): no federated method.
-      uploads: whether anything leaves its clients.
-      step_noise: whether it can clip and noise every local step of what it uploads (`LocalWork.step_noise`).
-      scales: how many scales it uploads beside parameters, to be clipped apart from them in such steps.
-      releases: ``options -> number``, for a method whose server is private by itself (``LocalWork.privacy``): how many
-        sums a round releases. None where `privatize` makes its one sum private.
-      graph: whether it needs a graph of the clients (``LocalWork.graph``).
+      pooled: trains one client with the examples of all (`engine.PooledSimulation`): no federated method.
+      uploads: clients upload something.
+      step_noise: supports clipping and noise in every local step (`LocalWork.step_noise`).
+      scales: number of uploaded scales beside parameters, clipped separately in such steps.
+      releases: ``options -> number`` of sums that a round releases, for a method with a private server of its own
+        (``LocalWork.privacy``). None where `privatize` makes its one sum private.
+      graph: needs a graph of the clients (``LocalWork.graph``).
     """
 
     name: str
@@ -65,7 +65,7 @@ class Method(NamedTuple):
 
     @property
     def options(self) -> dict[str, Any]:
-        """The static options and their defaults."""
+        """Static options and their defaults."""
         parameters = inspect.signature(self.build).parameters.values()
         return {p.name: p.default for p in parameters if p.kind is p.KEYWORD_ONLY}
 
@@ -103,14 +103,14 @@ METHODS: Mapping[str, Method] = {
 }
 
 FEDERATED: tuple[str, ...] = tuple(name for name, method in METHODS.items() if not method.pooled)
-"""The names of the federated methods: all but the references that pool the data."""
+"""Names of the federated methods: all but those on pooled data."""
 
 
 def get(name: str) -> Method:
-    """The method of that name.
+    """Looks up a method by name.
 
     Raises:
-      JaxpflError: for an unknown name, with the nearest known one.
+      JaxpflError: for an unknown name, suggesting the nearest.
     """
     if name not in METHODS:
         raise unknown_name("method", name, METHODS)

@@ -1,23 +1,24 @@
-r"""SCAFFOLD: FedAvg with control variates that take the clients' drift out of their local steps. A global baseline.
+r"""SCAFFOLD: FedAvg with control variates that correct client drift; a global model.
 
-The server keeps x and c, client i keeps c_i (both variates start at zero). From y = x, a client takes tau steps and
-then renews its variate (the paper's option II):
+The server keeps the model x and the control variate c, client i its variate c_i; variates start at zero. From y = x, a
+client takes tau steps at the rate eta and then updates its variate (the paper's option II):
 
 .. math::
    y &\leftarrow y - \eta [ \nabla f_i(y) - c_i + c ], \\
    c_i^+ &= c_i - c + \frac{x - y}{\tau \eta} = \frac{1}{\tau} \sum_t \nabla f_i(y_t)
 
-The mean of its gradients is what option II is under plain SGD, and is what is kept here: it holds with any client
-optimiser and for clients that take fewer steps. Of the cohort S of m clients the server averages uniformly,
+Under plain SGD option II is the mean of the client's gradients, which is used here for any client optimizer and number
+of steps. The server averages uniformly over the cohort S, of m clients in all,
 
 .. math:: x \leftarrow x + \eta_g \operatorname{mean}_S (y - x), \qquad
    c \leftarrow c + \frac{|S|}{m} \operatorname{mean}_S (c_i^+ - c_i)
 
-so c stays the mean of all c_i, also of those outside the cohort. (A client that drops out has renewed its own variate,
-and c does not learn of it.) eta_g is ``server_lr``; a server optimiser acts on x only. Weight decay is added to the
-gradients, and so is part of the variates.
+so that c stays the mean of all c_i, in the cohort or not (but for clients that drop out after updating theirs). eta_g
+is
+``server_lr``; a server optimizer acts on x only. Weight decay is part of the gradients, and so of the variates.
 
-Reference: Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning".
+Reference: Karimireddy et al. 2020, "SCAFFOLD: Stochastic Controlled Averaging for Federated Learning",
+https://arxiv.org/abs/1910.06378.
 """
 
 from __future__ import annotations
@@ -40,23 +41,26 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
 
 @struct.dataclass
 class ScaffoldHyper(AveragingHyper):
-    """SCAFFOLD's hyper-parameters. The rate is a fifth of FedAvg's: the correction does not shrink within a round as a
-    client's own gradient does, so that the way of tau steps must be short where the loss is curved, the shorter the
-    fewer take part. On MNIST with three classes a client and one in ten in a round, ten steps of 0.03 diverge; on
-    digits and CIFAR-10 0.05 is better. The default is the best on the three together (``benchmarks/defaults.py``)."""
+    """Hyper-parameters of SCAFFOLD.
+
+    The rate is a fifth of FedAvg's: unlike a client's gradient, the correction does not shrink within a round, so that
+    tau steps must be short where the loss is curved, and shorter for smaller cohorts. On MNIST with three classes a
+    client and a tenth of the clients in a round, ten steps of 0.03 diverge; on digits and CIFAR-10 0.05 is better. The
+    default is the best on the three together (``benchmarks/defaults.py``).
+    """
 
     lr: Scalar = hyper(0.02, "learning rate of the local steps", positive=True, is_rate=True)
 
 
 class Controlled(NamedTuple):
-    """What the server keeps and sends: the model, and the mean of the clients' control variates."""
+    """State and message of the server: the model, and the mean of the clients' control variates."""
 
     model: PyTree
     variate: PyTree
 
 
 class Path(NamedTuple):
-    """Where a client's steps stand: the model, the sum of the gradients met, and how many, []."""
+    """State of a client's local steps: the model, the sum of its gradients, and their number, []."""
 
     at: Descent
     gradients: PyTree
@@ -64,7 +68,7 @@ class Path(NamedTuple):
 
 
 def scaffold(task: Task, work: LocalWork) -> Algorithm:
-    """SCAFFOLD with option II. Models: personalised x (there is no other); global x."""
+    """SCAFFOLD (option II). Models: personalised x, the same for all; global x."""
     loss = batch_loss(task)
 
     def update(

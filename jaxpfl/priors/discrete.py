@@ -1,12 +1,12 @@
-r"""The discrete prior: a personal model is one of k centers. FedEM and IFCA are its relatives.
+r"""Discrete prior: a personal model is one of k centers; related to FedEM and IFCA.
 
 .. math:: P(\theta = \mu_l) = p_l, \qquad
    r_{il} = P(\theta_i = \mu_l \mid \text{data}_i) \propto p_l \exp(-f_i(\mu_l))
 
-A density of theta does not exist, so that this is no `Prior`: what a client needs are the losses of the centers on its
-data, and theta is an index, or its posterior mean.
+with shares p_l, centers mu_l, losses f_i and responsibilities r_il. There is no density of theta, so this is no
+`Prior`: a client needs the losses of the centers on its data, and theta is an index, or its posterior mean.
 
-Reference: Ozkara et al. 2023, Algorithms 3 and 6.
+Reference: Ozkara et al. 2023, Algorithms 3 and 6, https://openreview.net/forum?id=FUiDMCr_W4o.
 """
 
 from __future__ import annotations
@@ -20,38 +20,38 @@ from jaxpfl.types import Array, Key, PyTree
 
 
 class Discrete(NamedTuple):
-    """Gamma: shares p [k] that sum to one, and centers mu with leaves [k, ...]."""
+    """Parameters Gamma: shares p [k] that sum to one, and centers mu with leaves [k, ...]."""
 
     p: Array
     mu: PyTree
 
 
 def penalty(gamma: Discrete, index: Array) -> Array:
-    """``-log p_l`` of the center with that index, []."""
+    """Minus the log share, ``-log p_l``, of a center, []."""
     return -jnp.log(gamma.p[index])
 
 
 def sample(key: Key, gamma: Discrete) -> PyTree:
-    """A center, drawn with its share."""
+    """Random center, drawn by the shares."""
     index = jax.random.categorical(key, jnp.log(gamma.p))
     return jax.tree.map(lambda a: a[index], gamma.mu)
 
 
 def responsibilities(p: Array, losses: Array) -> Array:
-    """``r_l`` [k] of one client from the shares [k] and ``losses[l] = f_i(mu_l)``, the SUM of its examples' losses.
+    """Responsibilities ``r_l`` [k] of one client from the shares [k] and ``losses[l] = f_i(mu_l)``, SUMS over examples.
 
-    Softmax of ``log p - losses``: sums of hundreds of losses would all underflow in exp.
+    The softmax of ``log p - losses``, as exp of minus a sum of hundreds of losses underflows.
     """
     return jax.nn.softmax(jnp.log(p) - losses)
 
 
 def negative_log_likelihood(p: Array, losses: Array) -> Array:
-    """``-log sum_l p_l exp(-f_i(mu_l))`` of one client's data, []: what EM lowers."""
+    """Negative log likelihood ``-log sum_l p_l exp(-f_i(mu_l))`` of one client's data, []: the objective of EM."""
     return -jax.nn.logsumexp(jnp.log(p) - losses)
 
 
 def posterior_mean(belongs: Array, mu: PyTree) -> PyTree:
-    """``sum_l r_l mu_l``, responsibilities [k] and centers with leaves [k, ...]: the personal model of Algorithm 6.
+    """Posterior mean ``sum_l r_l mu_l`` of responsibilities [k] and centers [k, ...]: a personal model.
 
     Implements: Ozkara et al. 2023, Algorithm 6.
     """
@@ -59,5 +59,5 @@ def posterior_mean(belongs: Array, mu: PyTree) -> PyTree:
 
 
 def shares(belongs: Array) -> Array:
-    """EM's ``p_l = mean_i r_il``: responsibilities [m, k] -> [k]."""
+    """EM step ``p_l = mean_i r_il`` of the shares: responsibilities [m, k] -> [k]."""
     return belongs.mean(axis=0)

@@ -1,20 +1,22 @@
-r"""The knowledge-distillation prior of AdaPeD: personal models close to a global one in what they predict.
+r"""Knowledge-distillation prior of AdaPeD: personal models whose predictions are close to a global model's.
 
 .. math:: -\log p(\theta; \mu, \psi) = \tfrac12 \log(2\psi) + \frac{1}{2\psi} f(\theta, \mu), \qquad
    f(\theta, \mu) = \operatorname{mean}_x KL(\operatorname{softmax}(b) \,\|\, \operatorname{softmax}(a))
 
-with logits ``a`` of the personal model theta (the student) and ``b`` of the global model mu (the teacher).
+with logits ``a`` of the personal model theta (the student) and ``b`` of the global model mu (the teacher), and scale
+psi.
 
-The first term stands in for the density's true normaliser. A density that falls with f, taken over the class
-probabilities q_x that theta predicts for n examples, each uniformly over the simplex, has the normaliser
+The first term replaces the density's exact normaliser. The density proportional to exp(-f / (2 psi)) over the class
+probabilities q_x that theta predicts for n examples, each with the uniform measure on the simplex, has the normaliser
 
 .. math:: \log \prod_x \int e^{-w KL(p_x \| q)} dq = \sum_x [ w H(p_x) + \log B(1 + w p_x) ], \qquad
    w = \frac{1}{2 \psi n}
 
-with p_x what mu predicts, H its entropy and B the multivariate beta function. (The paper's appendix H has it for two
-classes, with an inverse variance for psi, and divides by w where it must not.)
+with p_x the prediction of mu, H the entropy and B the multivariate beta function. (The paper's appendix H has it for
+two classes, with an inverse variance for psi, and a spurious division by w.)
 
-Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation".
+Reference: Ozkara et al. 2023, "A Statistical Framework for Personalized Federated Learning and Estimation",
+https://openreview.net/forum?id=FUiDMCr_W4o.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from jaxpfl.types import Array, Metrics, PyTree, Scalar
 
 
 class Shared(NamedTuple):
-    """Gamma: the global model's parameters, and psi, []."""
+    """Parameters Gamma: the global model mu, and the scale psi, []."""
 
     mu: PyTree
     psi: Scalar
@@ -40,11 +42,11 @@ class Shared(NamedTuple):
 
 @jax.custom_vjp
 def divergence(teacher: Array, student: Array) -> Array:
-    """``KL(softmax(teacher) || softmax(student))`` of each row.
+    """Divergence ``KL(softmax(teacher) || softmax(student))`` of each row.
 
     Its logit gradients are ``q - p`` for the student and ``p (log p - log q - KL)`` for the teacher, with
-    p = softmax(teacher), q = softmax(student); the rows of both sum to zero. They are written out: what a trace of
-    the formula gives is three times the kernels.
+    p = softmax(teacher), q = softmax(student); the rows of both sum to zero. They are explicit, as automatic
+    differentiation of the formula compiles to three times the kernels.
 
     Args:
       teacher, student: logits, [n, classes].
@@ -71,7 +73,7 @@ divergence.defvjp(_forward, _backward)
 
 
 def scale_gradient(psi: Array, mean_divergence: Array, c: Array) -> Array:
-    """``d/dpsi [ log(2 psi) / 2 + c f / (2 psi) ] = 1/(2 psi) - c f / (2 psi^2)``; zero at ``psi = c f``."""
+    """Derivative ``1/(2 psi) - c f / (2 psi^2)`` of ``log(2 psi) / 2 + c f / (2 psi)``; zero at ``psi = c f``."""
     return 1 / (2 * psi) - c * mean_divergence / (2 * psi**2)
 
 
@@ -88,11 +90,11 @@ DISTANCES: Mapping[str, Callable[[Array, Array], Array]] = {
     "reversed-kd": _reversed,
     "square": _square,
 }
-"""What may stand for f: ``KL(p || q)``, ``KL(q || p)``, ``|p - q|^2`` with p of the teacher, q of the student."""
+"""Choices of f: ``KL(p || q)``, ``KL(q || p)``, ``|p - q|^2`` with p of the teacher, q of the student."""
 
 
 def log_normalizer(weight: Array, teacher: Array) -> Array:
-    """``log int exp(-w KL(p || q)) dq`` over the simplex of class probabilities q, for each row.
+    """Log normaliser ``log int exp(-w KL(p || q)) dq`` over the simplex of class probabilities q, for each row.
 
     Implements: Ozkara et al. 2023, equation (57).
 
@@ -118,7 +120,7 @@ def prior(
     distance: str = "kd",
     exact: bool = False,
 ) -> Prior:
-    """The prior on predictions. Its gradient message is AdaPeD's: mu at the client's new theta, then psi at the new mu.
+    """Prior on predictions, with AdaPeD's gradient message: mu at the client's new theta, then psi at the new mu.
 
     Implements: Ozkara et al. 2023, equation (11).
 
@@ -131,7 +133,7 @@ def prior(
       exact: the density's normaliser (``kd-exact``) in place of ``log(2 psi) / 2``.
 
     Raises:
-      JaxpflError: for an unknown distance, and for ``exact`` with another than "kd", which is the one it is known for.
+      JaxpflError: for an unknown distance, and for ``exact`` with another distance than "kd".
     """
     if distance not in DISTANCES:
         raise unknown_name("distance", distance, DISTANCES)

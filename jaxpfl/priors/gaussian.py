@@ -1,18 +1,18 @@
-r"""The Gaussian prior: personal models about one mean, at one variance. It gives L2-regularised personalisation.
+r"""Gaussian prior of a mean mu and one variance s^2: L2-regularised personalisation.
 
 .. math:: -\log p(\theta; \mu, s^2) = \tfrac d2 \log(2 \pi s^2) + \frac{|\theta - \mu|^2}{2 s^2}
 
-The gradient message steps along the natural gradient (the gradient divided by the Fisher information, 1/s2 for each
-entry of mu and d/(2 s2^2) for s2):
+over the d entries of theta. The gradient message is a natural-gradient step (the gradient divided by the Fisher
+information, 1/s2 for each entry of mu and d/(2 s2^2) for s2 = s^2) at the rates rho and rho':
 
 .. math:: \mu^+ = \mu + \rho (\theta - \mu), \qquad s^{2+} = s^2 + \rho' (|\theta - \mu^+|^2 / d - s^2)
 
-Its fixed points are those of the plain gradient, but a step cannot overshoot at rates up to one, and s2 stays positive;
-plain steps on s2 diverge as s2 shrinks. In log s2 it is the same step to first order in the rate.
+Its fixed points are those of the gradient, but at rates up to one it does not overshoot, and s2 stays positive;
+gradient steps on s2 diverge as s2 shrinks. In log s2 it is the same step to first order in the rate.
 
 The joint likelihood of all theta_i and (mu, s2) is unbounded as s2 -> 0 with theta_i -> mu: hence the floor.
 
-Reference: Ozkara et al. 2023, equation (9) and Algorithms 4 and 5.
+Reference: Ozkara et al. 2023, equation (9) and Algorithms 4 and 5, https://openreview.net/forum?id=FUiDMCr_W4o.
 """
 
 from __future__ import annotations
@@ -29,14 +29,14 @@ from jaxpfl.types import Array, Key, PyTree, Scalar
 
 
 class Gaussian(NamedTuple):
-    """Gamma: the mean, a tree like theta, and the variance of each entry, []."""
+    """Parameters Gamma: the mean mu, a tree like theta, and the variance s2 of each entry, []."""
 
     mu: PyTree
     s2: Array
 
 
 def prior(*, s2_init: Scalar = 0.1, floor: Scalar = 1e-4) -> Prior:
-    """The Gaussian prior.
+    """Gaussian prior.
 
     Implements: Ozkara et al. 2023, Algorithm 4.
 
@@ -58,18 +58,18 @@ def penalty(gamma: Gaussian, theta: PyTree, on: Examples | None = None) -> Array
 
 
 def sample(key: Key, gamma: Gaussian) -> PyTree:
-    """A model."""
+    """Random model."""
     noise = optax.tree.random_like(key, gamma.mu)
     return jax.tree.map(lambda m, z: m + (jnp.sqrt(gamma.s2) * z).astype(m.dtype), gamma.mu, noise)
 
 
 def prox(step: Scalar, gamma: Gaussian, theta: PyTree) -> PyTree:
-    """``(s2 theta + step mu) / (s2 + step)``, precise also where theta is very far off."""
+    """Proximal step ``(s2 theta + step mu) / (s2 + step)``, accurate for distant theta too."""
     return moved(gamma.s2 / (gamma.s2 + step), gamma.mu, theta)
 
 
 def mean(thetas: PyTree, valid: Array) -> PyTree:
-    """The mean of the valid models [C], leaves [C, ...] -> [...]; of all where none is valid."""
+    """Mean of the valid models [C], leaves [C, ...] -> [...]; of all where none is valid."""
     return weighted_mean(jnp.where(valid.any(), valid.astype(jnp.result_type(float)), 1), thetas)
 
 

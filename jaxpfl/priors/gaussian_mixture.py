@@ -1,12 +1,14 @@
-r"""The Gaussian-mixture prior of AdaMix: personal models about k centers.
+r"""Gaussian-mixture prior of AdaMix, with k centers.
 
 .. math:: -\log p(\theta) = -\log \sum_{l=1}^k p_l (2 \pi s_l^2)^{-d/2} \exp(-|\theta-\mu_l|^2 / (2 s_l^2))
 
-It is estimated by EM on the models side by side. A step of EM under the floor on the variances is still a step of EM:
-the expected log likelihood has one maximum in s2_l, so cutting off at the floor maximises it over what is allowed, and
-the likelihood never falls. Without the floor it is unbounded (a center on a model, its variance to zero).
+with shares p_l, centers mu_l and variances s2_l = s_l^2 over the d entries of theta. It is estimated by EM on all
+models. An EM step with a floor on the variances never lowers the likelihood: the expected log likelihood has one
+maximum in s2_l, so that clipping at the floor maximises it over the allowed range. Without the floor it is unbounded (a
+center on a model, its variance to zero).
 
-Reference: Ozkara et al. 2023, equation (10) and Algorithm 1. The 2022 text's density has an exponent m/2 for d/2.
+Reference: Ozkara et al. 2023, equation (10) and Algorithm 1, https://openreview.net/forum?id=FUiDMCr_W4o. The 2022
+version (https://arxiv.org/abs/2207.01771) has an exponent m/2 in place of d/2.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
 
 
 class Mixture(NamedTuple):
-    """Gamma: shares p [k] that sum to one, centers mu with leaves [k, ...], and variances of each entry, s2 [k]."""
+    """Parameters Gamma: shares p [k] that sum to one, centers mu [k, ...], and variances s2 [k] of each entry."""
 
     p: Array
     mu: PyTree
@@ -33,20 +35,20 @@ class Mixture(NamedTuple):
 
 
 def prior(components: int, *, s2_init: Scalar = 0.1, floor: Scalar = 1e-4, em_steps: int = 20) -> Prior:
-    """The prior with k components. At first they coincide: it is then the Gaussian prior.
+    """Gaussian-mixture prior of k components, initially equal: then it is the Gaussian prior.
 
-    ``fit`` runs EM twice, from the present estimate and from a fresh start (`start`), and takes the second end if its
-    log likelihood is more than one higher: the centers can so part at the first estimation, and leave a bad optimum at
-    any other. (A smaller gain is no evidence, and where the two ends are one, rounding would choose.)
+    ``fit`` runs EM twice, from the current estimate and from a new initialisation (`start`), and takes the second
+    result if its log likelihood is more than one higher: so the centers separate at the first estimation, and can leave
+    a bad optimum later. (A smaller gain is no evidence, and between equal results rounding would choose.)
 
     Args:
       components: k.
       s2_init: the variance before any estimation.
       floor: the least variance, positive.
-      em_steps: steps of EM in one estimation.
+      em_steps: EM steps in one estimation.
 
     Raises:
-      JaxpflError: for less than one component.
+      JaxpflError: for fewer than one component.
     """
     if components < 1:
         raise JaxpflError(f"a mixture has at least one component, got {components}")
@@ -73,7 +75,7 @@ def prior(components: int, *, s2_init: Scalar = 0.1, floor: Scalar = 1e-4, em_st
 
 
 def log_joint(gamma: Mixture, theta: PyTree) -> Array:
-    """``log p_l + log N(theta; mu_l, s2_l I)`` of each component, [k]."""
+    """Log joint density ``log p_l + log N(theta; mu_l, s2_l I)`` of each component, [k]."""
 
     def log_density(mu: PyTree, s2: Array) -> Array:
         return -gaussian.penalty(gaussian.Gaussian(mu, s2), theta)
@@ -87,7 +89,7 @@ def penalty(gamma: Mixture, theta: PyTree, on: Examples | None = None) -> Array:
 
 
 def sample(key: Key, gamma: Mixture) -> PyTree:
-    """A model."""
+    """Random model."""
     of_component, of_model = jax.random.split(key)
     chosen = jax.random.categorical(of_component, jnp.log(gamma.p))
     mu, s2 = jax.tree.map(lambda a: a[chosen], (gamma.mu, gamma.s2))
@@ -95,11 +97,11 @@ def sample(key: Key, gamma: Mixture) -> PyTree:
 
 
 def prox(step: Scalar, gamma: Mixture, theta: PyTree) -> PyTree:
-    r"""The proximal step on what bounds the penalty from above and touches it at theta, as in EM:
+    r"""Proximal step on the EM majoriser of the penalty at theta,
 
     .. math:: \sum_l r_l |t - \mu_l|^2 / (2 s_l^2), \qquad r_l \propto p_l N(\theta; \mu_l, s_l^2 I)
 
-    It is the Gaussian prior's with the precision ``sum_l r_l / s2_l`` and the mean of the centers by its terms.
+    It is the Gaussian prior's with precision ``sum_l r_l / s2_l`` and the mean of the centers weighted by its terms.
     """
     precisions = jax.nn.softmax(log_joint(gamma, theta)) / gamma.s2
     mean = weighted_mean(precisions, gamma.mu)
@@ -107,14 +109,14 @@ def prox(step: Scalar, gamma: Mixture, theta: PyTree) -> PyTree:
 
 
 def log_likelihood(gamma: Mixture, thetas: PyTree, valid: Array) -> Array:
-    """The sum of log densities of the valid models, []: what EM raises."""
+    """Log likelihood of the valid models, []: the objective of EM."""
     return -trees.valid_sum(valid, jax.vmap(lambda theta: penalty(gamma, theta))(thetas))
 
 
 def em(gamma: Mixture, thetas: PyTree, valid: Array, floor: Scalar, steps: int) -> Mixture:
-    """Steps of EM on models with leaves [C, ...], of which some are valid, [C].
+    """Runs EM steps on models with leaves [C, ...], of which some are valid, [C].
 
-    A component that no model belongs to keeps its center and variance, at share zero.
+    A component without models keeps its center and variance, at share zero.
     """
     d = optax.tree.size(thetas) / valid.shape[0]
 
@@ -137,11 +139,10 @@ def em(gamma: Mixture, thetas: PyTree, valid: Array, floor: Scalar, steps: int) 
 
 
 def start(components: int, thetas: PyTree, valid: Array, floor: Scalar) -> Mixture:
-    """Centers on models, chosen one by one: each the model that most lowers the summed square distances to the nearest
-    center. Equal shares, one common variance.
+    """Initial mixture by greedy k-means: equal shares, one common variance.
 
-    k-means++ draws the centers; choosing the best instead needs the C^2 distances, but no randomness that would depend
-    on the order of the clients.
+    Each center is the model that most lowers the summed square distances to the nearest center. k-means++ draws it
+    instead; the best one needs C^2 distances, but no randomness that would depend on the order of the clients.
     """
     distances = jax.lax.map(lambda theta: jax.vmap(lambda other: _square(theta, other))(thetas), thetas)  # [C, C]
     distances = jnp.where(valid[None, :], distances, 0)

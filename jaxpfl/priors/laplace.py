@@ -1,15 +1,16 @@
-r"""The Laplace prior: most entries of a personal model equal the common one. It gives L1-regularised personalisation.
+r"""Laplace prior of a median mu and one scale b: L1-regularised personalisation, most entries equal to mu's.
 
 .. math:: -\log p(\theta; \mu, b) = d \log(2 b) + \frac{|\theta - \mu|_1}{b}
 
-The gradient message steps along the natural gradient (the Fisher information of mu and of b is 1/b^2 for each entry):
+over the d entries of theta. The gradient message is a natural-gradient step (the Fisher information of mu and of b is
+1/b^2 for each entry) at the rates rho and rho':
 
 .. math:: \mu^+ = \mu + \rho\, b \operatorname{sign}(\theta - \mu), \qquad b^+ = b + \rho' (|\theta - \mu^+|_1 / d - b)
 
-The averaged message rests where mu is a median of the clients' models and b their mean absolute deviation from it. The
-print has m log(2 b) for the first term; each of the d entries of each client brings one.
+The averaged message has its fixed point where mu is a median of the clients' models and b their mean absolute deviation
+from it. The paper has m log(2 b) for the first term; each of the d entries of each client contributes one.
 
-Reference: Ozkara et al. 2023, appendix E.
+Reference: Ozkara et al. 2023, appendix E, https://openreview.net/forum?id=FUiDMCr_W4o.
 """
 
 from __future__ import annotations
@@ -26,14 +27,14 @@ from jaxpfl.types import Array, Key, PyTree, Scalar
 
 
 class Laplace(NamedTuple):
-    """Gamma: the median, a tree like theta, and the mean absolute deviation of each entry, []."""
+    """Parameters Gamma: the median mu, a tree like theta, and the mean absolute deviation b of each entry, []."""
 
     mu: PyTree
     b: Array
 
 
 def prior(*, b_init: Scalar = 0.1, floor: Scalar = 1e-3) -> Prior:
-    """The Laplace prior.
+    """Laplace prior.
 
     Args:
       b_init: the scale before any estimation.
@@ -52,13 +53,13 @@ def penalty(gamma: Laplace, theta: PyTree, on: Examples | None = None) -> Array:
 
 
 def sample(key: Key, gamma: Laplace) -> PyTree:
-    """A model."""
+    """Random model."""
     noise = optax.tree.random_like(key, gamma.mu, sampler=jax.random.laplace)
     return jax.tree.map(lambda m, z: m + (gamma.b * z).astype(m.dtype), gamma.mu, noise)
 
 
 def prox(step: Scalar, gamma: Laplace, theta: PyTree) -> PyTree:
-    """Every entry ``step / b`` nearer to mu's, and equal to it, to the bit, where it is no farther off than that."""
+    """Proximal step: soft thresholding of theta - mu at ``step / b``, with entries below it exactly mu's."""
     reach = step / gamma.b
 
     def nearer(t: Array, m: Array) -> Array:
@@ -69,7 +70,7 @@ def prox(step: Scalar, gamma: Laplace, theta: PyTree) -> PyTree:
 
 
 def median(thetas: PyTree, valid: Array) -> PyTree:
-    """The median of each entry over the valid models [C], leaves [C, ...] -> [...]; zero where none is valid."""
+    """Median of each entry over the valid models [C], leaves [C, ...] -> [...]; zero where none is valid."""
 
     def of_leaf(leaf: Array) -> Array:
         rows = valid.reshape(-1, *[1] * (leaf.ndim - 1))

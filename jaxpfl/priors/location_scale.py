@@ -1,4 +1,4 @@
-"""Priors of a location, a tree like theta, and one scale for all its entries: all that Gaussian and Laplace share."""
+"""Priors of a location, a tree like theta, and one scale of its entries: the common form of Gaussian and Laplace."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
 
 
 class Family(NamedTuple):
-    """A family of densities of a location and a scale, as pure functions.
+    """Location-scale family of densities, as pure functions.
 
     Attributes:
       gamma: the NamedTuple of the two parameters, location ``mu`` first; the scale's field names it in reports.
@@ -37,7 +37,7 @@ class Family(NamedTuple):
 
 
 def prior(family: Family, scale_init: Scalar, floor: Scalar) -> Prior:
-    """The prior of a family, estimated by gradient messages or from models side by side.
+    """Prior of a location-scale family, estimated by gradient messages or from all models.
 
     Args:
       family: its densities.
@@ -68,7 +68,7 @@ def prior(family: Family, scale_init: Scalar, floor: Scalar) -> Prior:
 
 
 def estimate(family: Family, thetas: PyTree, valid: Array) -> Any:
-    """The maximum-likelihood estimate from models side by side, leaves [C, ...], of which some are valid, [C].
+    """Maximum-likelihood estimate from models with leaves [C, ...], of which some are valid, [C].
 
     The scale is that of valid models and entries about the location: zero for one model.
     """

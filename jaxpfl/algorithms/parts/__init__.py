@@ -1,1 +1,1 @@
-"""Parts that federated methods share: local work, optimizers, servers, and the trees of a model that they deal with."""
+"""Building blocks of federated methods: local work, optimizers, servers and parts of a model's tree."""

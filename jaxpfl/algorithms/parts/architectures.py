@@ -1,4 +1,4 @@
-"""Personal models of another architecture than the global one, for methods whose two models meet in their logits."""
+"""Personal models of other architectures than the global one, for methods that compare only logits."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from jaxpfl.models import Task, build_model
 
 
 def personal_tasks(task: Task, architectures: str) -> list[Task]:
-    """The tasks of groups of clients whose personal models differ; clients are dealt to them in turn by their ids.
+    """Tasks of groups of clients with different personal models; clients are assigned in turn by their ids.
 
     Args:
       task: that of the global model.
@@ -14,7 +14,7 @@ def personal_tasks(task: Task, architectures: str) -> list[Task]:
         group of it.
 
     Raises:
-      JaxpflError: for names of no model.
+      JaxpflError: for an unknown model.
     """
 
     def named(name: str) -> Task:

@@ -1,4 +1,4 @@
-"""The server whose state is the mean of what clients make of it, and the upload that it expects."""
+"""Servers that average the clients' model updates, and the uploads for them."""
 
 from __future__ import annotations
 
@@ -14,17 +14,17 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
 
 
 def averaging_server(task: Task) -> Server:
-    """`mean_server` of one global model."""
+    """Server of one global model, as `mean_server`."""
     return mean_server(task.init, lambda hp, mu, x: task.model.apply(mu, x))
 
 
 def mean_server(
     init: Callable[[Key], PyTree], predict_global: Callable[[PyTree, PyTree, PyTree], Array] | None = None
 ) -> Server:
-    """``mu <- mu + sum_i weight_i (w_i - mu) / sum_i weight_i``; mu is sent, and uploads are `increment`s.
+    """Server with ``mu <- mu + sum_i weight_i (w_i - mu) / sum_i weight_i``; uploads are `increment`s.
 
     Args:
-      init: ``key -> mu``, a model, a part of one, or several.
+      init: ``key -> mu``: a model, a part of one, or several.
       predict_global: as `Server.predict_global`; None where mu is not one whole model.
     """
 
@@ -41,7 +41,7 @@ def mean_server(
 
 
 def increment(new: PyTree, old: PyTree, weight: Scalar | None = None) -> Upload:
-    """What a client has made of what it received, as the upload of that weight; without one, of weight 1."""
+    """Upload of the model update ``new - old`` with that weight; without one, of weight 1."""
     change = optax.tree.sub(new, old)
     if weight is None:
         return Upload(change, jnp.ones(()))
@@ -49,5 +49,5 @@ def increment(new: PyTree, old: PyTree, weight: Scalar | None = None) -> Upload:
 
 
 def share_of_all(reduced: Reduced, ctx: ServerContext) -> Array:
-    """|S| / m: times the mean change over the contributors, by how much a mean over ALL clients changes, []."""
+    """Share |S| / m of contributors: times their mean update, the change of a mean over ALL m clients, []."""
     return reduced.contributors.astype(jnp.result_type(float)) / ctx.num_clients

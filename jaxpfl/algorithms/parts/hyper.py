@@ -1,4 +1,4 @@
-"""Hyper-parameters: frozen dataclass pytrees of traced scalars, each with its range, checked on the host."""
+"""Hyper-parameters as frozen dataclass pytrees of traced scalars, with ranges checked on the host."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from jaxpfl.types import Array, Scalar
 
 H = TypeVar("H")
 PAPER = "paper"
-"""The value that stands for the paper's own."""
+"""Text for the paper's value of a hyper-parameter."""
 
 
 def hyper(
@@ -29,16 +29,16 @@ def hyper(
     is_rate: bool = False,
     paper: float | None = None,
 ) -> Any:
-    """A hyper-parameter's field.
+    """Field of a hyper-parameter.
 
     Args:
       default: its default value.
-      doc: what it is, one phrase; the command line shows it.
+      doc: its meaning in one phrase, shown by the command line.
       low, high: the allowed closed interval.
-      positive: whether ``low`` itself is excluded.
-      is_rate: whether ``--lr`` and ``fit(lr=)`` set it.
-      paper: the value that the method's paper, or the one that compares with it, gives, where the default is another:
-        what the text ``"paper"`` stands for in `replace`.
+      positive: exclude ``low`` itself.
+      is_rate: set by ``--lr`` and ``fit(lr=)``.
+      paper: the value in the method's paper, or in one that compares with it, where the default differs: the meaning
+        of the text ``"paper"`` in `replace`.
     """
     metadata = {"doc": doc, "low": low, "high": high, "open": positive, "is_rate": is_rate, "paper": paper}
     return struct.field(default=default, metadata=metadata)
@@ -46,7 +46,7 @@ def hyper(
 
 @struct.dataclass
 class SgdHyper:
-    """What every SGD method has. The rate of round r is ``lr * lr_decay ** floor(r tau / decay_every)``."""
+    """Hyper-parameters of SGD methods; the rate of round r is ``lr * lr_decay ** floor(r tau / decay_every)``."""
 
     lr: Scalar = hyper(0.1, "learning rate of the local steps", positive=True, is_rate=True)
     lr_decay: Scalar = hyper(0.99, "factor on the learning rate after each decay_every local steps", high=1.0)
@@ -54,23 +54,23 @@ class SgdHyper:
     weight_decay: Scalar = hyper(1e-4, "added to each gradient as weight_decay * parameters")
 
     def decay(self, round: Array, local_steps: int) -> Array:
-        """The factor on every rate in round ``round`` (counted from 0) of ``local_steps`` local steps each."""
+        """Decay factor of every rate in round ``round`` (from 0), with ``local_steps`` local steps a round."""
         # Where the quotient is whole, a division that rounds down by one bit would lose an epoch.
         return self.lr_decay ** jnp.floor(round * local_steps / self.decay_every + 1e-4)
 
 
 @struct.dataclass
 class AveragingHyper(SgdHyper):
-    """What every SGD method has whose server averages: a rate of the server's optimiser, which is not decayed."""
+    """Hyper-parameters of SGD methods with an averaging server: also the server's learning rate, not decayed."""
 
     server_lr: Scalar = hyper(1.0, "learning rate of the server's optimizer; 1 with sgd is averaging", positive=True)
 
 
 def check(method: str, hp: Any) -> None:
-    """Refuses values outside their range, in one line.
+    """Refuses values outside their range.
 
     Raises:
-      JaxpflError: names the method, the hyper-parameter, its value and what is allowed.
+      JaxpflError: in one line, with the method, the hyper-parameter, its value and range.
     """
     for field in dataclasses.fields(hp):
         meta, value = field.metadata, np.asarray(getattr(hp, field.name), dtype=float)
@@ -82,12 +82,12 @@ def check(method: str, hp: Any) -> None:
 
 
 def replace(method: str, hp: H, values: Mapping[str, float | str | Sequence[float]]) -> H:
-    """``hp`` with some values replaced, checked; a sequence gives one value to each run of a sweep.
+    """Hyper-parameters with some values replaced, checked; a sequence has one value for each run of a sweep.
 
-    The text ``"paper"`` is the paper's value of a hyper-parameter whose default is another.
+    The text ``"paper"`` is the paper's value of a hyper-parameter, where the default differs.
 
     Raises:
-      JaxpflError: for a name that the method does not have, or a value outside its range.
+      JaxpflError: for an unknown name, or a value outside its range.
     """
     fields = {field.name: field for field in dataclasses.fields(hp)}  # type: ignore[arg-type]
     for name in values:
@@ -100,7 +100,7 @@ def replace(method: str, hp: H, values: Mapping[str, float | str | Sequence[floa
 
 
 def _leaf(name: str, value: Any, field: dataclasses.Field[Any]) -> Any:
-    """A number, or one array for a sweep: a list would be a tree of numbers."""
+    """A number, or one array for a sweep, as a list would be a tree of numbers."""
     if isinstance(value, str) and value == PAPER:
         paper = field.metadata["paper"]
         return field.default if paper is None else paper
@@ -114,15 +114,15 @@ def _leaf(name: str, value: Any, field: dataclasses.Field[Any]) -> Any:
 
 
 def rates(hp: Any) -> list[str]:
-    """The names of the fields that ``--lr`` and ``fit(lr=)`` stand for."""
+    """Names of the fields that ``--lr`` and ``fit(lr=)`` set."""
     return [field.name for field in dataclasses.fields(hp) if field.metadata["is_rate"]]
 
 
 def with_rate(hp: H, lr: Any) -> H:
-    """``hp`` with every field that is a learning rate set to ``lr``, a number or one for each run of a sweep."""
+    """Hyper-parameters with every learning rate set to ``lr``, a number or one for each run of a sweep."""
     return dataclasses.replace(hp, **dict.fromkeys(rates(hp), lr))  # type: ignore[type-var]
 
 
 def with_server_rate(hp: H, lr: float) -> H:
-    """``hp`` with the rate of the server's optimiser set to ``lr``; itself where it has none."""
+    """Hyper-parameters with the server's learning rate set to ``lr``; unchanged where there is none."""
     return dataclasses.replace(hp, server_lr=lr) if hasattr(hp, "server_lr") else hp  # type: ignore[type-var]

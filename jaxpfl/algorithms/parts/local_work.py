@@ -1,4 +1,4 @@
-"""What a client does between two synchronisations: a number of steps, each on a mini-batch of its own examples."""
+"""Local training of one client in a round: steps on mini-batches of its own examples."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ WEIGHTINGS = ("examples", "uniform")
 
 
 class Batch(NamedTuple):
-    """A mini-batch of b slots: inputs [b, ...] (zero where not valid), labels [b], and which slots are real, [b]."""
+    """Mini-batch of b slots: inputs [b, ...] (zero where not valid), labels [b], and a mask of real slots, [b]."""
 
     x: PyTree
     y: Array
@@ -34,34 +34,34 @@ class Batch(NamedTuple):
 
     @classmethod
     def whole(cls, data: ClientData) -> Batch:
-        """All examples of a client, whatever the batch size."""
+        """Batch of all examples of a client."""
         return cls(*batching.take_all(data))
 
     def mean(self, values: Array) -> Array:
-        """The mean of per-example values [b] over the real examples."""
+        """Mean of per-example values [b] over the real examples."""
         return trees.valid_mean(self.valid, values)
 
 
 @dataclass(frozen=True, eq=False)
 class LocalWork:
-    """The static choices of a round: what a client does, and what the server makes of the uploads.
+    """Static choices of a round: the clients' training and the server's use of the uploads.
 
     Attributes:
-      sizes: training examples of each client, on the host; they bound what the compiled program must provide for.
-      steps: tau, local steps a round.
-      batch_size: b; a client with fewer examples uses all that it has.
-      draw: how mini-batches are drawn: ``epoch``, ``step`` or ``replacement``.
-      optimizer: the clients', by name with arguments (see `optimizers`) or as a factory; it starts anew every round.
-      server_optimizer: the server's, for methods that average (see `with_server_optimizer`).
+      sizes: numbers of training examples by client, on the host; static bounds of the compiled program.
+      steps: tau, local steps in a round.
+      batch_size: b; a client with fewer examples uses all of them.
+      draw: drawing of mini-batches: ``epoch``, ``step`` or ``replacement``.
+      optimizer: the client optimizer, by name with arguments (`optimizers`) or as a factory; its state is new in every
+        round.
+      server_optimizer: the server optimizer, for methods that average (`with_server_optimizer`).
       weighting: of the clients in the mean, for methods that weigh them: by ``examples``, or ``uniform``.
-      privacy: the mechanism behind which the method runs. `privatize` applies it to any sum of uploads; here it is for
-        what only the method can do: noise in every step (`released`), and private servers of their own (AdaMix).
-      unseen: how many of the sizes, the last ones, are of clients that are never trained.
-      graph: which of those that are trained are neighbours, for methods that ask for it (`Method.graph`); its nodes are
-        the clients in the order of the stack.
+      privacy: the mechanism of differential privacy. `privatize` applies it to any sum of uploads; methods use it for
+        noise in every step (`released`) and for private servers of their own (AdaMix).
+      unseen: number of clients, the last of ``sizes``, that are never trained.
+      graph: graph of the trained clients in the order of the stack, for methods that need one (`Method.graph`).
 
     Raises:
-      JaxpflError: for an optimiser or an argument of one that there is not, and another weighting.
+      JaxpflError: if an optimizer or its argument, or the weighting is unknown.
     """
 
     sizes: np.ndarray
@@ -77,7 +77,7 @@ class LocalWork:
 
     @property
     def num_clients(self) -> int:
-        """m, the clients that are trained."""
+        """Number m of trained clients."""
         return len(self.sizes) - self.unseen
 
     def __post_init__(self) -> None:
@@ -87,20 +87,20 @@ class LocalWork:
             raise unknown_name("weighting", self.weighting, WEIGHTINGS)
 
     def weight(self, data: ClientData) -> Array:
-        """A client's weight in the mean: n_i, or 1, []."""
+        """Weight of a client in the mean: its number of examples n_i, or 1, []."""
         return data.size.astype(jnp.result_type(float)) if self.weighting == "examples" else jnp.ones(())
 
     @property
     def step_noise(self) -> StepNoise | None:
-        """The clipping and noise of every local step; None where there is none."""
+        """Clipping and noise of every local step; None without them."""
         return None if self.privacy is None else self.privacy.step_noise
 
     def released(self, key: Key, gradient: PyTree) -> PyTree:
-        """A step's gradient of uploaded parameters as the upload may show it; ``key`` is that of the step."""
+        """Gradient of uploaded parameters, clipped and noised where `step_noise` asks for it; ``key`` is the step's."""
         return gradient if self.step_noise is None else self.step_noise.of_parameters(key, gradient)
 
     def batches(self, steps: int) -> batching.Batching:
-        """The batches of ``steps`` steps in a round.
+        """Batches of ``steps`` steps in a round.
 
         Raises:
           JaxpflError: for an unknown ``draw``, or a batch size below one.
@@ -108,21 +108,21 @@ class LocalWork:
         return batching.plan_batches(self.sizes, steps, self.batch_size, self.draw)
 
     def descent(self, rate: Scalar, weight_decay: Scalar) -> optax.GradientTransformation:
-        """The clients' optimiser at a rate, of ``gradient + weight_decay parameters``.
+        """Client optimizer at a learning rate, of ``gradient + weight_decay parameters``.
 
-        An optimiser with a weight decay of its own (``adamw``) adds that one too, in its way: apart from the gradient.
+        An optimizer with a weight decay of its own (``adamw``) applies that as well, decoupled from the gradient.
         """
         return optax.chain(optax.add_decayed_weights(weight_decay), resolve(self.optimizer)(rate))
 
 
 def taken(steps: int, limit: Scalar) -> Scalar:
-    """How many of ``steps`` steps are taken where ``limit`` is the most; a Python int where both are."""
+    """Number of steps taken, the lesser of ``steps`` and ``limit``; a Python int where both are."""
     # A Python int keeps the trip count static; min() on a tracer would not.
     return min(steps, limit) if isinstance(limit, int) else jnp.minimum(steps, limit)
 
 
 def gradients(steps: int, *, each: int = 1, personalize: int = 0) -> Gradients:
-    """The `Gradients` of a client whose round is ``steps`` steps of ``each`` gradients, in the cohort or outside it."""
+    """Gradient counts of a client whose round is ``steps`` steps of ``each`` gradients, in the cohort or outside it."""
     return Gradients(
         update=lambda limit, message: each * taken(steps, limit),
         personalize=personalize,
@@ -137,7 +137,7 @@ _Loop = tuple[PyTree, Metrics, tuple[Batch, ...] | None]
 
 
 def batch_loss(task: Task) -> Callable[[PyTree, Key, Batch], Array]:
-    """``(parameters, key, batch) -> the task's mean loss over the batch``; the key feeds dropout."""
+    """Mean loss of the task over a batch, as ``(parameters, key, batch) -> []``; the key is for dropout."""
 
     def loss(params: PyTree, key: Key, batch: Batch) -> Array:
         return batch.mean(task.loss(task.model.apply(params, batch.x, key=key, train=True), batch.y))
@@ -157,7 +157,7 @@ def run_steps(
     steps: int | None = None,
     batches_each: int = 1,
 ) -> tuple[PyTree, Metrics]:
-    """Runs up to ``steps`` steps (default: tau), fewer where ``ctx.step_limit`` says so.
+    """Runs ``steps`` local steps (default: tau), or ``ctx.step_limit`` where that is less.
 
     Args:
       key: the client's key of this round; step t gets ``fold_in(key, t)``.
@@ -168,7 +168,7 @@ def run_steps(
       batches_each: how many mini-batches, drawn one after the other, each step is given.
 
     Returns:
-      The last carry, and each metric's mean over the steps taken.
+      The final carry, and each metric's mean over the steps taken.
     """
     steps = work.steps if steps is None else steps
     plan = work.batches(steps * batches_each)
@@ -208,18 +208,18 @@ def run_steps(
 
 
 class Descent(NamedTuple):
-    """Where a descent stands: the parameters, and what the optimiser remembers (nothing for plain SGD)."""
+    """State of a descent: the parameters, and the optimizer state (empty for plain SGD)."""
 
     params: PyTree
     memory: PyTree
 
     @classmethod
     def start(cls, optimizer: optax.GradientTransformation, params: PyTree) -> Descent:
-        """A descent that remembers nothing yet."""
+        """Descent with a new optimizer state."""
         return cls(params, optimizer.init(params))
 
     def step(self, optimizer: optax.GradientTransformation, gradient: PyTree) -> Descent:
-        """One step; with `LocalWork.descent` of SGD, ``params - rate (gradient + weight_decay params)``."""
+        """One step; with `LocalWork.descent` of SGD, to ``params - rate (gradient + weight_decay params)``."""
         updates, memory = optimizer.update(gradient, self.memory, self.params)
         return Descent(optax.apply_updates(self.params, updates), memory)
 
@@ -238,12 +238,12 @@ def train(
     prox: Scalar = 0.0,
     uploaded: bool = False,
 ) -> tuple[Descent, Metrics]:
-    """Steps on the task's mean loss, plus ``(prox/2) |w - anchor|^2`` where an anchor is given.
+    """Takes local steps on the task's mean loss, plus ``(prox/2) |w - anchor|^2`` where an anchor is given.
 
-    Where the result is ``uploaded``, each gradient is as `LocalWork.released` makes it.
+    Where the result is ``uploaded``, gradients pass through `LocalWork.released`.
 
     Returns:
-      Where they end, and ``{"train_loss": mean over the steps of the mini-batch loss}`` without the proximal term.
+      The final descent, and ``{"train_loss": mean over the steps of the mini-batch loss}`` without the proximal term.
     """
     loss = batch_loss(task)
 
@@ -273,7 +273,7 @@ def sgd(
     prox: Scalar = 0.0,
     uploaded: bool = False,
 ) -> tuple[PyTree, Metrics]:
-    """A round's training from ``params``: plain SGD, or the clients' optimiser, which remembers nothing from before.
+    """Local training from ``params`` by the client optimizer (plain SGD by default) with a new state.
 
     Returns:
       The parameters, and the metrics of `train`.

@@ -1,11 +1,11 @@
-r"""Which parameters all clients share and which are a client's own, by path: the masks M and N of Zhao et al.
+r"""Masks of shared and personal parameters by path: M and N of Zhao et al.
 
 .. math:: \theta_n = M x + N z_n
 
-Rows of M and of N have at most one 1: a parameter may be shared (part of x), personal (part of z_n), both, where the
-two are added, or neither, where it keeps its first value. M^T and N^T, which the print writes as inverses, are
-`Masks.of_shared` and `Masks.of_personal`. x, z and what is fixed are trees of the model's nodes, None where they have
-no part.
+Rows of M and of N have at most one 1: a parameter may be shared (part of x), personal (part of client n's z_n), both,
+where the two are added, or neither, where it keeps its initial value. M^T and N^T, inverses in the paper, are
+`Masks.of_shared` and `Masks.of_personal`. Shared, personal and fixed parts are trees of the model's nodes, None where
+they have no leaf.
 
 Reference: Zhao et al., Figure 3.
 """
@@ -30,14 +30,14 @@ NONE = "none"
 
 
 class Parts(NamedTuple):
-    """A model as what is shared, x, what is the client's own, z, and what is fixed."""
+    """Model in three parts: shared x, personal z, and fixed."""
 
     shared: PyTree
     personal: PyTree
     fixed: PyTree
 
     def model(self) -> PyTree:
-        """``M x + N z`` and, where neither has a part, the fixed values."""
+        """Whole model ``M x + N z``, with the fixed values where neither has a leaf."""
 
         def add(*parts: Array | None) -> Array:
             return reduce(jnp.add, [part for part in parts if part is not None])
@@ -46,25 +46,25 @@ class Parts(NamedTuple):
 
 
 class Masks(NamedTuple):
-    """Which paths are shared, and which personal."""
+    """Predicates of shared and of personal paths."""
 
     shared: PathPredicate
     personal: PathPredicate
 
     def is_trained(self, path: tuple[str, ...]) -> bool:
-        """Whether a path is shared or personal."""
+        """True for a shared or personal path."""
         return self.shared(path) or self.personal(path)
 
     def of_shared(self, tree: PyTree) -> PyTree:
-        """M^T: the leaves that are shared."""
+        """Shared leaves, M^T of the tree."""
         return trees.split_by_path(tree, self.shared)[0]
 
     def of_personal(self, tree: PyTree) -> PyTree:
-        """N^T: the leaves that are personal."""
+        """Personal leaves, N^T of the tree."""
         return trees.split_by_path(tree, self.personal)[0]
 
     def split(self, params: PyTree) -> Parts:
-        """The parts of a model to begin with; where both have a part, z is zero."""
+        """Initial parts of a model; z is zero where a leaf is also shared."""
         trained, fixed = trees.split_by_path(params, self.is_trained)
         shared, rest = trees.split_by_path(trained, self.shared)
         zero = jax.tree.map(jnp.zeros_like, self.of_personal(shared))
@@ -72,16 +72,16 @@ class Masks(NamedTuple):
 
 
 def masks(method: str, task: Task, shared: str, personal: str) -> Masks:
-    """The masks that patterns of paths name, such as ``conv*,dense0/kernel``.
+    """Masks by patterns of paths, such as ``conv*,dense0/kernel``.
 
     Args:
-      method: whose options they are, for errors.
-      task: its model's parameters are named.
-      shared, personal: patterns of the shell's kind, with commas between them, of whole paths (``dense0/kernel``; a
-        ``*`` takes slashes too); ``none`` for no parameter.
+      method: the method's name, for errors.
+      task: the task of the model.
+      shared, personal: comma-separated shell patterns of whole paths (``dense0/kernel``; ``*`` also matches slashes);
+        ``none`` for no parameter.
 
     Raises:
-      JaxpflError: for a pattern that fits no parameter, and where nothing is shared or personal.
+      JaxpflError: for a pattern that matches no parameter, and where nothing is shared or personal.
     """
     paths = list(by_path(jax.eval_shape(task.init, jax.random.key(0))))
 
@@ -101,7 +101,7 @@ def masks(method: str, task: Task, shared: str, personal: str) -> Masks:
 
 
 def with_fixed(task: Task, fixed: PyTree) -> Task:
-    """The task of the other parameters where some are fixed."""
+    """Task of the remaining parameters, with some fixed."""
 
     def apply(params: PyTree, x: PyTree, key: Key | None = None, train: bool = False) -> Array:
         return task.model.apply(trees.merge(params, fixed), x, key=key, train=train)

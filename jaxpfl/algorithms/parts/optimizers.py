@@ -1,16 +1,16 @@
-r"""Optimisers by name, for clients and for the server: optax's, and those made for servers.
+r"""Client and server optimizers by name: optax's, and adaptive federated optimization.
 
 ``adam`` is ``optax.adam`` with its defaults; ``adam:b1=0.8,nesterov=true`` changes some. The learning rate is never an
-argument: it is the hyper-parameter ``lr`` of the clients' steps, ``server_lr`` of the server's. The servers' own, with
-:math:`\Delta` for minus the gradient (to a server, the mean increment):
+argument: it is the hyper-parameter ``lr`` of the client, ``server_lr`` of the server optimizer. Server optimizers, with
+:math:`\Delta` minus the gradient (at a server, the mean model update), iterate x and learning rate :math:`\eta`:
 
 ``fedavgm`` (Hsu et al. 2019, "Measuring the Effects of Non-Identical Data Distribution for Federated Visual
-Classification"), also called ``momentum``:
+Classification", https://arxiv.org/abs/1909.06335), also called ``momentum``:
 
 .. math:: v \leftarrow \beta v + \Delta, \qquad x \leftarrow x + \eta v
 
-``fedadagrad``, ``fedadam``, ``fedyogi`` (Reddi et al. 2021, "Adaptive Federated Optimization", Algorithm 2), from
-:math:`m = 0`, :math:`v = \tau^2`, without Adam's correction of the bias:
+``fedadagrad``, ``fedadam``, ``fedyogi`` (Reddi et al. 2021, "Adaptive Federated Optimization",
+https://arxiv.org/abs/2003.00295, Algorithm 2), from :math:`m = 0`, :math:`v = \tau^2`, without bias correction:
 
 .. math::
    m &\leftarrow \beta_1 m + (1 - \beta_1) \Delta \\
@@ -19,7 +19,7 @@ Classification"), also called ``momentum``:
    v &\leftarrow v - (1 - \beta_2) \Delta^2 \operatorname{sign}(v - \Delta^2) \quad\text{(FedYogi)} \\
    x &\leftarrow x + \eta m / (\sqrt v + \tau)
 
-With the plain ``adam`` and ``yogi`` of optax, the bias is corrected.
+optax's ``adam`` and ``yogi`` correct the bias.
 """
 
 from __future__ import annotations
@@ -46,38 +46,38 @@ Optimizer: TypeAlias = str | OptimizerFactory
 """A name with arguments, or a factory of the user's own."""
 
 _LEFT_OUT = ("lbfgs", "noisy_sgd", "optimistic_adam")
-"""A line search, which evaluates the loss; noise that would be the same for all clients; one that optax gives up."""
+"""A line search, which evaluates the loss; noise that would be the same for all clients; one that optax deprecates."""
 
 _FRACTIONS = ("b1", "b2", "b3", "decay", "momentum", "rho")
 """Arguments that must be below one."""
 
 
 def fedavgm(learning_rate: Scalar, momentum: float = 0.9, nesterov: bool = False) -> optax.GradientTransformation:
-    """SGD with momentum; at the server, FedAvgM."""
+    """FedAvgM: SGD with momentum."""
     return optax.sgd(learning_rate, momentum=momentum, nesterov=nesterov)
 
 
 def fedadagrad(learning_rate: Scalar, b1: float = 0.0, tau: float = 1e-3) -> optax.GradientTransformation:
-    """FedAdagrad."""
+    """FedAdagrad: Adagrad with momentum ``b1``."""
     return _adaptive(learning_rate, b1, tau, lambda v, square: v + square)
 
 
 def fedadam(
     learning_rate: Scalar, b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
 ) -> optax.GradientTransformation:
-    """FedAdam."""
+    """FedAdam: Adam without bias correction."""
     return _adaptive(learning_rate, b1, tau, lambda v, square: b2 * v + (1 - b2) * square)
 
 
 def fedyogi(
     learning_rate: Scalar, b1: float = 0.9, b2: float = 0.99, tau: float = 1e-3
 ) -> optax.GradientTransformation:
-    """FedYogi."""
+    """FedYogi: Yogi without bias correction."""
     return _adaptive(learning_rate, b1, tau, lambda v, square: v - (1 - b2) * square * jnp.sign(v - square))
 
 
 class _Moments(NamedTuple):
-    """The first and the second moment of the gradients, trees like the parameters."""
+    """First and second moments of the gradients, trees like the parameters."""
 
     m: PyTree
     v: PyTree
@@ -86,7 +86,7 @@ class _Moments(NamedTuple):
 def _adaptive(
     learning_rate: Scalar, b1: float, tau: float, second: Callable[[jax.Array, jax.Array], jax.Array]
 ) -> optax.GradientTransformation:
-    """The common part of Reddi et al.'s three; ``second``: (v, squared gradient) -> v."""
+    """Common form of FedAdagrad, FedAdam and FedYogi; ``second``: (v, squared gradient) -> v."""
 
     def init(params: PyTree) -> _Moments:
         return _Moments(optax.tree.zeros_like(params), optax.tree.full_like(params, tau**2))
@@ -101,7 +101,7 @@ def _adaptive(
 
 
 def _of_optax() -> dict[str, Callable[..., Any]]:
-    """Every optimiser of optax whose first argument is the learning rate."""
+    """Optimizers of optax whose first argument is the learning rate."""
     found = {}
     for name, member in vars(optax).items():
         if name.startswith(("_", "scale_by")) or name in _LEFT_OUT or not callable(member) or inspect.isclass(member):
@@ -128,13 +128,13 @@ _PROPORTIONAL = ("sgd", "momentum", "fedavgm", "optimistic_gradient_descent")
 
 
 def resolve(optimizer: Optimizer) -> OptimizerFactory:
-    """The optimiser of that name with those arguments; a factory is its own answer.
+    """Factory of the optimizer with that name and arguments; a factory is returned as it is.
 
     >>> isinstance(resolve("adam:b1=0.8")(0.1), optax.GradientTransformation)  # optax.adam(0.1, b1=0.8)
     True
 
     Raises:
-      JaxpflError: for a name or an argument that there is not, and a value that is no number (or not true or false).
+      JaxpflError: if the optimizer or an argument is unknown, or a value is not a number (or not true or false).
     """
     if not isinstance(optimizer, str):
         return optimizer
@@ -151,12 +151,12 @@ def resolve(optimizer: Optimizer) -> OptimizerFactory:
 
 
 def normalizes(optimizer: Optimizer) -> bool:
-    """Whether its steps have the size of the learning rate, however small the gradient is (False where unknown)."""
+    """True if steps have the size of the learning rate whatever the gradient's; false where unknown."""
     return isinstance(optimizer, str) and optimizer.partition(":")[0] not in _PROPORTIONAL
 
 
 def _arguments(factory: Callable[..., Any]) -> dict[str, Any]:
-    """The arguments that are numbers or switches, with their defaults; masks and types cannot be said in a line."""
+    """Numeric and boolean arguments with their defaults; masks and types have no text form."""
     parameters = list(inspect.signature(factory, eval_str=True).parameters.values())[1:]
     return {
         p.name: p.default

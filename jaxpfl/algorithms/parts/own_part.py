@@ -1,4 +1,4 @@
-"""What FedPer, FedRep and FedBN share: one part of the model that the server averages, and one that stays."""
+"""Models of a shared part, averaged by the server, and a personal part: FedPer, FedRep and FedBN."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ Update = Callable[[Key, PyTree, ClientContext, Message, PyTree, Splits], tuple[P
 
 
 def head_and_body(method: str, task: Task) -> Split:
-    """How to split the task's model into the client's own head and the shared body.
+    """Split of the task's model into the personal head and the shared body.
 
     Raises:
       JaxpflError: for a model without a head, or without a body.
@@ -43,7 +43,7 @@ def head_and_body(method: str, task: Task) -> Split:
 
 
 def trained_together(task: Task, work: LocalWork, split: Split) -> Update:
-    """tau SGD steps on both parts; the upload is weighted by the client's training examples."""
+    """Client update by tau SGD steps on both parts; the upload is weighted by the number of training examples."""
 
     def update(
         key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, own: PyTree, splits: Splits
@@ -58,13 +58,13 @@ def trained_together(task: Task, work: LocalWork, split: Split) -> Update:
 
 
 def keeping_own_part(task: Task, work: LocalWork, split: Split, update: Update, local_steps: int) -> Algorithm:
-    """The algorithm whose clients keep their own parts, and whose server averages the shared ones that it is sent.
+    """Algorithm whose clients keep their personal parts, and whose server averages the shared ones.
 
-    A client's own part starts from an initialisation of its own; it is the client's whole state.
+    A personal part has an initialisation of its own, and is the client's whole state.
 
     Args:
       update: as `Client.update`; the message is the shared part.
-      local_steps: the steps that ``update`` takes.
+      local_steps: the steps of ``update``.
     """
     client = Client(
         init=lambda key, hp, ctx, message: split(task.init(key))[0],

@@ -1,15 +1,15 @@
-r"""EM of a Gaussian mixture on noisy sums: AdaMix's server under user-level differential privacy.
+r"""Private EM of a Gaussian mixture on noisy sums: AdaMix's server under user-level differential privacy.
 
-With x_i the change that client i uploads, clipped to C, and r_i its responsibilities under the present mixture, a step
-of EM needs of each component the sums of :math:`r_i`, :math:`r_i x_i` and :math:`r_i |x_i|^2`. They are released
-together, brought to one scale:
+With x_i the model update of client i, clipped to norm C, and r_i its responsibilities under the current mixture, an EM
+step needs the sums of :math:`r_i`, :math:`r_i x_i` and :math:`r_i |x_i|^2` of each component. They are released
+together, on one scale, with noise multiplier z:
 
 .. math:: \sum_i v_i + N(0, z^2 \tfrac32 C^2 I), \qquad
    v_i = (\tfrac12 C r_i, \; r_i \otimes x_i, \; r_i |x_i|^2 / (2 C))
 
 Formal guarantees: whatever a client uploads, :math:`|v_i|^2 \le |r_i|^2 (C^2/4 + C^2 + C^2/4) \le \tfrac32 C^2`; and
 the mixture is public, released by the step before. So each step is a Gaussian mechanism with noise multiplier z, and a
-round releases as many as EM has steps. The start does not depend on data: centers at random places C / 2 away.
+round has as many releases as EM steps. The start is independent of the data: centers at random points C / 2 away.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from jaxpfl.privacy.noise import add_gaussian, gaussian
 from jaxpfl.types import Array, Key, PyTree, Scalar
 
 SENSITIVITY = math.sqrt(1.5)
-"""The most that one client moves a step's sums, in L2, over C."""
+"""L2 sensitivity of a step's sums to one client, over C."""
 
 
 def em(
@@ -42,18 +42,18 @@ def em(
     floor: Scalar,
     steps: int,
 ) -> Mixture:
-    """Steps of EM, each on sums released once.
+    """Runs EM steps, each on one noisy release of the sums.
 
     A component keeps its center and variance where its noisy count is below one, or below two standard deviations of
-    that count's noise. Its share is then that of one client, so that it may come back.
+    that count's noise. Its share is then that of one client, so that it may recover.
 
     Args:
-      gamma: the mixture before, its centers relative to what the changes are relative to.
-      changes: the uploads, leaves [C, ...]; valid: which of them there are, [C].
+      gamma: the current mixture, its centers relative to the same origin as the changes.
+      changes: the uploaded model updates, leaves [C, ...]; valid: mask of real ones, [C].
       clipping_norm: C.
       noise_multiplier: z of a step.
       floor: the least variance.
-      steps: steps of EM, and releases.
+      steps: EM steps, each one release.
     """
     clipped, _ = jax.vmap(lambda change: clip(change, clipping_norm))(changes)
     d = optax.tree.size(clipped) / valid.shape[0]
@@ -80,10 +80,10 @@ def em(
 
 
 def contribution(gamma: Mixture, change: PyTree, clipping_norm: Scalar) -> tuple[Array, PyTree, Array]:
-    """v_i of one client, of a norm of at most ``SENSITIVITY`` C: [k], leaves [k, ...], [k].
+    """Contribution v_i of one client, of norm at most ``SENSITIVITY`` C: [k], leaves [k, ...], [k].
 
     Args:
-      change: clipped already.
+      change: its model update, clipped.
     """
     belongs = jax.nn.softmax(gaussian_mixture.log_joint(gamma, change))
     spread = jax.tree.map(lambda a: jnp.multiply.outer(belongs, a), change)
@@ -92,14 +92,14 @@ def contribution(gamma: Mixture, change: PyTree, clipping_norm: Scalar) -> tuple
 
 
 def start(key: Key, gamma: Mixture, clipping_norm: Scalar) -> Mixture:
-    """The mixture with its centers moved to random places at a distance of C / 2 from where they are."""
+    """Mixture with its centers moved by C / 2 in random directions."""
     noise = gaussian(key, gamma.mu, 1.0)
     away = jax.vmap(lambda one: clip(jax.tree.map(lambda a: a * 1e6, one), clipping_norm / 2)[0])(noise)
     return gamma._replace(mu=jax.tree.map(lambda mu, by: mu + by.astype(mu.dtype), gamma.mu, away))
 
 
 def moved(gamma: Mixture, by: PyTree) -> Mixture:
-    """The mixture with its centers moved."""
+    """Mixture with its centers translated."""
     return gamma._replace(mu=jax.tree.map(jnp.add, gamma.mu, by))
 
 
@@ -116,11 +116,11 @@ def server_step(
     floor: Scalar,
     steps: int,
 ) -> Mixture:
-    """A round of the server: `em` about the center that the clients' changes are relative to, at first from `start`.
+    """Server round: `em` relative to the origin of the clients' model updates, in the first round from `start`.
 
     Args:
-      origin: that center.
-      first: [] bool, whether it is the first round.
+      origin: the model that the updates are relative to.
+      first: [] bool, true in the first round.
     """
     of_start, of_noise = jax.random.split(key)
     relative = moved(gamma, optax.tree.scale(-1.0, origin))

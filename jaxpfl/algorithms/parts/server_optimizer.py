@@ -1,10 +1,10 @@
-r"""A server's optimiser: the mean increment of the uploads is its gradient, with the sign turned.
+r"""Server optimizers: minus the mean model update of the cohort takes the place of a gradient.
 
 .. math:: x \leftarrow x + \operatorname{step}(-\bar\Delta), \qquad
    \bar\Delta = \frac{\sum_{i \in S} w_i \Delta_i}{\sum_{i \in S} w_i}
 
-``sgd`` at ``server_lr`` = 1 is :math:`x + \bar\Delta`, plain averaging; see `optimizers` for FedAvgM, FedAdam and the
-like.
+with :math:`\Delta_i` the update and w_i the weight of client i in the cohort S. ``sgd`` at ``server_lr`` = 1 is plain
+averaging, :math:`x + \bar\Delta`; `optimizers` has FedAvgM, FedAdam and others.
 """
 
 from __future__ import annotations
@@ -24,25 +24,29 @@ from jaxpfl.wrapping import wrapped_server
 
 
 class Served(NamedTuple):
-    """The state of a server whose optimiser remembers something: the method's own state, and that memory."""
+    """State of a server with a stateful optimizer: the method's own state, and the optimizer state."""
 
     state: PyTree
     memory: PyTree
 
 
 def with_server_optimizer(algorithm: Algorithm, optimizer: Optimizer, *, acts_on: PyTree = True) -> Algorithm:
-    """The algorithm with its mean increment replaced by the step that the optimiser makes of it.
+    """Replaces the mean model update of an algorithm by the optimizer's step on it.
 
-    Its server's update is given that step as an increment of weight one. In a round where nobody had weight, the step
-    is zero, and the optimiser remembers what it did before. The learning rate is the hyper-parameter ``server_lr``
-    (`AveragingHyper`); one where the method has none.
+    The server's update receives that step as an increment of weight one. In a round of no weight, the step is zero and
+    the optimizer state is kept. The learning rate is the hyper-parameter ``server_lr`` (`AveragingHyper`); one where
+    the method has none.
 
     Args:
-      algorithm: one that adds the mean of its uploads (`Reduced.mean`) to what it broadcasts, which has the structure
-        of the uploads; all with one weight.
-      optimizer: a name with arguments, or a factory; the server's state is then a `Served`. With ``sgd`` it stays the
-        method's own: the increments are multiplied by the rate.
-      acts_on: a tree prefix of the uploads, true for a model's parameters. The rest is averaged whatever the optimiser.
+      algorithm: one that adds the mean of its uploads (`Reduced.mean`) to its broadcast, a tree of the same structure;
+        uploads have one weight.
+      optimizer: a name with arguments, or a factory; the server's state is then a `Served`. With ``sgd`` it is the
+        method's own, and the updates are multiplied by the rate.
+      acts_on: a tree prefix of the uploads, true for a model's parameters. The rest is averaged.
+
+    Raises:
+      JaxpflError: for a method whose uploads are not summed, or if the optimizer is unknown; when traced, for uploads
+        of another structure than the broadcast or of several weights.
     """
     if algorithm.reduction is not Reduction.SUM:
         raise JaxpflError("a server optimizer needs the mean of the uploads: this method keeps them apart")
@@ -84,12 +88,12 @@ def with_server_optimizer(algorithm: Algorithm, optimizer: Optimizer, *, acts_on
 
 
 def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False) -> None:
-    """Warns of a rate that was left at one, which is for averaging; ``strict`` refuses it.
+    """Warns of a server rate of one or more with an optimizer that normalises; ``strict`` refuses it.
 
-    An optimiser that normalises moves every parameter by about its rate in each round.
+    Such an optimizer moves every parameter by about its rate in each round.
 
     Raises:
-      JaxpflError: also for an optimiser that there is not.
+      JaxpflError: also if the optimizer is unknown.
     """
     resolve(optimizer)
     if normalizes(optimizer) and np.max(server_lr) >= 1:
@@ -101,7 +105,7 @@ def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False)
 
 
 def _with_rate(algorithm: Algorithm, acts_on: PyTree) -> Algorithm:
-    """Plain SGD. The sum is multiplied, not the mean: at a rate of one, averaging keeps its very bits."""
+    """Plain SGD at the server, on the sum instead of the mean: averaging at a rate of one is exact."""
     inner = algorithm.server
 
     def update(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree, reduced: Reduced) -> tuple[PyTree, Metrics]:

@@ -1,4 +1,4 @@
-"""What IFCA and FedEM share: k models of one task side by side, leaves [k, ...], that start apart."""
+"""Stacks of k models of one task, leaves [k, ...], with different initialisations: for IFCA and FedEM."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ from jaxpfl.types import Array, Key, PyTree
 
 
 def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None:
-    """Refuses what k models cannot serve.
+    """Refuses numbers of models and initialisations that k models cannot use.
 
     Raises:
-      JaxpflError: for fewer than two clients or models, more models than clients, and models that all start from the
-        same parameters (a warm start, say): nothing would ever tell them apart.
+      JaxpflError: for fewer than two clients or models, more models than clients, and an initialisation that ignores
+        its key (a warm start): equal models would stay equal.
     """
     clients = work.num_clients
     if clients < 2:
@@ -34,12 +34,12 @@ def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None
 
 
 def init(task: Task, key: Key, k: int) -> PyTree:
-    """k models, each from an initialisation of its own."""
+    """Initial k models, each from a key of its own."""
     return jax.vmap(task.init)(jax.random.split(key, k))
 
 
 def losses(task: Task, models: PyTree, batch: Batch) -> Array:
-    """The loss of every example under every model, [k, b]; anything where the batch is not valid."""
+    """Loss of every example under every model, [k, b]; arbitrary where the batch is not valid."""
 
     def of_one(params: PyTree) -> Array:
         return task.loss(task.model.apply(params, batch.x), batch.y)
@@ -49,5 +49,5 @@ def losses(task: Task, models: PyTree, batch: Batch) -> Array:
 
 
 def pick(models: PyTree, index: Array) -> PyTree:
-    """The model of that number."""
+    """Model at an index of the stack."""
     return jax.tree.map(lambda a: a[index], models)

@@ -1,12 +1,12 @@
-r"""A server that keeps some of its global models, for clients that come late.
+r"""Servers that store past global models for new clients.
 
-Of the models mu_0 ... mu_r it keeps at most S, equally spaced over the rounds so far however many there will be: those
-of the multiples of a stride that doubles whenever S of them would not reach as far as r.
+Of the models mu_0 ... mu_r the server keeps at most S, equally spaced over the rounds so far: those of the multiples of
+a stride k_r that doubles whenever S of them would not reach round r.
 
 .. math:: k_r = \min\{2^j : r < 2^j S\}, \qquad \text{mu}_r \text{ is kept if } k_r \mid r
 
-It takes the place of the earliest model that is no multiple of the stride, once every place is taken. Between two
-doublings the early models are so k_r apart and the late ones still k_r / 2.
+A new model replaces the earliest one that is no multiple of the stride, once every slot is used. Between two doublings
+the early models are k_r apart and the late ones still k_r / 2.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ _EMPTY = -1
 
 
 class StoredModels(NamedTuple):
-    """Global models, leaves [S, ...], and after how many rounds each was the server's, [S] int32; -1 where none is."""
+    """Past global models, leaves [S, ...], and their numbers of finished rounds, [S] int32; -1 for an empty slot."""
 
     rounds: Array
     models: PyTree
 
     @property
     def present(self) -> Array:
-        """Which places hold a model, [S] bool."""
+        """Mask of used slots, [S] bool."""
         return self.rounds != _EMPTY
 
 
 class Archive(NamedTuple):
-    """The state of a server that keeps models: the method's own, and what is kept."""
+    """State of a server with stored models: the method's own, and the models."""
 
     state: PyTree
     stored: StoredModels
 
 
 def begin(mu: PyTree, size: int) -> StoredModels:
-    """``size`` places, of which the first holds mu_0."""
+    """Initial store of ``size`` slots, with mu_0 in the first."""
     rounds = jnp.full(size, _EMPTY, jnp.int32).at[0].set(0)
     return StoredModels(rounds, jax.tree.map(lambda a: jnp.broadcast_to(a, (size, *a.shape)), mu))
 
 
 def add(stored: StoredModels, round: Array, mu: PyTree) -> StoredModels:
-    """What is kept once mu is the global model after ``round`` rounds, [] int32."""
+    """Store after ``round`` rounds, [] int32, whose global model is mu."""
     rounds = stored.rounds
     quotient = jnp.asarray(round // rounds.shape[0], jnp.uint32)
     stride = jnp.left_shift(1, 32 - jax.lax.clz(quotient).astype(jnp.int32))  # 1 << (how many bits the quotient has)
@@ -64,8 +64,9 @@ def add(stored: StoredModels, round: Array, mu: PyTree) -> StoredModels:
 
 
 def keeping_models(server: Server, size: int) -> Server:
-    """The server of one global model, which keeps ``size`` of them and sends them to newcomers, as a `StoredModels` for
-    themselves (`Server.welcome`). It holds ``size`` models more, and a newcomer receives as many more.
+    """Server of one global model that stores ``size`` of them and sends them to new clients.
+
+    New clients receive a `StoredModels` (`Server.welcome`): ``size`` models more, as many as the server holds more.
     """
 
     def model(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree) -> PyTree:
