@@ -29,7 +29,7 @@ NAMES = (
 
 
 def main(argv: list[str] | None = None) -> None:
-    """Runs one benchmark, or lists them. An unknown name is one line on standard error and exit status 2."""
+    """Run one benchmark, or list them. An unknown name is one line on standard error and exit status 2."""
     args = sys.argv[1:] if argv is None else argv
     if not args or args[0] in ("-h", "--help", "--json"):
         lines = {name: (_module(name).__doc__ or "").splitlines()[0] for name in NAMES}

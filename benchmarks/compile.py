@@ -89,7 +89,7 @@ def _medians(runs: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def work(settings: dict[str, Any]) -> dict[str, Any]:
-    """Builds and runs one round: the seconds of each phase, and of the whole first round."""
+    """Build and run one round: the seconds of each phase, and of the whole first round."""
     import jax
 
     jax.config.update("jax_compilation_cache_dir", settings.get("cache"))

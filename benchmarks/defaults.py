@@ -186,7 +186,7 @@ class _Record:
         self.results = stored(self.path, self.settings)
 
     def take(self, method: str, options: dict[str, Any], data: str, held_out: _HeldOut) -> None:
-        """Makes those of a method's tries on one data set that the record has not."""
+        """Run those of a method's tries on one data set that the record lacks."""
         label = " ".join([method, *(f"{name}={value}" for name, value in options.items())])
         known = self.results.setdefault(label, {}).setdefault(data, {"tries": [], "seconds": 0.0})
         made = [each["set"] for each in known["tries"]]
@@ -206,7 +206,7 @@ class _Record:
         write(self.path, "defaults", self.settings, self.results)
 
     def show(self, names: list[str], data: list[str]) -> None:
-        """Prints each try's accuracies, its lead over the default of before the search, and what follows."""
+        """Print each try's accuracies, its lead over the default of before the search, and the conclusion."""
         for name in names:
             rows = compared(name, self.results, data)
             if not rows:

@@ -58,7 +58,7 @@ def work(settings: dict[str, Any]) -> Contender:
 
 
 def save(path: str, federation: Any) -> None:
-    """Writes the clients' examples, one after the other, and all test examples: arrays that any NumPy reads."""
+    """Write the clients' examples, one after the other, and all test examples: arrays that any NumPy reads."""
     train, test = federation.train, federation.test
     np.savez(
         path,

@@ -215,7 +215,7 @@ class _Record:
         self.results = stored(self.path, self.settings)
 
     def try_out(self, program: str, tries: list[tuple[float, float]], setting: _Setting) -> None:
-        """Runs the tries that are not in the record yet, and writes them."""
+        """Run the tries that are not in the record yet, and write them."""
         name = f"{program}, trials"
         known = self.results.get(name, {"found": [], "seconds": 0.0})
         done = {(t["epsilon"], t["clipping_norm"]) for t in known["found"]}
@@ -244,7 +244,7 @@ class _Record:
         return max(tries, key=lambda t: (t[which], -t["clipping_norm"]))["clipping_norm"]
 
     def show(self, epsilons: tuple[float, ...]) -> None:
-        """Prints the table: mean and standard deviation over seeds, in %."""
+        """Print the table: mean and standard deviation over seeds, in %."""
         import statistics
 
         rows = []

@@ -54,7 +54,7 @@ class Problem:
 
 
 def use_devices(count: int | None = None) -> None:
-    """Makes that many CPU devices, one a core by default; to be called before jax starts. No effect on a GPU's."""
+    """Make that many CPU devices, one a core by default; to be called before jax starts. No effect on a GPU's."""
     from jaxpfl import use_cpu_cores
 
     if not use_cpu_cores(count):

@@ -99,7 +99,7 @@ def own_file(benchmark: str, *, picture: bool = False) -> Callable[[str], Path]:
 
 
 def save_picture(figure: Any, path: Path, benchmark: str) -> None:
-    """Writes a figure that `own_file` knows again."""
+    """Write a figure that `own_file` recognises."""
     from jaxpfl.presentation import save_png, signed
 
     with signed(f"{_BENCH}{benchmark}"):
@@ -128,7 +128,7 @@ def positive(text: str) -> int:
 
 
 def table(title: str, columns: Sequence[str], rows: Sequence[Sequence[Any]]) -> None:
-    """Prints rows under a title; numbers with three figures, None as nothing."""
+    """Print rows under a title; numbers with three figures, None as nothing."""
     cells = [[_cell(value) for value in row] for row in rows]
     widths = [max(len(text) for text in column) for column in zip(columns, *cells, strict=True)]
     print(f"\n{title}\n")
@@ -143,7 +143,7 @@ def target(floor: float, aim: float) -> dict[str, float]:
 
 
 def write(path: Path | None, benchmark: str, settings: Mapping[str, Any], results: Any, **more: Any) -> None:
-    """Writes the record, where a file was asked for."""
+    """Write the record if a file was asked for."""
     if path is None:
         return
     known = {name: value for name, value in settings.items() if name not in ("json", "data_dir")}

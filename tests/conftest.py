@@ -71,7 +71,7 @@ def _optimizations(request: pytest.FixtureRequest) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def _drop_programs() -> Iterator[None]:
-    """Keeps a worker below 2 GiB; what is needed again comes from the cache on disk."""
+    """Keep a worker below 2 GiB; dropped programs come back from the cache on disk."""
     yield
     if _resident() > _RESIDENT:
         compiled.clear()

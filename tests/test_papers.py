@@ -64,7 +64,7 @@ def docs_of(name: str) -> list[str]:
 
 
 def check_call(command: str) -> None:
-    """Checks a command's arguments as the command line does before it parses and runs them."""
+    """Check a command's arguments as the command line does before it parses and runs them."""
     program, *args = shlex.split(command)
     assert program == "jaxpfl"
     if args[0] == "bench":

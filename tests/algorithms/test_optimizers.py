@@ -1,4 +1,4 @@
-"""Optimisers by name: every one makes a step under jit, names and arguments are checked, plain SGD costs nothing."""
+"""Optimizers by name: every one makes a step under jit, names and arguments are checked, plain SGD costs nothing."""
 
 import jax
 import jax.numpy as jnp
@@ -119,7 +119,7 @@ def test_weight_decay_is_added_to_the_gradient():
 
 
 def test_plain_sgd_keeps_its_bits():
-    """The same as steps that begin their optimiser anew, which only one without memory may."""
+    """The same as steps that begin their optimizer anew, which only one without memory may."""
     rng = np.random.default_rng(0)
     data = ClientData(jnp.asarray(rng.normal(size=(30, 5)), jnp.float32), jnp.arange(30) % 3, jnp.ones(30, bool))
     task = classification(build_model("mlp:7", 3, (5,)), (5,), 3)

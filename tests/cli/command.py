@@ -1,4 +1,4 @@
-"""Runs the command line in this process: what it printed, and its exit status."""
+"""The command line run in this process, with its output and its exit status."""
 
 import json
 from typing import Any, NamedTuple

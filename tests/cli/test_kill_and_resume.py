@@ -110,7 +110,7 @@ def test_sigterm_ends_a_compilation(tmp_path: Path, whole):
 
 
 def wait_for_watch(process: subprocess.Popen) -> None:
-    """Returns once the process has a handler for SIGTERM, as Python itself has not."""
+    """Return once the process has a handler for SIGTERM; Python itself has none."""
     status = Path(f"/proc/{process.pid}/status")
     while process.poll() is None:
         caught = re.search(r"SigCgt:\s*(\w+)", status.read_text())

@@ -1,4 +1,4 @@
-"""Optimisers and the centralised reference from the command line: what a run folder holds, and what resumes."""
+"""Optimizers and the centralised reference from the command line: what a run folder holds, and what resumes."""
 
 import json
 

@@ -37,7 +37,7 @@ QUICK = ("adaped", "fedavg-ft")
 
 
 class Tally:
-    """Counts the backward passes through a task's model, by the first number of the first example."""
+    """Count of the backward passes through a task's model, by the first number of the first example."""
 
     def __init__(self, task):
         self.passes = Counter()

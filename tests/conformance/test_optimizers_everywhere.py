@@ -1,4 +1,4 @@
-"""Client and server optimisers reach every federated method of the registry, and keep what the protocol promises."""
+"""Client and server optimizers reach every federated method of the registry, and keep what the protocol promises."""
 
 import dataclasses
 
@@ -12,7 +12,7 @@ from jaxpfl import METHODS, ExecutionPlan, Method
 from jaxpfl.algorithms.parts.server_optimizer import Served
 
 ONE_BY_ONE = ("ifca",)
-"""Methods that average each of several models by itself, and refuse an optimiser of the server."""
+"""Methods that average each of several models by itself, and refuse an optimizer of the server."""
 
 
 def choose(method: Method, **choices) -> Method:

@@ -29,7 +29,7 @@ class Silent:
 
 
 def run(folder: Path, methods: tuple[str, ...], **changes) -> Path:
-    """Runs the methods into the folder."""
+    """Run the methods into the folder."""
     config = resolve(RunConfig(**SETTINGS | changes))
     initial = None if config.warm_start is None else warm_start.read(config.warm_start)
     experiment = prepare(config, methods, initial=initial)

@@ -1,4 +1,4 @@
-"""Client optimisers in two rounds of every method, against the NumPy reference with its step replaced by hand.
+"""Client optimizers in two rounds of every method, against the NumPy reference with its step replaced by hand.
 
 ``g`` is the gradient with weight decay (and FedProx's term): Adam ``m = b1 m + (1 - b1) g, v = b2 v + (1 - b2) g^2,
 w -= rate (m / (1 - b1^t)) / (sqrt(v / (1 - b2^t)) + eps)``; momentum ``v = beta v + g, w -= rate v``. Both start anew
@@ -103,7 +103,7 @@ def reference(method: str, optimizer: str, start, monkeypatch, *, anew: bool = T
     return run_fedavg(watched, hp, start.server, prox=hp.get("prox", 0.0), uniform=method == "fedprox")
 
 
-# Every optimiser with one method, and AdaPeD, which has two memories, with one; all pairs in the slow run.
+# Every optimizer with one method, and AdaPeD, which has two memories, with one; all pairs in the slow run.
 PAIRS = [
     pytest.param(m, o, marks=() if m == "fedavg" or (m, o) == ("adaped", "adam:b1=0.6,eps=1e-3") else pytest.mark.slow)
     for m in HYPER

@@ -1,4 +1,4 @@
-r"""A server's optimiser against the papers' updates in NumPy, and against optax by hand, on recorded mean increments.
+r"""A server's optimizer against the papers' updates in NumPy, and against optax by hand, on recorded mean increments.
 
 The increment of round t is what plain averaging adds to the same server in the same round. Then, from Hsu et al. 2019
 and from Algorithm 2 of Reddi et al. 2021 (m from 0, v from tau^2, no correction of a bias):
@@ -95,7 +95,7 @@ def engine(method: str, optimizer: str) -> Run:
 
 
 def model(method: str, server):
-    """The parameters that the optimiser acts on, from the server's state with or without its memory."""
+    """The parameters that the optimizer acts on, from the server's state with or without its memory."""
     server = server.state if isinstance(server, Served) else server
     return server.mu if method == "adaped" else server
 
@@ -146,7 +146,7 @@ def test_server_steps(method, optimizer):
             steps, memory = tx.update(jax.tree.map(np.negative, increment), memory, want)
             want = jax.tree.map(np.asarray, optax.apply_updates(want, steps))
     assert_same(before[-1], want)
-    if method == "adaped":  # psi is averaged, whatever the optimiser and its rate
+    if method == "adaped":  # psi is averaged, whatever the optimizer and its rate
         for state, expected in zip(got.states[1:], after, strict=True):
             server = state.server.state if isinstance(state.server, Served) else state.server
             np.testing.assert_allclose(server.psi, expected.psi, rtol=1e-9)
@@ -159,7 +159,7 @@ def test_no_two_optimizers_agree():
 
 
 def test_global_and_personal_models_are_those_of_the_inner_state():
-    """Scores do not see the optimiser's memory: those of a plain server with the same parameters."""
+    """Scores do not see the optimizer's memory: those of a plain server with the same parameters."""
     got = engine("fedavg", "fedadam")
     plain = averaging("fedavg")
     start = run_state(plain, got, ROUNDS)

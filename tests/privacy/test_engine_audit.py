@@ -84,7 +84,7 @@ def play(*args, worlds: int = 2000, **more) -> tuple[bool, games.Game]:
 
 
 def look(*args, runs: int = 16, **more) -> list[str]:
-    """Tests that the white-box check of the noise fails."""
+    """Check that the white-box check of the noise fails."""
     return [finding.test for finding in white_box.faults(white_box.noise(subject(*args, **more), runs=runs).findings)]
 
 
@@ -124,7 +124,7 @@ def test_a_look_at_sound_code_finds_nothing(tried, participation, more):
 
 
 def planted(monkeypatch, *, client=None, server=None, hyper=None):
-    """Puts something around what `privatize` makes: of a client's update, of a server, of the hyper-parameters."""
+    """Wrap the result of `privatize` in a defect: of a client's update, of a server, of the hyper-parameters."""
 
     def faulty(algorithm, hp, tried, *rest):
         algorithm, private = privatize(algorithm, hp, tried, *rest)

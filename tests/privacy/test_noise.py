@@ -16,7 +16,7 @@ HALF = 1 << 31
 
 
 def with_words(patch: pytest.MonkeyPatch, *words: np.ndarray) -> None:
-    """Puts these words, one array for each call, in the place of the generator's; then ones."""
+    """Replace the generator's words by these, one array for each call, then by ones."""
     left = [jnp.asarray(word, jnp.uint32) for word in words]
     patch.setattr(
         noise, "bits", lambda key, shape: jnp.broadcast_to(left.pop(0), shape) if left else jnp.ones(shape, jnp.uint32)
