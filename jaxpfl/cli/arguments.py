@@ -78,12 +78,12 @@ def checked(flags: Sequence[Flag], args: Sequence[str], command: str) -> list[st
 
 
 def _left(places: Sequence[Flag], loose: Sequence[str]) -> float:
-    """How many more arguments can be given by position."""
+    """Number of further arguments that can be given by position."""
     return float("inf") if any(place.many for place in places) else len(places) - len(loose)
 
 
 def _is_flag(token: str) -> bool:
-    """Whether it is written as a flag is; -0.1 and -inf are numbers."""
+    """True if it is written as a flag is; -0.1 and -inf are numbers."""
     return token.startswith("-") and token.lstrip("-")[:1].isalpha() and not _is_negative(token)
 
 

@@ -38,7 +38,7 @@ class _Flags(RunConfig):
 
 @dataclass(frozen=True)
 class Session:
-    """What becomes of a run's results, and of an earlier run."""
+    """Destination of a run's results, and use of an earlier run."""
 
     output: Annotated[Path | None, NEW_FOLDER] = None
     """Run folder; runs/COMMAND-DATA-HASH unless given."""

@@ -27,7 +27,7 @@ GAMMA, RATE = 0.6, 1.0
 SHOWN = (1, 2, 3, 10, 100)
 """Steps that are reported."""
 WAYS = {"constant": (False, False), "decaying": (True, False), "error feedback": (False, True)}
-"""Whether gamma decays, and whether there is error feedback."""
+"""Two switches of each way: gamma decays, and there is error feedback."""
 
 
 def descent(gamma: float, rate: float, steps: int, *, decay: bool, feedback: bool) -> Array:

@@ -17,8 +17,8 @@ NOT_PRIVATE = "needs epsilon, without which nothing is private"
 """Reason for refusing a setting of privacy without epsilon."""
 
 LocalMechanism: TypeAlias = Literal["analytic", "printed", "one-bit", "discrete"]
-"""Of local privacy: the analytic Gaussian mechanism; in one dimension also the paper's calibration of it, one bit, and
-the discrete Gaussian on a quantiser's levels."""
+"""Local mechanism: the analytic Gaussian one; in one dimension also the paper's calibration of it, one bit, and the
+discrete Gaussian on a quantiser's levels."""
 
 
 def at_least(name: str, value: float, least: float) -> None:
