@@ -61,4 +61,5 @@ OTHERS = {
     "studies.probability_priors._truncated.draw": "simulated clients",
     "studies.regression.draw": "simulated clients",
     "studies.regression_mixture.draw": "simulated clients",
+    "studies.unequal.draw": "simulated clients",
 }
