@@ -223,7 +223,7 @@ def _difference(what: str, got: PyTree, want: PyTree, like: str) -> str:
 
 
 def _structures(got: PyTree, want: PyTree) -> str:
-    """How two trees differ: the first leaf that only one has, or else the two structures."""
+    """Difference between two trees: the first leaf that only one has, or else the two structures."""
     own, other = ([jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(tree)] for tree in (got, want))
     for mine, theirs, said in ((own, other, "has a leaf"), (other, own, "lacks the leaf")):
         alone = [path for path in mine if path not in theirs]

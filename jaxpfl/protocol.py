@@ -203,12 +203,12 @@ class Server(NamedTuple):
 
 
 def by_turns(client_ids: np.ndarray, groups: int) -> np.ndarray:
-    """Assigns clients to groups: id modulo the number of groups."""
+    """Assign clients to groups: id modulo the number of groups."""
     return client_ids % groups
 
 
 def any_data(federation: Federation) -> None:
-    """Accepts every federation."""
+    """Accept every federation."""
 
 
 class NoiseStream(NamedTuple):

@@ -114,7 +114,7 @@ def log_likelihood(gamma: Mixture, thetas: PyTree, valid: Array) -> Array:
 
 
 def em(gamma: Mixture, thetas: PyTree, valid: Array, floor: Scalar, steps: int) -> Mixture:
-    """Runs EM steps on models with leaves [C, ...], of which some are valid, [C].
+    """Run EM steps on models with leaves [C, ...], of which some are valid, [C].
 
     A component without models keeps its center and variance, at share zero.
     """

@@ -1,6 +1,6 @@
-"""What a mechanism and a way to take part are worth over a run: the tie between the engine and the accountant.
+"""Privacy guarantee of a mechanism and a participation scheme over a run: the link between engine and accountant.
 
-Both are read off the very objects that the round is made of, so that what is accounted is what is sampled and added.
+Both are read from the objects that the round itself uses, so that the accounting matches the sampling and the noise.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class Run(TypedDict, total=False):
 
 
 def check_compressible(noise: str) -> None:
-    """Refuses noise that is not on an upload before a client compresses it: `Mechanism.noise` must be distributed.
+    """Refuse noise that clients do not add themselves before they compress: `Mechanism.noise` must be distributed.
 
     Raises:
       JaxpflError: with the reason.
@@ -62,24 +62,23 @@ def plan_of(
     linear: bool = False,
     compressed: bool = False,
 ) -> PrivacyPlan:
-    """The run as the accountant sees it (of a method's run: `Fit.privacy`, which knows what it releases).
+    """Releases of a run, as the accountant takes them (for a run of `fit`, `Fit.privacy` has them).
 
     Args:
-      mechanism: of every round; one noise multiplier.
+      mechanism: of every round, with one noise multiplier.
       participation: of every round.
       rounds: R.
-      steps: tau, local steps in a round; for noise in every step, which is accounted by them.
-      scales: for the same, how many scales (psi) are uploaded beside the parameters, clipped apart from them.
-      releases: sums released in a round about the same cohort: one, but for AdaMix, whose EM has several steps.
-      linear: for noise in every step, whether each step only adds its noisy gradient to what is uploaded
-        (`PerStepNoise`): so it is with plain SGD that stretches nothing, and no scale.
-      compressed: whether each client compresses its noisy upload, which is then read by itself: no other client's noise
-        hides it (``DistributedNoise.alone``), and who takes part is seen, so that all are accounted as if they always
-        did.
+      steps: tau, local steps in a round; for noise in every step, which is accounted per step.
+      scales: also for noise in every step, the number of scales (psi) uploaded and clipped apart from the parameters.
+      releases: sums released in a round about the same cohort: one, except for AdaMix, whose EM has several steps.
+      linear: for noise in every step, true if each step only adds its noisy gradient to the upload (`PerStepNoise`), as
+        plain SGD does without a scale, if its weight decay amplifies no earlier noise.
+      compressed: true if each client compresses its noisy upload. The server then reads it individually, without
+        other clients' noise (``DistributedNoise.alone``), and sees who takes part: no amplification by sampling.
 
     Raises:
-      JaxpflError: for several noise multipliers, a combination that cannot be accounted, and noise in every step of
-        which ``steps`` or ``scales`` are not given.
+      JaxpflError: for several noise multipliers, a combination that cannot be accounted, and noise in every step
+        without ``steps`` or ``scales``.
     """
     if compressed:
         check_compressible(mechanism.noise)
@@ -100,12 +99,12 @@ def calibrated(
     accountant: Accountant = "pld",
     **run: Unpack[Run],
 ) -> Mechanism:
-    """The mechanism with the least noise whose eps over the run is at most the one asked for.
+    """Mechanism with the least noise whose eps over the run is at most the target.
 
     Args:
       mechanism: its noise multiplier does not matter.
       epsilon, delta: the target.
-      accountant: of the epsilon.
+      accountant: the accountant.
       run: as `plan_of` takes it.
 
     Raises:
@@ -118,10 +117,10 @@ def calibrated(
 
 
 def sampling_of(participation: Participation) -> Sampling:
-    """How the accountant sees a way to take part.
+    """Sampling of a participation scheme, as the accountant takes it.
 
     Raises:
-      JaxpflError: for one of which it is not known how it draws.
+      JaxpflError: for a scheme whose sampling is unknown.
     """
     num_clients = participation.num_clients
     if participation.everyone:

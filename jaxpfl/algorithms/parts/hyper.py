@@ -67,7 +67,7 @@ class AveragingHyper(SgdHyper):
 
 
 def check(method: str, hp: Any) -> None:
-    """Refuses values outside their range.
+    """Refuse values outside their range.
 
     Raises:
       JaxpflError: in one line, with the method, the hyper-parameter, its value and range.

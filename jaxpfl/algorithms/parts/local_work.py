@@ -157,7 +157,7 @@ def run_steps(
     steps: int | None = None,
     batches_each: int = 1,
 ) -> tuple[PyTree, Metrics]:
-    """Runs ``steps`` local steps (default: tau), or ``ctx.step_limit`` where that is less.
+    """Run ``steps`` local steps (default: tau), or ``ctx.step_limit`` where that is less.
 
     Args:
       key: the client's key of this round; step t gets ``fold_in(key, t)``.
@@ -238,7 +238,7 @@ def train(
     prox: Scalar = 0.0,
     uploaded: bool = False,
 ) -> tuple[Descent, Metrics]:
-    """Takes local steps on the task's mean loss, plus ``(prox/2) |w - anchor|^2`` where an anchor is given.
+    """Take local steps on the task's mean loss, plus ``(prox/2) |w - anchor|^2`` where an anchor is given.
 
     Where the result is ``uploaded``, gradients pass through `LocalWork.released`.
 

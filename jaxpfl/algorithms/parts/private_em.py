@@ -42,7 +42,7 @@ def em(
     floor: Scalar,
     steps: int,
 ) -> Mixture:
-    """Runs EM steps, each on one noisy release of the sums.
+    """Run EM steps, each on one noisy release of the sums.
 
     A component keeps its center and variance where its noisy count is below one, or below two standard deviations of
     that count's noise. Its share is then that of one client, so that it may recover.

@@ -31,7 +31,7 @@ class Served(NamedTuple):
 
 
 def with_server_optimizer(algorithm: Algorithm, optimizer: Optimizer, *, acts_on: PyTree = True) -> Algorithm:
-    """Replaces the mean model update of an algorithm by the optimizer's step on it.
+    """Replace the mean model update of an algorithm by the optimizer's step on it.
 
     The server's update receives that step as an increment of weight one. In a round of no weight, the step is zero and
     the optimizer state is kept. The learning rate is the hyper-parameter ``server_lr`` (`AveragingHyper`); one where
@@ -88,7 +88,7 @@ def with_server_optimizer(algorithm: Algorithm, optimizer: Optimizer, *, acts_on
 
 
 def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False) -> None:
-    """Warns of a server rate of one or more with an optimizer that normalises; ``strict`` refuses it.
+    """Warn of a server rate of one or more with an optimizer that normalises; ``strict`` refuses it.
 
     Such an optimizer moves every parameter by about its rate in each round.
 

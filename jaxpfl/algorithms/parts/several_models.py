@@ -12,7 +12,7 @@ from jaxpfl.types import Array, Key, PyTree
 
 
 def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None:
-    """Refuses numbers of models and initialisations that k models cannot use.
+    """Refuse numbers of models and initialisations that k models cannot use.
 
     Raises:
       JaxpflError: for fewer than two clients or models, more models than clients, and an initialisation that ignores
