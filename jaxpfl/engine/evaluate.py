@@ -20,7 +20,7 @@ from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Array, ClientData, Federation, Key, Metrics, PyTree, Scalar, Splits
 
 Scores = Mapping[str, Metrics]
-"""Which model (``global``, ``before``, ``after``) -> metric -> its mean over each client's examples, [m].
+"""Model (``global``, ``before``, ``after``) -> metric -> its mean over each client's examples, [m].
 
 ``global`` is missing for a method without one global model. A client without examples in the split has NaN.
 ``after`` has one more entry, ``diverged``: [m] bool, whether the adaptation gave a non-finite model; such a client is
@@ -39,9 +39,9 @@ class Personal(NamedTuple):
 
 
 class Today(NamedTuple):
-    """What all clients are given: the run's key, its finished rounds, hyper-parameters, server, and what it sends.
+    """Inputs that all clients share: the run's key, finished rounds, hyper-parameters, server state and message.
 
-    ``welcome`` is what it sends to newcomers only, and ``rounds`` how many of them these then work.
+    ``welcome`` is the message to new clients, and ``rounds`` the number of rounds that these then train.
     """
 
     key: Key
@@ -54,13 +54,13 @@ class Today(NamedTuple):
 
 
 Work = Callable[[Today, PyTree, PyTree], PyTree]
-"""``(today, client's state, client's data) -> what is kept of it``."""
+"""``(today, client's state, client's data) -> result``."""
 
 
 def make_evaluate(
     algorithm: Algorithm, task: Task, plan: RoundPlan, *, split: Part
 ) -> Callable[[RunState, PyTree, tuple[Federation, ...]], Scores]:
-    """Builds ``(state, hp, federations) -> Scores`` on one split.
+    """Build ``(state, hp, federations) -> Scores`` on one split.
 
     Personalisation sees the training and validation examples only. Its stream depends on the client, not on the
     round or the split. Its batches are drawn as those of a client that takes part for the first time.
@@ -88,9 +88,9 @@ def make_evaluate(
 def make_personal(
     algorithm: Algorithm, plan: RoundPlan
 ) -> Callable[[RunState, PyTree, tuple[Federation, ...]], tuple[PyTree, ...]]:
-    """Builds ``(state, hp, federations) -> personalised models``, for each group one tree with leaves [m, ...].
+    """Build ``(state, hp, federations) -> personalised models``, for each group one tree with leaves [m, ...].
 
-    They are those that `make_evaluate` scores as ``after``.
+    `make_evaluate` scores them as ``after``.
     """
 
     def work_of(client: Client) -> Work:
@@ -105,7 +105,7 @@ def make_personal(
 
 
 def make_clusters(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, PyTree, tuple[Federation, ...]], Array]:
-    """Builds ``(state, hp, federations) -> the cluster that each client counts itself to, [m]``."""
+    """Build ``(state, hp, federations) -> each client's cluster, [m]``."""
 
     def work_of(client: Client) -> Work:
         def choose(today: Today, own: PyTree, data: tuple[Splits, Array, PyTree]) -> Array:
@@ -122,11 +122,11 @@ def make_clusters(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, 
 def make_adapt(
     algorithm: Algorithm, task: Task, plan: RoundPlan, *, split: Part
 ) -> Callable[[RunState, PyTree, tuple[Federation, ...], Array], Scores]:
-    """Builds ``(state, hp, federations of unseen clients, rounds) -> Scores``: clients that were never trained arrive.
+    """Build ``(state, hp, federations of unseen clients, rounds) -> Scores`` for clients that were never trained.
 
     Each starts as a new client does (``Client.init``), takes ``rounds`` rounds of ``Client.update`` with today's
     message at the rate of the last round, its uploads discarded, and is then personalised and scored as any other.
-    ``before`` is what it has on arrival, without a local step. ``after`` has, where the method says how many, the
+    ``before`` is its model on arrival, without a local step. ``after`` has, if the method counts them, the
     ``gradients`` that each evaluated in these rounds and for its personalised model, [u] int32.
 
     Args:
@@ -178,7 +178,7 @@ def make_adapt(
 def _today(
     algorithm: Algorithm, plan: RoundPlan, state: RunState, hp: PyTree, *, newcomers: bool = False
 ) -> tuple[Today, PyTree]:
-    """What all clients are given, and the message's part for each; or what newcomers are given."""
+    """Inputs that all clients share, and each client's own part of the message; or those of new clients."""
     ctx = server_context(plan.participation, state.round)
     key = stream(state.key, Purpose.BROADCAST, state.round)
     send = (newcomers and algorithm.server.welcome) or algorithm.server.broadcast
@@ -231,7 +231,7 @@ def _score(
 def _reader(
     algorithm: Algorithm, plan: RoundPlan, work_of: Callable[[Client], Work]
 ) -> Callable[[RunState, PyTree, tuple[Federation, ...]], list[PyTree]]:
-    """Builds ``(state, hp, federations) -> what is kept of each group's clients``; they see no test example."""
+    """Build ``(state, hp, federations) -> results of each group's clients``; they see no test example."""
 
     def read(state: RunState, hp: PyTree, federations: tuple[Federation, ...]) -> list[PyTree]:
         today, per_client = _today(algorithm, plan, state, hp)
@@ -252,7 +252,7 @@ def _each_group(
     states: tuple[PyTree, ...],
     data: list[PyTree],
 ) -> list[PyTree]:
-    """What is kept of each group's clients, leaves [size, ...]; nothing of a group without clients."""
+    """Results of each group's clients, leaves [size, ...]; none for a group without clients."""
     kept = []
     for client, group, own, given in zip(algorithm.clients, plan.groups, states, data, strict=True):
         if not group.size:

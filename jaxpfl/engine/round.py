@@ -1,4 +1,4 @@
-"""One federated round as one pure function: draw the cohort, let it work, sum, update the server, write back."""
+"""A federated round as a pure function: sample the cohort, train, sum, update the server, write states back."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Scalar, Splits
 
 BITS = ("upload_bits_high", "upload_bits_low")
-"""The metrics of a round that are the two parts of one (`state.whole`)."""
+"""The two metrics of a round that are parts of one number (`state.whole`)."""
 
 
 class RoundPlan(NamedTuple):
-    """What a round of an algorithm is made of besides its functions; all static.
+    """Static settings of a round, beside the algorithm's functions.
 
     Attributes:
-      participation: how the cohort is drawn.
-      availability: who of it drops out or does less; its rates are an argument of the round.
+      participation: the sampling of the cohort.
+      availability: dropout and stragglers; their rates are an argument of the round.
       groups: the clients of each entry of ``algorithm.clients``.
-      block: clients that a device runs in one vectorised operation.
-      spread: how clients lie on several devices; None for one.
+      block: the number of clients that a device runs in one vectorised operation.
+      spread: the distribution of clients over several devices; None for one.
     """
 
     participation: Participation
@@ -45,13 +45,13 @@ OneRound = Callable[[RunState, PyTree, tuple[Federation, ...], FailureRates], tu
 
 
 def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
-    """Builds a round.
+    """Build a round.
 
     The metrics are the clients' means over those whose work was kept, the server's own, and ``participants`` and
     ``diverged``, the number of clients in the cohort and of those whose work was lost; under dropout also ``dropped``,
-    and ``left_out`` where the draw may leave out clients for want of slots. Where they are counted, `BITS` are those
-    of the uploads that reached the server.
-    Where clients outside the cohort work alone, ``idle`` is their number and ``idle_...`` the means over them.
+    and ``left_out`` if the draw may leave out clients for lack of slots. `BITS`, if counted, are those of the
+    uploads that reached the server.
+    If clients outside the cohort train alone, ``idle`` is their number and ``idle_...`` the means over them.
     """
     participation, groups, server = plan.participation, plan.groups, algorithm.server
     idles = algorithm.idle_cap > 0 and not participation.everyone
@@ -133,13 +133,13 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
 
 
 class _Done(NamedTuple):
-    """Of some clients' work: how many kept it, and the sums of their metrics."""
+    """Outcome of some clients' work: the number that kept it, and the sums of their metrics."""
 
     clients: Array
     metrics: Metrics
 
     def means(self) -> Metrics:
-        # Where everybody diverged there is nothing to average: NaN, not a perfect zero.
+        # If every client diverged there is nothing to average: NaN, not a perfect zero.
         clients = jnp.where(self.clients > 0, self.clients, jnp.nan)
         return {name: total / clients for name, total in self.metrics.items()}
 
@@ -153,7 +153,7 @@ def _take_part(
     own: tuple[PyTree, Counts],
     data: tuple[Splits, Array, PyTree],
 ) -> Outcome:
-    """One client's round in the cohort. Summed: (packed upload, whether it arrived, what was done)."""
+    """One client's round in the cohort. Summed: (packed upload, 1 if it arrived, outcome)."""
     (run_key, released), round, hp, rates, sent = shared
     availability = availability.at(rates)
     (old, counts), (splits, client_id, per_client) = own, data
@@ -230,7 +230,7 @@ def _context(
 
 
 def _rows_where(condition: Array, size: int) -> Array:
-    """The rows below ``size`` where the condition holds, sorted; then ``size`` in all other places."""
+    """Rows below ``size`` that meet the condition, sorted; then ``size`` in all other places."""
     return jnp.sort(jnp.where(condition[:size], jnp.arange(size, dtype=jnp.int32), size))
 
 
@@ -240,7 +240,7 @@ def _add(sums: list[PyTree]) -> PyTree:
 
 
 def _side_by_side(uploads: list[tuple[PyTree, Array]], num_clients: int) -> Stacked:
-    """The uploads of all groups' slots, and whose they are."""
+    """Uploads of all groups' slots, with their clients."""
     kept, rows = jax.tree.map(lambda *parts: jnp.concatenate(parts), *uploads)
     packed, arrived = kept
     upload: Upload = jax.vmap(trees.Packed.unpack)(packed)
@@ -250,8 +250,7 @@ def _side_by_side(uploads: list[tuple[PyTree, Array]], num_clients: int) -> Stac
 def make_rounds(
     one_round: OneRound, capacity: int
 ) -> Callable[[RunState, PyTree, tuple[Federation, ...], FailureRates, Array], tuple[RunState, Metrics]]:
-    """Builds ``(state, hp, federations, rates, rounds) -> (state, history)``: ``rounds <= capacity`` rounds in one
-    loop.
+    """Build ``(state, hp, federations, rates, rounds) -> (state, history)`` for up to ``capacity`` rounds in one loop.
 
     The number of rounds is traced, so calls of every length share one compiled program; the history's leaves are
     [capacity], written up to ``rounds``. (A ``lax.scan`` would compile once more for the last, shorter call.)

@@ -26,8 +26,8 @@ def check_values(name: str, value: Any, runs: int) -> None:
 def number(value: Any) -> jax.Array:
     """A hyper-parameter on the device, as JAX takes a Python number: it adopts the type of what it meets.
 
-    Whether a number, NumPy's or one for each run, [] or [S], its programs are then the same. A `jax.Array` keeps its
-    own type.
+    Python and NumPy numbers, and one for each run, [] or [S], then give the same programs. A `jax.Array` keeps its own
+    type.
     """
     if isinstance(value, jax.Array) or np.asarray(value).dtype not in (np.float64, np.int64):
         return jnp.asarray(value)
@@ -43,8 +43,8 @@ def over_runs(one: Callable[..., Any], *, vectorised: bool, in_place: bool = Fal
 
     Args:
       one: the program of one run.
-      vectorised: whether runs are one vectorised axis; else they run in turn.
-      in_place: ``one`` returns (its next first argument, anything): runs in turn then write into one buffer.
+      vectorised: true for runs as one vectorised axis; else they run in turn.
+      in_place: true if ``one`` returns (its next first argument, anything): runs in turn then write into one buffer.
     """
 
     def runs(first: PyTree, hp: PyTree, *shared: PyTree) -> PyTree:

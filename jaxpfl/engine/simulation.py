@@ -30,7 +30,7 @@ from jaxpfl.types import Array, Federation, Metrics, PyTree
 
 
 class Simulation:
-    """A federation, an algorithm and a way to take part, compiled.
+    """A federation, an algorithm and a participation scheme, compiled.
 
     All state is an argument and a result; the object holds only programs and the (constant) data, so any state may be
     advanced at any time. Every state and score has a leading axis of runs, [S]. On several devices a state may hold
@@ -44,8 +44,8 @@ class Simulation:
         accuracy = simulation.evaluate(state)["after"]["accuracy"]  # [3 runs, 50 clients]
 
     Attributes:
-      federations: the data where they lie, those of each group of the algorithm's clients.
-      rounds_run: the most rounds that a state has which was advanced here: so much may have been released.
+      federations: the data on their devices, for each group of the algorithm's clients.
+      rounds_run: the largest number of rounds of any state advanced here, an upper bound on the releases.
     """
 
     def __init__(
@@ -67,16 +67,16 @@ class Simulation:
           algorithm: the method, built for the same task.
           task: model, loss and metrics.
           federation: the stacked data of m clients.
-          participation: how cohorts are drawn, for the same m.
+          participation: the sampling of cohorts, for the same m.
           hp: hyper-parameters; leaves [] for all runs, or [S], one value for each run.
-          availability: who of a cohort drops out or takes fewer steps; nobody by default.
-          plan: how to execute; the automatic choice by default.
-          unseen: clients that are never trained, for `evaluate_unseen`; their ids must be others.
-          adapt_rounds: the rounds that such a client works before it is scored.
+          availability: dropout and stragglers; none by default.
+          plan: the execution plan; chosen automatically by default.
+          unseen: clients that are never trained, for `evaluate_unseen`, with other ids.
+          adapt_rounds: the number of rounds in which such a client adapts before it is scored.
 
         Raises:
-          JaxpflError: for a participation of another m, data that the method refuses, unseen clients that are not
-            unseen, a method that cannot serve them (its server sends each client something else), and groups without a
+          JaxpflError: for a participation of another m, data that the method refuses, unseen clients with ids of
+            trained ones, a method that cannot serve them (its server sends individual messages), and groups without a
             client.
         """
         if participation.num_clients != federation.num_clients:
@@ -119,14 +119,14 @@ class Simulation:
 
     @property
     def execution(self) -> Resolved:
-        """The plan with every choice made; fewer clients at once where more did not fit into memory."""
+        """Resolved plan; fewer clients at once if more did not fit into memory."""
         return self._programs.execution
 
     def init(self, seeds: Sequence[int]) -> RunState:
         """The state before round 0 of one run for each seed.
 
         Raises:
-          JaxpflError: for no seed, a seed outside 32 bits, states that do not fit into memory, and a seed that stands
+          JaxpflError: for no seed, a seed outside 32 bits, states that do not fit into memory, and a seed given
             twice with the same hyper-parameters (unless the runs are private: their noise then differs).
         """
         if not len(seeds):
@@ -158,19 +158,19 @@ class Simulation:
     def advance(self, state: RunState, rounds: int) -> tuple[RunState, dict[str, np.ndarray]]:
         """Run some rounds; the buffers of the given state are donated, unless the plan says not to.
 
-        A private run goes on only where it was started (or `adopt`ed): its noise is this simulation's, and so is the
-        claim that counts its rounds. Non-private states of the same shapes may come from any simulation.
+        A private run continues only in the simulation that started (or `adopt`ed) it, whose noise it uses and whose
+        privacy claim counts its rounds. Non-private states of the same shapes may come from any simulation.
 
         Returns:
-          The new state, and the history of the metrics, each [S, rounds]. Where uploads are sent in a code,
+          The new state, and the history of the metrics, each [S, rounds]. With compressed uploads,
           ``upload_bits`` is their exact length in a round, over all clients (int64).
 
         Raises:
-          JaxpflError: for a private run that another simulation started; where a round does not fit into memory, even
-            with the smallest block of clients that the plan allows. Asked before anything runs.
+          JaxpflError: for a private run that another simulation started, and a round that does not fit into memory even
+            with the smallest block of clients that the plan allows. Checked before anything runs.
         """
         self._noise.check(state.noise)
-        state = jax.device_put(state, self.placement.state)  # one of the caller's own making may lie elsewhere
+        state = jax.device_put(state, self.placement.state)  # a state of the caller's own may be on another device
         history: list[Metrics] = []
         lengths: list[int] = []
         while rounds > 0:
@@ -199,12 +199,12 @@ class Simulation:
     def evaluate_unseen(self, state: RunState, rounds: int | None = None) -> Scores:
         """Score the unseen clients on their test examples: model -> metric -> [S, u].
 
-        ``before`` is what such a client has on arrival, ``after`` what it has after its rounds of adaptation; they took
-        the ``gradients`` in ``after``, those for the personalised model among them, where the method says how many.
+        ``before`` is such a client's model on arrival, ``after`` the one after its rounds of adaptation. If the method
+        counts them, ``after`` has the ``gradients`` of these rounds, including those for the personalised model.
 
         Args:
           state: after any round.
-          rounds: how many rounds of adaptation, at least 0; ``adapt_rounds`` unless given.
+          rounds: the number of rounds of adaptation, at least 0; ``adapt_rounds`` unless given.
         """
         if self._unseen is None:
             raise JaxpflError("this simulation was made without unseen clients")
@@ -234,7 +234,7 @@ class Simulation:
     def clusters(self, state: RunState) -> np.ndarray | None:
         """The cluster of every client, [S, m], numbered from 0 in each run; None for a method that finds none.
 
-        Where clients choose among the server's models, a number that nobody chose is missing.
+        If clients choose among the server's models, a number that no client chose is missing.
         """
         if all(client.cluster is not None for client in self.algorithm.clients):
             return np.asarray(self._read("clusters", state, self.federations))
@@ -250,20 +250,20 @@ class Simulation:
         return self._program(name, runs)(state, self._hp_rows(runs), federations, *more)
 
     def trim(self, state: RunState) -> RunState:
-        """The state with exactly m rows of clients: what to look at, or to keep for a run on other devices."""
+        """The state with exactly m rows of clients, for inspection or for a run on other devices."""
         return self._resize(state, whole=False)
 
     def adopt(self, state: RunState) -> RunState:
         """A trimmed state, of host or device arrays, placed as this simulation's programs want it.
 
-        A private one is taken for a run of this simulation (one that was stored, say), whatever its noise is drawn
-        from: that it is one, the caller has to know.
+        A private state is assumed to be of a run of this simulation (a stored one, say), whatever the source of its
+        noise; the caller is responsible for that.
         """
         self._noise.add(state.noise)
         return jax.device_put(self._resize(state, whole=True), self.placement.state)
 
     def _resize(self, state: RunState, *, whole: bool) -> RunState:
-        """The state with the rows that are nobody's, or without."""
+        """The state with padding rows, or without."""
 
         def resize(a: Array, rows: int) -> Array:
             if a.shape[1] == rows:

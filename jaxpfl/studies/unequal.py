@@ -107,7 +107,7 @@ def simulate(given: UnequalSettings) -> dict[str, np.ndarray]:
 
 
 def simulated(given: UnequalSettings) -> Results:
-    """Simulates each client alone, one share for all, and the personalised estimates, whose weights depend on n_i.
+    """Simulate each client alone, one share for all, and the personalised estimates, whose weights depend on n_i.
 
     The summary has ``mse`` and ``gains`` over all clients, and ``by_samples``: both for the clients of one size, with
     the ``limit``, the gain of the best weight among many clients.
