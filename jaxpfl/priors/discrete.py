@@ -16,7 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.types import Array, Key, PyTree
+from jaxpfl.types import Array, PyTree
 
 
 class Discrete(NamedTuple):
@@ -24,17 +24,6 @@ class Discrete(NamedTuple):
 
     p: Array
     mu: PyTree
-
-
-def penalty(gamma: Discrete, index: Array) -> Array:
-    """Minus the log share, ``-log p_l``, of a center, []."""
-    return -jnp.log(gamma.p[index])
-
-
-def sample(key: Key, gamma: Discrete) -> PyTree:
-    """Random center, drawn by the shares."""
-    index = jax.random.categorical(key, jnp.log(gamma.p))
-    return jax.tree.map(lambda a: a[index], gamma.mu)
 
 
 def responsibilities(p: Array, losses: Array) -> Array:

@@ -3,7 +3,7 @@ r"""Distances between clients: by their data, the covariance of their features, 
 Each kind gives every client a vector, and the distance between two clients is that between their vectors:
 
 - `mean_embedding`: data. The maximum mean discrepancy of the Gaussian kernel exp(-|x - y|^2 / (2 b^2)), through random
-  Fourier features (Rahimi and Recht 2007); `mmd` is the exact one, for few clients.
+  Fourier features (Rahimi and Recht 2007).
 - `covariance`: the Frobenius distance of covariance matrices.
 - models: the vectors of the models' parameters (``trees`` flattened by the caller).
 
@@ -11,8 +11,6 @@ Implements: Zhao et al., section II-A.
 """
 
 from __future__ import annotations
-
-from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
@@ -36,26 +34,6 @@ def mean_embedding(key: Key, x: Array, mask: Array, bandwidth: Scalar, number: i
     phase = jax.random.uniform(of_phase, (number,), x.dtype, maxval=2 * jnp.pi)
     features = jnp.sqrt(2 / number) * jnp.cos(jnp.where(mask[:, None], x, 0) @ frequency + phase)
     return _mean(features, mask)
-
-
-def mmd(x: Array, mask: Array, bandwidth: Scalar) -> Callable[[Array], Array]:
-    """Exact squared discrepancies of clients' data [N, n, q], mask [N, n], for `graphs.nearest_neighbours`.
-
-    They include the diagonal terms. Of n^2 N^2 kernel values, those of one pair of clients are held at a time.
-    """
-
-    def kernel(a: Array, seen_a: Array, b: Array, seen_b: Array) -> Array:
-        square = ((a[:, None] - b) ** 2).sum(axis=-1)
-        both = seen_a[:, None] & seen_b
-        return jnp.where(both, jnp.exp(-square / (2 * bandwidth**2)), 0).sum() / jnp.maximum(both.sum(), 1)
-
-    own = jax.lax.map(lambda client: kernel(*client, *client), (x, mask))
-
-    def row(i: Array) -> Array:
-        cross = jax.lax.map(lambda client: kernel(x[i], mask[i], *client), (x, mask))
-        return jnp.maximum(own[i] + own - 2 * cross, 0)
-
-    return lambda ids: jax.lax.map(row, ids)
 
 
 def covariance(x: Array, mask: Array) -> Array:

@@ -121,12 +121,6 @@ def test_discrete_shares_and_posterior():
     far = discrete.responsibilities(jnp.asarray(p), jnp.asarray(losses + 5000))
     np.testing.assert_allclose(far, got, rtol=1e-9)
 
-    gamma = discrete.Discrete(jnp.asarray(p), jnp.arange(3))
-    draws = jax.vmap(lambda key: discrete.sample(key, gamma))(jax.random.split(jax.random.key(0), 20000))
-    counts = np.bincount(np.asarray(draws), minlength=3)
-    assert stats.chisquare(counts, 20000 * p).pvalue > 1e-4
-    assert float(discrete.penalty(gamma, jnp.asarray(1))) == pytest.approx(-np.log(0.5))
-
 
 # --- the distillation prior -----------------------------------------------------------------------
 

@@ -45,7 +45,6 @@ OTHERS = {
     "models.layers.uniform_fan_in.init": "first parameters",
     "participation.Availability.drops_out": "dropouts, whatever the data",
     "participation.Availability.step_limit": "stragglers, whatever the data",
-    "priors.discrete.sample": "a draw from a prior, of no data",
     "priors.gaussian_mixture.sample": "a draw from a prior, of no data",
     "priors.laplace.sample": "a draw from a prior, of no data",
     "randomness.client_scores": "who takes part: in private runs from the noise's key",
