@@ -150,7 +150,7 @@ def test_what_breaks_the_protocol_is_refused_by_its_name(wrong, said, federation
 
 SCORED_WRONG = {
     "a model that adaptation shrinks": (
-        {"personalize": lambda ctx, mu: scalars(mu) if ctx.local_steps else mu},
+        {"personalize": lambda ctx, mu: scalars(mu) if ctx.step_limit else mu},
         "client.personalize: model['head']['bias'] is float32[], without a step: model['head']['bias'] is float32[3]",
     ),
     "logits of one example": (
