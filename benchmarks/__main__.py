@@ -36,9 +36,9 @@ def main(argv: list[str] | None = None) -> None:
         if "--json" in args:
             print(json.dumps(lines))
             return
-        for name, line in lines.items():
-            print(f"{name:<14}{line}")
-        print("\nNAME --help shows a benchmark's options.")
+        from jaxpfl.cli.help import filled, table
+
+        print("\n".join([*table(lines.items()), "", *filled("NAME --help shows a benchmark's options.")]))
         return
     if args[0] not in NAMES:
         from jaxpfl.errors import unknown_name

@@ -255,10 +255,12 @@ def _data(action: str, settings: DataConfig, as_json: bool, plot: Path | None) -
     claim_file(plot, "--plot", _DESCRIBE)
     config = resolve(RunConfig(**vars(settings)))
     source, federation = load_federation(config)
+    if config.standardize:
+        data.check_standardizable(source)
     clusters = client_clusters(config, source.num_classes)
     summary = data.summary(federation, source.num_classes, source, clusters)
     if plot is not None:
         with signed(_DESCRIBE):
             data.plot_split(summary, plot)
-    description = data.describe(summary)
+    description = data.describe(summary) | {"standardized": config.standardize}
     print(json.dumps(description) if as_json else data.format_description(description))

@@ -112,6 +112,8 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
     """
     shape = _shape_text(described["input_shape"])
     lines = [f"{described['clients']} clients, {described['classes']} classes, inputs {shape}"]
+    if described.get("standardized"):
+        lines.append("features brought to mean 0 and deviation 1 over the training examples")
     if described.get("unused_examples"):
         lines.append(f"{described['unused_examples']} examples of the data set are left out")
     lines += ["", f"{'per client':<12}{'min':>8}{'median':>10}{'max':>8}{'total':>10}"]

@@ -5,6 +5,7 @@ import errno
 import json
 from pathlib import Path
 
+import numpy as np
 import pytest
 from command import jaxpfl
 
@@ -133,6 +134,28 @@ def test_data_describe_shows_the_true_clusters(capsys, split):
     assert sorted(client for own in clusters for client in own) == list(range(8))
     shown = jaxpfl(capsys, "data", "describe", *split).out
     assert f"0       {' '.join(map(str, clusters[0]))}\n" in shown
+
+
+def test_data_describe_says_what_is_standardized(capsys, tmp_path):
+    refused = jaxpfl(capsys, "data", "describe", "--clients", "4", "--standardize")
+    assert refused.status == 2
+    assert refused.err == (
+        "error: standardize is for features: digits holds pixels, which are standardized when loaded\n"
+    )
+    arrays = {"x_train": np.arange(80.0).reshape(40, 2), "y_train": np.arange(40) % 2}
+    np.savez(tmp_path / "a.npz", **arrays)
+    own = ["data", "describe", "--data", f"npz:{tmp_path / 'a.npz'}", "--clients", "2", "--partition", "iid"]
+    assert jaxpfl(capsys, *own, "--json").json["standardized"] is False
+    assert jaxpfl(capsys, *own, "--json", "--standardize").json["standardized"] is True
+    assert "features brought to mean 0 and deviation 1" in jaxpfl(capsys, *own, "--standardize").out
+
+
+@pytest.mark.parametrize("columns", [40, 60, 100])
+def test_the_list_of_benchmarks_follows_the_terminal(capsys, monkeypatch, columns):
+    monkeypatch.setenv("COLUMNS", str(columns))
+    lines = jaxpfl(capsys, "bench", "--help").out.splitlines()
+    assert max(map(len, lines)) <= columns
+    assert any("roofline" in line for line in lines)
 
 
 def test_data_describe(capsys):
