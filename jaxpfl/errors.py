@@ -39,10 +39,10 @@ def shown(value: object, most: int = 60) -> str:
     return text if len(text) <= most else f"{text[:most]} ..."
 
 
-def plain(text: str, most: int = 100) -> str:
+def printable(text: str, most: int = 100) -> str:
     """A name, or several, for a message of one line: as it is, or as `shown` where it does not print or is too long.
 
-    >>> plain("weight"), plain("a\\nb")
+    >>> printable("weight"), printable("a\\nb")
     ('weight', "'a\\\\nb'")
     """
     return text if text.isprintable() and len(text) <= most else shown(text, most)

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, printable
 from jaxpfl.partial import partial
 
 # The validated eight-slot categorical order of this project's plots; a method keeps its colour in every plot of a run.
@@ -74,6 +74,18 @@ def new_axes(xlabel: str, ylabel: str, title: str) -> tuple[Any, Any]:
     entitle(axes, title)
     plain(axes)
     return figure, axes
+
+
+def unmarked(text: str) -> str:
+    """A text of the user's as rich shows it: without control characters, and no markup between brackets."""
+    from rich.markup import escape
+
+    return escape(printable(text))
+
+
+def literal(text: str) -> str:
+    """A text of the user's as a picture shows it: without control characters, and no formula between dollars."""
+    return printable(text).replace("$", r"\$")
 
 
 def entitle(axes: Any, title: str) -> None:

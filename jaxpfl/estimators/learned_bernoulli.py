@@ -35,7 +35,11 @@ _AT_ONCE = 256
 
 
 class Believed(NamedTuple):
-    """Ends of the intervals, and posterior standard deviations of p_i, [m] each."""
+    """Ends of the intervals, and posterior standard deviations of p_i, [m] each.
+
+    Without any ones the posterior has nearly all its mass next to zero and a long tail: its standard deviation may then
+    exceed the interval's upper end.
+    """
 
     low: np.ndarray
     high: np.ndarray

@@ -6,7 +6,8 @@ import numpy as np
 import pytest
 from test_client_csv import read, suggested
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.cli import main
+from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.studies.gaussian import GaussianSettings
 from jaxpfl.studies.own_data import client_csv, output
 from jaxpfl.studies.own_data import gaussian as own_gaussian
@@ -62,6 +63,21 @@ REFUSED = {
     "weights": ("client,value,weight\n" + rows(K * 2, 2), "client 'K0' has 2 rows of 2 numbers"),
     "a mean beside samples": ("client,s0,s1,s2,mean,sd\n" + rows(K, 5), "do not look like samples of one quantity"),
     "a mean, no word": ("place,s0,s1,total\n" + rows(IDS, 3), "do not look like samples of one quantity"),
+    "means of samples": ("client,mean\n" + rows(K * 2, 1), "column 'mean' seems to be computed of samples"),
+    "totals": ("hospital,total\n" + rows(sorted(IDS * 2), 1), "column 'total' seems to be computed of samples"),
+    "two columns of one name, by pandas": (
+        "client,value,value.1\n" + rows(K * 2, 2),
+        "columns 'value' and 'value.1' seem to have had one name",
+    ),
+    "a column twice, by pandas": (
+        "client,value,value.1\n" + "".join(f"K{i},{i}.5,{i}.5\n" for i in range(4)),
+        "columns 'value' and 'value.1' hold the same numbers",
+    ),
+    "one number in two ways": (
+        "client,value\n007,1.5\n8,2\n7,2.5\n8,3\n007,3.5\n",
+        "line 4: clients '007' and '7' are one number in two ways",
+    ),
+    "whole numbers and fractions": ("client,value\n1,1.5\n2,2\n1.0,2.5\n", "clients '1' and '1.0' are one number"),
     "a unit": ("a,5kg\na,6\nb,7\n", "'a,5kg' may be the columns' names or samples"),
 }
 
@@ -80,6 +96,9 @@ def test_refused_with_flags_that_work(tmp_path: Path, name: str):
                 read(tmp_path, text, CsvLayout(**way))
             continue
         found = read(tmp_path, text, CsvLayout(**way))
+        if "seems to be computed" in said:  # the flags say that they are samples
+            assert found.understood["values"] in (["mean"], ["total"])
+            continue
         assert not {"mean", "sd", "total", "value_se", "value_n", "weight", "value_lower"} & set(
             found.understood["values"]
         )
@@ -179,3 +198,44 @@ def test_names_are_told_without_control_characters(tmp_path: Path):
     lines = client_csv.told(read(tmp_path, text).understood)
     assert all(line.isprintable() for line in lines)
     assert sum(r"\x1b[31m" in line for line in lines) == 3
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        (
+            "client,value\n" + "".join(f"K{i % 4},{-999 if 3 < i < 6 else i}\n" for i in range(12)),
+            "2 cells say -999",
+        ),
+        ("client,s0,s1\n" + "".join(f"K{i},{i}.5,{9999 if i == 2 else i}\n" for i in range(4)), "a cell says 9999"),
+        (
+            "client,value a,value b\n" + "".join(f"K{i % 4},{i / 4},{-99 if i == 3 else i / 8}\n" for i in range(12)),
+            "a cell of column value b says -99",
+        ),
+    ],
+)
+def test_codes_for_missing_values_are_warned_of(tmp_path: Path, text: str, message: str):
+    with pytest.warns(JaxpflWarning, match=f"{message}, far from all others: where that is a code") as caught:
+        read(tmp_path, text)
+    assert len(caught) == 1
+
+
+@pytest.mark.parametrize("numbers", [[98, 99, 60, 71], [99, 99, 99, 99], [-999, -500, -120, -870], [99, 1, 99, 1]])
+def test_numbers_among_their_like_are_no_codes(tmp_path: Path, numbers: list[int]):
+    read(tmp_path, "client,value\n" + "".join(f"K{i % 2},{x}\n" for i, x in enumerate(numbers)))
+
+
+def test_names_in_titles_are_no_markup_and_no_formulas(tmp_path: Path, capsys):
+    """Rich would obey brackets, matplotlib dollars, and a terminal control characters."""
+    names = ["[/x]$a^$", "b\x1b[31m"]
+    path = tmp_path / "own[bold]$^$.csv"
+    values = "".join(f"K{i % 3},{x:.3f},{y:.3f}\n" for i, (x, y) in enumerate(_RNG.normal(size=(12, 2))))
+    path.write_text(f"client,{','.join(names)}\n{values}")
+    for study in (["gaussian"], ["mixture", "--components", "2"]):
+        folder = tmp_path / study[0]
+        main(["estimate", *study, "--csv", str(path), "--long", "--value", "@2,@3", "--output", str(folder)])
+        said = capsys.readouterr().out
+        assert "[/x]$a^$" in said
+        assert r"b\x1b[31m" in said
+        assert "\x1b" not in said
+        assert list((folder / "plots").glob("*.png"))

@@ -22,7 +22,7 @@ import numpy as np
 from jaxpfl.data.sources.base import Entry, Source, check_fits, entry, pixels, where_to_put_it
 from jaxpfl.data.sources.npz import load_npz, npz_keys, read_npz
 from jaxpfl.data.sources.pickles import read_pickle
-from jaxpfl.errors import JaxpflError, plain
+from jaxpfl.errors import JaxpflError, printable
 
 _SIDE = 32
 _BYTES = 3 * _SIDE * _SIDE
@@ -170,7 +170,7 @@ def _read_python(known: _Set, path: Path) -> tuple[np.ndarray, list[np.ndarray]]
         raise JaxpflError(f"{path}: a pickled {type(batch).__name__}, expected a dictionary: no CIFAR batch")
     batch = {key.decode("latin1") if isinstance(key, bytes) else key: value for key, value in batch.items()}
     if missing := [key for key in ("data", *known.labels) if key not in batch]:
-        raise JaxpflError(f"{path}: no {missing[0]!r} in it (it holds {plain(', '.join(map(str, batch)))})")
+        raise JaxpflError(f"{path}: no {missing[0]!r} in it (it holds {printable(', '.join(map(str, batch)))})")
     data = batch["data"]
     if not (isinstance(data, np.ndarray) and data.dtype == np.uint8 and data.ndim == 2 and data.shape[1] == _BYTES):
         raise JaxpflError(f"{path}: its data must be bytes [N, {_BYTES}], got {getattr(data, 'shape', type(data))}")

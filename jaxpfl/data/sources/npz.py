@@ -26,7 +26,7 @@ from jaxpfl.data.sources.base import (
     one_line,
     pixels,
 )
-from jaxpfl.errors import JaxpflError, plain
+from jaxpfl.errors import JaxpflError, printable
 
 _USERS = ("users", "writer")
 _LARGEST = 2**31 - 1
@@ -105,7 +105,9 @@ def load_npz(name: str, path: Path, description: str | None = None, num_classes:
     headers = read_headers(path)
     for key in ("x_train", "y_train"):
         if key not in headers:
-            raise JaxpflError(f"{path}: no array {key!r} (it holds {plain(', '.join(sorted(headers))) or 'nothing'})")
+            raise JaxpflError(
+                f"{path}: no array {key!r} (it holds {printable(', '.join(sorted(headers))) or 'nothing'})"
+            )
     if ("x_test" in headers) != ("y_test" in headers):
         raise JaxpflError(f"{path}: x_test and y_test must both be there, or neither")
     parts = ["train", "test"] if "x_test" in headers else ["train"]

@@ -17,7 +17,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from jaxpfl.data.sources.base import check_fits, one_line
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, printable
 
 _PLAIN_TYPES = frozenset("buif")
 """Supported element kinds: booleans, unsigned and signed integers, floats."""
@@ -48,8 +48,8 @@ def read_pickle(path: Path) -> Any:
         return _Finish(max(_LEAST_PARTS, _MOST_SHARED * len(content))).of(_Reader(content).load())
     except _RefusedError as refused:
         raise JaxpflError(
-            f"{path}: refused: the pickle asks for {refused}, and only plain NumPy arrays and containers are read; "
-            "nothing was executed"
+            f"{path}: refused: the pickle asks for {printable(str(refused))}, and only plain NumPy arrays and "
+            "containers are read; nothing was executed"
         ) from None
     except Exception as error:  # a damaged pickle raises nearly anything
         raise JaxpflError(f"{path}: truncated or damaged pickle of {len(content)} bytes: {one_line(error)}") from error
@@ -82,7 +82,7 @@ class _Type:
     def __setstate__(self, state: tuple) -> None:
         self.order = _text(state[1])
 
-    def plain(self) -> np.dtype:
+    def printable(self) -> np.dtype:
         dtype = np.dtype(self.code)
         if dtype.kind not in _PLAIN_TYPES:
             raise ValueError(f"elements of type {self.code!r}")
@@ -97,10 +97,10 @@ class _Array:
     def __setstate__(self, state: tuple) -> None:
         self.state = state
 
-    def plain(self) -> np.ndarray:
+    def printable(self) -> np.ndarray:
         _, shape, dtype, fortran, raw = self.state
         raw = raw.encode("latin1") if isinstance(raw, str) else raw
-        flat = np.frombuffer(raw, dtype=dtype.plain())
+        flat = np.frombuffer(raw, dtype=dtype.printable())
         return flat.reshape(shape, order="F" if fortran else "C")
 
 
@@ -112,9 +112,9 @@ class _Scalar:
     def __init__(self, dtype: Any, raw: Any = b"") -> None:
         self.dtype, self.raw = dtype, raw
 
-    def plain(self) -> Any:
+    def printable(self) -> Any:
         raw = self.raw.encode("latin1") if isinstance(self.raw, str) else self.raw
-        return np.frombuffer(raw, dtype=self.dtype.plain())[0].item()
+        return np.frombuffer(raw, dtype=self.dtype.printable())[0].item()
 
 
 _Unpickler: Any = vars(pickle)["_Unpickler"]
@@ -234,7 +234,7 @@ class _Finish:
 
     def _made(self, value: Any) -> tuple[Any, int]:
         if isinstance(value, _Array | _Scalar):
-            return value.plain(), 1
+            return value.printable(), 1
         if isinstance(value, dict):
             items = {key: self._finished(item) for key, item in value.items()}
             return {key: item for key, (item, _) in items.items()}, 1 + sum(parts for _, parts in items.values())

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import itertools
 import math
 from collections import Counter
 from pathlib import Path
@@ -12,7 +13,7 @@ import numpy as np
 
 from jaxpfl.data.sources import csv_text
 from jaxpfl.data.sources.csv_text import Table
-from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.errors import JaxpflError, printable, shown, warn
 from jaxpfl.studies.own_data import csv_columns, csv_doubts
 from jaxpfl.studies.own_data.csv_columns import Column, Columns, CsvLayout
 
@@ -61,6 +62,9 @@ def read(path: Path, given: CsvLayout | None = None) -> Clients:
     names = _names(table, columns, lines)
     if columns.id is not None:
         csv_doubts.refuse_summary_rows(path, lines, names)
+        if given.id is None:
+            csv_doubts.refuse_one_number(path, columns.id, lines)
+    _warn_of_codes(path, columns, values)
     found: dict[str, list[Any]] = {name: [] for name in names}
     missing = 0
     for i, name in enumerate(names):
@@ -86,7 +90,7 @@ def told(understood: dict[str, Any]) -> list[str]:
     marks = f"separator {understood['separator']}, decimal {understood['decimal']}"
     lines = [
         f"read as: {layout}; {'a' if understood['header'] else 'no'} header; {marks}",
-        f"clients: {_plain(understood['id'] or 'a number for each row')}; samples: {_list(understood['values'])}",
+        f"clients: {printable(understood['id'] or 'a number for each row')}; samples: {_list(understood['values'])}",
     ]
     if understood["ignored"]:
         lines[1] += f"; not used: {_list(understood['ignored'])}"
@@ -94,7 +98,7 @@ def told(understood: dict[str, Any]) -> list[str]:
     numbers = ", ".join(_sample(x) for x in first["samples"])
     more = ", ..." if first["size"] > len(first["samples"]) else ""
     lines.append(
-        f"{understood['clients']} clients of {sizes} samples; the first, {_plain(first['client'])}: {numbers}{more}"
+        f"{understood['clients']} clients of {sizes} samples; the first, {printable(first['client'])}: {numbers}{more}"
     )
     if understood["missing"]:
         lines.append(f"cells without a number, left out: {understood['missing']}")
@@ -143,6 +147,21 @@ def _refuse_one_name(path: Path, columns: Columns) -> None:
         )
 
 
+def _warn_of_codes(path: Path, columns: Columns, values: list[list[float]]) -> None:
+    """Warns of numbers that seem to stand for missing values, of each quantity by itself."""
+    together = values if columns.long else [list(itertools.chain(*values))]
+    for column, own in zip(columns.values, together, strict=False):
+        for code, times in csv_doubts.missing_codes([x for x in own if not math.isnan(x)]).items():
+            where = (
+                f" of column {printable(_called(column, columns.header))}" if columns.long and len(values) > 1 else ""
+            )
+            what = f"{times} cells{where} say" if times > 1 else f"a cell{where} says"
+            warn(
+                f"{path}: {what} {code:g}, far from all others: where that is a code for a missing value, leave them "
+                "empty"
+            )
+
+
 def _names(table: Table, columns: Columns, lines: list[int]) -> list[str]:
     """Client of each row."""
     if columns.id is None:
@@ -174,13 +193,8 @@ def _called(column: Column, header: bool) -> str:
     return column.name if header and column.name else f"column {column.place + 1}"
 
 
-def _plain(name: str) -> str:
-    """A name, escaped if it holds characters that a terminal would interpret."""
-    return name if name.isprintable() else shown(name)
-
-
 def _list(names: list[str]) -> str:
-    names = [*map(_plain, names)]
+    names = [*map(printable, names)]
     if len(names) <= _SHOWN:
         return ", ".join(names)
     return f"{names[0]}, {names[1]}, ... {names[-1]} ({len(names)})"

@@ -114,6 +114,10 @@ def decide(table: Table, given: CsvLayout) -> Columns:
         csv_doubts.refuse_second_header(table, own, values)
     if header and long and own is not None and given.id is None:
         csv_doubts.refuse_samples_for_clients(table, own)
+    if header and given.value is None:
+        csv_doubts.refuse_copies(table, values, long=long)
+    if header and long and own is not None and given.value is None and len(values) == 1:
+        csv_doubts.refuse_computed(table, own, values[0])
     if header and not long and not given.wide:
         csv_doubts.refuse_pivot(table, own, values)
         csv_doubts.refuse_transposed(table, own, values)

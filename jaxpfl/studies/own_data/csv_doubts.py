@@ -33,6 +33,12 @@ _ROWS = {
     *("overall", "all clients", "source", "quelle", "note", "notes"),
 }
 """Words for a row that summarises the clients; Max may be a client."""
+_COMPUTED = _ROWS - {"n", "count", "weight", "weights", "note", "notes", "source", "quelle", "overall", "all clients"}
+"""Words for what is computed of samples, and hardly ever is one."""
+_CODES = frozenset(sign * (10**digits - 1) for digits in range(2, 7) for sign in (-1, 1))
+"""Numbers that stand for a missing value in many files: -99, 999, -9999, ..."""
+_FAR = 5.0
+"""Spans of the other numbers that lie between them and such a code."""
 _MADE = re.compile(r"(v|var|column|col|spalte|x|c|f|field|feature|)[_. ]?(\d{1,6})", re.ASCII | re.IGNORECASE)
 
 
@@ -146,6 +152,66 @@ def refuse_summary_rows(path: Path, lines: list[int], names: list[str]) -> None:
                 f"{path} line {line}: {shown(name)} seems to be a row about the clients, not a client: remove it, or "
                 "rename it if it is one"
             )
+
+
+def refuse_computed(table: Table, own: Column, value: Column) -> None:
+    """Refuses one column of values, a row for each, whose name says that they were computed of samples.
+
+    Raises:
+      JaxpflError: its name.
+    """
+    words = re.split(r"[_. ]", value.name.lower())
+    if {words[0], words[-1]} & _COMPUTED:
+        raise JaxpflError(
+            f"{table.path}: column {shown(value.name)} seems to be computed of samples, not samples: give --id "
+            f"{own.flag} --value {value.flag} if they are samples"
+        )
+
+
+def refuse_copies(table: Table, values: list[Column], *, long: bool) -> None:
+    """Refuses columns that had one name before pandas told them apart (``x`` and ``x.1``): in a long file, and where
+    they hold the same numbers.
+
+    Raises:
+      JaxpflError: both names.
+    """
+    named = {c.name.lower(): c for c in values}
+    for column in values:
+        mangled = re.fullmatch(r"(.+)\.[1-9]\d*", column.name.lower())
+        first = named.get(mangled[1]) if mangled else None
+        if first is not None and (long or first.numbers == column.numbers):
+            what = "seem to have had one name" if long else "hold the same numbers"
+            ways = f"--value {first.flag}, or --value {first.flag},{column.flag}"
+            raise JaxpflError(f"{table.path}: columns {shown(first.name)} and {shown(column.name)} {what}: give {ways}")
+
+
+def refuse_one_number(path: Path, own: Column, lines: list[int]) -> None:
+    """Refuses clients whose names are one number, written in two ways: 7, 007 and 7.0.
+
+    Raises:
+      JaxpflError: the two names.
+    """
+    seen: dict[str, str] = {}
+    for line, name in zip(lines, own.cells, strict=True):
+        number = re.fullmatch(r"0*(\d+)(?:[.,]0*)?", name, re.ASCII)
+        if number and seen.setdefault(number[1], name) != name:
+            raise JaxpflError(
+                f"{path} line {line}: clients {shown(seen[number[1]])} and {shown(name)} are one number in two ways: "
+                f"write them alike, or give --id {own.flag} if they are two clients"
+            )
+
+
+def missing_codes(values: list[float]) -> dict[float, int]:
+    """Codes for a missing value among numbers, and how often each is there: -999 or 9999, far from all others."""
+    found = Counter(x for x in values if x in _CODES)
+    if not found:
+        return {}
+    rest = [x for x in values if x not in found]
+    if len(set(rest)) < 2:
+        return {}
+    low, high = min(rest), max(rest)
+    far = _FAR * (high - low)
+    return {code: times for code, times in found.items() if code < low - far or code > high + far}
 
 
 def samples_among(columns: list[Column]) -> list[Column]:

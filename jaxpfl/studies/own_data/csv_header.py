@@ -30,6 +30,8 @@ _OF_SAMPLES = {
 """Words that number a client's samples."""
 _HEAD = 1_000
 """Number of rows from which a header is detected."""
+_LONGEST = 60
+"""Characters of a name that a flag repeats."""
 _ROW_NUMBERS = ("", "unnamed: 0", "index", "row", "rownames", "x")
 
 
@@ -127,6 +129,7 @@ def columns_of(table: Table, header: bool) -> list[Column]:
 def _column(table: Table, name: str, place: int, body: Sequence[Sequence[str]]) -> Column:
     cells = [row[place] if place < len(row) else "" for row in body]
     odd = not name or ".." in name or any(mark in name for mark in ',"')
+    odd |= not name.isprintable() or len(name) > _LONGEST
     flag = f"@{place + 1}" if odd else shlex.quote(name)
     numbers = [table.number(cell) for cell in cells]
     found = sum(x is not None for x in numbers)

@@ -11,7 +11,7 @@ from scipy.special import logsumexp
 
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import base, mixture
-from jaxpfl.presentation import COLORS, GRID, INK, new_axes, new_table, save
+from jaxpfl.presentation import COLORS, GRID, INK, literal, new_axes, new_table, save, unmarked
 from jaxpfl.studies.mixture import MixtureSettings
 from jaxpfl.studies.own_data import client_csv, output, ranges
 from jaxpfl.studies.own_data.common import sizes_of
@@ -141,11 +141,11 @@ def results(path: Path, given: MixtureSettings, options: OwnFile) -> Results:
 def tables(result: dict[str, Any]) -> list[Block]:
     """Table of the kinds, with lines on the samples' standard deviations and the likelihood."""
     table = new_table(
-        f"{result['csv']}: {result['clients']} clients of {len(result['kinds'])} kinds", "± standard error"
+        unmarked(f"{result['csv']}: {result['clients']} clients of {len(result['kinds'])} kinds"), "± standard error"
     )
     several = len(result["columns"]) > 1
     for name in ("kind", "share", "clients", *(result["columns"] if several else ["center"])):
-        table.add_column(name, justify="right", no_wrap=True)
+        table.add_column(unmarked(name), justify="right", no_wrap=True)
     for number, kind in enumerate(result["kinds"], start=1):
         errors = kind["stderr"] or [None] * len(kind["center"])
         cells = [
@@ -166,8 +166,9 @@ def write(folder: Path, made: Kinds) -> list[Path]:
     folder.mkdir(parents=True, exist_ok=True)
     client_csv.write(folder.parent / "estimates.csv", made.columns)
     names, flat = made.result["columns"], made.local.shape[1] == 1
-    labels = ("local estimate", "personalised estimate") if flat else (f"local {names[0]}", f"local {names[1]}")
-    figure, axes = new_axes(*labels, f"{made.result['csv']}: {len(made.kind)} clients")
+    labels = ("local estimate", "personalised estimate") if flat else [f"local {literal(n)}" for n in names[:2]]
+    xlabel, ylabel = labels
+    figure, axes = new_axes(xlabel, ylabel, literal(f"{made.result['csv']}: {len(made.kind)} clients"))
     x, y = made.local[:, 0], made.personalized[:, 0] if flat else made.local[:, 1]
     for j, kind in enumerate(made.result["kinds"]):
         own, color = made.kind == j, COLORS[j % len(COLORS)]

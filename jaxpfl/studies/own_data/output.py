@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.presentation import INK, new_axes, save
+from jaxpfl.errors import printable
+from jaxpfl.presentation import INK, literal, new_axes, save, unmarked
 from jaxpfl.studies.own_data import client_csv
 from jaxpfl.studies.own_data.common import Own, Picture
 from jaxpfl.studies.plots import color
@@ -43,15 +44,17 @@ def how_it_was_read(result: dict[str, Any]) -> list[str]:
 
 
 def _tables(result: dict[str, Any], notes: Sequence[str]) -> list[Block]:
-    title = f"{result['csv']}: {result['clients']} clients"
+    title = printable(f"{result['csv']}: {result['clients']} clients")
     found: list[Block] = how_it_was_read(result)
     for column, block in blocks(result).items():
-        of = f"{title}, {column}" if column else title
+        of = f"{title}, {printable(column)}" if column else title
         lines = said(block, result["level"])
         if "not_scored" in result:
             found += [of, f"no errors on held-out samples: {result['not_scored']}", *lines]
         else:
-            found += estimator_table(block, f"{of}: squared error about {result['of']}; ± over clients", lines)
+            found += estimator_table(
+                block, f"{unmarked(of)}: squared error about {result['of']}; ± over clients", lines
+            )
     return [*found, *notes]
 
 
@@ -102,7 +105,7 @@ def write(folder: Path, own: Own) -> list[Path]:
     """Write ``estimates.csv`` beside the folder of plots, and plot each client's own and personalised estimate."""
     folder.mkdir(parents=True, exist_ok=True)
     client_csv.write(folder.parent / "estimates.csv", own.columns)
-    title = f"{own.result['csv']}: {own.result['clients']} clients"
+    title = literal(f"{own.result['csv']}: {own.result['clients']} clients")
     of_one = len(own.pictures) == 1
     return [
         _draw(picture, folder, title, own.result["level"], "shrinkage" if of_one else f"shrinkage-{number}")
@@ -111,7 +114,8 @@ def write(folder: Path, own: Own) -> list[Path]:
 
 
 def _draw(of: Picture, folder: Path, title: str, level: float, name: str) -> Path:
-    figure, axes = new_axes("local estimate", "personalised estimate", f"{title}, {of.column}" if of.column else title)
+    title = f"{title}, {literal(of.column)}" if of.column else title
+    figure, axes = new_axes("local estimate", "personalised estimate", title)
     ends = [float(min(of.local.min(), of.personalized.min())), float(max(of.local.max(), of.personalized.max()))]
     axes.plot(ends, ends, color=INK, linewidth=1, linestyle=":", zorder=1, label="no shrinkage")
     few = min(1.0, _FEW / len(of.sizes))  # fainter bars and smaller points for many clients

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, printable
 
 _LEAST, _MOST = 1e-70, 1e70
 """Range of magnitudes whose fourth powers, used in tests of variances, fit in double precision."""
@@ -27,8 +27,8 @@ def check_squares(path: Path, columns: list[str], samples: list[np.ndarray]) -> 
         largest = float(np.abs(values).max())
         if largest and not _LEAST <= largest <= _MOST:
             raise JaxpflError(
-                f"{path}: {column} must be of a size between {_LEAST:g} and {_MOST:g}, got {largest:g}: take another "
-                "unit, squares of these cannot be computed"
+                f"{path}: {printable(column)} must be of a size between {_LEAST:g} and {_MOST:g}, got {largest:g}: "
+                "take another unit, squares of these cannot be computed"
             )
 
 
@@ -36,7 +36,9 @@ def alike(columns: list[str], samples: list[np.ndarray]) -> list[str]:
     """A line for each column of equal numbers."""
     of_file = len(columns) == 1
     return [
-        f"every sample of the file is {values[0]:g}" if of_file else f"every sample's {column} is {values[0]:g}"
+        f"every sample of the file is {values[0]:g}"
+        if of_file
+        else f"every sample's {printable(column)} is {values[0]:g}"
         for column, values in zip(columns, _by_column(samples), strict=True)
         if not np.ptp(values)
     ]
