@@ -14,6 +14,10 @@ class JaxpflError(Exception):
     """
 
 
+class UnwritableError(JaxpflError):
+    """A file that cannot be written, as on a full disk. The message names it, and the system's reason."""
+
+
 class JaxpflWarning(UserWarning):
     """Something that works but is probably not intended; an error under ``--strict``."""
 

@@ -13,17 +13,24 @@ from typing import IO, Any
 import numpy as np
 
 from jaxpfl import strict_json
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, UnwritableError
 from jaxpfl.partial import partial
 
 
 @contextmanager
 def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
-    """Open a file that appears under its name only if the block ends without an error."""
-    with partial(path) as place, open(place, mode) as file:
-        yield file
-        file.flush()
-        os.fsync(file.fileno())
+    """Open a file that appears under its name only if the block ends without an error.
+
+    Raises:
+      UnwritableError: as on a full disk.
+    """
+    try:
+        with partial(path) as place, open(place, mode) as file:
+            yield file
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        raise UnwritableError(f"cannot write to {path}: {error.strerror or error}") from None
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.errors import JaxpflError, printable
+from jaxpfl.errors import JaxpflError, UnwritableError, printable
 from jaxpfl.partial import partial
 
 # The validated eight-slot categorical order of this project's plots; a method keeps its colour in every plot of a run.
@@ -143,5 +143,5 @@ def save_png(figure: Any, path: Path) -> Path:
         with partial(path) as place:
             figure.savefig(place, dpi=150, format="png", metadata={"Source": _SIGNATURE.get()})
     except OSError as error:
-        raise JaxpflError(f"{path}: cannot be written: {error.strerror or error}") from error
+        raise UnwritableError(f"{path}: cannot be written: {error.strerror or error}") from error
     return path

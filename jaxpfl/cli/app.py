@@ -16,7 +16,7 @@ from jaxpfl import signals
 from jaxpfl.cli import parse, training
 from jaxpfl.cli.parse import HELP
 from jaxpfl.console import settle
-from jaxpfl.errors import JaxpflError, JaxpflWarning, unknown_name
+from jaxpfl.errors import JaxpflError, JaxpflWarning, printable, unknown_name
 from jaxpfl.experiment import compile_cache
 
 DESCRIPTION = "Personalized federated learning, every round one compiled JAX program."
@@ -52,7 +52,9 @@ def run(args: list[str]) -> None:
 
 def _users_own(error: Exception) -> str | None:
     """Message for an error of the user's or the machine's; None for a defect."""
-    if isinstance(error, JaxpflError | OSError):  # also a full disk, a folder taken away
+    if isinstance(error, OSError) and error.strerror:  # a full disk, a folder taken away
+        return error.strerror if error.filename is None else f"{error.strerror}: {printable(str(error.filename), 200)}"
+    if isinstance(error, JaxpflError | OSError):
         return str(error)
     if isinstance(error, OverflowError):
         return f"a number is too large: {error}"

@@ -113,7 +113,10 @@ def _check(flag: Flag, text: str) -> None:
             raise JaxpflError(f"{flag.name} must be at most {most}, got {_short(text)}")
     if flag.kind is Path and "\0" in text:
         raise JaxpflError(f"{flag.name} must be {wanted}, got {text!r}")
-    trouble = flag.place.trouble(Path(text)) if flag.place is not None else None
+    try:
+        trouble = flag.place.trouble(Path(text)) if flag.place is not None else None
+    except OSError as error:
+        raise JaxpflError(f"{flag.name} is no path: {error.strerror}: got {_short(text)}") from None
     if trouble is not None:
         raise JaxpflError(f"{flag.name} must be {trouble}: got {text!r}")
 

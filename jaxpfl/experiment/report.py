@@ -35,7 +35,11 @@ class _Live:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._progress.stop()
+        if self._progress.tasks:
+            self._progress.stop()
+        else:  # nothing to leave on the screen but an empty line
+            self._progress.live.transient = True
+            self._progress.live.stop()
 
 
 class Terminal(_Live):

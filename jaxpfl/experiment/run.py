@@ -22,7 +22,7 @@ import numpy as np
 from jaxpfl import __version__, files
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.assemble import milestones
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, UnwritableError
 from jaxpfl.experiment import graph_file, results, secret_noise, uplink
 from jaxpfl.experiment.checkpoint import Checkpoints
 from jaxpfl.experiment.config import RunConfig, differences, to_json
@@ -121,20 +121,24 @@ def run_methods(experiment: Experiment, folder: Path, reporter: Reporter, profil
     Raises:
       Interrupted: after Ctrl-C; finished rounds are kept, and the same call resumes it.
     """
-    with Interrupt() as interrupt:
-        for name in experiment.methods:
-            interrupt.saves = False
-            done = results.finished(folder, name)
-            if done and done["rounds"] == experiment.config.rounds:
-                reporter.say(f"{name}: finished before, kept")
-            else:
-                try:
-                    with profile.method(name, folder):
-                        _run_method(experiment, name, folder, reporter, interrupt, profile)
-                except JaxpflError:
-                    _discard_unstarted(folder)
-                    raise
-    return results.summarize(experiment, folder)
+    try:
+        with Interrupt() as interrupt:
+            for name in experiment.methods:
+                interrupt.saves = False
+                done = results.finished(folder, name)
+                if done and done["rounds"] == experiment.config.rounds:
+                    reporter.say(f"{name}: finished before, kept")
+                else:
+                    try:
+                        with profile.method(name, folder):
+                            _run_method(experiment, name, folder, reporter, interrupt, profile)
+                    except JaxpflError:
+                        _discard_unstarted(folder)
+                        raise
+        return results.summarize(experiment, folder)
+    except UnwritableError as error:
+        kept = (folder / "config.json").exists()
+        raise JaxpflError(f"{error}{'; --resume goes on from the last checkpoint' * kept}") from None
 
 
 def _discard_unstarted(folder: Path) -> None:

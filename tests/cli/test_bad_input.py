@@ -1,12 +1,15 @@
 """Bad input is one clear line on standard error and exit status 2: no traceback, and no run folder left."""
 
+import errno
 import gzip
+import os
 import struct
 from pathlib import Path
 
 import numpy as np
 import pytest
 from command import SMALL, jaxpfl
+from matplotlib.figure import Figure
 
 
 def write_idx(folder: Path, name: str, array: np.ndarray, *, magic: int | None = None, cut: int = 0) -> None:
@@ -238,3 +241,38 @@ def test_files_and_numbers_that_cannot_be(capsys, tmp_path, monkeypatch, args, m
     assert (result.status, result.out, result.err.count("\n")) == (2, "", 1), result.err
     assert message in result.err
     assert {path.name for path in tmp_path.iterdir()} == {"empty.csv", "latin.toml", "many.toml"}
+
+
+@pytest.mark.parametrize("args", [["--seeds", "1000000000"], ["--model", "mlp:99999999"]])
+def test_a_refusal_before_the_first_round_is_one_line(capsys, tmp_path, args):
+    """The progress display has nothing to show then."""
+    result = jaxpfl(capsys, "run", "fedavg", *SMALL, *args, "--output", tmp_path / "run")
+    assert result.status == 2
+    assert result.err.startswith("error: the states need ")
+    assert result.err.count("\n") == 1
+    assert not (tmp_path / "run").exists()
+
+
+def test_a_name_too_long_for_the_system_is_one_line(capsys):
+    result = jaxpfl(capsys, "run", "fedavg", *SMALL, "--output", "a" * 300)
+    assert (result.status, result.err.count("\n")) == (2, 1)
+    assert f"--output is no path: File name too long: got '{'a' * 40}... (300 characters)'" in result.err
+    result = jaxpfl(capsys, "data", "describe", "--data", "npz:" + "a" * 300)
+    assert (result.status, result.err.count("\n")) == (2, 1)
+    assert "Errno" not in result.err
+
+
+@pytest.mark.parametrize(("where", "named"), [("methods", "methods/local.npz"), ("plots", "plots/accuracy.png")])
+def test_a_disk_that_is_full_is_named_with_the_way_on(capsys, tmp_path, monkeypatch, where, named):
+    def full(*args: object, **more: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    args = ["run", "local", *SMALL, "--seeds", "1", "--output", tmp_path / "run"]
+    with monkeypatch.context() as patch:
+        patch.setattr(*((np, "savez") if where == "methods" else (Figure, "savefig")), full)
+        result = jaxpfl(capsys, *args)
+    assert result.status == 2
+    last = result.err.splitlines()[-1]
+    assert f"{tmp_path / 'run' / named}" in last
+    assert last.endswith("No space left on device; --resume goes on from the last checkpoint")
+    assert jaxpfl(capsys, *args, "--resume").status == 0
