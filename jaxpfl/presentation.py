@@ -80,12 +80,12 @@ def unmarked(text: str) -> str:
     """A text of the user's as rich shows it: without control characters, and no markup between brackets."""
     from rich.markup import escape
 
-    return escape(printable(text))
+    return escape(printable(text, 300))
 
 
 def literal(text: str) -> str:
     """A text of the user's as a picture shows it: without control characters, and no formula between dollars."""
-    return printable(text).replace("$", r"\$")
+    return printable(text, 300).replace("$", r"\$")
 
 
 def entitle(axes: Any, title: str) -> None:
