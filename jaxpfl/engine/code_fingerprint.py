@@ -1,7 +1,7 @@
-"""A checksum of Python objects by what they hold: code, closures, defaults and arrays, never their address.
+"""Checksum of Python objects by their contents: code, closures, defaults and arrays, never their address.
 
-What a user hands in as a function (a method, a model, an optimizer, a compressor) has no name that tells it from
-another. Two functions of one checksum are the same text over the same values; the reverse does not hold, and need not.
+A function given by the user (a method, a model, an optimizer, a compressor) has no name that identifies it. Two
+functions with the same checksum are the same code over the same values; the converse need not hold.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ import numpy as np
 
 _ADDRESS = re.compile(r"0x[0-9a-f]+")
 _LIBRARIES = frozenset({"builtins", "chex", "flax", "functools", "jax", "jaxlib", "jaxpfl", "numpy", "optax"})
-"""Packages whose code has a version of its own: their functions are told by name, and by what they close over."""
+"""Packages with versions, whose functions are identified by name and closure."""
 _RULES = ("fun", "jvp", "fwd", "bwd")
-"""Where ``jax.custom_jvp`` and ``jax.custom_vjp`` keep a user's functions."""
+"""Attributes of ``jax.custom_jvp`` and ``jax.custom_vjp`` that hold a user's functions."""
 
 
 def checksum(*values: Any) -> str:
-    """A hexadecimal SHA-256 of the values' contents."""
+    """Hexadecimal SHA-256 of the values' contents."""
     digest = hashlib.sha256()
     for piece in _pieces(values, {}):
         digest.update(len(piece).to_bytes(8, "little"))
@@ -34,7 +34,7 @@ def checksum(*values: Any) -> str:
 
 
 def without_addresses(text: str) -> str:
-    """The text without the places in memory that Python's own descriptions name."""
+    """The text without the memory addresses of Python's representations."""
     return _ADDRESS.sub("", text)
 
 
@@ -111,7 +111,7 @@ def _function(value: types.FunctionType) -> Iterator[Any]:
 
 
 def _names(code: types.CodeType) -> set[str]:
-    """The names that a function and those inside it look up."""
+    """Names that a function and its inner functions look up."""
     nested = (one for one in code.co_consts if isinstance(one, types.CodeType))
     return set(code.co_names).union(*map(_names, nested))
 

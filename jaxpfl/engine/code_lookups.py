@@ -8,7 +8,7 @@ import types
 
 
 class Untold(Exception):
-    """Something whose contents cannot be read, or may change without a trace."""
+    """Raised for an object whose contents cannot be read, or may change unnoticed."""
 
 
 _LIBRARIES = frozenset(
@@ -44,7 +44,7 @@ def lookups(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
     """The dotted global names that a function and those inside it read, ``("jnp", "sum")`` for ``jnp.sum(x)``.
 
     Raises:
-      Untold: where the function imports a module that is not of a library.
+      Untold: if the function imports a module that is not of a library.
     """
     found: dict[tuple[str, ...], None] = {}
     instructions = [one for one in dis.get_instructions(code) if one.opname not in ("EXTENDED_ARG", "CACHE")]

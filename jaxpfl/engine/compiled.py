@@ -1,8 +1,8 @@
-"""Compiled programs that are kept and found again: by later simulations of this process, and on disk if so asked.
+"""Cache of compiled programs, for later simulations of this process, and optionally on disk.
 
-A program is looked up by all that it depends on (`program_key`), so a second run that differs in traced values only
-compiles and traces nothing. What has no such key, and what calls back to the host, is compiled anew each time. Kept are
-executables and shapes, the most recent `MOST` of them: no data, no states and none of the functions that they are of.
+A program is looked up by everything that it depends on (`program_key`), so a second run that differs in traced values
+only compiles and traces nothing. A program without such a key, or with host callbacks, is compiled anew each time. The
+cache holds executables and shapes, the most recent `MOST` of them, but no data, states or functions.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from jaxpfl.types import PyTree
 MOST = 128
 """Number of programs and shapes kept, the most recently used ones; 1 to 3 MiB for a program of a small model."""
 
-_SECONDS = 0.2  # of compiling, below which a program is not written to disk
+_SECONDS = 0.2  # time of compilation below which a program is not written to disk
 _kept: OrderedDict[tuple[Any, ...], tuple[Key, Future[Any]]] = OrderedDict()
 _lock = threading.Lock()
 _folder: Path | None = None
@@ -58,11 +58,11 @@ def compiled(
     out_shardings: Any = None,
     compiler_options: dict[str, Any] | None = None,
 ) -> jax.stages.Compiled:
-    """The program of a function for arguments of such shapes and places.
+    """Compiled program of a function for arguments of these shapes and placements.
 
     Args:
       function: a pure function; no reference to it is kept.
-      arguments: arrays, or their shapes; a shape without a sharding may lie anywhere.
+      arguments: arrays, or their shapes; a shape without a sharding may be placed anywhere.
       donate_argnums: as `jax.jit`.
       out_shardings: as `jax.jit`; the compiler's choice if None.
       compiler_options: as `jax.jit`.
@@ -73,7 +73,7 @@ def compiled(
 
     def make() -> tuple[jax.stages.Compiled, bool]:
         lowered = jax.jit(function, **options).lower(*arguments)
-        # A callback is of the very function that was traced, and of what that holds.
+        # A callback belongs to the very function that was traced, and to its contents.
         return lowered.compile(), "callback" not in lowered.as_text()
 
     key = key_of(function, options, jax.tree.map(_place, arguments))
@@ -83,7 +83,7 @@ def compiled(
 
 
 def shapes(function: Callable[..., Any], *arguments: Any) -> PyTree:
-    """`jax.eval_shape`, of equal functions once."""
+    """`jax.eval_shape`, evaluated once for equal functions."""
     key = key_of("shapes", function, jax.tree.map(_place, arguments))
     return found(key, lambda: jax.eval_shape(function, *arguments))
 
@@ -94,7 +94,7 @@ def found(key: Key | None, make: Callable[[], Any]) -> Any:
 
 
 def _found(key: Key, make: Callable[[], tuple[Any, bool]]) -> Any:
-    """As `found`; ``make`` also says whether the result may be used again."""
+    """As `found`; ``make`` also returns whether the result may be reused."""
     mine = Future[Any]()
     with _lock:
         held = _kept.get(key.parts)
@@ -125,7 +125,7 @@ def _forget(key: Key) -> None:
 
 
 def _place(leaf: Any) -> Any:
-    """An argument's shape, type and place; of an array that JAX may still move, no place."""
+    """Shape, type and placement of an argument; no placement for an array that JAX may still move."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf.shape, str(leaf.dtype), leaf.weak_type, leaf.sharding
     if not isinstance(leaf, jax.Array):
@@ -135,7 +135,7 @@ def _place(leaf: Any) -> Any:
 
 
 def _from_disk(digest: str, make: Callable[[], tuple[jax.stages.Compiled, bool]]) -> tuple[jax.stages.Compiled, bool]:
-    """The program of that digest in the folder; made and written there where there is none."""
+    """The program of that digest in the folder, made and written there if missing."""
     if _folder is None:
         return make()
     # Functions of libraries are in a digest by their names.

@@ -1,7 +1,7 @@
-"""The parts of which Python objects are made, down to text, numbers and bytes; or that they cannot be told.
+"""Decomposition of Python objects into text, numbers and bytes, for those whose contents can be read completely.
 
-A function is its code, defaults, closure, and what the global names in it stand for. Those of libraries
-(`code_lookups.is_library`) are told by their names, and by what they close over.
+A function consists of its code, defaults, closure, and the values of its global names. Functions of libraries
+(`code_lookups.is_library`) are identified by their names and closures.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ def is_key(value: Any) -> bool:
 
 
 def array(value: Any) -> tuple[bytes, tuple[Any, ...]]:
-    """An array's bytes, and the rest of what it is."""
+    """Bytes of an array, and its other properties."""
     about: tuple[Any, ...] = (str(value.dtype), tuple(value.shape))
     if isinstance(value, jax.Array):
         if isinstance(value, Tracer) or value.is_deleted() or not value.is_fully_addressable:
@@ -69,7 +69,7 @@ def parts_of(value: Any) -> Iterable[Any]:
     """Parts of an object that is neither an atom nor an array; with its type they determine it.
 
     Raises:
-      Untold: where that cannot be read, or may change without a trace.
+      Untold: if they cannot be read, or may change unnoticed.
     """
     if isinstance(value, types.FunctionType):
         return _function(value)
@@ -104,7 +104,7 @@ def parts_of(value: Any) -> Iterable[Any]:
 
 
 def _without_address(text: str) -> str:
-    """The text, unless it names a place in memory."""
+    """The text, refused if it contains a memory address."""
     if re.search(r"0x[0-9a-f]+", text):
         raise Untold(text)
     return text
@@ -127,7 +127,7 @@ def _function(value: types.FunctionType) -> Iterable[Any]:
 
 
 def _home(value: types.FunctionType) -> str:
-    """The module whose names a function reads; ``functools.wraps`` gives ``__module__`` of another."""
+    """Module whose names a function reads; ``functools.wraps`` copies ``__module__`` from another."""
     return value.__globals__.get("__name__", "")
 
 
@@ -205,7 +205,7 @@ def _is_python(kind: type) -> bool:
 
 
 def _instance(value: Any) -> Iterable[Any]:
-    """The class, the contents where it is a container, and the attributes of an object of a Python class."""
+    """Class, contents (of a container) and attributes of an object of a Python class."""
     parts: list[Any] = [type(value)]
     for kind in type(value).__mro__[:-1]:
         if kind in _CONTAINERS:
@@ -294,7 +294,7 @@ _KINDS: tuple[tuple[Any, Any], ...] = (
     (type(_Two.__dict__["one"]), lambda value: ()),
     (types.GenericAlias | types.UnionType | typing.TypeVar, lambda value: (_without_address(repr(value)),)),
 )
-"""Types whose instances are told in a way of their own -> their parts."""
+"""Types with a decomposition of their own -> their parts."""
 
 
 def _refuse(value: Any) -> Any:
@@ -303,7 +303,7 @@ def _refuse(value: Any) -> Any:
 
 @functools.lru_cache(maxsize=4096)
 def _of_code(code: types.CodeType) -> str:
-    """The SHA-256 of compiled code; neither its name nor its place in a file."""
+    """SHA-256 of compiled code, without its name and its place in a file."""
     numbers = code.co_argcount, code.co_posonlyargcount, code.co_kwonlyargcount, code.co_flags
     names = code.co_names, code.co_varnames, code.co_freevars, code.co_cellvars
     constants = tuple(map(_constant, code.co_consts))

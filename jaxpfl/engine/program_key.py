@@ -1,10 +1,10 @@
-"""A key under which a compiled program may be used again: equal keys, equal programs.
+"""Key of a compiled program for reuse: equal keys, equal programs.
 
 A program is a function of the Python function that was traced, of the shapes of its arguments, and of JAX's settings.
-The key is a SHA-256 over the whole of that: code, closures, defaults, the globals that the code names, classes,
-instances and arrays, everything that can be reached. Whatever cannot be looked through (an iterator, a lock, an open
-file, a random generator, an extension's object, a module that reads the clock) gives no key, and its program is
-compiled anew. (`code_fingerprint` asks less: it tells noise streams apart and never equates programs.)
+The key is a SHA-256 of all of these: code, closures, defaults, the globals that the code names, classes, instances and
+arrays, everything that can be reached. An object that cannot be read completely (an iterator, a lock, an open file, a
+random generator, an extension's object, a module that reads the clock) gives no key, and its program is compiled anew.
+(`code_fingerprint` requires less: it distinguishes noise streams and never equates programs.)
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ class Key(NamedTuple):
     """Key of a compiled program.
 
     Attributes:
-      digest: of everything, 64 hexadecimal digits, the same in every process.
-      classes: the user's and our own classes that were met. Two of one text are two: a program's results are instances
-        of those that it was traced with.
+      digest: 64 hexadecimal digits of all contents, the same in every process.
+      classes: the user's and our own classes among them. Two classes of one text differ: a program's results are
+        instances of those that it was traced with.
     """
 
     digest: str
@@ -45,7 +45,7 @@ class Key(NamedTuple):
 
 
 def key_of(*values: Any) -> Key | None:
-    """The key of some values under today's settings of JAX; None where one cannot be told."""
+    """Key of some values under JAX's current settings; None if their contents cannot be read."""
     classes: dict[int, type] = {}
     try:
         return Key(_digest((*values, *_environment()), classes), tuple(classes.values()))
@@ -70,8 +70,11 @@ def _environment() -> tuple[Any, ...]:
 
 
 def _digest(root: Any, classes: dict[int, type] | None = None) -> str:
-    """The SHA-256 of a value: each object in the order in which it is reached, as its kind, its own bytes and how many
-    parts follow. The classes met that are not of a library are noted."""
+    """SHA-256 of a value: each object in the order in which it is reached, as its kind, its bytes and its number of
+    parts.
+
+    Classes that are not of a library are collected in ``classes``.
+    """
     digest, left = hashlib.sha256(), MOST_BYTES
     seen: dict[int, tuple[int, Any]] = {}
     todo = [root]

@@ -1,4 +1,4 @@
-"""The compiled programs of a simulation, each made at its first call and asked for its memory before it runs."""
+"""Compiled programs of a simulation, each made at its first call, its memory checked before it runs."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _USED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "clusters": (("cluster",), ("broadcast",)),
     "unseen": (("init", "update", "personalize", "predict", "gradients"), ("broadcast", "welcome", "predict_global")),
 }
-"""The functions of clients and server that each program is made of."""
+"""Functions of clients and server that each program uses."""
 
 
 class Setting(NamedTuple):
@@ -76,8 +76,9 @@ class Programs:
         self._of = setting
 
     def start(self, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
-        """The program that makes the first states of ``(keys [S], hp [S], federations)``; where its draws would not fit
-        beside the states, of fewer clients at a time.
+        """Program that makes the first states of ``(keys [S], hp [S], federations)``.
+
+        If its random draws would not fit beside the states, it draws for fewer clients at a time.
 
         Raises:
           JaxpflError: if not even one client at a time fits.
@@ -105,8 +106,11 @@ class Programs:
         return program
 
     def beginning(self, block: int | None = None) -> Callable[..., RunState]:
-        """``(keys [S] of runs and of noise, hp [S], federations) -> the states before round 0``, of so many clients at
-        a time (None: all)."""
+        """``(keys [S] of runs and of noise, hp [S], federations) -> states before round 0``.
+
+        Args:
+          block: the number of clients at a time; all if None.
+        """
         of, algorithm = self._of, _part(self._of.algorithm, "start")
         participation, groups, rows = of.participation, of.groups, of.placement.rows
 
@@ -116,7 +120,7 @@ class Programs:
         return over_runs(init, vectorised=self.execution.vmap_runs)
 
     def of(self, name: Name, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
-        """The program of ``advance``, or of a way to score, for S runs and such arguments.
+        """Program of ``advance``, or of a scoring, for S runs and arguments of these shapes.
 
         A program that would not fit into memory is compiled again with fewer clients at once.
 
@@ -178,7 +182,7 @@ class Programs:
 
 
 def _part(algorithm: Algorithm, name: Name) -> Algorithm:
-    """The part of an algorithm that a program is made of: methods that share it share the program."""
+    """Part of an algorithm that a program uses; methods that share it share the program."""
     of_client, of_server = _USED[name]
 
     def part(functions: Any, used: tuple[str, ...]) -> Any:
