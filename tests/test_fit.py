@@ -1,5 +1,7 @@
 """``fit``: sweeps, a user's own model, and what it refuses."""
 
+import pickle
+
 import flax.linen as nn
 import jax
 import jax.numpy as jnp
@@ -118,3 +120,14 @@ def test_tokens_beyond_the_vocabulary_are_refused():
     with pytest.raises(JaxpflError, match=message):
         jaxpfl.fit("fedavg", federation, model="gru:4", rounds=1)
     jaxpfl.fit("fedavg", federation, model="gru:4", num_classes=8, rounds=1, local_steps=1)
+
+
+def test_a_fit_is_not_pickled_but_its_results_are(federation):
+    result = fit(federation, "fedavg")
+    for holder in (result, result.simulation):
+        with pytest.raises(JaxpflError, match=r"compiled programs cannot be pickled, nor a Fit .* pickle state"):
+            pickle.dumps(holder)
+    kept = pickle.loads(pickle.dumps((result.state, result.history, result.scores)))
+    np.testing.assert_array_equal(kept[2]["after"]["accuracy"], result.scores["after"]["accuracy"])
+    went_on, _ = result.simulation.advance(kept[0], 1)
+    assert went_on.round.tolist() == [4]

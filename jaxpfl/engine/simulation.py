@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.export
@@ -121,6 +121,17 @@ class Simulation:
     def execution(self) -> Resolved:
         """Resolved plan; fewer clients at once if more did not fit into memory."""
         return self._programs.execution
+
+    def __reduce__(self) -> NoReturn:
+        """Refuse to be pickled, as part of a `Fit` too.
+
+        Raises:
+          JaxpflError: the ways to keep results.
+        """
+        raise JaxpflError(
+            "compiled programs cannot be pickled, nor a Fit that holds them: pickle state, history and scores, keep "
+            "simulation.personal_models(state) as arrays, or train with jaxpfl run, and jaxpfl export"
+        )
 
     def init(self, seeds: Sequence[int]) -> RunState:
         """The state before round 0 of one run for each seed.
