@@ -148,7 +148,7 @@ def _refuse_one_name(path: Path, columns: Columns) -> None:
 
 
 def _warn_of_codes(path: Path, columns: Columns, values: list[list[float]]) -> None:
-    """Warns of numbers that seem to stand for missing values, of each quantity by itself."""
+    """Warn of numbers that seem to stand for missing values, of each quantity by itself."""
     together = values if columns.long else [list(itertools.chain(*values))]
     for column, own in zip(columns.values, together, strict=False):
         for code, times in csv_doubts.missing_codes([x for x in own if not math.isnan(x)]).items():

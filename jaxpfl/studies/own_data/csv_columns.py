@@ -38,7 +38,7 @@ class CsvLayout:
     wide: bool = False
     """Each row of --csv is a client, each number in it a sample."""
     header: Literal["yes", "no"] | None = None
-    """Whether the first row of --csv names the columns."""
+    """The first row of --csv names the columns, yes or no; detected unless given."""
     sep: Separator | None = None
     """Separator of the cells of --csv."""
     decimal: Decimal | None = None

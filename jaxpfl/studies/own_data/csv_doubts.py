@@ -155,7 +155,7 @@ def refuse_summary_rows(path: Path, lines: list[int], names: list[str]) -> None:
 
 
 def refuse_computed(table: Table, own: Column, value: Column) -> None:
-    """Refuses one column of values, a row for each, whose name says that they were computed of samples.
+    """Refuse a single column of values, a row each, whose name suggests that they were computed from samples.
 
     Raises:
       JaxpflError: its name.
@@ -169,8 +169,8 @@ def refuse_computed(table: Table, own: Column, value: Column) -> None:
 
 
 def refuse_copies(table: Table, values: list[Column], *, long: bool) -> None:
-    """Refuses columns that had one name before pandas told them apart (``x`` and ``x.1``): in a long file, and where
-    they hold the same numbers.
+    """Refuse columns that shared a name before pandas renamed them (``x``, ``x.1``): in long files, or with equal
+    numbers.
 
     Raises:
       JaxpflError: both names.
@@ -186,7 +186,7 @@ def refuse_copies(table: Table, values: list[Column], *, long: bool) -> None:
 
 
 def refuse_one_number(path: Path, own: Column, lines: list[int]) -> None:
-    """Refuses clients whose names are one number, written in two ways: 7, 007 and 7.0.
+    """Refuse clients whose names are one number in two spellings, such as 7, 007 and 7.0.
 
     Raises:
       JaxpflError: the two names.
