@@ -21,6 +21,7 @@ def server(federation, mechanism, seeds):
     return jaxpfl.fit("fedavg", federation, **SETTING, seeds=seeds, privacy=mechanism).state.server.state
 
 
+@pytest.mark.slow
 def test_each_run_has_its_own(federation):
     together = server(federation, Mechanism(NOISE, NORMS), SEEDS)
     for i, (seed, z, limit) in enumerate(zip(SEEDS, NOISE, NORMS, strict=True)):
