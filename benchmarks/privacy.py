@@ -125,8 +125,9 @@ class _Setting:
     def __init__(self, study: Study, args: argparse.Namespace):
         import numpy as np
 
+        from jaxpfl.engine.assemble import draw_cohorts
         from jaxpfl.experiment.config import RunConfig, resolve
-        from jaxpfl.experiment.setup import cohorts, load_federation, require
+        from jaxpfl.experiment.setup import load_federation, require
         from jaxpfl.privacy import Mechanism, calibrated
 
         small: dict[str, Any] = {"clients": 6, "model": "linear", "rounds": 2} if args.quick else {}
@@ -140,8 +141,8 @@ class _Setting:
         self.held_out = held_out._replace(test=held_out.validation)
         self.epsilons, self.norms = tuple(args.epsilons or study.epsilons), study.norms
         self.seeds = 1 if args.quick else args.seeds
-        private = replace(self.config, participation="full" if cohort == self.clients else "poisson")
-        self.participation = cohorts(private, self.clients)
+        kind = "full" if cohort == self.clients else "poisson"
+        self.participation = draw_cohorts(self.clients, self.config.cohort, kind, None, private=False)
         self.noise = {}
         for eps in self.epsilons:
             found = calibrated(Mechanism(1.0), self.participation, eps, DELTA, rounds=self.rounds)

@@ -6,8 +6,10 @@ A `Participation` draws the cohort as sorted rows of the stack, [capacity] int32
 
 from __future__ import annotations
 
+import dataclasses
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
@@ -17,6 +19,7 @@ import numpy as np
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.protocol import ALL_STEPS
 from jaxpfl.randomness import Purpose, client_scores, stream
+from jaxpfl.settings import NUMBER, PROBABILITY, SHARE, check, setting
 from jaxpfl.types import Array, Key, Scalar
 
 
@@ -139,19 +142,47 @@ class FailureRates(NamedTuple):
     stragglers: Scalar | None = None
 
 
-class Availability(NamedTuple):
-    """Failures of clients in the cohort. Draws are independent between clients.
+@dataclass(frozen=True, kw_only=True)
+class Failures:
+    """Settings of an `Availability`."""
 
-    Attributes:
-      dropout: the probability that a client that has done its work uploads nothing. It keeps its own new state.
-      stragglers: the probability that a client takes fewer steps: a number uniform on 1 ... tau, as in Li et al. 2020
-        ("Federated Optimization in Heterogeneous Networks", systems heterogeneity).
-      same_stragglers: draw who is slow, and how slow, once for the whole run instead of in every round.
+    dropout: Scalar = setting(
+        0.0,
+        "Probability that a client of a round does its work, keeps its own new state and uploads nothing.",
+        range=SHARE,
+        kind=NUMBER,
+        text=float,
+    )
+    stragglers: Scalar = setting(
+        0.0,
+        "Probability that a client takes fewer local steps in a round, a number uniform on 1 ... LOCAL_STEPS.",
+        range=PROBABILITY,
+        kind=NUMBER,
+        text=float,
+    )
+    same_stragglers: bool = setting(
+        False,
+        "The same clients are slow in every round, each with its own number of steps; else drawn anew in each round.",
+    )
+
+    def check(self) -> None:
+        """Refuses values outside their ranges.
+
+        Raises:
+          JaxpflError.
+        """
+        check(self)
+        if self.same_stragglers and not self.stragglers:
+            raise JaxpflError("same_stragglers needs stragglers > 0")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Availability(Failures):
+    """Failures of clients of the cohort. Draws are independent, and a client's do not depend on the others.
+
+    Slow clients are those of Li et al. 2020, "Federated Optimization in Heterogeneous Networks" (systems
+    heterogeneity).
     """
-
-    dropout: Scalar = 0.0
-    stragglers: Scalar = 0.0
-    same_stragglers: bool = False
 
     @property
     def rates(self) -> FailureRates:
@@ -162,12 +193,12 @@ class Availability(NamedTuple):
     @property
     def without_rates(self) -> Availability:
         """The availability without its probabilities, on which a program still depends."""
-        return Availability(same_stragglers=self.same_stragglers)
+        return dataclasses.replace(self, dropout=0.0, stragglers=0.0)
 
     def at(self, rates: FailureRates) -> Availability:
         """The same with these probabilities, traced or not."""
         dropout, stragglers = (0.0 if rate is None else rate for rate in rates)
-        return Availability(dropout, stragglers, self.same_stragglers)
+        return dataclasses.replace(self, dropout=dropout, stragglers=stragglers)
 
     def step_limit(self, run_key: Key, round: Array, client_id: Array, steps: int) -> Scalar:
         """Upper limit on a client's local steps in a round; `ALL_STEPS` (static) if there are no stragglers."""
@@ -201,16 +232,11 @@ def availability(dropout: float = 0.0, stragglers: float = 0.0, *, same_straggle
     """A checked `Availability`.
 
     Raises:
-      JaxpflError: if dropout is outside [0, 1), the share of stragglers is outside [0, 1], or ``same_stragglers`` is
-        given without stragglers.
+      JaxpflError: for a value outside its range, and ``same_stragglers`` without stragglers.
     """
-    if not 0 <= dropout < 1:
-        raise JaxpflError(f"dropout must be >= 0 and < 1, got {dropout}")
-    if not 0 <= stragglers <= 1:
-        raise JaxpflError(f"stragglers must be >= 0 and <= 1, got {stragglers}")
-    if same_stragglers and not stragglers:
-        raise JaxpflError("same_stragglers needs stragglers > 0")
-    return Availability(float(dropout), float(stragglers), same_stragglers)
+    made = Availability(dropout=dropout, stragglers=stragglers, same_stragglers=same_stragglers)
+    made.check()
+    return dataclasses.replace(made, dropout=float(dropout), stragglers=float(stragglers))
 
 
 def _check(num_clients: int, cohort: int) -> None:

@@ -24,6 +24,7 @@ LEVELS = {
     "host_memory": 0,
     "strict_json": 0,
     "randomness": 0,
+    "settings": 0,
     "protocol": 0,
     "contract": 0,
     "wrapping": 0,

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from jaxpfl.cli.signature import REQUIRED, Flag
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.config import LARGEST
+from jaxpfl.settings import LARGEST
 
 _MOST_LISTED = 12
 _LARGEST_SEED = 2**32 - 1

@@ -26,10 +26,18 @@ class SettingsField(NamedTuple):
 
 
 def fields_of(settings: type, given: Any) -> list[SettingsField]:
-    """The fields of a dataclass, with the defaults of an instance where one is given."""
+    """The fields of a dataclass as text gives them, with the defaults of an instance where one is given."""
     types, texts = get_type_hints(settings, include_extras=True), _texts(settings)
     found = [field for field in dataclasses.fields(settings) if field.init]
-    return [SettingsField(f.name, types[f.name], _default(f, given), texts.get(f.name)) for f in found]
+    return [
+        SettingsField(
+            f.name,
+            f.metadata.get("text") or types[f.name],
+            _default(f, given),
+            f.metadata.get("help") or texts.get(f.name),
+        )
+        for f in found
+    ]
 
 
 @REGISTRY.struct_rule

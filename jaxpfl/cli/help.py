@@ -16,7 +16,7 @@ from jaxpfl.cli.signature import REQUIRED, Flag
 from jaxpfl.cli.training import Session
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.experiment.config import DataConfig, RunConfig
-from jaxpfl.experiment.privacy import PrivacyConfig
+from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.studies.study import Options
 
 _GROUPS = {
@@ -110,7 +110,8 @@ def _group(flag: Flag) -> str:
         return "output"
     if flag.owner is None or issubclass(flag.owner, Options):
         return _OWN
-    return next((group for owner, group in _GROUPS.items() if flag.owner is owner), _SETTINGS)
+    owner: type = flag.owner  # of a part of the settings where the settings extend it
+    return next((group for settings, group in _GROUPS.items() if issubclass(settings, owner)), _SETTINGS)
 
 
 def _label(flag: Flag) -> str:

@@ -18,7 +18,7 @@ from jaxpfl.cli.flags import UNSAID
 from jaxpfl.cli.parse import with_more
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import compile_cache
-from jaxpfl.experiment.config import DataConfig, RunConfig, resolve
+from jaxpfl.experiment.config import DataConfig, RunConfig, default_folder, resolve
 from jaxpfl.experiment.config_file import ConfigFile, read
 from jaxpfl.places import NEW_FILE, NEW_FOLDER, claim_file
 from jaxpfl.presentation import columns, filled, signed
@@ -157,7 +157,6 @@ def _experiment(
     from jaxpfl.console import Console
     from jaxpfl.engine import use_cpu_cores
     from jaxpfl.experiment import lock, warm_start
-    from jaxpfl.experiment.default_folder import default_folder
     from jaxpfl.experiment.interrupt import Interrupted
     from jaxpfl.experiment.profile import OFF, Recorder
     from jaxpfl.experiment.report import Terminal, print_profile, print_table

@@ -7,7 +7,7 @@ there is NumPy on the host. `draw_batches` and `take` run inside the compiled ro
 from jaxpfl.data.batching import Batching, Draw, draw_batches, permutation, plan_batches, take
 from jaxpfl.data.describe import Summary, describe, format_description, summary
 from jaxpfl.data.doubts import check_labels, check_scales
-from jaxpfl.data.federate import SplitPurpose, federate, hold_out, split_rng, true_clusters
+from jaxpfl.data.federate import Split, SplitPurpose, federate, hold_out, split_rng, true_clusters
 from jaxpfl.data.partition.clusters import ClientClusters
 from jaxpfl.data.partition.registry import (
     PARTITIONS,
@@ -42,6 +42,7 @@ __all__ = [
     "PlantedSettings",
     "Scaling",
     "Source",
+    "Split",
     "SplitPurpose",
     "Summary",
     "available",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from dataclasses import dataclass, field
 from enum import IntEnum
 from typing import Any
 
@@ -17,6 +18,7 @@ from jaxpfl.data.sources.base import Source, check_finite, no_classes, pooled
 from jaxpfl.data.stack import listed, stack_clients
 from jaxpfl.data.standardize import check_standardizable, scaled, scaling_of
 from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.settings import COUNT, SHARE, Range, about, keywords_of, part_of, setting
 from jaxpfl.types import Federation
 
 _BYTES_PER_CLIENT = 1000
@@ -37,54 +39,80 @@ def split_rng(split_seed: int, purpose: SplitPurpose, *names: int) -> np.random.
     return np.random.default_rng(np.random.SeedSequence(split_seed, spawn_key=(int(purpose), *names)))
 
 
-def federate(
-    source: Source,
-    *,
-    partition: str = "classes",
-    clients: int | None = None,
-    classes_per_client: int | None = None,
-    shards_per_client: int | None = None,
-    alpha: float | None = None,
-    min_examples: int | None = None,
-    sigma: float | None = None,
-    users_per_client: int | None = None,
-    superclasses_per_client: int | None = None,
-    clusters: int | None = None,
-    test_share: float = 0.5,
-    validation_share: float = 0.0,
-    pool_test: bool = False,
-    split_seed: int = 0,
-    drop_empty: bool = False,
-    standardize: bool = False,
-) -> Federation:
+@dataclass(frozen=True, kw_only=True)
+class _Dealing:
+    partition: str = setting(
+        "classes",
+        "How examples are dealt to clients: iid, classes (a number of classes for each client, of log-normal sizes "
+        "with a sigma), shards or pathological, dirichlet (class proportions of each client), dirichlet-class (each "
+        "class in proportions), lognormal (iid of unequal sizes), natural (a client is a writer or user), superclasses "
+        "or clusters (iid, with labels that each cluster of clients permutes in its own way).",
+    )
+    clients: int | None = setting(
+        None,
+        "Number of clients m.",
+        unless_given="only the partition natural goes without: it then takes all users",
+        range=COUNT,
+        unit="clients",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Shares:
+    test_share: float = setting(
+        0.5,
+        "Share of each client's examples kept for testing, where the data set has no official test set. A client with "
+        "two examples or more keeps one at least for training and one for testing.",
+        range=SHARE,
+    )
+    validation_share: float = setting(
+        0.0, "Share of each client's training examples set apart for validation.", range=SHARE
+    )
+    pool_test: bool = setting(
+        False,
+        "Put the official test set together with the training set; each client's examples are then split by the test "
+        "share.",
+    )
+    split_seed: int = setting(
+        0,
+        "Seed of the split into clients, train and test; the run seeds do not change the split.",
+        range=Range(0, 2**32 - 1),
+    )
+    drop_empty: bool = setting(
+        False,
+        "Drop clients without training examples, with a warning, instead of refusing them; of the partition natural "
+        "also those without test examples.",
+    )
+    standardize: bool = setting(
+        False,
+        "Bring each feature to mean 0 and deviation 1 over the training examples of the clients that are trained; a "
+        "constant becomes 0. Means and deviations are not private: no epsilon covers them. Pixels are standardised "
+        "whenever they are loaded.",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Split(_Shares, PartitionOptions, _Dealing):
+    """The split of a data set among clients, and of each client's examples into train, validation and test."""
+
+    @property
+    def options(self) -> PartitionOptions:
+        """The options of the partition."""
+        return part_of(PartitionOptions, self)
+
+
+@dataclass(frozen=True)
+class _Federate(Split):
+    source: Source = field(metadata=about("The data set."))
+
+
+@keywords_of(_Federate)
+def federate(given: _Federate) -> Federation:
     """Split a data set among clients. The result depends on these arguments alone: no run seed enters.
 
     Test examples come from the official test set if there is one, dealt by the partition's own rule; otherwise (and
     for "natural", if its users are not those of the training set) each client's examples are split, class by class as
     evenly as the counts allow.
-
-    Args:
-      source: the data set.
-      partition: "iid"; "classes": a number of classes per client, with log-normal sizes if sigma is given; "shards"
-        (or "pathological"): a number of shards of the examples sorted by class; "dirichlet": class proportions of each
-        client from Dir(alpha); "dirichlet-class": each class in proportions from Dir(alpha); "lognormal": iid with
-        unequal sizes; "natural": one client per user, or per number of users; "superclasses": all classes of a number
-        of superclasses; "clusters": iid, and the clients of each cluster have their own permutation of the labels
-        (see `true_clusters`).
-      clients: m, at least 1; optional for "natural", which then takes all users.
-      classes_per_client, shards_per_client, alpha, min_examples, sigma, users_per_client, superclasses_per_client,
-        clusters: options of the partitions, see `PartitionOptions`; one that the partition does not take is refused.
-      test_share: share of each client's examples held out for testing, in [0, 1); not used if the source has an
-        official test set, unless it is pooled. A client with at least two examples has at least one for training and
-        one for testing.
-      validation_share: share of each client's training examples held out for validation, in [0, 1).
-      pool_test: merge the official test set with the training set before dealing.
-      split_seed: at least 0.
-      drop_empty: leave out clients without training examples, with a warning; under "natural" also users too small to
-        have a test example.
-      standardize: scale each feature to mean 0 and deviation 1 over the training examples of all clients (including
-        clients that are later `set_apart`; `standardize.scaled` scales these by the others' moments). A constant
-        becomes 0. The means and deviations are not private: no epsilon covers them.
 
     Raises:
       JaxpflError: for a value out of range, an unknown partition, a missing or unsupported option, an impossible
@@ -96,28 +124,13 @@ def federate(
       >>> federation.num_clients, federation.input_shape
       (20, (8, 8, 1))
     """
-    for name, share in (("test share", test_share), ("validation share", validation_share)):
-        if not 0.0 <= share < 1.0:
-            raise JaxpflError(f"{name} must lie in [0, 1), got {share}")
-    if split_seed < 0:
-        raise JaxpflError(f"split seed must be at least 0, got {split_seed}")
-    if clients is not None and clients < 1:
-        raise JaxpflError(f"the number of clients must be at least 1, got {clients}")
-    options = PartitionOptions(
-        classes_per_client=classes_per_client,
-        shards_per_client=shards_per_client,
-        alpha=alpha,
-        min_examples=min_examples,
-        sigma=sigma,
-        users_per_client=users_per_client,
-        superclasses_per_client=superclasses_per_client,
-        clusters=clusters,
-    )
-    dealer = partitioner(partition, options)
+    source, clients, split_seed, drop_empty = given.source, given.clients, given.split_seed, given.drop_empty
+    test_share, validation_share = given.test_share, given.validation_share
+    dealer = partitioner(given.partition, given.options)
     _check_source(source)
-    if standardize:
+    if given.standardize:
         check_standardizable(source)
-    if pool_test:
+    if given.pool_test:
         source = pooled(source)
     if clients is not None and clients > len(source.y_train) and not drop_empty:
         raise JaxpflError(
@@ -155,7 +168,7 @@ def federate(
         client_ids=kept,
         drop_empty=drop_empty,
     )
-    return scaled(federation, scaling_of(federation)) if standardize else federation
+    return scaled(federation, scaling_of(federation)) if given.standardize else federation
 
 
 def true_clusters(clients: int, clusters: int, num_classes: int, split_seed: int = 0) -> ClientClusters:

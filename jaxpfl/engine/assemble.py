@@ -22,7 +22,7 @@ from jaxpfl.engine.simulation import Simulation
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.models import Model, Task
 from jaxpfl.participation import RELIABLE, Availability, Participation
-from jaxpfl.privacy import Mechanism, Refusal, poisson_cap, privatize
+from jaxpfl.privacy import Refusal, poisson_cap, privatize
 from jaxpfl.types import Federation
 
 
@@ -57,14 +57,15 @@ def make_simulation(
     hp: Any,
     *,
     options: dict[str, Any],
-    privacy: Mechanism | None = None,
     compressor: Compressor | None = None,
     availability: Availability = RELIABLE,
     plan: ExecutionPlan | None = None,
     unseen: Federation | None = None,
     adapt_rounds: int = 10,
 ) -> Simulation:
-    """The programs of a method; of a reference that pools the data, where it is one (its client never fails)."""
+    """The programs of a method behind the mechanism of its work; of a reference that pools the data, where it is one
+    (its client never fails)."""
+    privacy = work.privacy
     if method.pooled:  # its one client holds the examples of those that are trained, not of unseen ones
         work = dataclasses.replace(work, sizes=np.asarray(federation.train.size), unseen=0)
     ours = method is algorithms.METHODS.get(method.name)
@@ -171,18 +172,3 @@ def milestones(start: int, rounds: int, *every: int) -> Iterator[int]:
     while start < rounds:
         start = min([rounds, *((start // n + 1) * n for n in every if n)])
         yield start
-
-
-LARGEST = 2**31 - 1
-"""Of counts: what an int32 of a compiled program holds."""
-
-
-def check_positive(**values: Any) -> None:
-    """Refuses what is not a whole number from one to `LARGEST`, by name."""
-    for name, value in values.items():
-        if not isinstance(value, Integral) or isinstance(value, bool | np.bool_):
-            raise JaxpflError(f"{name} must be a whole number, got {value!r}")
-        if value < 1:
-            raise JaxpflError(f"{name} must be at least 1, got {value}")
-        if int(value) > LARGEST:
-            raise JaxpflError(f"{name} must be at most {LARGEST}, got {value}")

@@ -3,34 +3,26 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from typing import Any, NamedTuple
 
-import flax.linen as nn
 import numpy as np
 
-from jaxpfl import algorithms, compression
-from jaxpfl.algorithms import LocalWork, Method, Optimizer
-from jaxpfl.algorithms.parts.hyper import rates, replace
-from jaxpfl.algorithms.parts.server_optimizer import check_rate
-from jaxpfl.compression import Compressor
-from jaxpfl.data import check_labels, check_scales
-from jaxpfl.engine import accounted
-from jaxpfl.engine.arguments import check_rates, check_types, check_unseen
-from jaxpfl.engine.assemble import check_positive, draw_cohorts, make_simulation, make_task, milestones, weighting_under
-from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
+from jaxpfl import algorithms
+from jaxpfl.algorithms import Method
+from jaxpfl.engine.assemble import milestones
+from jaxpfl.engine.assembly import assemble
 from jaxpfl.engine.evaluate import Scores
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation
+from jaxpfl.engine.spec import Settings, spec_of
 from jaxpfl.engine.state import GradientCounts
-from jaxpfl.errors import JaxpflError, warn
-from jaxpfl.models import Model
-from jaxpfl.models.given import start_from
-from jaxpfl.participation import availability
-from jaxpfl.privacy import Accountant, Mechanism, PrivacyPlan, Refusal, Statement
+from jaxpfl.errors import JaxpflError
+from jaxpfl.privacy import Accountant, Mechanism, PrivacyConfig, PrivacyPlan, Refusal, Statement
 from jaxpfl.privacy.statement import GIVEN_START
-from jaxpfl.similarity.graphs import Graph
+from jaxpfl.settings import BY_NAME, SEEDS, Kind, about, keywords_of, setting
 from jaxpfl.types import Federation, PyTree
 
 
@@ -119,38 +111,56 @@ class Fit(NamedTuple):
         return self.scores["global"]["accuracy"][-1] if "global" in self.scores else None
 
 
-def fit(
-    method: str | Method,
-    federation: Federation,
-    *,
-    model: str | Model | nn.Module = "mlp",
-    num_classes: int | None = None,
-    rounds: int = 100,
-    cohort: int | None = None,
-    local_steps: int = 10,
-    batch_size: int = 20,
-    client_optimizer: Optimizer = "sgd",
-    server_optimizer: Optimizer = "sgd",
-    lr: float | Sequence[float] | None = None,
-    server_lr: float | Sequence[float] | None = None,
-    seeds: int | Sequence[int] = 1,
-    hyper: dict[str, Any] | None = None,
-    options: dict[str, Any] | None = None,
-    warm_start: PyTree | None = None,
-    eval_every: int | None = None,
-    participation: str | None = None,
-    cohort_cap: int | None = None,
-    weighting: str | None = None,
-    privacy: Mechanism | None = None,
-    compress: str | Compressor | None = None,
-    dropout: float = 0.0,
-    stragglers: float = 0.0,
-    unseen: Federation | None = None,
-    adapt_rounds: int = 10,
-    graph: str | Graph | None = None,
-    neighbours: int = NEIGHBOURS,
-    plan: ExecutionPlan | None = None,
-) -> Fit:
+def _is(*types: type) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, types)
+
+
+_METHOD = "a registered name or a Method"
+_FEDERATION = Kind("a Federation (jaxpfl.federate and jaxpfl.stack_clients make one)", _is(Federation))
+
+
+@dataclass(frozen=True)
+class _Arguments(Settings):
+    method: str | Method = field(
+        metadata=about("A registered name, or a `Method` of your own.", kind=Kind(_METHOD, _is(str, Method)))
+    )
+    federation: Federation = field(metadata=about("The stacked data.", kind=_FEDERATION))
+    _: KW_ONLY
+    seeds: int | Sequence[int] = setting(
+        1,
+        "Number of runs (seeds 0, 1, ...), or the seeds themselves; they run in one program. A seed may stand there "
+        "several times where the runs' hyper-parameters or their noise differ.",
+        kind=SEEDS,
+    )
+    hyper: Mapping[str, Any] | None = setting(
+        None,
+        "Hyper-parameters by name; a value is a number or, for a sweep, one number for each run.",
+        kind=BY_NAME,
+    )
+    options: Mapping[str, Any] | None = setting(None, "The method's static options by name.", kind=BY_NAME)
+    num_classes: int | None = setting(None, "Number of classes; the largest label plus one unless given.")
+    warm_start: PyTree | None = setting(
+        None,
+        "Parameters that every model starts from in place of random ones, as the model's own init gives them, or by "
+        'path ("head/kernel").',
+    )
+    unseen: Federation | None = setting(
+        None,
+        "Clients that are never trained (`jaxpfl.set_apart` makes some), for ``Fit.unseen_accuracy``.",
+        kind=_FEDERATION,
+    )
+    privacy: Mechanism | PrivacyConfig | None = setting(
+        None,
+        "Clipping of what clients upload, and noise: a Mechanism, or a PrivacyConfig with a budget, to which the noise "
+        "is calibrated. `Fit.statement` says what that is worth. Clients then weigh the same. What cannot be accounted "
+        "is refused.",
+        kind=Kind("a jaxpfl.privacy.Mechanism or PrivacyConfig", _is(Mechanism, PrivacyConfig)),
+    )
+    plan: ExecutionPlan | None = setting(None, "The way to execute.", kind=Kind("an ExecutionPlan", _is(ExecutionPlan)))
+
+
+@keywords_of(_Arguments)
+def fit(given: _Arguments) -> Fit:
     """Trains a method and scores every client on its test examples.
 
     Example::
@@ -159,129 +169,27 @@ def fit(
         result = jaxpfl.fit("adaped", federation, rounds=50, cohort=10, seeds=3)
         result.personalized_accuracy.mean()
 
-    Args:
-      method: a registered name, or a `Method` of your own.
-      federation: the stacked data.
-      model: a registered name, a flax.linen module, or any ``Model(init, apply)``.
-      num_classes: the number of classes; by default the largest label plus one.
-      rounds: federated rounds.
-      cohort: clients in a round (the expected number, for Poisson participation); None for all.
-      local_steps: steps of a client in a round.
-      batch_size: examples in a step; a client with fewer uses all of them.
-      client_optimizer: of the local steps: an optax name with arguments, ``"adam:b1=0.8"``, or a function of the
-        learning rate, ``optax.adam``. It starts anew every round.
-      server_optimizer: what makes a step of the mean increment, in the same form: ``"fedadam"``,
-        ``"sgd:momentum=0.9"``.
-      lr: the learning rate, for a sweep one for each run: of all the method's rates (``lr_personal`` and ``lr_global``
-        among them), as ``--lr`` sets them. Each method's own unless given. ``hyper={"lr": ...}`` sets the one of that
-        name, and wins.
-      server_lr: the server's learning rate, the hyper-parameter ``server_lr``; 1 unless given.
-      seeds: how many runs (seeds 0, 1, ...), or the seeds themselves; they run in one program. A seed may stand there
-        several times where the runs' hyper-parameters or their noise differ.
-      hyper: hyper-parameters by name; a value is a number or, for a sweep, one number for each run.
-      options: the method's static options by name.
-      warm_start: parameters that every model starts from in place of random ones, as the model's own ``init`` gives
-        them, or by path (``"head/kernel"``).
-      eval_every: score after every so many rounds and at the end; by default at the end only.
-      participation: ``full``, ``uniform`` (exactly ``cohort`` clients) or ``poisson`` (each client independently).
-        Unless given, full where the cohort is everybody, otherwise uniform, and with ``privacy`` Poisson.
-      cohort_cap: slots of a Poisson cohort (`jaxpfl.participation.poisson`).
-      weighting: of the clients in the mean, for methods that weigh them: ``examples`` (default) or ``uniform``.
-      privacy: clips what clients upload and adds noise; `Fit.statement` says what that is worth. Clients then weigh
-        the same. What cannot be accounted is refused.
-      compress: how uploads are coded, ``"qsgd:levels=4"`` or ``"top-k:share=0.01"`` (`jaxpfl.compression.compressors`);
-        ``Fit.history["upload_bits"]`` is what they take. With ``privacy``, its noise must be ``distributed``, and
-        protects less than in a sum (`jaxpfl.privacy.plan_of`, ``compressed``).
-      dropout: the probability that a client of a round does its work and uploads nothing.
-      stragglers: the probability that a client takes fewer steps in a round, a number uniform on 1 ... local_steps.
-      unseen: clients that are never trained (`jaxpfl.set_apart` makes some), for ``Fit.unseen_accuracy``.
-      adapt_rounds: the rounds that each of them works with the last message before it is scored.
-      graph: which clients are neighbours, for a method that asks for it: a graph whose nodes are the federation's
-        clients (`jaxpfl.similarity.graphs`), or of the nearest in ``data`` (the default), ``features`` or ``models``
-        (`jaxpfl.engine.client_graph`).
-      neighbours: how many each client has at least, where the graph is of the nearest.
-      plan: how to execute.
-
     Raises:
       JaxpflError: for unknown names, values of another type or outside their range, and settings that the data do not
         allow.
     """
-    check_types(locals())
-    eval_every = rounds if eval_every is None else eval_every
-    check_positive(
-        rounds=rounds, local_steps=local_steps, batch_size=batch_size, eval_every=eval_every, neighbours=neighbours
+    seeds = range(int(given.seeds)) if isinstance(given.seeds, int | np.integer) else given.seeds
+    spec = spec_of(
+        algorithms.get(given.method) if isinstance(given.method, str) else given.method,
+        given,
+        hyper=dict(given.hyper or {}),
+        options=dict(given.options or {}),
+        seeds=tuple(map(int, seeds)),
+        privacy=given.privacy,
+        plan=given.plan or ExecutionPlan(),
+        num_classes=given.num_classes,
+        warm_start=given.warm_start,
     )
-    if isinstance(method, str):
-        method = algorithms.get(method)
-    if unseen is not None:
-        check_unseen(federation, unseen)
-    largest = max(
-        int(np.asarray(split.y).max(initial=0))
-        for part in (federation, unseen)
-        if part is not None
-        for split in (part.train, part.validation, part.test)
-    )
-    if num_classes is None:
-        num_classes = largest + 1
-    if num_classes <= largest:
-        raise JaxpflError(f"num_classes is {num_classes} but labels go up to {largest}")
-    if not np.asarray(federation.test.mask).any():
-        warn("no client has test examples: every score will be NaN")
-    check_labels(federation)
-    check_scales(federation)
-    task = make_task(model, federation, num_classes)
-    if warm_start is not None:
-        task = start_from(task, warm_start)
-    sizes = [np.asarray(part.train.size) for part in (federation, unseen) if part is not None]
-    work = LocalWork(
-        np.concatenate(sizes),
-        local_steps,
-        batch_size,
-        optimizer=client_optimizer,
-        server_optimizer=server_optimizer,
-        weighting=weighting_under(privacy is not None, weighting),
-        privacy=privacy,
-        unseen=0 if unseen is None else unseen.num_clients,
-    )
-    work = dataclasses.replace(work, graph=graph_for(method, graph, federation, task, work, neighbours=neighbours))
-    given = {} if lr is None else dict.fromkeys(rates(method.hyper), lr)
-    given |= {} if server_lr is None else {"server_lr": server_lr}
-    hp = replace(method.name, method.hyper, given | dict(hyper or {}))
-    check_rates(method, lr, hyper or {})
-    check_rate(server_optimizer, getattr(hp, "server_lr", 0.0))
-    if server_optimizer != "sgd" and method is algorithms.METHODS.get(method.name) and not hasattr(hp, "server_lr"):
-        warn(f"server_optimizer = {server_optimizer} changes nothing: {method.name} has no server optimizer")
-    cohorts = draw_cohorts(federation.num_clients, cohort, participation, cohort_cap, private=privacy is not None)
-    seeds = range(int(seeds)) if isinstance(seeds, int | np.integer) else seeds
-    simulation = make_simulation(
-        method,
-        task,
-        work,
-        federation,
-        cohorts,
-        hp,
-        options=options or {},
-        privacy=privacy,
-        compressor=None if compress is None else compression.resolve(compress),
-        availability=availability(dropout, stragglers),
-        plan=plan,
-        unseen=unseen,
-        adapt_rounds=adapt_rounds,
-    )
-    released = None
-    if privacy is not None and method.uploads:
-        released = accounted.plans(
-            method,
-            hp,
-            options or {},
-            privacy,
-            cohorts,
-            work,
-            rounds=rounds,
-            runs=len(seeds),
-            compressed=compress is not None,
-        )
-    state = simulation.init(seeds)
+    federation, unseen = given.federation, given.unseen
+    assembled = assemble(spec, federation, unseen)
+    simulation, released = assembled.simulation(), assembled.released
+    rounds, eval_every = spec.training.rounds, spec.training.eval_every or spec.training.rounds
+    state = simulation.init(spec.seeds)
     histories, evaluations, validations = [], [], []
     validates = bool(np.asarray(federation.validation.mask).any())
     stops = list(milestones(0, rounds, eval_every))
@@ -300,7 +208,7 @@ def fit(
         _stacked(validations) if validates else None,
         None if unseen is None else simulation.evaluate_unseen(state),
         released,
-        () if privacy is None or warm_start is None else (GIVEN_START,),
+        () if assembled.mechanism is None or spec.warm_start is None else (GIVEN_START,),
     )
 
 

@@ -12,6 +12,7 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
+from dataclasses import astuple
 from typing import Any
 
 import jax
@@ -57,7 +58,7 @@ def name_of(
     if algorithm.noise is None:
         return ""
     part = (participation.name, participation.num_clients, participation.capacity, participation.rate)
-    settings = (algorithm.noise, algorithm.local_steps, part, tuple(availability))
+    settings = (algorithm.noise, algorithm.local_steps, part, astuple(availability))
     return repr((settings, _of_model(task, federation.train), _of_data(federation)))
 
 

@@ -1,145 +1,90 @@
-"""What a run is: one frozen dataclass that the command line, config files and ``config.json`` share."""
+"""A run as text: the dataclass that the command line, config files and ``config.json`` share."""
 
 from __future__ import annotations
 
 import dataclasses
+import hashlib
 import json
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
-from jaxpfl import compression
-from jaxpfl.engine.assemble import LARGEST, check_positive
+from jaxpfl import algorithms, choices, compression
+from jaxpfl.algorithms import Method
+from jaxpfl.algorithms.parts.hyper import PAPER
+from jaxpfl.data import Split
 from jaxpfl.engine.execution_plan import ExecutionPlan
+from jaxpfl.engine.spec import RunSpec, Settings, spec_of
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.experiment.presets import preset
-from jaxpfl.experiment.privacy import PrivacyConfig
 from jaxpfl.participation import availability
+from jaxpfl.privacy import PrivacyConfig
+from jaxpfl.settings import COUNT, Range, about, check, is_default, part_of, restated, setting
+
+_BY_DATA_SET = "by data set unless given"
 
 
 @dataclass(frozen=True)
-class DataConfig:
-    """Which data, and how they are split among clients."""
-
-    data: str = "digits"
-    """Data set: digits (embedded), planted (drawn), mnist, mnist-writers, cifar10, femnist, ..., or idx:, leaf:,
-    libsvm:, npz: or tfds: and a folder, file (relative to --data-dir, or absolute) or name; jaxpfl data list shows
-    them."""
-    data_dir: str | None = None
-    """Where data sets lie; $JAXPFL_DATA_DIR unless given, then ./data."""
-    partition: str | None = None
-    """How examples are dealt to clients: iid, classes (a number of classes for each client), shards, dirichlet,
-    dirichlet-class, lognormal, natural (a client is a writer or user), superclasses or clusters (iid, with labels that
-    each cluster of clients permutes in its own way); by data set unless given."""
-    clients: int | None = None
-    """Number of clients m; by data set unless given."""
-    classes_per_client: int | None = None
-    """Classes that each client holds, for --partition classes; by data set unless given."""
-    shards_per_client: int | None = None
-    """Shards of the examples sorted by class that each client holds, for --partition shards; 2 unless given."""
-    alpha: float | None = None
-    """Dirichlet concentration, for --partition dirichlet and dirichlet-class: small is very unlike, large is iid."""
-    min_examples: int | None = None
-    """Examples that every client must hold, for --partition dirichlet-class, and classes with a --sigma; 10 unless
-    given."""
-    sigma: float | None = None
-    """Standard deviation of the logarithm of the clients' sizes, for --partition lognormal and, where sizes are to
-    differ, classes."""
-    users_per_client: int | None = None
-    """Users (writers, speakers) that each client consists of, for --partition natural; 1 unless given."""
-    superclasses_per_client: int | None = None
-    """Superclasses that each client holds, for --partition superclasses."""
-    clusters: int | None = None
-    """Clusters of clients, for --partition clusters."""
-    test_share: float | None = None
-    """Share of each client's examples kept for testing, where the data set has no official test set; 0.5 for most."""
-    validation_share: float = 0.0
-    """Share of each client's training examples set apart for validation."""
-    pool_test: bool = False
-    """Put the official test set together with the training set; each client's examples are then split by
-    --test-share."""
-    split_seed: int = 0
-    """Seed of the split into clients, train and test; the run seeds do not change the split."""
-    drop_empty: bool = False
-    """Drop clients without training examples instead of refusing them."""
-    standardize: bool = False
-    """Bring each feature to mean 0 and deviation 1 over the training examples of the clients that are trained. Pixels
-    are standardised whenever they are loaded."""
-    unseen_clients: int = 0
-    """Clients beside the --clients that are never trained: they arrive at the end, adapt and are scored."""
+class _Source:
+    data: str = setting(
+        "digits",
+        "Data set: digits (embedded), planted (drawn), mnist, mnist-writers, cifar10, femnist, ..., or idx:, leaf:, "
+        "libsvm:, npz: or tfds: and a folder, file (relative to --data-dir, or absolute) or name; jaxpfl data list "
+        "shows them.",
+    )
+    data_dir: str | None = setting(None, "Where data sets lie; $JAXPFL_DATA_DIR unless given, then ./data.")
 
 
-@dataclass(frozen=True)
-class RunConfig(DataConfig):
-    """One experiment: data, split, work, methods, seeds. Fields left at None take the data set's preset.
+@dataclass(frozen=True, kw_only=True)
+class DataConfig(Split, _Source):
+    """The data set, and how it is split among clients. Fields left at None take the data set's preset."""
 
-    The documentation of each field is what ``--help`` shows.
+    partition: Any = restated(Split, "partition", None, _BY_DATA_SET)
+    clients: int | None = setting(None, "Number of clients m.", unless_given=_BY_DATA_SET, range=COUNT, unit="clients")
+    classes_per_client: int | None = restated(Split, "classes_per_client", None, _BY_DATA_SET)
+    test_share: Any = restated(Split, "test_share", None, "0.5 for most data sets")
+    unseen_clients: int = setting(
+        0,
+        "Clients beside the --clients that are never trained: they arrive at the end, adapt and are scored.",
+        range=Range(0),
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class RunConfig(Settings, DataConfig):
+    """One experiment as text: data, split, work, methods, seeds. Fields left at None take the data set's preset.
+
+    `spec_for` makes a `RunSpec` of it for each method.
     """
 
-    model: str | None = None
-    """Model: linear, mlp, mlp:128,64 (hidden sizes), cnn, ...; by data set unless given."""
-    warm_start: str | None = None
-    """Parameters that every model starts from: a run folder or exported models, for its global model (PATH:METHOD where
-    there are several methods), or an .npz file of parameters by path."""
-    cohort: int | None = None
-    """Clients in a round, a count K <= m (for Poisson participation the expected one); by data set unless given."""
-    participation: str | None = None
-    """How they are drawn: full, uniform (exactly K), or poisson (each independently, at the rate K/m). Unless given,
-    full where K = m, else uniform; with --privacy.* poisson."""
-    cohort_cap: int | None = None
-    """Slots of a Poisson cohort: clients beyond it are left out and counted. Unless given, so many that a round needs
-    more with a probability below 1e-6."""
-    weighting: str | None = None
-    """Of the clients in the server's mean, for methods that weigh them: examples or uniform; examples unless given, and
-    uniform with --privacy.*."""
-    local_steps: int | None = None
-    """Local steps (mini-batches) of a client in a round; 10 for most data sets."""
-    batch_size: int | None = None
-    """Examples in a mini-batch; by data set unless given."""
-    draw: str = "epoch"
-    """How mini-batches are drawn: epoch (every example once before any twice), step (anew each step, without
-    replacement in a batch) or replacement."""
-    rounds: int | None = None
-    """Federated rounds; by data set unless given."""
-    dropout: float = 0.0
-    """Probability that a client of a round does its work and uploads nothing."""
-    stragglers: float = 0.0
-    """Probability that a client takes fewer local steps in a round, a number uniform on 1 ... LOCAL_STEPS."""
-    same_stragglers: bool = False
-    """The same clients are slow in every round, each with its own number of steps; else drawn anew in each round."""
-    adapt_rounds: int = 10
-    """Rounds that an unseen client works with the server's last message before it is scored."""
-    lr: float | None = None
-    """Learning rate of every method; each method's own unless given."""
-    graph: str | None = None
-    """Which clients are neighbours, for network-lasso: the nearest by their data, their features' covariances
-    (features) or locally trained models, or a CSV file with two client ids on each line; data unless given."""
-    neighbours: int | None = None
-    """Neighbours that each client has at least in such a graph of the nearest; 5 unless given."""
-    client_optimizer: str = "sgd"
-    """Optimiser of the local steps: an optax name, or name:argument=value,..., such as adam:b1=0.8; new every round."""
-    server_optimizer: str = "sgd"
-    """Optimiser of the server, acting on the mean increment, in the same form; also fedavgm, fedadagrad, fedadam and
-    fedyogi. sgd at --server-lr 1 is averaging."""
-    server_lr: float | None = None
-    """Learning rate of every method's server; 1 unless given."""
-    compress: str | None = None
-    """How clients code what they upload: lossless, qsgd, top-k, sign, uniform, tv or codebook, with arguments, such as
-    qsgd:levels=4, top-k:share=0.01, uniform:bits=4, tv:gamma=0.1,codebook=3; feedback=false leaves out error feedback,
-    feedback=true gives it to qsgd and uniform. Unless given, nothing is coded."""
-    set: tuple[str, ...] = ()
-    """A method's own hyper-parameters or options: METHOD.name=value."""
-    seed: int = 0
-    """First run seed."""
-    seeds: int | None = None
-    """Number of run seeds, all in one program; by data set unless given."""
-    eval_every: int = 10
-    """Score all clients after every so many rounds, and at the end."""
-    checkpoint_every: int = 50
-    """Write a checkpoint after every so many rounds, and at the end."""
-    privacy: PrivacyConfig = field(default_factory=PrivacyConfig)
-    """User-level differential privacy of what clients upload: clipping, noise, and what it is worth."""
-    plan: ExecutionPlan = field(default_factory=ExecutionPlan)
-    """How to execute: changes speed and memory, not results (up to the rounding of additions)."""
+    model: Any = restated(Settings, "model", None, _BY_DATA_SET)
+    cohort: int | None = restated(Settings, "cohort", None, _BY_DATA_SET)
+    local_steps: Any = restated(Settings, "local_steps", None, "10 for most data sets")
+    batch_size: Any = restated(Settings, "batch_size", None, _BY_DATA_SET)
+    rounds: Any = restated(Settings, "rounds", None, _BY_DATA_SET)
+    warm_start: str | None = setting(
+        None,
+        "Parameters that every model starts from: a run folder or exported models, for its global model (PATH:METHOD "
+        "where there are several methods), or an .npz file of parameters by path.",
+    )
+    set: tuple[str, ...] = setting((), "A method's own hyper-parameters or options: METHOD.name=value.")
+    seed: int = setting(0, "First run seed.", range=Range(0, 2**32 - 1))
+    seeds: int | None = setting(
+        None, "Number of run seeds, all in one program.", unless_given=_BY_DATA_SET, range=COUNT, unit="runs"
+    )
+    eval_every: int = setting(10, "Score all clients after every so many rounds, and at the end.", range=COUNT)
+    checkpoint_every: int = setting(50, "Write a checkpoint after every so many rounds, and at the end.", range=COUNT)
+    privacy: PrivacyConfig = field(
+        default_factory=PrivacyConfig,
+        metadata=about(
+            "User-level differential privacy of what clients upload: clipping, noise, and what it is worth."
+        ),
+    )
+    plan: ExecutionPlan = field(
+        default_factory=ExecutionPlan,
+        metadata=about("How to execute: changes speed and memory, not results (up to the rounding of additions)."),
+    )
 
 
 _MAY_GROW = ("rounds",)
@@ -163,34 +108,55 @@ def resolve(config: RunConfig) -> RunConfig:
     else:
         values["cohort"] = min(values["cohort"], max(clients, 1))
     config = dataclasses.replace(config, **{k: v for k, v in values.items() if given[k] is None})
-    counts = ("clients", "classes_per_client", "cohort", "local_steps", "batch_size", "rounds", "seeds", "neighbours")
-    for name in (*counts, "eval_every", "checkpoint_every"):
-        if getattr(config, name) is not None:
-            check_positive(**{name: getattr(config, name)})
-    for name, value in vars(config).items():
-        if isinstance(value, int) and value > LARGEST and name not in ("seed", "split_seed"):
-            raise JaxpflError(f"{name} must be at most {LARGEST}, got {value}")
-    for name, low in (("test_share", "> 0"), ("validation_share", ">= 0")):
-        value = getattr(config, name)
-        if not (0 < value < 1 or (value == 0 and low == ">= 0")):
-            raise JaxpflError(f"{name} must be {low} and < 1, got {value}")
-    for name, runs in (("seed", config.seeds), ("split_seed", 1)):
-        value = getattr(config, name)
-        if not 0 <= value <= 2**32 - (runs or 1):
-            raise JaxpflError(f"{name} must be at least 0, and every seed below 2**32, got {value}")
-    for name in ("unseen_clients", "adapt_rounds"):
-        value = getattr(config, name)
-        if not isinstance(value, int) or value < 0:
-            raise JaxpflError(f"{name} must be a whole number of at least 0, got {value!r}")
+    check(config)
+    if config.seed > 2**32 - (config.seeds or 1):
+        raise JaxpflError(f"seed must be at least 0, and every seed below 2**32, got {config.seed}")
     availability(config.dropout, config.stragglers, same_stragglers=config.same_stragglers)
     config.privacy.check()
     if config.compress is not None:
         compression.resolve(config.compress)
-    for name in ("lr", "server_lr"):
-        value = getattr(config, name)
-        if value is not None and not 0 < value < float("inf"):
-            raise JaxpflError(f"{name} must be > 0 and finite, got {value}")
     return config
+
+
+def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_classes: int | None = None) -> RunSpec:
+    """The run of one method of a resolved config; the texts of ``--set`` are parsed here.
+
+    Args:
+      config: the config.
+      name: the method's name.
+      methods: of all methods of the run.
+      num_classes: of the data set.
+
+    Raises:
+      JaxpflError: for a name or a value that is not the method's.
+    """
+    method = algorithms.get(name)
+    hyper, options = _parsed(method, method_settings(config, name, methods))
+    return spec_of(
+        method,
+        config,
+        hyper=hyper,
+        options=options,
+        seeds=tuple(range(config.seed, config.seed + (config.seeds or 1))),
+        privacy=config.privacy if config.privacy.on else None,
+        plan=config.plan,
+        split=part_of(Split, config),
+        num_classes=num_classes,
+    )
+
+
+def _parsed(method: Method, settings: Mapping[str, str]) -> tuple[dict[str, float | str], dict[str, Any]]:
+    """Settings of a method as (hyper-parameters, static options), their texts parsed."""
+    hyper, options = {}, {}
+    names = [field.name for field in dataclasses.fields(method.hyper)]
+    for key, text in settings.items():
+        if key in method.options:
+            options[key] = choices.typed(f"{method.name}.{key}", text, type(method.options[key]))
+        elif key not in names:
+            raise unknown_name(f"hyper-parameter of {method.name}", key, [*names, *method.options])
+        else:
+            hyper[key] = text if text == PAPER else choices.typed(f"{method.name}.{key}", text, float)
+    return hyper, options
 
 
 def method_settings(config: RunConfig, method: str, methods: tuple[str, ...]) -> dict[str, str]:
@@ -221,12 +187,20 @@ def to_json(config: RunConfig) -> dict[str, Any]:
     return json.loads(json.dumps(dataclasses.asdict(config)))
 
 
+def completed(stored: dict[str, Any]) -> dict[str, Any]:
+    """The JSON of a stored config with the defaults of the settings that there were not when it was written."""
+    default = to_json(RunConfig())
+    tables = {name: default[name] | own for name in ("privacy", "plan") if isinstance(own := stored.get(name), dict)}
+    return default | stored | tables
+
+
 def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
     """What a resumed run changes: (semantic differences, allowed ones), each ``name: old -> new``.
 
     The plan, more rounds, and the folder of the data may change; anything else is another experiment.
     """
     semantic, allowed = [], []
+    old = completed(old)
     for name in sorted(old.keys() | new.keys()):
         was, now = old.get(name), new.get(name)
         if was == now:
@@ -235,3 +209,19 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], li
         free = name in _FREE or grown
         (allowed if free else semantic).append(f"{name}: {was} -> {now}")
     return semantic, allowed
+
+
+def default_folder(command: str, config: RunConfig, methods: tuple[str, ...], resume: bool) -> Path:
+    """``runs/COMMAND-DATA-HASH``, the hash over what may not change on resume; a new number where that is taken."""
+    fixed = to_json(replace(config, rounds=None, checkpoint_every=0, data_dir=None))
+    fixed.pop("plan")
+    for one in dataclasses.fields(config):  # a new setting at its default does not rename the folders of older runs
+        if one.metadata["since"] != "0.1" and is_default(config, one.name):
+            del fixed[one.name]
+    text = json.dumps([command, sorted(methods), fixed], sort_keys=True)
+    data = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.data)
+    first = Path("runs") / f"{command}-{data}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    latest, number = None, 1
+    while (folder := first if number == 1 else first.with_name(f"{first.name}-{number}")).exists():
+        latest, number = folder, number + 1
+    return latest if resume and latest is not None else folder

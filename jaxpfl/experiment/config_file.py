@@ -15,7 +15,8 @@ from jaxpfl.data.sources.base import check_fits, one_line
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.experiment.config import RunConfig
-from jaxpfl.experiment.privacy import PrivacyConfig
+from jaxpfl.privacy import PrivacyConfig
+from jaxpfl.settings import text_words
 
 _MEMORY = 50  # times its length that a text takes while it is parsed
 _MOST_PARTS = 100_000
@@ -135,7 +136,7 @@ def from_mapping(values: dict[str, Any], where: str) -> RunConfig:
     Raises:
       JaxpflError: for an unknown field or a value of the wrong type.
     """
-    fields = {f.name: f.type for f in dataclasses.fields(RunConfig)}
+    fields = {f.name: text_words(f) for f in dataclasses.fields(RunConfig)}
     changes: dict[str, Any] = {}
     for raw, value in values.items():
         name = str(raw).replace("-", "_")
@@ -148,14 +149,14 @@ def from_mapping(values: dict[str, Any], where: str) -> RunConfig:
         elif name == "set":
             changes[name] = _settings(value, where)
         else:
-            changes[name] = _typed(value, str(fields[name]), f"{raw} in {where}")
+            changes[name] = _typed(value, fields[name], f"{raw} in {where}")
     return RunConfig(**changes)
 
 
 def _table(table: str, value: Any, where: str) -> Any:
     if not isinstance(value, dict):
         raise JaxpflError(f"{table} in {where} must be a table, got {shown(value)}")
-    fields = {f.name: f.type for f in dataclasses.fields(_TABLES[table])}
+    fields = {f.name: text_words(f) for f in dataclasses.fields(_TABLES[table])}
     changes = {}
     for raw, item in value.items():
         name = str(raw).replace("-", "_")
@@ -163,7 +164,7 @@ def _table(table: str, value: Any, where: str) -> Any:
             raise unknown_name(f"field of {table} in {where}", str(raw), fields)
         if name in changes:
             raise JaxpflError(f"{table}.{raw} in {where} stands twice, with a dash and with an underscore")
-        changes[name] = _typed(item, str(fields[name]), f"{table}.{raw} in {where}")
+        changes[name] = _typed(item, fields[name], f"{table}.{raw} in {where}")
     return _TABLES[table](**changes)
 
 

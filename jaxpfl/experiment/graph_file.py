@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 from pathlib import Path
+from typing import TypeGuard
 
 import numpy as np
 
@@ -16,9 +17,9 @@ from jaxpfl.similarity.graphs import Graph
 HEADER = ("client", "neighbour")
 
 
-def is_named(graph: str | None) -> bool:
-    """Whether ``--graph`` is a file, not a space."""
-    return graph is not None and graph.lower().endswith(".csv")
+def is_named(graph: str | Graph | None) -> TypeGuard[str]:
+    """Test for a ``--graph`` that is a file, not a space."""
+    return isinstance(graph, str) and graph.lower().endswith(".csv")
 
 
 def read(path: Path, client_ids: np.ndarray) -> Graph:

@@ -172,7 +172,7 @@ def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
         # If the personalised model is the global one, one line represents both.
         if len(both) and not np.allclose(own, global_values, equal_nan=True):
             of_global[method] = np.array([place]) if single else both, 100 * global_values.mean(axis=1)
-    if not shown:
+    if not any(np.isfinite(part).any() for part in shown):  # no client has test examples
         entitle(axes, _says({}, 0.0, 1.0, single))
         return figure
     # The personalised models set the scale; an untrained global model may lie far below.
@@ -226,8 +226,8 @@ def _named(arrays: dict[str, dict[str, np.ndarray]], name: str) -> dict[str, np.
 
 
 def _clients(accuracies: dict[str, np.ndarray], colors: dict[str, str], title: str) -> Any:
-    """Each client's accuracy (mean over seeds) as a dot, with the mean and the quartiles; None without clients."""
-    if not accuracies:
+    """Each client's accuracy (mean over seeds) as a dot, with the mean and the quartiles; None without scores."""
+    if not any(np.isfinite(values).any() for values in accuracies.values()):
         return None
     figure, axes = new_axes("", "test accuracy of a client, mean over seeds", f"{title} (bars: mean and quartiles)")
     jitter = np.random.default_rng(0)

@@ -73,7 +73,7 @@ def write_method(
             "seconds": seconds,
             "privacy": _privacy(experiment.protection(name), simulation),
             # Means over the runs: a run's clients differ where cohorts are random in size.
-            **uplink.of_method(simulation, counts, experiment.config.compress),
+            **uplink.of_method(simulation, counts, str(experiment.config.compress)),
             "bytes_down": down * int(counts.participations.sum()) // runs,
             "client_steps": int(counts.steps.sum()) // runs,
             "gradients": _gradients(arrays),

@@ -12,7 +12,9 @@ from __future__ import annotations
 
 import shutil
 import time
-from contextlib import suppress
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,10 +29,11 @@ from jaxpfl.experiment import graph_file, results, secret_noise, uplink
 from jaxpfl.experiment.checkpoint import Checkpoints
 from jaxpfl.experiment.config import RunConfig, differences, to_json
 from jaxpfl.experiment.interrupt import Interrupt, Interrupted
-from jaxpfl.experiment.pace import Pace
 from jaxpfl.experiment.profile import OFF, Profile
 from jaxpfl.experiment.setup import Experiment, require
 from jaxpfl.experiment.stored_run import GRAPH, read_record
+
+_SECONDS_PER_CALL = 1.0
 
 
 class Reporter(Protocol):
@@ -185,7 +188,7 @@ def _run_method(
     sent = uplink.Uplink(simulation, state)
     reporter.start(name, done, rounds)
     started = time.perf_counter() - seconds
-    pace = Pace(config.plan.rounds_per_call)
+    pace = _Pace(config.plan.rounds_per_call)
     loss, accuracy, scores = float("nan"), None, None
     for stop in milestones(done, rounds, config.eval_every, config.checkpoint_every):
         while done < stop and not interrupt.asked:
@@ -222,6 +225,26 @@ def _run_method(
             scores |= _evaluate_unseen(simulation, state)
     results.write_method(folder, name, experiment, simulation, state, scores, time.perf_counter() - started)
     reporter.finish(name)
+
+
+class _Pace:
+    """Rounds of one call: about a second's worth, so that progress moves and Ctrl-C is soon heeded.
+
+    Every length runs the same compiled program, so the choice does not touch the numbers.
+    """
+
+    def __init__(self, most: int):
+        self._most = most
+        self._length = 1
+
+    @contextmanager
+    def call(self, rounds: int) -> Iterator[int]:
+        """Times one call of at most ``rounds`` rounds; gives its length."""
+        length, began = min(self._length, rounds), time.perf_counter()
+        yield length
+        fitting = length * _SECONDS_PER_CALL / max(time.perf_counter() - began, 1e-9)
+        # The first call compiles; doubling at most lets a slow start recover and a fast one not overshoot.
+        self._length = int(min(max(fitting, 1), 2 * self._length, self._most))
 
 
 def _evaluate_unseen(simulation: Simulation, state: RunState) -> dict[str, dict[str, np.ndarray]]:
@@ -263,8 +286,15 @@ def _evaluate(
     labels = {"after": "personalized", "before": "personalized_before", "global": "global"}
     for which, metrics in scores.items():
         for metric in ("accuracy", "loss"):
-            record[f"{labels[which]}_{metric}"] = np.nanmean(metrics[metric], axis=1)
+            record[f"{labels[which]}_{metric}"] = _mean(metrics[metric])
     if experiment.federation.validation.mask.shape[1]:
         validation = simulation.evaluate(state, "validation")["after"]["accuracy"]
-        record["validation_accuracy"] = np.nanmean(np.asarray(validation), axis=1)
+        record["validation_accuracy"] = _mean(np.asarray(validation))
     return scores, record
+
+
+def _mean(scores: np.ndarray) -> np.ndarray:
+    """Mean over the clients that have a score, [S, m] -> [S]; NaN where none has."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of a mean of nothing
+        return np.nanmean(scores, axis=1)

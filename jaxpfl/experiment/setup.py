@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import zlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -12,26 +12,33 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxpfl import algorithms, choices, compression, data, participation
-from jaxpfl.algorithms import LocalWork
-from jaxpfl.algorithms.parts.hyper import PAPER, replace, with_rate, with_server_rate
-from jaxpfl.algorithms.parts.server_optimizer import check_rate
-from jaxpfl.engine import Simulation, accounted
-from jaxpfl.engine.assemble import build, draw_cohorts, make_simulation, make_task, weighting_under
-from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
+from jaxpfl import data
+from jaxpfl.data import Split
+from jaxpfl.engine import Simulation
+from jaxpfl.engine.assemble import build
+from jaxpfl.engine.assembly import (
+    Assembled,
+    check_claim,
+    check_federation,
+    check_settings,
+    cohorts_of,
+    graph_of,
+    put_together,
+    task_of,
+    work_of,
+)
 from jaxpfl.engine.execution_plan import resolve as resolve_plan
 from jaxpfl.engine.groups import make_groups
+from jaxpfl.engine.spec import Cohorts, Neighbourhood, Training
 from jaxpfl.engine.state import server_context
-from jaxpfl.errors import JaxpflError, unknown_name, warn
+from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.experiment import graph_file
-from jaxpfl.experiment.config import RunConfig, method_settings
+from jaxpfl.experiment.config import RunConfig, spec_for
 from jaxpfl.experiment.presets import model_for, preset
-from jaxpfl.experiment.privacy import Origin, Protection, caveat, protect
-from jaxpfl.experiment.unused import unused
+from jaxpfl.experiment.privacy import Origin, Protection, caveat, protection_of
 from jaxpfl.models import Task
-from jaxpfl.models.given import start_from
-from jaxpfl.participation import Participation
 from jaxpfl.privacy.statement import GIVEN_START
+from jaxpfl.settings import part_of
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.types import Federation, PyTree
 
@@ -51,6 +58,7 @@ class Experiment(NamedTuple):
     Attributes:
       config: the config.
       methods: names of the methods.
+      runs: the run of each method, by name.
       federation: the clients that are trained.
       task: model, loss and metrics.
       start: the checksum of the parameters that it starts from, if given.
@@ -62,6 +70,7 @@ class Experiment(NamedTuple):
 
     config: RunConfig
     methods: tuple[str, ...]
+    runs: Mapping[str, Assembled]
     federation: Federation
     task: Task
     start: int | None
@@ -72,49 +81,32 @@ class Experiment(NamedTuple):
 
     def simulation(self, name: str) -> Simulation:
         """The compiled programs of one method."""
-        config, method = self.config, algorithms.get(name)
-        _, options = _split_settings(config, name, self.methods)
-        protection = self.protection(name)
-        mechanism = None if protection is None else protection.mechanism
-        return make_simulation(
-            method,
-            self.task,
-            dataclasses.replace(local_work(config, self.federation, self.unseen), privacy=mechanism, graph=self.graph),
-            self.federation,
-            cohorts(config, self.federation.num_clients),
-            self.hyper(name),
-            options=options,
-            privacy=mechanism,
-            compressor=None if config.compress is None else compression.resolve(config.compress),
-            availability=participation.availability(
-                config.dropout, config.stragglers, same_stragglers=config.same_stragglers
-            ),
-            plan=config.plan,
-            unseen=self.unseen,
-            adapt_rounds=config.adapt_rounds,
-        )
+        return dataclasses.replace(self.runs[name], task=self.task).simulation()
 
-    def hyper(self, name: str) -> Any:
-        """One method's hyper-parameters."""
-        return _hyper(self.config, name, self.methods)
+    def under(self, config: RunConfig, names: Sequence[str], methods: tuple[str, ...]) -> Experiment:
+        """The experiment on the same data and model under another resolved config.
+
+        Args:
+          config: the config.
+          names: the methods that it is wanted of.
+          methods: all methods of that config.
+        """
+        specs = [spec_for(config, name, methods) for name in names]
+        data_of = self.federation, self.unseen, self.task, self.graph
+        runs = {spec.method.name: put_together(spec, *data_of) for spec in specs}
+        return self._replace(config=config, methods=methods, runs=runs)
 
     def all_hyper(self, name: str) -> dict[str, float]:
         """One method's hyper-parameters by name, its noise multiplier among them where it is private."""
-        hyper = {field: float(value) for field, value in vars(self.hyper(name)).items()}
-        if (protection := self.protection(name)) is not None:  # calibrated noise depends on the rounds
-            hyper[NOISE_MULTIPLIER] = float(np.asarray(protection.mechanism.noise_multiplier))
+        run = self.runs[name]
+        hyper = {field: float(value) for field, value in vars(run.hp).items()}
+        if run.mechanism is not None:  # calibrated noise depends on the rounds
+            hyper[NOISE_MULTIPLIER] = float(np.asarray(run.mechanism.noise_multiplier))
         return hyper
 
     def protection(self, name: str) -> Protection | None:
-        """What makes one method's uploads private, and what that is worth; None where nothing does."""
-        config, method = self.config, algorithms.get(name)
-        if not method.uploads:
-            return None
-        options, steps = _split_settings(config, name, self.methods)[1], require(config.local_steps)
-        of_run = accounted.of_round(
-            method, self.hyper(name), options, steps=steps, optimizer=config.client_optimizer
-        ) | {"rounds": require(config.rounds), "compressed": config.compress is not None}
-        return protect(config.privacy, cohorts(config, self.federation.num_clients), of_run, self.caveats)
+        """The privacy of one method's uploads; None where nothing is private."""
+        return protection_of(self.runs[name], self.caveats)
 
     def fingerprint(self) -> dict[str, Any]:
         """What the config does not say but the numbers depend on: every hyper-parameter, and the data themselves."""
@@ -150,13 +142,12 @@ def prepare(
         raise JaxpflError("at least one method is needed")
     if len(set(methods)) != len(methods):
         raise JaxpflError(f"each method can be named once, got {', '.join(methods)}")
-    rates = [getattr(_hyper(config, name, methods), "server_lr", 0.0) for name in methods]
-    check_rate(config.server_optimizer, max(rates), strict=strict)
-    if idle := unused(config, methods):
-        warn("; ".join(idle), strict=strict)
-    # Refused before the data are read: a cohort that no split could serve.
+    # All that can be refused before the data are read; a model that they choose is filled in behind.
+    named = config if config.model is not None else dataclasses.replace(config, model=Training.model)
+    specs = [spec_for(named, name, methods) for name in methods]
+    check_settings(specs, newcomers=config.unseen_clients > 0, strict=strict)
     if config.clients is not None:
-        cohorts(config, config.clients)
+        cohorts_of(specs[0], config.clients)
     source, federation = load_federation(config)
     unseen = None
     if config.unseen_clients:
@@ -169,42 +160,45 @@ def prepare(
         unseen = None if unseen is None else data.scaled(unseen, scaling)
         if config.privacy.on:
             warn(f"standardize = True: {_NOT_PRIVATE}", strict=strict)
-    data.check_labels(federation, strict)
-    data.check_scales(federation, strict)
+    check_federation(federation, unseen, strict=strict)
     if config.model is None:
         config = dataclasses.replace(config, model=model_for(source))
     if config.cohort is None:
         usual = preset(config.data, config.partition)["cohort"]
         config = dataclasses.replace(config, cohort=min(usual, federation.num_clients))
-    drawn = cohorts(config, federation.num_clients)  # clients may have been dropped
-    _check_delta(config, federation.num_clients, strict)
+    filled = {"training": part_of(Training, config), "cohorts": part_of(Cohorts, config)}
+    specs = [dataclasses.replace(spec, **filled, num_classes=source.num_classes, warm_start=initial) for spec in specs]
+    drawn = cohorts_of(specs[0], federation.num_clients)  # clients may have been dropped
+    check_claim(specs[0], federation, strict=strict)
     clients, capacity = federation.num_clients, drawn.capacity
     resolve_plan(config.plan, cohort=capacity, num_clients=clients, model_bytes=1)  # refuses its devices
-    if not np.asarray(federation.test.mask).any():
-        raise JaxpflError("no client has test examples: use fewer clients, or a larger --test-share")
-    data.check_batch_size(federation, require(config.batch_size), strict)
-    task = make_task(require(config.model), federation, source.num_classes)
-    start = None
-    if initial is not None:
-        task, start = start_from(task, initial), _checksum(dict(initial))
-    work = local_work(config, federation, unseen)
+    data.check_batch_size(federation, config.batch_size, strict)
+    task = task_of(specs[0], federation, unseen)
+    work = work_of(specs[0], federation, unseen)
     work.batches(work.steps)  # refuses an unknown way to draw, and more of them than can be counted
-    graph = _graph(config, methods, federation, task, work)
-    work = dataclasses.replace(work, graph=graph)
-    for name in methods:  # a method may refuse its options, the task, how many take part, or the data
-        algorithm = build(algorithms.get(name), task, work, _split_settings(config, name, methods)[1])
-        begin = partial(algorithm.server.init, hp=_hyper(config, name, methods), ctx=server_context(drawn, 0))
+    asking = next((spec for spec in specs if spec.method.graph), None)
+    graph = None
+    if asking is not None:
+        if graph_file.is_named(config.graph):
+            read = graph_file.read(Path(config.graph), np.asarray(federation.client_ids))
+            asking = dataclasses.replace(asking, neighbourhood=Neighbourhood(graph=read))
+        graph = graph_of(asking, federation, task, named=str(config.graph or "data"))
+    runs = {spec.method.name: put_together(spec, federation, unseen, task, graph) for spec in specs}
+    for run in runs.values():  # a method may refuse its options, the task, how many take part, or the data
+        algorithm = build(run.spec.method, task, dataclasses.replace(run.work, privacy=None), dict(run.spec.options))
+        begin = partial(algorithm.server.init, hp=run.hp, ctx=server_context(drawn, 0))
         jax.eval_shape(begin, jax.random.key(0))
         make_groups(algorithm, np.asarray(federation.client_ids), devices=1)
         for part in (federation, unseen):
             if part is not None:
                 algorithm.check_data(part)
+    start = None if initial is None else _checksum(dict(initial))
     caveats: tuple[str, ...] = ()
     if config.privacy.on and initial is not None:
         caveats = (caveat(origin, _checksum((federation, unseen))),)
         if caveats[0] != GIVEN_START:
             warn(f"warm_start = {config.warm_start}: {caveats[0]}", strict=strict)
-    experiment = Experiment(config, methods, federation, task, start, unseen, graph, scaling, caveats)
+    experiment = Experiment(config, methods, runs, federation, task, start, unseen, graph, scaling, caveats)
     if config.privacy.on or config.compress is not None:
         # What a method uploads, and so whether it can be private and compressed, shows when it is traced.
         for name in methods:
@@ -212,83 +206,13 @@ def prepare(
     return experiment
 
 
-def _check_delta(config: RunConfig, clients: int, strict: bool) -> None:
-    """Warns of a claim that means nothing: to publish one client at random, whole, has a delta of 1 / clients."""
-    delta = config.privacy.delta
-    if delta is not None and 1 / clients <= delta < 1:
-        warn(
-            f"privacy.delta = {delta:g} is not below 1 / clients = {1 / clients:g}: such a claim holds even where the "
-            "data of a client drawn at random are published",
-            strict=strict,
-        )
-
-
 def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
     """The data set of a resolved config, and its split into clients, unseen ones among them; not standardised."""
     source = data.load(config.data, config.data_dir)
-    federation = data.federate(
-        source,
-        partition=require(config.partition),
-        clients=None if config.clients is None else config.clients + config.unseen_clients,
-        classes_per_client=config.classes_per_client,
-        shards_per_client=config.shards_per_client,
-        alpha=config.alpha,
-        min_examples=config.min_examples,
-        sigma=config.sigma,
-        users_per_client=config.users_per_client,
-        superclasses_per_client=config.superclasses_per_client,
-        clusters=config.clusters,
-        test_share=require(config.test_share),
-        validation_share=config.validation_share,
-        pool_test=config.pool_test,
-        split_seed=config.split_seed,
-        drop_empty=config.drop_empty,
-    )
-    return source, federation
-
-
-def _graph(
-    config: RunConfig, methods: tuple[str, ...], federation: Federation, task: Task, work: LocalWork
-) -> Graph | None:
-    """The graph that a method of the run asks for; None where none does."""
-    asking = [method for method in map(algorithms.get, methods) if method.graph]
-    if not asking:
-        return None
-    if graph_file.is_named(config.graph):
-        graph = graph_file.read(Path(require(config.graph)), np.asarray(federation.client_ids))
-    else:
-        near = config.neighbours or NEIGHBOURS
-        graph = graph_for(asking[0], config.graph, federation, task, work, neighbours=near)
-    if graph is not None and not graph.edges:  # its states have no rows, which no checkpoint holds
-        raise JaxpflError(f"graph = {config.graph or 'data'} has no edges: {asking[0].name} needs neighbours")
-    return graph
-
-
-def local_work(config: RunConfig, federation: Federation, unseen: Federation | None = None) -> LocalWork:
-    """The work in a round of all clients that there are."""
-    sizes = [np.asarray(part.train.size) for part in (federation, unseen) if part is not None]
-    return LocalWork(
-        np.concatenate(sizes),
-        require(config.local_steps),
-        require(config.batch_size),
-        config.draw,
-        optimizer=config.client_optimizer,
-        server_optimizer=config.server_optimizer,
-        weighting=weighting_under(config.privacy.on, config.weighting),
-        unseen=0 if unseen is None else unseen.num_clients,
-    )
-
-
-def cohorts(config: RunConfig, num_clients: int) -> Participation:
-    """How the cohorts of a resolved config are drawn."""
-    return draw_cohorts(
-        num_clients,
-        config.cohort,
-        config.participation,
-        config.cohort_cap,
-        private=config.privacy.on,
-        cuts=config.privacy.accountant == "pld",
-    )
+    split = part_of(Split, config)
+    if config.clients is not None:
+        split = dataclasses.replace(split, clients=config.clients + config.unseen_clients)
+    return source, data.federate(source, **vars(dataclasses.replace(split, standardize=False)))
 
 
 def _checksum(tree: PyTree) -> int:
@@ -303,32 +227,3 @@ def require(value: Any) -> Any:
     if value is None:
         raise JaxpflError("the config is not resolved")
     return value
-
-
-def _hyper(config: RunConfig, name: str, methods: tuple[str, ...]) -> Any:
-    """A method's defaults, then ``--lr`` and ``--server-lr``, then ``--set``; checked."""
-    method = algorithms.get(name)
-    hp = method.hyper if config.lr is None else with_rate(method.hyper, config.lr)
-    hp = hp if config.server_lr is None else with_server_rate(hp, config.server_lr)
-    return replace(name, hp, _split_settings(config, name, methods)[0])
-
-
-def method_options(config: RunConfig, name: str, methods: tuple[str, ...]) -> dict[str, Any]:
-    """A method's static options that ``--set`` gives."""
-    return _split_settings(config, name, methods)[1]
-
-
-def _split_settings(
-    config: RunConfig, name: str, methods: tuple[str, ...]
-) -> tuple[dict[str, float | str], dict[str, Any]]:
-    """The ``--set`` entries of a method as (hyper-parameters, static options), values parsed."""
-    method, hyper, options = algorithms.get(name), {}, {}
-    names = [field.name for field in dataclasses.fields(method.hyper)]
-    for key, text in method_settings(config, name, methods).items():
-        if key in method.options:
-            options[key] = choices.typed(f"{name}.{key}", text, type(method.options[key]))
-        elif key not in names:
-            raise unknown_name(f"hyper-parameter of {name}", key, [*names, *method.options])
-        else:
-            hyper[key] = text if text == PAPER else choices.typed(f"{name}.{key}", text, float)
-    return hyper, options

@@ -18,8 +18,8 @@ from jaxpfl.experiment import results
 from jaxpfl.experiment.checkpoint import Checkpoints
 from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.experiment.config_file import ConfigFile, from_mapping
-from jaxpfl.experiment.privacy import PrivacyConfig
 from jaxpfl.experiment.setup import NOISE_MULTIPLIER, Experiment, prepare, require
+from jaxpfl.privacy import PrivacyConfig
 
 GRAPH = "graph.csv"
 """The run's graph of clients, in its folder."""
@@ -130,9 +130,12 @@ def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None
     if not file.hyper:
         return
     same_clients = file.config.clients == experiment.config.clients
-    config = file.config if same_clients else dataclasses.replace(file.config, privacy=PrivacyConfig())
-    alone = experiment._replace(config=resolve(config), methods=file.methods)
-    for method in (name for name in experiment.methods if name in file.hyper):
+    config = dataclasses.replace(file.config, model=experiment.config.model)
+    if not same_clients:
+        config = dataclasses.replace(config, privacy=PrivacyConfig(), cohort=experiment.config.cohort)
+    recorded = [name for name in experiment.methods if name in file.hyper]
+    alone = experiment.under(resolve(config), recorded, file.methods)
+    for method in recorded:
         given, now = files.jsonable(alone.all_hyper(method)), files.jsonable(experiment.all_hyper(method))
         for name, value in file.hyper[method].items():
             if name == NOISE_MULTIPLIER and not same_clients:

@@ -9,6 +9,8 @@ from jaxpfl.privacy.claim import calibrated, check_compressible, plan_of, sampli
 from jaxpfl.privacy.descriptions import CentralNoise, DistributedNoise, FixedSize, Full, PerStepNoise, Poisson
 from jaxpfl.privacy.events import Relation
 from jaxpfl.privacy.mechanism import Mechanism
+from jaxpfl.privacy.noise_settings import NoiseSettings
+from jaxpfl.privacy.privacy_config import PrivacyConfig
 from jaxpfl.privacy.private_sum import PrivateHyper, privatize
 from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.privacy.statement import Statement
@@ -21,8 +23,10 @@ __all__ = [
     "FixedSize",
     "Full",
     "Mechanism",
+    "NoiseSettings",
     "PerStepNoise",
     "Poisson",
+    "PrivacyConfig",
     "PrivacyPlan",
     "PrivateHyper",
     "Refusal",

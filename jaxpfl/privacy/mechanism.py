@@ -3,46 +3,27 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Literal
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.privacy.noise_settings import NOISE_SEEDS, NoiseSettings
 from jaxpfl.privacy.step_noise import StepNoise
 from jaxpfl.protocol import NoiseStream
+from jaxpfl.settings import about
 
-NOISE_SEEDS = ("run", "secret")
 _LEAST_STDDEV = 1e-30
 """Least standard deviation whose lattice single precision can represent, with shares of a million clients."""
 
 
 @dataclass(frozen=True)
-class Mechanism:
+class Mechanism(NoiseSettings):
     """A privacy mechanism: clipping and noise.
 
     Implements: Ozkara et al. 2023, section 3.3.
     Reference: Ozkara et al. 2022, Figure 3.
-
-    Attributes:
-      noise_multiplier: z, the noise's standard deviation over C; 0 for clipping alone. One number, or one per run.
-      clipping_norm: C, or with ``quantile`` the C of the first round. One number, or one per run.
-      noise: the source of the noise. ``central``: the server, on the sum. ``distributed``: each client adds its share,
-        of variance z^2 C^2 / min_uploads, as under secure aggregation. ``per_step``: each client in every local step,
-        as printed (`StepNoise`), with standard deviation z C; C and z are then those of a step.
-      min_uploads: K_min, public: a round with fewer uploads releases nothing. Required for distributed noise; for noise
-        per step it defaults to the expected cohort.
-      quantile: adapts C to this quantile of the clients' norms (Andrew et al. 2021): each client also reports whether
-        its norm was below C; the privacy cost of the count is included in z (`noise_multiplier_of_sum`).
-      quantile_lr: rate of C's geometric steps.
-      count_stddev: standard deviation of the noise on that count.
-      scale_clipping_norm: for noise per step, C_2, of the gradient of an uploaded scale (psi); C unless given.
-      joint: for noise per step, clip and noise the gradients of parameters and scale as one vector.
-      noise_seed: source of the randomness of cohorts and noise: ``run``, the run's seed (with all its settings and
-        data, so that no two runs share it), which makes the run reproducible and is stored beside the model; or
-        ``secret``, the operating system, for models to be published: the run's state alone holds the key
-        (``RunState.noise``).
 
     Raises:
       JaxpflError: for a value out of range, or adaptive clipping without central noise.
@@ -55,16 +36,9 @@ class Mechanism:
       1.966
     """
 
-    noise_multiplier: float | tuple[float, ...]
-    clipping_norm: float | tuple[float, ...] = 1.0
-    noise: Literal["central", "distributed", "per_step"] = "central"
-    min_uploads: int | None = None
-    quantile: float | None = None
-    quantile_lr: float = 0.2
-    count_stddev: float | None = None
-    scale_clipping_norm: float | None = None
-    joint: bool = False
-    noise_seed: Literal["run", "secret"] = "run"
+    noise_multiplier: float | tuple[float, ...] = field(
+        metadata=about("z; 0 clips only. One number, or one for each run.")
+    )
 
     def __post_init__(self) -> None:
         if self.noise_seed not in NOISE_SEEDS:

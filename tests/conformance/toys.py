@@ -137,7 +137,10 @@ CORE = ("local", "fedavg", "adaped", "toy medians", "toy clusters")
 QUICK = ("adaped",)
 """Those of them that the default run takes: clients with states, an upload of several parts."""
 
-AVAILABILITY: dict[str, Availability] = {"toy medians": Availability(0.3, 0.5), "toy clusters": Availability(0.3, 0.5)}
+AVAILABILITY: dict[str, Availability] = {
+    "toy medians": Availability(dropout=0.3, stragglers=0.5),
+    "toy clusters": Availability(dropout=0.3, stragglers=0.5),
+}
 """Cases whose clients fail; all others' are reliable."""
 
 

@@ -85,7 +85,7 @@ def test_iid_deals_evenly(n: int, m: int, seed: int) -> None:
         (5, 5, r"classes per client must be 1 to 4 .*got 5"),
         (5, 0, "classes per client must be 1 to 4"),
         (3, 1, "3 clients with 1 classes each cannot hold all 4 classes"),
-        (0, 2, "number of clients must be at least 1, got 0"),
+        (0, 2, "clients must be at least 1, got 0"),
         (30, 2, r"class 0 has 10 examples for 15 clients"),
     ],
 )
@@ -196,10 +196,10 @@ def test_seeds() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"test_share": 1.0}, r"test share must lie in \[0, 1\), got 1.0"),
-        ({"validation_share": -0.1}, r"validation share must lie in \[0, 1\)"),
-        ({"split_seed": -1}, "split seed must be at least 0"),
-        ({"clients": 0}, "number of clients must be at least 1, got 0"),
+        ({"test_share": 1.0}, "test_share must be >= 0 and < 1, got 1"),
+        ({"validation_share": -0.1}, "validation_share must be >= 0 and < 1, got -0.1"),
+        ({"split_seed": -1}, "split_seed must be at least 0, got -1"),
+        ({"clients": 0}, "clients must be at least 1, got 0"),
         ({"partition": "nearest"}, "unknown partition 'nearest'"),
     ],
 )

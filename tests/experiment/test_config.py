@@ -92,7 +92,7 @@ def test_bad_files(tmp_path: Path, name: str | None, text: str, message: str):
     [
         ({"rounds": 0}, "rounds must be at least 1"),
         ({"clients": 0}, "clients must be at least 1"),
-        ({"test_share": 1.0}, "test_share must be > 0 and < 1"),
+        ({"test_share": 1.0}, "test_share must be >= 0 and < 1"),
         ({"lr": -0.1}, "lr must be > 0"),
         ({"seed": -1}, "seed must be at least 0"),
     ],

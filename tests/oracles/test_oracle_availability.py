@@ -24,9 +24,9 @@ from jaxpfl.protocol import ALL_STEPS
 ROUNDS = 6
 HYPER = {"lr": 0.3, "lr_decay": 1.0, "decay_every": 60.0, "weight_decay": 0.02}
 FAILING = {
-    "lost uploads": Availability(0.5),
-    "stragglers": Availability(0.0, 0.7),
-    "both": Availability(0.4, 0.6, True),
+    "lost uploads": Availability(dropout=0.5),
+    "stragglers": Availability(dropout=0.0, stragglers=0.7),
+    "both": Availability(dropout=0.4, stragglers=0.6, same_stragglers=True),
 }
 
 
@@ -70,13 +70,13 @@ def test_a_client_whose_upload_is_lost_keeps_its_work():
     """``local`` uploads nothing that matters: dropout must not change a client's model."""
     plain, lossy = (
         run(simulation("local", classification_problem(), HYPER, engine={"availability": given}), ROUNDS)
-        for given in (Availability(), Availability(0.5))
+        for given in (Availability(), Availability(dropout=0.5))
     )
     assert_same(client_row(plain.states[-1].clients, 0), client_row(lossy.states[-1].clients, 0))
 
 
 def test_a_round_in_which_everything_is_lost_leaves_the_server():
-    almost_sure = Availability(1 - 1e-9)
+    almost_sure = Availability(dropout=1 - 1e-9)
     got = run(simulation("adaped", classification_problem(), {}, engine={"availability": almost_sure}), 2)
     assert_same(got.states[-1].server, got.states[0].server, rtol=0)
     np.testing.assert_array_equal(got.history["dropped"], len(SIZES))
@@ -84,7 +84,7 @@ def test_a_round_in_which_everything_is_lost_leaves_the_server():
 
 def test_frequencies():
     """20000 draws: steps uniform on 1..tau for stragglers, at four standard errors (false alarm below 1e-3 in all)."""
-    given, tau, n = Availability(0.3, 0.4), 5, 20000
+    given, tau, n = Availability(dropout=0.3, stragglers=0.4), 5, 20000
     ids = np.arange(n)
     draw = jax.jit(jax.vmap(lambda i: given.step_limit(jax.random.key(3), 7, i, tau)))
     steps = np.asarray(draw(ids))
@@ -98,7 +98,10 @@ def test_frequencies():
 
 
 def test_the_same_stragglers_in_every_round():
-    each, same = Availability(0.0, 0.5), Availability(0.0, 0.5, True)
+    each, same = (
+        Availability(dropout=0.0, stragglers=0.5),
+        Availability(dropout=0.0, stragglers=0.5, same_stragglers=True),
+    )
     for given, equal in ((each, False), (same, True)):
         first, second = ([int(given.step_limit(jax.random.key(0), r, i, 100)) for i in range(20)] for r in (0, 1))
         assert (first == second) is equal
@@ -109,7 +112,7 @@ def test_who_is_not_slow_takes_all_steps_that_the_method_asks_for():
     """Ditto's personal steps may be more than tau. Of these clients none is slow, at a probability of 1e-9."""
     runs = [
         run(simulation("ditto", classification_problem(), HYPER, personal_steps=3 * STEPS, engine=engine), 2)
-        for engine in ({}, {"availability": Availability(0.0, 1e-9)})
+        for engine in ({}, {"availability": Availability(dropout=0.0, stragglers=1e-9)})
     ]
     for plain, unreliable in zip(runs[0].states, runs[1].states, strict=True):
         assert_same(unreliable.clients, plain.clients, rtol=0)

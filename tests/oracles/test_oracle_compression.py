@@ -145,7 +145,7 @@ def test_fedavg(name):
 def test_lost_uploads_failed_clients_and_who_is_left_out():
     """A client whose upload is lost keeps the memory that it made; one that fails keeps the memory that it had, and
     neither counts."""
-    problem, given, bad = classification_problem(), Availability(0.4), 1
+    problem, given, bad = classification_problem(), Availability(dropout=0.4), 1
     train = clients(problem.train)
     train[bad][0][2, 1] = np.inf
     spoiled = stack(train, clients(problem.test), IDS, clients(problem.validation))

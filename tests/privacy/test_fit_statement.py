@@ -9,7 +9,7 @@ import pytest
 import jaxpfl
 from jaxpfl.algorithms.parts import private_em
 from jaxpfl.engine import accounted
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.participation import full, poisson, uniform
 from jaxpfl.privacy import Mechanism, noise, plan_of, private_sum
 from jaxpfl.privacy.statement import CUT, GIVEN_START
@@ -79,8 +79,10 @@ def test_what_cannot_be_accounted_is_not_run(federation, options, message):
 
 
 def test_nothing_is_said_where_nothing_was_private(federation):
+    with pytest.warns(JaxpflWarning, match=r"privacy changes nothing: no method of the run \(local\) uploads anything"):
+        result = jaxpfl.fit("local", federation, **SETTING, privacy=Mechanism(1.0))
     with pytest.raises(JaxpflError, match="nothing was private"):
-        jaxpfl.fit("local", federation, **SETTING, privacy=Mechanism(1.0)).statement(DELTA)
+        result.statement(DELTA)
 
 
 @pytest.mark.parametrize(("known", "missing"), [({"steps": 3}, "scales"), ({"scales": 0}, "steps")])

@@ -29,6 +29,7 @@ from jaxpfl.data.partition.skew import dirichlet_per_class, dirichlet_per_client
 from jaxpfl.data.partition.users import choose_users, examples_of
 from jaxpfl.data.sources.base import Source
 from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.settings import COUNT, setting
 
 
 class Assignment(NamedTuple):
@@ -63,29 +64,41 @@ class Partitioner(NamedTuple):
     needs_test: bool = False
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class PartitionOptions:
-    """Options of all partitioners, None if not given; each takes its own (`PARTITIONS`).
+    """Options of all partitioners, None where nobody set them; each takes its own (`PARTITIONS`)."""
 
-    Attributes:
-      classes_per_client: "classes": distinct classes of each client.
-      shards_per_client: "shards": shards of each client; 2 unless set.
-      alpha: "dirichlet" and "dirichlet-class": concentration, > 0.
-      min_examples: "dirichlet-class", and "classes" with a sigma: examples that every client must have; 10 unless set.
-      sigma: "lognormal", and optionally "classes": standard deviation of the logarithm of the clients' sizes.
-      users_per_client: "natural": users of each client; 1 unless set.
-      superclasses_per_client: "superclasses": distinct superclasses of each client.
-      clusters: "clusters": clusters of clients, each with its own permutation of the labels.
-    """
-
-    classes_per_client: int | None = None
-    shards_per_client: int | None = None
-    alpha: float | None = None
-    min_examples: int | None = None
-    sigma: float | None = None
-    users_per_client: int | None = None
-    superclasses_per_client: int | None = None
-    clusters: int | None = None
+    classes_per_client: int | None = setting(
+        None, "Classes that each client holds, for the partition classes.", range=COUNT
+    )
+    shards_per_client: int | None = setting(
+        None,
+        "Shards of the examples sorted by class that each client holds, for the partition shards; 2 unless given.",
+    )
+    alpha: float | None = setting(
+        None,
+        "Dirichlet concentration, for the partitions dirichlet and dirichlet-class: small is very unlike, large is "
+        "iid.",
+    )
+    min_examples: int | None = setting(
+        None,
+        "Examples that every client must hold, for the partitions dirichlet-class, and classes with a sigma; 10 unless "
+        "given.",
+    )
+    sigma: float | None = setting(
+        None,
+        "Standard deviation of the logarithm of the clients' sizes, for the partitions lognormal and, where sizes are "
+        "to differ, classes.",
+    )
+    users_per_client: int | None = setting(
+        None, "Users (writers, speakers) that each client consists of, for the partition natural; 1 unless given."
+    )
+    superclasses_per_client: int | None = setting(
+        None, "Superclasses that each client holds, for the partition superclasses."
+    )
+    clusters: int | None = setting(
+        None, "Clusters of clients, each with its own permutation of the labels, for the partition clusters."
+    )
 
 
 _LEAST = 10  # examples of a client where sizes are random (Lin et al. 2020)

@@ -80,7 +80,7 @@ class Canaries(NamedTuple):
                 there = coin(stream(run_key, Purpose.BATCHES, client_id))
                 return (canaries.has(client_id) & ~there) | usual.drops_out(run_key, round, client_id)
 
-        return Missing(*usual)
+        return Missing(**vars(usual))
 
 
 def coin(batch_key: Key) -> Array:

@@ -11,14 +11,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import algorithms, compression, participation
+from jaxpfl import compression
 from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.compression import Compressor
 from jaxpfl.engine import ExecutionPlan, Simulation, accounted
 from jaxpfl.engine.assemble import build, make_simulation
+from jaxpfl.engine.assembly import work_of
 from jaxpfl.engine.state import server_context
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.setup import Experiment, cohorts, local_work, method_options, require
+from jaxpfl.experiment.setup import Experiment
 from jaxpfl.models import Task
 from jaxpfl.participation import RELIABLE, Availability, Participation
 from jaxpfl.privacy import Mechanism, PrivacyPlan, Refusal
@@ -89,7 +90,6 @@ class Subject:
             self.participation,
             self.hp,
             options=self.options,
-            privacy=self.mechanism,
             compressor=self.compressor,
             availability=self.availability if availability is None else availability,
             plan=replace(self.plan, rounds_per_call=1),
@@ -127,26 +127,24 @@ def subject_of(experiment: Experiment, name: str) -> Subject:
     Raises:
       JaxpflError: where nothing of it is private, and as `Subject.claim`.
     """
-    config, method = experiment.config, algorithms.get(name)
-    protection = experiment.protection(name)
-    if protection is None:
-        what = (
-            "uploads nothing" if config.privacy.on else "is not private: give --privacy.epsilon, or a noise multiplier"
-        )
+    run = experiment.runs[name]
+    spec, mechanism = run.spec, run.mechanism
+    if mechanism is None:
+        what = "uploads nothing" if spec.is_private else "is not private: give --privacy.epsilon, or a noise multiplier"
         raise JaxpflError(f"{name} {what}")
     subject = Subject(
-        method,
-        experiment.task,
-        replace(local_work(config, experiment.federation), privacy=protection.mechanism, graph=experiment.graph),
-        experiment.federation,
-        cohorts(config, experiment.federation.num_clients),
-        experiment.hyper(name),
-        protection.mechanism,
-        require(config.rounds),
-        method_options(config, name, experiment.methods),
-        None if config.compress is None else compression.resolve(config.compress),
-        participation.availability(config.dropout, config.stragglers, same_stragglers=config.same_stragglers),
-        config.plan,
+        spec.method,
+        run.task,
+        replace(work_of(spec, run.federation), privacy=mechanism, graph=run.work.graph),
+        run.federation,
+        run.cohorts,
+        run.hp,
+        mechanism,
+        spec.training.rounds,
+        dict(spec.options),
+        None if spec.coding.compress is None else compression.resolve(spec.coding.compress),
+        spec.availability,
+        spec.plan,
     )
     _ = subject.claim
     return subject

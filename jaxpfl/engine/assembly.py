@@ -1,0 +1,278 @@
+"""The one way from a `RunSpec` and its data to a `Simulation`: `fit` and every command take it."""
+
+from __future__ import annotations
+
+import dataclasses
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+
+from jaxpfl import compression
+from jaxpfl.algorithms import LocalWork
+from jaxpfl.algorithms.parts.hyper import rates, replace
+from jaxpfl.algorithms.parts.server_optimizer import check_rate
+from jaxpfl.data import check_labels, check_scales
+from jaxpfl.engine import accounted
+from jaxpfl.engine.assemble import draw_cohorts, make_simulation, make_task, weighting_under
+from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
+from jaxpfl.engine.simulation import Simulation
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.unused import unused
+from jaxpfl.errors import JaxpflError, warn
+from jaxpfl.models import Task
+from jaxpfl.models.given import start_from
+from jaxpfl.participation import Participation, availability
+from jaxpfl.privacy import Mechanism, PrivacyConfig, PrivacyPlan
+from jaxpfl.similarity.graphs import Graph
+from jaxpfl.types import Federation
+
+
+@dataclasses.dataclass(frozen=True, eq=False)
+class Assembled:
+    """A run with its data: all that its simulation is made of.
+
+    Attributes:
+      spec: the description of the run.
+      task: model, loss and metrics.
+      federation: the clients that are trained.
+      unseen: the clients that arrive at the end, if any.
+      hp: the method's hyper-parameters; leaves [] or [S].
+      cohorts: the draw of the cohorts.
+      mechanism: clipping and noise, calibrated; None where nothing is private, or nothing is uploaded.
+      work: the local work, with the mechanism and the graph of the clients.
+    """
+
+    spec: RunSpec
+    task: Task
+    federation: Federation
+    unseen: Federation | None
+    hp: Any
+    cohorts: Participation
+    mechanism: Mechanism | None
+    work: LocalWork
+
+    def simulation(self) -> Simulation:
+        """The compiled programs.
+
+        Raises:
+          JaxpflError: for what the method refuses.
+        """
+        spec = self.spec
+        return make_simulation(
+            spec.method,
+            self.task,
+            self.work,
+            self.federation,
+            self.cohorts,
+            self.hp,
+            options=dict(spec.options),
+            compressor=None if spec.coding.compress is None else compression.resolve(spec.coding.compress),
+            availability=availability(**vars(spec.availability)),
+            plan=spec.plan,
+            unseen=self.unseen,
+            adapt_rounds=spec.newcomers.adapt_rounds,
+        )
+
+    @cached_property
+    def released(self) -> tuple[PrivacyPlan | None, ...] | None:
+        """What each run releases, S plans (None for one without noise); None where nothing is private.
+
+        Raises:
+          JaxpflError: for what cannot be accounted, and numbers of the mechanism that are not one for each run.
+        """
+        spec = self.spec
+        if self.mechanism is None:
+            return None
+        told = (spec.method, self.hp, dict(spec.options), self.mechanism, self.cohorts, self.work)
+        compressed = spec.coding.compress is not None
+        return accounted.plans(*told, rounds=spec.training.rounds, runs=len(spec.seeds), compressed=compressed)
+
+
+def simulation_of(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> Simulation:
+    """The compiled programs of a run.
+
+    Raises:
+      JaxpflError: as `assemble`.
+    """
+    return assemble(spec, federation, unseen).simulation()
+
+
+def assemble(
+    spec: RunSpec, federation: Federation, unseen: Federation | None = None, *, strict: bool = False
+) -> Assembled:
+    """A run with its data, everything checked.
+
+    Args:
+      spec: the run.
+      federation: the clients that are trained.
+      unseen: clients that are never trained, if any.
+      strict: refuse what is otherwise warned about.
+
+    Raises:
+      JaxpflError: for settings that the data do not allow, and unknown names.
+    """
+    check_settings([spec], newcomers=unseen is not None, strict=strict)
+    check_federation(federation, unseen, strict=strict)
+    task = task_of(spec, federation, unseen)
+    graph = graph_of(spec, federation, task)
+    return put_together(spec, federation, unseen, task, graph)
+
+
+def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = False) -> None:
+    """Warns of settings that change nothing, and of rates that are not usual; ``strict`` refuses them.
+
+    Args:
+      specs: of the methods that run with the same settings.
+      newcomers: whether there are unseen clients.
+      strict: refuse what is otherwise warned about.
+
+    Raises:
+      JaxpflError: for hyper-parameters outside their range, and unknown names.
+    """
+    server_rates = [np.max(getattr(hyper_of(spec), "server_lr", 0.0)) for spec in specs]
+    check_rate(specs[0].aggregation.server_optimizer, max(server_rates), strict=strict)
+    for spec in specs:
+        names, own = rates(spec.method.hyper), spec.hyper
+        others = [name for name in names if name not in own]
+        if spec.work.lr is None and np.ndim(own.get("lr", 0)) and others:
+            at = ", ".join(f"{name} = {np.asarray(getattr(spec.method.hyper, name)):g}" for name in others)
+            warn(
+                f"hyper sweeps lr alone, and {spec.method.name} has other rates, which stay at {at}: fit(lr=) moves "
+                "them all",
+                strict=strict,
+            )
+    if idle := unused(specs, newcomers=newcomers):
+        warn("; ".join(idle), strict=strict)
+
+
+def check_federation(federation: Federation, unseen: Federation | None, *, strict: bool = False) -> None:
+    """Warns of data of which no score can come, and that are doubtful; ``strict`` refuses them.
+
+    Raises:
+      JaxpflError: for unseen clients whose inputs are not like those of the trained ones.
+    """
+    if unseen is not None and federation.input_shape != unseen.input_shape:
+        here, there = federation.input_shape, unseen.input_shape
+        raise JaxpflError(f"unseen clients' inputs must be of shape {here}, as the federation's, got {there}")
+    if not np.asarray(federation.test.mask).any():
+        warn("no client has test examples: every score will be NaN", strict=strict)
+    check_labels(federation, strict)
+    check_scales(federation, strict)
+
+
+def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) -> None:
+    """Warns of a claim that means nothing: to publish one client at random, whole, has a delta of 1 / clients."""
+    delta = spec.privacy.delta if isinstance(spec.privacy, PrivacyConfig) else None
+    clients = federation.num_clients
+    if delta is not None and 1 / clients <= delta < 1:
+        warn(
+            f"privacy.delta = {delta:g} is not below 1 / clients = {1 / clients:g}: such a claim holds even where the "
+            "data of a client drawn at random are published",
+            strict=strict,
+        )
+
+
+def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> Task:
+    """The model with loss and metrics, from given parameters where the run starts from some.
+
+    Raises:
+      JaxpflError: for labels beyond the classes, a model that cannot read such inputs, and parameters that do not fit.
+    """
+    largest = max(
+        int(np.asarray(split.y).max(initial=0))
+        for part in (federation, unseen)
+        if part is not None
+        for split in (part.train, part.validation, part.test)
+    )
+    classes = largest + 1 if spec.num_classes is None else spec.num_classes
+    if classes <= largest:
+        raise JaxpflError(f"num_classes is {classes} but labels go up to {largest}")
+    task = make_task(spec.training.model, federation, classes)
+    return task if spec.warm_start is None else start_from(task, spec.warm_start)
+
+
+def work_of(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> LocalWork:
+    """The local work of all clients that there are; without mechanism and graph."""
+    sizes = [np.asarray(part.train.size) for part in (federation, unseen) if part is not None]
+    return LocalWork(
+        np.concatenate(sizes),
+        spec.work.local_steps,
+        spec.work.batch_size,
+        spec.work.draw,
+        optimizer=spec.work.client_optimizer,
+        server_optimizer=spec.aggregation.server_optimizer,
+        weighting=weighting_under(spec.is_private, spec.aggregation.weighting),
+        unseen=0 if unseen is None else unseen.num_clients,
+    )
+
+
+def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | None = None) -> Graph | None:
+    """The graph of the clients that the method asks for; None where it asks for none.
+
+    Args:
+      spec: the run.
+      federation: the clients that are trained.
+      task: as `task_of`.
+      named: the name of a given graph in messages, such as that of its file.
+
+    Raises:
+      JaxpflError: for a graph without an edge, which leaves every client alone, and as `graph_for`.
+    """
+    given, near = spec.neighbourhood.graph, spec.neighbourhood.neighbours or NEIGHBOURS
+    graph = graph_for(spec.method, given, federation, task, work_of(spec, federation), neighbours=near)
+    if graph is not None and not graph.edges:  # its states have no rows, which no checkpoint holds
+        space = given if isinstance(given, str) else "given" if given is not None else "data"
+        raise JaxpflError(f"graph = {named or space} has no edges: {spec.method.name} needs neighbours")
+    return graph
+
+
+def cohorts_of(spec: RunSpec, num_clients: int) -> Participation:
+    """The draw of the cohorts.
+
+    Raises:
+      JaxpflError: as `draw_cohorts`.
+    """
+    cohorts, rdp = spec.cohorts, isinstance(spec.privacy, PrivacyConfig) and spec.privacy.accountant == "rdp"
+    draw = cohorts.cohort, cohorts.participation, cohorts.cohort_cap
+    return draw_cohorts(num_clients, *draw, private=spec.is_private, cuts=not rdp)
+
+
+def hyper_of(spec: RunSpec) -> Any:
+    """The method's hyper-parameters: its defaults, then the rates, then those given by name; checked.
+
+    Raises:
+      JaxpflError: for a name that the method does not have, and a value outside its range.
+    """
+    method, lr, server_lr = spec.method, spec.work.lr, spec.aggregation.server_lr
+    given = {} if lr is None else dict.fromkeys(rates(method.hyper), lr)
+    if server_lr is not None and hasattr(method.hyper, "server_lr"):
+        given["server_lr"] = server_lr
+    return replace(method.name, method.hyper, given | dict(spec.hyper))
+
+
+def put_together(
+    spec: RunSpec, federation: Federation, unseen: Federation | None, task: Task, graph: Graph | None
+) -> Assembled:
+    """A run of which the parts that several methods share are made.
+
+    Args:
+      spec: the run.
+      federation: the clients that are trained.
+      unseen: clients that are never trained, if any.
+      task: as `task_of`.
+      graph: as `graph_of`.
+
+    Raises:
+      JaxpflError: as `assemble`.
+    """
+    hp, cohorts = hyper_of(spec), cohorts_of(spec, federation.num_clients)
+    mechanism = spec.privacy if spec.method.uploads else None
+    work = dataclasses.replace(work_of(spec, federation, unseen), graph=graph if spec.method.graph else None)
+    if isinstance(mechanism, PrivacyConfig):
+        steps, optimizer = spec.work.local_steps, spec.work.client_optimizer
+        told = accounted.of_round(spec.method, hp, dict(spec.options), steps=steps, optimizer=optimizer)
+        told |= {"rounds": spec.training.rounds, "compressed": spec.coding.compress is not None}
+        mechanism = mechanism.mechanism(cohorts, told)
+    work = dataclasses.replace(work, privacy=mechanism)
+    return Assembled(spec, task, federation, unseen, hp, cohorts, mechanism, work)

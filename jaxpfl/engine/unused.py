@@ -1,0 +1,54 @@
+"""Settings for which no method of a run has a use."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from operator import attrgetter
+
+from jaxpfl.algorithms.parts.hyper import rates
+from jaxpfl.engine.client_graph import SPACES
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.privacy import PrivacyConfig
+from jaxpfl.settings import is_default
+
+
+def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:
+    """The settings that are given and change nothing, each with the reason.
+
+    Args:
+      specs: of the methods that run with the same settings. What one of them uses is used, and a setting at its default
+        counts as not given.
+      newcomers: whether there are unseen clients.
+    """
+    first, methods = specs[0], [spec.method for spec in specs]
+    none = f"no method of the run ({', '.join(method.name for method in methods)})"
+    reasons: dict[str, str] = {}
+    if not any(method.graph for method in methods):
+        reasons |= dict.fromkeys(
+            ("neighbourhood.graph", "neighbourhood.neighbours"), f"{none} has a graph of the clients"
+        )
+    elif (graph := first.neighbourhood.graph) is not None and graph not in SPACES:
+        named = graph if isinstance(graph, str) else "the graph"
+        reasons["neighbourhood.neighbours"] = f"{named} says who is whose neighbour"
+    if not any(rates(method.hyper) for method in methods):
+        reasons["work.lr"] = f"{none} has a learning rate"
+    if not any(hasattr(method.hyper, "server_lr") for method in methods):
+        of_server = "aggregation.server_optimizer", "aggregation.server_lr"
+        reasons |= dict.fromkeys(of_server, f"{none} has a server optimizer")
+    if not any(method.uploads for method in methods):
+        reasons["coding.compress"] = f"{none} uploads anything"
+    if not newcomers:
+        reasons["newcomers.adapt_rounds"] = "there are no unseen_clients"
+    found = {}
+    for path, reason in reasons.items():
+        part, _, name = path.partition(".")
+        value = attrgetter(path)(first)
+        if not is_default(getattr(first, part), name):
+            found[f"{name} = {value}"] = reason
+    if first.is_private and not any(method.uploads for method in methods):
+        privacy, what = first.privacy, "privacy"
+        if isinstance(privacy, PrivacyConfig):
+            name = "noise_multiplier" if privacy.epsilon is None else "epsilon"
+            what = f"privacy.{name} = {getattr(privacy, name)}"
+        found[what] = f"{none} uploads anything"
+    return [f"{what} changes nothing: {reason}" for what, reason in found.items()]

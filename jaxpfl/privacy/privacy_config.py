@@ -1,0 +1,89 @@
+"""Privacy as a run asks for it: a budget, from which the noise is found, or the noise itself."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
+from typing import Any
+
+from jaxpfl import checks
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.participation import Participation
+from jaxpfl.privacy.accounting import Accountant
+from jaxpfl.privacy.claim import calibrated
+from jaxpfl.privacy.mechanism import Mechanism
+from jaxpfl.privacy.noise_settings import NOISE_SEEDS, NoiseSettings
+from jaxpfl.settings import part_of, setting
+
+
+@dataclass(frozen=True)
+class _Budget:
+    epsilon: float | None = setting(None, "Budget of the whole run: the noise is calibrated to it. Needs delta.")
+    delta: float | None = setting(None, "delta of the claim; well below 1 / clients.")
+
+
+@dataclass(frozen=True)
+class PrivacyConfig(NoiseSettings, _Budget):
+    """User-level differential privacy; off unless epsilon or noise_multiplier is given."""
+
+    accountant: Accountant = setting(
+        "pld", "pld (privacy loss distributions), or rdp, which cohorts of a fixed size need.", text=str
+    )
+
+    @property
+    def on(self) -> bool:
+        """True if uploads are private at all."""
+        return self.epsilon is not None or self.noise_multiplier is not None
+
+    def check(self) -> None:
+        """Refuses values that no run could have.
+
+        Raises:
+          JaxpflError: with the reason.
+        """
+        if self.epsilon is not None and self.noise_multiplier is not None:
+            raise JaxpflError("give privacy.epsilon or privacy.noise_multiplier, not both")
+        if not self.on:
+            changed = [field.name for field in fields(self) if getattr(self, field.name) != field.default]
+            if changed:
+                raise JaxpflError(f"privacy.{changed[0]} needs privacy.epsilon or privacy.noise_multiplier")
+            return
+        if self.accountant not in ("pld", "rdp"):
+            raise JaxpflError(f"privacy.accountant must be pld or rdp, got {self.accountant!r}")
+        if self.noise_seed not in NOISE_SEEDS:
+            raise unknown_name("privacy.noise_seed", self.noise_seed, NOISE_SEEDS)
+        if self.noise_multiplier != 0 and self.delta is None:
+            raise JaxpflError("privacy.delta must be given: a claim without it says nothing")
+        if self.epsilon is not None:
+            checks.positive("privacy.epsilon", self.epsilon)
+
+    def mechanism(self, participation: Participation, of_run: Mapping[str, Any]) -> Mechanism | None:
+        """The mechanism with its noise multiplier, calibrated to the budget where one is given; None where it is off.
+
+        Args:
+          participation: of every round.
+          of_run: what else `plan_of` has to be told of the method's run.
+
+        Raises:
+          JaxpflError: for what cannot be accounted, and budgets that no noise keeps.
+        """
+        if not self.on:
+            return None
+        # What adapts is left to the end: the noise is calibrated for the norm of the first round.
+        given = dict[str, Any](vars(part_of(NoiseSettings, self)))
+        given.update(quantile=None, quantile_lr=NoiseSettings.quantile_lr, count_stddev=None)
+        z = self.noise_multiplier
+        if z is None:
+            assert self.epsilon is not None
+            assert self.delta is not None
+            given["noise_multiplier"] = 1.0
+            budget = self.epsilon, self.delta
+            z = calibrated(
+                Mechanism(**given), participation, *budget, **of_run, accountant=self.accountant
+            ).noise_multiplier
+        given["noise_multiplier"] = z
+        if self.quantile is not None:
+            usual = max(participation.expected_cohort / 20, float(max(z) if isinstance(z, tuple) else z))
+            stddev = usual if self.count_stddev is None else self.count_stddev
+            given.update(quantile=self.quantile, quantile_lr=self.quantile_lr, count_stddev=stddev)
+        return Mechanism(**given)

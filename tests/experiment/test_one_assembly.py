@@ -1,0 +1,206 @@
+"""`fit` and the command line are one way: each drift that there was is a test, and stored runs still resume."""
+
+import dataclasses
+import inspect
+import json
+import shutil
+from pathlib import Path
+
+import numpy as np
+import pytest
+from finished_run import Silent
+
+import jaxpfl
+from jaxpfl import JaxpflError, JaxpflWarning, files
+from jaxpfl.data import Split
+from jaxpfl.engine.assembly import assemble, simulation_of
+from jaxpfl.engine.simulation import Simulation
+from jaxpfl.engine.spec import PARTS, Settings
+from jaxpfl.experiment.config import RunConfig, default_folder, differences, resolve, spec_for, to_json
+from jaxpfl.experiment.config_file import from_mapping
+from jaxpfl.experiment.run import open_folder, run_methods
+from jaxpfl.experiment.setup import Experiment, load_federation, prepare
+from jaxpfl.privacy import Mechanism, NoiseSettings, PrivacyConfig
+from jaxpfl.similarity import graphs
+
+STORED = Path(__file__).parent / "stored_run" / "config.json"
+"""Of a run that version 0.1 stored before there was a `RunSpec`."""
+SMALL = {"model": "linear", "clients": 4, "cohort": 2, "batch_size": 5, "local_steps": 2, "rounds": 2, "seeds": 2}
+
+
+def command(method: str = "fedavg", **changes) -> Experiment:
+    """What the command line prepares."""
+    return prepare(resolve(RunConfig(**SMALL | changes)), (method,))
+
+
+def python(method: str = "fedavg", federation: jaxpfl.Federation | None = None, **changes) -> jaxpfl.Fit:
+    """What `fit` runs on the same data."""
+    given = SMALL | changes
+    if federation is None:
+        _, federation = load_federation(resolve(RunConfig(clients=given["clients"])))
+    return jaxpfl.fit(method, federation, **{name: value for name, value in given.items() if name != "clients"})
+
+
+def without_tests(federation: jaxpfl.Federation) -> jaxpfl.Federation:
+    x, y, mask = (np.asarray(leaf)[:, :0] for leaf in federation.test)
+    return federation._replace(test=federation.test._replace(x=x, y=y, mask=mask))
+
+
+def test_no_test_examples_is_a_warning_in_both():
+    with pytest.warns(JaxpflWarning, match="no client has test examples: every score will be NaN"):
+        experiment = command(test_share=0)
+    with pytest.warns(JaxpflWarning, match="no client has test examples: every score will be NaN"):
+        result = python(federation=experiment.federation)
+    assert np.isnan(result.personalized_accuracy).all()
+    with pytest.raises(JaxpflError, match="no client has test examples"):
+        prepare(resolve(RunConfig(**SMALL, test_share=0)), ("fedavg",), strict=True)
+
+
+def test_a_graph_without_an_edge_is_refused_by_both(tmp_path):
+    (tmp_path / "empty.csv").write_text("client,neighbour\n")
+    with pytest.raises(JaxpflError, match=r"graph = .*empty.csv has no edges: network-lasso needs neighbours"):
+        command("network-lasso", graph=str(tmp_path / "empty.csv"))
+    with pytest.raises(JaxpflError, match="graph = given has no edges: network-lasso needs neighbours"):
+        python("network-lasso", graph=graphs.from_edges([], 4))
+
+
+@pytest.mark.parametrize(
+    "changes", [{"draw": "replacement"}, {"stragglers": 0.9, "same_stragglers": True}, {"stragglers": 0.9}]
+)
+def test_draws_of_batches_and_stragglers_are_those_of_the_other(changes):
+    experiment = command(**changes, seed=0)
+    simulation = experiment.simulation("fedavg")
+    state, _ = simulation.advance(simulation.init(range(2)), 2)
+    expected = np.asarray(simulation.evaluate(state)["after"]["loss"])
+    found = python(**changes).scores["after"]["loss"][-1]
+    np.testing.assert_array_equal(found, expected)
+    assert not np.array_equal(found, python().scores["after"]["loss"][-1])
+
+
+@pytest.mark.parametrize(
+    ("method", "changes", "message"),
+    [
+        ("local", {"server_lr": 0.5}, r"server_lr = 0.5 changes nothing: no method of the run \(local\) has a server"),
+        ("local", {"compress": "sign"}, "compress = sign changes nothing: no method of the run"),
+        ("fedavg", {"graph": "models"}, "graph = models changes nothing: no method of the run"),
+        ("fedavg", {"neighbours": 3}, "neighbours = 3 changes nothing"),
+        ("fedavg", {"adapt_rounds": 3}, "adapt_rounds = 3 changes nothing: there are no unseen_clients"),
+    ],
+)
+def test_what_changes_nothing_is_said_by_both(method, changes, message):
+    with pytest.warns(JaxpflWarning, match=message):
+        command(method, **changes)
+    with pytest.warns(JaxpflWarning, match=message):
+        python(method, **changes)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"lr": -0.1}, "lr must be > 0 and finite, got -0.1"),
+        ({"server_lr": float("inf")}, "server_lr must be > 0 and finite, got inf"),
+        ({"dropout": 1.0}, "dropout must be >= 0 and < 1, got 1.0"),
+        ({"stragglers": 1.5}, "stragglers must be >= 0 and <= 1, got 1.5"),
+        ({"same_stragglers": True}, "same_stragglers needs stragglers > 0"),
+        ({"cohort": 0}, "cohort must be at least 1, got 0"),
+        ({"cohort": 5}, r"cohort must be between 1 and the number of clients \(4\), got 5"),
+        ({"participation": "poison"}, "unknown participation 'poison': did you mean 'poisson'"),
+        ({"neighbours": 0}, "neighbours must be at least 1, got 0"),
+        ({"batch_size": 2**31}, "batch_size must be at most 2147483647, got 2147483648"),
+        ({"adapt_rounds": -1}, "adapt_rounds must be at least 0, got -1"),
+        ({"draw": "epochs"}, "unknown draw 'epochs'"),
+    ],
+)
+def test_a_value_outside_its_range_is_one_line_in_both(changes, message):
+    for way in (command, python):
+        with pytest.raises(JaxpflError, match=message):
+            way(**changes)
+
+
+def test_a_rate_means_the_same_in_both():
+    """Of all the method's rates, and of the cohort: K/m of the clients that are trained."""
+    changes = {"lr": 0.3, "server_lr": 0.5, "participation": "poisson"}
+    run, simulation = command("ditto", **changes).runs["ditto"], python("ditto", **changes).simulation
+    for name, value in vars(run.hp).items():
+        np.testing.assert_allclose(getattr(simulation.hp, name), value, rtol=1e-6)
+    assert run.hp.lr == run.hp.lr_personal == 0.3
+    here, there = run.cohorts, simulation.participation
+    assert (here.name, here.rate, here.capacity) == (there.name, there.rate, there.capacity) == ("poisson", 0.5, 4)
+
+
+@pytest.mark.parametrize("asked", [{"noise_multiplier": 2.0}, {"epsilon": 8.0}, {"epsilon": 8.0, "quantile": 0.5}])
+def test_privacy_is_one_mechanism_and_one_claim(asked):
+    config = PrivacyConfig(**asked, delta=1e-3, clipping_norm=0.5)
+    experiment, result = command(privacy=config), python(privacy=config)
+    protection = experiment.protection("fedavg")
+    assert protection is not None
+    assert protection.statement is not None
+    assert result.statement(1e-3).epsilon == protection.statement.epsilon
+    given = python(privacy=protection.mechanism)
+    np.testing.assert_array_equal(given.personalized_accuracy, result.personalized_accuracy)
+    assert given.simulation.algorithm.noise == experiment.simulation("fedavg").algorithm.noise
+
+
+def test_the_mechanisms_settings_are_declared_once():
+    own = {kind: set(vars(kind).get("__annotations__", {})) for kind in (Mechanism, PrivacyConfig)}
+    assert own == {Mechanism: {"noise_multiplier"}, PrivacyConfig: {"accountant"}}
+    assert issubclass(Mechanism, NoiseSettings)
+    assert issubclass(PrivacyConfig, NoiseSettings)
+
+
+def test_a_setting_is_declared_once_and_is_a_keyword_a_flag_and_a_field():
+    parts = [field.name for part in PARTS.values() for field in dataclasses.fields(part)]
+    assert len(parts) == len(set(parts))
+    assert set(parts) == {field.name for field in dataclasses.fields(Settings)}
+    assert set(parts) <= set(inspect.signature(jaxpfl.fit).parameters)
+    assert set(parts) <= to_json(RunConfig()).keys()
+    split = {field.name for field in dataclasses.fields(Split)}
+    assert split == set(inspect.signature(jaxpfl.federate).parameters) - {"source"}
+    assert split <= to_json(RunConfig()).keys()
+    assert "same_stragglers: The same clients are slow" in str(jaxpfl.fit.__doc__)
+    for kind in (*PARTS.values(), Split):
+        assert all(field.metadata["help"].endswith(".") for field in dataclasses.fields(kind))
+
+
+def test_a_spec_is_enough_for_a_simulation():
+    config = resolve(RunConfig(**SMALL, set=("fine_tune_steps=3", "fedavg-ft.lr=0.2")))
+    spec = spec_for(config, "fedavg-ft", ("fedavg-ft",))
+    assert dict(spec.hyper) == {"lr": 0.2}
+    assert dict(spec.options) == {"fine_tune_steps": 3}
+    assert spec.seeds == (0, 1)
+    assert spec.split is not None
+    assert spec.split.clients == 4
+    _, federation = load_federation(config)
+    assert isinstance(simulation_of(spec, federation), Simulation)
+    assert assemble(spec, federation).work.steps == 2
+    with pytest.raises(JaxpflError, match="rounds must be at least 1, got 0"):
+        dataclasses.replace(spec, training=dataclasses.replace(spec.training, rounds=0))
+
+
+def test_a_stored_run_is_the_same_run_today(tmp_path):
+    """Its config, hyper-parameters and data are those that are recorded, so that it may be resumed with more rounds."""
+    record = json.loads(STORED.read_text())
+    config = resolve(from_mapping(record["config"], "config.json"))
+    assert to_json(config) == record["config"]
+    shutil.copy(STORED, tmp_path / "config.json")
+    experiment = prepare(dataclasses.replace(config, rounds=3), tuple(record["methods"]))
+    assert "rounds: 2 -> 3" in open_folder(tmp_path, experiment, resume=True)
+    assert run_methods(experiment, tmp_path, Silent())["rounds"] == 3
+
+
+def test_a_setting_that_there_was_not_has_its_default_in_a_stored_run():
+    now = to_json(resolve(RunConfig()))
+    old = {name: value for name, value in now.items() if name != "same_stragglers"}
+    old["privacy"] = {name: value for name, value in now["privacy"].items() if name != "noise_seed"}
+    assert differences(old, now) == ([], [])
+    assert differences(old, now | {"same_stragglers": True})[0] == ["same_stragglers: False -> True"]
+
+
+def test_the_folder_of_a_run_keeps_its_name():
+    """With ``--resume`` alone, the run of an older version is found."""
+    assert default_folder("run", resolve(RunConfig()), ("fedavg",), False) == Path("runs/run-digits-c408c303")
+
+
+def test_the_stored_config_is_todays_json(tmp_path):
+    files.write_json(tmp_path / "now.json", to_json(resolve(RunConfig())))
+    assert json.loads((tmp_path / "now.json").read_text()).keys() == json.loads(STORED.read_text())["config"].keys()
