@@ -74,7 +74,7 @@ def test_a_round_without_weight_leaves_the_memory(method, federation):
     assert learns(method) == any(np.any(leaf) for leaf in jax.tree.leaves(getattr(before, "memory", ())))
     x = np.full_like(federation.train.x, np.inf)
     broken = simulate(chosen, federation._replace(train=federation.train._replace(x=x)), cohort=None)
-    state, history = broken.advance(state, 1)
+    state, history = broken.advance(broken.adopt(state), 1)  # where it is private, it is of another name
     assert history["diverged"].tolist() == [[federation.num_clients]]
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, state.server), before)
 
