@@ -131,3 +131,16 @@ def test_who_is_not_slow_takes_all_steps_that_the_method_asks_for():
 def test_shares_out_of_range(arguments, message):
     with pytest.raises(JaxpflError, match=message):
         availability(**arguments)
+
+
+def test_an_availability_of_another_kind_keeps_it_where_rates_are_traced():
+    """An audit's canaries stay away by a `drops_out` of their own, which a program made `without_rates` must have."""
+
+    class Missing(Availability):
+        pass
+
+    given = Missing(dropout=0.1, stragglers=0.2, same_stragglers=True)
+    again = given.without_rates.at(given.rates)
+    assert type(given.without_rates) is type(again) is Missing
+    assert again.same_stragglers
+    assert (float(again.dropout), float(again.stragglers)) == pytest.approx((0.1, 0.2))
