@@ -148,7 +148,7 @@ class Failures:
 
     dropout: Scalar = setting(
         0.0,
-        "Probability that a client of a round does its work, keeps its own new state and uploads nothing.",
+        "Probability that a client of the cohort does its work and keeps its new state, but uploads nothing.",
         range=SHARE,
         kind=NUMBER,
         text=float,
@@ -166,7 +166,7 @@ class Failures:
     )
 
     def check(self) -> None:
-        """Refuses values outside their ranges.
+        """Refuse values outside their ranges.
 
         Raises:
           JaxpflError.

@@ -171,7 +171,7 @@ def text_words(field: dataclasses.Field[Any]) -> str:
 
 
 def check(settings: Any, *names: str) -> None:
-    """Refuses a setting of another type or outside its range, and whole numbers beyond `LARGEST`.
+    """Refuse a setting of the wrong type or outside its range, and whole numbers beyond `LARGEST`.
 
     None passes where it is the default or the annotation allows it.
 
@@ -188,7 +188,7 @@ def check(settings: Any, *names: str) -> None:
 
 
 def check_value(name: str, value: Any, field: dataclasses.Field[Any]) -> None:
-    """Refuses a value that a setting does not take.
+    """Refuse a value that a setting does not take.
 
     Raises:
       JaxpflError: as `check`.
@@ -212,7 +212,7 @@ def check_value(name: str, value: Any, field: dataclasses.Field[Any]) -> None:
 
 
 def is_default(settings: Any, name: str) -> bool:
-    """Test for a setting at its default value, which counts as not given."""
+    """True if a setting has its default value, and so counts as not given."""
     value, default = getattr(settings, name), _fields(type(settings))[name].default
     return value is default or (type(value) is type(default) and value == default)
 
@@ -223,7 +223,7 @@ def part_of(part: type[T], flat: Any) -> T:
 
 
 def keywords_of(settings: Callable[P, Any]) -> Callable[[Callable[..., R]], Callable[P, R]]:
-    """Gives a function of keywords the signature of a dataclass of settings, and their documentation.
+    """Give a function of keywords the signature and the documentation of a dataclass of settings.
 
     What is not one of them is refused as Python does; a wrong type or range as `check` does.
     """

@@ -1,4 +1,4 @@
-"""What a run is made of: the task of a federation, how cohorts are drawn, and a method's compiled programs."""
+"""Parts of a run: the task of a federation, the sampling of cohorts, and a method's compiled programs."""
 
 from __future__ import annotations
 
@@ -63,8 +63,7 @@ def make_simulation(
     unseen: Federation | None = None,
     adapt_rounds: int = 10,
 ) -> Simulation:
-    """The programs of a method behind the mechanism of its work; of a reference that pools the data, where it is one
-    (its client never fails)."""
+    """Programs of a method with its privacy mechanism, or of the centralised reference, whose client never fails."""
     privacy = work.privacy
     if method.pooled:  # its one client holds the examples of those that are trained, not of unseen ones
         work = dataclasses.replace(work, sizes=np.asarray(federation.train.size), unseen=0)
@@ -105,10 +104,10 @@ def make_simulation(
 def draw_cohorts(
     num_clients: int, cohort: int | None, kind: str | None, cap: int | None, *, private: bool, cuts: bool = True
 ) -> Participation:
-    """How cohorts are drawn: `participation.of`, by default Poisson where the uploads are private.
+    """Sampling of cohorts by name (`participation.of`); Poisson by default if the uploads are private.
 
-    A Poisson cohort has by default so many slots that a round needs more with a probability below 1e-6; or one for
-    every client, where the accountant cannot take cohorts that are cut (``cuts`` false).
+    A Poisson cohort has by default enough slots for a round with probability at least 1 - 1e-6, or one for every
+    client if the accountant cannot handle truncated cohorts (``cuts`` false).
 
     Raises:
       JaxpflError: as `participation.of`; under privacy, sampling with replacement with the reason.
@@ -134,10 +133,10 @@ def weighting_under(private: bool, weighting: str | None) -> str:
 
 
 def build(method: Method, task: Task, work: LocalWork, options: dict[str, Any]) -> Any:
-    """Builds the method's algorithm.
+    """Build the method's algorithm.
 
     Raises:
-      JaxpflError: for static options that it does not have, or that are of another type; and as its builder.
+      JaxpflError: for unknown static options and those of the wrong type, and as its builder.
     """
     known = method.options
     for name, value in options.items():
@@ -158,7 +157,7 @@ _LIKE: Mapping[type, tuple[Any, str]] = {
     str: (str, "a text"),
     tuple: ((tuple, list), "a list"),
 }
-"""The type of an option's default -> what may be given in its place, and in words."""
+"""Type of an option's default -> types allowed instead, and their name."""
 
 
 def milestones(start: int, rounds: int, *every: int) -> Iterator[int]:

@@ -1,4 +1,4 @@
-"""The one way from a `RunSpec` and its data to a `Simulation`: `fit` and every command take it."""
+"""Assembly of a `Simulation` from a `RunSpec` and its data, shared by `fit` and every command."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from jaxpfl.types import Federation
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Assembled:
-    """A run with its data: all that its simulation is made of.
+    """A run with its data: all inputs of its simulation.
 
     Attributes:
       spec: the description of the run.
@@ -56,7 +56,7 @@ class Assembled:
         """The compiled programs.
 
         Raises:
-          JaxpflError: for what the method refuses.
+          JaxpflError: if the method refuses the run.
         """
         spec = self.spec
         return make_simulation(
@@ -76,10 +76,10 @@ class Assembled:
 
     @cached_property
     def released(self) -> tuple[PrivacyPlan | None, ...] | None:
-        """What each run releases, S plans (None for one without noise); None where nothing is private.
+        """Privacy plans of the runs, [S] (None for one without noise); None where nothing is private.
 
         Raises:
-          JaxpflError: for what cannot be accounted, and numbers of the mechanism that are not one for each run.
+          JaxpflError: for a run that cannot be accounted, and mechanism settings that are not one for each run.
         """
         spec = self.spec
         if self.mechanism is None:
@@ -107,7 +107,7 @@ def assemble(
       spec: the run.
       federation: the clients that are trained.
       unseen: clients that are never trained, if any.
-      strict: refuse what is otherwise warned about.
+      strict: turn warnings into errors.
 
     Raises:
       JaxpflError: for settings that the data do not allow, and unknown names.
@@ -120,12 +120,12 @@ def assemble(
 
 
 def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = False) -> None:
-    """Warns of settings that change nothing, and of rates that are not usual; ``strict`` refuses them.
+    """Warn of settings that change nothing and of unusual rates; ``strict`` refuses them.
 
     Args:
       specs: of the methods that run with the same settings.
       newcomers: whether there are unseen clients.
-      strict: refuse what is otherwise warned about.
+      strict: turn warnings into errors.
 
     Raises:
       JaxpflError: for hyper-parameters outside their range, and unknown names.
@@ -147,7 +147,7 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
 
 
 def check_federation(federation: Federation, unseen: Federation | None, *, strict: bool = False) -> None:
-    """Warns of data of which no score can come, and that are doubtful; ``strict`` refuses them.
+    """Warn of data that cannot be scored, or are doubtful; ``strict`` refuses them.
 
     Raises:
       JaxpflError: for unseen clients whose inputs are not like those of the trained ones.
@@ -162,7 +162,7 @@ def check_federation(federation: Federation, unseen: Federation | None, *, stric
 
 
 def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) -> None:
-    """Warns of a claim that means nothing: to publish one client at random, whole, has a delta of 1 / clients."""
+    """Warn of a meaningless claim: publishing all data of one random client has a delta of 1 / clients."""
     delta = spec.privacy.delta if isinstance(spec.privacy, PrivacyConfig) else None
     clients = federation.num_clients
     if delta is not None and 1 / clients <= delta < 1:
@@ -174,7 +174,7 @@ def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) 
 
 
 def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> Task:
-    """The model with loss and metrics, from given parameters where the run starts from some.
+    """The model with loss and metrics, starting from given parameters if any.
 
     Raises:
       JaxpflError: for labels beyond the classes, a model that cannot read such inputs, and parameters that do not fit.
@@ -193,7 +193,7 @@ def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
 
 
 def work_of(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> LocalWork:
-    """The local work of all clients that there are; without mechanism and graph."""
+    """The local work of all clients, without mechanism and graph."""
     sizes = [np.asarray(part.train.size) for part in (federation, unseen) if part is not None]
     return LocalWork(
         np.concatenate(sizes),
@@ -208,7 +208,7 @@ def work_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
 
 
 def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | None = None) -> Graph | None:
-    """The graph of the clients that the method asks for; None where it asks for none.
+    """Graph of the clients that the method needs; None if it needs none.
 
     Args:
       spec: the run.
@@ -217,7 +217,7 @@ def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | 
       named: the name of a given graph in messages, such as that of its file.
 
     Raises:
-      JaxpflError: for a graph without an edge, which leaves every client alone, and as `graph_for`.
+      JaxpflError: for a graph without edges, and as `graph_for`.
     """
     given, near = spec.neighbourhood.graph, spec.neighbourhood.neighbours or NEIGHBOURS
     graph = graph_for(spec.method, given, federation, task, work_of(spec, federation), neighbours=near)
@@ -254,7 +254,7 @@ def hyper_of(spec: RunSpec) -> Any:
 def put_together(
     spec: RunSpec, federation: Federation, unseen: Federation | None, task: Task, graph: Graph | None
 ) -> Assembled:
-    """A run of which the parts that several methods share are made.
+    """A run whose shared parts (task and graph) are given.
 
     Args:
       spec: the run.

@@ -27,19 +27,19 @@ from jaxpfl.types import Federation, PyTree
 
 
 class Fit(NamedTuple):
-    """What `fit` returns. S runs (one for each seed), m clients, E evaluations.
+    """Result of `fit`: S runs (one for each seed), m clients, E evaluations.
 
     Attributes:
       simulation: the compiled programs, to go on from ``state``.
       state: the last state.
       history: metrics of every round, each [S, rounds].
       rounds: the rounds after which clients were scored, [E].
-      scores: which model (``global`` where there is one, ``before``, ``after``) -> metric -> [E, S, m].
-      validation: the same as ``scores`` on the validation examples, for choosing between settings; None where no client
-        has any. A client without has NaN.
-      unseen: ``scores`` of the unseen clients at the end, [S, u]; None where there are none.
-      privacy: what each run released about its clients, S plans; None where nothing was private, or without noise.
-      caveats: what weakens that claim in these runs.
+      scores: model (``global`` if there is one, ``before``, ``after``) -> metric -> [E, S, m].
+      validation: the same as ``scores`` on the validation examples, for choosing between settings; None if no client
+        has any. NaN for a client without.
+      unseen: ``scores`` of the unseen clients at the end, [S, u]; None if there are none.
+      privacy: the releases of each run, [S] plans; None without privacy or without noise.
+      caveats: weaknesses of that claim in these runs.
     """
 
     simulation: Simulation
@@ -53,15 +53,15 @@ class Fit(NamedTuple):
     caveats: tuple[str, ...] = ()
 
     def statement(self, delta: float, run: int = 0, accountant: Accountant | None = None) -> Statement:
-        """What a run's privacy is worth: epsilon at this delta, and all that has to be said with it.
+        """Privacy guarantee of a run: epsilon at this delta, with its assumptions.
 
-        Rounds that ``simulation.advance`` has added since are counted too; another simulation adds none to these runs
-        unless it was made to (`Simulation.adopt`).
+        Rounds that ``simulation.advance`` has added since are counted too; another simulation cannot continue these
+        runs unless told to (`Simulation.adopt`).
 
         Args:
           delta: of the claim.
-          run: which of the S runs.
-          accountant: "pld", or "rdp", which cohorts of a fixed size need; unless given the one that takes the run.
+          run: the index among the S runs.
+          accountant: "pld", or "rdp" as required for cohorts of fixed size; unless given the one that applies.
 
         Raises:
           JaxpflError: for a run without privacy or without noise, and as `PrivacyPlan.epsilon`.
@@ -97,12 +97,12 @@ class Fit(NamedTuple):
     @property
     def validation_accuracy(self) -> np.ndarray | None:
         """Accuracy of each client's personalised model on its validation examples after the last round, [S, m]; None
-        where no client has any. Choose hyper-parameters by this one: test examples are for what is reported."""
+        where no client has any. Choose hyper-parameters by this one: test examples are for reporting."""
         return None if self.validation is None else self.validation["after"]["accuracy"][-1]
 
     @property
     def gradients(self) -> GradientCounts | None:
-        """How many gradients each client evaluated; None where the method does not say (`Client.gradients`)."""
+        """Gradient evaluations of each client; None if the method does not count them (`Client.gradients`)."""
         return self.simulation.gradients(self.state)
 
     @property
@@ -161,7 +161,7 @@ class _Arguments(Settings):
 
 @keywords_of(_Arguments)
 def fit(given: _Arguments) -> Fit:
-    """Trains a method and scores every client on its test examples.
+    """Train a method and score every client on its test examples.
 
     Example::
 
@@ -213,7 +213,7 @@ def fit(given: _Arguments) -> Fit:
 
 
 def _stacked(evaluations: list[Scores]) -> dict[str, dict[str, np.ndarray]]:
-    """The scores of E evaluations: which model -> metric -> [E, S, m]."""
+    """Scores of E evaluations: model -> metric -> [E, S, m]."""
     return {
         which: {name: np.stack([e[which][name] for e in evaluations]) for name in metrics}
         for which, metrics in evaluations[0].items()

@@ -1,9 +1,9 @@
-"""The name of a private run's noise: all that tells its releases from those of other runs on the same users.
+"""Identity of a private run's noise stream, distinct for any two runs on the same users.
 
-Were two runs to share noise, the difference of their models would be free of it. A run's cohorts and noise are
-therefore drawn from a key that is made of its seed and of everything that its releases depend on: method, settings,
-mechanism, hyper-parameters, model, first parameters, participation, and the data. Another order of the clients, padding
-or plan is the same run. Which of several equal runs of one program it is, counts too.
+If two runs shared noise, the difference of their models would be free of it. A run's cohorts and noise are therefore
+drawn from a key derived from its seed and from everything that its releases depend on: method, settings, mechanism,
+hyper-parameters, model, initial parameters, participation, and the data. The order of the clients, padding and plan do
+not count. The index among equal runs of one program does.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from jaxpfl.types import ClientData, Federation, Key, PyTree
 def of_method(
     algorithm: Algorithm, method: Method, options: dict[str, Any], work: LocalWork, compressor: Compressor | None
 ) -> Algorithm:
-    """A private algorithm whose noise is named after the method and the settings that it was built with too."""
+    """A private algorithm whose noise stream also depends on the method and the settings that it was built with."""
     assert algorithm.noise is not None
     told = (
         *(method.name, sorted((method.options | options).items())),
@@ -54,7 +54,7 @@ def name_of(
     participation: Participation,
     availability: Availability,
 ) -> str:
-    """What all runs of a simulation have in common, as text; nothing of an algorithm that is not private."""
+    """Text that identifies all runs of a simulation; empty for an algorithm that is not private."""
     if algorithm.noise is None:
         return ""
     part = (participation.name, participation.num_clients, participation.capacity, participation.rate)
@@ -63,7 +63,7 @@ def name_of(
 
 
 def keys(noise: NoiseStream | None, name: str, seeds: Sequence[int], hp: PyTree) -> Key | None:
-    """The noise's key of each run, [S]; None of an algorithm that is not private.
+    """Noise key of each run, [S]; None for an algorithm that is not private.
 
     Args:
       noise: the algorithm's.
@@ -91,7 +91,7 @@ def keys(noise: NoiseStream | None, name: str, seeds: Sequence[int], hp: PyTree)
 
 
 class Ours:
-    """The noise keys of a simulation's own runs, known by their digests: a secret key is kept by its state alone."""
+    """Noise keys of a simulation's own runs, stored as digests: a secret key is held by its state alone."""
 
     def __init__(self, noise: NoiseStream | None):
         self._private = noise is not None
@@ -99,19 +99,18 @@ class Ours:
         self._last: Key | None = None
 
     def add(self, keys: Key | None) -> None:
-        """Takes in the runs' keys, [S]; None where they are not private."""
+        """Add the runs' keys, [S]; None if they are not private."""
         self._digests |= _digests(keys)
 
     def passed(self, keys: Key | None) -> None:
-        """Remembers the very array that the last call returned, which needs no look when it comes back."""
+        """Remember the array that the last call returned, so that it need not be checked again."""
         self._last = keys
 
     def check(self, keys: Key | None) -> None:
-        """Refuses the keys of runs that are not ours: their rounds here would be in no claim, and their noise might be
-        shared with rounds elsewhere.
+        """Refuse keys of other simulations' runs: no claim would count their rounds, and their noise might be reused.
 
         Raises:
-          JaxpflError: with what to do.
+          JaxpflError: with the remedy.
         """
         if (keys is None and not self._private) or (keys is not None and keys is self._last):
             return
@@ -131,8 +130,9 @@ def _digests(keys: Key | None) -> set[bytes]:
 
 
 def _of_model(task: Task, train: ClientData) -> str:
-    """The program that initialises a model and scores one example, with the code and the arrays that it is made of,
-    given parameters among them."""
+    """Text of the program that initialises a model and scores one example, with its code and arrays, including given
+    parameters.
+    """
 
     def forward(key: Key, x: PyTree, y: jax.Array) -> jax.Array:
         return task.loss(task.model.apply(task.init(key), x), y)
@@ -147,7 +147,7 @@ def _of_model(task: Task, train: ClientData) -> str:
 
 
 def _of_data(federation: Federation) -> int:
-    """A checksum of the clients' examples that neither their order nor padding changes."""
+    """Checksum of the clients' examples, invariant to their order and to padding."""
     total = 0
     for split in (federation.train, federation.validation):
         leaves, mask = [np.asarray(leaf) for leaf in jax.tree.leaves((split.x, split.y))], np.asarray(split.mask)

@@ -1,4 +1,4 @@
-"""The description of a run as one frozen value, which Python's keywords, flags, config files and ``config.json`` make.
+"""Description of a run as one frozen value, made from Python keywords, flags, config files or ``config.json``.
 
 A setting is a field of one of the parts below, declared with its help, type and range (`jaxpfl.settings`). `fit` takes
 the fields of all parts as keywords, and `jaxpfl.experiment.config.RunConfig` has them as its own fields; `RunSpec`
@@ -70,7 +70,7 @@ class Cohorts:
     )
     participation: str | None = setting(
         None,
-        "How they are drawn: full, uniform (exactly K), or poisson (each independently, at the rate K/m).",
+        "Sampling of cohorts: full, uniform (exactly K), or poisson (each independently, at the rate K/m).",
         unless_given="unless given full where K = m, else uniform, and poisson with privacy",
     )
     cohort_cap: int | None = setting(
@@ -94,7 +94,7 @@ class Work:
     )
     draw: str = setting(
         "epoch",
-        "How mini-batches are drawn: epoch (every example once before any twice), step (anew each step, without "
+        "Sampling of mini-batches: epoch (every example once before any twice), step (anew each step, without "
         "replacement in a batch) or replacement.",
     )
     client_optimizer: Optimizer = setting(
@@ -150,11 +150,11 @@ class Coding:
 
     compress: str | Compressor | None = setting(
         None,
-        "How clients code what they upload: lossless, qsgd, top-k, sign, uniform, tv or codebook, with arguments, such "
+        "Compression of uploads: lossless, qsgd, top-k, sign, uniform, tv or codebook, with arguments, such "
         "as qsgd:levels=4, top-k:share=0.01, uniform:bits=4, tv:gamma=0.1,codebook=3; feedback=false leaves out error "
         "feedback, feedback=true gives it to qsgd and uniform. With privacy, its noise must be distributed.",
-        unless_given="nothing is coded unless given",
-        python='``Fit.history["upload_bits"]`` is what they take.',
+        unless_given="none unless given",
+        python='``Fit.history["upload_bits"]`` is their size.',
         kind=_COMPRESSOR,
         text=str | None,
     )
@@ -166,7 +166,7 @@ class Newcomers:
 
     adapt_rounds: int = setting(
         10,
-        "Rounds that an unseen client works with the server's last message before it is scored.",
+        "Rounds in which an unseen client adapts the server's last message before it is scored.",
         range=Range(0),
         unit="rounds",
     )
@@ -187,7 +187,7 @@ class Neighbourhood:
     )
     neighbours: int | None = setting(
         None,
-        "Neighbours that each client has at least in such a graph of the nearest.",
+        "Least number of neighbours of a client in a graph of nearest neighbours.",
         unless_given="5 unless given",
         range=COUNT,
         unit="clients",
@@ -259,7 +259,7 @@ class RunSpec:
 
     @property
     def is_private(self) -> bool:
-        """Whether clients' uploads are clipped, with or without noise."""
+        """True if clients' uploads are clipped, with or without noise."""
         return self.privacy.on if isinstance(self.privacy, PrivacyConfig) else self.privacy is not None
 
 

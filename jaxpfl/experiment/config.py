@@ -33,7 +33,7 @@ class _Source:
         "libsvm:, npz: or tfds: and a folder, file (relative to --data-dir, or absolute) or name; jaxpfl data list "
         "shows them.",
     )
-    data_dir: str | None = setting(None, "Where data sets lie; $JAXPFL_DATA_DIR unless given, then ./data.")
+    data_dir: str | None = setting(None, "Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data.")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,7 +46,7 @@ class DataConfig(Split, _Source):
     test_share: Any = restated(Split, "test_share", None, "0.5 for most data sets")
     unseen_clients: int = setting(
         0,
-        "Clients beside the --clients that are never trained: they arrive at the end, adapt and are scored.",
+        "Clients beyond --clients that are never trained: they arrive at the end, adapt and are scored.",
         range=Range(0),
     )
 
@@ -77,9 +77,7 @@ class RunConfig(Settings, DataConfig):
     checkpoint_every: int = setting(50, "Write a checkpoint after every so many rounds, and at the end.", range=COUNT)
     privacy: PrivacyConfig = field(
         default_factory=PrivacyConfig,
-        metadata=about(
-            "User-level differential privacy of what clients upload: clipping, noise, and what it is worth."
-        ),
+        metadata=about("User-level differential privacy of uploads: clipping, noise, and the guarantee."),
     )
     plan: ExecutionPlan = field(
         default_factory=ExecutionPlan,
@@ -88,13 +86,13 @@ class RunConfig(Settings, DataConfig):
 
 
 _MAY_GROW = ("rounds",)
-# These do not change what the run is: how it executes, how often it is saved, and where its data lie and its first
-# parameters (whose values the fingerprint holds).
+# These do not change the run: its execution, checkpoints, and the paths of its data and initial parameters (whose
+# values the fingerprint holds).
 _FREE = ("plan", "checkpoint_every", "data_dir", "warm_start")
 
 
 def resolve(config: RunConfig) -> RunConfig:
-    """The same experiment with every preset filled in; what depends on the data themselves is filled in by `prepare`.
+    """The same experiment with every preset filled in; `prepare` fills in values that depend on the data.
 
     Raises:
       JaxpflError: for counts below one, shares outside [0, 1), and a cohort larger than the number of clients.
@@ -188,14 +186,14 @@ def to_json(config: RunConfig) -> dict[str, Any]:
 
 
 def completed(stored: dict[str, Any]) -> dict[str, Any]:
-    """The JSON of a stored config with the defaults of the settings that there were not when it was written."""
+    """JSON of a stored config, with the defaults of settings that are newer than it."""
     default = to_json(RunConfig())
     tables = {name: default[name] | own for name in ("privacy", "plan") if isinstance(own := stored.get(name), dict)}
     return default | stored | tables
 
 
 def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """What a resumed run changes: (semantic differences, allowed ones), each ``name: old -> new``.
+    """Changes of a resumed run: (semantic differences, allowed ones), each ``name: old -> new``.
 
     The plan, more rounds, and the folder of the data may change; anything else is another experiment.
     """
@@ -212,7 +210,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], li
 
 
 def default_folder(command: str, config: RunConfig, methods: tuple[str, ...], resume: bool) -> Path:
-    """``runs/COMMAND-DATA-HASH``, the hash over what may not change on resume; a new number where that is taken."""
+    """``runs/COMMAND-DATA-HASH``, a hash of all that may not change on resume; numbered if the name is taken."""
     fixed = to_json(replace(config, rounds=None, checkpoint_every=0, data_dir=None))
     fixed.pop("plan")
     for one in dataclasses.fields(config):  # a new setting at its default does not rename the folders of older runs

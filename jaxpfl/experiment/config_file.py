@@ -18,14 +18,14 @@ from jaxpfl.experiment.config import RunConfig
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.settings import text_words
 
-_MEMORY = 50  # times its length that a text takes while it is parsed
+_MEMORY = 50  # memory of a text while it is parsed, in multiples of its length
 _MOST_PARTS = 100_000
 
 _TABLES = {"plan": ExecutionPlan, "privacy": PrivacyConfig}
 
 
 _OF_A_RUN = ("config", "methods", "hyper", "data", "warm_start", "graph", "noise", "versions")
-"""All that ``config.json`` of a run folder holds; what is not the config tells one run from another."""
+"""Entries of ``config.json`` in a run folder; those beside the config identify the run."""
 
 
 class ConfigFile(NamedTuple):
@@ -33,7 +33,7 @@ class ConfigFile(NamedTuple):
 
     Attributes:
       config: the config.
-      methods: the methods that it names; none where that is left to the command line.
+      methods: the methods that it names; none if the command line names them.
       hyper: method -> hyper-parameter -> value, as a run folder's ``config.json`` records them beside the config;
         `check_recorded` says whether they are still what the config gives.
     """
@@ -51,7 +51,7 @@ def read(path: str | Path) -> ConfigFile:
     """
     values = read_file(path)
     hyper: dict[str, Any] = {}
-    if {"config", "methods"} <= values.keys():  # of a run folder: the config is wrapped in what else it records
+    if {"config", "methods"} <= values.keys():  # of a run folder: the config is one of its entries
         for name in values:
             if name not in _OF_A_RUN:
                 raise unknown_name(f"entry of {path}", str(name), _OF_A_RUN)
@@ -68,7 +68,7 @@ def read(path: str | Path) -> ConfigFile:
 
 
 def read_file(path: str | Path) -> dict[str, Any]:
-    """Parses a TOML or YAML config file, or the ``config.json`` of a run folder: names -> values, methods among them.
+    """Parse a TOML or YAML config file, or the ``config.json`` of a run folder: names -> values, methods among them.
 
     Raises:
       JaxpflError: for a missing file, another suffix, or text that does not parse.
@@ -120,7 +120,7 @@ def _yaml(text: str) -> Any:
 
 
 def _check_parts(value: Any, path: Path) -> None:
-    """Refuses YAML whose aliases hold the same parts over and over, which no message could print."""
+    """Refuse YAML with aliases nested so deeply that no message could print it."""
     rest, parts = [value], 0
     while rest:
         part = rest.pop()

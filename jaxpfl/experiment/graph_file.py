@@ -1,4 +1,4 @@
-"""A graph of clients as a CSV file: two client ids on each line, an edge; a header and repeated edges are allowed."""
+"""Graph of clients as a CSV file, an edge of two client ids on each line; a header and repeated edges are allowed."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def is_named(graph: str | Graph | None) -> TypeGuard[str]:
 
 
 def read(path: Path, client_ids: np.ndarray) -> Graph:
-    """Reads a graph; clients that the file does not name have no neighbours.
+    """Read a graph; clients that the file does not name have no neighbours.
 
     Args:
       client_ids: of the clients in the order of the stack, [m].
@@ -47,7 +47,7 @@ def read(path: Path, client_ids: np.ndarray) -> Graph:
 
 
 def write(path: Path, graph: Graph, client_ids: np.ndarray) -> None:
-    """Writes a graph, as `read` takes it."""
+    """Write a graph, as `read` takes it."""
     with files.whole(path) as file:
         writer = csv.writer(file)
         writer.writerow(HEADER)

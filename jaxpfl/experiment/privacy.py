@@ -10,35 +10,35 @@ from jaxpfl.privacy.statement import GIVEN_START, SAME_USERS, SPENT_BEFORE
 
 
 class Origin(NamedTuple):
-    """Whence given parameters are: the checksum of the data that they were trained on, and whether they are private."""
+    """Origin of given parameters: the checksum of their training data, and whether they are private."""
 
     data: int
     private: bool
 
 
 def caveat(origin: Origin | None, data: int) -> str:
-    """What the claim of a run on data of this checksum has to say of the parameters that it starts from."""
+    """Caveat of a run's claim due to its initial parameters, for data with this checksum."""
     if origin is None or origin.data != data:
         return GIVEN_START
     return SPENT_BEFORE if origin.private else SAME_USERS
 
 
 class Protection(NamedTuple):
-    """A mechanism, and what it is worth; None where nothing can be claimed, as without noise."""
+    """A mechanism and its guarantee; None if nothing can be claimed, as without noise."""
 
     mechanism: Mechanism
     statement: Statement | None
 
 
 def protection_of(run: Assembled, caveats: tuple[str, ...] = ()) -> Protection | None:
-    """The mechanism between a method's clients and its server, and its claim; None where nothing is private.
+    """Mechanism and claim of a method's uploads; None without privacy.
 
     Args:
       run: of one noise multiplier.
-      caveats: what weakens the claim.
+      caveats: weaknesses of the claim.
 
     Raises:
-      JaxpflError: for what cannot be accounted.
+      JaxpflError: for a run that cannot be accounted.
     """
     if run.mechanism is None or run.released is None:
         return None

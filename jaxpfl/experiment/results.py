@@ -1,4 +1,4 @@
-"""What a run found: a finished method's files, and the summary of all methods."""
+"""Results of a run: a finished method's files, and the summary of all methods."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ _ANEW = "delete {}, and --resume makes it anew from the checkpoint"
 
 
 def finished(folder: Path, method: str) -> dict[str, Any] | None:
-    """What is stored of a finished method; None of one that is not.
+    """Stored results of a finished method; None for one that is not finished.
 
     Raises:
-      JaxpflError: when it is not what was stored.
+      JaxpflError: if they were changed since.
     """
     path = folder / "methods" / f"{method}.json"
     if not path.exists():
@@ -49,7 +49,7 @@ def write_method(
     scores: dict[str, dict[str, np.ndarray]],
     seconds: float,
 ) -> None:
-    """Stores a finished method: per-client arrays and, last, what says that it is finished."""
+    """Store a finished method: per-client arrays and, last, the file that marks it as finished."""
     counts = jax.tree.map(np.asarray, simulation.trim(state).counts)
     _, down = simulation.bytes_per_client()
     arrays = {f"{which}_{m}": v for which, metrics in scores.items() for m, v in metrics.items()}
@@ -94,25 +94,26 @@ def _sum(stored: dict[str, Any]) -> str:
 
 
 def rounds_as_trained(simulation: Simulation, state: RunState) -> int | None:
-    """The rounds in which a trained client took part, on average over clients and runs, to the nearest; None where the
-    examples are pooled, so that nobody takes part."""
+    """Rounds in which a trained client took part, averaged over clients and runs and rounded; None for pooled
+    examples.
+    """
     if isinstance(simulation, PooledSimulation):
         return None
     return round(float(np.mean(simulation.trim(state).participations)))
 
 
 def _unseen_rounds(experiment: Experiment, simulation: Simulation, state: RunState) -> dict[str, int | None] | None:
-    """The rounds of adaptation after which unseen clients were scored; None where there are none."""
+    """Rounds of adaptation before unseen clients were scored; None if there are none."""
     if experiment.unseen is None:
         return None
     return {"adapted": experiment.config.adapt_rounds, "as_trained": rounds_as_trained(simulation, state)}
 
 
 def _gradients(arrays: dict[str, np.ndarray]) -> dict[str, Any] | None:
-    """Gradients (`protocol.Gradients`) of a client, over clients and runs; None where the method does not say.
+    """Gradient evaluations (`protocol.Gradients`) of a client, over clients and runs; None if the method counts none.
 
-    Apart: of training; for a personalised model once; of an unseen client's rounds of adaptation, and of as many rounds
-    as a trained one took.
+    They are separate for training, for one personalised model, for an unseen client's rounds of adaptation, and for as
+    many rounds as a trained client took.
     """
     names = {
         "training": "gradients",
@@ -130,7 +131,7 @@ def _gradients(arrays: dict[str, np.ndarray]) -> dict[str, Any] | None:
 
 
 def _privacy(protection: Protection | None, simulation: Simulation) -> dict[str, Any] | None:
-    """What can be said of a method's privacy; None where nothing was made private, or nothing leaves the clients."""
+    """Privacy statement of a method; None without privacy, or if nothing leaves the clients."""
     if protection is None:
         return None
     mechanism, statement = protection
@@ -141,7 +142,7 @@ def _privacy(protection: Protection | None, simulation: Simulation) -> dict[str,
 
 
 def _read_arrays(folder: Path, method: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """What is stored of a finished method, and its arrays."""
+    """Stored results of a finished method, and its arrays."""
     path = folder / "methods" / f"{method}.npz"
     said = path.with_suffix(".json")
     stored = finished(folder, method)
@@ -158,7 +159,7 @@ def _read_arrays(folder: Path, method: str) -> tuple[dict[str, Any], dict[str, n
 
 
 def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
-    """Gathers the finished methods, writes ``clients.npz``, the plots and, last, ``summary.json``."""
+    """Gather the finished methods, and write ``clients.npz``, the plots and, last, ``summary.json``."""
     config = experiment.config
     stored: dict[str, dict[str, Any]] = {}
     arrays: dict[str, dict[str, np.ndarray]] = {}
@@ -198,7 +199,9 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
 
 
 def _row(scores: dict[str, np.ndarray], local: np.ndarray | None, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
-    """One method's statistics over clients and seeds; ``local`` is what local training gave each client, if it ran."""
+    """One method's statistics over clients and seeds; ``local`` has each client's score under local training, if it
+    ran.
+    """
     after, unseen = scores["after_accuracy"], "unseen_after_accuracy" in scores
     as_trained = scores.get("unseen_as_trained_accuracy")
     row: dict[str, Any] = {

@@ -49,7 +49,7 @@ _NOT_PRIVATE = (
 NOISE_MULTIPLIER = "privacy.noise_multiplier"
 """Its name among a private method's hyper-parameters."""
 NOISE = 2
-"""The way in which private runs draw their noise: a checkpoint of another goes on with noise that others share."""
+"""Version of the noise streams of private runs: with another one, a resumed run would share noise with others."""
 
 
 class Experiment(NamedTuple):
@@ -63,9 +63,9 @@ class Experiment(NamedTuple):
       task: model, loss and metrics.
       start: the checksum of the parameters that it starts from, if given.
       unseen: the clients that arrive at the end, if any.
-      graph: which clients are neighbours, where a method asks for it.
-      scaling: by which all inputs were standardised, where that was asked for.
-      caveats: what weakens its claims of privacy.
+      graph: the graph of the clients, if a method needs it.
+      scaling: of all inputs, if they were standardised.
+      caveats: weaknesses of its privacy claims.
     """
 
     config: RunConfig
@@ -88,7 +88,7 @@ class Experiment(NamedTuple):
 
         Args:
           config: the config.
-          names: the methods that it is wanted of.
+          names: the methods of the result.
           methods: all methods of that config.
         """
         specs = [spec_for(config, name, methods) for name in names]
@@ -109,7 +109,9 @@ class Experiment(NamedTuple):
         return protection_of(self.runs[name], self.caveats)
 
     def fingerprint(self) -> dict[str, Any]:
-        """What the config does not say but the numbers depend on: every hyper-parameter, and the data themselves."""
+        """Fingerprint of all that the results depend on beside the config: every hyper-parameter, and the data
+        themselves.
+        """
         return {
             "hyper": {name: self.all_hyper(name) for name in self.methods},
             "data": _checksum((self.federation, self.unseen)),
@@ -127,14 +129,14 @@ def prepare(
     initial: Mapping[str, np.ndarray] | None = None,
     origin: Origin | None = None,
 ) -> Experiment:
-    """Loads and splits the data and checks every name and value, before anything is written.
+    """Load and split the data, and check every name and value, before anything is written.
 
     Args:
       config: a resolved config.
       methods: registered names.
-      strict: refuse what is otherwise warned about (a batch larger than the smallest client, or a flag of no use, say).
+      strict: turn warnings (of a batch larger than the smallest client or an unused flag, say) into errors.
       initial: the parameters that ``config.warm_start`` names, by path, as `warm_start.read` reads them.
-      origin: what is known of them, as `warm_start.origin` says.
+      origin: their origin, from `warm_start.origin`.
     """
     if (config.warm_start is None) != (initial is None):
         raise ValueError("give the parameters that config.warm_start names, and no others")

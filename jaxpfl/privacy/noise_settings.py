@@ -22,14 +22,14 @@ class NoiseSettings:
     )
     clipping_norm: float | tuple[float, ...] = setting(
         1.0,
-        "L2 norm to which each upload is clipped as a whole (parameters, psi, ...), C; to begin with, where it adapts.",
+        "Clipping norm C (L2) of each upload as a whole (parameters, psi, ...); the initial one if it adapts.",
         python="One number, or one for each run.",
         text=float,
     )
     noise: Literal["central", "distributed", "per_step"] = setting(
         "central",
-        "Who adds it: central (the server, to the sum), distributed (each client its share, of variance "
-        "z^2 C^2 / min_uploads, as under secure aggregation) or per_step (each client in every local step, as "
+        "Where noise is added: central (by the server, to the sum), distributed (by each client its share, of variance "
+        "z^2 C^2 / min_uploads, as under secure aggregation) or per_step (by each client in every local step, as "
         "DP-AdaPeD is printed; norms and noise are then those of a step).",
         text=str,
     )
@@ -40,8 +40,8 @@ class NoiseSettings:
     )
     quantile: float | None = setting(
         None,
-        "Adapt the clipping norm to this quantile of the uploads' norms (Andrew et al. 2021): each client also says "
-        "whether its norm was below; the cost of that count is part of the noise multiplier.",
+        "Adapt the clipping norm to this quantile of the uploads' norms (Andrew et al. 2021): each client also reports "
+        "whether its norm was below it; the cost of that count is part of the noise multiplier.",
     )
     quantile_lr: float = setting(0.2, "Rate of the clipping norm's geometric steps.")
     count_stddev: float | None = setting(
@@ -55,8 +55,8 @@ class NoiseSettings:
     joint: bool = setting(False, "For per_step: clip and noise the gradients of parameters and psi as one vector.")
     noise_seed: Literal["run", "secret"] = setting(
         "run",
-        "Where cohorts and noise come from: run (its seed and all its settings, so that it can be repeated), or secret "
-        "(the operating system; only the run's state and checkpoints hold it, until the run ends), for a model that is "
-        "to be given away.",
+        "Source of cohorts and noise: run (its seed and all its settings, so that it can be repeated), or secret "
+        "(the operating system; only the run's state and checkpoints hold it, until the run ends), for a model "
+        "to be published.",
         text=str,
     )

@@ -1,4 +1,4 @@
-"""Privacy as a run asks for it: a budget, from which the noise is found, or the noise itself."""
+"""Privacy settings of a run: a budget, to which the noise is calibrated, or the noise itself."""
 
 from __future__ import annotations
 
@@ -32,11 +32,11 @@ class PrivacyConfig(NoiseSettings, _Budget):
 
     @property
     def on(self) -> bool:
-        """True if uploads are private at all."""
+        """True if uploads are private."""
         return self.epsilon is not None or self.noise_multiplier is not None
 
     def check(self) -> None:
-        """Refuses values that no run could have.
+        """Refuse values that no run could have.
 
         Raises:
           JaxpflError: with the reason.
@@ -58,18 +58,18 @@ class PrivacyConfig(NoiseSettings, _Budget):
             checks.positive("privacy.epsilon", self.epsilon)
 
     def mechanism(self, participation: Participation, of_run: Mapping[str, Any]) -> Mechanism | None:
-        """The mechanism with its noise multiplier, calibrated to the budget where one is given; None where it is off.
+        """Mechanism with its noise multiplier, calibrated to the budget if one is given; None without privacy.
 
         Args:
           participation: of every round.
-          of_run: what else `plan_of` has to be told of the method's run.
+          of_run: the other arguments of `plan_of`, from the method's run.
 
         Raises:
-          JaxpflError: for what cannot be accounted, and budgets that no noise keeps.
+          JaxpflError: for a run that cannot be accounted, and budgets that no noise can meet.
         """
         if not self.on:
             return None
-        # What adapts is left to the end: the noise is calibrated for the norm of the first round.
+        # Adaptation is added last: the noise is calibrated for the norm of the first round.
         given = dict[str, Any](vars(part_of(NoiseSettings, self)))
         given.update(quantile=None, quantile_lr=NoiseSettings.quantile_lr, count_stddev=None)
         z = self.noise_multiplier

@@ -66,7 +66,7 @@ class Partitioner(NamedTuple):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class PartitionOptions:
-    """Options of all partitioners, None where nobody set them; each takes its own (`PARTITIONS`)."""
+    """Options of all partitioners, None if not given; each takes its own (`PARTITIONS`)."""
 
     classes_per_client: int | None = setting(
         None, "Classes that each client holds, for the partition classes.", range=COUNT

@@ -1,4 +1,4 @@
-"""A method's private run as audits repeat it: the programs of the real one, with something to watch them by."""
+"""A method's private run for audits: the programs of the real run, with hooks to observe them."""
 
 from __future__ import annotations
 
@@ -27,19 +27,19 @@ from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message, Upload
 from jaxpfl.types import Federation
 
 Change = Callable[[Algorithm, LocalWork], Algorithm]
-"""What an audit makes of a method's algorithm, before the mechanism is put around it."""
+"""Change of a method's algorithm by an audit, applied before the mechanism."""
 
 
 @dataclass(frozen=True, eq=False)
 class Subject:
-    """A method behind a mechanism, with everything that its run is made of.
+    """A method with a mechanism and all other inputs of its run.
 
     Attributes:
       work: with the mechanism as its ``privacy``.
       mechanism: one noise multiplier, one clipping norm.
       rounds: R.
       options: those of the method's static options that are not at their defaults.
-      plan: how to execute; a call is then of one round, as every release is read.
+      plan: the execution plan; a call is one round, so that every release is read.
     """
 
     method: Method
@@ -57,10 +57,10 @@ class Subject:
 
     @property
     def claim(self) -> PrivacyPlan:
-        """What the run is accounted as.
+        """Privacy plan by which the run is accounted.
 
         Raises:
-          JaxpflError: for a method that uploads nothing, a mechanism without noise, and what cannot be accounted.
+          JaxpflError: for a method that uploads nothing, a mechanism without noise, and a run that cannot be accounted.
         """
         if not self.method.uploads:
             raise JaxpflError(f"{self.method.name} uploads nothing: there is no claim to audit")
@@ -96,7 +96,7 @@ class Subject:
         )
 
     def upload(self) -> Upload:
-        """The shapes and types of what a client uploads."""
+        """Shapes and types of a client's upload."""
         algorithm = build(self.method, self.task, self.work, self.options)
         client, key, zero = algorithm.clients[0], jax.random.key(0), jnp.int32(0)
 
@@ -125,7 +125,7 @@ def subject_of(experiment: Experiment, name: str) -> Subject:
     """A method of an experiment.
 
     Raises:
-      JaxpflError: where nothing of it is private, and as `Subject.claim`.
+      JaxpflError: if it is not private, and as `Subject.claim`.
     """
     run = experiment.runs[name]
     spec, mechanism = run.spec, run.mechanism
