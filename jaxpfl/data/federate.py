@@ -43,7 +43,7 @@ def split_rng(split_seed: int, purpose: SplitPurpose, *names: int) -> np.random.
 class _Dealing:
     partition: str = setting(
         "classes",
-        "How examples are dealt to clients: iid, classes (a number of classes for each client, of log-normal sizes "
+        "Assignment of examples to clients: iid, classes (a number of classes for each client, of log-normal sizes "
         "with a sigma), shards or pathological, dirichlet (class proportions of each client), dirichlet-class (each "
         "class in proportions), lognormal (iid of unequal sizes), natural (a client is a writer or user), superclasses "
         "or clusters (iid, with labels that each cluster of clients permutes in its own way).",

@@ -53,7 +53,9 @@ def test_flags_are_explained_in_paragraphs_that_say_what_happens_without_them(ca
     assert "(default: local fedavg fedavg-ft adaped)" in said(capsys, "compare")
     monkeypatch.setenv("COLUMNS", "220")
     lines = jaxpfl(capsys, "compare", "--help").out.splitlines()
-    assert any("shards, dirichlet" in line and len(line) > 90 for line in lines)  # as wide as the text, not its source
+    assert any(
+        "pathological, dirichlet" in line and len(line) > 90 for line in lines
+    )  # as wide as the text, not its source
 
 
 @pytest.mark.parametrize(
