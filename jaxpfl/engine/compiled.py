@@ -11,9 +11,9 @@ import pickle
 import threading
 import time
 from collections import OrderedDict
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from importlib.metadata import version
 from pathlib import Path
 from platform import python_version
@@ -29,7 +29,9 @@ from jaxpfl.types import PyTree
 MOST = 128
 """Number of programs and shapes kept, the most recently used ones; 1 to 3 MiB for a program of a small model."""
 
-_SECONDS = 0.2  # time of compilation below which a program is not written to disk
+LOADED = "/jaxpfl/programs/load_duration"
+"""The event of `jax.monitoring` that a program was loaded from disk."""
+
 _kept: OrderedDict[tuple[Any, ...], tuple[Key, Future[Any]]] = OrderedDict()
 _lock = threading.Lock()
 _folder: Path | None = None
@@ -90,11 +92,28 @@ def shapes(function: Callable[..., Any], *arguments: Any) -> PyTree:
 
 def found(key: Key | None, make: Callable[[], Any]) -> Any:
     """Cached value of a key, made at the first request; threads that ask for the same key wait for one making."""
-    return make() if key is None else _found(key, lambda: (make(), True))
+    if key is None:
+        return make()
+    path = _path("told", key.digest)
+
+    def read_or_make() -> tuple[Any, bool]:
+        if path is None:
+            return make(), True
+        with _discarded(path):
+            return pickle.loads(path.read_bytes()), True
+        value = make()
+        with suppress(Exception):
+            _write(path, pickle.dumps(value))
+        return value, True
+
+    return _found(key, read_or_make)
 
 
 def _found(key: Key, make: Callable[[], tuple[Any, bool]]) -> Any:
-    """As `found`; ``make`` also returns whether the result may be reused."""
+    """Return the value kept under a key, made if there is none yet; threads that ask for one key wait for one making.
+
+    ``make`` also says whether the result may be used again.
+    """
     mine = Future[Any]()
     with _lock:
         held = _kept.get(key.parts)
@@ -135,22 +154,64 @@ def _place(leaf: Any) -> Any:
 
 
 def _from_disk(digest: str, make: Callable[[], tuple[jax.stages.Compiled, bool]]) -> tuple[jax.stages.Compiled, bool]:
-    """The program of that digest in the folder, made and written there if missing."""
-    if _folder is None:
+    """The program of that digest in the folder; made and written there if there is none."""
+    path = _path("program", digest)
+    if path is None:
         return make()
-    # Functions of libraries are in a digest by their names.
-    versions = "-".join((python_version(), *map(version, ("jax", "flax", "optax", "numpy", "chex"))))
-    path = _folder / f"program-{versions}-{digest}-cache"
-    with suppress(Exception):  # none, or cut short by a full disk
-        program = serialize_executable.deserialize_and_load(*pickle.loads(path.read_bytes()))
-        jax.monitoring.record_event("/jaxpfl/programs/loaded")
-        return program, True
     began = time.perf_counter()
-    program, reusable = make()
-    if reusable and time.perf_counter() - began > _SECONDS:
+    with _discarded(path):
+        serialized, numbers = pickle.loads(path.read_bytes())
+        by_number = {device.id: device for device in jax.devices()}
+        devices = [by_number[number] for number in numbers]
+        program = serialize_executable.deserialize_and_load(*serialized, execution_devices=devices)
+        jax.monitoring.record_event_duration_secs(LOADED, time.perf_counter() - began)
+        return program, True
+    with _hits() as hits:
+        program, reusable = make()
+    # XLA writes an executable that it has itself read (from JAX's cache) without its code.
+    if reusable and not hits:
         with suppress(Exception):  # a program or a structure that cannot be written, or no room
-            _write(path, pickle.dumps(serialize_executable.serialize(program)))
+            devices = jax.tree.leaves(program.output_shardings)[0].device_set
+            numbers = sorted(device.id for device in devices)  # as `placement.place` takes them
+            _write(path, pickle.dumps((serialize_executable.serialize(program), numbers)))
     return program, reusable
+
+
+@contextmanager
+def _discarded(path: Path) -> Iterator[None]:
+    """A block that reads a file and gives up if there is none; one that cannot be read is deleted, to be made again."""
+    try:
+        yield
+    except FileNotFoundError:
+        pass
+    except Exception:
+        with suppress(OSError):
+            path.unlink()
+
+
+@contextmanager
+def _hits() -> Iterator[list[str]]:
+    """The hits of JAX's own cache in the block, in this thread."""
+    found: list[str] = []
+    thread = threading.get_ident()
+
+    def hear(event: str, **_: Any) -> None:
+        if event == "/jax/compilation_cache/cache_hits" and threading.get_ident() == thread:
+            found.append(event)
+
+    jax.monitoring.register_event_listener(hear)
+    try:
+        yield found
+    finally:
+        jax.monitoring.unregister_event_listener(hear)
+
+
+def _path(kind: str, digest: str) -> Path | None:
+    """The file of a digest; None without a folder. Libraries' functions are in a digest by their names only."""
+    if _folder is None:
+        return None
+    versions = "-".join((python_version(), *map(version, ("jax", "flax", "optax", "numpy", "chex"))))
+    return _folder / f"{kind}-{versions}-{digest}-cache"
 
 
 def _write(path: Path, content: bytes) -> None:

@@ -9,6 +9,7 @@ import jax.extend.core
 import jax.numpy as jnp
 
 from jaxpfl import trees
+from jaxpfl.engine import compiled
 from jaxpfl.engine.state import RunState, server_context
 from jaxpfl.participation import Participation
 from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message, Upload
@@ -36,7 +37,7 @@ def bytes_per_client(
         upload, received = _exchange(algorithm, participation, 0, _memory(state, 0), state.server, hp, federation)
         return upload.total, received
 
-    up, down = jax.eval_shape(exchange, state, hp, federation)
+    up, down = compiled.shapes(exchange, state, hp, federation)
     return trees.num_bytes(up), trees.num_bytes(down)
 
 

@@ -54,6 +54,10 @@ def put(federation: Federation, placement: Placement) -> Federation:
       JaxpflError: if the data do not fit in memory.
     """
     spread = placement.spread
+    if spread is None or spread.shared_data:
+        leaves = jax.tree.leaves(federation)
+        if all(isinstance(leaf, jax.Array) and leaf.sharding == placement.everywhere for leaf in leaves):
+            return federation
     _check_memory(federation, placement)
     if spread is None:
         return jax.device_put(federation, placement.everywhere)

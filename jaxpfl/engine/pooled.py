@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -62,6 +64,16 @@ class PooledSimulation(Simulation):
             plan=plan,
             unseen=unseen,
         )
+
+    def compile(self, seeds: Sequence[int], *scores: Literal["test", "validation", "unseen"]) -> None:
+        """Compile the programs before they are called; see `Simulation.compile`."""
+        super().compile(seeds)
+        for name in scores:
+            self._clients._program(name, len(seeds))
+
+    def shared_data(self) -> Federation | None:
+        """None: the pooled examples are no other simulation's."""
+        return None
 
     def evaluate(self, state: RunState, split: Part = "test") -> Scores:
         """Evaluate every client in every run: model -> metric -> [S, m]."""

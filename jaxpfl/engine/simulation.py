@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import Any, NoReturn
+from typing import Any, Literal, NoReturn
 
 import jax
 import jax.export
@@ -113,7 +113,7 @@ class Simulation:
             unseen_groups,
         )
         self._programs = Programs(setting, execution)
-        self._shapes: dict[int, RunState] = {}
+        self._shapes: RunState | None = None
         self._noise = noise_stream.Ours(algorithm.noise)
         self._noise_name = noise_stream.name_of(algorithm, task, federation, participation, availability)
 
@@ -303,6 +303,24 @@ class Simulation:
         self._unseen = tuple(put(part, self.placement) for part in split(unseen, groups))
         return groups
 
+    def compile(self, seeds: Sequence[int], *scores: Literal["test", "validation", "unseen"]) -> None:
+        """Compile the programs of `init` and `advance`, and those that score, before they are called.
+
+        Raises:
+          JaxpflError: as those.
+        """
+        keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))
+        given = (keys, None if self.algorithm.noise is None else keys), self._hp_rows(len(seeds)), self.federations
+        self._programs.start(len(seeds), given)
+        self._program("advance", len(seeds))
+        for name in scores:
+            self._program(name, len(seeds))
+
+    def shared_data(self) -> Federation | None:
+        """The placed data as one federation, to be handed to other simulations; None if they lie in parts."""
+        whole = len(self.federations) == 1 and (self.placement.spread is None or self.placement.spread.shared_data)
+        return self.federations[0] if whole else None
+
     def export(self, *platforms: str, seeds: int = 1) -> jax.export.Exported:
         """The program of one `advance` call, lowered for platforms ("cpu", "cuda", "tpu") that need not be here."""
         function, options = self._programs.function("advance", self.execution.block), self._programs.options("advance")
@@ -324,16 +342,16 @@ class Simulation:
 
     def _one_run(self) -> tuple[RunState, PyTree]:
         """State (as shapes) and hyper-parameters of one run."""
-        one = jax.eval_shape(lambda s: jax.tree.map(lambda a: a[0], s), self._state_shapes(1))
+        one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), self._state_shapes(1))
         return one, jax.tree.map(lambda a: a.reshape(-1)[0], self.hp)
 
     def _state_shapes(self, runs: int) -> RunState:
-        if runs not in self._shapes:
+        if self._shapes is None:
             keys = jax.ShapeDtypeStruct((runs,), jax.random.key(0).dtype)
             noise = None if self.algorithm.noise is None else keys
             given = (keys, noise), self._hp_rows(runs), self.federations
-            self._shapes[runs] = compiled.shapes(self._programs.beginning(), *given)
-        return self._shapes[runs]
+            self._shapes = compiled.shapes(self._programs.beginning(), *given)
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape[1:]), a.dtype), self._shapes)
 
     def _resolve(self, plan: ExecutionPlan, cohort: int) -> Resolved:
         clients = self.participation.num_clients

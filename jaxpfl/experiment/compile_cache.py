@@ -37,6 +37,8 @@ def enable() -> Path | None:
     import jax
     import jaxlib.version
 
+    from jaxpfl.engine import compiled
+
     chosen = "JAX_COMPILATION_CACHE_DIR" in os.environ or _setting("jax_compilation_cache_dir") is not None
     if chosen or not _setting("jax_enable_compilation_cache"):
         return None
@@ -58,6 +60,7 @@ def enable() -> Path | None:
     ):
         if name.upper() not in os.environ:
             jax.config.update(name, value)
+    compiled.keep_in(folder)
     return folder
 
 

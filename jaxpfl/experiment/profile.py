@@ -14,6 +14,7 @@ from typing import Any, Self
 import jax
 
 from jaxpfl import files
+from jaxpfl.engine.compiled import LOADED
 from jaxpfl.experiment.operations import Operation
 from jaxpfl.experiment.trace import Trace, Tracer
 
@@ -25,6 +26,7 @@ _COMPILE_PARTS = {
     "/jax/core/compile/jaxpr_trace_duration": "tracing",
     "/jax/core/compile/jaxpr_to_mlir_module_duration": "lowering",
     "/jax/core/compile/backend_compile_duration": "xla",
+    LOADED: "loading",
 }
 _FROM_CACHE = "/jax/compilation_cache/cache_hits"
 
@@ -153,7 +155,8 @@ class Recorder(Profile):
         # JAX measures by another clock; no phase may fall below zero for that.
         own = max(0.0, min(own, self._seconds[self._method, self._phases[-1]]))
         self._compile[part] += own
-        self._programs += part == "xla"
+        self._programs += part in ("xla", "loading")
+        self._from_cache += part == "loading"
         self._seconds[self._method, self._phases[-1]] -= own
         self._seconds[self._method, "compile"] += own
 

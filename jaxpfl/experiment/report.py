@@ -251,7 +251,7 @@ def print_profile(console: Console, profile: dict[str, Any]) -> None:
     console.print(table)
     console.print(
         f"compile: tracing {parts['tracing']:.1f} s, lowering {parts['lowering']:.1f} s, XLA {parts['xla']:.1f} s, "
-        f"{parts['from_cache']} of {parts['programs']} programs from the cache\n"
+        f"loading {parts['loading']:.1f} s, {parts['from_cache']} of {parts['programs']} programs from the cache\n"
         "profiler: the cost of the traces; host: the rest, once Python has imported the program",
         highlight=False,
     )

@@ -26,6 +26,7 @@ from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.assemble import milestones
 from jaxpfl.errors import JaxpflError, UnwritableError
 from jaxpfl.experiment import graph_file, results, secret_noise, uplink
+from jaxpfl.experiment.ahead import Ahead
 from jaxpfl.experiment.checkpoint import Checkpoints
 from jaxpfl.experiment.config import RunConfig, differences, to_json
 from jaxpfl.experiment.interrupt import Interrupt, Interrupted
@@ -124,24 +125,28 @@ def run_methods(experiment: Experiment, folder: Path, reporter: Reporter, profil
     Raises:
       Interrupted: after Ctrl-C; finished rounds are kept, and the same call resumes it.
     """
+    rounds = experiment.config.rounds
+    done = {name: results.finished(folder, name) for name in experiment.methods}
+    kept = [name for name, result in done.items() if result and result["rounds"] == rounds]
+    # A profile says what compiling costs, so nothing is then compiled unseen.
+    coming = tuple(name for name in experiment.methods if name not in kept and profile is OFF)
     try:
-        with Interrupt() as interrupt:
+        with Interrupt() as interrupt, Ahead(experiment, coming) as ahead:
             for name in experiment.methods:
                 interrupt.saves = False
-                done = results.finished(folder, name)
-                if done and done["rounds"] == experiment.config.rounds:
+                if name in kept:
                     reporter.say(f"{name}: finished before, kept")
                 else:
                     try:
                         with profile.method(name, folder):
-                            _run_method(experiment, name, folder, reporter, interrupt, profile)
+                            _run_method(experiment, ahead, name, folder, reporter, interrupt, profile)
                     except JaxpflError:
                         _discard_unstarted(folder)
                         raise
         return results.summarize(experiment, folder)
     except UnwritableError as error:
-        kept = (folder / "config.json").exists()
-        raise JaxpflError(f"{error}{'; --resume goes on from the last checkpoint' * kept}") from None
+        stored = (folder / "config.json").exists()
+        raise JaxpflError(f"{error}{'; --resume goes on from the last checkpoint' * stored}") from None
 
 
 def _discard_unstarted(folder: Path) -> None:
@@ -160,6 +165,7 @@ def _discard_unstarted(folder: Path) -> None:
 
 def _run_method(
     experiment: Experiment,
+    ahead: Ahead,
     name: str,
     folder: Path,
     reporter: Reporter,
@@ -170,7 +176,7 @@ def _run_method(
     rounds = require(config.rounds)
     records = files.Records(folder / "metrics.jsonl")
     with profile.phase("data"):
-        simulation = experiment.simulation(name)
+        simulation = ahead.simulation(name)
         first = simulation.init(range(config.seed, config.seed + require(config.seeds)))
     with profile.phase("checkpoints"):
         checkpoints = Checkpoints(folder / "checkpoints" / name)

@@ -1,0 +1,95 @@
+"""Programs kept in a folder are found by other processes; what lies there damaged is made again."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
+from jaxpfl.engine import compiled
+
+
+@pytest.fixture
+def folder(tmp_path):
+    held = jax.config.values["jax_compilation_cache_dir"]
+    jax.config.update("jax_compilation_cache_dir", None)  # what JAX's cache gives is not written again
+    compilation_cache.reset_cache()
+    compiled.clear()
+    compiled.keep_in(tmp_path)
+    yield tmp_path
+    compiled.keep_in(None)
+    compiled.clear()
+    jax.config.update("jax_compilation_cache_dir", held)
+    compilation_cache.reset_cache()
+
+
+def work_of(call):
+    """The result of a call, and the traces, compilations and loads that it took."""
+    heard: list[str] = []
+
+    def hear(name: str, seconds: float, **about: object) -> None:
+        heard.append(name.split("/")[-1])
+
+    jax.monitoring.register_event_duration_secs_listener(hear)
+    try:
+        return call(), heard
+    finally:
+        jax.monitoring.unregister_event_duration_listener(hear)
+
+
+def made(factor):
+    return compiled.compiled(lambda key, x: (key, {"y": factor * x}), (jax.random.key(0), jnp.arange(3.0)))
+
+
+def test_a_program_is_loaded_without_a_trace(folder):
+    first = made(2.0)
+    compiled.clear()  # as another process
+    second, work = work_of(lambda: made(2.0))
+    assert work == ["load_duration"]
+    for program in (first, second):
+        np.testing.assert_array_equal(program(jax.random.key(0), jnp.arange(3.0))[1]["y"], [0, 2, 4])
+    _, work = work_of(lambda: made(3.0))
+    assert "backend_compile_duration" in work
+
+
+def test_what_tracing_tells_is_loaded(folder):
+    def ask():
+        return compiled.shapes(lambda x: (x, x.sum()), jnp.arange(3.0))
+
+    first = ask()
+    compiled.clear()
+    second, work = work_of(ask)
+    assert second == first
+    assert work == []
+
+
+@pytest.mark.parametrize("content", [b"", b"half", None])
+def test_a_damaged_file_is_made_again(folder, content):
+    made(2.0)
+    (file,) = folder.iterdir()
+    file.write_bytes(file.read_bytes()[:-100] if content is None else content)
+    compiled.clear()
+    program, work = work_of(lambda: made(2.0))
+    assert "backend_compile_duration" in work
+    np.testing.assert_array_equal(program(jax.random.key(0), jnp.arange(3.0))[1]["y"], [0, 2, 4])
+    compiled.clear()
+    assert work_of(lambda: made(2.0))[1] == ["load_duration"]
+
+
+def test_a_folder_that_cannot_be_written_costs_nothing(folder):
+    compiled.keep_in(folder / "gone")
+    assert made(2.0) is made(2.0)
+    assert not list(folder.iterdir())
+
+
+def test_a_program_from_jaxs_own_cache_is_not_written(folder, tmp_path_factory):
+    """XLA would write it without its code, and it would fail when it is called."""
+    jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("jax")))
+    compilation_cache.reset_cache()
+    made(2.0)
+    (file,) = folder.iterdir()
+    file.unlink()
+    for _ in range(2):
+        compiled.clear()
+        np.testing.assert_array_equal(made(2.0)(jax.random.key(0), jnp.arange(3.0))[1]["y"], [0, 2, 4])
+        assert not list(folder.iterdir())
