@@ -29,12 +29,12 @@ SMALL = {"model": "linear", "clients": 4, "cohort": 2, "batch_size": 5, "local_s
 
 
 def command(method: str = "fedavg", **changes) -> Experiment:
-    """What the command line prepares."""
+    """Run as the command line prepares it."""
     return prepare(resolve(RunConfig(**SMALL | changes)), (method,))
 
 
 def python(method: str = "fedavg", federation: jaxpfl.Federation | None = None, **changes) -> jaxpfl.Fit:
-    """What `fit` runs on the same data."""
+    """Run of `fit` on the same data."""
     given = SMALL | changes
     if federation is None:
         _, federation = load_federation(resolve(RunConfig(clients=given["clients"])))
@@ -118,7 +118,7 @@ def test_a_value_outside_its_range_is_one_line_in_both(changes, message):
 
 
 def test_a_rate_means_the_same_in_both():
-    """Of all the method's rates, and of the cohort: K/m of the clients that are trained."""
+    """All the method's rates, and the cohort's: K/m of the clients that are trained."""
     changes = {"lr": 0.3, "server_lr": 0.5, "participation": "poisson"}
     run, simulation = command("ditto", **changes).runs["ditto"], python("ditto", **changes).simulation
     for name, value in vars(run.hp).items():
