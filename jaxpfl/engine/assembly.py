@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -74,9 +73,8 @@ class Assembled:
             adapt_rounds=spec.newcomers.adapt_rounds,
         )
 
-    @cached_property
-    def released(self) -> tuple[PrivacyPlan | None, ...] | None:
-        """Privacy plans of the runs, [S] (None for one without noise); None where nothing is private.
+    def released(self, runs: int) -> tuple[PrivacyPlan | None, ...] | None:
+        """Privacy plans of so many runs, [S] (None for one without noise); None where nothing is private.
 
         Raises:
           JaxpflError: for a run that cannot be accounted, and mechanism settings that are not one for each run.
@@ -86,7 +84,7 @@ class Assembled:
             return None
         told = (spec.method, self.hp, dict(spec.options), self.mechanism, self.cohorts, self.work)
         compressed = spec.coding.compress is not None
-        return accounted.plans(*told, rounds=spec.training.rounds, runs=len(spec.seeds), compressed=compressed)
+        return accounted.plans(*told, rounds=spec.training.rounds, runs=runs, compressed=compressed)
 
 
 def simulation_of(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> Simulation:

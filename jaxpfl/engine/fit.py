@@ -173,13 +173,14 @@ def fit(given: _Arguments) -> Fit:
       JaxpflError: for unknown names, values of another type or outside their range, and settings that the data do not
         allow.
     """
-    seeds = range(int(given.seeds)) if isinstance(given.seeds, int | np.integer) else given.seeds
+    several = given.seeds
+    seeds = range(int(several)) if isinstance(several, int | np.integer) else tuple(map(int, several))
     spec = spec_of(
         algorithms.get(given.method) if isinstance(given.method, str) else given.method,
         given,
         hyper=dict(given.hyper or {}),
         options=dict(given.options or {}),
-        seeds=tuple(map(int, seeds)),
+        seeds=seeds,
         privacy=given.privacy,
         plan=given.plan or ExecutionPlan(),
         num_classes=given.num_classes,
@@ -187,7 +188,7 @@ def fit(given: _Arguments) -> Fit:
     )
     federation, unseen = given.federation, given.unseen
     assembled = assemble(spec, federation, unseen)
-    simulation, released = assembled.simulation(), assembled.released
+    simulation, released = assembled.simulation(), assembled.released(len(spec.seeds))
     rounds, eval_every = spec.training.rounds, spec.training.eval_every or spec.training.rounds
     state = simulation.init(spec.seeds)
     histories, evaluations, validations = [], [], []

@@ -349,7 +349,8 @@ class Simulation:
         if self._shapes is None:
             keys = jax.ShapeDtypeStruct((runs,), jax.random.key(0).dtype)
             noise = None if self.algorithm.noise is None else keys
-            given = (keys, noise), self._hp_rows(runs), self.federations
+            hp = jax.eval_shape(lambda: self._hp_rows(runs))  # a run too many is refused before it takes memory
+            given = (keys, noise), hp, self.federations
             self._shapes = compiled.shapes(self._programs.beginning(), *given)
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape[1:]), a.dtype), self._shapes)
 

@@ -235,7 +235,7 @@ class RunSpec:
     method: Method
     hyper: Mapping[str, Any] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
-    seeds: tuple[int, ...] = (0,)
+    seeds: Sequence[int] = (0,)
     training: Training = field(default_factory=Training)
     cohorts: Cohorts = field(default_factory=Cohorts)
     work: Work = field(default_factory=Work)

@@ -135,7 +135,7 @@ def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_clas
         config,
         hyper=hyper,
         options=options,
-        seeds=tuple(range(config.seed, config.seed + (config.seeds or 1))),
+        seeds=range(config.seed, config.seed + (config.seeds or 1)),  # as many as there may be, none written out
         privacy=config.privacy if config.privacy.on else None,
         plan=config.plan,
         split=part_of(Split, config),

@@ -40,9 +40,10 @@ def protection_of(run: Assembled, caveats: tuple[str, ...] = ()) -> Protection |
     Raises:
       JaxpflError: for a run that cannot be accounted.
     """
-    if run.mechanism is None or run.released is None:
+    released = run.released(1)  # one for all seeds
+    if run.mechanism is None or released is None:
         return None
-    plan, asked = run.released[0], run.spec.privacy
+    plan, asked = released[0], run.spec.privacy
     if plan is None:
         return Protection(run.mechanism, None)
     assert isinstance(asked, PrivacyConfig)

@@ -167,7 +167,7 @@ def test_a_spec_is_enough_for_a_simulation():
     spec = spec_for(config, "fedavg-ft", ("fedavg-ft",))
     assert dict(spec.hyper) == {"lr": 0.2}
     assert dict(spec.options) == {"fine_tune_steps": 3}
-    assert spec.seeds == (0, 1)
+    assert tuple(spec.seeds) == (0, 1)
     assert spec.split is not None
     assert spec.split.clients == 4
     _, federation = load_federation(config)
