@@ -349,7 +349,8 @@ class Simulation:
         if self._shapes is None:
             keys = jax.ShapeDtypeStruct((runs,), jax.random.key(0).dtype)
             noise = None if self.algorithm.noise is None else keys
-            hp = jax.eval_shape(lambda: self._hp_rows(runs))  # a run too many is refused before it takes memory
+            # As shapes: runs that are too many are refused before they take memory.
+            hp = jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs,), a.dtype), self.hp)
             given = (keys, noise), hp, self.federations
             self._shapes = compiled.shapes(self._programs.beginning(), *given)
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape[1:]), a.dtype), self._shapes)
