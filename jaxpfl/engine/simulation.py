@@ -142,19 +142,7 @@ class Simulation:
         """
         if not len(seeds):
             raise JaxpflError("at least one seed is needed")
-        shapes, devices = self._state_shapes(len(seeds)), self.placement.devices
-        # Each device holds its share of the clients' states, and the whole of the server's.
-        of_clients, of_server = trees.num_bytes((shapes.clients, shapes.counts)), trees.num_bytes(shapes.server)
-        if devices[0].platform == "cpu":
-            of_server *= len(devices)
-        else:
-            of_clients //= len(devices)
-        need, free = of_clients + of_server, memory.free(devices)
-        if free is not None and need > free:
-            raise JaxpflError(
-                f"the states need {memory.readable(need)} of memory, {memory.readable(free)} are free: use fewer "
-                f"clients, fewer seeds at once ({len(seeds)} now) or a smaller model"
-            )
+        self._check_fits(len(seeds))
         for seed in seeds:  # beyond 32 bits the key would be that of another seed
             if not 0 <= seed < 2**32:
                 raise JaxpflError(f"a seed must be between 0 and 2**32 - 1, got {seed}")
@@ -165,6 +153,22 @@ class Simulation:
         self._noise.add(noise)
         given = (keys, noise), rows, self.federations
         return self._programs.start(len(seeds), given)(*given)
+
+    def _check_fits(self, runs: int) -> None:
+        """Refuse states of more runs than memory holds, before anything is made of their seeds."""
+        shapes, devices = self._state_shapes(runs), self.placement.devices
+        # Each device holds its share of the clients' states, and the whole of the server's.
+        of_clients, of_server = trees.num_bytes((shapes.clients, shapes.counts)), trees.num_bytes(shapes.server)
+        if devices[0].platform == "cpu":
+            of_server *= len(devices)
+        else:
+            of_clients //= len(devices)
+        need, free = of_clients + of_server, memory.free(devices)
+        if free is not None and need > free:
+            raise JaxpflError(
+                f"the states need {memory.readable(need)} of memory, {memory.readable(free)} are free: use fewer "
+                f"clients, fewer seeds at once ({runs} now) or a smaller model"
+            )
 
     def advance(self, state: RunState, rounds: int) -> tuple[RunState, dict[str, np.ndarray]]:
         """Run some rounds; the buffers of the given state are donated, unless the plan says not to.
@@ -309,6 +313,7 @@ class Simulation:
         Raises:
           JaxpflError: as those.
         """
+        self._check_fits(len(seeds))
         keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))
         given = (keys, None if self.algorithm.noise is None else keys), self._hp_rows(len(seeds)), self.federations
         self._programs.start(len(seeds), given)
