@@ -8,10 +8,12 @@ from jax.experimental.compilation_cache import compilation_cache
 
 from jaxpfl.engine import compiled
 
+CACHE = ("jax_compilation_cache_dir", "jax_persistent_cache_min_compile_time_secs")
+
 
 @pytest.fixture
 def folder(tmp_path):
-    held = jax.config.values["jax_compilation_cache_dir"]
+    held = {name: jax.config.values[name] for name in CACHE}
     jax.config.update("jax_compilation_cache_dir", None)  # what JAX's cache gives is not written again
     compilation_cache.reset_cache()
     compiled.clear()
@@ -19,7 +21,8 @@ def folder(tmp_path):
     yield tmp_path
     compiled.keep_in(None)
     compiled.clear()
-    jax.config.update("jax_compilation_cache_dir", held)
+    for name, value in held.items():
+        jax.config.update(name, value)
     compilation_cache.reset_cache()
 
 
@@ -85,6 +88,7 @@ def test_a_folder_that_cannot_be_written_costs_nothing(folder):
 def test_a_program_from_jaxs_own_cache_is_not_written(folder, tmp_path_factory):
     """XLA would write it without its code, and it would fail when it is called."""
     jax.config.update("jax_compilation_cache_dir", str(tmp_path_factory.mktemp("jax")))
+    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.0)  # by default it keeps no small program
     compilation_cache.reset_cache()
     made(2.0)
     (file,) = folder.iterdir()
