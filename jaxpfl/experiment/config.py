@@ -214,7 +214,7 @@ def default_folder(command: str, config: RunConfig, methods: tuple[str, ...], re
     fixed = to_json(replace(config, rounds=None, checkpoint_every=0, data_dir=None))
     fixed.pop("plan")
     for one in dataclasses.fields(config):  # a new setting at its default does not rename the folders of older runs
-        if one.metadata["since"] != "0.1" and is_default(config, one.name):
+        if one.metadata.get("since", "0.1") != "0.1" and is_default(config, one.name):
             del fixed[one.name]
     text = json.dumps([command, sorted(methods), fixed], sort_keys=True)
     data = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.data)

@@ -196,9 +196,17 @@ def test_a_setting_that_there_was_not_has_its_default_in_a_stored_run():
     assert differences(old, now | {"same_stragglers": True})[0] == ["same_stragglers: False -> True"]
 
 
+@dataclasses.dataclass(frozen=True)
+class Flags(RunConfig):
+    """As the command line's own, which state a field anew."""
+
+    set: tuple[str, ...] = ()
+
+
 def test_the_folder_of_a_run_keeps_its_name():
     """With ``--resume`` alone, the run of an older version is found."""
-    assert default_folder("run", resolve(RunConfig()), ("fedavg",), False) == Path("runs/run-digits-c408c303")
+    for config in (RunConfig(), Flags()):
+        assert default_folder("run", resolve(config), ("fedavg",), False) == Path("runs/run-digits-c408c303")
 
 
 def test_the_stored_config_is_todays_json(tmp_path):
