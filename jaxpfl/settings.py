@@ -232,7 +232,11 @@ def keywords_of(settings: Callable[P, Any]) -> Callable[[Callable[..., R]], Call
     def decorate(function: Callable[..., R]) -> Callable[P, R]:
         @wraps(function)
         def call(*args: P.args, **kwargs: P.kwargs) -> R:
-            given = settings(*args, **kwargs)
+            try:
+                given = settings(*args, **kwargs)
+            except TypeError as error:  # a keyword that there is not, or one that lacks
+                said = str(error).replace(f"{settings.__name__}.__init__()", f"{function.__name__}()")
+                raise TypeError(said) from None
             check(given)
             return function(given)
 

@@ -162,6 +162,12 @@ def test_a_setting_is_declared_once_and_is_a_keyword_a_flag_and_a_field():
         assert all(field.metadata["help"].endswith(".") for field in dataclasses.fields(kind))
 
 
+def test_an_unknown_keyword_is_told_of_the_function():
+    for call in (jaxpfl.fit, jaxpfl.federate):
+        with pytest.raises(TypeError, match=rf"^{call.__name__}\(\) got an unexpected keyword argument 'roundz'"):
+            call(None, None, roundz=3) if call is jaxpfl.fit else call(None, roundz=3)  # type: ignore[call-arg]
+
+
 def test_a_spec_is_enough_for_a_simulation():
     config = resolve(RunConfig(**SMALL, set=("fine_tune_steps=3", "fedavg-ft.lr=0.2")))
     spec = spec_for(config, "fedavg-ft", ("fedavg-ft",))
