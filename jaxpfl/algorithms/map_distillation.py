@@ -24,7 +24,7 @@ class MapDistillationHyper(MapHyper):
     lr_location: Scalar = hyper(0.1, "rate of the global model; decays as lr does", high=1.0)
     lr_scale: Scalar = hyper(0.05, "rate of psi; not decayed", high=1.0)
     scale_init: Scalar = hyper(3.5, "psi in round 0", positive=True)
-    scale_floor: Scalar = hyper(0.5, "least psi", positive=True)
+    scale_floor: Scalar = hyper(1.0, "least psi", positive=True, paper=0.5)
     c: Scalar = hyper(1.0, "factor on the divergence in psi's step; 1 is the prior's own")
 
 

@@ -24,7 +24,7 @@ from jaxpfl.algorithms.ifca import ifca
 from jaxpfl.algorithms.l2gd import L2GDHyper, l2gd
 from jaxpfl.algorithms.local import local
 from jaxpfl.algorithms.map_distillation import MapDistillationHyper, map_kd
-from jaxpfl.algorithms.map_personalization import LaplaceHyper, MapHyper, map_gaussian, map_laplace
+from jaxpfl.algorithms.map_personalization import LaplaceHyper, MapHyper, MixtureHyper, map_gaussian, map_laplace
 from jaxpfl.algorithms.network_lasso import NetworkHyper, network_lasso
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, SgdHyper
 from jaxpfl.algorithms.perfedavg import PerFedAvgHyper, perfedavg
@@ -88,7 +88,7 @@ METHODS: Mapping[str, Method] = {
         Method("map-gaussian", map_gaussian, MapHyper()),
         Method("map-laplace", map_laplace, LaplaceHyper()),
         Method("map-kd", map_kd, MapDistillationHyper()),
-        Method("adamix", adamix, MapHyper(), releases=lambda options: options["em_steps"]),
+        Method("adamix", adamix, MixtureHyper(), releases=lambda options: options["em_steps"]),
         Method("pooled", pooled, SgdHyper(), pooled=True),
         Method("ditto", ditto, DittoHyper()),
         Method("pfedme", pfedme, PFedMeHyper()),
