@@ -10,6 +10,7 @@ from jaxpfl.engine.client_graph import SPACES
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.settings import is_default
+from jaxpfl.similarity.graphs import Graph
 
 
 def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:
@@ -44,7 +45,7 @@ def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:
         part, _, name = path.partition(".")
         value = attrgetter(path)(first)
         if not is_default(getattr(first, part), name):
-            found[f"{name} = {value}"] = reason
+            found[name if isinstance(value, Graph) else f"{name} = {value}"] = reason
     if first.is_private and not any(method.uploads for method in methods):
         privacy, what = first.privacy, "privacy"
         if isinstance(privacy, PrivacyConfig):

@@ -176,7 +176,7 @@ def trained(method: str, federation: Federation, graph: Graph, given: NetworkSet
         seeds=seeds,
         hyper=hyper,
         options={"clusters": given.clusters} if method == "ifca" else None,
-        graph=graph,
+        graph=graph if method == "network-lasso" else None,
     )
 
 

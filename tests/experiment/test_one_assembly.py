@@ -94,6 +94,11 @@ def test_what_changes_nothing_is_said_by_both(method, changes, message):
         python(method, **changes)
 
 
+def test_a_graph_that_changes_nothing_is_not_written_out():
+    with pytest.warns(JaxpflWarning, match="^graph changes nothing: no method of the run"):
+        python("fedavg", graph=graphs.from_edges([(0, 1)], 4))
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
