@@ -51,12 +51,12 @@ def served(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Metrics
     """Call ``server.update(key, hp, ctx, state, Reduced or Stacked)`` and check the result.
 
     Args:
-      shared: the message's part for all, `Message.shared`.
+      shared: `Message.shared`, the part of the message that all clients receive.
 
     Raises:
-      JaxpflError: if the result is not a state like the one before, and metrics. Also if the call fails and the uploads
-        differ in structure or, summed, in shape from the message: a method may be made for such uploads, so the
-        difference alone is no error.
+      JaxpflError: if the result is not a pair of a state like the one before and metrics. Also if the call fails and
+        the uploads differ from the message in structure, or where they are summed in shape: the error then names this
+        difference as the likely cause. Without a failure it is no error, as a method may upload another tree.
     """
     try:
         result = server.update(*given)

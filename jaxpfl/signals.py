@@ -94,7 +94,7 @@ def offered(taker: Taker) -> Iterator[None]:
 
 @contextmanager
 def noted(note: str) -> Iterator[None]:
-    """Append ``note`` to the line printed by a signal that ends the process while the block runs."""
+    """While the block runs, add ``note`` to the line that is printed when a signal ends the process."""
     global _note
     before, _note = _note, note
     try:

@@ -24,9 +24,14 @@ from jaxpfl.types import Array, Key
 
 
 def compress(key: Key, x: Array, s: int) -> Compressed:
-    """``Q(x)`` of x [d], and its bits; not finite if x is not, or if its norm overflows.
+    """``Q(x)`` of x [d], and the length of its message; Q(x) is not finite if x is not, or if the norm of x overflows.
 
     Implements: Zhao et al., section III, codes.
+
+    Args:
+      key: of the stochastic rounding.
+      x: the vector to send.
+      s: number of levels besides zero.
 
     Raises:
       JaxpflError: for s below 1.

@@ -50,11 +50,12 @@ def remembers(
 ) -> bool:
     """Test whether an upload depends on the client's memory between rounds.
 
-    The memory is the client's state, and the number of its rounds, which determines where in the order of its examples
-    the mini-batches begin. The dependence is read off the program; an opaque operation counts as using all its inputs.
+    The memory is the client's state, and the number of rounds in which it has worked: its mini-batches continue in the
+    order of its examples from there. The dependence is read off the traced program, in which an operation with a
+    program of its own (a loop, say) counts as using all its inputs.
 
     Args:
-      state, hp, federations: of one run, as shapes; the federations are those of the groups.
+      state, hp, federations: of one run, as shapes; one federation for each group of clients.
     """
 
     def depends(group: int) -> bool:

@@ -126,9 +126,11 @@ def bound_unknown_mean(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
 
 
 def van_trees_bound(clients: Scalar, s2: Scalar, st2: Scalar) -> Array:
-    r"""Bound by van Trees' inequality for the prior N(mu, V) of appendix B.3, :math:`V = st^2 (1 + 1/m) + s^2/m`:
+    r"""Lower bound on the error by van Trees' inequality, with the prior N(mu, V) of appendix B.3 for theta_i:
 
-    .. math:: (1/s^2 + 1/V)^{-1}
+    .. math:: (1/s^2 + 1/V)^{-1}, \qquad V = st^2 (1 + 1/m) + s^2/m
+
+    with m the number of clients. It is below `bound_unknown_mean`, which the paper says that it equals.
 
     Implements: Ozkara et al. 2023, equation (28); Ozkara et al. 2023, equation (30).
     """

@@ -30,7 +30,7 @@ class Examples(NamedTuple):
 
     Attributes:
       apply: parameters -> logits [b, classes] of these examples.
-      valid: [b] bool, mask of real ones.
+      valid: [b] bool, true for real examples, false for padding.
     """
 
     apply: Callable[[PyTree], Array]

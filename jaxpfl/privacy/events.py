@@ -58,7 +58,7 @@ def check_accountant(sampling: Sampling, accountant: SoundAccountant) -> None:
     """Check that an accountant supports the sampling.
 
     Raises:
-      JaxpflError.
+      JaxpflError: for pld with cohorts of a fixed size, and for rdp with Poisson cohorts that a cap can cut.
     """
     if isinstance(sampling, FixedSize) and accountant == "pld":
         raise JaxpflError("fixed-size cohorts are accounted by rdp, under replace-one: pld has no such event")

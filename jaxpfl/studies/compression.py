@@ -106,7 +106,7 @@ _NEWTON = 100
 class Problem(NamedTuple):
     """Clients' data with an intercept, x [m, n, d] and y [m, n] in {-1, 1}, mask [m, n]; zero where padded.
 
-    ``optimum`` is the least loss of all, and ``curvature`` an upper bound of the loss's second derivatives.
+    ``optimum`` is the least value of `loss`, and ``curvature`` an upper bound of the loss's second derivatives.
     """
 
     x: Array
@@ -124,10 +124,11 @@ class Run(NamedTuple):
 
 
 def load(given: CompressionSettings) -> Problem:
-    """Load the clients' data and their optimum.
+    """Load the clients' data, and compute the least `loss` on all of them together.
 
     Raises:
-      JaxpflError: for data that cannot be loaded or split, with other than two classes, or inputs of several arrays.
+      JaxpflError: for data that cannot be loaded or split, that have other than two classes, or whose inputs are not a
+        single array; also if Newton's method does not converge.
     """
     source = data.load(given.data, given.data_dir)
     if source.num_classes != 2 or not hasattr(source.x_train, "shape"):

@@ -84,7 +84,17 @@ class Group(NamedTuple):
 
 
 class Prepared(NamedTuple):
-    """Users of a study, in groups, with the vocabulary and the users' names."""
+    """Users of a study, in groups.
+
+    Attributes:
+      clients: the users that take part.
+      validation: those that lambda and alpha are tuned on.
+      unseen: those that no method sees, scored separately.
+      vocabulary: the tokens [d].
+      names: the clients' names [clients].
+      population: the mixture that synthetic users are drawn from; None for real ones.
+      kinds: each client's component of that mixture [clients]; None for real users.
+    """
 
     clients: Group
     validation: Group
