@@ -22,7 +22,16 @@ _LIBRARIES = frozenset(
         *("_abc", "_ast", "_bisect", "_collections", "_collections_abc", "_functools", "_heapq", "_operator"),
     )
 )
-_IMPURE_MODULES = ("numpy.random", "numpy.ctypeslib", "flax.config", "flax.configurations")
+_IMPURE_MODULES = (
+    "numpy.random",
+    "numpy.ctypeslib",
+    "flax.config",
+    "flax.configurations",
+    "flax.io",
+    "flax.training.checkpoints",
+)
+READERS = frozenset(("DataSource", "fromfile", "fromregex", "genfromtxt", "load", "loadtxt", "memmap", "open_memmap"))
+"""Functions of NumPy and `jax.numpy` that read files."""
 IMPURE_BUILTINS = frozenset(
     (
         *("__import__", "aiter", "anext", "breakpoint", "compile", "eval", "exec", "globals", "hash", "id", "input"),

@@ -26,7 +26,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, Sharding
 
-from jaxpfl.engine.code_lookups import IMPURE_BUILTINS, Untold, is_library, lookups
+from jaxpfl.engine.code_lookups import IMPURE_BUILTINS, READERS, Untold, is_library, lookups
 
 ATOMS = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
 """Types whose instances are their ``repr``."""
@@ -40,6 +40,10 @@ _NOT_OF_A_CLASS = frozenset(
     )
 )
 _HEAP_TYPE = 1 << 9
+_POINTER = object.__basicsize__ // 2
+_PLAIN = (np.ndarray, np.memmap, np.recarray, np.matrix)
+_OF_A_MODULE = frozenset(("parent", "_parent_ref", "_id", "_state"))
+_OF_A_MEMBER = frozenset(("_name_", "_value_", "__objclass__", "_sort_order_"))
 _OF_JIT = (
     *("static_argnums", "static_argnames", "donate_argnums", "donate_argnames", "inline", "keep_unused"),
     *("compiler_options_kvs", "in_shardings_leaves", "out_shardings_leaves"),
@@ -59,6 +63,8 @@ def array(value: Any) -> tuple[bytes, tuple[Any, ...]]:
             raise Untold("an array without values")
         about = (*about, value.weak_type if hasattr(value, "weak_type") else None, value.sharding)
         value = jax.random.key_data(value) if is_key(value) else value
+    elif isinstance(value, np.ndarray) and type(value) not in _PLAIN:  # such as the mask of a masked array
+        raise Untold(type(value).__name__)
     held = np.asarray(value)
     if held.dtype.hasobject:
         return b"", (*about, held.tolist())
@@ -88,17 +94,19 @@ def parts_of(value: Any) -> Iterable[Any]:
     if isinstance(value, nn.Module):
         if value.scope is not None:
             raise Untold("a module at work")
-        # Not its number, which no other instance has.
-        names = (field.name for field in dataclasses.fields(value) if field.name != "parent")
-        return (type(value), *((name, getattr(value, name)) for name in names))
+        # Not its number, which no other instance has; but what `__post_init__` left beside the fields.
+        names = [field.name for field in dataclasses.fields(value)]
+        names += sorted(vars(value).keys() - set(names))
+        return (type(value), *((name, getattr(value, name)) for name in names if name not in _OF_A_MODULE))
     if isinstance(value, enum.Enum):
-        return (type(value), value.name)
+        own = [(name, one) for name, one in vars(value).items() if name not in _OF_A_MEMBER]
+        return (type(value), value.name, own)
     if hasattr(value, "__wrapped__") and hasattr(value, "lower"):  # jax.jit
         return _jitted(value)
     for kinds, parts in _KINDS:
         if isinstance(value, kinds):
             return parts(value)
-    if type(value).__module__ in ("typing", "types"):
+    if type(value).__module__ in ("typing", "types") and is_librarys(type(value)):
         return (_without_address(repr(value)),)
     return _instance(value)
 
@@ -142,7 +150,7 @@ def _looked_up(path: tuple[str, ...], names: dict[str, Any]) -> tuple[Any, ...]:
     while isinstance(value, types.ModuleType) and rest:
         inner = getattr(value, rest[0], None)
         if is_library(value.__name__) and not isinstance(inner, types.ModuleType):
-            return (*_module(value), rest[0])
+            return (*_module(value), _pure(rest[0]))
         value, rest = inner, rest[1:]
     return (value,)
 
@@ -175,7 +183,14 @@ def _name(value: Any) -> tuple[Any, ...]:
     module = getattr(value, "__module__", None) or ""
     if not is_library(module):
         raise Untold(f"{module}.{value.__qualname__}")
-    return module, value.__qualname__
+    return module, _pure(value.__qualname__)
+
+
+def _pure(name: str) -> str:
+    """The name of a library's function, refused if it reads files."""
+    if name.partition(".")[0] in READERS:
+        raise Untold(name)
+    return name
 
 
 def _jitted(value: Any) -> Iterable[Any]:
@@ -185,13 +200,23 @@ def _jitted(value: Any) -> Iterable[Any]:
     return (value.__wrapped__, [repr(getattr(info, name, None)) for name in _OF_JIT])
 
 
+def is_librarys(kind: type) -> bool:
+    """True for a class that its library and its name identify.
+
+    Python gives a class the module ``builtins`` or ``types`` too if it is made where there is no ``__name__``, as by
+    `dataclasses.make_dataclass`.
+    """
+    made = kind.__module__ in ("builtins", "types") and bool(kind.__flags__ & _HEAP_TYPE)
+    return is_library(kind.__module__) and (not made or _is_named(kind))
+
+
 def _class(value: type) -> Iterable[Any]:
-    if is_library(value.__module__):
-        return value.__module__, value.__qualname__
+    if is_librarys(value):
+        return value.__module__, _pure(value.__qualname__)
     if not _is_python(value):
         raise Untold(f"{value.__module__}.{value.__qualname__}")
     if issubclass(value, enum.Enum):
-        functions = [own for own in vars(value).values() if isinstance(own, types.FunctionType)]
+        functions = [(name, own) for name, own in vars(value).items() if isinstance(own, _BY_CODE)]
         return (value.__qualname__, value.__bases__, [(one.name, one.value) for one in value], functions)
     held = [(name, own) for name, own in vars(value).items() if name not in _NOT_OF_A_CLASS]
     return (value.__qualname__, value.__bases__, type(value), held)
@@ -201,7 +226,18 @@ def _is_python(kind: type) -> bool:
     """True if a class is defined by Python code: its instances hide nothing from Python."""
     file = getattr(sys.modules.get(kind.__module__), "__file__", None) or ""
     built_in = kind.__module__ in sys.builtin_module_names
-    return bool(kind.__flags__ & _HEAP_TYPE) and not built_in and not file.endswith((".so", ".pyd"))
+    if built_in or file.endswith((".so", ".pyd")):
+        return False
+    return bool(kind.__flags__ & _HEAP_TYPE) and not _hides(kind)
+
+
+def _hides(kind: type) -> bool:
+    """True if instances have memory beside the slots that the class declares, as `operator.itemgetter`'s have."""
+    held, slots = vars(kind), vars(kind).get("__slots__", ())
+    count = 1 if isinstance(slots, str) else len(tuple(slots))
+    count += ("__dict__" in held) + ("__weakref__" in held)
+    base = kind.__base__
+    return base is not None and kind.__basicsize__ - base.__basicsize__ > _POINTER * count
 
 
 def _instance(value: Any) -> Iterable[Any]:
@@ -263,6 +299,16 @@ def _field(value: dataclasses.Field[Any]) -> Iterable[Any]:
     return value.name, value.default, value.default_factory, value.init, dict(value.metadata), value.kw_only
 
 
+_BY_CODE = (
+    types.FunctionType,
+    property,
+    staticmethod,
+    classmethod,
+    functools.cached_property,
+    types.DynamicClassAttribute,
+)
+
+
 class _Two(NamedTuple):
     one: int
     other: int
@@ -276,10 +322,11 @@ _KINDS: tuple[tuple[Any, Any], ...] = (
     (re.Pattern, _pattern),
     (np.dtype, lambda value: (str(value), value.descr if value.names else ())),
     (np.ufunc, lambda value: (value.__name__, getattr(np, value.__name__, None) is value or _refuse(value))),
-    (property, lambda value: (value.fget, value.fset, value.fdel)),
+    (property | types.DynamicClassAttribute, lambda value: (value.fget, value.fset, value.fdel)),
     (staticmethod | classmethod, lambda value: (value.__func__,)),
     (functools.cached_property, lambda value: (value.func, value.attrname)),
     (dataclasses.Field, _field),
+    (functools._lru_cache_wrapper, lambda value: (value.__wrapped__, vars(value))),
     (weakref.ref, lambda value: (value(),)),
     (types.MappingProxyType, lambda value: tuple(value.items())),
     (range | slice, lambda value: (repr(value),)),

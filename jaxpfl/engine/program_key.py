@@ -18,8 +18,8 @@ import flax.linen as nn
 import jax
 import numpy as np
 
-from jaxpfl.engine.code_lookups import Untold, is_library
-from jaxpfl.engine.contents import ATOMS, array, device, is_key, parts_of
+from jaxpfl.engine.code_lookups import Untold
+from jaxpfl.engine.contents import ATOMS, array, device, is_key, is_librarys, parts_of
 
 MOST_BYTES = 2**28
 """Largest size of the arrays within functions: reading more would take longer than most compilations."""
@@ -98,7 +98,7 @@ def _digest(root: Any, classes: dict[int, type] | None = None) -> str:
                 own, parts = array(value)
             else:
                 own, parts = b"", tuple(parts_of(value))
-                if classes is not None and isinstance(value, type) and not is_library(value.__module__):
+                if classes is not None and isinstance(value, type) and not is_librarys(value):
                     classes[id(value)] = value
         digest.update(f"{kind.__module__}.{kind.__qualname__} {len(parts)} {len(own)}\n".encode())
         digest.update(own)

@@ -1,7 +1,9 @@
 """Keys of programs: equal for what was made again, different for whatever changes, none for what cannot be read."""
 
 import ast
+import dataclasses
 import functools
+import operator
 import os
 import random
 import subprocess
@@ -10,7 +12,7 @@ import threading
 import time
 import types
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
@@ -165,6 +167,54 @@ def test_two_classes_of_one_text_are_two():
     assert keys[0].parts != keys[1].parts
 
 
+def digest_of(value) -> str:
+    """What the disk goes by, whatever classes this process holds."""
+    key = key_of(value)
+    assert key is not None
+    return key.digest
+
+
+def named(text) -> Any:
+    """What a file of the user's defines as ``Rule``."""
+    names = {"__name__": "rules_of_a_user"}
+    exec(text, names)
+    return names["Rule"]
+
+
+@pytest.mark.parametrize("kind", ["property", "staticmethod", "classmethod"])
+def test_what_an_enum_computes_counts(kind):
+    text = "import enum\nclass Rule(enum.Enum):\n  A = 1\n  @%s\n  def rate(self=0): return %s"
+    one, again, other = (digest_of(closure(named(text % (kind, value)).A)) for value in (1.0, 1.0, 2.0))
+    assert one == again != other
+
+
+class Hidden(nn.Module):
+    def __post_init__(self):
+        self.factor = FACTOR
+        super().__post_init__()
+
+    def __call__(self, x):
+        return x * self.factor
+
+
+def test_what_a_module_keeps_beside_its_fields_counts(monkeypatch):
+    nets = []
+    for value in (1.0, 1.0, 2.0):
+        monkeypatch.setitem(globals(), "FACTOR", value)
+        nets.append(Hidden())
+    keys = [key_of(net.apply) for net in nets]
+    assert None not in keys
+    assert keys[0] == keys[1] != keys[2]
+
+
+def test_a_class_made_by_a_library_is_the_users():
+    def make(rate):
+        return dataclasses.make_dataclass("Rule", [], namespace={"rate": lambda self: rate})
+
+    one, again, other = (digest_of(closure(make(value)())) for value in (1.0, 1.0, 2.0))
+    assert one == again != other
+
+
 def opens_a_file(x):
     return open("x").read()
 
@@ -189,6 +239,17 @@ def looks_anywhere(x):
     return globals()["FACTOR"] * x
 
 
+def loads_an_array(x):
+    return x * np.load("rates.npy")
+
+
+load = np.loadtxt
+
+
+def loads_by_another_name(x):
+    return x * load("rates.txt")
+
+
 def hands_a_module_on(x):
     return vars_of(HELPERS)
 
@@ -206,7 +267,8 @@ def imports(x):
     "value",
     [
         *(opens_a_file, reads_the_clock, reads_the_environment, draws, draws_with_numpy, looks_anywhere, imports),
-        hands_a_module_on,
+        *(hands_a_module_on, loads_an_array, loads_by_another_name),
+        *map(closure, (operator.itemgetter(0), operator.methodcaller("sum"), np.ma.array([1.0], mask=[True]))),
         *map(closure, (iter([1]), threading.Lock(), np.random.default_rng(0), HELPERS, sys.stdout)),
         closure(np.zeros(2**28 + 1, np.int8)),
     ],
