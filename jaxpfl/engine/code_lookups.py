@@ -53,7 +53,8 @@ def lookups(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
     """The dotted global names that a function and those inside it read, ``("jnp", "sum")`` for ``jnp.sum(x)``.
 
     Raises:
-      Untold: if the function imports a module that is not of a library.
+      Untold: if the function imports a module that is not of a library, or may read files or draw numbers by one that
+        it imports.
     """
     found: dict[tuple[str, ...], None] = {}
     instructions = [one for one in dis.get_instructions(code) if one.opname not in ("EXTENDED_ARG", "CACHE")]
@@ -62,6 +63,9 @@ def lookups(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
             level = instructions[i - 2].argval
             if level != 0 or not is_library(one.argval):
                 raise Untold(f"import {one.argval}")
+            hidden = READERS | {"checkpoints"} | ({"random", "ctypeslib"} if one.argval.startswith("numpy") else set())
+            if used := hidden & _attributes(code):
+                raise Untold(f"import {one.argval}, {used}")
         if one.opname not in ("LOAD_GLOBAL", "LOAD_NAME", "LOAD_FROM_DICT_OR_GLOBALS"):
             continue
         path = [one.argval]
@@ -74,3 +78,9 @@ def lookups(code: types.CodeType) -> tuple[tuple[str, ...], ...]:
         if isinstance(inner, types.CodeType):
             found |= dict.fromkeys(lookups(inner))
     return tuple(found)
+
+
+def _attributes(code: types.CodeType) -> set[str]:
+    """All names of attributes and globals in a function and those inside it."""
+    inner = (_attributes(one) for one in code.co_consts if isinstance(one, types.CodeType))
+    return set(code.co_names).union(*inner)

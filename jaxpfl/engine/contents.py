@@ -215,11 +215,12 @@ def _class(value: type) -> Iterable[Any]:
         return value.__module__, _pure(value.__qualname__)
     if not _is_python(value):
         raise Untold(f"{value.__module__}.{value.__qualname__}")
+    named = value.__module__, value.__qualname__  # where the results that are on disk find it
     if issubclass(value, enum.Enum):
         functions = [(name, own) for name, own in vars(value).items() if isinstance(own, _BY_CODE)]
-        return (value.__qualname__, value.__bases__, [(one.name, one.value) for one in value], functions)
+        return (*named, value.__bases__, [(one.name, one.value) for one in value], functions)
     held = [(name, own) for name, own in vars(value).items() if name not in _NOT_OF_A_CLASS]
-    return (value.__qualname__, value.__bases__, type(value), held)
+    return (*named, value.__bases__, type(value), held)
 
 
 def _is_python(kind: type) -> bool:

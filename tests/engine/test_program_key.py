@@ -174,9 +174,9 @@ def digest_of(value) -> str:
     return key.digest
 
 
-def named(text) -> Any:
+def named(text, module="rules_of_a_user") -> Any:
     """What a file of the user's defines as ``Rule``."""
-    names = {"__name__": "rules_of_a_user"}
+    names = {"__name__": module}
     exec(text, names)
     return names["Rule"]
 
@@ -185,6 +185,12 @@ def named(text) -> Any:
 def test_what_an_enum_computes_counts(kind):
     text = "import enum\nclass Rule(enum.Enum):\n  A = 1\n  @%s\n  def rate(self=0): return %s"
     one, again, other = (digest_of(closure(named(text % (kind, value)).A)) for value in (1.0, 1.0, 2.0))
+    assert one == again != other
+
+
+def test_classes_of_two_modules_are_two_on_disk():
+    text = "class Rule:\n  rate = 1.0"
+    one, again, other = (digest_of(named(text, module)) for module in ("one", "one", "other"))
     assert one == again != other
 
 
@@ -250,6 +256,18 @@ def loads_by_another_name(x):
     return x * load("rates.txt")
 
 
+def draws_with_its_own_numpy(x):
+    import numpy
+
+    return x * numpy.random.normal()  # noqa: NPY002
+
+
+def loads_with_its_own_numpy(x):
+    from numpy import load
+
+    return x * load("rates.npy")
+
+
 def hands_a_module_on(x):
     return vars_of(HELPERS)
 
@@ -268,6 +286,7 @@ def imports(x):
     [
         *(opens_a_file, reads_the_clock, reads_the_environment, draws, draws_with_numpy, looks_anywhere, imports),
         *(hands_a_module_on, loads_an_array, loads_by_another_name),
+        *(draws_with_its_own_numpy, loads_with_its_own_numpy),
         *map(closure, (operator.itemgetter(0), operator.methodcaller("sum"), np.ma.array([1.0], mask=[True]))),
         *map(closure, (iter([1]), threading.Lock(), np.random.default_rng(0), HELPERS, sys.stdout)),
         closure(np.zeros(2**28 + 1, np.int8)),
