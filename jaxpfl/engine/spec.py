@@ -17,6 +17,7 @@ from jaxpfl.algorithms import Method, Optimizer
 from jaxpfl.compression import Compressor
 from jaxpfl.data import Split
 from jaxpfl.engine.execution_plan import ExecutionPlan
+from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Model
 from jaxpfl.participation import RELIABLE, Availability, Failures
 from jaxpfl.privacy import Mechanism, PrivacyConfig
@@ -256,6 +257,8 @@ class RunSpec:
         self.availability.check()
         if isinstance(self.privacy, PrivacyConfig):
             self.privacy.check()
+            if not self.privacy.on:  # None is the word for no privacy: a run must not be public by an oversight
+                raise JaxpflError("privacy needs privacy.epsilon or privacy.noise_multiplier; None is without privacy")
 
     @property
     def is_private(self) -> bool:
