@@ -51,9 +51,10 @@ def test_bits_are_counted_stored_and_shown(capsys, folder):
 
 
 @pytest.mark.slow
-def test_more_rounds_go_on_counting_and_another_code_is_another_run(capsys, folder, tmp_path):
+def test_more_rounds_go_on_counting_and_another_code_is_another_run(capsys, tmp_path):
     """Four rounds and then two more are six: the memories and the counts are in the checkpoint."""
-    args = ["compare", "local", "fedavg", *SMALL]
+    args, folder = ["compare", "local", "fedavg", *SMALL], tmp_path / "part"
+    assert jaxpfl(capsys, *args, *TOP_K, "--output", folder).status == 0
     refused = jaxpfl(capsys, *args, "--compress", "sign", "--resume", "--output", folder)
     assert refused.status == 2
     assert "compress: top-k:share=0.05 -> sign" in refused.err
