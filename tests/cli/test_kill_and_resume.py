@@ -163,13 +163,15 @@ def test_a_disk_that_fills_up_in_a_checkpoint(tmp_path: Path, whole):
     command = [sys.executable, "-c", FULL, *COMMAND[3:], *LONG, "--json", "--output", folder]
     done = subprocess.run(command, capture_output=True, text=True)
     assert (done.returncode, done.stdout) == (2, "")
-    # On a busy machine the checkpoint's other writes end after the one that failed, and tensorstore then prints that
-    # their event loop is closed; ours is the last line, and the only one that names the package.
+    # On a busy machine the checkpoint's other writes end after the one that failed: tensorstore then prints that their
+    # event loop is closed, and may make its hidden folder again, which the next write removes. Ours is the last line,
+    # and the only one that names the package.
     *others, said = done.stderr.splitlines()
     assert "cannot write the checkpoint of round 10 to" in said
     assert said.endswith("File too large; --resume goes on from the one before")
     assert not [line for line in others if "jaxpfl" in line or line.startswith("error")]
-    assert [p.name for p in (folder / "checkpoints" / "adaped").iterdir()] == ["5"]
+    kept = {p.name for p in (folder / "checkpoints" / "adaped").iterdir()}
+    assert kept - {".10.partial"} == {"5"}
     out, err = start(folder, "--resume").communicate(timeout=300)
     assert out, err
     assert_same(folder, out, whole)
