@@ -163,6 +163,8 @@ def _archive(path: Path) -> zipfile.ZipFile:
         raise JaxpflError(f"{path}: no such file") from None
     except IsADirectoryError:
         raise JaxpflError(f"{path}: a folder, not an .npz archive") from None
+    except OSError as error:  # a name too long, no right to read
+        raise JaxpflError(f"cannot read {path}: {error.strerror or error}") from error
     except Exception as error:  # a damaged directory: zipfile and struct raise many kinds
         raise _damaged(path, error) from error
 
