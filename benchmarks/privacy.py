@@ -59,7 +59,7 @@ PROGRAMS: dict[str, tuple[str, dict[str, Any]]] = {
     "adaped-gated-idle": ("adaped", {"gate": True, "idle_rounds": 10}),
     "fedem": ("fedem", {}),
 }
-"""What is trained: method and options. Local training with idle rounds is that of everyone in every round."""
+"""Trained runs: method and options. Local training with idle rounds is that of everyone in every round."""
 ROWS = {
     "local": ("local", "after"),
     "local, rate chosen": ("local-rate", "after"),

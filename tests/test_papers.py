@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import pytest
 
+import jaxpfl
 from jaxpfl import METHODS, JaxpflError
 from jaxpfl.cli import app, training
 from jaxpfl.cli.arguments import checked
@@ -117,7 +118,7 @@ def test_a_label_is_found_by_grep():
 def test_what_docstrings_say_is_on_the_page():
     """A function that says that it implements an item is in that item's row."""
     of = {row.label: {inspect.getsourcefile(named(name)[1]) for name in row.names} for row in ROWS}
-    for path in (ROOT / "jaxpfl").rglob("*.py"):
+    for path in Path(jaxpfl.__file__).parent.rglob("*.py"):  # the installed package may not be the checkout's
         for said in re.findall(r"Implements: ((?:.*;\n)*.*)\.\n", path.read_text()):
             for label in re.split(r";\s+", said):
                 assert str(path) in of.get(label, ()), f"{path.name} implements {label}"

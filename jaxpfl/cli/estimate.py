@@ -26,7 +26,7 @@ def commands(args: Sequence[str] | None = None) -> tuple[Callable[..., None], ..
 
 def _title(name: str) -> Callable[..., None]:
     def command() -> None:
-        raise NotImplementedError(f"the study {name} is not imported")
+        raise AssertionError(f"the study {name} is not imported: its title alone was asked for")
 
     return _called(command, name)
 

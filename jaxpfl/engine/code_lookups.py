@@ -38,7 +38,7 @@ IMPURE_BUILTINS = frozenset(
         *("locals", "open", "vars"),
     )
 )
-"""What reads more than a function's own names."""
+"""Builtins that read more than a function's own names."""
 
 
 def is_library(module: object) -> bool:

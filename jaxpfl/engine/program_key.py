@@ -104,7 +104,3 @@ def _digest(root: Any, classes: dict[int, type] | None = None) -> str:
         digest.update(own)
         todo.extend(reversed(parts))
     return digest.hexdigest()
-
-
-def _is_key(value: Any) -> bool:
-    return isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)

@@ -129,7 +129,7 @@ CASES: dict[str, Method] = {name: METHODS[name] for name in FEDERATED} | {
     "adaped, private": private("adaped, private", _ADAPED, Mechanism(0.5, 0.1, quantile=0.5, count_stddev=1.0)),
     "fedavg, private": private("fedavg, private", METHODS["fedavg"], Mechanism(0.5, 0.1, "distributed", 3)),
 }
-"""What the invariants must hold for: every registered method, and every part of the protocol."""
+"""Methods that the invariants must hold for: every registered one, and toys for every part of the protocol."""
 
 CORE = ("local", "fedavg", "adaped", "toy medians", "toy clusters")
 """Those that between them use every part of the engine."""

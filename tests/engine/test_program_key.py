@@ -168,14 +168,14 @@ def test_two_classes_of_one_text_are_two():
 
 
 def digest_of(value) -> str:
-    """What the disk goes by, whatever classes this process holds."""
+    """Digest that names a program on disk, whatever classes this process holds."""
     key = key_of(value)
     assert key is not None
     return key.digest
 
 
 def named(text, module="rules_of_a_user") -> Any:
-    """What a file of the user's defines as ``Rule``."""
+    """``Rule`` as a file of the user's defines it."""
     names = {"__name__": module}
     exec(text, names)
     return names["Rule"]

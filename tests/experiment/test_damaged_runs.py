@@ -21,7 +21,7 @@ from jaxpfl.experiment.setup import prepare
 
 METHODS = ("local", "fedavg")
 OTHERS: tuple[Any, ...] = (None, True, -1, 10**30, 1.5, float("nan"), "", "x", [], [None], {}, {"x": []})
-"""What an edited JSON file may hold in a value's place."""
+"""Values that an edited JSON file may hold in place of another."""
 
 
 @pytest.fixture(scope="module")

@@ -24,7 +24,7 @@ from jaxpfl.privacy import Mechanism, NoiseSettings, PrivacyConfig
 from jaxpfl.similarity import graphs
 
 STORED = Path(__file__).parent / "stored_run" / "config.json"
-"""Of a run that version 0.1 stored before there was a `RunSpec`."""
+"""Config of a run that version 0.1 stored before there was a `RunSpec`."""
 SMALL = {"model": "linear", "clients": 4, "cohort": 2, "batch_size": 5, "local_steps": 2, "rounds": 2, "seeds": 2}
 
 
