@@ -68,6 +68,7 @@ __all__ = [  # noqa: F405
     "hyper",
     "load",
     "load_models",
+    "load_sweep",
     "set_apart",
     "stack_clients",
     "use_cpu_cores",

@@ -21,4 +21,5 @@ from jaxpfl.protocol import (
     Stacked,
     Upload,
 )
+from jaxpfl.records import load_sweep
 from jaxpfl.types import ClientData, Federation, Splits

@@ -29,6 +29,7 @@ LEVELS = {
     "contract": 0,
     "wrapping": 0,
     "participation": 0,
+    "records": 0,
     "data": 1,
     "models": 1,
     "priors": 2,
@@ -41,7 +42,8 @@ LEVELS = {
     "public": 5,
     "experiment": 5,
     "studies": 5,
-    "cli": 7,
+    "sweep": 6,
+    "cli": 8,
 }
 ROOT = Path(jaxpfl.__file__).parent
 # An installed copy also holds the benchmarks, which stand beside the package in a checkout and above it in any case.

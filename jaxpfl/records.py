@@ -1,0 +1,175 @@
+"""Records of a sweep: one for each method, setting and seed, in journals that survive a kill at any moment.
+
+A sweep folder holds ``journal/WORKER.jsonl``, one file for each process that worked on it. A line is one record with
+its checksum, on disk before the next is begun; a record that stands in several journals counts once.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import zlib
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from jaxpfl import files
+from jaxpfl.errors import JaxpflError, UnwritableError
+
+if TYPE_CHECKING:
+    import pandas
+
+Value = bool | int | float | str
+"""Value of a setting."""
+
+DONE, DIVERGED, FAILED, STOPPED = "done", "diverged", "failed", "stopped"
+STATUSES = (DONE, DIVERGED, FAILED, STOPPED)
+JOURNAL = "journal"
+
+
+@dataclass(frozen=True)
+class Record:
+    """One run of a sweep.
+
+    Attributes:
+      method: the method, or the study of estimation.
+      settings: the values on the axes of the grid that concern the method, by the axis's name.
+      seed: of the run.
+      status: ``done``; ``diverged`` where the personalised model of some client is not finite; ``failed`` where nothing
+        could be run; ``stopped`` where successive halving dropped it.
+      reason: of any status but ``done``, in one line.
+      rounds: rounds that were run.
+      metrics: the results by name, such as ``validation_accuracy`` and ``personalized_accuracy``; None for one that
+        there is not.
+      seconds: of the program that it was a row of, divided by the rows.
+      group: name of that program.
+    """
+
+    method: str
+    settings: Mapping[str, Value]
+    seed: int
+    status: str = DONE
+    reason: str = ""
+    rounds: int = 0
+    metrics: Mapping[str, float | None] = field(default_factory=dict)
+    seconds: float = 0.0
+    group: str = ""
+
+    @property
+    def id(self) -> str:
+        """Name of the run by its content: the method, the settings in any order, and the seed."""
+        return run_id(self.method, self.settings, self.seed)
+
+
+def run_id(method: str, settings: Mapping[str, Value], seed: int) -> str:
+    """Name of a run by its content: the method, the settings in any order, and the seed."""
+    text = json.dumps([method, dict(sorted(settings.items())), seed], sort_keys=True)
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+class Journal:
+    """The records of a sweep folder, and this process's own file among its journals."""
+
+    def __init__(self, folder: Path, worker: str = "main"):
+        self.folder = folder / JOURNAL
+        self.path = self.folder / f"{worker}.jsonl"
+
+    def append(self, records: Iterable[Record]) -> None:
+        """Append records, on disk when the call returns.
+
+        Raises:
+          UnwritableError: if they cannot be written, for example on a full disk.
+        """
+        lines = b"".join(_line(record) for record in records)
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with open(self.path, "ab+") as file:
+                if file.tell():  # a line that a kill cut short must not swallow the next one
+                    file.seek(-1, os.SEEK_END)
+                    if file.read(1) != b"\n":
+                        lines = b"\n" + lines
+                file.write(lines)
+                file.flush()
+                os.fsync(file.fileno())
+        except OSError as error:
+            raise UnwritableError(f"cannot write to {self.path}: {error.strerror}") from None
+
+    def read(self) -> list[Record]:
+        """Every record once, in the order of its first line; of several of one run a later one that is final counts.
+
+        A line that a kill cut short is left out.
+
+        Raises:
+          JaxpflError: if a whole line is damaged.
+        """
+        found: dict[str, Record] = {}
+        for path in sorted(self.folder.glob("*.jsonl")):
+            for record in _read(path):
+                known = found.get(record.id)
+                if known is None or known.status == STOPPED or known.rounds < record.rounds:
+                    found[record.id] = record
+        return list(found.values())
+
+
+def _line(record: Record) -> bytes:
+    text = json.dumps(files.jsonable(asdict(record)))
+    return f"{zlib.crc32(text.encode()):08x} {text}\n".encode()
+
+
+def _read(path: Path) -> list[Record]:
+    try:
+        lines = path.read_bytes().split(b"\n")
+    except OSError as error:
+        raise JaxpflError(f"cannot read {path}: {error.strerror}") from None
+    records = []
+    for number, line in enumerate(lines, 1):
+        checksum, _, text = line.partition(b" ")
+        try:
+            values = json.loads(text)
+        except ValueError:  # cut short: what is whole parses
+            continue
+        if checksum != f"{zlib.crc32(text):08x}".encode():
+            raise JaxpflError(f"{path} line {number} is damaged: delete the line, and --resume runs it again")
+        records.append(Record(**values))
+    return records
+
+
+def load_sweep(folder: str | Path) -> pandas.DataFrame:
+    """The records of a sweep folder as a table, finished or not: one row for each method, setting and seed.
+
+    Columns: ``method``, one for each axis of the grid (empty where it does not concern the method), ``seed``,
+    ``status``, ``reason``, ``rounds``, one for each metric, ``seconds`` and ``group``.
+
+    Example::
+
+        table = jaxpfl.load_sweep("runs/sweep")
+        table.groupby(["method", "lr"]).personalized_accuracy.mean()
+
+    Raises:
+      JaxpflError: for a folder that holds no sweep, and a damaged journal.
+    """
+    import pandas
+
+    folder = Path(folder)
+    if not (folder / JOURNAL).is_dir():
+        raise JaxpflError(f"{folder} holds no sweep: there is no {JOURNAL} in it")
+    return pandas.DataFrame(rows(Journal(folder).read()))
+
+
+def rows(records: Iterable[Record]) -> list[dict[str, Any]]:
+    """The records as flat rows with the same columns, as `load_sweep` names them."""
+    records = list(records)
+    axes = list(dict.fromkeys(name for record in records for name in record.settings))
+    metrics = list(dict.fromkeys(name for record in records for name in record.metrics))
+    return [
+        {
+            "method": one.method,
+            **{name: one.settings.get(name) for name in axes},
+            **{"seed": one.seed, "status": one.status, "reason": one.reason, "rounds": one.rounds},
+            **{name: one.metrics.get(name) for name in metrics},
+            **{"seconds": one.seconds, "group": one.group},
+        }
+        for one in records
+    ]

@@ -1,0 +1,84 @@
+"""Records of a sweep: whole lines only, in any number of journals."""
+
+import dataclasses
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+import jaxpfl
+from jaxpfl.errors import JaxpflError
+from jaxpfl.records import STOPPED, Journal, Record, load_sweep, rows
+
+ONE = Record("local", {"lr": 0.1, "clients": 10}, 0, metrics={"validation_accuracy": 0.5}, seconds=1.0, group="g0")
+TWO = dataclasses.replace(ONE, seed=1, metrics={"validation_accuracy": float("nan")})
+
+
+def test_a_record_is_named_by_its_content():
+    assert ONE.id == dataclasses.replace(ONE, settings={"clients": 10, "lr": 0.1}, seconds=2.0).id
+    assert len({ONE.id, TWO.id, dataclasses.replace(ONE, method="fedavg").id}) == 3
+
+
+def test_what_is_written_is_read(tmp_path: Path):
+    journal = Journal(tmp_path)
+    journal.append([ONE])
+    journal.append([TWO])
+    assert journal.read() == [ONE, dataclasses.replace(TWO, metrics={"validation_accuracy": None})]
+
+
+@pytest.mark.parametrize("cut", range(2, 200, 7))
+def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path, cut: int):
+    journal = Journal(tmp_path)
+    journal.append([ONE, TWO])
+    os.truncate(journal.path, journal.path.stat().st_size - cut)
+    assert journal.read() == [ONE]
+    journal.append([TWO])
+    assert [record.seed for record in journal.read()] == [0, 1]
+
+
+def test_a_changed_number_is_seen(tmp_path: Path):
+    journal = Journal(tmp_path)
+    journal.append([ONE, TWO])
+    journal.path.write_bytes(journal.path.read_bytes().replace(b"0.5", b"0.6"))
+    with pytest.raises(JaxpflError, match=r"main\.jsonl line 1 is damaged"):
+        journal.read()
+
+
+def test_journals_of_several_workers_are_one(tmp_path: Path):
+    Journal(tmp_path, "a").append([ONE])
+    Journal(tmp_path, "b").append([ONE, TWO])
+    assert len(Journal(tmp_path).read()) == 2
+
+
+def test_a_run_that_went_on_replaces_the_one_that_was_stopped(tmp_path: Path):
+    journal, early = Journal(tmp_path), dataclasses.replace(ONE, status=STOPPED, rounds=10)
+    journal.append([early])
+    journal.append([dataclasses.replace(ONE, rounds=100)])
+    assert [record.rounds for record in journal.read()] == [100]
+
+
+def test_rows_have_the_same_columns():
+    other = Record("adaped", {"adaped.psi_init": 1.0}, 0, metrics={"gradients": 3.0})
+    first, second = rows([ONE, other])
+    assert first.keys() == second.keys()
+    assert first["adaped.psi_init"] is None
+    assert second["lr"] is None
+
+
+def test_a_sweep_is_a_data_frame(tmp_path: Path):
+    Journal(tmp_path).append([ONE, TWO])
+    table = jaxpfl.load_sweep(tmp_path)
+    assert list(table.columns[:4]) == ["method", "lr", "clients", "seed"]
+    assert table.groupby("method").validation_accuracy.mean()["local"] == 0.5
+
+
+def test_a_folder_without_a_sweep_is_refused(tmp_path: Path):
+    with pytest.raises(JaxpflError, match="holds no sweep"):
+        load_sweep(tmp_path)
+
+
+def test_pandas_is_imported_only_for_the_table():
+    code = "import sys, jaxpfl, jaxpfl.records; jaxpfl.load_sweep; assert 'pandas' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True)
