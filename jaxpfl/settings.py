@@ -170,7 +170,7 @@ def text_words(field: dataclasses.Field[Any]) -> str:
     return text.__name__ if isinstance(text, type) else str(text)
 
 
-def check(settings: Any, *names: str) -> None:
+def check(settings: Any, *names: str, prefix: str = "") -> None:
     """Refuse a setting of the wrong type or outside its range, and whole numbers beyond `LARGEST`.
 
     None passes where it is the default or the annotation allows it.
@@ -178,13 +178,14 @@ def check(settings: Any, *names: str) -> None:
     Args:
       settings: an instance of a dataclass; fields that are not settings are not looked at.
       names: of the fields to check; all unless given.
+      prefix: of the names in messages, such as "plan.".
 
     Raises:
       JaxpflError: with the setting's name, its value and what is allowed.
     """
     for name, field in _fields(type(settings)).items():
         if "help" in field.metadata and (not names or name in names):
-            check_value(name, getattr(settings, name), field)
+            check_value(prefix + name, getattr(settings, name), field)
 
 
 def check_value(name: str, value: Any, field: dataclasses.Field[Any]) -> None:
@@ -248,15 +249,21 @@ def keywords_of(settings: Callable[P, Any]) -> Callable[[Callable[..., R]], Call
     return decorate
 
 
+def documents_itself(settings: type[T]) -> type[T]:
+    """Give a dataclass of settings that is made in Python their documentation."""
+    settings.__doc__ = documented(settings.__doc__ or "", settings)
+    return settings
+
+
 def documented(doc: str, settings: type) -> str:
     """A docstring with the settings in its section ``Args``, before ``Raises`` where it has one."""
-    fields, lines = _fields(settings), ["    Args:"]
+    fields, lines = _fields(settings), ["Args:"]
     for name in inspect.signature(settings).parameters:
         if "help" in fields[name].metadata:
             text = f"{name}: {described(fields[name])}"
-            lines += textwrap.wrap(text, 120, initial_indent=" " * 6, subsequent_indent=" " * 8)
+            lines += textwrap.wrap(text, 120, initial_indent=" " * 2, subsequent_indent=" " * 4)
     said = "\n".join(lines)
-    head, raises, tail = doc.rstrip().partition("\n    Raises:")
+    head, raises, tail = inspect.cleandoc(doc).partition("\nRaises:")
     return f"{head.rstrip()}\n\n{said}\n{raises}{tail}\n"
 
 

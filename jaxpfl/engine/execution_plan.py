@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import sys
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.errors import JaxpflError
+from jaxpfl.settings import COUNT, LARGEST, WHOLE, Kind, check, documents_itself, setting
 
 _CACHE_BYTES = 256 * 1024  # parameters of a block of clients that stay in a CPU core's cache
 _LARGEST_BLOCK = 128  # beyond it a CPU gains nothing from more clients in one operation
@@ -16,36 +17,56 @@ _MOST_DEALT = 64  # clients per device up to which an uneven cohort costs more t
 _MOST_DEVICES = sys.maxsize  # that ``auto`` takes
 
 
+def _is_count(value: Any) -> bool:
+    if isinstance(value, str):
+        return value.isdecimal() and 0 < len(value.lstrip("0")) < len(str(LARGEST))
+    return WHOLE.holds(value) and 0 < value <= LARGEST
+
+
+def _choice(*names: str, count: bool = False) -> Kind:
+    """One of the names or, where it says so, a count, as a number or as text."""
+    *others, last = *names, *(["a positive number"] if count else [])
+
+    def holds(value: Any) -> bool:
+        return (isinstance(value, str) and value in names) or (count and _is_count(value))
+
+    return Kind(f"{', '.join(others)} or {last}", holds)
+
+
+@documents_itself
 @dataclass(frozen=True)
 class ExecutionPlan:
     """Choices of speed and memory.
 
-    Attributes:
-      devices: how many devices share the clients; ``auto`` takes all, at most one a client of the cohort.
-      clients: ``map`` runs one client after the other (working set stays in cache), ``vmap`` the whole cohort at once,
-        a number that many at once; ``auto`` chooses by backend and model size.
-      runs: the same for the axis of seeds and settings: ``map``, ``vmap`` or ``auto``.
-      rounds_per_call: rounds that one compiled call may run before it returns to Python.
-      donate: reuse the state's buffers for the next state; without it both are held.
+    Raises:
+      JaxpflError: for a value that a setting does not take.
     """
 
-    devices: str | int = "auto"
-    clients: str | int = "auto"
-    runs: Literal["auto", "map", "vmap"] = "auto"
-    rounds_per_call: int = 100
-    donate: bool = True
+    devices: str | int = setting(
+        "auto",
+        "Devices that share the clients; auto takes all, at most one for each client of the cohort.",
+        kind=_choice("auto", count=True),
+        unit="devices",
+    )
+    clients: str | int = setting(
+        "auto",
+        "Clients at once on a device: map runs one after the other (the working set stays in the cache), vmap the "
+        "whole cohort at once, a number that many; auto chooses by backend and model size.",
+        kind=_choice("auto", "map", "vmap", count=True),
+        unit="clients",
+    )
+    runs: Literal["auto", "map", "vmap"] = setting(
+        "auto",
+        "The same for the axis of seeds and settings: map, vmap or auto.",
+        kind=_choice("auto", "map", "vmap"),
+    )
+    rounds_per_call: int = setting(
+        100, "Most rounds of one compiled call, after which it returns to Python.", range=COUNT, unit="rounds"
+    )
+    donate: bool = setting(True, "Reuse the state's buffers for the next state; without it both are held.")
 
     def __post_init__(self) -> None:
-        text = str(self.clients)
-        numeric = text.isdecimal() and int(text) > 0
-        if text not in ("auto", "map", "vmap") and not numeric:
-            raise JaxpflError(f"plan.clients must be auto, map, vmap or a positive number, got {shown(self.clients)}")
-        if str(self.devices) != "auto" and not (str(self.devices).isdecimal() and int(self.devices) > 0):
-            raise JaxpflError(f"plan.devices must be auto or a positive number, got {shown(self.devices)}")
-        if self.runs not in ("auto", "map", "vmap"):
-            raise JaxpflError(f"plan.runs must be auto, map or vmap, got {self.runs!r}")
-        if self.rounds_per_call < 1:
-            raise JaxpflError(f"plan.rounds_per_call must be at least 1, got {self.rounds_per_call}")
+        check(self, prefix="plan.")
 
 
 class Resolved(NamedTuple):

@@ -12,12 +12,13 @@ from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.privacy.noise_settings import NOISE_SEEDS, NoiseSettings
 from jaxpfl.privacy.step_noise import StepNoise
 from jaxpfl.protocol import NoiseStream
-from jaxpfl.settings import about
+from jaxpfl.settings import about, documents_itself
 
 _LEAST_STDDEV = 1e-30
 """Least standard deviation whose lattice single precision can represent, with shares of a million clients."""
 
 
+@documents_itself
 @dataclass(frozen=True)
 class Mechanism(NoiseSettings):
     """A privacy mechanism: clipping and noise.

@@ -13,7 +13,7 @@ from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.claim import calibrated
 from jaxpfl.privacy.mechanism import Mechanism
 from jaxpfl.privacy.noise_settings import NOISE_SEEDS, NoiseSettings
-from jaxpfl.settings import part_of, setting
+from jaxpfl.settings import documents_itself, part_of, setting
 
 
 @dataclass(frozen=True)
@@ -22,6 +22,7 @@ class _Budget:
     delta: float | None = setting(None, "delta of the claim; well below 1 / clients.")
 
 
+@documents_itself
 @dataclass(frozen=True)
 class PrivacyConfig(NoiseSettings, _Budget):
     """User-level differential privacy; off unless epsilon or noise_multiplier is given."""
