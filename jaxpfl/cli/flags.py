@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Annotated, Any, NamedTuple, get_type_hints
+from typing import Any, NamedTuple, get_type_hints
 
 import docstring_parser
 from tyro import MISSING
-from tyro.conf import arg
 from tyro.constructors import ConstructorRegistry, StructConstructorSpec, StructFieldSpec, StructTypeInfo
 
 REGISTRY = ConstructorRegistry()
-
-UNSAID: Any = arg()
-"""Marks a flag whose default is not shown: nothing happens without it, or its text says what does."""
 
 
 class SettingsField(NamedTuple):
@@ -42,16 +38,13 @@ def fields_of(settings: type, given: Any) -> list[SettingsField]:
 
 @REGISTRY.struct_rule
 def _settings(info: StructTypeInfo) -> StructConstructorSpec | None:
-    """The fields of a dataclass; tyro itself keeps the line breaks of a text that is indented in its source."""
+    """The fields of a dataclass in their form as text; tyro itself would read their annotations."""
     if not (dataclasses.is_dataclass(info.type) and info.type.__module__.startswith("jaxpfl.")):  # not tyro's own
         return None
     given = info.default if isinstance(info.default, info.type) else None
 
-    def flag(field: SettingsField) -> StructFieldSpec:
-        kind: Any = field.kind if dataclasses.is_dataclass(field.kind) else Annotated[field.kind, UNSAID]
-        return StructFieldSpec(field.name, kind, field.default, field.text)
-
-    return StructConstructorSpec(info.type, tuple(map(flag, fields_of(info.type, given))))
+    flags = tuple(StructFieldSpec(*field) for field in fields_of(info.type, given))
+    return StructConstructorSpec(info.type, flags)
 
 
 def _default(field: dataclasses.Field[Any], given: Any) -> Any:

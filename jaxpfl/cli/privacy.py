@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 from tyro.conf import arg
 
 from jaxpfl.cli.audit import audit
-from jaxpfl.cli.flags import UNSAID
 from jaxpfl.errors import JaxpflError
 from jaxpfl.places import NEW_FILE, claim_file
 from jaxpfl.presentation import signed
@@ -111,8 +110,8 @@ def curve(
     noise_multiplier: float,
     claim: _Shared,
     points: int = 20,
-    plot: Annotated[Path | None, UNSAID, NEW_FILE] = None,
-    table: Annotated[bool, UNSAID] = False,
+    plot: Annotated[Path | None, NEW_FILE] = None,
+    table: bool = False,
     json: _Json = False,
 ) -> None:
     """Epsilon against rounds, up to the given number, with the value of the paper's formula.

@@ -10,12 +10,13 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin, get_typ
 
 import docstring_parser
 from tyro import MISSING
-from tyro.conf import Positional, UseAppendAction
+from tyro.conf import Positional, UseAppendAction, arg
 
-from jaxpfl.cli.flags import UNSAID, fields_of
+from jaxpfl.cli.flags import fields_of
 from jaxpfl.places import Place
 
 REQUIRED: Any = MISSING
+_PLAIN: Any = arg()  # without a name, metavar or help of its own
 
 
 @dataclasses.dataclass(frozen=True, eq=False)
@@ -71,11 +72,8 @@ def _fields(settings: type, given: Any, prefix: str) -> list[Flag]:
         if dataclasses.is_dataclass(_bare(field.kind)):
             found += _fields(_bare(field.kind), field.default, f"{prefix}{_dashed(field.name)}.")
         else:
-            owner = next(
-                cls for cls in reversed(settings.__mro__) if field.name in vars(cls).get("__annotations__", ())
-            )
             flag = _flag(prefix, field.name, field.kind, field.default, field.text or "")
-            found.append(dataclasses.replace(flag, owner=owner))
+            found.append(dataclasses.replace(flag, owner=_owner(settings, field.name)))
     return found
 
 
@@ -86,7 +84,7 @@ def _owner(settings: type, field: str) -> type:
 
 def _flag(prefix: str, name: str, hint: Any, default: Any, text: str) -> Flag:
     notes = _notes(hint)
-    named: Any = next((note for note in notes if isinstance(note, type(UNSAID))), UNSAID)
+    named: Any = next((note for note in notes if isinstance(note, type(_PLAIN))), _PLAIN)
     kind, many = _bare(hint), False
     if get_origin(kind) is tuple:
         kind, many = _bare(get_args(kind)[0]), UseAppendAction not in notes

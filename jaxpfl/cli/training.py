@@ -14,7 +14,6 @@ from tyro import MISSING
 from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxpfl import signals
-from jaxpfl.cli.flags import UNSAID
 from jaxpfl.cli.parse import with_more
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import compile_cache
@@ -92,9 +91,9 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
             arg(help="list the data sets, or describe the split that the flags make."),
         ],
         settings: Annotated[DataConfig, arg(name="")] = data_flags,
-        json: Annotated[bool, UNSAID] = False,
-        plot: Annotated[Path | None, UNSAID, NEW_FILE] = None,
-        config: Annotated[Path | None, UNSAID] = None,
+        json: bool = False,
+        plot: Annotated[Path | None, NEW_FILE] = None,
+        config: Path | None = None,
     ) -> None:
         """List the data sets, or describe a split: sizes and classes of its clients.
 
@@ -107,14 +106,14 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
 
     def export(
         run: Annotated[Positional[Path], arg(metavar="RUN", help="The run folder.")],
-        output: Annotated[Path | None, UNSAID, NEW_FOLDER] = None,
-        method: Annotated[str | None, UNSAID] = None,
-        clients: Annotated[tuple[int, ...] | None, UNSAID] = None,
-        seed: Annotated[int | None, UNSAID] = None,
-        only_global: Annotated[bool, arg(name="global", help_behavior_hint="")] = False,
-        per_client: Annotated[bool, UNSAID] = False,
-        data_dir: Annotated[str | None, UNSAID] = None,
-        json: Annotated[bool, UNSAID] = False,
+        output: Annotated[Path | None, NEW_FOLDER] = None,
+        method: str | None = None,
+        clients: tuple[int, ...] | None = None,
+        seed: int | None = None,
+        only_global: Annotated[bool, arg(name="global")] = False,
+        per_client: bool = False,
+        data_dir: str | None = None,
+        json: bool = False,
     ) -> None:
         """Write the models of a finished run as .npz files: every client's own, after adaptation, and the global one.
 
