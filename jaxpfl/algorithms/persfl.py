@@ -180,12 +180,13 @@ def _two_stages(
         raise JaxpflError(f"{method}.stored needs the teacher best: with last, no stored model would be used")
     grid = _grid(method, imitations, temperatures)
     keeps = teacher == "best"
+    validation_loss = task.metrics.get("loss", task.loss)  # that of training may be smoothed
     stage_1 = fedavg(task, work)
     (fedavg_client,) = stage_1.clients
 
     def validated(mu: PyTree, splits: Splits) -> Teacher:
         batch = Batch.whole(splits.validation)
-        loss = batch.mean(task.loss(task.model.apply(mu, batch.x), batch.y))
+        loss = batch.mean(validation_loss(task.model.apply(mu, batch.x), batch.y))
         return Teacher(mu, loss.astype(jnp.result_type(float)))
 
     def better(kept: Teacher, mu: PyTree, splits: Splits) -> Teacher:

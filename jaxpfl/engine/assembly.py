@@ -20,6 +20,7 @@ from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.unused import unused
 from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.models import Task
+from jaxpfl.models.base import smoothed_cross_entropy
 from jaxpfl.models.given import start_from
 from jaxpfl.participation import Participation, availability
 from jaxpfl.privacy import Mechanism, PrivacyConfig, PrivacyPlan
@@ -187,6 +188,8 @@ def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
     if classes <= largest:
         raise JaxpflError(f"num_classes is {classes} but labels go up to {largest}")
     task = make_task(spec.training.model, federation, classes)
+    if spec.training.label_smoothing:
+        task = task._replace(loss=smoothed_cross_entropy(spec.training.label_smoothing))
     return task if spec.warm_start is None else start_from(task, spec.warm_start)
 
 

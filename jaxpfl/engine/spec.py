@@ -21,7 +21,7 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Model
 from jaxpfl.participation import RELIABLE, Availability, Failures
 from jaxpfl.privacy import Mechanism, PrivacyConfig
-from jaxpfl.settings import COUNT, POSITIVE, RATE, Kind, Range, check, part_of, setting
+from jaxpfl.settings import COUNT, POSITIVE, RATE, SHARE, Kind, Range, check, part_of, setting
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.types import PyTree
 
@@ -39,7 +39,7 @@ _GRAPH = Kind("a name or a Graph", lambda value: isinstance(value, str | Graph))
 
 @dataclass(frozen=True, kw_only=True)
 class Training:
-    """The model, and the length of the run."""
+    """The model, its loss, and the length of the run."""
 
     model: str | Model | nn.Module = setting(
         "mlp",
@@ -47,6 +47,13 @@ class Training:
         python="Also a flax.linen module, or any Model(init, apply).",
         kind=_MODEL,
         text=str,
+    )
+    label_smoothing: float = setting(
+        0.0,
+        "Label smoothing s of the training loss: the target of an example is (1 - s) one-hot + s / classes. Scores, "
+        "and the terms by which a method distils, are not smoothed.",
+        range=SHARE,
+        since="0.2",
     )
     rounds: int = setting(100, "Federated rounds.", range=COUNT, unit="rounds")
     eval_every: int | None = setting(

@@ -98,6 +98,19 @@ def cross_entropy(logits: Array, y: Array) -> Array:
     return optax.safe_softmax_cross_entropy(logits, jax.nn.one_hot(y, logits.shape[-1], dtype=logits.dtype))
 
 
+def smoothed_cross_entropy(smoothing: float) -> PerExample:
+    """Cross-entropy with label smoothing: the target of an example is ``(1 - s) one-hot + s / K``, s in [0, 1).
+
+    Reference: Szegedy et al. 2016 (Rethinking the Inception architecture), section 7.
+    """
+
+    def loss(logits: Array, y: Array) -> Array:
+        labels = jax.nn.one_hot(y, logits.shape[-1], dtype=logits.dtype)
+        return optax.safe_softmax_cross_entropy(logits, optax.smooth_labels(labels, smoothing))
+
+    return loss
+
+
 def correct(logits: Array, y: Array) -> Array:
     """1.0 if the largest logit is the label's, else 0.0: [N, K], [N] -> [N]. Its mean is the accuracy.
 
