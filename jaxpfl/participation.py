@@ -8,18 +8,19 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.protocol import ALL_STEPS
 from jaxpfl.randomness import Purpose, client_scores, stream
-from jaxpfl.settings import NUMBER, PROBABILITY, SHARE, check, setting
+from jaxpfl.settings import PROBABILITY, RATE, SHARE, check, setting
 from jaxpfl.types import Array, Key, Scalar
 
 
@@ -136,10 +137,15 @@ def of(num_clients: int, cohort: int | None, kind: str | None = None, cap: int |
 
 
 class FailureRates(NamedTuple):
-    """An `Availability`'s probabilities as arguments of a program; None for what never happens."""
+    """Probabilities of an `Availability` as arguments of a program, [] or [S]; None for what never happens."""
 
     dropout: Scalar | None = None
     stragglers: Scalar | None = None
+
+    @property
+    def given(self) -> dict[str, Scalar]:
+        """The probabilities of what may happen, by name."""
+        return {name: rate for name, rate in self._asdict().items() if rate is not None}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -149,15 +155,17 @@ class Failures:
     dropout: Scalar = setting(
         0.0,
         "Probability that a client of the cohort does its work and keeps its new state, but uploads nothing.",
+        python="Also a list, one for each run of a sweep.",
         range=SHARE,
-        kind=NUMBER,
+        kind=RATE,
         text=float,
     )
     stragglers: Scalar = setting(
         0.0,
         "Probability that a client takes fewer local steps in a round, a number uniform on 1 ... LOCAL_STEPS.",
+        python="Also a list, one for each run of a sweep.",
         range=PROBABILITY,
-        kind=NUMBER,
+        kind=RATE,
         text=float,
     )
     same_stragglers: bool = setting(
@@ -172,13 +180,20 @@ class Failures:
           JaxpflError.
         """
         check(self)
-        if self.same_stragglers and not self.stragglers:
+        if self.same_stragglers and _never(self.stragglers):
             raise JaxpflError("same_stragglers needs stragglers > 0")
+        values = [np.size(rate) for rate in (self.dropout, self.stragglers) if np.ndim(rate)]
+        if len(set(values)) > 1:
+            raise JaxpflError(
+                f"dropout has {values[0]} values and stragglers {values[1]}: give each one value, or one for each run"
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Availability(Failures):
     """Failures of clients of the cohort. Draws are independent, and a client's do not depend on the others.
+
+    A probability is one for all runs, [], or one for each run, [S]: a run at 0 among others fails as little as alone.
 
     Slow clients are those of Li et al. 2020, "Federated Optimization in Heterogeneous Networks" (systems
     heterogeneity).
@@ -187,8 +202,17 @@ class Availability(Failures):
     @property
     def rates(self) -> FailureRates:
         """The probabilities, to be handed to a program that is made `without_rates`."""
-        given = (None if _never(rate) else np.float32(rate) for rate in (self.dropout, self.stragglers))
+        given = (None if _never(rate) else np.asarray(rate, np.float32) for rate in (self.dropout, self.stragglers))
         return FailureRates(*given)
+
+    @property
+    def by_run(self) -> tuple[Availability, ...]:
+        """The availability of each run, [S]; of all runs, [1], where no probability is one for each."""
+        if not (np.ndim(self.dropout) or np.ndim(self.stragglers)):
+            return (self,)
+        dropout, stragglers = np.broadcast_arrays(*np.atleast_1d(self.dropout, self.stragglers))
+        pairs = zip(dropout.tolist(), stragglers.tolist(), strict=True)
+        return tuple(dataclasses.replace(self, dropout=lost, stragglers=slow) for lost, slow in pairs)
 
     @property
     def without_rates(self) -> Availability:
@@ -219,24 +243,31 @@ class Availability(Failures):
         return jax.random.uniform(key, (), jnp.float32) < self.dropout
 
 
-def _never(rate: Scalar) -> bool:
-    """True if a probability is known to be zero when a program is made."""
-    return isinstance(rate, float | int) and not rate
+def _never(rate: Scalar | Sequence[float]) -> bool:
+    """True if a probability is known to be zero, in every run, when a program is made."""
+    return not isinstance(rate, Tracer) and not np.any(rate)
 
 
 RELIABLE = Availability()
 """Nobody fails."""
 
 
-def availability(dropout: float = 0.0, stragglers: float = 0.0, *, same_stragglers: bool = False) -> Availability:
-    """A checked `Availability`.
+def availability(
+    dropout: float | Sequence[float] = 0.0,
+    stragglers: float | Sequence[float] = 0.0,
+    *,
+    same_stragglers: bool = False,
+) -> Availability:
+    """A checked `Availability`; a probability may be a list, one for each run.
 
     Raises:
       JaxpflError: for a value outside its range, and ``same_stragglers`` without stragglers.
     """
     made = Availability(dropout=dropout, stragglers=stragglers, same_stragglers=same_stragglers)
     made.check()
-    return dataclasses.replace(made, dropout=float(dropout), stragglers=float(stragglers))
+    rates = (np.asarray(rate, float).tolist() for rate in (dropout, stragglers))
+    dropout, stragglers = (tuple(rate) if isinstance(rate, list) else rate for rate in rates)
+    return dataclasses.replace(made, dropout=dropout, stragglers=stragglers)
 
 
 def _check(num_clients: int, cohort: int) -> None:

@@ -47,27 +47,32 @@ def of_method(
     return algorithm._replace(noise=algorithm.noise._replace(name=name))
 
 
-def name_of(
+def names_of(
     algorithm: Algorithm,
     task: Task,
     federation: Federation,
     participation: Participation,
     availability: Availability,
-) -> str:
-    """Text that identifies all runs of a simulation; empty for an algorithm that is not private."""
+) -> tuple[str, ...]:
+    """Texts that identify the runs of a simulation: one, or one for each run whose failures have rates of their own.
+
+    Empty texts for an algorithm that is not private.
+    """
+    each = availability.by_run
     if algorithm.noise is None:
-        return ""
+        return ("",) * len(each)
     part = (participation.name, participation.num_clients, participation.capacity, participation.rate)
-    settings = (algorithm.noise, algorithm.local_steps, part, astuple(availability))
-    return repr((settings, _of_model(task, federation.train), _of_data(federation)))
+    common = (algorithm.noise, algorithm.local_steps, part)
+    model, data = _of_model(task, federation.train), _of_data(federation)
+    return tuple(repr(((*common, astuple(own)), model, data)) for own in each)
 
 
-def keys(noise: NoiseStream | None, name: str, seeds: Sequence[int], hp: PyTree) -> Key | None:
+def keys(noise: NoiseStream | None, names: Sequence[str], seeds: Sequence[int], hp: PyTree) -> Key | None:
     """Noise key of each run, [S]; None for an algorithm that is not private.
 
     Args:
       noise: the algorithm's.
-      name: `name_of`.
+      names: `names_of`.
       seeds: of the runs, [S].
       hp: the runs' hyper-parameters, leaves [S].
     """
@@ -78,16 +83,17 @@ def keys(noise: NoiseStream | None, name: str, seeds: Sequence[int], hp: PyTree)
         drawn = np.frombuffer(os.urandom(4 * int(np.prod(shape))), np.uint32).reshape(shape)
         return jax.random.wrap_key_data(jnp.asarray(drawn))
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(hp)]
-    names, seen = [], Counter()
+    told, seen = [], Counter()
     for run, seed in enumerate(seeds):
+        name = names[run if len(names) > 1 else 0]
         own = (int(seed), name, str(jax.tree.structure(hp)), [leaf[run].item() for leaf in leaves])
-        names.append(words_of(own, seen[repr(own)]))
+        told.append(words_of(own, seen[repr(own)]))
         seen[repr(own)] += 1
 
     def one(seed: jax.Array, words: jax.Array) -> Key:
         return stream(jax.random.key(seed), Purpose.NOISE, *words)
 
-    return jax.vmap(one)(jnp.asarray(seeds, jnp.uint32), jnp.asarray(np.stack(names)))
+    return jax.vmap(one)(jnp.asarray(seeds, jnp.uint32), jnp.asarray(np.stack(told)))
 
 
 class Ours:

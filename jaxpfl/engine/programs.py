@@ -43,7 +43,7 @@ class Setting(NamedTuple):
       algorithm: the method.
       task: the model with its metrics.
       participation: the sampling of cohorts.
-      availability: the kinds of failures; their rates are arguments of the program.
+      availability: the kinds of failures; the rates of each run are arguments of the program.
       plan: the plan as given.
       scoring: the plan of programs that run over all clients.
       placement: the devices of states and data.

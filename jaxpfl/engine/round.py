@@ -27,7 +27,7 @@ class RoundPlan(NamedTuple):
 
     Attributes:
       participation: the sampling of the cohort.
-      availability: dropout and stragglers; their rates are an argument of the round.
+      availability: dropout and stragglers; their rates are arguments of the round.
       groups: the clients of each entry of ``algorithm.clients``.
       block: the number of clients that a device runs in one vectorised operation.
       spread: the distribution of clients over several devices; None for one.
@@ -40,8 +40,15 @@ class RoundPlan(NamedTuple):
     availability: Availability = RELIABLE
 
 
-OneRound = Callable[[RunState, PyTree, tuple[Federation, ...], FailureRates], tuple[RunState, Metrics]]
-"""``(state, hp, federation of each group, rates of failures) -> (state, metrics)``."""
+class RunValues(NamedTuple):
+    """Traced values of a run: its hyper-parameters, and the rates of its clients' failures."""
+
+    hp: PyTree
+    rates: FailureRates
+
+
+OneRound = Callable[[RunState, RunValues, tuple[Federation, ...]], tuple[RunState, Metrics]]
+"""``(state, values, federation of each group) -> (state, metrics)``."""
 
 
 def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
@@ -56,9 +63,8 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
     participation, groups, server = plan.participation, plan.groups, algorithm.server
     idles = algorithm.idle_cap > 0 and not participation.everyone
 
-    def one_round(
-        state: RunState, hp: PyTree, federations: tuple[Federation, ...], rates: FailureRates
-    ) -> tuple[RunState, Metrics]:
+    def one_round(state: RunState, values: RunValues, federations: tuple[Federation, ...]) -> tuple[RunState, Metrics]:
+        hp, rates = values
         ids = gather([jnp.asarray(f.client_ids)[: g.size] for f, g in zip(federations, groups, strict=True)], groups)
         rows = participation.sample(stream(state.released, Purpose.PARTICIPATION, state.round), ids)
         ctx = server_context(participation, state.round)
@@ -249,8 +255,8 @@ def _side_by_side(uploads: list[tuple[PyTree, Array]], num_clients: int) -> Stac
 
 def make_rounds(
     one_round: OneRound, capacity: int
-) -> Callable[[RunState, PyTree, tuple[Federation, ...], FailureRates, Array], tuple[RunState, Metrics]]:
-    """Build ``(state, hp, federations, rates, rounds) -> (state, history)`` for up to ``capacity`` rounds in one loop.
+) -> Callable[[RunState, RunValues, tuple[Federation, ...], Array], tuple[RunState, Metrics]]:
+    """Build ``(state, values, federations, rounds) -> (state, history)`` for up to ``capacity`` rounds in one loop.
 
     The number of rounds is traced, so calls of every length share one compiled program; the history's leaves are
     [capacity], written up to ``rounds``. (A ``lax.scan`` would compile once more for the last, shorter call.)
@@ -259,14 +265,14 @@ def make_rounds(
     one_round = jax.jit(one_round, inline=True)
 
     def rounds_fn(
-        state: RunState, hp: PyTree, federations: tuple[Federation, ...], rates: FailureRates, rounds: Array
+        state: RunState, values: RunValues, federations: tuple[Federation, ...], rounds: Array
     ) -> tuple[RunState, Metrics]:
-        _, shapes = jax.eval_shape(one_round, state, hp, federations, rates)
+        _, shapes = jax.eval_shape(one_round, state, values, federations)
         history = {name: jnp.zeros(capacity, leaf.dtype) for name, leaf in shapes.items()}
 
         def body(t: Array, loop: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
             state, history = loop
-            state, metrics = one_round(state, hp, federations, rates)
+            state, metrics = one_round(state, values, federations)
             put = partial(jax.lax.dynamic_update_index_in_dim, index=t, axis=0)
             return state, {name: put(history[name], value) for name, value in metrics.items()}
 

@@ -19,7 +19,7 @@ from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved, resolve
 from jaxpfl.engine.groups import Group, gather, make_groups, split
 from jaxpfl.engine.placement import place, put
 from jaxpfl.engine.programs import Name, Programs, Setting
-from jaxpfl.engine.round import BITS
+from jaxpfl.engine.round import BITS, RunValues
 from jaxpfl.engine.runs import check_values, number
 from jaxpfl.engine.state import GradientCounts, RunState, whole
 from jaxpfl.errors import JaxpflError
@@ -69,7 +69,7 @@ class Simulation:
           federation: the stacked data of m clients.
           participation: the sampling of cohorts, for the same m.
           hp: hyper-parameters; leaves [] for all runs, or [S], one value for each run.
-          availability: dropout and stragglers; none by default.
+          availability: dropout and stragglers, their rates for all runs or one for each; none by default.
           plan: the execution plan; chosen automatically by default.
           unseen: clients that are never trained, for `evaluate_unseen`, with other ids.
           adapt_rounds: the number of rounds in which such a client adapts before it is scored.
@@ -115,7 +115,7 @@ class Simulation:
         self._programs = Programs(setting, execution)
         self._shapes: RunState | None = None
         self._noise = noise_stream.Ours(algorithm.noise)
-        self._noise_name = noise_stream.name_of(algorithm, task, federation, participation, availability)
+        self._noise_names = noise_stream.names_of(algorithm, task, federation, participation, availability)
 
     @property
     def execution(self) -> Resolved:
@@ -146,10 +146,11 @@ class Simulation:
         for seed in seeds:  # beyond 32 bits the key would be that of another seed
             if not 0 <= seed < 2**32:
                 raise JaxpflError(f"a seed must be between 0 and 2**32 - 1, got {seed}")
-        keys, rows = jax.vmap(jax.random.key)(np.array(seeds, np.uint32)), self._hp_rows(len(seeds))
-        noise = noise_stream.keys(self.algorithm.noise, self._noise_name, seeds, rows)
+        keys, values = jax.vmap(jax.random.key)(np.array(seeds, np.uint32)), self._values(len(seeds))
+        rows = values.hp
+        noise = noise_stream.keys(self.algorithm.noise, self._noise_names, seeds, rows)
         if noise is None:
-            _check_distinct(seeds, rows)
+            _check_distinct(seeds, values)
         self._noise.add(noise)
         given = (keys, noise), rows, self.federations
         return self._programs.start(len(seeds), given)(*given)
@@ -192,7 +193,7 @@ class Simulation:
             length = min(rounds, self.plan.rounds_per_call)
             runs = state.round.shape[0]
             program = self._program("advance", runs)
-            state, metrics = program(state, self._hp_rows(runs), self.federations, self._rates, jnp.int32(length))
+            state, metrics = program(state, self._values(runs), self.federations, jnp.int32(length))
             history.append(metrics)
             lengths.append(length)
             rounds -= length
@@ -373,11 +374,11 @@ class Simulation:
         shapes = self._state_shapes(runs)
         layout = jax.tree.broadcast(self.placement.state, shapes)
         state = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, layout)
-        federations = self._unseen if name == "unseen" else self.federations
-        shared = (state, self._hp_rows(runs), federations)
         if name == "advance":
-            return (*shared, self._rates, jnp.int32(1))
-        return (*shared, jnp.int32(1)) if name == "unseen" else shared
+            return state, self._values(runs), self.federations, jnp.int32(1)
+        if name == "unseen":
+            return state, self._hp_rows(runs), self._unseen, jnp.int32(1)
+        return state, self._hp_rows(runs), self.federations
 
     def _hp_rows(self, runs: int) -> PyTree:
         def rows(path: tuple, a: jax.Array) -> jax.Array:
@@ -386,10 +387,16 @@ class Simulation:
 
         return jax.tree.map_with_path(rows, self.hp)
 
+    def _values(self, runs: int) -> RunValues:
+        """The traced values of every run, leaves [S]."""
+        for name, rate in self._rates.given.items():
+            check_values(name, rate, runs)
+        return RunValues(self._hp_rows(runs), jax.tree.map(lambda a: jnp.broadcast_to(a, (runs,)), self._rates))
 
-def _check_distinct(seeds: Sequence[int], hp: PyTree) -> None:
-    """Refuse two runs with the same seed and hyper-parameters, leaves [S]."""
-    leaves, seen = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(hp)], set()
+
+def _check_distinct(seeds: Sequence[int], values: RunValues) -> None:
+    """Refuse two runs with the same seed and traced values, leaves [S]."""
+    leaves, seen = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(values)], set()
     for i, seed in enumerate(map(int, seeds)):
         run = (seed, *(leaf[i] for leaf in leaves))
         if run in seen:

@@ -12,6 +12,7 @@ from jaxpfl import ExecutionPlan, Federation, LocalWork, Method, Simulation, sta
 from jaxpfl.algorithms.network_lasso import NetworkState
 from jaxpfl.engine.assemble import make_task
 from jaxpfl.engine.client_graph import graph_by_inputs
+from jaxpfl.participation import Availability
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.admm import Warm
 
@@ -46,9 +47,10 @@ def simulate(
     batch_size: int = 6,
     dtype: type = np.float32,
     wrap=lambda algorithm: algorithm,
+    failures: Availability | None = None,
     **hyper: float,
 ) -> Simulation:
-    """A simulation of the method; ``wrap`` may change its algorithm."""
+    """A simulation of the method; ``wrap`` may change its algorithm, and ``failures`` take the place of its own."""
     federation = jax.tree.map(lambda a: a.astype(dtype) if np.issubdtype(a.dtype, np.floating) else a, federation)
     task = make_task(model or MODELS.get(method.name, "mlp:6"), federation, CLASSES)
     work = LocalWork(np.asarray(federation.train.size), 3, batch_size)
@@ -60,7 +62,7 @@ def simulate(
         federation,
         participation(method.name, federation.num_clients, cohort),
         method.hyper.replace(**hyper),
-        availability=availability(method.name),
+        availability=failures or availability(method.name),
         plan=plan or ExecutionPlan(rounds_per_call=8),
     )
 

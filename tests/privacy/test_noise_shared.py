@@ -62,7 +62,7 @@ def keys(federation, method: str, privacy: Mechanism, **more) -> list[tuple[int,
     """The noise's key of each run."""
 
     def stop(self: Simulation, seeds):
-        made = noise_stream.keys(self.algorithm.noise, self._noise_name, seeds, self._hp_rows(len(seeds)))
+        made = noise_stream.keys(self.algorithm.noise, self._noise_names, seeds, self._hp_rows(len(seeds)))
         raise Stop([tuple(row) for row in np.asarray(jax.random.key_data(made)).tolist()])
 
     with pytest.MonkeyPatch.context() as patch:
@@ -130,6 +130,10 @@ def test_what_is_no_other_run_has_the_same_noise(federation):
     pad = jax.tree.map(lambda a: np.pad(a, [(0, 0), (0, 2)] + [(0, 0)] * (a.ndim - 2)), federation.train)
     assert keys(federation._replace(train=pad), "fedavg", CENTRAL) == [first]
     assert keys(federation, "fedavg", replace(CENTRAL, noise_multiplier=(1.0, 2.0)), seeds=[5, 5])[0] == first
+    rates = keys(federation, "fedavg", CENTRAL, dropout=[0.0, 0.5, 0.5], seeds=[5, 5, 6])
+    alone = [keys(federation, "fedavg", CENTRAL, dropout=p, seeds=[s])[0] for p, s in ((0.0, 5), (0.5, 5), (0.5, 6))]
+    assert rates == alone
+    assert rates[0] == first
 
 
 def test_rounds_and_runs(federation, drawn):
