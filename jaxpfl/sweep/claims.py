@@ -4,7 +4,7 @@ The claim on a piece of work is a file ``NAME.GENERATION.claim``. Only one proce
 file system, so only one has each generation; the claim that stands is the latest one. Its holder rewrites it with a
 higher count every few seconds. Who wants it watches what it holds, on a monotonic clock of its own, because the clocks
 of two machines differ and jump: a claim that has not changed for the lease is taken over, by creating the next
-generation. A holder on the same machine that is dead, or has ended its claim, is known at once.
+generation. An ended claim is free at once, and so is one of a dead process of the same machine.
 
 A holder that was suspended for longer than the lease loses its claim without knowing. It writes to its own file alone,
 never to the next generation's, and can ask whether it lost the claim. What it publishes between asking and writing is
@@ -57,6 +57,12 @@ class Holder:
     started: int | None
     beat: int = 0
     ended: bool = False
+
+    @property
+    def is_dead(self) -> bool:
+        """True if the holder is known to be dead; nothing is known about another machine's."""
+        here = self.machine != "" and self.machine == processes.machine()
+        return here and not processes.is_alive(self.pid, self.started)
 
 
 class Claims:
@@ -114,9 +120,7 @@ class Claims:
     def _is_free(self, name: str, generation: int) -> bool:
         contents = _contents(self._path(name, generation))
         holder = _parsed(contents)
-        here = holder is not None and holder.machine != "" and holder.machine == processes.machine()
-        # Between machines, what a holder wrote last may become visible after the end of its claim.
-        if here and (holder.ended or not processes.is_alive(holder.pid, holder.started)):
+        if holder is not None and (holder.ended or holder.is_dead):
             return True
         return self._unchanged(name, (generation, contents)) >= self.lease
 

@@ -221,13 +221,14 @@ def test_a_number_that_another_process_has_now_is_a_dead_one(tmp_path: Path):
         assert claim.name == "g"
 
 
-def test_the_end_of_another_machines_claim_waits_for_the_lease(tmp_path: Path):
-    """What its holder wrote last is visible by then, whatever the network file system holds back."""
+def test_another_machines_number_says_nothing_and_its_end_is_believed(tmp_path: Path):
+    claims = Claims(tmp_path, "b", clock=Clock())
+    held_elsewhere(tmp_path, pid=2**22 + 1)
+    assert claims.take("g") is None
+    held_elsewhere(tmp_path, machine="")
+    assert claims.take("g") is None
     held_elsewhere(tmp_path, ended=True)
-    clock = Clock()
-    claims = Claims(tmp_path, "b", clock=clock)
-    assert watch(claims, clock, LEASE) is None
-    with watch(claims, clock, 10) as claim:
+    with claims.take("g") as claim:
         assert claim.name == "g"
 
 
