@@ -1,0 +1,87 @@
+"""The columnar file of a sweep: the table that `load_sweep` gives, value for value."""
+
+import os
+from pathlib import Path
+from typing import Any
+
+import pandas
+import pytest
+from pandas.testing import assert_frame_equal
+
+from jaxpfl import load_sweep
+from jaxpfl.errors import JaxpflError, UnwritableError
+from jaxpfl.records import FAILED, Journal, Record
+from jaxpfl.sweep.parquet import read_results, write_results
+
+COMMON = {"lr": 0.1, "clients": 10, "standardize": True}
+
+
+def record(seed: int = 0, method: str = "local", **settings: Any) -> Record:
+    return Record(method, COMMON | settings, seed, metrics={"validation_accuracy": 0.5, "epsilon": None}, seconds=0.1)
+
+
+def both(folder: Path, records: list[Record]) -> tuple[pandas.DataFrame, list[str]]:
+    """The table read back and the columns written as text, after a comparison with `load_sweep`."""
+    Journal(folder).append(records)
+    as_text = write_results(folder / "results.parquet", records)
+    table = read_results(folder / "results.parquet")
+    assert_frame_equal(table, load_sweep(folder))
+    return table, as_text
+
+
+def test_columns_of_one_type_are_read_back_by_anyone(tmp_path: Path):
+    failed = Record("adaped", {**COMMON, "adaped.psi_init": 1.0, "model": "cnn"}, 0, FAILED, "out of memory")
+    table, as_text = both(tmp_path, [record(), record(1), failed])
+    assert as_text == []
+    assert_frame_equal(table, pandas.read_parquet(tmp_path / "results.parquet"))
+    assert table.clients.dtype == "int64"
+    assert table["adaped.psi_init"].tolist()[2] == 1.0
+
+
+def test_an_axis_of_text_and_numbers_keeps_both(tmp_path: Path):
+    values = ["0.1m", 10, 2.5, True, 1]
+    records = [record(cohort=value) for value in values] + [record(method="pooled")]
+    table, as_text = both(tmp_path, records)
+    assert as_text == ["cohort"]
+    found = table.cohort.tolist()
+    assert found[:5] == values
+    assert [type(value) for value in found[:5]] == [type(value) for value in values]
+    assert found[5] is None
+    plain = pandas.read_parquet(tmp_path / "results.parquet").cohort.tolist()
+    assert plain[:5] == ["0.1m", "10", "2.5", "true", "1"]
+
+
+def test_a_number_and_its_text_are_two_values(tmp_path: Path):
+    table, _ = both(tmp_path, [record(cohort="10"), record(cohort=10)])
+    assert table.cohort.tolist() == ["10", 10]
+    assert pandas.read_parquet(tmp_path / "results.parquet").cohort.tolist() == ['"10"', "10"]
+
+
+def test_a_sweep_without_records_is_an_empty_table(tmp_path: Path):
+    write_results(tmp_path / "results.parquet", [])
+    assert read_results(tmp_path / "results.parquet").empty
+
+
+def test_a_file_appears_whole_or_not_at_all(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    path = tmp_path / "results.parquet"
+    write_results(path, [record()])
+    before = path.read_bytes()
+
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", full)
+    with pytest.raises(UnwritableError, match="No space left"):
+        write_results(path, [record(), record(1)])
+    assert path.read_bytes() == before
+    assert [p.name for p in tmp_path.iterdir()] == ["results.parquet"]
+
+
+@pytest.mark.parametrize("content", [b"", b"no parquet at all", None])
+def test_another_file_is_refused_in_one_line(tmp_path: Path, content: bytes | None):
+    path = tmp_path / "results.parquet"
+    if content is not None:
+        path.write_bytes(content)
+    with pytest.raises(JaxpflError, match=r"cannot read .*results\.parquet") as error:
+        read_results(path)
+    assert "\n" not in str(error.value)
