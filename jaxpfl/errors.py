@@ -18,6 +18,10 @@ class UnwritableError(JaxpflError):
     """A file that cannot be written, as on a full disk. The message names it, and the system's reason."""
 
 
+class OutOfMemoryError(JaxpflError):
+    """A program that does not fit into memory. The message says what would need less."""
+
+
 class JaxpflWarning(UserWarning):
     """Something that works but is probably not intended; an error under ``--strict``."""
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import resource
 from pathlib import Path
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import OutOfMemoryError
 
 USABLE = 0.9  # of the free memory: allocators round up, and other processes share the machine
 
@@ -28,11 +28,11 @@ def check(need: int, what: str, advice: str) -> None:
       advice: the end of the message.
 
     Raises:
-      JaxpflError: if more is needed than is free.
+      OutOfMemoryError: if more is needed than is free.
     """
     left = free() if need > _SMALL else None
     if left is not None and need > left:
-        raise JaxpflError(f"{what} {readable(need)} of memory, {readable(left)} are free: {advice}")
+        raise OutOfMemoryError(f"{what} {readable(need)} of memory, {readable(left)} are free: {advice}")
 
 
 def readable(amount: float) -> str:

@@ -30,7 +30,9 @@ DEFAULT_METHODS = ("local", "fedavg", "fedavg-ft", "adaped")
 
 
 @dataclass(frozen=True)
-class _Flags(RunConfig):
+class Flags(RunConfig):
+    """The fields of a run as flags."""
+
     set: UseAppendAction[tuple[str, ...]] = ()
     """A method's own hyper-parameter or option, METHOD.name=value (in run also name=value); may be repeated."""
 
@@ -62,14 +64,14 @@ _SESSION = Session()
 def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
     """The commands; a config file among the arguments gives the defaults of their flags."""
     file = _file(args)
-    flags = _Flags(**vars(file.config))
+    flags = Flags(**vars(file.config))
     data_flags = DataConfig(**{f.name: getattr(file.config, f.name) for f in fields(DataConfig)})
     named = ", ".join(file.methods)
     several = file.methods or DEFAULT_METHODS
 
     def run(
         method: Annotated[Positional[str], arg(metavar="METHOD", help="The method.")] = named or MISSING,
-        settings: Annotated[_Flags, arg(name="")] = flags,
+        settings: Annotated[Flags, arg(name="")] = flags,
         session: Annotated[Session, arg(name="")] = _SESSION,
     ) -> None:
         """Train one method and score every client's personalised model."""
@@ -79,7 +81,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
 
     def compare(
         methods: Annotated[Positional[tuple[str, ...]], arg(metavar="[METHODS ...]", help="The methods.")] = several,
-        settings: Annotated[_Flags, arg(name="")] = flags,
+        settings: Annotated[Flags, arg(name="")] = flags,
         session: Annotated[Session, arg(name="")] = _SESSION,
     ) -> None:
         """Train several methods on the same split and seeds, and compare them."""
@@ -142,12 +144,18 @@ def _methods(args: Sequence[str]) -> str:
 
 def _file(args: list[str]) -> ConfigFile:
     """The config file named on the command line, read before the flags so that it gives their defaults."""
+    path = named_file(args)
+    return ConfigFile() if path is None else read(path)
+
+
+def named_file(args: list[str]) -> str | None:
+    """The argument of ``--config``; None without one."""
     for i, text in enumerate(args):
         if text == "--config" and i + 1 < len(args):
-            return read(args[i + 1])
+            return args[i + 1]
         if text.startswith("--config="):
-            return read(text.removeprefix("--config="))
-    return ConfigFile()
+            return text.removeprefix("--config=")
+    return None
 
 
 def _experiment(

@@ -16,7 +16,7 @@ from jaxpfl.engine.placement import Placement
 from jaxpfl.engine.round import RoundPlan, make_round, make_rounds
 from jaxpfl.engine.runs import over_runs
 from jaxpfl.engine.state import RunState, init_state
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import OutOfMemoryError
 from jaxpfl.models import Task
 from jaxpfl.participation import Availability, Participation
 from jaxpfl.protocol import Algorithm, Reduction, any_data, by_turns
@@ -81,7 +81,7 @@ class Programs:
         If its random draws would not fit beside the states, it draws for fewer clients at a time.
 
         Raises:
-          JaxpflError: if not even one client at a time fits.
+          OutOfMemoryError: if not even one client at a time fits.
         """
         if ("start", runs) in self.made:
             return self.made["start", runs]
@@ -97,7 +97,7 @@ class Programs:
             if free is None or need <= free:
                 break
             if block == 1:
-                raise JaxpflError(
+                raise OutOfMemoryError(
                     f"the first states need {memory.readable(need)} of memory, one client at a time, "
                     f"{memory.readable(free)} are free: use fewer clients, fewer seeds at once or a smaller model"
                 )
@@ -125,7 +125,7 @@ class Programs:
         A program that would not fit into memory is compiled again with fewer clients at once.
 
         Raises:
-          JaxpflError: if that is not allowed, or does not help.
+          OutOfMemoryError: if that is not allowed, or does not help.
         """
         if (name, runs) in self.made:
             return self.made[name, runs]
@@ -138,7 +138,7 @@ class Programs:
                 break
             short = f"{memory.readable(need)} of memory beside data and states, {memory.readable(free)} are free"
             if block == 1 or self._of.plan.clients != "auto":
-                raise JaxpflError(
+                raise OutOfMemoryError(
                     f"with {block} client(s) at once, {name} needs {short}: use fewer of them (plan.clients), fewer "
                     "runs at once (plan.runs = map) or a smaller model"
                 )

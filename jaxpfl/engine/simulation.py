@@ -22,7 +22,7 @@ from jaxpfl.engine.programs import Name, Programs, Setting
 from jaxpfl.engine.round import BITS, RunValues
 from jaxpfl.engine.runs import check_values, number
 from jaxpfl.engine.state import GradientCounts, RunState, whole
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, OutOfMemoryError
 from jaxpfl.models import Task
 from jaxpfl.participation import RELIABLE, Availability, Participation
 from jaxpfl.protocol import Algorithm
@@ -166,7 +166,7 @@ class Simulation:
             of_clients //= len(devices)
         need, free = of_clients + of_server, memory.free(devices)
         if free is not None and need > free:
-            raise JaxpflError(
+            raise OutOfMemoryError(
                 f"the states need {memory.readable(need)} of memory, {memory.readable(free)} are free: use fewer "
                 f"clients, fewer seeds at once ({runs} now) or a smaller model"
             )

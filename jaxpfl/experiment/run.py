@@ -13,8 +13,7 @@ from __future__ import annotations
 import shutil
 import time
 import warnings
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -30,11 +29,10 @@ from jaxpfl.experiment.ahead import Ahead
 from jaxpfl.experiment.checkpoint import Checkpoints
 from jaxpfl.experiment.config import RunConfig, differences, to_json
 from jaxpfl.experiment.interrupt import Interrupt, Interrupted
+from jaxpfl.experiment.pace import Pace
 from jaxpfl.experiment.profile import OFF, Profile
 from jaxpfl.experiment.setup import Experiment, require
 from jaxpfl.experiment.stored_run import GRAPH, read_record
-
-_SECONDS_PER_CALL = 1.0
 
 
 class Reporter(Protocol):
@@ -194,7 +192,7 @@ def _run_method(
     sent = uplink.Uplink(simulation, state)
     reporter.start(name, done, rounds)
     started = time.perf_counter() - seconds
-    pace = _Pace(config.plan.rounds_per_call)
+    pace = Pace(config.plan.rounds_per_call)
     loss, accuracy, scores = float("nan"), None, None
     for stop in milestones(done, rounds, config.eval_every, config.checkpoint_every):
         while done < stop and not interrupt.asked:
@@ -231,26 +229,6 @@ def _run_method(
             scores |= _evaluate_unseen(simulation, state)
     results.write_method(folder, name, experiment, simulation, state, scores, time.perf_counter() - started)
     reporter.finish(name)
-
-
-class _Pace:
-    """Rounds of one call: about a second's worth, so that progress moves and Ctrl-C is soon heeded.
-
-    Every length runs the same compiled program, so the choice does not touch the numbers.
-    """
-
-    def __init__(self, most: int):
-        self._most = most
-        self._length = 1
-
-    @contextmanager
-    def call(self, rounds: int) -> Iterator[int]:
-        """Times one call of at most ``rounds`` rounds; gives its length."""
-        length, began = min(self._length, rounds), time.perf_counter()
-        yield length
-        fitting = length * _SECONDS_PER_CALL / max(time.perf_counter() - began, 1e-9)
-        # The first call compiles; doubling at most lets a slow start recover and a fast one not overshoot.
-        self._length = int(min(max(fitting, 1), 2 * self._length, self._most))
 
 
 def _evaluate_unseen(simulation: Simulation, state: RunState) -> dict[str, dict[str, np.ndarray]]:

@@ -114,9 +114,9 @@ class Experiment(NamedTuple):
         """
         return {
             "hyper": {name: self.all_hyper(name) for name in self.methods},
-            "data": _checksum((self.federation, self.unseen)),
+            "data": checksum((self.federation, self.unseen)),
             "warm_start": self.start,
-            "graph": None if self.graph is None else _checksum(self.graph),
+            "graph": None if self.graph is None else checksum(self.graph),
             "noise": NOISE if self.config.privacy.on else None,
         }
 
@@ -128,6 +128,8 @@ def prepare(
     strict: bool = False,
     initial: Mapping[str, np.ndarray] | None = None,
     origin: Origin | None = None,
+    given: tuple[data.Source, Federation] | None = None,
+    among: tuple[str, ...] | None = None,
 ) -> Experiment:
     """Load and split the data, and check every name and value, before anything is written.
 
@@ -137,6 +139,8 @@ def prepare(
       strict: turn warnings (of a batch larger than the smallest client or an unused flag, say) into errors.
       initial: the parameters that ``config.warm_start`` names, by path, as `warm_start.read` reads them.
       origin: their origin, from `warm_start.origin`.
+      given: the data set and its split, where `load_federation` has loaded them.
+      among: all methods that run with the config, where these are some of them: what another one uses is used.
     """
     if (config.warm_start is None) != (initial is None):
         raise ValueError("give the parameters that config.warm_start names, and no others")
@@ -146,11 +150,13 @@ def prepare(
         raise JaxpflError(f"each method can be named once, got {', '.join(methods)}")
     # All that can be refused before the data are read; a model that they choose is filled in behind.
     named = config if config.model is not None else dataclasses.replace(config, model=Training.model)
-    specs = [spec_for(named, name, methods) for name in methods]
-    check_settings(specs, newcomers=config.unseen_clients > 0, strict=strict)
+    among = among or methods
+    everyone = [spec_for(named, name, among) for name in among]
+    check_settings(everyone, newcomers=config.unseen_clients > 0, strict=strict)
+    specs = [spec for spec in everyone if spec.method.name in methods]
     if config.clients is not None:
         cohorts_of(specs[0], config.clients)
-    source, federation = load_federation(config)
+    source, federation = load_federation(config) if given is None else given
     unseen = None
     if config.unseen_clients:
         federation, unseen = data.set_apart(federation, config.unseen_clients, config.split_seed)
@@ -194,10 +200,10 @@ def prepare(
         for part in (federation, unseen):
             if part is not None:
                 algorithm.check_data(part)
-    start = None if initial is None else _checksum(dict(initial))
+    start = None if initial is None else checksum(dict(initial))
     caveats: tuple[str, ...] = ()
     if config.privacy.on and initial is not None:
-        caveats = (caveat(origin, _checksum((federation, unseen))),)
+        caveats = (caveat(origin, checksum((federation, unseen))),)
         if caveats[0] != GIVEN_START:
             warn(f"warm_start = {config.warm_start}: {caveats[0]}", strict=strict)
     experiment = Experiment(config, methods, runs, federation, task, start, unseen, graph, scaling, caveats)
@@ -217,11 +223,12 @@ def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
     return source, data.federate(source, **vars(dataclasses.replace(split, standardize=False)))
 
 
-def _checksum(tree: PyTree) -> int:
-    checksum = 0
+def checksum(tree: PyTree) -> int:
+    """CRC-32 of the arrays of a tree."""
+    found = 0
     for leaf in jax.tree.leaves(tree):
-        checksum = zlib.crc32(np.ascontiguousarray(leaf).data, checksum)
-    return checksum
+        found = zlib.crc32(np.ascontiguousarray(leaf).data, found)
+    return found
 
 
 def require(value: Any) -> Any:

@@ -1,0 +1,190 @@
+"""Definition of a sweep: methods, their common run, the grid, seeds and selection, as ``sweep.json`` holds it."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from jaxpfl import algorithms, files
+from jaxpfl.errors import JaxpflError, shown, unknown_name
+from jaxpfl.experiment.config import RunConfig, differences, resolve, to_json
+from jaxpfl.experiment.config_file import from_mapping
+from jaxpfl.settings import COUNT, Range, check, setting
+from jaxpfl.sweep.axes import named
+from jaxpfl.sweep.grid import Axis, Grid
+
+FILE = "sweep.json"
+SELECTIONS = ("validation", "none")
+BUDGETS = ("rounds", "steps")
+SHARE = 0.2
+"""Share of each client's training examples set apart for the selection where the run has no validation share."""
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Search:
+    """The search over a grid: its seeds, its selection and its budget."""
+
+    select: str = setting(
+        "validation",
+        "Choose each method's setting on validation examples (a fifth of the training examples where there is no "
+        "--validation-share), or none.",
+    )
+    search_seeds: int | None = setting(
+        None,
+        "Seeds of the search; the chosen setting is then run on all --seeds.",
+        unless_given="all of them unless given",
+        range=COUNT,
+        unit="runs",
+    )
+    budget: str = setting(
+        "rounds",
+        "Equal for all methods: rounds, or gradient steps, those of a client with local_steps in each round (steps): "
+        "methods that need more of them in a round then run fewer rounds.",
+    )
+    halving: int = setting(
+        0,
+        "Successive halving by this factor: at each rung a share of the settings goes on, the best on validation; 0 is "
+        "none.",
+        range=Range(0, 100),
+    )
+    halving_first: int | None = setting(
+        None,
+        "Rounds of the first rung.",
+        unless_given="as many as leave one setting at the last unless given",
+        range=COUNT,
+        unit="rounds",
+    )
+
+
+@dataclasses.dataclass(frozen=True)
+class Definition:
+    """A sweep over runs.
+
+    Attributes:
+      methods: names of the methods.
+      config: the run that all share, its fields as given; the presets are filled in for each group.
+      grid: the axes, under their full names.
+      search: seeds of the search, selection and budget.
+    """
+
+    methods: tuple[str, ...]
+    config: RunConfig
+    grid: Grid
+    search: Search = Search()
+
+    @property
+    def seeds(self) -> tuple[int, ...]:
+        """All seeds, the search's first."""
+        config = resolve(self.config)
+        return tuple(range(config.seed, config.seed + (config.seeds or 1)))
+
+    @property
+    def searched(self) -> tuple[int, ...]:
+        """Seeds of the search."""
+        return self.seeds[: self.search.search_seeds]
+
+    def to_json(self) -> dict[str, Any]:
+        """The definition as JSON-able values."""
+        grid = dataclasses.asdict(self.grid)
+        return {
+            "methods": list(self.methods),
+            "config": to_json(self.config),
+            "grid": grid | {"axes": [dataclasses.asdict(axis) for axis in self.grid.axes]},
+            "search": dataclasses.asdict(self.search),
+        }
+
+
+def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search | None = None) -> Definition:
+    """A sweep, everything checked that can be without data.
+
+    Raises:
+      JaxpflError: for unknown names, values of another type, and settings that exclude each other.
+    """
+    if not methods:
+        raise JaxpflError("a sweep needs at least one method")
+    for name in methods:
+        algorithms.get(name)
+        if list(methods).count(name) > 1:
+            raise JaxpflError(f"each method can be named once, got {', '.join(methods)}")
+    search = search or Search()
+    check(search)
+    if search.select not in SELECTIONS:
+        raise unknown_name("select", search.select, SELECTIONS)
+    if search.budget not in BUDGETS:
+        raise unknown_name("budget", search.budget, BUDGETS)
+    grid = named(grid, methods)
+    if search.halving == 1:
+        raise JaxpflError("halving must be 0 or at least 2, got 1")
+    if search.halving and search.select == "none":
+        raise JaxpflError("halving chooses on validation examples: leave out --select none")
+    if search.halving_first is not None and not search.halving:
+        raise JaxpflError("halving_first is for --halving")
+    names = [axis.name for axis in grid.axes]
+    if "rounds" in names and search.halving:
+        raise JaxpflError("halving ends runs early: rounds cannot be an axis too")
+    if "rounds" in names and search.budget == "steps":
+        raise JaxpflError("budget = steps sets the rounds of each method: rounds cannot be an axis too")
+    if search.select == "validation" and not config.validation_share and "validation_share" not in names:
+        config = dataclasses.replace(config, validation_share=SHARE)
+    found = Definition(tuple(methods), config, grid, search)
+    if (search.search_seeds or 1) > len(found.seeds):
+        raise JaxpflError(f"search_seeds must be at most the {len(found.seeds)} seeds, got {search.search_seeds}")
+    return found
+
+
+def read(folder: Path) -> Definition:
+    """The definition in a sweep folder.
+
+    Raises:
+      JaxpflError: for a folder without one, and one that was changed by hand to what no sweep is.
+    """
+    path = folder / FILE
+    if not path.exists():
+        raise JaxpflError(f"{folder} holds no sweep: there is no {FILE} in it")
+    stored = files.read_json(path)
+    try:
+        axes = tuple(Axis(**{**one, "values": tuple(one["values"])}) for one in stored["grid"]["axes"])
+        grid = Grid(**{**stored["grid"], "axes": axes})
+        methods, search = stored["methods"], Search(**stored["search"])
+        config = _config(stored["config"], path)
+    except (KeyError, TypeError, AttributeError):
+        raise JaxpflError(f"{path} is damaged: it does not say what the sweep is") from None
+    return define(methods, config, grid, search)
+
+
+def _config(stored: Mapping[str, Any], path: Path) -> RunConfig:
+    return from_mapping(dict(stored), str(path))
+
+
+def grown(old: Definition, new: Definition, folder: Path) -> None:
+    """Refuse a sweep that is not the stored one with more methods, values, draws or seeds.
+
+    Raises:
+      JaxpflError: with the differences.
+    """
+    was, now = to_json(old.config), to_json(new.config)
+    semantic = [text for text in differences(was, now)[0] if not text.startswith("seeds: ")]
+    if len(new.seeds) < len(old.seeds):
+        semantic.append(f"seeds: {len(old.seeds)} -> {len(new.seeds)}")
+    if dropped := [name for name in old.methods if name not in new.methods]:
+        semantic.append(f"methods without {', '.join(dropped)}")
+    if old.search != new.search:
+        ours, theirs = dataclasses.asdict(old.search), dataclasses.asdict(new.search)
+        semantic += [f"{name}: {ours[name]} -> {theirs[name]}" for name in ours if ours[name] != theirs[name]]
+    axes = {axis.name: axis for axis in new.grid.axes}
+    for axis in old.grid.axes:
+        other = axes.pop(axis.name, None)
+        if other is None:
+            semantic.append(f"grid without {axis.name}")
+        elif lost := [value for value in axis.values if value not in other.values]:
+            semantic.append(f"grid {axis.name} without {', '.join(map(str, lost))}")
+        elif not axis.values and axis != other:
+            semantic.append(f"range {axis.name}: {shown(axis)} -> {shown(other)}")
+    semantic += [f"new axis {name} (no run so far has a value of it)" for name in axes]
+    drawn = (old.grid.draw, old.grid.seed), (new.grid.draw, new.grid.seed)
+    if drawn[0] != drawn[1] or new.grid.draws < old.grid.draws:
+        semantic.append(f"draws: {old.grid.draws} {drawn[0]} -> {new.grid.draws} {drawn[1]}")
+    if semantic:
+        raise JaxpflError(f"--resume would change the sweep in {folder}: {'; '.join(semantic)}")

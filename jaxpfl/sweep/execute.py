@@ -1,0 +1,299 @@
+"""Execution of one group of a sweep: its runs as rows of one program, in chunks where memory asks."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxpfl import data
+from jaxpfl.engine import RunState, Simulation
+from jaxpfl.engine.assembly import Assembled, hyper_of
+from jaxpfl.errors import JaxpflError, OutOfMemoryError
+from jaxpfl.experiment import warm_start
+from jaxpfl.experiment.config import RunConfig, resolve, spec_for
+from jaxpfl.experiment.pace import Pace
+from jaxpfl.experiment.privacy import protection_of
+from jaxpfl.experiment.setup import Experiment, load_federation, prepare, require
+from jaxpfl.experiment.summary import over_clients
+from jaxpfl.records import DIVERGED, DONE, FAILED, Record
+from jaxpfl.sweep.axes import applied, cohort_of
+from jaxpfl.sweep.plan import Group, Run
+from jaxpfl.types import Federation
+
+
+class Reporter:
+    """Receiver of a sweep's progress; this one shows nothing."""
+
+    def start(self, group: str, runs: int, rounds: int) -> None:
+        """A chunk of runs begins."""
+
+    def progress(self, rounds: int, loss: float) -> None:
+        """So many rounds of the chunk are done."""
+
+    def finish(self, runs: int) -> None:
+        """The chunk's runs are recorded."""
+
+    def say(self, text: str) -> None:
+        """A line for the user."""
+
+
+class Data:
+    """The data set and split of the last group, kept for the next one with the same."""
+
+    def __init__(self) -> None:
+        self._key: Any = None
+        self._kept: tuple[data.Source, Federation] | None = None
+
+    def of(self, config: RunConfig) -> tuple[data.Source, Federation]:
+        """The data set of a resolved config and its split."""
+        key = {name: getattr(config, name) for name in _data_fields()}
+        if self._kept is None or key != self._key:
+            self._key, self._kept = None, None  # not two of them at a time
+            self._kept = load_federation(config)
+            self._key = key
+        return self._kept
+
+
+def _data_fields() -> list[str]:
+    from jaxpfl.experiment.config import DataConfig
+
+    return [field.name for field in dataclasses.fields(DataConfig)]
+
+
+class Prepared(NamedTuple):
+    """A group with its data: what its programs are made of.
+
+    Attributes:
+      group: the group.
+      experiment: of its config.
+      runs: each row with the traced settings in its hyper-parameters, for its privacy claim.
+      whole: all rows as one, hyper-parameters [S].
+    """
+
+    group: Group
+    experiment: Experiment
+    runs: tuple[Assembled, ...]
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of each run."""
+        return require(self.experiment.config.rounds)
+
+    def simulation(self, rows: slice) -> Simulation:
+        """The programs of some of the rows."""
+        return _stacked(self.runs[rows]).simulation()
+
+
+def prepared(group: Group, loaded: Data) -> Prepared:
+    """Load the data of a group and assemble its runs.
+
+    Raises:
+      JaxpflError: for settings that the data or the method do not allow.
+    """
+    config, method = resolve(group.config), group.method
+    given = loaded.of(config)
+    cohort = cohort_of(group.static, given[1].num_clients - config.unseen_clients)
+    if cohort is not None:
+        config = dataclasses.replace(config, cohort=cohort)
+    initial = None if config.warm_start is None else warm_start.read(config.warm_start)
+    origin = None if config.warm_start is None else warm_start.origin(config.warm_start)
+    experiment = prepare(config, (method,), initial=initial, origin=origin, given=given, among=group.among)
+    made: dict[str, Assembled] = {}
+    for run in group.runs:
+        traced = {name: value for name, value in run.settings.items() if name not in group.static}
+        if repr(traced) not in made:
+            made[repr(traced)] = _one(experiment, group, traced)
+    runs = tuple(made[repr({n: v for n, v in run.settings.items() if n not in group.static})] for run in group.runs)
+    return Prepared(group, experiment, runs)
+
+
+def _one(experiment: Experiment, group: Group, traced: Mapping[str, Any]) -> Assembled:
+    """The group's run with other traced settings."""
+    method, first = group.method, experiment.runs[group.method]
+    if not traced:
+        return first
+    config = applied(experiment.config, traced)
+    config.privacy.check()
+    if first.mechanism is not None or config.privacy.on:  # noise is calibrated for each
+        run = experiment.under(config, (method,), group.among).runs[method]
+        return dataclasses.replace(run, task=first.task)
+    spec = spec_for(config, method, group.among, num_classes=first.spec.num_classes)
+    new = {name: getattr(spec, name) for name in ("work", "aggregation", "availability", "hyper")}
+    spec = dataclasses.replace(first.spec, **new)
+    return dataclasses.replace(first, spec=spec, hp=hyper_of(spec))
+
+
+def _stacked(runs: Sequence[Assembled]) -> Assembled:
+    """Runs that differ in numbers only, as one with hyper-parameters [S]."""
+    first = runs[0]
+    hp = jax.tree.map(lambda *leaves: np.array(leaves, float), *(run.hp for run in runs))
+    failures = [run.spec.availability for run in runs]
+    rates = {name: [getattr(one, name) for one in failures] for name in ("dropout", "stragglers")}
+    rates = {name: values for name, values in rates.items() if len(set(values)) > 1}
+    spec = dataclasses.replace(first.spec, availability=dataclasses.replace(failures[0], **rates))
+    first = dataclasses.replace(first, hp=hp, spec=spec)
+    if first.mechanism is None:
+        return first
+    mechanisms = [run.mechanism for run in runs]
+    numbers = {
+        name: tuple(float(np.asarray(getattr(one, name))) for one in mechanisms)
+        for name in ("noise_multiplier", "clipping_norm")
+        if len({float(np.asarray(getattr(one, name))) for one in mechanisms}) > 1
+    }
+    mechanism = dataclasses.replace(first.mechanism, **numbers)
+    work = dataclasses.replace(first.work, privacy=mechanism)
+    return dataclasses.replace(first, mechanism=mechanism, work=work)
+
+
+def run_group(
+    group: Group,
+    loaded: Data,
+    record: Callable[[list[Record]], None],
+    reporter: Reporter,
+    *,
+    stopped: Callable[[], bool] = lambda: False,
+    ready: Prepared | None = None,
+) -> None:
+    """Run a group, and record each chunk of its runs when it ends.
+
+    A setting that cannot run, or for which memory does not suffice one run at a time, is recorded as failed with the
+    reason.
+
+    Args:
+      group: the group.
+      loaded: data that earlier groups left.
+      record: receives the records of a chunk.
+      reporter: receives the progress.
+      stopped: true once the chunk at work is to be given up.
+      ready: the group, prepared before.
+    """
+    try:
+        ready = ready or prepared(group, loaded)
+    except (JaxpflError, MemoryError) as error:
+        record([_failed(run, group, str(error)) for run in group.runs])
+        return
+    rows, todo = len(group.runs), 0
+    while todo < len(group.runs) and not stopped():
+        chunk = slice(todo, todo + rows)
+        try:
+            found = _run(ready, chunk, reporter, stopped)
+        except Exception as error:
+            if not is_memory(error) and not isinstance(error, JaxpflError):
+                raise
+            if is_memory(error) and rows > 1:
+                rows = -(-min(rows, len(group.runs) - todo) // 2)
+                reporter.say(f"{group.name}: {rows} runs at a time, as more do not fit into memory")
+                continue
+            found = [_failed(run, group, str(error)) for run in group.runs[chunk]]
+        if found is None:
+            return
+        record(found)
+        reporter.finish(len(found))
+        todo += rows
+
+
+def is_memory(error: BaseException) -> bool:
+    """True if a smaller program might not raise this error."""
+    text = str(error).lower()
+    from_xla = isinstance(error, RuntimeError) and ("out of memory" in text or "resource_exhausted" in text)
+    return isinstance(error, OutOfMemoryError | MemoryError) or from_xla
+
+
+def _failed(run: Run, group: Group, reason: str) -> Record:
+    return Record(run.method, run.settings, run.seed, FAILED, " ".join(reason.split()), group=group.name)
+
+
+def _run(ready: Prepared, chunk: slice, reporter: Reporter, stopped: Callable[[], bool]) -> list[Record] | None:
+    """Records of some rows; None if they were given up."""
+    runs = ready.group.runs[chunk]
+    began = time.perf_counter()
+    simulation = ready.simulation(chunk)
+    state = simulation.init([run.seed for run in runs])
+    pace, done = Pace(ready.experiment.config.plan.rounds_per_call), 0
+    reporter.start(ready.group.name, len(runs), ready.rounds)
+    loss = np.full(len(runs), np.nan)
+    while done < ready.rounds:
+        if stopped():
+            return None
+        with pace.call(ready.rounds - done) as length:
+            state, history = simulation.advance(state, length)
+        done += length
+        loss = history.get("train_loss", loss[:, None])[:, -1]
+        reporter.progress(done, float(np.nanmean(loss)) if np.isfinite(loss).any() else float("nan"))
+    scores = measured(ready, simulation, state, loss)
+    for row, run in zip(scores, ready.runs[chunk], strict=True):
+        claim = protection_of(run, ready.experiment.caveats)
+        if claim is not None:
+            row["epsilon"] = None if claim.statement is None else claim.statement.epsilon
+    seconds = (time.perf_counter() - began) / len(runs)
+    return [_record(run, ready, row, done, seconds) for run, row in zip(runs, scores, strict=True)]
+
+
+def _record(run: Run, ready: Prepared, row: dict[str, float | None], rounds: int, seconds: float) -> Record:
+    diverged = int(row["diverged_clients"] or 0)
+    clients = int(row["num_clients"] or 0)
+    status, reason = (DIVERGED, f"{diverged} of {clients} clients diverged") if diverged else (DONE, "")
+    return Record(run.method, run.settings, run.seed, status, reason, rounds, row, seconds, ready.group.name)
+
+
+def measured(
+    ready: Prepared, simulation: Simulation, state: RunState, loss: np.ndarray
+) -> list[dict[str, float | None]]:
+    """Results of each run, by name: means over clients unless the name says otherwise.
+
+    Args:
+      ready: the group.
+      simulation: its programs.
+      state: of S runs, at their end.
+      loss: of the last round, [S].
+    """
+    scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
+    validation = None
+    if ready.experiment.federation.validation.mask.shape[1]:
+        validation = jax.tree.map(np.asarray, dict(simulation.evaluate(state, "validation")["after"]))
+    counts = jax.tree.map(np.asarray, simulation.trim(state).counts)
+    gradients = simulation.gradients(state)
+    up, down = simulation.bytes_per_client()
+    config = ready.experiment.config
+    rows = []
+    for i in range(len(loss)):
+        after = over_clients(scores["after"]["accuracy"][i])
+        sent = counts.upload_bits[i].sum() / 8 if simulation.algorithm.counts_bits else up * counts.uploads[i].sum()
+        row: dict[str, Any] = {
+            "validation_accuracy": None if validation is None else _mean(validation["accuracy"][i]),
+            "validation_loss": None if validation is None else _mean(validation["loss"][i]),
+            "personalized_accuracy": after["mean"],
+            "personalized_accuracy_std": after["std_clients"],
+            "personalized_accuracy_p10": after["p10"],
+            "personalized_accuracy_worst_decile": after["worst_decile"],
+            "personalized_loss": _mean(scores["after"]["loss"][i]),
+            "personalized_before_accuracy": _mean(scores["before"]["accuracy"][i]),
+            "global_accuracy": _mean(scores["global"]["accuracy"][i]) if "global" in scores else None,
+            "train_loss": loss[i],
+            "bytes_up": sent,
+            "bytes_down": down * counts.participations[i].sum(),
+            "client_steps": counts.steps[i].sum(),
+            "gradients": None if gradients is None else gradients.training[i].mean(),
+            "diverged_clients": ((counts.diverged[i] > 0) | scores["after"]["diverged"][i]).sum(),
+            "num_clients": ready.experiment.federation.num_clients,
+            "cohort_size": config.cohort,
+        }
+        rows.append({name: _number(value) for name, value in row.items()})
+    return rows
+
+
+def _mean(scores: np.ndarray) -> float:
+    """Mean over the clients that have a score, [m]; NaN where none has."""
+    held = scores[~np.isnan(scores)]
+    return float(held.mean()) if held.size else float("nan")
+
+
+def _number(value: Any) -> float | None:
+    if value is None or not np.isfinite(value):
+        return None
+    return int(value) if isinstance(value, int | np.integer) else float(value)

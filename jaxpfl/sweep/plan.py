@@ -1,0 +1,86 @@
+"""Plan of a sweep: its runs, in as few groups as shapes; a group is rows of one program."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from jaxpfl import algorithms
+from jaxpfl.experiment.config import RunConfig
+from jaxpfl.records import Value, run_id
+from jaxpfl.sweep.axes import applied, concerns, is_traced
+from jaxpfl.sweep.definition import Definition
+
+
+@dataclass(frozen=True)
+class Run:
+    """One run: a method with settings of the grid, from a seed."""
+
+    method: str
+    settings: Mapping[str, Value]
+    seed: int
+
+    @property
+    def id(self) -> str:
+        """Name of the run by its content, as that of its record."""
+        return run_id(self.method, self.settings, self.seed)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Runs of a method that differ in traced values and seeds only.
+
+    Attributes:
+      name: of the group by its content, the same in every process.
+      method: of all its runs.
+      config: of all its runs, but for the traced settings; a share of the clients as cohort is left out.
+      static: the settings of the grid that all its runs share.
+      among: all methods of the sweep.
+      runs: in the order of the grid, seeds innermost.
+    """
+
+    name: str
+    method: str
+    config: RunConfig
+    static: Mapping[str, Value]
+    among: tuple[str, ...]
+    runs: tuple[Run, ...]
+
+    def only(self, missing: Iterable[Run]) -> Group:
+        """The group with some of its runs."""
+        wanted = {run.id for run in missing}
+        return dataclasses.replace(self, runs=tuple(run for run in self.runs if run.id in wanted))
+
+
+def settings_of(definition: Definition, method: str) -> list[dict[str, Value]]:
+    """The settings of a method's runs, each once, in the order of the grid."""
+    one = algorithms.get(method)
+    return definition.grid.points(lambda name: concerns(name, one))
+
+
+def runs_of(definition: Definition) -> list[Run]:
+    """Runs of the search."""
+    return [
+        Run(method, settings, seed)
+        for method in definition.methods
+        for settings in settings_of(definition, method)
+        for seed in definition.searched
+    ]
+
+
+def groups_of(definition: Definition, runs: Iterable[Run]) -> tuple[Group, ...]:
+    """Groups of runs, in the order of their first ones."""
+    found: dict[str, tuple[Run, dict[str, Value], list[Run]]] = {}
+    for run in runs:
+        method = algorithms.get(run.method)
+        static = {name: value for name, value in run.settings.items() if not is_traced(name, method, definition.config)}
+        text = json.dumps([run.method, dict(sorted(static.items()))])
+        name = f"{run.method}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+        found.setdefault(name, (run, static, []))[2].append(run)
+    return tuple(
+        Group(name, first.method, applied(definition.config, static), static, definition.methods, tuple(own))
+        for name, (first, static, own) in found.items()
+    )

@@ -1,0 +1,194 @@
+"""A sweep in its folder: what is done, what is missing, and the running of it.
+
+The folder holds ``sweep.json`` (the definition), ``journal/`` (a record of every run, see `jaxpfl.records`), and once
+the sweep is complete ``results.parquet``, ``plots/``, ``best/`` and, last, ``summary.json``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Self
+
+import jax
+import numpy as np
+
+from jaxpfl import __version__, data, files
+from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment.config import resolve
+from jaxpfl.experiment.setup import checksum
+from jaxpfl.records import DIVERGED, DONE, FAILED, Journal, Record
+from jaxpfl.sweep import definition as definitions
+from jaxpfl.sweep.definition import FILE, Definition
+from jaxpfl.sweep.execute import Data, Prepared, Reporter, prepared, run_group
+from jaxpfl.sweep.order import in_grid_order
+from jaxpfl.sweep.plan import Group, Run, groups_of, runs_of
+from jaxpfl.sweep.selection import select
+
+SUMMARY = "summary.json"
+
+
+class Sweep:
+    """A sweep with its folder.
+
+    Attributes:
+      folder: of the sweep.
+      definition: of the sweep.
+    """
+
+    def __init__(self, folder: Path, definition: Definition):
+        self.folder, self.definition = folder, definition
+        self._data = Data()
+
+    @classmethod
+    def read(cls, folder: Path) -> Self:
+        """The sweep of a folder.
+
+        Raises:
+          JaxpflError: for a folder that holds none, or whose data are no longer those of the sweep.
+        """
+        sweep = cls(folder, definitions.read(folder))
+        sweep.check_data()
+        return sweep
+
+    @classmethod
+    def open(cls, folder: Path, definition: Definition, *, resume: bool) -> Self:
+        """Begin a sweep in a folder, or reopen an earlier one, to which methods, values, draws and seeds may be added.
+
+        Raises:
+          JaxpflError: if the folder holds a sweep and ``resume`` is false, holds another one, or none and ``resume`` is
+            true.
+        """
+        stored = folder / FILE
+        if resume and not stored.exists():
+            raise JaxpflError(f"nothing to resume in {folder}: leave out --resume to start")
+        if stored.exists() and not resume:
+            raise JaxpflError(f"{folder} already holds a sweep: --resume continues it, --output chooses another folder")
+        if not stored.exists() and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
+            raise JaxpflError(f"{folder} is not empty and holds no sweep: choose another --output")
+        sweep = cls(folder, definition)
+        if resume:
+            definitions.grown(definitions.read(folder), definition, folder)
+            sweep.check_data()
+            (folder / SUMMARY).unlink(missing_ok=True)  # what is there is no longer all of it
+        folder.mkdir(parents=True, exist_ok=True)
+        versions = {"jaxpfl": __version__, "jax": jax.__version__, "platform": jax.default_backend()}
+        files.write_json(stored, definition.to_json() | {"data": sweep._checksums(), "versions": versions})
+        return sweep
+
+    def check_data(self) -> None:
+        """Refuse data sets that are not those that the sweep began with.
+
+        Raises:
+          JaxpflError: with the name of the data set.
+        """
+        stored = files.read_json(self.folder / FILE).get("data", {})
+        for name, now in self._checksums().items():
+            if stored.get(name, now) != now:
+                raise JaxpflError(f"the data set {name} is not the one that the sweep in {self.folder} began with")
+
+    def _checksums(self) -> dict[str, int]:
+        """Checksum of each data set."""
+        names = [a.values for a in self.definition.grid.axes if a.name == "data"] or [(self.definition.config.data,)]
+        folder = self.definition.config.data_dir
+        return {str(name): checksum(_arrays(data.load(str(name), folder))) for name in names[0]}
+
+    def journal(self, worker: str = "main") -> Journal:
+        """The journals of the folder, to which a worker appends in its own."""
+        return Journal(self.folder, worker)
+
+    @property
+    def groups(self) -> tuple[Group, ...]:
+        """All groups of the search."""
+        return groups_of(self.definition, runs_of(self.definition))
+
+    def missing(self, records: Sequence[Record], *, failed: bool = False) -> tuple[Group, ...]:
+        """Groups with the runs that have no record yet; after the search, those of the chosen settings' other seeds.
+
+        Args:
+          records: of the journals.
+          failed: whether runs that failed are to be run again.
+        """
+        found = {record.id: record for record in records if not (failed and record.status == FAILED)}
+        left = self._left(runs_of(self.definition), found)
+        if not left and len(self.definition.searched) < len(self.definition.seeds):
+            left = self._left(self._final(records), found)
+        return groups_of(self.definition, left)
+
+    def _left(self, runs: Sequence[Run], found: dict[str, Record]) -> list[Run]:
+        left = []
+        for group in groups_of(self.definition, runs):
+            rounds = resolve(group.config).rounds
+            for run in group.runs:
+                record = found.get(run.id)
+                short = record is not None and record.status in (DONE, DIVERGED) and record.rounds < (rounds or 0)
+                if record is None or short:
+                    left.append(run)
+        return left
+
+    def _final(self, records: Sequence[Record]) -> list[Run]:
+        """Runs of the chosen settings from the seeds that the search left out."""
+        best = select(self.in_order(records), self.definition.searched)
+        return [
+            Run(method, choice.settings, seed)
+            for method, choice in best.items()
+            for seed in self.definition.seeds
+            if choice.settings is not None
+        ]
+
+    def in_order(self, records: Sequence[Record]) -> list[Record]:
+        """The records in the order of the grid."""
+        axes = {axis.name: axis.values for axis in self.definition.grid.axes}
+        return in_grid_order(records, self.definition.methods, axes)
+
+    def run(self, group: Group, journal: Journal, reporter: Reporter, **more: Any) -> None:
+        """Run one group, its records appended to a journal chunk by chunk."""
+        run_group(group, self._data, journal.append, reporter, **more)
+
+    def run_missing(
+        self, reporter: Reporter, *, stopped: Callable[[], bool] = lambda: False, failed: bool = False
+    ) -> None:
+        """Run all that is missing in this process; the next group is prepared and compiled while one runs.
+
+        Args:
+          reporter: receives the progress.
+          stopped: true once no more is to be done.
+          failed: whether runs that failed before are run again.
+        """
+        journal = self.journal()
+        with ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
+            while groups := self.missing(journal.read(), failed=failed):
+                failed = False
+                ahead: Future[Prepared] | None = None
+                for group, after in zip(groups, [*groups[1:], None], strict=True):
+                    if stopped():
+                        thread.shutdown(cancel_futures=True)
+                        return
+                    ready = None
+                    if ahead is not None:
+                        with suppress(Exception):  # raised again, and recorded, where the group is run
+                            ready = ahead.result()
+                    if ready is None:
+                        with suppress(Exception):
+                            ready = prepared(group, self._data)
+                    ahead = None if after is None else thread.submit(_compiled, after, self._data)
+                    self.run(group, journal, reporter, stopped=stopped, ready=ready)
+
+
+def _compiled(group: Group, loaded: Data) -> Prepared:
+    """A group with its data, its programs compiled and in the process's cache."""
+    ready = prepared(group, loaded)
+    with suppress(Exception):
+        simulation = ready.simulation(slice(None))
+        splits: list[Any] = ["test"]
+        if ready.experiment.federation.validation.mask.shape[1]:
+            splits.append("validation")
+        simulation.compile([run.seed for run in group.runs], *splits)
+    return ready
+
+
+def _arrays(source: data.Source) -> list[np.ndarray]:
+    leaves = jax.tree.leaves(tuple(source))
+    return [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]

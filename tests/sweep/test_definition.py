@@ -1,0 +1,121 @@
+"""Definitions: what is refused at once, what is stored, and how a sweep may grow."""
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment.config import RunConfig
+from jaxpfl.sweep.definition import FILE, SHARE, Definition, Search, define, grown, read
+from jaxpfl.sweep.grid import Grid, parse
+from jaxpfl.sweep.plan import groups_of, runs_of
+
+CONFIG = RunConfig(rounds=5, seeds=3)
+
+
+def small(*axes: str, methods: tuple[str, ...] = ("local", "adaped"), draws: int = 0, **search: Any) -> Definition:
+    """A sweep of some axes."""
+    return define(methods, CONFIG, Grid(tuple(map(parse, axes)), draws), Search(**search))
+
+
+def test_runs_are_the_grid_for_each_method_it_concerns():
+    runs = runs_of(small("lr=.1,1", "adaped.psi_init=1,2,3"))
+    assert [run.method for run in runs].count("local") == 2 * 3
+    assert [run.method for run in runs].count("adaped") == 6 * 3
+    assert len({run.id for run in runs}) == len(runs)
+
+
+def test_groups_are_as_few_as_shapes():
+    definition = small("lr=.1,1", "adaped.psi_init=1,2", "clients=10,20")
+    groups = groups_of(definition, runs_of(definition))
+    assert [(group.method, group.static["clients"], len(group.runs)) for group in groups] == [
+        ("local", 10, 6),
+        ("local", 20, 6),
+        ("adaped", 10, 12),
+        ("adaped", 20, 12),
+    ]
+    assert [group.config.clients for group in groups] == [10, 20, 10, 20]
+    assert len({group.name for group in groups}) == 4
+
+
+def test_a_search_of_fewer_seeds():
+    assert small("lr=.1", search_seeds=2).searched == (0, 1)
+    with pytest.raises(JaxpflError, match="search_seeds must be at most the 3 seeds, got 4"):
+        small("lr=.1", search_seeds=4)
+
+
+def test_a_share_is_set_apart_for_the_selection():
+    assert small("lr=.1").config.validation_share == SHARE
+    assert small("lr=.1", select="none").config.validation_share == 0
+    assert define(("local",), dataclasses.replace(CONFIG, validation_share=0.5), Grid()).config.validation_share == 0.5
+
+
+@pytest.mark.parametrize(
+    ("given", "message"),
+    [
+        ({"select": "test"}, "unknown select 'test'"),
+        ({"budget": "time"}, "unknown budget 'time'"),
+        ({"halving": 1}, "halving must be 0 or at least 2"),
+        ({"halving": 2, "select": "none"}, "halving chooses on validation"),
+        ({"halving_first": 2}, "halving_first is for --halving"),
+    ],
+)
+def test_an_impossible_search_is_refused(given: dict[str, Any], message: str):
+    with pytest.raises(JaxpflError, match=message):
+        small("lr=.1", **given)
+
+
+def test_methods_are_known_and_named_once():
+    with pytest.raises(JaxpflError, match="unknown method 'adapd'"):
+        small("lr=.1", methods=("adapd",))
+    with pytest.raises(JaxpflError, match="named once"):
+        small("lr=.1", methods=("local", "local"))
+    with pytest.raises(JaxpflError, match="at least one method"):
+        small("lr=.1", methods=())
+
+
+def stored(folder: Path, definition: Definition) -> Path:
+    (folder / FILE).write_text(json.dumps(definition.to_json()))
+    return folder
+
+
+def test_what_is_stored_is_read(tmp_path: Path):
+    definition = small("lr=log:1e-3:1", "clients=10,20", "cohort=.5m,3", draws=4, search_seeds=1)
+    again = read(stored(tmp_path, definition))
+    assert again == definition
+    assert runs_of(again) == runs_of(definition)
+
+
+def test_a_damaged_definition_is_refused(tmp_path: Path):
+    (tmp_path / FILE).write_text('{"methods": ["local"]}')
+    with pytest.raises(JaxpflError, match=r"sweep\.json is damaged"):
+        read(tmp_path)
+
+
+def test_a_sweep_may_grow(tmp_path: Path):
+    old = small("lr=.1,1")
+    more = define(
+        ("local", "adaped", "fedavg"), dataclasses.replace(CONFIG, seeds=5, rounds=9), Grid((parse("lr=.1,1,2"),))
+    )
+    grown(old, more, tmp_path)
+    assert {run.id for run in runs_of(old)} < {run.id for run in runs_of(more)}
+
+
+@pytest.mark.parametrize(
+    ("new", "message"),
+    [
+        (small("lr=.1"), "grid lr without 1.0"),
+        (small("lr=.1,1", "clients=5"), "new axis clients"),
+        (small("adaped.c=1"), "grid without lr"),
+        (small("lr=.1,1", methods=("adaped",)), "methods without local"),
+        (small("lr=.1,1", select="none"), "select: validation -> none"),
+        (define(("local", "adaped"), RunConfig(rounds=5, seeds=2), Grid((parse("lr=.1,1"),))), "seeds: 3 -> 2"),
+        (define(("local", "adaped"), RunConfig(rounds=5, seeds=3, model="linear"), Grid((parse("lr=.1,1"),))), "model"),
+    ],
+)
+def test_another_sweep_is_refused(tmp_path: Path, new: Definition, message: str):
+    with pytest.raises(JaxpflError, match=message):
+        grown(small("lr=.1,1"), new, tmp_path)

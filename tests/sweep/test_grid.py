@@ -1,0 +1,86 @@
+"""Grids: their texts, their points, and draws that more draws do not change."""
+
+import numpy as np
+import pytest
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.sweep.grid import Axis, Grid, axis, parse
+
+
+@pytest.mark.parametrize(
+    ("text", "values"),
+    [
+        ("lr=.01,0.1,1", (0.01, 0.1, 1)),
+        ("lr=log:1e-3:1:4", (0.001, 0.01, 0.1, 1.0)),
+        ("clients=linear:10:50:5", (10, 20, 30, 40, 50)),
+        ("dropout=linear:0:1:3", (0.0, 0.5, 1.0)),
+        ("cohort=.1m,1m", (".1m", "1m")),
+        ("model=mlp:128,linear", ("mlp:128", "linear")),
+        ("standardize=true,false", (True, False)),
+    ],
+)
+def test_values_of_an_axis(text: str, values: tuple):
+    assert parse(text).values == values
+
+
+def test_a_range_has_ends_and_no_values():
+    assert parse("lr=log:1e-3:1") == Axis("lr", (), 0.001, 1.0, True)
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("lr", "NAME=VALUE"),
+        ("lr=", "NAME=VALUE"),
+        ("lr=.1,.1", "lr has the value 0.1 twice"),
+        ("lr=.1,,1", "must be numbers, names or switches"),
+        ("lr=log:0:1:3", "LOW > 0"),
+        ("lr=log:1:.1:3", "LOW < HIGH"),
+        ("lr=log:a:1:3", "even steps"),
+        ("lr=log:.1:1:1", "N between 2"),
+        ("lr=log:.1:1:3:4", "even steps"),
+        ("lr=1e400", "must be finite"),
+    ],
+)
+def test_another_form_is_refused(text: str, message: str):
+    with pytest.raises(JaxpflError, match=message):
+        parse(text)
+
+
+def test_points_are_the_product_without_other_methods_axes():
+    grid = Grid((parse("lr=.1,1"), parse("adaped.psi_init=1,2,3")))
+    assert len(grid.points()) == 6
+    assert grid.points(lambda name: name == "lr") == [{"lr": 0.1}, {"lr": 1}]
+
+
+@pytest.mark.parametrize("draw", ["sobol", "uniform"])
+def test_more_draws_keep_the_first(draw: str):
+    axes = parse("lr=log:1e-3:1"), parse("dropout=linear:0:1"), parse("seed_of=1,2")
+    few, many = (Grid(axes, draws, draw).points() for draws in (5, 12))
+    assert len(few) == 10
+    assert [p for p in few if p["seed_of"] == 1] == [p for p in many if p["seed_of"] == 1][:5]
+    rates = np.log10([p["lr"] for p in many])
+    assert (rates >= -3).all()
+    assert (rates <= 0).all()
+
+
+def test_sobol_points_fill_each_quarter():
+    rates = [p["lr"] for p in Grid((parse("lr=linear:0:4"),), 16).points()]
+    assert np.histogram(rates, bins=4, range=(0, 4))[0].tolist() == [4, 4, 4, 4]
+
+
+def test_a_grid_that_cannot_be_is_refused():
+    with pytest.raises(JaxpflError, match="lr is a range"):
+        Grid((parse("lr=log:.1:1"),))
+    with pytest.raises(JaxpflError, match="no axis is one"):
+        Grid((parse("lr=.1"),), draws=3)
+    with pytest.raises(JaxpflError, match="stands twice"):
+        Grid((parse("lr=.1"), parse("lr=.2")))
+    with pytest.raises(JaxpflError, match="unknown draw 'sobl'"):
+        Grid((parse("lr=log:.1:1"),), 3, "sobl")
+
+
+def test_values_of_a_file():
+    assert axis("lr", [0.1, 1]).values == (0.1, 1)
+    with pytest.raises(JaxpflError, match="numbers, names or switches"):
+        axis("lr", [[1]])  # type: ignore[list-item]
