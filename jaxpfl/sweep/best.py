@@ -31,8 +31,9 @@ def best_config(
     Raises:
       JaxpflError: for a setting that is neither a field of a run nor the method's.
     """
-    own = {} if rounds is None else {"rounds": rounds}
-    values = to_json(base) | own
+    values: dict[str, Any] = to_json(base)
+    if rounds is not None:
+        values["rounds"] = rounds
     entries = _entries(base.set, method)
     for axis, value in settings.items():
         table, dot, name = axis.partition(".")

@@ -71,8 +71,8 @@ def read_results(path: str | Path) -> pandas.DataFrame:
     return table
 
 
-def _mixed(column: pandas.Series) -> dict[str, Any]:
-    """The value behind each text of a column that mixes types; empty for a column of one type."""
+def _mixed(column: Any) -> dict[str, Any]:
+    """The value behind each text of a pandas column that mixes types; empty for a column of one type."""
     values = {_exact(value): value for value in column if not _missing(value)}
     if column.dtype != object or len({type(value) for value in values.values()}) < 2:
         return {}

@@ -1,0 +1,253 @@
+"""Tables of a sweep: on the terminal, in Markdown and in LaTeX."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
+
+from jaxpfl.errors import printable, unknown_name
+from jaxpfl.presentation import new_table, unmarked
+from jaxpfl.records import DONE, Value
+from jaxpfl.sweep.order import setting_key
+
+FORMS = ("md", "latex")
+MOST_ROWS = 40
+"""Rows beyond which the terminal shows the best settings only."""
+_MOST_METRICS = 6
+_MOST_NAMED = 3
+
+
+class Sheet(NamedTuple):
+    """A table as texts.
+
+    Attributes:
+      header: names of the columns.
+      rows: texts of the cells.
+      words: number of the first columns, which are words; the others are numbers.
+      bold: (row, column) of the cells in bold.
+      note: the meaning of the numbers, a sentence.
+    """
+
+    header: tuple[str, ...]
+    rows: list[tuple[str, ...]]
+    words: int
+    bold: frozenset[tuple[int, int]]
+    note: str
+
+
+def text_table(summary: Mapping[str, Any], form: str, *, every: bool = False) -> str:
+    """The best setting of each method, or every setting, as a Markdown table or a LaTeX tabular (booktabs).
+
+    Args:
+      summary: as `summarize` gives it.
+      form: one of `FORMS`.
+      every: a row for each setting; always so where nothing was selected.
+
+    Raises:
+      JaxpflError: for another form.
+    """
+    if form not in FORMS:
+        raise unknown_name("form of a table", form, FORMS)
+    sheet = rows_sheet(summary) if every or not summary["best"] else best_sheet(summary)
+    return _markdown(sheet) if form == "md" else _latex(sheet)
+
+
+def print_sweep(console: Any, summary: Mapping[str, Any], most: int = MOST_ROWS) -> None:
+    """Print the best setting of each method, the settings level with it, every setting, and those that are not done.
+
+    Args:
+      console: of rich.
+      summary: as `summarize` gives it.
+      most: settings beyond which they are not listed one by one.
+    """
+    rows, best = summary["rows"], summary["best"]
+    if best:
+        console.print(_rich(best_sheet(summary), "best setting of each method, chosen on validation examples"))
+        console.print()
+    if len(rows) <= most:
+        console.print(_rich(rows_sheet(summary), f"{len(rows)} setting{'s' * (len(rows) != 1)}"))
+        console.print()
+    for method, own in best.items():
+        if level := own["level_with"]:
+            named = "; ".join(setting_words(one, method) for one in level[:_MOST_NAMED])
+            more = f" and {len(level) - _MOST_NAMED} more" * (len(level) > _MOST_NAMED)
+            console.print(
+                _line(f"{method}: within one standard error of the chosen setting: {named}{more}"),
+                highlight=False,
+            )
+    for method, text in _not_done(rows):
+        console.print(_line(f"{method}: {text}"), highlight=False)
+    said = f"{len(rows)} settings" * (len(rows) > most)
+    said += ("; " if said else "") + f"{summary['programs']} program{'s' * (summary['programs'] != 1)}"
+    console.print(f"{said}, {_seconds(summary['seconds'])} s", highlight=False)
+
+
+def setting_words(settings: Mapping[str, Value], method: str = "") -> str:
+    """A setting in words, ``lr=0.1, psi_init=3.5``, with the method's own prefix left out."""
+    return ", ".join(f"{name.removeprefix(f'{method}.')}={value_words(value)}" for name, value in settings.items())
+
+
+def value_words(value: Value | None) -> str:
+    """A value as the command line takes it; a dash for none."""
+    if value is None:
+        return "-"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def best_sheet(summary: Mapping[str, Any]) -> Sheet:
+    """The best setting of each method, the highest test accuracy in bold."""
+    best, rows = summary["best"], []
+    for method, own in best.items():
+        chosen = own["settings"]
+        words = f"none: {own['reason']}" if chosen is None else setting_words(chosen, method) or "-"
+        seconds = sum(row["seconds"] for row in summary["rows"] if row["method"] == method)
+        rows.append(
+            (
+                method,
+                words,
+                _percent(own["validation_accuracy"]),
+                _spread(own["personalized_accuracy"]),
+                str(own["seeds"]),
+                str(own["tries"]),
+                _seconds(seconds),
+            )
+        )
+    means = [own["personalized_accuracy"]["mean"] for own in best.values()]
+    highest = max((mean for mean in means if mean is not None), default=None)
+    several = len(means) > 1
+    bold = {(i, 3) for i, mean in enumerate(means) if several and highest is not None and _same(mean, highest)}
+    note = "Accuracies in %, of personalised models, mean over clients and seeds"
+    note += " ± standard deviation over seeds" * any(own["seeds"] > 1 for own in best.values())
+    note += "; tries: settings that the choice was made of; sec: seconds of all their runs"
+    header = ("method", "setting", "validation", "test", "seeds", "tries", "sec")
+    return Sheet(header, rows, 2, frozenset(bold), f"{note}.")
+
+
+def rows_sheet(summary: Mapping[str, Any]) -> Sheet:
+    """A row for each setting, the chosen one of each method in bold."""
+    every = summary["rows"]
+    axes = list(dict.fromkeys(name for row in every for name in row["settings"]))
+    learned = any(row["personalized_accuracy"]["mean"] is not None for row in every)
+    learned |= bool(summary["best"])
+    metrics = [] if learned else list(dict.fromkeys(name for row in every for name in row["metrics"]))[:_MOST_METRICS]
+    chosen = {
+        (method, setting_key(own["settings"])) for method, own in summary["best"].items() if own["settings"] is not None
+    }
+    rows, bold = [], set()
+    for i, row in enumerate(every):
+        cells = [row["method"], *(value_words(row["settings"].get(name)) for name in axes)]
+        if learned:
+            cells += [_percent(row["validation_accuracy"]), _spread(row["personalized_accuracy"])]
+        cells += [_number(row["metrics"].get(name)) for name in metrics]
+        cells += [str(row["seeds"]), _seconds(row["seconds"]), row["status"]]
+        if (row["method"], setting_key(row["settings"])) in chosen:
+            bold |= {(i, column) for column in range(len(cells))}
+        rows.append(tuple(cells))
+    header = ("method", *axes, *("validation", "test") * learned, *metrics, "seeds", "sec", "status")
+    note = "Accuracies in %, mean over clients and seeds" if learned else "Means over seeds"
+    note += " ± standard deviation over seeds" * any(row["seeds"] > 1 for row in every)
+    note += "; bold: chosen on validation examples" * bool(chosen)
+    return Sheet(header, rows, 1, frozenset(bold), f"{note}.")
+
+
+def _line(text: str) -> str:
+    """A line as rich shows it, with no markup in it."""
+    from rich.markup import escape
+
+    return escape(printable(text, 2000))
+
+
+def _not_done(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
+    """For each method, status and reason: how many settings are not done, and the first of them."""
+    bad = [row for row in rows if row["status"] != DONE]
+    counts = Counter((row["method"], row["status"], row["reason"]) for row in bad)
+    said = []
+    for (method, status, reason), count in counts.items():
+        such = (row for row in bad if (row["method"], row["status"], row["reason"]) == (method, status, reason))
+        named = setting_words(next(such)["settings"], method)
+        first = f"{count} settings, the first {named}" if count > 1 else named or "its setting"
+        said.append((method, f"{first}: {status}{f' ({reason})' * bool(reason)}"))
+    return said
+
+
+def _rich(sheet: Sheet, title: str) -> Any:
+    table = new_table(title, sheet.note)
+    for i, name in enumerate(sheet.header):
+        setting = name == "setting"
+        side = "left" if i < sheet.words or name == "status" else "right"
+        style = "bold" if i == 0 else None
+        table.add_column(
+            unmarked(name), justify=side, style=style, no_wrap=not setting, overflow="fold", min_width=12 * setting
+        )
+    for i, row in enumerate(sheet.rows):
+        cells = (unmarked(cell) for cell in row)
+        table.add_row(*(f"[bold]{cell}[/]" if (i, j) in sheet.bold else cell for j, cell in enumerate(cells)))
+    return table
+
+
+def _markdown(sheet: Sheet) -> str:
+    def line(cells: Sequence[str]) -> str:
+        return f"| {' | '.join(cells)} |"
+
+    def cell(text: str) -> str:
+        text = printable(text, 300)
+        for mark in "\\|*_`[]<>":
+            text = text.replace(mark, f"\\{mark}")
+        return text
+
+    rules = ["---" if i < sheet.words or name == "status" else "---:" for i, name in enumerate(sheet.header)]
+    lines = [line([cell(name) for name in sheet.header]), line(rules)]
+    for i, row in enumerate(sheet.rows):
+        lines.append(line([f"**{cell(t)}**" if (i, j) in sheet.bold else cell(t) for j, t in enumerate(row)]))
+    return "\n".join([*lines, "", sheet.note])
+
+
+_LATEX = {
+    "\\": r"\textbackslash{}",
+    **{mark: f"\\{mark}" for mark in "&%$#_{}"},
+    "~": r"\textasciitilde{}",
+    "^": r"\textasciicircum{}",
+    "<": r"\textless{}",
+    ">": r"\textgreater{}",
+    "|": r"\textbar{}",
+    "±": r"$\pm$",
+}
+
+
+def _latex(sheet: Sheet) -> str:
+    def cell(text: str, bold: bool = False) -> str:
+        text = "".join(_LATEX.get(mark, mark) for mark in printable(text, 300))
+        return rf"\textbf{{{text}}}" if bold and text else text
+
+    sides = "".join("l" if i < sheet.words or name == "status" else "r" for i, name in enumerate(sheet.header))
+    lines = [f"% {sheet.note}", "% Needs booktabs.", rf"\begin{{tabular}}{{{sides}}}", r"\toprule"]
+    lines += [rf"{' & '.join(map(cell, sheet.header))} \\", r"\midrule"]
+    for i, row in enumerate(sheet.rows):
+        lines.append(rf"{' & '.join(cell(text, (i, j) in sheet.bold) for j, text in enumerate(row))} \\")
+    return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
+
+
+def _same(mean: float | None, highest: float) -> bool:
+    """True for means that the table does not tell apart."""
+    return mean is not None and _percent(mean) == _percent(highest)
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{100 * value:.2f}"
+
+
+def _spread(stats: Mapping[str, float | None]) -> str:
+    if stats["mean"] is None:
+        return "-"
+    return _percent(stats["mean"]) + ("" if stats["std"] is None else f" ± {_percent(stats['std'])}")
+
+
+def _number(stats: Mapping[str, float | None] | None) -> str:
+    if stats is None or stats["mean"] is None:
+        return "-"
+    return f"{stats['mean']:.4g}" + ("" if stats["std"] is None else f" ± {stats['std']:.2g}")
+
+
+def _seconds(seconds: float) -> str:
+    return f"{seconds:.{1 if seconds < 9.95 else 0}f}"
