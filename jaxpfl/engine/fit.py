@@ -40,6 +40,7 @@ class Fit(NamedTuple):
       unseen: ``scores`` of the unseen clients at the end, [S, u]; None if there are none.
       privacy: the releases of each run, [S] plans; None without privacy or without noise.
       caveats: weaknesses of that claim in these runs.
+      delta: of that claim, as ``privacy=PrivacyConfig(delta=...)`` named it; None if nothing did.
     """
 
     simulation: Simulation
@@ -51,26 +52,31 @@ class Fit(NamedTuple):
     unseen: Scores | None = None
     privacy: tuple[PrivacyPlan | None, ...] | None = None
     caveats: tuple[str, ...] = ()
+    delta: float | None = None
 
-    def statement(self, delta: float, run: int = 0, accountant: Accountant | None = None) -> Statement:
+    def statement(self, delta: float | None = None, run: int = 0, accountant: Accountant | None = None) -> Statement:
         """Privacy guarantee of a run: epsilon at this delta, with its assumptions.
 
         Rounds that ``simulation.advance`` has added since are counted too; another simulation cannot continue these
         runs unless told to (`Simulation.adopt`).
 
         Args:
-          delta: of the claim.
+          delta: of the claim; that of the PrivacyConfig unless given.
           run: the index among the S runs.
           accountant: "pld", or "rdp" as required for cohorts of fixed size; unless given the one that applies.
 
         Raises:
-          JaxpflError: for a run without privacy or without noise, and as `PrivacyPlan.epsilon`.
+          JaxpflError: for a run without privacy or without noise, for no delta, and as `PrivacyPlan.epsilon`.
         """
         if self.privacy is None:
             raise JaxpflError("nothing was private: give fit privacy=Mechanism(...), and a method that uploads")
         plan = self.privacy[run]
         if plan is None:
             raise Refusal.NO_NOISE.error()
+        if delta is None:
+            delta = self.delta
+        if delta is None:
+            raise JaxpflError("delta must be given: the run's privacy names none, as PrivacyConfig(delta=...) would")
         plan = dataclasses.replace(plan, rounds=max(plan.rounds, self.simulation.rounds_run))
         statement = plan.statement(delta, accountant or plan.default_accountant)
         noise = self.simulation.algorithm.noise
@@ -210,6 +216,7 @@ def fit(given: _Arguments) -> Fit:
         None if unseen is None else simulation.evaluate_unseen(state),
         released,
         () if assembled.mechanism is None or spec.warm_start is None else (GIVEN_START,),
+        given.privacy.delta if isinstance(given.privacy, PrivacyConfig) else None,
     )
 
 

@@ -11,7 +11,7 @@ from jaxpfl.algorithms.parts import private_em
 from jaxpfl.engine import accounted
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.participation import full, poisson, uniform
-from jaxpfl.privacy import Mechanism, noise, plan_of, private_sum
+from jaxpfl.privacy import Mechanism, PrivacyConfig, noise, plan_of, private_sum
 from jaxpfl.privacy.statement import CUT, GIVEN_START
 
 SETTING = {"model": "linear", "rounds": 2, "local_steps": 3, "batch_size": 5}
@@ -223,3 +223,14 @@ def test_noise_in_the_steps_of_a_narrow_model_is_refused(federation):
     )
     with pytest.raises(JaxpflError, match="per_step needs a model in float32, got bfloat16"):
         jaxpfl.fit("fedavg", federation, **SETTING | {"model": narrow}, privacy=Mechanism(1.0, noise="per_step"))
+
+
+def test_the_delta_of_a_config_is_that_of_its_statement(federation):
+    config = PrivacyConfig(epsilon=8.0, delta=DELTA)
+    result = jaxpfl.fit("fedavg", federation, **SETTING, privacy=config)
+    assert result.statement() == result.statement(DELTA)
+    assert result.statement().epsilon == pytest.approx(8.0, rel=0.01)
+    assert result.statement().epsilon <= 8.0
+    assert result.statement(1e-2).epsilon < result.statement().epsilon
+    with pytest.raises(JaxpflError, match="delta must be given"):
+        jaxpfl.fit("fedavg", federation, **SETTING, privacy=Mechanism(2.0)).statement()
