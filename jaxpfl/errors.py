@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import warnings
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 
 
 class JaxpflError(Exception):
@@ -20,6 +21,19 @@ class UnwritableError(JaxpflError):
 
 class OutOfMemoryError(JaxpflError):
     """A program that does not fit into memory. The message says what would need less."""
+
+
+@contextmanager
+def writing(path: object) -> Iterator[None]:
+    """Name the file or folder that the block cannot write.
+
+    Raises:
+      UnwritableError: for any OSError of the block, with its reason.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise UnwritableError(f"cannot write to {path}: {error.strerror or error}") from None
 
 
 class JaxpflWarning(UserWarning):

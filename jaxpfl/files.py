@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from jaxpfl import strict_json
-from jaxpfl.errors import JaxpflError, UnwritableError
+from jaxpfl.errors import JaxpflError, writing
 from jaxpfl.partial import partial
 
 
@@ -24,13 +24,10 @@ def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
     Raises:
       UnwritableError: as on a full disk.
     """
-    try:
-        with partial(path) as place, open(place, mode) as file:
-            yield file
-            file.flush()
-            os.fsync(file.fileno())
-    except OSError as error:
-        raise UnwritableError(f"cannot write to {path}: {error.strerror or error}") from None
+    with writing(path), partial(path) as place, open(place, mode) as file:
+        yield file
+        file.flush()
+        os.fsync(file.fileno())
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -81,17 +78,12 @@ class Records:
         """Append records, on disk when the call returns.
 
         Raises:
-          JaxpflError: if they cannot be written, for example on a full disk.
+          UnwritableError: as on a full disk.
         """
-        try:
-            with open(self.path, "a") as file:
-                file.writelines(json.dumps(jsonable(record)) + "\n" for record in records)
-                file.flush()
-                os.fsync(file.fileno())
-        except OSError as error:
-            raise JaxpflError(
-                f"cannot write to {self.path}: {error.strerror}; --resume continues from the last checkpoint"
-            ) from None
+        with writing(self.path), open(self.path, "a") as file:
+            file.writelines(json.dumps(jsonable(record)) + "\n" for record in records)
+            file.flush()
+            os.fsync(file.fileno())
 
     def read(self) -> list[dict[str, Any]]:
         """All complete lines; a last line truncated by a kill is left out.

@@ -11,7 +11,7 @@ from contextvars import ContextVar
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.errors import JaxpflError, UnwritableError, printable
+from jaxpfl.errors import JaxpflError, printable, writing
 from jaxpfl.partial import partial
 
 # The validated eight-slot categorical order of this project's plots; a method keeps its colour in every plot of a run.
@@ -137,11 +137,9 @@ def save_png(figure: Any, path: Path) -> Path:
       JaxpflError: the file cannot be written.
     """
     if not path.name or path.is_dir():
-        raise JaxpflError(f"{path}: cannot be written: it is a folder")
-    try:
+        raise JaxpflError(f"cannot write to {path}: it is a folder")
+    with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
         with partial(path) as place:
             figure.savefig(place, dpi=150, format="png", metadata={"Source": _SIGNATURE.get()})
-    except OSError as error:
-        raise UnwritableError(f"{path}: cannot be written: {error.strerror or error}") from error
     return path

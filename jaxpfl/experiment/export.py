@@ -11,7 +11,7 @@ import numpy as np
 
 from jaxpfl import __version__, checksums, data, files, trees
 from jaxpfl.engine.model_files import CLIENT_IDS, FORMAT, MANIFEST, no_client, write_npz
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, writing
 from jaxpfl.experiment.parameters import LastModels, Stack
 from jaxpfl.experiment.setup import Experiment
 from jaxpfl.experiment.stored_run import StoredRun, open_run
@@ -89,19 +89,16 @@ def export(
         if client_id not in known:
             raise no_client(client_id, known)
 
-    try:
-        with partial(output) as place:
-            place.mkdir(parents=True)
-            entries = {}
-            for name in methods:
-                progress(f"restoring {name}", 0, 0)
-                models = LastModels(stored, experiment, name, seed)
-                entries[name] = _write_method(place, name, models, wanted, progress)
-            manifest = files.jsonable(_manifest(stored, experiment, seed, entries))
-            files.write_json(place / MANIFEST, manifest)
-            checksums.write(place)
-    except OSError as error:
-        raise JaxpflError(f"cannot write to {output}: {error.strerror or error}") from None
+    with writing(output), partial(output) as place:
+        place.mkdir(parents=True)
+        entries = {}
+        for name in methods:
+            progress(f"restoring {name}", 0, 0)
+            models = LastModels(stored, experiment, name, seed)
+            entries[name] = _write_method(place, name, models, wanted, progress)
+        manifest = files.jsonable(_manifest(stored, experiment, seed, entries))
+        files.write_json(place / MANIFEST, manifest)
+        checksums.write(place)
     return output, manifest
 
 

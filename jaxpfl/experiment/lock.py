@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from jaxpfl.errors import JaxpflError, warn
+from jaxpfl.errors import JaxpflError, warn, writing
 
 try:
     import fcntl
@@ -35,11 +35,9 @@ def held(folder: Path) -> Iterator[None]:
       JaxpflError: if another process holds it, or it cannot be created.
     """
     made = not folder.exists()
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = _lock(folder)
-    except OSError as error:
-        raise JaxpflError(f"cannot write to {folder}: {error.strerror}") from None
     try:
         yield
     finally:

@@ -23,7 +23,7 @@ import numpy as np
 from jaxpfl import __version__, files
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.assemble import milestones
-from jaxpfl.errors import JaxpflError, UnwritableError
+from jaxpfl.errors import JaxpflError, UnwritableError, writing
 from jaxpfl.experiment import graph_file, results, secret_noise, uplink
 from jaxpfl.experiment.ahead import Ahead
 from jaxpfl.experiment.checkpoint import Checkpoints
@@ -103,14 +103,12 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
             allowed.append(f"methods added: {', '.join(added)}")
         if allowed:  # what is there is no longer the summary of this config
             (folder / "summary.json").unlink(missing_ok=True)
-    try:
+    with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         files.write_json(stored, new)
         (folder / "methods").mkdir(exist_ok=True)
         if experiment.graph is not None:
             graph_file.write(folder / GRAPH, experiment.graph, np.asarray(experiment.federation.client_ids))
-    except OSError as error:
-        raise JaxpflError(f"cannot write to {folder}: {error.strerror}") from None
     return allowed
 
 

@@ -122,7 +122,7 @@ Z = ("--noise-multiplier", "2")
         (("noise", "--epsilon", "1e6", *RUN), "epsilon must be at most 200, got 1e+06"),
         (("noise", "--epsilon", "1", *RUN, "--accountant", "x"), "--accountant must be pld, rdp or paper, got 'x'"),
         (("curve", *Z, *RUN, "--points", "0"), "points must be a whole number of at least 1, got 0"),
-        (("curve", *Z, *RUN, "--points", "1", "--plot", "/proc/none/a.png"), "/proc/none/a.png: cannot be written"),
+        (("curve", *Z, *RUN, "--points", "1", "--plot", "/proc/none/a.png"), "cannot write to /proc/none/a.png"),
         (("paper", "--clients", "40", *PAPER), "clients_per_round must be at most 40, got 50"),
         (("paper", "--clients", "50", *PAPER, "--tau", "7"), "steps must be a multiple of tau (7), got 3000"),
         (("paper", "--clients", "50", *PAPER, "--tau", "0"), "tau must be a whole number of at least 1, got 0"),

@@ -44,10 +44,10 @@ def test_many_clients_are_sorted_by_their_most_frequent_class() -> None:
 
 def test_a_file_that_cannot_be_written_and_no_matplotlib(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
-    with pytest.raises(JaxpflError, match=r"file/a.png: cannot be written"):
+    with pytest.raises(JaxpflError, match=r"cannot write to .*file/a.png"):
         plot_split(counts_of(3, 2), tmp_path / "file" / "a.png")
     (tmp_path / "folder").mkdir()
-    with pytest.raises(JaxpflError, match="folder: cannot be written"):
+    with pytest.raises(JaxpflError, match=r"cannot write to .*folder: it is a folder"):
         plot_split(counts_of(3, 2), tmp_path / "folder")
     assert {path.name for path in tmp_path.iterdir()} == {"file", "folder"}  # nothing half-written beside them
     script = """
