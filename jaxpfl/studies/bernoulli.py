@@ -16,7 +16,7 @@ from jaxpfl.estimators import bernoulli_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator
 from jaxpfl.estimators.bernoulli_closed_form import Population
 from jaxpfl.studies import probability_priors as priors
-from jaxpfl.studies.own_data.options import OwnClients
+from jaxpfl.studies.own_data.options import OwnClients, own_or_simulated
 from jaxpfl.studies.probability_priors import ProbabilityPrior
 from jaxpfl.studies.repetitions import mean_square, repeat, report
 from jaxpfl.studies.report import estimator_table
@@ -188,13 +188,4 @@ def _plots(folder: Path, given: BernoulliSettings) -> list[Path]:
     return bernoulli_sweeps.write_plots(folder, given)
 
 
-def _results(given: BernoulliSettings, options: BernoulliOptions) -> Results:
-    if options.csv is not None:
-        from jaxpfl.studies.own_data import bernoulli as own
-
-        return own.results(options.csv, given, options)
-    options.refuse_without_file()
-    return simulated(given)
-
-
-STUDY = Study(BernoulliSettings, _results, BernoulliOptions)
+STUDY = Study(BernoulliSettings, own_or_simulated("bernoulli", simulated), BernoulliOptions)

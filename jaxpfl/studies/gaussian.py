@@ -17,7 +17,7 @@ from jaxpfl.estimators.release import EXACT, Release
 from jaxpfl.privacy import discrete_gaussian
 from jaxpfl.privacy import local_dp as local
 from jaxpfl.studies.gaussian_settings import GaussianPopulation, GaussianSettings
-from jaxpfl.studies.own_data.options import OwnClients
+from jaxpfl.studies.own_data.options import OwnClients, own_or_simulated
 from jaxpfl.studies.repetitions import mean_square, repeat, report
 from jaxpfl.studies.report import estimator_table
 from jaxpfl.studies.settings import senders
@@ -226,13 +226,4 @@ def _plots(folder: Path, given: GaussianSettings) -> list[Path]:
     return gaussian_sweeps.write_plots(folder, given)
 
 
-def _results(given: GaussianSettings, options: GaussianOptions) -> Results:
-    if options.csv is not None:
-        from jaxpfl.studies.own_data import gaussian as own
-
-        return own.results(options.csv, given, options)
-    options.refuse_without_file()
-    return simulated(given)
-
-
-STUDY = Study(GaussianSettings, _results, GaussianOptions)
+STUDY = Study(GaussianSettings, own_or_simulated("gaussian", simulated), GaussianOptions)

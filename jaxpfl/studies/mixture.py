@@ -18,7 +18,7 @@ from jaxpfl.estimators.base import Estimator
 from jaxpfl.estimators.release import Release
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.privacy import local_dp as local
-from jaxpfl.studies.own_data.options import OwnFile
+from jaxpfl.studies.own_data.options import OwnFile, own_or_simulated
 from jaxpfl.studies.plots import Curve, write_curves
 from jaxpfl.studies.repetitions import gain, mean_square, measure, repeat
 from jaxpfl.studies.report import estimator_table
@@ -265,13 +265,4 @@ class MixtureOptions(OwnFile):
     number of kinds that EM fits."""
 
 
-def _results(given: MixtureSettings, options: MixtureOptions) -> Results:
-    if options.csv is not None:
-        from jaxpfl.studies.own_data import mixture as own
-
-        return own.results(options.csv, given, options)
-    options.refuse_without_file()
-    return simulated(given)
-
-
-STUDY = Study(MixtureSettings, _results, MixtureOptions)
+STUDY = Study(MixtureSettings, own_or_simulated("mixture", simulated), MixtureOptions)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import importlib
+from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
+from typing import Any
 
 from jaxpfl.errors import JaxpflError
 from jaxpfl.studies.own_data.csv_columns import CsvLayout
 from jaxpfl.studies.settings import refuse_given
-from jaxpfl.studies.study import Options
+from jaxpfl.studies.study import Options, Results
 
 LEVEL = 0.95
 """Level of intervals, unless another is asked for."""
@@ -47,3 +50,21 @@ class OwnClients(OwnFile):
         super().refuse_without_file()
         if self.level != LEVEL:
             raise JaxpflError(f"level is of the intervals of --csv, and there is none, got {self.level}")
+
+
+def own_or_simulated(name: str, simulated: Callable[[Any], Results]) -> Callable[[Any, OwnFile], Results]:
+    """Results of a study on the clients of a file where its options name one, else on simulated clients.
+
+    Args:
+      name: of the study, and of its module in `own_data`.
+      simulated: ``settings -> Results``.
+    """
+
+    def results(given: Any, options: OwnFile) -> Results:
+        if options.csv is not None:
+            own = importlib.import_module(f"jaxpfl.studies.own_data.{name}")
+            return own.results(options.csv, given, options)
+        options.refuse_without_file()
+        return simulated(given)
+
+    return results
