@@ -21,11 +21,6 @@ def floats(numbers: np.ndarray) -> np.ndarray:
     return fixed(np.ascontiguousarray(numbers, np.float32).view(np.uint32), FLOAT)
 
 
-def packed(bits: np.ndarray) -> bytes:
-    """Bits as bytes, eight to a byte, the last one padded with zeros."""
-    return np.packbits(bits).tobytes()
-
-
 class Reader:
     """Reader of a bit string, from left to right.
 

@@ -94,18 +94,6 @@ def global_mean(clients: Scalar, s2: Scalar, st2: Scalar, sq2: Scalar = 0.0) -> 
     return personalized(clients, s2, st2, sq2, a=0.0)
 
 
-def james_stein(clients: Scalar, s2: Scalar, st2: Scalar, dim: int = 1) -> Array:
-    r"""Error of the James-Stein estimator towards the mean of all, with a factor that may be negative:
-
-    .. math:: s^2 - \frac{(m-1) d - 2}{m d} \frac{s^4}{s^2 + st^2}
-
-    averaged over the population (Efron and Morris 1973). Flooring the factor at zero can only lower it.
-    """
-    free = (clients - 1) * dim
-    total = jnp.asarray(s2 + st2)
-    return s2 - (free - 2) / (clients * dim) * s2**2 / jnp.where(total > 0, total, 1)
-
-
 def bound_known_mean(s2: Scalar, st2: Scalar) -> Array:
     """Lower bound for every estimator that knows mu, the posterior variance ``st2 s2 / (st2 + s2)``.
 

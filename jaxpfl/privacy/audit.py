@@ -14,7 +14,6 @@ Reference: Jagielski, Ullman and Oprea 2020, "Auditing Differentially Private Ma
 
 from __future__ import annotations
 
-import math
 from typing import NamedTuple
 
 import numpy as np
@@ -63,7 +62,7 @@ def epsilon_lower_bound(
       JaxpflError: for fewer than 4 worlds of a kind, scores that are not finite, a delta outside [0, 1), or a
         confidence outside (0, 1).
     """
-    present, absent = _scores("with_canary", with_canary, 2), _scores("without_canary", without_canary, 2)
+    present, absent = _scores("with_canary", with_canary), _scores("without_canary", without_canary)
     if present.shape[1] != absent.shape[1]:
         raise JaxpflError(f"each world must have as many scores, got {present.shape[1]} and {absent.shape[1]}")
     if not 0 <= delta < 1:
@@ -83,49 +82,14 @@ def epsilon_lower_bound(
     return EpsilonBound(max(0.0, bound), delta, confidence, max(0.0, best), statistic)
 
 
-def gaussian_estimate(
-    with_canary: ArrayLike, without_canary: ArrayLike, *, delta: float, confidence: float = 0.95
-) -> float:
-    r"""Estimate of epsilon from the scores' means and standard deviations; NOT a rigorous bound.
-
-    It assumes two normal distributions of equal variance, as under full participation with fixed clipping, for which it
-    is far sharper than `epsilon_lower_bound`; otherwise (sampling, rare failures) it may be too high or too low. With
-    :math:`\hat\mu` the difference of the means over the pooled standard deviation, the result is epsilon of
-    :math:`\mu`-Gaussian DP at :math:`\hat\mu - z_{confidence}` standard errors:
-
-    .. math:: s_\mu^2 = \frac1{K_1} + \frac1{K_0} + \frac{\hat\mu^2}{2 (K_1 + K_0 - 2)}
-
-    Args:
-      with_canary, without_canary: scores of independent worlds, [K] each.
-      delta: of the claim that is audited, in (0, 1).
-      confidence: one-sided, if the scores are normal.
-
-    Raises:
-      JaxpflError: as in `epsilon_lower_bound`.
-    """
-    from dp_accounting import get_epsilon_gaussian
-    from scipy.special import ndtri
-
-    present, absent = _scores("with_canary", with_canary), _scores("without_canary", without_canary)
-    checks.probability("delta", delta)
-    checks.probability("confidence", confidence)
-    k1, k0 = len(present), len(absent)
-    variance = ((k1 - 1) * present.var(ddof=1) + (k0 - 1) * absent.var(ddof=1)) / (k1 + k0 - 2)
-    if variance == 0:
-        raise JaxpflError("the scores have no variance: there is no noise to estimate")
-    mu = (present.mean() - absent.mean()) / math.sqrt(variance)
-    mu -= ndtri(confidence) * math.sqrt(1 / k1 + 1 / k0 + mu**2 / (2 * (k1 + k0 - 2)))
-    return float(get_epsilon_gaussian(1 / mu, delta)) if mu > 0 else 0.0
-
-
-def _scores(name: str, scores: ArrayLike, most: int = 1) -> np.ndarray:
-    """The scores in float64; as columns if several per world are allowed."""
+def _scores(name: str, scores: ArrayLike) -> np.ndarray:
+    """The scores in float64, a column for each statistic of a world."""
     scores = np.asarray(scores, np.float64)
-    if not 1 <= scores.ndim <= most or len(scores) < 4:
+    if not 1 <= scores.ndim <= 2 or len(scores) < 4:
         raise JaxpflError(f"{name} must be a vector of at least 4 scores, got shape {scores.shape}")
     if not np.isfinite(scores).all():
         raise JaxpflError(f"{name} must be finite, got {np.count_nonzero(~np.isfinite(scores))} scores that are not")
-    return scores.reshape(len(scores), -1) if most == 2 else scores
+    return scores.reshape(len(scores), -1)
 
 
 def _above(scores: np.ndarray, thresholds: np.ndarray) -> np.ndarray:

@@ -136,10 +136,6 @@ def test_a_message_cut_short_is_refused(d: int):
                 decode(message[: len(message) - cut], d)
 
 
-def test_bytes_on_the_wire():
-    assert bits.packed(np.array([1, 0, 0, 0, 0, 0, 0, 1, 1], np.uint8)) == bytes([0x81, 0x80])
-
-
 @pytest.mark.parametrize("bad", [0, -3, 2**31])
 def test_integers_without_a_code_are_refused(bad: int):
     with pytest.raises(JaxpflError, match=rf"from 1 to 2147483647, got {bad}$"):

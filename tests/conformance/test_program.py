@@ -9,7 +9,7 @@ import pytest
 from problem import outcome, simulate
 
 from jaxpfl import ExecutionPlan
-from jaxpfl.algorithms.parts.hyper import with_rate
+from jaxpfl.algorithms.parts.hyper import rates
 from jaxpfl.privacy import PrivateHyper
 
 
@@ -94,9 +94,10 @@ def test_bytes_are_those_of_what_is_exchanged(method, federation):
 
 def test_a_diverging_rate_is_counted_and_survived(method, federation):
     # At 1e38 uploads may be finite and their sum not. A run for each rate, in one program.
-    rates = np.array([1e30, 1e36, 1e38])
+    too_high = np.array([1e30, 1e36, 1e38])
     inside = isinstance(method.hyper, PrivateHyper)
-    hyper = with_rate(method.hyper.method if inside else method.hyper, rates)
+    own = method.hyper.method if inside else method.hyper
+    hyper = own.replace(**dict.fromkeys(rates(own), too_high))
     hot = method._replace(hyper=method.hyper.replace(method=hyper) if inside else hyper)
     result = outcome(simulate(hot, federation, cohort=None), 3, (0, 1, 2))
     assert (result["state"].diverged > 0).any(axis=1).all()

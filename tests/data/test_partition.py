@@ -11,12 +11,18 @@ from hypothesis import strategies as st
 
 from jaxpfl.data import Source, federate, partitioner, stack_clients
 from jaxpfl.data.federate import hold_out
-from jaxpfl.data.partition.classes import _deal_greedily, classes_per_client, deal_classes, iid
+from jaxpfl.data.partition.classes import _deal_greedily, deal_classes, iid, present_classes, split_by_class
 from jaxpfl.data.partition.registry import PartitionOptions
 from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Federation
 
 SETTINGS = settings(max_examples=60, deadline=None, derandomize=True)
+
+
+def classes_per_client(labels: np.ndarray, m: int, k: int, num_classes: int, rng: np.random.Generator) -> list:
+    """The examples of every client with k classes, as the partition of that name deals them."""
+    held = deal_classes(present_classes(labels, num_classes), m, k, rng)
+    return split_by_class(labels, held, rng)
 
 
 def check_hands(held: np.ndarray, num_classes: int, k: int) -> None:

@@ -22,8 +22,10 @@ def small(seed: int = 0, n: int = 60, d: int = 30, k: int = 3, m: int = 40, alph
 
 
 def users_of(counts: np.ndarray, block: int = 16) -> histogram.Users:
-    """In blocks of which the last is not full."""
-    return histogram.from_dense(counts, block)
+    """From dense counts [n, d], in blocks of which the last is not full."""
+    rows, indices = np.nonzero(counts)
+    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(counts)))])
+    return histogram.from_sparse(indptr, indices, counts[rows, indices], counts.shape[1], block)
 
 
 def floored(p: np.ndarray, s: float = FLOOR) -> np.ndarray:

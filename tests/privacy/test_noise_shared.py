@@ -211,7 +211,8 @@ def test_steps_of_lloyds_algorithm(drawn):
 @pytest.mark.slow
 def test_rounds_of_histograms(drawn):
     """The mean, DimRed's moment, and every round, of all methods of the study under one key."""
-    users = histogram.from_dense(np.random.default_rng(0).integers(0, 9, (12, 20)))
+    counts = np.random.default_rng(0).integers(1, 9, (12, 20))
+    users = histogram.from_sparse(np.arange(0, 241, 20), np.tile(np.arange(20), 12), counts.ravel(), 20)
     given = HistogramSettings(tokens=20, candidates=10, kept_tokens=5, private_rounds=3)
     choices = {name: histogram_private_methods.Choice(2, 3, 0.3, 0.5) for name in histogram_private_methods.METHODS}
     noise = histogram_private_methods.Noise(1.0, 0.5, 1.0)
@@ -223,7 +224,8 @@ def test_rounds_of_histograms(drawn):
 @pytest.mark.slow
 @pytest.mark.parametrize("fault", ["noisy", "noisy_sums", "centering"])
 def test_one_key_in_all_rounds_of_histograms_is_seen(monkeypatch, fault):
-    users = histogram.from_dense(np.random.default_rng(0).integers(0, 9, (12, 20)))
+    counts = np.random.default_rng(0).integers(1, 9, (12, 20))
+    users = histogram.from_sparse(np.arange(0, 241, 20), np.tile(np.arange(20), 12), counts.ravel(), 20)
     key, start = jax.random.key(1), jnp.full((2, 20), 0.05)
     first = histogram_private.Release(jnp.ones((1, 20)), jnp.ones(1))
     how = {"radius": 0.3, "noise": 1.0, "first_noise": 1.0, "floor": 1e-4}

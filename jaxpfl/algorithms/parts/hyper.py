@@ -116,13 +116,3 @@ def _leaf(name: str, value: Any, field: dataclasses.Field[Any]) -> Any:
 def rates(hp: Any) -> list[str]:
     """Names of the fields that ``--lr`` and ``fit(lr=)`` set."""
     return [field.name for field in dataclasses.fields(hp) if field.metadata["is_rate"]]
-
-
-def with_rate(hp: H, lr: Any) -> H:
-    """Hyper-parameters with every learning rate set to ``lr``, a number or one for each run of a sweep."""
-    return dataclasses.replace(hp, **dict.fromkeys(rates(hp), lr))  # type: ignore[type-var]
-
-
-def with_server_rate(hp: H, lr: float) -> H:
-    """Hyper-parameters with the server's learning rate set to ``lr``; unchanged where there is none."""
-    return dataclasses.replace(hp, server_lr=lr) if hasattr(hp, "server_lr") else hp  # type: ignore[type-var]

@@ -27,27 +27,6 @@ def iid(labels: np.ndarray, m: int, rng: np.random.Generator) -> list[Indices]:
     return list(np.array_split(rng.permutation(len(labels)), m))
 
 
-def classes_per_client(labels: np.ndarray, m: int, k: int, num_classes: int, rng: np.random.Generator) -> list[Indices]:
-    """Deal exactly k distinct classes to every client; all examples are used.
-
-    Each class is held by a nearly equal number of clients (counts differ by at most 1), and its examples are
-    split evenly (sizes differ by at most 1) and disjointly among them.
-
-    Args:
-      labels: [N] in 0 .. num_classes - 1. Classes without examples are not dealt.
-      m: clients.
-      k: classes of each client.
-      num_classes: the number of classes.
-      rng: the generator.
-
-    Raises:
-      JaxpflError: if k is not in 1 .. the number of classes, m * k slots cannot hold all classes, or a class has fewer
-        examples than holders.
-    """
-    held = deal_classes(present_classes(labels, num_classes), m, k, rng)
-    return split_by_class(labels, held, rng)
-
-
 def deal_classes(classes: np.ndarray, m: int, k: int, rng: np.random.Generator) -> np.ndarray:
     """Classes of each client: [m, k], distinct within a row, each class in nearly equally many rows.
 

@@ -100,13 +100,6 @@ def from_sparse(indptr: np.ndarray, indices: np.ndarray, counts: np.ndarray, tok
     return Users(jnp.asarray(place), jnp.asarray(count), jnp.asarray(size.reshape(ids.shape)), jnp.asarray(ids), tokens)
 
 
-def from_dense(counts: np.ndarray, block: int = BLOCK) -> Users:
-    """Users from dense counts [n, d]."""
-    rows, indices = np.nonzero(counts)
-    indptr = np.concatenate([[0], np.cumsum(np.bincount(rows, minlength=len(counts)))])
-    return from_sparse(indptr, indices, counts[rows, indices], counts.shape[1], block)
-
-
 def in_blocks(values: np.ndarray, users: Users, fill: Any = 0) -> Array:
     """One value (or row) per user, [n, ...], arranged in the users' blocks: [b, c, ...]."""
     blocks, block = users.size.shape
