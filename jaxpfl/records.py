@@ -43,7 +43,7 @@ class Record:
       rounds: rounds that were run.
       metrics: the results by name, such as ``validation_accuracy`` and ``personalized_accuracy``; None for one that
         there is not.
-      seconds: of the program that it was a row of, divided by the rows.
+      seconds: of the program that it was a row of, compiling left out, divided by the rows.
       group: name of that program.
     """
 

@@ -20,6 +20,7 @@ from jaxpfl.errors import JaxpflError, JaxpflWarning, printable, unknown_name
 from jaxpfl.experiment import compile_cache
 
 DESCRIPTION = "Personalized federated learning, every round one compiled JAX program."
+SWEEP = "Train methods over a grid of settings, choose on validation examples, and report on test."
 BENCH = "Measure speed against peers and against the machine: jaxpfl bench NAME; without a name, lists them."
 GROUPS: dict[str, str] = {
     "estimate": "Estimate clients' parameters together: jaxpfl estimate NAME; simulated, or on data of your own.",
@@ -79,7 +80,10 @@ def _dispatch(args: list[str]) -> None:
         group = importlib.import_module(f"jaxpfl.cli.{args[0]}")
         _choose(group.commands(args[1:]), f"jaxpfl {args[0]}", GROUPS[args[0]], args[1:])
         return
-    _choose(training.commands(args), "jaxpfl", DESCRIPTION, args, others={**GROUPS, "bench": BENCH})
+    if args[:1] == ["sweep"]:
+        _choose(importlib.import_module("jaxpfl.cli.sweep").commands(args), "jaxpfl", DESCRIPTION, args)
+        return
+    _choose(training.commands(args), "jaxpfl", DESCRIPTION, args, others={"sweep": SWEEP, **GROUPS, "bench": BENCH})
 
 
 @contextmanager

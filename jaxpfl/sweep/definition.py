@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import algorithms, files
+from jaxpfl.algorithms import Method
+from jaxpfl.engine.assembly import hyper_of
+from jaxpfl.engine.spec import Training
 from jaxpfl.errors import JaxpflError, shown, unknown_name
-from jaxpfl.experiment.config import RunConfig, differences, resolve, to_json
+from jaxpfl.experiment.config import RunConfig, differences, resolve, spec_for, to_json
 from jaxpfl.experiment.config_file import from_mapping
-from jaxpfl.settings import COUNT, Range, check, setting
-from jaxpfl.sweep.axes import named
+from jaxpfl.settings import COUNT, Range, check, is_default, setting
+from jaxpfl.sweep.axes import applied, concerns, named
 from jaxpfl.sweep.grid import Axis, Grid
 
 FILE = "sweep.json"
@@ -110,6 +113,9 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
             raise JaxpflError(f"each method can be named once, got {', '.join(methods)}")
     search = search or Search()
     check(search)
+    for name in ("eval_every", "checkpoint_every"):
+        if not is_default(config, name):
+            raise JaxpflError(f"{name} is of no use in a sweep: it scores each run at its end, and records it then")
     if search.select not in SELECTIONS:
         raise unknown_name("select", search.select, SELECTIONS)
     if search.budget not in BUDGETS:
@@ -131,7 +137,23 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
     found = Definition(tuple(methods), config, grid, search)
     if (search.search_seeds or 1) > len(found.seeds):
         raise JaxpflError(f"search_seeds must be at most the {len(found.seeds)} seeds, got {search.search_seeds}")
+    for name in methods:
+        _check_values(found, algorithms.get(name))
     return found
+
+
+def _check_values(definition: Definition, method: Method) -> None:
+    """Refuse values that are outside their setting's range in any run."""
+    for axis in definition.grid.axes:
+        if concerns(axis.name, method):
+            for value in axis.values or (axis.low, axis.high):
+                config = applied(definition.config, {axis.name: value})
+                if axis.name.startswith("privacy."):
+                    check(config.privacy)
+                    continue  # the others of its table may be axes too
+                config = resolve(config)
+                model = Training.model if config.model is None else config.model
+                hyper_of(spec_for(dataclasses.replace(config, model=model), method.name, definition.methods))
 
 
 def read(folder: Path) -> Definition:

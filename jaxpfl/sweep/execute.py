@@ -84,6 +84,11 @@ class Prepared(NamedTuple):
         """Rounds of each run."""
         return require(self.experiment.config.rounds)
 
+    @property
+    def validates(self) -> bool:
+        """True if there are validation examples."""
+        return bool(self.experiment.federation.validation.mask.shape[1])
+
     def simulation(self, rows: slice) -> Simulation:
         """The programs of some of the rows."""
         return _stacked(self.runs[rows]).simulation()
@@ -212,8 +217,10 @@ def _run(ready: Prepared, chunk: slice, reporter: Reporter, stopped: Callable[[]
     """Records of some rows; None if they were given up."""
     runs = ready.group.runs[chunk]
     began = time.perf_counter()
-    simulation = ready.simulation(chunk)
-    state = simulation.init([run.seed for run in runs])
+    simulation, seeds = ready.simulation(chunk), [run.seed for run in runs]
+    simulation.compile(seeds, *(("test", "validation") if ready.validates else ("test",)))
+    compiling, began = time.perf_counter() - began, time.perf_counter()
+    state = simulation.init(seeds)
     pace, done = Pace(ready.experiment.config.plan.rounds_per_call), 0
     reporter.start(ready.group.name, len(runs), ready.rounds)
     loss = np.full(len(runs), np.nan)
@@ -228,6 +235,7 @@ def _run(ready: Prepared, chunk: slice, reporter: Reporter, stopped: Callable[[]
     scores = measured(ready, simulation, state, loss)
     for row, run in zip(scores, ready.runs[chunk], strict=True):
         claim = protection_of(run, ready.experiment.caveats)
+        row["compile_seconds"] = compiling / len(runs)
         if claim is not None:
             row["epsilon"] = None if claim.statement is None else claim.statement.epsilon
     seconds = (time.perf_counter() - began) / len(runs)
@@ -254,7 +262,7 @@ def measured(
     """
     scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
     validation = None
-    if ready.experiment.federation.validation.mask.shape[1]:
+    if ready.validates:
         validation = jax.tree.map(np.asarray, dict(simulation.evaluate(state, "validation")["after"]))
     counts = jax.tree.map(np.asarray, simulation.trim(state).counts)
     gradients = simulation.gradients(state)

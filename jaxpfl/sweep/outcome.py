@@ -3,12 +3,18 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxpfl import __version__, files
+from jaxpfl.records import Record, Value
+from jaxpfl.sweep.best import best_config, write_best
+from jaxpfl.sweep.parquet import write_results
 from jaxpfl.sweep.selection import select
 from jaxpfl.sweep.summary import summarize
 from jaxpfl.sweep.sweep import SUMMARY, Sweep
+
+RESULTS, BEST = "results.parquet", "best"
 
 
 def finish(sweep: Sweep) -> dict[str, Any]:
@@ -21,8 +27,21 @@ def finish(sweep: Sweep) -> dict[str, Any]:
     records = sweep.in_order(sweep.journal().read())
     chosen = select(records, definition.searched) if definition.search.select == "validation" else {}
     groups = {record.group for record in records if record.rounds}
-    seconds = math.fsum(record.seconds for record in records)
+    seconds = math.fsum(one.seconds + (one.metrics.get("compile_seconds") or 0.0) for one in records)
     summary = summarize(records, chosen, seeds=definition.searched, programs=len(groups), seconds=seconds)
+    write_results(sweep.folder / RESULTS, records)
+    for method, choice in chosen.items():
+        if choice.settings is not None:
+            write_best(sweep.folder / BEST, method, _config(sweep, method, choice.settings, records))
     summary |= {"run_dir": str(sweep.folder), "version": __version__}
     files.write_json(sweep.folder / SUMMARY, summary)
     return summary
+
+
+def _config(sweep: Sweep, method: str, settings: Mapping[str, Value], records: Sequence[Record]) -> str:
+    """The chosen setting's run as a config file, shares of the clients and the rounds as numbers."""
+    ran = next(r for r in records if r.method == method and r.settings == settings and r.rounds)
+    share = isinstance(settings.get("cohort"), str)
+    counts: dict[str, Value] = {"cohort": int(ran.metrics["cohort_size"] or 0)} if share else {}
+    note = f"chosen for {method} on validation examples, jaxpfl {__version__}"
+    return best_config(sweep.definition.config, method, {**settings, **counts}, ran.rounds, note)

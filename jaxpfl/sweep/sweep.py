@@ -19,7 +19,7 @@ from jaxpfl import __version__, data, files
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.config import resolve
 from jaxpfl.experiment.setup import checksum
-from jaxpfl.records import DIVERGED, DONE, FAILED, Journal, Record
+from jaxpfl.records import DIVERGED, DONE, FAILED, Journal, Record, Value
 from jaxpfl.sweep import definition as definitions
 from jaxpfl.sweep.definition import FILE, Definition
 from jaxpfl.sweep.execute import Data, Prepared, Reporter, prepared, run_group
@@ -28,6 +28,7 @@ from jaxpfl.sweep.plan import Group, Run, groups_of, runs_of
 from jaxpfl.sweep.selection import select
 
 SUMMARY = "summary.json"
+_FIRST = 8  # groups that are tried before the folder is made
 
 
 class Sweep:
@@ -69,6 +70,7 @@ class Sweep:
         if not stored.exists() and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
             raise JaxpflError(f"{folder} is not empty and holds no sweep: choose another --output")
         sweep = cls(folder, definition)
+        sweep.check_runs()
         if resume:
             definitions.grown(definitions.read(folder), definition, folder)
             sweep.check_data()
@@ -77,6 +79,27 @@ class Sweep:
         versions = {"jaxpfl": __version__, "jax": jax.__version__, "platform": jax.default_backend()}
         files.write_json(stored, definition.to_json() | {"data": sweep._checksums(), "versions": versions})
         return sweep
+
+    def check_runs(self) -> None:
+        """Refuse a sweep none of whose first groups can run, or that names what there is not, before it begins.
+
+        Raises:
+          JaxpflError: the reason of the first group, or of the first with such a name.
+        """
+        groups, first = self.groups, None
+        for group in groups[:_FIRST]:
+            try:
+                prepared(group, self._data)
+            except JaxpflError as error:
+                first = first or error
+            else:
+                break
+        else:
+            if first is not None:
+                raise first
+        named = {(name, value): group for group in groups for name, value in group.static.items() if _is_name(value)}
+        for group in {group.name: group for group in named.values()}.values():
+            prepared(group, self._data)
 
     def check_data(self) -> None:
         """Refuse data sets that are not those that the sweep began with.
@@ -182,11 +205,14 @@ def _compiled(group: Group, loaded: Data) -> Prepared:
     ready = prepared(group, loaded)
     with suppress(Exception):
         simulation = ready.simulation(slice(None))
-        splits: list[Any] = ["test"]
-        if ready.experiment.federation.validation.mask.shape[1]:
-            splits.append("validation")
-        simulation.compile([run.seed for run in group.runs], *splits)
+        scored = ("test", "validation") if ready.validates else ("test",)
+        simulation.compile([run.seed for run in group.runs], *scored)
     return ready
+
+
+def _is_name(value: Value) -> bool:
+    """True for a text that is no share of the clients."""
+    return isinstance(value, str) and not value[0].isdigit() and value[0] != "."
 
 
 def _arrays(source: data.Source) -> list[np.ndarray]:

@@ -1,0 +1,172 @@
+"""``jaxpfl sweep``: many settings of one or more methods, as few programs."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import sys
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+
+from tyro.conf import Positional, UseAppendAction, arg
+
+from jaxpfl import signals
+from jaxpfl.cli.training import DEFAULT_METHODS, Flags, named_file
+from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.experiment import compile_cache
+from jaxpfl.experiment.config import RunConfig, default_folder
+from jaxpfl.experiment.config_file import from_mapping, read_file
+from jaxpfl.places import NEW_FOLDER
+from jaxpfl.settings import Range, check, part_of, setting
+from jaxpfl.sweep.definition import Definition, Search, define
+from jaxpfl.sweep.grid import Axis, Grid, axis, parse
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class _Draws:
+    random: int = setting(0, "Points to draw from the ranges of --grid.", range=Range(0, 1_000_000), unit="points")
+    random_draw: str = setting("sobol", "Draw them as a scrambled sobol sequence, or uniform.")
+    random_seed: int = setting(0, "Seed of the draw.", range=Range(0, 2**32 - 1))
+
+
+@dataclass(frozen=True)
+class _Axes(_Draws):
+    """The grid as flags."""
+
+    grid: UseAppendAction[tuple[str, ...]] = ()
+    """An axis, NAME=V,V,... or NAME=log:LOW:HIGH:N or NAME=linear:LOW:HIGH:N (without N a range, for --random); NAME is
+    any flag (lr, clients, privacy.epsilon, cohort=.1m for a share of the clients) or METHOD.name; may be repeated."""
+
+
+@dataclass(frozen=True)
+class _Session:
+    """Destination of a sweep, and use of an earlier one."""
+
+    output: Annotated[Path | None, NEW_FOLDER] = None
+    """Sweep folder; runs/sweep-DATA-HASH unless given."""
+    resume: bool = False
+    """Continue an earlier sweep: only what is missing runs; methods, values, draws and seeds may be added."""
+    retry: bool = False
+    """With --resume, run settings that failed once more."""
+    config: Path | None = None
+    """TOML or YAML file of flags, methods and a table grid (NAME = [V, V] or "log:LOW:HIGH:N"); what is given on the
+    command line wins."""
+    json: bool = False
+    """Print the summary as one JSON object, the only thing on standard output."""
+    table: Literal["md", "latex"] | None = None
+    """Print the best settings as a Markdown or LaTeX table, the only thing on standard output."""
+    explain_plan: bool = False
+    """Show the groups of runs with their programs, memory and time; nothing is trained or written."""
+
+
+_SESSION = _Session()
+
+
+class _File(NamedTuple):
+    """A config file of a sweep."""
+
+    config: RunConfig = RunConfig()
+    methods: tuple[str, ...] = ()
+    axes: tuple[Axis, ...] = ()
+    search: Search = Search()
+    draws: _Draws = _Draws()
+
+
+def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
+    """The command; a config file among the arguments gives the defaults of its flags."""
+    path = named_file(args)
+    file = _File() if path is None else _read(path)
+    flags = Flags(**vars(file.config))
+    several, drawn = file.methods or DEFAULT_METHODS, _Axes(**vars(file.draws))
+
+    def sweep(
+        methods: Annotated[Positional[tuple[str, ...]], arg(metavar="[METHODS ...]", help="The methods.")] = several,
+        settings: Annotated[Flags, arg(name="")] = flags,
+        axes: Annotated[_Axes, arg(name="")] = drawn,
+        search: Annotated[Search, arg(name="")] = file.search,
+        session: Annotated[_Session, arg(name="")] = _SESSION,
+    ) -> None:
+        """Train methods over a grid of settings, choose on validation examples, and report on test."""
+        check(axes)
+        given = [parse(text) for text in axes.grid]
+        names = [one.name for one in given]
+        every = (*(one for one in file.axes if one.name not in names), *given)
+        config = part_of(RunConfig, settings)
+        grid = Grid(every, axes.random, axes.random_draw, axes.random_seed)
+        _sweep(define(methods or several, config, grid, search), session)
+
+    return (sweep,)
+
+
+def _read(path: str) -> _File:
+    """A config file: flags of a run and of the sweep, methods, and a table ``grid``."""
+    values = {str(name).replace("-", "_"): value for name, value in read_file(path).items()}
+    methods, table = values.pop("methods", []), values.pop("grid", {})
+    if not isinstance(methods, list) or not all(isinstance(name, str) for name in methods):
+        raise JaxpflError(f"methods in {path} must be a list of names, got {shown(methods)}")
+    if not isinstance(table, dict):
+        raise JaxpflError(f"grid in {path} must be a table of axes, got {shown(table)}")
+    axes = tuple(axis(str(name), given if isinstance(given, str | list) else [given]) for name, given in table.items())
+    search, draws = _part(Search, values), _part(_Draws, values)
+    return _File(from_mapping(values, path), tuple(methods), axes, search, draws)
+
+
+def _part(part: type[T], values: dict[str, Any]) -> T:
+    """A part of a sweep from a file's values, which it takes away."""
+    names = [name for name in inspect.signature(part).parameters if name in values]
+    made = part(**{name: values.pop(name) for name in names})
+    check(made)
+    return made
+
+
+def _sweep(definition: Definition, session: _Session) -> None:
+    from jaxpfl.console import Console
+    from jaxpfl.engine import use_cpu_cores
+    from jaxpfl.experiment import lock
+    from jaxpfl.experiment.interrupt import Interrupt
+    from jaxpfl.sweep.outcome import finish
+    from jaxpfl.sweep.plan import runs_of
+    from jaxpfl.sweep.progress import Terminal
+    from jaxpfl.sweep.sweep import Sweep
+    from jaxpfl.sweep.tables import print_sweep, text_table
+
+    if session.json and session.table is not None:
+        raise JaxpflError("--json and --table are both the only thing on standard output: give one")
+    if session.retry and not session.resume:
+        raise JaxpflError("--retry is for --resume")
+    out, err = Console(), Console(stderr=True)
+    use_cpu_cores()
+    compile_cache.enable()
+    if session.explain_plan:
+        from jaxpfl.sweep.explain import explain_plan, print_explanation
+
+        report = explain_plan(definition)
+        print(json.dumps(report)) if session.json else print_explanation(out, report)
+        return
+    folder = session.output or default_folder("sweep", definition.config, definition.methods, session.resume)
+    with ExitStack() as stack:
+        stack.enter_context(lock.held(folder))
+        sweep = Sweep.open(folder, definition, resume=session.resume)
+        kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
+        interrupt = stack.enter_context(Interrupt())
+        interrupt.saves = True
+        stack.enter_context(signals.noted(kept))
+        runs = runs_of(definition)
+        with Terminal(err, len(runs), len(sweep.journal().read())) as reporter:
+            sweep.run_missing(reporter, stopped=lambda: interrupt.asked is not None, failed=session.retry)
+        if interrupt.asked is not None:
+            print(f"stopped{kept}", file=sys.stderr)
+            raise SystemExit(128 + interrupt.asked)
+        summary = finish(sweep)
+    if session.json:
+        print(json.dumps(summary))
+    elif session.table is not None:
+        print(text_table(summary, session.table))
+    else:
+        print_sweep(out, summary)
+        print(f"sweep: {folder} (jaxpfl.load_sweep reads it; best/METHOD.toml is a config of jaxpfl run)")

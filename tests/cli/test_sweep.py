@@ -1,0 +1,127 @@
+"""``jaxpfl sweep``: its contract, its folder, and bad input."""
+
+import json
+import tomllib
+from pathlib import Path
+
+import pytest
+from command import jaxpfl
+
+import jaxpfl as library
+
+SMALL = [
+    *("--model", "linear", "--clients", "6", "--cohort", "3", "--local-steps", "2", "--batch-size", "5"),
+    *("--rounds", "3", "--seeds", "2"),
+]
+GRID = ["--grid", "lr=.01,.1", "--grid", "adaped.psi_init=1,3.5"]
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory) -> Path:
+    return tmp_path_factory.mktemp("sweep") / "s"
+
+
+def test_the_contract(capsys, folder: Path):
+    result = jaxpfl(capsys, "sweep", "local", "adaped", *GRID, *SMALL, "--output", str(folder), "--json")
+    assert result.status == 0
+    said = result.json
+    assert [(row["method"], row["settings"]) for row in said["rows"]] == [
+        ("local", {"lr": 0.01}),
+        ("local", {"lr": 0.1}),
+        *(("adaped", {"lr": lr, "adaped.psi_init": psi}) for lr in (0.01, 0.1) for psi in (1.0, 3.5)),
+    ]
+    for row in said["rows"]:
+        assert row["seeds"] == 2
+        assert row["status"] == "done"
+        assert 0 < row["validation_accuracy"] <= 1
+        assert row["personalized_accuracy"].keys() == {"mean", "std", "min", "max"}
+        assert row["seconds"] > 0
+    for method, best in said["best"].items():
+        own = [row for row in said["rows"] if row["method"] == method]
+        assert best["validation_accuracy"] == max(row["validation_accuracy"] for row in own)
+        assert best["settings"] in [row["settings"] for row in own]
+        assert best["tries"] == len(own)
+    assert said["programs"] == 2
+    assert said["seconds"] > 0
+    assert json.loads((folder / "summary.json").read_text()) == said
+
+
+def test_the_folder_is_a_table_and_configs_to_run(capsys, folder: Path, tmp_path: Path):
+    table = library.load_sweep(folder)
+    assert len(table) == 12
+    best = folder / "best" / "adaped.toml"
+    run = jaxpfl(capsys, "run", "adaped", "--config", str(best), "--output", str(tmp_path / "run"), "--json")
+    chosen = json.loads((folder / "summary.json").read_text())["best"]["adaped"]
+    mean = run.json["methods"]["adaped"]["personalized_accuracy"]["mean"]
+    assert mean == pytest.approx(chosen["personalized_accuracy"]["mean"], rel=1e-4)
+    assert tomllib.loads(best.read_text())["rounds"] == 3
+
+
+def test_a_resumed_sweep_runs_what_is_missing(capsys, folder: Path):
+    before = {path.name: path.read_bytes() for path in folder.glob("journal/*")}
+    more = ["--grid", "lr=.01,.1,.5", "--grid", "adaped.psi_init=1,3.5"]
+    again = jaxpfl(capsys, "sweep", "local", "adaped", *more, *SMALL, "--output", str(folder), "--resume", "--json")
+    assert len(again.json["rows"]) == 9
+    for name, content in before.items():
+        assert (folder / "journal" / name).read_bytes().startswith(content)
+
+
+@pytest.mark.parametrize("form", ["md", "latex"])
+def test_the_table_is_all_that_is_printed(capsys, folder: Path, form: str):
+    given = ["--grid", "lr=.01,.1,.5", "--grid", "adaped.psi_init=1,3.5", *SMALL, "--output", str(folder), "--resume"]
+    result = jaxpfl(capsys, "sweep", "local", "adaped", *given, "--table", form)
+    assert result.status == 0
+    assert ("| adaped |" if form == "md" else r"\begin{tabular}") in result.out
+    assert "load_sweep" not in result.out
+
+
+def test_a_config_file_has_the_grid(capsys, tmp_path: Path):
+    (tmp_path / "sweep.toml").write_text(
+        'methods = ["fedavg"]\nmodel = "linear"\nclients = 6\ncohort = 3\nlocal_steps = 2\nrounds = 2\nseeds = 1\n'
+        'select = "none"\n[grid]\nlr = [0.1, 0.2]\nclients = "linear:6:8:2"\n'
+    )
+    given = ["--config", str(tmp_path / "sweep.toml"), "--grid", "lr=.3", "--output", str(tmp_path / "s"), "--json"]
+    rows = jaxpfl(capsys, "sweep", *given).json["rows"]
+    assert [row["settings"] for row in rows] == [{"clients": 6, "lr": 0.3}, {"clients": 8, "lr": 0.3}]
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (["adapd"], "unknown method 'adapd': did you mean 'adaped'?"),
+        (["local", "--grid", "lr"], "--grid takes NAME=VALUE,VALUE"),
+        (["local", "--grid", "lrr=1"], "unknown axis 'lrr': did you mean 'lr'?"),
+        (["local", "--grid", "lr=.1", "--grid", "lr=.2"], "--grid lr stands twice"),
+        (["local", "--grid", "lr=-1,.1"], "lr must be > 0"),
+        (["local", "--grid", "clients=0,5"], "clients must be at least 1, got 0"),
+        (["local", "--grid", "dropout=0,2"], "dropout must be"),
+        (["adaped", "--grid", "psi_init=-1"], "adaped.psi_init must be"),
+        (["local", "--grid", "lr=log:.1:1"], "lr is a range: --random N"),
+        (["local", "--random", "4"], "--random draws from ranges"),
+        (["local", "--grid", "lr=.1", "--model", "mpl"], "did you mean 'mlp'?"),
+        (["local", "--grid", "model=mlp:4,mpl"], "did you mean 'mlp'?"),
+        (["local", "--grid", "lr=.1", "--data", "digit"], "did you mean 'digits'?"),
+        (["local", "--grid", "cohort=7,8"], "cohort must be between 1 and the number of clients (6), got 7"),
+        (["local", "--grid", "lr=.1", "--select", "test"], "unknown select 'test'"),
+        (["local", "--grid", "lr=.1", "--resume"], "nothing to resume in"),
+        (["local", "--grid", "lr=.1", "--retry"], "--retry is for --resume"),
+        (["local", "--grid", "lr=.1", "--json", "--table", "md"], "give one"),
+        (["local", "--grid", "lr=.1", "--eval-every", "1"], "eval_every is of no use in a sweep"),
+    ],
+)
+def test_bad_input_is_one_line_and_no_folder(capsys, tmp_path: Path, args: list[str], message: str):
+    result = jaxpfl(capsys, "sweep", *SMALL, "--output", str(tmp_path / "s"), *args)
+    assert result.status == 2
+    assert message in result.err
+    assert result.err.count("\n") == 1
+    assert not (tmp_path / "s").exists()
+
+
+def test_a_folder_of_something_else_is_refused(capsys, folder: Path, tmp_path: Path):
+    result = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1", *SMALL, "--output", str(folder))
+    assert "already holds a sweep: --resume continues it" in result.err
+    (tmp_path / "x").write_text("mine")
+    result = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1", *SMALL, "--output", str(tmp_path))
+    assert "is not empty and holds no sweep" in result.err
+    other = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1", *SMALL, "--output", str(folder), "--resume")
+    assert "--resume would change the sweep" in other.err
