@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple, get_type_hints
 
 import docstring_parser
@@ -23,7 +24,7 @@ class SettingsField(NamedTuple):
 
 def fields_of(settings: type, given: Any) -> list[SettingsField]:
     """The fields of a dataclass as text gives them, with the defaults of an instance where one is given."""
-    types, texts = get_type_hints(settings, include_extras=True), _texts(settings)
+    types, texts = _types(settings), _texts(settings)
     found = [field for field in dataclasses.fields(settings) if field.init]
     return [
         SettingsField(
@@ -55,6 +56,13 @@ def _default(field: dataclasses.Field[Any], given: Any) -> Any:
     return MISSING if field.default is dataclasses.MISSING else field.default
 
 
+@functools.cache
+def _types(settings: type) -> dict[str, Any]:
+    """The annotations of the fields of a dataclass."""
+    return get_type_hints(settings, include_extras=True)
+
+
+@functools.cache  # a docstring is found by parsing the source of its class
 def _texts(settings: Any) -> dict[str, str]:
     """The docstrings below the fields of a dataclass and of those that it extends."""
     found: dict[str, str] = {}
