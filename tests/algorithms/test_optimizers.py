@@ -1,5 +1,7 @@
 """Optimizers by name: every one makes a step under jit, names and arguments are checked, plain SGD costs nothing."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -92,6 +94,7 @@ def test_refusals(text, message):
 def test_which_normalize():
     """Ten times the gradient makes ten times the step, or not; after some steps, as RAdam begins like momentum."""
 
+    @functools.partial(jax.jit, static_argnums=0)
     def last_step(name, gradient):
         made, params = resolve(name)(0.1), jnp.ones(2)
 

@@ -57,6 +57,7 @@ def test_the_noise_has_the_scale_that_is_accounted():
     assert all(stats.kstest(entries / off, "norm").pvalue < 1e-4 for off in (2 / 3, 3 / 2))
 
 
+@pytest.mark.slow
 def test_a_planted_mixture_is_found_under_noise():
     """Two groups of 2000 about +-c, |c| = 1: the noise of a center is some 0.01 of that, far below what is asked."""
     rng = np.random.default_rng(5)
@@ -85,6 +86,7 @@ def test_components_that_nobody_belongs_to_stay_where_they_are():
     np.testing.assert_array_equal(chosen, gamma.mu["w"])
 
 
+@pytest.mark.slow
 def test_the_whole_method_runs_private_and_refuses_other_mechanisms():
     rng = np.random.default_rng(0)
     clients = [(rng.normal(size=(6, 3)), rng.integers(2, size=6)) for _ in range(8)]

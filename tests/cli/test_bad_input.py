@@ -145,6 +145,7 @@ def test_damaged_idx_files(capsys, tmp_path, damage: dict, message: str):
     assert not (tmp_path / "r").exists()
 
 
+@pytest.mark.slow
 def test_clients_without_training_data_are_named_or_dropped(capsys, tmp_path):
     # Forty examples for fifty clients: some get none.
     for part in ("train", "t10k"):
@@ -170,12 +171,14 @@ def test_a_batch_larger_than_a_client_is_warned_about_once(capsys, tmp_path):
     assert result.err.count("batch size 500 is larger than the training data of 6 of 6 clients") == 1
 
 
+@pytest.mark.slow
 def test_a_flag_that_some_method_uses_is_not_warned_about(capsys):
     used = ["--compress", "sign", "--server-lr", "0.5", "--unseen-clients", "1", "--adapt-rounds", "3", "--strict"]
     result = jaxpfl(capsys, "compare", "local", "fedavg", *SMALL, *used, "--explain-plan", "--json")
     assert (result.status, result.err) == (0, "")
 
 
+@pytest.mark.slow
 def test_a_diverging_rate_is_reported_and_does_not_stop_the_others(capsys, tmp_path):
     args = ["compare", "local", "fedavg", *SMALL, "--set", "fedavg.lr=1e38", "--output", tmp_path / "r"]
     result = jaxpfl(capsys, *args)
@@ -262,7 +265,13 @@ def test_a_name_too_long_for_the_system_is_one_line(capsys):
     assert "Errno" not in result.err
 
 
-@pytest.mark.parametrize(("where", "named"), [("methods", "methods/local.npz"), ("plots", "plots/accuracy.png")])
+@pytest.mark.parametrize(
+    ("where", "named"),
+    [
+        pytest.param("methods", "methods/local.npz", marks=pytest.mark.slow),
+        ("plots", "plots/accuracy.png"),
+    ],
+)
 def test_a_disk_that_is_full_is_named_with_the_way_on(capsys, tmp_path, monkeypatch, where, named):
     def full(*args: object, **more: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

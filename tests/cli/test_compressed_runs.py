@@ -22,6 +22,7 @@ def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("runs") / "compressed"
 
 
+@pytest.mark.slow
 def test_bits_are_counted_stored_and_shown(capsys, folder):
     shown = jaxpfl(capsys, "compare", "local", "fedavg", *SMALL, *TOP_K, "--output", folder)
     assert shown.status == 0, shown.err

@@ -22,10 +22,6 @@ def test_gaussian_json(capsys):
     assert found["gain_over_local"] == pytest.approx(
         1 - found["mse"]["personalized"]["mean"] / found["mse"]["local"]["mean"]
     )
-    again = jaxpfl(capsys, "estimate", "gaussian", *FEW, "--epsilon", "2", "--dim", "2", "--bits", "3", "--json").json
-    assert again == found
-    other = jaxpfl(capsys, "estimate", "gaussian", *FEW, "--seed", "1", "--json").json
-    assert other["mse"]["local"]["mean"] != found["mse"]["local"]["mean"]
 
 
 @pytest.mark.slow
@@ -93,8 +89,6 @@ def test_own_clients(capsys, tmp_path: Path):
         assert float(row["low"]) < float(row["personalized"]) < float(row["high"])
     own = [float(line.split(",")[1]) for line in rows[1:] if line.startswith("c7,")]
     assert float(table[7]["local"]) == pytest.approx(np.mean(own), rel=1e-5)
-    private = jaxpfl(capsys, "estimate", "gaussian", "--csv", path, "--epsilon", "4", "--radius", "6", "--json")
-    assert private.json["mse"]["private"]["mean"] > 0
 
 
 def test_own_clients_of_zeros_and_ones(capsys, tmp_path: Path):

@@ -93,6 +93,7 @@ def test_every_try_is_kept_and_the_least_loss_chosen(capsys: pytest.CaptureFixtu
         assert gap["over_users"] > 0
 
 
+@pytest.mark.slow
 def test_table_and_csv(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     """Users of one's own from a CSV file, without privacy: the floor stands above the table."""
     rng = np.random.default_rng(0)

@@ -19,7 +19,8 @@ SMALL = {
 PLOTS = {"network": {"path.png"}, "compression": {"bits.png", "bits-total-variation.png"}}
 
 
-@pytest.mark.parametrize("study", [pytest.param("network", marks=pytest.mark.slow), "compression"])
+@pytest.mark.slow
+@pytest.mark.parametrize("study", ["network", "compression"])
 def test_results_and_plots(capsys, tmp_path, study):
     result = jaxpfl(capsys, "estimate", study, *SMALL[study], "--json", "--output", tmp_path / "out")
     assert result.status == 0, result.err
@@ -34,6 +35,7 @@ def test_results_and_plots(capsys, tmp_path, study):
         assert result.json["demo"]["points"]["constant"]["100"] == pytest.approx([0.4, 0, 0, 0], abs=1e-6)
 
 
+@pytest.mark.slow
 def test_the_tables(capsys):
     result = jaxpfl(capsys, "estimate", "compression", *SMALL["compression"])
     assert result.status == 0, result.err

@@ -19,10 +19,8 @@ FOUND = {
 }
 
 
-@pytest.mark.parametrize(
-    "study",
-    ["regression", *(pytest.param(s, marks=pytest.mark.slow) for s in ("regression-mixture", "logistic-regression"))],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("study", ["regression", "regression-mixture", "logistic-regression"])
 def test_results_and_plots(capsys, tmp_path, study):
     result = jaxpfl(
         capsys, "estimate", study, *SMALL[study], "--repetitions", "3", "--json", "--output", tmp_path / "out"

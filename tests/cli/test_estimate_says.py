@@ -24,6 +24,7 @@ def test_own_private_means(capsys, own: Path):
     assert "private" not in jaxpfl(capsys, "estimate", "gaussian", "--csv", own).out
 
 
+@pytest.mark.slow
 def test_private_probabilities(capsys, tmp_path: Path):
     line = "private: every client's message by itself, epsilon 3, pure, mechanism one-bit"
     few = ["--clients", "20", "--samples", "3", "--repetitions", "2"]
@@ -35,6 +36,7 @@ def test_private_probabilities(capsys, tmp_path: Path):
     assert "taken for public: the clients' numbers of samples; not private: the rest" in said
 
 
+@pytest.mark.slow
 def test_pairs(capsys, tmp_path: Path):
     path, folder = tmp_path / "own.csv", tmp_path / "o"
     path.write_text("x1,x2\n1,2\n2,2.5\n3,1\n")

@@ -12,6 +12,7 @@ from jaxpfl.data import PlantedSettings, draw_planted
 RUN = ("run", "network-lasso", *SMALL)
 
 
+@pytest.mark.slow
 def test_a_run_writes_its_graph_and_its_clusters(tmp_path, capsys):
     folder, edges = tmp_path / "run", tmp_path / "edges.csv"
     edges.write_text("client,neighbour\n0,2\n3,4\n")

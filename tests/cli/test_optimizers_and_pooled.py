@@ -51,6 +51,7 @@ def test_a_comparison_with_pooled(capsys, tmp_path):
         assert change[0].removeprefix("--").replace("-", "_") in refused.err
 
 
+@pytest.mark.slow
 def test_pooled_takes_more_steps_where_asked(capsys, tmp_path):
     args = ["run", "pooled", *SMALL, "--set", "steps=5", "--plan.devices", "2", "--json", "--output", tmp_path / "r"]
     result = jaxpfl(capsys, *args)

@@ -41,6 +41,7 @@ def test_a_budget_is_calibrated_stated_and_stored(capsys, folder):
     assert again.json["epsilon"] == pytest.approx(claim["epsilon"], rel=1e-3)
 
 
+@pytest.mark.slow
 def test_more_rounds_under_a_budget_are_another_run(capsys, tmp_path):
     """More rounds need more noise in each, and the first ones had less."""
     args = ["run", "fedavg", *SMALL, *BUDGET, "--output", tmp_path / "run"]
@@ -61,6 +62,7 @@ def test_a_cut_cohort_is_no_caveat_of_clients_without_a_memory(capsys, tmp_path)
     assert (CUT in methods["fedavg"]["privacy"]["says"], CUT in methods["adaped"]["privacy"]["says"]) == (False, True)
 
 
+@pytest.mark.slow
 def test_clipping_without_noise_claims_nothing(capsys, tmp_path):
     flags = ["--privacy.noise-multiplier", "0", "--privacy.clipping-norm", "0.1", "--participation", "uniform"]
     shown = jaxpfl(capsys, "run", "fedavg", *SMALL, *flags, "--output", tmp_path / "run")
@@ -70,14 +72,14 @@ def test_clipping_without_noise_claims_nothing(capsys, tmp_path):
     assert stored["epsilon"] is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     [
-        # Calibrating RDP of a fixed size takes seconds.
-        pytest.param(["--participation", "uniform", "--privacy.accountant", "rdp"], marks=pytest.mark.slow),
+        ["--participation", "uniform", "--privacy.accountant", "rdp"],
         ["--cohort", "6", "--privacy.noise", "distributed", "--privacy.min-uploads", "5"],
-        pytest.param(["--cohort", "6", "--privacy.noise", "per_step", "--privacy.joint"], marks=pytest.mark.slow),
-        pytest.param(["--privacy.quantile", "0.5"], marks=pytest.mark.slow),
+        ["--cohort", "6", "--privacy.noise", "per_step", "--privacy.joint"],
+        ["--privacy.quantile", "0.5"],
     ],
     ids=["fixed size", "distributed", "per step", "adaptive"],
 )
@@ -146,6 +148,7 @@ def test_methods_that_cannot_be_private(capsys, tmp_path, method, message):
 NOISY = ["--privacy.noise-multiplier", "1", "--privacy.delta", "1e-3"]
 
 
+@pytest.mark.slow
 def test_a_secret_seed_is_gone_when_the_run_ends(capsys, tmp_path):
     args = ["run", "fedavg", *SMALL, *NOISY, "--privacy.noise-seed", "secret"]
     folder = tmp_path / "run"

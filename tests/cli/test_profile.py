@@ -76,6 +76,7 @@ def test_traces_can_be_read_and_hold_the_rounds_that_they_say(report: dict, prof
     assert (profiled / "plots" / "profile.png").stat().st_size > 5000
 
 
+@pytest.mark.slow
 def test_numbers_and_config_are_those_of_a_run_without(report: dict, profiled: Path, tmp_path: Path, capsys):
     plain = tmp_path / "plain"
     assert jaxpfl(capsys, "compare", "local", "adaped", *SMALL, "--output", plain).status == 0

@@ -22,6 +22,7 @@ def archive(tmp_path):
     return f"npz:{tmp_path / 'own.npz'}"
 
 
+@pytest.mark.slow
 def test_runs_resumes_and_exports(capsys, archive, tmp_path, recwarn):
     flags = ["fedavg", "--data", archive, *SMALL, "--standardize", "--unseen-clients", "2"]
     first = jaxpfl(capsys, "run", *flags, "--output", tmp_path / "run")

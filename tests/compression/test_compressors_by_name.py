@@ -29,7 +29,7 @@ X = jnp.asarray(np.random.default_rng(0).normal(size=40), jnp.float32)
     ],
 )
 def test_names_and_arguments(text: str, want):
-    got, want = resolve(text).compress(KEY, jnp.int32(3), X), want()
+    got, want = jax.jit(lambda: (resolve(text).compress(KEY, jnp.int32(3), X), want()))()
     np.testing.assert_array_equal(got.value, want.value)
     assert int(got.bits) == int(want.bits)
 
@@ -85,7 +85,7 @@ def test_unbiased_ones_are_contractions_under_feedback(text: str):
     for x in (X, X.at[0].set(20.0)):
 
         def left(send, x=x):
-            values = jax.vmap(lambda key: send(key, jnp.int32(0), x).value)(keys)
+            values = jax.jit(jax.vmap(lambda key: send(key, jnp.int32(0), x).value))(keys)
             return float(((np.asarray(values, float) - np.asarray(x, float)) ** 2).sum(axis=1).mean() / (x**2).sum())
 
         assert left(compressor.fed_back) <= 1.05 * omega / (1 + omega)
@@ -105,5 +105,5 @@ def test_biased_ones_are_nearer_than_zero(text: str):
     compressor = resolve(text)
     assert compressor.omega is None
     many = jax.random.normal(KEY, (200, 40)) * jnp.exp(2 * jax.random.normal(jax.random.key(1), (200, 40)))
-    values = jax.vmap(lambda x: compressor.fed_back(KEY, jnp.int32(0), x).value)(many)
+    values = jax.jit(jax.vmap(lambda x: compressor.fed_back(KEY, jnp.int32(0), x).value))(many)
     assert (((values - many) ** 2).sum(axis=1) <= (many**2).sum(axis=1) * (1 + 1e-6)).all()

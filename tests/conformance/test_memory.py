@@ -14,10 +14,12 @@ def working(federation, clients) -> int:
     return simulate(METHODS["fedavg"], federation, cohort=None, plan=plan).memory()["working"]
 
 
+@pytest.mark.slow
 def test_more_clients_at_once_need_more(federation):
     assert working(federation, "vmap") > working(federation, "map") > 0
 
 
+@pytest.mark.slow
 def test_a_block_that_does_not_fit_is_made_smaller_and_gives_the_same(federation, monkeypatch):
     plan = ExecutionPlan(devices=1)
     want_simulation = simulate(METHODS["fedavg"], federation, cohort=None, plan=plan)

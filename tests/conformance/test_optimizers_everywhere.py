@@ -79,6 +79,7 @@ def test_a_round_without_weight_leaves_the_memory(method, federation):
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, state.server), before)
 
 
+@pytest.mark.slow
 def test_the_server_rate_is_traced(federation):
     """One program for a sweep of rates; each run is that of its own rate (the second is run alone, too)."""
     chosen = choose(METHODS["fedavg"], server_optimizer="fedavgm")

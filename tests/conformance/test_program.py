@@ -36,6 +36,7 @@ def test_lowers_for_every_platform_without_a_callback(method, federation, client
     assert not {name for name in called if "callback" in name}
 
 
+@pytest.mark.slow
 def test_seeds_differ(method, federation):
     state = outcome(simulate(method, federation), 2, (0, 1))["state"]
     if method.name == "adamix":  # of a few models, shares are whole fractions and variances at their floor
@@ -47,6 +48,7 @@ def test_seeds_differ(method, federation):
     assert not np.array_equal(state.participations[0], state.participations[1])
 
 
+@pytest.mark.slow
 def test_test_examples_reach_nothing_but_scores(method, federation):
     test = federation.test
     other = federation._replace(test=test._replace(x=np.full_like(test.x, np.nan), y=2 - test.y))

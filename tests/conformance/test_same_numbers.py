@@ -64,6 +64,7 @@ def spoiled(federation):
     return federation._replace(train=spoil(federation.train), validation=spoil(federation.validation))
 
 
+@pytest.mark.slow
 def test_one_float32_round_under_two_plans(method, federation):
     want, got = (outcome(simulate(method, federation, plan=ExecutionPlan(clients=c)), 1) for c in ("map", "vmap"))
     assert_close(got, want, 1e-5)

@@ -26,8 +26,13 @@ def counts(ones, sizes) -> Samples:
     return Samples(jnp.asarray(places < ones[:, None], float), jnp.asarray(places < sizes[:, None]))
 
 
+def run(estimator, key, clients: Samples, **kwargs) -> base.Estimated:
+    """`base.estimate` in one program."""
+    return jax.jit(lambda key, clients: base.estimate(estimator, key, clients, **kwargs))(key, clients)
+
+
 def estimates(estimator, clients: Samples, **kwargs) -> np.ndarray:
-    return np.asarray(base.estimate(estimator, jax.random.key(0), clients, **kwargs).estimates)
+    return np.asarray(run(estimator, jax.random.key(0), clients, **kwargs).estimates)
 
 
 def test_corrected_and_printed_weights_by_hand():
@@ -125,10 +130,10 @@ def test_message_odds_are_e_to_the_epsilon_exactly():
         assert low.max() / low.min() == pytest.approx(e, rel=1e-12)
         assert (1 - low).max() / (1 - low).min() == pytest.approx(e, rel=1e-12)
         # What a client sends takes these two values, with that frequency: 40000 clients at each end and in the middle.
+        send = jax.jit(jax.vmap(bernoulli_private.printed(epsilon).summarize, in_axes=(0, None, 0)))
         for ones in (0, 1, 2):
-            sent, _ = jax.vmap(bernoulli_private.printed(epsilon).summarize, in_axes=(0, None, 0))(
-                jax.random.split(jax.random.key(ones), 40_000), None, counts(np.full(40_000, ones), np.full(40_000, 2))
-            )
+            clients = counts(np.full(40_000, ones), np.full(40_000, 2))
+            sent, _ = send(jax.random.split(jax.random.key(ones), 40_000), None, clients)
             values, frequency = np.unique(np.asarray(sent), return_counts=True)
             np.testing.assert_allclose(values, [-1 / (e - 1), e / (e - 1)], rtol=1e-9)
             p_low = e / (e + 1) - ones / 2 * (e - 1) / (e + 1)
@@ -141,7 +146,7 @@ def test_the_split_design_learns_both_moments():
     rng = np.random.default_rng(3)
     p = rng.beta(2, 6, size=40_000)
     clients = counts(rng.binomial(14, p), np.full(40_000, 14))
-    told = base.estimate(bernoulli_private.split(6.0), jax.random.key(0), clients).shared
+    told = run(bernoulli_private.split(6.0), jax.random.key(0), clients).shared
     assert float(told.mean) == pytest.approx(0.25, abs=0.016)
     assert float(told.variance) == pytest.approx(12 / (64 * 9), abs=0.012)
 
@@ -150,7 +155,7 @@ def test_the_printed_private_weight_is_never_below_one():
     rng = np.random.default_rng(4)
     ones = rng.binomial(6, rng.beta(2, 2, size=300))
     clients = counts(ones, np.full(300, 6))
-    made = base.estimate(bernoulli_private.printed(1.0), jax.random.key(5), clients)
+    made = run(bernoulli_private.printed(1.0), jax.random.key(5), clients)
     mu = float(made.shared.mean)
     local = ones / 6
     off = np.abs(local - mu) > 0.05
@@ -163,7 +168,7 @@ def test_the_printed_private_weight_is_never_below_one():
 def test_truncated_posterior_mean(mean: float):
     stddev, most = 0.05, 0.25
     exact = stats.truncnorm.mean((0 - mean) / stddev, (most - mean) / stddev, mean, stddev)
-    got = posterior.truncated_mean(jnp.asarray(mean), jnp.asarray(stddev), jnp.asarray(most))
+    got = jax.jit(posterior.truncated_mean)(jnp.asarray(mean), jnp.asarray(stddev), jnp.asarray(most))
     assert float(got) == pytest.approx(exact, rel=1e-4, abs=1e-6)
 
 

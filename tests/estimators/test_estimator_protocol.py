@@ -180,9 +180,10 @@ def test_settings_are_one_more_axis():
     epsilons, variances = jnp.array([0.5, 1.0, 3.0]), jnp.array([0.0, 0.2])
     grid = jax.jit(jax.vmap(lambda e: jax.vmap(lambda v: made(e, v))(variances)))(epsilons)
     assert grid.shape == (3, 2, 12, 1)
+    alone = jax.jit(made)
     for i, epsilon in enumerate(epsilons):
         for j, variance in enumerate(variances):
-            np.testing.assert_allclose(grid[i, j], made(epsilon, variance), rtol=1e-4, atol=1e-5)
+            np.testing.assert_allclose(grid[i, j], alone(epsilon, variance), rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.slow

@@ -107,17 +107,18 @@ def test_the_noise_is_that_of_the_sensitivity():
     z, runs = 0.7, 4000
     exact = Release(jnp.zeros((2, 3)), jnp.zeros(2))
     keys = jax.random.split(jax.random.key(0), runs)
-    made = jax.vmap(lambda k: histogram_private.noisy(k, exact, RADIUS, z))(keys)
+    made = jax.jit(jax.vmap(lambda k: histogram_private.noisy(k, exact, RADIUS, z)))(keys)
     sensitivity = math.sqrt(1 + MASS_WEIGHT**2)
     for part, stddev in ((made.sums, z * sensitivity * RADIUS), (made.masses, z * sensitivity / MASS_WEIGHT)):
         draws = np.asarray(part).ravel()
         assert draws.std() == pytest.approx(stddev, rel=5 / math.sqrt(2 * len(draws)))
-    moment = jax.vmap(lambda k: histogram_dimred.noisy_moment(k, jnp.zeros((3, 3)), 2.0, z))(keys)
+    moment = jax.jit(jax.vmap(lambda k: histogram_dimred.noisy_moment(k, jnp.zeros((3, 3)), 2.0, z)))(keys)
     np.testing.assert_array_equal(moment, np.swapaxes(moment, 1, 2))
     upper = np.asarray(moment)[:, *np.triu_indices(3)].ravel()
     assert upper.std() == pytest.approx(4 * z, rel=5 / math.sqrt(2 * len(upper)))
 
 
+@pytest.mark.slow
 def test_everything_together_is_the_exact_round_where_there_is_no_noise():
     """Without noise, shrinkage and clipping a private round is Algorithm 2's, and the mean is FedAvg's."""
     users = users_of(COUNTS, 8)
@@ -146,14 +147,11 @@ def test_shrinkage_takes_noise_for_noise():
     rng, mean = np.random.default_rng(0), np.full(400, 1 / 400)
     masses, stddev = np.full(4, 100.0), 0.05
     noise = stddev * rng.standard_normal((4, 400))
-    weak = histogram_private.shrunk(
-        Release(jnp.asarray(100 * mean + noise), jnp.asarray(masses)), jnp.asarray(mean), stddev
-    )
+    shrunk = jax.jit(histogram_private.shrunk)
+    weak = shrunk(Release(jnp.asarray(100 * mean + noise), jnp.asarray(masses)), jnp.asarray(mean), stddev)
     assert np.square(weak - mean).sum() < 0.15 * np.square(noise / 100).sum()
     apart = 0.5 * mean * rng.choice([-1, 1], (4, 400))
-    strong = histogram_private.shrunk(
-        Release(jnp.asarray(100 * (mean + apart) + noise), jnp.asarray(masses)), jnp.asarray(mean), stddev
-    )
+    strong = shrunk(Release(jnp.asarray(100 * (mean + apart) + noise), jnp.asarray(masses)), jnp.asarray(mean), stddev)
     assert np.square(strong - mean - apart).sum() < 1.05 * np.square(noise / 100).sum()
 
 
@@ -218,7 +216,7 @@ def bound(worlds, mechanism, scale: float, clipped: bool) -> float:
     return epsilon_lower_bound(*found, delta=AUDIT_DELTA, confidence=0.999).epsilon
 
 
-@pytest.mark.parametrize("mechanism", [even, standardised])
+@pytest.mark.parametrize("mechanism", [pytest.param(even, marks=pytest.mark.slow), standardised])
 def test_the_audit_accepts_the_mechanism(worlds, mechanism):
     """The bound exceeds a true claim with probability 1e-3 at most."""
     assert bound(worlds, mechanism, 1.0, True) <= claim()
@@ -230,7 +228,7 @@ def test_the_audit_finds_planted_faults(worlds, mechanism, fault, scale, clipped
     assert bound(worlds, mechanism, scale, clipped) > claim(), fault
 
 
-@pytest.mark.parametrize("on_sum", [False, True])
+@pytest.mark.parametrize("on_sum", [False, pytest.param(True, marks=pytest.mark.slow)])
 def test_algorithm_3_without_noise_is_the_mean_and_its_refinement(on_sum):
     """sigma = 0 and a huge eps: b1 is the mean, b2 of unclipped deviations sums to zero, so P is the mean."""
     users = users_of(COUNTS, 8)

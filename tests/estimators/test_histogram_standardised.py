@@ -84,7 +84,8 @@ def test_the_noise_is_that_of_each_token():
     assert (np.abs(np.asarray(made.sums).mean(0) - expected) < deviation).all()
 
 
-@pytest.mark.parametrize("clusters", [pytest.param(1, marks=pytest.mark.slow), 3])
+@pytest.mark.slow
+@pytest.mark.parametrize("clusters", [1, 3])
 def test_without_noise_it_is_algorithm_2_on_users_of_equal_norm(clusters, monkeypatch):
     """At a norm that no user reaches; one cluster is the mean."""
     monkeypatch.setattr(histogram_standardised, "REACH", 100.0)

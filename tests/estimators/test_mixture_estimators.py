@@ -48,13 +48,14 @@ def test_em_never_lowers_the_likelihood_of_the_samples(known: bool):
     data, _ = clients(60, least=1)
     keys = jax.random.split(jax.random.key(0), 60)
     estimator = mixture.em(3, sx2=0.25 if known else None)
-    messages, _ = jax.vmap(estimator.summarize, in_axes=(0, None, 0))(keys, None, data)
+    messages, _ = jax.jit(jax.vmap(estimator.summarize, in_axes=(0, None, 0)))(keys, None, data)
     everybody = jnp.ones(60, bool)
     at = mixture.Mixture(jnp.full(3, 1 / 3), messages.mean[:3], jnp.asarray(0.25 if known else 1.0))
     step = jax.jit(lambda at: mixture.fit(at, messages, everybody, 0.0, 1e-6, 1, noise_known=known))
+    log_likelihood = jax.jit(lambda at: mixture.log_likelihood(at, messages, everybody))
     values = []
     for _ in range(60):
-        values.append(float(mixture.log_likelihood(at, messages, everybody)))
+        values.append(float(log_likelihood(at)))
         at = step(at)
     assert np.diff(values).min() > -1e-9
     assert values[-1] > values[0] + 1
