@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,6 +12,7 @@ from jaxpfl.errors import JaxpflError, printable, unknown_name
 from jaxpfl.experiment.config import RunConfig, to_json
 from jaxpfl.files import whole
 from jaxpfl.records import Value
+from jaxpfl.sweep.axes import applied
 
 _TABLES = ("privacy", "plan")
 
@@ -31,21 +33,16 @@ def best_config(
     Raises:
       JaxpflError: for a setting that is neither a field of a run nor the method's.
     """
-    values: dict[str, Any] = to_json(base)
-    if rounds is not None:
-        values["rounds"] = rounds
-    entries = _entries(base.set, method)
+    fields = [field.name for field in dataclasses.fields(RunConfig)]
     for axis, value in settings.items():
-        table, dot, name = axis.partition(".")
-        if table == method:
-            entries[name] = str(value).lower() if isinstance(value, bool) else str(value)
-            continue
-        known = values[table] if dot and table in _TABLES else values
-        name = name if dot and table in _TABLES else axis
-        if name not in known or name in _TABLES:
-            raise unknown_name(f"setting of {method}", axis, [*values, f"{method}.NAME"])
-        known[name] = value
-    values["set"] = [f"{method}.{name}={text}" for name, text in entries.items()]
+        owner, dot, _ = axis.partition(".")
+        if (owner not in (*_TABLES, method)) if dot else (axis not in fields or axis in _TABLES):
+            raise unknown_name(f"setting of {method}", axis, [*fields, f"{method}.NAME"])
+        if axis == "cohort" and isinstance(value, str):
+            raise JaxpflError(f"cohort must be a number of clients, got {value}: resolve the share first")
+    config = applied(base, settings)
+    values: dict[str, Any] = to_json(config if rounds is None else dataclasses.replace(config, rounds=rounds))
+    values["set"] = [f"{method}.{name}={text}" for name, text in _entries(config.set, method).items()]
     default = to_json(RunConfig())
     changed = {name: value for name, value in values.items() if name not in _TABLES and value != default[name]}
     lines = [f"# {printable(note, 300)}"] * bool(note)

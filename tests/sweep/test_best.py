@@ -78,9 +78,14 @@ def test_every_field_that_may_differ_from_its_default_comes_back(tmp_path: Path)
 
 
 def test_a_setting_of_another_method_is_refused():
-    for name in ("adaped.psi_init", "learning_rate", "privacy.eps", "privacy", "plan"):
+    for name in ("adaped.psi_init", "learning_rate", "privacy", "plan"):
         with pytest.raises(JaxpflError, match=f"unknown setting of local '{name}'"):
             best_config(RunConfig(), "local", {name: 1.0})
+
+
+def test_a_share_of_the_clients_is_refused():
+    with pytest.raises(JaxpflError, match=r"cohort must be a number of clients, got 0\.1m"):
+        best_config(RunConfig(), "local", {"cohort": "0.1m"})
 
 
 def test_a_file_is_toml():
