@@ -41,11 +41,11 @@ def summarize(
       seconds: of the sweep.
 
     Returns:
-      ``{"rows": [{"method", "settings", "seeds", "validation_accuracy", "personalized_accuracy": {"mean", "std", "min",
-      "max"}, "metrics": {NAME: {"mean", "std"}}, "seconds", "status", "reason"}, ...], "best": {METHOD: {"settings",
-      "validation_accuracy", "personalized_accuracy", "seeds", "tries", "level_with", "reason"}}, "programs",
-      "seconds"}``, strict JSON. ``seeds`` counts the runs that are done, ``seconds`` of a row are those of all its
-      runs, and ``status`` is the worst of them.
+      ``{"rows": [{"method", "settings", "seeds", "validation_accuracy", "validation_std", "personalized_accuracy":
+      {"mean", "std", "min", "max"}, "metrics": {NAME: {"mean", "std"}}, "seconds", "status", "reason"}, ...], "best":
+      {METHOD: {"settings", "validation_accuracy", "personalized_accuracy", "seeds", "tries", "level_with", "reason"}},
+      "programs", "seconds"}``, strict JSON. ``seeds`` counts the runs that are done, ``seconds`` of a row are those of
+      all its runs, and ``status`` is the worst of them.
     """
     seeds, groups = list(dict.fromkeys(seeds)), by_setting(records)
     rows = {key: _row(runs, seeds) for key, runs in groups.items()}
@@ -58,11 +58,13 @@ def _row(runs: Sequence[Record], seeds: Sequence[int]) -> dict[str, Any]:
     of_search = [run for run in done if run.seed in seeds]
     names = dict.fromkeys(name for run in runs for name in run.metrics if name not in _OWN)
     status, reason = _status(runs, seeds)
+    validation = _statistics(of_search, "validation_accuracy")
     return {
         "method": runs[0].method,
         "settings": dict(runs[0].settings),
         "seeds": len(done),
-        "validation_accuracy": _statistics(of_search, "validation_accuracy")["mean"],
+        "validation_accuracy": validation["mean"],
+        "validation_std": validation["std"],
         "personalized_accuracy": _statistics(done, "personalized_accuracy"),
         "metrics": {name: {key: _statistics(done, name)[key] for key in ("mean", "std")} for name in names},
         "seconds": math.fsum(run.seconds for run in runs),

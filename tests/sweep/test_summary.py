@@ -35,6 +35,7 @@ def test_rows_are_statistics_over_the_seeds():
     assert (first["method"], first["settings"], first["seeds"]) == ("local", {"lr": 0.2}, 3)
     assert (first["status"], first["reason"], first["seconds"]) == (DONE, "", 1.5)
     assert first["validation_accuracy"] == pytest.approx(0.3)
+    assert first["validation_std"] == pytest.approx(0.1)
     test = np.array([0.4, 0.3, 0.2])
     assert second["personalized_accuracy"] == pytest.approx(
         {"mean": test.mean(), "std": test.std(ddof=1), "min": 0.2, "max": 0.4}
