@@ -19,6 +19,7 @@ NAMES = (
     "sweep",
     "overhead",
     "compile",
+    "second_fit",
     "fusion",
     "estimators",
     "histograms",

@@ -22,6 +22,7 @@ NAMES = (
     "sweep",
     "overhead",
     "compile",
+    "second_fit",
     "fusion",
     "estimators",
     "histograms",
@@ -222,6 +223,17 @@ def test_compile(tmp_path: Path):
         phases = [row["round"][name] for name in ("trace", "lower", "xla")]
         assert all(value > 0 for value in phases)
     assert {"fedavg", "adaped", "many_over_few"} <= set(found["ratios"])
+
+
+@pytest.mark.slow
+def test_second_fit(tmp_path: Path):
+    found = record(tmp_path, "second_fit")
+    cases = {"first", "same", "other", "disk, first", "disk, same", "disk, other"}
+    names = {f"{method}, {case}" for method in ("fedavg", "adaped") for case in cases}
+    assert set(found["results"]) == names | {"jaxpfl compare, cold", "jaxpfl compare, warm"}
+    assert all(row["cpu"] > 0 and row["wall"] > 0 for row in found["results"].values())
+    of_fits = {f"{method}, {case}" for method in ("fedavg", "adaped") for case in ("same", "other", "disk, first")}
+    assert set(found["ratios"]) == of_fits | {"jaxpfl compare, warm"}
 
 
 @pytest.mark.slow
