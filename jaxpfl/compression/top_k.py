@@ -37,16 +37,20 @@ def count_bits(value: Array) -> Array:
 
 
 def encode(value: np.ndarray) -> np.ndarray:
-    """The message of [d] float32, as bits."""
+    """The message of a vector [d] float32, as an array [bits] of zeros and ones."""
     places = np.flatnonzero(value)
     return np.concatenate([positions.encode(places), floats(value[places])])
 
 
 def decode(bits: np.ndarray, d: int) -> np.ndarray:
-    """The vector [d] float32 of a message; minus zero is decoded as zero.
+    """The vector [d] float32 that `encode` made a message of, with zeros for minus zeros.
+
+    Args:
+      bits: the message, [bits].
+      d: entries of the vector.
 
     Raises:
-      JaxpflError: if the message is not of a vector of this size.
+      JaxpflError: if the message is cut short, or of a vector of another size.
     """
     reader = Reader(bits)
     places = positions.decode(reader, d)

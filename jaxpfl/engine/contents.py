@@ -72,10 +72,13 @@ def array(value: Any) -> tuple[bytes, tuple[Any, ...]]:
 
 
 def parts_of(value: Any) -> Iterable[Any]:
-    """Parts of an object that is neither an atom nor an array; with its type they determine it.
+    """Parts of an object, such that two of one type with equal parts compute the same in a traced program.
+
+    Args:
+      value: neither one of `ATOMS` nor an array.
 
     Raises:
-      Untold: if they cannot be read, or may change unnoticed.
+      Untold: if parts of it cannot be read, or may change unseen.
     """
     if isinstance(value, types.FunctionType):
         return _function(value)

@@ -32,7 +32,7 @@ _FROM_CACHE = "/jax/compilation_cache/cache_hits"
 
 
 class Profile:
-    """Interface for a run's phases. This class is off and ignores them; `Recorder` records."""
+    """Timer of a run's phases (data, rounds, evaluation, ...) that measures nothing; `Recorder` is one that does."""
 
     def phase(self, name: str) -> AbstractContextManager[None]:
         """Attribute the block to this phase, except for inner phases and compiling."""

@@ -114,15 +114,16 @@ def read_record(path: Path) -> dict[str, Any]:
 
 
 def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None:
-    """Check that the hyper-parameters recorded in a run's ``config.json`` are those that its config gives.
+    """Check that the hyper-parameters listed in a run's ``config.json`` are those that a new run of its config has.
 
-    They are recorded beside the config, where an edit, or other defaults of another version, would have no effect.
-    Values that the command line overrides are not checked.
+    The file holds the config, from which a run is made, and beside it a list of all hyper-parameters, for the reader
+    alone. Where the two disagree, someone edited the list, which would have no effect, or this version of jaxpfl has
+    other defaults. Values that the command line overrides are not checked.
 
     Args:
       path: the file given by ``--config``.
       file: its content.
-      experiment: from the file and the command line together.
+      experiment: the run that the file and the command line ask for together.
 
     Raises:
       JaxpflError: with the method, the hyper-parameter and its two values.

@@ -26,7 +26,7 @@ from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar
 
 
 class Examples(NamedTuple):
-    """Examples of a client, for priors that compare predictions of models.
+    """Predictions of any model on a client's mini-batch of b examples, for priors that compare models by them.
 
     Attributes:
       apply: parameters -> logits [b, classes] of these examples.

@@ -36,13 +36,13 @@ class Gaussian(NamedTuple):
 
 
 def prior(*, s2_init: Scalar = 0.1, floor: Scalar = 1e-4) -> Prior:
-    """Gaussian prior.
+    """Population of models whose entries are Gaussian about those of a mean mu, all with one variance s2.
 
     Implements: Ozkara et al. 2023, Algorithm 4.
 
     Args:
-      s2_init: the variance before any estimation.
-      floor: the least variance, positive.
+      s2_init: s2 in round 0; mu is then the initial model.
+      floor: the least s2, positive.
     """
     return location_scale.prior(FAMILY, s2_init, floor)
 

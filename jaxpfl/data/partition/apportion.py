@@ -64,7 +64,7 @@ def deal_alike(labels: np.ndarray, counts: np.ndarray, rng: np.random.Generator)
     that no client holds are left out.
 
     Args:
-      labels: [T].
+      labels: of the second set, [T].
       counts: [m, num_classes] of the first set.
       rng: the generator.
     """

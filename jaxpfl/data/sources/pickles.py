@@ -202,7 +202,10 @@ def _text(value: Any) -> str:
 
 
 class _Finish:
-    """Replacement of all stand-ins by the arrays that they represent, once for each shared object."""
+    """Last step of reading a pickle: `_Array` and `_Scalar`, in place of NumPy's own classes, become NumPy's arrays.
+
+    An object that stands in several places is converted once.
+    """
 
     def __init__(self, most: int) -> None:
         self._most = most

@@ -36,7 +36,13 @@ class Choice(NamedTuple):
 
 
 class Noise(NamedTuple):
-    """Noise at one eps: the multiplier of a method with a single release, and Algorithm 3's eps and sigma per call."""
+    """Noise for one budget (eps, delta).
+
+    Attributes:
+      alone: noise multiplier of a method's only release; those with several divide it (`divided`).
+      printed_epsilon: Algorithm 3 as printed: eps of each of its calls.
+      printed_stddev: and their noise's standard deviation.
+    """
 
     alone: Scalar
     printed_epsilon: Scalar
