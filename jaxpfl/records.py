@@ -44,7 +44,8 @@ class Record:
       metrics: the results by name, such as ``validation_accuracy`` and ``personalized_accuracy``; None for one that
         there is not.
       seconds: of the program that it was a row of, compiling left out, divided by the rows.
-      group: name of that program.
+      group: name of the group of runs that differ in traced values only.
+      program: name of the training program by its content; groups whose shapes are equal share one.
     """
 
     method: str
@@ -56,6 +57,7 @@ class Record:
     metrics: Mapping[str, float | None] = field(default_factory=dict)
     seconds: float = 0.0
     group: str = ""
+    program: str = ""
 
     @property
     def id(self) -> str:

@@ -69,9 +69,7 @@ def compiled(
       out_shardings: as `jax.jit`; the compiler's choice if None.
       compiler_options: as `jax.jit`.
     """
-    options: dict[str, Any] = {"donate_argnums": donate_argnums, "compiler_options": compiler_options}
-    if out_shardings is not None:
-        options["out_shardings"] = out_shardings
+    options = _options(donate_argnums, out_shardings, compiler_options)
 
     def make() -> tuple[jax.stages.Compiled, bool]:
         lowered = jax.jit(function, **options).lower(*arguments)
@@ -82,6 +80,19 @@ def compiled(
     if key is None:
         return make()[0]
     return _found(key, lambda: _from_disk(key.digest, make))
+
+
+def digest(function: Callable[..., Any], arguments: tuple[Any, ...], **more: Any) -> str | None:
+    """Name of the program that `compiled` makes of these arguments, without making it; None for one without a key."""
+    key = key_of(function, _options(**more), jax.tree.map(_place, arguments))
+    return None if key is None else key.digest
+
+
+def _options(
+    donate_argnums: tuple[int, ...] = (), out_shardings: Any = None, compiler_options: dict[str, Any] | None = None
+) -> dict[str, Any]:
+    options: dict[str, Any] = {"donate_argnums": donate_argnums, "compiler_options": compiler_options}
+    return options if out_shardings is None else options | {"out_shardings": out_shardings}
 
 
 def shapes(function: Callable[..., Any], *arguments: Any) -> PyTree:

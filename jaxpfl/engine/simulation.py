@@ -338,6 +338,13 @@ class Simulation:
         states = trees.num_bytes(self._state_shapes(runs).clients)
         return {"data": trees.num_bytes(self.federations), "states": states, "working": working}
 
+    def digest(self, runs: int = 1) -> str | None:
+        """Name of the training program of so many runs by its content: simulations with the same share the program.
+
+        None where the program's code cannot be read completely; it is then shared with no other simulation.
+        """
+        return self._programs.digest("advance", self._arguments("advance", runs))
+
     def bytes_per_client(self) -> tuple[int, int]:
         """Bytes that one client uploads and receives in one round (parameters as they are, weights left out)."""
         return exchange.bytes_per_client(self.algorithm, self.participation, *self._one_run(), self.federations[0])

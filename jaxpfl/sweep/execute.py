@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 import jax
 import numpy as np
@@ -85,9 +85,9 @@ class Prepared(NamedTuple):
         return require(self.experiment.config.rounds)
 
     @property
-    def validates(self) -> bool:
-        """True if there are validation examples."""
-        return bool(self.experiment.federation.validation.mask.shape[1])
+    def splits(self) -> tuple[Literal["test", "validation"], ...]:
+        """The splits that have examples to score."""
+        return ("test", "validation") if self.experiment.federation.validation.mask.shape[1] else ("test",)
 
     def simulation(self, rows: slice) -> Simulation:
         """The programs of some of the rows."""
@@ -191,7 +191,7 @@ def run_group(
             if not is_memory(error) and not isinstance(error, JaxpflError):
                 raise
             if is_memory(error) and rows > 1:
-                rows = -(-min(rows, len(group.runs) - todo) // 2)
+                rows = fewer(rows, len(group.runs) - todo)
                 reporter.say(f"{group.name}: {rows} runs at a time, as more do not fit into memory")
                 continue
             found = [_failed(run, group, str(error)) for run in group.runs[chunk]]
@@ -200,6 +200,11 @@ def run_group(
         record(found)
         reporter.finish(len(found))
         todo += rows
+
+
+def fewer(rows: int, left: int) -> int:
+    """Rows at a time where ``rows`` of those that are left do not fit into memory."""
+    return -(-min(rows, left) // 2)
 
 
 def is_memory(error: BaseException) -> bool:
@@ -218,7 +223,7 @@ def _run(ready: Prepared, chunk: slice, reporter: Reporter, stopped: Callable[[]
     runs = ready.group.runs[chunk]
     began = time.perf_counter()
     simulation, seeds = ready.simulation(chunk), [run.seed for run in runs]
-    simulation.compile(seeds, *(("test", "validation") if ready.validates else ("test",)))
+    simulation.compile(seeds, *ready.splits)
     compiling, began = time.perf_counter() - began, time.perf_counter()
     state = simulation.init(seeds)
     pace, done = Pace(ready.experiment.config.plan.rounds_per_call), 0
@@ -239,14 +244,20 @@ def _run(ready: Prepared, chunk: slice, reporter: Reporter, stopped: Callable[[]
         if claim is not None:
             row["epsilon"] = None if claim.statement is None else claim.statement.epsilon
     seconds = (time.perf_counter() - began) / len(runs)
-    return [_record(run, ready, row, done, seconds) for run, row in zip(runs, scores, strict=True)]
+    told = {"rounds": done, "seconds": seconds, "group": ready.group.name, "program": _program(simulation, ready, runs)}
+    return [_record(run, row, told) for run, row in zip(runs, scores, strict=True)]
 
 
-def _record(run: Run, ready: Prepared, row: dict[str, float | None], rounds: int, seconds: float) -> Record:
+def _program(simulation: Simulation, ready: Prepared, runs: Sequence[Run]) -> str:
+    """Name of the program that trained some runs; programs that cannot be read are each group's own."""
+    return (simulation.digest(len(runs)) or f"{ready.group.name} {len(runs)}")[:16]
+
+
+def _record(run: Run, row: dict[str, float | None], told: Mapping[str, Any]) -> Record:
     diverged = int(row["diverged_clients"] or 0)
     clients = int(row["num_clients"] or 0)
     status, reason = (DIVERGED, f"{diverged} of {clients} clients diverged") if diverged else (DONE, "")
-    return Record(run.method, run.settings, run.seed, status, reason, rounds, row, seconds, ready.group.name)
+    return Record(run.method, run.settings, run.seed, status, reason, metrics=row, **told)
 
 
 def measured(
@@ -262,7 +273,7 @@ def measured(
     """
     scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
     validation = None
-    if ready.validates:
+    if "validation" in ready.splits:
         validation = jax.tree.map(np.asarray, dict(simulation.evaluate(state, "validation")["after"]))
     counts = jax.tree.map(np.asarray, simulation.trim(state).counts)
     gradients = simulation.gradients(state)

@@ -26,9 +26,9 @@ def finish(sweep: Sweep) -> dict[str, Any]:
     definition = sweep.definition
     records = sweep.in_order(sweep.journal().read())
     chosen = select(records, definition.searched) if definition.search.select == "validation" else {}
-    groups = {record.group for record in records if record.rounds}
+    programs = {record.program or record.group for record in records if record.rounds}
     seconds = math.fsum(one.seconds + (one.metrics.get("compile_seconds") or 0.0) for one in records)
-    summary = summarize(records, chosen, seeds=definition.searched, programs=len(groups), seconds=seconds)
+    summary = summarize(records, chosen, seeds=definition.searched, programs=len(programs), seconds=seconds)
     write_results(sweep.folder / RESULTS, records)
     for method, choice in chosen.items():
         if choice.settings is not None:

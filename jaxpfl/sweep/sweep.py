@@ -204,9 +204,7 @@ def _compiled(group: Group, loaded: Data) -> Prepared:
     """A group with its data, its programs compiled and in the process's cache."""
     ready = prepared(group, loaded)
     with suppress(Exception):
-        simulation = ready.simulation(slice(None))
-        scored = ("test", "validation") if ready.validates else ("test",)
-        simulation.compile([run.seed for run in group.runs], *scored)
+        ready.simulation(slice(None)).compile([run.seed for run in group.runs], *ready.splits)
     return ready
 
 
