@@ -65,7 +65,12 @@ def test_a_graph_without_an_edge_is_refused_by_both(tmp_path):
 
 
 @pytest.mark.parametrize(
-    "changes", [{"draw": "replacement"}, {"stragglers": 0.9, "same_stragglers": True}, {"stragglers": 0.9}]
+    "changes",
+    [
+        pytest.param({"draw": "replacement"}, marks=pytest.mark.slow),
+        {"stragglers": 0.9, "same_stragglers": True},
+        pytest.param({"stragglers": 0.9}, marks=pytest.mark.slow),
+    ],
 )
 def test_draws_of_batches_and_stragglers_are_those_of_the_other(changes):
     experiment = command(**changes, seed=0)
@@ -133,7 +138,13 @@ def test_a_rate_means_the_same_in_both():
     assert (here.name, here.rate, here.capacity) == (there.name, there.rate, there.capacity) == ("poisson", 0.5, 4)
 
 
-@pytest.mark.parametrize("asked", [{"noise_multiplier": 2.0}, {"epsilon": 8.0}, {"epsilon": 8.0, "quantile": 0.5}])
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"noise_multiplier": 2.0},
+        *(pytest.param(a, marks=pytest.mark.slow) for a in ({"epsilon": 8.0}, {"epsilon": 8.0, "quantile": 0.5})),
+    ],
+)
 def test_privacy_is_one_mechanism_and_one_claim(asked):
     config = PrivacyConfig(**asked, delta=1e-3, clipping_norm=0.5)
     experiment, result = command(privacy=config), python(privacy=config)

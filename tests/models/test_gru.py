@@ -124,6 +124,7 @@ def test_images_given_to_the_model_itself_are_refused():
         gru(10).init(jax.random.key(0), jnp.zeros((1, 8, 8)))
 
 
+@pytest.mark.slow
 def test_shakespeare_from_the_file_to_a_score(tmp_path):
     """A text that repeats "abcd": what follows is certain, and the network learns it."""
     text = "abcd" * 30

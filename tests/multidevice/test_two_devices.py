@@ -106,6 +106,7 @@ def test_what_crosses_devices(clients, method, cohort, crosses):
     assert ("all_gather" in module) == crosses
 
 
+@pytest.mark.slow
 def test_a_model_that_scans_over_its_input(clients):
     """A client's message must not be closed over by the devices' programs: otherwise this gradient fails."""
 
@@ -129,6 +130,7 @@ def test_a_model_that_scans_over_its_input(clients):
     np.testing.assert_allclose(losses[0], losses[1], rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_a_trimmed_state_goes_on_with_other_devices(clients):
     one, two = (simulate(METHODS["adaped"], clients, plan=ExecutionPlan(devices=d)) for d in (1, 2))
     trimmed = two.trim(two.advance(two.init([0]), 2)[0])

@@ -68,6 +68,7 @@ def test_rounds(kind):
     assert_scores(got(kind, adapt_alpha=True), [mix(own, mu) for own in want[-1].clients], mu)
 
 
+@pytest.mark.slow
 def test_alpha_that_is_not_adapted():
     want = reference("uniform", adapt=False)
     assert_rounds(got("uniform", adapt_alpha=False), want)
@@ -79,6 +80,7 @@ def test_a_defect_would_be_seen(defect):
     assert difference(got("uniform", adapt_alpha=True), reference("uniform", defect)) > 1e-3
 
 
+@pytest.mark.slow
 def test_mixed_logits_would_be_seen():
     """The scores are those of one mixed model; a mixture of the two models' logits has others."""
     run = got("full", adapt_alpha=True)

@@ -66,6 +66,7 @@ def test_fedavg(name):
     assert given.stragglers == 0 or taken.min() < ROUNDS * STEPS
 
 
+@pytest.mark.slow
 def test_a_client_whose_upload_is_lost_keeps_its_work():
     """``local`` uploads nothing that matters: dropout must not change a client's model."""
     plain, lossy = (
@@ -75,6 +76,7 @@ def test_a_client_whose_upload_is_lost_keeps_its_work():
     assert_same(client_row(plain.states[-1].clients, 0), client_row(lossy.states[-1].clients, 0))
 
 
+@pytest.mark.slow
 def test_a_round_in_which_everything_is_lost_leaves_the_server():
     almost_sure = Availability(dropout=1 - 1e-9)
     got = run(simulation("adaped", classification_problem(), {}, engine={"availability": almost_sure}), 2)

@@ -51,6 +51,7 @@ def test_a_defect_would_be_seen(defect):
     assert difference(got("uniform"), reference("uniform", defect)) > 1e-3
 
 
+@pytest.mark.slow
 def test_personal_steps_of_their_own():
     """``personal_steps`` moves v further and leaves w's steps, and so the server, as they are."""
     more = engine("ditto", HYPER, "full", personal_steps=5)

@@ -84,7 +84,8 @@ def check(got: Run, others: Run) -> None:
     assert_same({k: got.history[k] for k in means}, {k: others.history[k] for k in means})
 
 
-@pytest.mark.parametrize("blocks", [*(pytest.param(b, marks=pytest.mark.slow) for b in ("map", "vmap")), "2"])
+@pytest.mark.slow
+@pytest.mark.parametrize("blocks", ["map", "vmap", "2"])
 def test_any_plan(blocks):
     plan = ExecutionPlan(clients=blocks, rounds_per_call=1)
     check(run(simulation("adaped", spoiled(infinite), {}, plan=plan), ROUNDS), undisturbed("adaped"))
@@ -102,7 +103,8 @@ def test_every_method(method):
     check(run(simulation(method, spoiled(infinite), {}), ROUNDS), undisturbed(method))
 
 
-@pytest.mark.parametrize("method", [pytest.param("l2gd", marks=pytest.mark.slow), "scaffold"])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["l2gd", "scaffold"])
 def test_methods_whose_server_keeps_a_mean_over_all(method):
     """The diverged client is one of the m of that mean, so there is no run without it to compare; it stands still."""
     got = run(simulation(method, spoiled(infinite), OF_ALL[method]), ROUNDS)

@@ -160,6 +160,7 @@ def test_a_defect_would_be_seen(defect):
     assert distance(got, want) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_likelihood_only_rises():
     """``sum_i sum_s log sum_l pi_il p_l(y_s | x_s)``: the mean by n_i of one full-batch step is a step on the lower
     bound, and the proportions maximise it."""

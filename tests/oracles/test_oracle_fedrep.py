@@ -99,7 +99,9 @@ def of_engine(counts: str) -> list:
     return [(filled(s.server), [filled(client_row(s.clients[0], i)) for i in rows]) for s in states]
 
 
-@pytest.mark.parametrize("counts", ["default", "3 and 2", pytest.param("2 of the body", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "counts", ["default", *(pytest.param(c, marks=pytest.mark.slow) for c in ("3 and 2", "2 of the body"))]
+)
 def test_rounds(counts):
     assert_same(of_engine(counts), reference(counts))
 
@@ -109,6 +111,7 @@ def test_a_defect_would_be_seen(defect):
     assert distance(of_engine("3 and 2"), reference("3 and 2", defect)) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_straggler_ends_its_round_early():
     """Whoever takes s steps takes the first s of the sequence: fewer than the head's leave the body as it is."""
     slow = {"availability": availability(stragglers=1.0, same_stragglers=True)}

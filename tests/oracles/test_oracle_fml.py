@@ -68,6 +68,7 @@ def test_a_defect_would_be_seen(defect):
     assert difference(got("uniform"), reference("uniform", defect)) > 1e-3
 
 
+@pytest.mark.slow
 def test_clients_of_another_architecture():
     """Models that meet in their logits only: both train, and the global one keeps its structure."""
     mixed = engine("fml", HYPER, "full", architectures="same+linear")

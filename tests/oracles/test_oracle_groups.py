@@ -132,6 +132,7 @@ def test_it_is_one_program():
     assert [name for name in made._programs.made if name[0] != "start"] == [("advance", 1)]
 
 
+@pytest.mark.slow
 def test_personal_models_of_each_group():
     made = adaped("same+linear", "uniform")
     state, _ = made.advance(made.init([0]), 2)
@@ -139,7 +140,8 @@ def test_personal_models_of_each_group():
     assert_same(jax.tree.map(np.asarray, models), jax.tree.map(np.asarray, made.trim(state).clients))
 
 
-@pytest.mark.parametrize("ids", [[100], pytest.param([55, 101, 103], marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("ids", [[100], [55, 101, 103]])
 def test_unseen_clients_may_all_be_of_one_architecture(ids):
     """They have the scores that they have beside one of the other architecture."""
     both = classification_problem((8,) * (len(ids) + 1), [*ids, ids[0] + 201])

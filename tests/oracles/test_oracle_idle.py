@@ -85,6 +85,7 @@ def test_counts_and_cost(rounds):
             assert_same(client_row(state.clients[0].received, i), received[i])
 
 
+@pytest.mark.slow
 def test_idle_clients_change_nothing_at_the_server_before_they_return(rounds):
     """They upload nothing: the first round's server is that of Algorithm 2."""
     got, _ = rounds
@@ -94,6 +95,7 @@ def test_idle_clients_change_nothing_at_the_server_before_they_return(rounds):
     assert_same(got.states[1].server, plain.states[1].server)
 
 
+@pytest.mark.slow
 def test_full_participation_leaves_nobody_idle():
     made = simulation("adaped", classification_problem(), HYPER, idle_rounds=CAP)
     got = run(made, 2)

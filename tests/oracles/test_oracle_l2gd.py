@@ -107,6 +107,7 @@ def test_share_of_aggregations(tau):
     assert probability(0.2, 1) == pytest.approx(0.2, rel=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tau", [4])
 def test_rests_near_the_minimiser(tau):
     """On quadratics, at a small rate, averaged over late rounds: ``A_i (theta_i - b_i) + lam (theta_i - mean) = 0``."""

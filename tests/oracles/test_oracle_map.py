@@ -184,9 +184,9 @@ def reference(
     ("method", "kind", "options"),
     [
         ("map-gaussian", "gaussian", {}),
-        ("map-gaussian", "gaussian", {"estimate": "fit", "scaling": "mean"}),
+        pytest.param("map-gaussian", "gaussian", {"estimate": "fit", "scaling": "mean"}, marks=pytest.mark.slow),
         ("map-laplace", "laplace", {}),
-        ("map-laplace", "laplace", {"estimate": "fit"}),
+        pytest.param("map-laplace", "laplace", {"estimate": "fit"}, marks=pytest.mark.slow),
         ("adamix", "mixture", {}),
     ],
 )
@@ -206,9 +206,8 @@ def test_rounds(method, kind, options, batch_size):
     assert np.isfinite(got.history["penalty"]).all()
 
 
-@pytest.mark.parametrize(
-    ("method", "kind"), [("map-gaussian", "gaussian"), pytest.param("map-laplace", "laplace", marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("method", "kind"), [("map-gaussian", "gaussian"), ("map-laplace", "laplace")])
 def test_with_another_optimizer_the_penalty_is_in_the_gradient(method, kind):
     made = simulation(
         method, classification_problem(), HYPER, cohort=COHORT, choices={"optimizer": "sgd:momentum=0"}, batch_size=6
@@ -294,12 +293,13 @@ def test_options_of_the_distillation_prior_are_refused_early(options, message):
         METHODS["map-kd"].build(perceptron(), LocalWork(np.ones(2), 1, 1), **options)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
         {"distance": "reversed-kd"},
-        pytest.param({"distance": "square"}, marks=pytest.mark.slow),
-        pytest.param({"exact": True}, marks=pytest.mark.slow),
+        {"distance": "square"},
+        {"exact": True},
     ],
 )
 def test_options_of_the_distillation_prior_change_what_is_learnt(options):

@@ -140,7 +140,7 @@ def assert_rounds(run_, want: list[After]) -> None:
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("p", [2, pytest.param(1, marks=pytest.mark.slow), math.inf])
+@pytest.mark.parametrize("p", [2, *(pytest.param(p, marks=pytest.mark.slow) for p in (1, math.inf))])
 def test_rounds(kind, p):
     """Everybody with full batches; and three of five with stragglers. Every kind of mask."""
     made = got(kind, float(p))
@@ -180,6 +180,7 @@ def test_a_defect_would_be_seen(defect):
     assert distance(made.states[-1].server.z, want.z) + distance(made.states[-1].server.shared, want.x) > 1e-3
 
 
+@pytest.mark.slow
 def test_a_diverged_client_adds_nothing_and_is_only_drawn():
     """Its G is zero and nobody's z is NaN; its own is drawn to its neighbours."""
     bad, problem = 1, classification_problem()
@@ -203,6 +204,7 @@ def all_personal(lam: float, **more):
     )
 
 
+@pytest.mark.slow
 def test_no_pull_is_local_training_from_a_common_start():
     made = all_personal(0.0)
     end = run(made, ROUNDS)
@@ -218,7 +220,8 @@ def test_no_pull_is_local_training_from_a_common_start():
     assert (end.history["fused_edges"] == 0).all()
 
 
-@pytest.mark.parametrize("p", [pytest.param(1.0, marks=pytest.mark.slow), 2.0])
+@pytest.mark.slow
+@pytest.mark.parametrize("p", [1.0, 2.0])
 def test_a_large_pull_gives_everybody_the_mean_as_printed(p):
     """Every column becomes ``mean(Z_t) - eta mean(G) / N``, G the gradients at Z_t."""
     apart, together = (all_personal(lam, scaling="mean", steps=1, p=p) for lam in (0.0, 1e4))

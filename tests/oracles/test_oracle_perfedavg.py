@@ -97,6 +97,7 @@ def test_rounds(kind):
     assert_scores(got(kind), personal(mu, kind), mu, before=[mu] * len(SIZES))
 
 
+@pytest.mark.slow
 def test_rounds_with_the_hessian():
     want = reference("uniform", hessian=True)
     assert difference(got("uniform", hessian=True), want) < 1e-9

@@ -107,6 +107,7 @@ def test_stage_1_is_fedavg():
         assert_same(state.server, want.server)
 
 
+@pytest.mark.slow
 def test_the_first_of_equal_teachers_wins():
     """A validation example that no model gets wrong any more ties at a loss of zero; ``<=`` would take the second."""
     client = METHODS["persfl"].build(perceptron(), LocalWork(np.array(SIZES), STEPS, BATCH)).clients[0]
@@ -263,6 +264,7 @@ def test_scores_before_are_the_teachers_and_after_the_students():
 # --- new participants -----------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("stored", "kept"),
     [pytest.param(0, [], marks=pytest.mark.slow), (3, [0, 2, 4])],

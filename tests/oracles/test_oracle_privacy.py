@@ -109,6 +109,7 @@ def after_noise(method: str, hyper: dict[str, float]) -> Any:
     return made.advance(made.init(range(16)), 1)[0].server.state
 
 
+@pytest.mark.slow
 def test_noise_that_takes_psi_below_its_floor_is_projected():
     psi = after_noise("adaped", ADAPED).psi
     assert (psi >= ADAPED["psi_floor"]).all()
@@ -155,7 +156,8 @@ def spoiled() -> Any:
     return stack(train, clients(problem.test), IDS, clients(problem.validation))
 
 
-@pytest.mark.parametrize("method", ["fedavg", pytest.param("adaped", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "adaped"])
 def test_a_client_that_fails_contributes_zero_and_is_counted(method):
     """The others' sum over the SAME divisor: who failed must not show in it."""
     hp = SGD if method == "fedavg" else ADAPED
@@ -176,6 +178,7 @@ def test_a_client_that_fails_contributes_zero_and_is_counted(method):
         np.testing.assert_allclose(got.history[name], want.history[name], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_distributed_noise_needs_its_least_number_of_uploads():
     """A failed client still sends its share, so it counts; with one upload too few nothing is released."""
     problem, cohort = spoiled(), uniform(M, 3)
@@ -218,6 +221,7 @@ def test_without_noise_and_with_a_wide_clip_it_is_the_uniform_mean(method, optio
         assert_same(a.clients[0], b.clients[0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "mechanism"),
     [
