@@ -14,6 +14,7 @@ from jaxpfl import algorithms, choices, compression
 from jaxpfl.algorithms import Method
 from jaxpfl.algorithms.parts.hyper import PAPER
 from jaxpfl.data import Split
+from jaxpfl.data.sources import planted
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.spec import RunSpec, Settings, spec_of
 from jaxpfl.errors import JaxpflError, unknown_name
@@ -107,6 +108,8 @@ def resolve(config: RunConfig) -> RunConfig:
         values["cohort"] = min(values["cohort"], max(clients, 1))
     config = dataclasses.replace(config, **{k: v for k, v in values.items() if given[k] is None})
     check(config)
+    if config.clients is not None:
+        config = dataclasses.replace(config, data=planted.enlarged(config.data, config.clients + config.unseen_clients))
     if config.seed > 2**32 - (config.seeds or 1):
         raise JaxpflError(f"seed must be at least 0, and every seed below 2**32, got {config.seed}")
     availability(config.dropout, config.stragglers, same_stragglers=config.same_stragglers)

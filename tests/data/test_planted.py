@@ -19,8 +19,10 @@ from jaxpfl.data import (
     summary,
     true_clusters,
 )
+from jaxpfl.data.sources import planted
 from jaxpfl.data.sources.planted import parse
 from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment.config import RunConfig, resolve
 
 LABELS = np.arange(600, dtype=np.int32) % 5
 
@@ -141,3 +143,18 @@ def test_the_inputs_are_normal_and_a_name_is_a_population() -> None:
 def test_refusals_of_the_settings(text: str, message: str) -> None:
     with pytest.raises(JaxpflError, match=message):
         draw_planted(parse(f"planted:{text}"))
+
+
+@pytest.mark.parametrize(
+    ("given", "clients", "named"),
+    [
+        ("planted", 50, "planted"),
+        ("planted", 60, "planted:clients=60"),
+        ("planted:dim=4", 60, "planted:dim=4,clients=60"),
+        ("planted:clients=20", 60, "planted:clients=20"),
+        ("digits", 60, "digits"),
+    ],
+)
+def test_there_are_as_many_clients_as_a_run_asks_for(given: str, clients: int, named: str):
+    assert planted.enlarged(given, clients) == named
+    assert resolve(RunConfig(given, clients=clients - 5, unseen_clients=5)).data == named

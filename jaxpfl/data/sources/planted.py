@@ -122,6 +122,14 @@ def parse(text: str) -> PlantedSettings:
     return PlantedSettings(**values)
 
 
+def enlarged(text: str, clients: int) -> str:
+    """The name of a data set; of a planted one that does not say how many clients, with enough for so many."""
+    name, colon, rest = text.partition(":")
+    if name != "planted" or "clients=" in rest or clients <= parse(text).clients:
+        return text
+    return f"{text},clients={clients}" if colon else f"{text}:clients={clients}"
+
+
 def _draw(rng: np.random.Generator, theta: np.ndarray, n: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Draw users [m n], inputs [m n, d] float32 and labels [m n] of n examples of each client, theta [m, d]."""
     m, d = theta.shape
