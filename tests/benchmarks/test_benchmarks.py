@@ -141,6 +141,7 @@ def test_operations_counted_by_hand():
     assert executed == pytest.approx(0.44 * convolutions)
 
 
+@pytest.mark.slow
 def test_clients(tmp_path: Path):
     found = record(tmp_path, "clients", "--counts", "60")
     check_contenders(found["results"])

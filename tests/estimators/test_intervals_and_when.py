@@ -42,7 +42,9 @@ def test_with_known_variances_the_coverage_is_exact():
     assert mean < 0.9 - 4 * error
 
 
-@pytest.mark.parametrize(("m", "st"), [(8, 0.5), (8, 1.5), (40, 0.4)])
+@pytest.mark.parametrize(
+    ("m", "st"), [(8, 0.5), *(pytest.param(*given, marks=pytest.mark.slow) for given in ((8, 1.5), (40, 0.4)))]
+)
 def test_morris_intervals_cover_with_an_estimated_variance(m: int, st: float):
     """95 % asked, 95 to 97 % given (standard errors are .1 %), where plain intervals give 84 to 92 %."""
     n = 2
@@ -63,6 +65,7 @@ def test_morris_intervals_cover_with_an_estimated_variance(m: int, st: float):
     assert plain < 0.93
 
 
+@pytest.mark.slow
 def test_robust_intervals_cover_whatever_the_population():
     """theta takes a far value with probability 1/50, else a common one: at least the 90 % that were asked for."""
     m, n, share = 400, 1, 0.02

@@ -168,7 +168,13 @@ def test_coverage_of_probabilities(m: int, least: float, cut_off: float):
 
 @pytest.mark.parametrize(
     ("m", "n", "st", "least"),
-    [(2, 5, 0.45, 0.935), (5, 5, 0.45, 0.945), (10, 5, 0.45, 0.945), (30, 5, 0.45, 0.935), (5, 2, 0.45, 0.94)],
+    [
+        (5, 5, 0.45, 0.945),
+        pytest.param(2, 5, 0.45, 0.935, marks=pytest.mark.slow),
+        pytest.param(10, 5, 0.45, 0.945, marks=pytest.mark.slow),
+        pytest.param(30, 5, 0.45, 0.935, marks=pytest.mark.slow),
+        pytest.param(5, 2, 0.45, 0.94, marks=pytest.mark.slow),
+    ],
 )
 def test_coverage_of_means_of_unequal_sizes(m: int, n: int, st: float, least: float):
     """95 % asked, one client with a sample fewer, all variances learned; measured 95.4, 96.2, 96.0, 94.6 and 96.1 %,

@@ -146,6 +146,7 @@ def test_private_kmeans_start_knows_no_data():
     assert gaps.min() > 1.5
 
 
+@pytest.mark.slow
 def test_without_noise_private_kmeans_is_lloyds_algorithm():
     data, _ = clients(300)
     means = data.x.mean(axis=1)

@@ -74,8 +74,8 @@ def test_the_union_is_everybody_s_examples_in_the_order_of_their_ids():
     [
         pytest.param(100, 0, "sgd", 0.0, marks=pytest.mark.slow),
         (6, 0, "sgd", 0.0),
-        (6, 7, "sgd", 0.0),
-        (6, 0, "sgd:momentum=0.8", 0.8),
+        pytest.param(6, 7, "sgd", 0.0, marks=pytest.mark.slow),
+        pytest.param(6, 0, "sgd:momentum=0.8", 0.8, marks=pytest.mark.slow),
     ],
     ids=["full batches", "mini-batches", "more steps", "momentum"],
 )

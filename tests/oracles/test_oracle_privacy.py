@@ -52,7 +52,7 @@ def add(server: dict[str, Any], changes: list[dict[str, Any]], divisor: float) -
 
 
 @pytest.mark.parametrize(
-    "kind", [*(pytest.param(k, marks=pytest.mark.slow) for k in ("full", "poisson")), "uniform", "poisson, two slots"]
+    "kind", ["uniform", *(pytest.param(k, marks=pytest.mark.slow) for k in ("full", "poisson", "poisson, two slots"))]
 )
 def test_fedavg(kind):
     """Every client weighs the same, whatever its examples; the divisor is the expected cohort, not the drawn one."""

@@ -55,7 +55,8 @@ def reference(kind: str, bits: int = 0, defect: str = "") -> list[Round]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "bits"), [pytest.param("full", 0, marks=pytest.mark.slow), ("uniform", 0), ("uniform", BITS)]
+    ("kind", "bits"),
+    [*(pytest.param(kind, 0, marks=pytest.mark.slow) for kind in ("full", "uniform")), ("uniform", BITS)],
 )
 def test_rounds(kind, bits):
     want = reference(kind, bits)

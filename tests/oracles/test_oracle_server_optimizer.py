@@ -124,11 +124,10 @@ def run_state(simulation, got: Run, r: int):
     return simulation.adopt(rows._replace(key=jnp.stack([jax.random.key(SEED)])))
 
 
-SELDOM = {("fedavg", name) for name in (*list(OPTAX)[1:], "sgd", "sgd:momentum=0.6", "adam:b1=0.9,b2=0.99,eps=1e-3")}
-SELDOM |= {("adaped", "sgd"), ("adaped", "fedavgm")}
-"""In the slow run: more of optax's own, by the way of the first, and AdaPeD with optimizers that FedAvg has too."""
+EVERY_TIME = {("fedavg", "fedavgm"), ("fedavg", "fedyogi"), ("adaped", "fedadam")}
+"""One without and two with a memory of squares; the others are in the slow run."""
 PAIRS = [("fedavg", name) for name in (*NUMPY, *OPTAX)] + [("adaped", name) for name in ("sgd", "fedavgm", "fedadam")]
-CASES = [pytest.param(*pair, marks=pytest.mark.slow if pair in SELDOM else ()) for pair in PAIRS]
+CASES = [pytest.param(*pair, marks=() if pair in EVERY_TIME else pytest.mark.slow) for pair in PAIRS]
 
 
 @pytest.mark.parametrize(("method", "optimizer"), CASES)
@@ -152,6 +151,7 @@ def test_server_steps(method, optimizer):
             np.testing.assert_allclose(server.psi, expected.psi, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_no_two_optimizers_agree():
     ends = [model("fedavg", engine("fedavg", name).states[-1].server) for name in (*NUMPY, *OPTAX)]
     for i, a in enumerate(ends):

@@ -33,6 +33,7 @@ def endless(epochs: int) -> np.ndarray:
     return orders.ravel()
 
 
+@pytest.mark.slow
 def test_fedavg_with_one_client_is_sgd():
     problem = classification_problem((SIZE,), IDS[:1])
     hp = {"lr": RATE, "lr_decay": 1.0, "weight_decay": DECAY}

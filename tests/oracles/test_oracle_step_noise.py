@@ -73,7 +73,9 @@ def adaped_step(
     return theta, mu, max(psi - hp["lr_psi"] * k, hp["psi_floor"]), short
 
 
-@pytest.mark.parametrize("joint", [False, True], ids=["one after the other", "joint"])
+@pytest.mark.parametrize(
+    "joint", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one after the other", "joint"]
+)
 def test_adaped(joint):
     mechanism = Mechanism(0.0, C1, "per_step", joint=joint, scale_clipping_norm=None if joint else C2)
     got = run(made("adaped", ADAPED, mechanism), ROUNDS)

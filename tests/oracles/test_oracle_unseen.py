@@ -107,6 +107,7 @@ def test_local_trains_alone_from_its_start():
     assert_same(scores["after"], scores_of(models))
 
 
+@pytest.mark.slow
 def test_adaped_with_the_message_fixed():
     """Each round starts from today's (mu, psi) again; theta goes on."""
     last, scores = arrived("adaped", SGD | ADAPED)
