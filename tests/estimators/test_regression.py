@@ -30,6 +30,7 @@ def clients(m: int, n: int, d: int, seed: int = 0, centers=None, s2: float = 0.0
 rotated = jax.jit(jax.vmap(regression.rotate))
 
 
+@jax.jit
 def posterior(population, x, y):
     return regression.posterior(population, regression.rotate(x, y))
 
@@ -96,14 +97,15 @@ def test_em_never_lowers_the_evidence(floor):
     step = jax.jit(lambda p: regression.em(p, rotated(x, y), floor, 1))
     for _ in range(40):
         at = step(at)
-        values.append(float(jax.vmap(lambda x, y, at=at: posterior(at, x, y).log_evidence)(x, y).sum()))
+        values.append(float(jax.vmap(posterior, in_axes=(None, 0, 0))(at, x, y).log_evidence.sum()))
         assert min(at.s2, at.sx2) >= floor
     assert np.diff(values).min() > -1e-9
 
 
 def test_algorithm_4_rests_where_each_client_is_at_its_posterior_mode():
     population, x, y, _ = clients(6, 8, 3, scale=1.0)
-    end, thetas = regression.gradient_descent(population, jnp.zeros((6, 3)), x, y, 2e-3, 20000)
+    descend = jax.jit(lambda: regression.gradient_descent(population, jnp.zeros((6, 3)), x, y, 2e-3, 20000))
+    end, thetas = descend()
     want = jax.vmap(lambda x, y: posterior(end, x, y).mean)(x, y)
     np.testing.assert_allclose(thetas, want, rtol=1e-6, atol=1e-8)
     np.testing.assert_allclose(end.mu, thetas.mean(0), rtol=1e-6, atol=1e-8)

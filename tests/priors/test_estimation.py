@@ -1,7 +1,5 @@
 """Estimates of a prior's parameters: closed forms, fixed points of the gradient message, EM, floors."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -29,6 +27,9 @@ def tree(a):
     return {"w": a[..., :2], "b": a[..., 2]}
 
 
+start = jax.jit(gaussian_mixture.start, static_argnums=(0, 3))
+em = jax.jit(gaussian_mixture.em, static_argnums=(3, 4))
+log_likelihood = jax.jit(gaussian_mixture.log_likelihood)
 PRIORS = {"gaussian": gaussian.prior(floor=1e-3), "laplace": laplace.prior(floor=1e-3)}
 
 
@@ -124,12 +125,13 @@ def test_floors_hold_and_nobody_changes_nothing(name):
     prior = PRIORS.get(name) or gaussian_mixture.prior(2, floor=1e-3)
     gamma = prior.init(jnp.zeros(3))
     assert prior.fit is not None
-    same = prior.fit(gamma, jnp.ones((4, 3)), jnp.ones(4, bool))
+    fit = jax.jit(prior.fit)
+    same = fit(gamma, jnp.ones((4, 3)), jnp.ones(4, bool))
     np.testing.assert_allclose(same[-1], 1e-3, rtol=1e-6)
     if prior.descend is not None:
         at = jax.lax.fori_loop(0, 200, lambda t, g: prior.descend(Rates(1.0, 1.0), g, jnp.ones(3)), gamma)
         np.testing.assert_allclose(at[-1], 1e-3, rtol=1e-6)
-    nobody = prior.fit(gamma, jnp.full((4, 3), 7.0), jnp.zeros(4, bool))
+    nobody = fit(gamma, jnp.full((4, 3), 7.0), jnp.zeros(4, bool))
     jax.tree.map(np.testing.assert_array_equal, nobody, gamma)
 
 
@@ -149,12 +151,11 @@ def clusters(m: int, d: int, gap: float) -> tuple[np.ndarray, np.ndarray]:
 def test_em_never_lowers_the_likelihood(floor):
     thetas = jnp.asarray(clusters(60, 2, 1.0)[0])
     valid = jnp.arange(60) % 7 != 3
-    gamma = gaussian_mixture.start(3, thetas, valid, floor)
-    step = jax.jit(partial(gaussian_mixture.em, floor=floor, steps=1))
+    gamma = start(3, thetas, valid, floor)
     values = []
     for _ in range(60):
-        values.append(float(gaussian_mixture.log_likelihood(gamma, thetas, valid)))
-        gamma = step(gamma, thetas, valid)
+        values.append(float(log_likelihood(gamma, thetas, valid)))
+        gamma = em(gamma, thetas, valid, floor, 1)
         assert float(gamma.s2.min()) >= floor
         assert float(gamma.p.sum()) == pytest.approx(1)
     assert np.diff(values).min() > -1e-9
@@ -164,8 +165,8 @@ def test_em_never_lowers_the_likelihood(floor):
 @pytest.mark.usefixtures("x64")
 def test_em_step_is_the_textbooks():
     thetas = clusters(12, 2, 0.5)[0]
-    gamma = gaussian_mixture.start(3, jnp.asarray(thetas), jnp.ones(12, bool), 1e-6)
-    got = gaussian_mixture.em(gamma, jnp.asarray(thetas), jnp.ones(12, bool), 1e-6, 1)
+    gamma = start(3, jnp.asarray(thetas), jnp.ones(12, bool), 1e-6)
+    got = em(gamma, jnp.asarray(thetas), jnp.ones(12, bool), 1e-6, 1)
     p, mu, s2 = map(np.asarray, gamma)
     squares = ((thetas[:, None] - mu) ** 2).sum(-1)
     r = p * (2 * np.pi * s2) ** -1.0 * np.exp(-squares / (2 * s2))  # d = 2
@@ -182,7 +183,8 @@ def test_fit_finds_separated_clusters_from_coinciding_centers():
     thetas, label = clusters(80, 4, 6.0)
     prior = gaussian_mixture.prior(3, floor=1e-6)
     assert prior.fit is not None
-    gamma = prior.fit(prior.init(jnp.zeros(4)), jnp.asarray(thetas), jnp.ones(80, bool))
+    fit = jax.jit(prior.fit)
+    gamma = fit(prior.init(jnp.zeros(4)), jnp.asarray(thetas), jnp.ones(80, bool))
     want = np.stack([thetas[label == c].mean(0) for c in range(3)])
     order = ((want[:, None] - np.asarray(gamma.mu)) ** 2).sum(-1).argmin(1)
     np.testing.assert_allclose(np.asarray(gamma.mu)[order], want, atol=1e-6)
@@ -190,7 +192,7 @@ def test_fit_finds_separated_clusters_from_coinciding_centers():
     variances = [((thetas[label == c] - want[c]) ** 2).mean() for c in range(3)]
     np.testing.assert_allclose(np.asarray(gamma.s2)[order], variances, rtol=1e-5)
     # Again from there, in another order: the same.
-    again = prior.fit(gamma, jnp.asarray(thetas[::-1]), jnp.ones(80, bool))
+    again = fit(gamma, jnp.asarray(thetas[::-1]), jnp.ones(80, bool))
     np.testing.assert_allclose(again.mu, gamma.mu, rtol=1e-9)
 
 

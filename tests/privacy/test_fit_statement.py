@@ -78,6 +78,7 @@ def test_what_cannot_be_accounted_is_not_run(federation, options, message):
         jaxpfl.fit("fedavg", federation, **SETTING, **options)
 
 
+@pytest.mark.slow
 def test_nothing_is_said_where_nothing_was_private(federation):
     with pytest.warns(JaxpflWarning, match=r"privacy changes nothing: no method of the run \(local\) uploads anything"):
         result = jaxpfl.fit("local", federation, **SETTING, privacy=Mechanism(1.0))
@@ -125,6 +126,7 @@ def test_a_private_run_goes_on_in_private_only(federation):
         private.simulation.advance(plain.state._replace(server=private.state.server), 1)
 
 
+@pytest.mark.slow
 def test_equal_runs_are_refused_unless_their_noise_differs(federation):
     with pytest.raises(JaxpflError, match="seed 1 is given twice for the same hyper-parameters"):
         jaxpfl.fit("fedavg", federation, **SETTING, seeds=[1, 0, 1])
@@ -150,6 +152,7 @@ def test_cohorts_that_are_cut_are_said():
     assert CUT not in str(whole)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "batch_size", "remembers"),
     [
