@@ -17,6 +17,7 @@ NAMES = (
     "roofline",
     "clients",
     "sweep",
+    "sweep_clients",
     "overhead",
     "compile",
     "second_fit",

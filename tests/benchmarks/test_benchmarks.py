@@ -20,6 +20,7 @@ NAMES = (
     "roofline",
     "clients",
     "sweep",
+    "sweep_clients",
     "overhead",
     "compile",
     "second_fit",
@@ -206,6 +207,17 @@ def test_sweep(tmp_path: Path):
     check_contenders(found["results"])
     one, separate = (found["results"][f"2 {how}"]["facts"]["train_losses"] for how in ("in one program", "separate"))
     assert one == pytest.approx(separate, rel=1e-3)  # the same runs
+
+
+@pytest.mark.slow
+def test_sweep_clients(tmp_path: Path):
+    found = record(tmp_path, "sweep_clients")
+    assert found["programs"] == 2
+    assert [row["clients"] for row in found["results"]] == [10, 30]
+    for row in found["results"]:
+        assert row["status"] == "done"
+        assert row["seconds"] > 0
+    assert found["peak_bytes"] > 0
 
 
 @pytest.mark.slow
