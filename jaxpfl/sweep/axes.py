@@ -166,7 +166,13 @@ def applied(config: RunConfig, settings: Mapping[str, Value]) -> RunConfig:
     return config
 
 
-def cohort_of(settings: Mapping[str, Value], clients: int) -> int | None:
-    """The number of clients that a share such as ``0.1m`` means, at least one; None where it is not a share."""
+def share_of(settings: Mapping[str, Value]) -> float | None:
+    """The share of the clients that a cohort such as ``0.1m`` means; None where it is not a share."""
     value = settings.get("cohort")
-    return max(1, round(float(value[:-1]) * clients)) if isinstance(value, str) else None
+    return float(value[:-1]) if isinstance(value, str) else None
+
+
+def cohort_of(settings: Mapping[str, Value], clients: int) -> int | None:
+    """The number of clients of such a share, at least one; None where it is not a share."""
+    share = share_of(settings)
+    return None if share is None else max(1, round(share * clients))

@@ -16,6 +16,7 @@ from jaxpfl.experiment.config import RunConfig, differences, resolve, spec_for, 
 from jaxpfl.experiment.config_file import from_mapping
 from jaxpfl.settings import COUNT, Range, check, is_default, setting
 from jaxpfl.sweep.axes import applied, concerns, named
+from jaxpfl.sweep.budget import rounds_of
 from jaxpfl.sweep.grid import Axis, Grid
 
 FILE = "sweep.json"
@@ -132,6 +133,9 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
         raise JaxpflError("halving ends runs early: rounds cannot be an axis too")
     if "rounds" in names and search.budget == "steps":
         raise JaxpflError("budget = steps sets the rounds of each method: rounds cannot be an axis too")
+    if search.budget == "steps":
+        for name in methods:
+            rounds_of(config, name, tuple(methods), share=1.0)  # refuses a method whose gradients are not known
     if search.select == "validation" and not config.validation_share and "validation_share" not in names:
         config = dataclasses.replace(config, validation_share=SHARE)
     found = Definition(tuple(methods), config, grid, search)

@@ -18,7 +18,7 @@ from jaxpfl.experiment import warm_start
 from jaxpfl.experiment.config import RunConfig, resolve, spec_for
 from jaxpfl.experiment.pace import Pace
 from jaxpfl.experiment.privacy import protection_of
-from jaxpfl.experiment.setup import Experiment, load_federation, prepare, require
+from jaxpfl.experiment.setup import Experiment, load_federation, prepare
 from jaxpfl.experiment.summary import over_clients
 from jaxpfl.records import DIVERGED, DONE, FAILED, Record
 from jaxpfl.sweep.axes import applied, cohort_of
@@ -82,7 +82,7 @@ class Prepared(NamedTuple):
     @property
     def rounds(self) -> int:
         """Rounds of each run."""
-        return require(self.experiment.config.rounds)
+        return self.group.rounds
 
     @property
     def splits(self) -> tuple[Literal["test", "validation"], ...]:

@@ -9,9 +9,10 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from jaxpfl import algorithms
-from jaxpfl.experiment.config import RunConfig
+from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.records import Value, run_id
-from jaxpfl.sweep.axes import applied, concerns, is_traced
+from jaxpfl.sweep.axes import applied, concerns, is_traced, share_of
+from jaxpfl.sweep.budget import rounds_of
 from jaxpfl.sweep.definition import Definition
 
 
@@ -40,6 +41,7 @@ class Group:
       static: the settings of the grid that all its runs share.
       among: all methods of the sweep.
       runs: in the order of the grid, seeds innermost.
+      until: the round at which successive halving stops them; None for all rounds.
     """
 
     name: str
@@ -48,6 +50,14 @@ class Group:
     static: Mapping[str, Value]
     among: tuple[str, ...]
     runs: tuple[Run, ...]
+    until: int | None = None
+
+    @property
+    def rounds(self) -> int:
+        """Rounds of each run, if it is not stopped."""
+        rounds = resolve(self.config).rounds
+        assert rounds is not None
+        return rounds
 
     def only(self, missing: Iterable[Run]) -> Group:
         """The group with some of its runs."""
@@ -81,6 +91,15 @@ def groups_of(definition: Definition, runs: Iterable[Run]) -> tuple[Group, ...]:
         name = f"{run.method}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         found.setdefault(name, (run, static, []))[2].append(run)
     return tuple(
-        Group(name, first.method, applied(definition.config, static), static, definition.methods, tuple(own))
+        Group(name, first.method, _config(definition, first.method, static), static, definition.methods, tuple(own))
         for name, (first, static, own) in found.items()
     )
+
+
+def _config(definition: Definition, method: str, static: Mapping[str, Value]) -> RunConfig:
+    """The config of a group, its rounds those of the budget."""
+    config = applied(definition.config, static)
+    if definition.search.budget == "rounds":
+        return config
+    rounds = rounds_of(config, method, definition.methods, share_of(static))
+    return dataclasses.replace(config, rounds=rounds)

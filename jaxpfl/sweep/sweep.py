@@ -17,7 +17,6 @@ import numpy as np
 
 from jaxpfl import __version__, data, files
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.config import resolve
 from jaxpfl.experiment.setup import checksum
 from jaxpfl.records import DIVERGED, DONE, FAILED, Journal, Record, Value
 from jaxpfl.sweep import definition as definitions
@@ -143,10 +142,9 @@ class Sweep:
     def _left(self, runs: Sequence[Run], found: dict[str, Record]) -> list[Run]:
         left = []
         for group in groups_of(self.definition, runs):
-            rounds = resolve(group.config).rounds
             for run in group.runs:
                 record = found.get(run.id)
-                short = record is not None and record.status in (DONE, DIVERGED) and record.rounds < (rounds or 0)
+                short = record is not None and record.status in (DONE, DIVERGED) and record.rounds < group.rounds
                 if record is None or short:
                     left.append(run)
         return left
