@@ -40,7 +40,7 @@ class Record:
       status: ``done``; ``diverged`` where the personalised model of some client is not finite; ``failed`` where nothing
         could be run; ``stopped`` where successive halving dropped it.
       reason: of any status but ``done``, in one line.
-      rounds: rounds that were run.
+      rounds: rounds that were run; of a run that failed, those that it was to run.
       metrics: the results by name, such as ``validation_accuracy`` and ``personalized_accuracy``; None for one that
         there is not.
       seconds: of the program that it was a row of, compiling left out, divided by the rows.
@@ -99,7 +99,8 @@ class Journal:
             raise UnwritableError(f"cannot write to {self.path}: {error.strerror}") from None
 
     def read(self) -> list[Record]:
-        """Every record once, in the order of its first line; of several of one run a later one that is final counts.
+        """Every record once, in the order of its first line; of several of one run that of the most rounds counts, and
+        of these the first that did not fail.
 
         A line that a kill cut short is left out.
 
@@ -110,9 +111,14 @@ class Journal:
         for path in sorted(self.folder.glob("*.jsonl")):
             for record in _read(path):
                 known = found.get(record.id)
-                if known is None or known.status == STOPPED or known.rounds < record.rounds:
+                if known is None or _got(known) < _got(record):
                     found[record.id] = record
         return list(found.values())
+
+
+def _got(record: Record) -> tuple[int, bool]:
+    """Place of a record among those of its run."""
+    return record.rounds, record.status != FAILED
 
 
 def _line(record: Record) -> bytes:

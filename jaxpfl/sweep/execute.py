@@ -20,9 +20,10 @@ from jaxpfl.experiment.pace import Pace
 from jaxpfl.experiment.privacy import protection_of
 from jaxpfl.experiment.setup import Experiment, load_federation, prepare
 from jaxpfl.experiment.summary import over_clients
-from jaxpfl.records import DIVERGED, DONE, FAILED, Record
+from jaxpfl.records import DIVERGED, DONE, FAILED, STOPPED, Record
 from jaxpfl.sweep.axes import applied, cohort_of
 from jaxpfl.sweep.plan import Group, Run
+from jaxpfl.sweep.states import States, Stopped
 from jaxpfl.types import Federation
 
 
@@ -81,8 +82,8 @@ class Prepared(NamedTuple):
 
     @property
     def rounds(self) -> int:
-        """Rounds of each run."""
-        return self.group.rounds
+        """Rounds of each run, those until its rung's end under successive halving."""
+        return self.group.until or self.group.rounds
 
     @property
     def splits(self) -> tuple[Literal["test", "validation"], ...]:
@@ -163,6 +164,7 @@ def run_group(
     *,
     stopped: Callable[[], bool] = lambda: False,
     ready: Prepared | None = None,
+    states: States | None = None,
 ) -> None:
     """Run a group, and record each chunk of its runs when it ends.
 
@@ -176,6 +178,7 @@ def run_group(
       reporter: receives the progress.
       stopped: true once the chunk at work is to be given up.
       ready: the group, prepared before.
+      states: of runs that were stopped and now go on; receives those of the runs that stop here.
     """
     try:
         ready = ready or prepared(group, loaded)
@@ -186,7 +189,7 @@ def run_group(
     while todo < len(group.runs) and not stopped():
         chunk = slice(todo, todo + rows)
         try:
-            found = _run(ready, chunk, reporter, stopped)
+            found = _run(ready, chunk, reporter, stopped, states)
         except Exception as error:
             if not is_memory(error) and not isinstance(error, JaxpflError):
                 raise
@@ -215,18 +218,22 @@ def is_memory(error: BaseException) -> bool:
 
 
 def _failed(run: Run, group: Group, reason: str) -> Record:
-    return Record(run.method, run.settings, run.seed, FAILED, " ".join(reason.split()), group=group.name)
+    told = {"rounds": group.until or group.rounds, "group": group.name}
+    return Record(run.method, run.settings, run.seed, FAILED, " ".join(reason.split()), **told)
 
 
-def _run(ready: Prepared, chunk: slice, reporter: Reporter, stopped: Callable[[], bool]) -> list[Record] | None:
+def _run(
+    ready: Prepared, chunk: slice, reporter: Reporter, stopped: Callable[[], bool], states: States | None
+) -> list[Record] | None:
     """Records of some rows; None if they were given up."""
     runs = ready.group.runs[chunk]
     began = time.perf_counter()
     simulation, seeds = ready.simulation(chunk), [run.seed for run in runs]
     simulation.compile(seeds, *ready.splits)
     compiling, began = time.perf_counter() - began, time.perf_counter()
-    state = simulation.init(seeds)
-    pace, done = Pace(ready.experiment.config.plan.rounds_per_call), 0
+    before = None if states is None else states.take(runs, simulation)
+    state, done, spent = before or (simulation.init(seeds), 0, (0.0, 0.0))
+    pace = Pace(ready.experiment.config.plan.rounds_per_call)
     reporter.start(ready.group.name, len(runs), ready.rounds)
     loss = np.full(len(runs), np.nan)
     while done < ready.rounds:
@@ -240,12 +247,14 @@ def _run(ready: Prepared, chunk: slice, reporter: Reporter, stopped: Callable[[]
     scores = measured(ready, simulation, state, loss)
     for row, run in zip(scores, ready.runs[chunk], strict=True):
         claim = protection_of(run, ready.experiment.caveats)
-        row["compile_seconds"] = compiling / len(runs)
+        row["compile_seconds"] = spent[1] + compiling / len(runs)
         if claim is not None:
             row["epsilon"] = None if claim.statement is None else claim.statement.epsilon
-    seconds = (time.perf_counter() - began) / len(runs)
+    seconds = spent[0] + (time.perf_counter() - began) / len(runs)
+    if states is not None and done < ready.group.rounds:
+        states.keep(runs, simulation, Stopped(state, done, (seconds, spent[1] + compiling / len(runs))))
     told = {"rounds": done, "seconds": seconds, "group": ready.group.name, "program": _program(simulation, ready, runs)}
-    return [_record(run, row, told) for run, row in zip(runs, scores, strict=True)]
+    return [_record(run, ready.group, row, told) for run, row in zip(runs, scores, strict=True)]
 
 
 def _program(simulation: Simulation, ready: Prepared, runs: Sequence[Run]) -> str:
@@ -253,10 +262,14 @@ def _program(simulation: Simulation, ready: Prepared, runs: Sequence[Run]) -> st
     return (simulation.digest(len(runs)) or f"{ready.group.name} {len(runs)}")[:16]
 
 
-def _record(run: Run, row: dict[str, float | None], told: Mapping[str, Any]) -> Record:
+def _record(run: Run, group: Group, row: dict[str, float | None], told: Mapping[str, Any]) -> Record:
     diverged = int(row["diverged_clients"] or 0)
     clients = int(row["num_clients"] or 0)
-    status, reason = (DIVERGED, f"{diverged} of {clients} clients diverged") if diverged else (DONE, "")
+    status, reason = DONE, ""
+    if diverged:
+        status, reason = DIVERGED, f"{diverged} of {clients} clients diverged"
+    elif told["rounds"] < group.rounds:
+        status, reason = STOPPED, f"successive halving: round {told['rounds']} of {group.rounds}"
     return Record(run.method, run.settings, run.seed, status, reason, metrics=row, **told)
 
 

@@ -19,6 +19,7 @@ from jaxpfl.host_memory import readable
 from jaxpfl.presentation import new_table, unmarked
 from jaxpfl.sweep.definition import Definition
 from jaxpfl.sweep.execute import Data, Prepared, fewer, is_memory, prepared
+from jaxpfl.sweep.halving import share_of_rounds
 from jaxpfl.sweep.plan import Group, groups_of, runs_of
 
 _SECONDS = 0.2
@@ -34,12 +35,17 @@ def explain_plan(definition: Definition) -> dict[str, Any]:
       "working"}, "compile_seconds", "round_seconds", "minutes", "reason"}, ...], "runs", "programs", "minutes",
       "peak_memory", "later": {"runs", "minutes"}}``, strict JSON. ``settings`` are those that all runs of the group
       share, ``chunk`` is the number of runs at once, ``program`` a number that groups with one training program share,
-      memory in bytes. ``minutes`` include the compilation just measured. A group that cannot run has a ``reason``, and
-      None for what is not known of it. ``later`` are the runs of the chosen settings from the seeds that the search
-      leaves out, and at most so many minutes.
+      memory in bytes. ``minutes`` include the compilation just measured; under successive halving they are of the
+      rounds that are run, and the programs of the fewer rows that go on are not counted. A group that cannot run has a
+      ``reason``, and None for what is not known of it. ``later`` are the runs of the chosen settings from the seeds
+      that the search leaves out, and at most so many minutes.
     """
     loaded, programs = Data(), _Programs()
-    groups = [_explained(group, loaded, programs) for group in groups_of(definition, runs_of(definition))]
+    shares = {
+        name: share_of_rounds(definition, name) if definition.search.halving else 1.0 for name in definition.methods
+    }
+    found = groups_of(definition, runs_of(definition))
+    groups = [_explained(group, shares[group.method], loaded, programs) for group in found]
     able = [group for group in groups if not group["reason"]]
     peak = max((sum(group["memory"].values()) for group in able), default=None)
     later = _later(definition, able)
@@ -64,7 +70,7 @@ class _Programs:
         return self.known.setdefault(digest or f"own {len(self.known)}", len(self.known) + 1)
 
 
-def _explained(group: Group, loaded: Data, programs: _Programs) -> dict[str, Any]:
+def _explained(group: Group, share: float, loaded: Data, programs: _Programs) -> dict[str, Any]:
     told: dict[str, Any] = {
         "name": group.name,
         "method": group.method,
@@ -73,15 +79,15 @@ def _explained(group: Group, loaded: Data, programs: _Programs) -> dict[str, Any
     }
     unknown = ("rounds", "chunk", "program", "memory", "compile_seconds", "round_seconds", "minutes")
     try:
-        return told | _measured(prepared(group, loaded), programs) | {"reason": ""}
+        return told | _measured(prepared(group, loaded), share, programs) | {"reason": ""}
     except Exception as error:
         if not is_memory(error) and not isinstance(error, JaxpflError):
             raise
         return told | dict.fromkeys(unknown) | {"reason": " ".join(str(error).split())}
 
 
-def _measured(ready: Prepared, programs: _Programs) -> dict[str, Any]:
-    """A group's programs, memory and time, in chunks where memory asks."""
+def _measured(ready: Prepared, share: float, programs: _Programs) -> dict[str, Any]:
+    """A group's programs, memory and time, in chunks where memory asks, for a share of its rounds."""
     runs = rows = len(ready.group.runs)
     while True:
         try:
@@ -94,7 +100,7 @@ def _measured(ready: Prepared, programs: _Programs) -> dict[str, Any]:
     program, memory = programs.number(simulation.digest(rows)), simulation.memory(rows)
     if runs % rows:
         programs.number(ready.simulation(slice(runs % rows)).digest(runs % rows))
-    seconds = compiling + runs / rows * (ready.rounds * round_ + scoring)
+    seconds = compiling + runs / rows * (share * ready.rounds * round_ + scoring)
     return {
         "rounds": ready.rounds,
         "chunk": rows,

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxpfl import __version__, files
-from jaxpfl.records import Record, Value
+from jaxpfl.records import DONE, FAILED, Record, Value
 from jaxpfl.sweep.best import best_config, write_best
 from jaxpfl.sweep.parquet import write_results
 from jaxpfl.sweep.selection import select
@@ -26,7 +26,7 @@ def finish(sweep: Sweep) -> dict[str, Any]:
     definition = sweep.definition
     records = sweep.in_order(sweep.journal().read())
     chosen = select(records, definition.searched) if definition.search.select == "validation" else {}
-    programs = {record.program or record.group for record in records if record.rounds}
+    programs = {record.program or record.group for record in records if record.status != FAILED}
     seconds = math.fsum(one.seconds + (one.metrics.get("compile_seconds") or 0.0) for one in records)
     summary = summarize(records, chosen, seeds=definition.searched, programs=len(programs), seconds=seconds)
     write_results(sweep.folder / RESULTS, records)
@@ -40,7 +40,7 @@ def finish(sweep: Sweep) -> dict[str, Any]:
 
 def _config(sweep: Sweep, method: str, settings: Mapping[str, Value], records: Sequence[Record]) -> str:
     """The chosen setting's run as a config file, shares of the clients and the rounds as numbers."""
-    ran = next(r for r in records if r.method == method and r.settings == settings and r.rounds)
+    ran = next(r for r in records if r.method == method and r.settings == settings and r.status == DONE)
     share = isinstance(settings.get("cohort"), str)
     counts: dict[str, Value] = {"cohort": int(ran.metrics["cohort_size"] or 0)} if share else {}
     note = f"chosen for {method} on validation examples, jaxpfl {__version__}"

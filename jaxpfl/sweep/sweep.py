@@ -6,6 +6,7 @@ the sweep is complete ``results.parquet``, ``plots/``, ``best/`` and, last, ``su
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -18,13 +19,15 @@ import numpy as np
 from jaxpfl import __version__, data, files
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.setup import checksum
-from jaxpfl.records import DIVERGED, DONE, FAILED, Journal, Record, Value
+from jaxpfl.records import FAILED, STOPPED, Journal, Record, Value
 from jaxpfl.sweep import definition as definitions
+from jaxpfl.sweep import halving
 from jaxpfl.sweep.definition import FILE, Definition
 from jaxpfl.sweep.execute import Data, Prepared, Reporter, prepared, run_group
 from jaxpfl.sweep.order import in_grid_order
 from jaxpfl.sweep.plan import Group, Run, groups_of, runs_of
 from jaxpfl.sweep.selection import select
+from jaxpfl.sweep.states import States
 
 SUMMARY = "summary.json"
 _FIRST = 8  # groups that are tried before the folder is made
@@ -40,7 +43,7 @@ class Sweep:
 
     def __init__(self, folder: Path, definition: Definition):
         self.folder, self.definition = folder, definition
-        self._data = Data()
+        self._data, self._states = Data(), States()
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -71,7 +74,8 @@ class Sweep:
         sweep = cls(folder, definition)
         sweep.check_runs()
         if resume:
-            definitions.grown(definitions.read(folder), definition, folder)
+            definitions.grown(old := definitions.read(folder), definition, folder)
+            halving.check_grown(old, definition)
             sweep.check_data()
             (folder / SUMMARY).unlink(missing_ok=True)  # what is there is no longer all of it
         folder.mkdir(parents=True, exist_ok=True)
@@ -133,8 +137,10 @@ class Sweep:
           records: of the journals.
           failed: whether runs that failed are to be run again.
         """
-        found = {record.id: record for record in records if not (failed and record.status == FAILED)}
-        left = self._left(runs_of(self.definition), found)
+        found = {record.id: _again(record) if failed and record.status == FAILED else record for record in records}
+        if self.definition.search.halving and (groups := halving.missing(self.definition, found)):
+            return groups
+        left = [] if self.definition.search.halving else self._left(runs_of(self.definition), found)
         if not left and len(self.definition.searched) < len(self.definition.seeds):
             left = self._left(self._final(records), found)
         return groups_of(self.definition, left)
@@ -144,7 +150,7 @@ class Sweep:
         for group in groups_of(self.definition, runs):
             for run in group.runs:
                 record = found.get(run.id)
-                short = record is not None and record.status in (DONE, DIVERGED) and record.rounds < group.rounds
+                short = record is not None and record.status != FAILED and record.rounds < group.rounds
                 if record is None or short:
                     left.append(run)
         return left
@@ -166,7 +172,7 @@ class Sweep:
 
     def run(self, group: Group, journal: Journal, reporter: Reporter, **more: Any) -> None:
         """Run one group, its records appended to a journal chunk by chunk."""
-        run_group(group, self._data, journal.append, reporter, **more)
+        run_group(group, self._data, journal.append, reporter, states=self._states, **more)
 
     def run_missing(
         self, reporter: Reporter, *, stopped: Callable[[], bool] = lambda: False, failed: bool = False
@@ -182,6 +188,7 @@ class Sweep:
         with ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
             while groups := self.missing(journal.read(), failed=failed):
                 failed = False
+                self._states.only(run for group in groups for run in group.runs)
                 ahead: Future[Prepared] | None = None
                 for group, after in zip(groups, [*groups[1:], None], strict=True):
                     if stopped():
@@ -196,6 +203,11 @@ class Sweep:
                             ready = prepared(group, self._data)
                     ahead = None if after is None else thread.submit(_compiled, after, self._data)
                     self.run(group, journal, reporter, stopped=stopped, ready=ready)
+
+
+def _again(record: Record) -> Record:
+    """A run that failed as one that stopped just before it: it is missing, and what it had got to is not."""
+    return dataclasses.replace(record, status=STOPPED, rounds=record.rounds - 1)
 
 
 def _compiled(group: Group, loaded: Data) -> Prepared:

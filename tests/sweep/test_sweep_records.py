@@ -82,3 +82,17 @@ def test_a_folder_without_a_sweep_is_refused(tmp_path: Path):
 def test_pandas_is_imported_only_for_the_table():
     code = "import sys, jaxpfl, jaxpfl.records; jaxpfl.load_sweep; assert 'pandas' not in sys.modules"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_the_record_of_the_most_rounds_counts_whichever_worker_wrote_it(tmp_path: Path):
+    run = {"method": "fedavg", "settings": {"lr": 0.1}, "seed": 0}
+    for worker, *records in [
+        ("a", Record(**run, status="stopped", rounds=9)),
+        ("b", Record(**run, status="stopped", rounds=3), Record(**run, status="failed", rounds=9)),
+    ]:
+        Journal(tmp_path, worker).append(records)
+    assert [(one.status, one.rounds) for one in Journal(tmp_path).read()] == [("stopped", 9)]
+    Journal(tmp_path, "0").append([Record(**run, status="failed", rounds=27)])
+    assert [one.status for one in Journal(tmp_path).read()] == ["failed"]
+    Journal(tmp_path, "c").append([Record(**run, rounds=27)])
+    assert [one.status for one in Journal(tmp_path).read()] == ["done"]
