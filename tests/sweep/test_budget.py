@@ -19,7 +19,8 @@ STEPS = {"budget": "steps"}
 
 
 def config(**changes: Any) -> RunConfig:
-    return RunConfig(**CONFIG | {"rounds": 60, "local_steps": 4} | changes)
+    given: dict[str, Any] = CONFIG | {"rounds": 60, "local_steps": 4} | changes
+    return RunConfig(**given)
 
 
 @pytest.mark.parametrize("method", [name for name in algorithms.METHODS if name != "l2gd"])
