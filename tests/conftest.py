@@ -1,6 +1,7 @@
 """Common set-up of all tests: two CPU devices, plots without a display, and compiled programs kept between tests."""
 
 import ctypes
+import functools
 import gc
 import os
 from collections.abc import Iterator
@@ -70,9 +71,12 @@ def _optimizations(request: pytest.FixtureRequest) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _drop_programs() -> Iterator[None]:
+def _drop_programs(request: pytest.FixtureRequest) -> Iterator[None]:
     """Keep a worker below 2 GiB; dropped programs come back from the cache on disk."""
     yield
+    for value in vars(request.module).values():  # runs that the tests of a file share, and their programs
+        if isinstance(value, functools._lru_cache_wrapper) and value.__module__ == request.module.__name__:
+            value.cache_clear()
     if _resident() > _RESIDENT:
         compiled.clear()
         jax.clear_caches()
