@@ -82,6 +82,7 @@ def scores(users: int, epsilons: tuple[float, ...]) -> dict[str, np.ndarray]:
     return jax.tree.map(np.asarray, run(jax.random.split(jax.random.key(0), RUNS)))
 
 
+@pytest.mark.slow
 def test_rows_that_need_few_users():
     """Rows that do not depend on n: local, and Bayes with the population known; FedAvg by a thousand users."""
     found = scores(1000, ())

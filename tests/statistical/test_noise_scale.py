@@ -55,12 +55,19 @@ def p_value(noise: np.ndarray, scale: float = 1.0) -> float:
     ("mechanism", "participation", "devices", "scale"),
     [
         pytest.param(Mechanism(Z, C), full(CLIENTS), 1, 1.0, id="central"),
-        pytest.param(Mechanism(Z, C), full(CLIENTS), 2, 1.0, id="central, two devices"),
-        pytest.param(Mechanism(Z, C), poisson(CLIENTS, 0.5), 2, 1.0, id="central, Poisson"),
+        pytest.param(Mechanism(Z, C), full(CLIENTS), 2, 1.0, id="central, two devices", marks=pytest.mark.slow),
+        pytest.param(Mechanism(Z, C), poisson(CLIENTS, 0.5), 2, 1.0, id="central, Poisson", marks=pytest.mark.slow),
         pytest.param(Mechanism(Z, C, "distributed", CLIENTS), full(CLIENTS), 2, 1.0, id="distributed"),
         # More uploads than are needed: more noise than is accounted.
-        pytest.param(Mechanism(Z, C, "distributed", 3), full(CLIENTS), 1, 2**0.5, id="distributed, more than K_min"),
-        pytest.param(ADAPTIVE, full(CLIENTS), 1, Z_SUM / Z, id="adaptive, the sum"),
+        pytest.param(
+            Mechanism(Z, C, "distributed", 3),
+            full(CLIENTS),
+            1,
+            2**0.5,
+            id="distributed, more than K_min",
+            marks=pytest.mark.slow,
+        ),
+        pytest.param(ADAPTIVE, full(CLIENTS), 1, Z_SUM / Z, id="adaptive, the sum", marks=pytest.mark.slow),
         # One step of each of K clients, at the learning rate.
         pytest.param(Mechanism(Z, C, "per_step"), full(CLIENTS), 2, RATE * CLIENTS**0.5, id="per step"),
     ],
@@ -96,6 +103,7 @@ def after_a_round(method: str, mechanism: Mechanism, **hyper: float) -> tuple[Py
     return ends[0], ends[1]
 
 
+@pytest.mark.slow
 def test_the_noise_of_adaptive_clippings_count():
     """``log C <- log C - rate (count / D - quantile)``, and a count of K clients that do not differ between runs."""
     noisy, _ = after_a_round("fedavg", ADAPTIVE, lr=RATE)
@@ -103,6 +111,7 @@ def test_the_noise_of_adaptive_clippings_count():
     assert_standard(moved - moved.mean())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("scale_norm", [None, 2.0])
 def test_the_noise_of_adapeds_steps(scale_norm):
     """Noise of mu with C_1, and of psi with C_2, both with the same z."""

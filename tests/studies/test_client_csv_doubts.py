@@ -172,6 +172,7 @@ def test_sizes_of_which_fourth_powers_are_taken(tmp_path: Path):
             assert np.isfinite(own_gaussian.run(path, GaussianSettings()).columns["personalized"]).all()
 
 
+@pytest.mark.slow
 def test_clipped_messages_are_counted(tmp_path: Path):
     path = tmp_path / "own.csv"
     path.write_text("client,value\n" + rows(K * 3, 1))
@@ -225,6 +226,7 @@ def test_numbers_among_their_like_are_no_codes(tmp_path: Path, numbers: list[int
     read(tmp_path, "client,value\n" + "".join(f"K{i % 2},{x}\n" for i, x in enumerate(numbers)))
 
 
+@pytest.mark.slow
 def test_names_in_titles_are_no_markup_and_no_formulas(tmp_path: Path, capsys):
     """Rich would obey brackets, matplotlib dollars, and a terminal control characters."""
     names = ["[/x]$a^$", "b\x1b[31m"]

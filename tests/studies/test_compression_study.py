@@ -28,6 +28,7 @@ def result() -> dict:
     return compression.run(SMALL)
 
 
+@pytest.mark.slow
 def test_the_demo_stalls_crawls_or_arrives():
     """With eta = 1, x_{t+1} - x* = g - u has the cumulative sums w with |w| <= gamma_t: the update of an alternating
     gradient larger than twice gamma takes gamma off its first entry and twice gamma off all others."""
@@ -45,6 +46,7 @@ def test_the_demo_stalls_crawls_or_arrives():
     assert any("constant: (0.4, 0, 0, 0)" in line for line in compression_demo.said(demo))
 
 
+@pytest.mark.slow
 def test_no_update_is_the_one_that_the_text_prints():
     """u^T g = |u|^2 + gamma TV(u) > 0 for every update but zero, and the printed one has u^T g = 0."""
     printed = compression_demo.run()["printed"]

@@ -37,6 +37,7 @@ def mean(row: dict, part: str) -> np.ndarray:
     return np.array([point["mean"] for point in row["path"][part]])
 
 
+@pytest.mark.slow
 def test_every_method_has_a_path_and_is_chosen_by_validation(result: dict):
     assert tuple(result["methods"]) == SMALL.methods
     for name, row in result["methods"].items():
@@ -48,6 +49,7 @@ def test_every_method_has_a_path_and_is_chosen_by_validation(result: dict):
             assert len(row["path"][part]) == 4
 
 
+@pytest.mark.slow
 def test_the_network_lasso_goes_from_everyone_alone_to_one_model(result: dict):
     """Between the ends lies a lambda at which the planted clusters are found exactly, and a smaller one with less error
     than anybody has alone."""
@@ -57,6 +59,7 @@ def test_the_network_lasso_goes_from_everyone_alone_to_one_model(result: dict):
     assert mean(row, "error").min() < 0.8 * mean(result["methods"]["local"], "error").min()
 
 
+@pytest.mark.slow
 def test_the_graph_alone_does_not_tell(result: dict):
     """At least two of seven neighbours in a cluster of six belong to another cluster."""
     assert result["graph"]["components"]["mean"] == 1
@@ -64,6 +67,7 @@ def test_the_graph_alone_does_not_tell(result: dict):
     assert result["graph"]["crossing"]["mean"] > 0.2
 
 
+@pytest.mark.slow
 def test_the_table_shows_what_was_chosen(result: dict):
     console = Console(width=110, record=True, file=io.StringIO())
     for block in network_report.tables(result):
@@ -76,6 +80,7 @@ def test_the_table_shows_what_was_chosen(result: dict):
     assert "the graph alone (models, 7 neighbours)" in shown
 
 
+@pytest.mark.slow
 def test_ifca_is_told_the_number_of_clusters(result: dict):
     assert mean(result["methods"]["ifca"], "clusters").max() <= 2
     assert mean(result["methods"]["ifca"], "ari").max() == 1
