@@ -56,6 +56,7 @@ def test_means_have_intervals_that_hold_them(tmp_path: Path, m: int):
     assert (width < 12 * sigma / np.sqrt(sizes)).all()
 
 
+@pytest.mark.slow
 def test_pairs_are_estimated_and_not_scored(tmp_path: Path):
     """With a sample of each held out no variance is left to learn: no table, one reason, all estimates."""
     rng = np.random.default_rng(0)

@@ -24,6 +24,7 @@ def long(path: Path, x: np.ndarray) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_a_column_in_other_units_changes_nothing_of_the_others(tmp_path: Path):
     rng = np.random.default_rng(0)
     x = 0.4 * rng.normal(size=(14, 1, 2)) + rng.normal(size=(14, 5, 2))
