@@ -7,14 +7,16 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from jaxpfl import __version__, files
+from jaxpfl.presentation import signed
 from jaxpfl.records import DONE, FAILED, Record, Value
 from jaxpfl.sweep.best import best_config, write_best
 from jaxpfl.sweep.parquet import write_results
+from jaxpfl.sweep.plots import write_plots
 from jaxpfl.sweep.selection import select
 from jaxpfl.sweep.summary import summarize
 from jaxpfl.sweep.sweep import SUMMARY, Sweep
 
-RESULTS, BEST = "results.parquet", "best"
+RESULTS, BEST, PLOTS = "results.parquet", "best", "plots"
 
 
 def finish(sweep: Sweep) -> dict[str, Any]:
@@ -33,6 +35,8 @@ def finish(sweep: Sweep) -> dict[str, Any]:
     for method, choice in chosen.items():
         if choice.settings is not None:
             write_best(sweep.folder / BEST, method, _config(sweep, method, choice.settings, records))
+    with signed("jaxpfl sweep"):
+        write_plots(sweep.folder / PLOTS, summary)
     summary |= {"run_dir": str(sweep.folder), "version": __version__}
     files.write_json(sweep.folder / SUMMARY, summary)
     return summary

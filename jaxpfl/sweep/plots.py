@@ -210,11 +210,21 @@ def _clients(
         panel.set_xlabel("number of clients")
         if of is _test:
             panel.yaxis.set_major_formatter("{x:g} %")
-        elif any(line.get_ydata().size for line in panel.lines):
-            panel.set_yscale("log", nonpositive="mask")
+        else:
+            _amounts(panel, series, of)
             panel.yaxis.set_major_formatter(EngFormatter("B" if of is _bytes_up else "s"))
     add_legend(figure, panels[0], _marks(series))
     return figure
+
+
+def _amounts(panel: Any, series: Mapping[str, Series], of: Of) -> None:
+    """Set the scale of an axis of amounts: powers if they span a decade, and else from zero."""
+    amounts = [of(one.point).mean for own in series.values() for one in own.picked if one.point is not None]
+    amounts = [amount for amount in amounts if amount > 0]
+    if amounts and max(amounts) > 10 * min(amounts):
+        panel.set_yscale("log")
+    else:
+        panel.set_ylim(bottom=0)
 
 
 def _seconds(point: Point) -> Score:

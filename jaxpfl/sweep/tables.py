@@ -16,6 +16,8 @@ MOST_ROWS = 40
 """Rows beyond which the terminal shows the best settings only."""
 _MOST_METRICS = 6
 _MOST_NAMED = 3
+_NARROWEST = 20
+"""Characters of a column of settings, which is folded."""
 
 
 class Sheet(NamedTuple):
@@ -66,7 +68,7 @@ def print_sweep(console: Any, summary: Mapping[str, Any], most: int = MOST_ROWS)
         console.print(_rich(best_sheet(summary), "best setting of each method, chosen on validation examples"))
         console.print()
     if len(rows) <= most:
-        console.print(_rich(rows_sheet(summary), f"{len(rows)} setting{'s' * (len(rows) != 1)}"))
+        console.print(_rich(rows_sheet(summary, joined=True), f"{len(rows)} setting{'s' * (len(rows) != 1)}"))
         console.print()
     for method, own in best.items():
         if level := own["level_with"]:
@@ -124,8 +126,13 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
     return Sheet(header, rows, 2, frozenset(bold), f"{note}.")
 
 
-def rows_sheet(summary: Mapping[str, Any]) -> Sheet:
-    """A row for each setting, the chosen one of each method in bold."""
+def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:
+    """A row for each setting, the chosen one of each method in bold.
+
+    Args:
+      summary: as `summarize` gives it.
+      joined: whether a setting is one column in words, which a terminal can fold, or one for each axis.
+    """
     every = summary["rows"]
     axes = list(dict.fromkeys(name for row in every for name in row["settings"]))
     learned = any(row["personalized_accuracy"]["mean"] is not None for row in every)
@@ -136,7 +143,8 @@ def rows_sheet(summary: Mapping[str, Any]) -> Sheet:
     }
     rows, bold = [], set()
     for i, row in enumerate(every):
-        cells = [row["method"], *(value_words(row["settings"].get(name)) for name in axes)]
+        words = [setting_words(row["settings"], row["method"]) or "-"]
+        cells = [row["method"], *(words if joined else (value_words(row["settings"].get(name)) for name in axes))]
         if learned:
             cells += [_percent(row["validation_accuracy"]), _spread(row["personalized_accuracy"])]
         cells += [_number(row["metrics"].get(name)) for name in metrics]
@@ -144,11 +152,19 @@ def rows_sheet(summary: Mapping[str, Any]) -> Sheet:
         if (row["method"], setting_key(row["settings"])) in chosen:
             bold |= {(i, column) for column in range(len(cells))}
         rows.append(tuple(cells))
-    header = ("method", *axes, *("validation", "test") * learned, *metrics, "seeds", "sec", "status")
+    header = (
+        "method",
+        *(["setting"] if joined else axes),
+        *("validation", "test") * learned,
+        *metrics,
+        "seeds",
+        "sec",
+        "status",
+    )
     note = "Accuracies in %, mean over clients and seeds" if learned else "Means over seeds"
     note += " ± standard deviation over seeds" * any(row["seeds"] > 1 for row in every)
     note += "; bold: chosen on validation examples" * bool(chosen)
-    return Sheet(header, rows, 1, frozenset(bold), f"{note}.")
+    return Sheet(header, rows, 1 + joined, frozenset(bold), f"{note}.")
 
 
 def _line(text: str) -> str:
@@ -174,12 +190,12 @@ def _not_done(rows: Sequence[Mapping[str, Any]]) -> list[tuple[str, str]]:
 def _rich(sheet: Sheet, title: str) -> Any:
     table = new_table(title, sheet.note)
     for i, name in enumerate(sheet.header):
-        setting = name == "setting"
         side = "left" if i < sheet.words or name == "status" else "right"
-        style = "bold" if i == 0 else None
-        table.add_column(
-            unmarked(name), justify=side, style=style, no_wrap=not setting, overflow="fold", min_width=12 * setting
-        )
+        style, widest = "bold" if i == 0 else None, max(map(len, (name, *(row[i] for row in sheet.rows))))
+        if name == "setting":
+            table.add_column(name, justify=side, overflow="fold", min_width=min(widest, _NARROWEST))
+        else:  # whole, or the table becomes paragraphs
+            table.add_column(unmarked(name), justify=side, style=style, no_wrap=True, min_width=widest)
     for i, row in enumerate(sheet.rows):
         cells = (unmarked(cell) for cell in row)
         table.add_row(*(f"[bold]{cell}[/]" if (i, j) in sheet.bold else cell for j, cell in enumerate(cells)))

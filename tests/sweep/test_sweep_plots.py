@@ -81,6 +81,23 @@ def test_two_axes_and_the_number_of_clients(tmp_path: Path):
     }
 
 
+@pytest.mark.parametrize(("per_client", "scale"), [(0.0, "linear"), (0.1, "log")])
+def test_amounts_are_powers_where_they_span_a_decade(per_client: float, scale: str):
+    found = [
+        dataclasses.replace(r, seconds=1.0 + per_client * int(r.settings["clients"]))
+        for r in records({"clients": (10, 1000)})
+    ]
+    points = points_of(summary(found))
+    axes = axes_of(points["local"])
+    styles = {method: {"color": "C0", "marker": "o"} for method in points}
+    _, seconds, sent = plots._clients(points, axes["clients"], axes, styles).axes
+    assert seconds.get_yscale() == scale
+    np.testing.assert_allclose(seconds.lines[0].get_ydata(), [1 + per_client * 10, 1 + per_client * 1000])
+    assert sent.get_yscale() == "linear"
+    assert sent.get_ylim()[0] == 0
+    assert np.isnan(sent.lines[0].get_ydata()).all()  # of local, which sends nothing
+
+
 def test_nothing_that_varies_leaves_the_chosen_settings(tmp_path: Path):
     assert written(tmp_path, records({"lr": (0.1,)})) == {"methods.png"}
 

@@ -114,15 +114,16 @@ def test_the_terminal_shows_the_best_every_setting_and_what_went_wrong(
     assert "adaped: within one standard error of the chosen setting: lr=0.3, psi_init=3.5" in text
 
 
-@pytest.mark.parametrize("columns", [20, 40, 60, 80, 120])
+@pytest.mark.parametrize("columns", [30, 40, *range(54, 96, 2), 120])
 def test_no_number_is_lost_on_a_narrow_terminal(
     columns: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    lines = shown(monkeypatch, capsys, summary(records()), columns).splitlines()
-    assert max(map(len, lines)) <= columns
-    text = "\n".join(lines)
-    for number in ("35.00 ± 7.07", "33.50 ± 0.00", "15.00 ± 7.07"):
+    text = shown(monkeypatch, capsys, summary(records((0.00123, 0.3))), columns)
+    assert max(map(len, text.splitlines())) <= columns
+    for number in ("35.00 ± 7.07", "33.50 ± 0.00", "5.12 ± 7.07", "lr=0.00123", "lr=0.3"):
         assert number in text
+    for name in ("method", "setting", "validation", "test", "seeds", "tries", "sec", "status", "adaped", "local"):
+        assert name in text
     assert "…" not in text
 
 
