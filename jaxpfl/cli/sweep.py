@@ -169,4 +169,4 @@ def _sweep(definition: Definition, session: _Session) -> None:
         print(text_table(summary, session.table))
     else:
         print_sweep(out, summary)
-        print(f"sweep: {folder} (jaxpfl.load_sweep reads it; plots in plots/; best/METHOD.toml is a config of jaxpfl run)")
+        print(f"sweep: {folder} (jaxpfl.load_sweep reads it; plots/; best/METHOD.toml is a config of jaxpfl run)")
