@@ -265,13 +265,8 @@ def test_a_name_too_long_for_the_system_is_one_line(capsys):
     assert "Errno" not in result.err
 
 
-@pytest.mark.parametrize(
-    ("where", "named"),
-    [
-        pytest.param("methods", "methods/local.npz", marks=pytest.mark.slow),
-        ("plots", "plots/accuracy.png"),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize(("where", "named"), [("methods", "methods/local.npz"), ("plots", "plots/accuracy.png")])
 def test_a_disk_that_is_full_is_named_with_the_way_on(capsys, tmp_path, monkeypatch, where, named):
     def full(*args: object, **more: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))

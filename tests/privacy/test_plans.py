@@ -171,6 +171,7 @@ def test_monotone(name, values, sign):
         assert (np.array(by_rdp) > epsilons).all()
 
 
+@pytest.mark.slow
 def test_fixed_size_is_monotone():
     def epsilon(z, cohort, rounds):
         return PrivacyPlan(CentralNoise(z), FixedSize(40, cohort), rounds).epsilon(1e-5, "rdp")
@@ -194,13 +195,13 @@ def test_calibration_inverts(z, rate, rounds, delta):
     ("plan", "accountant"),
     [
         (PrivacyPlan(CentralNoise(1.0, count_stddev=4.0), Poisson(0.2), 20), "pld"),
-        (PrivacyPlan(CentralNoise(1.0, releases=3), Poisson(0.2), 20), "rdp"),
+        pytest.param(PrivacyPlan(CentralNoise(1.0, releases=3), Poisson(0.2), 20), "rdp", marks=pytest.mark.slow),
         (PrivacyPlan(CentralNoise(0.0), Full(), 20, "replace-one"), "pld"),
         (PrivacyPlan(DistributedNoise(0.0, 10), Full(), 20), "pld"),
         (PrivacyPlan(PER_STEP, Full(), 20), "pld"),
         pytest.param(PrivacyPlan(PER_STEP, FixedSize(60, 50), 5), "rdp", marks=pytest.mark.slow),
         (PrivacyPlan(PER_STEP, FixedSize(60, 50), 20), "paper"),
-        (PrivacyPlan(CentralNoise(0.0), Poisson(0.2, 30, 9), 20), "pld"),
+        pytest.param(PrivacyPlan(CentralNoise(0.0), Poisson(0.2, 30, 9), 20), "pld", marks=pytest.mark.slow),
     ],
 )
 def test_calibration_of_every_kind(plan, accountant):

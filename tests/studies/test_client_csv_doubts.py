@@ -152,6 +152,7 @@ def test_numbers_of_samples_name_no_clients(tmp_path: Path):
     assert all(way.get("value") != "sample_id" and not way.get("long") for way in ways)
 
 
+@pytest.mark.slow
 def test_names_that_would_be_one_in_the_table(tmp_path: Path):
     (tmp_path / "own.csv").write_text("client,x,stderr_x\n" + rows(K * 3, 2))
     layout = CsvLayout(value="x,stderr_x", long=True)
@@ -183,6 +184,7 @@ def test_clipped_messages_are_counted(tmp_path: Path):
     assert (own["privacy"]["clients_clipped"], own["notes"]) == (0, [])
 
 
+@pytest.mark.slow
 def test_an_empty_interval_is_said_in_words(tmp_path: Path):
     path = tmp_path / "own.csv"
     path.write_text("client,value\n" + "".join(f"K{i},{1e-3 * i + x}\n" for i in range(9) for x in (-5, 5.5, -0.5)))

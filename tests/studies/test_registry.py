@@ -40,7 +40,7 @@ OWN: dict[str, dict[str, Any]] = {
     },
     "elections": {"epsilon": (1.0,)},
 }
-DEAR = ("histogram", "network")
+DEAR = ("compression", "elections", "histogram", "network", "regression-mixture")
 """Studies that compile for long."""
 
 

@@ -34,9 +34,14 @@ def check_closed_forms(result: dict, names: set[str], precision: float) -> None:
     ("change", "more"),
     [
         ({"bits": 2, "epsilon": 3.0}, {"quantized", "private"}),
-        ({"epsilon": 3.0, "mechanism": "one-bit", "bits": 1}, {"quantized", "private"}),
-        pytest.param({"uploads": 5, "epsilon": 3.0, "mechanism": "one-bit"}, {"private"}, marks=pytest.mark.slow),
-        ({"epsilon": 3.0, "mechanism": "discrete", "bits": 3}, {"quantized", "private"}),
+        *(
+            pytest.param(change, more, marks=pytest.mark.slow)
+            for change, more in (
+                ({"epsilon": 3.0, "mechanism": "one-bit", "bits": 1}, {"quantized", "private"}),
+                ({"uploads": 5, "epsilon": 3.0, "mechanism": "one-bit"}, {"private"}),
+                ({"epsilon": 3.0, "mechanism": "discrete", "bits": 3}, {"quantized", "private"}),
+            )
+        ),
         ({"dim": 3, "epsilon": 8.0, "clients": 12, "repetitions": 800}, {"private"}),
     ],
 )
@@ -82,6 +87,7 @@ def test_repetitions_run_in_blocks_or_at_once_alike(monkeypatch):
     )
 
 
+@pytest.mark.slow
 def test_eps_as_an_axis_gives_what_a_single_run_gives():
     given = replace(SMALL, repetitions=40)
     swept = gaussian_sweeps.over_epsilon(given, (0.5, 2.0))
@@ -113,6 +119,7 @@ def test_bernoulli_clients_that_do_not_send():
     assert row["closed_form"] > whole["closed_form"] + 3 * row["stderr"]
 
 
+@pytest.mark.slow
 def test_the_private_bernoulli_gains_of_the_specification():
     """15.9 / 24.3 / 35.6 / 37.2 / 38.8 % at eps .25 ... 8 in the truncated normal setting: reached by the split design,
     within two standard errors (which reach 2 % at eps .25); the printed form goes from -16.6 % to 0."""
