@@ -49,6 +49,8 @@ def test_the_contract(capsys, folder: Path):
 def test_the_folder_is_a_table_and_configs_to_run(capsys, folder: Path, tmp_path: Path):
     table = library.load_sweep(folder)
     assert len(table) == 12
+    plots = {path.name for path in (folder / "plots").iterdir()}
+    assert plots == {"by-lr.png", "by-adaped.psi_init.png", "pairs-adaped.png", "methods.png"}
     best = folder / "best" / "adaped.toml"
     run = jaxpfl(capsys, "run", "adaped", "--config", str(best), "--output", str(tmp_path / "run"), "--json")
     chosen = json.loads((folder / "summary.json").read_text())["best"]["adaped"]
