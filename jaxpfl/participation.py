@@ -17,9 +17,11 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jaxpfl import cohort_draws
+from jaxpfl.cohort_draws import CohortNumbers, Drawn
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.protocol import ALL_STEPS
-from jaxpfl.randomness import Purpose, client_scores, stream
+from jaxpfl.randomness import Purpose, stream
 from jaxpfl.settings import PROBABILITY, RATE, SHARE, check, setting
 from jaxpfl.types import Array, Key, Scalar
 
@@ -51,26 +53,52 @@ class Participation(NamedTuple):
     rate: float | None = None
     fixed_size: bool = False
 
+    @property
+    def numbers(self) -> CohortNumbers:
+        """The numbers of the scheme, as arguments of a program that is made `without_numbers`."""
+        rate = None if self.rate is None else np.float32(self.rate)  # exact, as it is a multiple of 2^-23
+        return CohortNumbers(np.int32(self.num_clients), np.int32(self.capacity), self.expected_cohort, rate)
+
+    def without_numbers(self, rows: int, capacity: int) -> Participation | None:
+        """The scheme for a stack of ``rows`` clients, the last of which may be nobody's, and ``capacity`` slots.
+
+        It draws once it has been given numbers (`at`). None for a scheme whose draws are not a registered one's.
+        """
+        if not isinstance(self.sample, Drawn) or not isinstance(self.left_out, Drawn | None):
+            return None
+        sample, left_out = (draw and Drawn(draw.draw, capacity, None) for draw in (self.sample, self.left_out))
+        assert sample is not None
+        return Participation(self.name, rows, capacity, float(capacity), self.everyone, sample, left_out)
+
+    def at(self, numbers: CohortNumbers | None) -> Participation:
+        """The scheme with these numbers, traced or not; itself if None."""
+        if numbers is None:
+            return self
+        sample, left_out = (
+            dataclasses.replace(draw, numbers=numbers) if isinstance(draw, Drawn) else draw
+            for draw in (self.sample, self.left_out)
+        )
+        assert sample is not None
+        return self._replace(
+            num_clients=numbers.clients,
+            expected_cohort=numbers.expected,
+            sample=sample,
+            left_out=left_out,
+            rate=numbers.rate,
+        )
+
 
 def full(num_clients: int) -> Participation:
     """Every client in every round."""
     _check(num_clients, num_clients)
-
-    def sample(key: Key, client_ids: Array) -> Array:
-        del key, client_ids
-        return jnp.arange(num_clients, dtype=jnp.int32)
-
+    sample = Drawn(cohort_draws.everyone, num_clients, CohortNumbers(num_clients, num_clients, float(num_clients)))
     return Participation("full", num_clients, num_clients, float(num_clients), True, sample)
 
 
 def uniform(num_clients: int, cohort: int) -> Participation:
     """Uniform sampling of K of m clients without replacement: the K largest of m independent uniform scores."""
     _check(num_clients, cohort)
-
-    def sample(key: Key, client_ids: Array) -> Array:
-        _, rows = jax.lax.top_k(client_scores(key, client_ids), cohort)
-        return jnp.sort(rows.astype(jnp.int32))
-
+    sample = Drawn(cohort_draws.uniform, cohort, CohortNumbers(num_clients, cohort, float(cohort)))
     return Participation("uniform", num_clients, cohort, float(cohort), False, sample, fixed_size=True)
 
 
@@ -96,14 +124,8 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
     if not 1 <= cap <= num_clients:
         raise JaxpflError(f"the cap of a Poisson cohort must be between 1 and {num_clients} clients, got {cap}")
 
-    def sample(key: Key, client_ids: Array) -> Array:
-        # Of those drawn, scores are independent and uniform below q: the lowest are a uniformly random subset.
-        lowest, rows = jax.lax.top_k(-client_scores(key, client_ids), cap)
-        return jnp.sort(jnp.where(-lowest < rate, rows.astype(jnp.int32), num_clients))
-
-    def left_out(key: Key, client_ids: Array) -> Array:
-        return jnp.maximum((client_scores(key, client_ids) < rate).sum(dtype=jnp.int32) - cap, 0)
-
+    numbers = CohortNumbers(num_clients, cap, expected, rate)
+    sample, left_out = (Drawn(draw, cap, numbers) for draw in (cohort_draws.poisson, cohort_draws.left_out))
     return Participation("poisson", num_clients, cap, expected, False, sample, left_out, rate)
 
 
@@ -141,11 +163,6 @@ class FailureRates(NamedTuple):
 
     dropout: Scalar | None = None
     stragglers: Scalar | None = None
-
-    @property
-    def given(self) -> dict[str, Scalar]:
-        """The probabilities of what may happen, by name."""
-        return {name: rate for name, rate in self._asdict().items() if rate is not None}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -28,6 +28,7 @@ LEVELS = {
     "protocol": 0,
     "contract": 0,
     "wrapping": 0,
+    "cohort_draws": 0,
     "participation": 0,
     "records": 0,
     "data": 1,
