@@ -15,6 +15,7 @@ from jaxpfl import participation as participations
 from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.compression import Compressor
 from jaxpfl.engine import noise_stream
+from jaxpfl.engine.client_bucket import Bucket, bucket_for, capacities_padded, work_within
 from jaxpfl.engine.coded import compress_uploads
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.pooled import PooledSimulation
@@ -23,6 +24,7 @@ from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.models import Model, Task
 from jaxpfl.participation import RELIABLE, Availability, Participation
 from jaxpfl.privacy import Refusal, poisson_cap, privatize
+from jaxpfl.protocol import Algorithm
 from jaxpfl.types import Federation
 
 
@@ -71,33 +73,51 @@ def make_simulation(
     if ours and method.releases is None and work.step_noise is None:
         # It leaves privacy to `privatize`: held in its functions, every noise multiplier would be another program.
         work = dataclasses.replace(work, privacy=None)
-    algorithm = build(method, task, work, options)
-    if privacy is not None and method.uploads:
-        if method.pooled:
-            raise JaxpflError(f"{method.name} pools the data: there is no upload to make private")
-        if privacy.step_noise is not None and not method.step_noise:
-            able = ", ".join(name for name, other in algorithms.METHODS.items() if other.step_noise)
-            raise JaxpflError(f"{method.name} cannot add noise in every step; those that can: {able}")
-        if method.releases is None:
-            algorithm, hp = privatize(algorithm, hp, privacy)
-    if compressor is not None and method.uploads:
-        if method.pooled:
-            raise JaxpflError(f"{method.name} pools the data: there is no upload to compress")
-        algorithm = compress_uploads(algorithm, compressor, federation, privacy)
-    if algorithm.noise is not None:
-        algorithm = noise_stream.of_method(algorithm, method, options, work, compressor)
+
+    def wrapped(work: LocalWork, federation: Federation) -> tuple[Algorithm, Any]:
+        """The algorithm with its mechanism and its compressor, and its hyper-parameters."""
+        algorithm, values = build(method, task, work, options), hp
+        if privacy is not None and method.uploads:
+            if method.pooled:
+                raise JaxpflError(f"{method.name} pools the data: there is no upload to make private")
+            if privacy.step_noise is not None and not method.step_noise:
+                able = ", ".join(name for name, other in algorithms.METHODS.items() if other.step_noise)
+                raise JaxpflError(f"{method.name} cannot add noise in every step; those that can: {able}")
+            if method.releases is None:
+                algorithm, values = privatize(algorithm, values, privacy)
+        if compressor is not None and method.uploads:
+            if method.pooled:
+                raise JaxpflError(f"{method.name} pools the data: there is no upload to compress")
+            algorithm = compress_uploads(algorithm, compressor, federation, privacy)
+        if algorithm.noise is not None:
+            algorithm = noise_stream.of_method(algorithm, method, options, work, compressor)
+        return algorithm, values
+
+    algorithm, values = wrapped(work, federation)
     if method.pooled:
-        return PooledSimulation(algorithm, task, federation, hp, plan=plan, unseen=unseen)
+        return PooledSimulation(algorithm, task, federation, values, plan=plan, unseen=unseen)
+    bucket = None
+    plan = plan or ExecutionPlan()
+    asked = plan.client_bucket != "none"
+    if asked and not ours:
+        bucket = Bucket.none(participation, "a method of one's own may depend on the number of clients")
+    elif asked and work.graph is None:
+        shapes = federation if compressor is None else capacities_padded(federation)
+        of_any, values_of_any = wrapped(work_within(work), shapes)
+        bucket = bucket_for(plan, of_any, participation, values_of_any)
+        if bucket.pads:
+            algorithm, values = of_any, values_of_any
     return Simulation(
         algorithm,
         task,
         federation,
         participation,
-        hp,
+        values,
         availability=availability,
         plan=plan,
         unseen=unseen,
         adapt_rounds=adapt_rounds,
+        bucket=bucket,
     )
 
 

@@ -9,15 +9,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl import contract, trees
+from jaxpfl.cohort_draws import CohortNumbers
 from jaxpfl.engine.cohort import Outcome, run_cohort
 from jaxpfl.engine.groups import gather
-from jaxpfl.engine.round import RoundPlan
+from jaxpfl.engine.round import Clients, RoundPlan
 from jaxpfl.engine.state import RunState, server_context
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import ALL_STEPS, Algorithm, Client, ClientContext, Message
 from jaxpfl.randomness import Purpose, stream
-from jaxpfl.types import Array, ClientData, Federation, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
 
 Scores = Mapping[str, Metrics]
 """Model (``global``, ``before``, ``after``) -> metric -> its mean over each client's examples, [m].
@@ -59,8 +60,8 @@ Work = Callable[[Today, PyTree, PyTree], PyTree]
 
 def make_evaluate(
     algorithm: Algorithm, task: Task, plan: RoundPlan, *, split: Part
-) -> Callable[[RunState, PyTree, tuple[Federation, ...]], Scores]:
-    """Build ``(state, hp, federations) -> Scores`` on one split.
+) -> Callable[[RunState, PyTree, Clients], Scores]:
+    """Build ``(state, hp, clients) -> Scores`` on one split.
 
     Personalisation sees the training and validation examples only. Its stream depends on the client, not on the
     round or the split. Its batches are drawn as those of a client that takes part for the first time.
@@ -74,21 +75,19 @@ def make_evaluate(
 
         return score
 
-    def evaluate(state: RunState, hp: PyTree, federations: tuple[Federation, ...]) -> Scores:
-        today, per_client = _today(algorithm, plan, state, hp)
+    def evaluate(state: RunState, hp: PyTree, clients: Clients) -> Scores:
+        today, per_client = _today(algorithm, plan, state, hp, clients)
         data = [
             (f.splits, getattr(f, split), jnp.asarray(f.client_ids), group.take(per_client))
-            for f, group in zip(federations, plan.groups, strict=True)
+            for f, group in zip(clients.federations, plan.groups, strict=True)
         ]
-        return gather(_each_group(algorithm, plan, work_of, today, state.clients, data), plan.groups)
+        return gather(_each_group(algorithm, plan, work_of, today, state.clients, data, clients.numbers), plan.groups)
 
     return evaluate
 
 
-def make_personal(
-    algorithm: Algorithm, plan: RoundPlan
-) -> Callable[[RunState, PyTree, tuple[Federation, ...]], tuple[PyTree, ...]]:
-    """Build ``(state, hp, federations) -> personalised models``, for each group one tree with leaves [m, ...].
+def make_personal(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, PyTree, Clients], tuple[PyTree, ...]]:
+    """Build ``(state, hp, clients) -> personalised models``, for each group one tree with leaves [m, ...].
 
     `make_evaluate` scores them as ``after``.
     """
@@ -101,11 +100,11 @@ def make_personal(
         return adapted
 
     read = _reader(algorithm, plan, work_of)
-    return lambda state, hp, federations: tuple(read(state, hp, federations))
+    return lambda state, hp, clients: tuple(read(state, hp, clients))
 
 
-def make_clusters(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, PyTree, tuple[Federation, ...]], Array]:
-    """Build ``(state, hp, federations) -> each client's cluster, [m]``."""
+def make_clusters(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, PyTree, Clients], Array]:
+    """Build ``(state, hp, clients) -> each client's cluster, [m]``."""
 
     def work_of(client: Client) -> Work:
         def choose(today: Today, own: PyTree, data: tuple[Splits, Array, PyTree]) -> Array:
@@ -116,13 +115,13 @@ def make_clusters(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, 
         return choose
 
     read = _reader(algorithm, plan, work_of)
-    return lambda state, hp, federations: gather(read(state, hp, federations), plan.groups)
+    return lambda state, hp, clients: gather(read(state, hp, clients), plan.groups)
 
 
 def make_adapt(
     algorithm: Algorithm, task: Task, plan: RoundPlan, *, split: Part
-) -> Callable[[RunState, PyTree, tuple[Federation, ...], Array], Scores]:
-    """Build ``(state, hp, federations of unseen clients, rounds) -> Scores`` for clients that were never trained.
+) -> Callable[[RunState, PyTree, Clients, Array], Scores]:
+    """Build ``(state, hp, unseen clients, rounds) -> Scores`` for clients that were never trained.
 
     Each starts as a new client does (``Client.init``), takes ``rounds`` rounds of ``Client.update`` with today's
     message at the rate of the last round, its uploads discarded, and is then personalised and scored as any other.
@@ -162,24 +161,24 @@ def make_adapt(
 
         return arrive
 
-    def adapt(state: RunState, hp: PyTree, federations: tuple[Federation, ...], rounds: Array) -> Scores:
-        today, per_client = _today(algorithm, plan, state, hp, newcomers=True)
+    def adapt(state: RunState, hp: PyTree, clients: Clients, rounds: Array) -> Scores:
+        today, per_client = _today(algorithm, plan, state, hp, clients, newcomers=True)
         today = today._replace(rounds=rounds)
         if algorithm.server.welcome is not None:
             today = today._replace(welcome=per_client)
         elif jax.tree.leaves(per_client):
             raise JaxpflError("unseen clients cannot be served: this method's server sends each client its own message")
-        data = [(f.splits, getattr(f, split), jnp.asarray(f.client_ids)) for f in federations]
+        data = [(f.splits, getattr(f, split), jnp.asarray(f.client_ids)) for f in clients.federations]
         return gather(_each_group(algorithm, plan, work_of, today, ((),) * len(data), data), plan.groups)
 
     return adapt
 
 
 def _today(
-    algorithm: Algorithm, plan: RoundPlan, state: RunState, hp: PyTree, *, newcomers: bool = False
+    algorithm: Algorithm, plan: RoundPlan, state: RunState, hp: PyTree, clients: Clients, *, newcomers: bool = False
 ) -> tuple[Today, PyTree]:
     """Inputs that all clients share, and each client's own part of the message; or those of new clients."""
-    ctx = server_context(plan.participation, state.round)
+    ctx = server_context(plan.participation.at(clients.numbers), state.round)
     key = stream(state.key, Purpose.BROADCAST, state.round)
     send = (newcomers and algorithm.server.welcome) or algorithm.server.broadcast
     message = send(key, hp, ctx, state.server)
@@ -230,16 +229,16 @@ def _score(
 
 def _reader(
     algorithm: Algorithm, plan: RoundPlan, work_of: Callable[[Client], Work]
-) -> Callable[[RunState, PyTree, tuple[Federation, ...]], list[PyTree]]:
-    """Build ``(state, hp, federations) -> results of each group's clients``; they see no test example."""
+) -> Callable[[RunState, PyTree, Clients], list[PyTree]]:
+    """Build ``(state, hp, clients) -> results of each group's clients``; they see no test example."""
 
-    def read(state: RunState, hp: PyTree, federations: tuple[Federation, ...]) -> list[PyTree]:
-        today, per_client = _today(algorithm, plan, state, hp)
+    def read(state: RunState, hp: PyTree, clients: Clients) -> list[PyTree]:
+        today, per_client = _today(algorithm, plan, state, hp, clients)
         data = [
             (f.splits, jnp.asarray(f.client_ids), group.take(per_client))
-            for f, group in zip(federations, plan.groups, strict=True)
+            for f, group in zip(clients.federations, plan.groups, strict=True)
         ]
-        return _each_group(algorithm, plan, work_of, today, state.clients, data)
+        return _each_group(algorithm, plan, work_of, today, state.clients, data, clients.numbers)
 
     return read
 
@@ -251,8 +250,13 @@ def _each_group(
     today: Today,
     states: tuple[PyTree, ...],
     data: list[PyTree],
+    numbers: CohortNumbers | None = None,
 ) -> list[PyTree]:
-    """Results of each group's clients, leaves [size, ...]; none for a group without clients."""
+    """Results of each group's clients, leaves [size, ...]; none for a group without clients.
+
+    Args:
+      numbers: given where the last of the rows may be nobody's, whose results are arbitrary.
+    """
     kept = []
     for client, group, own, given in zip(algorithm.clients, plan.groups, states, data, strict=True):
         if not group.size:
@@ -262,10 +266,11 @@ def _each_group(
         def one(today: Today, present: Array, own: PyTree, given: PyTree, work: Work = work) -> Outcome:
             return Outcome((), (), work(today, own, given))
 
+        rows = jnp.arange(group.size, dtype=jnp.int32)
         outcome = run_cohort(
             one,
             today,
-            jnp.arange(group.size, dtype=jnp.int32),
+            rows if numbers is None else jnp.where(rows < numbers.clients, rows, group.size),
             own,
             given,
             num_clients=group.size,

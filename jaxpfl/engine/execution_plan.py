@@ -64,9 +64,40 @@ class ExecutionPlan:
         100, "Most rounds of one compiled call, after which it returns to Python.", range=COUNT, unit="rounds"
     )
     donate: bool = setting(True, "Reuse the state's buffers for the next state; without it both are held.")
+    client_bucket: str | int = setting(
+        "none",
+        "Rows of the clients' stack, those beyond the last client empty, so that runs of other client counts share "
+        "compiled programs: none for a row for each client, a number, or auto, which takes less than a quarter more.",
+        kind=_choice("none", "auto", count=True),
+        unit="rows",
+    )
 
     def __post_init__(self) -> None:
         check(self, prefix="plan.")
+
+
+def bucket_of(count: int) -> int:
+    """The least of 1, 2, 3, 4 and (5, 6, 7, 8) 2^k that is at least a count, and so less than a quarter more.
+
+    >>> [bucket_of(m) for m in (0, 3, 9, 17, 90, 900, 1000)]
+    [0, 3, 10, 20, 96, 1024, 1024]
+    """
+    step = 2 ** max((count - 1).bit_length() - 3, 0)
+    return -(-count // step) * step
+
+
+def stack_rows(plan: ExecutionPlan, num_clients: int) -> int:
+    """Rows of the stack of m clients that the plan asks for.
+
+    Raises:
+      JaxpflError: for fewer than m.
+    """
+    if plan.client_bucket == "none":
+        return num_clients
+    rows = bucket_of(num_clients) if plan.client_bucket == "auto" else int(plan.client_bucket)
+    if rows < num_clients:
+        raise JaxpflError(f"plan.client_bucket must be at least the number of clients, {num_clients}, got {rows}")
+    return rows
 
 
 class Resolved(NamedTuple):
@@ -78,6 +109,7 @@ class Resolved(NamedTuple):
       even: whether the cohort is distributed evenly; else clients work on the device that holds their state.
       vmap_runs: whether seeds and settings are one vectorised axis; else they run in turn.
       reasons: one sentence per choice.
+      rows: of the clients' stack; None where the plan asks for no bucket.
     """
 
     block: int
@@ -85,6 +117,7 @@ class Resolved(NamedTuple):
     even: bool
     vmap_runs: bool
     reasons: tuple[str, ...]
+    rows: int | None = None
 
 
 def resolve(plan: ExecutionPlan, *, cohort: int, num_clients: int, model_bytes: int) -> Resolved:
@@ -99,8 +132,9 @@ def resolve(plan: ExecutionPlan, *, cohort: int, num_clients: int, model_bytes: 
       model_bytes: bytes of one client's model.
 
     Raises:
-      JaxpflError: for more devices than there are, or more than the cohort's slots.
+      JaxpflError: for more devices than there are, or more than the cohort's slots, and as `stack_rows`.
     """
+    stack_rows(plan, num_clients)
     backend = jax.default_backend()
     available = len(jax.devices())
     if plan.devices == "auto":
@@ -156,4 +190,6 @@ def explain(resolved: Resolved) -> list[tuple[str, str, str]]:
         ("cohort", "dealt evenly to the devices" if resolved.even else "each client on the device of its state"),
         ("seeds and settings", "one vectorised axis" if resolved.vmap_runs else "in turn"),
     )
+    if resolved.rows is not None:
+        choices = (*choices, ("rows of clients", str(resolved.rows)))
     return [(what, choice, why) for (what, choice), why in zip(choices, resolved.reasons, strict=True)]

@@ -1,4 +1,4 @@
-"""Placement of data and states on several devices."""
+"""Placement of data and states on the devices, and the check that they fit."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
+from jaxpfl import trees
 from jaxpfl.engine import device_memory as memory
 from jaxpfl.engine.cohort import AXIS, Spread
 from jaxpfl.engine.state import RunState
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import OutOfMemoryError
 from jaxpfl.types import Device, Federation
 
 
@@ -51,7 +52,7 @@ def put(federation: Federation, placement: Placement) -> Federation:
     """Put the data on all devices, or each client's on its own, padded with empty clients to equal shares.
 
     Raises:
-      JaxpflError: if the data do not fit in memory.
+      OutOfMemoryError: if the data do not fit in memory.
     """
     spread = placement.spread
     if spread is None or spread.shared_data:
@@ -70,6 +71,32 @@ def put(federation: Federation, placement: Placement) -> Federation:
     return jax.device_put(padded, NamedSharding(spread.mesh, P(AXIS)))
 
 
+def check_states(shapes: RunState, placement: Placement, runs: int) -> None:
+    """Refuse states of more runs than memory holds, before anything is made of their seeds.
+
+    Args:
+      shapes: of the states of all runs.
+      placement: their devices.
+      runs: S, named in the message.
+
+    Raises:
+      OutOfMemoryError: with the memory needed and free.
+    """
+    devices = placement.devices
+    # Each device holds its share of the clients' states, and the whole of the server's.
+    of_clients, of_server = trees.num_bytes((shapes.clients, shapes.counts)), trees.num_bytes(shapes.server)
+    if _shares_memory(devices[0]):
+        of_server *= len(devices)
+    else:
+        of_clients //= len(devices)
+    need, free = of_clients + of_server, memory.free(devices)
+    if free is not None and need > free:
+        raise OutOfMemoryError(
+            f"the states need {memory.readable(need)} of memory, {memory.readable(free)} are free: use fewer "
+            f"clients, fewer seeds at once ({runs} now) or a smaller model"
+        )
+
+
 def _shares_memory(device: Device) -> bool:
     """True if all devices of this kind share one memory."""
     return device.platform == "cpu"
@@ -84,7 +111,7 @@ def _check_memory(federation: Federation, placement: Placement) -> None:
     if free is not None and need > free:
         sizes = np.asarray(federation.train.mask).sum(axis=1)
         largest = int(sizes.argmax())
-        raise JaxpflError(
+        raise OutOfMemoryError(
             f"the data need {memory.readable(need)} of memory, {memory.readable(free)} are free: all "
             f"{federation.num_clients} clients are as long as the largest, client "
             f"{int(np.asarray(federation.client_ids)[largest])} with {sizes[largest]} training examples: take fewer of "

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import participation, trees
+from jaxpfl.engine.client_bucket import Bucket
 from jaxpfl.engine.evaluate import Part, Scores
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.simulation import Simulation
@@ -49,7 +50,10 @@ class PooledSimulation(Simulation):
           unseen: new clients, evaluated by `evaluate_unseen`; their training examples are not pooled.
         """
         plan = plan or ExecutionPlan()
-        super().__init__(algorithm, task, pool(federation), participation.full(1), hp, plan=replace(plan, devices=1))
+        one, everyone, why = participation.full(1), participation.full(federation.num_clients), "one client trains"
+        plan_of_one = replace(plan, devices=1)
+        held = Bucket.none(one, why) if plan.client_bucket != "none" else None
+        super().__init__(algorithm, task, pool(federation), one, hp, plan=plan_of_one, bucket=held)
         idle = algorithm.clients[0]._replace(
             init=lambda key, hp, ctx, message: (),
             update=lambda key, hp, ctx, message, state, splits: (state, Upload((), ()), {}),
@@ -59,9 +63,9 @@ class PooledSimulation(Simulation):
             algorithm._replace(clients=(idle,)),
             task,
             federation._replace(train=nobodys(federation.train)),
-            participation.full(federation.num_clients),
+            everyone,
             hp,
-            plan=plan,
+            plan=replace(plan, client_bucket="none"),
             unseen=unseen,
         )
 

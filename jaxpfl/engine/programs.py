@@ -13,14 +13,14 @@ from jaxpfl.engine.evaluate import make_adapt, make_clusters, make_evaluate, mak
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved
 from jaxpfl.engine.groups import Group
 from jaxpfl.engine.placement import Placement
-from jaxpfl.engine.round import RoundPlan, make_round, make_rounds
+from jaxpfl.engine.round import Clients, RoundPlan, make_round, make_rounds
 from jaxpfl.engine.runs import over_runs
 from jaxpfl.engine.state import RunState, init_state
 from jaxpfl.errors import OutOfMemoryError
 from jaxpfl.models import Task
 from jaxpfl.participation import Availability, Participation
 from jaxpfl.protocol import Algorithm, Reduction, any_data, by_turns
-from jaxpfl.types import Federation, PyTree
+from jaxpfl.types import PyTree
 
 Name = Literal["start", "advance", "test", "validation", "personal", "clusters", "unseen"]
 
@@ -76,7 +76,7 @@ class Programs:
         self._of = setting
 
     def start(self, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
-        """Program that makes the first states of ``(keys [S], hp [S], federations)``.
+        """Program that makes the first states of ``(keys [S], hp [S], clients)``.
 
         If its random draws would not fit beside the states, it draws for fewer clients at a time.
 
@@ -106,7 +106,7 @@ class Programs:
         return program
 
     def beginning(self, block: int | None = None) -> Callable[..., RunState]:
-        """``(keys [S] of runs and of noise, hp [S], federations) -> states before round 0``.
+        """``(keys [S] of runs and of noise, hp [S], clients) -> states before round 0``.
 
         Args:
           block: the number of clients at a time; all if None.
@@ -114,8 +114,8 @@ class Programs:
         of, algorithm = self._of, _part(self._of.algorithm, "start")
         participation, groups, rows = of.participation, of.groups, of.placement.rows
 
-        def init(keys: tuple[jax.Array, jax.Array | None], hp: PyTree, federations: tuple[Federation, ...]) -> RunState:
-            return init_state(algorithm, participation, groups, keys, hp, federations, rows, block)
+        def init(keys: tuple[jax.Array, jax.Array | None], hp: PyTree, clients: Clients) -> RunState:
+            return init_state(algorithm, participation, groups, keys, hp, *clients, rows, block)
 
         return over_runs(init, vectorised=self.execution.vmap_runs)
 

@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl import contract, trees
+from jaxpfl.cohort_draws import CohortNumbers
 from jaxpfl.engine.cohort import Outcome, Spread, run_cohort
 from jaxpfl.engine.groups import Group, gather
 from jaxpfl.engine.state import Counts, RunState, server_context
@@ -47,8 +48,15 @@ class RunValues(NamedTuple):
     rates: FailureRates
 
 
-OneRound = Callable[[RunState, RunValues, tuple[Federation, ...]], tuple[RunState, Metrics]]
-"""``(state, values, federation of each group) -> (state, metrics)``."""
+class Clients(NamedTuple):
+    """Inputs that all runs share: the data of each group, and the numbers of a participation that is made without."""
+
+    federations: tuple[Federation, ...]
+    numbers: CohortNumbers | None = None
+
+
+OneRound = Callable[[RunState, RunValues, Clients], tuple[RunState, Metrics]]
+"""``(state, values, clients) -> (state, metrics)``."""
 
 
 def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
@@ -60,11 +68,12 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
     uploads that reached the server.
     If clients outside the cohort train alone, ``idle`` is their number and ``idle_...`` the means over them.
     """
-    participation, groups, server = plan.participation, plan.groups, algorithm.server
-    idles = algorithm.idle_cap > 0 and not participation.everyone
+    groups, server = plan.groups, algorithm.server
+    idles = algorithm.idle_cap > 0 and not plan.participation.everyone
 
-    def one_round(state: RunState, values: RunValues, federations: tuple[Federation, ...]) -> tuple[RunState, Metrics]:
-        hp, rates = values
+    def one_round(state: RunState, values: RunValues, shared: Clients) -> tuple[RunState, Metrics]:
+        (hp, rates), (federations, numbers) = values, shared
+        participation = plan.participation.at(numbers)
         ids = gather([jnp.asarray(f.client_ids)[: g.size] for f, g in zip(federations, groups, strict=True)], groups)
         rows = participation.sample(stream(state.released, Purpose.PARTICIPATION, state.round), ids)
         ctx = server_context(participation, state.round)
@@ -93,7 +102,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
                 outcome = run_cohort(
                     partial(_work_alone, algorithm, client, plan.availability),
                     ((state.key, state.released), state.round, hp, rates),
-                    _rows_where(rested & (before.idle_streak < algorithm.idle_cap), group.size),
+                    _rows_where(rested & (before.idle_streak < algorithm.idle_cap), group.size, numbers),
                     outcome.state,
                     data,
                     num_clients=group.size,
@@ -235,9 +244,12 @@ def _context(
     return ClientContext(round, client_id, counts.participations, limit, batch_key, idle_rounds)
 
 
-def _rows_where(condition: Array, size: int) -> Array:
-    """Rows below ``size`` that meet the condition, sorted; then ``size`` in all other places."""
-    return jnp.sort(jnp.where(condition[:size], jnp.arange(size, dtype=jnp.int32), size))
+def _rows_where(condition: Array, size: int, numbers: CohortNumbers | None) -> Array:
+    """Rows of clients below ``size`` that meet the condition, sorted; then ``size`` in all other places."""
+    rows = jnp.arange(size, dtype=jnp.int32)
+    if numbers is not None:
+        condition = condition & (jnp.arange(condition.shape[0]) < numbers.clients)
+    return jnp.sort(jnp.where(condition[:size], rows, size))
 
 
 def _add(sums: list[PyTree]) -> PyTree:
@@ -255,8 +267,8 @@ def _side_by_side(uploads: list[tuple[PyTree, Array]], num_clients: int) -> Stac
 
 def make_rounds(
     one_round: OneRound, capacity: int
-) -> Callable[[RunState, RunValues, tuple[Federation, ...], Array], tuple[RunState, Metrics]]:
-    """Build ``(state, values, federations, rounds) -> (state, history)`` for up to ``capacity`` rounds in one loop.
+) -> Callable[[RunState, RunValues, Clients, Array], tuple[RunState, Metrics]]:
+    """Build ``(state, values, clients, rounds) -> (state, history)`` for up to ``capacity`` rounds in one loop.
 
     The number of rounds is traced, so calls of every length share one compiled program; the history's leaves are
     [capacity], written up to ``rounds``. (A ``lax.scan`` would compile once more for the last, shorter call.)
@@ -264,15 +276,13 @@ def make_rounds(
     # Wrapped once, the round is traced once: eval_shape below and the loop share the cached trace.
     one_round = jax.jit(one_round, inline=True)
 
-    def rounds_fn(
-        state: RunState, values: RunValues, federations: tuple[Federation, ...], rounds: Array
-    ) -> tuple[RunState, Metrics]:
-        _, shapes = jax.eval_shape(one_round, state, values, federations)
+    def rounds_fn(state: RunState, values: RunValues, clients: Clients, rounds: Array) -> tuple[RunState, Metrics]:
+        _, shapes = jax.eval_shape(one_round, state, values, clients)
         history = {name: jnp.zeros(capacity, leaf.dtype) for name, leaf in shapes.items()}
 
         def body(t: Array, loop: tuple[RunState, Metrics]) -> tuple[RunState, Metrics]:
             state, history = loop
-            state, metrics = one_round(state, values, federations)
+            state, metrics = one_round(state, values, clients)
             put = partial(jax.lax.dynamic_update_index_in_dim, index=t, axis=0)
             return state, {name: put(history[name], value) for name, value in metrics.items()}
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -21,6 +21,37 @@ def check_values(name: str, value: Any, runs: int) -> None:
     """
     if np.ndim(value) and len(value) != runs:
         raise JaxpflError(f"{name} has {len(value)} values for {runs} runs: give one seed for each value")
+
+
+def rows_of(values: PyTree, runs: int) -> PyTree:
+    """One value for each of the runs, leaves [S], of leaves [] or [S].
+
+    Raises:
+      JaxpflError: as `check_values`, by the name of the leaf.
+    """
+
+    def rows(path: tuple[Any, ...], value: Any) -> jax.Array:
+        check_values(jax.tree_util.keystr(path, simple=True), value, runs)
+        return jnp.broadcast_to(value, (runs,))
+
+    return jax.tree.map_with_path(rows, values)
+
+
+def check_distinct(seeds: Sequence[int], values: PyTree) -> None:
+    """Refuse two runs with the same seed and traced values, leaves [S].
+
+    Raises:
+      JaxpflError: naming the seed.
+    """
+    leaves, seen = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(values)], set()
+    for i, seed in enumerate(map(int, seeds)):
+        run = (seed, *(leaf[i] for leaf in leaves))
+        if run in seen:
+            raise JaxpflError(
+                f"seed {seed} is given twice for the same hyper-parameters, and both runs would be equal: give each "
+                "another seed"
+            )
+        seen.add(run)
 
 
 def number(value: Any) -> jax.Array:

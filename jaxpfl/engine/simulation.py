@@ -14,15 +14,16 @@ import numpy as np
 from jaxpfl import trees
 from jaxpfl.engine import compiled, exchange, noise_stream
 from jaxpfl.engine import device_memory as memory
+from jaxpfl.engine.client_bucket import Bucket, bucket_for
 from jaxpfl.engine.evaluate import Part, Scores
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved, resolve
 from jaxpfl.engine.groups import Group, gather, make_groups, split
-from jaxpfl.engine.placement import place, put
+from jaxpfl.engine.placement import check_states, place, put
 from jaxpfl.engine.programs import Name, Programs, Setting
-from jaxpfl.engine.round import BITS, RunValues
-from jaxpfl.engine.runs import check_values, number
-from jaxpfl.engine.state import GradientCounts, RunState, whole
-from jaxpfl.errors import JaxpflError, OutOfMemoryError
+from jaxpfl.engine.round import BITS, Clients, RunValues
+from jaxpfl.engine.runs import check_distinct, number, rows_of
+from jaxpfl.engine.state import GradientCounts, RunState, whole, with_rows
+from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.participation import RELIABLE, Availability, Participation
 from jaxpfl.protocol import Algorithm
@@ -33,8 +34,8 @@ class Simulation:
     """A federation, an algorithm and a participation scheme, compiled.
 
     All state is an argument and a result; the object holds only programs and the (constant) data, so any state may be
-    advanced at any time. Every state and score has a leading axis of runs, [S]. On several devices a state may hold
-    rows beyond the last client (see `RunState`); `trim` cuts them off.
+    advanced at any time. Every state and score has a leading axis of runs, [S]. On several devices, or in a bucket, a
+    state may hold rows beyond the last client (see `RunState`); `trim` cuts them off.
 
     Example::
 
@@ -60,6 +61,7 @@ class Simulation:
         plan: ExecutionPlan | None = None,
         unseen: Federation | None = None,
         adapt_rounds: int = 10,
+        bucket: Bucket | None = None,
     ):
         """Place the data and prepare the programs; each is compiled at its first call.
 
@@ -73,6 +75,7 @@ class Simulation:
           plan: the execution plan; chosen automatically by default.
           unseen: clients that are never trained, for `evaluate_unseen`, with other ids.
           adapt_rounds: the number of rounds in which such a client adapts before it is scored.
+          bucket: the clients' stack as `bucket_for` has it for this plan; made here unless given.
 
         Raises:
           JaxpflError: for a participation of another m, data that the method refuses, unseen clients with ids of
@@ -90,21 +93,24 @@ class Simulation:
         self.hp = jax.tree.map(number, hp)
 
         shapes = compiled.shapes(task.init, jax.random.key(0))
-        self._model_bytes, num_clients = trees.num_bytes(shapes), federation.num_clients
-        execution = self._resolve(self.plan, participation.capacity)
-        self.placement = place(num_clients, execution.devices, execution.even)
-        self._groups = make_groups(algorithm, np.asarray(federation.client_ids), execution.devices)
-        self.federations = tuple(put(part, self.placement) for part in split(federation, self._groups))
+        self._model_bytes = trees.num_bytes(shapes)
+        self._bucket = bucket or bucket_for(self.plan, algorithm, participation, self.hp)
+        execution = self._resolve(self.plan, self._bucket.participation.capacity)
+        self.placement = place(self._bucket.rows, execution.devices, execution.even)
+        stack = self._bucket.padded(federation)
+        self._groups = make_groups(algorithm, np.asarray(stack.client_ids), execution.devices)
+        self._sizes = [federation.num_clients] if self._bucket.pads else [group.size for group in self._groups]
+        self.federations = tuple(put(part, self.placement) for part in split(stack, self._groups))
         self._rates = availability.rates
         # Scoring runs over everyone, and spreads them over the same devices.
-        scoring = self._resolve(replace(self.plan, devices=execution.devices), num_clients)
+        scoring = self._resolve(replace(self.plan, devices=execution.devices), self._bucket.rows)
 
         self._unseen: tuple[Federation, ...] | None = None
         unseen_groups = () if unseen is None else self._welcome(unseen, federation, adapt_rounds, execution.devices)
         setting = Setting(
             algorithm,
             task,
-            participation,
+            self._bucket.participation,
             availability.without_rates,
             self.plan,
             scoring,
@@ -142,7 +148,7 @@ class Simulation:
         """
         if not len(seeds):
             raise JaxpflError("at least one seed is needed")
-        self._check_fits(len(seeds))
+        check_states(self._state_shapes(len(seeds)), self.placement, len(seeds))
         for seed in seeds:  # beyond 32 bits the key would be that of another seed
             if not 0 <= seed < 2**32:
                 raise JaxpflError(f"a seed must be between 0 and 2**32 - 1, got {seed}")
@@ -150,26 +156,10 @@ class Simulation:
         rows = values.hp
         noise = noise_stream.keys(self.algorithm.noise, self._noise_names, seeds, rows)
         if noise is None:
-            _check_distinct(seeds, values)
+            check_distinct(seeds, values)
         self._noise.add(noise)
-        given = (keys, noise), rows, self.federations
+        given = (keys, noise), rows, self._inputs()
         return self._programs.start(len(seeds), given)(*given)
-
-    def _check_fits(self, runs: int) -> None:
-        """Refuse states of more runs than memory holds, before anything is made of their seeds."""
-        shapes, devices = self._state_shapes(runs), self.placement.devices
-        # Each device holds its share of the clients' states, and the whole of the server's.
-        of_clients, of_server = trees.num_bytes((shapes.clients, shapes.counts)), trees.num_bytes(shapes.server)
-        if devices[0].platform == "cpu":
-            of_server *= len(devices)
-        else:
-            of_clients //= len(devices)
-        need, free = of_clients + of_server, memory.free(devices)
-        if free is not None and need > free:
-            raise OutOfMemoryError(
-                f"the states need {memory.readable(need)} of memory, {memory.readable(free)} are free: use fewer "
-                f"clients, fewer seeds at once ({runs} now) or a smaller model"
-            )
 
     def advance(self, state: RunState, rounds: int) -> tuple[RunState, dict[str, np.ndarray]]:
         """Run some rounds; the buffers of the given state are donated, unless the plan says not to.
@@ -193,7 +183,7 @@ class Simulation:
             length = min(rounds, self.plan.rounds_per_call)
             runs = state.round.shape[0]
             program = self._program("advance", runs)
-            state, metrics = program(state, self._values(runs), self.federations, jnp.int32(length))
+            state, metrics = program(state, self._values(runs), self._inputs(), jnp.int32(length))
             history.append(metrics)
             lengths.append(length)
             rounds -= length
@@ -210,7 +200,7 @@ class Simulation:
 
     def evaluate(self, state: RunState, split: Part = "test") -> Scores:
         """Score every client in every run: model -> metric -> [S, m]."""
-        return self._read(split, state, self.federations)
+        return self._of_clients(self._read(split, state, self._inputs()))
 
     def evaluate_unseen(self, state: RunState, rounds: int | None = None) -> Scores:
         """Score the unseen clients on their test examples: model -> metric -> [S, u].
@@ -226,7 +216,7 @@ class Simulation:
             raise JaxpflError("this simulation was made without unseen clients")
         rounds = self._adapt_rounds if rounds is None else rounds
         _check_rounds("rounds", rounds)
-        return self._read("unseen", state, self._unseen, jnp.int32(rounds))
+        return self._read("unseen", state, self._inputs(self._unseen), jnp.int32(rounds))
 
     def gradients(self, state: RunState) -> GradientCounts | None:
         """Gradient evaluations of each client; None if the method does not count them (`protocol.Gradients`)."""
@@ -234,8 +224,8 @@ class Simulation:
             return None
         training = np.asarray(self.trim(state).counts.gradients)
         each = [
-            np.full(group.size, client.gradients.personalize if client.gradients else 0)
-            for client, group in zip(self.algorithm.clients, self._groups, strict=True)
+            np.full(size, client.gradients.personalize if client.gradients else 0)
+            for client, size in zip(self.algorithm.clients, self._sizes, strict=True)
         ]
         return GradientCounts(training, np.asarray(gather(each, self._groups)))
 
@@ -244,7 +234,7 @@ class Simulation:
 
         With several groups of clients, one tree for each group, of its clients in the order of the stack.
         """
-        models = self._read("personal", state, self.federations)
+        models = self._of_clients(self._read("personal", state, self._inputs()))
         return models[0] if len(models) == 1 else models
 
     def clusters(self, state: RunState) -> np.ndarray | None:
@@ -253,17 +243,28 @@ class Simulation:
         If clients choose among the server's models, a number that no client chose is missing.
         """
         if all(client.cluster is not None for client in self.algorithm.clients):
-            return np.asarray(self._read("clusters", state, self.federations))
+            return np.asarray(self._of_clients(self._read("clusters", state, self._inputs())))
         find = self.algorithm.clusters
         if find is None:
             return None
         server = jax.tree.map(np.asarray, state.server)
         return np.stack([find(jax.tree.map(lambda a, i=i: a[i], server)) for i in range(state.round.shape[0])])
 
-    def _read(self, name: Name, state: RunState, federations: tuple[Federation, ...], *more: Array) -> Any:
+    def _read(self, name: Name, state: RunState, clients: Clients, *more: Array) -> Any:
         runs = state.round.shape[0]
         state = jax.device_put(state, self.placement.state)
-        return self._program(name, runs)(state, self._hp_rows(runs), federations, *more)
+        return self._program(name, runs)(state, self._hp_rows(runs), clients, *more)
+
+    def _inputs(self, federations: tuple[Federation, ...] | None = None) -> Clients:
+        """The inputs that all runs share, for the trained clients unless others are given."""
+        return Clients(self.federations if federations is None else federations, self._bucket.numbers)
+
+    def _of_clients(self, results: PyTree) -> PyTree:
+        """The results of clients alone, leaves [S, m, ...]."""
+        if not self._bucket.pads:
+            return results
+        # On the host: on a device each number of clients would be a program.
+        return jax.tree.map(lambda a: np.asarray(a)[:, : self.participation.num_clients], results)
 
     def trim(self, state: RunState) -> RunState:
         """The state with exactly m rows of clients, for inspection or for a run on other devices."""
@@ -279,19 +280,10 @@ class Simulation:
         return jax.device_put(self._resize(state, whole=True), self.placement.state)
 
     def _resize(self, state: RunState, *, whole: bool) -> RunState:
-        """The state with padding rows, or without."""
-
-        def resize(a: Array, rows: int) -> Array:
-            if a.shape[1] == rows:
-                return a
-            return jnp.pad(a[:, :rows], [(0, 0), (0, max(rows - a.shape[1], 0))] + [(0, 0)] * (a.ndim - 2))
-
-        clients = [
-            jax.tree.map(lambda a, rows=group.rows if whole else group.size: resize(a, rows), own)
-            for group, own in zip(self._groups, state.clients, strict=True)
-        ]
-        rows = self.placement.rows if whole else self.participation.num_clients
-        return state._replace(clients=tuple(clients), counts=jax.tree.map(lambda a: resize(a, rows), state.counts))
+        """The state with all rows that the programs want, or with those of clients alone."""
+        rows = [group.rows if whole else size for group, size in zip(self._groups, self._sizes, strict=True)]
+        of_all = self.placement.rows if whole else self.participation.num_clients
+        return with_rows(state, rows, of_all)
 
     def _welcome(
         self, unseen: Federation, federation: Federation, adapt_rounds: int, devices: int
@@ -314,18 +306,19 @@ class Simulation:
         Raises:
           JaxpflError: as those.
         """
-        self._check_fits(len(seeds))
+        check_states(self._state_shapes(len(seeds)), self.placement, len(seeds))
         keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))
-        given = (keys, None if self.algorithm.noise is None else keys), self._hp_rows(len(seeds)), self.federations
+        given = (keys, None if self.algorithm.noise is None else keys), self._hp_rows(len(seeds)), self._inputs()
         self._programs.start(len(seeds), given)
         self._program("advance", len(seeds))
         for name in scores:
             self._program(name, len(seeds))
 
     def shared_data(self) -> Federation | None:
-        """The placed data as one federation, to be handed to other simulations; None if they lie in parts."""
+        """The placed data as one federation, to be handed to other simulations; None if they lie in parts, or in a
+        bucket."""
         whole = len(self.federations) == 1 and (self.placement.spread is None or self.placement.spread.shared_data)
-        return self.federations[0] if whole else None
+        return self.federations[0] if whole and not self._bucket.pads else None
 
     def export(self, *platforms: str, seeds: int = 1) -> jax.export.Exported:
         """The program of one `advance` call, lowered for platforms ("cpu", "cuda", "tpu") that need not be here."""
@@ -364,13 +357,17 @@ class Simulation:
             noise = None if self.algorithm.noise is None else keys
             # As shapes: runs that are too many are refused before they take memory.
             hp = jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs,), a.dtype), self.hp)
-            given = (keys, noise), hp, self.federations
+            given = (keys, noise), hp, self._inputs()
             self._shapes = compiled.shapes(self._programs.beginning(), *given)
         return jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape[1:]), a.dtype), self._shapes)
 
     def _resolve(self, plan: ExecutionPlan, cohort: int) -> Resolved:
-        clients = self.participation.num_clients
-        return resolve(plan, cohort=cohort, num_clients=clients, model_bytes=self._model_bytes)
+        """The plan with every choice made, for a cohort of so many slots."""
+        bucket = self._bucket
+        resolved = resolve(plan, cohort=cohort, num_clients=bucket.rows, model_bytes=self._model_bytes)
+        if not bucket.why:
+            return resolved
+        return resolved._replace(rows=bucket.rows, reasons=(*resolved.reasons, bucket.why))
 
     def _program(self, name: Name, runs: int) -> jax.stages.Compiled:
         """The compiled program of ``advance``, or of a way to score, for S runs."""
@@ -382,36 +379,17 @@ class Simulation:
         layout = jax.tree.broadcast(self.placement.state, shapes)
         state = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, layout)
         if name == "advance":
-            return state, self._values(runs), self.federations, jnp.int32(1)
+            return state, self._values(runs), self._inputs(), jnp.int32(1)
         if name == "unseen":
-            return state, self._hp_rows(runs), self._unseen, jnp.int32(1)
-        return state, self._hp_rows(runs), self.federations
-
-    def _hp_rows(self, runs: int) -> PyTree:
-        def rows(path: tuple, a: jax.Array) -> jax.Array:
-            check_values(jax.tree_util.keystr(path, simple=True), a, runs)
-            return jnp.broadcast_to(a, (runs,))
-
-        return jax.tree.map_with_path(rows, self.hp)
+            return state, self._hp_rows(runs), self._inputs(self._unseen), jnp.int32(1)
+        return state, self._hp_rows(runs), self._inputs()
 
     def _values(self, runs: int) -> RunValues:
         """The traced values of every run, leaves [S]."""
-        for name, rate in self._rates.given.items():
-            check_values(name, rate, runs)
-        return RunValues(self._hp_rows(runs), jax.tree.map(lambda a: jnp.broadcast_to(a, (runs,)), self._rates))
+        return RunValues(self._hp_rows(runs), rows_of(self._rates, runs))
 
-
-def _check_distinct(seeds: Sequence[int], values: RunValues) -> None:
-    """Refuse two runs with the same seed and traced values, leaves [S]."""
-    leaves, seen = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(values)], set()
-    for i, seed in enumerate(map(int, seeds)):
-        run = (seed, *(leaf[i] for leaf in leaves))
-        if run in seen:
-            raise JaxpflError(
-                f"seed {seed} is given twice for the same hyper-parameters, and both runs would be equal: give each "
-                "another seed"
-            )
-        seen.add(run)
+    def _hp_rows(self, runs: int) -> PyTree:
+        return rows_of(self.hp, runs)
 
 
 def _check_rounds(name: str, rounds: int) -> None:

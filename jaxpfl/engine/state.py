@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import jax
@@ -11,6 +11,7 @@ import numpy as np
 from flax import struct
 
 from jaxpfl import contract
+from jaxpfl.cohort_draws import CohortNumbers
 from jaxpfl.engine.groups import Group
 from jaxpfl.participation import Participation
 from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message, ServerContext
@@ -139,8 +140,8 @@ class GradientCounts(NamedTuple):
 class RunState(NamedTuple):
     """Complete state of a run between rounds, and content of a checkpoint.
 
-    On several devices m' is m rounded up to a multiple of their number, and the last m' - m rows are unused; otherwise
-    m' = m.
+    m' is the number of rows: m, or the client bucket, rounded up to a multiple of the devices. The rows from m on are
+    unused.
 
     Attributes:
       server: the server's state.
@@ -182,18 +183,20 @@ def init_state(
     keys: tuple[Key, Key | None],
     hp: PyTree,
     federations: tuple[Federation, ...],
+    numbers: CohortNumbers | None,
     rows: int,
     block: int | None = None,
 ) -> RunState:
     """State before the first round, for ``rows`` = m' clients, computed ``block`` clients at a time (all by default).
 
-    Clients start from the round-0 broadcast. ``keys`` are the run's and, if the algorithm is private, the noise's.
+    Clients start from the round-0 broadcast. ``keys`` are the run's and, if the algorithm is private, the noise's;
+    ``numbers`` those of a participation that is made without.
     """
     (key, noise), server = keys, algorithm.server
-    ctx = server_context(participation, jnp.int32(0))
+    ctx = server_context(participation.at(numbers), jnp.int32(0))
     state = server.init(stream(key, Purpose.SERVER_INIT), hp, ctx)
     message = server.broadcast(stream(key, Purpose.BROADCAST, 0), hp, ctx, state)
-    contract.check_message(message, ctx.num_clients)
+    contract.check_message(message, groups[0].num_clients)
 
     def init_group(number: int, group: Group, federation: Federation) -> PyTree:
         def init_client(client_id: Array, own: PyTree) -> PyTree:
@@ -228,6 +231,27 @@ def _in_blocks(every: Callable[..., PyTree], given: tuple[PyTree, ...], block: i
 
     shapes = jax.eval_shape(every, *given)
     return jax.lax.fori_loop(0, -(-rows // block), write, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
+
+
+def with_rows(state: RunState, rows: Sequence[int], of_all: int) -> RunState:
+    """A state [S, ...] with other numbers of rows: cut, or padded with zeros.
+
+    Args:
+      state: of several runs.
+      rows: of the stack of each group of clients.
+      of_all: rows of what is held for all clients.
+    """
+
+    def resize(a: Array, rows: int) -> Array:
+        if a.shape[1] == rows:
+            return a
+        return jnp.pad(a[:, :rows], [(0, 0), (0, max(rows - a.shape[1], 0))] + [(0, 0)] * (a.ndim - 2))
+
+    clients = [
+        jax.tree.map(lambda a, own=own: resize(a, own), stacked)
+        for own, stacked in zip(rows, state.clients, strict=True)
+    ]
+    return state._replace(clients=tuple(clients), counts=jax.tree.map(lambda a: resize(a, of_all), state.counts))
 
 
 def server_context(participation: Participation, round: Scalar) -> ServerContext:

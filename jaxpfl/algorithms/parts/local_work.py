@@ -14,7 +14,7 @@ import optax
 from jaxpfl import trees
 from jaxpfl.algorithms.parts.optimizers import Optimizer, resolve
 from jaxpfl.data import batching
-from jaxpfl.errors import unknown_name
+from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.models import Task
 from jaxpfl.privacy.mechanism import Mechanism
 from jaxpfl.privacy.step_noise import StepNoise
@@ -59,6 +59,7 @@ class LocalWork:
         noise in every step (`released`) and for private servers of their own (AdaMix).
       unseen: number of clients, the last of ``sizes``, that are never trained.
       graph: graph of the trained clients in the order of the stack, for methods that need one (`Method.graph`).
+      bounds: ``sizes`` are those that clients may have, of an unknown number of clients.
 
     Raises:
       JaxpflError: if an optimizer or its argument, or the weighting is unknown.
@@ -74,10 +75,17 @@ class LocalWork:
     privacy: Mechanism | None = None
     unseen: int = 0
     graph: Graph | None = None
+    bounds: bool = False
 
     @property
     def num_clients(self) -> int:
-        """Number m of trained clients."""
+        """Number m of trained clients.
+
+        Raises:
+          JaxpflError: if it is unknown.
+        """
+        if self.bounds:
+            raise JaxpflError("the local work is that of any number of clients: it has no num_clients")
         return len(self.sizes) - self.unseen
 
     def __post_init__(self) -> None:
