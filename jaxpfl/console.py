@@ -40,7 +40,12 @@ class Table(RichTable):
     def __rich_console__(self, console: RichConsole, options: ConsoleOptions) -> RenderResult:
         if options.ascii_only:
             self.box = _HEAD
-        least = Measurement.get(console, options.update(width=10_000, max_width=10_000), self).minimum
+        wide = options.update(width=10_000, max_width=10_000)
+        for column in self.columns:
+            if column.no_wrap:  # also a figure with a space in it, such as 97.9 ±0.2
+                parts = (column.header, *column.cells)
+                column.min_width = max(Measurement.get(console, wide, part).maximum for part in parts)
+        least = Measurement.get(console, wide, self).minimum
         if least > options.max_width:
             if not getattr(console, "unbounded", False):
                 yield from self._paragraphs()

@@ -191,11 +191,11 @@ def _rich(sheet: Sheet, title: str) -> Any:
     table = new_table(title, sheet.note)
     for i, name in enumerate(sheet.header):
         side = "left" if i < sheet.words or name == "status" else "right"
-        style, widest = "bold" if i == 0 else None, max(map(len, (name, *(row[i] for row in sheet.rows))))
         if name == "setting":
+            widest = max(map(len, (name, *(row[i] for row in sheet.rows))))
             table.add_column(name, justify=side, overflow="fold", min_width=min(widest, _NARROWEST))
-        else:  # whole, or the table becomes paragraphs
-            table.add_column(unmarked(name), justify=side, style=style, no_wrap=True, min_width=widest)
+        else:
+            table.add_column(unmarked(name), justify=side, style="bold" if i == 0 else None, no_wrap=True)
     for i, row in enumerate(sheet.rows):
         cells = (unmarked(cell) for cell in row)
         table.add_row(*(f"[bold]{cell}[/]" if (i, j) in sheet.bold else cell for j, cell in enumerate(cells)))
