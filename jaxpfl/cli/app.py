@@ -22,6 +22,7 @@ from jaxpfl.experiment import compile_cache
 DESCRIPTION = "Personalized federated learning, every round one compiled JAX program."
 SWEEP = "Train methods over a grid of settings, choose on validation examples, and report on test."
 BENCH = "Measure speed against peers and against the machine: jaxpfl bench NAME; without a name, lists them."
+STUDY_SWEEP = "Run a study of estimation over a grid of its settings: jaxpfl sweep estimate NAME."
 GROUPS: dict[str, str] = {
     "estimate": "Estimate clients' parameters together: jaxpfl estimate NAME; simulated, or on data of your own.",
     "privacy": "Privacy calculators: epsilon, noise, paper, curve; audit tries to refute a claim.",
@@ -79,6 +80,10 @@ def _dispatch(args: list[str]) -> None:
     if args[:1] and args[0] in GROUPS:
         group = importlib.import_module(f"jaxpfl.cli.{args[0]}")
         _choose(group.commands(args[1:]), f"jaxpfl {args[0]}", GROUPS[args[0]], args[1:])
+        return
+    if args[:2] == ["sweep", "estimate"]:
+        studies = importlib.import_module("jaxpfl.cli.sweep_estimate").commands(args[2:])
+        _choose(studies, "jaxpfl sweep estimate", STUDY_SWEEP, args[2:])
         return
     if args[:1] == ["sweep"]:
         _choose(importlib.import_module("jaxpfl.cli.sweep").commands(args), "jaxpfl", DESCRIPTION, args)

@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal, NamedTuple, TypeVar
 from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxpfl import signals
+from jaxpfl.cli.parse import with_more
 from jaxpfl.cli.training import DEFAULT_METHODS, Flags, named_file
 from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.experiment import compile_cache
@@ -25,17 +26,20 @@ from jaxpfl.sweep.definition import Definition, Search, define
 from jaxpfl.sweep.grid import Axis, Grid, axis, parse
 
 T = TypeVar("T")
+STUDIES = "jaxpfl sweep estimate NAME: a study of estimation over a grid of its settings"
 
 
 @dataclass(frozen=True)
-class _Draws:
+class Draws:
+    """Points drawn from the ranges of a grid."""
+
     random: int = setting(0, "Points to draw from the ranges of --grid.", range=Range(0, 1_000_000), unit="points")
     random_draw: str = setting("sobol", "Draw them as a scrambled sobol sequence, or uniform.")
     random_seed: int = setting(0, "Seed of the draw.", range=Range(0, 2**32 - 1))
 
 
 @dataclass(frozen=True)
-class _Axes(_Draws):
+class _Axes(Draws):
     """The grid as flags."""
 
     grid: UseAppendAction[tuple[str, ...]] = ()
@@ -74,7 +78,7 @@ class _File(NamedTuple):
     methods: tuple[str, ...] = ()
     axes: tuple[Axis, ...] = ()
     search: Search = Search()
-    draws: _Draws = _Draws()
+    draws: Draws = Draws()
 
 
 def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
@@ -100,7 +104,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         grid = Grid(every, axes.random, axes.random_draw, axes.random_seed)
         _sweep(define(methods or several, config, grid, search), session)
 
-    return (sweep,)
+    return (with_more(sweep, lambda args: STUDIES),)
 
 
 def _read(path: str) -> _File:
@@ -112,7 +116,7 @@ def _read(path: str) -> _File:
     if not isinstance(table, dict):
         raise JaxpflError(f"grid in {path} must be a table of axes, got {shown(table)}")
     axes = tuple(axis(str(name), given if isinstance(given, str | list) else [given]) for name, given in table.items())
-    search, draws = _part(Search, values), _part(_Draws, values)
+    search, draws = _part(Search, values), _part(Draws, values)
     return _File(from_mapping(values, path), tuple(methods), axes, search, draws)
 
 
@@ -130,7 +134,6 @@ def _sweep(definition: Definition, session: _Session) -> None:
     from jaxpfl.experiment import lock
     from jaxpfl.experiment.interrupt import Interrupt
     from jaxpfl.sweep.outcome import finish
-    from jaxpfl.sweep.plan import runs_of
     from jaxpfl.sweep.progress import Terminal
     from jaxpfl.sweep.sweep import Sweep
     from jaxpfl.sweep.tables import print_sweep, text_table
@@ -156,8 +159,8 @@ def _sweep(definition: Definition, session: _Session) -> None:
         interrupt = stack.enter_context(Interrupt())
         interrupt.saves = True
         stack.enter_context(signals.noted(kept))
-        runs = runs_of(definition)
-        with Terminal(err, len(runs), len(sweep.journal().read())) as reporter:
+        done, planned = sweep.progress(sweep.journal().read())
+        with Terminal(err, planned, done) as reporter:
             sweep.run_missing(reporter, stopped=lambda: interrupt.asked is not None, failed=session.retry)
         if interrupt.asked is not None:
             print(f"stopped{kept}", file=sys.stderr)

@@ -199,18 +199,25 @@ def grown(old: Definition, new: Definition, folder: Path) -> None:
     if old.search != new.search:
         ours, theirs = dataclasses.asdict(old.search), dataclasses.asdict(new.search)
         semantic += [f"{name}: {ours[name]} -> {theirs[name]}" for name in ours if ours[name] != theirs[name]]
-    axes = {axis.name: axis for axis in new.grid.axes}
-    for axis in old.grid.axes:
-        other = axes.pop(axis.name, None)
-        if other is None:
-            semantic.append(f"grid without {axis.name}")
-        elif lost := [value for value in axis.values if value not in other.values]:
-            semantic.append(f"grid {axis.name} without {', '.join(map(str, lost))}")
-        elif not axis.values and axis != other:
-            semantic.append(f"range {axis.name}: {shown(axis)} -> {shown(other)}")
-    semantic += [f"new axis {name} (no run so far has a value of it)" for name in axes]
-    drawn = (old.grid.draw, old.grid.seed), (new.grid.draw, new.grid.seed)
-    if drawn[0] != drawn[1] or new.grid.draws < old.grid.draws:
-        semantic.append(f"draws: {old.grid.draws} {drawn[0]} -> {new.grid.draws} {drawn[1]}")
+    semantic += grid_changes(old.grid, new.grid)
     if semantic:
         raise JaxpflError(f"--resume would change the sweep in {folder}: {'; '.join(semantic)}")
+
+
+def grid_changes(old: Grid, new: Grid) -> list[str]:
+    """Values that a grid lacks of an earlier one, and its new axes; empty where it only has more values or draws."""
+    changes: list[str] = []
+    axes = {axis.name: axis for axis in new.axes}
+    for axis in old.axes:
+        other = axes.pop(axis.name, None)
+        if other is None:
+            changes.append(f"grid without {axis.name}")
+        elif lost := [value for value in axis.values if value not in other.values]:
+            changes.append(f"grid {axis.name} without {', '.join(map(str, lost))}")
+        elif not axis.values and axis != other:
+            changes.append(f"range {axis.name}: {shown(axis)} -> {shown(other)}")
+    changes += [f"new axis {name} (no run so far has a value of it)" for name in axes]
+    drawn = (old.draw, old.seed), (new.draw, new.seed)
+    if drawn[0] != drawn[1] or new.draws < old.draws:
+        changes.append(f"draws: {old.draws} {drawn[0]} -> {new.draws} {drawn[1]}")
+    return changes

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 from jaxpfl import __version__, files
@@ -12,7 +13,7 @@ from jaxpfl.records import DONE, FAILED, Record, Value
 from jaxpfl.sweep.best import best_config, write_best
 from jaxpfl.sweep.parquet import write_results
 from jaxpfl.sweep.plots import write_plots
-from jaxpfl.sweep.selection import select
+from jaxpfl.sweep.selection import Choice, select
 from jaxpfl.sweep.summary import summarize
 from jaxpfl.sweep.sweep import SUMMARY, Sweep
 
@@ -28,17 +29,31 @@ def finish(sweep: Sweep) -> dict[str, Any]:
     definition = sweep.definition
     records = sweep.in_order(sweep.journal().read())
     chosen = select(records, definition.searched) if definition.search.select == "validation" else {}
-    programs = {record.program or record.group for record in records if record.status != FAILED}
-    seconds = math.fsum(one.seconds + (one.metrics.get("compile_seconds") or 0.0) for one in records)
-    summary = summarize(records, chosen, seeds=definition.searched, programs=len(programs), seconds=seconds)
-    write_results(sweep.folder / RESULTS, records)
     for method, choice in chosen.items():
         if choice.settings is not None:
             write_best(sweep.folder / BEST, method, _config(sweep, method, choice.settings, records))
+    return written(sweep.folder, records, chosen, definition.searched)
+
+
+def written(
+    folder: Path, records: Sequence[Record], chosen: Mapping[str, Choice], seeds: Sequence[int]
+) -> dict[str, Any]:
+    """Summarise records and write the summary with the table and plots, ``summary.json`` last.
+
+    Args:
+      folder: of the sweep.
+      records: of all runs, in the order of the grid.
+      chosen: the settings chosen, as `select` gives them; empty where nothing is selected.
+      seeds: of the search.
+    """
+    programs = {record.program or record.group for record in records if record.status != FAILED}
+    seconds = math.fsum(one.seconds + (one.metrics.get("compile_seconds") or 0.0) for one in records)
+    summary = summarize(records, chosen, seeds=seeds, programs=len(programs), seconds=seconds)
+    write_results(folder / RESULTS, records)
     with signed("jaxpfl sweep"):
-        write_plots(sweep.folder / PLOTS, summary)
-    summary |= {"run_dir": str(sweep.folder), "version": __version__}
-    files.write_json(sweep.folder / SUMMARY, summary)
+        write_plots(folder / PLOTS, summary)
+    summary |= {"run_dir": str(folder), "version": __version__}
+    files.write_json(folder / SUMMARY, summary)
     return summary
 
 

@@ -165,6 +165,13 @@ class Sweep:
             if choice.settings is not None
         ]
 
+    def progress(self, records: Sequence[Record]) -> tuple[int, int]:
+        """Numbers of runs of the search that are recorded, and of all; each rung of successive halving has its own."""
+        if self.definition.search.halving:
+            return halving.ran(self.definition, records), halving.planned(self.definition)
+        runs = {run.id for run in runs_of(self.definition)}
+        return sum(record.id in runs for record in records), len(runs)
+
     def in_order(self, records: Sequence[Record]) -> list[Record]:
         """The records in the order of the grid."""
         axes = {axis.name: axis.values for axis in self.definition.grid.axes}

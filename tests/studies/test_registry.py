@@ -19,6 +19,9 @@ from jaxpfl.files import jsonable
 from jaxpfl.presentation import signature
 from jaxpfl.studies import registry
 from jaxpfl.studies.study import Options, Results, Study
+from jaxpfl.sweep.estimate import StudySweep, define_study, metrics_of
+from jaxpfl.sweep.execute import Reporter
+from jaxpfl.sweep.grid import Axis, Grid
 
 SMALL = {
     "clients": 12, "samples": 6, "dim": 3, "repetitions": 3, "iterations": 2, "em_steps": 2, "gradient_steps": 2,
@@ -233,6 +236,21 @@ def test_the_output_folder_holds_what_is_said(capsys, tmp_path, name):
     assert refused.err == (
         f"error: {folder} holds plots, and no results of jaxpfl estimate {other}: choose another --output\n"
     )
+
+
+@pytest.mark.slow
+@every
+def test_a_row_of_a_sweep_has_the_numbers_of_the_study(tmp_path, name):
+    given = small(name)
+    field = next(f.name for f in dataclasses.fields(given) if f.type in ("int", "float") and "seed" not in f.name)
+    grid = Grid((Axis(field, (getattr(given, field),)),))
+    sweep = StudySweep.open(tmp_path / "s", define_study(name, given, grid), resume=False)
+    sweep.run_missing(Reporter())
+    (record,) = sweep.journal().read()
+    assert (record.method, record.status) == (name, "done")
+    assert record.metrics == metrics_of(made(name))
+    assert sum(value is not None for value in record.metrics.values()) > 1
+    assert sweep.finish()["best"] == {}
 
 
 def test_an_unknown_study_suggests_the_nearest(capsys):

@@ -114,9 +114,10 @@ def test_settings_across_programs_compete(tmp_path: Path):
     stopped = found[found.status == STOPPED]
     assert set(stopped.reason) == {"successive halving: round 1 of 4"}
     assert stopped.validation_accuracy.notna().all()
-    (left,) = found[found.status == DONE].to_dict(orient="records")
+    assert halved.progress(halved.journal().read()) == (4 + 1, 4 + 1)
+    left = found[found.status == DONE].iloc[0]
     assert left["validation_accuracy"] >= stopped.validation_accuracy.max()
-    (same,) = every[(every.lr == left["lr"]) & (every.batch_size == left["batch_size"])].to_dict(orient="records")
+    same = every[(every.lr == left["lr"]) & (every.batch_size == left["batch_size"])].iloc[0]
     assert all(left[name] == same[name] for name in COUNTS)
     # Another number of rows is another program, whose sums may be rounded differently in the last digit.
     np.testing.assert_allclose([left[n] for n in SCORES], [same[n] for n in SCORES], rtol=1e-6)

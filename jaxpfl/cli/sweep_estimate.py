@@ -1,0 +1,103 @@
+"""``jaxpfl sweep estimate``: a study of estimation over a grid of its settings."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from tyro.conf import UseAppendAction
+
+from jaxpfl import signals
+from jaxpfl.cli.estimate import commands_of, titled, with_flags
+from jaxpfl.cli.sweep import Draws
+from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment import compile_cache
+from jaxpfl.places import NEW_FOLDER
+from jaxpfl.settings import COUNT, check, setting
+from jaxpfl.studies import registry
+from jaxpfl.sweep.grid import Grid, parse
+
+
+@dataclass(frozen=True)
+class _Axes(Draws):
+    """The grid and the seeds."""
+
+    grid: UseAppendAction[tuple[str, ...]] = ()
+    """An axis, NAME=V,V,... or NAME=log:LOW:HIGH:N or NAME=linear:LOW:HIGH:N (without N a range, for --random); NAME is
+    a setting of the study; may be repeated."""
+    seeds: int = setting(1, "Number of runs of each setting, with seeds from --seed on.", range=COUNT, unit="runs")
+
+
+@dataclass(frozen=True)
+class _Session:
+    """Destination of a sweep, and use of an earlier one."""
+
+    output: Annotated[Path | None, NEW_FOLDER] = None
+    """Sweep folder; runs/sweep-STUDY unless given."""
+    resume: bool = False
+    """Continue an earlier sweep: only what is missing runs; values, draws and seeds may be added."""
+    retry: bool = False
+    """With --resume, run settings that failed once more."""
+    json: bool = False
+    """Print the summary as one JSON object, the only thing on standard output."""
+    table: Literal["md", "latex"] | None = None
+    """Print the errors as a Markdown or LaTeX table, the only thing on standard output."""
+
+
+def commands(args: Sequence[str] | None = None) -> tuple[Callable[..., None], ...]:
+    """A command for every study, as `estimate.commands`."""
+    return commands_of(args, _command)
+
+
+def _command(name: str) -> Callable[..., None]:
+    def command(settings: Any, axes: _Axes, session: _Session, options: Any = None) -> None:
+        from jaxpfl.sweep.estimate import define_study
+
+        check(axes)
+        grid = Grid(tuple(map(parse, axes.grid)), axes.random, axes.random_draw, axes.random_seed)
+        _sweep(define_study(name, settings, grid, axes.seeds, options), session)
+
+    return titled(with_flags(command, registry.get(name), axes=_Axes(), session=_Session()), name)
+
+
+def _sweep(definition: Any, session: _Session) -> None:
+    from jaxpfl.console import Console
+    from jaxpfl.experiment import lock
+    from jaxpfl.experiment.interrupt import Interrupt
+    from jaxpfl.sweep.estimate import StudySweep
+    from jaxpfl.sweep.progress import Terminal
+    from jaxpfl.sweep.tables import print_sweep, text_table
+
+    if session.json and session.table is not None:
+        raise JaxpflError("--json and --table are both the only thing on standard output: give one")
+    if session.retry and not session.resume:
+        raise JaxpflError("--retry is for --resume")
+    out, err = Console(), Console(stderr=True)
+    compile_cache.enable()
+    folder = session.output or Path("runs") / f"sweep-{definition.name}"
+    with ExitStack() as stack:
+        stack.enter_context(lock.held(folder))
+        sweep = StudySweep.open(folder, definition, resume=session.resume)
+        kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
+        interrupt = stack.enter_context(Interrupt())
+        interrupt.saves = True
+        stack.enter_context(signals.noted(kept))
+        missing = sweep.missing(sweep.journal().read(), failed=session.retry)
+        with Terminal(err, len(definition.runs), len(definition.runs) - len(missing)) as reporter:
+            sweep.run_missing(reporter, stopped=lambda: interrupt.asked is not None, failed=session.retry)
+        if interrupt.asked is not None:
+            print(f"stopped{kept}", file=sys.stderr)
+            raise SystemExit(128 + interrupt.asked)
+        summary = sweep.finish()
+    if session.json:
+        print(json.dumps(summary))
+    elif session.table is not None:
+        print(text_table(summary, session.table))
+    else:
+        print_sweep(out, summary)
+        print(f"sweep: {folder} (jaxpfl.load_sweep reads it; plots in plots/)")
