@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import sys
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -64,6 +65,10 @@ class _Session:
     """Print the summary as one JSON object, the only thing on standard output."""
     table: Literal["md", "latex"] | None = None
     """Print the best settings as a Markdown or LaTeX table, the only thing on standard output."""
+    workers: int = 1
+    """Processes of this machine that share the groups of runs; the numbers are those of one."""
+    join: Path | None = None
+    """Work on the sweep of this folder, which another machine, or this one, began; in --workers processes."""
     explain_plan: bool = False
     """Show the groups of runs with their programs, memory and time; nothing is trained or written."""
 
@@ -101,6 +106,13 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         names = [one.name for one in given]
         every = (*(one for one in file.axes if one.name not in names), *given)
         config = part_of(RunConfig, settings)
+        if session.workers < 1:
+            raise JaxpflError(f"workers must be at least 1, got {session.workers}")
+        if session.join is not None:
+            if given or config != file.config or path is not None or methods != several or search != file.search:
+                raise JaxpflError(f"--join takes the sweep as {session.join} holds it: leave out what says another one")
+            _join(session.join, session)
+            return
         grid = Grid(every, axes.random, axes.random_draw, axes.random_seed)
         _sweep(define(methods or several, config, grid, search), session)
 
@@ -137,11 +149,17 @@ def _sweep(definition: Definition, session: _Session) -> None:
     from jaxpfl.sweep.progress import Terminal
     from jaxpfl.sweep.sweep import Sweep
     from jaxpfl.sweep.tables import print_sweep, text_table
+    from jaxpfl.sweep.workers import run
 
     if session.json and session.table is not None:
         raise JaxpflError("--json and --table are both the only thing on standard output: give one")
     if session.retry and not session.resume:
         raise JaxpflError("--retry is for --resume")
+    if session.retry and session.workers > 1:
+        raise JaxpflError("--retry runs in one process: leave out --workers")
+    if session.workers > 1:
+        # This process computes nothing, and the workers share an accelerator's memory.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     out, err = Console(), Console(stderr=True)
     use_cpu_cores()
     compile_cache.enable()
@@ -161,7 +179,10 @@ def _sweep(definition: Definition, session: _Session) -> None:
         stack.enter_context(signals.noted(kept))
         done, planned = sweep.progress(sweep.journal().read())
         with Terminal(err, planned, done) as reporter:
-            sweep.run_missing(reporter, stopped=lambda: interrupt.asked is not None, failed=session.retry)
+            if session.workers > 1:
+                run(sweep, session.workers, reporter, stopped=lambda: interrupt.asked)
+            else:
+                sweep.run_missing(reporter, stopped=lambda: interrupt.asked is not None, failed=session.retry)
         if interrupt.asked is not None:
             print(f"stopped{kept}", file=sys.stderr)
             raise SystemExit(128 + interrupt.asked)
@@ -173,3 +194,28 @@ def _sweep(definition: Definition, session: _Session) -> None:
     else:
         print_sweep(out, summary)
         print(f"sweep: {folder} (jaxpfl.load_sweep reads it; plots/; best/METHOD.toml is a config of jaxpfl run)")
+
+
+def _join(folder: Path, session: _Session) -> None:
+    """Work on the sweep of a folder until nothing is missing; the summary is its first process's to write."""
+    from jaxpfl.console import Console
+    from jaxpfl.experiment.interrupt import Interrupt
+    from jaxpfl.sweep.progress import Terminal
+    from jaxpfl.sweep.sweep import Sweep
+    from jaxpfl.sweep.workers import run
+
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    sweep = Sweep.read(folder)
+    done, planned = sweep.progress(sweep.journal().read())
+    with Interrupt() as interrupt, signals.noted(f"; kept in {folder}"):
+        interrupt.saves = True
+        with Terminal(Console(stderr=True), planned, done) as reporter:
+            run(sweep, session.workers, reporter, stopped=lambda: interrupt.asked)
+        if interrupt.asked is not None:
+            print(f"stopped; what is done is kept in {folder}", file=sys.stderr)
+            raise SystemExit(128 + interrupt.asked)
+    records = len(sweep.journal().read())
+    if session.json:
+        print(json.dumps({"run_dir": str(folder), "records": records}))
+    else:
+        print(f"all {records} runs are recorded in {folder}; the command that began the sweep sums them up")

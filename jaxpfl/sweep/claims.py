@@ -198,6 +198,11 @@ class Claim:
             self.beat(ended=True)
         self.close()
 
+    def give_up(self, number: int) -> bool:
+        """End the claim on a signal, which is left to others to handle."""
+        self.end()
+        return False
+
     def start(self) -> None:
         """Begin to show signs of life."""
         self._heart.start()

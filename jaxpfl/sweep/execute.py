@@ -39,6 +39,9 @@ class Reporter:
     def finish(self, runs: int) -> None:
         """The chunk's runs are recorded."""
 
+    def wait(self, workers: str) -> None:
+        """All that is missing is at these workers."""
+
     def say(self, text: str) -> None:
         """A line for the user."""
 

@@ -7,6 +7,7 @@ the sweep is complete ``results.parquet``, ``plots/``, ``best/`` and, last, ``su
 from __future__ import annotations
 
 import dataclasses
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -16,12 +17,13 @@ from typing import Any, Self
 import jax
 import numpy as np
 
-from jaxpfl import __version__, data, files
+from jaxpfl import __version__, data, files, signals
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.setup import checksum
 from jaxpfl.records import FAILED, STOPPED, Journal, Record, Value
 from jaxpfl.sweep import definition as definitions
 from jaxpfl.sweep import halving
+from jaxpfl.sweep.claims import LEASE, Claim, Claims
 from jaxpfl.sweep.definition import FILE, Definition
 from jaxpfl.sweep.execute import Data, Prepared, Reporter, prepared, run_group
 from jaxpfl.sweep.order import in_grid_order
@@ -30,6 +32,8 @@ from jaxpfl.sweep.selection import select
 from jaxpfl.sweep.states import States
 
 SUMMARY = "summary.json"
+CLAIMS = "claims"
+_LOOK_SECONDS = 1.0  # between two looks at the groups of other workers
 _FIRST = 8  # groups that are tried before the folder is made
 
 
@@ -80,6 +84,8 @@ class Sweep:
             (folder / SUMMARY).unlink(missing_ok=True)  # what is there is no longer all of it
         folder.mkdir(parents=True, exist_ok=True)
         versions = {"jaxpfl": __version__, "jax": jax.__version__, "platform": jax.default_backend()}
+        # The order of additions depends on the number of devices: workers make as many, whatever their cores.
+        versions |= {"devices": len(jax.devices())}
         files.write_json(stored, definition.to_json() | {"data": sweep._checksums(), "versions": versions})
         return sweep
 
@@ -182,34 +188,86 @@ class Sweep:
         run_group(group, self._data, journal.append, reporter, states=self._states, **more)
 
     def run_missing(
-        self, reporter: Reporter, *, stopped: Callable[[], bool] = lambda: False, failed: bool = False
+        self,
+        reporter: Reporter,
+        *,
+        stopped: Callable[[], bool] = lambda: False,
+        failed: bool = False,
+        worker: str = "main",
+        ahead: bool = True,
+        lease: float = LEASE,
     ) -> None:
-        """Run all that is missing in this process; the next group is prepared and compiled while one runs.
+        """Run what is missing until nothing is, beside any other workers: each group is claimed before it is run.
 
         Args:
           reporter: receives the progress.
           stopped: true once no more is to be done.
           failed: whether runs that failed before are run again.
+          worker: name of this process's journal and claims.
+          ahead: whether to prepare and compile the next group while one runs.
+          lease: seconds after which the group of a worker that shows no life is taken over.
         """
-        journal = self.journal()
+        journal, claims = self.journal(worker), Claims(self.folder / CLAIMS, worker, lease=lease)
+        journal.append([])  # on a network file system a new file may stay unseen for a while
+        retried = {record.id for record in journal.read() if failed and record.status == FAILED}
+
+        def missing() -> tuple[Group, ...]:
+            return self.missing([_again(one) if one.id in retried else one for one in journal.read()])
+
+        rung: set[tuple[str, int]] = set()
+        compiling: Future[Prepared] | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
-            while groups := self.missing(journal.read(), failed=failed):
-                failed = False
-                self._states.only(run for group in groups for run in group.runs)
-                ahead: Future[Prepared] | None = None
-                for group, after in zip(groups, [*groups[1:], None], strict=True):
-                    if stopped():
-                        thread.shutdown(cancel_futures=True)
-                        return
-                    ready = None
-                    if ahead is not None:
-                        with suppress(Exception):  # raised again, and recorded, where the group is run
-                            ready = ahead.result()
-                    if ready is None:
-                        with suppress(Exception):
-                            ready = prepared(group, self._data)
-                    ahead = None if after is None else thread.submit(_compiled, after, self._data)
-                    self.run(group, journal, reporter, stopped=stopped, ready=ready)
+            while (groups := missing()) and not stopped():
+                if not any((one.name, one.rounds) in rung for one in groups):
+                    rung = {(one.name, one.rounds) for one in groups}
+                    self._states.only(run for one in groups for run in one.runs)
+                groups = [one for one in groups if (one.name, one.rounds) in rung]
+                claim = _first_free(claims, groups)
+                if claim is None:
+                    reporter.wait(_holders(claims, groups))
+                    time.sleep(min(_LOOK_SECONDS, lease / 10))
+                    continue
+                with claim, signals.offered(claim.give_up):
+                    group = next((one for one in missing() if one.name == claim.name), None)
+                    if group is None:  # its last holder has finished it meanwhile
+                        continue
+                    ready = _prepared(group, compiling, self._data)
+                    others = [one for one in groups if ahead and one.name != group.name]
+                    compiling = thread.submit(_compiled, others[0], self._data) if others else None
+                    self.run(group, journal, reporter, stopped=lambda c=claim: c.is_lost or stopped(), ready=ready)
+                    retried -= {run.id for run in group.runs}
+            thread.shutdown(cancel_futures=True)
+
+
+def _first_free(claims: Claims, groups: Sequence[Group]) -> Claim | None:
+    """A claim on a group that is free; one whose worker died comes last, as the group may have been the reason."""
+
+    def is_left(group: Group) -> bool:
+        holder = claims.holder(group.name)
+        return holder is not None and not holder.ended
+
+    for group in sorted(groups, key=is_left):
+        if claim := claims.take(group.name):
+            return claim
+    return None
+
+
+def _holders(claims: Claims, groups: Sequence[Group]) -> str:
+    """The workers that hold groups, in words."""
+    holders = [holder for group in groups if (holder := claims.holder(group.name))]
+    return ", ".join(sorted({f"{holder.worker} on {holder.host}" for holder in holders})) or "another worker"
+
+
+def _prepared(group: Group, ahead: Future[Prepared] | None, loaded: Data) -> Prepared | None:
+    """A group with its data, made ahead or here; None if that fails, which is recorded where the group is run."""
+    if ahead is not None:
+        with suppress(Exception):
+            ready = ahead.result()
+            if ready.group == group:  # none of its runs was recorded since
+                return ready
+    with suppress(Exception):
+        return prepared(group, loaded)
+    return None
 
 
 def _again(record: Record) -> Record:
