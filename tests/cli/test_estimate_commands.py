@@ -91,6 +91,7 @@ def test_own_clients(capsys, tmp_path: Path):
     assert float(table[7]["local"]) == pytest.approx(np.mean(own), rel=1e-5)
 
 
+@pytest.mark.slow
 def test_own_clients_of_zeros_and_ones(capsys, tmp_path: Path):
     path = tmp_path / "own.csv"
     rng = np.random.default_rng(0)
@@ -188,6 +189,7 @@ def test_private_clients_far_from_zero_are_about_zero_all_the_same(capsys, tmp_p
     assert errors[1]["private"] > 1e6 * errors[0]["private"]
 
 
+@pytest.mark.slow
 def test_what_is_said_of_own_clients(capsys, tmp_path: Path):
     path = tmp_path / "own.csv"
     rows = ["a,1,1700000003.5", "a,2,1700000004", "a,1.5,1700000003.75", "b,3,1700000003", "b,3,1700000004.5"]

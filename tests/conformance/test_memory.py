@@ -77,6 +77,7 @@ def test_readable(amount, text):
     assert memory.readable(amount) == text
 
 
+@pytest.mark.slow
 def test_first_states_are_made_in_blocks_where_all_at_once_would_not_fit(federation, monkeypatch):
     """The draws of all clients' models take several times the states; the numbers do not depend on the blocks."""
     many = jax.tree.map(lambda a: np.concatenate([np.asarray(a)] * 50), federation)

@@ -42,6 +42,7 @@ def test_many_clients_are_sorted_by_their_most_frequent_class() -> None:
     assert _by_class(table).tolist() == [1, 3, 4, 2, 0]
 
 
+@pytest.mark.slow
 def test_a_file_that_cannot_be_written_and_no_matplotlib(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(JaxpflError, match=r"cannot write to .*file/a.png"):

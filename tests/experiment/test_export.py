@@ -16,6 +16,8 @@ from jaxpfl.experiment import export as export_module
 from jaxpfl.experiment.export import Wanted, export
 from jaxpfl.experiment.stored_run import open_run
 
+pytestmark = pytest.mark.slow  # the run of three methods that they export
+
 METHODS = ("local", "fedavg-ft", "adaped")
 
 

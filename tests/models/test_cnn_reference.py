@@ -13,7 +13,7 @@ from jaxpfl.models import build_model, classification
 CASES = [
     ("cnn", (28, 28, 1), 10),
     pytest.param("cnn", (32, 32, 3), 10, marks=pytest.mark.slow),
-    ("cnn-cifar100", (32, 32, 3), 20),
+    pytest.param("cnn-cifar100", (32, 32, 3), 20, marks=pytest.mark.slow),
     pytest.param("cnn", (19, 21, 2), 5, marks=pytest.mark.slow),
 ]
 

@@ -47,6 +47,7 @@ class Usual(nn.Module):
         return nn.Dense(self.num_classes, name="head")(x.mean(axis=(1, 2)))
 
 
+@pytest.mark.slow
 def test_logits_and_gradients_in_float64():
     with jax.enable_x64(True):
         x = jax.random.normal(jax.random.key(1), (2, 5, 4, 2), jnp.float64)

@@ -83,6 +83,7 @@ def assert_same_on_two_devices(clients, method, blocks, cohort, runs="auto"):
     assert_close(got, want, 1e-9)
 
 
+@pytest.mark.slow
 def test_states_lie_on_the_devices_and_data_are_not_copied(clients):
     simulation = simulate(METHODS["adaped"], clients)
     state, _ = simulation.advance(simulation.init([0]), 2)

@@ -261,6 +261,7 @@ def test_unknown_estimate():
 # --- AdaPeD is the distillation prior's ------------------------------------------------------------
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "batch_size", [pytest.param(100, marks=pytest.mark.slow), 6], ids=["full batches", "mini-batches"]
 )

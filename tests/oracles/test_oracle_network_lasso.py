@@ -153,6 +153,7 @@ def test_rounds(kind, p):
     np.testing.assert_allclose(measured["after"]["loss"], scores(want[-1].models)["loss"], rtol=1e-7)
 
 
+@pytest.mark.slow
 def test_conjugate_gradients_give_the_same(monkeypatch):
     monkeypatch.setattr(admm, "MOST_DENSE", 0)
     made = engine("network-lasso", HYPER, "full", choices={"graph": GRAPH}, **MASKS, **EXACT)

@@ -124,8 +124,8 @@ def run_state(simulation, got: Run, r: int):
     return simulation.adopt(rows._replace(key=jnp.stack([jax.random.key(SEED)])))
 
 
-EVERY_TIME = {("fedavg", "fedavgm"), ("fedavg", "fedyogi"), ("adaped", "fedadam")}
-"""One without and two with a memory of squares; the others are in the slow run."""
+EVERY_TIME = {("fedavg", "fedavgm"), ("adaped", "fedadam")}
+"""One without and one with a memory of squares; the others are in the slow run."""
 PAIRS = [("fedavg", name) for name in (*NUMPY, *OPTAX)] + [("adaped", name) for name in ("sgd", "fedavgm", "fedadam")]
 CASES = [pytest.param(*pair, marks=() if pair in EVERY_TIME else pytest.mark.slow) for pair in PAIRS]
 

@@ -207,6 +207,7 @@ def test_a_component_without_models_keeps_its_center():
     assert np.isfinite(jax.grad(gaussian_mixture.penalty, argnums=1)(got, thetas[0])).all()
 
 
+@pytest.mark.slow
 def test_large_models_in_float32():
     """A million entries: densities underflow by far, their logarithms, shares and gradients do not."""
     d = 10**6

@@ -118,6 +118,7 @@ def test_another_simulation_adds_no_rounds_to_a_private_run(federation, secret):
     assert other.statement(DELTA).rounds == 5
 
 
+@pytest.mark.slow
 def test_a_private_run_goes_on_in_private_only(federation):
     private, plain = (jaxpfl.fit("fedavg", federation, **SETTING, privacy=p) for p in (Mechanism(1.0), None))
     with pytest.raises(JaxpflError, match="the state is of a private run"):
@@ -185,6 +186,7 @@ def test_secret_noise_is_said_and_differs_between_runs(federation):
         Mechanism(1.0, noise_seed="os")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "dtype"),
     [

@@ -149,6 +149,7 @@ def test_narrow_types_are_widened():
         assert len(np.unique(got)) > 2000  # bfloat16 has some 250 values between 1 and 3
 
 
+@pytest.mark.slow
 def test_vmap_draws_what_each_would(monkeypatch):
     """Also where the loop runs for some and not for others: words of one bit are zero half of the time."""
     words = noise.bits

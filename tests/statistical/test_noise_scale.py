@@ -69,7 +69,9 @@ def p_value(noise: np.ndarray, scale: float = 1.0) -> float:
         ),
         pytest.param(ADAPTIVE, full(CLIENTS), 1, Z_SUM / Z, id="adaptive, the sum", marks=pytest.mark.slow),
         # One step of each of K clients, at the learning rate.
-        pytest.param(Mechanism(Z, C, "per_step"), full(CLIENTS), 2, RATE * CLIENTS**0.5, id="per step"),
+        pytest.param(
+            Mechanism(Z, C, "per_step"), full(CLIENTS), 2, RATE * CLIENTS**0.5, id="per step", marks=pytest.mark.slow
+        ),
     ],
 )
 def test_the_noise_of_a_round(mechanism, participation, devices, scale):

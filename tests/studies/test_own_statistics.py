@@ -45,6 +45,7 @@ def test_a_column_in_other_units_changes_nothing_of_the_others(tmp_path: Path):
     assert alone.result["gain_over_local"] == pytest.approx(plain.result["columns"]["u"]["gain_over_local"])
 
 
+@pytest.mark.slow
 def test_the_gain_is_of_the_error_about_the_true_mean(tmp_path: Path):
     """Leave-one-out of six samples: the gain of five, 69 %, which noise of variance 1 had made 13 %."""
     m, n, st = 1500, 6, 0.3
