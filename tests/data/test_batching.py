@@ -160,7 +160,7 @@ def test_draws_with_replacement_are_uniform_and_repeat() -> None:
     assert repeats > 380  # a batch of 8 without repeat has probability 0.0024
 
 
-@pytest.mark.parametrize("capacity", [6, 5000])
+@pytest.mark.parametrize("capacity", [6, pytest.param(5000, marks=pytest.mark.slow)])
 def test_permutations_are_uniform(capacity: int) -> None:
     """Counts of (place, value) over 3000 permutations of 6: each 500, sd 20.4; 6 sd: false alarm < 1e-7."""
     keys = jax.random.split(KEY, 3000)

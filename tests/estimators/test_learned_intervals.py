@@ -218,6 +218,7 @@ def test_coverage_of_means_of_many_pairs():
     assert 0.943 < hits.mean() < 0.965
 
 
+@pytest.mark.slow
 def test_clients_of_unequal_noise_have_intervals_of_their_own():
     """18 clients with noise 1, two with 5, six samples each: 95 % of the noisy ones are covered (500 files, standard
     error .9 %), where one variance for all covers 72 %, and the error of the estimates is halved."""

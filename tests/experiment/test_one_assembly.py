@@ -46,6 +46,7 @@ def without_tests(federation: jaxpfl.Federation) -> jaxpfl.Federation:
     return federation._replace(test=federation.test._replace(x=x, y=y, mask=mask))
 
 
+@pytest.mark.slow
 def test_no_test_examples_is_a_warning_in_both():
     with pytest.warns(JaxpflWarning, match="no client has test examples: every score will be NaN"):
         experiment = command(test_share=0)
@@ -64,12 +65,13 @@ def test_a_graph_without_an_edge_is_refused_by_both(tmp_path):
         python("network-lasso", graph=graphs.from_edges([], 4))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
     [
-        pytest.param({"draw": "replacement"}, marks=pytest.mark.slow),
+        {"draw": "replacement"},
         {"stragglers": 0.9, "same_stragglers": True},
-        pytest.param({"stragglers": 0.9}, marks=pytest.mark.slow),
+        {"stragglers": 0.9},
     ],
 )
 def test_draws_of_batches_and_stragglers_are_those_of_the_other(changes):

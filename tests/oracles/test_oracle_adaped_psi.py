@@ -41,6 +41,7 @@ def settled(sizes: tuple[int, ...], psi: list[float], floor: list[float]) -> tup
     return np.asarray(end.server.psi), np.array(f)
 
 
+@pytest.mark.slow
 def test_one_client():
     """``1/(2 psi) = c f/(2 psi^2)`` at ``psi* = c f_KD``, from below and above; or the floor, if higher."""
     psi, f = settled(SIZES[:1], [0.3, 6.0, 3.5], [0.05, 0.05, 3.0])

@@ -130,6 +130,7 @@ def test_overflow(method):
     check(*(run(s, ROUNDS) for s in made))
 
 
+@pytest.mark.slow
 def test_it_is_scored_with_the_state_that_it_keeps():
     got, others = run(simulation("local", spoiled(infinite), {}), ROUNDS), undisturbed("local")
     evaluate = got.simulation.evaluate

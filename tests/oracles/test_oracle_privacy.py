@@ -129,6 +129,7 @@ def test_noise_that_takes_a_prior_below_its_floor_is_projected(method, scale):
     assert (scales > hyper["scale_floor"]).any()
 
 
+@pytest.mark.slow
 def test_adaptive_clipping_follows_the_quantile():
     """``C <- C exp(-rate (share below C - quantile))``; the count's noise is left too small to see."""
     problem, share = classification_problem(), 0.6

@@ -66,6 +66,7 @@ def test_the_gain_is_of_the_error_about_the_true_mean(tmp_path: Path):
     assert result["clients_differ"]["p_value"] < 1e-6
 
 
+@pytest.mark.slow
 def test_levels_and_what_is_said(tmp_path: Path):
     rng = np.random.default_rng(0)
     x = np.array([1.0] * 10 + [9.0] * 2)[:, None, None] * rng.normal(size=(12, 6, 1))
@@ -84,6 +85,7 @@ def test_levels_and_what_is_said(tmp_path: Path):
         own_gaussian.run(path, GaussianSettings(), LONG, level=1)
 
 
+@pytest.mark.slow
 def test_rare_events_of_own_clients(tmp_path: Path):
     x = np.zeros((20, 200, 1), int)
     x[3, :2] = 1

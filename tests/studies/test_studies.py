@@ -161,6 +161,7 @@ def test_figures_1a_3a_and_3b(clients: int, samples: int):
             assert abs(found.mean - exact) < 3.5 * (found.stderr or 0)
 
 
+@pytest.mark.slow
 def test_mixture_study_shows_what_the_specification_says():
     """The alternation goes from .026 to .08 over ten rounds where EM stays at .023 (one of the spec's kind)."""
     given = MixtureSettings(clients=500, repetitions=12, epsilon=4.0, bits=4)
@@ -205,6 +206,7 @@ def counties(tmp_path_factory) -> str:
     return str(folder)
 
 
+@pytest.mark.slow
 def test_elections_study(counties: str, tmp_path):
     given = elections.ElectionSettings(epsilon=(1.0, 8.0), repetitions=3, data_dir=counties)
     result = elections.run(given)
@@ -226,6 +228,7 @@ def test_elections_study(counties: str, tmp_path):
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in files)
 
 
+@pytest.mark.slow
 def test_real_elections():
     """3111 counties: the likelihood fit and the moments agree within .2 %, and no weight of the two means, even in
     hindsight, gains what the paper prints (10.7 %)."""
@@ -313,6 +316,7 @@ def test_the_printed_calibration_beyond_what_is_shown_of_it_is_warned_about():
         replace(SMALL, mechanism="printed", epsilon=2.0).check()
 
 
+@pytest.mark.slow
 def test_clients_that_do_not_differ_are_simulated():
     result = gaussian.run(replace(SMALL, repetitions=3, sigma_theta=0.0))
     assert all(np.isfinite(row["mean"]) for row in result["mse"].values())
