@@ -6,6 +6,8 @@ import json
 import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, NamedTuple
 
 from jaxpfl.records import DONE, Value
@@ -62,7 +64,8 @@ def points_of(summary: Mapping[str, Any]) -> dict[str, list[Point]]:
     return found
 
 
-class Axis(NamedTuple):
+@dataclass(frozen=True)
+class Axis:
     """A setting that varies, and the place of its values on an axis of a plot.
 
     Attributes:
@@ -75,7 +78,7 @@ class Axis(NamedTuple):
     values: tuple[Value, ...]
     scale: str
 
-    @property
+    @cached_property
     def places(self) -> list[float]:
         """The place of each value."""
         if self.scale == "even":
@@ -89,7 +92,11 @@ class Axis(NamedTuple):
 
     def number(self, value: Value) -> int:
         """Number of a value."""
-        return [json.dumps(one) for one in self.values].index(json.dumps(value))
+        return self._numbers[json.dumps(value)]
+
+    @cached_property
+    def _numbers(self) -> dict[str, int]:
+        return {json.dumps(value): number for number, value in enumerate(self.values)}
 
 
 def axes_of(points: Iterable[Point]) -> dict[str, Axis]:
