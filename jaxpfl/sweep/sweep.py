@@ -214,14 +214,14 @@ class Sweep:
         def missing() -> tuple[Group, ...]:
             return self.missing([_again(one) if one.id in retried else one for one in journal.read()])
 
-        rung: set[tuple[str, int]] = set()
+        rung: set[tuple[str, int | None]] = set()
         compiling: Future[Prepared] | None = None
         with ThreadPoolExecutor(1, thread_name_prefix="compile") as thread:
             while (groups := missing()) and not stopped():
-                if not any((one.name, one.rounds) in rung for one in groups):
-                    rung = {(one.name, one.rounds) for one in groups}
+                if not any((one.name, one.until) in rung for one in groups):
+                    rung = {(one.name, one.until) for one in groups}
                     self._states.only(run for one in groups for run in one.runs)
-                groups = [one for one in groups if (one.name, one.rounds) in rung]
+                groups = [one for one in groups if (one.name, one.until) in rung]
                 claim = _first_free(claims, groups)
                 if claim is None:
                     reporter.wait(_holders(claims, groups))

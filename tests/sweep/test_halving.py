@@ -134,8 +134,11 @@ def test_survivors_go_on_from_their_states_or_begin_anew(tmp_path: Path, monkeyp
         return real(self, state, length)
 
     monkeypatch.setattr(Simulation, "advance", advance)
-    Sweep.open(tmp_path / "kept", definition, resume=False).run_missing(Reporter())
+    sweep = Sweep.open(tmp_path / "kept", definition, resume=False)
+    sweep.run_missing(Reporter())
     assert sum(rounds) == 2 + 2
+    gone_on = {one.id for one in sweep.journal().read() if one.rounds == 4}
+    assert set(sweep._states._kept) == gone_on, "states of runs that were dropped are let go"
     rounds.clear()
     with monkeypatch.context() as patch:
         patch.setattr(States, "take", lambda *given: None)

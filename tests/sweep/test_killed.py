@@ -13,7 +13,19 @@ import pytest
 from jaxpfl.records import load_sweep
 
 COMMAND = ["fedavg", "local", "--clients", "6", "--cohort", "3", "--local-steps", "2", "--batch-size", "5"]
-COMMAND += ["--model", "linear", "--rounds", "40", "--grid", "lr=.05,.1,.2", "--grid", "batch_size=4,5", "--json"]
+COMMAND += [
+    "--model",
+    "linear",
+    "--rounds",
+    "40",
+    "--grid",
+    "lr=.05,.1,.2",
+    "--grid",
+    "batch_size=4,5",
+    "--seeds",
+    "2",
+    "--json",
+]
 STUDY = ["estimate", "bernoulli", "--samples", "6", "--repetitions", "3", "--grid", "clients=6,8,10", "--json"]
 KILLS = 5
 
