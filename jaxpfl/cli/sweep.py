@@ -6,11 +6,11 @@ import inspect
 import json
 import os
 import sys
-from collections.abc import Callable
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, TypeVar
 
 from tyro.conf import Positional, UseAppendAction, arg
 
@@ -25,6 +25,11 @@ from jaxpfl.places import NEW_FOLDER
 from jaxpfl.settings import Range, check, part_of, setting
 from jaxpfl.sweep.definition import Definition, Search, define
 from jaxpfl.sweep.grid import Axis, Grid, axis, parse
+
+if TYPE_CHECKING:
+    from jaxpfl.experiment.interrupt import Interrupt
+    from jaxpfl.sweep.execute import Reporter
+    from jaxpfl.sweep.sweep import Sweep
 
 T = TypeVar("T")
 STUDIES = "jaxpfl sweep estimate NAME: a study of estimation over a grid of its settings"
@@ -67,6 +72,9 @@ class _Session:
     """Print the best settings as a Markdown or LaTeX table, the only thing on standard output."""
     workers: int = 1
     """Processes of this machine that share the groups of runs; the numbers are those of one."""
+    ray: str | None = None
+    """Have Ray place the --workers: the address of a cluster whose machines all see the folder, or local, which starts
+    one here (pip install 'jaxpfl[ray]')."""
     join: Path | None = None
     """Work on the sweep of this folder, which another machine, or this one, began; in --workers processes."""
     explain_plan: bool = False
@@ -149,28 +157,27 @@ def _sweep(definition: Definition, session: _Session) -> None:
     from jaxpfl.sweep.progress import Terminal
     from jaxpfl.sweep.sweep import Sweep
     from jaxpfl.sweep.tables import print_sweep, text_table
-    from jaxpfl.sweep.workers import run
 
     if session.json and session.table is not None:
         raise JaxpflError("--json and --table are both the only thing on standard output: give one")
     if session.retry and not session.resume:
         raise JaxpflError("--retry is for --resume")
-    if session.retry and session.workers > 1:
-        raise JaxpflError("--retry runs in one process: leave out --workers")
-    if session.workers > 1:
-        # This process computes nothing, and the workers share an accelerator's memory.
-        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if session.retry and (session.workers > 1 or session.ray is not None):
+        raise JaxpflError("--retry runs in one process: leave out --workers and --ray")
     out, err = Console(), Console(stderr=True)
-    use_cpu_cores()
-    compile_cache.enable()
     if session.explain_plan:
         from jaxpfl.sweep.explain import explain_plan, print_explanation
 
+        use_cpu_cores()
+        compile_cache.enable()
         report = explain_plan(definition)
         print(json.dumps(report)) if session.json else print_explanation(out, report)
         return
     folder = session.output or default_folder("sweep", definition.config, definition.methods, session.resume)
     with ExitStack() as stack:
+        cluster = stack.enter_context(_cluster(session))
+        use_cpu_cores()
+        compile_cache.enable()
         stack.enter_context(lock.held(folder))
         sweep = Sweep.open(folder, definition, resume=session.resume)
         kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
@@ -179,8 +186,8 @@ def _sweep(definition: Definition, session: _Session) -> None:
         stack.enter_context(signals.noted(kept))
         done, planned = sweep.progress(sweep.journal().read())
         with Terminal(err, planned, done) as reporter:
-            if session.workers > 1:
-                run(sweep, session.workers, reporter, stopped=lambda: interrupt.asked)
+            if cluster is not None or session.workers > 1:
+                _share(sweep, session.workers, cluster, reporter, interrupt)
             else:
                 sweep.run_missing(reporter, stopped=lambda: interrupt.asked is not None, failed=session.retry)
         if interrupt.asked is not None:
@@ -196,21 +203,44 @@ def _sweep(definition: Definition, session: _Session) -> None:
         print(f"sweep: {folder} (jaxpfl.load_sweep reads it; plots/; best/METHOD.toml is a config of jaxpfl run)")
 
 
+@contextmanager
+def _cluster(session: _Session) -> Iterator[Any]:
+    """The Ray cluster of a sweep's workers; None without one. To be entered before JAX starts."""
+    if session.workers > 1 or session.ray is not None or session.join is not None:
+        # This process trains nothing, and its workers share an accelerator's memory.
+        os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
+    if session.ray is None:
+        yield None
+        return
+    from jaxpfl.sweep import ray_workers
+
+    with ray_workers.cluster(session.ray, session.workers) as ray:
+        yield ray
+
+
+def _share(sweep: Sweep, count: int, cluster: Any, reporter: Reporter, interrupt: Interrupt) -> None:
+    """Run what is missing in processes of this machine, or of a Ray cluster."""
+    from jaxpfl.sweep import ray_workers, workers
+
+    if cluster is None:
+        workers.run(sweep, count, reporter, stopped=lambda: interrupt.asked)
+    else:
+        ray_workers.run(sweep, count, cluster, reporter, stopped=lambda: interrupt.asked)
+
+
 def _join(folder: Path, session: _Session) -> None:
     """Work on the sweep of a folder until nothing is missing; the summary is its first process's to write."""
     from jaxpfl.console import Console
     from jaxpfl.experiment.interrupt import Interrupt
     from jaxpfl.sweep.progress import Terminal
     from jaxpfl.sweep.sweep import Sweep
-    from jaxpfl.sweep.workers import run
 
-    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
-    sweep = Sweep.read(folder)
-    done, planned = sweep.progress(sweep.journal().read())
-    with Interrupt() as interrupt, signals.noted(f"; kept in {folder}"):
+    with _cluster(session) as cluster, Interrupt() as interrupt, signals.noted(f"; kept in {folder}"):
         interrupt.saves = True
+        sweep = Sweep.read(folder)
+        done, planned = sweep.progress(sweep.journal().read())
         with Terminal(Console(stderr=True), planned, done) as reporter:
-            run(sweep, session.workers, reporter, stopped=lambda: interrupt.asked)
+            _share(sweep, session.workers, cluster, reporter, interrupt)
         if interrupt.asked is not None:
             print(f"stopped; what is done is kept in {folder}", file=sys.stderr)
             raise SystemExit(128 + interrupt.asked)

@@ -108,7 +108,11 @@ def test_a_config_file_has_the_grid(capsys, tmp_path: Path):
         (["local", "--grid", "lr=.1", "--resume"], "nothing to resume in"),
         (["local", "--grid", "lr=.1", "--retry"], "--retry is for --resume"),
         (["local", "--grid", "lr=.1", "--workers", "0"], "workers must be at least 1, got 0"),
-        (["local", "--resume", "--retry", "--workers", "2"], "--retry runs in one process: leave out --workers"),
+        (
+            ["local", "--resume", "--retry", "--workers", "2"],
+            "--retry runs in one process: leave out --workers and --ray",
+        ),
+        (["local", "--grid", "lr=.1", "--ray", "127.0.0.1:1"], "--ray 127.0.0.1:1: no cluster there"),
         (["--join", "nowhere", "--grid", "lr=.1"], "--join takes the sweep as nowhere holds it"),
         (["local", "--grid", "lr=.1", "--json", "--table", "md"], "give one"),
         (["local", "--grid", "lr=.1", "--eval-every", "1"], "eval_every is of no use in a sweep"),

@@ -16,7 +16,7 @@ from small import sweep_of
 
 from jaxpfl.errors import JaxpflError, UnwritableError
 from jaxpfl.records import Journal, Record
-from jaxpfl.sweep import processes, worker, workers
+from jaxpfl.sweep import processes, ray_workers, worker, workers
 from jaxpfl.sweep import sweep as module
 from jaxpfl.sweep.claims import Claims
 from jaxpfl.sweep.execute import Reporter
@@ -239,3 +239,24 @@ def test_workers_end_with_the_process_that_started_them(tmp_path: Path):
         assert time.monotonic() < until
         time.sleep(0.1)
     assert claims.take(next(g.name for g in Sweep.read(tmp_path / "s").groups if claims.tries(g.name)))
+
+
+@pytest.mark.slow
+def test_a_ray_cluster_of_two_workers_gives_the_numbers_of_one_process(tmp_path: Path):
+    pytest.importorskip("ray", reason="the extra jaxpfl[ray] is not installed")
+    alone, folder = tmp_path / "alone", tmp_path / "s"
+    for path, more in (alone, []), (folder, ["--workers", "2", "--ray", "local"]):
+        done = subprocess.run([*COMMAND, "--output", str(path), *more], capture_output=True, text=True, timeout=500)
+        assert done.returncode == 0, done.stderr
+        assert "Warning" not in done.stderr
+    assert {path.stem for path in (folder / "journal").iterdir()} == {"w0", "w1"}
+    assert numbers(folder) == numbers(alone)
+
+
+def test_without_ray_the_command_to_install_it_is_told(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setitem(sys.modules, "ray", None)
+    with (
+        pytest.raises(JaxpflError, match=r"--ray needs the package ray: pip install 'jaxpfl\[ray\]'"),
+        ray_workers.cluster("local", 2),
+    ):
+        pass
