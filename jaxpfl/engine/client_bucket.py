@@ -84,7 +84,8 @@ def bucket_for(plan: ExecutionPlan, algorithm: Algorithm, participation: Partici
     clients, rows = participation.num_clients, stack_rows(plan, participation.num_clients)
     if plan.client_bucket == "none":
         return Bucket.none(participation)
-    slots = rows if participation.everyone else min(bucket_of(participation.capacity), rows)
+    # A cohort is thought of as a share of the clients: .1 m of them has the same slots whatever m is.
+    slots = rows if participation.everyone else min(bucket_of(-(-participation.capacity * rows // clients)), rows)
     bare = participation.without_numbers(rows, slots)
     if bare is None:
         return Bucket.none(participation, f"cohorts are drawn by a rule of their own ({participation.name})")

@@ -9,7 +9,7 @@ import jaxpfl
 from jaxpfl import ExecutionPlan
 from jaxpfl.engine.assembly import simulation_of
 from jaxpfl.engine.execution_plan import bucket_of, explain
-from jaxpfl.engine.spec import Neighbourhood, RunSpec, Training
+from jaxpfl.engine.spec import Cohorts, Neighbourhood, RunSpec, Training
 from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy import Mechanism, PrivacyConfig
 
@@ -51,7 +51,7 @@ def test_bucket_of():
         slow("adaped", lambda m: {"cohort": m // 4, "participation": "poisson", "cohort_cap": m // 3}),
         slow("adaped", lambda m: {"cohort": m // 4, "options": {"idle_rounds": 2}, "draw": "replacement"}),
         slow("fedavg", lambda m: {"batch_size": 20, "dropout": m / 1000, "seeds": 2, "hyper": {"lr": [0.1, m / 500]}}),
-        slow("fedavg", lambda m: {"cohort": m // 4, "privacy": Mechanism(m / 100, 1.0)}),
+        slow("fedavg", lambda m: {"cohort": m // 4, "cohort_cap": m // 3, "privacy": Mechanism(m / 100, 1.0)}),
         slow("fedavg", lambda m: {"cohort": m // 4, "compress": "qsgd:levels=4"}),
         slow("scaffold", lambda m: {"cohort": m // 4}),
     ],
@@ -113,6 +113,18 @@ def test_a_private_run_has_the_noise_and_the_claim_of_its_own_clients():
         np.testing.assert_array_equal(drawn[0], drawn[1])
         for a, b in zip(*(jax.tree.leaves(one.state.server) for one in (got, want)), strict=True):
             np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5)
+
+
+def test_a_share_of_the_clients_has_the_same_slots_whatever_their_number():
+    """And never fewer than it needs."""
+    given = {"num_classes": 3, "training": Training(model="linear"), "method": jaxpfl.METHODS["fedavg"]}
+    plan, slots = ExecutionPlan(client_bucket=128), set()
+    for clients, cohort in ((113, 11), (120, 12), (128, 13)):
+        spec = RunSpec(plan=plan, cohorts=Cohorts(cohort=cohort), **given)
+        participation = simulation_of(spec, federation_of(clients))._bucket.participation
+        assert participation.capacity >= cohort
+        slots.add(participation.capacity)
+    assert slots == {14}
 
 
 def test_a_bucket_below_the_clients_is_refused():
