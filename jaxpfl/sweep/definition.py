@@ -18,6 +18,7 @@ from jaxpfl.settings import COUNT, Range, check, is_default, setting
 from jaxpfl.sweep.axes import applied, concerns, named
 from jaxpfl.sweep.budget import rounds_of
 from jaxpfl.sweep.grid import Axis, Grid
+from jaxpfl.sweep.problems import problem_axes
 
 FILE = "sweep.json"
 SELECTIONS = ("validation", "none")
@@ -129,6 +130,8 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
     if search.halving_first is not None and not search.halving:
         raise JaxpflError("halving_first is for --halving")
     names = [axis.name for axis in grid.axes]
+    if search.halving and (problems := problem_axes(names)):
+        raise JaxpflError(f"halving compares settings on the same clients: {problems[0]} cannot be an axis too")
     if "rounds" in names and search.halving:
         raise JaxpflError("halving ends runs early: rounds cannot be an axis too")
     if "rounds" in names and search.budget == "steps":

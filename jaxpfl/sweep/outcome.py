@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from jaxpfl.records import DONE, FAILED, Record, Value
 from jaxpfl.sweep.best import best_config, write_best
 from jaxpfl.sweep.parquet import write_results
 from jaxpfl.sweep.plots import write_plots
+from jaxpfl.sweep.problems import Problem, select_each
 from jaxpfl.sweep.selection import Choice, select
 from jaxpfl.sweep.summary import summarize
 from jaxpfl.sweep.sweep import SUMMARY, Sweep
@@ -29,14 +31,22 @@ def finish(sweep: Sweep) -> dict[str, Any]:
     definition = sweep.definition
     records = sweep.in_order(sweep.journal().read())
     chosen = select(records, definition.searched) if definition.search.select == "validation" else {}
-    for method, choice in chosen.items():
-        if choice.settings is not None:
-            write_best(sweep.folder / BEST, method, _config(sweep, method, choice.settings, records))
-    return written(sweep.folder, records, chosen, definition.searched)
+    each = select_each(records, definition.searched) if chosen else []
+    for problem, _, best in each:
+        for method, choice in best.items():
+            if choice.settings is not None:
+                name = "-".join([method, *(f"{axis}={value}" for axis, value in problem.items())])
+                text = _config(sweep, method, choice.settings, records)
+                write_best(sweep.folder / BEST, re.sub(r"[^\w.=-]", "_", name), text)
+    return written(sweep.folder, records, chosen, definition.searched, each if len(each) > 1 else ())
 
 
 def written(
-    folder: Path, records: Sequence[Record], chosen: Mapping[str, Choice], seeds: Sequence[int]
+    folder: Path,
+    records: Sequence[Record],
+    chosen: Mapping[str, Choice],
+    seeds: Sequence[int],
+    problems: Sequence[Problem] = (),
 ) -> dict[str, Any]:
     """Summarise records and write the summary with the table and plots, ``summary.json`` last.
 
@@ -45,10 +55,17 @@ def written(
       records: of all runs, in the order of the grid.
       chosen: the settings chosen, as `select` gives them; empty where nothing is selected.
       seeds: of the search.
+      problems: as `select_each` gives them, where there are several: ``problems`` of the summary is then a list of
+        ``{"settings", "best"}``, ``best`` as that of the summary.
     """
     programs = {record.program or record.group for record in records if record.status != FAILED}
     seconds = math.fsum(one.seconds + (one.metrics.get("compile_seconds") or 0.0) for one in records)
     summary = summarize(records, chosen, seeds=seeds, programs=len(programs), seconds=seconds)
+    if problems:
+        more = {"seeds": seeds, "programs": 0, "seconds": 0.0}
+        summary["problems"] = [
+            {"settings": named, "best": summarize(own, best, **more)["best"]} for named, own, best in problems
+        ]
     write_results(folder / RESULTS, records)
     with signed("jaxpfl sweep"):
         write_plots(folder / PLOTS, summary)

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from jaxpfl.records import DONE, Value
 from jaxpfl.sweep.order import setting_key
+from jaxpfl.sweep.summary import choices_of
 from jaxpfl.sweep.tables import value_words
 
 _DECADE = 10
@@ -48,9 +49,13 @@ class Point(NamedTuple):
 def points_of(summary: Mapping[str, Any]) -> dict[str, list[Point]]:
     """The settings of each method, from a sweep's summary."""
     found: dict[str, list[Point]] = {}
+    best = {
+        (method, setting_key(own["settings"] or {}))
+        for _, method, own in choices_of(summary)
+        if own["settings"] is not None
+    }
     for row in summary["rows"]:
-        best = summary["best"].get(row["method"], {}).get("settings")
-        chosen = best is not None and setting_key(best) == setting_key(row["settings"])
+        chosen = (row["method"], setting_key(row["settings"])) in best
         point = Point(
             row["settings"],
             row["status"],

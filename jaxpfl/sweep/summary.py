@@ -53,6 +53,12 @@ def summarize(
     return jsonable({"rows": list(rows.values()), "best": best, "programs": programs, "seconds": seconds})
 
 
+def choices_of(summary: Mapping[str, Any]) -> list[tuple[int, str, Mapping[str, Any]]]:
+    """Number of the problem, method and best setting: of each problem's clients, or of the only one."""
+    problems = [problem["best"] for problem in summary.get("problems", ())] or [summary["best"]]
+    return [(i, method, own) for i, best in enumerate(problems) for method, own in best.items()]
+
+
 def _row(runs: Sequence[Record], seeds: Sequence[int]) -> dict[str, Any]:
     done = [run for run in runs if run.status == DONE]
     of_search = [run for run in done if run.seed in seeds]

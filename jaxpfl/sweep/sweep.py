@@ -28,7 +28,7 @@ from jaxpfl.sweep.definition import FILE, Definition
 from jaxpfl.sweep.execute import Data, Prepared, Reporter, prepared, run_group
 from jaxpfl.sweep.order import in_grid_order
 from jaxpfl.sweep.plan import Group, Run, groups_of, runs_of
-from jaxpfl.sweep.selection import select
+from jaxpfl.sweep.problems import select_each
 from jaxpfl.sweep.states import States
 
 SUMMARY = "summary.json"
@@ -162,10 +162,11 @@ class Sweep:
         return left
 
     def _final(self, records: Sequence[Record]) -> list[Run]:
-        """Runs of the chosen settings from the seeds that the search left out."""
-        best = select(self.in_order(records), self.definition.searched)
+        """Runs of each problem's chosen settings from the seeds that the search left out."""
+        problems = select_each(self.in_order(records), self.definition.searched)
         return [
             Run(method, choice.settings, seed)
+            for _, _, best in problems
             for method, choice in best.items()
             for seed in self.definition.seeds
             if choice.settings is not None

@@ -10,6 +10,7 @@ from jaxpfl.errors import printable, unknown_name
 from jaxpfl.presentation import new_table, unmarked
 from jaxpfl.records import DONE, Value
 from jaxpfl.sweep.order import setting_key
+from jaxpfl.sweep.summary import choices_of
 
 FORMS = ("md", "latex")
 MOST_ROWS = 40
@@ -70,7 +71,7 @@ def print_sweep(console: Any, summary: Mapping[str, Any], most: int = MOST_ROWS)
     if len(rows) <= most:
         console.print(_rich(rows_sheet(summary, joined=True), f"{len(rows)} setting{'s' * (len(rows) != 1)}"))
         console.print()
-    for method, own in best.items():
+    for _, method, own in choices_of(summary):
         if level := own["level_with"]:
             named = "; ".join(setting_words(one, method) for one in level[:_MOST_NAMED])
             more = f" and {len(level) - _MOST_NAMED} more" * (len(level) > _MOST_NAMED)
@@ -98,12 +99,16 @@ def value_words(value: Value | None) -> str:
 
 
 def best_sheet(summary: Mapping[str, Any]) -> Sheet:
-    """The best setting of each method, the highest test accuracy in bold."""
-    best, rows = summary["best"], []
-    for method, own in best.items():
+    """The best setting of each method on each problem, the highest test accuracy of each problem in bold."""
+    best, rows = choices_of(summary), []
+    problems = [problem["settings"] for problem in summary.get("problems", ())] or [{}]
+    for i, method, own in best:
         chosen = own["settings"]
         words = f"none: {own['reason']}" if chosen is None else setting_words(chosen, method) or "-"
-        seconds = sum(row["seconds"] for row in summary["rows"] if row["method"] == method)
+        ours = [
+            row for row in summary["rows"] if row["method"] == method and problems[i].items() <= row["settings"].items()
+        ]
+        seconds = sum(row["seconds"] for row in ours)
         rows.append(
             (
                 method,
@@ -115,12 +120,13 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
                 _seconds(seconds),
             )
         )
-    means = [own["personalized_accuracy"]["mean"] for own in best.values()]
-    highest = max((mean for mean in means if mean is not None), default=None)
-    several = len(means) > 1
-    bold = {(i, 3) for i, mean in enumerate(means) if several and highest is not None and _same(mean, highest)}
+    bold: set[tuple[int, int]] = set()
+    for problem in {problem for problem, _, _ in best}:
+        means = {i: one[2]["personalized_accuracy"]["mean"] for i, one in enumerate(best) if one[0] == problem}
+        highest = max((mean for mean in means.values() if mean is not None), default=None)
+        bold |= {(i, 3) for i, mean in means.items() if len(means) > 1 and highest is not None and _same(mean, highest)}
     note = "Accuracies in %, of personalised models, mean over clients and seeds"
-    note += " ± standard deviation over seeds" * any(own["seeds"] > 1 for own in best.values())
+    note += " ± standard deviation over seeds" * any(own["seeds"] > 1 for _, _, own in best)
     note += "; tries: settings that the choice was made of; sec: seconds of all their runs"
     header = ("method", "setting", "validation", "test", "seeds", "tries", "sec")
     return Sheet(header, rows, 2, frozenset(bold), f"{note}.")
@@ -139,7 +145,7 @@ def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:
     learned |= bool(summary["best"])
     metrics = [] if learned else list(dict.fromkeys(name for row in every for name in row["metrics"]))[:_MOST_METRICS]
     chosen = {
-        (method, setting_key(own["settings"])) for method, own in summary["best"].items() if own["settings"] is not None
+        (method, setting_key(own["settings"])) for _, method, own in choices_of(summary) if own["settings"] is not None
     }
     rows, bold = [], set()
     for i, row in enumerate(every):

@@ -105,6 +105,7 @@ def test_a_config_file_has_the_grid(capsys, tmp_path: Path):
         (["local", "--grid", "lr=.1", "--data", "digit"], "did you mean 'digits'?"),
         (["local", "--grid", "cohort=7,8"], "cohort must be between 1 and the number of clients (6), got 7"),
         (["local", "--grid", "lr=.1", "--select", "test"], "unknown select 'test'"),
+        (["local", "--grid", "clients=5,6", "--halving", "2"], "clients cannot be an axis too"),
         (["local", "--grid", "lr=.1", "--resume"], "nothing to resume in"),
         (["local", "--grid", "lr=.1", "--retry"], "--retry is for --resume"),
         (["local", "--grid", "lr=.1", "--workers", "0"], "workers must be at least 1, got 0"),
@@ -147,3 +148,25 @@ def test_a_finished_sweep_has_no_work_for_others(capsys, folder: Path):
     result = jaxpfl(capsys, "sweep", "--join", str(folder), "--json")
     assert result.json == {"run_dir": str(folder), "records": len(library.load_sweep(folder))}
     assert not (folder / "workers").exists()
+
+
+def test_each_number_of_clients_has_its_own_best_setting(capsys, tmp_path: Path):
+    small = [*SMALL, "--data", "planted:examples=10,test_examples=5", "--batch-size", "4", "--select", "validation"]
+    given = ["--grid", "clients=6,12", "--grid", "lr=.01,.3", "--output", str(tmp_path / "s"), "--search-seeds", "1"]
+    clients = small.index("--clients")
+    del small[clients : clients + 2]
+    said = jaxpfl(capsys, "sweep", "fedavg", *small, *given, "--json").json
+    assert [problem["settings"] for problem in said["problems"]] == [{"clients": 6}, {"clients": 12}]
+    for problem in said["problems"]:
+        best, m = problem["best"]["fedavg"], problem["settings"]["clients"]
+        own = [row for row in said["rows"] if row["settings"]["clients"] == m]
+        assert best["settings"]["clients"] == m
+        assert best["validation_accuracy"] == max(row["validation_accuracy"] for row in own)
+        assert best["tries"] == 2
+        assert best["seeds"] == 2  # the second one, after the search
+    assert {path.name for path in (tmp_path / "s" / "best").iterdir()} == {
+        "fedavg-clients=6.toml",
+        "fedavg-clients=12.toml",
+    }
+    table = jaxpfl(capsys, "sweep", "fedavg", *small, *given, "--resume", "--table", "md").out
+    assert table.count("| fedavg |") == 2
