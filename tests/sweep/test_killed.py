@@ -66,7 +66,7 @@ def test_a_killed_sweep_ends_with_the_records_of_one_that_was_not(tmp_path: Path
     while kills < KILLS and not (killed / "summary.json").exists():
         process = started(killed, args, cache)
         try:
-            process.wait(timeout=rng.uniform(0.2, 0.9) * seconds)
+            process.wait(timeout=rng.uniform(0.1, 0.25 + 0.15 * kills) * seconds)  # the first surely before the end
         except subprocess.TimeoutExpired:
             process.kill()
             kills += 1
