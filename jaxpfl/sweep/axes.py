@@ -19,7 +19,7 @@ from jaxpfl.experiment.config import RunConfig
 from jaxpfl.experiment.config_file import from_mapping
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.records import Value
-from jaxpfl.sweep.grid import Axis, Grid
+from jaxpfl.sweep.grid import Axis, Grid, distinct
 
 _TABLES: Mapping[str, type] = {"privacy": PrivacyConfig, "plan": ExecutionPlan}
 _OTHERWISE = {
@@ -59,10 +59,7 @@ def _named(axis: Axis, methods: Sequence[str]) -> Axis:
         _typed(name, axis.high)
         return dataclasses.replace(axis, name=name)
     values = tuple(_typed(name, value) for value in axis.values)
-    for value in values:
-        if values.count(value) > 1:
-            raise JaxpflError(f"{name} has the value {value} twice")
-    return dataclasses.replace(axis, name=name, values=values)
+    return dataclasses.replace(axis, name=name, values=distinct(name, values))
 
 
 def _name(given: str, methods: Sequence[str]) -> str:
@@ -164,6 +161,12 @@ def applied(config: RunConfig, settings: Mapping[str, Value]) -> RunConfig:
         elif name != "cohort" or isinstance(value, int):
             config = dataclasses.replace(config, **{name: value})
     return config
+
+
+def with_privacy(config: RunConfig, grid: Grid) -> RunConfig:
+    """The config with one value of each privacy axis: delta alone, its epsilon an axis, is no run's."""
+    axes = [axis for axis in grid.axes if axis.name.startswith("privacy.")]
+    return applied(config, {axis.name: axis.values[0] if axis.values else axis.low for axis in axes})
 
 
 def share_of(settings: Mapping[str, Value]) -> float | None:

@@ -14,8 +14,9 @@ from jaxpfl.engine.spec import Training
 from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.experiment.config import RunConfig, differences, resolve, spec_for, to_json
 from jaxpfl.experiment.config_file import from_mapping
+from jaxpfl.records import Value
 from jaxpfl.settings import COUNT, Range, check, is_default, setting
-from jaxpfl.sweep.axes import applied, concerns, named
+from jaxpfl.sweep.axes import applied, concerns, named, with_privacy
 from jaxpfl.sweep.budget import rounds_of
 from jaxpfl.sweep.grid import Axis, Grid
 from jaxpfl.sweep.problems import problem_axes
@@ -82,7 +83,7 @@ class Definition:
     @property
     def seeds(self) -> tuple[int, ...]:
         """All seeds, the search's first."""
-        config = resolve(self.config)
+        config = resolve(with_privacy(self.config, self.grid))
         return tuple(range(config.seed, config.seed + (config.seeds or 1)))
 
     @property
@@ -138,7 +139,9 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
         raise JaxpflError("budget = steps sets the rounds of each method: rounds cannot be an axis too")
     if search.budget == "steps":
         for name in methods:
-            rounds_of(config, name, tuple(methods), share=1.0)  # refuses a method whose gradients are not known
+            rounds_of(
+                with_privacy(config, grid), name, tuple(methods), share=1.0
+            )  # refuses a method whose gradients are not known
     if search.select == "validation" and not config.validation_share and "validation_share" not in names:
         config = dataclasses.replace(config, validation_share=SHARE)
     found = Definition(tuple(methods), config, grid, search)
@@ -153,14 +156,22 @@ def _check_values(definition: Definition, method: Method) -> None:
     """Refuse values that are outside their setting's range in any run."""
     for axis in definition.grid.axes:
         if concerns(axis.name, method):
-            for value in axis.values or (axis.low, axis.high):
-                config = applied(definition.config, {axis.name: value})
+            for value in _ends(axis):
+                config = applied(with_privacy(definition.config, definition.grid), {axis.name: value})
                 if axis.name.startswith("privacy."):
                     check(config.privacy)
                     continue  # the others of its table may be axes too
                 config = resolve(config)
                 model = Training.model if config.model is None else config.model
                 hyper_of(spec_for(dataclasses.replace(config, model=model), method.name, definition.methods))
+
+
+def _ends(axis: Axis) -> tuple[Value, ...]:
+    """The values that are outside a setting's range if any is: of numbers the least and the largest."""
+    if not axis.values:
+        return axis.low, axis.high
+    numbers = [value for value in axis.values if isinstance(value, int | float) and not isinstance(value, bool)]
+    return (min(numbers), max(numbers)) if len(numbers) == len(axis.values) else axis.values
 
 
 def read(folder: Path) -> Definition:

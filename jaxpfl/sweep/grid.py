@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -41,12 +42,14 @@ class Axis:
     log: bool = False
 
     def at(self, share: float) -> float:
-        """The value at a share of the way through the range, to six digits."""
+        """The value at a share of the way through the range, to six digits; the ends as given."""
+        if share in (0, 1):
+            return (self.low, self.high)[int(share)]
         if self.log:
             value = math.exp(math.log(self.low) + share * (math.log(self.high) - math.log(self.low)))
         else:
             value = self.low + share * (self.high - self.low)
-        return float(f"{value:.6g}")
+        return min(max(float(f"{value:.6g}"), self.low), self.high)
 
 
 def parse(text: str) -> Axis:
@@ -78,9 +81,19 @@ def axis(name: str, given: str | Sequence[Value]) -> Axis:
     for value in values:
         if isinstance(value, float) and not math.isfinite(value):
             raise JaxpflError(f"the values of {name} must be finite, got {value}")
-        if values.count(value) > 1:
-            raise JaxpflError(f"{name} has the value {value} twice")
-    return Axis(name, values)
+    return Axis(name, distinct(name, values))
+
+
+def distinct(name: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
+    """The values of an axis.
+
+    Raises:
+      JaxpflError: for one that stands twice.
+    """
+    value, times = Counter(values).most_common(1)[0]
+    if times > 1:
+        raise JaxpflError(f"{name} has the value {value} twice")
+    return values
 
 
 def _spaced(name: str, log: bool, ends: list[str]) -> Axis:
@@ -99,8 +112,11 @@ def _spaced(name: str, log: bool, ends: list[str]) -> Axis:
         return range_
     if not 2 <= count <= _MOST:
         raise JaxpflError(f"{form} needs N between 2 and {_MOST}, got {count}")
+    if not log and low.is_integer() and high.is_integer() and (high - low) % (count - 1) == 0:
+        step = int(high - low) // (count - 1)  # exact, whatever the number of digits
+        return axis(name, range(int(low), int(high) + 1, step))
     found = [range_.at(share) for share in np.linspace(0, 1, count).tolist()]
-    if not log and low.is_integer() and high.is_integer() and all(value.is_integer() for value in found):
+    if log and all(value.is_integer() for value in found):
         return axis(name, [int(value) for value in found])
     return axis(name, found)
 
@@ -139,15 +155,23 @@ class Grid:
 
         Args:
           concerns: whether an axis is of interest; the others are left out.
+
+        Raises:
+          JaxpflError: for more settings than a million.
         """
         lists = [axis for axis in self.axes if axis.values and concerns(axis.name)]
         ranges = [axis for axis in self.axes if not axis.values]
+        draws = self.draws if any(concerns(axis.name) for axis in ranges) else 1
+        size = math.prod(len(axis.values) for axis in lists) * draws
+        if size > _MOST:
+            raise JaxpflError(f"a grid has at most {_MOST} settings, got {size}")
         drawn: list[Mapping[str, Value]] = [{}]
-        if any(concerns(axis.name) for axis in ranges):
+        if ranges:
             drawn = [
                 {axis.name: axis.at(share) for axis, share in zip(ranges, row, strict=True) if concerns(axis.name)}
                 for row in self._shares(len(ranges))
             ]
+            drawn = list({tuple(point.items()): point for point in drawn}.values())  # a narrow range repeats values
         crossed = itertools.product(*(axis.values for axis in lists))
         names = [axis.name for axis in lists]
         return [dict(zip(names, values, strict=True)) | dict(row) for values in crossed for row in drawn]

@@ -15,6 +15,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.config import resolve
 from jaxpfl.records import DONE, FAILED, STOPPED, Record, Value
+from jaxpfl.sweep.axes import with_privacy
 from jaxpfl.sweep.definition import Definition
 from jaxpfl.sweep.order import setting_key
 from jaxpfl.sweep.plan import Group, Run, groups_of, runs_of, settings_of
@@ -30,7 +31,7 @@ def rungs(definition: Definition, method: str) -> tuple[float, ...]:
     left at the last rung.
     """
     by, settings = definition.search.halving, len(settings_of(definition, method))
-    rounds = resolve(definition.config).rounds or 1
+    rounds = resolve(with_privacy(definition.config, definition.grid)).rounds or 1
     if definition.search.halving_first is not None:
         first = definition.search.halving_first / rounds
     else:

@@ -11,6 +11,7 @@ from typing import Any
 from jaxpfl import __version__, files
 from jaxpfl.presentation import signed
 from jaxpfl.records import DONE, FAILED, Record, Value
+from jaxpfl.sweep.axes import with_privacy
 from jaxpfl.sweep.best import best_config, write_best
 from jaxpfl.sweep.parquet import write_results
 from jaxpfl.sweep.plots import write_plots
@@ -80,4 +81,5 @@ def _config(sweep: Sweep, method: str, settings: Mapping[str, Value], records: S
     share = isinstance(settings.get("cohort"), str)
     counts: dict[str, Value] = {"cohort": int(ran.metrics["cohort_size"] or 0)} if share else {}
     note = f"chosen for {method} on validation examples, jaxpfl {__version__}"
-    return best_config(sweep.definition.config, method, {**settings, **counts}, ran.rounds, note)
+    base = with_privacy(sweep.definition.config, sweep.definition.grid)
+    return best_config(base, method, {**settings, **counts}, ran.rounds, note)

@@ -12,7 +12,7 @@ from jaxpfl import algorithms
 from jaxpfl.engine.execution_plan import bucket_of
 from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.records import Value, run_id
-from jaxpfl.sweep.axes import applied, concerns, is_traced, share_of
+from jaxpfl.sweep.axes import applied, concerns, is_traced, share_of, with_privacy
 from jaxpfl.sweep.budget import rounds_of
 from jaxpfl.sweep.definition import Definition
 
@@ -87,7 +87,9 @@ def groups_of(definition: Definition, runs: Iterable[Run]) -> tuple[Group, ...]:
     found: dict[str, tuple[Run, dict[str, Value], list[Run]]] = {}
     for run in runs:
         method = algorithms.get(run.method)
-        static = {name: value for name, value in run.settings.items() if not is_traced(name, method, definition.config)}
+        private = {name: value for name, value in run.settings.items() if name.startswith("privacy.")}
+        config = applied(definition.config, private)  # which noise there is may be an axis too
+        static = {name: value for name, value in run.settings.items() if not is_traced(name, method, config)}
         text = json.dumps([run.method, dict(sorted(static.items()))])
         name = f"{run.method}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
         found.setdefault(name, (run, static, []))[2].append(run)
@@ -99,7 +101,7 @@ def groups_of(definition: Definition, runs: Iterable[Run]) -> tuple[Group, ...]:
 
 def _config(definition: Definition, method: str, static: Mapping[str, Value]) -> RunConfig:
     """The config of a group: its rounds those of the budget, its clients in a bucket if another count shares it."""
-    config = applied(definition.config, static)
+    config = applied(with_privacy(definition.config, definition.grid), static)
     counts = [value for axis in definition.grid.axes if axis.name == "clients" for value in axis.values]
     if config.plan.client_bucket == "none" and [_bucket(count) for count in counts].count(_bucket(config.clients)) > 1:
         config = dataclasses.replace(config, plan=dataclasses.replace(config.plan, client_bucket="auto"))

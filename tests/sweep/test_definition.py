@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.config import RunConfig
+from jaxpfl.experiment.config import RunConfig, resolve
+from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.sweep.definition import FILE, SHARE, Definition, Search, define, grown, read
 from jaxpfl.sweep.grid import Grid, parse
 from jaxpfl.sweep.plan import groups_of, runs_of
@@ -119,3 +120,24 @@ def test_a_sweep_may_grow(tmp_path: Path):
 def test_another_sweep_is_refused(tmp_path: Path, new: Definition, message: str):
     with pytest.raises(JaxpflError, match=message):
         grown(small("lr=.1,1"), new, tmp_path)
+
+
+def private(*axes: str, methods: tuple[str, ...]) -> Definition:
+    """A sweep of a few axes, delta given for all runs."""
+    config = RunConfig(rounds=5, seeds=2, privacy=PrivacyConfig(delta=1e-3))
+    return define(methods, config, Grid(tuple(map(parse, axes))), Search())
+
+
+def test_epsilon_may_be_an_axis_with_delta_given_for_all():
+    definition = private("privacy.epsilon=1,4", "lr=.1", methods=("fedavg", "local"))
+    groups = groups_of(definition, runs_of(definition))
+    assert [len(group.runs) for group in groups] == [4, 2]
+    assert all(resolve(group.config).privacy.on for group in groups)
+    assert definition.config.privacy == PrivacyConfig(delta=1e-3)
+
+
+def test_noise_that_shapes_a_group_may_be_an_axis_beside_epsilon():
+    definition = private("privacy.epsilon=1,4", "privacy.noise=central,per_step", methods=("adaped",))
+    groups = groups_of(definition, runs_of(definition))
+    shaped = ["privacy.epsilon", "privacy.noise"]
+    assert [sorted(group.static) for group in groups] == [["privacy.noise"], shaped, shaped]

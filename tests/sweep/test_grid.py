@@ -84,3 +84,23 @@ def test_values_of_a_file():
     assert axis("lr", [0.1, 1]).values == (0.1, 1)
     with pytest.raises(JaxpflError, match="numbers, names or switches"):
         axis("lr", [[1]])  # type: ignore[list-item]
+
+
+def test_even_steps_are_exact():
+    assert parse("clients=linear:1000000:1234567:2").values == (1_000_000, 1_234_567)
+    assert parse("lr=linear:.1234567:.7654321:2").values == (0.1234567, 0.7654321)
+    assert parse("clients=log:10:1000:3").values == (10, 100, 1000)
+    assert all(type(value) is int for value in parse("clients=log:10:1000:3").values)
+    assert parse("dropout=linear:0:.9999999:3").values == (0.0, 0.5, 0.9999999)
+    assert Axis("dropout", (), 0.0, 0.9999999).at(0.99999999) < 1
+
+
+def test_draws_that_are_equal_are_one_setting():
+    assert Grid((parse("lr=linear:1:1.00001"),), 64).points() == [{"lr": 1.0}, {"lr": 1.00001}]
+
+
+def test_a_large_axis_is_quick_and_a_grid_that_is_too_large_is_refused():
+    values = parse("lr=linear:1:100000:100000").values  # each compared with each other would take many minutes
+    assert len(values) == 100_000
+    with pytest.raises(JaxpflError, match="at most 1000000 settings, got 1100000"):
+        Grid((Axis("lr", values), parse("clients=linear:10:20:11"))).points()
