@@ -164,8 +164,8 @@ def applied(config: RunConfig, settings: Mapping[str, Value]) -> RunConfig:
 
 
 def with_privacy(config: RunConfig, grid: Grid) -> RunConfig:
-    """The config with one value of each privacy axis: delta alone, its epsilon an axis, is no run's."""
-    axes = [axis for axis in grid.axes if axis.name.startswith("privacy.")]
+    """The config with one value of each axis of noise: delta alone, its epsilon an axis, is no run's."""
+    axes = [axis for axis in grid.axes if axis.name in _TRACED_NOISE]
     return applied(config, {axis.name: axis.values[0] if axis.values else axis.low for axis in axes})
 
 
