@@ -111,8 +111,8 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         """Train methods over a grid of settings, choose on validation examples, and report on test."""
         check(axes)
         given = [parse(text) for text in axes.grid]
-        names = [one.name for one in given]
-        every = (*(one for one in file.axes if one.name not in names), *given)
+        names = [one.name.replace("-", "_") for one in given]
+        every = (*(one for one in file.axes if one.name.replace("-", "_") not in names), *given)
         config = part_of(RunConfig, settings)
         if session.workers < 1:
             raise JaxpflError(f"workers must be at least 1, got {session.workers}")

@@ -55,8 +55,11 @@ def named(grid: Grid, methods: Sequence[str]) -> Grid:
 def _named(axis: Axis, methods: Sequence[str]) -> Axis:
     name = _name(axis.name, methods)
     if not axis.values:
-        _typed(name, axis.low)  # refuses a setting that takes no such number
-        _typed(name, axis.high)
+        for end in (axis.low, axis.high):
+            try:
+                _typed(name, end)
+            except JaxpflError as error:
+                raise JaxpflError(f"{error}: a range is for settings of any number, --grid {name}=V,V lists") from None
         return dataclasses.replace(axis, name=name)
     values = tuple(_typed(name, value) for value in axis.values)
     return dataclasses.replace(axis, name=name, values=distinct(name, values))
@@ -114,7 +117,7 @@ def _typed(name: str, value: Value) -> Value:
         found = _SHARE.fullmatch(value)
         if found is None or not 0 < float(found[1]) <= 1:
             raise JaxpflError(f"cohort must be a count, or a share of the clients such as 0.1m, got {shown(value)}")
-        return value
+        return f"{float(found[1]):g}m"
     return getattr(from_mapping({name: value}, "--grid"), name)
 
 

@@ -80,11 +80,23 @@ def test_the_table_is_all_that_is_printed(capsys, folder: Path, form: str):
 def test_a_config_file_has_the_grid(capsys, tmp_path: Path):
     (tmp_path / "sweep.toml").write_text(
         'methods = ["fedavg"]\nmodel = "linear"\nclients = 6\ncohort = 3\nlocal_steps = 2\nrounds = 2\nseeds = 1\n'
-        'select = "none"\n[grid]\nlr = [0.1, 0.2]\nclients = "linear:6:8:2"\n'
+        'select = "none"\n[grid]\nlr = [0.1, 0.2]\nlocal_steps = [1, 2]\nclients = "linear:6:8:2"\n'
     )
-    given = ["--config", str(tmp_path / "sweep.toml"), "--grid", "lr=.3", "--output", str(tmp_path / "s"), "--json"]
+    given = [
+        "--config",
+        str(tmp_path / "sweep.toml"),
+        "--grid",
+        "lr=.3",
+        "--grid",
+        "local-steps=2",
+        "--output",
+        str(tmp_path / "s"),
+        "--json",
+    ]
     rows = jaxpfl(capsys, "sweep", *given).json["rows"]
-    assert [row["settings"] for row in rows] == [{"clients": 6, "lr": 0.3}, {"clients": 8, "lr": 0.3}]
+    assert [row["settings"] for row in rows] == [
+        {"clients": clients, "lr": 0.3, "local_steps": 2} for clients in (6, 8)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -24,7 +24,7 @@ def of(text: str, *methods: str):
         ("adaped.lr=paper,.1", "adaped.lr", ("paper", 0.1)),
         ("adaped.gate=true,false", "adaped.gate", (True, False)),
         ("privacy.noise-multiplier=1,2", "privacy.noise_multiplier", (1.0, 2.0)),
-        ("cohort=.1m,5", "cohort", (".1m", 5)),
+        ("cohort=.1m,5", "cohort", ("0.1m", 5)),
         ("model=linear,mlp:8", "model", ("linear", "mlp:8")),
         ("split-seed=0,1", "split_seed", (0, 1)),
         ("same-stragglers=true,false", "same_stragglers", (True, False)),
@@ -55,6 +55,7 @@ def test_a_methods_own_name_is_enough_for_one_method():
         ("cohort=2m", "cohort must be a count, or a share"),
         ("lr=1,1.0", "lr has the value 1"),
         ("lr=.1,1e-1", "lr has the value 0.1 twice"),
+        ("cohort=.5m,0.50m", "cohort has the value 0.5m twice"),
     ],
 )
 def test_what_is_no_axis_is_refused(text: str, message: str):
@@ -63,7 +64,7 @@ def test_what_is_no_axis_is_refused(text: str, message: str):
 
 
 def test_a_range_of_whole_numbers_is_refused():
-    with pytest.raises(JaxpflError, match="clients in --grid must be int"):
+    with pytest.raises(JaxpflError, match=r"clients in --grid must be int.*: a range is for settings of any number"):
         named(Grid((parse("clients=log:10:100"),), 3), ("fedavg",))
 
 

@@ -44,7 +44,7 @@ def test_rows_are_what_separate_fits_are():
 def test_shares_of_the_clients_and_their_sizes():
     found = records_of(sweep_of("clients=4,8", "cohort=.5m,1m", seeds=1))
     sizes = {(r.settings["clients"], r.settings["cohort"]): r.metrics["cohort_size"] for r in found}
-    assert sizes == {(4, ".5m"): 2, (4, "1m"): 4, (8, ".5m"): 4, (8, "1m"): 8}
+    assert sizes == {(4, "0.5m"): 2, (4, "1m"): 4, (8, "0.5m"): 4, (8, "1m"): 8}
     assert [r.metrics["client_steps"] for r in found] == [12, 24, 24, 48]
 
 
