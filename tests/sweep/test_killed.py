@@ -8,23 +8,14 @@ import time
 from pathlib import Path
 from typing import Any
 
+import pandas
 import pytest
 
 from jaxpfl.records import load_sweep
 
-COMMAND = ["fedavg", "local", "--clients", "6", "--cohort", "3", "--local-steps", "2", "--batch-size", "5"]
-COMMAND += [
-    "--model",
-    "linear",
-    "--rounds",
-    "40",
-    "--grid",
-    "lr=.05,.1,.2",
-    "--grid",
-    "batch_size=4,5",
-    "--seeds",
-    "2",
-    "--json",
+COMMAND = [
+    *("fedavg", "local", "--model", "linear", "--clients", "6", "--cohort", "3", "--local-steps", "2"),
+    *("--rounds", "40", "--seeds", "2", "--grid", "lr=.05,.1,.2", "--grid", "batch_size=4,5", "--json"),
 ]
 STUDY = ["estimate", "bernoulli", "--samples", "6", "--repetitions", "3", "--grid", "clients=6,8,10", "--json"]
 KILLS = 5
@@ -74,6 +65,6 @@ def test_a_killed_sweep_ends_with_the_records_of_one_that_was_not(tmp_path: Path
     if not (killed / "summary.json").exists():
         finished(killed, args, cache)
     assert kills
-    expected, found = told(whole), told(killed)
-    assert list(found.columns) == list(expected.columns)
-    assert found.equals(expected), found.compare(expected)
+    # A survivor of a rung that begins anew is a row of a smaller program, whose sums may round in another order.
+    rtol = 1e-6 if "--halving" in args else 0.0
+    pandas.testing.assert_frame_equal(told(killed), told(whole), rtol=rtol, atol=0.0)
