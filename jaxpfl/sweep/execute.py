@@ -5,23 +5,24 @@ from __future__ import annotations
 import dataclasses
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from jaxpfl import data
-from jaxpfl.engine import RunState, Simulation
+from jaxpfl.engine import Simulation
 from jaxpfl.engine.assembly import Assembled, hyper_of
+from jaxpfl.engine.evaluate import Part
 from jaxpfl.errors import JaxpflError, OutOfMemoryError
 from jaxpfl.experiment import warm_start
 from jaxpfl.experiment.config import RunConfig, resolve, spec_for
 from jaxpfl.experiment.pace import Pace
 from jaxpfl.experiment.privacy import protection_of
 from jaxpfl.experiment.setup import Experiment, load_federation, prepare
-from jaxpfl.experiment.summary import over_clients
 from jaxpfl.records import DIVERGED, DONE, FAILED, STOPPED, Record
 from jaxpfl.sweep.axes import applied, cohort_of
+from jaxpfl.sweep.measures import measured, splits_of
 from jaxpfl.sweep.plan import Group, Run
 from jaxpfl.sweep.states import States, Stopped
 from jaxpfl.types import Federation
@@ -75,8 +76,7 @@ class Prepared(NamedTuple):
     Attributes:
       group: the group.
       experiment: of its config.
-      runs: each row with the traced settings in its hyper-parameters, for its privacy claim.
-      whole: all rows as one, hyper-parameters [S].
+      runs: each row, with the traced settings in its hyper-parameters.
     """
 
     group: Group
@@ -89,9 +89,9 @@ class Prepared(NamedTuple):
         return self.group.until or self.group.rounds
 
     @property
-    def splits(self) -> tuple[Literal["test", "validation"], ...]:
+    def splits(self) -> tuple[Part, ...]:
         """The splits that have examples to score."""
-        return ("test", "validation") if self.experiment.federation.validation.mask.shape[1] else ("test",)
+        return splits_of(self.experiment)
 
     def simulation(self, rows: slice) -> Simulation:
         """The programs of some of the rows."""
@@ -247,7 +247,7 @@ def _run(
         done += length
         loss = history.get("train_loss", loss[:, None])[:, -1]
         reporter.progress(done, float(np.nanmean(loss)) if np.isfinite(loss).any() else float("nan"))
-    scores = measured(ready, simulation, state, loss)
+    scores = measured(ready.experiment, simulation, state, loss)
     for row, run in zip(scores, ready.runs[chunk], strict=True):
         claim = protection_of(run, ready.experiment.caveats)
         row["compile_seconds"] = spent[1] + compiling / len(runs)
@@ -274,61 +274,3 @@ def _record(run: Run, group: Group, row: dict[str, float | None], told: Mapping[
     elif told["rounds"] < group.rounds:
         status, reason = STOPPED, f"successive halving: round {told['rounds']} of {group.rounds}"
     return Record(run.method, run.settings, run.seed, status, reason, metrics=row, **told)
-
-
-def measured(
-    ready: Prepared, simulation: Simulation, state: RunState, loss: np.ndarray
-) -> list[dict[str, float | None]]:
-    """Results of each run, by name: means over clients unless the name says otherwise.
-
-    Args:
-      ready: the group.
-      simulation: its programs.
-      state: of S runs, at their end.
-      loss: of the last round, [S].
-    """
-    scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
-    validation = None
-    if "validation" in ready.splits:
-        validation = jax.tree.map(np.asarray, dict(simulation.evaluate(state, "validation")["after"]))
-    counts = jax.tree.map(np.asarray, simulation.trim(state).counts)
-    gradients = simulation.gradients(state)
-    up, down = simulation.bytes_per_client()
-    config = ready.experiment.config
-    rows = []
-    for i in range(len(loss)):
-        after = over_clients(scores["after"]["accuracy"][i])
-        sent = counts.upload_bits[i].sum() / 8 if simulation.algorithm.counts_bits else up * counts.uploads[i].sum()
-        row: dict[str, Any] = {
-            "validation_accuracy": None if validation is None else _mean(validation["accuracy"][i]),
-            "validation_loss": None if validation is None else _mean(validation["loss"][i]),
-            "personalized_accuracy": after["mean"],
-            "personalized_accuracy_std": after["std_clients"],
-            "personalized_accuracy_p10": after["p10"],
-            "personalized_accuracy_worst_decile": after["worst_decile"],
-            "personalized_loss": _mean(scores["after"]["loss"][i]),
-            "personalized_before_accuracy": _mean(scores["before"]["accuracy"][i]),
-            "global_accuracy": _mean(scores["global"]["accuracy"][i]) if "global" in scores else None,
-            "train_loss": loss[i],
-            "bytes_up": sent,
-            "bytes_down": down * counts.participations[i].sum(),
-            "client_steps": counts.steps[i].sum(),
-            "gradients": None if gradients is None else gradients.training[i].mean(),
-            "diverged_clients": ((counts.diverged[i] > 0) | scores["after"]["diverged"][i]).sum(),
-            "num_clients": ready.experiment.federation.num_clients,
-            "cohort_size": config.cohort,
-        }
-        rows.append({name: _number(value) for name, value in row.items()})
-    return rows
-
-
-def _mean(scores: np.ndarray) -> float:
-    """Mean over the clients that have a score, [m]; NaN where none has."""
-    held = scores[~np.isnan(scores)]
-    return float(held.mean()) if held.size else float("nan")
-
-
-def _number(value: Any) -> float | None:
-    if value is None or not np.isfinite(value):
-        return None
-    return int(value) if isinstance(value, int | np.integer) else float(value)

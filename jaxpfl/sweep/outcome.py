@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -62,6 +63,7 @@ def written(
     programs = {record.program or record.group for record in records if record.status != FAILED}
     seconds = math.fsum(one.seconds + (one.metrics.get("compile_seconds") or 0.0) for one in records)
     summary = summarize(records, chosen, seeds=seeds, programs=len(programs), seconds=seconds)
+    summary["caveats"] = caveats(records, chosen)
     if problems:
         more = {"seeds": seeds, "programs": 0, "seconds": 0.0}
         summary["problems"] = [
@@ -73,6 +75,20 @@ def written(
     summary |= {"run_dir": str(folder), "version": __version__}
     files.write_json(folder / SUMMARY, summary)
     return summary
+
+
+def caveats(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list[str]:
+    """Weaknesses of the claims of private runs: each is of its run alone."""
+    private = [record for record in records if record.metrics.get("epsilon") is not None]
+    if not private:
+        return []
+    runs = Counter(record.method for record in private)
+    most = ", ".join(f"{method} {count}" for method, count in runs.items())
+    by_choice = " and the choice of a setting by their validation examples" * bool(chosen)
+    return [
+        f"epsilon is the claim of one run by itself: the other runs on the same clients (private ones: {most})"
+        f"{by_choice} are not in it"
+    ]
 
 
 def _config(sweep: Sweep, method: str, settings: Mapping[str, Value], records: Sequence[Record]) -> str:

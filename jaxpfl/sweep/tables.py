@@ -81,6 +81,8 @@ def print_sweep(console: Any, summary: Mapping[str, Any], most: int = MOST_ROWS)
             )
     for method, text in _not_done(rows):
         console.print(_line(f"{method}: {text}"), highlight=False)
+    for caveat in summary.get("caveats", ()):
+        console.print(_line(caveat), highlight=False)
     said = f"{len(rows)} settings" * (len(rows) > most)
     said += ("; " if said else "") + f"{summary['programs']} program{'s' * (summary['programs'] != 1)}"
     console.print(f"{said}, {_seconds(summary['seconds'])} s", highlight=False)

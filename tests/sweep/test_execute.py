@@ -14,7 +14,9 @@ from jaxpfl.experiment.setup import load_federation
 from jaxpfl.records import Record, load_sweep
 from jaxpfl.sweep import execute
 from jaxpfl.sweep.execute import Data, Reporter, run_group
+from jaxpfl.sweep.outcome import caveats
 from jaxpfl.sweep.plan import groups_of, runs_of
+from jaxpfl.sweep.selection import select
 from jaxpfl.sweep.sweep import Sweep
 
 
@@ -70,6 +72,9 @@ def test_noise_is_a_number_and_each_run_has_its_claim():
     assert len(private) == 2
     assert private[0] > 3 * private[1]  # type: ignore[operator]
     assert [r.settings for r in found if r.method == "local"] == [{}]
+    (caveat,) = caveats(found, select(found, [0]))
+    assert "epsilon is the claim of one run by itself" in caveat
+    assert "(private ones: fedavg 2) and the choice of a setting" in caveat
 
 
 def test_a_setting_that_cannot_run_fails_alone():

@@ -1,0 +1,75 @@
+"""Results of the runs of a sweep, by name."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpfl.engine import RunState, Simulation
+from jaxpfl.engine.evaluate import Part
+from jaxpfl.experiment.setup import Experiment
+from jaxpfl.experiment.summary import over_clients
+
+
+def splits_of(experiment: Experiment) -> tuple[Part, ...]:
+    """The splits that have examples to score."""
+    return ("test", "validation") if experiment.federation.validation.mask.shape[1] else ("test",)
+
+
+def measured(
+    experiment: Experiment, simulation: Simulation, state: RunState, loss: np.ndarray
+) -> list[dict[str, float | None]]:
+    """Results of each run, by name: means over clients unless the name says otherwise.
+
+    Args:
+      experiment: the config with its data.
+      simulation: its programs.
+      state: of S runs, at their end.
+      loss: of the last round, [S].
+    """
+    scores = jax.tree.map(np.asarray, dict(simulation.evaluate(state)))
+    validation = None
+    if "validation" in splits_of(experiment):
+        validation = jax.tree.map(np.asarray, dict(simulation.evaluate(state, "validation")["after"]))
+    counts = jax.tree.map(np.asarray, simulation.trim(state).counts)
+    gradients = simulation.gradients(state)
+    up, down = simulation.bytes_per_client()
+    rows = []
+    for i in range(len(loss)):
+        after = over_clients(scores["after"]["accuracy"][i])
+        sent = counts.upload_bits[i].sum() / 8 if simulation.algorithm.counts_bits else up * counts.uploads[i].sum()
+        row: dict[str, Any] = {
+            "validation_accuracy": None if validation is None else _mean(validation["accuracy"][i]),
+            "validation_loss": None if validation is None else _mean(validation["loss"][i]),
+            "personalized_accuracy": after["mean"],
+            "personalized_accuracy_std": after["std_clients"],
+            "personalized_accuracy_p10": after["p10"],
+            "personalized_accuracy_worst_decile": after["worst_decile"],
+            "personalized_loss": _mean(scores["after"]["loss"][i]),
+            "personalized_before_accuracy": _mean(scores["before"]["accuracy"][i]),
+            "global_accuracy": _mean(scores["global"]["accuracy"][i]) if "global" in scores else None,
+            "train_loss": loss[i],
+            "bytes_up": sent,
+            "bytes_down": down * counts.participations[i].sum(),
+            "client_steps": counts.steps[i].sum(),
+            "gradients": None if gradients is None else gradients.training[i].mean(),
+            "diverged_clients": ((counts.diverged[i] > 0) | scores["after"]["diverged"][i]).sum(),
+            "num_clients": experiment.federation.num_clients,
+            "cohort_size": experiment.config.cohort,
+        }
+        rows.append({name: _number(value) for name, value in row.items()})
+    return rows
+
+
+def _mean(scores: np.ndarray) -> float:
+    """Mean over the clients that have a score, [m]; NaN where none has."""
+    held = scores[~np.isnan(scores)]
+    return float(held.mean()) if held.size else float("nan")
+
+
+def _number(value: Any) -> float | None:
+    if value is None or not np.isfinite(value):
+        return None
+    return int(value) if isinstance(value, int | np.integer) else float(value)
