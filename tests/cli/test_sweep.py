@@ -1,6 +1,7 @@
 """``jaxpfl sweep``: its contract, its folder, and bad input."""
 
 import json
+import shutil
 import tomllib
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import pytest
 from command import jaxpfl
 
 import jaxpfl as library
+from jaxpfl.cli import main
 
 SMALL = [
     *("--model", "linear", "--clients", "6", "--cohort", "3", "--local-steps", "2", "--batch-size", "5"),
@@ -18,11 +20,14 @@ GRID = ["--grid", "lr=.01,.1", "--grid", "adaped.psi_init=1,3.5"]
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory) -> Path:
-    return tmp_path_factory.mktemp("sweep") / "s"
+    """A finished sweep."""
+    path = tmp_path_factory.mktemp("sweep") / "s"
+    main(["sweep", "local", "adaped", *GRID, *SMALL, "--output", str(path)])
+    return path
 
 
 def test_the_contract(capsys, folder: Path):
-    result = jaxpfl(capsys, "sweep", "local", "adaped", *GRID, *SMALL, "--output", str(folder), "--json")
+    result = jaxpfl(capsys, "sweep", "local", "adaped", *GRID, *SMALL, "--output", str(folder), "--resume", "--json")
     assert result.status == 0
     said = result.json
     assert [(row["method"], row["settings"]) for row in said["rows"]] == [
@@ -46,6 +51,7 @@ def test_the_contract(capsys, folder: Path):
     assert json.loads((folder / "summary.json").read_text()) == said
 
 
+@pytest.mark.slow
 def test_the_folder_is_a_table_and_configs_to_run(capsys, folder: Path, tmp_path: Path):
     table = library.load_sweep(folder)
     assert len(table) == 12
@@ -59,7 +65,9 @@ def test_the_folder_is_a_table_and_configs_to_run(capsys, folder: Path, tmp_path
     assert tomllib.loads(best.read_text())["rounds"] == 3
 
 
-def test_a_resumed_sweep_runs_what_is_missing(capsys, folder: Path):
+@pytest.mark.slow
+def test_a_resumed_sweep_runs_what_is_missing(capsys, folder: Path, tmp_path: Path):
+    folder = shutil.copytree(folder, tmp_path / "s")
     before = {path.name: path.read_bytes() for path in folder.glob("journal/*")}
     more = ["--grid", "lr=.01,.1,.5", "--grid", "adaped.psi_init=1,3.5"]
     again = jaxpfl(capsys, "sweep", "local", "adaped", *more, *SMALL, "--output", str(folder), "--resume", "--json")
@@ -70,13 +78,14 @@ def test_a_resumed_sweep_runs_what_is_missing(capsys, folder: Path):
 
 @pytest.mark.parametrize("form", ["md", "latex"])
 def test_the_table_is_all_that_is_printed(capsys, folder: Path, form: str):
-    given = ["--grid", "lr=.01,.1,.5", "--grid", "adaped.psi_init=1,3.5", *SMALL, "--output", str(folder), "--resume"]
-    result = jaxpfl(capsys, "sweep", "local", "adaped", *given, "--table", form)
+    given = [*GRID, *SMALL, "--output", str(folder), "--resume", "--table", form]
+    result = jaxpfl(capsys, "sweep", "local", "adaped", *given)
     assert result.status == 0
     assert ("| adaped |" if form == "md" else r"\begin{tabular}") in result.out
     assert "load_sweep" not in result.out
 
 
+@pytest.mark.slow
 def test_a_config_file_has_the_grid(capsys, tmp_path: Path):
     (tmp_path / "sweep.toml").write_text(
         'methods = ["fedavg"]\nmodel = "linear"\nclients = 6\ncohort = 3\nlocal_steps = 2\nrounds = 2\nseeds = 1\n'
@@ -162,6 +171,7 @@ def test_a_finished_sweep_has_no_work_for_others(capsys, folder: Path):
     assert not (folder / "workers").exists()
 
 
+@pytest.mark.slow
 def test_each_number_of_clients_has_its_own_best_setting(capsys, tmp_path: Path):
     small = [*SMALL, "--data", "planted:examples=10,test_examples=5", "--batch-size", "4", "--select", "validation"]
     given = ["--grid", "clients=6,12", "--grid", "lr=.01,.3", "--output", str(tmp_path / "s"), "--search-seeds", "1"]

@@ -109,7 +109,8 @@ SOUND = [
     ],
 )
 def test_sound_code_is_not_refuted_by_a_game(tried, participation, more):
-    refuted, game = play(tried, participation, **more)
+    # A canary that is often left out has a lower bound of about .4; of 2000 worlds it is 0 in one game of several.
+    refuted, game = play(tried, participation, **more, worlds=20_000 if participation.left_out else 2000)
     assert not refuted
     assert 0 < game.bound.epsilon < game.bound.ceiling
     assert game.present.mean() > game.absent.mean()

@@ -43,6 +43,7 @@ def test_rows_are_what_separate_fits_are():
         np.testing.assert_allclose([record.metrics[name] for name in names], expected, rtol=1e-4)
 
 
+@pytest.mark.slow
 def test_shares_of_the_clients_and_their_sizes():
     found = records_of(sweep_of("clients=4,8", "cohort=.5m,1m", seeds=1))
     sizes = {(r.settings["clients"], r.settings["cohort"]): r.metrics["cohort_size"] for r in found}
@@ -50,6 +51,7 @@ def test_shares_of_the_clients_and_their_sizes():
     assert [r.metrics["client_steps"] for r in found] == [12, 24, 24, 48]
 
 
+@pytest.mark.slow
 def test_rates_of_failures_are_rows():
     definition = sweep_of("dropout=0,.9", "stragglers=0,1", seeds=1)
     assert len(groups_of(definition, runs_of(definition))) == 1
@@ -137,6 +139,7 @@ def test_only_what_is_missing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     assert found[:4].equals(first)
 
 
+@pytest.mark.slow
 def test_the_winner_runs_on_the_seeds_that_the_search_left_out(tmp_path: Path):
     definition = sweep_of("lr=1e-6,.1", seeds=4, search={"search_seeds": 2})
     Sweep.open(tmp_path / "s", definition, resume=False).run_missing(Reporter())
@@ -144,6 +147,7 @@ def test_the_winner_runs_on_the_seeds_that_the_search_left_out(tmp_path: Path):
     assert found.groupby("lr").seed.apply(list).to_dict() == {1e-6: [0, 1], 0.1: [0, 1, 2, 3]}
 
 
+@pytest.mark.slow
 def test_runs_that_failed_run_again_on_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     def none(*given: Any) -> Any:
         raise OutOfMemoryError("the states need too much")
@@ -158,6 +162,7 @@ def test_runs_that_failed_run_again_on_request(tmp_path: Path, monkeypatch: pyte
     assert set(load_sweep(tmp_path / "s").status) == {"done"}
 
 
+@pytest.mark.slow
 def test_near_numbers_of_clients_share_a_program():
     axes = "clients=18,20,40", "cohort=.5m,1m"
     given: dict[str, Any] = {"data": "planted:examples=8,test_examples=5", "batch_size": 4, "seeds": 1}
