@@ -38,6 +38,7 @@ def report(profiled: Path, capsys) -> dict:
     return json.loads((profiled / "profile" / "phases.json").read_text())
 
 
+@pytest.mark.slow
 def test_phases_sum_to_the_total(report: dict):
     assert tuple(report["phases"]) == PHASES
     assert sum(report["phases"].values()) == pytest.approx(report["total"], abs=1e-6)
@@ -53,6 +54,7 @@ def test_phases_sum_to_the_total(report: dict):
     assert 0 <= parts["from_cache"] <= parts["programs"] < 100
 
 
+@pytest.mark.slow
 def test_traces_can_be_read_and_hold_the_rounds_that_they_say(report: dict, profiled: Path):
     assert set(report["traces"]) == {"local", "adaped"}
     for name, described in report["traces"].items():

@@ -75,6 +75,7 @@ def released(users: histogram.Users) -> tuple[Release, Release, Release, jax.Arr
     )
 
 
+@pytest.mark.slow
 @settings(max_examples=20, deadline=None)
 @given(st.lists(st.integers(0, 10**6), min_size=12, max_size=12).filter(any), st.integers(0, 23))
 def test_one_user_moves_what_is_released_by_at_most_the_stated_sensitivity(own, place):

@@ -42,6 +42,7 @@ def prepared(start: str | Path | None, *methods: str, **changes) -> jaxpfl.exper
     return prepare(resolve(RunConfig(**SETTINGS | {"warm_start": where} | changes)), methods, initial=initial)
 
 
+@pytest.mark.slow
 def test_the_same_parameters_from_a_run_an_export_and_a_file(first, exported, flat):
     read = [warm_start.read(str(place)) for place in (f"{first}:fedavg", f"{exported}:fedavg", flat)]
     for other in read[1:]:

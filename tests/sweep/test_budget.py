@@ -52,9 +52,8 @@ def test_settings_that_change_the_gradients_have_rounds_of_their_own():
     assert [group.rounds for group in groups_of(definition, runs_of(definition))] == [6, 4]
 
 
-@pytest.mark.parametrize(
-    "methods", [("fedavg", "ditto"), pytest.param(("local", "fedavg", "adaped", "ditto"), marks=pytest.mark.slow)]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("methods", [("fedavg", "ditto"), ("local", "fedavg", "adaped", "ditto")])
 def test_clients_evaluate_equally_many_gradients(tmp_path: Path, methods: tuple[str, ...]):
     more = {"set": ("adaped.idle_rounds=1",), "cohort": 3} if "adaped" in methods else {"cohort": 6}
     rounds = 40 if "adaped" in methods else 5

@@ -31,6 +31,7 @@ def called(capsys: pytest.CaptureFixture[str], *args: Any) -> tuple[int, str, st
     return status, said.out, said.err
 
 
+@pytest.mark.slow
 def test_rows_are_what_the_study_says_alone(capsys: pytest.CaptureFixture[str], tmp_path: Path):
     folder, axes = tmp_path / "s", ["--grid", "clients=8,12"]
     status, out, _ = called(capsys, "unequal", "--repetitions", 3, *axes, "--seeds", 2, "--output", folder, "--json")

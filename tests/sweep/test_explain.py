@@ -20,6 +20,7 @@ from jaxpfl.sweep.sweep import Sweep
 SHARED: dict[str, Any] = {"partition": "iid", "seeds": 1}
 
 
+@pytest.mark.slow
 def test_groups_of_equal_shapes_share_a_program_and_the_sweep_counts_it_once(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -63,6 +64,7 @@ def test_chunks_where_memory_asks(monkeypatch: pytest.MonkeyPatch):
     assert report["later"]["runs"] == 2
 
 
+@pytest.mark.slow
 def test_digests_tell_programs_apart():
     (group,) = groups_of(definition := sweep_of("lr=.1,.2", **SHARED), runs_of(definition))
     (other,) = groups_of(changed := sweep_of("lr=.3,.4", **SHARED), runs_of(changed))
