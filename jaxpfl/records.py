@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxpfl import files
-from jaxpfl.errors import JaxpflError, UnwritableError
+from jaxpfl.errors import JaxpflError, writing
 
 if TYPE_CHECKING:
     import pandas
@@ -85,7 +85,7 @@ class Journal:
           UnwritableError: if they cannot be written, for example on a full disk.
         """
         lines = b"".join(_line(record) for record in records)
-        try:
+        with writing(self.path):
             self.folder.mkdir(parents=True, exist_ok=True)
             with open(self.path, "ab+") as file:
                 if file.tell():  # a line that a kill cut short must not swallow the next one
@@ -95,8 +95,6 @@ class Journal:
                 file.write(lines)
                 file.flush()
                 os.fsync(file.fileno())
-        except OSError as error:
-            raise UnwritableError(f"cannot write to {self.path}: {error.strerror}") from None
 
     def read(self) -> list[Record]:
         """Every record once, in the order of its first line; of several of one run that of the most rounds counts, and

@@ -156,12 +156,8 @@ def _sweep(definition: Definition, session: _Session) -> None:
     from jaxpfl.sweep.outcome import finish
     from jaxpfl.sweep.progress import Terminal
     from jaxpfl.sweep.sweep import Sweep
-    from jaxpfl.sweep.tables import print_sweep, text_table
 
-    if session.json and session.table is not None:
-        raise JaxpflError("--json and --table are both the only thing on standard output: give one")
-    if session.retry and not session.resume:
-        raise JaxpflError("--retry is for --resume")
+    check_session(session)
     if session.retry and (session.workers > 1 or session.ray is not None):
         raise JaxpflError("--retry runs in one process: leave out --workers and --ray")
     out, err = Console(), Console(stderr=True)
@@ -190,17 +186,42 @@ def _sweep(definition: Definition, session: _Session) -> None:
                 _share(sweep, session.workers, cluster, reporter, interrupt)
             else:
                 sweep.run_missing(reporter, stopped=lambda: interrupt.asked is not None, failed=session.retry)
-        if interrupt.asked is not None:
-            print(f"stopped{kept}", file=sys.stderr)
-            raise SystemExit(128 + interrupt.asked)
+        end_if_asked(interrupt, f"stopped{kept}")
         summary = finish(sweep)
+    show(summary, session, folder, "jaxpfl.load_sweep reads it; plots/; best/METHOD.toml is a config of jaxpfl run")
+
+
+def check_session(session: Any) -> None:
+    """Refuse flags of a sweep that exclude each other.
+
+    Raises:
+      JaxpflError: with their names.
+    """
+    if session.json and session.table is not None:
+        raise JaxpflError("--json and --table are both the only thing on standard output: give one")
+    if session.retry and not session.resume:
+        raise JaxpflError("--retry is for --resume")
+
+
+def end_if_asked(interrupt: Interrupt, said: str) -> None:
+    """End the process, with a line, if a signal asked for it."""
+    if interrupt.asked is not None:
+        print(said, file=sys.stderr)
+        raise SystemExit(128 + interrupt.asked)
+
+
+def show(summary: dict[str, Any], session: Any, folder: Path, about: str) -> None:
+    """Print the summary of a sweep in the form that was asked for."""
+    from jaxpfl.console import Console
+    from jaxpfl.sweep.tables import print_sweep, text_table
+
     if session.json:
         print(json.dumps(summary))
     elif session.table is not None:
         print(text_table(summary, session.table))
     else:
-        print_sweep(out, summary)
-        print(f"sweep: {folder} (jaxpfl.load_sweep reads it; plots/; best/METHOD.toml is a config of jaxpfl run)")
+        print_sweep(Console(), summary)
+        print(f"sweep: {folder} ({about})")
 
 
 @contextmanager
@@ -241,9 +262,7 @@ def _join(folder: Path, session: _Session) -> None:
         done, planned = sweep.progress(sweep.journal().read())
         with Terminal(Console(stderr=True), planned, done) as reporter:
             _share(sweep, session.workers, cluster, reporter, interrupt)
-        if interrupt.asked is not None:
-            print(f"stopped; what is done is kept in {folder}", file=sys.stderr)
-            raise SystemExit(128 + interrupt.asked)
+        end_if_asked(interrupt, f"stopped; what is done is kept in {folder}")
     records = len(sweep.journal().read())
     if session.json:
         print(json.dumps({"run_dir": str(folder), "records": records}))

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
@@ -14,8 +12,7 @@ from tyro.conf import UseAppendAction
 
 from jaxpfl import signals
 from jaxpfl.cli.estimate import commands_of, titled, with_flags
-from jaxpfl.cli.sweep import Draws
-from jaxpfl.errors import JaxpflError
+from jaxpfl.cli.sweep import Draws, check_session, end_if_asked, show
 from jaxpfl.experiment import compile_cache
 from jaxpfl.places import NEW_FOLDER
 from jaxpfl.settings import COUNT, check, setting
@@ -71,13 +68,9 @@ def _sweep(definition: Any, session: _Session) -> None:
     from jaxpfl.experiment.interrupt import Interrupt
     from jaxpfl.sweep.estimate import StudySweep
     from jaxpfl.sweep.progress import Terminal
-    from jaxpfl.sweep.tables import print_sweep, text_table
 
-    if session.json and session.table is not None:
-        raise JaxpflError("--json and --table are both the only thing on standard output: give one")
-    if session.retry and not session.resume:
-        raise JaxpflError("--retry is for --resume")
-    out, err = Console(), Console(stderr=True)
+    check_session(session)
+    err = Console(stderr=True)
     compile_cache.enable()
     folder = session.output or Path("runs") / f"sweep-{definition.name}"
     with ExitStack() as stack:
@@ -90,14 +83,6 @@ def _sweep(definition: Any, session: _Session) -> None:
         missing = sweep.missing(sweep.journal().read(), failed=session.retry)
         with Terminal(err, len(definition.runs), len(definition.runs) - len(missing)) as reporter:
             sweep.run_missing(reporter, stopped=lambda: interrupt.asked is not None, failed=session.retry)
-        if interrupt.asked is not None:
-            print(f"stopped{kept}", file=sys.stderr)
-            raise SystemExit(128 + interrupt.asked)
+        end_if_asked(interrupt, f"stopped{kept}")
         summary = sweep.finish()
-    if session.json:
-        print(json.dumps(summary))
-    elif session.table is not None:
-        print(text_table(summary, session.table))
-    else:
-        print_sweep(out, summary)
-        print(f"sweep: {folder} (jaxpfl.load_sweep reads it; plots in plots/)")
+    show(summary, session, folder, "jaxpfl.load_sweep reads it; plots in plots/")

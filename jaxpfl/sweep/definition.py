@@ -93,11 +93,10 @@ class Definition:
 
     def to_json(self) -> dict[str, Any]:
         """The definition as JSON-able values."""
-        grid = dataclasses.asdict(self.grid)
         return {
             "methods": list(self.methods),
             "config": to_json(self.config),
-            "grid": grid | {"axes": [dataclasses.asdict(axis) for axis in self.grid.axes]},
+            "grid": self.grid.to_json(),
             "search": dataclasses.asdict(self.search),
         }
 
@@ -174,6 +173,21 @@ def _ends(axis: Axis) -> tuple[Value, ...]:
     return (min(numbers), max(numbers)) if len(numbers) == len(axis.values) else axis.values
 
 
+def check_folder(folder: Path, *, resume: bool) -> None:
+    """Refuse a folder in which a sweep can neither begin nor, with ``resume``, go on.
+
+    Raises:
+      JaxpflError: if it holds a sweep and ``resume`` is false, none and ``resume`` is true, or something else.
+    """
+    stored = (folder / FILE).exists()
+    if resume and not stored:
+        raise JaxpflError(f"nothing to resume in {folder}: leave out --resume to start")
+    if stored and not resume:
+        raise JaxpflError(f"{folder} already holds a sweep: --resume continues it, --output chooses another folder")
+    if not stored and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
+        raise JaxpflError(f"{folder} is not empty and holds no sweep: choose another --output")
+
+
 def read(folder: Path) -> Definition:
     """The definition in a sweep folder.
 
@@ -185,8 +199,7 @@ def read(folder: Path) -> Definition:
         raise JaxpflError(f"{folder} holds no sweep: there is no {FILE} in it")
     stored = files.read_json(path)
     try:
-        axes = tuple(Axis(**{**one, "values": tuple(one["values"])}) for one in stored["grid"]["axes"])
-        grid = Grid(**{**stored["grid"], "axes": axes})
+        grid = Grid.from_json(stored["grid"])
         methods, search = stored["methods"], Search(**stored["search"])
         config = _config(stored["config"], path)
     except (KeyError, TypeError, AttributeError):

@@ -19,9 +19,9 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.records import DONE, FAILED, Journal, Record
 from jaxpfl.studies import registry
 from jaxpfl.studies.study import Options, Results, Study
-from jaxpfl.sweep.definition import FILE, grid_changes
+from jaxpfl.sweep.definition import FILE, check_folder, grid_changes
 from jaxpfl.sweep.execute import Reporter, is_memory
-from jaxpfl.sweep.grid import Axis, Grid
+from jaxpfl.sweep.grid import Grid
 from jaxpfl.sweep.order import in_grid_order, setting_key
 from jaxpfl.sweep.outcome import written
 from jaxpfl.sweep.plan import Run
@@ -69,9 +69,8 @@ class StudyDefinition:
     def to_json(self) -> dict[str, Any]:
         """The definition as JSON-able values."""
         options = {} if self.options is None else vars(self.options)
-        grid = dataclasses.asdict(self.grid) | {"axes": [dataclasses.asdict(axis) for axis in self.grid.axes]}
         common = {"study": self.name, "settings": _plain(vars(self.settings)), "options": _plain(options)}
-        return common | {"grid": files.jsonable(grid), "seeds": self.seeds}
+        return common | {"grid": files.jsonable(self.grid.to_json()), "seeds": self.seeds}
 
 
 def _plain(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -124,13 +123,8 @@ class StudySweep:
         Raises:
           JaxpflError: as `Sweep.open`.
         """
+        check_folder(folder, resume=resume)
         stored = folder / FILE
-        if resume and not stored.exists():
-            raise JaxpflError(f"nothing to resume in {folder}: leave out --resume to start")
-        if stored.exists() and not resume:
-            raise JaxpflError(f"{folder} already holds a sweep: --resume continues it, --output chooses another folder")
-        if not stored.exists() and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
-            raise JaxpflError(f"{folder} is not empty and holds no sweep: choose another --output")
         if resume:
             _check_grown(files.read_json(stored), definition, folder)
             (folder / SUMMARY).unlink(missing_ok=True)  # what is there is no longer all of it
@@ -229,8 +223,7 @@ def _check_grown(stored: Any, new: StudyDefinition, folder: Path) -> None:
     """Refuse a sweep that is not the stored one with more values, draws or seeds."""
     now = new.to_json()
     try:
-        axes = tuple(Axis(**{**one, "values": tuple(one["values"])}) for one in stored["grid"]["axes"])
-        old = Grid(**{**stored["grid"], "axes": axes})
+        old = Grid.from_json(stored["grid"])
         changes = [f"{name}: {stored[name]} -> {now[name]}" for name in ("study",) if stored[name] != now[name]]
         for part in ("settings", "options"):
             names = dict.fromkeys([*stored[part], *now[part]])

@@ -24,6 +24,7 @@ from jaxpfl.records import DIVERGED, DONE, FAILED, STOPPED, Record
 from jaxpfl.sweep.axes import applied, cohort_of
 from jaxpfl.sweep.measures import measured, splits_of
 from jaxpfl.sweep.plan import Group, Run
+from jaxpfl.sweep.problems import DATA_FIELDS
 from jaxpfl.sweep.states import States, Stopped
 from jaxpfl.types import Federation
 
@@ -56,18 +57,12 @@ class Data:
 
     def of(self, config: RunConfig) -> tuple[data.Source, Federation]:
         """The data set of a resolved config and its split."""
-        key = {name: getattr(config, name) for name in _data_fields()}
+        key = {name: getattr(config, name) for name in DATA_FIELDS}
         if self._kept is None or key != self._key:
             self._key, self._kept = None, None  # not two of them at a time
             self._kept = load_federation(config)
             self._key = key
         return self._kept
-
-
-def _data_fields() -> list[str]:
-    from jaxpfl.experiment.config import DataConfig
-
-    return [field.name for field in dataclasses.fields(DataConfig)]
 
 
 class Prepared(NamedTuple):

@@ -6,11 +6,13 @@ range from which points are drawn.
 
 from __future__ import annotations
 
+import dataclasses
 import itertools
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any, Self
 
 import numpy as np
 
@@ -149,6 +151,20 @@ class Grid:
             raise JaxpflError(f"{ranges[0]} is a range: --random N says how many points to draw, or give it a third N")
         if self.draws and not ranges:
             raise JaxpflError("--random draws from ranges, such as --grid lr=log:1e-3:1, and no axis is one")
+
+    def to_json(self) -> dict[str, Any]:
+        """The grid as JSON-able values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_json(cls, stored: Mapping[str, Any]) -> Self:
+        """The grid that `to_json` wrote.
+
+        Raises:
+          KeyError, TypeError: for other values.
+        """
+        axes = tuple(Axis(**{**one, "values": tuple(one["values"])}) for one in stored["axes"])
+        return cls(**{**stored, "axes": axes})
 
     def points(self, concerns: Callable[[str], bool] = lambda name: True) -> list[dict[str, Value]]:
         """The settings of the grid, each once: lists crossed with each other and with the drawn points.

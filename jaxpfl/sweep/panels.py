@@ -12,7 +12,7 @@ from jaxpfl.presentation import INK, literal, plain
 from jaxpfl.sweep.points import Axis
 
 MARKERS = "os^DvPX<>hp*"
-"""Of lines, so that they are told apart without colours."""
+"""Markers of lines, which tell them apart without colours."""
 BAD = {"diverged": "x", "failed": "+", "stopped": "|", "unfinished": "_"}
 """Marks of settings that are not done."""
 RING = {"markerfacecolor": "none", "markeredgecolor": INK, "markeredgewidth": 1.4}

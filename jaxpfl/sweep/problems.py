@@ -18,12 +18,13 @@ from jaxpfl.sweep.selection import Choice, select
 Problem = tuple[dict[str, Value], list[Record], dict[str, Choice]]
 """Settings that name a problem, its records, and the choice of each method on it."""
 
-_FIELDS = frozenset(field.name for field in dataclasses.fields(DataConfig))
+DATA_FIELDS = frozenset(field.name for field in dataclasses.fields(DataConfig))
+"""Names of the fields that make the data and their split."""
 
 
 def problem_axes(names: Iterable[str]) -> tuple[str, ...]:
     """The axes that change the data or their split."""
-    return tuple(name for name in names if name in _FIELDS)
+    return tuple(name for name in names if name in DATA_FIELDS)
 
 
 def problem_of(settings: Mapping[str, Value]) -> dict[str, Value]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
@@ -57,7 +57,7 @@ class Sweep:
           JaxpflError: for a folder that holds none, or whose data are no longer those of the sweep.
         """
         sweep = cls(folder, definitions.read(folder))
-        sweep.check_data()
+        sweep._check_data(sweep._checksums())
         return sweep
 
     @classmethod
@@ -68,25 +68,20 @@ class Sweep:
           JaxpflError: if the folder holds a sweep and ``resume`` is false, holds another one, or none and ``resume`` is
             true.
         """
-        stored = folder / FILE
-        if resume and not stored.exists():
-            raise JaxpflError(f"nothing to resume in {folder}: leave out --resume to start")
-        if stored.exists() and not resume:
-            raise JaxpflError(f"{folder} already holds a sweep: --resume continues it, --output chooses another folder")
-        if not stored.exists() and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
-            raise JaxpflError(f"{folder} is not empty and holds no sweep: choose another --output")
+        definitions.check_folder(folder, resume=resume)
         sweep = cls(folder, definition)
         sweep.check_runs()
+        sums = sweep._checksums()
         if resume:
             definitions.grown(old := definitions.read(folder), definition, folder)
             halving.check_grown(old, definition)
-            sweep.check_data()
+            sweep._check_data(sums)
             (folder / SUMMARY).unlink(missing_ok=True)  # what is there is no longer all of it
         folder.mkdir(parents=True, exist_ok=True)
         versions = {"jaxpfl": __version__, "jax": jax.__version__, "platform": jax.default_backend()}
         # The order of additions depends on the number of devices: workers make as many, whatever their cores.
         versions |= {"devices": len(jax.devices())}
-        files.write_json(stored, definition.to_json() | {"data": sweep._checksums(), "versions": versions})
+        files.write_json(folder / FILE, definition.to_json() | {"data": sums, "versions": versions})
         return sweep
 
     def check_runs(self) -> None:
@@ -110,14 +105,14 @@ class Sweep:
         for group in {group.name: group for group in named.values()}.values():
             prepared(group, self._data)
 
-    def check_data(self) -> None:
-        """Refuse data sets that are not those that the sweep began with.
+    def _check_data(self, checksums: Mapping[str, int]) -> None:
+        """Refuse data sets whose checksums are not those that the sweep began with.
 
         Raises:
           JaxpflError: with the name of the data set.
         """
         stored = files.read_json(self.folder / FILE).get("data", {})
-        for name, now in self._checksums().items():
+        for name, now in checksums.items():
             if stored.get(name, now) != now:
                 raise JaxpflError(f"the data set {name} is not the one that the sweep in {self.folder} began with")
 
@@ -136,14 +131,9 @@ class Sweep:
         """All groups of the search."""
         return groups_of(self.definition, runs_of(self.definition))
 
-    def missing(self, records: Sequence[Record], *, failed: bool = False) -> tuple[Group, ...]:
-        """Groups with the runs that have no record yet; after the search, those of the chosen settings' other seeds.
-
-        Args:
-          records: of the journals.
-          failed: whether runs that failed are to be run again.
-        """
-        found = {record.id: _again(record) if failed and record.status == FAILED else record for record in records}
+    def missing(self, records: Sequence[Record]) -> tuple[Group, ...]:
+        """Groups with the runs that have no record yet; after the search, those of the chosen settings' other seeds."""
+        found = {record.id: record for record in records}
         if self.definition.search.halving and (groups := halving.missing(self.definition, found)):
             return groups
         left = [] if self.definition.search.halving else self._left(runs_of(self.definition), found)

@@ -15,7 +15,7 @@ import warnings
 from pathlib import Path
 
 from jaxpfl import files, signals
-from jaxpfl.errors import JaxpflError, JaxpflWarning, UnwritableError
+from jaxpfl.errors import JaxpflError, JaxpflWarning, writing
 from jaxpfl.sweep.claims import LEASE
 
 LOGS = "workers"
@@ -29,7 +29,7 @@ def new_name(folder: Path) -> str:
     Raises:
       UnwritableError: if the folder cannot be written.
     """
-    try:
+    with writing(folder / LOGS):
         (folder / LOGS).mkdir(exist_ok=True)
         for number in itertools.count():
             try:
@@ -37,8 +37,6 @@ def new_name(folder: Path) -> str:
             except FileExistsError:
                 continue
             return f"w{number}"
-    except OSError as error:
-        raise UnwritableError(f"cannot write to {folder / LOGS}: {error.strerror}") from None
     raise AssertionError
 
 
