@@ -4,10 +4,11 @@
 there is NumPy on the host. `draw_batches` and `take` run inside the compiled round, for one client.
 """
 
-from jaxpfl.data.batching import Batching, Draw, draw_batches, permutation, plan_batches, take
+from jaxpfl.data.batching import Batching, Draw, draw_batches, plan_batches, take
 from jaxpfl.data.describe import Summary, describe, format_description, summary
 from jaxpfl.data.doubts import check_labels, check_scales
 from jaxpfl.data.federate import Split, SplitPurpose, federate, hold_out, split_rng, true_clusters
+from jaxpfl.data.orders import order_at, orders_at
 from jaxpfl.data.partition.clusters import ClientClusters
 from jaxpfl.data.partition.registry import (
     PARTITIONS,
@@ -17,7 +18,7 @@ from jaxpfl.data.partition.registry import (
     options_of,
     partitioner,
 )
-from jaxpfl.data.plot import plot_split
+from jaxpfl.data.plot import plot_split, split_figure
 from jaxpfl.data.set_apart import set_apart
 from jaxpfl.data.sources.base import Entry, Source, data_directory, pixel_scale, pooled, unseen
 from jaxpfl.data.sources.elections import Elections, load_elections
@@ -25,8 +26,10 @@ from jaxpfl.data.sources.idx import read_idx
 from jaxpfl.data.sources.pickles import read_pickle
 from jaxpfl.data.sources.planted import Planted, PlantedSettings, draw_planted
 from jaxpfl.data.sources.registry import available, known_sources, load
-from jaxpfl.data.stack import check_batch_size, pad, permute, stack_clients
+from jaxpfl.data.sources.tables import TableOptions
+from jaxpfl.data.stack import balanced, check_batch_size, pad, permute, stack_clients
 from jaxpfl.data.standardize import Scaling, check_standardizable, scaled, scaling_of
+from jaxpfl.data.stored import Stored, open_federation, open_stored, read_manifest, save_federation
 
 __all__ = [
     "PARTITIONS",
@@ -44,8 +47,11 @@ __all__ = [
     "Source",
     "Split",
     "SplitPurpose",
+    "Stored",
     "Summary",
+    "TableOptions",
     "available",
+    "balanced",
     "check_batch_size",
     "check_labels",
     "check_scales",
@@ -60,20 +66,26 @@ __all__ = [
     "known_sources",
     "load",
     "load_elections",
+    "open_federation",
+    "open_stored",
     "options_of",
+    "order_at",
+    "orders_at",
     "pad",
     "partitioner",
-    "permutation",
     "permute",
     "pixel_scale",
     "plan_batches",
     "plot_split",
     "pooled",
     "read_idx",
+    "read_manifest",
     "read_pickle",
+    "save_federation",
     "scaled",
     "scaling_of",
     "set_apart",
+    "split_figure",
     "split_rng",
     "stack_clients",
     "summary",

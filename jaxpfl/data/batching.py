@@ -1,8 +1,6 @@
 """Mini-batch sampling inside the compiled round, for ONE client (it works under ``vmap`` and ``lax.map``).
 
-A draw is over POSITIONS in the client's padded data, and never depends on the padding: every score is one
-draw per example from ``jax.random.bits(key, (capacity,))``, whose first n values are the same for every
-capacity >= n (``jax.random.permutation`` does not have this property), and padded examples sort last.
+A draw is over POSITIONS in the client's data, and depends on the client's key and number of examples alone.
 
 The three draws, with n_i the client's examples, b_i = min(batch size, n_i) and p its earlier participations:
 
@@ -11,6 +9,8 @@ The three draws, with n_i the client's examples, b_i = min(batch size, n_i) and 
   epoch, every example is used exactly once per epoch, and a batch may end one epoch and begin the next.
 - ``"step"``: each step takes b_i distinct examples, drawn anew.
 - ``"replacement"``: each step takes b_i examples drawn uniformly with replacement.
+
+``"epoch-sorted"`` and ``"step-sorted"`` are the first two in the orders of runs stored before `jaxpfl.data.orders`.
 """
 
 from __future__ import annotations
@@ -23,16 +23,17 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxpfl import trees
+from jaxpfl.data import sorted_orders
+from jaxpfl.data.orders import ANY, Sizes, order_at, orders_at
 from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.local_epochs import LocalEpochs
 from jaxpfl.types import Array, ClientData, Key, PyTree, Scalar
 
-Draw: TypeAlias = Literal["epoch", "step", "replacement"]
+Draw: TypeAlias = Literal["epoch", "step", "replacement", "epoch-sorted", "step-sorted"]
 
 MAX_CLIENT_EXAMPLES = 2**23
 """The cursor's arithmetic is exact in 32 bits up to here (see `_cursor`)."""
-
-_INDEX_BITS = 12
-_INDEX_MASK = np.uint32(2**_INDEX_BITS - 1)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -42,10 +43,13 @@ class Batching:
     Attributes:
       steps: local steps of one round.
       batch_size: slots of a batch: the requested size, or the largest client's number of examples if smaller.
-      draw: "epoch", "step" or "replacement".
-      max_epochs: largest number of epochs that any client touches in one round (1 unless draw is "epoch").
+      draw: see the module's docstring.
+      max_epochs: largest number of epochs that any client touches in one round (1 unless draw is by epochs).
       full: every batch is the client's whole data set, so nothing is drawn at all.
       ragged: some client has fewer examples than a batch has slots.
+      capacity: the largest client's number of examples where the draw is of the earlier orders, else 0.
+      sizes: bounds of the clients' numbers of examples.
+      own: a client's steps where these follow its own examples, at most ``steps``; None where all take ``steps``.
     """
 
     steps: int
@@ -54,9 +58,18 @@ class Batching:
     max_epochs: int
     full: bool
     ragged: bool
+    capacity: int = 0
+    sizes: Sizes = ANY
+    own: LocalEpochs | None = None
+
+    def advance(self, size: Array) -> Scalar:
+        """Steps by which a round moves a client of that size on in its sequence of examples."""
+        return self.steps if self.own is None else jnp.minimum(self.own.draws(size), self.steps)
 
 
-def plan_batches(sizes: np.ndarray, steps: int, batch_size: int, draw: str = "epoch") -> Batching:
+def plan_batches(
+    sizes: np.ndarray, steps: int, batch_size: int, draw: str = "epoch", own: LocalEpochs | None = None
+) -> Batching:
     """Plan the draws: their static parameters, computed on the host.
 
     Args:
@@ -64,6 +77,7 @@ def plan_batches(sizes: np.ndarray, steps: int, batch_size: int, draw: str = "ep
       steps: local steps of one round, at least 1.
       batch_size: examples of a step, at least 1; a client with fewer uses all of its own.
       draw: see the module's docstring.
+      own: of local work in epochs, whose clients take fewer steps than ``steps`` where they have fewer examples.
 
     Raises:
       JaxpflError: for an unknown draw, a count below 1, no examples at all, or more than 2**23 in one client.
@@ -83,12 +97,14 @@ def plan_batches(sizes: np.ndarray, steps: int, batch_size: int, draw: str = "ep
     if steps * slots >= 2**31 - MAX_CLIENT_EXAMPLES:
         raise JaxpflError(f"{steps} local steps of {slots} examples are too many for one round")
     full = slots == largest and draw != "replacement"
-    max_epochs = _most_epochs(sizes[sizes > 0], steps, slots) if draw == "epoch" and not full else 1
+    each = steps if own is None else np.minimum(own.batches * own.on_host(sizes[sizes > 0]), steps)
+    max_epochs = _most_epochs(sizes[sizes > 0], each, slots) if draw.startswith("epoch") and not full else 1
     ragged = bool(sizes.min() < slots)
-    return Batching(steps, slots, draw, max_epochs, full, ragged)
+    capacity = largest if draw.endswith("sorted") else 0
+    return Batching(steps, slots, draw, max_epochs, full, ragged, capacity, Sizes.of(sizes), own)
 
 
-def draw_batches(batching: Batching, key: Key, participations: Scalar, mask: Array) -> tuple[Array, Array]:
+def draw_batches(batching: Batching, key: Key, participations: Scalar, size: Array) -> tuple[Array, Array]:
     """Draw the batches of one client's round.
 
     Args:
@@ -96,8 +112,8 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, mask: Arr
       key: the client's OWN stream for draws, the same in every round (the round enters by participations).
       participations: [] integer, the number of rounds in which this client has trained before. Exact as long as
         the client's steps, participations * steps, stay below 2**32.
-      mask: [capacity] bool, true for real examples, which come first. A client without examples (an empty
-        slot of a cohort) gets batches without a valid slot.
+      size: [] int32, the client's number of examples n_i. One without examples (an empty slot of a cohort) gets
+        batches without a valid slot.
 
     Returns:
       indices: [steps, batch_size] int32 places in the client's data, 0 where not valid.
@@ -107,21 +123,15 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, mask: Arr
     if batching.full:
         nothing = jnp.zeros((batching.steps, 0), jnp.int32)
         return nothing, nothing.astype(bool)
-    size = mask.sum(dtype=jnp.int32)
+    size = jnp.asarray(size, jnp.int32)
     used = jnp.minimum(size, batching.batch_size)
     participations = jnp.asarray(participations).astype(jnp.uint32)
-    if batching.draw == "epoch":
-        indices = _epoch_indices(batching, key, participations, mask, size, used)
+    if batching.draw.startswith("epoch"):
+        indices = _epoch_indices(batching, key, participations, size, used)
     else:
-        first = participations * jnp.uint32(batching.steps)
-        keys = jax.vmap(jax.random.fold_in, (None, 0))(key, first + jnp.arange(batching.steps, dtype=jnp.uint32))
-        if batching.draw == "step":
-            # top_k of floats has a fast path on a CPU: 12 us for 20 of 1200, while sorting them takes 50.
-            scores = jax.vmap(lambda k: jax.random.uniform(k, mask.shape, jnp.float32))(keys)
-            indices = lax.top_k(jnp.where(mask, scores, -jnp.inf), batching.batch_size)[1]
-        else:
-            span = jnp.maximum(size, 1)
-            indices = jax.vmap(lambda k: jax.random.randint(k, (batching.batch_size,), 0, span, jnp.int32))(keys)
+        first = participations * jnp.asarray(batching.advance(size)).astype(jnp.uint32)
+        steps = first + jnp.arange(batching.steps, dtype=jnp.uint32)
+        indices = jax.vmap(lambda step: _step_indices(batching, jax.random.fold_in(key, step), size))(steps)
     valid = jnp.broadcast_to(jnp.arange(batching.batch_size) < used, indices.shape)
     return jnp.where(valid, indices, 0), valid
 
@@ -139,65 +149,85 @@ def take(data: ClientData, indices: Array, valid: Array, batching: Batching) -> 
         gradients); y: [batch_size]; valid: [batch_size] bool. For all steps, each with a leading [steps].
     """
     if batching.full:
-        # Real examples come first, so cutting to the largest client's count loses none and sheds the padding.
-        x, y, valid = jax.tree.map(lambda leaf: leaf[: batching.batch_size], tuple(data))
-    else:
-        x, y = jax.tree.map(
-            lambda leaf: leaf.at[indices].get(mode="promise_in_bounds", wrap_negative_indices=False),
-            (data.x, data.y),
-        )
+        indices = jnp.arange(min(batching.batch_size, data.capacity), dtype=jnp.int32)
+        valid = indices < data.size
+        indices = jnp.where(valid, indices, 0) if batching.ragged else indices
+    # An empty client starts at the first example of all, so that every place is one of the store.
+    places = data.start + indices
+    x, y = jax.tree.map(
+        lambda leaf: leaf.at[places].get(mode="promise_in_bounds", wrap_negative_indices=False), tuple(data.examples)
+    )
     if batching.ragged:
-        x, y = jax.tree.map(lambda leaf: _zero_unless(valid, leaf), (x, y))
+        x, y = jax.tree.map(lambda leaf: trees.where_rows(valid, leaf), (x, y))
     return x, y, valid
+
+
+def rows_beside(beside: PyTree, indices: Array, valid: Array, batching: Batching) -> PyTree:
+    """Rows of a tree of [capacity, ...] that belong to the examples of a step: [batch_size, ...], zero where not valid.
+
+    Args:
+      beside: one row for each of the client's examples.
+      indices, valid: [batch_size], of `draw_batches`; valid as `take` returns it.
+      batching: the same plan.
+    """
+    if batching.full:
+        rows = jax.tree.map(lambda leaf: leaf[: batching.batch_size], beside)
+    else:
+        rows = jax.tree.map(lambda leaf: leaf[indices], beside)
+    return jax.tree.map(lambda leaf: trees.where_rows(valid, leaf), rows) if batching.ragged else rows
 
 
 def take_all(data: ClientData) -> tuple[PyTree, Array, Array]:
     """All of one client's examples as one batch of n slots: x [n, ...] with zeros where padded, y [n], valid [n]."""
-    x, y = jax.tree.map(lambda leaf: _zero_unless(data.mask, leaf), (data.x, data.y))
-    return x, y, data.mask
+    return data.x, data.y, data.mask
 
 
-def permutation(key: Key, mask: Array) -> Array:
-    """Random permutation of one client's real examples, followed by the padded ones.
-
-    The order is by (20 random bits, index). Up to 4096 examples both are packed into one uint32, as sorting
-    single words is three to four times faster on a CPU than sorting pairs, as ``argsort`` does; beyond that pairs
-    are sorted, with the same result. Two examples tie in their 20 bits with probability 1e-6 (then the lower index
-    goes first), so the order of two examples is biased by 5e-7, which is negligible for training.
-
-    Args:
-      key: key of this order.
-      mask: [capacity] bool, true for real examples, which come first.
-
-    Returns:
-      [capacity] int32. The first n_i entries do not depend on the capacity.
-    """
-    capacity = mask.shape[0]
-    scores = jnp.where(mask, jax.random.bits(key, (capacity,), jnp.uint32) | _INDEX_MASK, ~jnp.uint32(0))
-    index = jnp.arange(capacity, dtype=jnp.uint32)
-    if capacity <= 2**_INDEX_BITS:
-        packed = lax.sort((scores ^ _INDEX_MASK) | index, is_stable=False)
-        return (packed & _INDEX_MASK).astype(jnp.int32)
-    return lax.sort((scores, index), num_keys=1, is_stable=True)[1].astype(jnp.int32)
+def _step_indices(batching: Batching, key: Key, size: Array) -> Array:
+    """Indices [batch_size] of one step of a draw that begins anew in each; arbitrary where a slot is not valid."""
+    span = jnp.maximum(size, 1)
+    if batching.draw == "step":
+        place = jnp.minimum(jnp.arange(batching.batch_size, dtype=jnp.int32), span - 1)
+        return order_at(key, span, place, batching.sizes)
+    if batching.draw == "step-sorted":
+        return sorted_orders.distinct(key, size, batching.capacity, batching.batch_size)
+    return jax.random.randint(key, (batching.batch_size,), 0, span, jnp.int32)
 
 
-def _epoch_indices(batching: Batching, key: Key, participations: Array, mask: Array, size: Array, used: Array) -> Array:
-    """Indices [steps, batch_size] of the "epoch" draw; arbitrary where a slot is not valid."""
+def _epoch_indices(batching: Batching, key: Key, participations: Array, size: Array, used: Array) -> Array:
+    """Indices [steps, batch_size] of the draws by epochs; arbitrary where a slot is not valid."""
     examples = jnp.maximum(size, 1)  # an empty slot must not divide by zero
-    first_epoch, first_offset = _cursor(participations, batching.steps * used, examples)
+    per_round = batching.advance(size) * used
+    first_epoch, first_offset = _cursor(participations, per_round, examples)
     step = jnp.arange(batching.steps, dtype=jnp.int32)[:, None]
     slot = jnp.arange(batching.batch_size, dtype=jnp.int32)[None, :]
     place = first_offset + step * used + slot
+    if batching.draw == "epoch-sorted":
+        return _sorted_epochs(batching, key, first_epoch, size, place, first_offset + per_round)
+    if batching.max_epochs == 1:  # only slots that are not valid go beyond it
+        return order_at(
+            jax.random.fold_in(key, first_epoch), examples, jnp.minimum(place, examples - 1), batching.sizes
+        )
+    epochs = first_epoch + jnp.arange(batching.max_epochs, dtype=jnp.uint32)
+    keys = jax.vmap(jax.random.fold_in, (None, 0))(key, epochs)
+    nth = jnp.minimum(place // examples, batching.max_epochs - 1)
+    return orders_at(keys, examples, nth, place % examples, batching.sizes)
+
+
+def _sorted_epochs(batching: Batching, key: Key, first_epoch: Array, size: Array, place: Array, end: Array) -> Array:
+    """Examples at places of the endless sequence of sorted orders, up to ``end``; arbitrary beyond."""
+    examples = jnp.maximum(size, 1)
 
     def order(nth: Array) -> Array:
-        return permutation(jax.random.fold_in(key, first_epoch + nth.astype(jnp.uint32)), mask)
+        epoch = first_epoch + nth.astype(jnp.uint32)
+        return sorted_orders.permutation(jax.random.fold_in(key, epoch), size, batching.capacity)
 
     if batching.max_epochs == 1:
         return order(jnp.int32(0))[place % examples]
-    last = (first_offset + batching.steps * used - 1) // examples
     # Under lax.map, epochs that this client does not reach in this round cost nothing.
     orders = lax.map(
-        lambda nth: lax.cond(nth <= last, order, lambda _: jnp.zeros(mask.shape, jnp.int32), nth),
+        lambda nth: lax.cond(
+            nth <= (end - 1) // examples, order, lambda _: jnp.zeros(batching.capacity, jnp.int32), nth
+        ),
         jnp.arange(batching.max_epochs, dtype=jnp.int32),
     )
     return orders[place // examples, place % examples]
@@ -220,7 +250,7 @@ def _cursor(participations: Array, per_round: Array, examples: Array) -> tuple[A
     return participations * whole + quotient, remainder.astype(jnp.int32)
 
 
-def _most_epochs(sizes: np.ndarray, steps: int, slots: int) -> int:
+def _most_epochs(sizes: np.ndarray, steps: int | np.ndarray, slots: int) -> int:
     """Largest number of epochs that a round of any client touches.
 
     A round starts at a multiple of gcd(steps * b_i, n_i), so that if an epoch is a whole number of rounds, no round
@@ -229,8 +259,3 @@ def _most_epochs(sizes: np.ndarray, steps: int, slots: int) -> int:
     per_round = steps * np.minimum(sizes, slots)
     latest_start = sizes - np.gcd(per_round, sizes)
     return int(((latest_start + per_round - 1) // sizes + 1).max())
-
-
-def _zero_unless(valid: Array, leaf: Array) -> Array:
-    valid = valid.reshape(valid.shape + (1,) * (leaf.ndim - valid.ndim))
-    return jnp.where(valid, leaf, jnp.zeros((), leaf.dtype))

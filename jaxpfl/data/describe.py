@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpfl.data.labels import are_classes
 from jaxpfl.data.sources.base import Source
 from jaxpfl.presentation import columns
 from jaxpfl.types import Federation
@@ -22,11 +23,12 @@ class Summary:
     Attributes:
       client_ids: [m].
       sizes: for "train", "validation" and "test" the clients' numbers of examples, [m].
-      capacities: for each split the padded length.
+      capacities: for each split the largest client's number of examples, or a bound on it.
       class_counts: [m, num_classes] training examples of each class.
       input_shape: the shape of one input; a dictionary by name if an input is several arrays.
       unused: number of examples of the source that no client holds, or None if the source was not given.
       clusters: the true cluster of each client, [m], or None if there are none.
+      labels: where labels are real numbers or several each, the mean and the deviation of each client's, [m, 2].
     """
 
     client_ids: np.ndarray
@@ -36,6 +38,7 @@ class Summary:
     input_shape: Any
     unused: int | None = None
     clusters: np.ndarray | None = None
+    labels: np.ndarray | None = None
 
     @property
     def classes_held(self) -> np.ndarray:
@@ -51,7 +54,7 @@ class Summary:
 def summary(
     federation: Federation, num_classes: int, source: Source | None = None, member: np.ndarray | None = None
 ) -> Summary:
-    """Count a federation's examples; labels must lie in 0 .. num_classes - 1.
+    """Count a federation's examples; labels that are classes must lie in 0 .. num_classes - 1.
 
     Args:
       federation: the clients.
@@ -61,22 +64,27 @@ def summary(
       member: the true cluster of each client, by id, from `true_clusters`.
     """
     splits = {s: getattr(federation, s) for s in ("train", "validation", "test")}
-    masks = {s: np.asarray(data.mask) for s, data in splits.items()}
-    labels, mask = np.asarray(federation.train.y), masks["train"]
-    cells = np.nonzero(mask)[0] * num_classes + labels[mask]
-    counts = np.bincount(cells, minlength=len(mask) * num_classes).reshape(len(mask), num_classes)
+    sizes = {s: np.asarray(data.size).astype(np.int64) for s, data in splits.items()}
+    m = len(sizes["train"])
+    own, labels, counts = np.repeat(np.arange(m), sizes["train"]), federation.train.flat().y, np.zeros((m, 0), int)
+    moments = None
+    if are_classes(labels):
+        counts = np.bincount(own * num_classes + labels, minlength=m * num_classes).reshape(m, num_classes)
+    else:
+        moments = _moments(own, labels, sizes["train"])
     unused = None
     if source is not None:
         there = len(source.y_train) + (0 if source.y_test is None else len(source.y_test))
-        unused = there - int(sum(m.sum() for m in masks.values()))
+        unused = there - int(sum(own.sum() for own in sizes.values()))
     return Summary(
         client_ids=np.asarray(federation.client_ids),
-        sizes={s: m.sum(axis=1) for s, m in masks.items()},
-        capacities={s: m.shape[1] for s, m in masks.items()},
+        sizes=sizes,
+        capacities={s: data.capacity for s, data in splits.items()},
         class_counts=counts,
-        input_shape=_shapes(federation.train.x),
+        input_shape=_shapes(federation.train.examples.x),
         unused=unused,
         clusters=None if member is None else member[np.asarray(federation.client_ids)],
+        labels=moments,
     )
 
 
@@ -85,19 +93,26 @@ def describe(counts: Summary) -> dict[str, Any]:
     return {
         "clients": len(counts.client_ids),
         "input_shape": _jsonable(counts.input_shape),
-        "classes": counts.class_counts.shape[1],
+        **({"classes": counts.class_counts.shape[1]} if counts.labels is None else {"labels": _of_labels(counts)}),
         "examples": {s: int(sizes.sum()) for s, sizes in counts.sizes.items()},
         **({} if counts.unused is None else {"unused_examples": counts.unused}),
         "examples_per_client": {s: _spread(sizes) for s, sizes in counts.sizes.items()},
         "capacity": dict(counts.capacities),
-        "classes_per_client": _spread(counts.classes_held),
-        "clients_per_class": counts.holders.tolist(),
+        **(
+            {}
+            if counts.labels is not None
+            else {"classes_per_client": _spread(counts.classes_held), "clients_per_class": counts.holders.tolist()}
+        ),
         **({} if counts.clusters is None else {"clusters": _clusters(counts)}),
         "per_client": [
             {
                 "client_id": int(client),
                 **{s: int(sizes[i]) for s, sizes in counts.sizes.items()},
-                "class_counts": counts.class_counts[i].tolist(),
+                **(
+                    {"class_counts": counts.class_counts[i].tolist()}
+                    if counts.labels is None
+                    else {"label_mean": float(counts.labels[i, 0]), "label_std": float(counts.labels[i, 1])}
+                ),
             }
             for i, client in enumerate(counts.client_ids)
         ],
@@ -111,7 +126,9 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
     the number of classes held.
     """
     shape = _shape_text(described["input_shape"])
-    lines = [f"{described['clients']} clients, {described['classes']} classes, inputs {shape}"]
+    has_classes = "classes" in described
+    kind = f"{described['classes']} classes" if has_classes else _label_words(**described["labels"])
+    lines = [f"{described['clients']} clients, {kind}, inputs {shape}"]
     if described.get("standardized"):
         lines.append("features brought to mean 0 and deviation 1 over the training examples")
     if described.get("unused_examples"):
@@ -119,17 +136,21 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
     lines += ["", f"{'per client':<12}{'min':>8}{'median':>10}{'max':>8}{'total':>10}"]
     for split, spread in described["examples_per_client"].items():
         lines.append(_spread_line(split, spread) + f"{described['examples'][split]:>10}")
-    lines.append(_spread_line("classes", described["classes_per_client"]))
-    narrow = described["classes"] <= min(_MOST_COLUMNS, (columns() - 8) // 6)
+    if has_classes:
+        lines.append(_spread_line("classes", described["classes_per_client"]))
+    narrow = has_classes and described["classes"] <= min(_MOST_COLUMNS, (columns() - 8) // 6)
     if "clusters" in described:
         lines += ["", "clients of each cluster"]
         lines += [f"{i:<8}{_listed(ids, most_clients)}" for i, ids in enumerate(described["clusters"])]
-    heads = range(described["classes"]) if narrow else ("train", "classes")
+    heads = range(described["classes"]) if narrow else ("train", "classes") if has_classes else ("train", "mean", "std")
     width = 6 if narrow else 10
     lines += ["", "training examples by class" if narrow else "training examples", _row("client", heads, width)]
     for client in described["per_client"][:most_clients]:
-        counts = client["class_counts"]
-        cells = [count or "." for count in counts] if narrow else [sum(counts), sum(count > 0 for count in counts)]
+        if not has_classes:
+            cells = [client["train"], *(f"{client[name]:.4g}" for name in ("label_mean", "label_std"))]
+        else:
+            counts = client["class_counts"]
+            cells = [count or "." for count in counts] if narrow else [sum(counts), sum(count > 0 for count in counts)]
         lines.append(_row(client["client_id"], cells, width))
     if described["clients"] > most_clients:
         lines.append(f"... and {described['clients'] - most_clients} more clients")
@@ -138,12 +159,39 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
     return "\n".join(lines)
 
 
+def _moments(own: np.ndarray, labels: np.ndarray, sizes: np.ndarray) -> np.ndarray:
+    """Mean and deviation of each client's labels, over all of an example's, [m, 2].
+
+    Args:
+      own: each example's client, [N].
+      labels: [N] or [N, d].
+      sizes: of the clients, [m], none of them 0.
+    """
+    rows = labels.reshape(len(labels), -1).astype(np.float64)
+    entries = sizes * rows.shape[1]
+    mean = np.bincount(own, rows.sum(axis=1), len(sizes)) / entries
+    squares = np.bincount(own, np.square(rows - mean[own][:, None]).sum(axis=1), len(sizes))
+    return np.stack([mean, np.sqrt(squares / entries)], axis=1)
+
+
+def _of_labels(counts: Summary) -> dict[str, float]:
+    """Mean and deviation of all training labels."""
+    assert counts.labels is not None
+    sizes, (mean, std) = counts.sizes["train"], counts.labels.T
+    total = float(np.average(mean, weights=sizes))
+    return {"mean": total, "std": float(np.sqrt(np.average(std**2 + (mean - total) ** 2, weights=sizes)))}
+
+
+def _label_words(mean: float, std: float) -> str:
+    return f"labels {mean:.4g} ± {std:.4g}"
+
+
 def _shapes(x: Any) -> Any:
     """Shape of one input: a tuple, or a dictionary of tuples by the arrays' names."""
     paths = jax.tree_util.tree_flatten_with_path(x)[0]
     if len(paths) == 1 and not paths[0][0]:
-        return tuple(x.shape[2:])
-    return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape[2:]) for path, leaf in paths}
+        return tuple(x.shape[1:])
+    return {jax.tree_util.keystr(path, simple=True, separator="."): tuple(leaf.shape[1:]) for path, leaf in paths}
 
 
 def _clusters(counts: Summary) -> list[list[int]]:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpfl.data.standardize import in_parts
+from jaxpfl.data.labels import are_classes
 from jaxpfl.errors import warn
+from jaxpfl.mapped import in_parts
 from jaxpfl.types import Federation
 
 _FEW, _CLASSES = 5, 20
@@ -19,13 +20,17 @@ def check_labels(federation: Federation, strict: bool = False) -> None:
     Raises:
       JaxpflError: instead of the warning, if ``strict``.
     """
-    splits = (federation.train, federation.validation, federation.test)
-    labels = np.concatenate([np.asarray(split.y)[np.asarray(split.mask)] for split in splits])
-    distinct = len(np.unique(labels))
-    if distinct >= _CLASSES and len(labels) < _FEW * distinct:
+    if not are_classes(federation.train.examples.y):
+        return
+    labels, examples = np.zeros(0, np.int32), 0
+    for split in (federation.train, federation.validation, federation.test):
+        for part in in_parts(split.flat().y):
+            labels, examples = np.union1d(labels, part), examples + len(part)
+    distinct = len(labels)
+    if distinct >= _CLASSES and examples < _FEW * distinct:
         warn(
-            f"there are {distinct} different labels in {len(labels)} examples, most of them in one or a few: if they "
-            "are amounts, not classes, a classifier cannot learn them (there is no regression yet)",
+            f"there are {distinct} different labels in {examples} examples, most of them in one or a few: if they "
+            "are amounts, not classes, a classifier cannot learn them: name the task regression",
             strict=strict,
         )
 
@@ -38,11 +43,11 @@ def check_scales(federation: Federation, strict: bool = False) -> None:
     Raises:
       JaxpflError: instead of the warning, if ``strict``.
     """
-    x, real = federation.train.x, np.asarray(federation.train.mask)
-    if not hasattr(x, "ndim") or x.ndim != 3 or not np.issubdtype(x.dtype, np.floating):
+    x = federation.train.flat().x
+    if not hasattr(x, "ndim") or x.ndim != 2 or not np.issubdtype(x.dtype, np.floating):
         return
     squares, counts = np.zeros(x.shape[-1]), np.zeros(x.shape[-1])
-    for examples in in_parts(np.asarray(x), real):
+    for examples in in_parts(x):
         squares += np.square(examples, dtype=np.float64).sum(axis=0)
         counts += np.count_nonzero(examples, axis=0)
     scales = np.sqrt(squares / np.maximum(counts, 1))

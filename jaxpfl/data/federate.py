@@ -10,17 +10,20 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl import host_memory
+from jaxpfl import host_memory, mapped
+from jaxpfl.data.dealt import Dealt, stack_dealt
+from jaxpfl.data.labels import are_classes, checked_labels
 from jaxpfl.data.partition.classes import Indices
 from jaxpfl.data.partition.clusters import ClientClusters, draw_clusters
-from jaxpfl.data.partition.registry import PartitionOptions, partitioner
-from jaxpfl.data.sources.base import Source, check_finite, no_classes, pooled
+from jaxpfl.data.partition.registry import CLASSLESS, PartitionOptions, partitioner
+from jaxpfl.data.sources.base import Source, check_finite, pooled
 from jaxpfl.data.stack import listed, stack_clients
 from jaxpfl.data.standardize import check_standardizable, scaled, scaling_of
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.settings import COUNT, SHARE, Range, about, keywords_of, part_of, setting
 from jaxpfl.types import Federation
 
+_STORED = (np.float32, np.int32)
 _BYTES_PER_CLIENT = 1000
 """Memory of the lists of NumPy arrays that hold a client's indices, whatever their number."""
 
@@ -112,11 +115,12 @@ def federate(given: _Federate) -> Federation:
 
     Test examples come from the official test set if there is one, dealt by the partition's own rule; otherwise (and
     for "natural", if its users are not those of the training set) each client's examples are split, class by class as
-    evenly as the counts allow.
+    evenly as the counts allow. Of a source in files the clients' inputs are in (temporary) files too.
 
     Raises:
       JaxpflError: for a value out of range, an unknown partition, a missing or unsupported option, an impossible
-        split, a client without training examples (unless ``drop_empty``), or a NaN in the source.
+        split (by the classes of labels that are none, for one), a client without training examples (unless
+        ``drop_empty``), or a NaN in the source.
 
     Example:
       >>> import jaxpfl
@@ -141,7 +145,14 @@ def federate(given: _Federate) -> Federation:
         _BYTES_PER_CLIENT * (clients or 1), f"the split among {clients} clients alone needs", "take fewer clients"
     )
 
-    dealt = dealer.assign(source, clients, split_rng(split_seed, SplitPurpose.PARTITION))
+    classes = are_classes(source.y_train)
+    if not classes and given.partition not in CLASSLESS:
+        raise JaxpflError(
+            f"the partition {given.partition!r} deals examples by their classes, and the labels of {source.name} are "
+            f"{'several each' if source.y_train.ndim > 1 else 'real numbers'}: use {', '.join(CLASSLESS)}"
+        )
+    rng = split_rng(split_seed, SplitPurpose.PARTITION)
+    dealt = dealer.assign(source if classes else _of_one_class(source), clients, rng)
     train, test = dealt.train, dealt.test
     x_test, y_test = source.x_test, source.y_test
     if test is None:
@@ -152,6 +163,20 @@ def federate(given: _Federate) -> Federation:
     kept = np.arange(len(train))
     if dealer.needs_test and test_share > 0.0:
         kept = _with_test(train, test, drop_empty)
+
+    if all(mapped.is_mapped(leaf) and leaf.dtype in _STORED for leaf in jax.tree.leaves((source.x_train, x_test))):
+
+        def dealt_of(x: Any, y: np.ndarray, own: list[Indices]) -> Dealt:
+            return Dealt(x, y, [own[client] for client in kept], None if dealt.labels is None else dealt.labels[kept])
+
+        federation = stack_dealt(
+            dealt_of(source.x_train, source.y_train, train),
+            dealt_of(x_test, y_test, test),
+            dealt_of(source.x_train, source.y_train, validation),
+            kept,
+            drop_empty,
+        )
+        return scaled(federation, scaling_of(federation)) if given.standardize else federation
 
     def take(x: Any, y: np.ndarray, own: list[Indices]) -> list[tuple[Any, np.ndarray]]:
         def of(client: np.integer) -> tuple[Any, np.ndarray]:
@@ -213,7 +238,8 @@ def _hold_out(
     """Indices that each client keeps and holds out; a client's draw depends on its own examples alone."""
     keeps, held_out = [], []
     for client, indices in enumerate(own):
-        held = hold_out(labels[indices], share, split_rng(split_seed, purpose, client))
+        own_labels = labels[indices] if are_classes(labels) else np.zeros(len(indices), np.int32)
+        held = hold_out(own_labels, share, split_rng(split_seed, purpose, client))
         keeps.append(indices[~held])
         held_out.append(indices[held])
     return keeps, held_out
@@ -239,6 +265,12 @@ def _with_test(train: list[Indices], test: list[Indices], drop_empty: bool) -> n
     return np.flatnonzero(~without)
 
 
+def _of_one_class(source: Source) -> Source:
+    """The source with one class in place of its labels, to deal its examples by their number alone."""
+    y_test = None if source.y_test is None else np.zeros(len(source.y_test), np.int32)
+    return source._replace(y_train=np.zeros(len(source.y_train), np.int32), y_test=y_test, num_classes=1)
+
+
 def _check_source(source: Source) -> None:
     """Check a source before it is split, so that errors name the user's own examples."""
     if (source.x_test is None) != (source.y_test is None):
@@ -251,12 +283,19 @@ def _check_source(source: Source) -> None:
             if len(leaf) != len(y):
                 raise JaxpflError(f"{whose}: {len(leaf)} inputs but {len(y)} labels")
         check_finite(x, whose)
-        if not np.issubdtype(y.dtype, np.integer):
-            raise no_classes(f"{whose}: labels", y.dtype)
-        if len(y) and (y.min() < 0 or y.max() >= source.num_classes):
+        y = checked_labels(y, whose)
+        if y.shape[1:] != source.y_train.shape[1:]:
+            raise JaxpflError(f"{whose}: labels are {y.shape[1:]}, those of training {source.y_train.shape[1:]}")
+        if source.task != "classification":
+            continue
+        if not are_classes(y):
+            raise JaxpflError(f"{whose}: labels must be integers [N], got {y.dtype}: name another Source.task")
+        if len(y) and y.max() >= source.num_classes:
             raise JaxpflError(f"{whose}: labels must lie in 0 .. {source.num_classes - 1}")
     for part, users, y in (("train", source.users_train, source.y_train), ("test", source.users_test, source.y_test)):
-        if users is not None and (y is None or users.shape != y.shape or not np.issubdtype(users.dtype, np.integer)):
+        if users is not None and (
+            y is None or users.shape != y.shape[:1] or not np.issubdtype(users.dtype, np.integer)
+        ):
             raise JaxpflError(f"data set {source.name!r}, {part}: users must be integers, one for each example")
     if source.superclasses is not None and source.superclasses.shape != (source.num_classes,):
         raise JaxpflError(f"data set {source.name!r}: superclasses must be [{source.num_classes}], one for each class")

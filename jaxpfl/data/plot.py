@@ -19,7 +19,16 @@ _MOST_CLASSES = 100
 
 
 def plot_split(counts: Summary, path: str | Path, title: str | None = None) -> Path:
-    """Plot a split to a PNG file: class counts by client, examples by split, and a histogram of the clients' sizes.
+    """Write `split_figure` to a PNG file, whose missing folder is created, and return the path.
+
+    Raises:
+      JaxpflError: as `split_figure`, and if the file cannot be written.
+    """
+    return save_png(split_figure(counts, title), Path(path))
+
+
+def split_figure(counts: Summary, title: str | None = None) -> Any:
+    """Plot of a split: class counts by client, examples by split, and a histogram of the clients' sizes.
 
     The heat map has clients across and classes up; below it are each client's examples by split, and to the right the
     histogram. Up to 60 clients are in their own order; more are sorted by their most frequent class. Of more than 100
@@ -27,20 +36,21 @@ def plot_split(counts: Summary, path: str | Path, title: str | None = None) -> P
 
     Args:
       counts: from `summary`.
-      path: the file; a missing folder is created.
       title: of the plot.
 
     Returns:
-      The path.
+      The matplotlib figure.
 
     Raises:
-      JaxpflError: if matplotlib is not installed, or the file cannot be written.
+      JaxpflError: if matplotlib is not installed, and if labels are no classes.
     """
     try:
         from matplotlib.figure import Figure
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise JaxpflError("pictures are drawn with matplotlib: pip install matplotlib") from error
+    if counts.labels is not None:
+        raise JaxpflError("the plot of a split shows classes, and these labels are none: leave out --plot")
     m, num_classes = counts.class_counts.shape
     shown = np.arange(num_classes)
     if num_classes > _MOST_CLASSES:
@@ -63,7 +73,7 @@ def plot_split(counts: Summary, path: str | Path, title: str | None = None) -> P
     figure.colorbar(image, ax=heat, pad=0.01, fraction=0.03, ticks=ticks, label="training examples")
     text = f"{m} clients, {num_classes} classes" if title is None else title
     figure.suptitle(text, x=0.01, ha="left", fontsize=12, fontweight="bold", color=_INK)
-    return save_png(figure, Path(path))
+    return figure
 
 
 def _by_class(class_counts: np.ndarray) -> np.ndarray:
@@ -77,7 +87,8 @@ def _heat_map(axes: Any, table: np.ndarray, classes: np.ndarray) -> Any:
     """Counts [classes, m] as shades; zero is left blank."""
     from matplotlib.colors import LinearSegmentedColormap, PowerNorm
 
-    shades = LinearSegmentedColormap.from_list("shades", list(_SHADES)).with_extremes(bad=_EMPTY)
+    shades = LinearSegmentedColormap.from_list("shades", list(_SHADES)).with_extremes(bad=(1, 1, 1, 0))
+    axes.set_facecolor(_EMPTY)
     image = axes.imshow(
         np.ma.masked_equal(table, 0),
         aspect="auto",

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import jax
 import numpy as np
 
 from jaxpfl.data import portable
+from jaxpfl.data.dealt import chosen
 from jaxpfl.data.federate import SplitPurpose, split_rng
 from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Federation
@@ -31,5 +31,4 @@ def set_apart(federation: Federation, unseen: int, split_seed: int = 0) -> tuple
     scores = portable.uniform(split_rng(split_seed, SplitPurpose.UNSEEN), clients)
     apart = np.zeros(clients, bool)
     apart[np.argsort(scores, kind="stable")[:unseen]] = True
-    trained, rest = (jax.tree.map(lambda a, rows=rows: np.asarray(a)[rows], federation) for rows in (~apart, apart))
-    return trained, rest
+    return chosen(federation, ~apart), chosen(federation, apart)

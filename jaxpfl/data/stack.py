@@ -1,7 +1,8 @@
-"""Stacking of ragged clients into one `Federation`: padding, masks, and checks of users' arrays, on the host."""
+"""Stacking of ragged clients into one `Federation`: one flat store for each split, and checks of users' arrays."""
 
 from __future__ import annotations
 
+import heapq
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -11,13 +12,15 @@ import jax
 import numpy as np
 
 from jaxpfl import host_memory
-from jaxpfl.data.sources.base import check_finite, no_classes
+from jaxpfl import types as store
+from jaxpfl.data.labels import checked_labels
+from jaxpfl.data.sources.base import check_finite
 from jaxpfl.errors import JaxpflError, JaxpflWarning, warn
 from jaxpfl.types import ClientData, Federation
 
 Examples: TypeAlias = tuple[Any, Any]
-"""One client's inputs [n_i, ...] and labels [n_i]; anything that `np.asarray` takes. Inputs may also be a dictionary or
-NamedTuple of such arrays (not a list or tuple, which `np.asarray` converts to one array)."""
+"""One client's inputs [n_i, ...] and labels [n_i] (or [n_i, d]); anything that `np.asarray` takes. Inputs may also be a
+dictionary or NamedTuple of such arrays (not a list or tuple, which `np.asarray` converts to one array)."""
 
 _SPLITS = ("train", "validation", "test")
 
@@ -29,11 +32,12 @@ def stack_clients(
     client_ids: Sequence[int] | np.ndarray | None = None,
     drop_empty: bool = False,
 ) -> Federation:
-    """Stack clients' own arrays on one axis, padded with zeros to the largest client of each split.
+    """Stack clients' own arrays: the examples of each split in one flat store, without padding.
 
     Args:
       train: (x [n_i, ...], y [n_i]) for each of m clients. Inputs become float32, integers (tokens) int32, all of one
-        feature shape; labels are integers >= 0 and become int32.
+        feature shape; labels are integers >= 0 and become int32, or floats (of a regression) and become float32, and
+        are [n_i, d] for several each.
       test, validation: the same, or None for no such examples; a client may have none.
       client_ids: [m] distinct integers >= 0, the names of the random streams; 0 .. m - 1 unless given.
       drop_empty: leave out clients without training examples (the others keep their ids) and warn.
@@ -43,14 +47,17 @@ def stack_clients(
 
     Raises:
       JaxpflError: for no clients, or lists of different length; and, with the client's name, for a feature shape
-        unlike the others', different numbers of inputs and labels, labels that are not integers >= 0, NaN or
-        infinite inputs, or no training examples (unless ``drop_empty``).
+        unlike the others', different numbers of inputs and labels, labels that are no integers >= 0 or floats, or of
+        another shape than the others', NaN or infinite inputs or labels, or no training examples (unless
+        ``drop_empty``).
 
     Example:
       >>> clients = [(np.ones((3, 2)), [0, 1, 1]), (np.zeros((1, 2)), [0])]
       >>> federation = stack_clients(clients)
-      >>> federation.train.x.shape, federation.train.mask.sum(axis=1)
-      ((2, 3, 2), array([3, 1]))
+      >>> federation.train.examples.x.shape, federation.train.size
+      ((4, 2), array([3, 1], dtype=int32))
+      >>> federation.train.x.shape  # a padded view
+      (2, 3, 2)
     """
     m = len(train)
     if m == 0:
@@ -63,27 +70,14 @@ def stack_clients(
         own = [] if given is None else given
         parts[split] = [_check_client(x, y, f"client {i}, {split}") for i, (x, y) in zip(ids, own, strict=False)]
 
-    empty = np.array([len(y) == 0 for _, y in parts["train"]])
-    if empty.any():
-        names = listed(ids[empty])
-        if not drop_empty:
-            raise JaxpflError(
-                f"{empty.sum()} of {m} clients have no training data (client {names}): "
-                "give them some, or leave them out with drop_empty (--drop-empty)"
-            )
-        if empty.all():
-            raise JaxpflError(f"none of the {m} clients has training data")
-        warnings.warn(
-            f"left out {empty.sum()} of {m} clients, which have no training data (client {names})",
-            JaxpflWarning,
-            stacklevel=2,
-        )
-        parts = {split: [p for p, e in zip(own, empty, strict=False) if not e] for split, own in parts.items()}
-        ids = ids[~empty]
+    kept = with_training(np.array([len(y) for _, y in parts["train"]]), ids, drop_empty)
+    if not kept.all():
+        parts = {split: [p for p, k in zip(own, kept, strict=False) if k] for split, own in parts.items()}
+        ids = ids[kept]
 
-    feature = _features(parts, ids)
-    _check_memory(parts, ids, feature)
-    stacked = {split: _pad_split(parts[split], len(ids), feature) for split in _SPLITS}
+    feature, label = _features(parts, ids), _label(parts, ids)
+    _check_memory(parts, ids, feature, label)
+    stacked = {split: _joined(parts[split], len(ids), feature, label) for split in _SPLITS}
     return Federation(client_ids=ids, **stacked)
 
 
@@ -93,7 +87,7 @@ def pad(
     validation_capacity: int | None = None,
     test_capacity: int | None = None,
 ) -> Federation:
-    """Pad a federation further; results must not depend on it.
+    """Raise the capacities of a federation; results must not depend on them, and no array is padded.
 
     Args:
       federation: NumPy or JAX arrays.
@@ -106,11 +100,9 @@ def pad(
     capacities = (train_capacity, validation_capacity, test_capacity)
     for split, capacity in zip(_SPLITS, capacities, strict=True):
         data: ClientData = getattr(federation, split)
-        present = data.mask.shape[1]
-        more = 0 if capacity is None else capacity - present
-        if more < 0:
-            raise JaxpflError(f"{split} capacity {capacity} is below the present one, {present}")
-        splits[split] = jax.tree.map(lambda leaf, more=more: _pad_axis(np.asarray(leaf), more), data)
+        if capacity is not None and capacity < data.capacity:
+            raise JaxpflError(f"{split} capacity {capacity} is below the present one, {data.capacity}")
+        splits[split] = data if capacity is None else data.bounded(capacity)
     return Federation(client_ids=federation.client_ids, **splits)
 
 
@@ -123,7 +115,39 @@ def permute(federation: Federation, order: Sequence[int] | np.ndarray) -> Federa
     places = np.asarray(order)
     if not np.array_equal(np.sort(places), np.arange(federation.num_clients)):
         raise JaxpflError(f"order must hold each of 0 .. {federation.num_clients - 1} once")
-    return jax.tree.map(lambda leaf: np.asarray(leaf)[places], federation)
+    return federation.rows(places)
+
+
+def balanced(federation: Federation, shares: int) -> Federation:
+    """Reorder the clients so that equal shares of consecutive ones have about equally many examples.
+
+    Devices that do not share memory, and processes, hold a share of the clients each, and as many bytes as the share
+    with the most examples. Each client goes to the share with the fewest training examples so far, large ones first.
+
+    Args:
+      federation: NumPy arrays.
+      shares: number of devices, at least 1.
+
+    Raises:
+      JaxpflError: for a number below 1.
+
+    Example:
+      >>> given = stack_clients([(np.zeros((n, 1)), np.zeros(n, int)) for n in (9, 8, 1, 2)])
+      >>> balanced(given, 2).train.size
+      array([9, 1, 8, 2], dtype=int32)
+    """
+    if not isinstance(shares, (int, np.integer)) or shares < 1:
+        raise JaxpflError(f"shares must be a whole number of at least 1, got {shares}")
+    sizes, m = np.asarray(federation.train.size), federation.num_clients
+    room = [min(-(-m // shares), max(m - share * -(-m // shares), 0)) for share in range(shares)]
+    open_shares = [(0, share) for share in range(shares) if room[share]]
+    members: list[list[int]] = [[] for _ in range(shares)]
+    for client in np.argsort(-sizes, kind="stable"):
+        total, share = heapq.heappop(open_shares)
+        members[share].append(int(client))
+        if len(members[share]) < room[share]:
+            heapq.heappush(open_shares, (total + int(sizes[client]), share))
+    return federation.rows([client for own in members for client in own])
 
 
 def check_batch_size(federation: Federation, batch_size: int, strict: bool = False) -> None:
@@ -134,7 +158,7 @@ def check_batch_size(federation: Federation, batch_size: int, strict: bool = Fal
     """
     if batch_size < 1:
         raise JaxpflError(f"batch size must be at least 1, got {batch_size}")
-    sizes = np.asarray(federation.train.mask).sum(axis=1)
+    sizes = np.asarray(federation.train.size)
     smaller = int((sizes < batch_size).sum())
     if smaller:
         warn(
@@ -155,6 +179,27 @@ def _check_ids(client_ids: Sequence[int] | np.ndarray | None, m: int) -> np.ndar
     return ids.astype(np.int32)
 
 
+def with_training(sizes: np.ndarray, ids: np.ndarray, drop_empty: bool) -> np.ndarray:
+    """Mask of the clients to keep, [m]: those with training examples, of which there are ``sizes`` [m]."""
+    empty = sizes == 0
+    if not empty.any():
+        return ~empty
+    names = listed(ids[empty])
+    if not drop_empty:
+        raise JaxpflError(
+            f"{empty.sum()} of {len(ids)} clients have no training data (client {names}): "
+            "give them some, or leave them out with drop_empty (--drop-empty)"
+        )
+    if empty.all():
+        raise JaxpflError(f"none of the {len(ids)} clients has training data")
+    warnings.warn(
+        f"left out {empty.sum()} of {len(ids)} clients, which have no training data (client {names})",
+        JaxpflWarning,
+        stacklevel=3,
+    )
+    return ~empty
+
+
 def _check_client(x: Any, y: Any, whose: str) -> Examples:
     try:
         x, y = _arrays(x), np.asarray(y)
@@ -162,20 +207,18 @@ def _check_client(x: Any, y: Any, whose: str) -> Examples:
         raise JaxpflError(f"{whose}: not an array: {error}") from error
     leaves = jax.tree.leaves(x)
     for leaf in leaves:
-        if leaf.ndim == 0 or y.ndim != 1:
-            raise JaxpflError(f"{whose}: inputs must be [n, ...] and labels [n], got shapes {leaf.shape}, {y.shape}")
+        if leaf.ndim == 0 or y.ndim not in (1, 2):
+            raise JaxpflError(
+                f"{whose}: inputs must be [n, ...] and labels [n] or [n, d], got shapes {leaf.shape}, {y.shape}"
+            )
         if len(leaf) != len(y):
             raise JaxpflError(f"{whose}: {len(leaf)} inputs but {len(y)} labels")
     if not leaves:
         raise JaxpflError(f"{whose}: inputs without an array")
     if len(y) == 0:
         return x, y.astype(np.int32)
-    if not np.issubdtype(y.dtype, np.integer):
-        raise no_classes(f"{whose}: labels", y.dtype)
-    if y.min() < 0 or y.max() >= 2**31:
-        wrong = int(y[(y < 0) | (y >= 2**31)][0])
-        raise JaxpflError(f"{whose}: labels must be integers >= 0 (and below 2**31), got {wrong}")
-    return jax.tree.map(lambda leaf: _check_leaf(leaf, whose), x), y.astype(np.int32, copy=False)
+    y = checked_labels(y, whose)
+    return jax.tree.map(lambda leaf: _check_leaf(leaf, whose), x), y
 
 
 def _arrays(x: Any) -> Any:
@@ -225,41 +268,56 @@ def _features(parts: dict[str, list[Examples]], ids: np.ndarray) -> Any:
     return feature
 
 
+def _label(parts: dict[str, list[Examples]], ids: np.ndarray) -> jax.ShapeDtypeStruct:
+    """Common shape and dtype of one label of all non-empty clients: float if some client's are."""
+    label: jax.ShapeDtypeStruct | None = None
+    for split, own in parts.items():
+        for i, (_, y) in zip(ids, own, strict=False):
+            if not len(y):
+                continue
+            found = jax.ShapeDtypeStruct(y.shape[1:], y.dtype)
+            label = found if label is None else label
+            if found.shape != label.shape:
+                raise JaxpflError(
+                    f"client {i}, {split}: one label has shape {found.shape}, the clients before it have {label.shape}"
+                )
+            if found.dtype != label.dtype:
+                label = jax.ShapeDtypeStruct(label.shape, np.float32)
+    assert label is not None, "some client has training examples"
+    return label
+
+
 def _shared(found: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct, whose: str) -> jax.ShapeDtypeStruct:
     if found.shape != expected.shape:
         raise JaxpflError(f"{whose}: one input has shape {found.shape}, the clients before it have {expected.shape}")
     return expected if found.dtype == expected.dtype else jax.ShapeDtypeStruct(found.shape, np.float32)
 
 
-def _check_memory(parts: dict[str, list[Examples]], ids: np.ndarray, feature: Any) -> None:
-    """Refuse clients that would not fit in memory once padded to the largest one, before anything is allocated."""
-    one = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves(feature))
-    one += np.dtype(np.int32).itemsize + np.dtype(bool).itemsize  # the label, and the mask
-    sizes = {split: np.array([len(y) for _, y in own] or [0] * len(ids)) for split, own in parts.items()}
-    split, largest = max(sizes.items(), key=lambda item: item[1].max())
+def _check_memory(parts: dict[str, list[Examples]], ids: np.ndarray, feature: Any, label: jax.ShapeDtypeStruct) -> None:
+    """Refuse examples that would not fit in memory, before anything is allocated."""
+    one = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves((feature, label)))
+    sizes = np.array([[len(y) for _, y in own] or [0] * len(ids) for own in parts.values()], np.int64)
+    largest = int(sizes.sum(axis=0).argmax())
     host_memory.check(
-        one * len(ids) * int(sum(own.max() for own in sizes.values())),
-        f"{len(ids)} clients stacked as long as the largest, client {ids[largest.argmax()]} with {largest.max()} "
-        f"{split} examples (the median has {np.median(largest):g}), need",
-        "take fewer of its examples, or leave it out",
+        one * int(sizes.sum()),
+        f"{sizes.sum()} examples of {len(ids)} clients (client {ids[largest]} has {sizes[:, largest].sum()} of them) "
+        "need",
+        "take fewer examples, or fewer clients",
     )
 
 
-def _pad_split(own: list[Examples], m: int, feature: Any) -> ClientData:
-    sizes = np.array([len(y) for _, y in own] or [0] * m)
-    capacity = int(sizes.max())
-    x = jax.tree.map(lambda one: np.zeros((m, capacity, *one.shape), one.dtype), feature)
-    y = np.zeros((m, capacity), np.int32)
-    for i, (x_i, y_i) in enumerate(own):
+def _joined(own: list[Examples], m: int, feature: Any, label: jax.ShapeDtypeStruct) -> ClientData:
+    """The clients' examples, one after the other in one store."""
+    sizes = np.array([len(y) for _, y in own] or [0] * m, np.int64)
+    total = int(sizes.sum())
+    x = jax.tree.map(lambda one: np.empty((total, *one.shape), one.dtype), feature)
+    data = ClientData.stacked(store.Examples(x, np.empty((total, *label.shape), label.dtype)), sizes)
+    for start, (x_i, y_i) in zip(data.start, own, strict=False):
         if len(y_i):
             for whole, part in zip(jax.tree.leaves(x), jax.tree.leaves(x_i), strict=True):
-                whole[i, : len(y_i)] = part
-            y[i, : len(y_i)] = y_i
-    return ClientData(x, y, np.arange(capacity) < sizes[:, None])
-
-
-def _pad_axis(leaf: np.ndarray, more: int) -> np.ndarray:
-    return np.pad(leaf, [(0, 0), (0, more)] + [(0, 0)] * (leaf.ndim - 2)) if more else leaf
+                whole[start : start + len(y_i)] = part
+            data.examples.y[start : start + len(y_i)] = y_i
+    return data
 
 
 def listed(ids: np.ndarray, most: int = 10) -> str:

@@ -7,18 +7,16 @@ numbers, not by their own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
+from jaxpfl import mapped
 from jaxpfl.data.sources.base import Source
 from jaxpfl.errors import JaxpflError
+from jaxpfl.mapped import in_parts
 from jaxpfl.types import ClientData, Federation
-
-_ENTRIES = 2**23
-"""Number of entries copied at once."""
 
 
 class Scaling(NamedTuple):
@@ -34,9 +32,10 @@ def scaling_of(federation: Federation) -> Scaling:
     Raises:
       JaxpflError: if no client has training examples.
     """
-    if not np.asarray(federation.train.mask).any():
+    examples = federation.train.flat()
+    if not len(examples.y):
         raise JaxpflError("no client has training examples to standardize by")
-    found = jax.tree.map(lambda leaf: _moments(np.asarray(leaf), np.asarray(federation.train.mask)), federation.train.x)
+    found = jax.tree.map(_moments, examples.x)
     is_pair = lambda node: isinstance(node, Scaling)  # noqa: E731
     return Scaling(
         jax.tree.map(lambda pair: pair.mean, found, is_leaf=is_pair),
@@ -45,7 +44,7 @@ def scaling_of(federation: Federation) -> Scaling:
 
 
 def scaled(federation: Federation, scaling: Scaling) -> Federation:
-    """The federation with inputs ``(x - mean) / deviation``, float32; padding stays zero.
+    """The federation with inputs ``(x - mean) / deviation``, float32; in files where they are in files.
 
     Example::
 
@@ -55,13 +54,13 @@ def scaled(federation: Federation, scaling: Scaling) -> Federation:
     """
 
     def of_split(split: ClientData) -> ClientData:
-        real = np.asarray(split.mask)
-
         def of_leaf(leaf: Any, mean: np.ndarray, deviation: np.ndarray) -> np.ndarray:
-            new = ((np.asarray(leaf) - mean) / deviation).astype(np.float32)
-            return np.where(real.reshape(*real.shape, *[1] * (new.ndim - 2)), new, np.float32(0))
+            new = mapped.empty(np.shape(leaf), np.float32, like=leaf)
+            for old, part in zip(in_parts(np.asarray(leaf)), in_parts(new), strict=True):
+                part[:] = (old - mean) / deviation
+            return new
 
-        return split._replace(x=jax.tree.map(of_leaf, split.x, scaling.mean, scaling.deviation))
+        return split.with_examples(x=jax.tree.map(of_leaf, split.examples.x, scaling.mean, scaling.deviation))
 
     splits = (federation.train, federation.validation, federation.test)
     return Federation(federation.client_ids, *map(of_split, splits))
@@ -81,19 +80,11 @@ def check_standardizable(source: Source) -> None:
         raise JaxpflError(f"standardize is for features: {source.name} holds tokens")
 
 
-def _moments(x: np.ndarray, mask: np.ndarray) -> Scaling:
-    """Mean and deviation of inputs [m, n, ...] over the real examples, in two passes."""
-    count = mask.sum()
-    mean = sum(part.sum(axis=0, dtype=np.float64) for part in in_parts(x, mask)) / count
-    variance = sum(np.square(part - mean).sum(axis=0) for part in in_parts(x, mask)) / count
+def _moments(x: np.ndarray) -> Scaling:
+    """Mean and deviation of inputs [N, ...], in two passes."""
+    mean = sum(part.sum(axis=0, dtype=np.float64) for part in in_parts(x)) / len(x)
+    variance = sum(np.square(part - mean).sum(axis=0) for part in in_parts(x)) / len(x)
     deviation = np.sqrt(variance)
     # In float32, rounding gives even a constant a small deviation.
     constant = deviation <= np.finfo(np.float32).eps * np.abs(mean)
     return Scaling(np.asarray(mean), np.where(constant, 1.0, deviation))
-
-
-def in_parts(x: np.ndarray, mask: np.ndarray) -> Iterator[np.ndarray]:
-    """Iterate over the real examples [k, ...] of a few clients at a time, from inputs [m, n, ...]."""
-    step = max(1, _ENTRIES // max(1, x[0].size))
-    for start in range(0, len(x), step):
-        yield x[start : start + step][mask[start : start + step]]

@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import collections
 import copy
+import functools
 import gzip
 import io
 import json
 import pickle
 import random
 import resource
+import shutil
 import signal
 import sys
 import tempfile
@@ -26,6 +28,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpfl.data import stack_clients, stored
 from jaxpfl.data.sources import idx, leaf, libsvm, npz, pickles, token_files
 from jaxpfl.data.sources.cifar import load_cifar
 from jaxpfl.data.sources.elections import FILE, load_elections
@@ -302,6 +305,27 @@ def folder_of(path: Path, levels: int) -> Path:
     return path.parents[levels]
 
 
+@functools.cache
+def saved() -> tuple[tempfile.TemporaryDirectory[str], Path]:
+    """A good federation, in a folder that goes with the process."""
+    folder = tempfile.TemporaryDirectory()
+    clients = [(np.ones((n, 2)), np.arange(n)) for n in (3, 1, 4)]
+    stored.save_federation(stack_clients(clients, clients), Path(folder.name) / "f")
+    return folder, Path(folder.name) / "f"
+
+
+def manifest(rng: random.Random) -> bytes:
+    tree = json.loads((saved()[1] / stored.MANIFEST).read_text())
+    return json.dumps(odd_tree(rng, tree) if rng.random() < 0.9 else tree).encode()
+
+
+def opened(path: Path) -> stored.Stored:
+    """The federation whose manifest is the damaged one."""
+    for file in saved()[1].glob("*.npy"):
+        shutil.copyfile(file, path.with_name(file.name))
+    return stored.open_stored(path.parent)
+
+
 READERS: dict[str, Reader] = {
     "idx": Reader(of(IMAGES, gzip.compress(IMAGES, mtime=0)), lambda p: idx.read_idx(p, 3), "a"),
     "pickle": Reader(
@@ -311,6 +335,7 @@ READERS: dict[str, Reader] = {
         lambda r: pickled(r, BATCH), lambda p: load_cifar("cifar100", folder_of(p, 1)), "cifar-100-python/train"
     ),
     "npz": Reader(lambda r: archive(r, ARRAYS), lambda p: npz.load_npz("npz:a", p), "a.npz"),
+    "npz in files": Reader(lambda r: archive(r, ARRAYS), lambda p: npz.load_npz("npz:a", p, in_files=True), "a.npz"),
     "irc": Reader(
         lambda r: archive(r, IRC),
         lambda p: token_files.load_irc(str(folder_of(p, 1))),
@@ -323,6 +348,13 @@ READERS: dict[str, Reader] = {
         "train/a.json",
         True,
     ),
+    "leaf in files": Reader(
+        leaf_file(NUMBERS, LETTERS, WORDS, TOKENS),
+        lambda p: leaf.load_leaf("leaf:a", folder_of(p, 1), in_files=True),
+        "train/a.json",
+        True,
+    ),
+    "federation": Reader(manifest, opened, "f/federation.json", True),
     "leaf counts": Reader(
         leaf_file(WORDS, TOKENS), lambda p: token_files.read_leaf_counts(folder_of(p, 1)), "train/a.json", True
     ),

@@ -11,15 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxpfl.data import Batching, Draw, draw_batches, plan_batches, take
-from jaxpfl.data import permutation as draw_permutation
+from jaxpfl.data import Batching, Draw, draw_batches, order_at, plan_batches, take
 from jaxpfl.data.batching import MAX_CLIENT_EXAMPLES, _cursor
+from jaxpfl.data.orders import Sizes
 from jaxpfl.errors import JaxpflError
 from jaxpfl.types import ClientData
 
 KEY = jax.random.key(11)
 DRAWS = get_args(Draw)
-permutation = jax.jit(draw_permutation)
+EPOCHS: tuple[Draw, ...] = ("epoch", "epoch-sorted")
 drawn_batches = jax.jit(draw_batches, static_argnums=0)
 
 
@@ -27,28 +27,28 @@ def mask_of(n: int, capacity: int) -> np.ndarray:
     return np.arange(capacity) < n
 
 
-def draw(plan: Batching, n: int, participations: int, capacity: int | None = None, key: jax.Array = KEY):
-    mask = mask_of(n, n if capacity is None else capacity)
-    indices, valid = drawn_batches(plan, key, participations, mask)
+def draw(plan: Batching, n: int, participations: int, key: jax.Array = KEY):
+    indices, valid = drawn_batches(plan, key, participations, n)
     return np.asarray(indices), np.asarray(valid)
 
 
-def sequence(plan: Batching, n: int, rounds: int, capacity: int) -> np.ndarray:
+def sequence(plan: Batching, n: int, rounds: int) -> np.ndarray:
     """The valid draws of one client, in the order of training."""
-    mask = mask_of(n, capacity)
-    indices, valid = jax.jit(jax.vmap(lambda p: draw_batches(plan, KEY, p, mask)))(jnp.arange(rounds))
+    indices, valid = jax.jit(jax.vmap(lambda p: draw_batches(plan, KEY, p, jnp.int32(n))))(jnp.arange(rounds))
     return np.asarray(indices)[np.asarray(valid)]
 
 
 @settings(max_examples=8, deadline=None, derandomize=True)
-@given(st.integers(1, 23), st.integers(1, 7), st.integers(1, 9), st.integers(1, 20))
-def test_epochs_use_every_example_once_and_rounds_continue_them(n: int, steps: int, batch: int, larger: int) -> None:
+@given(st.integers(1, 23), st.integers(1, 7), st.integers(1, 9), st.integers(1, 20), st.sampled_from(EPOCHS))
+def test_epochs_use_every_example_once_and_rounds_continue_them(
+    n: int, steps: int, batch: int, larger: int, kind: Draw
+) -> None:
     # The other client sets the slots: the one that is looked at may be smaller than a batch.
-    plan = plan_batches(np.array([n, n + larger]), steps, batch)
+    plan = plan_batches(np.array([n, n + larger]), steps, batch, kind)
     assert not plan.full or batch >= n + larger
     if plan.full:
         return
-    drawn = sequence(plan, n, rounds=6, capacity=n + larger)
+    drawn = sequence(plan, n, rounds=6)
     assert len(drawn) == 6 * steps * min(batch, n)
     for start in range(0, len(drawn) - n + 1, n):
         np.testing.assert_array_equal(np.sort(drawn[start : start + n]), np.arange(n))
@@ -57,14 +57,16 @@ def test_epochs_use_every_example_once_and_rounds_continue_them(n: int, steps: i
 
 
 def test_the_order_is_one_permutation_per_epoch() -> None:
-    drawn = sequence(plan_batches(np.array([7]), steps=3, batch_size=4), 7, rounds=5, capacity=7)
-    orders = [permutation(jax.random.fold_in(KEY, epoch), mask_of(7, 7)) for epoch in range(9)]
+    drawn = sequence(plan_batches(np.array([7]), steps=3, batch_size=4), 7, rounds=5)
+    orders = [order_at(jax.random.fold_in(KEY, epoch), jnp.int32(7), jnp.arange(7)) for epoch in range(9)]
     np.testing.assert_array_equal(drawn, np.concatenate(orders)[:60])
 
 
 def test_an_epoch_ends_inside_a_round_and_inside_a_batch() -> None:
     plan = plan_batches(np.array([5]), steps=4, batch_size=3)
-    assert plan == Batching(steps=4, batch_size=3, draw="epoch", max_epochs=4, full=False, ragged=False)
+    assert plan == Batching(
+        steps=4, batch_size=3, draw="epoch", max_epochs=4, full=False, ragged=False, sizes=Sizes(8, False)
+    )
     indices, valid = draw(plan, 5, 0)
     assert valid.all()
     assert sorted(indices.ravel()[:5]) == list(range(5))  # ends after two elements of the second batch
@@ -94,14 +96,22 @@ def test_the_bound_on_epochs_is_the_largest_that_occurs(sizes: list[int], steps:
 
 
 @pytest.mark.parametrize("kind", DRAWS)
-def test_padding_changes_no_index(kind: Draw) -> None:
-    plan = plan_batches(np.array([4, 37]), steps=5, batch_size=6, draw=kind)
+def test_other_clients_change_no_index(kind: Draw) -> None:
     for n in (4, 37):
         for p in (0, 3, 1000):
-            plain = draw(plan, n, p, capacity=37)
-            for capacity in (64, 1000, 5000):  # the last beyond what is sorted as single words
-                for a, b in zip(plain, draw(plan, n, p, capacity=capacity), strict=True):
+            plain = draw(plan_batches(np.array([4, 37]), steps=5, batch_size=6, draw=kind), n, p)
+            for other in (64, 1000, 5000):  # the last beyond what is sorted as single words
+                plan = plan_batches(np.array([n, other]), steps=5, batch_size=6, draw=kind)
+                for a, b in zip(plain, draw(plan, n, p), strict=True):
                     np.testing.assert_array_equal(a, b)
+
+
+def test_a_round_of_several_epochs_draws_what_rounds_of_one_do() -> None:
+    """The key of a place's order is its epoch's, whether or not the program knows that there is one epoch alone."""
+    one = plan_batches(np.array([12]), steps=2, batch_size=6)
+    several = plan_batches(np.array([12, 5]), steps=10, batch_size=6)
+    assert (one.max_epochs, several.max_epochs) == (1, 10)
+    np.testing.assert_array_equal(sequence(one, 12, rounds=10), sequence(several, 12, rounds=2))
 
 
 @pytest.mark.parametrize("kind", DRAWS)
@@ -110,15 +120,14 @@ def test_vmap_map_and_one_by_one_agree(kind: Draw) -> None:
     plan = plan_batches(sizes[[0, 1, 3]], steps=9, batch_size=6, draw=kind)
     keys = jax.random.split(KEY, 4)
     participations = jnp.array([0, 5, 2, 70])
-    mask = jnp.arange(37)[None, :] < sizes[:, None]
 
     def one(key: jax.Array, p: jax.Array, own: jax.Array) -> tuple[jax.Array, jax.Array]:
         return draw_batches(plan, key, p, own)
 
-    vmapped = jax.jit(jax.vmap(one))(keys, participations, mask)
-    mapped = jax.jit(lambda *a: jax.lax.map(lambda z: one(*z), a))(keys, participations, mask)
+    vmapped = jax.jit(jax.vmap(one))(keys, participations, sizes)
+    mapped = jax.jit(lambda *a: jax.lax.map(lambda z: one(*z), a))(keys, participations, sizes)
     for i, n in enumerate(sizes):
-        alone = draw(plan, n, int(participations[i]), 37, keys[i])
+        alone = draw(plan, n, int(participations[i]), keys[i])
         for a, b, c in zip(vmapped, mapped, alone, strict=True):
             np.testing.assert_array_equal(a[i], c)
             np.testing.assert_array_equal(b[i], c)
@@ -131,7 +140,7 @@ def test_ragged_clients_use_their_own_batch_size(kind: Draw) -> None:
     plan = plan_batches(np.array([4, 37]), steps=5, batch_size=6, draw=kind)
     assert plan.ragged
     assert plan.batch_size == 6
-    indices, valid = draw(plan, 4, 2, capacity=37)
+    indices, valid = draw(plan, 4, 2)
     np.testing.assert_array_equal(valid, np.tile(np.arange(6) < 4, (5, 1)))
     assert not indices[~valid].any()
     assert indices.max() < 4
@@ -139,8 +148,9 @@ def test_ragged_clients_use_their_own_batch_size(kind: Draw) -> None:
         np.testing.assert_array_equal(np.sort(indices[:, :4]), np.tile(np.arange(4), (5, 1)))
 
 
-def test_per_step_draws_are_distinct_and_fresh() -> None:
-    plan = plan_batches(np.array([30]), steps=50, batch_size=10, draw="step")
+@pytest.mark.parametrize("kind", ["step", "step-sorted"])
+def test_per_step_draws_are_distinct_and_fresh(kind: Draw) -> None:
+    plan = plan_batches(np.array([30]), steps=50, batch_size=10, draw=kind)
     first, second = draw(plan, 30, 0)[0], draw(plan, 30, 1)[0]
     both = np.concatenate([first, second])
     assert all(len(set(batch)) == 10 for batch in both.tolist())
@@ -158,33 +168,6 @@ def test_draws_with_replacement_are_uniform_and_repeat() -> None:
     assert np.abs(np.bincount(indices.ravel(), minlength=8) - 400).max() < 6 * 18.71
     repeats = sum(len(set(batch)) < 8 for batch in indices.tolist())
     assert repeats > 380  # a batch of 8 without repeat has probability 0.0024
-
-
-@pytest.mark.parametrize("capacity", [6, pytest.param(5000, marks=pytest.mark.slow)])
-def test_permutations_are_uniform(capacity: int) -> None:
-    """Counts of (place, value) over 3000 permutations of 6: each 500, sd 20.4; 6 sd: false alarm < 1e-7."""
-    keys = jax.random.split(KEY, 3000)
-    order = jax.jit(lambda k: jax.lax.map(lambda one: permutation(one, mask_of(6, capacity)), k))(keys)[:, :6]
-    counts = np.stack([np.bincount(column, minlength=6) for column in np.asarray(order).T])
-    assert np.abs(counts - 500).max() < 6 * 20.42
-    assert len({tuple(row) for row in np.asarray(order).tolist()}) > 680  # of 720: 11.2 are expected to be missing
-
-
-@pytest.mark.parametrize("capacity", [37, 4096, 4097])
-def test_a_permutation_orders_real_examples_first(capacity: int) -> None:
-    order = np.asarray(permutation(KEY, mask_of(30, capacity)))
-    np.testing.assert_array_equal(np.sort(order[:30]), np.arange(30))
-    np.testing.assert_array_equal(order[30:], np.arange(30, capacity))
-    np.testing.assert_array_equal(order[:30], permutation(KEY, mask_of(30, 30)))
-
-
-def test_both_ways_to_sort_agree_where_scores_tie() -> None:
-    """4096 examples have about 8 ties in their 20 bits, so the order of ties is seen."""
-    short, long = (np.asarray(permutation(KEY, mask_of(4096, c)))[:4096] for c in (4096, 5000))
-    np.testing.assert_array_equal(short, long)
-    bits = np.asarray(jax.random.bits(KEY, (4096,), jnp.uint32)) >> 12
-    assert len(np.unique(bits)) < 4096
-    np.testing.assert_array_equal(short, np.argsort(bits, kind="stable"))
 
 
 @settings(max_examples=200, deadline=None, derandomize=True)
@@ -208,8 +191,8 @@ def test_full_batches_are_the_whole_data_without_a_draw(kind: Draw) -> None:
     plan = plan_batches(np.array([3, 5]), steps=2, batch_size=100, draw=kind)
     assert plan.full
     assert plan.batch_size == 5
-    data = ClientData(jnp.arange(16.0).reshape(8, 2), jnp.arange(8), mask_of(3, 8))
-    indices, valid = draw_batches(plan, KEY, jnp.int32(0), data.mask)
+    data = ClientData.padded(jnp.arange(16.0).reshape(8, 2), jnp.arange(8), mask_of(3, 8))
+    indices, valid = draw_batches(plan, KEY, jnp.int32(0), data.size)
     assert indices.shape == valid.shape == (2, 0)
     x, y, real = take(data, indices[0], valid[0], plan)
     assert x.shape == (5, 2)
@@ -221,8 +204,8 @@ def test_full_batches_are_the_whole_data_without_a_draw(kind: Draw) -> None:
 def test_take_gathers_and_zeroes_what_is_not_valid() -> None:
     plan = plan_batches(np.array([4, 37]), steps=2, batch_size=6)
     x = {"a": np.arange(1.0, 38.0)[:, None] * np.ones((1, 3)), "b": np.arange(100, 137)}
-    data = ClientData(x, np.arange(37) + 1, mask_of(4, 37))
-    indices, valid = drawn_batches(plan, KEY, jnp.int32(0), data.mask)
+    data = ClientData.padded(jax.tree.map(jnp.asarray, x), np.arange(37) + 1, mask_of(4, 37))
+    indices, valid = drawn_batches(plan, KEY, jnp.int32(0), data.size)
     got, y, real = jax.jit(take, static_argnums=3)(data, indices[1], valid[1], plan)
     chosen = np.asarray(indices[1])[:4]
     np.testing.assert_array_equal(real, np.arange(6) < 4)
@@ -236,7 +219,7 @@ def test_take_gathers_and_zeroes_what_is_not_valid() -> None:
 
 def test_no_select_where_nothing_is_ragged() -> None:
     plan = plan_batches(np.array([37, 40]), steps=2, batch_size=6)
-    data = ClientData(jnp.ones((40, 3)), jnp.zeros(40, jnp.int32), mask_of(40, 40))
+    data = ClientData.padded(jnp.ones((40, 3)), jnp.zeros(40, jnp.int32), mask_of(40, 40))
     row = jnp.arange(6), jnp.ones(6, bool)
     assert "select" not in str(jax.make_jaxpr(lambda d, i, v: take(d, i, v, plan))(data, *row))
 
@@ -254,7 +237,7 @@ def test_draws_are_the_same_with_64_bit_numbers_and_strict_ranks() -> None:
         plan = plan_batches(np.array([4, 37]), steps=5, batch_size=6, draw=kind)
         plain = draw(plan, 37, 3)
         with jax.enable_x64(True), jax.numpy_rank_promotion("raise"):
-            wide = drawn_batches(plan, KEY, jnp.int32(3), mask_of(37, 37))
+            wide = drawn_batches(plan, KEY, jnp.int32(3), 37)
         for a, b in zip(plain, wide, strict=True):
             np.testing.assert_array_equal(a, b)
             assert a.dtype == b.dtype

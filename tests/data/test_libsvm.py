@@ -58,8 +58,7 @@ def test_compressed_files_and_the_list(tmp_path: Path) -> None:
         ("<html>\n", "no LIBSVM text"),
         ("+1 1:nan\n-1 1:0\n", "example 0 holds a NaN or infinite value"),
         ("+1 1:1e300\n-1 1:0\n", "example 0 holds a NaN or infinite value"),
-        ("0.25 1:1\n", "label 0.25 is no whole number: a regression file"),
-        ("nan 1:1\n", "label nan is no whole number"),
+        ("nan 1:1\n", "the label of example 0 is nan"),
         ("1 2147483000:1\n2 1:1\n", "features of 2 examples would take 16 GiB as dense numbers"),
     ],
 )
@@ -70,6 +69,20 @@ def test_bad_files(tmp_path: Path, content: str, message: str) -> None:
         load("libsvm:own", str(tmp_path))
     assert str(path) in str(error.value)
     assert "\n" not in str(error.value)
+
+
+def test_labels_that_are_no_whole_numbers_are_of_a_regression(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text("0.25 1:1\n-3 2:1\n")
+    source = load("libsvm:own", str(tmp_path))
+    assert source.task == "regression"
+    assert source.num_classes == 1
+    np.testing.assert_array_equal(source.y_train, np.float32([0.25, -3]))
+    with pytest.raises(JaxpflError, match=r"label 0.25 is no whole number"):
+        load("libsvm:own", str(tmp_path), task="classification")
+    (tmp_path / "ages").write_text("9 1:1\n7 2:1\n")
+    assert load("libsvm:ages", str(tmp_path)).task == "classification"
+    ages = load("libsvm:ages", str(tmp_path), task="regression")
+    np.testing.assert_array_equal(ages.y_train, np.float32([9, 7]))
 
 
 def test_missing_files_and_labels_that_only_the_test_file_has(tmp_path: Path) -> None:

@@ -47,7 +47,7 @@ def test_who_is_set_apart_keeps_its_cluster() -> None:
     federation = federate(source_of(LABELS), partition="clusters", clusters=3, clients=9)
     truth = true_clusters(9, 3, 5)
     for part in set_apart(federation, 4):
-        for client, x, y, mask in zip(part.client_ids, *part.train, strict=True):
+        for client, x, y, mask in zip(part.client_ids, part.train.x, part.train.y, part.train.mask, strict=True):
             names = truth.labels[truth.member[client]]
             np.testing.assert_array_equal(y[mask], names[LABELS[x[mask, 0].astype(int)]])
 

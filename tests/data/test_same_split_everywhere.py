@@ -256,5 +256,5 @@ def test_the_labels_of_clusters_are_those_of_whole_numbers(seed: int) -> None:
         source_of(labels), partition="clusters", clusters=3, clients=8, test_share=0.0, split_seed=seed
     ).train
     expected = named(Pcg64(seed, SplitPurpose.PARTITION), labels.tolist(), 8)
-    for x, y, mask, names in zip(*train, expected, strict=True):
+    for x, y, mask, names in zip(train.x, train.y, train.mask, expected, strict=True):
         assert y[mask].tolist() == [names[labels[int(place)]] for place in x[mask, 0]]

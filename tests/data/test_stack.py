@@ -1,4 +1,4 @@
-"""Stacking users' arrays: padding, masks, and the errors of bad ones."""
+"""Stacking users' arrays: the flat store, its padded views, and the errors of bad arrays."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxpfl.data import check_batch_size, describe, format_description, pad, permute, stack_clients, summary
+from jaxpfl.data import balanced, check_batch_size, describe, format_description, pad, permute, stack_clients, summary
 from jaxpfl.data.stack import Examples
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 
@@ -18,9 +18,13 @@ def clients(sizes: tuple[int, ...] = SIZES) -> list[Examples]:
     return [(np.full((n, 2), i + 1.0), np.arange(n) % 3) for i, n in enumerate(sizes)]
 
 
-def test_padding_and_masks() -> None:
+def test_the_store_and_its_padded_views() -> None:
     federation = stack_clients(clients(), test=clients((1, 0, 4)))
     train = federation.train
+    np.testing.assert_array_equal(train.examples.x, np.concatenate([x for x, _ in clients()]))
+    np.testing.assert_array_equal(train.examples.y, np.concatenate([y for _, y in clients()]))
+    np.testing.assert_array_equal(train.start, [0, 3, 8])
+    np.testing.assert_array_equal(federation.test.start, [0, 0, 1])
     assert (train.x.shape, train.y.shape, train.mask.shape) == ((3, 5, 2), (3, 5), (3, 5))
     assert (train.x.dtype, train.y.dtype, train.mask.dtype) == (np.float32, np.int32, bool)
     np.testing.assert_array_equal(train.size, SIZES)
@@ -54,10 +58,13 @@ def broken(x: object = None, y: object = None) -> list:
         ([], "zero clients"),
         (broken(x=np.ones((5, 3))), r"client 1, train: one input has shape \(3,\).*\(2,\)"),
         (broken(x=np.ones((4, 2))), "client 1, train: 4 inputs but 5 labels"),
-        (broken(y=np.full(5, 0.5)), "client 1, train: labels must be integers >= 0, got float64"),
+        (broken(y=np.full(5, True)), "client 1, train: labels must be integers >= 0, got bool: .* a regression floats"),
+        (broken(y=np.array([0.5, 1, 2, np.nan, 3])), "client 1, train: the label of example 3 is nan"),
+        (broken(y=np.array([0.5, 1e300, 2, 3, 4])), "client 1, train: the label of example 1 is inf"),
         (broken(y=np.array([0, 1, -2, 0, 1])), "client 1, train: labels must be integers .*got -2"),
         (broken(y=np.full(5, 2**31)), "client 1, train: labels must be integers .*got 2147483648"),
-        (broken(y=np.zeros((5, 1), int)), r"client 1, train: .*got shapes \(5, 2\), \(5, 1\)"),
+        (broken(y=np.zeros((5, 1), int)), r"client 1, train: one label has shape \(1,\).*have \(\)"),
+        (broken(y=np.zeros((5, 1, 1), int)), r"client 1, train: .*got shapes \(5, 2\), \(5, 1, 1\)"),
         (
             broken(x=np.where(np.arange(10).reshape(5, 2) == 7, np.nan, 1.0)),
             "client 1, train: example 3 holds a NaN",
@@ -123,6 +130,21 @@ def test_pad_and_permute() -> None:
     np.testing.assert_array_equal(moved.test.y[0], federation.test.y[2])
     with pytest.raises(JaxpflError, match=r"each of 0 \.\. 2 once"):
         permute(federation, [0, 0, 1])
+
+
+@pytest.mark.parametrize("shares", [1, 2, 3, 4, 8])
+def test_balanced_shares_have_about_equally_many_examples(shares: int) -> None:
+    sizes = tuple(np.random.default_rng(0).lognormal(3, 1, 30).astype(int) + 1)
+    federation = stack_clients(clients(sizes))
+    moved = balanced(federation, shares)
+    assert sorted(moved.client_ids.tolist()) == list(range(30))
+    np.testing.assert_array_equal(moved.train.size, np.array(sizes)[moved.client_ids])
+    own = -(-30 // shares)
+    totals = [moved.train.size[i : i + own].sum() for i in range(0, 30, own)]
+    if 30 % shares == 0:
+        assert max(totals) <= max(1.1 * np.mean(totals), max(sizes))
+    with pytest.raises(JaxpflError, match="shares must be a whole number of at least 1, got 0"):
+        balanced(federation, 0)
 
 
 def test_batches_larger_than_a_client() -> None:

@@ -34,7 +34,7 @@ def test_training_examples_of_all_clients_have_mean_zero_and_deviation_one():
 def test_clients_that_arrive_later_are_scaled_as_the_others():
     trained, unseen = jaxpfl.set_apart(jaxpfl.federate(source(), partition="iid", clients=6), 2)
     scaling = data.scaling_of(trained)
-    moved = unseen._replace(train=unseen.train._replace(x=unseen.train.x + 1e6))
+    moved = unseen._replace(train=unseen.train.with_examples(x=unseen.train.examples.x + 1e6))
     scaled = data.scaled(unseen, scaling)
     raw = unseen.test.x[unseen.test.mask]
     np.testing.assert_allclose(scaled.test.x[scaled.test.mask], (raw - scaling.mean) / scaling.deviation, rtol=1e-5)
@@ -42,7 +42,7 @@ def test_clients_that_arrive_later_are_scaled_as_the_others():
 
 
 def test_trees_of_inputs_and_many_blocks(monkeypatch):
-    monkeypatch.setattr("jaxpfl.data.standardize._ENTRIES", 7)
+    monkeypatch.setattr("jaxpfl.mapped._ENTRIES", 7)
     rng = np.random.default_rng(0)
     clients = [({"a": 3 + rng.normal(size=(n, 2)), "b": 9 * rng.normal(size=n)}, np.zeros(n, int)) for n in (2, 5, 4)]
     federation = jaxpfl.stack_clients(clients)
@@ -80,10 +80,9 @@ def test_amounts_as_labels_are_said_and_classes_are_not():
     from sklearn.datasets import load_diabetes
 
     x, amounts = load_diabetes(return_X_y=True)
-    with pytest.warns(JaxpflWarning, match=r"\d+ different labels in 440 examples.*no regression yet"):
+    with pytest.warns(JaxpflWarning, match=r"\d+ different labels in 440 examples.*name the task regression"):
         data.check_labels(clients_of(x[:440], amounts[:440].astype(int)))
-    with pytest.raises(JaxpflError, match="labels must be integers >= 0, got float64: they are classes, and there"):
-        clients_of(x[:440], amounts[:440])
+    data.check_labels(clients_of(x[:440], amounts[:440]))  # floats are of a regression
     rng = np.random.default_rng(0)
     data.check_labels(clients_of(rng.normal(size=(400, 2)), rng.integers(62, size=400)))
     data.check_labels(clients_of(rng.normal(size=(16, 2)), np.arange(16)))

@@ -36,6 +36,23 @@ def test_csv(csv: TokenCounts):
     np.testing.assert_array_equal(csv.sizes, [5, 5, 6])
 
 
+def test_csv_in_many_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Users' rows lie anywhere in the file, and entries go to a temporary file a few at a time."""
+    monkeypatch.setattr(token_files, "_ROWS", 7)
+    rng = np.random.default_rng(0)
+    pairs = rng.permutation([(u, t) for u in range(12) for t in range(9)])[:80]
+    rows = [(f"u{u}", f"t{t}", int(c)) for (u, t), c in zip(pairs, rng.integers(1, 50, 80), strict=True)]
+    found = token_files.read_counts_csv(written(tmp_path / "a.csv", *(f"{u},{t},{c}" for u, t, c in rows)))
+    assert of(found) == {(u, t): c for u, t, c in rows}
+    assert found.users.tolist() == list(dict.fromkeys(u for u, _, _ in rows))
+    assert found.vocabulary.tolist() == list(dict.fromkeys(t for _, t, _ in rows))
+    assert all((np.diff(found.indices[a:b]) > 0).all() for a, b in zip(found.indptr, found.indptr[1:], strict=False))
+    twice = [*rows[:60], rows[20], rows[5]]
+    path = written(tmp_path / "b.csv", *(f"{u},{t},{c}" for u, t, c in twice))
+    with pytest.raises(JaxpflError, match=f"line 62: user '{rows[20][0]}' has the token '{rows[20][1]}' twice"):
+        token_files.read_counts_csv(path)
+
+
 @pytest.mark.parametrize(
     ("separator", "order", "numbered"), [(";", (0, 1, 2), False), ("\t", (2, 0, 1), False), (",", (1, 2, 0), True)]
 )
@@ -160,6 +177,11 @@ def test_leaf_reddit(tmp_path: Path):
     )
     made = of(token_files.read_leaf_counts(folder))
     assert made == {("x", "the"): 3, ("x", "cat"): 1, ("y", "dog"): 1}
+    reddit(tmp_path / "more", {"x": [["<BOS>", "the", "cat", "<EOS>"]], "z": [["<BOS>", "the", "<EOS>"]]})
+    (tmp_path / "more" / "train").rename(folder / "test")  # training and test together
+    made = token_files.read_leaf_counts(folder)
+    assert made.users.tolist() == ["x", "y", "z"]
+    assert of(made) == {("x", "the"): 4, ("x", "cat"): 2, ("y", "dog"): 1, ("z", "the"): 1}
     with pytest.raises(JaxpflError, match="no LEAF files"):
         token_files.read_leaf_counts(tmp_path / "none")
     (tmp_path / "shapes" / "train").mkdir(parents=True)

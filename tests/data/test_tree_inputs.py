@@ -65,9 +65,9 @@ def test_from_a_source_to_a_batch() -> None:
     assert "inputs length scalar, tokens 4" in format_description(described)
 
     plan = plan_batches(np.asarray(federation.train.size), steps=2, batch_size=3)
-    one = jax.tree.map(lambda leaf: jnp.asarray(leaf[1]), federation.train)
+    one = jax.tree.map(jnp.asarray, federation.train.client(1))
     assert isinstance(one, ClientData)
-    indices, valid = draw_batches(plan, jax.random.key(0), 0, one.mask)
+    indices, valid = draw_batches(plan, jax.random.key(0), 0, one.size)
     x, y, _ = take(one, indices[0], valid[0], plan)
     assert (x["tokens"].shape, x["tokens"].dtype) == ((3, 4), jnp.int32)
     # The labels are the examples' own, and a row of tokens names its example.

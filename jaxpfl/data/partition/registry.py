@@ -274,6 +274,9 @@ def _natural(options: PartitionOptions) -> Partitioner:
     return Partitioner(f"{g} users per client", assign, needs_test=True)
 
 
+CLASSLESS = ("iid", "lognormal", "natural")
+"""Partitions that do not look at labels, for real numbers and several labels each."""
+
 PARTITIONS: dict[str, tuple[tuple[str, ...], Callable[[PartitionOptions], Partitioner]]] = {
     "iid": ((), _iid),
     "classes": (("classes_per_client", "sigma", "min_examples"), _classes),

@@ -11,11 +11,13 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from jaxpfl import host_memory
+from jaxpfl import host_memory, mapped
 from jaxpfl.errors import JaxpflError
 
 DATA_DIR_VARIABLE = "JAXPFL_DATA_DIR"
 CANNOT_READ = "cannot read"
+_ENTRIES = 2**20
+"""Number of entries checked or counted at once."""
 
 Inputs: TypeAlias = Literal["pixels", "features", "tokens"]
 """Kind of inputs: pixels (the only kind that `load` standardizes), any other numbers, or token ids."""
@@ -27,16 +29,18 @@ class Source(NamedTuple):
     Attributes:
       name: under which it was loaded.
       x_train: [N, ...] float32, or int32 tokens; images are [N, H, W, channels]. Or a dictionary (or NamedTuple) of
-        such arrays.
-      y_train: [N] int32, in 0 .. num_classes - 1.
+        such arrays. Arrays may be memory-mapped.
+      y_train: [N] int32, in 0 .. num_classes - 1; or float32, and [N, d] for several labels each.
       x_test, y_test: the official test set, or None if there is none (each client's examples are then split).
-      num_classes: the number of classes (the largest label + 1).
+      num_classes: the number of classes (the largest label + 1), or d where labels are no classes.
       description: one line for display.
       users_train, users_test: [N] int32 in 0 .. U - 1, the user who produced each example (a writer, a speaker, an
         account), or None if unknown. Both parts share one numbering.
       user_names: [U] the users' own names or numbers, or None.
       superclasses: [num_classes] int32, the superclass of each class, or None.
       inputs: see `Inputs`.
+      scales: mean and standard deviation of each channel by which pixels were standardized, or None.
+      task: that of the labels, a name in `jaxpfl.models.TASKS`.
     """
 
     name: str
@@ -51,6 +55,8 @@ class Source(NamedTuple):
     user_names: np.ndarray | None = None
     superclasses: np.ndarray | None = None
     inputs: Inputs = "features"
+    scales: list[tuple[np.float32, np.float32]] | None = None
+    task: str = "classification"
 
 
 class Entry(NamedTuple):
@@ -117,13 +123,24 @@ def pooled(source: Source) -> Source:
         users = np.concatenate([source.users_train, source.users_test])
     return source._replace(
         name=f"{source.name}, pooled",
-        x_train=jax.tree.map(lambda a, b: np.concatenate([a, b]), source.x_train, source.x_test),
+        x_train=jax.tree.map(_joined, source.x_train, source.x_test),
         y_train=np.concatenate([source.y_train, source.y_test]),
         users_train=users,
         x_test=None,
         y_test=None,
         users_test=None,
     )
+
+
+def _joined(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+    """Both arrays one after the other, in a file if the first one is."""
+    if not mapped.is_mapped(a):
+        return np.concatenate([a, b])
+    whole = mapped.empty((len(a) + len(b), *a.shape[1:]), a.dtype, like=a)
+    for there, part in ((0, a), (len(a), b)):
+        for old, new in zip(mapped.in_parts(part), mapped.in_parts(whole[there : there + len(part)]), strict=True):
+            new[...] = old
+    return whole
 
 
 def standardized(source: Source) -> Source:
@@ -133,22 +150,28 @@ def standardized(source: Source) -> Source:
     """
     if source.inputs != "pixels":
         return source
-    x_train = np.empty_like(source.x_train)
-    x_test = None if source.x_test is None else np.empty_like(source.x_test)
-    for channel, (mean, scale) in enumerate(pixel_scale(source.x_train)):
-        x_train[..., channel] = (source.x_train[..., channel] - mean) / scale
-        if source.x_test is not None and x_test is not None:
-            x_test[..., channel] = (source.x_test[..., channel] - mean) / scale
-    return source._replace(x_train=x_train, x_test=x_test)
+    scales = pixel_scale(source.x_train)
+
+    def scaled(images: np.ndarray) -> np.ndarray:
+        made = mapped.empty(images.shape, images.dtype, like=images)
+        for old, new in zip(mapped.in_parts(images), mapped.in_parts(made), strict=True):
+            for channel, (mean, scale) in enumerate(scales):
+                new[..., channel] = (old[..., channel] - mean) / scale
+        return made
+
+    x_test = None if source.x_test is None else scaled(source.x_test)
+    return source._replace(x_train=scaled(source.x_train), x_test=x_test, scales=scales)
 
 
 def pixel_scale(images: np.ndarray) -> list[tuple[np.float32, np.float32]]:
     """Mean and standard deviation (1 if 0) of each channel of images [N, H, W, channels]."""
     found = []
     for channel in range(images.shape[-1]):
-        values = np.ascontiguousarray(images[..., channel])
-        mean, deviation = (np.float32(f(values, dtype=np.float64)) for f in (np.mean, np.std))
-        found.append((mean, deviation if deviation > 0 else np.float32(1)))
+        of = images[..., channel]
+        mean = sum(np.ascontiguousarray(part).sum(dtype=np.float64) for part in mapped.in_parts(of, _ENTRIES)) / of.size
+        squares = (np.square(np.ascontiguousarray(part) - mean).sum() for part in mapped.in_parts(of, _ENTRIES))
+        deviation = np.float32(np.sqrt(sum(squares) / of.size))
+        found.append((np.float32(mean), deviation if deviation > 0 else np.float32(1)))
     return found
 
 
@@ -177,16 +200,17 @@ def check_finite(x: Any, whose: str) -> None:
     jaxpfl.errors.JaxpflError: client 3: example 1 holds a NaN or infinite value
     """
     for leaf in jax.tree.leaves(x):
-        if not np.issubdtype(leaf.dtype, np.inexact) or np.isfinite(leaf).all():
-            continue
-        first = int(np.argmin(np.isfinite(leaf).reshape(len(leaf), -1).all(axis=1)))
-        raise JaxpflError(f"{whose}: example {first} holds a NaN or infinite value")
+        passed = 0
+        for part in mapped.in_parts(leaf, _ENTRIES) if np.issubdtype(leaf.dtype, np.inexact) else ():
+            if not np.isfinite(part).all():
+                first = passed + int(np.argmin(np.isfinite(part).reshape(len(part), -1).all(axis=1)))
+                raise JaxpflError(f"{whose}: example {first} holds a NaN or infinite value")
+            passed += len(part)
 
 
 def no_classes(whose: str, dtype: Any) -> JaxpflError:
     """The error for labels of a type that classes cannot have."""
-    hint = ": they are classes, and there is no regression yet" if np.issubdtype(dtype, np.inexact) else ""
-    return JaxpflError(f"{whose} must be integers >= 0, got {dtype}{hint}")
+    return JaxpflError(f"{whose} must be integers >= 0, got {dtype}")
 
 
 def check_fits(path: object, need: int) -> None:

@@ -10,8 +10,11 @@ import csv
 import io
 import math
 import re
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from itertools import islice
 from pathlib import Path
-from typing import Literal, NamedTuple, TypeAlias
+from typing import IO, Literal, NamedTuple, TypeAlias
 
 from jaxpfl.data.sources.base import check_fits
 from jaxpfl.errors import JaxpflError
@@ -126,20 +129,39 @@ def split(path: Path, text: str, separator: Separator, most: int | None = None) 
     """
     if separator == "whitespace":
         text = "\n".join(line.strip() for line in text.replace("\t", " ").splitlines())
-    lines = csv.reader(
-        io.StringIO(text, newline=""), delimiter=SEPARATORS[separator], skipinitialspace=True, strict=True
-    )
-    rows: list[tuple[int, list[str]]] = []
+    return list(islice(rows_of(path, io.StringIO(text, newline=""), separator), most))
+
+
+def rows_of(path: Path, text: Iterable[str], separator: Separator) -> Iterator[tuple[int, list[str]]]:
+    """Iterate over the non-empty rows of lines of text, as (line, stripped cells).
+
+    Raises:
+      JaxpflError: quotes that are not closed.
+    """
+    lines = csv.reader(text, delimiter=SEPARATORS[separator], skipinitialspace=True, strict=True)
     try:
         for row in lines:
             cells = [cell.strip() for cell in row]
             if any(cells):
-                rows.append((lines.line_num, cells))
-            if len(rows) == most:
-                break
+                yield lines.line_num, cells
     except csv.Error as error:
         raise JaxpflError(f"cannot read {path} line {lines.line_num}: {error}") from None
-    return rows
+
+
+@contextmanager
+def opened(path: Path) -> Iterator[IO[str]]:
+    """Open a UTF-8 file, or a UTF-16 file with a byte-order mark, to be read line by line.
+
+    Raises:
+      JaxpflError: a file that cannot be read, also further down.
+    """
+    try:
+        with open(path, "rb") as raw:
+            utf16 = raw.read(2) in (b"\xff\xfe", b"\xfe\xff")
+        with open(path, encoding="utf-16" if utf16 else "utf-8-sig", newline="") as text:
+            yield text
+    except (OSError, UnicodeDecodeError) as error:
+        raise JaxpflError(f"cannot read {path}: {' '.join(str(error).split())}") from None
 
 
 def _separator(path: Path, text: str) -> Separator:

@@ -15,25 +15,17 @@ examples that overlap the training text, and leaves them out).
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl import strict_json
+from jaxpfl import mapped
 from jaxpfl.data.sources import leaf_text
-from jaxpfl.data.sources.base import (
-    Entry,
-    Inputs,
-    Source,
-    check_finite,
-    check_fits,
-    entry,
-    no_classes,
-    one_line,
-    where_to_put_it,
-)
+from jaxpfl.data.sources.base import Entry, Inputs, Source, entry, no_classes
+from jaxpfl.data.sources.leaf_files import LARGEST, Part, User, locate, read_part
 from jaxpfl.errors import JaxpflError, shown
 
 LEAF_SETS = {
@@ -43,11 +35,19 @@ LEAF_SETS = {
 }
 """Sets known by name: their kind of inputs, number of classes, and a line for display."""
 
-_MEMORY = 8  # times its length that JSON takes as Python's own numbers and lists
-_LARGEST = 2**31 - 1
 
-_Users = dict[str, tuple[Any, Any]]
-"""Each user's inputs and labels, as in the files (numeric inputs already as an array)."""
+class Survey(NamedTuple):
+    """Facts about a part's users that must be known before the first one is converted.
+
+    Attributes:
+      names: of the users with examples.
+      kind: "images", "text" or "sequences": see `kind_of`.
+      tally: of the tokens, if the inputs are lists.
+    """
+
+    names: set[str]
+    kind: str
+    tally: leaf_text.Tally
 
 
 class _Encoded(NamedTuple):
@@ -56,12 +56,14 @@ class _Encoded(NamedTuple):
     users: np.ndarray
 
 
-def load_leaf(name: str, folder: Path) -> Source:
+def load_leaf(name: str, folder: Path, *, in_files: bool = False) -> Source:
     """Load a data set in LEAF's format.
 
     Args:
       name: one of `LEAF_SETS`, or any other name, for any of the three kinds of inputs.
       folder: see the module's docstring.
+      in_files: keep inputs and labels in temporary memory-mapped files; LEAF's files are then read twice, one user at
+        a time, and the numbers are the same.
 
     Raises:
       JaxpflError: no such files, no JSON, a user without data or with data twice, inputs and labels that do not
@@ -69,20 +71,23 @@ def load_leaf(name: str, folder: Path) -> Source:
     """
     expected, classes, description = LEAF_SETS.get(name, (None, None, f"LEAF files in {folder}"))
     train_folder, test_folder = locate(name, folder)
-    raw = {part: read_part(f) for part, f in (("train", train_folder), ("test", test_folder)) if f is not None}
-    kind = kind_of(raw["train"], train_folder)
+    folders = {part: f for part, f in (("train", train_folder), ("test", test_folder)) if f is not None}
+    users: dict[str, Iterable[User]] = {part: Part(f) if in_files else read_part(f) for part, f in folders.items()}
+    surveys = {part: survey(users[part], folders[part]) for part in users}
+    kind = surveys["train"].kind
     if expected not in (None, kind):
         raise JaxpflError(f"{train_folder}: holds {kind}, but {name!r} is {expected}")
     encode = _numbers
     if kind == "text":
         encode, classes = leaf_text.encode_characters, len(leaf_text.ALL_LETTERS)
     elif kind == "sequences":
-        vocabulary = leaf_text.vocabulary_of(folder, [x for x, _ in raw["train"].values()])
-        length = leaf_text.longest_sequence([x for users in raw.values() for x, _ in users.values()])
-        leaf_text.check_windows([x for users in raw.values() for x, _ in users.values()], length, folder)
+        tallies = [found.tally for found in surveys.values()]
+        vocabulary, length = leaf_text.vocabulary_of(folder, tallies[0]), max(tally.longest for tally in tallies)
+        if not in_files:
+            leaf_text.check_windows(sum(tally.places for tally in tallies), length, folder)
         encode, classes = partial(leaf_text.windows, vocabulary=vocabulary, length=length), vocabulary.size
-    names = sorted({user for users in raw.values() for user, (_, y) in users.items() if len(y)})
-    encoded = {part: _concatenate(users, encode, names, train_folder.parent / part) for part, users in raw.items()}
+    names = sorted(set().union(*(found.names for found in surveys.values())))
+    encoded = {part: _concatenate(users[part], encode, names, train_folder.parent / part, in_files) for part in users}
     return _source(name, encoded, names, classes, description, train_folder)
 
 
@@ -126,101 +131,44 @@ def _source(
     )
 
 
-def locate(name: str, folder: Path) -> tuple[Path, Path | None]:
-    """Folders of the training and of the test files."""
-    for base in (folder, folder / "data"):
-        if _files(base / "train"):
-            return base / "train", base / "test" if _files(base / "test") else None
-    for base in (folder, folder / "all_data", folder / "data" / "all_data"):
-        if _files(base):
-            return base, None
-    raise JaxpflError(f"data set {name!r}: no LEAF files (*.json) in {folder / 'train'}: {where_to_put_it()}")
-
-
-def _files(folder: Path) -> list[Path]:
-    return sorted(file for file in folder.iterdir() if file.suffix == ".json") if folder.is_dir() else []
-
-
-def read_part(folder: Path) -> _Users:
-    """Read all users of a folder's files, sorted by name, so that the order and division of files do not matter."""
-    users: _Users = {}
-    origin: dict[str, Path] = {}
-    for file in _files(folder):
-        for user, data in _read_file(file).items():
-            if user in users:
-                raise JaxpflError(
-                    f"user {shown(user)} is in {origin[user]} and in {file}: files of an earlier preparation?"
-                )
-            users[user], origin[user] = data, file
-    if not any(len(y) for _, y in users.values()):
-        raise JaxpflError(f"{folder}: no user has an example")
-    return dict(sorted(users.items()))
-
-
-def _read_file(file: Path) -> _Users:
-    try:
-        check_fits(file, _MEMORY * file.stat().st_size)
-        content = strict_json.parse(file.read_bytes())
-    except OSError as error:
-        raise JaxpflError(f"{file}: cannot be read: {error.strerror or error}") from error
-    except (ValueError, RecursionError) as error:
-        raise JaxpflError(f"{file}: no JSON, or truncated: {one_line(error)}") from error
-    if not isinstance(content, dict) or not isinstance(content.get("user_data"), dict):
-        raise JaxpflError(f"{file}: no 'user_data' in it: not a LEAF file")
-    data = content["user_data"]
-    listed = content.get("users")
-    for user in listed if isinstance(listed, list) else ():
-        if str(user) not in data:
-            raise JaxpflError(f"{file}: user {shown(user)} is listed but has no data")
-    return {user: _read_user(own, f"{file}: user {shown(user)}") for user, own in data.items()}
-
-
-def _read_user(own: Any, whose: str) -> tuple[Any, Any]:
-    x, y = (own.get("x"), own.get("y")) if isinstance(own, dict) else (None, None)
-    if isinstance(y, dict) and all(isinstance(values, list) for values in y.values()):
-        # one dictionary of lists for all of a user's examples
-        y = [dict(zip(y, values, strict=False)) for values in zip(*y.values(), strict=False)]
-    if not isinstance(x, list) or not isinstance(y, list):
-        raise JaxpflError(f"{whose}: needs lists 'x' and 'y'")
-    if len(x) != len(y):
-        raise JaxpflError(f"{whose}: {len(x)} inputs but {len(y)} labels")
-    if x and isinstance(x[0], list) and x[0] and isinstance(x[0][0], int | float) and not isinstance(y[0], dict):
-        return _array(x, whose), y  # at once: as Python numbers they take ten times the memory
-    return x, y
-
-
-def _array(x: list, whose: str) -> np.ndarray:
-    """Convert to an array: integers (tokens) stay integers, other numbers become float32."""
-    try:
-        array = np.asarray(x)
-        integers = np.issubdtype(array.dtype, np.integer)
-        if integers and array.size and not (array.min() >= -_LARGEST - 1 and array.max() <= _LARGEST):
-            raise ValueError(f"integers of more than 32 bits, {array.min()} to {array.max()}")
-        with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
-            array = array.astype(np.int32 if integers else np.float32, casting="same_kind")
-    except (ValueError, TypeError, OverflowError) as error:
-        raise JaxpflError(f"{whose}: inputs must be numbers, as many in each: {one_line(error)}") from None
-    if array.size == 0:
-        raise JaxpflError(f"{whose}: inputs must be numbers, got shape {array.shape}")
-    check_finite(array, whose)
-    return array
-
-
-def kind_of(users: _Users, folder: Path) -> str:
-    """Detect the kind of inputs from the first user with examples: "images", "text" or "sequences".
-
-    In "images" x is an array [n, ...]; in "text" x are strings and y the character that follows each; in "sequences" x
-    are lists of tokens and y has ``target_tokens``.
+def survey(users: Iterable[User], folder: Path) -> Survey:
+    """Look at all users of a part once.
 
     Args:
-      users: name -> (x, y) of n examples each.
+      users: of the part.
+      folder: for messages.
+
+    Raises:
+      JaxpflError: if no user has an example, or the inputs of the first one by name are of no known kind.
+    """
+    names, tally, first = set[str](), leaf_text.Tally(), None
+    for user, x, y in users:
+        if len(y):
+            names.add(user)
+            if first is None or user < first[0]:
+                first = user, x[0], y[0], isinstance(x, np.ndarray)
+            if isinstance(x, list):
+                tally.add(x)
+    if first is None:
+        raise JaxpflError(f"{folder}: no user has an example")
+    return Survey(names, kind_of(*first[1:], folder), tally)
+
+
+def kind_of(x: Any, y: Any, is_array: bool, folder: Path) -> str:
+    """Detect the kind of inputs from one example: "images", "text" or "sequences".
+
+    In "images" a user's inputs are an array [n, ...]; in "text" x is a string and y the character that follows it; in
+    "sequences" x is a list of tokens and y has ``target_tokens``.
+
+    Args:
+      x, y: the example.
+      is_array: whether its user's inputs are an array.
       folder: for messages.
 
     Raises:
       JaxpflError: for any other kind.
     """
-    x, y = next((x[0], y[0]) for x, y in users.values() if len(y))
-    if isinstance(x, np.ndarray):
+    if is_array:
         return "images"
     if isinstance(x, str) and isinstance(y, str) and len(y) == 1:
         return "text"
@@ -237,28 +185,41 @@ def _numbers(x: Any, y: Any, whose: str) -> tuple[np.ndarray, np.ndarray]:
         raise JaxpflError(f"{whose}: inputs must be numbers, as the other users' are")
     if any(isinstance(label, float) for label in y):
         raise no_classes(f"{whose}: labels", np.dtype(float))
-    if not all(type(label) is int and 0 <= label <= _LARGEST for label in y):
-        raise JaxpflError(f"{whose}: labels must be integers >= 0, at most {_LARGEST}")
+    if not all(type(label) is int and 0 <= label <= LARGEST for label in y):
+        raise JaxpflError(f"{whose}: labels must be integers >= 0, at most {LARGEST}")
     return x, np.array(y, np.int32)
 
 
-def _concatenate(users: _Users, encode: Any, names: list[str], folder: Path) -> _Encoded:
-    """Concatenate all users' examples in one array, ignoring users without any."""
-    parts: list[tuple[str, np.ndarray, np.ndarray]] = []
-    for user, (x, y) in users.items():
-        if len(y):
-            parts.append((user, *encode(x, y, whose=f"{folder}: user {shown(user)}")))
-    first = parts[0][1]
-    for user, x, _ in parts:
-        if x.shape[1:] != first.shape[1:] or x.dtype != first.dtype:
-            raise JaxpflError(
-                f"{folder}: user {shown(user)}: one input is {x.shape[1:]} of {x.dtype}, "
-                f"others are {first.shape[1:]} of {first.dtype}"
-            )
+def _concatenate(users: Iterable[User], encode: Any, names: list[str], folder: Path, in_files: bool) -> _Encoded:
+    """All users' examples in the order of their names, ignoring users without any."""
+    x, y = mapped.Growing(in_files), mapped.Growing(in_files)
+    counts: dict[str, int] = {}
+    usual: Any = None
+    unlike: dict[str, Any] = {}
+    for user, own_x, own_y in users:
+        if len(own_y):
+            own_x, own_y = encode(own_x, own_y, whose=f"{folder}: user {shown(user)}")
+            counts[user], found = len(own_y), (own_x.shape[1:], own_x.dtype)
+            usual = usual or found
+            if found == usual:
+                x.append(own_x)
+                y.append(own_y)
+            else:
+                unlike[user] = found
+    if unlike:
+        first, *others = sorted(counts)
+        expected = unlike.get(first, usual)
+        user = next(other for other in others if unlike.get(other, usual) != expected)
+        (shape, dtype), (wanted, kind) = unlike.get(user, usual), expected
+        raise JaxpflError(
+            f"{folder}: user {shown(user)}: one input is {shape} of {dtype}, others are {wanted} of {kind}"
+        )
     place = {name: i for i, name in enumerate(names)}
-    counts = [len(y) for _, _, y in parts]
-    return _Encoded(
-        np.concatenate([x for _, x, _ in parts]),
-        np.concatenate([y for _, _, y in parts]),
-        np.repeat(np.array([place[user] for user, _, _ in parts], np.int32), counts),
-    )
+    own, size = np.array([place[user] for user in counts], np.int32), np.array(list(counts.values()))
+    order = np.argsort(own)
+    encoded = _Encoded(x.whole(), y.whole(), np.repeat(own[order], size[order]))
+    if (order == np.arange(len(order))).all():
+        return encoded
+    starts = (np.cumsum(size) - size)[order]
+    places = np.arange(len(encoded.y)) + np.repeat(starts - (np.cumsum(size[order]) - size[order]), size[order])
+    return encoded._replace(x=mapped.gathered(encoded.x, places), y=mapped.gathered(encoded.y, places))

@@ -62,7 +62,28 @@ def encode_characters(x: list, y: list, whose: str) -> tuple[np.ndarray, np.ndar
     return inputs, _codes("".join(y), whose)
 
 
-def vocabulary_of(folder: Path, training: list) -> Vocabulary:
+class Tally:
+    """Counts over users' inputs that must be known before the first of them is converted.
+
+    Attributes:
+      tokens: the number of occurrences of each word or token.
+      longest: length of the longest sequence (LEAF pads all to 10).
+      places: tokens of all sequences together.
+    """
+
+    def __init__(self) -> None:
+        self.tokens: Counter[str | int] = Counter()
+        self.longest = self.places = 0
+
+    def add(self, comments: list) -> None:
+        """Count one user's inputs."""
+        for sequence in (s for comment in comments for s in _sequences(comment)):
+            self.tokens.update(token for token in sequence if isinstance(token, str | int))
+            self.longest = max(self.longest, len(sequence))
+            self.places += len(sequence)
+
+
+def vocabulary_of(folder: Path, training: Tally) -> Vocabulary:
     """Vocabulary of a folder: LEAF's file if there is one, otherwise built from the training words.
 
     The file is ``vocab/reddit_vocab.pck`` or ``reddit_vocab.pck``. Without it the vocabulary is that of LEAF's
@@ -70,13 +91,12 @@ def vocabulary_of(folder: Path, training: list) -> Vocabulary:
 
     Args:
       folder: of the data set.
-      training: the users' inputs.
+      training: of the users' training inputs.
     """
     for file in (folder / "vocab" / _VOCABULARY_FILE, folder / _VOCABULARY_FILE):
         if file.is_file():
             return _read_vocabulary(file)
-    everything = (token for comments in training for c in comments for s in _sequences(c) for token in s)
-    counts = Counter(token for token in everything if isinstance(token, str | int))
+    counts = training.tokens
     numbers = [token for token in counts if isinstance(token, int)]
     if len(numbers) == len(counts):
         largest = max(numbers, default=0)
@@ -90,23 +110,17 @@ def vocabulary_of(folder: Path, training: list) -> Vocabulary:
     return Vocabulary(table, len(table))
 
 
-def longest_sequence(inputs: list) -> int:
-    """Length of the longest sequence among users' inputs (LEAF pads all to 10)."""
-    return max((len(s) for comments in inputs for comment in comments for s in _sequences(comment)), default=0)
-
-
-def check_windows(inputs: list, length: int, folder: Path) -> None:
+def check_windows(places: int, length: int, folder: Path) -> None:
     """Check that windows fit in memory: one long sequence makes those of all others as long.
 
     Args:
-      inputs: all users' comments.
+      places: tokens of all sequences.
       length: of a window.
       folder: for the message.
 
     Raises:
       JaxpflError.
     """
-    places = sum(len(s) for comments in inputs for comment in comments for s in _sequences(comment))
     check_fits(f"{folder} (windows of the longest sequence's {length} tokens at {places} places)", 8 * places * length)
 
 

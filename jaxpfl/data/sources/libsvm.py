@@ -2,7 +2,8 @@
 
 ``libsvm:PATH`` reads PATH, relative to the data directory or to its folder ``libsvm``, and PATH.t beside it as the
 official test set if there is one (``a9a`` and ``a9a.t``; compressed ``x.bz2`` and ``x.t.bz2``). scikit-learn parses
-them. Labels become 0, 1, ... in the order of their values (-1 / +1 become 0 / 1); inputs become dense float32 and are
+them. Labels that are whole numbers become the classes 0, 1, ... in the order of their values (-1 / +1 become 0 / 1),
+unless the task is another; any others are real labels of a regression. Inputs become dense float32 and are
 not scaled.
 """
 
@@ -17,6 +18,7 @@ from typing import Any, cast
 
 import numpy as np
 
+from jaxpfl.data.labels import checked_labels
 from jaxpfl.data.sources.base import (
     Entry,
     Source,
@@ -37,13 +39,14 @@ _MEMORY = 4  # times its length that the text takes as sparse numbers
 _COMPRESSED = (".gz", ".bz2")
 
 
-def load_libsvm(name: str, path: str, root: Path) -> Source:
+def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) -> Source:
     """Load a data set from LIBSVM text.
 
     Args:
       name: under which it is loaded.
       path: the training file; see the module's docstring.
       root: the data directory.
+      task: that of the labels; by their values unless given.
 
     Raises:
       JaxpflError: for a missing file, a line that does not parse, NaN, labels that are not classes, a test file with a
@@ -59,8 +62,15 @@ def load_libsvm(name: str, path: str, root: Path) -> Source:
         )
     check_fits(train, needed)
     dense = [np.asarray(matrix.toarray()) for matrix in matrices]
-    classes = _classes(train, labels[0])
-    numbered = [_numbered(file, own, classes) for file, own in zip((train, test), labels, strict=False)]
+    if task is None:
+        task = "classification" if all(_are_whole(own) for own in labels) else "regression"
+    if task == "classification":
+        classes = _classes(train, labels[0])
+        numbered = [_numbered(file, own, classes) for file, own in zip((train, test), labels, strict=False)]
+        count = len(classes)
+    else:
+        numbered = [checked_labels(own, str(file)) for file, own in zip((train, test), labels, strict=False)]
+        count = 1
     for file, x in zip((train, test), dense, strict=False):
         check_finite(x, str(file))
     return Source(
@@ -69,8 +79,9 @@ def load_libsvm(name: str, path: str, root: Path) -> Source:
         numbered[0],
         dense[1] if test else None,
         numbered[1] if test else None,
-        len(classes),
+        count,
         LIBSVM_SETS.get(name) or f"LIBSVM text in {train}",
+        task=task,
     )
 
 
@@ -133,12 +144,16 @@ def _length(file: Path) -> int:
         raise JaxpflError(f"{file}: no LIBSVM text: {one_line(error)}") from error
 
 
+def _are_whole(labels: np.ndarray) -> bool:
+    return bool((labels == np.round(labels)).all())
+
+
 def _classes(file: Path, labels: np.ndarray) -> np.ndarray:
     """Distinct labels, which must be whole numbers."""
     values = np.unique(labels)
     if not np.isfinite(values).all() or (values != np.round(values)).any():
         wrong = values[~np.isfinite(values) | (values != np.round(values))][0]
-        raise JaxpflError(f"{file}: label {wrong:g} is no whole number: a regression file? only classes are read")
+        raise JaxpflError(f"{file}: label {wrong:g} is no whole number, as classes are")
     return values
 
 

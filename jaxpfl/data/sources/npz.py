@@ -1,9 +1,10 @@
 """NumPy archives: ``npz:FILE``, and MNIST's digits by writer.
 
-An archive holds ``x_train`` and ``y_train``, and may hold ``x_test`` and ``y_test``, ``users_train`` and ``users_test``
-(or ``writer_...``: who made each example). Bytes [N, H, W] or [N, H, W, channels] are pixels, other integers are
-tokens, floats are taken as they are. Nothing in a file is ever executed, arrays of Python objects are refused, and
-nothing is inflated before its header is read and the memory for it is there.
+An archive holds ``x_train`` and ``y_train`` (classes, or floats of a regression, [N] or [N, d]), and may hold
+``x_test`` and ``y_test``, ``users_train`` and ``users_test`` (or ``writer_...``: who made each example). Bytes
+[N, H, W] or [N, H, W, channels] are pixels, other integers are tokens, floats are taken as they are. Nothing in a file
+is ever executed, arrays of Python objects are refused, and nothing is inflated before its header is read and the memory
+for it is there.
 """
 
 from __future__ import annotations
@@ -12,10 +13,12 @@ import math
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import NamedTuple
+from typing import IO, NamedTuple
 
 import numpy as np
 
+from jaxpfl import mapped
+from jaxpfl.data.labels import are_classes, checked_labels, task_for
 from jaxpfl.data.sources.base import (
     Inputs,
     Source,
@@ -31,6 +34,8 @@ from jaxpfl.errors import JaxpflError, printable
 _USERS = ("users", "writer")
 _LARGEST = 2**31 - 1
 _ENDING = ".npy"
+_BYTES = 2**22
+"""Number of bytes inflated at once."""
 
 
 class Header(NamedTuple):
@@ -63,21 +68,26 @@ def read_headers(path: Path) -> dict[str, Header]:
     return found
 
 
-def read_npz(path: Path, names: Iterable[str] | None = None) -> dict[str, np.ndarray]:
+def read_npz(path: Path, names: Iterable[str] | None = None, *, in_files: bool = False) -> dict[str, np.ndarray]:
     """Read arrays of an archive.
 
     Args:
       path: the file.
       names: of the arrays, all unless given; missing ones are left out.
+      in_files: inflate them into temporary memory-mapped files, some bytes at a time.
 
     Raises:
-      JaxpflError: as `read_headers`, and for arrays that do not fit into memory.
+      JaxpflError: as `read_headers`, and for arrays that do not fit into memory, or on the disk.
     """
     headers = read_headers(path)
     wanted = [name for name in headers if names is None or name in names]
-    check_fits(path, sum(headers[name].nbytes for name in wanted))
+    need = sum(headers[name].nbytes for name in wanted)
+    if in_files:
+        mapped.check_room(path, need)
+    else:
+        check_fits(path, need)
     with _archive(path) as archive:
-        return {name: _array(path, archive, name) for name in wanted}
+        return {name: _array(path, archive, name, in_files) for name in wanted}
 
 
 def npz_keys(path: Path) -> list[str]:
@@ -89,7 +99,14 @@ def npz_keys(path: Path) -> list[str]:
         return []
 
 
-def load_npz(name: str, path: Path, description: str | None = None, num_classes: int | None = None) -> Source:
+def load_npz(
+    name: str,
+    path: Path,
+    description: str | None = None,
+    num_classes: int | None = None,
+    *,
+    in_files: bool = False,
+) -> Source:
     """Load a data set from an archive (see the module's docstring).
 
     Args:
@@ -97,9 +114,10 @@ def load_npz(name: str, path: Path, description: str | None = None, num_classes:
       path: the file.
       description: one line for display.
       num_classes: the number of classes; the largest label + 1 unless given.
+      in_files: keep the inputs in temporary memory-mapped files; the archive is then inflated some bytes at a time.
 
     Raises:
-      JaxpflError: as `read_npz`; a missing array, arrays whose shapes do not fit, labels or tokens that are no integers
+      JaxpflError: as `read_npz`; a missing array, arrays whose shapes do not fit, integer labels or tokens that are not
         in 0 .. 2^31 - 1, NaN.
     """
     headers = read_headers(path)
@@ -123,30 +141,43 @@ def load_npz(name: str, path: Path, description: str | None = None, num_classes:
     keys = [f"{kind}_{part}" for kind in kinds for part in parts]
     # Besides the arrays that are read, inputs are converted to 32 bits.
     needed = sum(headers[key].nbytes for key in keys) + 4 * sum(math.prod(headers[f"x_{p}"].shape) for p in parts)
-    check_fits(path, needed)
-    arrays = read_npz(path, keys)
+    if in_files:
+        mapped.check_room(path, needed)
+    else:
+        check_fits(path, needed)
+    arrays = read_npz(path, keys, in_files=in_files)
     for part in parts:
-        _check_integers(path, f"y_{part}", arrays[f"y_{part}"])
+        if headers[f"y_{part}"].holds_integers:
+            _check_integers(path, f"y_{part}", arrays[f"y_{part}"])
+    labels = {part: checked_labels(arrays[f"y_{part}"], f"{path}, y_{part}") for part in parts}
+    if (y := labels[parts[-1]]).shape[1:] != labels["train"].shape[1:] or y.dtype != labels["train"].dtype:
+        of = labels["train"]
+        raise JaxpflError(f"{path}: y_test is {y.shape[1:]} of {y.dtype}, y_train {of.shape[1:]} of {of.dtype}")
     inputs = _kind(first)
     converted = {part: _convert(arrays[f"x_{part}"], inputs, path, f"x_{part}") for part in parts}
-    largest = max(int(arrays[f"y_{part}"].max()) for part in parts)
-    if num_classes is not None and largest >= num_classes:
-        raise JaxpflError(f"{path}: label {largest}, but the data set has {num_classes} classes")
+    if are_classes(labels["train"]):
+        largest = max(int(labels[part].max()) for part in parts)
+        if num_classes is not None and largest >= num_classes:
+            raise JaxpflError(f"{path}: label {largest}, but the data set has {num_classes} classes")
+        outputs = largest + 1 if num_classes is None else num_classes
+    else:
+        outputs = labels["train"].shape[1] if labels["train"].ndim > 1 else 1
     train = test = names = None
     if users_key is not None:
         train, test, names = number_users(arrays[f"{users_key}_train"], arrays.get(f"{users_key}_test"))
     return Source(
         name,
         converted["train"],
-        arrays["y_train"].astype(np.int32),
+        labels["train"],
         converted.get("test"),
-        arrays["y_test"].astype(np.int32) if "test" in parts else None,
-        largest + 1 if num_classes is None else num_classes,
+        labels.get("test"),
+        outputs,
         description or f"arrays in {path}",
         users_train=train,
         users_test=test,
         user_names=names,
         inputs=inputs,
+        task=task_for(labels["train"]),
     )
 
 
@@ -190,12 +221,28 @@ def _header(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Head
         raise _damaged(path, error) from error
 
 
-def _array(path: Path, archive: zipfile.ZipFile, name: str) -> np.ndarray:
+def _array(path: Path, archive: zipfile.ZipFile, name: str, in_file: bool) -> np.ndarray:
     try:
         with archive.open(f"{name}{_ENDING}") as member:
-            return np.lib.format.read_array(member, allow_pickle=False)
+            return _inflated(member) if in_file else np.lib.format.read_array(member, allow_pickle=False)
+    except JaxpflError:  # a full disk
+        raise
     except Exception as error:  # as for the header
         raise _damaged(path, error) from error
+
+
+def _inflated(member: IO[bytes]) -> np.ndarray:
+    """An array in a temporary file; its header was checked."""
+    first = np.lib.format.read_magic(member) == (1, 0)
+    read = np.lib.format.read_array_header_1_0 if first else np.lib.format.read_array_header_2_0
+    shape, by_columns, dtype = read(member)
+    content = mapped.Growing(in_file=True)
+    while part := member.read(_BYTES):
+        content.append(np.frombuffer(part, np.uint8))
+    if not math.prod(shape):
+        return np.empty(shape, dtype)
+    array = content.whole().view(dtype)
+    return array.reshape(shape[::-1]).T if by_columns else array.reshape(shape)
 
 
 def _damaged(path: Path, error: Exception) -> JaxpflError:
@@ -204,11 +251,12 @@ def _damaged(path: Path, error: Exception) -> JaxpflError:
 
 def _check_part(path: Path, part: str, headers: dict[str, Header]) -> None:
     x, y = headers[f"x_{part}"], headers[f"y_{part}"]
-    if len(x.shape) < 2 or y.shape != x.shape[:1] or 0 in x.shape or x.dtype.kind not in "iuf":
+    if len(x.shape) < 2 or y.shape[:1] != x.shape[:1] or len(y.shape) > 2 or 0 in x.shape or x.dtype.kind not in "iuf":
         raise JaxpflError(
-            f"{path}: x_{part} must be numbers [N, ...] and y_{part} [N], got {x.shape} of {x.dtype} and {y.shape}"
+            f"{path}: x_{part} must be numbers [N, ...] and y_{part} [N] or [N, d], got {x.shape} of {x.dtype} and "
+            f"{y.shape}"
         )
-    if not y.holds_integers:
+    if not y.holds_integers and y.dtype.kind != "f":
         raise no_classes(f"{path}: y_{part}", y.dtype)
 
 
@@ -217,7 +265,7 @@ def _check_users(path: Path, headers: dict[str, Header], parts: list[str]) -> st
     key = next((key for key in _USERS if f"{key}_train" in headers), None)
     for part in parts if key is not None else ():
         own, labels = headers.get(f"{key}_{part}"), headers[f"y_{part}"]
-        if own is None or own.shape != labels.shape or own.dtype.kind not in "biuSU":
+        if own is None or own.shape != labels.shape[:1] or own.dtype.kind not in "biuSU":
             raise JaxpflError(
                 f"{path}: {key}_{part} must name a user for each of {labels.shape[0]} examples, by numbers or text"
             )
@@ -226,7 +274,8 @@ def _check_users(path: Path, headers: dict[str, Header], parts: list[str]) -> st
 
 def _check_integers(path: Path, key: str, values: np.ndarray, least: int = 0) -> None:
     """Refuse integers below ``least``, or beyond 32 bits."""
-    low, high = int(values.min()), int(values.max())
+    ends = [(int(part.min()), int(part.max())) for part in mapped.in_parts(values)]
+    low, high = min(low for low, _ in ends), max(high for _, high in ends)
     if low < least or high > _LARGEST:
         wrong = low if low < least else high
         raise JaxpflError(f"{path}: {key} must be integers >= {least} and at most {_LARGEST}, got {wrong}")
@@ -239,12 +288,12 @@ def _kind(x: Header) -> Inputs:
 
 
 def _convert(x: np.ndarray, inputs: Inputs, path: Path, key: str) -> np.ndarray:
-    if inputs == "pixels":
-        return pixels(x)
     if inputs == "tokens":
         _check_integers(path, key, x, -_LARGEST - 1)
-        return x.astype(np.int32)
+    shape = (*x.shape, 1) if inputs == "pixels" and x.ndim == 3 else x.shape
+    made = mapped.empty(shape, np.int32 if inputs == "tokens" else np.float32, like=x)
     with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
-        x = x.astype(np.float32)
-    check_finite(x, f"{path}, {key}")
-    return x
+        for old, new in zip(mapped.in_parts(x), mapped.in_parts(made), strict=True):
+            new[...] = pixels(old) if inputs == "pixels" else old
+    check_finite(made, f"{path}, {key}")
+    return made

@@ -8,10 +8,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
+import jax
 import numpy as np
 
-from jaxpfl.data.sources import cifar, idx_sets, leaf, libsvm, npz, planted, tensorflow_sets, writers
+from jaxpfl import mapped
+from jaxpfl.data.sources import cifar, idx_sets, leaf, libsvm, npz, planted, school, tables, tensorflow_sets, writers
 from jaxpfl.data.sources.base import (
     Entry,
     Source,
@@ -21,13 +24,22 @@ from jaxpfl.data.sources.base import (
     standardized,
     unreadable,
 )
+from jaxpfl.data.sources.tables import TableOptions
 from jaxpfl.errors import JaxpflError, unknown_name
 
 _DIGITS = "scikit-learn's embedded handwritten digits, 1797 images of 8 x 8, 10 classes"
 _PLANTED = "drawn: clusters of clients with a logistic regression each; planted:clients=50,clusters=5,... changes it"
 
 
-def load(name: str, data_dir: str | None = None, *, standardize: bool = True) -> Source:
+def load(
+    name: str,
+    data_dir: str | None = None,
+    *,
+    standardize: bool = True,
+    in_files: bool = False,
+    task: str | None = None,
+    table: TableOptions | None = None,
+) -> Source:
     """Load a data set by name.
 
     Args:
@@ -40,7 +52,9 @@ def load(name: str, data_dir: str | None = None, *, standardize: bool = True) ->
         - ``cifar10``, ``cifar100``;
         - ``femnist``, ``shakespeare``, ``reddit``, or ``leaf:FOLDER``: the JSON files of LEAF;
         - ``a9a`` or ``libsvm:PATH``;
+        - ``school``: exam scores of pupils of 139 schools, a regression (`school`);
         - ``npz:FILE``: your own arrays;
+        - ``csv:FILE``: a table of your own, with columns for the label and the client (``table``);
         - ``planted``, or ``planted:NAME=VALUE,...``: clients drawn in clusters (`planted.PlantedSettings`);
         - ``tfds:NAME``: a prepared image set of tensorflow-datasets.
 
@@ -49,6 +63,12 @@ def load(name: str, data_dir: str | None = None, *, standardize: bool = True) ->
       standardize: subtract the mean of all training pixels and divide by their standard deviation (0.1307
         and 0.3081 for MNIST), channel by channel, as is customary; they count as public. Otherwise pixels lie in
         [0, 1]. Inputs other than pixels are not changed.
+      in_files: keep the inputs in temporary memory-mapped files. LEAF's files are then read one user at a time and
+        .npz archives some bytes at a time, so that a data set may be larger than memory; other sets are read at once.
+        What is made of the source (`federate`, `set_apart`) is in files too. The numbers are the same.
+      task: that of the labels of ``libsvm:`` and ``csv:``, a name in `jaxpfl.models.TASKS`; by their values unless
+        given.
+      table: of ``csv:``: the columns of the labels and of the clients, and whether rows with missing values go.
 
     Raises:
       JaxpflError: for an unknown name (with the nearest known one), a missing file (with where to put it), or a
@@ -60,13 +80,28 @@ def load(name: str, data_dir: str | None = None, *, standardize: bool = True) ->
       ((1797, 8, 8, 1), 10)
     """
     with exhausted(f"data set {name!r}"):
-        source = _load(name, data_directory(data_dir))
+        source = _load(name, data_directory(data_dir), in_files, task, table)
+        source = _in_files(source) if in_files else source
         return standardized(source) if standardize else source
+
+
+def _in_files(source: Source) -> Source:
+    """The source with its inputs in temporary files, wherever they were."""
+
+    def moved(x: np.ndarray) -> np.ndarray:
+        file = mapped.Growing(in_file=True)
+        file.append(x)
+        return file.whole()
+
+    def of(x: Any) -> Any:
+        return jax.tree.map(lambda leaf: leaf if mapped.is_mapped(leaf) else moved(leaf), x)
+
+    return source._replace(x_train=of(source.x_train), x_test=of(source.x_test))
 
 
 def known_sources() -> list[str]:
     """Names known to `load`, which also knows folders of IDX files in the data directory by their own names."""
-    return [*_NAMED, *(f"{prefix}:{argument}" for prefix, (argument, _) in _PREFIXED.items())]
+    return [*_NAMED, "csv:FILE", *(f"{prefix}:{argument}" for prefix, (argument, _) in _PREFIXED.items())]
 
 
 def available(data_dir: str | None = None) -> list[Entry]:
@@ -78,6 +113,7 @@ def available(data_dir: str | None = None) -> list[Entry]:
     entries += [cifar.cifar_entry(name, root) for name in cifar.CIFAR_SETS]
     entries += leaf.leaf_entries(root)
     entries += libsvm.libsvm_entries(root)
+    entries.append(school.school_entry(root))
     try:
         entries += idx_sets.idx_folder_entries(root)
     except OSError as error:
@@ -87,14 +123,33 @@ def available(data_dir: str | None = None) -> list[Entry]:
     return entries
 
 
-def _load(name: str, root: Path) -> Source:
+def _load(name: str, root: Path, in_files: bool, task: str | None, table: TableOptions | None) -> Source:
+    prefix, colon, argument = name.partition(":")
+    if table is not None and table.given and prefix != "csv":
+        raise JaxpflError(f"{table.given} is for tables, csv:FILE: {name} is none")
+    if prefix == "csv" and argument:
+        place = _place(argument, root)
+        if not place.exists():
+            here = "; --data-dir . is the present one" if Path(argument).exists() else ""
+            raise JaxpflError(f"cannot read {place}: no such file; csv:FILE is absolute, or in the data folder{here}")
+        return tables.load_table(name, place, table or TableOptions(), task=task)
+    if prefix == "libsvm" and argument:
+        return libsvm.load_libsvm(name, argument, root, task=task)
+    if in_files:
+        if name in leaf.LEAF_SETS:
+            return leaf.load_leaf(name, root / name, in_files=True)
+        if name == writers.WRITERS:
+            return writers.load_writers(root, in_files=True)
+        if argument and prefix in _STREAMED:
+            return _STREAMED[prefix](name, _place(argument, root), in_files=True)
     if name in _NAMED:
         return _NAMED[name](name, root)
-    prefix, colon, argument = name.partition(":")
     if colon and argument and prefix in _PREFIXED:
         return _PREFIXED[prefix][1](name, argument, root)
     if name and Path(name).name == name and idx_sets.has_idx_files(root / name):
         return idx_sets.load_idx_folder(name, root / name)
+    if prefix == "federation":
+        raise JaxpflError(f"{name!r} is a saved federation, split already: open it by open_federation")
     raise unknown_name("data set", name, known_sources())
 
 
@@ -131,6 +186,7 @@ _NAMED: dict[str, Callable[[str, Path], Source]] = {
     writers.WRITERS: lambda name, root: writers.load_writers(root),
     **dict.fromkeys(cifar.CIFAR_SETS, cifar.load_cifar),
     **dict.fromkeys(leaf.LEAF_SETS, lambda name, root: leaf.load_leaf(name, root / name)),
+    school.SCHOOL: lambda name, root: school.load_school(root),
     **dict.fromkeys(libsvm.LIBSVM_SETS, lambda name, root: libsvm.load_libsvm(name, name, root)),
 }
 """Data sets with a fixed name: (name, data directory) -> source."""
@@ -144,3 +200,6 @@ _PREFIXED: dict[str, tuple[str, Callable[[str, str, Path], Source]]] = {
     "tfds": ("NAME", lambda name, argument, root: tensorflow_sets.load_tfds(argument, root)),
 }
 """Data sets ``PREFIX:ARGUMENT``: the kind of argument, and (name, argument, data directory) -> source."""
+
+_STREAMED: dict[str, Callable[..., Source]] = {"leaf": leaf.load_leaf, "npz": npz.load_npz}
+"""Those of `_PREFIXED` that are read piece by piece into files: (name, path, in_files=True) -> source."""

@@ -86,6 +86,22 @@ def build(
     )
 
 
+def repeated(counts: TokenCounts) -> np.ndarray:
+    """Mask of the entries [nnz] whose user has the same token in the entry before."""
+    same = np.zeros(len(counts.indices), bool)
+    same[1:] = (counts.indices[1:] == counts.indices[:-1]) & (counts.rows[1:] == counts.rows[:-1])
+    return same
+
+
+def added_up(counts: TokenCounts) -> TokenCounts:
+    """The counts with one entry for each token that a user has in several."""
+    first = np.flatnonzero(~repeated(counts))
+    if len(first) == len(counts.indices):
+        return counts
+    sums = np.add.reduceat(counts.counts.astype(np.int64), first)
+    return build(counts.rows[first], counts.indices[first], sums, counts.users, counts.vocabulary)
+
+
 class Part(NamedTuple):
     """Users' tokens in two parts: their own for estimation, and held-out ones for scoring."""
 

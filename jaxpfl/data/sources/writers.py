@@ -18,13 +18,13 @@ _FILE = "mnist_by_writer.npz"
 _DESCRIPTION = "MNIST by its writers, each a natural client"
 
 
-def load_writers(root: Path) -> Source:
-    """Load ``mnist-writers``.
+def load_writers(root: Path, *, in_files: bool = False) -> Source:
+    """Load ``mnist-writers``, with inputs in memory-mapped files if asked to.
 
     Raises:
       JaxpflError: if the file is missing (with where to put it) or damaged.
     """
-    return load_npz(WRITERS, _locate(root), _DESCRIPTION)
+    return load_npz(WRITERS, _locate(root), _DESCRIPTION, in_files=in_files)
 
 
 def writers_entry(root: Path) -> Entry:

@@ -1,0 +1,70 @@
+"""Labels: classes (integers), or real numbers and vectors of tasks beyond classification."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxpfl import mapped
+from jaxpfl.errors import JaxpflError
+
+_LARGEST = 2**31 - 1
+_ENTRIES = 2**20
+
+
+def are_classes(y: Any) -> bool:
+    """True for labels that may be classes: integers [N]."""
+    return y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
+
+
+def checked_labels(y: Any, whose: str) -> np.ndarray:
+    """Labels [n] or [n, d] as int32, or as float32 where they are real numbers.
+
+    Args:
+      y: numbers.
+      whose: a name for messages.
+
+    Raises:
+      JaxpflError: for another type or shape, integers below 0 or beyond 32 bits, and NaN or infinite labels, naming the
+        first example.
+
+    Example:
+      >>> checked_labels(np.array([0.5, np.nan]), "client 3, train")
+      Traceback (most recent call last):
+      jaxpfl.errors.JaxpflError: client 3, train: the label of example 1 is nan
+    """
+    y = np.asarray(y)
+    if y.ndim not in (1, 2) or 0 in y.shape[1:]:
+        raise JaxpflError(f"{whose}: labels must be [n], or [n, d] for several each, got shape {y.shape}")
+    if np.issubdtype(y.dtype, np.floating):
+        with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
+            y = y.astype(np.float32, copy=False)
+        passed = 0
+        for part in mapped.in_parts(y, _ENTRIES):
+            finite = np.isfinite(part).reshape(len(part), -1).all(axis=1)
+            if not finite.all():
+                first = int(np.argmin(finite))
+                found = part.reshape(len(part), -1)[first]
+                wrong = found[~np.isfinite(found)][0]
+                raise JaxpflError(f"{whose}: the label of example {passed + first} is {wrong}")
+            passed += len(part)
+        return y
+    if not np.issubdtype(y.dtype, np.integer):
+        raise JaxpflError(
+            f"{whose}: labels must be integers >= 0, got {y.dtype}: classes are integers, labels of a regression floats"
+        )
+    if len(y) and (y.min() < 0 or y.max() > _LARGEST):
+        wrong = int(y[(y < 0) | (y > _LARGEST)][0])
+        hint = "; labels of a regression are floats" if wrong < 0 else ""
+        raise JaxpflError(f"{whose}: labels must be integers >= 0 (and below 2**31), got {wrong}{hint}")
+    return y.astype(np.int32, copy=False)
+
+
+def task_for(y: np.ndarray) -> str:
+    """The task that labels are of unless one is named: classes, several labels 0 or 1, or real numbers."""
+    if are_classes(y):
+        return "classification"
+    if np.issubdtype(y.dtype, np.integer) and len(y) and y.min() >= 0 and y.max() <= 1:
+        return "multilabel"
+    return "regression"

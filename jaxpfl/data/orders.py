@@ -1,0 +1,145 @@
+"""Random orders of [0, n), evaluated at single places (also under ``vmap`` and ``lax.map``), at a cost apart from n.
+
+Up to `SHORT` examples an order is that of random words, sorted: 26 bits, then the index, so that two examples tie with
+probability 1.5e-8. Beyond, it is a swap-or-not network. Round r of the network has a shift K_r in [0, n) and a random
+bit for each pair {x, (K_r - x) mod n}; where the bit is set, the two change places (Hoang, Morris and Rogaway, "An
+enciphering scheme based on a card shuffle", CRYPTO 2012). No round needs a table, a sort, or a loop whose length
+depends on data. A round moves a place with probability 1/2, and then to a uniform one. So after R rounds one place, or
+a pair of them, is within about 2^-R of uniform (R = 32: 2e-10), and the whole order of a small n within sqrt(n!) 2^-R.
+There is no n, even or odd, for which more rounds would not help, as there is for Feistel networks (n = 5, 7).
+
+An order depends on its key and on n alone: not on padding, other clients, or the places that are asked for.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxpfl.types import Array, Key
+
+SHORT = 64
+"""Most examples of an order that is sorted: for a few places of few examples the network takes ten times as long."""
+ROUNDS = 32
+_GOLDEN = np.uint32(0x9E3779B9)  # 2^32 over the golden ratio: a counter's multiples of it differ in many bits
+_MIX = np.uint32(0x7FEB352D), np.uint32(0x846CA68B)  # of Wellons' 32-bit hash of least bias
+
+
+class Sizes(NamedTuple):
+    """Static bounds of the sizes that orders may have; they say what is compiled, and change no order.
+
+    Attributes:
+      short: bound on the sizes up to `SHORT`; 0 for none of these.
+      long: whether there may be larger ones.
+    """
+
+    short: int
+    long: bool
+
+    @classmethod
+    def of(cls, sizes: np.ndarray) -> Sizes:
+        """Bounds of these sizes, by powers of two, so that sizes that differ little share programs."""
+        short = int(sizes[sizes <= SHORT].max(initial=0))
+        return cls(2 ** (short - 1).bit_length() if short else 0, bool(sizes.max(initial=0) > SHORT))
+
+
+ANY = Sizes(SHORT, True)
+
+
+def order_at(key: Key, size: Array, place: Array, sizes: Sizes = ANY) -> Array:
+    """Examples at some places of one random order of [0, n).
+
+    Args:
+      key: key of the order.
+      size: [] int32, n >= 1, at most 2^24.
+      place: [...] int32 in [0, n).
+      sizes: static bounds of n.
+
+    Returns:
+      [...] int32 in [0, n): distinct where the places are.
+    """
+
+    def network() -> Array:
+        shifts, salts = _rounds(_words(key), size)
+        return lax.fori_loop(0, ROUNDS, lambda r, x: _swap_or_not(x, shifts[r], salts[r], size), place)
+
+    return _either(lambda: _sorted(key, size, sizes.short).at[place].get(mode="clip"), network, size, sizes)
+
+
+def orders_at(keys: Key, size: Array, nth: Array, place: Array, sizes: Sizes = ANY) -> Array:
+    """Examples at some places of several random orders of [0, n).
+
+    Args:
+      keys: [E], one of each order; memory for each is 64 words.
+      size, place, sizes: as for `order_at`.
+      nth: int32 in [0, E), the order of each place, of place's shape.
+
+    Returns:
+      [...] int32, where nth is e those of ``order_at(keys[e], size, place)``.
+    """
+
+    def network() -> Array:
+        shifts, salts = jax.vmap(_rounds, (0, None), 1)(jax.vmap(_words)(keys), size)
+
+        def of_each(row: Array) -> Array:
+            return row.at[nth].get(mode="promise_in_bounds", wrap_negative_indices=False)
+
+        def step(r: Array, x: Array) -> Array:
+            return _swap_or_not(x, of_each(shifts[r]), of_each(salts[r]), size)
+
+        return lax.fori_loop(0, ROUNDS, step, place)
+
+    def short() -> Array:
+        table = jax.vmap(lambda key: _sorted(key, size, sizes.short))(keys)
+        return table.at[nth, place].get(mode="clip")
+
+    return _either(short, network, size, sizes)
+
+
+def _either(short: Callable[[], Array], long: Callable[[], Array], size: Array, sizes: Sizes) -> Array:
+    """The order's way for its size, of those that there may be; under ``vmap``, where there may be both, both run."""
+    if not (sizes.short and sizes.long):
+        return long() if sizes.long else short()
+    return lax.cond(size <= SHORT, short, long)
+
+
+def _sorted(key: Key, size: Array, capacity: int) -> Array:
+    """Order of [0, n), n <= capacity, followed by what is no example, [capacity] int32; the same for every capacity."""
+    index, last = jnp.arange(capacity, dtype=jnp.uint32), np.uint32(SHORT - 1)
+    # The first words of a key are the same however many are drawn.
+    words = jnp.where(index < size.astype(jnp.uint32), jax.random.bits(key, (capacity,), jnp.uint32), ~np.uint32(0))
+    return (lax.sort((words & ~last) | index, is_stable=False) & last).astype(jnp.int32)
+
+
+def _words(key: Key) -> Array:
+    return jax.random.bits(key, (2,), jnp.uint32)
+
+
+def _rounds(words: Array, size: Array) -> tuple[Array, Array]:
+    """Each round's shift in [0, n), int32, and salt of its bits, uint32: both [ROUNDS], from an order's two words."""
+    hashed = _mixed(words[0] + jnp.arange(ROUNDS, dtype=jnp.uint32) * _GOLDEN)
+    # The upper half of the 64-bit product hashed * n, a byte at a time, as it is below 2^32 for n <= 2^24.
+    shift = jnp.zeros_like(hashed)
+    for low in (0, 8, 16, 24):
+        shift = (((hashed >> low) & 255) * size.astype(jnp.uint32) + shift) >> 8
+    return shift.astype(jnp.int32), _mixed(words[1] ^ hashed)
+
+
+def _swap_or_not(place: Array, shift: Array, salt: Array, size: Array) -> Array:
+    """One round: the place or its partner, which see the same bit, as it depends on the larger of the two."""
+    partner = shift - place
+    partner = jnp.where(partner < 0, partner + size, partner)
+    bits = (jnp.maximum(place, partner).astype(jnp.uint32) ^ salt) * _MIX[0]
+    bits = (bits ^ (bits >> 15)) * _MIX[1]
+    return jnp.where(bits >> 31 == 1, partner, place)
+
+
+def _mixed(word: Array) -> Array:
+    word = (word ^ (word >> 16)) * _MIX[0]
+    word = (word ^ (word >> 15)) * _MIX[1]
+    return word ^ (word >> 16)

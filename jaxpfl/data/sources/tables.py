@@ -1,0 +1,231 @@
+"""Tables of one's own: ``csv:FILE`` with a column of labels and, where clients are known, a column that names them.
+
+The first line names the columns. Columns of numbers are features as they are; columns of text become one feature of 0
+and 1 for each text that occurs in them. Labels that are text, or few whole numbers, are classes, in the order of their
+values; any others are real numbers of a regression, unless the task is named.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import numpy as np
+
+from jaxpfl.data.sources import csv_text
+from jaxpfl.data.sources.base import Source, check_fits, number_users
+from jaxpfl.data.sources.csv_text import Table
+from jaxpfl.errors import JaxpflError, JaxpflWarning, printable, shown, unknown_name
+
+MISSING = ("refuse", "drop")
+_FEW = 20
+"""Most distinct whole numbers that count as classes."""
+_MOST_TEXTS = 1000
+_FREE = 0.5  # of the rows: a column with as many different texts is no category
+
+
+class TableOptions(NamedTuple):
+    """Columns of a table by name, and the treatment of its missing values.
+
+    Attributes:
+      target: of the labels.
+      client: of the clients' names, or None.
+      missing: a name in `MISSING`: rows with a missing value are refused, or left out with a warning.
+    """
+
+    target: str | None = None
+    client: str | None = None
+    missing: str = "refuse"
+
+    @property
+    def given(self) -> str:
+        """The first option that differs from its default; empty if none does."""
+        pairs = zip(self._fields, self, TableOptions._field_defaults.values(), strict=True)
+        return next((name for name, value, default in pairs if value != default), "")
+
+
+class _Rows(NamedTuple):
+    """Columns of cells, and each row's line in the file."""
+
+    path: Path
+    names: list[str]
+    lines: list[int]
+    cells: list[list[str]]
+
+    def column(self, name: str) -> list[str]:
+        place = self.names.index(name)
+        return [row[place] for row in self.cells]
+
+
+def load_table(name: str, path: Path, options: TableOptions, *, task: str | None = None) -> Source:
+    """Load a data set from a table in CSV text.
+
+    Args:
+      name: under which it is loaded.
+      path: the file.
+      options: its columns.
+      task: that of the labels; by their values, with a warning that says so, unless given.
+
+    Raises:
+      JaxpflError: for a file that is no such table, naming line and column; unknown columns; missing values; columns
+        that are neither numbers nor categories; labels that are not those of the task; and fewer than two clients.
+    """
+    if options.missing not in MISSING:
+        raise unknown_name("treatment of missing values", options.missing, MISSING)
+    table = _read(path)
+    rows = _body(table)
+    if options.target is None:
+        raise JaxpflError(f"{name}: target = COLUMN is needed, the labels; there are {_listed(rows.names)}")
+    for column in (options.target, options.client):
+        if column is not None and column not in rows.names:
+            raise unknown_name(f"column of {path}", column, rows.names)
+    if options.client == options.target:
+        raise JaxpflError(f"{name}: target and client are one column, {shown(options.target)}")
+    rows = _without_missing(rows, options.missing)
+    y, task, classes = _labels(table, rows, options.target, task)
+    features = [column for column in rows.names if column not in (options.target, options.client)]
+    if not features:
+        raise JaxpflError(f"{path}: no column of features beside {_listed([options.target, options.client])}")
+    x = _inputs(table, rows, features)
+    users = names = None
+    if options.client is not None:
+        users, _, names = number_users(np.array(rows.column(options.client)), None)
+        if len(names) < 2:
+            raise JaxpflError(f"{path}: column {shown(options.client)} names one client alone, {shown(str(names[0]))}")
+    said = f"{len(y)} rows of {path}, {x.shape[1]} features"
+    return Source(name, x, y, None, None, classes, said, users_train=users, user_names=names, task=task)
+
+
+def _read(path: Path) -> Table:
+    text = csv_text.text_of(path)
+    first = next((line for line in text.splitlines() if line.strip()), None)
+    if first is None:
+        raise JaxpflError(f"{path}: the file is empty")
+    known: list[tuple[int, bool, csv_text.Separator]] = []
+    for separator, mark in csv_text.SEPARATORS.items():
+        if mark != " ":
+            known.append((first.count(mark), separator == "comma", separator))
+    separator = max(known)[2]
+    return csv_text.read(path, separator, "point" if separator == "comma" else None)
+
+
+def _body(table: Table) -> _Rows:
+    """The rows below the header, each of its length."""
+    path = table.path
+    (line, names), *rest = table.rows
+    numbers = [name for name in names if table.number(name) is not None]
+    if len(numbers) == len(names):
+        raise JaxpflError(f"{path} line {line}: numbers where the names of the columns should be: put a header there")
+    for place, name in enumerate(names, start=1):
+        if not name:
+            raise JaxpflError(f"{path} line {line}: column {place} has no name")
+        if names.index(name) != place - 1:
+            raise JaxpflError(f"{path} line {line}: two columns are named {shown(name)}")
+    if not rest:
+        raise JaxpflError(f"{path}: a header and no rows")
+    for line, cells in rest:
+        if len(cells) != len(names):
+            raise JaxpflError(f"{path} line {line}: {len(cells)} cells, the header has {len(names)}")
+    return _Rows(path, names, [line for line, _ in rest], [cells for _, cells in rest])
+
+
+def _without_missing(rows: _Rows, missing: str) -> _Rows:
+    """The rows without missing values; refused where they are not to be left out."""
+    kept = []
+    for i, cells in enumerate(rows.cells):
+        if not any(map(csv_text.is_missing, cells)):
+            kept.append(i)
+        elif missing == "refuse":
+            column = next(name for name, cell in zip(rows.names, cells, strict=True) if csv_text.is_missing(cell))
+            raise JaxpflError(
+                f"{rows.path} line {rows.lines[i]}: no value in column {shown(column)}: fill it in, or leave such rows "
+                "out with missing = drop"
+            )
+    if not kept:
+        raise JaxpflError(f"{rows.path}: every row lacks a value")
+    if len(kept) < len(rows.cells):
+        warnings.warn(
+            f"{rows.path}: left out {len(rows.cells) - len(kept)} of {len(rows.cells)} rows, which lack a value",
+            JaxpflWarning,
+            stacklevel=2,
+        )
+    return rows._replace(lines=[rows.lines[i] for i in kept], cells=[rows.cells[i] for i in kept])
+
+
+def _labels(table: Table, rows: _Rows, target: str, task: str | None) -> tuple[np.ndarray, str, int]:
+    """Labels, their task, and the number of classes or 1."""
+    cells = rows.column(target)
+    numbers = _numbers(table, rows, target)
+    distinct = sorted(set(cells)) if numbers is None else np.unique(numbers).tolist()
+    if task is None:
+        whole = numbers is None or bool((numbers == np.round(numbers)).all())
+        task = "classification" if whole and (numbers is None or len(distinct) <= _FEW) else "regression"
+        kind = "text" if numbers is None else "whole numbers" if whole else "real numbers"
+        warnings.warn(
+            f"task = {task}, as column {shown(target)} holds {len(distinct)} different values, {kind}: name the task "
+            "to choose another",
+            JaxpflWarning,
+            stacklevel=2,
+        )
+    if task == "regression":
+        if numbers is None:
+            raise JaxpflError(f"{rows.path}: labels of a regression are numbers, column {shown(target)} holds text")
+        return numbers.astype(np.float32), task, 1
+    if task not in ("classification", "binary"):
+        raise JaxpflError(f"task = {task}: a table has one label in a row, of classification, binary or regression")
+    if len(distinct) < 2 or (task == "binary" and len(distinct) > 2):
+        wanted = "two classes" if task == "binary" else "at least two classes"
+        raise JaxpflError(f"{rows.path}: column {shown(target)} has {len(distinct)} different values, not {wanted}")
+    places: dict[object, int] = {value: place for place, value in enumerate(distinct)}
+    values: Sequence[object] = cells if numbers is None else numbers.tolist()
+    y = np.array([places[value] for value in values], np.int32)
+    return y, task, 1 if task == "binary" else len(distinct)
+
+
+def _inputs(table: Table, rows: _Rows, features: list[str]) -> np.ndarray:
+    """Features [N, d]: columns of numbers as they are, and one of 0 and 1 for each text of the others."""
+    columns: list[np.ndarray] = []
+    for name in features:
+        numbers = _numbers(table, rows, name)
+        if numbers is not None:
+            with np.errstate(over="ignore"):
+                one = numbers.astype(np.float32)
+            if not np.isfinite(one).all():
+                line = rows.lines[int(np.argmin(np.isfinite(one)))]
+                raise JaxpflError(f"{rows.path} line {line}: column {shown(name)} holds a number beyond 32 bits")
+            columns.append(one[:, None])
+            continue
+        texts, places = np.unique(np.array(rows.column(name)), return_inverse=True)
+        if len(texts) > min(_MOST_TEXTS, max(_FREE * len(places), 2)):
+            raise JaxpflError(
+                f"{rows.path}: column {shown(name)} has {len(texts)} different texts in {len(places)} rows, too many "
+                "for categories: take it out of the table"
+            )
+        check_fits(rows.path, 4 * len(texts) * len(places))
+        columns.append((places[:, None] == np.arange(len(texts))).astype(np.float32))
+    return np.concatenate(columns, axis=1)
+
+
+def _numbers(table: Table, rows: _Rows, name: str) -> np.ndarray | None:
+    """The numbers of a column, [N]; None for one of text.
+
+    Raises:
+      JaxpflError: for a column of numbers with some text in it.
+    """
+    found = [table.number(cell) for cell in rows.column(name)]
+    wrong = [i for i, value in enumerate(found) if value is None]
+    if not wrong:
+        return np.array(found, np.float64)
+    if len(wrong) < len(found) / 2:
+        cell = rows.column(name)[wrong[0]]
+        raise JaxpflError(
+            f"{rows.path} line {rows.lines[wrong[0]]}: column {shown(name)} holds {shown(cell)}, and numbers in most "
+            "other rows"
+        )
+    return None
+
+
+def _listed(names: Sequence[str | None]) -> str:
+    return printable(", ".join(name for name in names if name is not None), 300)

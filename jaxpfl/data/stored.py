@@ -1,0 +1,292 @@
+"""Federations in folders of ``.npy`` files, which are memory-mapped when they are opened.
+
+A folder holds ``client_ids.npy`` and, for each split, ``SPLIT-size.npy`` (the clients' numbers of examples),
+``SPLIT-y.npy`` and ``SPLIT-x-I.npy`` (one for each array of an input), the clients' examples one client after the
+other; and ``federation.json``, which says what they are, with the size and CRC-32 of each. The folder appears under its
+name when all of it is written.
+"""
+
+from __future__ import annotations
+
+import math
+import os
+import shutil
+import zlib
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxpfl import files, mapped
+from jaxpfl.data.labels import are_classes, task_for
+from jaxpfl.data.sources.base import Inputs, Source
+from jaxpfl.errors import JaxpflError, shown, writing
+from jaxpfl.host_memory import readable
+from jaxpfl.partial import partial
+from jaxpfl.trees import checksum
+from jaxpfl.types import ClientData, Examples, Federation
+
+MANIFEST = "federation.json"
+FORMAT = 1
+_SPLITS = ("train", "validation", "test")
+_EXAMPLES = 2**15
+"""Number of examples copied at once."""
+
+
+class Stored(NamedTuple):
+    """An opened federation with what its manifest says.
+
+    Attributes:
+      federation: the clients; inputs and labels are memory-mapped.
+      source: name, kind of inputs and classes of the data set that it was made of; its arrays are the federation's.
+      split: the settings of the split (`Split`), by name; empty if they are unknown.
+    """
+
+    federation: Federation
+    source: Source
+    split: dict[str, Any]
+
+
+def save_federation(
+    federation: Federation, folder: str | Path, *, source: Source | None = None, split: Mapping[str, Any] | None = None
+) -> None:
+    """Save a federation in a folder, from which `open_federation` maps it into memory.
+
+    It may itself be memory-mapped: a few examples at a time are copied.
+
+    Args:
+      federation: NumPy or JAX arrays; inputs are arrays, or dictionaries of arrays.
+      folder: the folder to make; an empty one may exist.
+      source: the data set that it was made of, whose name, classes and kind of inputs are kept.
+      split: settings of its split by name, as JSON-able values, to be kept too.
+
+    Raises:
+      JaxpflError: for a folder that holds something, inputs of another kind, and no room on the disk. Nothing is left
+        of what was written.
+
+    Example:
+      >>> import tempfile
+      >>> import jaxpfl
+      >>> federation = jaxpfl.federate(jaxpfl.load("digits"), clients=5, classes_per_client=3)
+      >>> with tempfile.TemporaryDirectory() as folder:
+      ...     jaxpfl.save_federation(federation, f"{folder}/digits")
+      ...     jaxpfl.open_federation(f"{folder}/digits").num_clients
+      5
+    """
+    folder = Path(folder)
+    check_new(folder)
+    splits = {name: getattr(federation, name) for name in _SPLITS}
+    for data in splits.values():
+        data.check()
+    structures = {name: _numbered(data.examples.x, []) for name, data in splits.items()}
+    said = _about(federation, source)
+    with writing(folder):
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        need, free = sum(map(_bytes, splits.values())), shutil.disk_usage(folder.parent).free
+        if need > free:
+            raise JaxpflError(f"the federation needs {readable(need)} in {folder}, {readable(free)} are free there")
+        with partial(folder) as place:
+            place.mkdir()
+            ids = _write(place / "client_ids.npy", np.asarray(federation.client_ids))
+            entries = {name: _write_split(place, name, data, structures[name]) for name, data in splits.items()}
+            manifest = {"format": FORMAT, **said, "split": dict(split or {}), "client_ids": ids, "splits": entries}
+            files.write_json(place / MANIFEST, manifest)
+
+
+def check_new(folder: Path) -> None:
+    """Refuse a folder that holds something, before minutes of work for it.
+
+    Raises:
+      JaxpflError.
+    """
+    if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
+        raise JaxpflError(f"{folder} exists: name a folder that does not, or delete it")
+
+
+def open_federation(folder: str | Path, *, check: bool = False) -> Federation:
+    """Open a folder of `save_federation`, its inputs and labels memory-mapped.
+
+    Such a federation may be larger than memory: train it with ``ExecutionPlan(clients_in="disk")``, or ``"host"`` if
+    the clients' states fit into memory.
+
+    Args:
+      folder: the folder.
+      check: read all files, and compare their checksums with those that were written; sizes and types always are.
+
+    Raises:
+      JaxpflError: if the folder is not there, is not one of a federation, or was changed.
+    """
+    return open_stored(Path(folder), check=check).federation
+
+
+def open_stored(folder: Path, *, check: bool = False) -> Stored:
+    """Open a folder of `save_federation`, with what its manifest says; see `open_federation`.
+
+    Raises:
+      JaxpflError: as `open_federation`.
+    """
+    manifest = read_manifest(folder)
+    try:
+        federation = _opened(folder, manifest, check)
+        name, classes, inputs, note = (manifest[key] for key in ("data", "classes", "inputs", "description"))
+        scales = manifest["scales"]
+        task = manifest.get("task", "classification")  # older ones were of nothing else
+        scales = None if scales is None else [(np.float32(mean), np.float32(scale)) for mean, scale in scales]
+        if not (type(classes) is int and inputs in ("pixels", "features", "tokens")):
+            raise ValueError("its classes or inputs are of no kind")
+        if not isinstance(task, str):
+            raise ValueError("its task is no name")
+    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+        raise JaxpflError(f"{folder / MANIFEST} is damaged: {shown(str(error))}") from error
+    train, test = federation.train.examples, federation.test.examples
+    source = Source(name, train.x, train.y, test.x, test.y, classes, f"{note}, in {folder}", inputs=inputs)
+    source = source._replace(scales=scales, task=task)
+    return Stored(federation, source, dict(manifest["split"]))
+
+
+def read_manifest(folder: Path) -> dict[str, Any]:
+    """The manifest of a folder, whose files are not looked at.
+
+    Raises:
+      JaxpflError: for no folder of a federation, and one of a later version.
+    """
+    if not (folder / MANIFEST).is_file():
+        lacks = f"it has no {MANIFEST}" if folder.is_dir() else "there is no such folder"
+        raise JaxpflError(f"{folder}: no federation: {lacks}")
+    manifest = files.read_json(folder / MANIFEST)
+    split = manifest.get("split") if isinstance(manifest, dict) else None
+    if not (isinstance(split, dict) and isinstance(manifest.get("data"), str)):
+        raise JaxpflError(f"{folder / MANIFEST} is damaged, or not of a federation")
+    if manifest.get("format") != FORMAT:
+        found = shown(manifest.get("format"))
+        raise JaxpflError(f"{folder / MANIFEST} has format {found}, this version reads {FORMAT}")
+    if not isinstance(split.get("clients"), int | None):
+        raise JaxpflError(f"{folder / MANIFEST} is damaged: clients = {shown(split['clients'])}")
+    return manifest
+
+
+def _about(federation: Federation, source: Source | None) -> dict[str, Any]:
+    if source is not None:
+        return {
+            "data": source.name,
+            "description": source.description,
+            "classes": source.num_classes,
+            "inputs": source.inputs,
+            "scales": None if source.scales is None else [[float(a), float(b)] for a, b in source.scales],
+            "task": source.task,
+        }
+    labels = [np.asarray(getattr(federation, name).examples.y) for name in _SPLITS]
+    classes = labels[0].shape[1] if labels[0].ndim > 1 else 1
+    if are_classes(labels[0]):
+        classes += max(int(part.max()) for y in labels for part in mapped.in_parts(y))
+    x = federation.train.examples.x
+    inputs: Inputs = "tokens" if hasattr(x, "dtype") and np.issubdtype(x.dtype, np.integer) else "features"
+    about = {"data": "federation", "description": "a saved federation", "scales": None}
+    return about | {"classes": classes, "inputs": inputs, "task": task_for(labels[0])}
+
+
+def _bytes(data: ClientData) -> int:
+    """Bytes of a split's files."""
+    leaves: list[Any] = [data.examples.y]
+    _numbered(data.examples.x, leaves)
+    examples = int(np.asarray(data.size).sum(dtype=np.int64))
+    return sum(examples * math.prod(leaf.shape[1:]) * leaf.dtype.itemsize for leaf in leaves)
+
+
+def _numbered(x: Any, leaves: list[Any]) -> Any:
+    """The structure of inputs: the number of an array, or a dictionary of such; the arrays are appended to a list."""
+    if isinstance(x, Mapping) and all(isinstance(name, str) for name in x):
+        return {name: _numbered(x[name], leaves) for name in sorted(x)}
+    if not hasattr(x, "shape"):
+        raise JaxpflError(f"inputs must be arrays or dictionaries of arrays to be saved, got {type(x).__name__}")
+    leaves.append(x)
+    return len(leaves) - 1
+
+
+def _rebuilt(structure: Any, leaves: list[Any]) -> Any:
+    if isinstance(structure, dict):
+        return {name: _rebuilt(own, leaves) for name, own in structure.items()}
+    return leaves[structure]
+
+
+def _write_split(folder: Path, name: str, data: ClientData, structure: Any) -> dict[str, Any]:
+    leaves: list[Any] = []
+    _numbered(data.examples.x, leaves)
+    size = np.asarray(data.size)
+    return {
+        "capacity": data.capacity,
+        "chunk": data.chunk,
+        "size": _write(folder / f"{name}-size.npy", size),
+        "y": _write(folder / f"{name}-y.npy", data.examples.y, data),
+        "structure": structure,
+        "x": [_write(folder / f"{name}-x-{i}.npy", leaf, data) for i, leaf in enumerate(leaves)],
+    }
+
+
+def _write(path: Path, values: Any, data: ClientData | None = None) -> dict[str, Any]:
+    """Write an array, or its rows in the order of the clients of a split; returns its line of the manifest."""
+    array = np.asarray(values)
+    rows = len(array) if data is None else int(np.asarray(data.size).sum(dtype=np.int64))
+    shape, check = (rows, *array.shape[1:]), 0
+    with open(path, "wb") as file:
+        head = {"descr": np.lib.format.dtype_to_descr(array.dtype), "fortran_order": False, "shape": shape}
+        np.lib.format.write_array_header_1_0(file, head)
+        for part in (array,) if data is None else (array[places] for places in _places(data)):
+            content = np.ascontiguousarray(part).data
+            check = zlib.crc32(content, check)
+            file.write(content)
+            mapped.give_back(array)
+        file.flush()
+        os.fsync(file.fileno())
+    return {
+        "shape": list(shape),
+        "dtype": array.dtype.str,
+        "bytes": path.stat().st_size,
+        "crc32": check,
+    }
+
+
+def _places(data: ClientData) -> Iterator[np.ndarray]:
+    """Places of the clients' examples in their store, one client's after the other's, some at a time."""
+    start, size = np.asarray(data.start, np.int64), np.asarray(data.size, np.int64)
+    ends = np.cumsum(size)
+    for first in range(0, int(ends[-1]), _EXAMPLES):
+        numbers = np.arange(first, min(first + _EXAMPLES, int(ends[-1])))
+        client = np.searchsorted(ends, numbers, side="right")
+        yield (start - (ends - size))[client] + numbers
+
+
+def _opened(folder: Path, manifest: dict[str, Any], check: bool) -> Federation:
+    def opened(name: str, entry: dict[str, Any], into_memory: bool = False) -> np.ndarray:
+        path = folder / f"{name}.npy"
+        try:
+            found = path.stat().st_size
+            if found != entry["bytes"]:
+                raise JaxpflError(f"{path} is damaged: it has {found} bytes, {shown(entry['bytes'])} were written")
+            in_file = not into_memory and math.prod(entry["shape"]) > 0
+            array = np.load(path, mmap_mode="r" if in_file else None)
+        except (OSError, ValueError) as error:
+            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
+            raise JaxpflError(f"{path} is missing or damaged: {reason}") from error
+        if list(array.shape) != entry["shape"] or array.dtype.str != entry["dtype"]:
+            raise JaxpflError(f"{path} is damaged: it holds {array.shape} of {array.dtype.str}")
+        if (check or into_memory) and checksum(array) != entry["crc32"]:
+            raise JaxpflError(f"{path} is damaged: its checksum is not the one that was written")
+        return array
+
+    def split(name: str, entry: dict[str, Any], clients: int) -> ClientData:
+        size, y = opened(f"{name}-size", entry["size"], into_memory=True), opened(f"{name}-y", entry["y"])
+        x = _rebuilt(entry["structure"], [opened(f"{name}-x-{i}", leaf) for i, leaf in enumerate(entry["x"])])
+        examples = Examples(x, y)
+        lengths = {len(leaf) for leaf in jax.tree.leaves(examples)}
+        if size.shape != (clients,) or lengths != {int(size.sum(dtype=np.int64))}:
+            raise ValueError("its clients' numbers of examples are not those of its files")
+        made, capacity, chunk = ClientData.stacked(examples, size), int(entry["capacity"]), int(entry["chunk"])
+        if not made.capacity <= capacity or not min(capacity, 1) <= chunk <= capacity:
+            raise ValueError(f"no capacity of {capacity} and chunks of {chunk} for its clients")
+        return ClientData(examples, made.start, made.size, capacity, chunk)
+
+    ids = opened("client_ids", manifest["client_ids"], into_memory=True)
+    return Federation(ids, *(split(name, manifest["splits"][name], len(ids)) for name in _SPLITS))

@@ -1,0 +1,229 @@
+"""Data sets read into files, piece by piece: the numbers and the errors of those that are read into memory."""
+
+from __future__ import annotations
+
+import io
+import json
+import zipfile
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+from data_files import real
+
+import jaxpfl
+from jaxpfl import mapped
+from jaxpfl.data import Source, load, pooled, scaled, scaling_of
+from jaxpfl.data.sources import json_members
+from jaxpfl.errors import JaxpflError, UnwritableError
+
+RNG = np.random.default_rng(4)
+
+
+def assert_same(one: Any, other: Any) -> None:
+    for a, b in zip(jax.tree.leaves(one), jax.tree.leaves(other), strict=True):
+        assert np.asarray(a).dtype == np.asarray(b).dtype
+        np.testing.assert_array_equal(a, b)
+
+
+def both(name: str, folder: Path, **how: Any) -> tuple[Source, Source]:
+    """The data set in memory and in files, which are the same."""
+    memory, there = (load(name, str(folder), in_files=in_files, **how) for in_files in (False, True))
+    assert not mapped.is_mapped(memory.x_train)
+    assert mapped.is_mapped(there.x_train)
+    assert_same(tuple(memory), tuple(there))
+    return memory, there
+
+
+def leaf_file(path: Path, users: dict[str, tuple[list, Any]]) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    own = {user: {"x": x, "y": y} for user, (x, y) in users.items()}
+    path.write_text(json.dumps({"users": list(users), "num_samples": [], "user_data": own}, ensure_ascii=False))
+
+
+def users(names: str, d: int = 784) -> dict[str, tuple[list, list]]:
+    sizes = {name: int(RNG.integers(2, 7)) for name in names}
+    return {
+        f"{u}{n}": (RNG.uniform(size=(n, d)).round(3).tolist(), RNG.integers(9, size=n).tolist())
+        for u, n in sizes.items()
+    }
+
+
+@pytest.mark.parametrize("standardize", [False, True])
+def test_leafs_numbers(tmp_path: Path, standardize: bool) -> None:
+    train = users("dacbe")
+    names = list(train)
+    leaf_file(tmp_path / "own/train/a.json", {name: train[name] for name in names[:3]} | {"zz": ([], [])})
+    leaf_file(tmp_path / "own/train/b.json", {name: train[name] for name in names[3:]})
+    leaf_file(tmp_path / "own/test/a.json", {name: (x[:1], y[:1]) for name, (x, y) in train.items()})
+    memory, there = both("leaf:own", tmp_path, standardize=standardize)
+    for how in (
+        {"partition": "natural"},
+        {"partition": "iid", "clients": 3, "validation_share": 0.3, "pool_test": True},
+        {"partition": "clusters", "clusters": 2, "clients": 4},
+    ):
+        one, other = (jaxpfl.federate(source, **how) for source in (memory, there))
+        assert mapped.is_mapped(other.train.examples.x)
+        assert_same(one, other)
+        assert (one.train.capacity, one.train.chunk) == (other.train.capacity, other.train.chunk)
+    for a, b in zip(jaxpfl.set_apart(one, 1), jaxpfl.set_apart(other, 1), strict=True):
+        assert mapped.is_mapped(b.train.examples.x)
+        assert_same(a, b)
+
+
+SONG = 'To be, or not to be, that is the "question": Whether \'tis nobler in the mind\n to suffer The [slings] {and'
+WORDS = [["<BOS>", "the", "cat"], ["sat", "on", "<PAD>"]]
+
+
+def test_leafs_texts(tmp_path: Path) -> None:
+    song = SONG.replace("{", "")  # which is not in LEAF's alphabet
+    texts = [song[i : i + 20] for i in range(9)]
+    leaf_file(tmp_path / "song/train/a.json", {'b\\"{': (texts, list(song[20:29])), "a": (texts[:2], list("ab"))})
+    both("leaf:song", tmp_path)
+    label = {"target_tokens": [["the", "cat", "sat"], ["on", "mat", "<PAD>"]]}
+    leaf_file(tmp_path / "talk/train/a.json", {"b": ([WORDS], [label]), "a": ([WORDS] * 2, [label] * 2)})
+    leaf_file(tmp_path / "talk/test/a.json", {"a": ([WORDS], [label])})
+    both("leaf:talk", tmp_path)
+
+
+@pytest.mark.parametrize("letters", [1, 2, 7, 2**18])
+def test_one_member_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, letters: int) -> None:
+    monkeypatch.setattr(json_members, "_CHARACTERS", letters)
+    wanted = {"a": [1, {"é": '\\"}]'}, "x\\"], "": 2.5e3, "b{": None, "last": {"k": []}, "t": "", "e": {}, "n": -1}
+    (tmp_path / "a.json").write_text("\ufeff \n" + json.dumps(wanted, ensure_ascii=False, indent=1) + " \n")
+    with json_members.open_text(tmp_path / "a.json") as file:
+        text = json_members.Text(file)
+        assert {name: json.loads(text.value()) for name in text.members()} == wanted
+        assert text.next() == ""
+
+
+GOOD = '"user_data": {"a": {"x": [[1.5, 2]], "y": [0]}, "b": {"x": [[1, 2.5]], "y": [1]}}'
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        "",
+        "{",
+        "[1]",
+        "3",
+        "[" * 100_000,
+        "{" + GOOD,
+        "{" + GOOD + "} x",
+        "{" + GOOD + ", }",
+        "{" + GOOD + ", 3: 4}",
+        '{"user_data": 3}',
+        "{" + GOOD.replace('"b"', '"a"') + "}",
+        "{" + GOOD.replace("]]", "]}") + "}",
+        "{" + GOOD + ', "users": ["a", "c"]}',
+        "{" + GOOD.replace("2.5", "NaN") + "}",
+        "{" + GOOD.replace("[1]}", "[1, 2]}") + "}",
+        "{" + GOOD.replace("[1, 2.5]", "[1, 2.5, 3]") + "}",
+        "{" + GOOD.replace("[[1.5, 2]]", "[[1.5, 2, 3]]") + "}",
+        "{" + GOOD.replace("[1]}", "[-1]}") + "}",
+        "{" + GOOD.replace("[1]}", "[1.5]}") + "}",
+        "{" + GOOD.replace("2.5", '"\\ud8"') + "}",
+    ],
+)
+def test_damaged_leaf_files_say_the_same(tmp_path: Path, content: str) -> None:
+    (tmp_path / "own/train").mkdir(parents=True)
+    (tmp_path / "own/train/a.json").write_text(content)
+    said = []
+    for in_files in (False, True):
+        with pytest.raises(JaxpflError) as error:
+            load("leaf:own", str(tmp_path), in_files=in_files)
+        said.append(str(error.value))
+        assert "\n" not in said[-1]
+    assert said[0] == said[1]
+
+
+def archive(path: Path, **arrays: Any) -> None:
+    np.savez_compressed(path, **arrays)
+
+
+@pytest.mark.parametrize("kind", ["pixels", "colours", "features", "tokens", "by columns"])
+def test_npz_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    monkeypatch.setattr("jaxpfl.data.sources.npz._BYTES", 1000)
+    x = {
+        "pixels": RNG.integers(256, size=(40, 6, 5)).astype(np.uint8),
+        "colours": RNG.integers(256, size=(40, 6, 5, 3)).astype(np.uint8),
+        "features": RNG.normal(size=(40, 7)),
+        "tokens": RNG.integers(90, size=(40, 7)),
+        "by columns": np.asfortranarray(RNG.normal(size=(40, 7, 2)).astype(np.float32)),
+    }[kind]
+    y, who = RNG.integers(5, size=40), np.repeat(list("cabd"), 10)
+    archive(tmp_path / "a.npz", x_train=x, y_train=y, users_train=who, x_test=x[:9], y_test=y[:9], users_test=who[:9])
+    memory, there = both("npz:a.npz", tmp_path)
+    assert_same(*(jaxpfl.federate(s, partition="natural", pool_test=True) for s in (memory, there)))
+    if memory.inputs == "features":
+        one, other = (jaxpfl.federate(s, partition="iid", clients=3, standardize=True) for s in (memory, there))
+        assert mapped.is_mapped(other.train.examples.x)
+        assert_same(one, other)
+        assert_same(scaled(one, scaling_of(one)), scaled(other, scaling_of(other)))
+    assert_same(tuple(pooled(memory)), tuple(pooled(there)))
+
+
+def test_damaged_archives_say_the_same(tmp_path: Path) -> None:
+    good = {"x_train": RNG.normal(size=(40, 30)), "y_train": RNG.integers(5, size=40)}
+    archive(tmp_path / "good.npz", **good)
+    content = (tmp_path / "good.npz").read_bytes()
+    header = io.BytesIO()
+    np.lib.format.write_array_header_1_0(header, {"descr": "<f8", "fortran_order": False, "shape": (40, 30)})
+    with zipfile.ZipFile(tmp_path / "short.npz", "w") as made:
+        made.writestr("x_train.npy", header.getvalue() + b"\0" * 100)
+    (tmp_path / "cut.npz").write_bytes(content[: len(content) // 2])
+    middle = len(content) // 2
+    (tmp_path / "flipped.npz").write_bytes(content[:middle] + bytes([content[middle] ^ 4]) + content[middle + 1 :])
+    bad = good["x_train"].copy()
+    bad[7, 3] = np.inf
+    archive(tmp_path / "infinite.npz", **good | {"x_train": bad})
+    archive(tmp_path / "labels.npz", **good | {"y_train": good["y_train"] - 3})
+    archive(tmp_path / "large.npz", x_train=np.full((3, 2), 2**40), y_train=np.zeros(3, int))
+    for name in ("short", "cut", "flipped", "infinite", "labels", "large", "none"):
+        said = []
+        for in_files in (False, True):
+            with pytest.raises(JaxpflError) as error:
+                load(f"npz:{name}.npz", str(tmp_path), in_files=in_files)
+            said.append(str(error.value))
+        assert said[0] == said[1], name
+
+
+def test_sets_that_are_read_at_once_can_be_in_files(tmp_path: Path) -> None:
+    memory, there = both("digits", tmp_path)
+    assert_same(*(jaxpfl.federate(s, clients=5, classes_per_client=3) for s in (memory, there)))
+
+
+@pytest.mark.slow
+def test_writers_of_mnist() -> None:
+    root = real("MNIST by writers", "writers", "mnist_by_writer.npz")
+    memory, there = both("mnist-writers", Path(root))
+    given = {"partition": "natural", "users_per_client": 3, "test_share": 0.12}
+    assert_same(*(jaxpfl.federate(s, **given) for s in (memory, there)))
+
+
+def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    archive(tmp_path / "a.npz", x_train=RNG.normal(size=(400, 300)), y_train=RNG.integers(5, size=400))
+    full = type("Usage", (), {"free": 1000})
+    with monkeypatch.context() as patched, mapped.files_in(tmp_path):
+        patched.setattr("shutil.disk_usage", lambda place: full)
+        with pytest.raises(JaxpflError, match=r"a.npz: .* are needed in .*, 1e\+03 B are free there"):
+            load("npz:a.npz", str(tmp_path), in_files=True)
+
+    def refuse(*given: Any) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("os.posix_fallocate", refuse)
+    with pytest.raises(UnwritableError, match=f"cannot write to {tmp_path}: No space left"), mapped.files_in(tmp_path):
+        load("npz:a.npz", str(tmp_path), in_files=True)
+    assert [path.name for path in tmp_path.iterdir()] == ["a.npz"]
+
+
+def test_changes_of_a_private_mapping_stay(tmp_path: Path) -> None:
+    np.save(tmp_path / "a.npy", np.zeros(2**16, np.float32))
+    private = np.load(tmp_path / "a.npy", mmap_mode="c")
+    private[:] = 1
+    mapped.give_back(private)
+    assert not mapped.is_mapped(private)
+    assert all((part == 1).all() for part in mapped.in_parts(private, 1000))

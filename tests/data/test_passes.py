@@ -1,0 +1,128 @@
+"""Passes over all of a client's examples: the same for every chunk, alone, mapped, and mapped within runs."""
+
+from dataclasses import replace
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.data import passes
+from jaxpfl.data.size_classes import MOST, at_own_length, class_of, size_classes
+from jaxpfl.types import ClientData, Examples
+
+SIZES = (3, 0, 17, 1, 8)
+
+
+def clients(chunk):
+    rng = np.random.default_rng(0)
+    n = sum(SIZES)
+    data = ClientData.stacked(Examples(rng.normal(size=(n, 2)).astype(np.float32), np.arange(n)), SIZES)
+    return jax.tree.map(jnp.asarray, replace(data, chunk=chunk))
+
+
+def own(data, w):
+    """Sum over a client's examples of y cos(x w), and their number; and each one's x w."""
+
+    def sums(x, y, valid):
+        return {"cos": jnp.where(valid, y * jnp.cos(x @ w), 0).sum(), "count": valid.sum()}
+
+    return passes.total(sums, data), passes.each(lambda x, y, valid: x @ w, data)
+
+
+def by_hand(data, w):
+    for row, size in enumerate(SIZES):
+        x, y = data.x[row, :size], data.y[row, :size]
+        yield (y * np.cos(x @ w[row])).sum(), size, x @ w[row]
+
+
+@pytest.mark.parametrize("chunk", [1, 4, 16, 17, 40])
+@pytest.mark.parametrize("mapped", ["alone", "vmap", "jit within vmap", "runs"])
+def test_chunks_do_not_matter(chunk, mapped):
+    data, w = clients(chunk), np.random.default_rng(1).normal(size=(len(SIZES), 2)).astype(np.float32)
+    rows = jnp.arange(len(SIZES))
+
+    def of_row(row, w):
+        return own(data.client(row), w)
+
+    if mapped == "alone":
+        found = [jax.jit(of_row)(row, w[row]) for row in rows]
+        got = jax.tree.map(lambda *parts: jnp.stack(parts), *found)
+    elif mapped == "runs":  # another order of the clients in each run
+        order = np.array([[0, 1, 2, 3, 4], [4, 2, 0, 1, 3]])
+        both = jax.jit(jax.vmap(jax.vmap(of_row)))(order, w[order])
+        got = jax.tree.map(lambda a: a[1][np.argsort(order[1])], both)
+        jax.tree.map(partial(np.testing.assert_allclose, rtol=1e-5, atol=1e-6), jax.tree.map(lambda a: a[0], both), got)
+    else:
+        one = jax.jit(of_row, inline=True) if "jit" in mapped else of_row
+        got = jax.jit(jax.vmap(one))(rows, w)
+    for row, (cos, size, products) in enumerate(by_hand(data, w)):
+        np.testing.assert_allclose(got[0]["cos"][row], cos, rtol=1e-4, atol=1e-5)
+        assert got[0]["count"][row] == size
+        np.testing.assert_allclose(got[1][row, :size], products, rtol=1e-5, atol=1e-6)
+    assert got[1].shape == (len(SIZES), 17)
+
+
+def test_examples_that_are_mapped_too():
+    """Clients with stores of their own, as a method makes of traced arrays."""
+    data, w = clients(4), jnp.ones(2)
+
+    def of_row(row):
+        one = data.client(row)
+        return own(replace(ClientData.padded(2 * one.x, one.y, one.mask), chunk=4), w)[0]["cos"]
+
+    want = [(np.asarray(y) * np.cos(2 * x @ w)).sum() for x, y in zip(data.x, data.y, strict=True)]
+    np.testing.assert_allclose(jax.vmap(of_row)(jnp.arange(len(SIZES))), want, rtol=1e-4, atol=1e-5)
+
+
+def test_the_number_of_chunks_is_that_of_the_clients_together():
+    """Loops end after ceil(17 / 4) of one client, and after the chunks of all, not five times those of the longest."""
+    data, trips = clients(4), []
+
+    def sums(x, y, valid):
+        jax.debug.callback(lambda: trips.append(1))
+        return y.sum()
+
+    jax.block_until_ready(jax.jit(lambda row: passes.total(sums, data.client(row)))(2))
+    jax.effects_barrier()
+    assert len(trips) == 5
+    trips.clear()
+    jax.block_until_ready(jax.jit(jax.vmap(lambda row: passes.total(sums, data.client(row))))(jnp.arange(5)))
+    jax.effects_barrier()
+    assert len(trips) == 2  # 1 + 0 + 5 + 1 + 2 chunks, five at once
+
+
+def test_nobody_has_examples():
+    nothing = jax.tree.map(jnp.asarray, clients(4).emptied())
+    total, rows = own(nothing.client(0), jnp.ones(2))
+    assert (float(total["cos"]), int(total["count"]), rows.shape[1:]) == (0.0, 0, ())
+
+
+def test_classes_hold_every_size_at_little_more_than_its_own():
+    sizes = np.rint(np.random.default_rng(0).lognormal(3, 2, 2000)).astype(int)
+    lengths = size_classes(sizes)
+    assert len(lengths) == MOST
+    assert lengths[-1] == sizes.max()
+    classes = class_of(sizes, lengths)
+    np.testing.assert_array_equal(np.sort(np.concatenate(classes)), np.arange(2000))
+    for length, places in zip(lengths, classes, strict=True):
+        assert sizes[places].max() == length
+        assert length == lengths[0] or sizes[places].min() * 4 > length
+    assert size_classes(np.array([30] * 9 + [1])) == (30,)  # one small client among equals is no class of its own
+    assert size_classes(np.array([0, 0])) == (1,)
+
+
+@pytest.mark.parametrize("lengths", [(40,), (2, 9, 40)])
+def test_at_its_own_length_alone_and_mapped(lengths):
+    size, scale = jnp.array([2, 40, 3, 9, 0]), jnp.arange(5.0)
+
+    def padded(size, scale):
+        return at_own_length(lambda length: scale * (jnp.arange(length) < size).sum(), size, lengths)
+
+    want = size * scale
+    np.testing.assert_array_equal(jax.jit(jax.vmap(padded))(size, scale), want)
+    np.testing.assert_array_equal(
+        jax.vmap(jax.vmap(padded), (None, 0))(size, jnp.stack([scale, 2 * scale]))[1], 2 * want
+    )
+    np.testing.assert_array_equal([padded(*pair) for pair in zip(size, scale, strict=True)], want)

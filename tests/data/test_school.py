@@ -1,0 +1,79 @@
+"""School: the multi-task literature's MATLAB file, read from a small one of that format."""
+
+import numpy as np
+import pytest
+from scipy.io import savemat
+
+from jaxpfl import JaxpflError
+from jaxpfl.data import available, federate, load
+from jaxpfl.experiment.presets import preset
+
+SIZES = (4, 2, 7)
+
+
+def cells(arrays, column=False):
+    found = np.empty(len(arrays), object)
+    found[:] = arrays
+    return found.reshape(-1, 1) if column else found.reshape(1, -1)
+
+
+def write(folder, x=None, y=None, **more):
+    rng = np.random.default_rng(0)
+    x = [rng.integers(0, 2, (n, 3)).astype(np.uint8) for n in SIZES] if x is None else x
+    y = [rng.integers(1, 71, (n, 1)).astype(np.uint8) for n in SIZES] if y is None else y
+    (folder / "school").mkdir(exist_ok=True)
+    savemat(folder / "school" / "school.mat", {"X": cells(x), "Y": cells(y)} | more)
+    return x, y
+
+
+def test_schools_are_users_and_scores_real_labels(tmp_path):
+    x, y = write(tmp_path)
+    source = load("school", str(tmp_path))
+    np.testing.assert_array_equal(source.x_train, np.concatenate(x))
+    np.testing.assert_array_equal(source.y_train, np.concatenate(y)[:, 0])
+    assert source.x_train.dtype == source.y_train.dtype == np.float32
+    assert (source.task, source.num_classes) == ("regression", 1)
+    assert np.bincount(source.users_train).tolist() == list(SIZES)
+    assert source.description == "13 pupils of 3 schools, 3 features"
+    assert {entry.name: entry.present for entry in available(str(tmp_path))}["school"]
+    assert preset("school", None)["partition"] == "natural"
+    federation = federate(source, partition="natural", test_share=0.5)
+    assert federation.num_clients == 3
+    assert sorted(np.asarray(federation.train.size) + np.asarray(federation.test.size)) == sorted(SIZES)
+
+
+def test_cells_in_a_column_are_the_same(tmp_path):
+    x, y = write(tmp_path)
+    row = load("school", str(tmp_path))
+    write(tmp_path, x, y, X=cells(x, column=True))
+    np.testing.assert_array_equal(load("school", str(tmp_path)).x_train, row.x_train)
+
+
+@pytest.mark.parametrize(
+    ("content", "message"),
+    [
+        ({"y": [np.ones((n, 1)) for n in SIZES[:2]]}, "X has 3 schools, Y has 2"),
+        ({"y": [np.ones((n + 1, 1)) for n in SIZES]}, "school 0 has X of shape .4, 3. and Y of shape .5, 1."),
+        ({"x": [np.ones((n, n)) for n in SIZES]}, "school 1 has X of shape"),
+        ({"x": [np.full((n, 3), np.nan) for n in SIZES]}, "X: example 0 holds a NaN"),
+        ({"x": ["abc", "d", "e"]}, "X of school 0 must be numbers"),
+        ({"X": np.ones((3, 3))}, "X must be a cell array"),
+    ],
+)
+def test_files_of_another_format_are_refused(tmp_path, content, message):
+    write(tmp_path, **content)
+    with pytest.raises(JaxpflError, match=message) as refused:
+        load("school", str(tmp_path))
+    assert "\n" not in str(refused.value)
+
+
+def test_missing_and_damaged_files_are_one_line(tmp_path):
+    with pytest.raises(JaxpflError, match=r"school.mat is missing: put it there"):
+        load("school", str(tmp_path))
+    (tmp_path / "school").mkdir()
+    path = tmp_path / "school" / "school.mat"
+    for content in (b"", b"not a MATLAB file", b"MATLAB 5.0 MAT-file" + bytes(200)):
+        path.write_bytes(content)
+        with pytest.raises(JaxpflError, match=r"school\.mat: ") as refused:
+            load("school", str(tmp_path))
+        assert "\n" not in str(refused.value)
