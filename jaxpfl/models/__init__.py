@@ -8,20 +8,26 @@
 (5, 10)
 """
 
+from jaxpfl.models.adapters import lora
 from jaxpfl.models.base import (
     CLASSIFICATION_METRICS,
+    TASKS,
     Model,
-    PerExample,
     Task,
     as_model,
     classification,
     correct,
     cross_entropy,
+    from_equinox,
     from_linen,
+    from_nnx,
 )
 from jaxpfl.models.cnn import CNN, cnn, cnn_cifar100, cnn_gn
 from jaxpfl.models.gru import GRU, gru
+from jaxpfl.models.half import in_bfloat16
 from jaxpfl.models.linear import Linear, linear
+from jaxpfl.models.losses import LOSSES, PerExample
+from jaxpfl.models.metrics import Metric, PerClient, auc, calibration_error, macro_f1, per_client
 from jaxpfl.models.mlp import MLP, mlp, mlp_ln
 from jaxpfl.models.normalisation import GroupNorm, LayerNorm
 from jaxpfl.models.registry import available, build_model
@@ -31,28 +37,40 @@ __all__ = [
     "CLASSIFICATION_METRICS",
     "CNN",
     "GRU",
+    "LOSSES",
     "MLP",
+    "TASKS",
     "GroupNorm",
     "LayerNorm",
     "Linear",
+    "Metric",
     "Model",
+    "PerClient",
     "PerExample",
     "ResNet",
     "Task",
     "as_model",
+    "auc",
     "available",
     "build_model",
+    "calibration_error",
     "classification",
     "cnn",
     "cnn_cifar100",
     "cnn_gn",
     "correct",
     "cross_entropy",
+    "from_equinox",
     "from_linen",
+    "from_nnx",
     "gru",
+    "in_bfloat16",
     "linear",
+    "lora",
+    "macro_f1",
     "mlp",
     "mlp_ln",
+    "per_client",
     "resnet",
     "resnet18",
 ]

@@ -7,6 +7,7 @@ passed through ``jax.jit`` as arguments.
 from __future__ import annotations
 
 import inspect
+import sys
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple, Protocol, cast
 
@@ -16,11 +17,11 @@ import optax
 from flax import linen as nn
 
 from jaxpfl.errors import JaxpflError
+from jaxpfl.models import equinox_modules, nnx_modules
+from jaxpfl.models.losses import LOGISTIC, Mixture, PerExample, resolve
+from jaxpfl.models.metrics import Metric, absolute_error, auc, calibration_error, macro_f1, r2, right, rmse
 from jaxpfl.trees import PathPredicate
 from jaxpfl.types import Array, Key, PyTree
-
-PerExample = Callable[[Array, Array], Array]
-"""Maps logits [N, K] and labels [N] to one value per example, [N]."""
 
 
 class InitFn(Protocol):
@@ -76,10 +77,54 @@ def from_linen(module: nn.Module, head: PathPredicate | None = None, norm: PathP
     return Model(init, apply, head, norm)
 
 
-def as_model(model: Model | nn.Module) -> Model:
-    """A model whose ``apply`` takes ``key`` and ``train``, from a linen module or a pair that may lack them."""
-    if isinstance(model, nn.Module):
-        return from_linen(model)
+def from_nnx(module: Any, head: PathPredicate | None = None, norm: PathPredicate | None = None) -> Model:
+    """Wrap a ``flax.nnx.Module``, or a function that makes one of ``nnx.Rngs``.
+
+    A function's parameters are drawn anew for each seed. An instance has parameters already: every run starts from
+    them, whatever its seed. Parameters are the ``nnx.Param`` variables, as nested dictionaries by attribute; if
+    ``__call__`` takes `train`, it is passed, and the attributes that ``module.train()`` sets are set. The apply key is
+    the source of all random streams.
+
+    Example::
+
+        jaxpfl.fit("fedavg", federation, model=jaxpfl.from_nnx(lambda rngs: LeNet(10, rngs=rngs)))
+
+    Raises:
+      JaxpflError: for other variables, such as the running statistics of BatchNorm, and what makes no module.
+    """
+    return Model(*nnx_modules.functions(module), head, norm)
+
+
+def from_equinox(module: Any, head: PathPredicate | None = None, norm: PathPredicate | None = None) -> Model:
+    """Wrap an ``equinox.Module`` of one example, or a function that makes one of a key.
+
+    Parameters are its arrays of floats, as nested dictionaries by attribute; as with `from_nnx`, a function's are drawn
+    anew for each seed, and those of an instance are where every run starts. The module sees one example in the layout
+    of the data, images as [H, W, C], and a `key` if it takes one.
+
+    Raises:
+      JaxpflError: for a module with state (BatchNorm), what makes no module, and without equinox.
+    """
+    return Model(*equinox_modules.functions(module), head, norm)
+
+
+def module_adapter(value: Any) -> Callable[[Any], Model] | None:
+    """Function that makes a `Model` of an instance of a library's module; None for any other value."""
+    if isinstance(value, nn.Module):
+        return from_linen
+    # A library that was not imported has no instances, and is not imported here.
+    for library, adapter in (("flax.nnx", from_nnx), ("equinox", from_equinox)):
+        module = getattr(sys.modules.get(library), "Module", None)
+        if module is not None and isinstance(value, module):
+            return adapter
+    return None
+
+
+def as_model(model: Any) -> Model:
+    """A model whose ``apply`` takes ``key`` and ``train``, from a module or a pair that may lack them."""
+    adapter = module_adapter(model)
+    if adapter is not None:
+        return adapter(model)
     parameters = inspect.signature(model.apply).parameters
     takes = {name for name in ("key", "train") if name in parameters}
     if len(takes) == 2 or any(p.kind is p.VAR_KEYWORD for p in parameters.values()):
@@ -121,6 +166,7 @@ def correct(logits: Array, y: Array) -> Array:
 
 
 CLASSIFICATION_METRICS: Mapping[str, PerExample] = {"accuracy": correct, "loss": cross_entropy}
+CLASSIFICATION = "classification"
 
 
 class Task(NamedTuple):
@@ -129,28 +175,48 @@ class Task(NamedTuple):
     Attributes:
       model: the `Model`.
       input_shape: the shape of one example's input.
-      num_classes: K.
-      loss: logits [N, K], labels [N] -> [N].
-      metrics: name -> logits [N, K], labels [N] -> [N].
+      num_classes: K, or the number of values that the model returns for an example.
+      loss: predictions [N, K] (logits, or values), labels [N] (or [N, d]) -> [N].
+      metrics: name -> the same kind of function, or `per_client` of one of all of a client's examples.
       input_dtype: the inputs' dtype, if not the default float (for tokens, say).
+      kind: a name in `TASKS`, or one of your own. Labels of `CLASSIFICATION` are classes.
+      headline: the metric that reports, comparisons with local training and selections use.
+      lower: True where less of it is better.
+      divergence: distance of predictions, for distillation: teacher, student [N, K] -> [N]. None for the divergence of
+        class probabilities in a classification; in other tasks methods that distil then refuse.
+      mixture: the prediction of a mixture of models, for FedEM; as ``divergence``.
     """
 
     model: Model
     input_shape: tuple[int, ...]
     num_classes: int
     loss: PerExample = cross_entropy
-    metrics: Mapping[str, PerExample] = CLASSIFICATION_METRICS
+    metrics: Mapping[str, Metric] = CLASSIFICATION_METRICS
     input_dtype: Any = None
+    kind: str = CLASSIFICATION
+    headline: str = "accuracy"
+    lower: bool = False
+    divergence: PerExample | None = None
+    mixture: Mixture | None = None
 
     def init(self, key: Key) -> PyTree:
         """Parameters for one client."""
         return self.model.init(key, jnp.zeros((1, *self.input_shape), self.input_dtype))
 
+    @property
+    def has_classes(self) -> bool:
+        """True for a classification, whose predictions are logits of classes."""
+        return self.kind == CLASSIFICATION
 
-def classification(
-    model: Model | nn.Module, input_shape: tuple[int, ...], num_classes: int, input_dtype: Any = None
-) -> Task:
+
+def classification(model: Any, input_shape: tuple[int, ...], num_classes: int, input_dtype: Any = None) -> Task:
     """Softmax classification: cross-entropy loss; metrics "accuracy" and "loss".
+
+    Args:
+      model: a `Model`, or a module of flax.linen, flax.nnx or equinox.
+      input_shape: of one example.
+      num_classes: K.
+      input_dtype: of the inputs, if not the default float.
 
     Raises:
       JaxpflError: if the model reads tokens and inputs are not integers.
@@ -160,3 +226,53 @@ def classification(
     if task.model.vocabulary is not None and not tokens:
         raise JaxpflError("the model reads tokens, so inputs must be integers; those of this data set are not")
     return task
+
+
+def as_regression(task: Task, loss: str | PerExample = "squared") -> Task:
+    """The task of predicting real labels with the same model; metrics "rmse" (the headline), "mae", "r2" and "loss".
+
+    Args:
+      task: of a model that returns one value for each of an example's labels.
+      loss: a name in `jaxpfl.models.losses`, or a function of predictions and labels, one value per example.
+
+    Raises:
+      JaxpflError: for an unknown loss.
+    """
+    found = resolve(loss)
+    metrics = {"rmse": rmse(found.mean), "mae": absolute_error(found.mean), "r2": r2(found.mean)}
+    return task._replace(
+        loss=found.function,
+        metrics=metrics | {"loss": found.function},
+        kind="regression",
+        headline="rmse",
+        lower=True,
+        divergence=found.divergence,
+        mixture=found.mixture,
+    )
+
+
+def as_binary(task: Task) -> Task:
+    """The task of labels 0 and 1 by one logit; metrics "accuracy" (the headline), "auc", "calibration_error" and
+    "loss"."""
+    metrics = {"accuracy": right, "auc": auc, "calibration_error": calibration_error, "loss": LOGISTIC.function}
+    return _logistic(task)._replace(metrics=metrics, kind="binary", headline="accuracy")
+
+
+def as_multilabel(task: Task) -> Task:
+    """The task of several labels 0 and 1, a logit each; metrics "macro_f1" (the headline), "accuracy" and "loss"."""
+    metrics = {"macro_f1": macro_f1, "accuracy": right, "loss": LOGISTIC.function}
+    return _logistic(task)._replace(metrics=metrics, kind="multilabel", headline="macro_f1")
+
+
+def _logistic(task: Task) -> Task:
+    loss = LOGISTIC
+    return task._replace(loss=loss.function, lower=False, divergence=loss.divergence, mixture=loss.mixture)
+
+
+TASKS: Mapping[str, Callable[[Task], Task]] = {
+    CLASSIFICATION: lambda task: task,
+    "regression": as_regression,
+    "binary": as_binary,
+    "multilabel": as_multilabel,
+}
+"""Registered tasks: name -> the task of a classification's model."""

@@ -129,10 +129,20 @@ def conv_pool(x: Array, kernel: Array, bias: Array) -> Array:
     in products of a better shape, and pooling reads four contiguous blocks. Measured on a CPU: a fifth to a
     third faster than pooling the plain convolution at 1 to 6 channels, no slower at 64.
     """
+    return _max_bias_relu(_windows(x, kernel), bias)
+
+
+def conv_max(x: Array, kernel: Array) -> Array:
+    """``max_pool(conv(x, kernel))`` in the way of `conv_pool`: [C, H, W, N], [k, k, C, O] -> [O, h, w, N]."""
+    return _max_of_four(_windows(x, kernel))
+
+
+def _windows(x: Array, kernel: Array) -> Array:
+    """The convolution's values at the four places of each pooling window, [4, O, h, w, N]."""
     k, features = kernel.shape[0], kernel.shape[-1]
     h, w, n = (x.shape[1] - k + 1) // 2, (x.shape[2] - k + 1) // 2, x.shape[-1]
     z = project(_window_kernel(kernel), _window_patches(x, k))
-    return _max_bias_relu(z.reshape(4, features, h, w, n), bias)
+    return z.reshape(4, features, h, w, n)
 
 
 @jax.custom_vjp

@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.models.base import Model
-from jaxpfl.models.cnn import cnn, cnn_cifar100, cnn_gn, smallest_for_cnn
+from jaxpfl.models.cnn import cnn, cnn_cifar100, cnn_fedavg, cnn_gn, smallest_for_cnn
 from jaxpfl.models.gru import check_token_shape, gru
 from jaxpfl.models.images import check_image_shape
 from jaxpfl.models.linear import linear
@@ -48,6 +48,7 @@ _BUILDERS: dict[str, _Entry] = {
     "mlp-ln": _Entry(mlp_ln, example="mlp-ln:128,64"),
     "mlp-persfl": _Entry(lambda num_classes: mlp(num_classes, hidden=(100,))),
     "cnn": _Entry(cnn, _CNN),
+    "cnn-fedavg": _Entry(cnn_fedavg, _CNN),
     "cnn-gn": _Entry(cnn_gn, _CNN),
     "cnn-cifar100": _Entry(cnn_cifar100, _CNN),
     "resnet": _Entry(_resnet, _images("ResNet", smallest_for_resnet(CIFAR_WIDTHS)), "resnet:20"),

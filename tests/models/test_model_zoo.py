@@ -20,6 +20,7 @@ PARAMETERS = [
     ("cnn", (32, 32, 3), 10, 62_006),
     ("cnn-cifar100", (32, 32, 3), 100, 4_864 + 102_464 + 1600 * 384 + 384 + 384 * 192 + 192 + 19_300),
     ("mlp-ln", (8, 8), 10, 64 * 64 + 64 + 2 * 64 + 650),
+    ("cnn-fedavg", (28, 28, 1), 10, 582_026),
     ("cnn-gn", (28, 28, 1), 10, 44_426 - 22 + 2 * 22),
     ("resnet", (32, 32, 3), 10, 78_042),
     ("resnet:20", (32, 32, 3), 10, 272_474),
@@ -27,7 +28,14 @@ PARAMETERS = [
     ("gru", (80,), 80, 80 * 8 + 3 * (8 + 128) * 128 + 4 * 128 + 129 * 80),
 ]
 # What is run here, not only counted, is run on small images.
-SMALL = {"cnn-gn": (16, 16, 1), "cnn-cifar100": (16, 16, 3), "resnet": (8, 8, 3), "resnet18": (8, 8, 1), "gru": (5,)}
+SMALL = {
+    "cnn-fedavg": (16, 16, 1),
+    "cnn-gn": (16, 16, 1),
+    "cnn-cifar100": (16, 16, 3),
+    "resnet": (8, 8, 3),
+    "resnet18": (8, 8, 1),
+    "gru": (5,),
+}
 NORMALISED = {"mlp-ln", "cnn-gn", "resnet", "resnet18"}
 EXAMPLES = {name: (SMALL.get(name, shape), classes) for name, shape, classes, _ in PARAMETERS if name != "resnet:20"}
 

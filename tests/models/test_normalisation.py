@@ -42,6 +42,7 @@ def value_and_gradients(module, variables, x, cotangent):
     return y, pull(cotangent)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "rtol"), [("float64", 1e-9), ("float32", 1e-5)])
 @pytest.mark.parametrize("groups", [1, 2, 6])
 @pytest.mark.parametrize("places", [(), (4, 5)])

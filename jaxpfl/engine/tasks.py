@@ -1,0 +1,120 @@
+"""Tasks of a run: the named or given task on the model, and checks of the labels against it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import numpy as np
+
+from jaxpfl import mapped
+from jaxpfl.data.labels import are_classes
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.models import TASKS, Metric, PerClient, Task
+from jaxpfl.models.base import CLASSIFICATION, as_regression, smoothed_cross_entropy
+from jaxpfl.types import Federation
+
+_ZERO_OR_ONE = ("binary", "multilabel")
+
+
+def kind_of(spec: RunSpec, federation: Federation) -> str:
+    """Name of the task of a run; a classification unless the run says otherwise.
+
+    Raises:
+      JaxpflError: for an unknown name, and labels that are no classes without one.
+    """
+    task = spec.training.task
+    if isinstance(task, Task):
+        return task.kind
+    if task is not None and task not in TASKS:
+        raise unknown_name("task", task, TASKS)
+    y = federation.train.examples.y
+    if task in (None, CLASSIFICATION) and not are_classes(y):
+        found = "several for each example" if y.ndim > 1 else f"{y.dtype}"
+        fitting = "regression" if np.issubdtype(y.dtype, np.floating) else "multilabel or regression"
+        raise JaxpflError(
+            f"labels are {found}, and those of a classification integers [n]: name the task, such as {fitting}"
+        )
+    return task or CLASSIFICATION
+
+
+def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federation | None) -> int:
+    """Number of values that the model returns for an example: classes, or labels of one example.
+
+    Raises:
+      JaxpflError: for labels beyond the classes, or that are not those of the task.
+    """
+    labels = list(_labels(federation, unseen))
+    of_first = federation.train.examples.y.shape[1:]
+    for y in labels:
+        if (found := y.shape[1:]) != of_first:
+            raise JaxpflError(f"every split's and unseen clients' labels must be of shape {of_first}, got {found}")
+    if kind == CLASSIFICATION:
+        largest = max(int(y.max(initial=0)) for y in labels)
+        classes = largest + 1 if spec.num_classes is None else spec.num_classes
+        if classes <= largest:
+            raise JaxpflError(f"num_classes is {classes} but labels go up to {largest}")
+        return classes
+    if kind == "binary" and of_first:
+        raise JaxpflError(f"labels of the task binary are [n], got {of_first[0]} for each example: use multilabel")
+    if kind == "multilabel" and not of_first:
+        raise JaxpflError("labels of the task multilabel are [n, labels], got [n]: use binary")
+    if kind in _ZERO_OR_ONE:
+        _check(labels, lambda y: (y == 0) | (y == 1), f"labels of the task {kind} must be 0 or 1")
+    if kind == "regression" and str(spec.training.loss).startswith("poisson"):
+        _check(labels, lambda y: y >= 0, "labels of the loss poisson must be >= 0")
+    return of_first[0] if of_first else 1
+
+
+def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
+    """The task of a run on the model of a classification, with its loss and the user's metrics.
+
+    Raises:
+      JaxpflError: for a loss that is not the task's, label smoothing where there are no classes, and a metric of a
+        taken name or that is no function.
+    """
+    loss, smoothing = spec.training.loss, spec.training.label_smoothing
+    if isinstance(loss, str) and kind != "regression":
+        raise JaxpflError(f"loss = {loss} is of the task regression, this run's is {kind}")
+    if smoothing and kind != CLASSIFICATION:
+        raise JaxpflError(f"label_smoothing = {smoothing:g} is of classes, and the task is {kind}")
+    if smoothing and loss is not None:
+        raise JaxpflError("label_smoothing is of the cross-entropy: leave it out with a loss of your own")
+    if kind == "regression":
+        task = as_regression(task, "squared" if loss is None else loss)
+    elif kind in TASKS and not isinstance(spec.training.task, Task):
+        task = TASKS[kind](task)
+    if callable(loss) and kind != "regression":
+        task = task._replace(loss=loss, metrics={**task.metrics, "loss": loss}, mixture=None)
+    if smoothing:
+        task = task._replace(loss=smoothed_cross_entropy(smoothing))
+    return _with_metrics(task, spec.metrics)
+
+
+def _with_metrics(task: Task, metrics: Any) -> Task:
+    for name, metric in metrics.items():
+        if name in task.metrics or name == "diverged":
+            raise JaxpflError(f"the metric {name!r} is the task's own: give yours another name")
+        if not isinstance(metric, PerClient) and not callable(metric):
+            raise JaxpflError(f"the metric {name!r} must be a function of predictions and labels, got {metric!r}")
+    if task.headline not in task.metrics:
+        raise JaxpflError(
+            f"Task.headline is {task.headline!r}, which is not among its metrics: {', '.join(task.metrics) or 'none'}"
+        )
+    added: dict[str, Metric] = dict(metrics)
+    return task._replace(metrics={**task.metrics, **added}) if added else task
+
+
+def _labels(*federations: Federation | None) -> Iterator[np.ndarray]:
+    for part in federations:
+        for split in () if part is None else (part.train, part.validation, part.test):
+            yield split.flat().y
+
+
+def _check(labels: list[np.ndarray], fits: Any, words: str) -> None:
+    for y in labels:
+        for part in mapped.in_parts(y):
+            good = fits(part)
+            if not good.all():
+                raise JaxpflError(f"{words}, got {part[~good].reshape(-1)[0]:g}")

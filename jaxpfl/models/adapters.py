@@ -1,0 +1,120 @@
+r"""Low-rank adapters of a model whose own parameters are frozen (LoRA).
+
+A frozen kernel W, as a matrix [p, q], is used as
+
+.. math:: W + \frac{\alpha}{r} A B, \qquad A \in R^{p \times r}, \; B \in R^{r \times q},
+
+of which A and B are trained; B is zero at first, so that training starts from the given model. The adapted model is a
+`Model` of A and B alone: they are what a federated method sends, averages, keeps with a client or pulls to a mean.
+
+Reference: Hu et al. 2022, "LoRA: Low-Rank Adaptation of Large Language Models", https://arxiv.org/abs/2106.09685.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from fnmatch import fnmatchcase
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models.base import Model, as_model
+from jaxpfl.models.given import by_path
+from jaxpfl.models.parameters import nested
+from jaxpfl.trees import PathPredicate
+from jaxpfl.types import Array, Key, PyTree
+
+
+def lora(
+    model: Any,
+    base: PyTree,
+    *,
+    rank: int = 4,
+    alpha: float | None = None,
+    at: str = "*",
+    trained: str = "",
+    personal: str = "",
+) -> Model:
+    """Model of the adapters of another one.
+
+    Its parameters are ``adapters/PATH/a`` and ``adapters/PATH/b`` for each adapted kernel, and ``trained/PATH`` for
+    each parameter that is trained in full from its given value, such as a classifier. Patterns are shell patterns of
+    whole paths, joined by commas; ``*`` also matches slashes.
+
+    >>> from jaxpfl.models import build_model
+    >>> mlp = build_model("mlp:8", num_classes=3, input_shape=(5,))
+    >>> base = mlp.init(jax.random.key(0), jnp.zeros((1, 5)))
+    >>> adapted = lora(mlp, base, rank=2, at="dense0/*", trained="head/*", personal="trained/*")
+    >>> sorted(by_path(adapted.init(jax.random.key(1), jnp.zeros((1, 5)))))
+    ['adapters/dense0/kernel/a', 'adapters/dense0/kernel/b', 'trained/head/bias', 'trained/head/kernel']
+
+    Args:
+      model: a `Model`, or a module of flax.linen, flax.nnx or equinox.
+      base: its parameters, frozen.
+      rank: r, at least 1.
+      alpha: scale of the adapters; r by default, for a factor of 1.
+      at: the adapted parameters; of those that fit, the ones with two axes or more. More than two are parted into rows
+        and columns where A and B are smallest.
+      trained: parameters trained in full; they are not adapted.
+      personal: parameters of the adapted model that are its head (`Model.head`), for methods with a personal part; none
+        by default.
+
+    Raises:
+      JaxpflError: for a rank below 1, and patterns that fit nothing.
+    """
+    model, frozen = as_model(model), {path: jnp.asarray(leaf) for path, leaf in by_path(base).items()}
+    if rank < 1:
+        raise JaxpflError(f"lora: the rank must be >= 1, got {rank}")
+    whole = _fitting("trained", trained, frozen)
+    matrices = {path: leaf for path, leaf in frozen.items() if leaf.ndim > 1 and path not in whole}
+    kernels = {path: _sides(matrices[path].shape) for path in _fitting("at", at, matrices)}
+    scale = (rank if alpha is None else alpha) / rank
+    structure = jax.tree.structure(base)
+
+    def init(key: Key, x: Array) -> PyTree:
+        values: dict[Iterable[Any], Array] = {("trained", *path.split("/")): frozen[path] for path in whole}
+        for i, (path, (rows, columns)) in enumerate(kernels.items()):
+            own, kind = ("adapters", *path.split("/")), frozen[path].dtype
+            values[*own, "a"] = jax.random.normal(jax.random.fold_in(key, i), (rows, rank), kind) / math.sqrt(rows)
+            values[*own, "b"] = jnp.zeros((rank, columns), kind)
+        return nested(values)
+
+    def apply(params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
+        given = by_path(params)
+
+        def used(path: str, leaf: Array) -> Array:
+            if path in whole:
+                return given[f"trained/{path}"]
+            if path not in kernels:
+                return leaf
+            product = given[f"adapters/{path}/a"] @ given[f"adapters/{path}/b"]
+            return leaf + scale * product.reshape(leaf.shape)
+
+        leaves = [used(path, leaf) for path, leaf in frozen.items()]
+        return model.apply(jax.tree.unflatten(structure, leaves), x, key=key, train=train)
+
+    own = list(by_path(jax.eval_shape(init, jax.random.key(0), None)))
+    head = _predicate(_fitting("personal", personal, own)) if personal else None
+    return Model(init, apply, head, vocabulary=model.vocabulary)
+
+
+def _fitting(option: str, text: str, paths: Any) -> list[str]:
+    """Paths that fit one of the patterns, each of which must fit some."""
+    patterns = [pattern.strip() for pattern in text.split(",") if pattern.strip()]
+    for pattern in patterns:
+        if not any(fnmatchcase(path, pattern) for path in paths):
+            raise JaxpflError(f"lora: no parameter fits {option}={pattern!r} (there are {', '.join(paths) or 'none'})")
+    return [path for path in paths if any(fnmatchcase(path, pattern) for pattern in patterns)]
+
+
+def _predicate(paths: list[str]) -> PathPredicate:
+    return lambda path: "/".join(path) in paths
+
+
+def _sides(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Rows and columns of a kernel as a matrix."""
+    ways = [(math.prod(shape[:axis]), math.prod(shape[axis:])) for axis in range(1, len(shape))]
+    return min(ways, key=sum)

@@ -1,0 +1,155 @@
+"""Features of a model: the input of its head, found in the traced program of ``Model.apply``.
+
+The program is cut where the parameters of the head (`Model.head`) first meet the data. So any model has features whose
+head is named, whichever library made it, and in any precision or form in which it is computed.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax.extend import core
+from jax.extend.core import primitives as p
+from jax.interpreters.partial_eval import dce_jaxpr
+
+from jaxpfl import trees
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import rewriting
+from jaxpfl.models.base import Task
+from jaxpfl.types import Array, Key, PyTree
+
+_BODY, _HEAD, _DATA = frozenset[str](), frozenset(["head"]), frozenset(["data"])
+"""Kinds of variables: computed of the body's parameters alone; of the head's, or of the data, too."""
+
+
+class Halves(NamedTuple):
+    """A model in two functions, ``apply(params, x) = head(params, features(params, x))``.
+
+    Attributes:
+      features: ``(params, x, key=None, train=False) -> [N, width]``; of all parameters it reads the body's.
+      head: ``(params, features [N, width]) -> predictions [N, K]``; it reads the head's.
+      width: number of features of an example, F.
+    """
+
+    features: Callable[..., Array]
+    head: Callable[[PyTree, Array], Array]
+    width: int
+
+
+class _Cut(NamedTuple):
+    """A model's program, one operation after the other, and the variable of its features."""
+
+    jaxpr: Any
+    consts: Sequence[Any]
+    at: Any
+
+
+def halves(method: str, task: Task) -> Halves:
+    """Both parts of the task's model.
+
+    Args:
+      method: its name in an error.
+      task: its model names its head.
+
+    Raises:
+      JaxpflError: for a model without a head or without a body, or whose head reads anything but one array of the body,
+        with a row for each example.
+    """
+    params = jax.eval_shape(task.init, jax.random.key(0))
+    # Of the axes of the features, that of the examples is as long as the batch, whatever its length.
+    few, more = (_cut(method, task, params, _inputs(task, n), None, False).at.aval.shape for n in (2, 3))
+    axes = [axis for axis, (a, b) in enumerate(zip(few, more, strict=True)) if (a, b) == (2, 3)]
+    if len(axes) != 1:
+        raise JaxpflError(f"{method} needs a model whose head reads a row for each example: this one's reads {few}")
+    (axis,) = axes
+    shape = few[:axis] + few[axis + 1 :]
+
+    def features(params: PyTree, x: PyTree, key: Key | None = None, train: bool = False) -> Array:
+        cut = _cut(method, task, params, x, key, train)
+        found = _between(cut, cut.jaxpr.invars, cut.at, jax.tree.leaves((params, x, key)))
+        rows = jnp.moveaxis(found, axis, 0).reshape(found.shape[axis], -1)
+        return rows.astype(jnp.result_type(rows, *jax.tree.leaves(params)))  # of a model in half precision
+
+    def head(params: PyTree, rows: Array) -> Array:
+        cut = _cut(method, task, params, _inputs(task, len(rows)), None, False)
+        own = jax.tree.leaves(params)
+        read = jnp.moveaxis(rows.reshape(-1, *shape), 0, axis).astype(cut.at.aval.dtype)
+        return _between(cut, [*cut.jaxpr.invars[: len(own)], cut.at], cut.jaxpr.outvars[0], [*own, read])
+
+    return Halves(features, head, math.prod(shape))
+
+
+def _inputs(task: Task, n: int) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct((n, *task.input_shape), task.input_dtype or jnp.result_type(float))
+
+
+def _cut(method: str, task: Task, params: PyTree, x: PyTree, key: Any, train: bool) -> _Cut:
+    """The program of a batch, and where its head begins."""
+    is_head = task.model.head
+    if is_head is None:
+        raise JaxpflError(f"{method} needs a model that names its head (Model.head): this one names none")
+    numbered = jax.tree.unflatten(jax.tree.structure(params), range(len(jax.tree.leaves(params))))
+    own, rest = map(jax.tree.leaves, trees.split_by_path(numbered, is_head))
+    if not rest:
+        raise JaxpflError(f"{method} needs a model with a body: this one's head is the whole model")
+    flat = _traced(task, params, x, key, train)
+    inputs = flat.jaxpr.invars
+    kinds = dict.fromkeys(inputs, _DATA) | {inputs[i]: _BODY for i in rest} | {inputs[i]: _HEAD for i in own}
+    read = _read_with_data(flat.jaxpr, kinds)
+    if len(read) != 1 or read[0] in inputs:
+        what = "nothing of it" if not read else "the inputs" if len(read) == 1 else f"{len(read)} arrays"
+        raise JaxpflError(f"{method} needs a model whose head reads one array of its body: this one's reads {what}")
+    return _Cut(flat.jaxpr, flat.consts, read[0])
+
+
+def _read_with_data(jaxpr: Any, kinds: dict[Any, frozenset[str]]) -> list[Any]:
+    """Variables made of data, and not of the head, that operations on the head's parameters read."""
+    read: dict[Any, None] = {}
+    for eqn in jaxpr.eqns:
+        operands = [var for var in eqn.invars if not isinstance(var, core.Literal)]
+        kind = frozenset().union(*(kinds.get(var, _BODY) for var in operands))
+        if kind == _HEAD | _DATA:
+            read.update(dict.fromkeys(var for var in operands if kinds.get(var) == _DATA))
+        kinds.update(dict.fromkeys(eqn.outvars, kind))
+    return list(read)
+
+
+def _traced(task: Task, params: PyTree, x: PyTree, key: Any, train: bool) -> Any:
+    """The program of a batch without calls of other programs."""
+    leaves, structure = jax.tree.flatten((params, x, key))
+
+    def applied(*leaves: Any) -> Array:
+        params, x, key = jax.tree.unflatten(structure, leaves)
+        return task.model.apply(params, x, key=key, train=train)
+
+    calling = jax.make_jaxpr(applied)(*leaves)
+    without: Callable[..., Any] = lambda *leaves: _without_calls(calling.jaxpr, calling.consts, leaves)  # noqa: E731
+    return jax.make_jaxpr(without)(*leaves)
+
+
+def _without_calls(jaxpr: Any, consts: Sequence[Any], arguments: Sequence[Any]) -> list[Any]:
+    """The results of a program, the operations of programs that it calls being its own."""
+    values: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    values.update(zip(jaxpr.invars, arguments, strict=True))
+    for eqn in jaxpr.eqns:
+        given = [var.val if isinstance(var, core.Literal) else values[var] for var in eqn.invars]
+        if eqn.primitive is p.jit_p:
+            results = _without_calls(eqn.params["jaxpr"].jaxpr, eqn.params["jaxpr"].consts, given)
+        else:
+            results = rewriting.alone(eqn, given, jaxpr.debug_info)
+        values.update(zip(eqn.outvars, results, strict=True))
+    return [var.val if isinstance(var, core.Literal) else values[var] for var in jaxpr.outvars]
+
+
+def _between(cut: _Cut, known: Sequence[Any], wanted: Any, values: Sequence[Any]) -> Array:
+    """A variable of the program from others, by the operations between them."""
+    jaxpr = cut.jaxpr
+    eqns = [eqn for eqn in jaxpr.eqns if not set(known).intersection(eqn.outvars)]
+    inputs, debug = [*jaxpr.constvars, *known], jaxpr.debug_info.with_unknown_names()
+    program, used = dce_jaxpr(core.Jaxpr((), inputs, [wanted], eqns, jaxpr.effects, debug), [True])
+    given = [value for value, needed in zip([*cut.consts, *values], used, strict=True) if needed]
+    return core.jaxpr_as_fun(core.ClosedJaxpr(program, []))(*given)[0]

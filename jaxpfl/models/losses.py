@@ -1,0 +1,174 @@
+"""Losses by name for tasks beyond classification, each with the distance and the mixture of its predictions.
+
+A prediction is what a model returns: [n] or [n, 1] for one number, [n, d] for d numbers. Of several numbers a loss is
+the sum over them. With residual r = prediction - y the losses are
+
+- ``squared``: r^2 / 2, the negative log-likelihood of a Gaussian of unit variance up to a constant;
+- ``absolute``: |r|;
+- ``huber:delta=1``: r^2 / 2 up to delta, and delta (|r| - delta / 2) beyond (Huber 1964);
+- ``quantile:q=0.5``: max(-q r, (1 - q) r), whose minimiser is the q-quantile (Koenker and Bassett 1978);
+- ``poisson``: exp(a) - y a with the prediction a the logarithm of the rate of counts y;
+- ``logistic``: log(1 + exp(a)) - y a with a the logit of y = 1, in tasks of one or several labels.
+
+Distillation compares predictions by the divergence between the densities that they stand for: a Gaussian's
+|b - a|^2 / 2 where the prediction is a value, and the Kullback-Leibler divergence of Poisson or Bernoulli
+distributions.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxpfl import choices
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.types import Array
+
+PerExample = Callable[[Array, Array], Array]
+"""Maps predictions [n, ...] and labels [n, ...] to one value per example, [n]."""
+Mixture = Callable[[Array, Array], Array]
+"""Maps weights [k] and the predictions of k models, [k, n, ...], to that of the mixture, [n, ...]."""
+
+
+class Loss(NamedTuple):
+    """A loss of real predictions.
+
+    Attributes:
+      function: the loss itself.
+      divergence: ``(teacher, student) -> [n]``, for distillation; None if predictions have no distance.
+      mixture: of the densities whose negative log-likelihood the loss is; None if it is none.
+      mean: ``predictions -> expected labels``.
+    """
+
+    function: PerExample
+    divergence: PerExample | None = None
+    mixture: Mixture | None = None
+    mean: Callable[[Array], Array] = lambda predictions: predictions
+
+
+def aligned(predictions: Array, y: Array) -> tuple[Array, Array]:
+    """Predictions in the shape of the labels, and labels in the type of the predictions.
+
+    Raises:
+      JaxpflError: for predictions of another number of values, which arithmetic would broadcast.
+    """
+    if predictions.size != y.size or predictions.shape[:1] != y.shape[:1]:
+        raise JaxpflError(
+            f"predictions are {list(predictions.shape)} and labels {list(y.shape)}: a model must return one value for "
+            "each of an example's labels"
+        )
+    return predictions.reshape(y.shape), y.astype(predictions.dtype)
+
+
+def summed(values: Array) -> Array:
+    """Sum over all axes but that of the examples: [n, ...] -> [n]."""
+    return values.reshape(values.shape[0], -1).sum(axis=1)
+
+
+def _squared(prediction: Array, y: Array) -> Array:
+    return jnp.square(prediction - y) / 2
+
+
+def _absolute(prediction: Array, y: Array) -> Array:
+    return jnp.abs(prediction - y)
+
+
+def _huber(prediction: Array, y: Array, *, delta: float = 1.0) -> Array:
+    return optax.huber_loss(prediction, y, delta=delta)
+
+
+def _quantile(prediction: Array, y: Array, *, q: float = 0.5) -> Array:
+    return jnp.maximum(q * (y - prediction), (q - 1) * (y - prediction))
+
+
+def _poisson(prediction: Array, y: Array) -> Array:
+    return jnp.exp(prediction) - y * prediction
+
+
+def _logistic(prediction: Array, y: Array) -> Array:
+    return jax.nn.softplus(prediction) - y * prediction
+
+
+def of_values(by_value: Callable[..., Array], **arguments: float) -> PerExample:
+    """Loss per example of a loss per value."""
+
+    def loss(predictions: Array, y: Array) -> Array:
+        return summed(by_value(*aligned(predictions, y), **arguments))
+
+    return loss
+
+
+def gaussian_divergence(teacher: Array, student: Array) -> Array:
+    """Divergence ``|teacher - student|^2 / 2`` of Gaussians of unit variance, [n]."""
+    return summed(jnp.square(teacher - student)) / 2
+
+
+def poisson_divergence(teacher: Array, student: Array) -> Array:
+    """Divergence ``e^b (b - a) - e^b + e^a`` of Poisson distributions of rates e^b (teacher) and e^a (student), [n]."""
+    return summed(jnp.exp(teacher) * (teacher - student - 1) + jnp.exp(student))
+
+
+def bernoulli_divergence(teacher: Array, student: Array) -> Array:
+    """Kullback-Leibler divergence of Bernoulli distributions with these logits, [n]."""
+    one = jax.nn.sigmoid(teacher) * (jax.nn.log_sigmoid(teacher) - jax.nn.log_sigmoid(student))
+    zero = jax.nn.sigmoid(-teacher) * (jax.nn.log_sigmoid(-teacher) - jax.nn.log_sigmoid(-student))
+    return summed(one + zero)
+
+
+def _by_model(weights: Array, predictions: Array) -> Array:
+    return weights.reshape(-1, *[1] * (predictions.ndim - 1))
+
+
+def _mean_of(weights: Array, predictions: Array) -> Array:
+    return (_by_model(weights, predictions) * predictions).sum(axis=0)
+
+
+def _log_rate_of(weights: Array, predictions: Array) -> Array:
+    return jax.nn.logsumexp(predictions, b=_by_model(weights, predictions), axis=0)
+
+
+def _logit_of(weights: Array, predictions: Array) -> Array:
+    one, zero = (_log_rate_of(weights, jax.nn.log_sigmoid(sign * predictions)) for sign in (1, -1))
+    return one - zero
+
+
+_VALUES: Mapping[str, tuple[Callable[..., Array], dict[str, Any]]] = {
+    "squared": (_squared, {"divergence": gaussian_divergence, "mixture": _mean_of}),
+    "absolute": (_absolute, {"divergence": gaussian_divergence}),
+    "huber": (_huber, {"divergence": gaussian_divergence}),
+    "quantile": (_quantile, {"divergence": gaussian_divergence}),
+    "poisson": (_poisson, {"divergence": poisson_divergence, "mixture": _log_rate_of, "mean": jnp.exp}),
+}
+LOSSES = tuple(_VALUES)
+"""Names of the losses of regression."""
+
+LOGISTIC = Loss(of_values(_logistic), bernoulli_divergence, _logit_of, jax.nn.sigmoid)
+"""Loss of labels 0 and 1."""
+
+
+def resolve(loss: str | PerExample) -> Loss:
+    """Loss of regression by name, ``NAME`` or ``NAME:argument=value``; a function is one of values.
+
+    Raises:
+      JaxpflError: for an unknown name or argument, a delta that is not positive, and a q outside (0, 1).
+    """
+    if not isinstance(loss, str):
+        return Loss(loss, gaussian_divergence)
+    name, texts = choices.parse("loss", loss, LOSSES)
+    by_value, more = _VALUES[name]
+    known = [p.name for p in inspect.signature(by_value).parameters.values() if p.kind is p.KEYWORD_ONLY]
+    given: dict[str, float] = {}
+    for key, text in texts.items():
+        if key not in known:
+            if not known:
+                raise JaxpflError(f"the loss {name} takes no argument, got {key!r}")
+            raise unknown_name(f"argument of loss {name}", key, known)
+        given[key] = choices.typed(f"{name}:{key}", text, float)
+        if not (0 < given[key] < (1 if key == "q" else float("inf"))):
+            raise JaxpflError(f"{name}:{key} must be {'> 0 and < 1' if key == 'q' else '> 0'}, got {text}")
+    return Loss(of_values(by_value, **given), **more)

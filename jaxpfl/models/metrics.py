@@ -1,0 +1,165 @@
+"""Metrics beyond accuracy: per example, or of all of a client's predictions at once.
+
+A metric per example is ``f(predictions [n, ...], y [n, ...]) -> [n]``, whose mean over the client's examples is its
+score. One of all examples is ``per_client(f)`` with ``f(predictions, y, valid) -> []``, where ``valid`` is a mask [n]
+of the real examples (the others are zero). NaN stands for a score that these examples do not define, as the AUC of one
+class: the client is left out of means. Predictions that are not finite get the worst score.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.models.losses import PerExample, aligned, summed
+from jaxpfl.types import Array
+
+OfClient = Callable[[Array, Array, Array], Array]
+_BINS = 15
+
+
+class PerClient(NamedTuple):
+    """Metric of all of a client's predictions; `per_client` makes one."""
+
+    function: OfClient
+
+
+def per_client(function: OfClient) -> PerClient:
+    """Metric ``f(predictions [n, ...], y [n, ...], valid [n]) -> []`` of all examples of a client.
+
+    Example::
+
+        bias = jaxpfl.per_client(lambda predictions, y, valid: ((predictions[:, 0] - y) * valid).sum() / valid.sum())
+        jaxpfl.fit("fedavg", federation, task="regression", metrics={"bias": bias})
+    """
+    return PerClient(function)
+
+
+Metric = PerExample | PerClient
+
+
+def _of_values(values: Array) -> Array:
+    """Mean over all axes but that of the examples, [n]."""
+    return summed(values) / max(values.size // max(values.shape[0], 1), 1)
+
+
+def _mean(values: Array, valid: Array) -> Array:
+    return jnp.where(valid, values, 0).sum() / jnp.maximum(valid.sum(), 1)
+
+
+def absolute_error(mean: Callable[[Array], Array]) -> PerExample:
+    """Absolute error of the expected label, averaged over an example's labels."""
+
+    def metric(predictions: Array, y: Array) -> Array:
+        expected, y = aligned(mean(predictions), y)
+        return _of_values(jnp.abs(expected - y))
+
+    return metric
+
+
+def rmse(mean: Callable[[Array], Array]) -> PerClient:
+    """Root of the mean squared error of the expected label over a client's examples."""
+
+    def metric(predictions: Array, y: Array, valid: Array) -> Array:
+        expected, y = aligned(mean(predictions), y)
+        root = jnp.sqrt(_mean(_of_values(jnp.square(expected - y)), valid))
+        return jnp.where(jnp.isnan(root), jnp.inf, root)
+
+    return PerClient(metric)
+
+
+def r2(mean: Callable[[Array], Array]) -> PerClient:
+    """Coefficient of determination ``1 - sum (y - f)^2 / sum (y - mean y)^2`` of a client; NaN for constant labels.
+
+    The sums run over all of an example's labels, each about its own mean.
+    """
+
+    def metric(predictions: Array, y: Array, valid: Array) -> Array:
+        expected, y = aligned(mean(predictions), y)
+        expected, y = (a.reshape(a.shape[0], -1) for a in (expected, y))
+        rows = valid[:, None]
+        center = jnp.where(rows, y, 0).sum(axis=0) / jnp.maximum(valid.sum(), 1)
+        left = jnp.where(rows, jnp.square(y - expected), 0).sum()
+        spread = jnp.where(rows, jnp.square(y - center), 0).sum()
+        share = jnp.where(jnp.isfinite(left), 1 - left / jnp.where(spread > 0, spread, 1), -jnp.inf)
+        return jnp.where(spread > 0, share, jnp.nan)
+
+    return PerClient(metric)
+
+
+def right(predictions: Array, y: Array) -> Array:
+    """Share of an example's labels 0 or 1 that their logits' signs give; a logit of 0 is the label 0."""
+    logits, y = aligned(predictions, y)
+    return _of_values(((logits > 0) == (y > 0.5)) & jnp.isfinite(logits)).astype(predictions.dtype)
+
+
+def _auc(predictions: Array, y: Array, valid: Array) -> Array:
+    logits, y = aligned(predictions, y)
+    logits, y = logits.reshape(-1), y.reshape(-1)
+    positive, negative = valid & (y > 0.5), valid & (y <= 0.5)
+    # Of scores that are not finite, a positive ranks last and a negative first.
+    scores = jnp.where(jnp.isfinite(logits), logits, jnp.where(positive, -jnp.inf, jnp.inf))
+    others = jnp.sort(jnp.where(negative, scores, jnp.nan))  # NaN sorts behind all others
+    count = negative.sum()
+    below, upto = (jnp.minimum(jnp.searchsorted(others, scores, side=side), count) for side in ("left", "right"))
+    wins = jnp.where(positive, (below + upto) / 2, 0).sum()
+    pairs = positive.sum() * count
+    return jnp.where(pairs > 0, wins / jnp.maximum(pairs, 1), jnp.nan)
+
+
+auc = PerClient(_auc)
+"""Area under the ROC curve of one logit per example, the share of pairs in the right order (ties count a half); NaN for
+a client with one class."""
+
+
+def _f1(hits: Array, misses: Array, false: Array) -> Array:
+    """Mean of ``2 hits / (2 hits + misses + false)`` over the classes that occur, [k] -> []."""
+    all_of = 2 * hits + misses + false
+    scores = jnp.where(all_of > 0, 2 * hits / jnp.maximum(all_of, 1), 0)
+    there = (all_of > 0).sum()
+    return jnp.where(there > 0, scores.sum() / jnp.maximum(there, 1), jnp.nan)
+
+
+def _macro_f1(predictions: Array, y: Array, valid: Array) -> Array:
+    finite = jnp.isfinite(predictions).reshape(len(valid), -1).all(axis=1)
+    if predictions.size == y.size and predictions.shape[-1] > 0:  # labels 0 and 1
+        logits, labels = aligned(predictions, y)
+        truth = labels.reshape(len(valid), -1) > 0.5
+        guess = jnp.where(finite[:, None], logits.reshape(len(valid), -1) > 0, ~truth)
+    else:
+        classes = jnp.arange(predictions.shape[-1])
+        truth = y[:, None] == classes
+        guess = (jnp.argmax(predictions, axis=-1)[:, None] == classes) & finite[:, None]
+    rows = valid[:, None]
+    counts = [(rows & which).sum(axis=0) for which in (truth & guess, truth & ~guess, guess & ~truth)]
+    return _f1(*(count.astype(predictions.dtype) for count in counts))
+
+
+macro_f1 = PerClient(_macro_f1)
+"""F1 of each class (or label) that occurs among a client's labels or predictions, averaged over these classes."""
+
+
+def _calibration_error(predictions: Array, y: Array, valid: Array) -> Array:
+    if predictions.size == y.size:  # one logit per label
+        logits, labels = aligned(predictions, y)
+        logits, labels = logits.reshape(len(valid), -1), labels.reshape(len(valid), -1)
+        sure, hit = jax.nn.sigmoid(jnp.abs(logits)), (logits > 0) == (labels > 0.5)
+    else:
+        sure = jax.nn.softmax(predictions).max(axis=-1, keepdims=True)
+        hit = (jnp.argmax(predictions, axis=-1) == y)[:, None]
+    finite = jnp.isfinite(sure)
+    sure, hit = jnp.where(finite, sure, 1.0), hit & finite
+    gap = jnp.where(valid[:, None], hit - sure, 0)
+    bins = jnp.clip((sure * _BINS).astype(jnp.int32), 0, _BINS - 1)
+    by_bin = jnp.zeros(_BINS, gap.dtype).at[bins.reshape(-1)].add(gap.reshape(-1))
+    return jnp.abs(by_bin).sum() / jnp.maximum(valid.sum() * sure.shape[1], 1)
+
+
+calibration_error = PerClient(_calibration_error)
+"""Expected calibration error: the gap between confidence and accuracy in 15 bins of equal width, averaged over a
+client's examples.
+
+Reference: Guo et al. 2017, "On Calibration of Modern Neural Networks", https://arxiv.org/abs/1706.04599."""
