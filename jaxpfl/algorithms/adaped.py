@@ -36,40 +36,17 @@ https://openreview.net/forum?id=FUiDMCr_W4o.
 
 from __future__ import annotations
 
-import math
-from functools import partial
 from typing import NamedTuple
-
-import jax
-import jax.numpy as jnp
-import optax
-from flax import struct
 
 from jaxpfl.algorithms.parts.architectures import personal_tasks
 from jaxpfl.algorithms.parts.averaging import increment
-from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps, taken
+from jaxpfl.algorithms.parts.distilled import AdaPeDHyper, Distilled, check_options, shared_server
+from jaxpfl.algorithms.parts.local_work import Descent, LocalWork, gradients, run_steps, taken
 from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
-from jaxpfl.priors import distillation
 from jaxpfl.priors.distillation import Shared
-from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
-from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
-
-
-@struct.dataclass
-class AdaPeDHyper(AveragingHyper):
-    """AdaPeD's hyper-parameters; ``lr`` is the paper's eta_1.
-
-    Reference: Ozkara et al. 2023, appendix K.1.
-    """
-
-    lr_global: Scalar = hyper(0.1, "eta_2, learning rate of the global model", positive=True, is_rate=True)
-    lr_psi: Scalar = hyper(0.05, "eta_3, learning rate of psi; not decayed")
-    psi_init: Scalar = hyper(3.5, "psi in round 0", positive=True)
-    psi_floor: Scalar = hyper(0.5, "least psi", positive=True)
-    c: Scalar = hyper(5.0, "factor on the divergence in psi's step", positive=True)
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.types import Key, Metrics, PyTree, Splits
 
 
 class Remembering(NamedTuple):
@@ -102,75 +79,18 @@ def adaped(
         classes: zero where mu predicts no better than a uniform guess.
 
     Raises:
-      JaxpflError: for a negative ``idle_rounds``, unknown models, and a gate where there are no classes.
+      JaxpflError: for a negative ``idle_rounds``, unknown models, a gate where there are no classes, and a task without
+        a distance of predictions.
     """
-    if idle_rounds < 0:
-        raise JaxpflError(f"adaped.idle_rounds must be >= 0, got {idle_rounds}")
-
-    if gate and task.num_classes < 2:
-        raise JaxpflError(
-            f"adaped.gate compares with a guess among classes: at least 2 are needed, got {task.num_classes}"
-        )
+    check_options("adaped", task, idle_rounds, gate)
     own_tasks = personal_tasks(task, architectures)
-    clients = tuple(_client(task, own_task, work, idles=idle_rounds > 0, gate=gate) for own_task in own_tasks)
-    algorithm = Algorithm(clients, _server(task), work.steps, idle_cap=idle_rounds)
+    clients = tuple(_client(Distilled(task, own, work, gate), idles=idle_rounds > 0) for own in own_tasks)
+    algorithm = Algorithm(clients, shared_server(task), work.steps, idle_cap=idle_rounds)
     return with_server_optimizer(algorithm, work.server_optimizer, acts_on=Shared(mu=True, psi=False))
 
 
-def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: bool) -> Client:
-    """Client with theta a model of ``own_task``, and mu one of ``task``."""
-    own_apply = own_task.model.apply
-
-    def kd(batch: Batch, teacher: Array, student: Array) -> Array:
-        return batch.mean(distillation.divergence(teacher, student))
-
-    def personal_objective(batch: Batch, teacher: Array, psi: Array, student: Array) -> tuple[Array, Array]:
-        loss = batch.mean(task.loss(student, batch.y))
-        pull = kd(batch, teacher, student) / (2 * psi)
-        if gate:
-            # Of a uniform guess the loss is log K.
-            pull *= jnp.maximum(1 - batch.mean(task.loss(teacher, batch.y)) / math.log(task.num_classes), 0)
-        return loss + pull, loss
-
-    def descend_theta(
-        optimizer: optax.GradientTransformation, key: Key, theta: Descent, batch: Batch, teacher: Array, psi: Array
-    ) -> tuple[Descent, Array]:
-        """One step of theta on its data and the teacher's logits, and the loss on the data."""
-        student, pull_theta = jax.vjp(lambda params: own_apply(params, batch.x, key=key, train=True), theta.params)
-        d_student, loss = jax.grad(partial(personal_objective, batch, teacher, psi), has_aux=True)(student)
-        return theta.step(optimizer, pull_theta(d_student)[0]), loss
-
-    def step_with(of_theta: optax.GradientTransformation, of_mu: optax.GradientTransformation, hp: AdaPeDHyper):
-        def step(
-            key: Key, carry: tuple[Descent, Descent, Array], batch: Batch
-        ) -> tuple[tuple[Descent, Descent, Array], Metrics]:
-            theta, mu, psi = carry
-
-            def forward(params: PyTree) -> Array:
-                return task.model.apply(params, batch.x, key=key, train=True)
-
-            # Three gradients share their forward passes: theta and mu once each, then theta+, then mu+. The gradient
-            # of mu at theta+ reuses mu's own pass. (XLA merges the repeated passes of three jax.grad calls as well,
-            # to the same program on a CPU; here nothing depends on its doing so.)
-            teacher, pull_mu = jax.vjp(forward, mu.params)
-            theta, loss = descend_theta(of_theta, key, theta, batch, teacher, psi)
-            student = own_apply(theta.params, batch.x, key=key, train=True)
-
-            d_teacher = jax.grad(lambda b: kd(batch, b, student) / (2 * psi))(teacher)
-            h = pull_mu(d_teacher)[0]
-            if work.step_noise is not None and work.step_noise.joint:
-                f = kd(batch, teacher, student)
-                h, k = work.released(key, (h, distillation.scale_gradient(psi, f, hp.c)))
-                mu = mu.step(of_mu, h)
-            else:
-                mu = mu.step(of_mu, work.released(key, h))
-                f = kd(batch, forward(mu.params), student)
-                k = distillation.scale_gradient(psi, f, hp.c)
-                k = k if work.step_noise is None else work.step_noise.of_scale(key, k)
-            psi = jnp.maximum(psi - hp.lr_psi * k, hp.psi_floor)
-            return (theta, mu, psi), {"train_loss": loss, "divergence": f}
-
-        return step
+def _client(steps: Distilled, *, idles: bool) -> Client:
+    task, own_task, work = steps.task, steps.own_task, steps.work
 
     def update(
         key: Key, hp: AdaPeDHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
@@ -179,7 +99,7 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: b
         of_theta, of_mu = (work.descent(rate * decay, hp.weight_decay) for rate in (hp.lr, hp.lr_global))
         received: Shared = message.shared
         carry = (Descent.start(of_theta, theta_of(state)), Descent.start(of_mu, received.mu), received.psi)
-        step = step_with(of_theta, of_mu, hp)
+        step = steps.step(of_theta, of_mu, hp, steps.kd_pull)
         (theta, mu, psi), metrics = run_steps(
             work, key, ctx, splits.train, step, carry, metrics=("train_loss", "divergence")
         )
@@ -188,17 +108,9 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: b
     def idle(
         key: Key, hp: AdaPeDHyper, ctx: ClientContext, state: Remembering, splits: Splits
     ) -> tuple[Remembering, Metrics]:
-        of_theta = work.descent(hp.lr * hp.decay(ctx.round, work.steps), hp.weight_decay)
-        mu, psi = state.received
-
-        def step(key: Key, theta: Descent, batch: Batch) -> tuple[Descent, Metrics]:
-            teacher = task.model.apply(mu, batch.x, key=key, train=True)
-            theta, loss = descend_theta(of_theta, key, theta, batch, teacher, psi)
-            return theta, {"train_loss": loss}
-
-        start = Descent.start(of_theta, state.theta)
-        theta, metrics = run_steps(work, key, ctx, splits.train, step, start, metrics=("train_loss",))
-        return state._replace(theta=theta.params), metrics
+        rate = hp.lr * hp.decay(ctx.round, work.steps)
+        theta, metrics = steps.alone(key, hp, ctx, splits.train, state.theta, state.received, rate=rate)
+        return state._replace(theta=theta), metrics
 
     def init(key: Key, hp: AdaPeDHyper, ctx: ClientContext, message: Message) -> PyTree:
         received: Shared = message.shared
@@ -214,28 +126,7 @@ def _client(task: Task, own_task: Task, work: LocalWork, *, idles: bool, gate: b
         init=init,
         update=update,
         personalize=lambda key, hp, ctx, message, state, splits: theta_of(state),
-        predict=lambda hp, theta, x: own_apply(theta, x),
+        predict=lambda hp, theta, x: own_task.model.apply(theta, x),
         idle=idle if idles else None,
         gradients=gradients(work.steps, each=2)._replace(idle=lambda limit: taken(work.steps, limit)),
-    )
-
-
-def _server(task: Task) -> Server:
-    def server_init(key: Key, hp: AdaPeDHyper, ctx: ServerContext) -> Shared:
-        return Shared(task.init(key), jnp.asarray(hp.psi_init, jnp.result_type(float)))
-
-    def server_update(
-        key: Key, hp: AdaPeDHyper, ctx: ServerContext, state: Shared, reduced: Reduced
-    ) -> tuple[Shared, Metrics]:
-        change: Shared = reduced.mean()
-        # A mean of values above the floor is above it; one with the noise of a private sum may not be.
-        psi = jnp.maximum(state.psi + change.psi, hp.psi_floor)
-        state = Shared(optax.apply_updates(state.mu, change.mu), psi)
-        return state, {"psi": state.psi}
-
-    return Server(
-        init=server_init,
-        broadcast=lambda key, hp, ctx, state: Message(state),
-        update=server_update,
-        predict_global=lambda hp, state, x: task.model.apply(state.mu, x),
     )

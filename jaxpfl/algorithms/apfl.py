@@ -27,7 +27,7 @@ from flax import struct
 
 from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, batch_loss, gradients, run_steps
+from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, loss_gradient, run_steps
 from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
@@ -63,7 +63,7 @@ def apfl(task: Task, work: LocalWork, *, adapt_alpha: bool = True) -> Algorithm:
       work: the local work in a round; the client optimizer takes the steps of w and of v, not of alpha.
       adapt_alpha: whether alpha is learnt; else it stays at ``alpha_init``.
     """
-    loss = batch_loss(task)
+    loss = loss_gradient(task)
 
     def update(
         key: Key, hp: APFLHyper, ctx: ClientContext, message: Message, own: Own, splits: Splits
@@ -75,8 +75,8 @@ def apfl(task: Task, work: LocalWork, *, adapt_alpha: bool = True) -> Algorithm:
             key: Key, carry: tuple[Descent, Descent, Array], batch: Batch
         ) -> tuple[tuple[Descent, Descent, Array], Metrics]:
             w, v, alpha = carry
-            gradient = jax.grad(loss)(w.params, key, batch)
-            value, mixed = jax.value_and_grad(loss)(mixture(alpha, v.params, w.params), key, batch)
+            _, gradient = loss(w.params, key, batch)
+            value, mixed = loss(mixture(alpha, v.params, w.params), key, batch)
             of_alpha = optax.tree.vdot(optax.tree.sub(v.params, w.params), mixed)
             w, v = w.step(of_w, gradient), v.step(of_v, optax.tree.scale(alpha, mixed))
             if adapt_alpha:

@@ -14,14 +14,14 @@ https://arxiv.org/abs/1812.06127.
 
 from __future__ import annotations
 
-import jax.numpy as jnp
 from flax import struct
 
+from jaxpfl.algorithms.parts import fine_tuning
 from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
+from jaxpfl.algorithms.parts.normalized import normalized
 from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
 from jaxpfl.types import Key, Metrics, PyTree, Scalar, Splits
@@ -34,17 +34,25 @@ class FedProxHyper(AveragingHyper):
     prox: Scalar = hyper(0.1, "weight of the proximal term (prox/2) |w - mu|^2")
 
 
-def fedavg(task: Task, work: LocalWork) -> Algorithm:
+def fedavg(task: Task, work: LocalWork, *, fednova: bool = False) -> Algorithm:
     """FedAvg: tau local SGD steps from mu, then the mean weighted by the numbers of training examples.
 
     Models: personalised mu (there is no other); global mu.
 
+    Args:
+      task: any model.
+      work: the local work in a round.
+      fednova: normalise by the steps that each client took (`parts.normalized`).
+
     Implements: Divi et al. 2021, equation (4).
     """
-    return _averaging(task, work)
+    algorithm = _averaging(task, work)
+    return normalized("fedavg", algorithm, work) if fednova else algorithm
 
 
-def fedavg_ft(task: Task, work: LocalWork, *, fine_tune_steps: int = 60) -> Algorithm:
+def fedavg_ft(
+    task: Task, work: LocalWork, *, fine_tune_steps: int = 60, fine_tune_epochs: int = 0, fednova: bool = False
+) -> Algorithm:
     """FedAvg+: FedAvg, then ``fine_tune_steps`` SGD steps from mu by each client before it predicts.
 
     The steps use the learning rate of the last round.
@@ -54,13 +62,15 @@ def fedavg_ft(task: Task, work: LocalWork, *, fine_tune_steps: int = 60) -> Algo
       task: any model.
       work: the local work in a round.
       fine_tune_steps: local steps of personalisation.
+      fine_tune_epochs: passes over the client's own examples in their place; 0 for ``fine_tune_steps``.
+      fednova: as in `fedavg`.
 
     Raises:
-      JaxpflError: for a negative number of steps.
+      JaxpflError: for a negative number of steps or epochs.
     """
-    if fine_tune_steps < 0:
-        raise JaxpflError(f"fedavg-ft.fine_tune_steps must be >= 0, got {fine_tune_steps}")
-    return _averaging(task, work, fine_tune_steps=fine_tune_steps)
+    tuning = fine_tuning.planned("fedavg-ft", work, fine_tune_steps, fine_tune_epochs)
+    algorithm = _averaging(task, work, tuning=tuning)
+    return normalized("fedavg-ft", algorithm, work) if fednova else algorithm
 
 
 def fedprox(task: Task, work: LocalWork) -> Algorithm:
@@ -71,7 +81,7 @@ def fedprox(task: Task, work: LocalWork) -> Algorithm:
     return _averaging(task, work, proximal=True)
 
 
-def _averaging(task: Task, work: LocalWork, *, fine_tune_steps: int = 0, proximal: bool = False) -> Algorithm:
+def _averaging(task: Task, work: LocalWork, *, tuning: LocalWork | None = None, proximal: bool = False) -> Algorithm:
     def update(
         key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
@@ -95,28 +105,14 @@ def _averaging(task: Task, work: LocalWork, *, fine_tune_steps: int = 0, proxima
     def personalize(
         key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
     ) -> PyTree:
-        mu = message.shared
-        if fine_tune_steps == 0:
-            return mu
-        rate = hp.lr * hp.decay(jnp.maximum(ctx.round - 1, 0), work.steps)
-        w, _ = sgd(
-            work,
-            task,
-            key,
-            ctx,
-            splits.train,
-            mu,
-            rate=rate,
-            weight_decay=hp.weight_decay,
-            steps=fine_tune_steps,
-        )
-        return w
+        given = (tuning, task, key, hp, ctx, splits.train)
+        return fine_tuning.fine_tuned(*given, message.shared, work.steps)
 
     client = Client(
         init=lambda key, hp, ctx, message: (),
         update=update,
         personalize=personalize,
         predict=lambda hp, w, x: task.model.apply(w, x),
-        gradients=gradients(work.steps, personalize=fine_tune_steps),
+        gradients=gradients(work.steps, personalize=fine_tuning.counted(tuning)),
     )
     return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)

@@ -32,6 +32,7 @@ from jaxpfl.algorithms.parts.averaging import increment, mean_server
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
 from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.data import passes
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
@@ -61,21 +62,31 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
     Reference: Ozkara et al. 2022, section 4, FedEM.
 
     Args:
-      task: a classification; its model is that of every component.
+      task: a classification, or one whose loss is the negative log-likelihood of a density, such as squared; its model
+        is that of every component.
       work: the local work in a round.
       components: k, at least 2 and at most the number of clients.
 
     Raises:
-      JaxpflError: for another number of components, an initialisation that ignores its key, and a task without classes.
+      JaxpflError: for another number of components, an initialisation that ignores its key, and a task whose loss is
+        no negative log-likelihood (`Task.mixture`).
     """
     several_models.check("fedem", "components", components, task, work)
-    if task.num_classes < 2:
+    if not task.has_classes and task.mixture is None:
+        raise JaxpflError(
+            f"fedem mixes densities: the loss of the task {task.kind!r} is no negative log-likelihood of one (squared, "
+            "poisson and the logistic loss of binary and multilabel tasks are)"
+        )
+    if task.has_classes and task.num_classes < 2:
         raise JaxpflError(f"fedem mixes class probabilities: it needs at least 2 classes, got {task.num_classes}")
 
     def responsibilities(models: PyTree, proportions: Array, data: ClientData) -> Array:
         """Responsibilities q, [n, k]; arbitrary where padded."""
-        losses = several_models.losses(task, models, Batch.whole(data))
-        return jax.nn.softmax(jnp.log(proportions) - losses.T, axis=-1)
+
+        def of_chunk(x: PyTree, y: Array, valid: Array) -> Array:
+            return jax.nn.softmax(jnp.log(proportions) - several_models.losses(task, models, x, y).T, axis=-1)
+
+        return passes.each(of_chunk, data)
 
     def step_with(optimizer: optax.GradientTransformation):
         def loss(models: PyTree, key: Key, batch: Batch) -> Array:
@@ -101,12 +112,14 @@ def fedem(task: Task, work: LocalWork, *, components: int = 2) -> Algorithm:
         new = jnp.where(data.mask[:, None], q, 0).sum(axis=0) / jnp.maximum(data.size, 1)
         optimizer = work.descent(hp.lr * hp.decay(ctx.round, work.steps), hp.weight_decay)
         start = jax.vmap(partial(Descent.start, optimizer))(models)
-        weighted = data._replace(x=(data.x, q))  # an example's weights travel with it into its batch
-        end, metrics = run_steps(work, key, ctx, weighted, step_with(optimizer), start, metrics=("train_loss",))
+        # An example's weights travel with it into its batch.
+        end, metrics = run_steps(work, key, ctx, data, step_with(optimizer), start, metrics=("train_loss",), beside=q)
         return new, increment(end.params, models, work.weight(data)), metrics
 
     def predict(hp: FedEMHyper, mixture: Mixture, x: PyTree) -> Array:
         logits = jax.vmap(lambda params: task.model.apply(params, x))(mixture.components)
+        if task.mixture is not None:
+            return task.mixture(mixture.proportions, logits)
         weights = mixture.proportions[:, None, None]
         return jax.nn.logsumexp(jax.nn.log_softmax(logits), b=weights, axis=0)
 

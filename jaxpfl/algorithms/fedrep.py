@@ -49,7 +49,8 @@ def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int 
       work: the local work in a round.
       head_steps: steps on the head; 0 for the rest of tau after ``body_steps``.
       body_steps: steps on the body; 0 for the rest of tau after ``head_steps``. Where both are 0, the head takes half
-        of tau, rounded down. Where neither is, a round has ``head_steps + body_steps`` steps, whatever tau.
+        of tau, rounded down. Where neither is, a round has ``head_steps + body_steps`` steps, whatever tau. Of work
+        in epochs, a client's own steps are shared between them in the same proportion.
 
     Raises:
       JaxpflError: for a model without a head or without a body, or without a step on either.
@@ -67,6 +68,8 @@ def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int 
         key: Key, hp: FedRepHyper, ctx: ClientContext, message: Message, head: PyTree, splits: Splits
     ) -> tuple[PyTree, Upload, Metrics]:
         optimizer = work.descent(hp.lr * hp.decay(ctx.round, total), hp.weight_decay)
+        own = work.own_steps
+        first = of_head if own is None else own.steps(splits.train.size) * of_head // total
 
         def step(key: Key, carry: tuple[Array, Descent, Descent], batch: Batch) -> tuple[PyTree, Metrics]:
             t, head, body = carry
@@ -83,13 +86,15 @@ def fedrep(task: Task, work: LocalWork, *, head_steps: int = 0, body_steps: int 
                 value, gradient = jax.value_and_grad(loss, argnums=1)(head.params, body.params)
                 return head, body.step(optimizer, gradient), value
 
-            # The counter is the same for all clients, so a step on the head costs no gradient of the body.
-            head, body, value = jax.lax.cond(t < of_head, step_head, step_body, head, body)
+            # The counter is the same for all clients, so a step on the head costs no gradient of the body; of work in
+            # epochs, clients turn to the body at steps of their own.
+            head, body, value = jax.lax.cond(t < first, step_head, step_body, head, body)
             return (t + 1, head, body), {"train_loss": value}
 
         start = (jnp.int32(0), Descent.start(optimizer, head), Descent.start(optimizer, message.shared))
+        steps = None if total == work.steps else total
         (_, new_head, body), metrics = run_steps(
-            work, key, ctx, splits.train, step, start, metrics=("train_loss",), steps=total
+            work, key, ctx, splits.train, step, start, metrics=("train_loss",), steps=steps
         )
         return new_head.params, increment(body.params, message.shared), metrics
 

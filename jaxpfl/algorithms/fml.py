@@ -51,7 +51,11 @@ def fml(task: Task, work: LocalWork, *, architectures: str = "") -> Algorithm:
       task: its model is mu's, and theta's unless ``architectures`` says otherwise.
       work: the local work in a round; theta and mu have an optimizer state each.
       architectures: the clients' models, as in `adaped`.
+
+    Raises:
+      JaxpflError: for a task without a distance of predictions.
     """
+    distillation.check_task("fml", task)
     clients = tuple(_client(task, own_task, work) for own_task in personal_tasks(task, architectures))
     return with_server_optimizer(Algorithm(clients, averaging_server(task), work.steps), work.server_optimizer)
 
@@ -59,10 +63,11 @@ def fml(task: Task, work: LocalWork, *, architectures: str = "") -> Algorithm:
 def _client(task: Task, own_task: Task, work: LocalWork) -> Client:
     """Client with theta a model of ``own_task``, and mu one of ``task``."""
     own_apply = own_task.model.apply
+    divergence = distillation.divergence_of(task)
 
     def objective(student: Array, teacher: Array, batch: Batch, share: Scalar) -> tuple[Array, Array]:
         loss = batch.mean(task.loss(student, batch.y))
-        pull = batch.mean(distillation.divergence(jax.lax.stop_gradient(teacher), student))
+        pull = batch.mean(divergence(jax.lax.stop_gradient(teacher), student))
         return share * loss + (1 - share) * pull, loss
 
     def update(

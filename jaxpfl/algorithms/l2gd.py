@@ -37,6 +37,7 @@ from flax import struct
 from jaxpfl.algorithms.parts.averaging import increment, share_of_all
 from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, LocalWork, batch_loss, run_steps, sgd, taken
+from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Gradients, Message, Reduced, Server, ServerContext, Upload
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
@@ -73,6 +74,10 @@ def l2gd(task: Task, work: LocalWork) -> Algorithm:
     The client optimizer takes the local steps. A server optimizer does not apply: the server only tracks the mean. New
     clients start from the mean and take local steps in all their rounds.
     """
+    if work.epochs is not None:
+        raise JaxpflError("l2gd tosses a coin for each local step: give local_steps, not local_epochs")
+    if work.keeps_optimizer:
+        raise JaxpflError("l2gd takes local steps in one of its two kinds of rounds: leave out keep_optimizer")
     loss = batch_loss(task)
 
     def update(

@@ -21,7 +21,7 @@ from jaxpfl.types import Scalar
 class MapDistillationHyper(MapHyper):
     """Hyper-parameters of `map_kd`; the weight decay applies to theta and to mu."""
 
-    lr_location: Scalar = hyper(0.1, "rate of the global model; decays as lr does", high=1.0)
+    lr_location: Scalar = hyper(0.1, "rate of the global model; decays as lr does", high=1.0, decays=True)
     lr_scale: Scalar = hyper(0.05, "rate of psi; not decayed", high=1.0)
     scale_init: Scalar = hyper(3.5, "psi in round 0", positive=True)
     scale_floor: Scalar = hyper(1.0, "least psi", positive=True, paper=0.5)
@@ -43,8 +43,11 @@ def map_kd(
       scaling: f_i as the "sum" of the losses, or their "mean" as in AdaPeD.
 
     Raises:
-      JaxpflError: for an unknown distance or scaling, and ``exact`` with another distance than kd.
+      JaxpflError: for an unknown distance or scaling, ``exact`` with another distance than kd, either of ``exact`` and
+        square where predictions are no class probabilities, and a task without a distance of predictions.
     """
+
+    distillation.check_task("map-kd", task)
 
     def prior(hp: MapDistillationHyper) -> Prior:
         return distillation.prior(
@@ -54,6 +57,7 @@ def map_kd(
             weight_decay=hp.weight_decay,
             distance=distance,
             exact=exact,
+            own=task.divergence,
         )
 
     prior(MapDistillationHyper())  # refuses its options before anything is compiled

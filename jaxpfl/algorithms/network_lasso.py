@@ -149,6 +149,8 @@ def network_lasso(
     proximal.check_norm(p)
     if scaling not in SCALINGS:
         raise unknown_name("scaling", scaling, SCALINGS)
+    if work.epochs is not None:
+        raise JaxpflError("network-lasso weighs its graph by the local steps: give local_steps, not local_epochs")
     if admm_steps < 1:
         raise JaxpflError(f"network-lasso.admm_steps must be >= 1, got {admm_steps}")
     if not 0 < tolerance < 1:
@@ -158,7 +160,7 @@ def network_lasso(
     start = jax.eval_shape(lambda key: mask.split(task.init(key)), jax.random.key(0))
     flat, unravel = ravel_pytree(jax.tree.map(lambda leaf: np.zeros(leaf.shape, leaf.dtype), start.personal))
     # Of a larger graph neither the spectrum nor the inverse is made: the system is solved by conjugate gradients.
-    spectrum = graphs.spectrum(graph) if graph.nodes <= admm.MOST_DENSE else None
+    spectrum = graphs.spectrum(graph) if admm.by_spectrum(graph) else None
 
     def model(message: Message) -> PyTree:
         return Parts(message.shared.shared, unravel(message.per_client), message.shared.fixed).model()

@@ -51,8 +51,9 @@ from jaxpfl.algorithms.fedavg import fedavg
 from jaxpfl.algorithms.parts.hyper import AveragingHyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
 from jaxpfl.algorithms.parts.stored_models import StoredModels, keeping_models
+from jaxpfl.data import passes
 from jaxpfl.errors import JaxpflError
-from jaxpfl.models import Task, correct
+from jaxpfl.models import PerClient, PerExample, Task, correct
 from jaxpfl.priors import distillation
 from jaxpfl.protocol import Algorithm, ClientContext, Message, Upload
 from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Splits
@@ -99,12 +100,14 @@ def persfl(
     """PersFL: FedAvg, then local distillation from each client's best global model.
 
     Models: personalised, the student of greatest validation accuracy (the teacher before any step); global mu.
+    In a task without classes the student of least validation loss, without temperatures, and distances of predictions
+    (`Task.divergence`).
 
     Implements: Divi et al. 2021, equation (2); Divi et al. 2021, equation (3); Divi et al. 2021, Algorithm 1.
     Reference: Divi et al. 2021, Table 4.
 
     Args:
-      task: classification.
+      task: a classification, or one with a distance of predictions.
       work: the local work in a round of stage 1.
       distill_steps: steps of stage 2.
       temperatures: the grid's T.
@@ -120,7 +123,9 @@ def persfl(
 
     def soft(of_teacher: Array, of_student: Array) -> Array:
         pair = (of_teacher, of_student) if teacher_first else (of_student, of_teacher)
-        return distillation.divergence(*pair)
+        return divergence(*pair)
+
+    divergence = distillation.divergence_of(task)
 
     return _two_stages("persfl", task, work, soft, distill_steps, temperatures, imitations, teacher, stored)
 
@@ -151,8 +156,12 @@ def persfl_gd(
       stored: earlier global models that the server keeps for new clients; 0 for none.
     """
 
+    divergence = distillation.divergence_of(task)
+
     def soft(of_teacher: Array, of_student: Array) -> Array:
-        return optax.safe_softmax_cross_entropy(of_student, jax.nn.softmax(of_teacher))
+        if task.has_classes:
+            return optax.safe_softmax_cross_entropy(of_student, jax.nn.softmax(of_teacher))
+        return divergence(of_teacher, of_student)  # elsewhere too the two differ by a constant
 
     return _two_stages("persfl-gd", task, work, soft, distill_steps, temperatures, imitations, teacher, stored)
 
@@ -168,7 +177,8 @@ def _two_stages(
     teacher: str,
     stored: int,
 ) -> Algorithm:
-    if task.num_classes < 2:
+    distillation.check_task(method, task)
+    if task.has_classes and task.num_classes < 2:
         raise JaxpflError(f"{method} distils class probabilities: it needs at least 2 classes, got {task.num_classes}")
     if distill_steps < 1:
         raise JaxpflError(f"{method}.distill_steps must be >= 1, got {distill_steps}")
@@ -178,15 +188,22 @@ def _two_stages(
         raise JaxpflError(f"{method}.stored must be 0 or >= 2, got {stored}")
     if stored and teacher == "last":
         raise JaxpflError(f"{method}.stored needs the teacher best: with last, no stored model would be used")
+    if not task.has_classes:
+        if tuple(temperatures) not in (TEMPERATURES, (1.0,)):
+            raise JaxpflError(f"{method}.temperatures soften class probabilities: the task {task.kind!r} has none")
+        temperatures = (1.0,)
     grid = _grid(method, imitations, temperatures)
     keeps = teacher == "best"
-    validation_loss = task.metrics.get("loss", task.loss)  # that of training may be smoothed
+    scored = task.metrics.get("loss")  # that of training may be smoothed
+    validation_loss = task.loss if scored is None or isinstance(scored, PerClient) else scored
     stage_1 = fedavg(task, work)
     (fedavg_client,) = stage_1.clients
 
     def validated(mu: PyTree, splits: Splits) -> Teacher:
-        batch = Batch.whole(splits.validation)
-        loss = batch.mean(validation_loss(task.model.apply(mu, batch.x), batch.y))
+        def sums(x: PyTree, y: Array, valid: Array) -> Array:
+            return trees.valid_sum(valid, validation_loss(task.model.apply(mu, x), y))
+
+        loss = passes.total(sums, splits.validation) / jnp.maximum(splits.validation.size, 1)
         return Teacher(mu, loss.astype(jnp.result_type(float)))
 
     def better(kept: Teacher, mu: PyTree, splits: Splits) -> Teacher:
@@ -243,7 +260,7 @@ def _two_stages(
 
         start = jax.vmap(partial(Descent.start, optimizer))(students)
         end, _ = run_steps(work, key, ctx, splits.train, step, start, metrics=(), steps=distill_steps)
-        best = _most_accurate(task, end.params, splits) if len(grid) > 1 else 0
+        best = _best(task, validation_loss, end.params, splits) if len(grid) > 1 else 0
         return jax.tree.map(lambda a: a[best], Student(end.params, imitation, temperature))
 
     def check_data(federation: Federation) -> None:
@@ -265,14 +282,17 @@ def _two_stages(
     return stage_1._replace(clients=(client,), server=server, check_data=check_data)
 
 
-def _most_accurate(task: Task, students: PyTree, splits: Splits) -> Array:
-    """Index of the first student of greatest validation accuracy, []."""
-    batch = Batch.whole(splits.validation)
+def _best(task: Task, loss: PerExample, students: PyTree, splits: Splits) -> Array:
+    """Index of the first student of greatest validation accuracy, or of least loss where there are no classes, []."""
 
-    def accuracy(params: PyTree) -> Array:
-        return batch.mean(correct(task.model.apply(params, batch.x), batch.y))
+    def score(predictions: Array, y: Array) -> Array:
+        return correct(predictions, y) if task.has_classes else -loss(predictions, y)
 
-    return jnp.argmax(jax.lax.map(accuracy, students))
+    def right(x: PyTree, y: Array, valid: Array) -> Array:
+        return jax.lax.map(lambda params: trees.valid_sum(valid, score(task.model.apply(params, x), y)), students)
+
+    sums = passes.total(right, splits.validation)
+    return jnp.argmax(sums if task.has_classes else jnp.where(jnp.isnan(sums), -jnp.inf, sums))
 
 
 def _grid(method: str, imitations: Sequence[float], temperatures: Sequence[float]) -> np.ndarray:

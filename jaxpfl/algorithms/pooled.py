@@ -1,9 +1,9 @@
 """Centralised training on the union of all clients' examples: a reference, no federated method.
 
-The engine trains it on a federation of ONE client that holds every client's training examples, and scores it on the
-test examples of each of the m clients (`Method.pooled`). Its rounds are consecutive parts of one training: batches
-continue the epoch over all examples, and the optimizer state is kept. The cohort, the server optimizer and the
-availability of clients have no effect.
+The engine trains ONE client that holds every client's training examples, and scores its model on the test examples of
+each of the m clients (`Algorithm.pooled`). Its rounds are consecutive parts of one training: batches continue the epoch
+over all examples, and the optimizer state is kept. The cohort, the server optimizer and the availability of clients
+have no effect.
 """
 
 from __future__ import annotations
@@ -38,7 +38,10 @@ def pooled(task: Task, work: LocalWork, *, steps: int = 0) -> Algorithm:
     """
     if steps < 0:
         raise JaxpflError(f"pooled.steps must be >= 0, got {steps}")
-    work = dataclasses.replace(work, sizes=np.array([np.sum(work.sizes)]), unseen=0, steps=steps or work.steps)
+    trained = work.sizes[: len(work.sizes) - work.unseen]
+    work = dataclasses.replace(
+        work, sizes=np.array([np.sum(trained)]), unseen=0, steps=steps or work.steps, epochs=None
+    )
 
     def update(
         key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, memory: PyTree, splits: Splits
@@ -55,4 +58,4 @@ def pooled(task: Task, work: LocalWork, *, steps: int = 0) -> Algorithm:
         predict=lambda hp, params, x: task.model.apply(params, x),
         gradients=gradients(work.steps),
     )
-    return Algorithm((client,), averaging_server(task), work.steps)
+    return Algorithm((client,), averaging_server(task), work.steps, pooled=True)

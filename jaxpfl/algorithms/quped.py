@@ -72,6 +72,7 @@ def quped(task: Task, work: LocalWork, *, bits: int = 0, architectures: str = ""
     """
     if bits and not 2 <= bits <= 16:
         raise JaxpflError(f"quped.bits must be 0, or >= 2 and <= 16, got {bits}")
+    distillation.check_task("quped", task)
     clients = tuple(_client(task, own_task, work, bits) for own_task in personal_tasks(task, architectures))
     return with_server_optimizer(Algorithm(clients, averaging_server(task), work.steps), work.server_optimizer)
 
@@ -79,6 +80,7 @@ def quped(task: Task, work: LocalWork, *, bits: int = 0, architectures: str = ""
 def _client(task: Task, own_task: Task, work: LocalWork, bits: int) -> Client:
     """Client with theta a model of ``own_task``, and mu one of ``task``."""
     own_apply = own_task.model.apply
+    divergence = distillation.divergence_of(task)
 
     def deployed(theta: PyTree) -> PyTree:
         return quantize(theta, bits) if bits else theta
@@ -86,7 +88,7 @@ def _client(task: Task, own_task: Task, work: LocalWork, bits: int) -> Client:
     def objective(batch: Batch, student: Array, teacher: Array, own: Array, lam: Scalar) -> tuple[Array, Array]:
         """Loss of ``own``, one of the two, plus the divergence; and that loss alone."""
         loss = batch.mean(task.loss(own, batch.y))
-        return loss + lam * batch.mean(distillation.divergence(teacher, student)), loss
+        return loss + lam * batch.mean(divergence(teacher, student)), loss
 
     def update(
         key: Key, hp: QuPeDHyper, ctx: ClientContext, message: Message, theta: PyTree, splits: Splits

@@ -11,21 +11,35 @@ from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 from jaxpfl.algorithms.adamix import adamix
-from jaxpfl.algorithms.adaped import AdaPeDHyper, adaped
+from jaxpfl.algorithms.adaped import adaped
+from jaxpfl.algorithms.adaped_plus import AdaPeDPlusHyper, adaped_plus
 from jaxpfl.algorithms.apfl import APFLHyper, apfl
 from jaxpfl.algorithms.ditto import DittoHyper, ditto
+from jaxpfl.algorithms.fedala import FedALAHyper, fedala
+from jaxpfl.algorithms.fedamp import FedAMPHyper, fedamp
 from jaxpfl.algorithms.fedavg import FedProxHyper, fedavg, fedavg_ft, fedprox
+from jaxpfl.algorithms.fedbabu import fedbabu
 from jaxpfl.algorithms.fedbn import fedbn
+from jaxpfl.algorithms.feddbe import FedDBEHyper, feddbe
+from jaxpfl.algorithms.feddyn import FedDynHyper, feddyn
 from jaxpfl.algorithms.fedem import FedEMHyper, fedem
+from jaxpfl.algorithms.fedpac import FedPACHyper, fedpac
 from jaxpfl.algorithms.fedper import fedper
+from jaxpfl.algorithms.fedproto import FedProtoHyper, fedproto
 from jaxpfl.algorithms.fedrep import FedRepHyper, fedrep
+from jaxpfl.algorithms.fedrod import fedrod
 from jaxpfl.algorithms.fml import FMLHyper, fml
 from jaxpfl.algorithms.ifca import ifca
+from jaxpfl.algorithms.knn_per import KnnPerHyper, knn_per
 from jaxpfl.algorithms.l2gd import L2GDHyper, l2gd
+from jaxpfl.algorithms.lg_fedavg import lg_fedavg
 from jaxpfl.algorithms.local import local
 from jaxpfl.algorithms.map_distillation import MapDistillationHyper, map_kd
 from jaxpfl.algorithms.map_personalization import LaplaceHyper, MapHyper, MixtureHyper, map_gaussian, map_laplace
+from jaxpfl.algorithms.moon import MoonHyper, moon
+from jaxpfl.algorithms.mr_mtl import MRMTLHyper, mr_mtl
 from jaxpfl.algorithms.network_lasso import NetworkHyper, network_lasso
+from jaxpfl.algorithms.parts.distilled import AdaPeDHyper
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, SgdHyper
 from jaxpfl.algorithms.perfedavg import PerFedAvgHyper, perfedavg
 from jaxpfl.algorithms.persfl import persfl, persfl_gd
@@ -44,7 +58,7 @@ class Method(NamedTuple):
       name: its name on the command line.
       build: ``(task, work, **options) -> Algorithm``; its keyword-only arguments are the static options.
       hyper: the default hyper-parameters (traced).
-      pooled: trains one client with the examples of all (`engine.PooledSimulation`): no federated method.
+      pooled: its algorithm is `Algorithm.pooled`, trained on all clients' examples together: no federated method.
       uploads: clients upload something.
       step_noise: supports clipping and noise in every local step (`LocalWork.step_noise`).
       scales: number of uploaded scales beside parameters, clipped separately in such steps.
@@ -79,6 +93,7 @@ METHODS: Mapping[str, Method] = {
         Method("fedprox", fedprox, FedProxHyper(), step_noise=True),
         Method("fedbn", fedbn, AveragingHyper()),
         Method("adaped", adaped, AdaPeDHyper(), step_noise=True, scales=1),
+        Method("adaped-plus", adaped_plus, AdaPeDPlusHyper()),
         Method("fedper", fedper, AveragingHyper()),
         Method("fedrep", fedrep, FedRepHyper()),
         Method("ifca", ifca, AveragingHyper()),
@@ -98,6 +113,18 @@ METHODS: Mapping[str, Method] = {
         Method("quped", quped, QuPeDHyper()),
         Method("scaffold", scaffold, ScaffoldHyper()),
         Method("l2gd", l2gd, L2GDHyper()),
+        Method("fedbabu", fedbabu, AveragingHyper()),
+        Method("lg-fedavg", lg_fedavg, AveragingHyper()),
+        Method("mr-mtl", mr_mtl, MRMTLHyper()),
+        Method("fedala", fedala, FedALAHyper()),
+        Method("feddyn", feddyn, FedDynHyper()),
+        Method("fedrod", fedrod, AveragingHyper()),
+        Method("fedproto", fedproto, FedProtoHyper()),
+        Method("knn-per", knn_per, KnnPerHyper()),
+        Method("moon", moon, MoonHyper()),
+        Method("fedamp", fedamp, FedAMPHyper()),
+        Method("feddbe", feddbe, FedDBEHyper()),
+        Method("fedpac", fedpac, FedPACHyper()),
         Method("network-lasso", network_lasso, NetworkHyper(), graph=True),
     )
 }

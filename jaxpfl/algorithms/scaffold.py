@@ -32,7 +32,7 @@ from flax import struct
 
 from jaxpfl.algorithms.parts.averaging import increment, share_of_all
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
-from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, batch_loss, gradients, run_steps
+from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, loss_gradient, run_steps
 from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
@@ -69,7 +69,7 @@ class Path(NamedTuple):
 
 def scaffold(task: Task, work: LocalWork) -> Algorithm:
     """SCAFFOLD (option II). Models: personalised x, the same for all; global x."""
-    loss = batch_loss(task)
+    loss = loss_gradient(task)
 
     def update(
         key: Key, hp: ScaffoldHyper, ctx: ClientContext, message: Message, own: PyTree, splits: Splits
@@ -79,7 +79,7 @@ def scaffold(task: Task, work: LocalWork) -> Algorithm:
         correction = optax.tree.sub(received.variate, own)
 
         def step(key: Key, path: Path, batch: Batch) -> tuple[Path, Metrics]:
-            value, gradient = jax.value_and_grad(loss)(path.at.params, key, batch)
+            value, gradient = loss(path.at.params, key, batch)
             gradient = jax.tree.map(lambda g, w: g + hp.weight_decay * w, gradient, path.at.params)
             at = path.at.step(optimizer, optax.tree.add(gradient, correction))
             return Path(at, optax.tree.add(path.gradients, gradient), path.steps + 1), {"train_loss": value}

@@ -29,6 +29,7 @@ import jax.numpy as jnp
 from jax.scipy.special import gammaln
 
 from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.models import PerExample, Task
 from jaxpfl.priors.base import Examples, Prior, Rates, as_float
 from jaxpfl.types import Array, Metrics, PyTree, Scalar
 
@@ -70,6 +71,24 @@ def _backward(residuals: tuple[Array, Array, Array], g: Array) -> tuple[Array, A
 
 
 divergence.defvjp(_forward, _backward)
+
+
+def check_task(method: str, task: Task) -> None:
+    """Refuse a task whose predictions have no distance.
+
+    Raises:
+      JaxpflError: naming the method that asks.
+    """
+    if task.divergence is None and not task.has_classes:
+        raise JaxpflError(
+            f"{method} distils predictions, and the task {task.kind!r} has no distance between them: give "
+            "Task.divergence"
+        )
+
+
+def divergence_of(task: Task) -> PerExample:
+    """Divergence of a task's predictions, (teacher, student) -> [n]: `divergence` of classes, else the task's own."""
+    return divergence if task.divergence is None else task.divergence
 
 
 def scale_gradient(psi: Array, mean_divergence: Array, c: Array) -> Array:
@@ -119,6 +138,7 @@ def prior(
     weight_decay: Scalar = 0.0,
     distance: str = "kd",
     exact: bool = False,
+    own: PerExample | None = None,
 ) -> Prior:
     """Prior on predictions, with AdaPeD's gradient message: mu at the client's new theta, then psi at the new mu.
 
@@ -131,15 +151,22 @@ def prior(
       weight_decay: added to mu's gradient as ``weight_decay * mu``.
       distance: a name in `DISTANCES`.
       exact: the density's normaliser (``kd-exact``) in place of ``log(2 psi) / 2``.
+      own: the divergence of predictions that are no classes' logits, for ``kd`` and ``reversed-kd``.
 
     Raises:
-      JaxpflError: for an unknown distance, and for ``exact`` with another distance than "kd".
+      JaxpflError: for an unknown distance, for ``exact`` with another distance than "kd", and for what is known of
+        class probabilities alone where there are none.
     """
     if distance not in DISTANCES:
         raise unknown_name("distance", distance, DISTANCES)
     if exact and distance != "kd":
         raise JaxpflError(f"the exact normaliser is known for the distance kd only, got {distance}")
+    if own is not None and (exact or distance == "square"):
+        asked = "the exact normaliser" if exact else "the distance square"
+        raise JaxpflError(f"{asked} is of class probabilities: this task predicts none")
     measure = DISTANCES[distance]
+    if own is not None:
+        measure = own if distance == "kd" else lambda teacher, student: own(student, teacher)
 
     def objective(psi: Scalar, teacher: Array, student: Array, on: Examples, c: Scalar = 1.0) -> Array:
         rows = log_normalizer(1 / (2 * psi * on.size), teacher) if exact else None

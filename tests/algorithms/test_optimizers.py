@@ -124,7 +124,7 @@ def test_weight_decay_is_added_to_the_gradient():
 def test_plain_sgd_keeps_its_bits():
     """The same as steps that begin their optimizer anew, which only one without memory may."""
     rng = np.random.default_rng(0)
-    data = ClientData(jnp.asarray(rng.normal(size=(30, 5)), jnp.float32), jnp.arange(30) % 3, jnp.ones(30, bool))
+    data = ClientData.padded(jnp.asarray(rng.normal(size=(30, 5)), jnp.float32), jnp.arange(30) % 3, jnp.ones(30, bool))
     task = classification(build_model("mlp:7", 3, (5,)), (5,), 3)
     work = LocalWork(np.array([30]), 6, 4)
     ctx = ClientContext(jnp.int32(0), jnp.int32(0), jnp.int32(0), ALL_STEPS, jax.random.key(1))

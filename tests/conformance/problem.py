@@ -1,20 +1,24 @@
 """A small ragged problem and how to run a method on it; shared by the conformance tests."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import chex
 import jax
 import numpy as np
-from toys import Medians, availability, participation
+from toys import CASES, Medians, availability, participation
 
-from jaxpfl import ExecutionPlan, Federation, LocalWork, Method, Simulation, stack_clients
+from jaxpfl import METHODS, ExecutionPlan, Federation, LocalWork, Method, Simulation, data, stack_clients
+from jaxpfl.algorithms.fedamp import Models
+from jaxpfl.algorithms.fedpac import State as FedPACState
 from jaxpfl.algorithms.network_lasso import NetworkState
-from jaxpfl.engine.assemble import make_task
+from jaxpfl.engine.assemble import make_simulation, make_task
 from jaxpfl.engine.client_graph import graph_by_inputs
 from jaxpfl.participation import Availability
 from jaxpfl.similarity import graphs
 from jaxpfl.similarity.admm import Warm
+from jaxpfl.types import Examples
 
 CLIENTS, CLASSES, FEATURES = 7, 3, 5
 MODELS = {"fedbn": "mlp-ln:6"}
@@ -67,6 +71,61 @@ def simulate(
     )
 
 
+def as_fit_builds(method: Method, federation: Federation, *, plan: ExecutionPlan, cohort: int | None = 4) -> Simulation:
+    """As `simulate` in float64, but a registered method is built as `fit` builds it: for clients of any number."""
+    if method is not METHODS.get(method.name):
+        return simulate(method, federation, plan=plan, cohort=cohort, dtype=np.float64)
+    federation = jax.tree.map(lambda a: a.astype(float) if np.issubdtype(a.dtype, np.floating) else a, federation)
+    task = make_task(MODELS.get(method.name, "mlp:6"), federation, CLASSES)
+    work = LocalWork(np.asarray(federation.train.size), 3, 6)
+    work = dataclasses.replace(work, graph=graph_of(federation) if method.graph else None)
+    cohorts = participation(method.name, federation.num_clients, cohort)
+    return make_simulation(method, task, work, federation, cohorts, method.hyper, options={}, plan=plan)
+
+
+@functools.cache
+def reference(name: str, cohort: int | None = 4) -> dict:
+    """Three rounds of two seeds of a case in float64, one client, one run after another on one device.
+
+    The numbers that every other way of execution must give, made once for all tests of a process that compare.
+    """
+    with jax.enable_x64(True):
+        plan = ExecutionPlan(clients="map", runs="map", devices=1, rounds_per_call=8)
+        return outcome(
+            simulate(CASES[name], ragged_federation(), plan=plan, cohort=cohort, dtype=np.float64), 3, (1, 2)
+        )
+
+
+ORDER = np.array([3, 0, 6, 2, 5, 1, 4])
+"""Another order of the clients of the ragged problem."""
+
+
+def reordered(simulation: Simulation, result: dict) -> dict:
+    """The outcome of the same clients in that order."""
+    scores = jax.tree.map(lambda a: a[:, ORDER], result["scores"])
+    return result | {"state": moved(simulation, result["state"], ORDER), "scores": scores}
+
+
+def spoiled(federation: Federation) -> Federation:
+    """NaN and labels of no class between the clients of what a method may see."""
+
+    def spoil(split):
+        real, apart = split.flat(), 3 * np.arange(1, 1 + len(split.size), dtype=np.int32)
+        places = np.arange(len(real.y)) + np.repeat(apart, split.size)
+        x = np.full((places[-1] + 4, *real.x.shape[1:]), np.nan, real.x.dtype)
+        y = np.full(len(x), 10**6, np.int32)
+        x[places], y[places] = real
+        start = (np.cumsum(split.size) - split.size).astype(np.int32) + apart
+        return dataclasses.replace(split, examples=Examples(x, y), start=start)
+
+    return federation._replace(train=spoil(federation.train), validation=spoil(federation.validation))
+
+
+def padded(federation: Federation) -> Federation:
+    """The same clients with larger capacities."""
+    return data.pad(federation, train_capacity=19, validation_capacity=5, test_capacity=9)
+
+
 def graph_of(federation: Federation) -> graphs.Graph:
     """Neighbours by their data, for the methods that ask for them."""
     return graph_by_inputs("data", federation, neighbours=2)
@@ -94,9 +153,14 @@ def moved(simulation: Simulation, state: Any, order: np.ndarray) -> Any:
     server = state.server
     if isinstance(server, Medians):
         server = server._replace(by_client=server.by_client[:, order])
+    if isinstance(server, Models):
+        server = jax.tree.map(lambda a: a[:, order], server)
+    if isinstance(server, FedPACState):
+        server = server._replace(heads=jax.tree.map(lambda a: a[:, order], server.heads))
     if isinstance(server, NetworkState):
         server = moved_network(server, graph_of(simulation.federations[0]), order)
-    counts = jax.tree.map(lambda a: a[:, order], state.counts)
+    trained = [row for row in order if row < state.counts.table.shape[1]]  # of a pooled method, one client
+    counts = jax.tree.map(lambda a: a[:, trained], state.counts)
     return state._replace(server=server, clients=tuple(clients), counts=counts)
 
 

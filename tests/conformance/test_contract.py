@@ -155,7 +155,7 @@ SCORED_WRONG = {
     ),
     "logits of one example": (
         {"predict": lambda hp, mu, x: x[0, :3]},
-        "client.predict must have a row for each of 6 examples, got float32[3]",
+        "client.predict must have a row for each of 4 examples, got float32[3]",
     ),
 }
 
@@ -170,7 +170,7 @@ def test_a_metric_that_averages_for_itself_is_refused(federation):
     simulation = simulate(toy(), federation, model="linear", plan=ExecutionPlan(devices=1))
     task = simulation._programs._of.task._replace(metrics={"mean": lambda logits, y: logits.mean()})
     simulation._programs._of = simulation._programs._of._replace(task=task)
-    said = r"the task's metric 'mean' must be one number for each of 6 examples, got float32\[\]"
+    said = r"the task's metric 'mean' must be one number for each of 4 examples, got float32\[\]"
     with pytest.raises(JaxpflError, match=said):
         traced(simulation, "test")
 

@@ -13,15 +13,15 @@ from jaxpfl.participation import availability
 NOTHING, LOSSY, SLOW, BOTH = (0.0, 0.0), (0.3, 0.0), (0.0, 0.5), (0.6, 0.9)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
     ("name", "runs", "rates"),
     [
         ("fedavg", "vmap", [NOTHING, BOTH]),
-        *(
-            pytest.param(name, runs, [NOTHING, LOSSY, SLOW, BOTH], marks=pytest.mark.slow)
-            for name, runs in (("fedavg", "map"), ("adaped", "vmap"), ("ditto", "map"))
-        ),
+        ("fedavg", "map", [NOTHING, LOSSY, SLOW, BOTH]),
+        ("adaped", "vmap", [NOTHING, LOSSY, SLOW, BOTH]),
+        ("ditto", "map", [NOTHING, LOSSY, SLOW, BOTH]),
     ],
 )
 def test_rows_equal_runs_alone(federation, name, runs, rates):
@@ -46,6 +46,7 @@ def test_rows_equal_runs_alone(federation, name, runs, rates):
         assert_close(row, alone, 1e-9)
 
 
+@pytest.mark.slow
 def test_fit_takes_lists_and_tells_runs_apart(federation):
     given = {"model": "linear", "rounds": 2, "local_steps": 2}
     result = jaxpfl.fit("fedavg", federation, seeds=[1, 1], dropout=[0.0, 0.9], stragglers=0.5, **given)

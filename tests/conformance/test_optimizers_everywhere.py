@@ -65,6 +65,7 @@ def test_any_plan_gives_the_same_numbers(method, federation):
     assert asked
 
 
+@pytest.mark.slow
 def test_a_round_without_weight_leaves_the_memory(method, federation):
     chosen = choose(method, optimizer="adam", server_optimizer="fedavgm")
     good = simulate(chosen, federation, cohort=None)
@@ -72,8 +73,8 @@ def test_a_round_without_weight_leaves_the_memory(method, federation):
     state, _ = good.advance(good.init([4]), 2)
     before = jax.tree.map(np.asarray, state.server)
     assert learns(method) == any(np.any(leaf) for leaf in jax.tree.leaves(getattr(before, "memory", ())))
-    x = np.full_like(federation.train.x, np.inf)
-    broken = simulate(chosen, federation._replace(train=federation.train._replace(x=x)), cohort=None)
+    x = np.full_like(federation.train.examples.x, np.inf)
+    broken = simulate(chosen, federation._replace(train=federation.train.with_examples(x=x)), cohort=None)
     state, history = broken.advance(broken.adopt(state), 1)  # where it is private, it is of another name
     assert history["diverged"].tolist() == [[federation.num_clients]]
     jax.tree.map(np.testing.assert_array_equal, jax.tree.map(np.asarray, state.server), before)

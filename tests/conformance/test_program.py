@@ -51,7 +51,8 @@ def test_seeds_differ(method, federation):
 @pytest.mark.slow
 def test_test_examples_reach_nothing_but_scores(method, federation):
     test = federation.test
-    other = federation._replace(test=test._replace(x=np.full_like(test.x, np.nan), y=2 - test.y))
+    nothing = test.with_examples(x=np.full_like(test.examples.x, np.nan), y=2 - test.examples.y)
+    other = federation._replace(test=nothing)
     want, got = (outcome(simulate(method, f), 3) for f in (federation, other))
     chex.assert_trees_all_equal((got["state"], got["history"]), (want["state"], want["history"]))
     assert not np.array_equal(got["scores"]["after"]["loss"], want["scores"]["after"]["loss"])
@@ -68,18 +69,27 @@ def test_state_is_donated(method, federation, runs):
 
 @pytest.mark.every_method
 def test_bytes_are_those_of_what_is_exchanged(method, federation):
-    up, down = simulate(method, federation).bytes_per_client()
+    simulation = simulate(method, federation)
+    assert simulation.algorithm.pooled == method.pooled
+    up, down = simulation.bytes_per_client()
     parameters = 4 * (5 * 6 + 6 + 6 * 3 + 3)
     body = 4 * (5 * 6 + 6)
+    head = parameters - body
     psi = number = 4
     coin = 1
+    prototypes = 4 * 3 * 6
     want = {
         "local": (0, 0),
+        "pooled": (0, 0),
         "adaped": (parameters + psi, parameters + psi),
+        "adaped-plus": (parameters + psi, parameters + psi),
+        "adaped-plus, kept": (parameters + psi, parameters + psi),
         "adaped, idle": (parameters + psi, parameters + psi),
         "adaped, private": (parameters + psi + number, parameters + psi + number),
         "fedper": (body, body),
         "fedrep": (body, body),
+        "fedbabu": (body, parameters),
+        "lg-fedavg": (head, head),
         "ifca": (2 * parameters, 2 * parameters),
         "fedem": (2 * parameters, 2 * parameters),
         "map-gaussian": (parameters + number, parameters + number),
@@ -90,6 +100,9 @@ def test_bytes_are_those_of_what_is_exchanged(method, federation):
         "toy clusters": (2 * parameters, 2 * parameters),
         "scaffold": (2 * parameters, 2 * parameters),
         "l2gd": (parameters, parameters + coin),
+        "feddbe": (parameters + 6 * number, parameters + 7 * number),
+        "fedpac": (parameters + 2 * prototypes + 5 * number, parameters + prototypes + 3 * number),
+        "fedproto": (prototypes, prototypes + 3 * number),
     }
     assert (up, down) == want.get(method.name, (parameters, parameters))
 

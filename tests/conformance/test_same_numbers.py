@@ -1,11 +1,14 @@
 """A method's numbers do not depend on how it is executed, on padding, or on the clients' order."""
 
+from dataclasses import replace
+
 import jax
 import numpy as np
 import pytest
-from problem import assert_close, moved, outcome, simulate
+from problem import ORDER, as_fit_builds, assert_close, outcome, padded, reference, reordered, simulate, spoiled
 
-from jaxpfl import ExecutionPlan, data
+from jaxpfl import METHODS, ExecutionPlan, data, stack_clients
+from jaxpfl.data.size_classes import size_classes
 
 # Each plan with the cohort that it is asked to run: None is everyone, which needs no gather.
 PLANS = {
@@ -19,49 +22,50 @@ PLANS = {
 }
 
 
+@pytest.mark.every_method(slow=True)
+@pytest.mark.usefixtures("x64")
+def test_everything_that_must_not_matter_at_once(method, federation):
+    """Blocks of clients, runs and devices together, rows that are nobody's, padded data with garbage in the padding,
+    in another order."""
+    plan = ExecutionPlan(clients="3", runs="vmap", devices=2, client_bucket=10)
+    other = as_fit_builds(method, spoiled(data.permute(padded(federation), ORDER)), plan=plan)
+    why = other.execution.reasons[-1]
+    if method.name in WITHOUT_BUCKET:
+        assert why == f"no bucket: {WITHOUT_BUCKET[method.name]}"
+    else:
+        assert not why.startswith("no bucket")
+        assert other.placement.rows == 10
+    want = reordered(simulate(method, federation, dtype=np.float64), reference(method.name))
+    assert_close(outcome(other, 3, (1, 2)), want, 1e-9)
+
+
+WITHOUT_BUCKET = {
+    "adamix": "its server sees single uploads",
+    "fedamp": "its server sees single uploads",
+    "fedpac": "its server sees single uploads",
+    "network-lasso": "its server sees single uploads",
+    "pooled": "one client trains",
+    "toy medians": "its clients are in groups",
+}
+"""Methods that cannot be in a bucket and are run without, and why."""
+
+
+@pytest.mark.slow
+@pytest.mark.every_method(slow=True)
+@pytest.mark.usefixtures("x64")
+def test_models_in_parts_on_two_devices_give_the_same(method, federation):
+    plan = ExecutionPlan(model_shards=2, clients="3", runs="vmap")
+    got = outcome(simulate(method, federation, plan=plan, dtype=np.float64), 3, (1, 2))
+    assert_close(got, reference(method.name), 1e-9)
+
+
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize("name", PLANS)
 def test_any_plan_gives_the_same_numbers(method, federation, name):
     plan, cohort = PLANS[name]
-    one_by_one = ExecutionPlan(clients="map", runs="map", rounds_per_call=8)
-    want, got = (
-        outcome(simulate(method, federation, plan=p, cohort=cohort, dtype=np.float64), 3, (1, 2))
-        for p in (one_by_one, plan)
-    )
-    assert_close(got, want, 1e-9)
-
-
-@pytest.mark.every_method(slow=True)
-@pytest.mark.usefixtures("x64")
-def test_everything_that_must_not_matter_at_once(method, federation):
-    """Blocks of clients, runs and devices together, on padded data with garbage in the padding, in another order."""
-    one_by_one = ExecutionPlan(clients="map", runs="map", devices=1)
-    simulation = simulate(method, federation, plan=one_by_one, dtype=np.float64)
-    want = outcome(simulation, 3, (1, 2))
-    padded = data.pad(federation, train_capacity=19, validation_capacity=5, test_capacity=9)
-    together = ExecutionPlan(clients="3", runs="vmap", devices=2)
-    other = simulate(method, data.permute(spoiled(padded), ORDER), plan=together, dtype=np.float64)
-    assert_close(outcome(other, 3, (1, 2)), reordered(simulation, want), 1e-9)
-
-
-ORDER = np.array([3, 0, 6, 2, 5, 1, 4])
-
-
-def reordered(simulation, result):
-    """The outcome of the same clients in that order."""
-    scores = jax.tree.map(lambda a: a[:, ORDER], result["scores"])
-    return result | {"state": moved(simulation, result["state"], ORDER), "scores": scores}
-
-
-def spoiled(federation):
-    """NaN and labels of no class where there is only padding of what a method may see."""
-
-    def spoil(split):
-        x = np.where(split.mask[..., None], split.x, np.nan)
-        return split._replace(x=x, y=np.where(split.mask, split.y, 10**6))
-
-    return federation._replace(train=spoil(federation.train), validation=spoil(federation.validation))
+    got = outcome(simulate(method, federation, plan=plan, cohort=cohort, dtype=np.float64), 3, (1, 2))
+    assert_close(got, reference(method.name, cohort), 1e-9)
 
 
 @pytest.mark.slow
@@ -72,10 +76,42 @@ def test_one_float32_round_under_two_plans(method, federation):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
-@pytest.mark.parametrize("batch_size", [6, 100], ids=["mini-batches", "full batches"])
-def test_padding_changes_nothing(method, federation, batch_size):
-    padded = data.pad(federation, train_capacity=19, validation_capacity=5, test_capacity=9)
-    want, got = (outcome(simulate(method, f, dtype=np.float64, batch_size=batch_size), 3) for f in (federation, padded))
+def test_with_full_batches_neither_padding_nor_order_change_anything(method, federation):
+    simulation = simulate(method, federation, dtype=np.float64, batch_size=100)
+    other = simulate(method, data.permute(padded(federation), ORDER), dtype=np.float64, batch_size=100)
+    assert_close(outcome(other, 3), reordered(simulation, outcome(simulation, 3)), 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(("name", "clients"), [("fedem", "3"), ("ifca", "3"), ("ifca", "map"), ("persfl", "3")])
+def test_chunks_of_passes_change_nothing(federation, name, clients):
+    """Passes over all examples in chunks of 2, also where several clients' chunks are one list, and runs an axis."""
+    short = federation._replace(
+        **{name: replace(getattr(federation, name), chunk=2) for name in ("train", "validation", "test")}
+    )
+    want, got = (
+        outcome(simulate(METHODS[name], given, plan=plan, dtype=np.float64), 2, (1, 2))
+        for given, plan in (
+            (federation, ExecutionPlan(clients="map", runs="map", devices=1)),
+            (short, ExecutionPlan(clients=clients, runs="vmap", devices=1)),
+        )
+    )
+    assert_close(got, want, 1e-9)
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("x64")
+@pytest.mark.parametrize(("name", "clients"), [("fedem", "3"), ("adaped", "map")])
+def test_full_batches_at_the_length_of_a_class_change_nothing(monkeypatch, name, clients):
+    rng = np.random.default_rng(3)
+    sizes = (2, 5, 40, 3, 9, 4, 2)
+    assert len(size_classes(np.array(sizes))) == 3
+    federation = stack_clients([(rng.normal(size=(n, 5)), rng.integers(3, size=n)) for n in sizes])
+    plan = ExecutionPlan(clients=clients, runs="vmap", devices=1)
+    got = outcome(simulate(METHODS[name], federation, plan=plan, dtype=np.float64, batch_size=100), 2, (1, 2))
+    monkeypatch.setattr("jaxpfl.algorithms.parts.local_work.size_classes", lambda sizes: (40,))
+    want = outcome(simulate(METHODS[name], federation, plan=plan, dtype=np.float64, batch_size=100), 2, (1, 2))
     assert_close(got, want, 1e-9)
 
 
@@ -88,15 +124,6 @@ def test_garbage_in_the_padding_reaches_nothing(method, federation):
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
-def test_order_of_clients_changes_nothing(method, federation):
-    simulation = simulate(method, federation, dtype=np.float64)
-    want = reordered(simulation, outcome(simulation, 3))
-    got = outcome(simulate(method, data.permute(federation, ORDER), dtype=np.float64), 3)
-    assert_close(got, want, 1e-9)
-
-
-@pytest.mark.slow
-@pytest.mark.usefixtures("x64")
 def test_seeds_together_equal_seeds_alone(method, federation):
     simulation = simulate(method, federation, plan=ExecutionPlan(runs="vmap"), dtype=np.float64)
     together = outcome(simulation, 3, (5, 6, 7))
@@ -105,6 +132,7 @@ def test_seeds_together_equal_seeds_alone(method, federation):
         assert_close(alone, jax.tree.map(lambda a, i=i: a[i : i + 1], together), 1e-9)
 
 
+@pytest.mark.slow
 def test_call_lengths_change_no_bit(method, federation):
     simulation = simulate(method, federation)
     state = simulation.init([0])
@@ -116,6 +144,7 @@ def test_call_lengths_change_no_bit(method, federation):
             np.testing.assert_array_equal(a, b)
 
 
+@pytest.mark.slow
 def test_a_state_that_went_through_the_host_continues_bit_for_bit(method, federation, tmp_path):
     from jaxpfl.experiment.checkpoint import Checkpoints
 

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxpfl import METHODS, Algorithm, Client, Message, Method, Reduction, Server, SgdHyper, Stacked, Upload
-from jaxpfl.algorithms import FEDERATED, sgd
+from jaxpfl.algorithms import sgd
 from jaxpfl.participation import RELIABLE, Availability, Participation, of, poisson
 from jaxpfl.privacy import Mechanism, PrivateHyper, privatize
 
@@ -120,12 +120,14 @@ def private(name: str, method: Method, mechanism: Mechanism) -> Method:
     return Method(name, build, PrivateHyper(method.hyper, z, limit))
 
 
-_ADAPED = METHODS["adaped"]
+_ADAPED, _PLUS = METHODS["adaped"], METHODS["adaped-plus"]
+_KEPT = {"keep": True, "fine_tune_steps": 4, "own_psi": True, "idle_rounds": 2}
 
-CASES: dict[str, Method] = {name: METHODS[name] for name in FEDERATED} | {
+CASES: dict[str, Method] = dict(METHODS) | {
     "toy medians": Method("toy medians", medians, SgdHyper()),
     "toy clusters": Method("toy clusters", clusters, SgdHyper()),
     "adaped, idle": _ADAPED._replace(name="adaped, idle", build=partial(_ADAPED.build, idle_rounds=2)),
+    "adaped-plus, kept": _PLUS._replace(name="adaped-plus, kept", build=partial(_PLUS.build, **_KEPT)),
     "adaped, private": private("adaped, private", _ADAPED, Mechanism(0.5, 0.1, quantile=0.5, count_stddev=1.0)),
     "fedavg, private": private("fedavg, private", METHODS["fedavg"], Mechanism(0.5, 0.1, "distributed", 3)),
 }

@@ -17,7 +17,7 @@ from jaxpfl.engine.client_graph import graph_by_inputs
 from jaxpfl.participation import Participation, full, uniform
 from jaxpfl.privacy import Mechanism, privatize
 from jaxpfl.randomness import Purpose, stream
-from jaxpfl.types import ClientData
+from jaxpfl.types import ClientData, Examples
 
 FEATURES, HIDDEN, CLASSES, STEPS, SEED = 4, 5, 3, 3, 17
 HEAD = ("w2", "b2")
@@ -31,15 +31,11 @@ IDS = (3, 11, 0, 7, 42)
 def stack(
     train: Sequence[Batch], test: Sequence[Batch], ids: Sequence[int], validation: Sequence[Batch] | None = None
 ) -> Federation:
-    """The clients' arrays as they are (float64 stays), padded with zeros; no validation examples unless given."""
+    """The clients' arrays as they are (float64 stays); no validation examples unless given."""
 
     def split(clients: Sequence[Batch]) -> ClientData:
-        n = max(len(y) for _, y in clients)
-        return ClientData(
-            np.stack([np.pad(x, ((0, n - len(y)), (0, 0))) for x, y in clients]),
-            np.stack([np.pad(y, (0, n - len(y))) for _, y in clients]),
-            np.stack([np.arange(n) < len(y) for _, y in clients]),
-        )
+        x, y = (np.concatenate(parts) for parts in zip(*clients, strict=True))
+        return ClientData.stacked(Examples(x, y), [len(y) for _, y in clients])
 
     nothing = [(x[:0], y[:0]) for x, y in train]
     return Federation(np.asarray(ids, np.int32), split(train), split(validation or nothing), split(test))
@@ -47,7 +43,8 @@ def stack(
 
 def clients(data: ClientData) -> list[Batch]:
     """The clients' real examples, without padding."""
-    return [(x[mask], y[mask]) for x, y, mask in zip(*map(np.asarray, data), strict=True)]
+    ends, (x, y) = np.cumsum(data.size), data.flat()
+    return [(x[end - size : end], y[end - size : end]) for end, size in zip(ends, np.asarray(data.size), strict=True)]
 
 
 def classification_problem(sizes: Sequence[int] = SIZES, ids: Sequence[int] = IDS) -> Federation:
@@ -94,6 +91,16 @@ def least_squares(features: int) -> Task:
     return Task(model, (features,), 1, loss, {"loss": loss})
 
 
+def three_quadratics() -> tuple[list[Batch], np.ndarray]:
+    """Least-squares clients of unequal sizes and curvatures, and the minimiser of the uniform mean of their losses."""
+    rng, parts = np.random.default_rng(2), []
+    for n in (8, 12, 25):
+        x = rng.normal(size=(n, 3)) * rng.uniform(0.6, 1.4, size=3)
+        parts.append((x, x @ rng.normal(size=3) + 0.3 * rng.normal(size=n)))
+    curvature = sum(x.T @ x / len(y) for x, y in parts)
+    return parts, np.linalg.solve(curvature, sum(x.T @ y / len(y) for x, y in parts))
+
+
 # --- the engine -----------------------------------------------------------------------------------
 
 
@@ -134,12 +141,12 @@ def simulation(
     entry, choices = METHODS[method], choices or {}
     if entry.graph:
         choices = {"graph": graph_by_inputs("data", federation, neighbours=2)} | choices
-    work = LocalWork(np.asarray(federation.train.mask).sum(1), steps, batch_size, **choices)
+    work = LocalWork(np.asarray(federation.train.size), steps, batch_size, **choices)
     algorithm, hyper = entry.build(task, work, **options), entry.hyper.replace(**hp)
     if privacy is not None:
         algorithm, hyper = privatize(algorithm, hyper, privacy)
     if compress is not None:
-        one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), federation.splits)
+        one = jax.eval_shape(lambda splits: splits.client(0), federation.splits)
         algorithm = compressed(algorithm, resolve(compress), one)
     return Simulation(
         algorithm,
@@ -177,6 +184,11 @@ def client_row(stacked: Any, i: int) -> Any:
     return jax.tree.map(lambda a: a[i], stacked)
 
 
+def filled(part: dict[str, Any]) -> dict[str, Any]:
+    """A part of a model without the places of the other."""
+    return {name: leaf for name, leaf in part.items() if leaf is not None}
+
+
 # --- the documented draws -------------------------------------------------------------------------
 
 _draw = jax.jit(draw_batches, static_argnums=0)
@@ -186,13 +198,12 @@ def draws(
     federation: Federation, i: int, purpose: Purpose, batch_size: int, steps: int, seen: int, seed: int = SEED
 ) -> list[Batch]:
     """The batches of client i's round: all of its examples, or what its stream of that purpose draws."""
-    sizes = np.asarray(federation.train.mask).sum(1)
+    sizes = np.asarray(federation.train.size)
     x, y = clients(federation.train)[i]
     if batch_size >= sizes.max():
         return [(x, y)] * steps
     key = stream(jax.random.key(seed), purpose, int(federation.client_ids[i]))
-    mask = jnp.asarray(federation.train.mask[i])
-    indices, valid = _draw(plan_batches(sizes, steps, batch_size), key, jnp.int32(seen), mask)
+    indices, valid = _draw(plan_batches(sizes, steps, batch_size), key, jnp.int32(seen), sizes[i])
     rows = zip(np.asarray(indices), np.asarray(valid), strict=True)
     return [(x[index[ok]], y[index[ok]]) for index, ok in rows]
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from numpy_reference import adaped_objective, distillation, forward
-from oracle_setup import classification_problem, client_row, clients, perceptron, simulation
+from oracle_setup import classification_problem, clients, perceptron, simulation
 
 from jaxpfl.algorithms.adaped import Shared
 from jaxpfl.priors.distillation import divergence, scale_gradient
@@ -99,7 +99,7 @@ def one_step():
         zero = jnp.int32(0)
         ctx = ClientContext(zero, jnp.int32(2), zero, 1, jax.random.key(1))
         theta, mu = (perceptron().init(jax.random.key(s)) for s in (8, 9))
-        message, splits = Shared(mu, jnp.float64(PSI)), client_row(problem.splits, 0)
+        message, splits = Shared(mu, jnp.float64(PSI)), problem.splits.client(0)
         update = jax.jit(made.algorithm.clients[0].update)
         new, upload, _ = update(jax.random.key(3), made.hp, ctx, Message(message), theta, splits)
         theta, mu, new, change = jax.tree.map(np.asarray, (theta, mu, new, upload.total))

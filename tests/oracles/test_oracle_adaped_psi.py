@@ -50,6 +50,7 @@ def test_one_client():
     assert psi[2] == 3.0
 
 
+@pytest.mark.slow
 def test_uniform_average():
     """One step a round: the clients' mean of ``1/(2 psi) - c f_i/(2 psi^2)`` is 0 at ``psi* = c mean_i f_i``,
 

@@ -60,6 +60,7 @@ def reference(kind: str, defect: str = "", *, adapt: bool = True) -> list[Round]
     return run_averaging(kind, HYPER, start.states[0].server, own_states(start), work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_rounds(kind):
     want = reference(kind)
@@ -75,6 +76,7 @@ def test_alpha_that_is_not_adapted():
     assert {own["alpha"] for own in want[-1].clients} == {HYPER["alpha_init"]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", ["gradient at v", "v steps without alpha", "logits mixed", "no projection"])
 def test_a_defect_would_be_seen(defect):
     assert difference(got("uniform", adapt_alpha=True), reference("uniform", defect)) > 1e-3

@@ -108,6 +108,7 @@ EVERY_TIME = {("fedavg", "adam"), ("fedavg", "momentum"), ("adaped", "adam:b1=0.
 PAIRS = [pytest.param(m, o, marks=() if (m, o) in EVERY_TIME else pytest.mark.slow) for m in HYPER for o in OPTIMIZERS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "optimizer"), PAIRS)
 def test_rounds(method, optimizer, monkeypatch):
     got = engine(method, optimizer)

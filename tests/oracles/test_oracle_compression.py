@@ -112,11 +112,11 @@ def rows(cohort, r: int) -> list[int]:
     return [i for i in np.asarray(drawn).tolist() if i < M]
 
 
-SELDOM = CASES.keys() - {"qsgd:levels=2", "sign", "top-k:share=0.1"}
 """In the slow run: the other choice of feedback, and codes that reach the engine as one of these three does."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(c, marks=pytest.mark.slow if c in SELDOM else ()) for c in CASES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", CASES)
 def test_fedavg(name):
     (reference, feeds), problem, cohort = CASES[name], classification_problem(), uniform(M, 3)
     got = run(simulation("fedavg", problem, SGD, cohort=cohort, compress=name), ROUNDS)

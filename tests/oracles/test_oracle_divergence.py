@@ -31,8 +31,9 @@ from jaxpfl.algorithms import FEDERATED
 
 BAD, ROUNDS = 1, 2
 KEPT = [i for i in range(len(SIZES)) if i != BAD]
-OF_ALL = {"l2gd": {"p": 1e-3}, "scaffold": {}}
-"""Methods whose server keeps a mean over all m clients; hyper-parameters with which every round takes local steps."""
+OF_ALL = {"l2gd": {"p": 1e-3}, "scaffold": {}, "feddyn": {}, "fedamp": {}}
+"""Methods whose server keeps a mean over all m clients, or models of all; hyper-parameters with which every round takes
+local steps."""
 
 
 @pytest.fixture(autouse=True)
@@ -98,13 +99,13 @@ def seldom(methods: Iterable[str]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("method", seldom(set(FEDERATED) - {"adaped", "network-lasso"} - OF_ALL.keys()))
+@pytest.mark.parametrize("method", seldom(set(FEDERATED) - {"adaped", "network-lasso", "fedpac"} - OF_ALL.keys()))
 def test_every_method(method):
     check(run(simulation(method, spoiled(infinite), {}), ROUNDS), undisturbed(method))
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["l2gd", "scaffold"])
+@pytest.mark.parametrize("method", sorted(OF_ALL))
 def test_methods_whose_server_keeps_a_mean_over_all(method):
     """The diverged client is one of the m of that mean, so there is no run without it to compare; it stands still."""
     got = run(simulation(method, spoiled(infinite), OF_ALL[method]), ROUNDS)
@@ -145,7 +146,7 @@ def test_it_is_scored_with_the_state_that_it_keeps():
 def test_all_diverge(method):
     """Nobody has weight: server and clients stand still."""
     bad = classification_problem()
-    bad.train.x[:, 0, 0] = np.inf
+    bad.train.examples.x[bad.train.start, 0] = np.inf
     got = run(simulation(method, bad, OF_ALL.get(method, {})), 1)
     start, end = got.states
     assert_same((end.server, end.clients), (start.server, start.clients), rtol=0)

@@ -125,7 +125,8 @@ def reference(kind: str, batch_size: int, defect: str = "") -> list[tuple]:
     return run_fedbn(given, HYPER, *parts(engine(kind, batch_size).states[0]), defect)
 
 
-@pytest.mark.parametrize(("kind", "batch_size"), [pytest.param("full", 100, marks=pytest.mark.slow), ("uniform", 6)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("kind", "batch_size"), [("full", 100), ("uniform", 6)])
 def test_rounds(kind, batch_size):
     got, want = engine(kind, batch_size), reference(kind, batch_size)
     for state, (mu, own, _) in zip(got.states[1:], want, strict=True):
@@ -142,6 +143,7 @@ def test_rounds(kind, batch_size):
         assert_same(scores[which]["accuracy"], np.array([np.mean(a.argmax(1) == y) for a, y in logits]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", ["own part travels", "own part starts anew", "uniform mean"])
 def test_defects_would_be_seen(defect):
     mu, own, _ = reference("uniform", 6, defect)[-1]

@@ -15,6 +15,7 @@ from oracle_setup import (
     classification_problem,
     client_row,
     distance,
+    filled,
     participation,
     perceptron,
     run,
@@ -40,11 +41,6 @@ def float64():
 def engine() -> Run:
     made = simulation("fedper", classification_problem(), HYPER, cohort=participation("uniform"), batch_size=BATCH)
     return run(made, ROUNDS)
-
-
-def filled(part: dict) -> dict:
-    """A part of a model without the places of the other."""
-    return {name: leaf for name, leaf in part.items() if leaf is not None}
 
 
 def reference(start, defect: str = "") -> list:

@@ -14,6 +14,7 @@ from oracle_setup import (
     client_row,
     distance,
     draws,
+    filled,
     participation,
     perceptron,
     run,
@@ -49,10 +50,6 @@ def engine(counts: str) -> Run:
         **COUNTS[counts],
     )
     return run(made, ROUNDS)
-
-
-def filled(part: dict) -> dict:
-    return {name: leaf for name, leaf in part.items() if leaf is not None}
 
 
 def alternate(body: dict, head: dict, batches: list, of_head: int, rate: float, defect: str = "") -> tuple[dict, dict]:

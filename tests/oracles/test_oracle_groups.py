@@ -89,6 +89,7 @@ def linear_forward(theta, x):
     return x @ theta["head"]["kernel"] + theta["head"]["bias"]
 
 
+@pytest.mark.slow
 def test_one_step_of_two_architectures():
     """theta a perceptron for even ids, linear for odd ones; one full-batch step; uploads (mu, psi) for all."""
     made = adaped("same+linear", steps=1)

@@ -34,6 +34,7 @@ def rounds():
         return run(made, ROUNDS), world
 
 
+@pytest.mark.slow
 def test_every_round(rounds):
     got, world = rounds
     start = got.states[0]

@@ -93,10 +93,12 @@ def of_engine() -> list:
     return [models_of(state.server) for state in engine().states[1:]]
 
 
+@pytest.mark.slow
 def test_rounds():
     assert_same(of_engine(), reference()[0])
 
 
+@pytest.mark.slow
 def test_the_run_has_every_case():
     """A cluster with nobody, with one and with more: else the test above is hollow."""
     counts = {count for row in reference()[1] for count in row}
@@ -120,6 +122,7 @@ def test_the_personalised_model_is_the_one_of_the_clients_cluster():
     np.testing.assert_array_equal(got.simulation.clusters(got.state), [chosen])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_would_be_seen(defect):
     assert distance(of_engine(), reference(defect)[0]) > 1e-3

@@ -83,6 +83,7 @@ def draw_of_one(kind: str, i: int, seen: int):
     return draws(classification_problem(), i, Purpose.BATCHES, batch_size, 1, seen)[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_rounds(kind):
     want = reference(kind)
@@ -94,6 +95,7 @@ def test_the_run_has_both_sides_of_the_coin():
     assert set(tosses(ROUNDS)) == {True, False}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", ["p left out", "1 - p left out", "mean of the cohort"])
 def test_a_defect_would_be_seen(defect):
     assert difference(got("uniform"), reference("uniform", defect)) > 1e-3

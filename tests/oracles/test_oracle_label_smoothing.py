@@ -30,6 +30,7 @@ def smoothed(logits, y, s):
     return -(target * log_q).sum() / n, (np.exp(log_q) - target) / n
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("s", [0.0, 0.1, 0.9])
 @pytest.mark.usefixtures("float64")
 def test_one_round_is_numpys(problem, s):

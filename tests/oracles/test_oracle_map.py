@@ -177,16 +177,15 @@ def reference(
     return history
 
 
-@pytest.mark.parametrize(
-    "batch_size", [pytest.param(100, marks=pytest.mark.slow), 6], ids=["full batches", "mini-batches"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("batch_size", [100, 6], ids=["full batches", "mini-batches"])
 @pytest.mark.parametrize(
     ("method", "kind", "options"),
     [
         ("map-gaussian", "gaussian", {}),
-        pytest.param("map-gaussian", "gaussian", {"estimate": "fit", "scaling": "mean"}, marks=pytest.mark.slow),
+        ("map-gaussian", "gaussian", {"estimate": "fit", "scaling": "mean"}),
         ("map-laplace", "laplace", {}),
-        pytest.param("map-laplace", "laplace", {"estimate": "fit"}, marks=pytest.mark.slow),
+        ("map-laplace", "laplace", {"estimate": "fit"}),
         ("adamix", "mixture", {}),
     ],
 )

@@ -139,8 +139,9 @@ def assert_rounds(run_, want: list[After]) -> None:
     np.testing.assert_allclose(run_.history["train_loss"], [r.loss for r in want], rtol=1e-8)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("p", [2, *(pytest.param(p, marks=pytest.mark.slow) for p in (1, math.inf))])
+@pytest.mark.parametrize("p", [2, 1, math.inf])
 def test_rounds(kind, p):
     """Everybody with full batches; and three of five with stragglers. Every kind of mask."""
     made = got(kind, float(p))
@@ -166,6 +167,7 @@ def test_the_prints_scale():
     assert_rounds(made, reference("full", first_model(made), c=1 / N))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "defect",
     [
@@ -275,6 +277,7 @@ def test_duplicate_clients_are_one():
     np.testing.assert_array_equal(made.simulation.clusters(made.state), [[0, 0, 1]])
 
 
+@pytest.mark.slow
 def test_newcomers_are_sent_the_mean():
     made = all_personal(0.05, engine={"unseen": classification_problem((8, 13), (100, 101)), "adapt_rounds": 2})
     state, _ = made.advance(made.init([17]), 2)

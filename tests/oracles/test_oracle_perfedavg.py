@@ -88,6 +88,7 @@ def personal(mu, kind: str, split: str = "train") -> list:
     return [combine(mu, gradient(mu, batch)[1], -HYPER["alpha"]) for batch in given]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_rounds(kind):
     want = reference(kind)
@@ -104,6 +105,7 @@ def test_rounds_with_the_hessian():
     assert difference(got("uniform"), want) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", ["w not restored", "one batch for both"])
 def test_a_defect_would_be_seen(defect):
     assert difference(got("uniform"), reference("uniform", defect=defect)) > 1e-3

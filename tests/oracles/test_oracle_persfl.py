@@ -3,7 +3,7 @@
 Stage 1 is FedAvg, which `test_oracle_rounds` holds against NumPy: its recorded models are what teachers are chosen of.
 """
 
-from functools import cache
+from functools import cache, partial
 
 import jax
 import jax.numpy as jnp
@@ -113,8 +113,8 @@ def test_the_first_of_equal_teachers_wins():
     client = METHODS["persfl"].build(perceptron(), LocalWork(np.array(SIZES), STEPS, BATCH)).clients[0]
     model = perceptron().init(jax.random.key(0))
     sure = [model | {"w2": 0 * model["w2"], "b2": np.array([b, 0.0, 0.0])} for b in (900.0, 950.0)]
-    splits = jax.tree.map(jnp.asarray, client_row(classification_problem().splits, 0))
-    splits = splits._replace(validation=splits.validation._replace(y=0 * splits.validation.y))
+    splits = jax.tree.map(jnp.asarray, classification_problem().splits.client(0))
+    splits = splits._replace(validation=splits.validation.with_examples(y=0 * splits.validation.examples.y))
     kept = first = None
     for mu in sure:
         kept = update(client, kept, mu, splits)
@@ -194,13 +194,13 @@ def personal(kind: str, **options) -> list:
     kept = () if choices.get("teacher") == "last" else last.clients[0]
 
     @jax.jit
-    @jax.vmap
-    def personalize(client_id, kept, splits):
+    @partial(jax.vmap, in_axes=(0, 0, 0, None))
+    def personalize(row, client_id, kept, splits):
         key = stream(jax.random.key(SEED), Purpose.PERSONALIZE_BATCHES, client_id)
         ctx = ClientContext(jnp.int32(ROUNDS), client_id, jnp.int32(0), ALL_STEPS, key)
-        return made.clients[0].personalize(key, hp, ctx, Message(last.server), kept, splits)
+        return made.clients[0].personalize(key, hp, ctx, Message(last.server), kept, splits.client(row))
 
-    models = personalize(jnp.array(IDS), kept, classification_problem().splits)
+    models = personalize(jnp.arange(len(IDS)), jnp.array(IDS), kept, classification_problem().splits)
     return [jax.tree.map(np.asarray, client_row(models, i)) for i in range(len(SIZES))]
 
 

@@ -55,6 +55,7 @@ def reference(kind: str, defect: str = "") -> list[Round]:
     return run_averaging(kind, HYPER, start.states[0].server, own_states(start), work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_rounds(kind):
     want = reference(kind)
@@ -72,6 +73,7 @@ DEFECTS = [
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", DEFECTS)
 def test_a_defect_would_be_seen(defect):
     assert difference(got("uniform"), reference("uniform", defect)) > 1e-3

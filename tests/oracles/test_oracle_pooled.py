@@ -6,6 +6,7 @@ in the order of the clients' ids; scored on each client's own test examples.
 
 import jax
 import numpy as np
+import optax
 import pytest
 from numpy_reference import backward, cross_entropy, decay, forward
 from oracle_setup import (
@@ -20,9 +21,8 @@ from oracle_setup import (
     simulation,
 )
 
-from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, data, participation
+from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, Simulation, data, participation
 from jaxpfl.engine.assemble import make_simulation
-from jaxpfl.engine.pooled import PooledSimulation, pool
 from jaxpfl.randomness import Purpose
 
 ROUNDS, STEPS = 4, 3
@@ -37,14 +37,15 @@ def float64():
 
 def made(problem, batch_size: int, *, steps: int = 0, optimizer: str = "sgd", plan: ExecutionPlan | None = None):
     entry, task = METHODS["pooled"], perceptron()
-    work = LocalWork(np.asarray(problem.train.mask).sum(1), STEPS, batch_size, optimizer=optimizer)
+    work = LocalWork(np.asarray(problem.train.size), STEPS, batch_size, optimizer=optimizer)
     algorithm, hp = entry.build(task, work, steps=steps), entry.hyper.replace(**HYPER)
-    return PooledSimulation(algorithm, task, problem, hp, plan=plan or ExecutionPlan(rounds_per_call=1))
+    everyone = participation.full(problem.num_clients)
+    return Simulation(algorithm, task, problem, everyone, hp, plan=plan or ExecutionPlan(rounds_per_call=1))
 
 
 def reference(params, batch_size: int, steps: int, momentum: float) -> tuple[list, list]:
     """The parameters and the mean loss after each round."""
-    union = pool(classification_problem())
+    union = classification_problem().pooled()
     v, ends, losses = dict.fromkeys(params, 0.0), [], []
     for r in range(ROUNDS):
         rate, round_losses = HYPER["lr"] * decay(HYPER, r, steps), []
@@ -63,10 +64,12 @@ def test_the_union_is_everybody_s_examples_in_the_order_of_their_ids():
     problem = classification_problem()
     own = clients(problem.train)
     order = np.argsort(problem.client_ids)
-    [(x, y)] = clients(pool(problem).train)
+    [(x, y)] = clients(problem.pooled().train)
     np.testing.assert_array_equal(x, np.concatenate([own[i][0] for i in order]))
     np.testing.assert_array_equal(y, np.concatenate([own[i][1] for i in order]))
-    assert pool(problem).test.mask.size == pool(problem).validation.mask.size == 0
+    assert problem.pooled().test.mask.size == problem.pooled().validation.mask.size == 0
+    again = problem.pooled()
+    assert again.pooled().train.examples.x is again.train.examples.x  # stored in that order, they are not copied
 
 
 @pytest.mark.parametrize(
@@ -123,9 +126,9 @@ def test_padding_order_and_devices_leave_no_trace():
 
 def test_unseen_clients_are_scored_and_not_pooled():
     problem = classification_problem()
-    seen, unseen = (jax.tree.map(lambda a, rows=rows: a[rows], problem) for rows in ([0, 1, 2], [3, 4]))
+    seen, unseen = (problem.rows(rows) for rows in ([0, 1, 2], [3, 4]))
     entry, task = METHODS["pooled"], perceptron()
-    work = LocalWork(np.asarray(problem.train.mask).sum(1), STEPS, 35)  # more than the 29 examples of the seen
+    work = LocalWork(np.asarray(problem.train.size), STEPS, 35, unseen=2)  # more than the 29 examples of the seen
     hp, everyone = entry.hyper.replace(**HYPER), participation.full(3)
     plan = ExecutionPlan(rounds_per_call=1)
     simulation = make_simulation(entry, task, work, seen, everyone, hp, options={}, plan=plan, unseen=unseen)
@@ -137,20 +140,52 @@ def test_unseen_clients_are_scored_and_not_pooled():
         np.testing.assert_allclose(scores, [losses], rtol=1e-9)
 
 
+def test_every_client_is_scored_with_the_state_of_the_one_that_trains():
+    """A pooled method of one's own, whose client keeps the model that the server is about to have; new ones too."""
+
+    def keeping(task, work):
+        algorithm = METHODS["pooled"].build(task, work)
+        (client,) = algorithm.clients
+
+        def update(key, hp, ctx, message, state, splits):
+            memory, upload, metrics = client.update(key, hp, ctx, message, state[1], splits)
+            return (optax.apply_updates(message.shared, upload.total), memory), upload, metrics
+
+        kept = client._replace(
+            init=lambda key, hp, ctx, message: (message.shared, client.init(key, hp, ctx, message)),
+            update=update,
+            personalize=lambda key, hp, ctx, message, state, splits: state[0],
+        )
+        return algorithm._replace(clients=(kept,))
+
+    problem = classification_problem()
+    seen, unseen = (problem.rows(rows) for rows in ([0, 1, 2], [3, 4]))
+    work = LocalWork(np.asarray(problem.train.size), STEPS, 6, unseen=2)
+    method = METHODS["pooled"]._replace(name="mine", build=keeping)
+    given = (perceptron(), work, seen, participation.of(3, 2), method.hyper.replace(**HYPER))
+    simulation = make_simulation(method, *given, options={}, unseen=unseen)
+    state, _ = simulation.advance(simulation.init([SEED]), ROUNDS)
+    for scores in (simulation.evaluate(state), simulation.evaluate_unseen(state, rounds=3)):
+        np.testing.assert_allclose(scores["after"]["loss"], scores["global"]["loss"], rtol=1e-9)
+        np.testing.assert_array_equal(scores["before"]["loss"], scores["after"]["loss"])
+    with pytest.raises(JaxpflError, match=r"^mine: Method\.pooled is False, Algorithm\.pooled is True$"):
+        make_simulation(method._replace(pooled=False), *given, options={})
+
+
 def test_the_examples_are_held_once():
     """The training examples pooled, without padding; the validation and test examples by client."""
     problem = classification_problem()
     simulation = made(problem, 6)
-    example = problem.train.x[0, 0].nbytes + problem.train.y[0, 0].nbytes + 1
-    held = (sum(SIZES) + problem.validation.mask.size + problem.test.mask.size) * example
-    ids = 4 * (1 + len(SIZES))
+    example = problem.train.x[0, 0].nbytes + problem.train.y[0, 0].nbytes
+    held = (sum(SIZES) + problem.validation.size.sum() + problem.test.size.sum()) * example
+    ids = 4 * 7 * (1 + len(SIZES))  # the id, and in each split where the examples begin and how many they are
     assert simulation.memory()["data"] == held + ids
     assert simulation.bytes_per_client() == (0, 0)
 
 
 def test_the_test_examples_reach_nothing_but_scores():
     problem = classification_problem()
-    other = problem._replace(test=problem.test._replace(x=np.full_like(problem.test.x, np.nan)))
+    other = problem._replace(test=problem.test.with_examples(x=np.full_like(problem.test.examples.x, np.nan)))
     want, got = (run(made(f, 6), 2) for f in (problem, other))
     assert_same(got.states[-1].server, want.states[-1].server, rtol=0)
 

@@ -240,11 +240,11 @@ def test_without_noise_and_with_a_wide_clip_it_is_the_uniform_mean(method, optio
     ],
 )
 def test_whatever_clients_have_the_server_stays_finite(method, mechanism):
-    """An infinite, a missing and a huge entry in three of five clients."""
+    """An infinite, a missing and a huge entry in every example of three of five clients, whichever a round draws."""
     problem = classification_problem()
     train = clients(problem.train)
     for client, value in ((1, np.inf), (2, np.nan), (3, 1e30)):
-        train[client][0][0, 0] = value
+        train[client][0][:, 0] = value
     federation = stack(train, clients(problem.test), IDS, clients(problem.validation))
     own = METHODS[method].releases is not None
     got = run(

@@ -54,9 +54,10 @@ def reference(kind: str, bits: int = 0, defect: str = "") -> list[Round]:
     return run_averaging(kind, HYPER, start.states[0].server, own_states(start), work)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "bits"),
-    [*(pytest.param(kind, 0, marks=pytest.mark.slow) for kind in ("full", "uniform")), ("uniform", BITS)],
+    [("full", 0), ("uniform", 0), ("uniform", BITS)],
 )
 def test_rounds(kind, bits):
     want = reference(kind, bits)
@@ -64,11 +65,13 @@ def test_rounds(kind, bits):
     assert_scores(got(kind, bits), [rounded(theta, bits) for theta in want[-1].clients], want[-1].server)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", ["mu steps against the old theta", "no cross-entropy for mu"])
 def test_a_defect_would_be_seen(defect):
     assert difference(got("uniform", 0), reference("uniform", 0, defect)) > 1e-3
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", ["gradient at the array behind", "steps from the rounded model"])
 def test_a_defect_of_the_quantiser_would_be_seen(defect):
     assert difference(got("uniform", BITS), reference("uniform", BITS, defect)) > 1e-3

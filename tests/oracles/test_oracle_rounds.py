@@ -147,7 +147,7 @@ def test_fine_tuned_parameters():
         return made.algorithm.clients[0].personalize(key, made.hp, ctx, Message(got.states[-1].server), (), splits)
 
     for i, expected in enumerate(want):
-        assert_same(personalize(jnp.int32(IDS[i]), client_row(made.federations[0].splits, i)), expected)
+        assert_same(personalize(jnp.int32(IDS[i]), made.federations[0].splits.client(i)), expected)
 
 
 def test_adaped_starts_from_one_shared_initialisation():

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from numpy_reference import Round, average, backward, cross_entropy, decay, forward, step, subtract
 from oracle_methods import KINDS, SGD, assert_rounds, assert_scores, batches, cohorts, combine, difference, engine
-from oracle_setup import SIZES, STEPS, Run, least_squares, on_host, simulation, stack
+from oracle_setup import SIZES, STEPS, Run, least_squares, on_host, simulation, stack, three_quadratics
 
 from jaxpfl import ExecutionPlan
 from jaxpfl.participation import uniform
@@ -50,6 +50,7 @@ def reference(kind: str, defect: str = "") -> list[Round]:
     return history
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_rounds(kind):
     want = reference(kind)
@@ -58,6 +59,7 @@ def test_rounds(kind):
     assert_scores(got(kind), [mu] * len(SIZES), mu)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", ["sign", "tau for a straggler's steps", "c moves by the whole mean"])
 def test_a_defect_would_be_seen(defect):
     assert difference(got("uniform"), reference("uniform", defect)) > 1e-3
@@ -73,12 +75,7 @@ def test_the_servers_variate_is_the_mean_of_all():
 @pytest.mark.parametrize("optimizer", ["sgd", pytest.param("momentum", marks=pytest.mark.slow)])
 def test_rests_at_the_minimiser(optimizer):
     """On quadratics, tau > 1, cohorts of 2 of 3: the minimiser of the mean loss; plain averaging rests elsewhere."""
-    rng, parts = np.random.default_rng(2), []
-    for n in (8, 12, 25):
-        x = rng.normal(size=(n, 3)) * rng.uniform(0.6, 1.4, size=3)
-        parts.append((x, x @ rng.normal(size=3) + 0.3 * rng.normal(size=n)))
-    curvature = sum(x.T @ x / len(y) for x, y in parts)
-    want = np.linalg.solve(curvature, sum(x.T @ y / len(y) for x, y in parts))
+    parts, want = three_quadratics()
 
     def reached(method: str) -> np.ndarray:
         made = simulation(

@@ -130,6 +130,7 @@ PAIRS = [("fedavg", name) for name in (*NUMPY, *OPTAX)] + [("adaped", name) for 
 CASES = [pytest.param(*pair, marks=() if pair in EVERY_TIME else pytest.mark.slow) for pair in PAIRS]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("method", "optimizer"), CASES)
 def test_server_steps(method, optimizer):
     got = engine(method, optimizer)
@@ -158,6 +159,7 @@ def test_no_two_optimizers_agree():
         assert all(distance(a, b) > 1e-3 for b in ends[:i])
 
 
+@pytest.mark.slow
 def test_global_and_personal_models_are_those_of_the_inner_state():
     """Scores do not see the optimizer's memory: those of a plain server with the same parameters."""
     got = engine("fedavg", "fedadam")
@@ -186,7 +188,7 @@ def test_global_and_personal_models_are_those_of_the_inner_state():
 def test_a_round_without_weight_changes_neither_server_nor_memory(method, optimizer):
     """Two sound rounds, then one in which every client diverges: not even momentum moves the server."""
     problem = classification_problem()
-    bad = problem._replace(train=problem.train._replace(x=np.full_like(problem.train.x, np.inf)))
+    bad = problem._replace(train=problem.train.with_examples(x=np.full_like(problem.train.examples.x, np.inf)))
     got = engine(method, optimizer)
     broken = made(method, optimizer, problem=bad)
     before = got.states[2]

@@ -12,7 +12,7 @@ from numpy_reference import sgd
 from oracle_setup import IDS, SEED, STEPS, assert_same, classification_problem, clients, on_host, simulation
 
 from jaxpfl import ExecutionPlan
-from jaxpfl.data import permutation
+from jaxpfl.data import order_at
 from jaxpfl.randomness import Purpose, stream
 
 SIZE, BATCH, ROUNDS, RATE, DECAY = 13, 4, 40, 0.2, 0.01
@@ -28,7 +28,7 @@ def endless(epochs: int) -> np.ndarray:
     """The epochs' orders in a row; epoch e's key is ``fold_in(stream of (BATCHES, client), e)``."""
     key = stream(jax.random.key(SEED), Purpose.BATCHES, IDS[0])
     keys = jax.vmap(jax.random.fold_in, (None, 0))(key, jnp.arange(epochs))
-    orders = np.asarray(jax.vmap(lambda k: permutation(k, jnp.ones(SIZE, bool)))(keys))
+    orders = np.asarray(jax.vmap(lambda k: order_at(k, jnp.int32(SIZE), jnp.arange(SIZE, dtype=jnp.int32)))(keys))
     assert (np.sort(orders, axis=1) == np.arange(SIZE)).all()
     return orders.ravel()
 

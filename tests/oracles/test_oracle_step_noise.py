@@ -32,6 +32,7 @@ def made(method: str, hp: dict[str, float], mechanism: Mechanism) -> Any:
     return simulation(method, classification_problem(), hp, choices=choices, privacy=mechanism)
 
 
+@pytest.mark.slow
 def test_fedavg():
     """The gradient is clipped, weight decay is not: it is no function of the data."""
     got = run(made("fedavg", SGD, Mechanism(0.0, C1, "per_step")), ROUNDS)
@@ -73,9 +74,8 @@ def adaped_step(
     return theta, mu, max(psi - hp["lr_psi"] * k, hp["psi_floor"]), short
 
 
-@pytest.mark.parametrize(
-    "joint", [False, pytest.param(True, marks=pytest.mark.slow)], ids=["one after the other", "joint"]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("joint", [False, True], ids=["one after the other", "joint"])
 def test_adaped(joint):
     mechanism = Mechanism(0.0, C1, "per_step", joint=joint, scale_clipping_norm=None if joint else C2)
     got = run(made("adaped", ADAPED, mechanism), ROUNDS)

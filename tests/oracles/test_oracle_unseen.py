@@ -86,6 +86,7 @@ def test_fedavg_has_nothing_to_adapt():
     assert_same(scores, {"after": want, "before": want, "global": want})
 
 
+@pytest.mark.slow
 def test_fedavg_with_fine_tuning():
     last, scores = arrived("fedavg-ft", SGD, fine_tune_steps=TUNE)
     tuned = [

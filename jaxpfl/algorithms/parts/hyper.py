@@ -27,6 +27,7 @@ def hyper(
     high: float = math.inf,
     positive: bool = False,
     is_rate: bool = False,
+    decays: bool | None = None,
     paper: float | None = None,
 ) -> Any:
     """Field of a hyper-parameter.
@@ -37,10 +38,12 @@ def hyper(
       low, high: the allowed closed interval.
       positive: exclude ``low`` itself.
       is_rate: set by ``--lr`` and ``fit(lr=)``.
+      decays: falls over the rounds as ``lr`` does, and follows ``lr_schedule``; as ``is_rate`` unless given.
       paper: the value in the method's paper, or in one that compares with it, where the default differs: the meaning
         of the text ``"paper"`` in `replace`.
     """
     metadata = {"doc": doc, "low": low, "high": high, "open": positive, "is_rate": is_rate, "paper": paper}
+    metadata["decays"] = is_rate if decays is None else decays
     return struct.field(default=default, metadata=metadata)
 
 

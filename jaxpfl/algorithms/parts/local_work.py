@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import NamedTuple
 
 import jax
@@ -12,13 +12,21 @@ import numpy as np
 import optax
 
 from jaxpfl import trees
+from jaxpfl.algorithms.parts import descents
+from jaxpfl.algorithms.parts.augmentation import Augmentation
+from jaxpfl.algorithms.parts.descents import Descent
 from jaxpfl.algorithms.parts.optimizers import Optimizer, resolve
+from jaxpfl.algorithms.parts.schedules import Schedule
 from jaxpfl.data import batching
+from jaxpfl.data.size_classes import at_own_length, size_classes
 from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.local_epochs import LocalEpochs
 from jaxpfl.models import Task
+from jaxpfl.privacy.guarded import GuardedBatch, GuardedData
 from jaxpfl.privacy.mechanism import Mechanism
 from jaxpfl.privacy.step_noise import StepNoise
 from jaxpfl.protocol import ClientContext, Gradients
+from jaxpfl.randomness import Purpose, stream
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar
 
@@ -48,18 +56,24 @@ class LocalWork:
 
     Attributes:
       sizes: numbers of training examples by client, on the host; static bounds of the compiled program.
-      steps: tau, local steps in a round.
+      steps: tau, local steps in a round; of work in epochs, those of the client with the most.
       batch_size: b; a client with fewer examples uses all of them.
-      draw: drawing of mini-batches: ``epoch``, ``step`` or ``replacement``.
+      draw: drawing of mini-batches: ``epoch``, ``step`` or ``replacement`` (`jaxpfl.data.batching`).
       optimizer: the client optimizer, by name with arguments (`optimizers`) or as a factory; its state is new in every
-        round.
+        round unless kept.
       server_optimizer: the server optimizer, for methods that average (`with_server_optimizer`).
       weighting: of the clients in the mean, for methods that weigh them: by ``examples``, or ``uniform``.
       privacy: the mechanism of differential privacy. `privatize` applies it to any sum of uploads; methods use it for
         noise in every step (`released`) and for private servers of their own (AdaMix).
       unseen: number of clients, the last of ``sizes``, that are never trained.
       graph: graph of the trained clients in the order of the stack, for methods that need one (`Method.graph`).
+      epochs: E, passes in a round over a client's own examples; None where all clients take ``steps``.
       bounds: ``sizes`` are those that clients may have, of an unknown number of clients.
+      schedule: of the rates over the run, which the engine applies around any method (`schedules.scheduled`); None for
+        each method's own decay.
+      clip: the largest global norm of a step's gradient (`descent`); None for any.
+      keeps_optimizer: clients keep their optimizer states (`descents.keeping`), which the engine sees to.
+      augment: of every step's batch; None for the examples as they are.
 
     Raises:
       JaxpflError: if an optimizer or its argument, or the weighting is unknown.
@@ -75,7 +89,31 @@ class LocalWork:
     privacy: Mechanism | None = None
     unseen: int = 0
     graph: Graph | None = None
+    epochs: int | None = None
     bounds: bool = False
+    schedule: Schedule | None = None
+    clip: float | None = None
+    keeps_optimizer: bool = False
+    augment: Augmentation | None = None
+
+    @property
+    def own_steps(self) -> LocalEpochs | None:
+        """Number of steps by a client's examples; None where all clients take ``steps``."""
+        return None if self.epochs is None else LocalEpochs(self.epochs, self.batch_size)
+
+    def in_epochs(self, epochs: int) -> LocalWork:
+        """The same work in passes over each client's own examples."""
+        steps = int(LocalEpochs(epochs, self.batch_size).on_host(self.sizes).max(initial=1))
+        return replace(self, steps=steps, epochs=epochs)
+
+    def refuse_mixing(self, method: str) -> None:
+        """Refuse mixed examples, of a method that reads labels beside the loss.
+
+        Raises:
+          JaxpflError: with the method's name.
+        """
+        if self.augment is not None and self.augment.mixes:
+            raise JaxpflError(f"augment = mixup gives an example two labels, and {method} reads them: leave it out")
 
     @property
     def num_clients(self) -> int:
@@ -107,20 +145,22 @@ class LocalWork:
         """Gradient of uploaded parameters, clipped and noised where `step_noise` asks for it; ``key`` is the step's."""
         return gradient if self.step_noise is None else self.step_noise.of_parameters(key, gradient)
 
-    def batches(self, steps: int) -> batching.Batching:
-        """Batches of ``steps`` steps in a round.
+    def batches(self, steps: int, own: LocalEpochs | None = None) -> batching.Batching:
+        """Batches of ``steps`` steps in a round, or fewer by a client's ``own`` examples.
 
         Raises:
           JaxpflError: for an unknown ``draw``, or a batch size below one.
         """
-        return batching.plan_batches(self.sizes, steps, self.batch_size, self.draw)
+        return batching.plan_batches(self.sizes, steps, self.batch_size, self.draw, own)
 
     def descent(self, rate: Scalar, weight_decay: Scalar) -> optax.GradientTransformation:
         """Client optimizer at a learning rate, of ``gradient + weight_decay parameters``.
 
         An optimizer with a weight decay of its own (``adamw``) applies that as well, decoupled from the gradient.
+        Where gradients are to be clipped, ``min(1, clip / |gradient|)`` times the gradient takes its place.
         """
-        return optax.chain(optax.add_decayed_weights(weight_decay), resolve(self.optimizer)(rate))
+        steps = optax.add_decayed_weights(weight_decay), resolve(self.optimizer)(rate)
+        return optax.chain(*steps) if self.clip is None else optax.chain(optax.clip_by_global_norm(self.clip), *steps)
 
 
 def taken(steps: int, limit: Scalar) -> Scalar:
@@ -129,7 +169,7 @@ def taken(steps: int, limit: Scalar) -> Scalar:
     return min(steps, limit) if isinstance(limit, int) else jnp.minimum(steps, limit)
 
 
-def gradients(steps: int, *, each: int = 1, personalize: int = 0) -> Gradients:
+def gradients(steps: int, *, each: int = 1, personalize: int | LocalEpochs = 0) -> Gradients:
     """Gradient counts of a client whose round is ``steps`` steps of ``each`` gradients, in the cohort or outside it."""
     return Gradients(
         update=lambda limit, message: each * taken(steps, limit),
@@ -153,6 +193,22 @@ def batch_loss(task: Task) -> Callable[[PyTree, Key, Batch], Array]:
     return loss
 
 
+def loss_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyTree]]:
+    """`batch_loss` and its gradient; of guarded examples NaN and the noisy mean of their clipped gradients."""
+
+    def of_example(params: PyTree, key: Key, x: PyTree, y: Array) -> Array:
+        return task.loss(task.model.apply(params, x, key=key, train=True), y)
+
+    whole = jax.value_and_grad(batch_loss(task))
+
+    def gradient(params: PyTree, key: Key, batch: Batch) -> tuple[Array, PyTree]:
+        if isinstance(batch, GuardedBatch):
+            return batch.gradient(of_example, params, key)
+        return whole(params, key, batch)
+
+    return gradient
+
+
 def run_steps(
     work: LocalWork,
     key: Key,
@@ -164,8 +220,9 @@ def run_steps(
     metrics: tuple[str, ...],
     steps: int | None = None,
     batches_each: int = 1,
+    beside: PyTree = None,
 ) -> tuple[PyTree, Metrics]:
-    """Run ``steps`` local steps (default: tau), or ``ctx.step_limit`` where that is less.
+    """Run ``steps`` local steps, or ``ctx.step_limit`` where that is less.
 
     Args:
       key: the client's key of this round; step t gets ``fold_in(key, t)``.
@@ -173,63 +230,87 @@ def run_steps(
       step: ``(key, carry, batch) -> (carry, metrics)``.
       carry: what the steps hand on.
       metrics: names of the scalars that ``step`` returns.
+      steps: tau unless given, or the client's own number where the work is in epochs.
       batches_each: how many mini-batches, drawn one after the other, each step is given.
+      beside: rows that travel with the client's examples, a tree of [capacity, ...]: a batch's x is then the pair of
+        inputs and these.
 
     Returns:
       The final carry, and each metric's mean over the steps taken.
     """
+    own = work.own_steps if steps is None else None
     steps = work.steps if steps is None else steps
-    plan = work.batches(steps * batches_each)
+    plan = work.batches(steps * batches_each, own and own._replace(batches=batches_each))
     limit = taken(steps, ctx.step_limit)
-    zeros = {name: jnp.zeros(()) for name in metrics}
+    if own is not None:
+        limit = jnp.minimum(limit, own.steps(data.size))
+    zeros, carry = {name: jnp.zeros(()) for name in metrics}, descents.begun(carry)
     if isinstance(limit, int) and limit == 0:
-        return carry, zeros
-    indices, valid = batching.draw_batches(plan, ctx.batch_key, ctx.participations + ctx.idle_rounds, data.mask)
+        return descents.ended(carry), zeros
+    if isinstance(data, GuardedData):
+        if beside is not None:
+            data.refuse("keeps numbers of its own for every example")
+        guarded = data.batches(steps, own, batches_each)
 
-    if not plan.full and 2 * plan.steps * plan.batch_size <= data.mask.shape[0]:
-        # Far fewer examples than the client has: fetched at once, its data need not be copied out of the stack.
-        fetched = Batch(*batching.take(data, indices, valid, plan))
+        def of_guarded(t: Array, loop: tuple[PyTree, Metrics, Array]) -> tuple[PyTree, Metrics, Array]:
+            batches = guarded(t)
+            carry, values = step(jax.random.fold_in(key, t), loop[0], *batches)
+            return carry, jax.tree.map(jnp.add, loop[1], values), loop[2] + batches[-1].loss
+
+        end, sums, losses = jax.lax.fori_loop(0, limit, of_guarded, (carry, zeros, jnp.zeros(())))
+        data.report(losses / jnp.maximum(limit, 1))
+        return descents.ended(end), {name: total / jnp.maximum(limit, 1) for name, total in sums.items()}
+    indices, valid = batching.draw_batches(plan, ctx.batch_key, ctx.participations + ctx.idle_rounds, data.size)
+
+    def run(plan: batching.Batching) -> tuple[PyTree, Metrics]:
+        whole = _taken(data, beside, indices, valid, plan) if plan.full else None
 
         def batch_of(t: Scalar) -> Batch:
-            return jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, t, keepdims=False), fetched)
+            return _taken(data, beside, indices[t], valid[t], plan) if whole is None else whole
 
+        def batches_of(t: Scalar) -> tuple[Batch, ...]:
+            return tuple(batch_of(t * batches_each + nth) for nth in range(batches_each))
+
+        def body(t: Array, loop: _Loop) -> _Loop:
+            carry, sums, batches = loop
+            now, key_of_step = batches_of(t) if batches is None else batches, jax.random.fold_in(key, t)
+            if work.augment is not None:
+                now = tuple(_augmented(work.augment, key_of_step, nth, batch, beside) for nth, batch in enumerate(now))
+            carry, values = step(key_of_step, carry, *now)
+            following = None if batches is None else batches_of(jnp.minimum(t + 1, steps - 1))
+            return carry, jax.tree.map(jnp.add, sums, values), following
+
+        # The next batch travels in the carry: fetched within the step, XLA fuses the fetching into whatever reads the
+        # batch, and a convolution that reads each pixel many times fetches it as often (5 % of a step). A batch that
+        # is the whole data set is fetched once.
+        first = None if plan.full else batches_of(0)
+        end, sums, _ = jax.lax.fori_loop(0, limit, body, (carry, zeros, first))
+        return end, {name: total / jnp.maximum(limit, 1) for name, total in sums.items()}
+
+    if not plan.full:
+        end, means = run(plan)
     else:
-
-        def batch_of(t: Scalar) -> Batch:
-            return Batch(*batching.take(data, indices[t], valid[t], plan))
-
-    def batches_of(t: Scalar) -> tuple[Batch, ...]:
-        return tuple(batch_of(t * batches_each + nth) for nth in range(batches_each))
-
-    def body(t: Array, loop: _Loop) -> _Loop:
-        carry, sums, batches = loop
-        carry, values = step(jax.random.fold_in(key, t), carry, *(batches_of(t) if batches is None else batches))
-        following = None if batches is None else batches_of(jnp.minimum(t + 1, steps - 1))
-        return carry, jax.tree.map(jnp.add, sums, values), following
-
-    # The next batch travels in the carry: fetched within the step, XLA fuses the fetching into whatever reads the
-    # batch, and a convolution that reads each pixel many times fetches it as often (5 % of a step). A batch that is
-    # the whole data set needs no fetching.
-    first = None if plan.full else batches_of(0)
-    carry, sums, _ = jax.lax.fori_loop(0, limit, body, (carry, zeros, first))
-    return carry, {name: total / jnp.maximum(limit, 1) for name, total in sums.items()}
+        # A full batch is as long as the client's class of sizes.
+        lengths = size_classes(work.sizes)
+        end, means = at_own_length(lambda length: run(replace(plan, batch_size=length)), data.size, lengths)
+    return descents.ended(end), means
 
 
-class Descent(NamedTuple):
-    """State of a descent: the parameters, and the optimizer state (empty for plain SGD)."""
+def _augmented(augment: Augmentation, key: Key, nth: int, batch: Batch, beside: PyTree) -> Batch:
+    """The nth batch of a step, augmented; rows that travel beside its inputs stay as they are."""
+    if beside is not None and augment.mixes:
+        raise JaxpflError("augment = mixup does not mix what this method knows of each example: leave it out")
+    x, rows = (batch.x, None) if beside is None else batch.x
+    x, y = augment(stream(key, Purpose.AUGMENTATION, nth), x, batch.y, batch.valid)
+    return batch._replace(x=x if beside is None else (x, rows), y=y)
 
-    params: PyTree
-    memory: PyTree
 
-    @classmethod
-    def start(cls, optimizer: optax.GradientTransformation, params: PyTree) -> Descent:
-        """Descent with a new optimizer state."""
-        return cls(params, optimizer.init(params))
-
-    def step(self, optimizer: optax.GradientTransformation, gradient: PyTree) -> Descent:
-        """One step; with `LocalWork.descent` of SGD, to ``params - rate (gradient + weight_decay params)``."""
-        updates, memory = optimizer.update(gradient, self.memory, self.params)
-        return Descent(optax.apply_updates(self.params, updates), memory)
+def _taken(data: ClientData, beside: PyTree, indices: Array, valid: Array, plan: batching.Batching) -> Batch:
+    """Batch of a step, with its rows of ``beside``."""
+    batch = Batch(*batching.take(data, indices, valid, plan))
+    if beside is None:
+        return batch
+    return batch._replace(x=(batch.x, batching.rows_beside(beside, indices, batch.valid, plan)))
 
 
 def train(
@@ -253,10 +334,10 @@ def train(
     Returns:
       The final descent, and ``{"train_loss": mean over the steps of the mini-batch loss}`` without the proximal term.
     """
-    loss = batch_loss(task)
+    loss = loss_gradient(task)
 
     def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
-        value, gradient = jax.value_and_grad(loss)(at.params, key, batch)
+        value, gradient = loss(at.params, key, batch)
         if uploaded:
             gradient = work.released(key, gradient)
         if anchor is not None:

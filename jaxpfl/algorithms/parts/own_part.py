@@ -1,4 +1,4 @@
-"""Models of a shared part, averaged by the server, and a personal part: FedPer, FedRep and FedBN."""
+"""Models of two parts, such as one that the server averages and one that stays with the client."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
-from jaxpfl.types import Key, Metrics, PyTree, Splits
+from jaxpfl.types import Array, Key, Metrics, PyTree, Splits
 
 Split = Callable[[PyTree], tuple[PyTree, PyTree]]
 """Maps a model's parameters to the client's own part and the shared one, which `trees.merge` puts together."""
@@ -40,6 +40,21 @@ def head_and_body(method: str, task: Task) -> Split:
     if not body:
         raise JaxpflError(f"{method} needs a model with a body to share: this one's head is the whole model")
     return split
+
+
+def of_part(task: Task, rest: PyTree) -> Task:
+    """Task of one part of its model's parameters, the other fixed.
+
+    Args:
+      task: of the whole model.
+      rest: the other part, as `trees.split_by_path` leaves it.
+    """
+    model = task.model
+
+    def apply(part: PyTree, x: PyTree, key: Key | None = None, train: bool = False) -> Array:
+        return model.apply(trees.merge(part, rest), x, key=key, train=train)
+
+    return task._replace(model=model._replace(apply=apply))
 
 
 def trained_together(task: Task, work: LocalWork, split: Split) -> Update:

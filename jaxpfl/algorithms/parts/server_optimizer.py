@@ -9,6 +9,7 @@ averaging, :math:`x + \bar\Delta`; `optimizers` has FedAvgM, FedAdam and others.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -30,7 +31,13 @@ class Served(NamedTuple):
     memory: PyTree
 
 
-def with_server_optimizer(algorithm: Algorithm, optimizer: Optimizer, *, acts_on: PyTree = True) -> Algorithm:
+def with_server_optimizer(
+    algorithm: Algorithm,
+    optimizer: Optimizer,
+    *,
+    acts_on: PyTree = True,
+    averaged: Callable[[PyTree], PyTree] = lambda shared: shared,
+) -> Algorithm:
     """Replace the mean model update of an algorithm by the optimizer's step on it.
 
     The server's update receives that step as an increment of weight one. In a round of no weight, the step is zero and
@@ -38,11 +45,12 @@ def with_server_optimizer(algorithm: Algorithm, optimizer: Optimizer, *, acts_on
     the method has none.
 
     Args:
-      algorithm: one that adds the mean of its uploads (`Reduced.mean`) to its broadcast, a tree of the same structure;
-        uploads have one weight.
+      algorithm: one that adds the mean of its uploads (`Reduced.mean`) to what it averages, a tree of the same
+        structure; uploads have one weight.
       optimizer: a name with arguments, or a factory; the server's state is then a `Served`. With ``sgd`` it is the
         method's own, and the updates are multiplied by the rate.
       acts_on: a tree prefix of the uploads, true for a model's parameters. The rest is averaged.
+      averaged: the part of the broadcast's ``shared`` that it averages; all of it by default.
 
     Raises:
       JaxpflError: for a method whose uploads are not summed, or if the optimizer is unknown; when traced, for uploads
@@ -59,12 +67,12 @@ def with_server_optimizer(algorithm: Algorithm, optimizer: Optimizer, *, acts_on
         return optax.partition({True: make(rate), False: optax.scale(-1.0)}, acts_on)
 
     def start(key: Key, hp: PyTree, ctx: ServerContext, state: PyTree) -> PyTree:
-        return transformation(_rate(hp)).init(inner.broadcast(key, hp, ctx, state).shared)
+        return transformation(_rate(hp)).init(averaged(inner.broadcast(key, hp, ctx, state).shared))
 
     def step(
         key: Key, hp: PyTree, ctx: ServerContext, state: PyTree, memory: PyTree, reduced: Reduced
     ) -> tuple[Reduced, PyTree]:
-        params, mean = inner.broadcast(key, hp, ctx, state).shared, reduced.mean()
+        params, mean = averaged(inner.broadcast(key, hp, ctx, state).shared), reduced.mean()
         if jax.tree.structure(params) != jax.tree.structure(mean) or not _is_scalar(reduced.weight):
             raise JaxpflError("a server optimizer needs uploads that are, with one weight, like what the server sends")
         updates, new_memory = transformation(_rate(hp)).update(optax.tree.scale(-1.0, mean), memory, params)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import jax
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from jaxpfl.algorithms.parts.local_work import Batch, LocalWork
+from jaxpfl.algorithms.parts.local_work import LocalWork
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.types import Array, Key, PyTree
@@ -38,13 +38,13 @@ def init(task: Task, key: Key, k: int) -> PyTree:
     return jax.vmap(task.init)(jax.random.split(key, k))
 
 
-def losses(task: Task, models: PyTree, batch: Batch) -> Array:
-    """Loss of every example under every model, [k, b]; arbitrary where the batch is not valid."""
+def losses(task: Task, models: PyTree, x: PyTree, y: Array) -> Array:
+    """Loss of every example under every model, [k, b]."""
 
     def of_one(params: PyTree) -> Array:
-        return task.loss(task.model.apply(params, batch.x), batch.y)
+        return task.loss(task.model.apply(params, x), y)
 
-    # One after the other: all of a client's examples at once are many already.
+    # One after the other: a chunk of a client's examples is many already.
     return jax.lax.map(of_one, models)
 
 

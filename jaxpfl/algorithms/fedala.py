@@ -1,0 +1,117 @@
+r"""FedALA: each client starts a round from a mixture, learnt weight by weight, of the global model and its own.
+
+Client i keeps its model theta_i and a weight W_i in [0, 1] for each parameter of the head, one at first. From the
+global theta it mixes the head, takes the body of the global model as it is, and learns the weights on mini-batches by
+steps of
+
+.. math:: \hat\theta_i = \theta_i + (\theta - \theta_i) \odot W_i, \qquad
+   W_i \leftarrow \operatorname{clip}_{[0, 1]} ( W_i - \eta_w (\theta - \theta_i) \odot \nabla f_i(\hat\theta_i) )
+
+Then it takes tau steps from the mixture to its new theta_i, and uploads the change from theta; the server averages with
+the numbers of examples as weights.
+
+The paper learns the weights to convergence in a client's first round and for one pass over 80 % of its examples later;
+here a round has ``weight_steps`` of them, on the mini-batches that the local steps use. With cohorts a client's own
+model is that of its last round in the cohort.
+
+It does badly with small cohorts: the own heads are old where the global body has moved on.
+
+Reference: Zhang et al. 2023, "FedALA: Adaptive Local Aggregation for Personalized Federated Learning",
+https://arxiv.org/abs/2212.01197.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxpfl import trees
+from jaxpfl.algorithms.parts.averaging import averaging_server, increment
+from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
+from jaxpfl.algorithms.parts.local_work import Batch, LocalWork, batch_loss, run_steps, sgd, taken
+from jaxpfl.algorithms.parts.own_part import head_and_body
+from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Gradients, Message, Upload
+from jaxpfl.types import ClientData, Key, Metrics, PyTree, Scalar, Splits
+
+
+@struct.dataclass
+class FedALAHyper(AveragingHyper):
+    """Hyper-parameters of FedALA."""
+
+    lr_weights: Scalar = hyper(1.0, "learning rate of the mixture's weights", positive=True)
+
+
+class Own(NamedTuple):
+    """State of a client: the head of its last model, and the weights of the global one's, of the same shapes."""
+
+    head: PyTree
+    weights: PyTree
+
+
+def fedala(task: Task, work: LocalWork, *, weight_steps: int = 10) -> Algorithm:
+    """FedALA. Models: personalised, the mixture with weights learnt anew from the current models; global theta.
+
+    Args:
+      task: its model is split into body and head.
+      work: the local work in a round.
+      weight_steps: steps on the weights before the local ones, and in personalisation; at least 1.
+
+    Raises:
+      JaxpflError: for a model without a head or without a body, or fewer steps.
+    """
+    if weight_steps < 1:
+        raise JaxpflError(f"fedala.weight_steps must be >= 1, got {weight_steps}")
+    split = head_and_body("fedala", task)
+    loss = batch_loss(task)
+
+    def mixed(
+        key: Key, hp: FedALAHyper, ctx: ClientContext, theta: PyTree, own: Own, data: ClientData
+    ) -> tuple[PyTree, PyTree]:
+        """The mixed model, and its weights."""
+        head, body = split(theta)
+        away = jax.tree.map(jnp.subtract, head, own.head)
+
+        def mixture(weights: PyTree) -> PyTree:
+            return jax.tree.map(lambda mine, d, w: mine + d * w, own.head, away, weights)
+
+        def step(key: Key, weights: PyTree, batch: Batch) -> tuple[PyTree, Metrics]:
+            gradient = jax.grad(lambda part: loss(trees.merge(part, body), key, batch))(mixture(weights))
+
+            def moved(w: jax.Array, d: jax.Array, g: jax.Array) -> jax.Array:
+                return jnp.clip(w - hp.lr_weights * d * g, 0, 1)
+
+            return jax.tree.map(moved, weights, away, gradient), {}
+
+        weights, _ = run_steps(work, key, ctx, data, step, own.weights, metrics=(), steps=weight_steps)
+        return trees.merge(mixture(weights), body), weights
+
+    def update(
+        key: Key, hp: FedALAHyper, ctx: ClientContext, message: Message, own: Own, splits: Splits
+    ) -> tuple[Own, Upload, Metrics]:
+        theta, rate = message.shared, hp.lr * hp.decay(ctx.round, work.steps)
+        start, weights = mixed(key, hp, ctx, theta, own, splits.train)
+        new, metrics = sgd(work, task, key, ctx, splits.train, start, rate=rate, weight_decay=hp.weight_decay)
+        return Own(split(new)[0], weights), increment(new, theta, work.weight(splits.train)), metrics
+
+    def init(key: Key, hp: FedALAHyper, ctx: ClientContext, message: Message) -> Own:
+        head = split(message.shared)[0]
+        return Own(head, jax.tree.map(jnp.ones_like, head))
+
+    client = Client(
+        init=init,
+        update=update,
+        personalize=lambda key, hp, ctx, message, own, splits: mixed(key, hp, ctx, message.shared, own, splits.train)[
+            0
+        ],
+        predict=lambda hp, params, x: task.model.apply(params, x),
+        gradients=Gradients(
+            lambda limit, message: taken(weight_steps, limit) + taken(work.steps, limit), personalize=weight_steps
+        ),
+    )
+    return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)

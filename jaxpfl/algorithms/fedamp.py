@@ -1,0 +1,133 @@
+r"""FedAMP: each client is drawn to a cloud model, in which clients whose models are like its own weigh more.
+
+The server keeps the clients' models w_1 ... w_m. With :math:`A(d^2) = 1 - e^{-d^2 / \sigma}`, client i's cloud model is
+
+.. math:: u_i = \Big(1 - \sum_{j \ne i} \xi_{ij}\Big) w_i + \sum_{j \ne i} \xi_{ij} w_j, \qquad
+   \xi_{ij} = \alpha A'(\|w_i - w_j\|^2) = \frac{\alpha}{\sigma} e^{-\|w_i - w_j\|^2 / \sigma}
+
+Client i takes tau steps, from its own model to the new w_i, on
+
+.. math:: f_i(w) + \frac{\lambda}{2 \alpha} \|w - u_i\|^2
+
+and uploads its distance from u_i, of which the server knows u_i.
+
+The weights must not be negative, which the paper leaves to a small alpha: where the other clients' weights sum to more
+than one they are divided by their sum. All models are equal at first. Clients outside the cohort keep the models of
+their last rounds, and are neighbours with these.
+
+It does badly where sigma does not suit the distances of the models, which grow with their size and with the rate: of a
+small sigma each client trains alone, of a large one all are drawn to nearly the same model. In small cohorts a client
+is drawn to the first model of all those that have not taken part. The server holds m models, and compares each two of
+them in every round.
+
+Reference: Huang et al. 2021, "Personalized Cross-Silo Federated Learning on Non-IID Data",
+https://arxiv.org/abs/2007.03797; the defaults of alpha, sigma and lambda are PFLlib's.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxpfl import trees
+from jaxpfl.algorithms.parts.averaging import increment
+from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
+from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
+from jaxpfl.models import Task
+from jaxpfl.protocol import (
+    Algorithm,
+    Client,
+    ClientContext,
+    Message,
+    Reduction,
+    Server,
+    ServerContext,
+    Stacked,
+    Upload,
+)
+from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+
+
+@struct.dataclass
+class FedAMPHyper(SgdHyper):
+    """Hyper-parameters of FedAMP."""
+
+    alpha: Scalar = hyper(1.0, "alpha, step towards like models", positive=True)
+    sigma: Scalar = hyper(1.0, "sigma, squared distance at which models cease to be like", positive=True)
+    lam: Scalar = hyper(1.0, "lambda, with (lambda/(2 alpha)) |w - u|^2 in a client's loss")
+
+
+class Models(NamedTuple):
+    """State of the server: the model of every client in the order of the stack, leaves [m, ...]."""
+
+    models: PyTree
+
+
+def clouds(hp: FedAMPHyper, models: PyTree) -> PyTree:
+    """Cloud model of each client, leaves [m, ...]."""
+    leaves = jax.tree.leaves(models)
+
+    def products(leaf: Array) -> Array:
+        # About their mean, so that the squared distances of nearly equal models do not cancel.
+        apart = (leaf - leaf.mean(axis=0)).reshape(len(leaf), -1)
+        return apart @ apart.T
+
+    gram = sum(map(products, leaves[1:]), products(leaves[0]))
+    lengths = jnp.diagonal(gram)
+    squares = jnp.maximum(lengths[:, None] + lengths - 2 * gram, 0)
+    xi = hp.alpha / hp.sigma * jnp.exp(-squares / hp.sigma)
+    xi = jnp.where(jnp.eye(len(gram), dtype=bool), 0, xi)
+    xi = xi / jnp.maximum(xi.sum(axis=1, keepdims=True), 1)
+    weights = xi + jnp.diag(1 - xi.sum(axis=1))
+    return jax.tree.map(lambda leaf: jnp.tensordot(weights, leaf, axes=1), models)
+
+
+def fedamp(task: Task, work: LocalWork) -> Algorithm:
+    """FedAMP. Models: personalised w_i, the client's own; no global model.
+
+    The server receives the uploads one by one, and has no optimizer. A new client starts from the mean of the clients'
+    models, which is its cloud model too.
+
+    Args:
+      task: any model.
+      work: the local work in a round.
+    """
+
+    def update(
+        key: Key, hp: FedAMPHyper, ctx: ClientContext, message: Message, own: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        cloud, rate = message.per_client, hp.lr * hp.decay(ctx.round, work.steps)
+        pulled = {"anchor": cloud, "prox": hp.lam / hp.alpha, "weight_decay": hp.weight_decay}
+        new, metrics = sgd(work, task, key, ctx, splits.train, own, rate=rate, **pulled)
+        return new, increment(new, cloud), metrics
+
+    client = Client(
+        init=lambda key, hp, ctx, message: message.per_client,
+        update=update,
+        personalize=lambda key, hp, ctx, message, own, splits: own,
+        predict=lambda hp, own, x: task.model.apply(own, x),
+        gradients=gradients(work.steps),
+    )
+
+    def server_init(key: Key, hp: FedAMPHyper, ctx: ServerContext) -> Models:
+        return Models(jax.tree.map(lambda a: jnp.broadcast_to(a, (ctx.num_clients, *a.shape)), task.init(key)))
+
+    def server_update(
+        key: Key, hp: FedAMPHyper, ctx: ServerContext, state: Models, uploads: Stacked
+    ) -> tuple[Models, Metrics]:
+        def put(old: Array, cloud: Array, change: Array) -> Array:
+            new = trees.take_rows(cloud, uploads.rows) + change
+            return old.at[uploads.rows].set(new.astype(old.dtype), mode="drop")
+
+        return Models(jax.tree.map(put, state.models, clouds(hp, state.models), uploads.total)), {}
+
+    server = Server(
+        init=server_init,
+        broadcast=lambda key, hp, ctx, state: Message((), clouds(hp, state.models)),
+        update=server_update,
+        welcome=lambda key, hp, ctx, state: Message((), jax.tree.map(lambda a: a.mean(axis=0), state.models)),
+    )
+    return Algorithm((client,), server, work.steps, Reduction.STACK)

@@ -1,0 +1,114 @@
+r"""FedBABU: the server averages bodies trained under one fixed random head; clients then fine-tune the whole model.
+
+All clients of all rounds have the head h that the server drew at first. Client i of the cohort S, with n_i training
+examples, takes tau steps on the body alone, from the server's phi:
+
+.. math:: \phi_i \leftarrow \phi_i - \eta \nabla_\phi f_i(\phi_i, h), \qquad
+   \phi \leftarrow \phi + \frac{\sum_{i \in S} n_i (\phi_i - \phi)}{\sum_{i \in S} n_i}
+
+It predicts with (phi, h) after local steps of its own, on both parts as in the paper, or on one of them.
+
+It does badly without fine-tuning, and with few examples to fine-tune on: nothing has trained the head before.
+
+Reference: Oh, Kim and Yun 2022, "FedBABU: Toward Enhanced Representation for Federated Image Classification",
+https://arxiv.org/abs/2106.06042.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import optax
+
+from jaxpfl import trees
+from jaxpfl.algorithms.parts import fine_tuning
+from jaxpfl.algorithms.parts.averaging import increment
+from jaxpfl.algorithms.parts.hyper import AveragingHyper
+from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
+from jaxpfl.algorithms.parts.own_part import head_and_body, of_part
+from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.errors import unknown_name
+from jaxpfl.models import Task
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.types import Key, Metrics, PyTree, Splits
+
+PARTS = ("all", "head", "body")
+
+
+class Halves(NamedTuple):
+    """State of the server: the fixed head, and the body."""
+
+    head: PyTree
+    body: PyTree
+
+
+def fedbabu(
+    task: Task, work: LocalWork, *, fine_tune_steps: int = 60, fine_tune_epochs: int = 0, fine_tune: str = "all"
+) -> Algorithm:
+    """FedBABU: federated training of the body under a fixed head, then fine-tuning.
+
+    Models: personalised, (phi, h) after the client's own steps; global (phi, h), whose head is random.
+
+    The head goes out with every message, as clients keep nothing; only bodies come back.
+
+    Args:
+      task: its model is split into body and head.
+      work: the local work in a round.
+      fine_tune_steps: local steps of personalisation, at the rate of the last round.
+      fine_tune_epochs: passes over the client's own examples in their place; 0 for ``fine_tune_steps``.
+      fine_tune: the part that these steps change: "all", "head" or "body".
+
+    Raises:
+      JaxpflError: for a model without a head or without a body, a negative number of steps or
+        epochs, or an unknown part.
+    """
+    tuning = fine_tuning.planned("fedbabu", work, fine_tune_steps, fine_tune_epochs)
+    if fine_tune not in PARTS:
+        raise unknown_name("fedbabu.fine_tune", fine_tune, PARTS)
+    split = head_and_body("fedbabu", task)
+
+    def update(
+        key: Key, hp: AveragingHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        head, body = split(message.shared)
+        rate = hp.lr * hp.decay(ctx.round, work.steps)
+        given = (work, of_part(task, head), key, ctx, splits.train)
+        new, metrics = sgd(*given, body, rate=rate, weight_decay=hp.weight_decay)
+        return state, increment(new, body, work.weight(splits.train)), metrics
+
+    def personalize(
+        key: Key, hp: AveragingHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
+    ) -> PyTree:
+        def tuned(task: Task, params: PyTree) -> PyTree:
+            return fine_tuning.fine_tuned(tuning, task, key, hp, ctx, splits.train, params, work.steps)
+
+        if fine_tune == "all":
+            return tuned(task, message.shared)
+        head, body = split(message.shared)
+        mine, rest = (head, body) if fine_tune == "head" else (body, head)
+        return trees.merge(tuned(of_part(task, rest), mine), rest)
+
+    client = Client(
+        init=lambda key, hp, ctx, message: (),
+        update=update,
+        personalize=personalize,
+        predict=lambda hp, params, x: task.model.apply(params, x),
+        gradients=gradients(work.steps, personalize=fine_tuning.counted(tuning)),
+    )
+
+    def server_init(key: Key, hp: AveragingHyper, ctx: ServerContext) -> Halves:
+        return Halves(*split(task.init(key)))
+
+    def server_update(
+        key: Key, hp: AveragingHyper, ctx: ServerContext, state: Halves, reduced: Reduced
+    ) -> tuple[Halves, Metrics]:
+        return state._replace(body=optax.apply_updates(state.body, reduced.mean())), {}
+
+    server = Server(
+        init=server_init,
+        broadcast=lambda key, hp, ctx, state: Message(trees.merge(*state)),
+        update=server_update,
+        predict_global=lambda hp, state, x: task.model.apply(trees.merge(*state), x),
+    )
+    algorithm = Algorithm((client,), server, work.steps)
+    return with_server_optimizer(algorithm, work.server_optimizer, averaged=lambda shared: split(shared)[1])

@@ -1,0 +1,101 @@
+r"""FedDyn: a global model by dynamic regularisation, under which the clients' optima agree with the global one.
+
+The server keeps the model theta and h, client k the vector g_k; both vectors start at zero. From w = theta the client
+takes tau steps on its regularised loss, and then updates its vector:
+
+.. math::
+   w &\leftarrow w - \eta [ \nabla f_k(w) - g_k + \alpha (w - \theta) ], \\
+   g_k &\leftarrow g_k - \alpha (w_k - \theta)
+
+The server averages uniformly over the cohort S, of m clients in all:
+
+.. math:: h \leftarrow h - \frac{\alpha}{m} \sum_{k \in S} (w_k - \theta), \qquad
+   \theta \leftarrow \frac{1}{|S|} \sum_{k \in S} w_k - \frac{h}{\alpha}
+
+so that h stays the mean of all g_k, in the cohort or not (but for clients that drop out after updating theirs). At a
+fixed point every g_k is the gradient of f_k at theta, and their mean is zero.
+
+It does badly where a round's steps do not come near the minimum of the regularised loss (small alpha, few steps): the
+sum of past model updates, :math:`-h/\alpha`, then runs ahead of the g_k that should balance it.
+
+Reference: Acar et al. 2021, "Federated Learning Based on Dynamic Regularization", https://arxiv.org/abs/2111.04263.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import optax
+from flax import struct
+
+from jaxpfl import trees
+from jaxpfl.algorithms.parts.averaging import increment, share_of_all
+from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
+from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, loss_gradient, run_steps
+from jaxpfl.models import Task
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.types import Key, Metrics, PyTree, Scalar, Splits
+
+
+@struct.dataclass
+class FedDynHyper(SgdHyper):
+    """Hyper-parameters of FedDyn; the paper searches alpha in {0.1, 0.01, 0.001}, with several epochs a round."""
+
+    alpha: Scalar = hyper(0.1, "weight of (alpha/2) |w - theta|^2", positive=True, paper=0.01)
+
+
+class Regularised(NamedTuple):
+    """State of the server: the model theta, and the mean h of the clients' vectors."""
+
+    model: PyTree
+    h: PyTree
+
+
+def feddyn(task: Task, work: LocalWork) -> Algorithm:
+    """FedDyn. Models: personalised theta, the same for all; global theta."""
+    loss = loss_gradient(task)
+
+    def update(
+        key: Key, hp: FedDynHyper, ctx: ClientContext, message: Message, own: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        theta = message.shared
+        optimizer = work.descent(hp.lr * hp.decay(ctx.round, work.steps), hp.weight_decay)
+
+        def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
+            value, gradient = loss(at.params, key, batch)
+            pulled = jax.tree.map(lambda d, g, w, t: d - g + hp.alpha * (w - t), gradient, own, at.params, theta)
+            return at.step(optimizer, pulled), {"train_loss": value}
+
+        start = Descent.start(optimizer, theta)
+        end, metrics = run_steps(work, key, ctx, splits.train, step, start, metrics=("train_loss",))
+        upload = increment(end.params, theta)
+        return jax.tree.map(lambda g, change: g - hp.alpha * change, own, upload.total), upload, metrics
+
+    def server_init(key: Key, hp: FedDynHyper, ctx: ServerContext) -> Regularised:
+        model = task.init(key)
+        return Regularised(model, optax.tree.zeros_like(model))
+
+    def server_update(
+        key: Key, hp: FedDynHyper, ctx: ServerContext, state: Regularised, reduced: Reduced
+    ) -> tuple[Regularised, Metrics]:
+        mean = reduced.mean()
+        h = optax.tree.add_scale(state.h, -hp.alpha * share_of_all(reduced, ctx), mean)
+        model = jax.tree.map(lambda t, change, h: t + change - h / hp.alpha, state.model, mean, h)
+        # Nobody's upload moves nothing, though h / alpha would.
+        return trees.where(reduced.contributors > 0, Regularised(model, h), state), {}
+
+    client = Client(
+        init=lambda key, hp, ctx, message: optax.tree.zeros_like(message.shared),
+        update=update,
+        personalize=lambda key, hp, ctx, message, own, splits: message.shared,
+        predict=lambda hp, params, x: task.model.apply(params, x),
+        gradients=gradients(work.steps),
+    )
+    server = Server(
+        init=server_init,
+        broadcast=lambda key, hp, ctx, state: Message(state.model),
+        update=server_update,
+        predict_global=lambda hp, state, x: task.model.apply(state.model, x),
+    )
+    return Algorithm((client,), server, work.steps)

@@ -1,0 +1,147 @@
+r"""FedProto: clients share the mean features of their classes, and no parameters.
+
+Client i keeps a whole model, of features f_i. Its n_ic training examples of class c have the mean feature C_ic, its
+prototype; the server keeps the means of these over the clients, :math:`\bar C_c`. A client takes tau steps on
+
+.. math:: \frac1{|B|} \sum_{(x, y) \in B} \Big[ \ell(x, y) + \lambda \frac{1}{F} \|f_i(x) - \bar C_y\|^2 \Big]
+
+over mini-batches B, where the second term is zero for a class without a prototype yet, and then sends C_ic and n_ic:
+
+.. math:: C_{ic} = \frac{1}{n_{ic}} \sum_{y = c} f_i(x), \qquad
+   \bar C_c \leftarrow \frac{\sum_{i \in S} n_{ic} C_{ic}}{\sum_{i \in S} n_{ic}}
+
+A class that nobody of the cohort S has keeps its prototype. A client predicts the class whose prototype is nearest to
+the features; the negative squared distances are its logits.
+
+The distance is that of the authors' code, of single examples and as a mean over the F features; the paper's regulariser
+has the mean of the examples of a class in its place. The paper's mean has 1 / |S| as a factor beside the shares of the
+examples, which would shrink the prototypes: it is left out here.
+
+It does badly in small cohorts, where prototypes follow the features of a few clients and those of the others stay; and
+where nobody lacks examples, as agreed features are all that clients learn from each other. The pass over all training
+examples for the prototypes costs more than a few small steps.
+
+Reference: Tan et al. 2022, "FedProto: Federated Prototype Learning across Heterogeneous Clients",
+https://arxiv.org/abs/2105.00243.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxpfl.algorithms.parts import class_means
+from jaxpfl.algorithms.parts.architectures import personal_tasks
+from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
+from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.models import Task
+from jaxpfl.models.features import Halves, halves
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Server, ServerContext, Upload
+from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+
+PREDICTIONS = ("prototypes", "head")
+
+
+@struct.dataclass
+class FedProtoHyper(SgdHyper):
+    """Hyper-parameters of FedProto; lambda is 1 in the paper for MNIST and FEMNIST, and 0.1 for CIFAR-10."""
+
+    lam: Scalar = hyper(1.0, "lambda, weight of the distance of features to their class's prototype")
+
+
+class Prototypes(NamedTuple):
+    """State of the server, sent to all: prototypes [K, F], and [K], 1 for classes that have one and 0 for others."""
+
+    means: Array
+    known: Array
+
+
+class Personal(NamedTuple):
+    """Personalised model: the client's own, and the prototypes."""
+
+    model: PyTree
+    prototypes: Prototypes
+
+
+def fedproto(task: Task, work: LocalWork, *, architectures: str = "", predict: str = "prototypes") -> Algorithm:
+    """FedProto. Models: personalised, the client's own features with the nearest prototype; no global model.
+
+    A class without a prototype is never predicted (before the first round all are alike): its logit is below the
+    farthest prototype's by one.
+
+    Args:
+      task: of classes; its model names its head.
+      work: the local work in a round.
+      architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, dealt to the clients in turn
+        by their ids; "same" is the task's model. All have features of one width.
+      predict: from "prototypes" as in the paper, or by the "head" of the client's own model.
+
+    Raises:
+      JaxpflError: for a task without classes, models without a head or without a body or of different widths, unknown
+        models, and an unknown prediction.
+    """
+    class_means.refuse_other_tasks("fedproto", "needs prototypes of classes", task)
+    work.refuse_mixing("fedproto")
+    if predict not in PREDICTIONS:
+        raise unknown_name("fedproto.predict", predict, PREDICTIONS)
+    tasks = personal_tasks(task, architectures)
+    parts = [halves("fedproto", own) for own in tasks]
+    widths = sorted({part.width for part in parts})
+    if len(widths) > 1:
+        raise JaxpflError(f"fedproto needs models with features of one width, got {' and '.join(map(str, widths))}")
+    clients = tuple(_client(own, part, work, predict) for own, part in zip(tasks, parts, strict=True))
+
+    def init(key: Key, hp: FedProtoHyper, ctx: ServerContext) -> Prototypes:
+        return Prototypes(jnp.zeros((task.num_classes, widths[0])), jnp.zeros(task.num_classes))
+
+    def update(
+        key: Key, hp: FedProtoHyper, ctx: ServerContext, state: Prototypes, reduced: Reduced
+    ) -> tuple[Prototypes, Metrics]:
+        return Prototypes(state.means + reduced.mean(), jnp.where(reduced.weight > 0, 1, state.known)), {}
+
+    server = Server(init=init, broadcast=lambda key, hp, ctx, state: Message(state), update=update)
+    return Algorithm(clients, server, work.steps)
+
+
+def _client(task: Task, parts: Halves, work: LocalWork, predicts: str) -> Client:
+    def update(
+        key: Key, hp: FedProtoHyper, ctx: ClientContext, message: Message, own: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        prototypes: Prototypes = message.shared
+        optimizer = work.descent(hp.lr * hp.decay(ctx.round, work.steps), hp.weight_decay)
+
+        def objective(params: PyTree, key: Key, batch: Batch) -> tuple[Array, Metrics]:
+            rows = parts.features(params, batch.x, key, True)
+            loss = batch.mean(task.loss(parts.head(params, rows), batch.y))
+            distance = batch.mean(class_means.to_means(rows, batch.y, *prototypes))
+            return loss + hp.lam * distance, {"train_loss": loss, "prototype_distance": distance}
+
+        def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
+            gradient, metrics = jax.grad(objective, has_aux=True)(at.params, key, batch)
+            return at.step(optimizer, gradient), metrics
+
+        start, names = Descent.start(optimizer, own), ("train_loss", "prototype_distance")
+        end, metrics = run_steps(work, key, ctx, splits.train, step, start, metrics=names)
+        means, counts = class_means.of_client(lambda x: parts.features(end.params, x), task.num_classes, splits.train)
+        weight = counts if work.weighting == "examples" else (counts > 0).astype(counts.dtype)
+        return end.params, Upload(weight[:, None] * (means - prototypes.means), weight), metrics
+
+    def predict(hp: FedProtoHyper, personal: Personal, x: PyTree) -> Array:
+        if predicts == "head":
+            return task.model.apply(personal.model, x)
+        means, known = personal.prototypes.means, personal.prototypes.known > 0
+        rows = parts.features(personal.model, x)
+        distances = jnp.where(known, ((rows[:, None] - means) ** 2).sum(axis=-1), 0)
+        return -jnp.where(known, distances, distances.max(axis=1, keepdims=True) + 1)
+
+    return Client(
+        init=lambda key, hp, ctx, message: task.init(key),
+        update=update,
+        personalize=lambda key, hp, ctx, message, own, splits: Personal(own, message.shared),
+        predict=predict,
+        gradients=gradients(work.steps),
+    )

@@ -1,0 +1,110 @@
+r"""FedROD: a generic model for balanced classes, and a personal head of each client beside it.
+
+Client i has n_ic training examples of class c. The generic model (phi, h), whose logits are g(x), is trained on the
+balanced softmax and averaged; the personal head v_i, whose logits v_i(x) are those of the body phi under it, corrects
+g for the client's own classes and stays with it. A step changes all three, by gradients that do not meet:
+
+.. math::
+   (\phi, h) &\leftarrow (\phi, h) - \eta \nabla \operatorname{CE}(g(x) + \log n_i, y), \\
+   v_i &\leftarrow v_i - \eta \nabla_v \operatorname{CE}(g(x) + v_i(x), y)
+
+with g and phi fixed in the second line, as they were before the step. Classes that the client lacks are left out of
+the first softmax. The server adds the mean change of (phi, h), weighted by n_i.
+
+It does badly with few examples: the balanced loss spends the generic model on classes that a client does not have.
+
+Reference: Chen and Chao 2022, "On Bridging Generic and Personalized Federated Learning for Image Classification",
+https://arxiv.org/abs/2107.00778 (its linear personal head, not the hypernetwork).
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl import trees
+from jaxpfl.algorithms.parts.averaging import averaging_server, increment
+from jaxpfl.algorithms.parts.hyper import AveragingHyper
+from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
+from jaxpfl.algorithms.parts.own_part import head_and_body
+from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.data import passes
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Splits
+
+_NO_EXAMPLE = 1e-30
+"""Number of examples of a class without one: its probability vanishes, and a smoothed target's loss stays finite."""
+
+
+class Personal(NamedTuple):
+    """Personalised model: the generic one, and the client's own head."""
+
+    generic: PyTree
+    head: PyTree
+
+
+def fedrod(task: Task, work: LocalWork) -> Algorithm:
+    """FedROD. Models: personalised g + v_i; global g, trained as for balanced classes.
+
+    Personal heads start at zero, so that a new client predicts with g.
+
+    Args:
+      task: of classes; its model is split into body and head.
+      work: the local work in a round.
+
+    Raises:
+      JaxpflError: for a task without classes, and a model without a head or without a body.
+    """
+    if not task.has_classes:
+        raise JaxpflError(f"fedrod balances classes by their counts: the task {task.kind!r} has none")
+    split = head_and_body("fedrod", task)
+
+    def log_counts(data: ClientData) -> Array:
+        """Logarithms of the numbers of training examples by class, [K]."""
+
+        def counts(x: PyTree, y: Array, valid: Array) -> Array:
+            return (jax.nn.one_hot(y, task.num_classes) * valid[:, None]).sum(axis=0)
+
+        return jnp.log(jnp.maximum(passes.total(counts, data), _NO_EXAMPLE))
+
+    def predict(hp: AveragingHyper, personal: Personal, x: PyTree) -> Array:
+        _, body = split(personal.generic)
+        return task.model.apply(personal.generic, x) + task.model.apply(trees.merge(personal.head, body), x)
+
+    def update(
+        key: Key, hp: AveragingHyper, ctx: ClientContext, message: Message, own: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        optimizer = work.descent(hp.lr * hp.decay(ctx.round, work.steps), hp.weight_decay)
+        prior = log_counts(splits.train)
+
+        def step(key: Key, at: tuple[Descent, Descent], batch: Batch) -> tuple[tuple[Descent, Descent], Metrics]:
+            generic, head = at
+
+            def of_generic(params: PyTree) -> tuple[Array, Array]:
+                logits = task.model.apply(params, batch.x, key=key, train=True)
+                return batch.mean(task.loss(logits + prior, batch.y)), logits
+
+            def of_head(params: PyTree, body: PyTree, logits: Array) -> Array:
+                mine = task.model.apply(trees.merge(params, body), batch.x, key=key, train=True)
+                return batch.mean(task.loss(logits + mine, batch.y))
+
+            (_, logits), by_generic = jax.value_and_grad(of_generic, has_aux=True)(generic.params)
+            value, by_head = jax.value_and_grad(of_head)(head.params, split(generic.params)[1], logits)
+            return (generic.step(optimizer, by_generic), head.step(optimizer, by_head)), {"train_loss": value}
+
+        start = Descent.start(optimizer, message.shared), Descent.start(optimizer, own)
+        (generic, head), metrics = run_steps(work, key, ctx, splits.train, step, start, metrics=("train_loss",))
+        return head.params, increment(generic.params, message.shared, work.weight(splits.train)), metrics
+
+    client = Client(
+        init=lambda key, hp, ctx, message: jax.tree.map(jnp.zeros_like, split(message.shared)[0]),
+        update=update,
+        personalize=lambda key, hp, ctx, message, own, splits: Personal(message.shared, own),
+        predict=predict,
+        gradients=gradients(work.steps, each=2),
+    )
+    return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)

@@ -1,0 +1,155 @@
+r"""Augmentation of mini-batches by name, as pure functions in the local step.
+
+``flip`` mirrors an image from left to right with probability 1/2. ``crop`` pads it with ``padding`` zeros on every side
+and cuts out a window of the old size, uniform among all. ``mixup`` (Zhang et al. 2018) draws one
+:math:`\lambda \sim \text{Beta}(\alpha, \alpha)` for a batch and a permutation of its examples, and trains on
+
+.. math:: \lambda x_i + (1 - \lambda) x_{\pi(i)} \quad\text{with loss}\quad
+          \lambda \ell(\cdot, y_i) + (1 - \lambda) \ell(\cdot, y_{\pi(i)})
+
+Several are joined by ``+`` and applied in their order. Every local step augments its batch anew, in personalisation
+too; passes over all of a client's examples and scores see the examples as they are. Draws are of the step's key under
+`Purpose.AUGMENTATION`, one score for each example, so that padding changes nothing.
+
+Reference: Zhang et al. 2018, "mixup: Beyond Empirical Risk Minimization", https://arxiv.org/abs/1710.09412.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl import choices
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.models import Task
+from jaxpfl.types import Array, Key, PyTree
+
+AUGMENTATIONS: Mapping[str, Mapping[str, float]] = {"flip": {}, "crop": {"padding": 4}, "mixup": {"alpha": 0.2}}
+"""Name -> its arguments with their defaults."""
+
+
+class Mixed(NamedTuple):
+    """Labels of mixed examples: those of both, [b], and the share of the first, []."""
+
+    first: Array
+    second: Array
+    share: Array
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Augmentations in their order, each a name and its argument (0 for none)."""
+
+    parts: tuple[tuple[str, float], ...]
+
+    @property
+    def mixes(self) -> bool:
+        """True if labels become `Mixed`."""
+        return any(name == "mixup" for name, _ in self.parts)
+
+    def __call__(self, key: Key, x: PyTree, y: Array, valid: Array) -> tuple[PyTree, Any]:
+        """Inputs and labels of a batch, augmented.
+
+        Args:
+          key: of these draws alone.
+          x: [b, ...], zero where not valid.
+          y: [b].
+          valid: [b] bool, the real examples, which come first.
+        """
+        labels: Any = y
+        for nth, (name, argument) in enumerate(self.parts):
+            one = jax.random.fold_in(key, nth)
+            if name == "flip":
+                x = flipped(one, x)
+            elif name == "crop":
+                x = cropped(one, x, int(argument))
+            else:
+                x, labels = mixed(one, x, y, valid, argument)
+        return x, labels
+
+
+def parse(text: str) -> Augmentation:
+    """The augmentation of a text.
+
+    >>> parse("flip+crop:padding=2").parts
+    (('flip', 0.0), ('crop', 2.0))
+
+    Raises:
+      JaxpflError: for an unknown name or argument, a value outside its range, one named twice, and a mixup that is not
+        the last.
+    """
+    parts: list[tuple[str, float]] = []
+    for one in text.split("+"):
+        name, given = choices.parse("augmentation", one, AUGMENTATIONS)
+        known = AUGMENTATIONS[name]
+        if name in dict(parts):
+            raise JaxpflError(f"augment = {text}: {name} can be named once")
+        argument = next(iter(known.values()), 0)
+        for key, value in given.items():
+            if key not in known:
+                raise unknown_name(f"argument of augmentation {name}", key, known)
+            argument = choices.literal(value)
+            if name == "crop" and (type(argument) is not int or not 1 <= argument <= 1024):
+                raise JaxpflError(f"augmentation crop:padding must be a whole number from 1 to 1024, got {value!r}")
+            if name == "mixup" and (type(argument) not in (int, float) or not 0 < argument <= 1000):
+                raise JaxpflError(f"augmentation mixup:alpha must be a number > 0 and <= 1000, got {value!r}")
+        parts.append((name, float(argument)))
+    if any(name == "mixup" for name, _ in parts[:-1]):
+        raise JaxpflError(f"augment = {text}: mixup must be the last")
+    return Augmentation(tuple(parts))
+
+
+def check(augmentation: Augmentation, task: Task) -> None:
+    """Refuse augmentations of inputs or labels that they are not for.
+
+    Raises:
+      JaxpflError: for flips and crops of what is no image, and mixup of tokens or without classes.
+    """
+    tokens = task.input_dtype is not None and jnp.issubdtype(task.input_dtype, jnp.integer)
+    for name, _ in augmentation.parts:
+        if name == "mixup":
+            if tokens:
+                raise JaxpflError("augment = mixup is of inputs that are numbers, these are tokens")
+            if not task.has_classes:
+                raise JaxpflError(f"augment = mixup is of classes, and the task is {task.kind}")
+        elif tokens or len(task.input_shape) != 3:
+            raise JaxpflError(f"augment = {name} is of images [height, width, channels], inputs are {task.input_shape}")
+
+
+def of_mixed_labels(task: Task) -> Task:
+    """The task with a loss that takes `Mixed` labels too."""
+    plain = task.loss
+
+    def loss(predictions: Array, y: Any) -> Array:
+        if not isinstance(y, Mixed):
+            return plain(predictions, y)
+        return y.share * plain(predictions, y.first) + (1 - y.share) * plain(predictions, y.second)
+
+    return task._replace(loss=loss)
+
+
+def flipped(key: Key, x: Array) -> Array:
+    """Images [b, h, w, c], each mirrored from left to right with probability 1/2."""
+    turn = jax.random.uniform(key, x.shape[:1]) < 0.5
+    return jnp.where(turn[:, None, None, None], x[:, :, ::-1], x)
+
+
+def cropped(key: Key, x: Array, padding: int) -> Array:
+    """Images [b, h, w, c], each a random window of itself with ``padding`` zeros around."""
+    scores = jnp.stack([jax.random.uniform(one, x.shape[:1]) for one in jax.random.split(key)], axis=1)
+    corners = jnp.minimum((scores * (2 * padding + 1)).astype(jnp.int32), 2 * padding)
+    wide = jnp.pad(x, ((0, 0), (padding, padding), (padding, padding), (0, 0)))
+    return jax.vmap(lambda image, at: jax.lax.dynamic_slice(image, (*at, jnp.int32(0)), x.shape[1:]))(wide, corners)
+
+
+def mixed(key: Key, x: Array, y: Array, valid: Array, alpha: float) -> tuple[Array, Mixed]:
+    """Each example mixed with another one of the batch, and the labels of both."""
+    of_share, of_order = jax.random.split(key)
+    share = jax.random.beta(of_share, alpha, alpha).astype(x.dtype)
+    scores = jnp.where(valid, jax.random.uniform(of_order, y.shape[:1]), jnp.inf)
+    other = jnp.where(valid, jnp.argsort(scores), jnp.arange(len(scores)))
+    return share * x + (1 - share) * x[other], Mixed(y, y[other], share)

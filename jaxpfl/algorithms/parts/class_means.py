@@ -1,0 +1,69 @@
+"""Sums and means of features by class, over a client's examples."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.data import passes
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task
+from jaxpfl.types import Array, ClientData, PyTree
+
+
+class ClassMeans(NamedTuple):
+    """Means of features by class.
+
+    Attributes:
+      means: [K, F]; zero for a class without examples.
+      counts: [K], numbers of examples.
+    """
+
+    means: Array
+    counts: Array
+
+
+def refuse_other_tasks(method: str, why: str, task: Task) -> None:
+    """Refuse a task without classes.
+
+    Raises:
+      JaxpflError: in one line: the method, its use of classes, and the task.
+    """
+    if not task.has_classes:
+        raise JaxpflError(f"{method} {why}: the task {task.kind!r} has none")
+
+
+def of_client(features: Callable[[PyTree], Array], classes: int, data: ClientData) -> ClassMeans:
+    """Class means over all examples of a client.
+
+    Args:
+      features: inputs [c, ...] -> [c, F].
+      classes: K.
+      data: of the client.
+    """
+
+    def sums(x: PyTree, y: Array, valid: Array) -> tuple[Array, Array]:
+        of_class = jax.nn.one_hot(y, classes) * valid[:, None]
+        rows = jnp.where(valid[:, None], features(x), 0)
+        return of_class.T @ rows, of_class.sum(axis=0)
+
+    totals, counts = passes.total(sums, data)
+    return ClassMeans(totals / jnp.maximum(counts, 1)[:, None], counts)
+
+
+def to_means(rows: Array, y: Array, means: Array, known: Array) -> Array:
+    """Mean over the features of the squared distance of each row to the mean of its class; zero without one, [b].
+
+    Args:
+      rows: [b, F].
+      y: [b].
+      means: [K, F].
+      known: [K], 1 for classes that have a mean and 0 for others.
+    """
+    # One-hot products: a gather's gradient is a scatter, which is slow on a CPU.
+    of_class = jax.nn.one_hot(y, len(means), dtype=rows.dtype)
+    squares = ((rows - of_class @ means) ** 2).mean(axis=1)
+    return squares * (of_class @ known)

@@ -1,0 +1,135 @@
+"""Descents of a client, and their optimizer states kept from one of its rounds to the next.
+
+A client that keeps them goes on in its next round with the momentum or the moments that its last one left, however many
+rounds it was out of the cohort and whatever model it then starts from. Rounds outside the cohort (`Client.idle`) and
+personalisation begin with new states and leave the kept ones alone. They never leave the client.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+
+from jaxpfl import trees
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
+from jaxpfl.types import Array, Key, Metrics, PyTree, Splits
+from jaxpfl.wrapping import wrapped_client
+
+
+class Descent(NamedTuple):
+    """State of a descent: the parameters, and the optimizer state (empty for plain SGD)."""
+
+    params: PyTree
+    memory: PyTree
+
+    @classmethod
+    def start(cls, optimizer: optax.GradientTransformation, params: PyTree) -> Descent:
+        """Descent with a new optimizer state."""
+        return cls(params, optimizer.init(params))
+
+    def step(self, optimizer: optax.GradientTransformation, gradient: PyTree) -> Descent:
+        """One step; with `LocalWork.descent` of SGD, to ``params - rate (gradient + weight_decay params)``."""
+        updates, memory = optimizer.update(gradient, self.memory, self.params)
+        return Descent(optax.apply_updates(self.params, updates), memory)
+
+
+class Kept(NamedTuple):
+    """State of a client: the method's own, and the optimizer states of its last round.
+
+    Attributes:
+      own: the method's.
+      memories: one for each descent of a round, in its order; not read before the client's first round.
+      rounds: [] int32, its rounds in the cohort so far.
+    """
+
+    own: PyTree
+    memories: tuple[PyTree, ...]
+    rounds: Array
+
+
+class _Round:
+    """The descents of the round that is being traced: states to start from, None for new ones, and those at the end."""
+
+    def __init__(self, kept: Kept | None):
+        self.kept, self.begun, self.ends = kept, 0, []
+
+
+_round: ContextVar[_Round | None] = ContextVar("descents of a round", default=None)
+
+
+@contextmanager
+def _recorded(kept: Kept | None) -> Iterator[_Round]:
+    token = _round.set(found := _Round(kept))
+    try:
+        yield found
+    finally:
+        _round.reset(token)
+
+
+def _is_descent(node: object) -> bool:
+    return isinstance(node, Descent)
+
+
+def begun(carry: PyTree) -> PyTree:
+    """Start of local steps, its descents with the kept states where there are any."""
+    now = _round.get()
+    if now is None or now.kept is None:
+        return carry
+    kept = now.kept
+
+    def resume(node: object) -> object:
+        if not isinstance(node, Descent):
+            return node
+        now.begun += 1
+        return node._replace(memory=trees.where(kept.rounds > 0, kept.memories[now.begun - 1], node.memory))
+
+    return jax.tree.map(resume, carry, is_leaf=_is_descent)
+
+
+def ended(carry: PyTree) -> PyTree:
+    """End of local steps, unchanged; the states of its descents are recorded to be kept."""
+    if (now := _round.get()) is not None:
+        now.ends += [node.memory for node in jax.tree.leaves(carry, is_leaf=_is_descent) if isinstance(node, Descent)]
+    return carry
+
+
+def keeping(algorithm: Algorithm, splits: Splits) -> Algorithm:
+    """An algorithm whose clients keep their optimizer states; of a pooled one, whose client does so already, itself.
+
+    Args:
+      algorithm: any whose local steps are `local_work.run_steps`, called outside of branches and loops.
+      splits: one client's, as arrays or shapes; for the shapes of the states.
+    """
+    if algorithm.pooled:
+        return algorithm
+    return algorithm._replace(clients=tuple(_client(client, splits) for client in algorithm.clients))
+
+
+def _client(inner: Client, splits: Splits) -> Client:
+    def init(key: Key, hp: PyTree, ctx: ClientContext, message: Message) -> Kept:
+        own = inner.init(key, hp, ctx, message)
+
+        def ends(splits: Splits) -> tuple[PyTree, ...]:
+            with _recorded(None) as found:
+                inner.update(key, hp, ctx, message, own, splits)
+            return tuple(found.ends)
+
+        shapes = jax.eval_shape(ends, splits)
+        return Kept(own, jax.tree.map(lambda a: jnp.zeros(a.shape, a.dtype), shapes), jnp.int32(0))
+
+    def update(
+        key: Key, hp: PyTree, ctx: ClientContext, message: Message, state: Kept, splits: Splits
+    ) -> tuple[Kept, Upload, Metrics]:
+        with _recorded(state) as found:
+            own, upload, metrics = inner.update(key, hp, ctx, message, state.own, splits)
+        return Kept(own, tuple(found.ends), state.rounds + 1), upload, metrics
+
+    return wrapped_client(
+        inner, init=init, update=update, state=lambda kept: kept.own, keep=lambda kept, own: kept._replace(own=own)
+    )

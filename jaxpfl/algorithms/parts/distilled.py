@@ -1,0 +1,222 @@
+"""Steps of a personal model theta, a global model mu and the scale psi that teach each other, and their server.
+
+`adaped` and `adaped_plus` are made of these: AdaPeD's own steps, and its steps with other weights.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
+from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, Step, run_steps
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task
+from jaxpfl.priors import distillation
+from jaxpfl.priors.distillation import Shared
+from jaxpfl.protocol import ClientContext, Message, Reduced, Server, ServerContext
+from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar
+
+
+@struct.dataclass
+class AdaPeDHyper(AveragingHyper):
+    """AdaPeD's hyper-parameters; ``lr`` is the paper's eta_1.
+
+    Reference: Ozkara et al. 2023, appendix K.1.
+    """
+
+    lr_global: Scalar = hyper(0.1, "eta_2, learning rate of the global model", positive=True, is_rate=True)
+    lr_psi: Scalar = hyper(0.05, "eta_3, learning rate of psi; not decayed")
+    psi_init: Scalar = hyper(3.5, "psi in round 0", positive=True)
+    psi_floor: Scalar = hyper(0.5, "least psi", positive=True)
+    c: Scalar = hyper(5.0, "factor on the divergence in psi's step", positive=True)
+
+
+Weigh = Callable[[Array], Array]
+"""``psi -> factor`` on theta's whole gradient, []."""
+
+OfTeacher = Callable[[Batch, Array, Array, Array], Array]
+"""``(batch, mu's logits, logits of theta, psi) -> objective`` of mu in a step, []."""
+
+
+class Distilled(NamedTuple):
+    """Mutual steps of theta and mu on a client's mini-batches.
+
+    Attributes:
+      task: of mu.
+      own_task: of theta.
+      work: the local work in a round.
+      gate: multiply the distillation term of theta by ``max(1 - CE(mu) / log K, 0)`` on the batch, K the number of
+        classes: zero where mu predicts no better than a uniform guess.
+      weigh: factor on theta's whole gradient; None for one.
+    """
+
+    task: Task
+    own_task: Task
+    work: LocalWork
+    gate: bool = False
+    weigh: Weigh | None = None
+
+    def kd(self, batch: Batch, teacher: Array, student: Array) -> Array:
+        """Mean divergence of the student's predictions from the teacher's, both given as logits, []."""
+        return batch.mean(distillation.divergence_of(self.task)(teacher, student))
+
+    def kd_pull(self, batch: Batch, teacher: Array, student: Array, psi: Array) -> Array:
+        """Distillation term ``f / (2 psi)``: all that AdaPeD's mu descends."""
+        return self.kd(batch, teacher, student) / (2 * psi)
+
+    def descend_theta(
+        self,
+        optimizer: optax.GradientTransformation,
+        key: Key,
+        theta: Descent,
+        batch: Batch,
+        teacher: Array,
+        psi: Array,
+    ) -> tuple[Descent, Array]:
+        """One step of theta on its data and the teacher's logits, and the loss on the data."""
+        apply = self.own_task.model.apply
+        student, pull_theta = jax.vjp(lambda params: apply(params, batch.x, key=key, train=True), theta.params)
+        d_student, loss = jax.grad(partial(self._personal_objective, batch, teacher, psi), has_aux=True)(student)
+        if self.weigh is not None:
+            d_student *= self.weigh(psi)
+        return theta.step(optimizer, pull_theta(d_student)[0]), loss
+
+    def _personal_objective(self, batch: Batch, teacher: Array, psi: Array, student: Array) -> tuple[Array, Array]:
+        loss = batch.mean(self.task.loss(student, batch.y))
+        pull = self.kd_pull(batch, teacher, student, psi)
+        if self.gate:
+            # Of a uniform guess the loss is log K.
+            pull *= jnp.maximum(1 - batch.mean(self.task.loss(teacher, batch.y)) / math.log(self.task.num_classes), 0)
+        return loss + pull, loss
+
+    def step(
+        self,
+        of_theta: optax.GradientTransformation,
+        of_mu: optax.GradientTransformation,
+        hp: AdaPeDHyper,
+        of_teacher: OfTeacher,
+        seen: Callable[[Array], Array] = lambda psi: psi,
+    ) -> Step:
+        """Step of theta, then of mu on ``of_teacher`` at the new theta, then of psi at both new models.
+
+        Args:
+          of_theta, of_mu: their optimizers.
+          hp: c, eta_3 and the floor of psi's step.
+          of_teacher: objective of mu.
+          seen: psi -> the scale in the steps of theta and mu; psi's own step is that of psi.
+        """
+        work = self.work
+
+        def step(
+            key: Key, carry: tuple[Descent, Descent, Array], batch: Batch
+        ) -> tuple[tuple[Descent, Descent, Array], Metrics]:
+            theta, mu, psi = carry
+
+            def forward(params: PyTree) -> Array:
+                return self.task.model.apply(params, batch.x, key=key, train=True)
+
+            # Three gradients share their forward passes: theta and mu once each, then theta+, then mu+. The gradient
+            # of mu at theta+ reuses mu's own pass. (XLA merges the repeated passes of three jax.grad calls as well,
+            # to the same program on a CPU; here nothing depends on its doing so.)
+            teacher, pull_mu = jax.vjp(forward, mu.params)
+            theta, loss = self.descend_theta(of_theta, key, theta, batch, teacher, seen(psi))
+            student = self.own_task.model.apply(theta.params, batch.x, key=key, train=True)
+
+            d_teacher = jax.grad(lambda b: of_teacher(batch, b, student, seen(psi)))(teacher)
+            h = pull_mu(d_teacher)[0]
+            if work.step_noise is not None and work.step_noise.joint:
+                f = self.kd(batch, teacher, student)
+                h, k = work.released(key, (h, distillation.scale_gradient(psi, f, hp.c)))
+                mu = mu.step(of_mu, h)
+            else:
+                mu = mu.step(of_mu, work.released(key, h))
+                f = self.kd(batch, forward(mu.params), student)
+                k = distillation.scale_gradient(psi, f, hp.c)
+                k = k if work.step_noise is None else work.step_noise.of_scale(key, k)
+            psi = jnp.maximum(psi - hp.lr_psi * k, hp.psi_floor)
+            return (theta, mu, psi), {"train_loss": loss, "divergence": f}
+
+        return step
+
+    def alone(
+        self,
+        key: Key,
+        hp: AdaPeDHyper,
+        ctx: ClientContext,
+        data: ClientData,
+        theta: PyTree,
+        gamma: Shared,
+        *,
+        rate: Scalar,
+        steps: int | None = None,
+        seen: Callable[[Array], Array] = lambda psi: psi,
+        estimates: bool = False,
+    ) -> tuple[PyTree, Metrics]:
+        """Train theta by ``steps`` of its own steps (default: tau), beside a mu that rests.
+
+        Args:
+          gamma: mu, and psi before the first step.
+          rate: eta_1, decayed.
+          seen: as in `step`.
+          estimates: psi takes its own step after each of theta's; it rests otherwise.
+        """
+        of_theta = self.work.descent(rate, hp.weight_decay)
+
+        def step(key: Key, carry: tuple[Descent, Array], batch: Batch) -> tuple[tuple[Descent, Array], Metrics]:
+            theta, psi = carry
+            teacher = self.task.model.apply(gamma.mu, batch.x, key=key, train=True)
+            theta, loss = self.descend_theta(of_theta, key, theta, batch, teacher, seen(psi))
+            if estimates:
+                student = self.own_task.model.apply(theta.params, batch.x, key=key, train=True)
+                k = distillation.scale_gradient(psi, self.kd(batch, teacher, student), hp.c)
+                psi = jnp.maximum(psi - hp.lr_psi * k, hp.psi_floor)
+            return (theta, psi), {"train_loss": loss}
+
+        start = (Descent.start(of_theta, theta), gamma.psi)
+        (end, _), metrics = run_steps(self.work, key, ctx, data, step, start, metrics=("train_loss",), steps=steps)
+        return end.params, metrics
+
+
+def check_options(method: str, task: Task, idle_rounds: int, gate: bool) -> None:
+    """Refuse options that make no sense.
+
+    Raises:
+      JaxpflError: for a negative ``idle_rounds``, and a gate where there are no classes.
+    """
+    if idle_rounds < 0:
+        raise JaxpflError(f"{method}.idle_rounds must be >= 0, got {idle_rounds}")
+    distillation.check_task(method, task)
+    if gate and not (task.has_classes and task.num_classes >= 2):
+        found = task.num_classes if task.has_classes else task.kind
+        raise JaxpflError(f"{method}.gate compares with a guess among classes: at least 2 are needed, got {found}")
+
+
+def shared_server(task: Task) -> Server:
+    """Server of `Shared`: mu and psi, each the mean of the cohort's."""
+
+    def server_init(key: Key, hp: AdaPeDHyper, ctx: ServerContext) -> Shared:
+        return Shared(task.init(key), jnp.asarray(hp.psi_init, jnp.result_type(float)))
+
+    def server_update(
+        key: Key, hp: AdaPeDHyper, ctx: ServerContext, state: Shared, reduced: Reduced
+    ) -> tuple[Shared, Metrics]:
+        change: Shared = reduced.mean()
+        # A mean of values above the floor is above it; one with the noise of a private sum may not be.
+        psi = jnp.maximum(state.psi + change.psi, hp.psi_floor)
+        state = Shared(optax.apply_updates(state.mu, change.mu), psi)
+        return state, {"psi": state.psi}
+
+    return Server(
+        init=server_init,
+        broadcast=lambda key, hp, ctx, state: Message(state),
+        update=server_update,
+        predict_global=lambda hp, state, x: task.model.apply(state.mu, x),
+    )

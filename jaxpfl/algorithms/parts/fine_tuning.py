@@ -1,0 +1,57 @@
+"""Fine-tuning: local steps of a client from what it receives, before it predicts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import jax.numpy as jnp
+
+from jaxpfl.algorithms.parts.hyper import SgdHyper
+from jaxpfl.algorithms.parts.local_work import LocalWork, sgd
+from jaxpfl.errors import JaxpflError
+from jaxpfl.local_epochs import LocalEpochs
+from jaxpfl.models import Task
+from jaxpfl.protocol import ClientContext
+from jaxpfl.types import ClientData, Key, PyTree
+
+
+def planned(method: str, work: LocalWork, steps: int, epochs: int) -> LocalWork | None:
+    """Local work of fine-tuning; None for no step.
+
+    Args:
+      method: its name in an error.
+      work: that of a round.
+      steps: the option ``fine_tune_steps``.
+      epochs: the option ``fine_tune_epochs``; 0 for ``steps``.
+
+    Raises:
+      JaxpflError: for a negative number of either.
+    """
+    for name, value in (("fine_tune_steps", steps), ("fine_tune_epochs", epochs)):
+        if value < 0:
+            raise JaxpflError(f"{method}.{name} must be >= 0, got {value}")
+    if epochs:
+        return work.in_epochs(epochs)
+    return replace(work, steps=steps, epochs=None) if steps else None
+
+
+def counted(tuning: LocalWork | None) -> int | LocalEpochs:
+    """Gradients of fine-tuning, as `Gradients.personalize`."""
+    return 0 if tuning is None else tuning.own_steps or tuning.steps
+
+
+def fine_tuned(
+    tuning: LocalWork | None,
+    task: Task,
+    key: Key,
+    hp: SgdHyper,
+    ctx: ClientContext,
+    data: ClientData,
+    params: PyTree,
+    round_steps: int,
+) -> PyTree:
+    """Parameters after fine-tuning from ``params`` at the learning rate of the last round, of ``round_steps`` steps."""
+    if tuning is None:
+        return params
+    rate = hp.lr * hp.decay(jnp.maximum(ctx.round - 1, 0), round_steps)
+    return sgd(tuning, task, key, ctx, data, params, rate=rate, weight_decay=hp.weight_decay)[0]

@@ -1,0 +1,199 @@
+r"""Schedules of learning rates over a whole run, by name.
+
+Every rate of a method (`hyper.hyper`) is multiplied in round :math:`r = 0, 1, \dots` by a factor in (0, 1], which takes
+the place of the method's own ``lr_decay``. With w rounds of warm-up, :math:`s = r - w` and R rounds:
+
+.. math::
+   (r + 1) / (w + 1) &\quad\text{while } r < w, \text{ and from then on} \\
+   1 &\quad\text{(constant)} \\
+   e + (1 - e) (1 + \cos(\pi s / (R - w))) / 2 &\quad\text{(cosine)} \\
+   1 - (1 - e) s / (R - w) &\quad\text{(linear)} \\
+   f^{\lfloor s / k \rfloor} &\quad\text{(step)} \\
+   f^s &\quad\text{(exponential)}
+
+with e the ``end``, f the ``factor`` and k ``every``. It is a function of the round, not of the client's own rounds, and
+constant within a round. Rates that a method does not decay (AdaPeD's ``lr_psi``, Per-FedAvg's ``alpha``) and the
+server's are not scheduled. A schedule is of training alone: personalisation after it (fine-tuning, say) and the
+adaptation of new clients take the rates themselves, as a model tuned at the end of a cosine would not move.
+
+Reference of the cosine: Loshchilov and Hutter 2017, "SGDR: Stochastic Gradient Descent with Warm Restarts",
+https://arxiv.org/abs/1608.03983 (without restarts).
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxpfl import choices
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Server, ServerContext, Upload
+from jaxpfl.settings import Range
+from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.wrapping import wrapped_client, wrapped_server
+
+OWN = "decay"
+"""Name of the schedule that each method has of its own, by ``lr_decay`` and ``decay_every``."""
+
+_WARMUP = {"warmup": 0.0}
+SCHEDULES: Mapping[str, Mapping[str, float | None]] = {
+    OWN: {},
+    "constant": _WARMUP,
+    "cosine": {"end": 0.0} | _WARMUP,
+    "linear": {"end": 0.0} | _WARMUP,
+    "step": {"every": None, "factor": 0.1} | _WARMUP,
+    "exponential": {"factor": 0.99} | _WARMUP,
+}
+"""Name -> its arguments with their defaults; None for one that must be given."""
+
+_RANGES = {"end": Range(0, 1), "factor": Range(0, 1, open_low=True), "every": Range(1), "warmup": Range(0)}
+
+
+@struct.dataclass
+class Schedule:
+    """A schedule with its numbers, traced, so that runs of other lengths or arguments share a program.
+
+    Attributes:
+      name: in `SCHEDULES`.
+      rounds: R.
+      warmup, end, factor, every: its arguments; those that it does not have are not read.
+    """
+
+    name: str = struct.field(pytree_node=False)
+    rounds: Scalar
+    warmup: Scalar = 0.0
+    end: Scalar = 0.0
+    factor: Scalar = 1.0
+    every: Scalar = 1.0
+
+    def at(self, round: Scalar) -> Array:
+        """Factor on every rate in a round, [].
+
+        >>> [round(float(parse("cosine:warmup=1", 3).at(r)), 3) for r in range(4)]
+        [0.5, 1.0, 0.5, 0.0]
+        """
+        warming = (round + 1) / (self.warmup + 1)
+        since = jnp.maximum(round - self.warmup, 0)
+        share = jnp.minimum(since / jnp.maximum(self.rounds - self.warmup, 1), 1)
+        if self.name == "cosine":
+            factor = self.end + (1 - self.end) * (1 + jnp.cos(math.pi * share)) / 2
+        elif self.name == "linear":
+            factor = 1 - (1 - self.end) * share
+        elif self.name == "step":
+            # Where the quotient is whole, a division that rounds down by one bit would lose a step.
+            factor = self.factor ** jnp.floor(since / self.every + 1e-4)
+        elif self.name == "exponential":
+            factor = self.factor**since
+        else:
+            factor = jnp.ones(())
+        return jnp.where(round < self.warmup, warming, factor)
+
+
+def parse(text: str, rounds: int) -> Schedule | None:
+    """The schedule of a text, of a run of so many rounds; None for each method's own.
+
+    >>> parse("step:every=30,factor=0.5", 100).every
+    30.0
+
+    Raises:
+      JaxpflError: for an unknown name or argument, one that lacks, a value outside its range, and a warm-up that does
+        not end within the run.
+    """
+    name, given = choices.parse("lr_schedule", text, SCHEDULES)
+    values = dict(SCHEDULES[name])
+    for key, value in given.items():
+        if key not in values:
+            raise unknown_name(f"argument of lr_schedule {name}", key, values)
+        number = choices.literal(value)
+        if type(number) not in (int, float) or number not in _RANGES[key]:
+            raise JaxpflError(f"lr_schedule {name}:{key} must be a number {_RANGES[key].words}, got {value!r}")
+        values[key] = float(number)
+    for key, value in values.items():
+        if value is None:
+            raise JaxpflError(f"lr_schedule {name} needs {key}: {name}:{key}=30, say")
+    if name == OWN:
+        return None
+    if (warmup := values["warmup"] or 0.0) >= rounds:
+        raise JaxpflError(f"lr_schedule {name}:warmup must be below the number of rounds ({rounds}), got {warmup:g}")
+    return Schedule(name, float(rounds), **{key: float(value or 0.0) for key, value in values.items()})
+
+
+def depends_on_rounds(text: str) -> bool:
+    """True if the schedule of a text changes where a run is given more rounds."""
+    return text.partition(":")[0] in ("cosine", "linear")
+
+
+@struct.dataclass
+class ScheduledHyper:
+    """Hyper-parameters of a method, and the schedule of its rates."""
+
+    method: Any
+    schedule: Schedule
+
+    def at(self, round: Scalar) -> Any:
+        """The method's hyper-parameters in a round."""
+        return _scaled(self.method, self.schedule.at(round))
+
+    @property
+    def settled(self) -> Any:
+        """The method's hyper-parameters after training, whose rates are those given."""
+        return _scaled(self.method, 1.0)
+
+
+def settled(hp: PyTree) -> PyTree:
+    """Hyper-parameters, a wrapper's too, whose schedule is the constant one."""
+
+    def constant(node: Any) -> Any:
+        return ScheduledHyper(node.method, Schedule("constant", 1.0)) if isinstance(node, ScheduledHyper) else node
+
+    return jax.tree.map(constant, hp, is_leaf=lambda node: isinstance(node, ScheduledHyper))
+
+
+def _scaled(hp: Any, factor: Scalar) -> Any:
+    """Hyper-parameters whose decaying rates are multiplied by a factor, and do not decay otherwise."""
+    fields = dataclasses.fields(hp)
+    values = {field.name: getattr(hp, field.name) * factor for field in fields if field.metadata["decays"]}
+    if any(field.name == "lr_decay" for field in fields):
+        values["lr_decay"] = jnp.ones_like(hp.lr_decay)
+    return dataclasses.replace(hp, **values)
+
+
+def scheduled(algorithm: Algorithm, hp: Any, schedule: Schedule) -> tuple[Algorithm, ScheduledHyper]:
+    """An algorithm whose rates follow a schedule, and its hyper-parameters."""
+    clients, server = tuple(map(_client, algorithm.clients)), _server(algorithm.server)
+    return algorithm._replace(clients=clients, server=server), ScheduledHyper(hp, schedule)
+
+
+def _of_method(hp: ScheduledHyper) -> Any:
+    return hp.settled
+
+
+def _client(inner: Client) -> Client:
+    def update(
+        key: Key, hp: ScheduledHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        return inner.update(key, hp.at(ctx.round), ctx, message, state, splits)
+
+    alone = inner.idle
+
+    def idle(key: Key, hp: ScheduledHyper, ctx: ClientContext, state: PyTree, splits: Splits) -> tuple[PyTree, Metrics]:
+        assert alone is not None
+        return alone(key, hp.at(ctx.round), ctx, state, splits)
+
+    return wrapped_client(inner, update=update, hyper=_of_method)._replace(idle=alone and idle)
+
+
+def _server(inner: Server) -> Server:
+    def update(key: Key, hp: ScheduledHyper, ctx: ServerContext, state: PyTree, reduced: Any) -> tuple[PyTree, Metrics]:
+        return inner.update(key, hp.at(ctx.round), ctx, state, reduced)
+
+    def init(key: Key, hp: ScheduledHyper, ctx: ServerContext) -> PyTree:
+        return inner.init(key, hp.settled, ctx)
+
+    return wrapped_server(inner, init=init, update=update, state=lambda state: state, hyper=_of_method)
