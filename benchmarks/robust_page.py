@@ -1,0 +1,68 @@
+"""Tables of docs/robustness.md, from the record of ``robust``. Imports nothing of the package.
+
+    python benchmarks/robust_page.py
+
+writes them into the page.
+"""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+BEGIN, END = "<!-- measured: python benchmarks/robust_page.py -->", "<!-- end of measured -->"
+
+Row = Mapping[str, Any]
+
+
+def with_tables(page: str, record: Mapping[str, Any]) -> str:
+    """The page with its tables replaced by those of a record."""
+    before, _, rest = page.partition(BEGIN)
+    _, _, after = rest.partition(END)
+    return f"{before}{BEGIN}\n\n{tables(record)}\n\n{END}{after}"
+
+
+def tables(record: Mapping[str, Any]) -> str:
+    """A table for each method: attacks by aggregations."""
+    by_method: dict[str, list[Row]] = {}
+    for rows in record["results"].values():
+        for row in rows:
+            by_method.setdefault(row["method"], []).append(row)
+    (local,) = by_method.pop("local")
+    first = f"`local` alone, which nothing reaches: {_spread(local['personalized'])}."
+    parts = [f"### `{name}`\n\n{_about(rows)}\n\n{_table(rows)}" for name, rows in by_method.items()]
+    return "\n\n".join([first, *parts])
+
+
+def _about(rows: Sequence[Row]) -> str:
+    return f"{rows[0]['rounds']} rounds, {rows[0]['gradients']:g} gradients of a client."
+
+
+def _table(rows: Sequence[Row]) -> str:
+    attacks = list(dict.fromkeys(row["attack"] for row in rows))
+    lines = [["aggregate", *(attack.partition(":")[0] for attack in attacks)], ["---"] * (len(attacks) + 1)]
+    for aggregate in dict.fromkeys(row["aggregate"] for row in rows):
+        cells = [next(r for r in rows if (r["aggregate"], r["attack"]) == (aggregate, attack)) for attack in attacks]
+        lines.append([f"`{aggregate}`", *map(_cell, cells)])
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
+
+
+def _cell(row: Row) -> str:
+    """The personalised models' accuracy; behind it in parentheses the global model's, where it is another."""
+    own, shared = row["personalized"], row["global"]
+    other = "" if shared in (None, own) else f" ({statistics.fmean(shared):.1f})"
+    return _spread(own) + other
+
+
+def _spread(values: Sequence[float]) -> str:
+    return f"{statistics.fmean(values):.1f} ± {statistics.stdev(values):.1f}"
+
+
+if __name__ == "__main__":
+    here = Path(__file__).resolve().parent
+    record = json.loads((here / "results" / "robust_cpu2.json").read_text())
+    page = here.parent / "docs" / "robustness.md"
+    page.write_text(with_tables(page.read_text(), record))
