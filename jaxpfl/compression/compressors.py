@@ -20,7 +20,6 @@ Learning").
 
 from __future__ import annotations
 
-import inspect
 import math
 from collections.abc import Callable, Mapping
 from typing import NamedTuple, TypeAlias
@@ -30,7 +29,7 @@ import jax.numpy as jnp
 from jaxpfl import choices
 from jaxpfl.compression import codebook, fixed_width, qsgd, quantizers, top_k, total_variation
 from jaxpfl.compression.compressed import Compressed
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Array, Key, Scalar
 
 Compress: TypeAlias = Callable[[Key, Scalar, Array], Compressed]
@@ -73,16 +72,7 @@ def resolve(compressor: str | Compressor) -> Compressor:
     """
     if not isinstance(compressor, str):
         return compressor
-    name, given = choices.parse("compressor", compressor, COMPRESSORS)
-    known = inspect.signature(COMPRESSORS[name], eval_str=True).parameters
-    for key in given:
-        if key not in (*known, "feedback"):
-            raise unknown_name(f"argument of compressor {name}", key, (*known, "feedback"))
-    for key, parameter in known.items():
-        if parameter.default is parameter.empty and key not in given:
-            raise JaxpflError(f"compressor {name} needs {key}: {name}:{key}=...")
-    kinds = {key: parameter.annotation for key, parameter in known.items()} | {"feedback": bool}
-    values = {key: choices.typed(f"{name}:{key}", text, kinds[key]) for key, text in given.items()}
+    name, values = choices.arguments("compressor", compressor, COMPRESSORS, feedback=bool)
     feedback = values.pop("feedback", None)
     return COMPRESSORS[name](**values)._replace(feedback=feedback)
 

@@ -7,28 +7,34 @@ from collections.abc import Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any
 
-import flax.linen as nn
+import jax
 import numpy as np
 
-from jaxpfl import algorithms, models
+from jaxpfl import algorithms, models, processes
 from jaxpfl import participation as participations
 from jaxpfl.algorithms import LocalWork, Method
+from jaxpfl.algorithms.parts import descents, schedules
+from jaxpfl.algorithms.parts.augmentation import of_mixed_labels
 from jaxpfl.compression import Compressor
-from jaxpfl.engine import noise_stream
-from jaxpfl.engine.client_bucket import Bucket, bucket_for, capacities_padded, work_within
-from jaxpfl.engine.coded import compress_uploads
-from jaxpfl.engine.execution_plan import ExecutionPlan
-from jaxpfl.engine.pooled import PooledSimulation
+from jaxpfl.engine import compiled, noise_stream
+from jaxpfl.engine.client_bucket import Bucket, bucket_for, stores_padded, work_within
+from jaxpfl.engine.coded import compress_uploads, one_client
+from jaxpfl.engine.execution_plan import ExecutionPlan, stack_rows
+from jaxpfl.engine.program_key import key_of
 from jaxpfl.engine.simulation import Simulation
-from jaxpfl.errors import JaxpflError, unknown_name
-from jaxpfl.models import Model, Task
+from jaxpfl.engine.streamed.simulation import StreamedSimulation
+from jaxpfl.errors import JaxpflError, OutOfMemoryError, unknown_name
+from jaxpfl.models import Task, rewriting
+from jaxpfl.models.rewriting import Layer
 from jaxpfl.participation import RELIABLE, Availability, Participation
-from jaxpfl.privacy import Refusal, poisson_cap, privatize
+from jaxpfl.privacy import Refusal, SiloMechanism, poisson_cap, privatize
+from jaxpfl.privacy.guarded import guard_examples
 from jaxpfl.protocol import Algorithm
+from jaxpfl.robust import Aggregator, Attack, attacked, robust
 from jaxpfl.types import Federation
 
 
-def make_task(model: str | Model | nn.Module, federation: Federation, num_classes: int) -> Task:
+def make_task(model: Any, federation: Federation, num_classes: int) -> Task:
     """The classification task of a federation, for a registered model or one of the user's own.
 
     Raises:
@@ -36,18 +42,31 @@ def make_task(model: str | Model | nn.Module, federation: Federation, num_classe
     """
     shape = federation.input_shape
     built = models.build_model(model, num_classes, shape) if isinstance(model, str) else model
-    dtype = federation.train.x.dtype
+    dtype = federation.train.examples.x.dtype
     # Floats take jax's default type (float64 under x64); tokens keep theirs.
     task = models.classification(built, shape, num_classes, dtype if np.issubdtype(dtype, np.integer) else None)
     if task.model.vocabulary is not None:
-        splits = (federation.train, federation.validation, federation.test)
-        low, high = (min(int(s.x.min(initial=0)) for s in splits), max(int(s.x.max(initial=0)) for s in splits))
+        tokens = [split.flat().x for split in (federation.train, federation.validation, federation.test)]
+        low, high = min(int(x.min(initial=0)) for x in tokens), max(int(x.max(initial=0)) for x in tokens)
         if low < 0 or high >= task.model.vocabulary:
             raise JaxpflError(
                 f"the model reads tokens 0 .. {task.model.vocabulary - 1}, the data have {low if low < 0 else high}: "
                 "give a model of a larger vocabulary, or the number of classes"
             )
-    return task
+    if isinstance(model, str) or all(layer.why_not for layer in layers_of(task)):
+        return task
+    return task._replace(model=task.model._replace(apply=rewriting.Exchanged(task.model.apply)))
+
+
+def layers_of(task: Task) -> tuple[Layer, ...]:
+    """The convolutions and pools of a model of the user's own, with the reasons of those that must run plain."""
+    apply = task.model.apply
+    if isinstance(apply, rewriting.Exchanged):
+        apply = apply.plain
+    key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
+    x = jax.ShapeDtypeStruct((1, *task.input_shape), jax.dtypes.canonicalize_dtype(task.input_dtype or float))
+    given = apply, compiled.shapes(task.init, jax.random.key(0)), x, key
+    return compiled.found(key_of("layers", *given), lambda: rewriting.layers(*given))
 
 
 def make_simulation(
@@ -60,15 +79,27 @@ def make_simulation(
     *,
     options: dict[str, Any],
     compressor: Compressor | None = None,
+    aggregator: Aggregator | None = None,
+    attack: Attack | None = None,
+    attackers: np.ndarray | None = None,
     availability: Availability = RELIABLE,
     plan: ExecutionPlan | None = None,
     unseen: Federation | None = None,
     adapt_rounds: int = 10,
+    runs: int | None = None,
+    silos: SiloMechanism | None = None,
 ) -> Simulation:
-    """Programs of a method with its privacy mechanism, or of the centralised reference, whose client never fails."""
-    privacy = work.privacy
-    if method.pooled:  # its one client holds the examples of those that are trained, not of unseen ones
-        work = dataclasses.replace(work, sizes=np.asarray(federation.train.size), unseen=0)
+    """Programs of a method with its privacy mechanism, that of ``work`` for uploads or ``silos`` for examples.
+
+    Clients that do not fit on the devices with the states of so many ``runs`` live elsewhere, if the plan leaves it
+    open and the number is given. Uploads of the ``attackers``, [m] bool, are those of the attack; their labels are not
+    touched here.
+    """
+    privacy, schedule = work.privacy, work.schedule
+    work = dataclasses.replace(work, schedule=None)
+    lies = attack is not None and attack.change is not None and attackers is not None
+    lying = np.asarray(federation.client_ids)[attackers] if lies else None
+    sturdy = aggregator is not None and aggregator.rule is not None
     ours = method is algorithms.METHODS.get(method.name)
     if ours and method.releases is None and work.step_noise is None:
         # It leaves privacy to `privatize`: held in its functions, every noise multiplier would be another program.
@@ -77,48 +108,84 @@ def make_simulation(
     def wrapped(work: LocalWork, federation: Federation) -> tuple[Algorithm, Any]:
         """The algorithm with its mechanism and its compressor, and its hyper-parameters."""
         algorithm, values = build(method, task, work, options), hp
+        if work.keeps_optimizer:
+            algorithm = descents.keeping(algorithm, one_client(federation))
+        if schedule is not None:
+            algorithm, values = schedules.scheduled(algorithm, values, schedule)
+        if silos is not None:
+            algorithm = guard_examples(algorithm, method.name, silos)
+        asked_for = {
+            "make private": privacy is not None,
+            "compress": compressor is not None,
+            "aggregate robustly": sturdy,
+            "attack": lies,
+        }
+        for what, asked in asked_for.items():
+            if algorithm.pooled and asked:
+                raise JaxpflError(f"{method.name} pools the data: there is no upload to {what}")
         if privacy is not None and method.uploads:
-            if method.pooled:
-                raise JaxpflError(f"{method.name} pools the data: there is no upload to make private")
             if privacy.step_noise is not None and not method.step_noise:
                 able = ", ".join(name for name, other in algorithms.METHODS.items() if other.step_noise)
                 raise JaxpflError(f"{method.name} cannot add noise in every step; those that can: {able}")
             if method.releases is None:
                 algorithm, values = privatize(algorithm, values, privacy)
+        if lying is not None and attack is not None and method.uploads:
+            algorithm = attacked(algorithm, attack, lying)
+        if aggregator is not None and method.uploads:
+            algorithm = robust(algorithm, aggregator, method.name)
         if compressor is not None and method.uploads:
-            if method.pooled:
-                raise JaxpflError(f"{method.name} pools the data: there is no upload to compress")
             algorithm = compress_uploads(algorithm, compressor, federation, privacy)
         if algorithm.noise is not None:
             algorithm = noise_stream.of_method(algorithm, method, options, work, compressor)
         return algorithm, values
 
     algorithm, values = wrapped(work, federation)
-    if method.pooled:
-        return PooledSimulation(algorithm, task, federation, values, plan=plan, unseen=unseen)
     bucket = None
     plan = plan or ExecutionPlan()
-    asked = plan.client_bucket != "none"
+    asked = plan.client_bucket != "none" and not algorithm.pooled
     if asked and not ours:
         bucket = Bucket.none(participation, "a method of one's own may depend on the number of clients")
+    elif asked and silos is not None:
+        bucket = Bucket.none(participation, "the noise of a silo depends on its number of examples")
     elif asked and work.graph is None:
-        shapes = federation if compressor is None else capacities_padded(federation)
+        shapes = federation
+        if compressor is not None or work.keeps_optimizer:  # their states are of the shapes of a client's examples
+            shapes = stores_padded(federation, stack_rows(plan, federation.num_clients))
         of_any, values_of_any = wrapped(work_within(work), shapes)
         bucket = bucket_for(plan, of_any, participation, values_of_any)
         if bucket.pads:
             algorithm, values = of_any, values_of_any
-    return Simulation(
-        algorithm,
-        task,
-        federation,
-        participation,
-        values,
-        availability=availability,
-        plan=plan,
-        unseen=unseen,
-        adapt_rounds=adapt_rounds,
-        bucket=bucket,
-    )
+    of_run = (algorithm, task, federation, participation, values)
+    more: dict[str, Any] = {"availability": availability, "unseen": unseen, "adapt_rounds": adapt_rounds}
+    # A pooled method has one client, which trains on the devices.
+    home = "device" if algorithm.pooled else plan.clients_in
+    if home in ("host", "disk"):
+        if processes.several():
+            raise JaxpflError(
+                f"plan.clients_in = {home} is of one process: with several, each keeps its own clients on its devices "
+                "(device or auto)"
+            )
+        return StreamedSimulation(*of_run, **more, plan=plan, where=home)
+    try:
+        simulation = Simulation(*of_run, **more, plan=plan, bucket=bucket)
+        if home == "auto" and runs is not None:
+            simulation.check_room(runs)
+        return simulation
+    except OutOfMemoryError as error:
+        if home == "device" or runs is None or processes.several():
+            raise
+        full = error
+    # A CPU's memory is the host's.
+    for where in ("disk",) if jax.default_backend() == "cpu" else ("host", "disk"):
+        try:
+            # Of several accelerators one takes them.
+            one = plan if jax.default_backend() == "cpu" else dataclasses.replace(plan, devices=1)
+            simulation = StreamedSimulation(*of_run, **more, plan=one, where=where)
+            simulation.check_room(runs)
+            return simulation
+        except JaxpflError:
+            continue
+    raise full
 
 
 def draw_cohorts(
@@ -141,22 +208,24 @@ def draw_cohorts(
     return participations.of(num_clients, cohort, kind, cap)
 
 
-def weighting_under(private: bool, weighting: str | None) -> str:
-    """The clients' weighting in the mean, by default by examples, and uniform where the uploads are private.
+def weighting_under(private: bool, weighting: str | None, *, alike: bool = False) -> str:
+    """The clients' weighting in the mean, by default by examples, and uniform where the uploads are private or
+    aggregated robustly.
 
     Raises:
       JaxpflError: for weights by examples under privacy.
     """
     if private and weighting == "examples":
         raise Refusal.WEIGHTED_MEAN.error()
-    return weighting or ("uniform" if private else "examples")
+    return weighting or ("uniform" if private or alike else "examples")
 
 
 def build(method: Method, task: Task, work: LocalWork, options: dict[str, Any]) -> Any:
     """Build the method's algorithm.
 
     Raises:
-      JaxpflError: for unknown static options and those of the wrong type, and as its builder.
+      JaxpflError: for unknown static options and those of the wrong type, a method and an algorithm of which one alone
+        is pooled, and as its builder.
     """
     known = method.options
     for name, value in options.items():
@@ -167,7 +236,12 @@ def build(method: Method, task: Task, work: LocalWork, options: dict[str, Any]) 
             allowed, words = _LIKE[kind]
             if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
                 raise JaxpflError(f"{method.name}.{name} must be {words}, got {value!r}")
-    return method.build(task, work, **options)
+    if work.augment is not None and work.augment.mixes:
+        task = of_mixed_labels(task)
+    algorithm = method.build(task, work, **options)
+    if algorithm.pooled != method.pooled:
+        raise JaxpflError(f"{method.name}: Method.pooled is {method.pooled}, Algorithm.pooled is {algorithm.pooled}")
+    return algorithm if algorithm.pooled else algorithm._replace(own_steps=work.own_steps)
 
 
 _LIKE: Mapping[type, tuple[Any, str]] = {

@@ -3,27 +3,32 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
 
-from jaxpfl import compression
+from jaxpfl import compression, robust
 from jaxpfl.algorithms import LocalWork
+from jaxpfl.algorithms.parts import augmentation, schedules
 from jaxpfl.algorithms.parts.hyper import rates, replace
 from jaxpfl.algorithms.parts.server_optimizer import check_rate
 from jaxpfl.data import check_labels, check_scales
-from jaxpfl.engine import accounted
-from jaxpfl.engine.assemble import draw_cohorts, make_simulation, make_task, weighting_under
+from jaxpfl.engine import accounted, tasks
+from jaxpfl.engine.assemble import build, draw_cohorts, layers_of, make_simulation, make_task, weighting_under
 from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
+from jaxpfl.engine.guarded import mechanism_for
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.stopping import check_patience
 from jaxpfl.engine.unused import unused
 from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.models import Task
-from jaxpfl.models.base import smoothed_cross_entropy
 from jaxpfl.models.given import start_from
+from jaxpfl.models.half import in_bfloat16
+from jaxpfl.models.parameters import Given
 from jaxpfl.participation import Participation, availability
-from jaxpfl.privacy import Mechanism, PrivacyConfig, PrivacyPlan
+from jaxpfl.privacy import Mechanism, PrivacyConfig, PrivacyPlan, SiloMechanism
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.types import Federation
 
@@ -39,8 +44,10 @@ class Assembled:
       unseen: the clients that arrive at the end, if any.
       hp: the method's hyper-parameters; leaves [] or [S].
       cohorts: the draw of the cohorts.
-      mechanism: clipping and noise, calibrated; None where nothing is private, or nothing is uploaded.
-      work: the local work, with the mechanism and the graph of the clients.
+      mechanism: clipping and noise, calibrated; None where nothing is private, or users are and nothing is uploaded.
+      work: the local work, with the mechanism of uploads and the graph of the clients.
+      attackers: the clients that attack, [m] bool; None where nobody does. Under an attack on labels the federation
+        has theirs.
     """
 
     spec: RunSpec
@@ -49,8 +56,9 @@ class Assembled:
     unseen: Federation | None
     hp: Any
     cohorts: Participation
-    mechanism: Mechanism | None
+    mechanism: Mechanism | SiloMechanism | None
     work: LocalWork
+    attackers: np.ndarray | None = None
 
     def simulation(self) -> Simulation:
         """The compiled programs.
@@ -59,7 +67,8 @@ class Assembled:
           JaxpflError: if the method refuses the run.
         """
         spec = self.spec
-        return make_simulation(
+        attack = spec.adversary.attack
+        simulation = make_simulation(
             spec.method,
             self.task,
             self.work,
@@ -68,13 +77,20 @@ class Assembled:
             self.hp,
             options=dict(spec.options),
             compressor=None if spec.coding.compress is None else compression.resolve(spec.coding.compress),
+            aggregator=robust.resolve(spec.aggregation.aggregate),
+            attack=None if attack is None else robust.attack_of(attack),
+            attackers=self.attackers,
             availability=availability(**vars(spec.availability)),
             plan=spec.plan,
             unseen=self.unseen,
             adapt_rounds=spec.newcomers.adapt_rounds,
+            runs=len(spec.seeds),
+            silos=self.mechanism if isinstance(self.mechanism, SiloMechanism) else None,
         )
+        simulation.attackers = self.attackers
+        return simulation
 
-    def released(self, runs: int) -> tuple[PrivacyPlan | None, ...] | None:
+    def released(self, runs: int) -> tuple[PrivacyPlan | SiloMechanism | None, ...] | None:
         """Privacy plans of so many runs, [S] (None for one without noise); None where nothing is private.
 
         Raises:
@@ -83,6 +99,8 @@ class Assembled:
         spec = self.spec
         if self.mechanism is None:
             return None
+        if isinstance(self.mechanism, SiloMechanism):
+            return (self.mechanism if self.mechanism.noise_multiplier else None,) * runs
         told = (spec.method, self.hp, dict(spec.options), self.mechanism, self.cohorts, self.work)
         compressed = spec.coding.compress is not None
         return accounted.plans(*told, rounds=spec.training.rounds, runs=runs, compressed=compressed)
@@ -154,15 +172,25 @@ def check_federation(federation: Federation, unseen: Federation | None, *, stric
     if unseen is not None and federation.input_shape != unseen.input_shape:
         here, there = federation.input_shape, unseen.input_shape
         raise JaxpflError(f"unseen clients' inputs must be of shape {here}, as the federation's, got {there}")
-    if not np.asarray(federation.test.mask).any():
+    if not np.asarray(federation.test.size).any():
         warn("no client has test examples: every score will be NaN", strict=strict)
     check_labels(federation, strict)
     check_scales(federation, strict)
 
 
 def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) -> None:
-    """Warn of a meaningless claim: publishing all data of one random client has a delta of 1 / clients."""
+    """Warn of a meaningless claim: publishing all data of one random client has a delta of 1 / clients, and publishing
+    one random example of a silo one of 1 / examples."""
     delta = spec.privacy.delta if isinstance(spec.privacy, PrivacyConfig) else None
+    if spec.guards_examples:
+        largest = int(np.max(np.asarray(federation.train.size), initial=1))
+        if delta is not None and 1 / largest <= delta < 1:
+            warn(
+                f"privacy.delta = {delta:g} is not below 1 / examples = {1 / largest:g} of the largest client: such a "
+                "claim holds even where an example of each, drawn at random, is published",
+                strict=strict,
+            )
+        return
     clients = federation.num_clients
     if delta is not None and 1 / clients <= delta < 1:
         warn(
@@ -176,36 +204,77 @@ def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
     """The model with loss and metrics, starting from given parameters if any.
 
     Raises:
-      JaxpflError: for labels beyond the classes, a model that cannot read such inputs, and parameters that do not fit.
+      JaxpflError: for labels beyond the classes or not those of the task, a loss that is not the task's, a model that
+        cannot read such inputs, and parameters that do not fit.
     """
-    largest = max(
-        int(np.asarray(split.y).max(initial=0))
-        for part in (federation, unseen)
-        if part is not None
-        for split in (part.train, part.validation, part.test)
-    )
-    classes = largest + 1 if spec.num_classes is None else spec.num_classes
-    if classes <= largest:
-        raise JaxpflError(f"num_classes is {classes} but labels go up to {largest}")
-    task = make_task(spec.training.model, federation, classes)
-    if spec.training.label_smoothing:
-        task = task._replace(loss=smoothed_cross_entropy(spec.training.label_smoothing))
+    kind = tasks.kind_of(spec, federation)
+    given, outputs = spec.training.task, tasks.outputs_of(kind, spec, federation, unseen)
+    model = given.model if isinstance(given, Task) else spec.training.model
+    task = make_task(model, federation, outputs)
+    if isinstance(given, Task):
+        if given.input_shape != task.input_shape:
+            raise JaxpflError(f"the task is for inputs {given.input_shape}, the data have {task.input_shape}")
+        task = given._replace(model=task.model, input_dtype=task.input_dtype)
+    task = tasks.on_model(kind, spec, task)
+    if not isinstance(model, str) and spec.plan.convolutions != "plain":
+        slow = [f"{layer.name} ({layer.what}): {layer.why_not}" for layer in layers_of(task) if layer.why_not]
+        if slow:
+            warn(f"slow layers of the model, run as they are instead of as products: {'; '.join(slow)}")
+    if spec.plan.precision == "bfloat16":
+        task = in_bfloat16(task)
+    init = task.model.init
+    if isinstance(init, Given) and len(set(spec.seeds)) > 1 and spec.warm_start is None:
+        warn(
+            f"every seed starts from the parameters of the given {init.name}: a function that makes such a module, in "
+            "from_nnx or from_equinox, draws them for each seed"
+        )
     return task if spec.warm_start is None else start_from(task, spec.warm_start)
 
 
 def work_of(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> LocalWork:
     """The local work of all clients, without mechanism and graph."""
     sizes = [np.asarray(part.train.size) for part in (federation, unseen) if part is not None]
-    return LocalWork(
+    work = LocalWork(
         np.concatenate(sizes),
         spec.work.local_steps,
         spec.work.batch_size,
         spec.work.draw,
         optimizer=spec.work.client_optimizer,
         server_optimizer=spec.aggregation.server_optimizer,
-        weighting=weighting_under(spec.is_private, spec.aggregation.weighting),
+        weighting=weighting_under(spec.is_private, spec.aggregation.weighting, alike=is_robust(spec)),
         unseen=0 if unseen is None else unseen.num_clients,
+        schedule=schedules.parse(spec.work.lr_schedule, spec.training.rounds),
+        clip=spec.work.clip_gradients,
+        keeps_optimizer=spec.work.keep_optimizer,
+        augment=None if spec.work.augment is None else augmentation.parse(spec.work.augment),
     )
+    return work if spec.work.local_epochs is None else work.in_epochs(spec.work.local_epochs)
+
+
+def is_robust(spec: RunSpec) -> bool:
+    """True if uploads are aggregated by anything but the mean."""
+    return robust.resolve(spec.aggregation.aggregate).rule is not None
+
+
+def with_attackers(spec: RunSpec, federation: Federation, task: Task) -> tuple[np.ndarray | None, Federation]:
+    """The clients that attack, [m] bool, and the data that all train on; None, and the same data, without an attack.
+
+    Raises:
+      JaxpflError: for a share of the clients that is nobody or everybody, and flipped labels that are not classes.
+    """
+    adversary = spec.adversary
+    if adversary.attack is None:
+        return None, federation
+    chosen = robust.drawn(np.asarray(federation.client_ids), adversary.attackers, adversary.attack_seed)
+    if robust.attack_of(adversary.attack).change is not None:
+        return chosen, federation
+    if not (task.has_classes or task.kind in _OF_TWO):
+        raise JaxpflError(f"attack = {adversary.attack} flips labels that are classes: the task is {task.kind!r}")
+    return chosen, robust.poisoned(federation, chosen, task.num_classes if task.has_classes else 2)
+
+
+_OF_TWO = ("binary", "multilabel")
+"""Tasks whose labels are zeros and ones."""
 
 
 def graph_of(spec: RunSpec, federation: Federation, task: Task, *, named: str | None = None) -> Graph | None:
@@ -267,13 +336,28 @@ def put_together(
     Raises:
       JaxpflError: as `assemble`.
     """
+    check_patience(spec, federation)
     hp, cohorts = hyper_of(spec), cohorts_of(spec, federation.num_clients)
+    attackers, federation = with_attackers(spec, federation, task)
+    if spec.method.uploads and not spec.method.pooled:
+        robust.resolve(spec.aggregation.aggregate).check(math.floor(cohorts.expected_cohort))
     mechanism = spec.privacy if spec.method.uploads else None
     work = dataclasses.replace(work_of(spec, federation, unseen), graph=graph if spec.method.graph else None)
+    if work.augment is not None:
+        augmentation.check(work.augment, task)
+    if spec.guards_examples:
+        if unseen is not None:
+            raise JaxpflError(
+                "unseen clients train on their own examples in rounds that no claim counts: leave them out with "
+                "privacy.unit = example"
+            )
+        told = (lambda: build(spec.method, task, work, dict(spec.options)), hp, federation, cohorts)
+        silos = mechanism_for(spec, work.sizes, *told)
+        return Assembled(spec, task, federation, unseen, hp, cohorts, silos, work, attackers)
     if isinstance(mechanism, PrivacyConfig):
-        steps, optimizer = spec.work.local_steps, spec.work.client_optimizer
+        steps, optimizer = work.steps, spec.work.client_optimizer
         told = accounted.of_round(spec.method, hp, dict(spec.options), steps=steps, optimizer=optimizer)
         told |= {"rounds": spec.training.rounds, "compressed": spec.coding.compress is not None}
         mechanism = mechanism.mechanism(cohorts, told)
     work = dataclasses.replace(work, privacy=mechanism)
-    return Assembled(spec, task, federation, unseen, hp, cohorts, mechanism, work)
+    return Assembled(spec, task, federation, unseen, hp, cohorts, mechanism, work, attackers)

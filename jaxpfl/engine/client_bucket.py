@@ -17,16 +17,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import data
 from jaxpfl.algorithms import LocalWork
 from jaxpfl.cohort_draws import CohortNumbers
-from jaxpfl.engine import compiled
+from jaxpfl.engine import compiled, refusals
 from jaxpfl.engine.execution_plan import ExecutionPlan, bucket_of, stack_rows
 from jaxpfl.engine.runs import number
 from jaxpfl.engine.state import server_context
 from jaxpfl.participation import Participation
-from jaxpfl.protocol import Algorithm, Reduction
-from jaxpfl.types import Federation, Key, PyTree
+from jaxpfl.protocol import Algorithm
+from jaxpfl.types import Array, ClientData, Federation, Key, PyTree
 
 
 class Bucket(NamedTuple):
@@ -55,18 +54,35 @@ class Bucket(NamedTuple):
         return self.numbers is not None
 
     def padded(self, federation: Federation) -> Federation:
-        """The data with nobody's rows, of id 0 and without examples, and with `capacities_padded`."""
+        """The data with nobody's rows, of id 0 and without examples, and with `stores_padded`."""
         if not self.pads:
             return federation
         more = self.rows - federation.num_clients
-        padded = capacities_padded(federation)
-        return jax.tree.map(lambda a: np.pad(a, [(0, more)] + [(0, 0)] * (np.ndim(a) - 1)), padded)
+
+        def with_nobody(split: ClientData) -> ClientData:
+            return dataclasses.replace(split, start=_lengthened(split.start, more), size=_lengthened(split.size, more))
+
+        ids, *splits = stores_padded(federation, self.rows)
+        return Federation(_lengthened(ids, more), *map(with_nobody, splits))
 
 
-def capacities_padded(federation: Federation) -> Federation:
-    """The data on the host with capacities for examples that are `bucket_of` those given."""
-    splits = (federation.train, federation.validation, federation.test)
-    return data.pad(federation, *(bucket_of(split.mask.shape[1]) for split in splits))
+def stores_padded(federation: Federation, rows: int) -> Federation:
+    """The data on the host with capacities, chunks and stores (as long as of so many clients) of `bucket_of` length."""
+
+    def padded(split: ClientData) -> ClientData:
+        total = len(split.examples.y)
+        length = bucket_of(-(-total * rows // federation.num_clients))
+        examples = jax.tree.map(lambda a: _lengthened(a, length - total), split.examples)
+        return dataclasses.replace(
+            split, examples=examples, capacity=bucket_of(split.capacity), chunk=bucket_of(split.chunk)
+        )
+
+    ids, *splits = federation
+    return Federation(ids, *map(padded, splits))
+
+
+def _lengthened(a: Array, more: int) -> np.ndarray:
+    return np.pad(a, [(0, more)] + [(0, 0)] * (np.ndim(a) - 1))
 
 
 def bucket_for(plan: ExecutionPlan, algorithm: Algorithm, participation: Participation, hp: PyTree) -> Bucket:
@@ -116,10 +132,10 @@ def _bucket_below(value: int) -> int:
 
 def _refusal(algorithm: Algorithm, participation: Participation, numbers: CohortNumbers, hp: PyTree) -> str:
     """The reason why a program of this algorithm depends on the number of clients; empty if it does not."""
-    if len(algorithm.clients) > 1:
-        return "its clients are in groups"
-    if algorithm.reduction is Reduction.STACK:
-        return "its server sees single uploads"
+    if algorithm.pooled:
+        return "one client trains"
+    if why := refusals.of_stack(algorithm):
+        return why
 
     def first(numbers: CohortNumbers, hp: Any, key: Key) -> PyTree:
         ctx = server_context(participation.at(numbers), jnp.int32(0))
@@ -131,4 +147,4 @@ def _refusal(algorithm: Algorithm, participation: Participation, numbers: Cohort
         per_client = compiled.shapes(first, numbers, one, key)
     except (TypeError, jax.errors.JAXIndexError):  # a value or a shape was asked for that is traced here
         return "its server depends on the number of clients"
-    return "its server sends each client its own message" if jax.tree.leaves(per_client) else ""
+    return refusals.of_messages(per_client)

@@ -6,6 +6,8 @@ for a few rounds from a common start ("models"). The first two ignore labels, an
 these alone. An example that is not finite is left out. Nothing depends on the order of the clients, on padding or on
 the run's seed.
 
+Of more than `nearest.MOST_EXACT` clients the graph is approximate, and depends on their order.
+
 It is computed on the host before a run. In a deployment clients would upload the compared vector once; this is not
 counted among the bytes of a run.
 """
@@ -14,6 +16,8 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -21,13 +25,14 @@ import numpy as np
 
 from jaxpfl import algorithms, participation
 from jaxpfl.algorithms import LocalWork, Method
+from jaxpfl.data.size_classes import class_of, size_classes
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.models import Task
 from jaxpfl.models.given import start_from
-from jaxpfl.similarity import features, graphs
+from jaxpfl.similarity import features, nearest
 from jaxpfl.similarity.graphs import Graph
-from jaxpfl.types import Array, Federation
+from jaxpfl.types import Array, ClientData, Examples, Federation
 
 SPACES = ("data", "features", "models")
 NEIGHBOURS = 5
@@ -82,60 +87,77 @@ def client_graph(
       neighbours: k; all others, if there are fewer.
 
     Raises:
-      JaxpflError: for an unknown space, less than one neighbour, or, except for "models", inputs that are not one
-        array of real numbers.
+      JaxpflError: for an unknown space, less than one neighbour, except for "models" inputs that are not one array of
+        real numbers, and as `nearest.nearest`.
     """
     if space not in SPACES:
         raise unknown_name("graph", space, SPACES)
+    nearest.check_possible(federation.num_clients)
     if space != "models":
         return graph_by_inputs(space, federation, neighbours=neighbours)
-    return _nearest(_models(federation, task, work), neighbours)
+    return nearest.nearest(_models(federation, task, work), neighbours)
 
 
 def graph_by_inputs(space: str, federation: Federation, *, neighbours: int = NEIGHBOURS) -> Graph:
     """`client_graph` for "data" or "features", which need no training."""
-    return _nearest(_of_inputs(space, federation), neighbours)
-
-
-def _nearest(vectors: Array, neighbours: int) -> Graph:
-    return graphs.nearest_vectors(vectors, neighbours)
+    return nearest.nearest(_of_inputs(space, federation), neighbours)
 
 
 def _of_inputs(space: str, federation: Federation) -> Array:
     """Vectors that represent the clients' inputs in a space, [m, ...]."""
-    x, mask = federation.train.x, np.asarray(federation.train.mask)
+    x, y = federation.train.flat()
     if len(jax.tree.leaves(x)) != 1 or not np.issubdtype(jax.tree.leaves(x)[0].dtype, np.floating):
         raise JaxpflError(
             f"a graph of {space} compares inputs that are one array of real numbers, and these are not: use models"
         )
     (leaf,) = jax.tree.leaves(x)
-    x = np.asarray(leaf).reshape(*mask.shape, -1)
-    mask = mask & np.isfinite(x).all(axis=2)  # one broken example must not make all distances NaN
+    x = leaf.reshape(len(y), -1)
+    whole = np.isfinite(x).all(axis=1)  # one broken example must not make all distances NaN
+    owner = np.repeat(np.arange(federation.num_clients), np.asarray(federation.train.size))
+    sizes = np.bincount(owner[whole], minlength=federation.num_clients)
+    clients = ClientData.stacked(Examples(x[whole], y[whole]), sizes)
     key = jax.random.key(0)
     if space == "data":
-        bandwidth = median_distance(x, mask, np.asarray(federation.client_ids))
-        return _each(lambda x, mask: features.mean_embedding(key, x, mask, bandwidth, RANDOM_FEATURES), x, mask)
-    if x.shape[2] <= MOST_FEATURES:
-        return _each(features.covariance, x, mask)
-    projection = jax.random.normal(key, (x.shape[2], MOST_FEATURES), x.dtype) / np.sqrt(MOST_FEATURES)
-    return _each(lambda x, mask: features.covariance(jnp.where(mask[:, None], x, 0) @ projection, mask), x, mask)
+        bandwidth = median_distance(clients, np.asarray(federation.client_ids))
+        return _each(lambda x, mask: features.mean_embedding(key, x, mask, bandwidth, RANDOM_FEATURES), clients)
+    if x.shape[1] <= MOST_FEATURES:
+        return _each(features.covariance, clients)
+    projection = jax.random.normal(key, (x.shape[1], MOST_FEATURES), x.dtype) / np.sqrt(MOST_FEATURES)
+    return _each(lambda x, mask: features.covariance(x @ projection, mask), clients)
 
 
-def _each(vector: Callable[[Array, Array], Array], x: np.ndarray, mask: np.ndarray) -> Array:
-    """Apply a function to one client after the other: only the vectors are held together."""
-    return jax.jit(lambda x, mask: jax.lax.map(lambda client: vector(*client), (x, mask)))(x, mask)
+def _each(vector: Callable[[Array, Array], Array], clients: ClientData) -> Array:
+    """Apply a function to one client after the other, padded to a length of its class: only the vectors are held."""
+    sizes, examples = np.asarray(clients.size), jax.tree.map(jnp.asarray, clients.examples)
+    lengths = size_classes(sizes)
+    vectors: list[Array] = []
+    places: list[np.ndarray] = []
+    for length, own in zip(lengths, class_of(sizes, lengths), strict=True):
+        part = replace(clients.client(own), examples=examples, capacity=length)
+        vectors.append(jax.jit(partial(_in_turn, vector))(part))
+        places.append(own)
+    return jnp.concatenate(vectors)[np.argsort(np.concatenate(places))]
 
 
-def median_distance(x: np.ndarray, mask: np.ndarray, client_ids: np.ndarray) -> float:
+def _in_turn(vector: Callable[[Array, Array], Array], clients: ClientData) -> Array:
+    def of_one(own: tuple[Array, Array]) -> Array:
+        one = replace(clients, start=own[0], size=own[1])
+        return vector(one.x, one.mask)
+
+    return jax.lax.map(of_one, (clients.start, clients.size))
+
+
+def median_distance(clients: ClientData, client_ids: np.ndarray) -> float:
     """Median distance between different examples, the usual bandwidth; 1 if all are equal.
 
     It uses at most `MOST_COMPARED` examples: equally many first ones of each client, or one of each of the first
     clients by id.
     """
-    clients = np.argsort(client_ids)[:MOST_COMPARED]
-    each = max(1, MOST_COMPARED // len(clients))
-    seen = mask[clients, :each]
-    sample = x[clients, :each][seen].astype(np.float64)
+    compared = np.argsort(client_ids)[:MOST_COMPARED]
+    each = max(1, MOST_COMPARED // len(compared))
+    first = clients.client(compared)
+    (sample,) = jax.tree.leaves(replace(first, size=np.minimum(first.size, each)).flat().x)
+    sample = sample.astype(np.float64)
     squares = (sample**2).sum(axis=1)
     apart = squares[:, None] + squares - 2 * sample @ sample.T
     apart = apart[np.triu_indices(len(sample), 1)]

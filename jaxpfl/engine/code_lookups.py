@@ -14,7 +14,7 @@ class Untold(Exception):
 _LIBRARIES = frozenset(
     (
         # Their code has a version of its own, and nothing but JAX's settings changes what it does;
-        *("builtins", "chex", "flax", "jax", "jaxlib", "ml_dtypes", "numpy", "optax"),
+        *("builtins", "chex", "equinox", "flax", "jax", "jaxlib", "jaxtyping", "ml_dtypes", "numpy", "optax"),
         # of the standard library, what reads neither clock, environment, files nor a random generator.
         *("__future__", "abc", "ast", "bisect", "cmath", "collections", "contextlib", "copy", "copyreg", "dataclasses"),
         *("difflib", "enum", "functools", "heapq", "inspect", "itertools", "math", "numbers", "operator", "re"),

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import jax
+import numpy as np
 
 from jaxpfl.compression import Compressor, compressed
 from jaxpfl.privacy import Mechanism, Refusal, check_compressible
 from jaxpfl.protocol import Algorithm
-from jaxpfl.types import Federation
+from jaxpfl.types import ClientData, Federation, Splits
 
 
 def compress_uploads(
@@ -22,5 +25,16 @@ def compress_uploads(
         check_compressible(privacy.noise)
         if compressor.feedback:
             raise Refusal.PRIVATE_FEEDBACK.error()
-    splits = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), federation.splits)
-    return compressed(algorithm, compressor, splits, feedback=None if privacy is None else False)
+    return compressed(algorithm, compressor, one_client(federation), feedback=None if privacy is None else False)
+
+
+def one_client(federation: Federation) -> Splits:
+    """Shapes of one client's view of its data."""
+    return Splits(*map(_shapes_of_one, federation.splits))
+
+
+def _shapes_of_one(split: ClientData) -> ClientData:
+    """Shapes of one client's view; made without a trace, as every fit asks for them."""
+    number = jax.ShapeDtypeStruct((), np.int32)
+    examples = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), split.examples)
+    return replace(split, examples=examples, start=number, size=number)

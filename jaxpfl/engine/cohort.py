@@ -16,7 +16,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from jaxpfl import trees
-from jaxpfl.types import Array, PyTree
+from jaxpfl.engine import stores
+from jaxpfl.running_sum import RunningSum
+from jaxpfl.types import Array, Examples, PyTree
 
 AXIS = "clients"
 """The mesh axis over which clients are sharded."""
@@ -36,14 +38,14 @@ its state must be returned unchanged, its summed part zero. A state of ``()`` me
 
 
 _Work = Callable[[Array, PyTree, PyTree], Outcome]
-"""`OneClient` with ``shared`` bound."""
+"""`OneClient` with ``shared`` and the stores bound."""
 
 
 class Spread(NamedTuple):
     """Distribution of clients over devices.
 
     Attributes:
-      mesh: the devices, one axis.
+      mesh: the devices, with an axis `AXIS`; another one, of devices that share a client, is left to the compiler.
       shared_data: every device reads all data (CPU devices share the host's memory); else each holds its clients'.
       even: each device runs an equal part of the cohort, and states are moved to it and back; else clients work on the
         device that holds their state, and only sums are communicated. Requires ``shared_data``.
@@ -52,6 +54,11 @@ class Spread(NamedTuple):
     mesh: Mesh
     shared_data: bool
     even: bool
+
+    @property
+    def parts(self) -> int:
+        """Number of devices, or groups of them, that share the clients."""
+        return self.mesh.shape[AXIS]
 
 
 class _Slots(NamedTuple):
@@ -89,7 +96,8 @@ def run_cohort(
         outer type, and the gradient of a ``lax.scan`` over a client's data fails on such a mixture.
       rows: [capacity] int32, sorted, distinct; m where the slot is empty.
       states: stacked client states, leaves [m', ...].
-      data: anything else that is stacked by client, leaves [m, ...] (or [m', ...]).
+      data: anything else that is stacked by client, leaves [m, ...] (or [m', ...]), and `ClientData`, whose stores are
+        shared: no example is gathered or copied here.
       num_clients: m.
       block: clients per vectorised operation; 1 runs one after the other.
       everyone: static; the rows are 0 ... m-1, so that nothing needs to be gathered if they run at once.
@@ -100,10 +108,12 @@ def run_cohort(
       [capacity, ...], zero where it is empty; on several devices each holds all of them.
     """
     capacity = rows.shape[0]
+    data, examples = stores.split(data)
     if spread is None:
         here = _Slots(rows < num_clients, rows, rows, jnp.arange(capacity))
-        return _run_here(partial(one, shared), here, states, data, kept=capacity, block=block, everyone=everyone)
-    devices = spread.mesh.size
+        work = partial(_with_stores, one, shared, examples)
+        return _run_here(work, here, states, data, kept=capacity, block=block, everyone=everyone)
+    devices = spread.parts
     own = -(-num_clients // devices)
     by_client = P(AXIS)
 
@@ -111,12 +121,15 @@ def run_cohort(
     @partial(
         jax.shard_map,
         mesh=spread.mesh,
-        in_specs=(P(), P(), by_client, P() if spread.shared_data else by_client),
+        in_specs=(P(), P(), by_client, *[P() if spread.shared_data else by_client] * 2),
         out_specs=Outcome(by_client, P(), P()),
+        axis_names={AXIS},
         check_vma=False,
     )
-    def on_each(shared: PyTree, rows: Array, states: PyTree, data: PyTree) -> Outcome:
-        work = partial(one, shared)
+    def on_each(shared: PyTree, rows: Array, states: PyTree, data: PyTree, examples: tuple[Examples, ...]) -> Outcome:
+        work = partial(_with_stores, one, shared, examples)
+        if not spread.shared_data:
+            data = stores.here(data, examples, jax.lax.axis_index(AXIS))
         first = jax.lax.axis_index(AXIS) * own
         if spread.even:
             outcome = _run_even(work, rows, first, states, data, num_clients=num_clients, block=block, devices=devices)
@@ -131,7 +144,14 @@ def run_cohort(
         # One device has the outputs of a slot, the others have zeros.
         return outcome._replace(summed=jax.lax.psum(outcome.summed, AXIS), kept=jax.tree.map(_psum, outcome.kept))
 
-    return on_each(shared, rows, states, data)
+    return on_each(shared, rows, states, data, examples)
+
+
+def _with_stores(
+    one: OneClient, shared: PyTree, examples: tuple[Examples, ...], present: Array, state: PyTree, data: PyTree
+) -> Outcome:
+    """`OneClient` for data without their stores."""
+    return one(shared, present, state, stores.join(data, examples))
 
 
 def _run_even(
@@ -197,7 +217,6 @@ def _run_here(
     # a type says over which mesh axis it varies, so `present` must come from the slots).
     one = jax.jit(one, inline=True)
     shapes = jax.eval_shape(lambda: one(slots.present[0], *_row((states, data), slots.state[0])))
-    zero = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes.summed)
     nothing = jax.tree.map(lambda leaf: jnp.zeros((kept, *leaf.shape), leaf.dtype), shapes.kept)
     read_only = not jax.tree.leaves(shapes.state)
 
@@ -206,12 +225,15 @@ def _run_here(
         # the loop holds one copy of them however large the cohort is. States that are only read stay out of it.
         here = _row(table, i)
         new, summed, values = run_block(one, here, states if read_only else carry.state, data)
-        total = jax.tree.map(jnp.add, carry.summed, summed)
-        return Outcome(put(carry.state, here.state, new), total, put(carry.kept, here.place, values))
+        return Outcome(
+            put(carry.state, here.state, new), carry.summed.plus(summed), put(carry.kept, here.place, values)
+        )
 
     # Empty slots come last, so that a device runs only as many blocks as it has clients in the cohort.
     filled = -(-slots.present.sum() // block)
-    return jax.lax.fori_loop(0, filled, body, Outcome(() if read_only else states, zero, nothing))
+    start = Outcome(() if read_only else states, RunningSum.zero(shapes.summed), nothing)
+    outcome = jax.lax.fori_loop(0, filled, body, start)
+    return outcome._replace(summed=outcome.summed.total)
 
 
 def _together(one: _Work, slots: _Slots, states: PyTree, data: PyTree) -> Outcome:

@@ -14,13 +14,14 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from importlib.metadata import version
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from platform import python_version
 from tempfile import NamedTemporaryFile
 from typing import Any
 
 import jax
+import numpy as np
 from jax.experimental import serialize_executable
 
 from jaxpfl.engine.program_key import Key, key_of
@@ -158,6 +159,8 @@ def _place(leaf: Any) -> Any:
     """Shape, type and placement of an argument; no placement for an array that JAX may still move."""
     if isinstance(leaf, jax.ShapeDtypeStruct):
         return leaf.shape, str(leaf.dtype), leaf.weak_type, leaf.sharding
+    if isinstance(leaf, np.ndarray):  # without a copy: it may be a file larger than memory
+        return leaf.shape, str(jax.dtypes.canonicalize_dtype(leaf.dtype)), False, None
     if not isinstance(leaf, jax.Array):
         leaf = jax.numpy.asarray(leaf)
     committed = getattr(leaf, "committed", True)
@@ -221,8 +224,16 @@ def _path(kind: str, digest: str) -> Path | None:
     """The file of a digest; None without a folder. Libraries' functions are in a digest by their names only."""
     if _folder is None:
         return None
-    versions = "-".join((python_version(), *map(version, ("jax", "flax", "optax", "numpy", "chex"))))
+    names = "jax", "flax", "optax", "numpy", "chex", "equinox"
+    versions = "-".join((python_version(), *map(_version, names)))
     return _folder / f"{kind}-{versions}-{digest}-cache"
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return "none"
 
 
 def _write(path: Path, content: bytes) -> None:

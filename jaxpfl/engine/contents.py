@@ -18,6 +18,7 @@ import types
 import typing
 import weakref
 from collections.abc import Iterable
+from contextvars import ContextVar
 from typing import Any, NamedTuple
 
 import flax.linen as nn
@@ -27,6 +28,7 @@ from jax.core import Tracer
 from jax.sharding import Mesh, NamedSharding, Sharding
 
 from jaxpfl.engine.code_lookups import IMPURE_BUILTINS, READERS, Untold, is_library, lookups
+from jaxpfl.models.rewriting import Context
 
 ATOMS = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
 """Types whose instances are their ``repr``."""
@@ -112,6 +114,14 @@ def parts_of(value: Any) -> Iterable[Any]:
     if type(value).__module__ in ("typing", "types") and is_librarys(type(value)):
         return (_without_address(repr(value)),)
     return _instance(value)
+
+
+def _now(variable: ContextVar[Any]) -> tuple[Any, ...]:
+    """A variable's value where the key is taken, which is where the program is traced; none if it has none."""
+    try:
+        return (variable.get(),)
+    except LookupError:
+        return ()
 
 
 def _without_address(text: str) -> str:
@@ -330,6 +340,8 @@ _KINDS: tuple[tuple[Any, Any], ...] = (
     (staticmethod | classmethod, lambda value: (value.__func__,)),
     (functools.cached_property, lambda value: (value.func, value.attrname)),
     (dataclasses.Field, _field),
+    (Context, lambda value: (value.value,)),
+    (ContextVar, lambda value: (value.name, *_now(value))),
     (functools._lru_cache_wrapper, lambda value: (value.__wrapped__, vars(value))),
     (weakref.ref, lambda value: (value(),)),
     (types.MappingProxyType, lambda value: tuple(value.items())),

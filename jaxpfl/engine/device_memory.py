@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import jax
 
-from jaxpfl import host_memory
+from jaxpfl import distributed, host_memory, processes
 from jaxpfl.host_memory import readable
 from jaxpfl.types import Device
 
@@ -19,13 +19,24 @@ def needed(compiled: jax.stages.Compiled, devices: Sequence[Device]) -> int:
     if stats is None:  # a backend without statistics
         return 0
     own = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
-    return own * (len(devices) if devices[0].platform == "cpu" else 1)
+    return own * (len(devices) // processes.count() if devices[0].platform == "cpu" else 1)
 
 
 def free(devices: Sequence[Device]) -> int | None:
-    """Bytes available to a program: of the host for CPU devices, else of the fullest device; None if unknown."""
+    """Bytes available to a program: of the host for CPU devices, else of the fullest device; None if unknown.
+
+    Of several processes it is the least, the same in all of them: what is made of it must not differ.
+    """
+    known = [amount for amount in processes.exchange(_free_here(devices)) if amount is not None]
+    return min(known, default=None)
+
+
+def _free_here(devices: Sequence[Device]) -> int | None:
+    """Bytes available to this process."""
     if devices[0].platform == "cpu":
-        return host_memory.free()
-    stats = [device.memory_stats() for device in devices]
+        amount = host_memory.free()
+        return amount if amount is None else amount // distributed.on_this_host()
+    own = [device for device in devices if device.process_index == jax.process_index()]
+    stats = [device.memory_stats() for device in own]
     known = [s["bytes_limit"] - s["bytes_in_use"] for s in stats if s and "bytes_limit" in s]
     return int(host_memory.USABLE * min(known)) if known else None

@@ -9,13 +9,16 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl import contract, trees
+from jaxpfl.algorithms.parts.schedules import settled
 from jaxpfl.cohort_draws import CohortNumbers
+from jaxpfl.data import passes
 from jaxpfl.engine.cohort import Outcome, run_cohort
 from jaxpfl.engine.groups import gather
+from jaxpfl.engine.model_axis import ModelAxis, lay
 from jaxpfl.engine.round import Clients, RoundPlan
 from jaxpfl.engine.state import RunState, server_context
 from jaxpfl.errors import JaxpflError
-from jaxpfl.models import Task
+from jaxpfl.models import PerClient, Task
 from jaxpfl.protocol import ALL_STEPS, Algorithm, Client, ClientContext, Message
 from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
@@ -70,7 +73,7 @@ def make_evaluate(
     def work_of(client: Client) -> Work:
         def score(today: Today, own: PyTree, data: tuple[Splits, ClientData, Array, PyTree]) -> Scores:
             splits, examples, client_id, per_client = data
-            personal = _personalize(client, today, client_id, per_client, own, splits)
+            personal = _personalize(plan.model, client, today, client_id, per_client, own, splits)
             return _score(algorithm, client, task, today, personal, examples)
 
         return score
@@ -81,7 +84,8 @@ def make_evaluate(
             (f.splits, getattr(f, split), jnp.asarray(f.client_ids), group.take(per_client))
             for f, group in zip(clients.federations, plan.groups, strict=True)
         ]
-        return gather(_each_group(algorithm, plan, work_of, today, state.clients, data, clients.numbers), plan.groups)
+        states = _of_each(algorithm, plan, state.clients)
+        return gather(_each_group(algorithm, plan, work_of, today, states, data, clients.numbers), plan.groups)
 
     return evaluate
 
@@ -95,7 +99,7 @@ def make_personal(algorithm: Algorithm, plan: RoundPlan) -> Callable[[RunState, 
     def work_of(client: Client) -> Work:
         def adapted(today: Today, own: PyTree, data: tuple[Splits, Array, PyTree]) -> PyTree:
             splits, client_id, per_client = data
-            return _personalize(client, today, client_id, per_client, own, splits).after
+            return _personalize(plan.model, client, today, client_id, per_client, own, splits).after
 
         return adapted
 
@@ -124,52 +128,61 @@ def make_adapt(
     """Build ``(state, hp, unseen clients, rounds) -> Scores`` for clients that were never trained.
 
     Each starts as a new client does (``Client.init``), takes ``rounds`` rounds of ``Client.update`` with today's
-    message at the rate of the last round, its uploads discarded, and is then personalised and scored as any other.
+    message at the rate of the last round (under an ``lr_schedule`` the rate itself), its uploads discarded, and is then
+    personalised and scored as any other.
     ``before`` is its model on arrival, without a local step. ``after`` has, if the method counts them, the
     ``gradients`` that each evaluated in these rounds and for its personalised model, [u] int32.
+    Of a pooled method they have the trained client's state, and take no round.
 
     Args:
       plan: its groups and participation are those of the unseen clients.
     """
 
     def work_of(client: Client) -> Work:
-        def arrive(today: Today, own: tuple[()], data: tuple[Splits, ClientData, Array]) -> Scores:
+        def arrive(today: Today, own: PyTree, data: tuple[Splits, ClientData, Array]) -> Scores:
             splits, examples, client_id = data
             batch_key = stream(today.key, Purpose.BATCHES, client_id)
             last_round = jnp.maximum(today.round - 1, 0)
             message = Message(today.sent, today.welcome)
 
+            own_steps = algorithm.own_steps
+            limit = ALL_STEPS if own_steps is None else own_steps.steps(splits.train.size)
+
             def context(participations: Scalar) -> ClientContext:
-                return ClientContext(last_round, client_id, participations, ALL_STEPS, batch_key)
+                return ClientContext(last_round, client_id, participations, limit, batch_key)
 
             init_key = stream(today.key, Purpose.CLIENT_INIT, client_id)
-            start = client.init(init_key, today.hp, context(jnp.int32(0)), message)
+            start = own if algorithm.pooled else client.init(init_key, today.hp, context(jnp.int32(0)), message)
+            rounds = 0 if algorithm.pooled else today.rounds
 
             def one(nth: Array, own: PyTree) -> PyTree:
                 key = stream(today.key, Purpose.ADAPT, client_id, nth)
                 new, _, _ = contract.updated(client, key, today.hp, context(nth), message, own, splits)
                 return trees.where(trees.all_finite(new), new, own)
 
-            adapted = jax.lax.fori_loop(0, today.rounds, one, start)
-            personal = _personalize(client, today, client_id, today.welcome, adapted, splits)
+            adapted = start if algorithm.pooled else jax.lax.fori_loop(0, rounds, one, start)
+            personal = _personalize(plan.model, client, today, client_id, today.welcome, adapted, splits)
             on_arrival = _personal(client, today, client_id, today.welcome, start, splits, 0)
             scores = _score(algorithm, client, task, today, personal._replace(before=on_arrival), examples)
             if client.gradients is not None:
-                in_rounds = today.rounds * client.gradients.update(ALL_STEPS, message)
-                scores["after"]["gradients"] = jnp.int32(in_rounds + client.gradients.personalize)
+                in_rounds = rounds * client.gradients.update(limit, message)
+                adapting = client.gradients.personalize
+                adapting = adapting if isinstance(adapting, int) else adapting.steps(splits.train.size)
+                scores["after"]["gradients"] = jnp.int32(in_rounds + adapting)
             return scores
 
         return arrive
 
     def adapt(state: RunState, hp: PyTree, clients: Clients, rounds: Array) -> Scores:
-        today, per_client = _today(algorithm, plan, state, hp, clients, newcomers=True)
+        today, per_client = _today(algorithm, plan, state, settled(hp), clients, newcomers=True)
         today = today._replace(rounds=rounds)
         if algorithm.server.welcome is not None:
             today = today._replace(welcome=per_client)
         elif jax.tree.leaves(per_client):
             raise JaxpflError("unseen clients cannot be served: this method's server sends each client its own message")
         data = [(f.splits, getattr(f, split), jnp.asarray(f.client_ids)) for f in clients.federations]
-        return gather(_each_group(algorithm, plan, work_of, today, ((),) * len(data), data), plan.groups)
+        states = _of_each(algorithm, plan, state.clients) if algorithm.pooled else ((),) * len(data)
+        return gather(_each_group(algorithm, plan, work_of, today, states, data), plan.groups)
 
     return adapt
 
@@ -182,14 +195,31 @@ def _today(
     key = stream(state.key, Purpose.BROADCAST, state.round)
     send = (newcomers and algorithm.server.welcome) or algorithm.server.broadcast
     message = send(key, hp, ctx, state.server)
-    return Today(state.key, state.round, hp, state.server, message.shared), message.per_client
+    per_client = message.per_client if newcomers else _of_each(algorithm, plan, message.per_client)
+    # The noise of a personalisation on guarded examples is as much of the run's own stream as that of its rounds.
+    run_key = state.released if algorithm.guarded else state.key
+    return Today(run_key, state.round, hp, state.server, message.shared), per_client
+
+
+def _of_each(algorithm: Algorithm, plan: RoundPlan, stacked: PyTree) -> PyTree:
+    """Values stacked by trained client, for each client that is scored: of a pooled method, its one client's."""
+    if not algorithm.pooled:
+        return stacked
+    (group,) = plan.groups
+    return jax.tree.map(lambda a: jnp.broadcast_to(a[:1], (group.rows, *a.shape[1:])), stacked)
 
 
 def _personalize(
-    client: Client, today: Today, client_id: Array, per_client: PyTree, own: PyTree, splits: Splits
+    model: ModelAxis | None,
+    client: Client,
+    today: Today,
+    client_id: Array,
+    per_client: PyTree,
+    own: PyTree,
+    splits: Splits,
 ) -> Personal:
-    given = (client, today, client_id, per_client, own, splits)
-    before, after = _personal(*given, 0), _personal(*given, ALL_STEPS)
+    given = (client, today, client_id, per_client, lay(model, own), splits)
+    before, after = (lay(model, _personal(*given, steps)) for steps in (0, ALL_STEPS))
     contract.check_shapes("client.personalize: model", after, before, like="without a step: model")
     finite = trees.all_finite(after)
     return Personal(before, trees.where(finite, after, before), finite)
@@ -214,15 +244,31 @@ def _personal(
 def _score(
     algorithm: Algorithm, client: Client, task: Task, today: Today, personal: Personal, examples: ClientData
 ) -> dict[str, Metrics]:
-    if not examples.mask.shape[0]:  # nobody has examples, and many models refuse an empty batch
-        examples = jax.tree.map(lambda a: jnp.zeros((1, *a.shape[1:]), a.dtype), examples)
-    logits = {name: client.predict(today.hp, getattr(personal, name), examples.x) for name in ("before", "after")}
-    if algorithm.server.predict_global is not None:
-        logits["global"] = algorithm.server.predict_global(today.hp, today.server, examples.x)
-    for name, values in logits.items():
-        function = "server.predict_global" if name == "global" else "client.predict"
-        contract.check_prediction(function, values, examples.mask.shape[0])
-    means = {name: _means(task, values, examples) for name, values in logits.items()}
+    predict_global = algorithm.server.predict_global
+
+    def of_chunk(x: PyTree, y: Array, valid: Array) -> Metrics:
+        logits = {name: client.predict(today.hp, getattr(personal, name), x) for name in ("before", "after")}
+        if predict_global is not None:
+            logits["global"] = predict_global(today.hp, today.server, x)
+        for name, values in logits.items():
+            function = "server.predict_global" if name == "global" else "client.predict"
+            contract.check_prediction(function, values, len(valid))
+        return logits
+
+    def sums_of_chunk(x: PyTree, y: Array, valid: Array) -> dict[str, Metrics]:
+        return {name: _sums(task, values, y, valid) for name, values in of_chunk(x, y, valid).items()}
+
+    sums, count = passes.total(sums_of_chunk, examples), examples.size
+    means = jax.tree.map(lambda total: jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan), sums)
+    if not task.has_classes and task.headline in means["after"]:  # NaN stands for no examples
+        worst = jnp.inf if task.lower else -jnp.inf
+        for scores in means.values():
+            score = scores[task.headline]
+            scores[task.headline] = jnp.where(jnp.isnan(score) & (count > 0), worst, score)
+    if any(isinstance(metric, PerClient) for metric in task.metrics.values()):
+        rows, y = passes.each(lambda x, y, valid: (of_chunk(x, y, valid), y), examples)
+        for name, values in rows.items():
+            means[name] |= _of_client(task, values, y, count)
     means["after"]["diverged"] = ~personal.finite
     return means
 
@@ -238,7 +284,8 @@ def _reader(
             (f.splits, jnp.asarray(f.client_ids), group.take(per_client))
             for f, group in zip(clients.federations, plan.groups, strict=True)
         ]
-        return _each_group(algorithm, plan, work_of, today, state.clients, data, clients.numbers)
+        states = _of_each(algorithm, plan, state.clients)
+        return _each_group(algorithm, plan, work_of, today, states, data, clients.numbers)
 
     return read
 
@@ -282,13 +329,26 @@ def _each_group(
     return kept
 
 
-def _means(task: Task, logits: Array, examples: ClientData) -> Metrics:
-    count = examples.mask.sum()
+def _sums(task: Task, logits: Array, y: Array, valid: Array) -> Metrics:
+    """Sum of each metric per example over the valid examples, []."""
+    sums = {}
+    for name, metric in task.metrics.items():
+        if isinstance(metric, PerClient):
+            continue
+        values = metric(logits, y)
+        contract.check_metric(name, values, len(valid))
+        sums[name] = trees.valid_sum(valid, values)
+    return sums
 
-    def mean(name: str, metric: Callable[[Array, Array], Array]) -> Array:
-        values = metric(logits, examples.y)
-        contract.check_metric(name, values, examples.mask.shape[0])
-        total = jnp.where(examples.mask, values, 0).sum()
-        return jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan)
 
-    return {name: mean(name, metric) for name, metric in task.metrics.items()}
+def _of_client(task: Task, logits: Array, y: Array, count: Array) -> Metrics:
+    """Each metric of all of a client's examples at once, []; NaN without examples."""
+    valid = jnp.arange(len(y)) < count
+    logits, y = (jnp.where(valid.reshape(-1, *[1] * (a.ndim - 1)), a, jnp.zeros((), a.dtype)) for a in (logits, y))
+    found = {}
+    for name, metric in task.metrics.items():
+        if isinstance(metric, PerClient):
+            value = metric.function(logits, y, valid)
+            contract.check_client_metric(name, value)
+            found[name] = jnp.where(count > 0, value, jnp.nan)
+    return found

@@ -1,4 +1,4 @@
-"""Communication of a round: the bytes exchanged, and whether uploads depend on earlier rounds."""
+"""One client's round as a traced program: its bytes and its work, and whether uploads depend on earlier rounds."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import NamedTuple
 import jax
 import jax.extend.core
 import jax.numpy as jnp
+import numpy as np
 
 from jaxpfl import trees
 from jaxpfl.engine import compiled
+from jaxpfl.engine.cost.count import Work, work_of
 from jaxpfl.engine.state import RunState, server_context
 from jaxpfl.participation import Participation
 from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message, Upload
@@ -29,12 +31,16 @@ def bytes_per_client(
 ) -> tuple[int, int]:
     """Bytes that one client uploads and receives in one round (uncompressed parameters, without weights).
 
+    Zeros for a pooled method: the cost of collecting the examples is not counted.
+
     Args:
       state, hp, federation: of one run, as shapes; the federation is the first group's.
     """
+    if algorithm.pooled:
+        return 0, 0
 
     def exchange(state: RunState, hp: PyTree, federation: Federation) -> tuple[PyTree, PyTree]:
-        upload, received = _exchange(algorithm, participation, 0, _memory(state, 0), state.server, hp, federation)
+        _, upload, received = _exchange(algorithm, participation, 0, _memory(state, 0), state.server, hp, federation)
         return upload.total, received
 
     up, down = compiled.shapes(exchange, state, hp, federation)
@@ -60,7 +66,7 @@ def remembers(
 
     def depends(group: int) -> bool:
         def upload(memory: _Memory, server: PyTree, hp: PyTree, federation: Federation) -> Upload:
-            return _exchange(algorithm, participation, group, memory, server, hp, federation)[0]
+            return _exchange(algorithm, participation, group, memory, server, hp, federation)[1]
 
         memory = jax.eval_shape(lambda state: _memory(state, group), state)
         program = jax.make_jaxpr(upload)(memory, state.server, hp, federations[group]).jaxpr
@@ -73,6 +79,34 @@ def remembers(
     return any(map(depends, range(len(algorithm.clients))))
 
 
+def work(
+    algorithm: Algorithm,
+    participation: Participation,
+    state: RunState,
+    hp: PyTree,
+    federations: tuple[Federation, ...],
+) -> tuple[Work, ...]:
+    """Work of one client's round in each group, with all of its local steps.
+
+    Passes over all of a client's examples take as many chunks as a client of the group has on average.
+
+    Args:
+      state, hp: of one run, as shapes.
+      federations: one for each group of clients.
+    """
+
+    def of(group: int) -> Work:
+        def round(memory: _Memory, server: PyTree, hp: PyTree, federation: Federation) -> PyTree:
+            return _exchange(algorithm, participation, group, memory, server, hp, federation)[:2]
+
+        memory = jax.eval_shape(lambda state: _memory(state, group), state)
+        train = federations[group].train
+        chunks = float(np.ceil(np.asarray(train.size) / max(train.chunk, 1)).mean())
+        return work_of(round, memory, state.server, hp, federations[group], trips=chunks)
+
+    return tuple(map(of, range(len(algorithm.clients))))
+
+
 def _exchange(
     algorithm: Algorithm,
     participation: Participation,
@@ -81,16 +115,16 @@ def _exchange(
     server: PyTree,
     hp: PyTree,
     federation: Federation,
-) -> tuple[Upload, Message]:
-    """Upload and received message of a group's first client."""
+) -> tuple[PyTree, Upload, Message]:
+    """New state, upload and received message of a group's first client."""
     key, zero = jax.random.key(0), jnp.int32(0)
     message = algorithm.server.broadcast(key, hp, server_context(participation, zero), server)
-    splits, per_client = jax.tree.map(lambda a: a[0], (federation.splits, message.per_client))
+    splits, per_client = federation.splits.client(0), jax.tree.map(lambda a: a[0], message.per_client)
     received = Message(message.shared, per_client)
     idle_rounds = memory.idle_rounds if algorithm.idle_cap else 0
     ctx = ClientContext(zero, zero, memory.participations, ALL_STEPS, key, idle_rounds)
-    _, upload, _ = algorithm.clients[group].update(key, hp, ctx, received, memory.state, splits)
-    return upload, received
+    new, upload, _ = algorithm.clients[group].update(key, hp, ctx, received, memory.state, splits)
+    return new, upload, received
 
 
 def _memory(state: RunState, group: int) -> _Memory:

@@ -1,14 +1,22 @@
-"""Execution plans: choices of speed and memory that never change results (beyond the order of additions)."""
+"""Execution plans: choices of speed and memory that never change results (beyond the order of additions).
+
+The precision of products is the exception, and stands here because it is a choice of the hardware's units: what is
+computed is the same, and how far the numbers drift is in ``docs/performance.md``. Its default changes nothing.
+"""
 
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl import processes
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.host_memory import readable
+from jaxpfl.models.rewriting import Form
 from jaxpfl.settings import COUNT, LARGEST, WHOLE, Kind, check, documents_itself, setting
 
 _CACHE_BYTES = 256 * 1024  # parameters of a block of clients that stay in a CPU core's cache
@@ -71,6 +79,35 @@ class ExecutionPlan:
         kind=_choice("none", "auto", count=True),
         unit="rows",
     )
+    convolutions: Literal["auto", "products", "plain"] = setting(
+        "auto",
+        "Convolutions and pools of a user's own model: as products of patches with each client's kernel, plain as the "
+        "model has them, or auto, which is products but for single clients on an accelerator.",
+        kind=_choice("auto", "products", "plain"),
+    )
+    precision: Literal["float32", "tf32", "bfloat16"] = setting(
+        "float32",
+        "Precision of products: float32, tf32 (operands rounded to 10 bits on devices that have it, float32 on "
+        "others), or bfloat16 (the model computes in it; parameters, sums, losses and privacy stay float32). The only "
+        "choice here that changes results by more than the order of additions.",
+        kind=_choice("float32", "tf32", "bfloat16"),
+    )
+
+    clients_in: str = setting(
+        "auto",
+        "Where the clients' data and states live: device; host, its memory, from which a cohort's rows travel while "
+        "the round before computes; disk, the same with states in memory-mapped files; auto takes the first of these "
+        "that has room for them.",
+        kind=_choice("auto", "device", "host", "disk"),
+    )
+
+    model_shards: int = setting(
+        1,
+        "Devices that hold one client's model and states together, each a part of every array; the other factor of "
+        "plan.devices shares the clients. For models larger than a device.",
+        range=COUNT,
+        unit="devices",
+    )
 
     def __post_init__(self) -> None:
         check(self, prefix="plan.")
@@ -110,6 +147,12 @@ class Resolved(NamedTuple):
       vmap_runs: whether seeds and settings are one vectorised axis; else they run in turn.
       reasons: one sentence per choice.
       rows: of the clients' stack; None where the plan asks for no bucket.
+      form: of the convolutions and pools of the user's own model; None if it has none to choose for.
+      home: where the clients live; None for the devices.
+      matmul: precision of products as JAX calls it; None for that of JAX's settings, and on a CPU, where it is float32.
+      lowered: the precision asked for, and what it does here, if it is not float32.
+      model_shards: how many devices hold one client's model together; each of `devices` is so many.
+      share_bytes: bytes of one client's model on each device.
     """
 
     block: int
@@ -118,9 +161,29 @@ class Resolved(NamedTuple):
     vmap_runs: bool
     reasons: tuple[str, ...]
     rows: int | None = None
+    form: Form | None = None
+    home: str | None = None
+    matmul: str | None = None
+    lowered: tuple[str, str] | None = None
+    model_shards: int = 1
+    share_bytes: int = 0
+
+    @property
+    def all_devices(self) -> int:
+        """Devices in all."""
+        return self.devices * self.model_shards
 
 
-def resolve(plan: ExecutionPlan, *, cohort: int, num_clients: int, model_bytes: int) -> Resolved:
+def resolve(
+    plan: ExecutionPlan,
+    *,
+    cohort: int,
+    num_clients: int,
+    model_bytes: int,
+    share_bytes: int | None = None,
+    layers: bool = False,
+    platform: str | None = None,
+) -> Resolved:
     """Resolve the automatic choices.
 
     A CPU is fastest with a working set in cache: one client at a time, or as many small models as fit. An
@@ -130,25 +193,37 @@ def resolve(plan: ExecutionPlan, *, cohort: int, num_clients: int, model_bytes: 
       cohort: slots in a cohort.
       num_clients: m.
       model_bytes: bytes of one client's model.
+      share_bytes: those on each device, if not all.
+      layers: whether the model has convolutions or pools whose form is to be chosen.
+      platform: the platform that the program is for ("cpu", "cuda", "tpu"), with as many devices as are here; the
+        one that is here unless given.
 
     Raises:
-      JaxpflError: for more devices than there are, or more than the cohort's slots, and as `stack_rows`.
+      JaxpflError: for more devices than there are, or more than the cohort's slots, a number that the model's shards
+        do not divide, and as `stack_rows`.
     """
     stack_rows(plan, num_clients)
-    backend = jax.default_backend()
-    available = len(jax.devices())
+    backend = platform or jax.default_backend()
+    shards, each = plan.model_shards, processes.count()
+    available = _groups_of(plan, shards)
+    share_bytes = model_bytes if share_bytes is None else share_bytes
     if plan.devices == "auto":
-        devices = min(available, cohort, _MOST_DEVICES)
-        why_devices = f"{available} {backend} device(s), {cohort} clients in a round"
+        devices = available if each > 1 else min(available, cohort, _MOST_DEVICES)
+        why_devices = f"{available * shards} {backend} device(s), {cohort} clients in a round"
     else:
-        devices = int(plan.devices)
-        if devices > min(available, cohort):
-            limit = f"the {available} present" if available <= cohort else f"the {cohort} clients of a round"
-            raise JaxpflError(f"plan.devices must be at most {limit}, got {devices}")
+        devices = int(plan.devices) // shards
+        if devices % each:
+            raise JaxpflError(f"plan.devices must be a multiple of the {each} processes, got {devices}")
+        if devices > (available if each > 1 else min(available, cohort)):
+            present = available <= cohort or each > 1
+            limit = f"the {len(jax.devices())} present" if present else f"the {cohort} clients of a round"
+            limit = f"{limit} times plan.model_shards = {shards}" if shards > 1 and not present else limit
+            raise JaxpflError(f"plan.devices must be at most {limit}, got {devices * shards}")
         why_devices = "as given"
-    even = devices > 1 and backend == "cpu" and cohort < num_clients and cohort <= _MOST_DEALT * devices
+    dealt = cohort < num_clients and cohort <= _MOST_DEALT * devices
+    even = dealt and devices > 1 and backend == "cpu" and each == shards == 1
     slots = -(-cohort // devices)
-    fitting = max(1, min(_CACHE_BYTES // max(model_bytes, 1), _LARGEST_BLOCK, slots))
+    fitting = max(1, min(_CACHE_BYTES // max(share_bytes, 1), _LARGEST_BLOCK, slots))
     if plan.clients == "auto":
         block = fitting if backend == "cpu" else slots
         size = f"a model of {model_bytes / 1024:.4g} KiB"
@@ -163,9 +238,13 @@ def resolve(plan: ExecutionPlan, *, cohort: int, num_clients: int, model_bytes: 
         why_block = "as given"
     vmap_runs = plan.runs == "vmap" or (plan.runs == "auto" and (backend != "cpu" or fitting > 1))
     if devices == 1:
-        why_even = "there is one device"
+        why_even = "there is one device" if shards == 1 else "there is one group of devices"
     elif even:
         why_even = "a small cohort falls unevenly on the devices where its clients live; dealing it out costs less"
+    elif dealt and each > 1:
+        why_even = "the processes hold their own clients' data; only sums cross"
+    elif dealt and shards > 1:
+        why_even = "a client's state lies in parts on the devices that work on it; only sums cross"
     elif cohort == num_clients:
         why_even = "everybody takes part, so every device has its share already"
     elif backend == "cpu":
@@ -178,18 +257,102 @@ def resolve(plan: ExecutionPlan, *, cohort: int, num_clients: int, model_bytes: 
         why_runs = "small operations gain from more of them at once" if backend == "cpu" else f"{backend} has room"
     else:
         why_runs = "one model fills a CPU core's cache already"
-    return Resolved(block, devices, even, vmap_runs, (why_devices, why_block, why_even, why_runs))
+    reasons = (why_devices, why_block, why_even, why_runs)
+    form = None
+    if layers:
+        form, why_form = _form_of(plan, backend, block)
+        reasons = (*reasons, why_form)
+    matmul, lowered = _precision_of(plan, backend)
+    return Resolved(block, devices, even, vmap_runs, reasons, form=form, matmul=matmul, lowered=lowered)._replace(
+        model_shards=shards, share_bytes=share_bytes
+    )
+
+
+def _groups_of(plan: ExecutionPlan, shards: int) -> int:
+    """Groups of so many devices that there are, for one client each.
+
+    Raises:
+      JaxpflError: for none, and a given number of devices that is no multiple.
+    """
+    present = len(jax.devices())
+    if shards > 1 and processes.several():
+        raise JaxpflError(
+            f"plan.model_shards = {shards} is of one process: with several, each device holds its clients' whole models"
+        )
+    if shards > present:
+        raise JaxpflError(f"plan.model_shards must be at most the {present} devices present, got {shards}")
+    if plan.devices != "auto" and int(plan.devices) % shards:
+        raise JaxpflError(f"plan.devices must be a multiple of plan.model_shards = {shards}, got {plan.devices}")
+    return present // shards
+
+
+def _precision_of(plan: ExecutionPlan, backend: str) -> tuple[str | None, tuple[str, str] | None]:
+    """`Resolved.matmul` and `Resolved.lowered`."""
+    if plan.precision == "float32":
+        # JAX's own default is less on an accelerator: tf32 on recent GPUs, bfloat16 on TPUs.
+        own = jax.config.jax_default_matmul_precision is not None  # pyright: ignore[reportAttributeAccessIssue]
+        return None if backend == "cpu" or own else "float32", None
+    if plan.precision == "bfloat16":
+        return None if backend == "cpu" else "float32", ("bfloat16", "the model's; parameters stay float32")
+    if backend == "cpu":
+        return None, ("float32", "a CPU has no tf32")
+    return "tensorfloat32", ("tf32", "operands of products are rounded to 10 bits")
+
+
+def _form_of(plan: ExecutionPlan, backend: str, block: int) -> tuple[Form, str]:
+    """Form of the convolutions of the user's own model, and the reason."""
+    if plan.convolutions != "auto":
+        return plan.convolutions, "as given"
+    if backend == "cpu":
+        return "products", "a product of patches is faster on a CPU, and does not become a grouped convolution"
+    if block == 1:
+        return "plain", f"{backend} has fast convolutions for one client at a time"
+    return "products", "kernels of several clients would make a grouped convolution, slow in its backward pass"
+
+
+PLATFORMS = ("cpu", "cuda", "rocm", "tpu")
+
+
+def target_plan(plans: Mapping[str, Resolved]) -> Resolved:
+    """The plan of one program for several platforms, given each one's.
+
+    Raises:
+      JaxpflError: for no platform, an unknown one, and those that differ in more than the placement of data.
+    """
+    if not plans:
+        raise JaxpflError(f"export needs a platform: {', '.join(PLATFORMS)}")
+    for platform in plans:
+        if platform not in PLATFORMS:
+            raise unknown_name("platform", platform, PLATFORMS)
+    (first, plan), *others = plans.items()
+    for platform, other in others:
+        for of, names in (("block", "plan.clients"), ("vmap_runs", "plan.runs"), ("form", "plan.convolutions")):
+            if (one := getattr(plan, of)) != (two := getattr(other, of)):
+                raise JaxpflError(
+                    f"{first} and {platform} take different plans ({names}: {of} {one} and {two}): export one at a "
+                    f"time, or give {names}"
+                )
+    return plan
 
 
 def explain(resolved: Resolved) -> list[tuple[str, str, str]]:
     """The choices as rows (subject, choice, reason)."""
     clients = "one after the other" if resolved.block == 1 else f"{resolved.block} at a time"
     choices = (
-        ("devices", str(resolved.devices)),
+        ("devices", str(resolved.all_devices)),
         ("clients on a device", clients),
         ("cohort", "dealt evenly to the devices" if resolved.even else "each client on the device of its state"),
         ("seeds and settings", "one vectorised axis" if resolved.vmap_runs else "in turn"),
     )
+    if resolved.form is not None:
+        form = "as products" if resolved.form == "products" else "plain"
+        choices = (*choices, ("the model's convolutions", form))
     if resolved.rows is not None:
         choices = (*choices, ("rows of clients", str(resolved.rows)))
-    return [(what, choice, why) for (what, choice), why in zip(choices, resolved.reasons, strict=True)]
+    if resolved.home is not None:
+        choices = (*choices, ("clients live", resolved.home))
+    rows = [(what, choice, why) for (what, choice), why in zip(choices, resolved.reasons, strict=True)]
+    if resolved.model_shards > 1:
+        part = f"{readable(resolved.share_bytes)} of it on each; arrays are cut along their largest divisible dimension"
+        rows.append(("a client's model", f"in parts on {resolved.model_shards} devices", part))
+    return rows if resolved.lowered is None else [*rows, ("precision of products", *resolved.lowered)]

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl import algorithms
+from jaxpfl import algorithms, processes
 from jaxpfl.algorithms import Method
 from jaxpfl.engine.assemble import milestones
 from jaxpfl.engine.assembly import assemble
@@ -17,11 +17,14 @@ from jaxpfl.engine.evaluate import Scores
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation
-from jaxpfl.engine.spec import Settings, spec_of
+from jaxpfl.engine.spec import RunSpec, Settings, spec_of
 from jaxpfl.engine.state import GradientCounts
-from jaxpfl.errors import JaxpflError
-from jaxpfl.privacy import Accountant, Mechanism, PrivacyConfig, PrivacyPlan, Refusal, Statement
-from jaxpfl.privacy.statement import GIVEN_START
+from jaxpfl.engine.stopping import chosen, first_time, mean_over_clients
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.models import Metric, Task
+from jaxpfl.models.parameters import Given
+from jaxpfl.privacy import Accountant, Mechanism, PrivacyConfig, PrivacyPlan, Refusal, SiloMechanism, Statement
+from jaxpfl.privacy.statement import GIVEN_START, STOPPED
 from jaxpfl.settings import BY_NAME, SEEDS, Kind, about, keywords_of, setting
 from jaxpfl.types import Federation, PyTree
 
@@ -38,9 +41,15 @@ class Fit(NamedTuple):
       validation: the same as ``scores`` on the validation examples, for choosing between settings; None if no client
         has any. NaN for a client without.
       unseen: ``scores`` of the unseen clients at the end, [S, u]; None if there are none.
-      privacy: the releases of each run, [S] plans; None without privacy or without noise.
+      privacy: the releases of each run, [S] plans (of its silos where examples are protected); None without privacy or
+        without noise.
       caveats: weaknesses of that claim in these runs.
       delta: of that claim, as ``privacy=PrivacyConfig(delta=...)`` named it; None if nothing did.
+      task: model, loss and metrics; ``task.headline`` names the metric of the ``..._score``.
+      test_sizes: each client's number of test examples, [m].
+      patience: evaluations without a better validation score that ended the runs; None for all rounds.
+      attacked: the last of ``scores`` for the attackers, [S, m], NaN for honest clients; those of ``scores`` and
+        ``validation`` are then NaN for attackers. None without an attack.
     """
 
     simulation: Simulation
@@ -50,9 +59,13 @@ class Fit(NamedTuple):
     scores: dict[str, dict[str, np.ndarray]]
     validation: dict[str, dict[str, np.ndarray]] | None = None
     unseen: Scores | None = None
-    privacy: tuple[PrivacyPlan | None, ...] | None = None
+    privacy: tuple[PrivacyPlan | SiloMechanism | None, ...] | None = None
     caveats: tuple[str, ...] = ()
     delta: float | None = None
+    task: Task | None = None
+    test_sizes: np.ndarray | None = None
+    patience: int | None = None
+    attacked: Scores | None = None
 
     def statement(self, delta: float | None = None, run: int = 0, accountant: Accountant | None = None) -> Statement:
         """Privacy guarantee of a run: epsilon at this delta, with its assumptions.
@@ -91,20 +104,50 @@ class Fit(NamedTuple):
         return self.simulation.clusters(self.state)
 
     @property
+    def attackers(self) -> np.ndarray | None:
+        """The clients that attack, [m] bool; None where nobody does."""
+        return self.simulation.attackers
+
+    @property
+    def seconds(self) -> np.ndarray | None:
+        """Simulated seconds from the start to the end of each round, [S, rounds]; None without a ``time_model``."""
+        rounds = self.history.get("round_seconds")
+        return None if rounds is None else np.cumsum(np.asarray(rounds, np.float64), axis=1)
+
+    def time_to(self, score: float, model: str = "after") -> np.ndarray:
+        """Simulated seconds until the first evaluation at which the mean over clients of the headline metric is at
+        least ``score`` (at most, where less is better), [S]; NaN for a run that never has it.
+
+        Args:
+          score: of test examples.
+          model: ``global``, ``before`` or ``after``.
+
+        Raises:
+          JaxpflError: without a ``time_model``, and for an unknown model.
+        """
+        if (seconds := self.seconds) is None:
+            raise JaxpflError("there is no simulated time: give fit time_model")
+        if model not in self.scores:
+            raise unknown_name("model", model, list(self.scores))
+        means = mean_over_clients(np.asarray(self.scores[model][self.headline], np.float64))
+        lower = self.task is not None and self.task.lower
+        return first_time(means, seconds[:, np.asarray(self.rounds) - 1].T, score, lower=lower)
+
+    @property
     def unseen_accuracy(self) -> np.ndarray | None:
         """Test accuracy of each unseen client after its adaptation, [S, u]; None where there are none."""
-        return None if self.unseen is None else np.asarray(self.unseen["after"]["accuracy"])
+        return None if self.unseen is None else np.asarray(_of(self.unseen["after"], "accuracy"))
 
     @property
     def personalized_accuracy(self) -> np.ndarray:
-        """Test accuracy of each client's personalised model after the last round, [S, m]."""
-        return self.scores["after"]["accuracy"][-1]
+        """Test accuracy of each client's personalised model after the last round, [S, m]; NaN for attackers."""
+        return _of(self.scores["after"], "accuracy")[-1]
 
     @property
     def validation_accuracy(self) -> np.ndarray | None:
         """Accuracy of each client's personalised model on its validation examples after the last round, [S, m]; None
         where no client has any. Choose hyper-parameters by this one: test examples are for reporting."""
-        return None if self.validation is None else self.validation["after"]["accuracy"][-1]
+        return None if self.validation is None else _of(self.validation["after"], "accuracy")[-1]
 
     @property
     def gradients(self) -> GradientCounts | None:
@@ -114,11 +157,110 @@ class Fit(NamedTuple):
     @property
     def global_accuracy(self) -> np.ndarray | None:
         """Test accuracy of the global model on each client after the last round, [S, m]; None where there is none."""
-        return self.scores["global"]["accuracy"][-1] if "global" in self.scores else None
+        return _of(self.scores["global"], "accuracy")[-1] if "global" in self.scores else None
+
+    @property
+    def headline(self) -> str:
+        """Name of the task's main metric, such as accuracy or rmse; `Task.lower` says which way it is better."""
+        return "accuracy" if self.task is None else self.task.headline
+
+    @property
+    def personalized_score(self) -> np.ndarray:
+        """`headline` of each client's personalised model after the last round on its test examples, [S, m]."""
+        return self.scores["after"][self.headline][-1]
+
+    @property
+    def validation_score(self) -> np.ndarray | None:
+        """`headline` of each client's personalised model on its validation examples after the last round, [S, m]; None
+        where no client has any."""
+        return None if self.validation is None else self.validation["after"][self.headline][-1]
+
+    @property
+    def best_rounds(self) -> np.ndarray | None:
+        """The round of each run's best mean validation score, [S], the first of equal ones; None where no client has
+        validation examples. No privacy claim covers a choice by them."""
+        best = self._best
+        return None if best is None else self.rounds[best]
+
+    @property
+    def best_score(self) -> np.ndarray | None:
+        """`headline` of each client's personalised model on its test examples after its run's `best_rounds`, [S, m]."""
+        best = self._best
+        return None if best is None else self.scores["after"][self.headline][best, np.arange(len(best))]
+
+    @property
+    def _best(self) -> np.ndarray | None:
+        if self.validation is None:
+            return None
+        means = mean_over_clients(self.validation["after"][self.headline])
+        return chosen(means, self.patience, lower=self.task is not None and self.task.lower).best
+
+    @property
+    def global_score(self) -> np.ndarray | None:
+        """`headline` of the global model on each client after the last round, [S, m]; None where there is none."""
+        return self.scores["global"][self.headline][-1] if "global" in self.scores else None
+
+    def mean(self, metric: str | None = None, model: str = "after", weights: str = "clients") -> np.ndarray:
+        """Mean of a metric over clients after the last round, [S]; clients without a score, and attackers, are left
+        out.
+
+        Args:
+          metric: its name; `headline` unless given.
+          model: ``global``, ``before`` or ``after``.
+          weights: each client the same (``clients``), or by its number of test examples (``examples``).
+
+        Raises:
+          JaxpflError: for unknown names.
+        """
+        for what, name, known in (
+            ("model", model, list(self.scores)),
+            ("metric", metric or self.headline, list(self.scores["before"])),
+            ("weights", weights, ["clients", "examples"]),
+        ):
+            if name not in known:
+                raise unknown_name(what, name, known)
+        scores = np.asarray(self.scores[model][metric or self.headline][-1], np.float64)
+        sizes = np.ones(scores.shape[1]) if weights == "clients" else np.asarray(self.test_sizes, np.float64)
+        there = np.where(np.isnan(scores), 0.0, sizes)
+        total = there.sum(axis=1)
+        sums = np.where(there > 0, scores * sizes, 0.0).sum(axis=1)
+        return np.where(total > 0, sums / np.where(total > 0, total, 1.0), np.nan)
+
+
+class Evaluated(NamedTuple):
+    """A fit after an evaluation, as `fit`'s callbacks see it. S runs, m clients, T rounds since the last evaluation.
+
+    Attributes:
+      round: the round.
+      history: metrics of the rounds since the last evaluation, each [S, T].
+      scores: model -> metric -> [S, m], on test examples.
+      validation: the same on validation examples; None if no client has any.
+    """
+
+    round: int
+    history: dict[str, np.ndarray]
+    scores: Scores
+    validation: Scores | None
+
+
+def _of(scores: Mapping[str, Any], metric: str) -> Any:
+    """A metric's scores.
+
+    Raises:
+      JaxpflError: if the task has no such metric.
+    """
+    if metric not in scores:
+        known = ", ".join(name for name in scores if name not in ("diverged", "gradients"))
+        raise JaxpflError(f"the task has no metric {metric!r}, it has {known}: see personalized_score and Fit.mean")
+    return scores[metric]
 
 
 def _is(*types: type) -> Callable[[Any], bool]:
     return lambda value: isinstance(value, types)
+
+
+def _are_functions(value: Any) -> bool:
+    return isinstance(value, Sequence) and all(map(callable, value))
 
 
 _METHOD = "a registered name or a Method"
@@ -145,6 +287,12 @@ class _Arguments(Settings):
     )
     options: Mapping[str, Any] | None = setting(None, "The method's static options by name.", kind=BY_NAME)
     num_classes: int | None = setting(None, "Number of classes; the largest label plus one unless given.")
+    metrics: Mapping[str, Metric] | None = setting(
+        None,
+        "Metrics by name, beside the task's own: functions of predictions and labels with one value per example, or "
+        "`jaxpfl.per_client` of one of all of a client's examples.",
+        kind=BY_NAME,
+    )
     warm_start: PyTree | None = setting(
         None,
         "Parameters that every model starts from in place of random ones, as the model's own init gives them, or by "
@@ -158,9 +306,14 @@ class _Arguments(Settings):
     privacy: Mechanism | PrivacyConfig | None = setting(
         None,
         "Clipping of what clients upload, and noise: a Mechanism, or a PrivacyConfig with a budget, to which the noise "
-        "is calibrated. `Fit.statement` says what that is worth. Clients then weigh the same. What cannot be accounted "
-        "is refused.",
+        "is calibrated; with its unit = example, of every example's gradient instead. `Fit.statement` says what that "
+        "is worth. Clients whose uploads are private weigh the same. What cannot be accounted is refused.",
         kind=Kind("a jaxpfl.privacy.Mechanism or PrivacyConfig", _is(Mechanism, PrivacyConfig)),
+    )
+    callbacks: Sequence[Callable[[Evaluated], None]] = setting(
+        (),
+        "Functions called after every evaluation, in order, with an `Evaluated`; they see the run and change nothing.",
+        kind=Kind("a sequence of functions", _are_functions),
     )
     plan: ExecutionPlan | None = setting(None, "The way to execute.", kind=Kind("an ExecutionPlan", _is(ExecutionPlan)))
 
@@ -190,22 +343,35 @@ def fit(given: _Arguments) -> Fit:
         privacy=given.privacy,
         plan=given.plan or ExecutionPlan(),
         num_classes=given.num_classes,
+        metrics=dict(given.metrics or {}),
         warm_start=given.warm_start,
     )
     federation, unseen = given.federation, given.unseen
     assembled = assemble(spec, federation, unseen)
     simulation, released = assembled.simulation(), assembled.released(len(spec.seeds))
     rounds, eval_every = spec.training.rounds, spec.training.eval_every or spec.training.rounds
+    starts_given = spec.warm_start is not None or isinstance(assembled.task.model.init, Given)
+    private, patience, task = assembled.mechanism is not None, spec.training.patience, assembled.task
+    caveats = (GIVEN_START,) * (private and starts_given) + (STOPPED,) * (private and patience is not None)
+    processes.agree("fit's", _comparable(spec))
     state = simulation.init(spec.seeds)
     histories, evaluations, validations = [], [], []
-    validates = bool(np.asarray(federation.validation.mask).any())
-    stops = list(milestones(0, rounds, eval_every))
-    for start, stop in zip([0, *stops], stops, strict=False):
+    validates = bool(np.asarray(federation.validation.size).any())
+    stops: list[int] = []
+    for stop in milestones(0, rounds, eval_every):
+        start = stops[-1] if stops else 0
         state, history = simulation.advance(state, stop - start)
         histories.append(history)
+        stops.append(stop)
         evaluations.append(simulation.evaluate(state))
         if validates:
             validations.append(simulation.evaluate(state, "validation"))
+        for callback in given.callbacks:
+            callback(Evaluated(stop, history, evaluations[-1], validations[-1] if validates else None))
+        if patience is not None:
+            means = [mean_over_clients(np.asarray(each["after"][task.headline])) for each in validations]
+            if chosen(np.stack(means), patience, lower=task.lower).over.all():
+                break
     return Fit(
         simulation,
         state,
@@ -215,9 +381,20 @@ def fit(given: _Arguments) -> Fit:
         _stacked(validations) if validates else None,
         None if unseen is None else simulation.evaluate_unseen(state),
         released,
-        () if assembled.mechanism is None or spec.warm_start is None else (GIVEN_START,),
+        caveats,
         given.privacy.delta if isinstance(given.privacy, PrivacyConfig) else None,
+        task,
+        np.asarray(federation.test.size),
+        patience,
+        None if assembled.attackers is None else simulation.evaluate(state, attackers=True),
     )
+
+
+def _comparable(spec: RunSpec) -> dict[str, Any]:
+    """Settings of a run that are texts or numbers, by name."""
+    parts = (spec.training, spec.cohorts, spec.work, spec.aggregation, spec.adversary, spec.newcomers, spec.plan)
+    told = {"method": spec.method.name} | {name: value for part in parts for name, value in vars(part).items()}
+    return {name: value for name, value in told.items() if value is None or isinstance(value, str | int | float)}
 
 
 def _stacked(evaluations: list[Scores]) -> dict[str, dict[str, np.ndarray]]:

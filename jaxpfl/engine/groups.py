@@ -94,7 +94,7 @@ def split(federation: Federation, groups: tuple[Group, ...]) -> tuple[Federation
     """Each group's clients as a federation of their own."""
     if len(groups) == 1:
         return (federation,)
-    return tuple(jax.tree.map(lambda a, g=group: np.asarray(a)[g.members], federation) for group in groups)
+    return tuple(federation.rows(group.members) for group in groups)
 
 
 def gather(values: list[PyTree], groups: tuple[Group, ...]) -> PyTree:

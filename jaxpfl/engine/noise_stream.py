@@ -12,13 +12,13 @@ import hashlib
 import os
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import astuple
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl import processes
 from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.compression import Compressor
 from jaxpfl.engine import compiled
@@ -31,6 +31,9 @@ from jaxpfl.protocol import Algorithm, NoiseStream
 from jaxpfl.randomness import Purpose, stream, words_of
 from jaxpfl.types import ClientData, Federation, Key, PyTree
 
+_NEWER = (("fednova", False),)
+"""Options that methods have had since later, at the values of before: they do not change a run's noise."""
+
 
 def of_method(
     algorithm: Algorithm, method: Method, options: dict[str, Any], work: LocalWork, compressor: Compressor | None
@@ -38,8 +41,12 @@ def of_method(
     """A private algorithm whose noise stream also depends on the method and the settings that it was built with."""
     assert algorithm.noise is not None
     told = (
-        *(method.name, sorted((method.options | options).items())),
+        *(method.name, [one for one in sorted((method.options | options).items()) if one not in _NEWER]),
         *(work.steps, work.batch_size, work.draw, work.weighting),
+        *(() if work.epochs is None else (work.epochs,)),
+        *(() if work.clip is None else ("clip", work.clip)),
+        *(("keeps optimizer",) if work.keeps_optimizer else ()),
+        *(() if work.augment is None else work.augment.parts),
         [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(work.graph)],
         checksum(method.build, work.optimizer, work.server_optimizer, compressor),
     )
@@ -64,7 +71,9 @@ def names_of(
     part = (participation.name, participation.num_clients, participation.capacity, participation.rate)
     common = (algorithm.noise, algorithm.local_steps, part)
     model, data = _of_model(task, federation.train), _of_data(federation)
-    return tuple(repr(((*common, astuple(own)), model, data)) for own in each)
+    # Not the time model, on which nothing that is released depends.
+    failures = ((own.dropout, own.stragglers, own.same_stragglers) for own in each)
+    return tuple(repr(((*common, own), model, data)) for own in failures)
 
 
 def keys(noise: NoiseStream | None, names: Sequence[str], seeds: Sequence[int], hp: PyTree) -> Key | None:
@@ -80,7 +89,8 @@ def keys(noise: NoiseStream | None, names: Sequence[str], seeds: Sequence[int], 
         return None
     if noise.secret:
         shape = (len(seeds), *jax.random.key_data(jax.random.key(0)).shape)
-        drawn = np.frombuffer(os.urandom(4 * int(np.prod(shape))), np.uint32).reshape(shape)
+        own = processes.on_first(lambda: os.urandom(4 * int(np.prod(shape))))
+        drawn = np.frombuffer(own, np.uint32).reshape(shape)
         return jax.random.wrap_key_data(jnp.asarray(drawn))
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(hp)]
     told, seen = [], Counter()
@@ -143,7 +153,7 @@ def _of_model(task: Task, train: ClientData) -> str:
     def forward(key: Key, x: PyTree, y: jax.Array) -> jax.Array:
         return task.loss(task.model.apply(task.init(key), x), y)
 
-    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[2:]), a.dtype), (train.x, train.y))
+    one = jax.tree.map(lambda a: jax.ShapeDtypeStruct((1, *a.shape[1:]), a.dtype), tuple(train.examples))
 
     def checksum_of_program() -> str:
         program = jax.make_jaxpr(forward)(jax.random.key(0), *one)
@@ -153,13 +163,14 @@ def _of_model(task: Task, train: ClientData) -> str:
 
 
 def _of_data(federation: Federation) -> int:
-    """Checksum of the clients' examples, invariant to their order and to padding."""
+    """Checksum of the clients' examples, invariant to the clients' order."""
     total = 0
     for split in (federation.train, federation.validation):
-        leaves, mask = [np.asarray(leaf) for leaf in jax.tree.leaves((split.x, split.y))], np.asarray(split.mask)
-        for row, client in enumerate(np.asarray(federation.client_ids)):
-            digest = hashlib.sha256(repr((int(client), [(a.shape[2:], str(a.dtype)) for a in leaves])).encode())
-            for leaf in leaves:
-                digest.update(leaf[row][mask[row]].tobytes())
+        flat, sizes = jax.tree.leaves(split.flat()), np.asarray(split.size)
+        ends = np.cumsum(sizes, dtype=np.int64)
+        for client, low, high in zip(np.asarray(federation.client_ids), ends - sizes, ends, strict=True):
+            digest = hashlib.sha256(repr((int(client), [(a.shape[1:], str(a.dtype)) for a in flat])).encode())
+            for leaf in flat:
+                digest.update(leaf[low:high].tobytes())
             total += int.from_bytes(digest.digest(), "little")
     return total % 2**256

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import jax
@@ -9,12 +10,13 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpfl import trees
+from jaxpfl import processes, trees
 from jaxpfl.engine import device_memory as memory
 from jaxpfl.engine.cohort import AXIS, Spread
+from jaxpfl.engine.model_axis import MODEL, ModelAxis
 from jaxpfl.engine.state import RunState
-from jaxpfl.errors import OutOfMemoryError
-from jaxpfl.types import Device, Federation
+from jaxpfl.errors import JaxpflError, OutOfMemoryError
+from jaxpfl.types import MOST_EXAMPLES, ClientData, Device, Federation
 
 
 class Placement(NamedTuple):
@@ -24,8 +26,9 @@ class Placement(NamedTuple):
       devices: used by the simulation.
       rows: m', the rows of a state: m rounded up to a multiple of the devices.
       everywhere: layout of replicated arrays.
-      state: layout of a state [S, ...], as a `RunState` of layouts.
-      spread: distribution of clients over the devices; None on one device.
+      state: layout of a state [S, ...] without a model axis, as a `RunState` of layouts.
+      spread: distribution of clients over the devices; None on one device, or one group of them.
+      model: the devices that hold one client's arrays together; None if each holds whole ones.
     """
 
     devices: tuple[Device, ...]
@@ -33,42 +36,141 @@ class Placement(NamedTuple):
     everywhere: jax.sharding.Sharding
     state: Any
     spread: Spread | None = None
+    model: ModelAxis | None = None
+
+    def layout(self, state: RunState) -> RunState:
+        """The layout of every array of a state [S, ...], given as arrays or shapes."""
+        layout = jax.tree.broadcast(self.state, state)
+        if self.model is None:
+            return layout
+        of_rows = (*self.state.clients.spec, None, None)[:2]
+        clients = tuple(self.model.layout(own, *of_rows) for own in state.clients)
+        return layout._replace(server=self.model.layout(state.server, None), clients=clients)
+
+    @property
+    def parts(self) -> int:
+        """Number of devices, or groups of them, that share the clients."""
+        return 1 if self.spread is None else self.spread.parts
+
+    @property
+    def local(self) -> int:
+        """Number of the devices that are of this process."""
+        return len(self.devices) // processes.count()
 
 
-def place(num_clients: int, devices: int, even: bool) -> Placement:
-    """Placement of m clients on the first ``devices`` devices."""
-    used = tuple(jax.devices()[:devices])
+def place(num_clients: int, devices: int, even: bool, on: str | None = None, model_shards: int = 1) -> Placement:
+    """Placement of m clients on the first devices, as many of each process.
+
+    Args:
+      num_clients: m.
+      devices: the number of those that share the clients, each of them ``model_shards`` devices.
+      even: as in `Spread`.
+      on: the platform whose placement it is, if not that of these devices, which then stand for its own.
+      model_shards: devices that hold one client together.
+    """
+    used = _first_of_each(devices * model_shards // processes.count())
     rows = -(-num_clients // devices) * devices
-    if devices == 1:
+    if len(used) == 1:
         here = SingleDeviceSharding(used[0])
         return Placement(used, rows, here, RunState._make([here] * len(RunState._fields)))
-    mesh = Mesh(np.array(used), (AXIS,), axis_types=(AxisType.Auto,))
+    if model_shards == 1:
+        mesh, model = Mesh(np.array(used), (AXIS,), axis_types=(AxisType.Auto,)), None
+    else:
+        of_clients = np.array(used).reshape(devices, model_shards)
+        mesh = Mesh(of_clients, (AXIS, MODEL), axis_types=(AxisType.Auto,) * 2)
+        model = ModelAxis(mesh)
     everywhere, runs = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, AXIS))
     layout = RunState._make([everywhere, runs, runs, everywhere, everywhere, everywhere])
-    return Placement(used, rows, everywhere, layout, Spread(mesh, _shares_memory(used[0]), even))
+    shared_data = _shares_memory(on or used[0].platform) and not processes.several()
+    spread = Spread(mesh, shared_data, even) if devices > 1 else None
+    return Placement(used, rows, everywhere, layout, spread, model)
+
+
+def _first_of_each(share: int) -> tuple[Device, ...]:
+    """The first devices of each process, in the order of the processes: a process then holds consecutive clients."""
+    own: dict[int, list[Device]] = {}
+    for device in jax.devices():
+        own.setdefault(device.process_index, []).append(device)
+    return tuple(device for number in sorted(own) for device in own[number][:share])
 
 
 def put(federation: Federation, placement: Placement) -> Federation:
-    """Put the data on all devices, or each client's on its own, padded with empty clients to equal shares.
+    """Put the data on all devices, or each client's on its own: a store's parts are as long as the largest one.
 
     Raises:
       OutOfMemoryError: if the data do not fit in memory.
+      JaxpflError: for clients whose examples are not in their store.
     """
+    for data in (federation.train, federation.validation, federation.test):
+        data.check()
+    if processes.several():
+        processes.agree("the clients' data", trees.checksum(federation))
     spread = placement.spread
     if spread is None or spread.shared_data:
         leaves = jax.tree.leaves(federation)
         if all(isinstance(leaf, jax.Array) and leaf.sharding == placement.everywhere for leaf in leaves):
             return federation
     _check_memory(federation, placement)
-    if spread is None:
+    if spread is None and (len(placement.devices) == 1 or not _shares_memory(placement.devices[0].platform)):
         return jax.device_put(federation, placement.everywhere)
-    if spread.shared_data:
+    if spread is None or spread.shared_data:
         # CPU devices share the host's memory: put on one, its buffers serve the others without a copy.
         first = jax.device_put(federation, placement.devices[0])
         return jax.device_put(jax.tree.map(np.asarray, first), placement.everywhere)
-    missing = -federation.num_clients % len(placement.devices)
-    padded = jax.tree.map(lambda a: np.pad(a, [(0, missing)] + [(0, 0)] * (a.ndim - 1)), federation)
-    return jax.device_put(padded, NamedSharding(spread.mesh, P(AXIS)))
+    return _in_parts(federation, spread.parts, NamedSharding(spread.mesh, P(AXIS)))
+
+
+def _in_parts(federation: Federation, devices: int, layout: NamedSharding) -> Federation:
+    """The data with clients in equal shares, those beyond the last empty, and stores in a part for each share.
+
+    Only the parts of this process's own devices are made.
+    """
+    missing = -federation.num_clients % devices
+
+    def in_parts(split: ClientData) -> ClientData:
+        sizes = np.pad(np.asarray(split.size), (0, missing)).reshape(devices, -1)
+        totals = sizes.sum(axis=1, dtype=np.int64)
+        ends = totals.cumsum()
+        part = max(int(totals.max()), 1)
+        if part * devices > MOST_EXAMPLES:
+            raise JaxpflError(f"{devices} devices with {part} examples each: at most {MOST_EXAMPLES} are supported")
+
+        def spread(leaf: np.ndarray) -> jax.Array:
+            def of_device(place: tuple[slice, ...] | None) -> np.ndarray:
+                assert place is not None
+                device = (place[0].start or 0) // part
+                made = np.zeros((part, *leaf.shape[1:]), leaf.dtype)
+                made[: totals[device]] = leaf[ends[device] - totals[device] : ends[device]]
+                return made
+
+            return jax.make_array_from_callback((part * devices, *leaf.shape[1:]), layout, of_device)
+
+        # An empty client points to the first example of its device's part.
+        start = np.where(sizes > 0, sizes.cumsum(axis=1) - sizes, 0) + np.arange(devices)[:, None] * part
+        return replace(
+            split,
+            examples=jax.tree.map(spread, split.flat()),
+            start=processes.put(start.reshape(-1).astype(np.int32), layout),
+            size=processes.put(sizes.reshape(-1), layout),
+        )
+
+    ids, *splits = federation
+    return Federation(processes.put(np.pad(np.asarray(ids), (0, missing)), layout), *map(in_parts, splits))
+
+
+def put_as(federation: Federation, here: Placement, there: Placement) -> Federation:
+    """Data that are placed, in another placement; nothing moves if the two share or divide them alike."""
+    shared = [place.spread is None or place.spread.shared_data for place in (here, there)]
+    if shared[0] == shared[1]:
+        return federation
+    return put(jax.tree.map(np.asarray, federation), there)
+
+
+def put_states(state: RunState, placement: Placement) -> RunState:
+    """Put states on their devices, unless they lie there; a state of the caller's own may lie on another."""
+    if not processes.several():
+        return jax.device_put(state, placement.state if placement.model is None else placement.layout(state))
+    return jax.tree.map(processes.put, state, placement.layout(state))
 
 
 def check_states(shapes: RunState, placement: Placement, runs: int) -> None:
@@ -82,14 +184,13 @@ def check_states(shapes: RunState, placement: Placement, runs: int) -> None:
     Raises:
       OutOfMemoryError: with the memory needed and free.
     """
-    devices = placement.devices
-    # Each device holds its share of the clients' states, and the whole of the server's.
-    of_clients, of_server = trees.num_bytes((shapes.clients, shapes.counts)), trees.num_bytes(shapes.server)
-    if _shares_memory(devices[0]):
-        of_server *= len(devices)
-    else:
-        of_clients //= len(devices)
-    need, free = of_clients + of_server, memory.free(devices)
+    devices, layout = placement.devices, placement.layout(shapes)
+    # Each device holds its share of the clients' states, and the whole of the server's, or its part of both.
+    held, laid = ((state.clients, state.counts, state.server) for state in (shapes, layout))
+    parts = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(s.shard_shape(a.shape), a.dtype), held, laid)
+    need, free = trees.num_bytes(parts), memory.free(devices)
+    if _shares_memory(devices[0].platform):
+        need *= placement.local
     if free is not None and need > free:
         raise OutOfMemoryError(
             f"the states need {memory.readable(need)} of memory, {memory.readable(free)} are free: use fewer "
@@ -97,23 +198,22 @@ def check_states(shapes: RunState, placement: Placement, runs: int) -> None:
         )
 
 
-def _shares_memory(device: Device) -> bool:
+def _shares_memory(platform: str) -> bool:
     """True if all devices of this kind share one memory."""
-    return device.platform == "cpu"
+    return platform == "cpu"
 
 
 def _check_memory(federation: Federation, placement: Placement) -> None:
     """Check the memory before arrays of the host are copied."""
     need = sum(leaf.nbytes for leaf in jax.tree.leaves(federation) if isinstance(leaf, np.ndarray))
     if placement.spread is not None and not placement.spread.shared_data:
-        need //= len(placement.devices)
+        need //= processes.count() if _shares_memory(placement.devices[0].platform) else placement.spread.parts
     free = memory.free(placement.devices)
     if free is not None and need > free:
-        sizes = np.asarray(federation.train.mask).sum(axis=1)
+        sizes = np.asarray(federation.train.size)
         largest = int(sizes.argmax())
         raise OutOfMemoryError(
-            f"the data need {memory.readable(need)} of memory, {memory.readable(free)} are free: all "
-            f"{federation.num_clients} clients are as long as the largest, client "
-            f"{int(np.asarray(federation.client_ids)[largest])} with {sizes[largest]} training examples: take fewer of "
-            "its examples, or fewer clients"
+            f"the data need {memory.readable(need)} of memory, {memory.readable(free)} are free: take fewer examples "
+            f"or fewer clients ({federation.num_clients} have {sizes.sum(dtype=np.int64)} training examples, client "
+            f"{int(np.asarray(federation.client_ids)[largest])} {sizes[largest]} of them)"
         )

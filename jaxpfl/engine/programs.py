@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import ExitStack
 from typing import Any, Literal, NamedTuple
 
 import jax
+import jax.export
 
+from jaxpfl import processes, trees
 from jaxpfl.engine import compiled
 from jaxpfl.engine import device_memory as memory
 from jaxpfl.engine.evaluate import make_adapt, make_clusters, make_evaluate, make_personal
@@ -17,7 +20,8 @@ from jaxpfl.engine.round import Clients, RoundPlan, make_round, make_rounds
 from jaxpfl.engine.runs import over_runs
 from jaxpfl.engine.state import RunState, init_state
 from jaxpfl.errors import OutOfMemoryError
-from jaxpfl.models import Task
+from jaxpfl.models import Task, rewriting
+from jaxpfl.models.rewriting import Form
 from jaxpfl.participation import Availability, Participation
 from jaxpfl.protocol import Algorithm, Reduction, any_data, by_turns
 from jaxpfl.types import PyTree
@@ -89,9 +93,12 @@ class Programs:
         unoptimised = {"xla_backend_optimization_level": 0} if jax.default_backend() == "cpu" else None
         placement = self._of.placement
         block, devices = None, placement.devices
+        layout = placement.state
+        if placement.model is not None:
+            layout = placement.layout(compiled.shapes(self.beginning(), *arguments))
         while True:
             program = compiled.compiled(
-                self.beginning(block), arguments, out_shardings=placement.state, compiler_options=unoptimised
+                self.beginning(block), arguments, out_shardings=layout, compiler_options=unoptimised
             )
             need, free = memory.needed(program, devices), memory.free(devices)
             if free is None or need <= free:
@@ -111,11 +118,12 @@ class Programs:
         Args:
           block: the number of clients at a time; all if None.
         """
-        of, algorithm = self._of, _part(self._of.algorithm, "start")
+        of, algorithm = self._of, part_used(self._of.algorithm, "start")
         participation, groups, rows = of.participation, of.groups, of.placement.rows
+        model = of.placement.model  # the setting would name the program by more than it depends on
 
         def init(keys: tuple[jax.Array, jax.Array | None], hp: PyTree, clients: Clients) -> RunState:
-            return init_state(algorithm, participation, groups, keys, hp, *clients, rows, block)
+            return init_state(algorithm, participation, groups, keys, hp, *clients, rows, block, model)
 
         return over_runs(init, vectorised=self.execution.vmap_runs)
 
@@ -132,7 +140,7 @@ class Programs:
         block = self.execution.block if name == "advance" else self._of.scoring.block
         devices = self._of.placement.devices
         while True:
-            program = compiled.compiled(self.function(name, block), arguments, **self.options(name))
+            program = compiled.compiled(self.function(name, block), arguments, **self.options(name, arguments))
             need, free = memory.needed(program, devices), memory.free(devices)
             if free is None or need <= free:
                 break
@@ -154,22 +162,41 @@ class Programs:
     def digest(self, name: Name, arguments: tuple[Any, ...]) -> str | None:
         """Name of the program of ``advance``, or of a scoring, by its content (`compiled.digest`)."""
         block = self.execution.block if name == "advance" else self._of.scoring.block
-        return compiled.digest(self.function(name, block), arguments, **self.options(name))
+        return compiled.digest(self.function(name, block), arguments, **self.options(name, arguments))
 
-    def options(self, name: Name) -> dict[str, Any]:
+    def under(self, execution: Resolved, placement: Placement) -> Programs:
+        """The programs under another plan and placement."""
+        return Programs(self._of._replace(placement=placement), execution)
+
+    def export(self, platforms: tuple[str, ...], arguments: tuple[Any, ...]) -> jax.export.Exported:
+        """The program of `advance`, lowered."""
+        function = jax.jit(self.function("advance", self.execution.block), **self.options("advance", arguments))
+        return jax.export.export(function, platforms=platforms)(*arguments)
+
+    def options(self, name: Name, arguments: tuple[Any, ...]) -> dict[str, Any]:
         """Options of `compiled.compiled` for a program other than ``start``."""
-        if name != "advance":
-            return {}
         placement = self._of.placement
+        if name != "advance":  # of several processes each is to read the whole result
+            return {"out_shardings": placement.everywhere} if processes.several() else {}
         return {
             "donate_argnums": (0,) if self._of.plan.donate else (),
-            "out_shardings": (placement.state, placement.everywhere),
+            "out_shardings": (
+                placement.state if placement.model is None else placement.layout(arguments[0]),
+                placement.everywhere,
+            ),
         }
 
     def function(self, name: Name, block: int) -> Callable[..., Any]:
         """Function that a program other than ``start`` is compiled from."""
-        of, algorithm = self._of, _part(self._of.algorithm, name)
-        plan = RoundPlan(of.participation, of.groups, block, of.placement.spread)
+        chosen = self.execution if name == "advance" else self._of.scoring
+        function, apart = self._function(name, block), self._of.placement.model is not None
+        if chosen.form is chosen.matmul is None and not apart:
+            return function
+        return traced_as(function, chosen.form, chosen.matmul, apart=apart)
+
+    def _function(self, name: Name, block: int) -> Callable[..., Any]:
+        of, algorithm = self._of, part_used(self._of.algorithm, name)
+        plan = RoundPlan(of.participation, of.groups, block, of.placement.spread, model=of.placement.model)
         if name == "advance":
             plan = plan._replace(availability=of.availability)
             rounds = make_rounds(make_round(algorithm, plan), of.plan.rounds_per_call)
@@ -186,7 +213,32 @@ class Programs:
         return over_runs(one, vectorised=self.execution.vmap_runs)
 
 
-def _part(algorithm: Algorithm, name: Name) -> Algorithm:
+def traced_as(
+    function: Callable[..., Any], form: Form | None, matmul: str | None, *, apart: bool = False
+) -> Callable[..., Any]:
+    """The function, traced with that form of the user's own convolutions and that precision of products.
+
+    Args:
+      function: of arrays.
+      form: as `Resolved.form`.
+      matmul: as `Resolved.matmul`.
+      apart: whether leaves lie in parts on several devices, and are never concatenated.
+    """
+
+    def traced(*given: Any) -> Any:
+        with ExitStack() as stack:
+            if form is not None:
+                stack.enter_context(rewriting.form(form))
+            if matmul is not None:
+                stack.enter_context(jax.default_matmul_precision(matmul))
+            if apart:
+                stack.enter_context(trees.leaves_apart())
+            return function(*given)
+
+    return traced
+
+
+def part_used(algorithm: Algorithm, name: Name) -> Algorithm:
     """Part of an algorithm that a program uses; methods that share it share the program."""
     of_client, of_server = _USED[name]
 
@@ -203,7 +255,8 @@ def _part(algorithm: Algorithm, name: Name) -> Algorithm:
     if name == "advance":
         return algorithm
     rest = {"idle_cap": 0, "group_of": by_turns, "reduction": Reduction.SUM, "counts_bits": False}
-    return algorithm._replace(**rest, local_steps=0)
+    own_steps = algorithm.own_steps if name == "unseen" else None
+    return algorithm._replace(**rest, local_steps=0, own_steps=own_steps)
 
 
 def _unused(*given: Any) -> Any:

@@ -9,11 +9,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import contract, trees
+from jaxpfl import client_times, contract, trees
+from jaxpfl.client_times import TimeModel
 from jaxpfl.cohort_draws import CohortNumbers
 from jaxpfl.engine.cohort import Outcome, Spread, run_cohort
 from jaxpfl.engine.groups import Group, gather
-from jaxpfl.engine.state import Counts, RunState, server_context
+from jaxpfl.engine.model_axis import ModelAxis, lay
+from jaxpfl.engine.state import LIMB, Counts, RunState, server_context
 from jaxpfl.participation import RELIABLE, Availability, FailureRates, Participation
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Reduction, Stacked, Upload
 from jaxpfl.randomness import Purpose, stream
@@ -32,6 +34,7 @@ class RoundPlan(NamedTuple):
       groups: the clients of each entry of ``algorithm.clients``.
       block: the number of clients that a device runs in one vectorised operation.
       spread: the distribution of clients over several devices; None for one.
+      model: the devices that hold one client's arrays together; None if each holds whole ones.
     """
 
     participation: Participation
@@ -39,6 +42,7 @@ class RoundPlan(NamedTuple):
     block: int
     spread: Spread | None = None
     availability: Availability = RELIABLE
+    model: ModelAxis | None = None
 
 
 class RunValues(NamedTuple):
@@ -65,7 +69,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
     The metrics are the clients' means over those whose work was kept, the server's own, and ``participants`` and
     ``diverged``, the number of clients in the cohort and of those whose work was lost; under dropout also ``dropped``,
     and ``left_out`` if the draw may leave out clients for lack of slots. `BITS`, if counted, are those of the
-    uploads that reached the server.
+    uploads that reached the server. With a time model, ``round_seconds`` is the simulated time.
     If clients outside the cohort train alone, ``idle`` is their number and ``idle_...`` the means over them.
     """
     groups, server = plan.groups, algorithm.server
@@ -78,6 +82,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         rows = participation.sample(stream(state.released, Purpose.PARTICIPATION, state.round), ids)
         ctx = server_context(participation, state.round)
         message = server.broadcast(stream(state.key, Purpose.BROADCAST, state.round), hp, ctx, state.server)
+        message = message._replace(shared=lay(plan.model, message.shared))
 
         clients, counts = [], state.counts
         sums, idle_sums, uploads = [], [], []
@@ -85,7 +90,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
             own_rows, before = group.cohort(rows), group.take(counts)
             data = (federation.splits, jnp.asarray(federation.client_ids))
             outcome = run_cohort(
-                partial(_take_part, algorithm, client, plan.availability),
+                partial(_take_part, algorithm, client, plan.availability, plan.model),
                 ((state.key, state.released), state.round, hp, rates, message.shared),
                 own_rows,
                 (old, before),
@@ -100,7 +105,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
             if idles:
                 rested = outcome.state[1].participations == before.participations
                 outcome = run_cohort(
-                    partial(_work_alone, algorithm, client, plan.availability),
+                    partial(_work_alone, algorithm, client, plan.availability, plan.model),
                     ((state.key, state.released), state.round, hp, rates),
                     _rows_where(rested & (before.idle_streak < algorithm.idle_cap), group.size, numbers),
                     outcome.state,
@@ -126,7 +131,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         new_server, server_metrics = contract.served(server, *given, shared=message.shared)
         # Finite uploads may still overflow in the sum: the server then keeps its state, and all of them are lost.
         sound = trees.all_finite(new_server)
-        new_server = trees.where(sound, new_server, state.server)
+        new_server = lay(plan.model, trees.where(sound, new_server, state.server))
         present = counts.participations - state.counts.participations
         lost = jnp.maximum(counts.diverged, state.counts.diverged + present)
         counts = counts.with_diverged(jnp.where(sound, counts.diverged, lost))
@@ -139,12 +144,42 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         if participation.left_out is not None:
             key = stream(state.released, Purpose.PARTICIPATION, state.round)
             metrics["left_out"] = participation.left_out(key, ids)
+        if plan.availability.time_model is not None:
+            sent = trees.num_bytes(reduced.total)
+            if isinstance(reduced, Stacked):
+                sent //= reduced.valid.shape[0]
+            clock = client_times.resolve(plan.availability.time_model)
+            metrics["round_seconds"] = _seconds(clock, algorithm, ids, counts, state.counts, sent, message)
         if idles:
             metrics |= {f"idle_{name}": value for name, value in _add(idle_sums).means().items()}
             metrics["idle"] = (counts.idle_rounds - state.counts.idle_rounds).sum()
         return state._replace(server=new_server, clients=tuple(clients), counts=counts, round=state.round + 1), metrics
 
     return one_round
+
+
+def _seconds(
+    clock: TimeModel, algorithm: Algorithm, ids: Array, counts: Counts, before: Counts, up: int, message: Message
+) -> Array:
+    """Simulated seconds of a round: those of its slowest client, zero for an empty cohort, [] float32.
+
+    Args:
+      clock: the clients' speeds.
+      algorithm: the method; without declared gradients each of its steps counts as one.
+      ids: of the clients, [m].
+      counts, before: the clients' work after the round and before it, [m'].
+      up: bytes of an upload that is not compressed.
+      message: the broadcast.
+    """
+    took_part = counts.participations > before.participations
+    work = counts.gradients - before.gradients if algorithm.counts_gradients else counts.steps - before.steps
+    down = trees.num_bytes(message.shared) + trees.num_bytes(message.per_client) // ids.shape[0]
+    sent: Scalar = up
+    if algorithm.counts_bits:
+        high, low = (counts.table - before.table)[..., 8:].astype(jnp.float32).T
+        sent = (high * LIMB + low) / 8
+    padded = jnp.pad(ids, (0, took_part.shape[0] - ids.shape[0]))
+    return jnp.where(took_part, clock.seconds(padded, work, sent, down), 0).max().astype(jnp.float32)
 
 
 class _Done(NamedTuple):
@@ -163,6 +198,7 @@ def _take_part(
     algorithm: Algorithm,
     client: Client,
     availability: Availability,
+    model: ModelAxis | None,
     shared: tuple[tuple[Key, Key], Array, PyTree, FailureRates, PyTree],
     present: Array,
     own: tuple[PyTree, Counts],
@@ -172,12 +208,14 @@ def _take_part(
     (run_key, released), round, hp, rates, sent = shared
     availability = availability.at(rates)
     (old, counts), (splits, client_id, per_client) = own, data
-    limit = availability.step_limit(run_key, round, client_id, algorithm.local_steps)
+    steps = _steps(algorithm, splits)
+    limit = _limit(availability.step_limit(run_key, round, client_id, steps), steps)
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
     key = stream(released, Purpose.LOCAL_WORK, round, client_id)
-    message = Message(sent, per_client)
+    message, old = Message(lay(model, sent), per_client), lay(model, old)
     new, upload, metrics = contract.updated(client, key, hp, ctx, message, old, splits)
-    packed, failed = trees.pack(upload._replace(failed=None, bits=None)), upload.failed
+    new, packed = lay(model, (new, trees.pack(upload._replace(failed=None, bits=None))))
+    failed = upload.failed
     finite = trees.all_finite((new, packed))
     if failed is not None:
         finite &= ~failed
@@ -209,6 +247,7 @@ def _work_alone(
     algorithm: Algorithm,
     client: Client,
     availability: Availability,
+    model: ModelAxis | None,
     shared: tuple[tuple[Key, Key], Array, PyTree, FailureRates],
     present: Array,
     own: tuple[PyTree, Counts],
@@ -218,10 +257,13 @@ def _work_alone(
     (run_key, released), round, hp, rates = shared
     availability = availability.at(rates)
     (old, counts), (splits, client_id) = own, data
-    limit = availability.step_limit(run_key, round, client_id, algorithm.local_steps)
+    steps = _steps(algorithm, splits)
+    limit = _limit(availability.step_limit(run_key, round, client_id, steps), steps)
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
     # A client is in the cohort or outside it, so its work has one stream in a round.
+    old = lay(model, old)
     new, metrics = contract.idled(client, stream(released, Purpose.LOCAL_WORK, round, client_id), hp, ctx, old, splits)
+    new = lay(model, new)
     finite = trees.all_finite(new)
     keep = present & finite
     done = _Done(jnp.ones((), jnp.int32), metrics)
@@ -234,6 +276,17 @@ def _work_alone(
     )
     state = (trees.where(keep, new, old), Counts(counts.table + jnp.where(present, added.table, 0)))
     return Outcome(state, trees.where(keep, done, jax.tree.map(jnp.zeros_like, done)), ())
+
+
+def _steps(algorithm: Algorithm, splits: Splits) -> Scalar:
+    """A client's full number of local steps."""
+    own = algorithm.own_steps
+    return algorithm.local_steps if own is None else jnp.minimum(own.steps(splits.train.size), algorithm.local_steps)
+
+
+def _limit(limit: Scalar, steps: Scalar) -> Scalar:
+    """The upper limit of a client's steps; static where it is and all clients take as many."""
+    return limit if isinstance(steps, int) else jnp.minimum(limit, steps)
 
 
 def _context(

@@ -1,36 +1,32 @@
-"""The compiled programs of one experiment: start, advance by some rounds, score. Runs are one axis."""
+"""Runs of one experiment: start, advance by some rounds, score. Runs are one axis."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import replace
-from typing import Any, Literal, NoReturn
+from pathlib import Path
+from typing import Any
 
 import jax
-import jax.export
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import trees
-from jaxpfl.engine import compiled, exchange, noise_stream
-from jaxpfl.engine import device_memory as memory
-from jaxpfl.engine.client_bucket import Bucket, bucket_for
+from jaxpfl import processes
+from jaxpfl.engine import noise_stream
 from jaxpfl.engine.evaluate import Part, Scores
-from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved, resolve
-from jaxpfl.engine.groups import Group, gather, make_groups, split
-from jaxpfl.engine.placement import check_states, place, put
-from jaxpfl.engine.programs import Name, Programs, Setting
-from jaxpfl.engine.round import BITS, Clients, RunValues
-from jaxpfl.engine.runs import check_distinct, number, rows_of
-from jaxpfl.engine.state import GradientCounts, RunState, whole, with_rows
+from jaxpfl.engine.groups import gather
+from jaxpfl.engine.placement import put_states
+from jaxpfl.engine.prepared import Prepared, check_rounds
+from jaxpfl.engine.programs import Name
+from jaxpfl.engine.round import BITS, Clients
+from jaxpfl.engine.runs import check_distinct
+from jaxpfl.engine.state import Counts, GradientCounts, RunState, keyless, whole, with_rows
 from jaxpfl.errors import JaxpflError
-from jaxpfl.models import Task
-from jaxpfl.participation import RELIABLE, Availability, Participation
-from jaxpfl.protocol import Algorithm
+from jaxpfl.local_epochs import LocalEpochs
+from jaxpfl.protocol import Client
 from jaxpfl.types import Array, Federation, Metrics, PyTree
 
 
-class Simulation:
+class Simulation(Prepared):
     """A federation, an algorithm and a participation scheme, compiled.
 
     All state is an argument and a result; the object holds only programs and the (constant) data, so any state may be
@@ -47,97 +43,11 @@ class Simulation:
     Attributes:
       federations: the data on their devices, for each group of the algorithm's clients.
       rounds_run: the largest number of rounds of any state advanced here, an upper bound on the releases.
+      attackers: the clients that attack, [m] bool; None where nobody does.
     """
 
-    def __init__(
-        self,
-        algorithm: Algorithm,
-        task: Task,
-        federation: Federation,
-        participation: Participation,
-        hp: PyTree,
-        *,
-        availability: Availability = RELIABLE,
-        plan: ExecutionPlan | None = None,
-        unseen: Federation | None = None,
-        adapt_rounds: int = 10,
-        bucket: Bucket | None = None,
-    ):
-        """Place the data and prepare the programs; each is compiled at its first call.
-
-        Args:
-          algorithm: the method, built for the same task.
-          task: model, loss and metrics.
-          federation: the stacked data of m clients.
-          participation: the sampling of cohorts, for the same m.
-          hp: hyper-parameters; leaves [] for all runs, or [S], one value for each run.
-          availability: dropout and stragglers, their rates for all runs or one for each; none by default.
-          plan: the execution plan; chosen automatically by default.
-          unseen: clients that are never trained, for `evaluate_unseen`, with other ids.
-          adapt_rounds: the number of rounds in which such a client adapts before it is scored.
-          bucket: the clients' stack as `bucket_for` has it for this plan; made here unless given.
-
-        Raises:
-          JaxpflError: for a participation of another m, data that the method refuses, unseen clients with ids of
-            trained ones, a method that cannot serve them (its server sends individual messages), and groups without a
-            client.
-        """
-        if participation.num_clients != federation.num_clients:
-            raise JaxpflError(
-                f"participation is for {participation.num_clients} clients, the data have {federation.num_clients}"
-            )
-        algorithm.check_data(federation)
-        self.rounds_run = 0
-        self.algorithm, self.participation = algorithm, participation
-        self.plan = plan or ExecutionPlan()
-        self.hp = jax.tree.map(number, hp)
-
-        shapes = compiled.shapes(task.init, jax.random.key(0))
-        self._model_bytes = trees.num_bytes(shapes)
-        self._bucket = bucket or bucket_for(self.plan, algorithm, participation, self.hp)
-        execution = self._resolve(self.plan, self._bucket.participation.capacity)
-        self.placement = place(self._bucket.rows, execution.devices, execution.even)
-        stack = self._bucket.padded(federation)
-        self._groups = make_groups(algorithm, np.asarray(stack.client_ids), execution.devices)
-        self._sizes = [federation.num_clients] if self._bucket.pads else [group.size for group in self._groups]
-        self.federations = tuple(put(part, self.placement) for part in split(stack, self._groups))
-        self._rates = availability.rates
-        # Scoring runs over everyone, and spreads them over the same devices.
-        scoring = self._resolve(replace(self.plan, devices=execution.devices), self._bucket.rows)
-
-        self._unseen: tuple[Federation, ...] | None = None
-        unseen_groups = () if unseen is None else self._welcome(unseen, federation, adapt_rounds, execution.devices)
-        setting = Setting(
-            algorithm,
-            task,
-            self._bucket.participation,
-            availability.without_rates,
-            self.plan,
-            scoring,
-            self.placement,
-            self._groups,
-            unseen_groups,
-        )
-        self._programs = Programs(setting, execution)
-        self._shapes: RunState | None = None
-        self._noise = noise_stream.Ours(algorithm.noise)
-        self._noise_names = noise_stream.names_of(algorithm, task, federation, participation, availability)
-
-    @property
-    def execution(self) -> Resolved:
-        """Resolved plan; fewer clients at once if more did not fit into memory."""
-        return self._programs.execution
-
-    def __reduce__(self) -> NoReturn:
-        """Refuse to be pickled, as part of a `Fit` too.
-
-        Raises:
-          JaxpflError: the ways to keep results.
-        """
-        raise JaxpflError(
-            "compiled programs cannot be pickled, nor a Fit that holds them: pickle state, history and scores, keep "
-            "simulation.personal_models(state) as arrays, or train with jaxpfl run, and jaxpfl export"
-        )
+    rounds_run: int = 0
+    attackers: np.ndarray | None = None
 
     def init(self, seeds: Sequence[int]) -> RunState:
         """The state before round 0 of one run for each seed.
@@ -146,9 +56,19 @@ class Simulation:
           JaxpflError: for no seed, a seed outside 32 bits, states that do not fit into memory, and a seed given
             twice with the same hyper-parameters (unless the runs are private: their noise then differs).
         """
+        if len(seeds):
+            self.check_room(len(seeds))
+        given = self._run_keys(seeds), self._hp_rows(len(seeds)), self._inputs()
+        return self._programs.start(len(seeds), given)(*given)
+
+    def _run_keys(self, seeds: Sequence[int]) -> tuple[Array, Array | None]:
+        """Keys [S] of the runs of these seeds, and of their noise.
+
+        Raises:
+          JaxpflError: as `init`.
+        """
         if not len(seeds):
             raise JaxpflError("at least one seed is needed")
-        check_states(self._state_shapes(len(seeds)), self.placement, len(seeds))
         for seed in seeds:  # beyond 32 bits the key would be that of another seed
             if not 0 <= seed < 2**32:
                 raise JaxpflError(f"a seed must be between 0 and 2**32 - 1, got {seed}")
@@ -158,8 +78,10 @@ class Simulation:
         if noise is None:
             check_distinct(seeds, values)
         self._noise.add(noise)
-        given = (keys, noise), rows, self._inputs()
-        return self._programs.start(len(seeds), given)(*given)
+        if processes.several():
+            told = [np.asarray(leaf).tolist() for leaf in jax.tree.leaves(values)]
+            processes.agree("the runs'", {"seeds": tuple(map(int, seeds)), "hyper-parameters": told})
+        return keys, noise
 
     def advance(self, state: RunState, rounds: int) -> tuple[RunState, dict[str, np.ndarray]]:
         """Run some rounds; the buffers of the given state are donated, unless the plan says not to.
@@ -176,7 +98,7 @@ class Simulation:
             with the smallest block of clients that the plan allows. Checked before anything runs.
         """
         self._noise.check(state.noise)
-        state = jax.device_put(state, self.placement.state)  # a state of the caller's own may be on another device
+        state = put_states(state, self.placement)
         history: list[Metrics] = []
         lengths: list[int] = []
         while rounds > 0:
@@ -198,9 +120,26 @@ class Simulation:
             joined["upload_bits"] = whole(*(joined.pop(name) for name in BITS))
         return state, joined
 
-    def evaluate(self, state: RunState, split: Part = "test") -> Scores:
-        """Score every client in every run: model -> metric -> [S, m]."""
-        return self._of_clients(self._read(split, state, self._inputs()))
+    def evaluate(self, state: RunState, split: Part = "test", *, attackers: bool = False) -> Scores:
+        """Score every client in every run: model -> metric -> [S, m].
+
+        Where some clients attack, scores are of the honest ones, and NaN for the attackers.
+
+        Args:
+          state: after any round.
+          split: the examples.
+          attackers: score the attackers instead, with NaN for the honest clients.
+        """
+        scores = self._of_clients(self._read(split, state, self._inputs(self._scored.federations)))
+        if self.attackers is None:
+            return scores
+        left_out = ~self.attackers if attackers else self.attackers
+
+        def of_others(score: Array) -> Any:
+            found = np.asarray(score)
+            return found if found.dtype == bool else np.where(left_out, np.nan, found).astype(found.dtype)
+
+        return jax.tree.map(of_others, scores)
 
     def evaluate_unseen(self, state: RunState, rounds: int | None = None) -> Scores:
         """Score the unseen clients on their test examples: model -> metric -> [S, u].
@@ -215,17 +154,19 @@ class Simulation:
         if self._unseen is None:
             raise JaxpflError("this simulation was made without unseen clients")
         rounds = self._adapt_rounds if rounds is None else rounds
-        _check_rounds("rounds", rounds)
+        check_rounds("rounds", rounds)
         return self._read("unseen", state, self._inputs(self._unseen), jnp.int32(rounds))
 
     def gradients(self, state: RunState) -> GradientCounts | None:
         """Gradient evaluations of each client; None if the method does not count them (`protocol.Gradients`)."""
         if not self.algorithm.counts_gradients:
             return None
-        training = np.asarray(self.trim(state).counts.gradients)
+        training = np.asarray(self.counts(state).gradients)
         each = [
-            np.full(size, client.gradients.personalize if client.gradients else 0)
-            for client, size in zip(self.algorithm.clients, self._sizes, strict=True)
+            _personalizing(client, federation, size)
+            for client, federation, size in zip(
+                self.algorithm.clients, self._scored.federations, self._sizes, strict=True
+            )
         ]
         return GradientCounts(training, np.asarray(gather(each, self._groups)))
 
@@ -234,7 +175,7 @@ class Simulation:
 
         With several groups of clients, one tree for each group, of its clients in the order of the stack.
         """
-        models = self._of_clients(self._read("personal", state, self._inputs()))
+        models = self._of_clients(self._read("personal", state, self._inputs(self._scored.federations)))
         return models[0] if len(models) == 1 else models
 
     def clusters(self, state: RunState) -> np.ndarray | None:
@@ -243,7 +184,8 @@ class Simulation:
         If clients choose among the server's models, a number that no client chose is missing.
         """
         if all(client.cluster is not None for client in self.algorithm.clients):
-            return np.asarray(self._of_clients(self._read("clusters", state, self._inputs())))
+            found = self._read("clusters", state, self._inputs(self._scored.federations))
+            return np.asarray(self._of_clients(found))
         find = self.algorithm.clusters
         if find is None:
             return None
@@ -252,12 +194,8 @@ class Simulation:
 
     def _read(self, name: Name, state: RunState, clients: Clients, *more: Array) -> Any:
         runs = state.round.shape[0]
-        state = jax.device_put(state, self.placement.state)
+        state = put_states(state, self._scored.placement)
         return self._program(name, runs)(state, self._hp_rows(runs), clients, *more)
-
-    def _inputs(self, federations: tuple[Federation, ...] | None = None) -> Clients:
-        """The inputs that all runs share, for the trained clients unless others are given."""
-        return Clients(self.federations if federations is None else federations, self._bucket.numbers)
 
     def _of_clients(self, results: PyTree) -> PyTree:
         """The results of clients alone, leaves [S, m, ...]."""
@@ -266,9 +204,70 @@ class Simulation:
         # On the host: on a device each number of clients would be a program.
         return jax.tree.map(lambda a: np.asarray(a)[:, : self.participation.num_clients], results)
 
+    def counts(self, state: RunState) -> Counts:
+        """The work of the m clients so far, [S, m], on the host."""
+        found = Counts(processes.fetch(state.counts.table))
+        return Counts(found.table[:, : self.participation.num_clients])
+
     def trim(self, state: RunState) -> RunState:
-        """The state with exactly m rows of clients, for inspection or for a run on other devices."""
-        return self._resize(state, whole=False)
+        """The state with exactly m rows of clients, for inspection or for a run on other devices.
+
+        Of several processes each then holds it all, on its host; `gather` leaves it with the first.
+        """
+        return self._resize(processes.fetch(state) if processes.several() else state, whole=False)
+
+    def gather(self, state: RunState) -> RunState | None:
+        """The trimmed state as NumPy arrays and key data, to be stored; None in all processes but the first."""
+        untyped = keyless(state)
+        if not processes.several():
+            return jax.tree.map(np.asarray, self._resize(untyped, whole=False))
+        found = processes.fetch_to_first(untyped)
+        return None if found is None else self._resize(found, whole=False)
+
+    def scatter(self, state: RunState | None, runs: int) -> RunState:
+        """The state that `gather` left with the first process, placed; None in the others.
+
+        Args:
+          state: in the first process.
+          runs: S.
+        """
+        shapes = self._state_shapes(runs)
+        given = None if state is None else self._resize(state, whole=True)
+        wanted, layout = jax.eval_shape(keyless, shapes), self.placement.layout(shapes)
+        data = processes.deal(given, wanted, layout)
+        key, noise = jax.tree.map(jax.random.wrap_key_data, (data.key, data.noise))
+        placed = data._replace(key=key, noise=noise)
+        self._noise.add(placed.noise)
+        return placed
+
+    def trimmed_shapes(self, runs: int) -> RunState:
+        """Shapes of what `trim` returns for S runs."""
+        return jax.eval_shape(lambda state: self._resize(state, whole=False), self._state_shapes(runs))
+
+    def keep_clients_in(self, folder: Path, checkpoints: Sequence[int]) -> None:
+        """Name the folder for clients that live on disk, before `init`.
+
+        Args:
+          folder: kept beyond the life of the process.
+          checkpoints: rounds of the checkpoints of the run that there are.
+
+        Raises:
+          JaxpflError: if the clients of an earlier part of the run lived elsewhere.
+        """
+        if checkpoints and folder.is_dir():
+            raise JaxpflError(
+                f"the clients of the run live on disk, in {folder}: it goes on with plan.clients_in = disk"
+            )
+
+    def kept(self, state: RunState) -> RunState:
+        """The part of a state that a checkpoint holds; `adopt` takes it back."""
+        return self.trim(state)
+
+    def prepare(self, round: int) -> None:
+        """To be called before the checkpoint of a round is written, for what it does not hold."""
+
+    def commit(self, round: int) -> None:
+        """To be called once that checkpoint is whole."""
 
     def adopt(self, state: RunState) -> RunState:
         """A trimmed state, of host or device arrays, placed as this simulation's programs want it.
@@ -277,7 +276,7 @@ class Simulation:
         noise; the caller is responsible for that.
         """
         self._noise.add(state.noise)
-        return jax.device_put(self._resize(state, whole=True), self.placement.state)
+        return put_states(self._resize(state, whole=True), self.placement)
 
     def _resize(self, state: RunState, *, whole: bool) -> RunState:
         """The state with all rows that the programs want, or with those of clients alone."""
@@ -285,113 +284,10 @@ class Simulation:
         of_all = self.placement.rows if whole else self.participation.num_clients
         return with_rows(state, rows, of_all)
 
-    def _welcome(
-        self, unseen: Federation, federation: Federation, adapt_rounds: int, devices: int
-    ) -> tuple[Group, ...]:
-        """Place the unseen clients' data, in the groups that are returned."""
-        both = np.intersect1d(np.asarray(unseen.client_ids), np.asarray(federation.client_ids))
-        if len(both):
-            raise JaxpflError(f"client {both[0]} cannot be unseen: it is trained")
-        _check_rounds("adapt_rounds", adapt_rounds)
-        self.algorithm.check_data(unseen)
-        self._adapt_rounds = adapt_rounds
-        ids = np.asarray(unseen.client_ids)
-        groups = make_groups(self.algorithm, ids, devices, may_be_empty=True)
-        self._unseen = tuple(put(part, self.placement) for part in split(unseen, groups))
-        return groups
 
-    def compile(self, seeds: Sequence[int], *scores: Literal["test", "validation", "unseen"]) -> None:
-        """Compile the programs of `init` and `advance`, and those that score, before they are called.
-
-        Raises:
-          JaxpflError: as those.
-        """
-        check_states(self._state_shapes(len(seeds)), self.placement, len(seeds))
-        keys = jax.vmap(jax.random.key)(np.array(seeds, np.uint32))
-        given = (keys, None if self.algorithm.noise is None else keys), self._hp_rows(len(seeds)), self._inputs()
-        self._programs.start(len(seeds), given)
-        self._program("advance", len(seeds))
-        for name in scores:
-            self._program(name, len(seeds))
-
-    def shared_data(self) -> Federation | None:
-        """The placed data as one federation, to be handed to other simulations; None if they lie in parts, or in a
-        bucket."""
-        whole = len(self.federations) == 1 and (self.placement.spread is None or self.placement.spread.shared_data)
-        return self.federations[0] if whole and not self._bucket.pads else None
-
-    def export(self, *platforms: str, seeds: int = 1) -> jax.export.Exported:
-        """The program of one `advance` call, lowered for platforms ("cpu", "cuda", "tpu") that need not be here."""
-        function, options = self._programs.function("advance", self.execution.block), self._programs.options("advance")
-        return jax.export.export(jax.jit(function, **options), platforms=platforms)(*self._arguments("advance", seeds))
-
-    def memory(self, runs: int = 1) -> dict[str, int]:
-        """Bytes of the data, of the clients' states, and of what a round takes beside them (compiles the round)."""
-        working = memory.needed(self._program("advance", runs), self.placement.devices)
-        states = trees.num_bytes(self._state_shapes(runs).clients)
-        return {"data": trees.num_bytes(self.federations), "states": states, "working": working}
-
-    def digest(self, runs: int = 1) -> str | None:
-        """Name of the training program of so many runs by its content: simulations with the same share the program.
-
-        None where the program's code cannot be read completely; it is then shared with no other simulation.
-        """
-        return self._programs.digest("advance", self._arguments("advance", runs))
-
-    def bytes_per_client(self) -> tuple[int, int]:
-        """Bytes that one client uploads and receives in one round (parameters as they are, weights left out)."""
-        return exchange.bytes_per_client(self.algorithm, self.participation, *self._one_run(), self.federations[0])
-
-    def remembers(self) -> bool:
-        """True if clients' uploads depend on their state from earlier rounds (`exchange.remembers`)."""
-        return exchange.remembers(self.algorithm, self.participation, *self._one_run(), self.federations)
-
-    def _one_run(self) -> tuple[RunState, PyTree]:
-        """State (as shapes) and hyper-parameters of one run."""
-        one = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape[1:], a.dtype), self._state_shapes(1))
-        return one, jax.tree.map(lambda a: a.reshape(-1)[0], self.hp)
-
-    def _state_shapes(self, runs: int) -> RunState:
-        if self._shapes is None:
-            keys = jax.ShapeDtypeStruct((runs,), jax.random.key(0).dtype)
-            noise = None if self.algorithm.noise is None else keys
-            # As shapes: runs that are too many are refused before they take memory.
-            hp = jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs,), a.dtype), self.hp)
-            given = (keys, noise), hp, self._inputs()
-            self._shapes = compiled.shapes(self._programs.beginning(), *given)
-        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, *a.shape[1:]), a.dtype), self._shapes)
-
-    def _resolve(self, plan: ExecutionPlan, cohort: int) -> Resolved:
-        """The plan with every choice made, for a cohort of so many slots."""
-        bucket = self._bucket
-        resolved = resolve(plan, cohort=cohort, num_clients=bucket.rows, model_bytes=self._model_bytes)
-        if not bucket.why:
-            return resolved
-        return resolved._replace(rows=bucket.rows, reasons=(*resolved.reasons, bucket.why))
-
-    def _program(self, name: Name, runs: int) -> jax.stages.Compiled:
-        """The compiled program of ``advance``, or of a way to score, for S runs."""
-        return self._programs.made.get((name, runs)) or self._programs.of(name, runs, self._arguments(name, runs))
-
-    def _arguments(self, name: Name, runs: int) -> tuple[Any, ...]:
-        """Arguments of the program; states as shapes."""
-        shapes = self._state_shapes(runs)
-        layout = jax.tree.broadcast(self.placement.state, shapes)
-        state = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=s), shapes, layout)
-        if name == "advance":
-            return state, self._values(runs), self._inputs(), jnp.int32(1)
-        if name == "unseen":
-            return state, self._hp_rows(runs), self._inputs(self._unseen), jnp.int32(1)
-        return state, self._hp_rows(runs), self._inputs()
-
-    def _values(self, runs: int) -> RunValues:
-        """The traced values of every run, leaves [S]."""
-        return RunValues(self._hp_rows(runs), rows_of(self._rates, runs))
-
-    def _hp_rows(self, runs: int) -> PyTree:
-        return rows_of(self.hp, runs)
-
-
-def _check_rounds(name: str, rounds: int) -> None:
-    if rounds < 0:
-        raise JaxpflError(f"{name} must be at least 0, got {rounds}")
+def _personalizing(client: Client, federation: Federation, size: int) -> np.ndarray:
+    """Gradients of the personalisation of each of a group's first ``size`` clients."""
+    count = client.gradients.personalize if client.gradients else 0
+    if isinstance(count, LocalEpochs):
+        return count.on_host(processes.fetch(federation.train.size)[:size])
+    return np.full(size, count)

@@ -7,33 +7,37 @@ nests them, and `assemble` makes a `Simulation` of it. A new setting is a field 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import flax.linen as nn
-
 from jaxpfl.algorithms import Method, Optimizer
+from jaxpfl.algorithms.parts import augmentation, schedules
+from jaxpfl.algorithms.parts.schedules import OWN
 from jaxpfl.compression import Compressor
 from jaxpfl.data import Split
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError
-from jaxpfl.models import Model
+from jaxpfl.models import Metric, Model, Task
+from jaxpfl.models.base import module_adapter
 from jaxpfl.participation import RELIABLE, Availability, Failures
-from jaxpfl.privacy import Mechanism, PrivacyConfig
+from jaxpfl.privacy import Mechanism, PrivacyConfig, Refusal
+from jaxpfl.robust import ATTACKS, attack_of, resolve
 from jaxpfl.settings import COUNT, POSITIVE, RATE, SHARE, Kind, Range, check, part_of, setting
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.types import PyTree
 
 _MODEL = Kind(
-    "a registered name, a flax.linen module (an instance) or a Model",
-    lambda value: isinstance(value, str | Model | nn.Module),
+    "a registered name, a flax.linen, flax.nnx or equinox module (an instance) or a Model",
+    lambda value: isinstance(value, str | Model) or module_adapter(value) is not None,
 )
 _OPTIMIZER = Kind(
     "a name, or a function of the learning rate (optax.adam, not optax.adam(0.1))",
     lambda value: isinstance(value, str) or callable(value),
 )
 _COMPRESSOR = Kind("a name with arguments or a Compressor", lambda value: isinstance(value, str | Compressor))
+_TASK = Kind("a name or a Task", lambda value: isinstance(value, str | Task))
+_LOSS = Kind("a name or a function", lambda value: isinstance(value, str) or callable(value))
 _GRAPH = Kind("a name or a Graph", lambda value: isinstance(value, str | Graph))
 
 
@@ -41,12 +45,33 @@ _GRAPH = Kind("a name or a Graph", lambda value: isinstance(value, str | Graph))
 class Training:
     """The model, its loss, and the length of the run."""
 
-    model: str | Model | nn.Module = setting(
+    model: Any = setting(
         "mlp",
         "Model: linear, mlp, mlp:128,64 (hidden sizes), cnn and others.",
-        python="Also a flax.linen module, or any Model(init, apply).",
+        python="Also a flax.linen, flax.nnx or equinox module (of the last two, `from_nnx` and `from_equinox` make "
+        "models whose parameters differ by seed), or any Model(init, apply).",
         kind=_MODEL,
         text=str,
+    )
+    task: str | Task | None = setting(
+        None,
+        "Task: classification, regression, binary (one logit, labels 0 and 1) or multilabel (a label of several 0 and "
+        "1 for each example).",
+        unless_given="classification unless given, or what the data set's labels are",
+        python="Also a Task of your own, with its model, loss and metrics.",
+        kind=_TASK,
+        text=str | None,
+        since="0.2",
+    )
+    loss: str | Callable[..., Any] | None = setting(
+        None,
+        "Loss of a regression: squared, absolute, huber:delta=1, quantile:q=0.5 or poisson (of the logarithm of a "
+        "rate).",
+        unless_given="the task's own unless given",
+        python="Also a function of predictions and labels with one value per example, for any task.",
+        kind=_LOSS,
+        text=str | None,
+        since="0.2",
     )
     label_smoothing: float = setting(
         0.0,
@@ -62,6 +87,15 @@ class Training:
         unless_given="at the end alone unless given",
         range=COUNT,
         unit="rounds",
+    )
+    patience: int | None = setting(
+        None,
+        "Stop a method once each of its seeds has had so many evaluations in a row without a better validation score. "
+        "The best round on validation is reported with or without it; test examples have no part in either.",
+        unless_given="all rounds unless given",
+        range=COUNT,
+        unit="evaluations",
+        since="0.2",
     )
 
 
@@ -97,21 +131,46 @@ class Work:
     local_steps: int = setting(
         10, "Local steps (mini-batches) of a client in a round.", range=COUNT, unit="mini-batches"
     )
+    local_epochs: int | None = setting(
+        None,
+        "Passes of a client over its own training examples in a round, in place of local_steps: with n examples it "
+        "takes ceil(epochs n / batch_size) steps. A method's own number of steps in training (ditto.personal_steps) "
+        "is cut to these; rates decay by the steps of the client with the most.",
+        unless_given="local_steps unless given",
+        range=COUNT,
+        unit="epochs",
+        since="0.2",
+    )
     batch_size: int = setting(
         20, "Examples in a mini-batch (a client with fewer uses all of them).", range=COUNT, unit="examples"
     )
     draw: str = setting(
         "epoch",
         "Sampling of mini-batches: epoch (every example once before any twice), step (anew each step, without "
-        "replacement in a batch) or replacement.",
+        "replacement in a batch) or replacement; epoch-sorted and step-sorted are epoch and step in the "
+        "orders of earlier stored runs.",
+    )
+    augment: str | None = setting(
+        None,
+        "Augmentation of the mini-batches: flip (left to right), crop:padding=4, mixup:alpha=0.2, or several joined by "
+        "+, such as flip+crop. Scores are of the examples as they are.",
+        unless_given="none unless given",
+        since="0.2",
     )
     client_optimizer: Optimizer = setting(
         "sgd",
         "Optimizer of the local steps: an optax name, or name:argument=value,..., such as adam:b1=0.8; new in "
-        "every round.",
+        "every round unless keep_optimizer.",
         python="Also a function of the learning rate, optax.adam.",
         kind=_OPTIMIZER,
         text=str,
+    )
+    keep_optimizer: bool = setting(
+        False,
+        "Each client keeps its optimizer states: it goes on with the momentum or moments of its own last round, "
+        "however long it was out of the cohort. They never leave the client; rounds alone and personalisation begin "
+        "anew.",
+        since="0.2",
     )
     lr: float | Sequence[float] | None = setting(
         None,
@@ -121,6 +180,22 @@ class Work:
         range=POSITIVE,
         kind=RATE,
         text=float | None,
+    )
+    clip_gradients: float | None = setting(
+        None,
+        "Largest L2 norm of the gradient of a local step, over all parameters that the step moves: a longer one, with "
+        "its proximal and correction terms and without weight decay, is scaled down to it. Not privacy.clipping_norm, "
+        "which bounds an upload.",
+        unless_given="gradients are not clipped unless given",
+        range=POSITIVE,
+        since="0.2",
+    )
+    lr_schedule: str = setting(
+        OWN,
+        "Schedule of every rate that decays, over the whole run: decay (each method's own lr_decay), constant, cosine, "
+        "linear, step:every=30,factor=0.1 or exponential:factor=0.99, in rounds, with warmup=ROUNDS in any; "
+        "cosine:end=0.01 ends there. Personalisation and new clients take the rates themselves.",
+        since="0.2",
     )
 
 
@@ -150,6 +225,50 @@ class Aggregation:
         kind=RATE,
         text=float | None,
     )
+
+    aggregate: str = setting(
+        "mean",
+        "Aggregation of the uploads: mean, or one that outliers move little: median, trimmed-mean:fraction=0.2, "
+        "krum:attackers=2, multi-krum:attackers=2, geometric-median or norm-bound:bound=1. Clients then count "
+        "the same.",
+        since="0.2",
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class Adversary:
+    """Clients that attack the others."""
+
+    attack: str | None = setting(
+        None,
+        "Attack of some clients: sign-flip:factor=1, scale:factor=10 or noise:deviation=1 in place of their updates, "
+        "or label-flip in their training data. Scores are those of the honest clients; the attackers' stand apart.",
+        unless_given="none unless given",
+        since="0.2",
+    )
+    attackers: float = setting(
+        0.0, "Share of the clients that attack, rounded to a number of them.", range=SHARE, since="0.2"
+    )
+    attack_seed: int = setting(
+        0,
+        "Seed of the draw of the attackers, who are the same in every run.",
+        range=Range(0, 2**32 - 1),
+        since="0.2",
+    )
+
+    def check(self) -> None:
+        """Refuse an unknown attack, one of nobody, and attackers without one.
+
+        Raises:
+          JaxpflError.
+        """
+        check(self)
+        if self.attack is not None:
+            attack_of(self.attack)
+            if not self.attackers:
+                raise JaxpflError(f"attack = {self.attack} needs attackers > 0, the share of the clients that attack")
+        elif self.attackers:
+            raise JaxpflError(f"attackers = {self.attackers:g} needs an attack: {', '.join(ATTACKS)}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -207,6 +326,7 @@ PARTS: Mapping[str, type] = {
     "cohorts": Cohorts,
     "work": Work,
     "aggregation": Aggregation,
+    "adversary": Adversary,
     "availability": Availability,
     "coding": Coding,
     "newcomers": Newcomers,
@@ -216,7 +336,7 @@ PARTS: Mapping[str, type] = {
 
 
 @dataclass(frozen=True, kw_only=True)
-class Settings(Neighbourhood, Newcomers, Coding, Failures, Aggregation, Work, Cohorts, Training):
+class Settings(Neighbourhood, Newcomers, Coding, Failures, Adversary, Aggregation, Work, Cohorts, Training):
     """The settings of all `PARTS`, side by side."""
 
 
@@ -230,10 +350,11 @@ class RunSpec:
         sweep, one number for each run.
       options: the method's static options by name.
       seeds: of the runs, [S].
-      privacy: clipping and noise of the uploads; None where they are not private.
+      privacy: clipping and noise of the uploads, or of examples' gradients; None where neither is private.
       plan: the way to execute; changes speed and memory only.
       split: the split of the data set; None for a federation of the caller's own.
       num_classes: the number of classes; the largest label plus one unless given.
+      metrics: metrics by name beside the task's own, each per example or `per_client`.
       warm_start: parameters that every model starts from; None for random ones.
 
     Raises:
@@ -248,6 +369,7 @@ class RunSpec:
     cohorts: Cohorts = field(default_factory=Cohorts)
     work: Work = field(default_factory=Work)
     aggregation: Aggregation = field(default_factory=Aggregation)
+    adversary: Adversary = field(default_factory=Adversary)
     availability: Availability = RELIABLE
     coding: Coding = field(default_factory=Coding)
     newcomers: Newcomers = field(default_factory=Newcomers)
@@ -256,12 +378,49 @@ class RunSpec:
     plan: ExecutionPlan = field(default_factory=ExecutionPlan)
     split: Split | None = None
     num_classes: int | None = None
+    metrics: Mapping[str, Metric] = field(default_factory=dict)
     warm_start: PyTree | None = None
 
     def __post_init__(self) -> None:
         for name in PARTS:
             check(getattr(self, name))
         self.availability.check()
+        if (patience := self.training.patience) is not None and self.training.eval_every is None:
+            raise JaxpflError(f"patience = {patience} counts evaluations, and there is one: give eval_every")
+        schedules.parse(self.work.lr_schedule, self.training.rounds)
+        if self.work.augment is not None:
+            augmentation.parse(self.work.augment)
+        clip, private = self.work.clip_gradients, self.privacy
+        if clip is not None and private is not None and (self.guards_examples or private.noise == "per_step"):
+            what = "privacy.unit = example" if self.guards_examples else "privacy.noise = per_step"
+            raise JaxpflError(
+                f"clip_gradients = {clip:g} would clip the noise of {what}, which itself clips gradients, to "
+                "privacy.clipping_norm: leave one out"
+            )
+        if self.work.augment is not None and self.guards_examples:
+            raise JaxpflError(
+                f"augment = {self.work.augment} is of batches, and privacy.unit = example takes the gradient of each "
+                "example by itself: leave it out"
+            )
+        if self.options.get("fednova") and (self.is_private or self.coding.compress is not None):
+            what = "privacy" if self.is_private else f"compress = {self.coding.compress}"
+            raise JaxpflError(
+                f"fednova uploads each client's number of steps, which {what} would distort: leave one out"
+            )
+        self.adversary.check()
+        aggregate = self.aggregation.aggregate
+        if resolve(aggregate).rule is not None:
+            if self.options.get("fednova"):
+                raise JaxpflError(f"fednova divides a sum of uploads, which aggregate = {aggregate} is not")
+            if self.is_private:
+                raise Refusal.ROBUST_AGGREGATE.error()
+            if self.aggregation.weighting == "examples":
+                raise JaxpflError(
+                    f"weighting = examples: under aggregate = {aggregate} clients count the same, as a weight is a "
+                    "client's own word; give uniform, or leave it out"
+                )
+        if self.adversary.attack is not None and self.is_private:
+            raise Refusal.ATTACKERS.error()
         if isinstance(self.privacy, PrivacyConfig):
             self.privacy.check()
             if not self.privacy.on:  # None is the word for no privacy: a run must not be public by an oversight
@@ -270,7 +429,14 @@ class RunSpec:
     @property
     def is_private(self) -> bool:
         """True if clients' uploads are clipped, with or without noise."""
-        return self.privacy.on if isinstance(self.privacy, PrivacyConfig) else self.privacy is not None
+        if isinstance(self.privacy, PrivacyConfig):
+            return self.privacy.on and not self.privacy.of_examples
+        return self.privacy is not None
+
+    @property
+    def guards_examples(self) -> bool:
+        """True if the gradients of single examples are clipped in every client."""
+        return isinstance(self.privacy, PrivacyConfig) and self.privacy.on and self.privacy.of_examples
 
 
 def spec_of(method: Method, settings: Any, **more: Any) -> RunSpec:

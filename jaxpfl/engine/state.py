@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -13,18 +13,21 @@ from flax import struct
 from jaxpfl import contract
 from jaxpfl.cohort_draws import CohortNumbers
 from jaxpfl.engine.groups import Group
+from jaxpfl.engine.model_axis import ModelAxis, lay
 from jaxpfl.participation import Participation
 from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message, ServerContext
 from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Array, Federation, Key, PyTree, Scalar
 
-_LIMB = 2**12
-"""Base of numbers that are too large for int32. With it, sums are exact over half a million clients and up to 2^43."""
+COLUMNS = 10
+"""Columns of `Counts.table`."""
+LIMB = 2**12
+"""Base of numbers that are too large for int32. With it, sums are exact over 2^25 clients and up to 2^43."""
 
 
 def whole(high: Array | np.ndarray, low: Array | np.ndarray) -> np.ndarray:
     """Numbers ``high * 2^12 + low``, int64, on the host."""
-    return np.asarray(high, np.int64) * _LIMB + np.asarray(low, np.int64)
+    return np.asarray(high, np.int64) * LIMB + np.asarray(low, np.int64)
 
 
 @struct.dataclass
@@ -55,14 +58,14 @@ class Counts:
         upload_bits: Scalar = 0,
     ) -> Counts:
         """One client's counts, or the increment of a round."""
-        high, low = jnp.divmod(jnp.asarray(upload_bits, jnp.int32), _LIMB)
+        high, low = jnp.divmod(jnp.asarray(upload_bits, jnp.int32), LIMB)
         columns = (participations, uploads, diverged, dropped, idle_rounds, idle_streak, steps, gradients, high, low)
         return cls(jnp.stack([jnp.asarray(column, jnp.int32) for column in columns]))
 
     @classmethod
     def zeros(cls, rows: int) -> Counts:
         """Counts of clients that have not worked yet."""
-        return cls(jnp.zeros((rows, 10), jnp.int32))
+        return cls(jnp.zeros((rows, COLUMNS), jnp.int32))
 
     @property
     def participations(self) -> Array:
@@ -112,13 +115,16 @@ class Counts:
     def plus(self, added: Counts) -> Counts:
         """Add the increment of a round."""
         table = self.table + added.table
-        carry, low = jnp.divmod(table[..., 9], _LIMB)
+        carry, low = jnp.divmod(table[..., 9], LIMB)
         return Counts(table.at[..., 8].add(carry).at[..., 9].set(low))
 
     def upload_bits_since(self, before: Counts) -> tuple[Array, Array]:
         """Bits of all clients' uploads since ``before``, as the two parts of `whole`, each [] int32."""
-        parts = (self.table - before.table)[..., 8:].sum(axis=0)
-        return parts[0], parts[1]
+        high, low = (self.table - before.table)[..., 8:].T
+        # Six bits at a time: the sum of the whole low parts of half a million clients is beyond int32.
+        upper, lower = (part.sum(axis=-1) for part in jnp.divmod(low, 64))
+        carry, rest = jnp.divmod(upper, LIMB // 64)
+        return high.sum(axis=-1) + carry, rest * 64 + lower
 
     def with_diverged(self, diverged: Array) -> Counts:
         """The same counts with another column of diverged rounds."""
@@ -186,15 +192,16 @@ def init_state(
     numbers: CohortNumbers | None,
     rows: int,
     block: int | None = None,
+    model: ModelAxis | None = None,
 ) -> RunState:
     """State before the first round, for ``rows`` = m' clients, computed ``block`` clients at a time (all by default).
 
     Clients start from the round-0 broadcast. ``keys`` are the run's and, if the algorithm is private, the noise's;
-    ``numbers`` those of a participation that is made without.
+    ``numbers`` those of a participation that is made without; ``model`` is as in `RoundPlan`.
     """
     (key, noise), server = keys, algorithm.server
     ctx = server_context(participation.at(numbers), jnp.int32(0))
-    state = server.init(stream(key, Purpose.SERVER_INIT), hp, ctx)
+    state = lay(model, server.init(stream(key, Purpose.SERVER_INIT), hp, ctx))
     message = server.broadcast(stream(key, Purpose.BROADCAST, 0), hp, ctx, state)
     contract.check_message(message, groups[0].num_clients)
 
@@ -204,7 +211,8 @@ def init_state(
                 jnp.int32(0), client_id, jnp.int32(0), ALL_STEPS, stream(key, Purpose.BATCHES, client_id)
             )
             received = Message(message.shared, own)
-            return algorithm.clients[number].init(stream(key, Purpose.CLIENT_INIT, client_id), hp, client_ctx, received)
+            init_key = stream(key, Purpose.CLIENT_INIT, client_id)
+            return lay(model, algorithm.clients[number].init(init_key, hp, client_ctx, received))
 
         ids = jnp.asarray(federation.client_ids)[: group.size]
         ids = jnp.pad(ids, (0, group.rows - group.size), mode="edge")
@@ -233,6 +241,16 @@ def _in_blocks(every: Callable[..., PyTree], given: tuple[PyTree, ...], block: i
     return jax.lax.fori_loop(0, -(-rows // block), write, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes))
 
 
+def keyless(state: RunState) -> RunState:
+    """The state with the data of its keys in their place, which can be held on the host and be stored."""
+
+    def data(key: Key) -> Array:
+        return jax.random.key_data(key) if jnp.issubdtype(key.dtype, jax.dtypes.prng_key) else key
+
+    key, noise = jax.tree.map(data, (state.key, state.noise))
+    return state._replace(key=key, noise=noise)
+
+
 def with_rows(state: RunState, rows: Sequence[int], of_all: int) -> RunState:
     """A state [S, ...] with other numbers of rows: cut, or padded with zeros.
 
@@ -242,10 +260,11 @@ def with_rows(state: RunState, rows: Sequence[int], of_all: int) -> RunState:
       of_all: rows of what is held for all clients.
     """
 
-    def resize(a: Array, rows: int) -> Array:
+    def resize(a: Any, rows: int) -> Any:
         if a.shape[1] == rows:
             return a
-        return jnp.pad(a[:, :rows], [(0, 0), (0, max(rows - a.shape[1], 0))] + [(0, 0)] * (a.ndim - 2))
+        pad = np.pad if isinstance(a, np.ndarray) else jnp.pad
+        return pad(a[:, :rows], [(0, 0), (0, max(rows - a.shape[1], 0))] + [(0, 0)] * (a.ndim - 2))
 
     clients = [
         jax.tree.map(lambda a, own=own: resize(a, own), stacked)

@@ -5,10 +5,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from operator import attrgetter
 
+import jax
+import numpy as np
+
 from jaxpfl.algorithms.parts.hyper import rates
+from jaxpfl.algorithms.parts.optimizers import resolve
+from jaxpfl.algorithms.parts.schedules import OWN
 from jaxpfl.engine.client_graph import SPACES
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.privacy import PrivacyConfig
+from jaxpfl.robust import attack_of
 from jaxpfl.settings import is_default
 from jaxpfl.similarity.graphs import Graph
 
@@ -32,12 +38,17 @@ def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:
         named = graph if isinstance(graph, str) else "the graph"
         reasons["neighbourhood.neighbours"] = f"{named} says who is whose neighbour"
     if not any(rates(method.hyper) for method in methods):
-        reasons["work.lr"] = f"{none} has a learning rate"
+        reasons |= dict.fromkeys(("work.lr", "work.lr_schedule"), f"{none} has a learning rate")
     if not any(hasattr(method.hyper, "server_lr") for method in methods):
         of_server = "aggregation.server_optimizer", "aggregation.server_lr"
         reasons |= dict.fromkeys(of_server, f"{none} has a server optimizer")
+    optimizer = first.work.client_optimizer
+    if first.work.keep_optimizer and not jax.tree.leaves(resolve(optimizer)(0.1).init(np.zeros(1))):
+        reasons["work.keep_optimizer"] = f"{optimizer if isinstance(optimizer, str) else 'the optimizer'} has no state"
     if not any(method.uploads for method in methods):
-        reasons["coding.compress"] = f"{none} uploads anything"
+        reasons |= dict.fromkeys(("coding.compress", "aggregation.aggregate"), f"{none} uploads anything")
+        if first.adversary.attack is not None and attack_of(first.adversary.attack).change is not None:
+            reasons["adversary.attack"] = f"{none} uploads anything"
     if not newcomers:
         reasons["newcomers.adapt_rounds"] = "there are no unseen_clients"
     found = {}
@@ -46,6 +57,12 @@ def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:
         value = attrgetter(path)(first)
         if not is_default(getattr(first, part), name):
             found[name if isinstance(value, Graph) else f"{name} = {value}"] = reason
+    if first.work.lr_schedule != OWN:
+        for spec in specs:
+            if "lr_decay" in spec.hyper:
+                found[f"{spec.method.name}.lr_decay = {spec.hyper['lr_decay']}"] = (
+                    f"lr_schedule = {first.work.lr_schedule} takes its place"
+                )
     if first.is_private and not any(method.uploads for method in methods):
         privacy, what = first.privacy, "privacy"
         if isinstance(privacy, PrivacyConfig):

@@ -3,7 +3,7 @@
 import jax
 import numpy as np
 import pytest
-from test_second_fit import counted, slow
+from test_second_fit import counted
 
 import jaxpfl
 from jaxpfl import ExecutionPlan
@@ -43,17 +43,18 @@ def test_bucket_of():
     assert bucket_of(10**6) == 2**20
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "settings"),
     [
         ("fedavg", lambda m: {"cohort": m // 4}),
-        slow("ditto", lambda m: {}),
-        slow("adaped", lambda m: {"cohort": m // 4, "participation": "poisson", "cohort_cap": m // 3}),
-        slow("adaped", lambda m: {"cohort": m // 4, "options": {"idle_rounds": 2}, "draw": "replacement"}),
-        slow("fedavg", lambda m: {"batch_size": 20, "dropout": m / 1000, "seeds": 2, "hyper": {"lr": [0.1, m / 500]}}),
-        slow("fedavg", lambda m: {"cohort": m // 4, "cohort_cap": m // 3, "privacy": Mechanism(m / 100, 1.0)}),
-        slow("fedavg", lambda m: {"cohort": m // 4, "compress": "qsgd:levels=4"}),
-        slow("scaffold", lambda m: {"cohort": m // 4}),
+        ("ditto", lambda m: {}),
+        ("adaped", lambda m: {"cohort": m // 4, "participation": "poisson", "cohort_cap": m // 3}),
+        ("adaped", lambda m: {"cohort": m // 4, "options": {"idle_rounds": 2}, "draw": "replacement"}),
+        ("fedavg", lambda m: {"batch_size": 20, "dropout": m / 1000, "seeds": 2, "hyper": {"lr": [0.1, m / 500]}}),
+        ("fedavg", lambda m: {"cohort": m // 4, "cohort_cap": m // 3, "privacy": Mechanism(m / 100, 1.0)}),
+        ("fedavg", lambda m: {"cohort": m // 4, "compress": "qsgd:levels=4"}),
+        ("scaffold", lambda m: {"cohort": m // 4}),
     ],
 )
 def test_fits_of_other_client_counts_compile_nothing(method, settings):
@@ -75,6 +76,7 @@ def test_fits_of_other_client_counts_compile_nothing(method, settings):
         np.testing.assert_allclose(got.history[name], values, rtol=1e-4, err_msg=name)
 
 
+@pytest.mark.slow
 def test_what_is_asked_of_a_fit_has_a_row_for_each_client():
     """Scores, counters, models, clusters, what a state may be stored as, and unseen clients."""
     unseen = federation_of(5, seed=1)

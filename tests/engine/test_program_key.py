@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 import types
+from contextvars import ContextVar
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -307,6 +308,23 @@ def test_contexts_and_settings_count():
     assert key_of(reads_a_global) == key
 
 
+SCALE: ContextVar[float] = ContextVar("scale", default=1.0)
+
+
+def reads_a_context(x):
+    return SCALE.get() * x
+
+
+def test_the_value_of_a_context_variable_counts():
+    key = key_of(reads_a_context)
+    assert key is not None
+    token = SCALE.set(2.0)
+    assert key_of(reads_a_context) not in (None, key)
+    SCALE.reset(token)
+    assert key_of(reads_a_context) == key
+    assert key_of(closure(ContextVar("none"))) is not None
+
+
 def methods() -> dict[str, str]:
     """The digest of every method's functions, whatever JAX's settings."""
     task = classification(build_model("mlp-ln", 10, (4,)), (4,), 10)
@@ -318,6 +336,7 @@ def methods() -> dict[str, str]:
     }
 
 
+@pytest.mark.slow
 def test_every_method_has_a_key_that_is_the_same_in_every_process():
     here = methods()
     assert len(set(here.values())) == len(here)

@@ -59,6 +59,10 @@ def slow(*values):
     ("first", "second"),
     [
         ({}, {"lr": 0.3, "seeds": [7], "rounds": 3, "eval_every": 1}),
+        slow(
+            {"lr_schedule": "cosine:end=0.1"},
+            {"lr_schedule": "cosine:end=0.2,warmup=1", "lr": 0.3, "rounds": 3, "seeds": [7]},
+        ),
         slow({"seeds": 2, "lr": [0.3, 0.4]}, {"seeds": [4, 9], "lr": [0.1, 0.2], "hyper": {"weight_decay": [0.1, 0]}}),
         slow({"dropout": 0.1, "stragglers": 0.9}, {"dropout": 0.4, "stragglers": 0.2}),
         slow({"privacy": Mechanism(1.0, 2.0)}, {"privacy": Mechanism(0.3, 5.0)}),

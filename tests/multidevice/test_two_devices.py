@@ -12,7 +12,7 @@ from jaxpfl import METHODS, ExecutionPlan, JaxpflError, Model, fit
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
 
-from problem import assert_close, outcome, ragged_federation, simulate
+from problem import assert_close, outcome, ragged_federation, reference, simulate
 from toys import CASES
 
 pytestmark = pytest.mark.usefixtures("two_devices")
@@ -32,14 +32,12 @@ def clients():
     return ragged_federation()
 
 
-WHOLE = "cohort in blocks of 2"
 """The plan that uses most of the engine; the others are asked in the slow run."""
 
 
-@pytest.mark.parametrize("name", [pytest.param(p, marks=() if p == WHOLE else pytest.mark.slow) for p in PLANS])
-@pytest.mark.parametrize(
-    "method", ["fedavg", *(pytest.param(m, marks=pytest.mark.slow) for m in ("adaped", "toy medians", "toy clusters"))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PLANS)
+@pytest.mark.parametrize("method", ["fedavg", "adaped", "toy medians", "toy clusters"])
 def test_two_devices_give_the_numbers_of_one(clients, method, name):
     assert_same_on_two_devices(clients, method, *PLANS[name])
 
@@ -59,28 +57,19 @@ def test_data_of_their_own_give_the_same(clients, monkeypatch, cohort):
     monkeypatch.setattr("jaxpfl.engine.execution_plan._MOST_DEALT", 0)
     monkeypatch.setattr("jaxpfl.engine.placement._shares_memory", lambda device: False)
     assert_same_on_two_devices(clients, "adaped", "2", cohort)
-    simulation = simulate(METHODS["adaped"], clients, cohort=cohort)
-    for leaf in jax.tree.leaves(simulation.federations):
+    (held,) = simulate(METHODS["adaped"], clients, cohort=cohort).federations
+    for leaf in (held.client_ids, held.train.start, held.train.size):
         assert [s.data.shape[0] for s in leaf.addressable_shards] == [4, 4]
+    longest = max(clients.train.size[:4].sum(), clients.train.size[4:].sum())
+    for leaf in jax.tree.leaves(held.train.examples):
+        assert [s.data.shape[0] for s in leaf.addressable_shards] == [longest, longest]
 
 
 def assert_same_on_two_devices(clients, method, blocks, cohort, runs="auto"):
+    plan = ExecutionPlan(clients=blocks, devices=2, runs=runs)
     with jax.enable_x64(True):
-        want, got = (
-            outcome(
-                simulate(
-                    CASES[method],
-                    clients,
-                    plan=ExecutionPlan(clients=blocks, devices=devices, runs=runs),
-                    cohort=cohort,
-                    dtype=np.float64,
-                ),
-                3,
-                (1, 2),
-            )
-            for devices in (1, 2)
-        )
-    assert_close(got, want, 1e-9)
+        got = outcome(simulate(CASES[method], clients, plan=plan, cohort=cohort, dtype=np.float64), 3, (1, 2))
+    assert_close(got, reference(method, cohort), 1e-9)
 
 
 @pytest.mark.slow

@@ -1,0 +1,70 @@
+"""Cost of a round: a client's operations and bytes, and the seconds of the whole cohort on this machine's CPU."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+import jax
+
+from jaxpfl.engine.cost.count import Work
+from jaxpfl.engine.cost.machine import Core, this_core
+from jaxpfl.engine.execution_plan import Resolved
+
+
+class Cost(NamedTuple):
+    """Cost of a round.
+
+    Attributes:
+      works: of one client's round, for each group of clients.
+      up, down: bytes that a client uploads and receives, uncompressed.
+      together: clients (of all runs that are one axis) in one vectorised operation.
+      turns: such operations that a device runs one after the other, in each group.
+      seconds: of a round of all runs on this machine; None on another backend than a CPU, whose constants have not been
+        measured, and for models in parts. Drawing the cohort, the server's update and evaluation come on top.
+    """
+
+    works: tuple[Work, ...]
+    up: int
+    down: int
+    together: int
+    turns: tuple[int, ...]
+    seconds: float | None
+
+    @property
+    def flops(self) -> float:
+        """Floating-point operations of a client's round; of the dearest group."""
+        return max(work.flops for work in self.works)
+
+
+def cost_of(
+    works: tuple[Work, ...],
+    cohorts: Sequence[int],
+    execution: Resolved,
+    runs: int = 1,
+    *,
+    up: int = 0,
+    down: int = 0,
+    core: Core | None = None,
+) -> Cost:
+    """Cost of a round.
+
+    Args:
+      works: of one client's round, for each group.
+      cohorts: clients of each group in a round.
+      execution: the resolved plan.
+      runs: S, seeds and settings.
+      up, down: bytes of a client.
+      core: the speed of a core; measured unless given, on a CPU.
+    """
+    together = execution.block * (runs if execution.vmap_runs else 1)
+    in_turn = 1 if execution.vmap_runs else runs
+    of_device = [math.ceil(cohort / execution.devices) for cohort in cohorts]
+    turns = tuple(in_turn * math.ceil(clients / execution.block) for clients in of_device)
+    if core is None and jax.default_backend() == "cpu" and execution.model_shards == 1:
+        core = this_core()
+    seconds = None
+    if core is not None and execution.model_shards == 1:  # what parts of a model exchange is not modelled
+        seconds = sum(n * core.seconds(work, together, execution.devices) for n, work in zip(turns, works, strict=True))
+    return Cost(works, up, down, together, turns, seconds)

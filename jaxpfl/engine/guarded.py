@@ -1,0 +1,127 @@
+"""Example-level privacy of a run: a method's uses of its clients' examples, and the mechanism that covers them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.engine.client_graph import SPACES
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.state import server_context
+from jaxpfl.errors import JaxpflError
+from jaxpfl.participation import Participation
+from jaxpfl.privacy import PrivacyConfig
+from jaxpfl.privacy.guarded import Ledger, guard_examples
+from jaxpfl.privacy.silos import SiloMechanism, mechanism_of
+from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message
+from jaxpfl.settings import is_default
+from jaxpfl.types import Federation
+
+
+def uses_of(
+    algorithm: Algorithm, method: str, hp: Any, federation: Federation, participation: Participation
+) -> list[Ledger]:
+    """The ledgers of one call of every function of every group of clients, traced without computing anything.
+
+    Args:
+      algorithm: without a mechanism.
+      method: its name.
+      hp: its hyper-parameters, leaves [] or [S].
+
+    Raises:
+      JaxpflError: for a method that uses an example otherwise than by private gradients.
+    """
+    ledgers: list[Ledger] = []
+    some = mechanism_of(np.array([1]), batch_size=1, per_round=int, once=int, releases=1, rounds=1, clipping_norm=1.0)
+    guarded = guard_examples(algorithm, method, some, ledgers)
+    key, zero = jax.random.key(0), jnp.int32(0)
+
+    def call(hp: Any, federation: Federation) -> Any:
+        at_server = server_context(participation, zero)
+        state = algorithm.server.init(key, hp, at_server)
+        message = algorithm.server.broadcast(key, hp, at_server, state)
+        splits, per_client = federation.splits.client(0), jax.tree.map(lambda a: a[0], message.per_client)
+        received, ctx = Message(message.shared, per_client), ClientContext(zero, zero, zero, ALL_STEPS, key)
+        found = []
+        for client in guarded.clients:
+            own = client.init(key, hp, ctx, received)
+            found.append(client.update(key, hp, ctx, received, own, splits)[:2])
+            found.append(client.personalize(key, hp, ctx, received, own, splits))
+            if client.idle is not None and algorithm.idle_cap:
+                found.append(client.idle(key, hp, ctx, own, splits)[0])
+            if client.cluster is not None:
+                found.append(client.cluster(hp, received, own, splits))
+        return found
+
+    numbers = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((), jnp.result_type(float)), hp)
+    try:
+        jax.eval_shape(call, numbers, federation)
+    except (TypeError, AttributeError) as error:
+        if "Guarded" not in str(error):
+            raise
+        raise JaxpflError(
+            f"{method} cannot protect single examples (privacy.unit = example): it hands them on to another program"
+        ) from error
+    return ledgers
+
+
+def mechanism_for(
+    spec: RunSpec,
+    sizes: np.ndarray,
+    build: Callable[[], Algorithm],
+    hp: Any,
+    federation: Federation,
+    participation: Participation,
+) -> SiloMechanism:
+    """Mechanism of a run's silos, calibrated to its budget if one is given.
+
+    Args:
+      spec: with a `PrivacyConfig` of the unit example.
+      sizes: numbers of training examples, [m].
+      build: makes the method's algorithm, without a mechanism.
+      hp: the method's hyper-parameters.
+
+    Raises:
+      JaxpflError: for a method that uses examples otherwise than by private gradients, settings that the accounting
+        does not cover, and budgets that no noise can meet.
+    """
+    config, method = spec.privacy, spec.method.name
+    assert isinstance(config, PrivacyConfig)
+    if spec.method.pooled:
+        raise JaxpflError(f"{method} pools the examples of all clients: privacy.unit = example is of silos")
+    graph = spec.neighbourhood.graph
+    if spec.method.graph and (graph is None or (isinstance(graph, str) and graph in SPACES)):
+        raise JaxpflError(
+            f"graph = {graph or 'data'} is made of the clients' examples: with privacy.unit = example give {method} a "
+            "public one"
+        )
+    if not is_default(spec.work, "draw"):
+        raise JaxpflError(f"draw = {spec.work.draw}: with privacy.unit = example every batch is a Poisson draw")
+    ledgers = uses_of(build(), method, hp, federation, participation)
+    rounds = [ledger for ledger in ledgers if ledger.call in ("update", "idle")]
+    after = [ledger for ledger in ledgers if ledger.call == "personalize"]
+    if config.noise_seed == "secret" and any(ledger.accesses for ledger in after):
+        raise JaxpflError(
+            f"privacy.noise_seed = secret: {method} trains on examples once more when it is scored or exported, and "
+            "the seed is gone by then"
+        )
+
+    def most(of: list[Ledger]) -> Callable[[int], int]:
+        """``n_i -> batches`` of the call that draws most; a client is in the cohort of a round or outside it."""
+        return lambda n: max((sum(access.of(n) for access in ledger.accesses) for ledger in of), default=0)
+
+    releases = max((access.releases for ledger in ledgers for access in ledger.accesses), default=0)
+    if not releases:
+        raise JaxpflError(f"{method} takes no gradient of an example: there is nothing to protect")
+    return config.silo_mechanism(
+        sizes,
+        batch_size=spec.work.batch_size,
+        per_round=most(rounds),
+        once=most(after),
+        releases=releases,
+        rounds=spec.training.rounds,
+    )

@@ -1,0 +1,22 @@
+"""Reasons why a method's clients need a stack of all of them, one row each; for plans that have another stack."""
+
+from __future__ import annotations
+
+import jax
+
+from jaxpfl.protocol import Algorithm, Reduction
+from jaxpfl.types import PyTree
+
+
+def of_stack(algorithm: Algorithm) -> str:
+    """Reason that shows in the algorithm itself; empty if there is none."""
+    if len(algorithm.clients) > 1:
+        return "its clients are in groups"
+    if algorithm.reduction is Reduction.STACK:
+        return "its server sees single uploads"
+    return ""
+
+
+def of_messages(per_client: PyTree) -> str:
+    """Reason that shows in the messages to single clients (or their shapes); empty if there are no such messages."""
+    return "its server sends each client its own message" if jax.tree.leaves(per_client) else ""

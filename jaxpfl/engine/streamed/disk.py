@@ -1,0 +1,160 @@
+"""Clients' states in memory-mapped ``.npy`` files, which go back to the last checkpoint after a kill.
+
+A folder holds ``leaf-I.npy``, [S, m, ...] each (a row is found without an index, NumPy reads them, and no library is
+needed); ``store.json``, written last, which says what they are; ``undo-ROUND`` (`undo`) for each of the last two
+checkpoints; and ``pending.json`` while a checkpoint is written. A checkpoint flushes the pages that are dirty, and so
+costs what was written since the last one, not what there is.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpfl import files
+from jaxpfl.engine.streamed import rows
+from jaxpfl.engine.streamed.undo import Journal, records
+from jaxpfl.errors import JaxpflError, OutOfMemoryError, writing
+from jaxpfl.host_memory import readable
+from jaxpfl.types import PyTree
+
+_STORE, _PENDING, _KEPT = "store.json", "pending.json", 2
+
+
+class Disk:
+    """States of S runs of m clients in a folder.
+
+    Attributes:
+      tree: the memory-mapped leaves, [S, m, ...].
+      keys: text of each run's key, [S], by which a run is found.
+    """
+
+    def __init__(self, folder: Path, shapes: PyTree, keys: list[str]):
+        """Make the files, or open those of the same runs.
+
+        Raises:
+          JaxpflError: if the folder holds other states.
+          OutOfMemoryError: if the disk has too little room.
+        """
+        self._folder, self.keys = folder, keys
+        leaves, structure = jax.tree.flatten(shapes)
+        said = {"keys": keys, "leaves": [[list(a.shape), np.dtype(a.dtype).str] for a in leaves]}
+        self.is_new = not (folder / _STORE).exists()
+        if self.is_new:
+            self._make(leaves)
+        elif files.read_json(folder / _STORE) != said:
+            raise JaxpflError(f"{folder} holds the clients' states of other runs: delete it to start anew")
+        with writing(folder):
+            maps = [np.load(folder / f"leaf-{i}.npy", mmap_mode="r+") for i in range(len(leaves))]
+        self.tree: PyTree = jax.tree.unflatten(structure, maps)
+        self._said = said
+        self._rows = int(np.prod(leaves[0].shape[:2])) if leaves else 0
+        self._clients = leaves[0].shape[1] if leaves else 0
+        self._journal: Journal | None = None
+
+    def _make(self, leaves: list[Any]) -> None:
+        with writing(self._folder):
+            if self._folder.exists():
+                shutil.rmtree(self._folder)  # what a kill left of its making
+            self._folder.mkdir(parents=True)
+            need, free = sum(a.size * a.dtype.itemsize for a in leaves), shutil.disk_usage(self._folder).free
+            if need > free:
+                self._folder.rmdir()
+                raise OutOfMemoryError(
+                    f"the clients' states need {readable(need)} in {self._folder}, {readable(free)} are free there"
+                )
+            for i, leaf in enumerate(leaves):
+                path = self._folder / f"leaf-{i}.npy"
+                np.lib.format.open_memmap(path, "w+", leaf.dtype, leaf.shape)
+                with open(path, "r+b") as file:  # a full disk is found here, not by a signal at some later write
+                    os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+
+    def made(self) -> None:
+        """Say that the first states are written."""
+        self._flush()
+        files.write_json(self._folder / _STORE, self._said)
+        self.is_new = False
+        self._journal = Journal(self._undo(0), self._rows)
+
+    def put(self, run: int, of: np.ndarray, values: PyTree) -> None:
+        """Write rows of a run."""
+        if not self._rows:  # clients without a state
+            return
+        assert self._journal is not None
+        self._journal.keep(run * self._clients + of.astype(np.int64), self._content)
+        rows.put(self.tree, run, of, values)
+
+    def prepare(self, round: int) -> None:
+        """Before the checkpoint of a round is written: flush the rows, and say that they are of this round."""
+        self._flush()
+        files.write_json(self._folder / _PENDING, {"round": round})
+
+    def commit(self, round: int) -> None:
+        """After it: from now on a kill leads back to this round."""
+        if self._journal is not None:
+            self._journal.close()
+        self._journal = Journal(self._undo(round), self._rows)
+        self._remove(_PENDING)
+        for old in self._rounds()[_KEPT:]:
+            self._undo(old).unlink()
+
+    def recover(self, round: int) -> None:
+        """Go back to the checkpoint of a round, whatever was written since.
+
+        Raises:
+          JaxpflError: if the files know nothing of that round.
+        """
+        if self._journal is not None:
+            self._journal.close()
+            self._journal = None
+        pending = self._folder / _PENDING
+        if pending.exists() and files.read_json(pending).get("round") == round and round not in self._rounds():
+            self.commit(round)  # the kill came between
+            return
+        if round not in self._rounds():
+            raise JaxpflError(
+                f"the clients' states in {self._folder} cannot go back to round {round}: delete this folder and the "
+                "checkpoints to start anew"
+            )
+        for later in [known for known in self._rounds() if known >= round]:
+            for numbers, content in records(self._undo(later)):
+                self._write_back(numbers, content)
+        self._flush()
+        for later in [known for known in self._rounds() if known >= round]:
+            self._undo(later).unlink()
+        self._remove(_PENDING)
+        self._journal = Journal(self._undo(round), self._rows)
+
+    def _write_back(self, numbers: np.ndarray, content: bytes) -> None:
+        place = 0
+        for leaf in jax.tree.leaves(self.tree):
+            shape = (len(numbers), *leaf.shape[2:])
+            length = int(np.prod(shape)) * leaf.itemsize
+            values = np.frombuffer(content[place : place + length], leaf.dtype).reshape(shape)
+            leaf.reshape(-1, *leaf.shape[2:])[numbers] = values
+            place += length
+
+    def _content(self, numbers: np.ndarray) -> list[np.ndarray]:
+        return [leaf.reshape(-1, *leaf.shape[2:])[numbers] for leaf in jax.tree.leaves(self.tree)]
+
+    def _flush(self) -> None:
+        with writing(self._folder):
+            for leaf in jax.tree.leaves(self.tree):
+                leaf.flush()
+
+    def _rounds(self) -> list[int]:
+        """Rounds that have a journal, latest first."""
+        return sorted((int(path.name[5:]) for path in self._folder.glob("undo-*")), reverse=True)
+
+    def _undo(self, round: int) -> Path:
+        return self._folder / f"undo-{round}"
+
+    def _remove(self, name: str) -> None:
+        with suppress(FileNotFoundError):
+            (self._folder / name).unlink()

@@ -1,0 +1,49 @@
+"""Rows of clients' states on the host: NumPy arrays [S, m, ...], in memory or memory-mapped."""
+
+from __future__ import annotations
+
+import mmap
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpfl import mapped
+from jaxpfl.types import PyTree
+
+_MAPPED = 16 * 2**20
+"""Bytes of a file that are touched before its pages are given back."""
+
+
+def take(tree: PyTree, run: int, rows: np.ndarray) -> PyTree:
+    """Copies of some rows of one run, leaves [k, ...]; rows beyond the last client give the last one's."""
+    return jax.tree.map(lambda leaf: np.take(leaf[run], rows, axis=0, mode="clip"), tree)
+
+
+def put(tree: PyTree, run: int, rows: np.ndarray, values: PyTree) -> None:
+    """Write rows of one run in place."""
+
+    def write(leaf: np.ndarray, new: Any) -> None:
+        leaf[run, rows] = new
+
+    jax.tree.map(write, tree, values)
+
+
+class Pages:
+    """Pages of memory-mapped leaves, given back to the system, which keeps them as cache, once many were touched.
+
+    A process's resident size counts them, and would come to that of the files.
+    """
+
+    def __init__(self, tree: PyTree):
+        found = map(mapped.pages_of, jax.tree.leaves(tree))
+        self._maps = [pages for pages in found if pages is not None]
+        self._touched = 0
+
+    def touched(self, amount: int) -> None:
+        """Note that so many bytes were read or written."""
+        self._touched += amount
+        if self._touched > _MAPPED:
+            self._touched = 0
+            for pages in self._maps:
+                pages.madvise(mmap.MADV_DONTNEED)

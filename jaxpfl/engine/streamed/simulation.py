@@ -1,0 +1,299 @@
+"""Simulation whose clients live in host memory or in files."""
+
+from __future__ import annotations
+
+import shutil
+import tempfile
+import weakref
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import host_memory, processes, trees
+from jaxpfl.engine import compiled
+from jaxpfl.engine import device_memory as memory
+from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved
+from jaxpfl.engine.placement import check_states
+from jaxpfl.engine.programs import Name
+from jaxpfl.engine.round import BITS, Clients
+from jaxpfl.engine.simulation import Simulation
+from jaxpfl.engine.state import COLUMNS, Counts, RunState, server_context, whole
+from jaxpfl.engine.streamed import rows
+from jaxpfl.engine.streamed.blocks import Blocks
+from jaxpfl.engine.streamed.disk import Disk
+from jaxpfl.engine.streamed.program import Held, refusal
+from jaxpfl.engine.streamed.rounds import Rounds
+from jaxpfl.errors import JaxpflError
+from jaxpfl.types import Array, Federation, PyTree
+
+
+class StreamedSimulation(Simulation):
+    """A simulation with its clients on the host; see `Simulation` for all that is not said here.
+
+    ``RunState.clients`` and ``counts`` are NumPy arrays [S, m, ...], in memory or memory-mapped, and written in place
+    by `advance` (in memory a copy of them, if the plan does not donate). Runs are advanced in turn. On one device the
+    numbers are those of clients on the device to the bit, if these advance runs in turn too (``plan.runs="map"``, or
+    one run); runs on one axis round otherwise.
+    """
+
+    def __init__(self, *given: Any, where: str, **more: Any):
+        """Prepare the programs; see `Simulation`.
+
+        Args:
+          where: "host" or "disk".
+
+        Raises:
+          JaxpflError: for a method whose rounds need more than the cohort's rows, several processes or accelerators,
+            and as `Simulation`.
+        """
+        self._where = where
+        if processes.several():
+            raise self._refused("several processes hold their own clients")
+        if (shards := (more.get("plan") or ExecutionPlan()).model_shards) > 1:
+            raise self._refused(f"models in parts, plan.model_shards = {shards}, are of clients on the devices")
+        super().__init__(*given, **more)
+        self._folder: Path | None = None
+        self._disk: Disk | None = None
+        self._now: tuple[Any, np.ndarray] | None = None  # the counts last written, and their rounds
+        self._check_served()
+        (federation,) = self.federations
+        self._pages = rows.Pages(federation)
+        self._rounds = Rounds(self._setting, self.execution, federation, self._give_back)
+        self._blocks = Blocks(self._setting, self.execution, federation, self._state_shapes(1).clients[0])
+
+    def _refused(self, why: str) -> JaxpflError:
+        return JaxpflError(f"plan.clients_in = {self._where}: {why}; give plan.clients_in = device")
+
+    def _check_served(self) -> None:
+        spread = self.placement.spread
+        if spread is not None and not spread.shared_data:
+            raise self._refused(f"{spread.mesh.size} accelerators hold their own clients (or plan.devices = 1)")
+        if self._where == "disk" and not self.plan.donate:
+            raise self._refused("files are written in place, and plan.donate is false")
+        algorithm, participation = self.algorithm, self.participation
+        state, hp = self._one_run()
+
+        def sent(hp: PyTree, server: PyTree) -> PyTree:
+            ctx = server_context(participation, jnp.int32(0))
+            return algorithm.server.broadcast(jax.random.key(0), hp, ctx, server).per_client
+
+        why = refusal(algorithm, participation, compiled.shapes(sent, hp, state.server))
+        if why:
+            raise self._refused(f"the method cannot be served, as {why}")
+
+    def _place_data(self, parts: Sequence[Federation]) -> tuple[Federation, ...]:
+        for part in parts:
+            for split in (part.train, part.validation, part.test):
+                split.check()
+        return tuple(jax.tree.map(np.asanyarray, part) for part in parts)
+
+    def _resolve(self, plan: Any, cohort: int, platform: str | None = None) -> Resolved:
+        resolved = super()._resolve(plan, cohort, platform)
+        said = {"host": "in the host's memory", "disk": "in files"}[self._where]
+        why = "as given" if self.plan.clients_in == self._where else "they do not fit where they would be faster"
+        return resolved._replace(home=said, reasons=(*resolved.reasons, why))
+
+    # --- states -----------------------------------------------------------------------------------
+
+    def keep_clients_in(self, folder: Path, checkpoints: Sequence[int]) -> None:
+        if self._where != "disk":
+            super().keep_clients_in(folder, checkpoints)
+        elif checkpoints and not folder.is_dir():
+            raise JaxpflError(
+                f"the clients of the run do not live on disk, in {folder}: leave out plan.clients_in = disk"
+            )
+        else:
+            self._folder = folder
+
+    def check_room(self, runs: int) -> None:
+        # Servers and counters of all runs stay in memory, wherever the clients' states are.
+        check_states(self._state_shapes(runs)._replace(clients=()), self.placement, runs)
+        if self._where == "host":
+            need = trees.num_bytes(self._rows_of(runs))
+            host_memory.check(need, "the clients' states need", "keep them in files (plan.clients_in = disk)")
+
+    def _rows_of(self, runs: int) -> PyTree:
+        """Shapes of the clients' states, [S, m, ...]."""
+        clients = self.participation.num_clients
+        shapes = self._state_shapes(runs).clients[0]
+        return jax.tree.map(lambda a: jax.ShapeDtypeStruct((runs, clients, *a.shape[2:]), a.dtype), shapes)
+
+    def init(self, seeds: Sequence[int]) -> RunState:
+        if len(seeds):
+            self.check_room(len(seeds))
+        keys = self._run_keys(seeds)
+        tree, hp = self._new_rows(len(seeds), keys[0]), self._hp_rows(len(seeds))
+        is_old = self._disk is not None and not self._disk.is_new
+        starts = []
+        for run in range(len(seeds)):
+            own = jax.tree.map(lambda a, run=run: a[run : run + 1], (keys, hp))
+            for nth, (of, state) in enumerate(self._blocks.start(*own)):
+                if nth == 0:
+                    starts.append(state._replace(clients=(), counts=None))
+                if is_old:  # `adopt` says which round is wanted
+                    break
+                rows.put(tree, run, of, jax.tree.map(lambda a: a[0], state.clients[0]))
+                self._give_back(state.clients)
+        if self._disk is not None and not is_old:
+            self._disk.made()
+        first = jax.tree.map(lambda *parts: jnp.concatenate(parts), *starts)
+        return self._written(first, (tree,), self._no_counts(len(seeds)))
+
+    def _new_rows(self, runs: int, keys: Array) -> PyTree:
+        """Arrays for the clients' states, in memory or in files."""
+        shapes = self._rows_of(runs)
+        if self._where == "host":
+            return jax.tree.map(lambda a: np.empty(a.shape, a.dtype), shapes)
+        if self._folder is None:
+            self._folder = Path(tempfile.mkdtemp(prefix="jaxpfl-clients-")) / "clients"
+            weakref.finalize(self, shutil.rmtree, self._folder.parent, ignore_errors=True)
+        self._disk = Disk(self._folder, shapes, _names(keys))
+        self._pages = rows.Pages((self._disk.tree, self.federations))
+        return self._disk.tree
+
+    def _no_counts(self, runs: int) -> Counts:
+        table: Any = np.zeros((runs, self.participation.num_clients, COLUMNS), np.int32)
+        return Counts(table)
+
+    def _written(self, rest: RunState, clients: tuple[PyTree, ...], counts: Counts) -> RunState:
+        """A state whose clients are those that were written last."""
+        self._now = (counts.table, np.array(rest.round, np.int64))
+        return rest._replace(clients=clients, counts=counts)
+
+    def trim(self, state: RunState) -> RunState:
+        return state
+
+    def counts(self, state: RunState) -> Counts:
+        return jax.tree.map(np.array, state.counts)
+
+    def kept(self, state: RunState) -> RunState:
+        return state if self._disk is None else state._replace(clients=())
+
+    def prepare(self, round: int) -> None:
+        if self._disk is not None:
+            self._disk.prepare(round)
+
+    def commit(self, round: int) -> None:
+        if self._disk is not None:
+            self._disk.commit(round)
+
+    def adopt(self, state: RunState) -> RunState:
+        """A stored state, with clients as host arrays; those on disk go back to its round.
+
+        Raises:
+          JaxpflError: if those on disk cannot.
+        """
+        self._noise.add(state.noise)
+        clients, counts = jax.tree.map(_writable, (state.clients, state.counts))
+        if self._disk is not None:
+            self._disk.recover(int(np.max(state.round)))
+            first, *_ = runs = [self._disk.keys.index(name) for name in _names(state.key)]
+            clients = (jax.tree.map(lambda a: a[first : first + len(runs)], self._disk.tree),)
+        rest = state._replace(clients=(), counts=None)
+        return self._written(jax.device_put(rest, self._rounds.placement.everywhere), clients, counts)
+
+    def _check_current(self, state: RunState) -> None:
+        """Refuse a state whose rows were written over.
+
+        Raises:
+          JaxpflError.
+        """
+        if self._now is None or state.counts.table is not self._now[0]:
+            return
+        if not np.array_equal(np.asarray(state.round), self._now[1]):
+            raise JaxpflError(
+                f"the state of round {int(np.max(state.round))} was advanced to round {int(self._now[1].max())}, and "
+                "its clients were written over: go on from what advance returned"
+            )
+
+    def _give_back(self, tree: PyTree) -> None:
+        """Give back pages of files once enough of such copies were read or written."""
+        self._pages.touched(trees.num_bytes(tree))
+
+    # --- rounds and scores ------------------------------------------------------------------------
+
+    def advance(self, state: RunState, rounds: int) -> tuple[RunState, dict[str, np.ndarray]]:
+        self._noise.check(state.noise)
+        self._check_current(state)
+        if rounds <= 0:
+            return state, {}
+        if not self.plan.donate:
+            state = state._replace(**jax.tree.map(np.copy, {"clients": state.clients, "counts": state.counts}))
+        tree, table, values = state.clients[0], state.counts.table, self._values(state.round.shape[0])
+
+        def write(run: int, of: np.ndarray, held: Held) -> None:
+            if self._disk is None:
+                rows.put(tree, run, of, held.clients)
+            else:
+                self._disk.put(run, of, held.clients)
+                self._give_back(held)
+            table[run, of] = held.counts.table
+
+        ends, history = [], []
+        with ThreadPoolExecutor(1, thread_name_prefix="clients") as courier:
+            for run in range(state.round.shape[0]):
+                own = jax.tree.map(lambda a, run=run: a[run : run + 1], values)
+                own = jax.device_put(own, self._rounds.placement.everywhere)
+                end, metrics = self._rounds.advance(run, state, own, rounds, courier, write)
+                ends.append(end)
+                history.append(metrics)
+        new = jax.tree.map(lambda *parts: jnp.concatenate(parts), *ends)
+        new = self._written(new, state.clients, state.counts)
+        self._noise.passed(new.noise)
+        self.rounds_run = max(self.rounds_run, int(np.max(new.round)))
+        joined = {name: np.stack([metrics[name] for metrics in history]) for name in history[0]}
+        if self.algorithm.counts_bits:
+            joined["upload_bits"] = whole(*(joined.pop(name) for name in BITS))
+        return new, joined
+
+    def _read(self, name: Name, state: RunState, clients: Clients, *more: Array) -> Any:
+        self._check_current(state)
+        runs = state.round.shape[0]
+        each = (state._replace(clients=(), counts=None), self._hp_rows(runs))
+        results = []
+        for run in range(runs):
+            own = jax.tree.map(lambda a, run=run: a[run : run + 1], each)
+            one, hp = jax.device_put(own, self._blocks.placement.everywhere)
+            if name == "unseen":
+                given = (one, hp, clients, *more)
+                results.append(jax.tree.map(np.asarray, self._blocks.programs.of(name, 1, given)(*given)))
+            else:
+                results.append(self._blocks.read(name, run, one, state, hp, self._give_back))
+        return jax.tree.map(lambda *a: np.concatenate(a), *results)
+
+    # --- programs ---------------------------------------------------------------------------------
+
+    def compile(self, seeds: Sequence[int], *scores: str) -> None:
+        """Check that there is room; each program is compiled at its first call."""
+        self.check_room(len(seeds))
+
+    def shared_data(self) -> None:
+        """None: the data stay on the host."""
+
+    def memory(self, runs: int = 1) -> dict[str, int]:
+        """Bytes of the data and of the clients' states on the host, and of what a round takes on the devices."""
+        empty = jax.tree.map(lambda a: np.broadcast_to(np.zeros((), a.dtype), a.shape), self._rows_of(1))
+        counts = self._no_counts(1)
+        keys = jax.vmap(jax.random.key)(np.zeros(1, np.uint32))
+        keys = keys, None if self.algorithm.noise is None else keys
+        own = jax.tree.map(lambda a: a[:1], self._hp_rows(1))
+        _, start = next(self._blocks.start(keys, own))
+        given = self._rounds.example(start._replace(clients=(empty,), counts=counts), self._values(1))
+        working = memory.needed(self._rounds.program(given), self.placement.devices) + trees.num_bytes(given[:3])
+        states = trees.num_bytes(self._rows_of(runs))
+        return {"data": trees.num_bytes(self.federations), "states": states, "working": working}
+
+
+def _names(keys: Array) -> list[str]:
+    """Text of each run's key."""
+    return [bytes(row).hex() for row in np.asarray(jax.random.key_data(keys))]
+
+
+def _writable(leaf: Any) -> np.ndarray:
+    array = np.asarray(leaf)
+    return array if array.flags.writeable else array.copy()

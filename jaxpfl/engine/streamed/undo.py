@@ -1,0 +1,89 @@
+"""Undo journals of memory-mapped rows: what rows held at a checkpoint, so that a killed run goes back to it.
+
+A row's old content is appended, with a checksum and flushed to the disk, before the row is first written after a
+checkpoint. A record that is torn belongs to rows that were not yet written.
+"""
+
+from __future__ import annotations
+
+import os
+import struct
+import zlib
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+
+from jaxpfl.errors import writing
+
+_HEAD = struct.Struct("<IQI")  # rows, bytes of the body, its checksum
+
+
+class Journal:
+    """The journal of one checkpoint.
+
+    Attributes:
+      path: its file.
+    """
+
+    def __init__(self, path: Path, rows: int):
+        """Open a journal for rows 0 ... rows - 1, and continue it if there is one.
+
+        Raises:
+          UnwritableError: as on a full disk.
+        """
+        self.path = path
+        self._kept = np.zeros(rows, bool)
+        for numbers, _ in records(path):
+            self._kept[numbers] = True
+        whole = sum(_HEAD.size + length for length in _lengths(path))
+        with writing(path):
+            # Without a buffer, whose content would be written at some later time after an error.
+            self._file = open(path, "ab", buffering=0)  # noqa: SIM115, it stays open
+            self._file.truncate(whole)  # without what was torn
+
+    def keep(self, numbers: np.ndarray, content: Callable[[np.ndarray], list[np.ndarray]]) -> None:
+        """Keep the content of those rows that are not kept yet.
+
+        Args:
+          numbers: [k] int64, distinct.
+          content: ``numbers -> arrays``, each [k, ...], in the order in which they are given back.
+
+        Raises:
+          UnwritableError: as on a full disk.
+        """
+        new = numbers[~self._kept[numbers]]
+        if not len(new):
+            return
+        parts = [part.tobytes() for part in (new.astype("<i8"), *content(new))]
+        check = 0
+        for part in parts:
+            check = zlib.crc32(part, check)
+        with writing(self.path):
+            rest = memoryview(b"".join([_HEAD.pack(len(new), sum(map(len, parts)), check), *parts]))
+            while rest:
+                rest = rest[self._file.write(rest) :]
+            os.fdatasync(self._file.fileno())
+        self._kept[new] = True
+
+    def close(self) -> None:
+        """Close the file."""
+        self._file.close()
+
+
+def records(path: Path) -> Iterator[tuple[np.ndarray, bytes]]:
+    """The intact records: numbers of rows [k], and the bytes of their content."""
+    if not path.exists():
+        return
+    with open(path, "rb") as file:
+        while len(head := file.read(_HEAD.size)) == _HEAD.size:
+            rows, length, check = _HEAD.unpack(head)
+            body = file.read(length)
+            if len(body) < length or zlib.crc32(body) != check:
+                return
+            yield np.frombuffer(body[: 8 * rows], "<i8"), body[8 * rows :]
+
+
+def _lengths(path: Path) -> Iterator[int]:
+    for numbers, content in records(path):
+        yield numbers.nbytes + len(content)

@@ -1,0 +1,300 @@
+"""Processes that share one run: their number, what they agree on, and arrays that are spread over them.
+
+Under `jaxpfl.distributed.start` every process runs the same program on the same settings, and each device holds its own
+clients. Whatever one process alone decides or reads (a file, the time, a random seed, the free memory) must reach the
+others before it steers the run: `on_first`, `exchange` and `agree` do that. With one process each of them is the plain
+call, and nothing here starts JAX.
+"""
+
+from __future__ import annotations
+
+import pickle
+from collections.abc import Callable, Mapping
+from contextlib import suppress
+from typing import Any, NamedTuple, TypeVar, cast
+
+import jax
+import numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import NamedSharding, Sharding
+from jax.sharding import PartitionSpec as P
+
+from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.types import PyTree
+
+T = TypeVar("T")
+_SHORT = 2048
+"""Bytes of a message that travels in one exchange; a longer one takes a second."""
+_BLOCK_BYTES = 2**26
+"""Largest part of an array that all processes hold at once while it is fetched or dealt out."""
+
+
+class AgreedError(JaxpflError):
+    """An error that every process raises."""
+
+
+class _Refused(NamedTuple):
+    """An error in the place of a value; ``alone`` if no other process could have had it."""
+
+    said: str
+    alone: bool
+
+
+def several() -> bool:
+    """True if this process shares its run with others."""
+    return jax.distributed.is_initialized() and jax.process_count() > 1
+
+
+def count() -> int:
+    """Number of processes."""
+    return jax.process_count() if several() else 1
+
+
+def index() -> int:
+    """This process's number, from 0."""
+    return jax.process_index() if several() else 0
+
+
+def is_first() -> bool:
+    """True for the process that prints and writes."""
+    return index() == 0
+
+
+def exchange(value: T) -> list[T]:
+    """The values of all processes, in their order; every process must call it.
+
+    Raises:
+      AgreedError: on every process, if one of them had an error in the place of its value.
+    """
+    if not several():
+        return [value]
+    values = _all(value)
+    refused = {number: v for number, v in enumerate(values) if isinstance(v, _Refused)}
+    for number, error in refused.items():
+        everyones = len(refused) == len(values) and len(set(refused.values())) == 1
+        raise AgreedError(error.said if everyones or error.alone else f"process {number}: {error.said}")
+    return values
+
+
+def on_first(do: Callable[[], T]) -> T:
+    """Call ``do`` in the first process; every process returns its result, or raises its error.
+
+    Raises:
+      AgreedError: with the message of a `JaxpflError` or of the system's error, in the other processes.
+    """
+    if not several():
+        return do()
+    return _told(do, alone=True)[0] if is_first() else exchange(cast(T, None))[0]
+
+
+def together(do: Callable[[], T]) -> T:
+    """Call ``do`` in every process, and return only if none of them fails.
+
+    Raises:
+      AgreedError: with the first error of any process.
+    """
+    if not several():
+        return do()
+    held: list[T] = []
+    _told(lambda: held.append(do()))
+    return held[0]
+
+
+def agree(what: str, value: Any) -> None:
+    """Refuse to go on with a value that differs between the processes.
+
+    Args:
+      what: its name in the message.
+      value: comparable and picklable; of a mapping, and those in it, the message names the first entry that
+        differs.
+
+    Raises:
+      AgreedError: with the two values.
+    """
+    first, *others = exchange(value)
+    for number, other in enumerate(others, 1):
+        if _equal(first, other):
+            continue
+        names = []
+        while isinstance(first, Mapping) and isinstance(other, Mapping):
+            names.append(next(n for n in {**first, **other} if not _equal(first.get(n), other.get(n))))
+            first, other = first.get(names[-1]), other.get(names[-1])
+        what = " ".join([what, ".".join(names)]) if names else what
+        raise AgreedError(
+            f"{what} must be the same in every process: process 0 has {shown(first)}, process {number} {shown(other)}"
+        )
+
+
+def _equal(a: Any, b: Any) -> bool:
+    return a == b or repr(a) == repr(b)  # a NaN is like a NaN
+
+
+def fetch(tree: PyTree) -> PyTree:
+    """Arrays on the host, typed keys on its device; every process then has the whole of each."""
+    return jax.tree.map(_fetched, tree)
+
+
+def fetch_to_first(tree: PyTree) -> PyTree:
+    """Arrays on the host of the first process, and None in the others, which hold a small part at any time."""
+    leaves, structure = jax.tree.flatten(tree)
+    found = [_fetched_to_first(leaf) for leaf in leaves]
+    return jax.tree.unflatten(structure, found) if is_first() else None
+
+
+def put(value: Any, layout: Sharding) -> jax.Array:
+    """An array that all processes hold, or one that is laid out already, with each device's own part on it."""
+    if isinstance(value, jax.Array):
+        if value.sharding.is_equivalent_to(layout, value.ndim):
+            return value
+        if _is_key(value):
+            return jax.random.wrap_key_data(put(jax.random.key_data(value), layout))
+    host = _fetched(value)
+    return jax.make_array_from_callback(host.shape, layout, lambda part: host[part])
+
+
+def deal(tree: PyTree, shapes: PyTree, layouts: PyTree) -> PyTree:
+    """Arrays of the first process's host, with each device's own part on it; the others give None for the tree.
+
+    Args:
+      tree: NumPy arrays, or None.
+      shapes: of the arrays (anything with ``shape`` and ``dtype``).
+      layouts: their shardings.
+    """
+    given = jax.tree.leaves(tree) if tree is not None else None
+    leaves, structure = jax.tree.flatten(shapes)
+    made = [
+        _dealt(None if given is None else given[i], leaf, layout)
+        for i, (leaf, layout) in enumerate(zip(leaves, jax.tree.leaves(layouts), strict=True))
+    ]
+    return jax.tree.unflatten(structure, made)
+
+
+def _told(do: Callable[[], T], *, alone: bool = False) -> list[T]:
+    """The exchanged results of ``do``; ``alone`` if the other processes only listen."""
+    try:
+        value = do()
+    except AgreedError:  # the others have it
+        raise
+    except Exception as error:  # one that is no `JaxpflError` is a defect, and shown here
+        kind = "" if isinstance(error, JaxpflError) or not str(error) else f"{type(error).__name__}: "
+        with suppress(AgreedError):
+            exchange(_Refused(f"{kind}{error}" or type(error).__name__, alone))
+        raise
+    return exchange(value)
+
+
+def _all(value: Any) -> list[Any]:
+    """Any values of all processes: one gathering of bytes, or two where one is long."""
+    own = pickle.dumps(value)
+    head = np.zeros(_SHORT + 8, np.uint8)
+    head[:8] = np.frombuffer(np.int64(len(own)).tobytes(), np.uint8)
+    head[8 : 8 + len(own)] = np.frombuffer(own[:_SHORT], np.uint8)
+    rows = np.ascontiguousarray(multihost_utils.process_allgather(head))
+    lengths = rows[:, :8].copy().view(np.int64)[:, 0]
+    rows = rows[:, 8:]
+    if (longest := int(lengths.max())) > _SHORT:
+        body = np.zeros(1 << (longest - 1).bit_length(), np.uint8)  # few sizes, few programs
+        body[: len(own)] = np.frombuffer(own, np.uint8)
+        rows = np.asarray(multihost_utils.process_allgather(body))
+    return [pickle.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
+
+
+def _fetched(value: Any) -> Any:
+    if _is_key(value):
+        return jax.random.wrap_key_data(_fetched(jax.random.key_data(value)))
+    if _is_spread(value):
+        value = jax.jit(_same, out_shardings=_everywhere(value.sharding))(value)
+    return np.asarray(value)
+
+
+def _same(a: jax.Array) -> jax.Array:  # at the top, so that each shape is compiled once
+    return a
+
+
+def _block(a: jax.Array, start: jax.Array, rows: int, axis: int) -> jax.Array:
+    return jax.lax.dynamic_slice_in_dim(a, start, rows, axis)
+
+
+def _fetched_to_first(value: Any) -> np.ndarray | None:
+    if not _is_spread(value):
+        return np.asarray(value) if is_first() else None
+    axis = _axis(value.sharding)
+    rows = _rows_of_block(value, axis)
+    cut = jax.jit(_block, static_argnums=(2, 3), out_shardings=_everywhere(value.sharding))
+    whole = np.empty(value.shape, value.dtype) if is_first() else None
+    for start in _starts(value.shape[axis], rows):
+        part = np.asarray(cut(value, start, rows, axis))
+        if whole is not None:
+            whole[_along(axis, start, start + rows)] = part
+    return whole
+
+
+def _dealt(given: np.ndarray | None, shape: Any, layout: Sharding) -> jax.Array:
+    """One array of the first process, sent block by block; each process keeps the rows of its own devices."""
+
+    def sent(block: tuple[slice, ...], size: tuple[int, ...]) -> np.ndarray:
+        part = np.zeros(size, shape.dtype) if given is None else np.ascontiguousarray(given[block])
+        # As bytes: the others add zeros, which would turn a negative zero into a positive one.
+        data = np.asarray(multihost_utils.broadcast_one_to_all(part.reshape(-1).view(np.uint8)))
+        return data.view(shape.dtype).reshape(size)
+
+    if layout.is_fully_replicated:
+        return put(sent((), shape.shape), layout)
+    axis = _axis(layout)
+    every = shape.shape[axis]
+    places = layout.addressable_devices_indices_map(shape.shape).values()
+    own = [place[axis].indices(every) for place in places if place is not None]
+    low, high = min(start for start, *_ in own), max(stop for _, stop, _ in own)
+    held = np.empty(_resized(shape.shape, axis, high - low), shape.dtype)
+    rows = _rows_of_block(shape, axis)
+    for start in _starts(every, rows):
+        block = sent(_along(axis, start, start + rows), _resized(shape.shape, axis, rows))
+        first, last = max(low, start), min(high, start + rows)
+        if first < last:
+            held[_along(axis, first - low, last - low)] = block[_along(axis, first - start, last - start)]
+
+    def part_of(place: tuple[slice, ...] | None) -> np.ndarray:
+        assert place is not None
+        start, stop, _ = place[axis].indices(every)
+        return held[_along(axis, start - low, stop - low)]
+
+    return jax.make_array_from_callback(shape.shape, layout, part_of)
+
+
+def _is_key(value: Any) -> bool:
+    return isinstance(value, jax.Array) and jax.numpy.issubdtype(value.dtype, jax.dtypes.prng_key)
+
+
+def _is_spread(value: Any) -> bool:
+    """True for an array of which this process holds a part only."""
+    return isinstance(value, jax.Array) and not (value.is_fully_addressable or value.is_fully_replicated)
+
+
+def _everywhere(layout: Sharding) -> NamedSharding:
+    assert isinstance(layout, NamedSharding)
+    return NamedSharding(layout.mesh, P())
+
+
+def _axis(layout: Sharding) -> int:
+    """The one axis along which an array is sharded."""
+    assert isinstance(layout, NamedSharding)
+    return next(axis for axis, name in enumerate(layout.spec) if name is not None)
+
+
+def _rows_of_block(like: Any, axis: int) -> int:
+    """Rows of the largest blocks that travel at once."""
+    row = like.dtype.itemsize * int(np.prod(like.shape)) // max(like.shape[axis], 1)
+    return max(1, min(like.shape[axis], _BLOCK_BYTES // max(row, 1)))
+
+
+def _starts(every: int, rows: int) -> list[int]:
+    """First rows of blocks that cover all; the last one starts early enough to be complete."""
+    return [min(start, every - rows) for start in range(0, every, rows)]
+
+
+def _along(axis: int, start: int, stop: int) -> tuple[slice, ...]:
+    return (*[slice(None)] * axis, slice(start, stop))
+
+
+def _resized(shape: tuple[int, ...], axis: int, rows: int) -> tuple[int, ...]:
+    return (*shape[:axis], rows, *shape[axis + 1 :])

@@ -1,0 +1,170 @@
+"""Memory-mapped states: they go back to the last checkpoints, whatever was written since, torn records included."""
+
+from __future__ import annotations
+
+import resource
+import shutil
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpfl import JaxpflError
+from jaxpfl.engine.streamed.disk import Disk
+from jaxpfl.engine.streamed.rows import Pages
+from jaxpfl.engine.streamed.undo import records
+
+SHAPES = {"w": jax.ShapeDtypeStruct((2, 6, 3), np.float32), "n": jax.ShapeDtypeStruct((2, 6), np.int32)}
+KEYS = ["a", "b"]
+
+
+def opened(folder: Path) -> Disk:
+    return Disk(folder, SHAPES, KEYS)
+
+
+def begun(folder: Path) -> Disk:
+    disk = opened(folder)
+    disk.tree["w"][:], disk.tree["n"][:] = 0, 0
+    disk.made()
+    return disk
+
+
+def write(disk: Disk, value: int, run: int, *rows: int) -> None:
+    of = np.array(rows)
+    disk.put(run, of, {"w": np.full((len(of), 3), value, np.float32), "n": np.full(len(of), value, np.int32)})
+
+
+def content(disk: Disk) -> list[np.ndarray]:
+    return [np.array(leaf) for leaf in jax.tree.leaves(disk.tree)]
+
+
+def checkpoint(disk: Disk, round: int) -> list[np.ndarray]:
+    disk.prepare(round)
+    disk.commit(round)
+    return content(disk)
+
+
+def assert_holds(disk: Disk, wanted: list[np.ndarray]) -> None:
+    for a, b in zip(content(disk), wanted, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_kill_leads_back_to_the_last_checkpoint_or_the_one_before(tmp_path: Path) -> None:
+    disk = begun(tmp_path / "s")
+    zero = content(disk)
+    write(disk, 1, 0, 0, 2)
+    one = checkpoint(disk, 5)
+    write(disk, 2, 0, 2, 3)
+    write(disk, 3, 1, 2)
+    two = checkpoint(disk, 10)
+    write(disk, 4, 0, 0, 1, 2)
+    write(disk, 5, 0, 2)  # a second time: its first content counts
+    shutil.copytree(tmp_path / "s", tmp_path / "other")
+
+    again = opened(tmp_path / "s")
+    again.recover(10)
+    assert_holds(again, two)
+    write(again, 6, 1, 5)  # and goes on from there
+    again = opened(tmp_path / "s")
+    again.recover(10)
+    assert_holds(again, two)
+
+    other = opened(tmp_path / "other")
+    other.recover(5)  # the checkpoint of round 10 is damaged, say
+    assert_holds(other, one)
+    with pytest.raises(JaxpflError, match="cannot go back to round 0: delete this folder and the checkpoints"):
+        other.recover(0)
+    del zero
+
+
+def test_without_a_checkpoint_it_begins_anew(tmp_path: Path) -> None:
+    disk = begun(tmp_path / "s")
+    zero = content(disk)
+    write(disk, 1, 1, 0, 5)
+    again = opened(tmp_path / "s")
+    assert not again.is_new
+    again.recover(0)
+    assert_holds(again, zero)
+
+
+def test_a_kill_between_the_checkpoint_and_its_commit(tmp_path: Path) -> None:
+    disk = begun(tmp_path / "s")
+    zero = content(disk)
+    write(disk, 1, 0, 1)
+    now = content(disk)
+    disk.prepare(3)
+    shutil.copytree(tmp_path / "s", tmp_path / "unsaved")
+    again = opened(tmp_path / "s")
+    again.recover(3)  # the checkpoint of round 3 is there
+    assert_holds(again, now)
+    unsaved = opened(tmp_path / "unsaved")
+    unsaved.recover(0)  # it is not
+    assert_holds(unsaved, zero)
+    write(unsaved, 2, 0, 1)
+    with pytest.raises(JaxpflError, match="cannot go back to round 3"):
+        unsaved.recover(3)
+
+
+@pytest.mark.parametrize("cut", [1, 20, 60])
+def test_a_torn_record_belongs_to_rows_that_were_not_written(tmp_path: Path, cut: int) -> None:
+    disk = begun(tmp_path / "s")
+    zero = content(disk)
+    write(disk, 1, 0, 1, 2)
+    first = (tmp_path / "s" / "undo-0").stat().st_size
+    write(disk, 2, 0, 3)
+    whole = (tmp_path / "s" / "undo-0").read_bytes()
+    disk.tree["w"][0, 3], disk.tree["n"][0, 3] = 0, 0  # killed before the rows were written
+    (tmp_path / "s" / "undo-0").write_bytes(whole[: max(first, len(whole) - cut)])
+    assert sum(len(numbers) for numbers, _ in records(tmp_path / "s" / "undo-0")) == 2
+    again = opened(tmp_path / "s")
+    again.recover(0)
+    assert_holds(again, zero)
+
+
+@pytest.mark.parametrize("size", [0, 30])
+def test_a_full_disk_names_the_journal_and_loses_nothing(tmp_path: Path, size: int) -> None:
+    disk = begun(tmp_path / "s")
+    zero = content(disk)
+    write(disk, 1, 0, 1)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    room = (tmp_path / "s" / "undo-0").stat().st_size + size
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        with pytest.raises(JaxpflError, match=f"^cannot write to {tmp_path / 's' / 'undo-0'}: File too large$"):
+            write(disk, 2, 0, 3)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    again = opened(tmp_path / "s")
+    again.recover(0)
+    assert_holds(again, zero)
+
+
+def test_half_made_files_are_made_anew(tmp_path: Path) -> None:
+    opened(tmp_path / "s").tree["w"][:] = 7  # killed before `made`
+    again = opened(tmp_path / "s")
+    assert again.is_new
+    np.testing.assert_array_equal(again.tree["w"], 0)
+
+
+def test_other_states_are_refused(tmp_path: Path) -> None:
+    begun(tmp_path / "s")
+    with pytest.raises(JaxpflError, match="holds the clients' states of other runs: delete it to start anew"):
+        Disk(tmp_path / "s", SHAPES, ["a", "c"])
+
+
+def test_pages_of_files_do_not_stay_in_the_process(tmp_path: Path) -> None:
+    leaf = np.lib.format.open_memmap(tmp_path / "x.npy", "w+", np.float32, (16, 2**20))  # 64 MiB
+    pages = Pages({"x": leaf})
+    leaf[:] = 1
+    before = resident_file_bytes()
+    pages.touched(2**20)
+    assert resident_file_bytes() > before - 2**25
+    pages.touched(2**30)
+    assert resident_file_bytes() < before - 48 * 2**20
+    assert (leaf[::5, ::4096] == 1).all()  # what was written is still there
+
+
+def resident_file_bytes() -> int:
+    lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
+    return 1024 * int(lines["RssFile"].split()[0])

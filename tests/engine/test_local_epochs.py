@@ -1,0 +1,111 @@
+"""Local work in epochs: each client takes the steps of passes over its own examples, in every method alike."""
+
+import jax
+import numpy as np
+import pytest
+
+import jaxpfl
+from jaxpfl import JaxpflError
+from jaxpfl.data.batching import draw_batches, plan_batches
+from jaxpfl.local_epochs import LocalEpochs
+
+SIZES = (3, 8, 17, 24)
+BATCH = 5
+STEPS = [1, 2, 4, 5]  # of a pass: a client with fewer examples than a batch has slots takes them all
+
+
+def federation(sizes=SIZES, first=0):
+    rng = np.random.default_rng(0)
+
+    def client(n):
+        return rng.normal(size=(n, 4)).astype(np.float32), rng.integers(0, 3, n).astype(np.int32)
+
+    ids = range(first, first + len(sizes))
+    return jaxpfl.stack_clients([client(n) for n in sizes], test=[client(6) for _ in sizes], client_ids=list(ids))
+
+
+def fitted(method="fedavg", sizes=SIZES, **more):
+    given = {"model": "linear", "rounds": 2, "batch_size": BATCH, "seeds": 1, "num_classes": 3} | more
+    return jaxpfl.fit(method, federation(sizes), **given)
+
+
+@pytest.mark.parametrize("epochs", [1, 2])
+def test_a_round_is_so_many_passes(epochs):
+    own = LocalEpochs(epochs, BATCH)
+    steps = own.on_host(np.array(SIZES))
+    assert steps.tolist() == [int(own.steps(np.int32(n))) for n in SIZES]
+    if epochs == 1:
+        assert steps.tolist() == STEPS
+    plan = plan_batches(np.array(SIZES), int(steps.max()), BATCH, own=own)
+
+    for n, count in zip(SIZES, steps, strict=True):
+        seen = []
+        for participations in range(12):
+            places, valid = draw_batches(plan, jax.random.key(n), np.int32(participations), np.int32(n))
+            seen += np.asarray(places)[:count][np.asarray(valid)[:count]].tolist()
+        whole = len(seen) // n * n  # rounds continue the epoch, so that every pass has every example once
+        for start in range(0, whole, n):
+            assert sorted(seen[start : start + n]) == list(range(n))
+
+
+def test_clients_of_one_size_are_those_of_as_many_steps():
+    sizes = (20, 20, 20)
+    epochs, steps = (fitted(sizes=sizes, **work) for work in ({"local_epochs": 1}, {"local_steps": 4}))
+    assert np.array_equal(epochs.personalized_accuracy, steps.personalized_accuracy)
+    assert np.array_equal(epochs.history["train_loss"], steps.history["train_loss"])
+
+
+@pytest.mark.slow
+def test_each_clients_gradients_are_those_of_its_own_steps():
+    for method, each in (("fedavg", 1), ("ditto", 2), ("fedem", 3)):
+        options = {"components": 3} if method == "fedem" else {}
+        found = fitted(method, local_epochs=1, options=options)
+        assert found.gradients.training[0].tolist() == [2 * each * count for count in STEPS]
+
+
+def test_fine_tuning_takes_passes_of_its_own():
+    found = fitted("fedavg-ft", local_steps=2, options={"fine_tune_epochs": 2})
+    assert found.gradients.training[0].tolist() == [4] * 4
+    assert found.gradients.personalization.tolist() == LocalEpochs(2, BATCH).on_host(np.array(SIZES)).tolist()
+
+
+@pytest.mark.slow
+def test_head_and_body_share_a_clients_own_steps():
+    sizes = (10, 40)
+    epochs = fitted("fedrep", sizes=sizes, model="mlp:4", local_epochs=1)
+    assert epochs.gradients.training[0].tolist() == [4, 16]
+    # Two steps, the first on the head: were the head's share that of the larger client, the body would never move.
+    alone, pair = (fitted("fedrep", sizes=(10, 10), model="mlp:4", **work) for work in WORKS)
+    assert np.array_equal(alone.history["train_loss"], pair.history["train_loss"])
+
+
+WORKS = ({"local_epochs": 1}, {"local_steps": 2})
+
+
+def test_slow_clients_take_fewer_of_their_own_steps():
+    found = fitted(local_epochs=1, stragglers=1.0, rounds=8)
+    taken = found.gradients.training[0]
+    assert (taken <= 8 * np.array(STEPS)).all()
+    assert (taken[1:] < 8 * np.array(STEPS[1:])).all()
+    assert taken[0] == 8
+
+
+@pytest.mark.parametrize("method", ["l2gd", "network-lasso"])
+def test_methods_whose_update_has_tau_refuse_epochs(method):
+    with pytest.raises(JaxpflError, match="give local_steps, not local_epochs"):
+        fitted(method, local_epochs=1)
+
+
+@pytest.mark.slow
+def test_numbers_are_the_same_under_any_plan():
+    found = [fitted("ditto", local_epochs=1, plan=jaxpfl.ExecutionPlan(clients=how)) for how in ("map", "vmap", 2)]
+    for other in found[1:]:
+        for a, b in zip(*(jax.tree.leaves(one.state.clients) for one in (found[0], other)), strict=True):
+            np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.slow
+def test_new_clients_adapt_by_passes_over_their_own_examples():
+    given = {"model": "linear", "rounds": 1, "batch_size": BATCH, "num_classes": 3, "local_epochs": 1}
+    found = jaxpfl.fit("local", federation((24,)), unseen=federation((3, 17), first=1), adapt_rounds=2, **given)
+    assert found.unseen["after"]["gradients"][0].tolist() == [2, 8]

@@ -1,0 +1,111 @@
+"""Precision of products as a setting of the plan: what it lowers, and what stays float32."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxpfl
+from jaxpfl import ExecutionPlan, JaxpflError, fit
+from jaxpfl.engine.assembly import simulation_of
+from jaxpfl.engine.execution_plan import explain, resolve
+from jaxpfl.engine.spec import RunSpec, Training, Work
+from jaxpfl.experiment import config as configs
+from jaxpfl.privacy import Mechanism
+
+
+@pytest.fixture(scope="module")
+def federation():
+    return jaxpfl.federate(jaxpfl.load("digits"), clients=4, classes_per_client=3)
+
+
+def simulate(federation, precision, privacy=None):
+    given = {"training": Training(model="mlp:16"), "work": Work(local_steps=2), "num_classes": 10}
+    plan = ExecutionPlan(devices=1, precision=precision)
+    return simulation_of(RunSpec(method=jaxpfl.METHODS["fedavg"], privacy=privacy, plan=plan, **given), federation)
+
+
+def products(simulation, platform):
+    """Precision and operand types of the program's products."""
+    lines = [line for line in simulation.export(platform).mlir_module().splitlines() if "stablehlo.dot_general" in line]
+    found = [(re.search(r"precision = \[(\w+)", line), re.search(r"\(tensor<[\dx]*x(\w+)>", line)) for line in lines]
+    assert all(kind for _, kind in found)
+    return {(how[1] if how else "DEFAULT", kind[1]) for how, kind in found if kind}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("privacy", [None, Mechanism(1.0, 1.0)])
+def test_products_have_the_precision_and_nothing_else_changes_its_type(federation, privacy):
+    programs = {name: simulate(federation, name, privacy) for name in ("float32", "tf32", "bfloat16")}
+    found = {(name, p): products(one, p) for name, one in programs.items() for p in ("cpu", "cuda")}
+    assert found["float32", "cpu"] == found["tf32", "cpu"] == {("DEFAULT", "f32")}
+    assert found["float32", "cuda"] == {("HIGHEST", "f32")}
+    assert found["tf32", "cuda"] == {("HIGH", "f32")}
+    assert {kind for _, kind in found["bfloat16", "cuda"]} == {kind for _, kind in found["bfloat16", "cpu"]} == {"bf16"}
+    for name in ("float32", "bfloat16"):
+        state = programs[name].init([0])
+        assert {leaf.dtype for leaf in jax.tree.leaves((state.server, state.clients))} <= {jnp.dtype("float32")}
+    # Clipping and noise have neither products nor bfloat16: the lines with it are as many as without privacy.
+    if privacy is not None:
+        texts = [simulate(federation, "bfloat16", p).export("cuda").mlir_module() for p in (None, privacy)]
+        assert len({text.count("bf16") for text in texts}) == 1
+
+
+@pytest.mark.slow
+def test_bfloat16_is_near_and_tf32_is_float32_on_a_cpu(federation):
+    given = {"model": "mlp:16", "rounds": 3, "local_steps": 3}
+    results = [
+        fit("fedavg", federation, **given, plan=ExecutionPlan(precision=precision))
+        for precision in ("float32", "tf32", "bfloat16")
+    ]
+    losses = [result.history["train_loss"] for result in results]
+    np.testing.assert_array_equal(losses[0], losses[1])
+    assert np.abs(losses[0] - losses[2]).max() > 0
+    np.testing.assert_allclose(losses[0], losses[2], rtol=2e-2)
+
+
+def test_the_plan_says_what_it_lowers():
+    given = {"cohort": 5, "num_clients": 5, "model_bytes": 100}
+    last = {
+        (precision, platform): explain(resolve(ExecutionPlan(precision=precision), **given, platform=platform))[-1]
+        for precision in ("float32", "tf32", "bfloat16")
+        for platform in ("cpu", "cuda")
+    }
+    assert last["float32", "cuda"][0] == "seeds and settings"
+    assert last["tf32", "cpu"] == ("precision of products", "float32", "a CPU has no tf32")
+    assert last["tf32", "cuda"][1] == "tf32"
+    assert last["bfloat16", "cpu"][1] == "bfloat16"
+    with pytest.raises(JaxpflError, match=r"plan\.precision must be float32, tf32 or bfloat16, got 'float16'"):
+        ExecutionPlan(precision="float16")  # pyright: ignore[reportArgumentType]
+
+
+def test_a_precision_of_ones_own_for_jax_is_kept():
+    given = {"cohort": 5, "num_clients": 5, "model_bytes": 100, "platform": "cuda"}
+    assert resolve(ExecutionPlan(), **given).matmul == "float32"
+    with jax.default_matmul_precision("tensorfloat32"):
+        assert resolve(ExecutionPlan(), **given).matmul is None
+
+
+def test_a_task_of_another_precision_is_refused(federation):
+    task = jaxpfl.classification(jaxpfl.models.build_model("linear", 10, (8, 8, 1)), (8, 8, 1), 10)
+    work = jaxpfl.LocalWork(np.asarray(federation.train.size), 1, 2)
+    algorithm, cohorts = jaxpfl.METHODS["local"].build(task, work), jaxpfl.participation.full(4)
+    hyper = jaxpfl.METHODS["local"].hyper
+    with pytest.raises(JaxpflError, match=r"needs a model in it: jaxpfl\.models\.in_bfloat16"):
+        jaxpfl.Simulation(algorithm, task, federation, cohorts, hyper, plan=ExecutionPlan(precision="bfloat16"))
+
+
+def test_a_run_keeps_its_precision_and_its_folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    default = configs.RunConfig()
+    half = configs.RunConfig(plan=ExecutionPlan(precision="bfloat16"))
+    blocks = configs.RunConfig(plan=ExecutionPlan(clients="map"))
+    old, new, other = map(configs.to_json, (default, half, blocks))
+    assert configs.differences(old, new)[0] == ["plan.precision: float32 -> bfloat16"]
+    assert configs.differences(old, other)[0] == []
+    older = old | {"plan": {name: value for name, value in old["plan"].items() if name != "precision"}}
+    assert configs.differences(older, old) == ([], [])
+    folders = [configs.default_folder("run", config, ("fedavg",), False) for config in (default, half, blocks)]
+    assert folders[0] == folders[2] != folders[1]

@@ -1,0 +1,227 @@
+"""Clients in host memory or in files: the numbers of clients on the device to the bit, and what is refused."""
+
+from __future__ import annotations
+
+import functools
+import math
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import pytest
+
+import jaxpfl
+from jaxpfl import ExecutionPlan, JaxpflError
+from jaxpfl.engine.assembly import Assembled
+from jaxpfl.engine.assembly import assemble as assemble_run
+from jaxpfl.engine.execution_plan import explain
+from jaxpfl.engine.spec import Settings, spec_of
+from jaxpfl.engine.streamed import blocks, examples
+from jaxpfl.engine.streamed.rounds import _places
+from jaxpfl.privacy import Mechanism
+from jaxpfl.types import ClientData, Examples
+
+SETTINGS: dict[str, Any] = {
+    "cohort": 7,
+    "rounds": 6,
+    "eval_every": 4,
+    "local_steps": 3,
+    "batch_size": 8,
+    "model": "linear",
+}
+ON_DEVICE = ExecutionPlan(devices=1, runs="map")
+
+
+@functools.lru_cache
+def federation() -> jaxpfl.Federation:
+    whole = jaxpfl.federate(jaxpfl.load("digits"), clients=20, classes_per_client=3, test_share=0.3)
+    keep = np.random.default_rng(0).integers(5, 40, 20)  # ragged
+    return whole._replace(train=cut(whole.train, keep))
+
+
+def cut(split: ClientData, most: np.ndarray) -> ClientData:
+    sizes = np.minimum(np.asarray(split.size), most)
+    places = np.concatenate([np.arange(n) + start for n, start in zip(sizes, np.asarray(split.start), strict=True)])
+    return ClientData.stacked(jax.tree.map(lambda leaf: np.asarray(leaf)[places], split.examples), sizes)
+
+
+def plan(where: str) -> ExecutionPlan:
+    return ExecutionPlan(clients_in=where, devices=1)
+
+
+def assert_same(one: jaxpfl.Fit, other: jaxpfl.Fit) -> None:
+    def seen(fit: jaxpfl.Fit) -> Any:
+        state = fit.simulation.trim(fit.state)
+        parts = (state.server, state.clients, state.counts, state.round)
+        return parts, fit.history, fit.scores, fit.simulation.personal_models(fit.state)
+
+    for a, b in zip(jax.tree.leaves(seen(one)), jax.tree.leaves(seen(other)), strict=True):
+        np.testing.assert_array_equal(np.asarray(a), np.asarray(b))
+
+
+slow = functools.partial(pytest.param, marks=pytest.mark.slow)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "more"),
+    [
+        ("adaped", {"dropout": 0.3, "stragglers": 0.5, "seeds": 2}),
+        ("scaffold", {"participation": "poisson", "cohort_cap": 9}),
+        ("fedavg", {}),
+        ("local", {"draw": "step"}),
+        ("ditto", {"compress": "sign"}),
+        ("ifca", {}),
+        ("adaped", {"privacy": Mechanism(1.0, 0.5)}),
+        ("map-gaussian", {"cohort": 20}),
+    ],
+)
+def test_the_numbers_are_those_of_clients_on_the_device(method: str, more: dict[str, Any]) -> None:
+    given = SETTINGS | more
+    resident = jaxpfl.fit(method, federation(), **given, plan=ON_DEVICE)
+    assert_same(resident, jaxpfl.fit(method, federation(), **given, plan=plan("host")))
+    assert_same(resident, jaxpfl.fit(method, federation(), **given, plan=plan("disk")))
+
+
+@pytest.mark.slow
+def test_two_devices_give_the_same_up_to_the_order_of_sums(two_devices: None) -> None:
+    resident = jaxpfl.fit("adaped", federation(), **SETTINGS, plan=ExecutionPlan(devices=2))
+    streamed = jaxpfl.fit("adaped", federation(), **SETTINGS, plan=ExecutionPlan(devices=2, clients_in="host"))
+    np.testing.assert_array_equal(resident.state.participations[:, :20], streamed.state.participations)
+    np.testing.assert_allclose(resident.history["train_loss"], streamed.history["train_loss"], rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_several_blocks_score_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(blocks, "_BYTES", 1)
+    whole = jaxpfl.fit("local", federation(), **SETTINGS, plan=ExecutionPlan(devices=1, clients=3))
+    in_blocks = jaxpfl.fit(
+        "local", federation(), **SETTINGS, plan=ExecutionPlan(devices=1, clients=3, clients_in="host")
+    )
+    assert in_blocks.simulation._blocks.placement.rows == 3  # 20 clients: the last block is not full
+    assert_same(whole, in_blocks)
+
+
+def test_data_may_be_memory_mapped(tmp_path: Path) -> None:
+    whole = federation()
+    np.save(tmp_path / "x.npy", np.asarray(whole.train.examples.x))
+    mapped = whole.train.with_examples(np.load(tmp_path / "x.npy", mmap_mode="r"))
+    in_file = jaxpfl.fit("adaped", whole._replace(train=mapped), **SETTINGS, plan=plan("disk"))
+    assert isinstance(in_file.simulation.federations[0].train.examples.x, np.memmap)
+    assert_same(jaxpfl.fit("adaped", whole, **SETTINGS, plan=ON_DEVICE), in_file)
+
+
+@pytest.mark.slow
+def test_unseen_clients_and_stored_states() -> None:
+    trained, unseen = jaxpfl.set_apart(federation(), 4)
+    given = SETTINGS | {"rounds": 2, "eval_every": None}
+    resident = jaxpfl.fit("adaped", trained, unseen=unseen, **given, plan=ON_DEVICE)
+    streamed = jaxpfl.fit("adaped", trained, unseen=unseen, **given, plan=plan("host"))
+    np.testing.assert_array_equal(resident.unseen_accuracy, streamed.unseen_accuracy)
+    # A state of clients on the device goes on with clients on the host.
+    there = streamed.simulation.adopt(resident.simulation.trim(resident.state))
+    there, _ = streamed.simulation.advance(there, 2)
+    here, _ = resident.simulation.advance(resident.state, 2)
+    for a, b in zip(jax.tree.leaves(here.clients), jax.tree.leaves(there.clients), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+def test_a_state_that_was_written_over_is_refused() -> None:
+    simulation = jaxpfl.fit("local", federation(), **SETTINGS | {"rounds": 1}, plan=plan("host")).simulation
+    first = simulation.init([0])
+    second, _ = simulation.advance(first, 2)
+    with pytest.raises(JaxpflError, match="state of round 0 was advanced to round 2, and its clients were written"):
+        simulation.evaluate(first)
+    simulation.evaluate(second)
+
+
+def test_without_donation_the_old_state_stays() -> None:
+    kept = ExecutionPlan(clients_in="host", devices=1, donate=False)
+    simulation = jaxpfl.fit("local", federation(), **SETTINGS | {"rounds": 1}, plan=kept).simulation
+    first = simulation.init([0])
+    before = jax.tree.map(np.copy, first.clients)
+    simulation.advance(first, 2)
+    for a, b in zip(jax.tree.leaves(first.clients), jax.tree.leaves(before), strict=True):
+        np.testing.assert_array_equal(a, b)
+    again, _ = simulation.advance(first, 2)
+    assert int(again.round[0]) == 2
+
+
+@pytest.mark.parametrize(
+    ("method", "more", "why"),
+    [
+        ("network-lasso", {}, "its server sees single uploads"),
+        ("adaped", {"options": {"idle_rounds": 2}}, "its clients train outside the cohort too"),
+        ("local", {"plan": ExecutionPlan(clients_in="disk", devices=1, donate=False)}, "plan.donate is false"),
+    ],
+)
+def test_what_cannot_be_served_is_refused(method: str, more: dict[str, Any], why: str) -> None:
+    given: dict[str, Any] = SETTINGS | {"plan": plan("host")} | more
+    if method == "network-lasso":
+        given["cohort"] = None
+    with pytest.raises(JaxpflError, match=f"plan.clients_in = .*{why}.*give plan.clients_in = device"):
+        jaxpfl.fit(method, federation(), **given)
+
+
+def test_an_unknown_place_is_refused() -> None:
+    with pytest.raises(JaxpflError, match=r"plan.clients_in must be auto, device, host or disk, got 'cloud'"):
+        ExecutionPlan(clients_in="cloud")
+
+
+def test_places_of_rows_in_the_round_before() -> None:
+    np.testing.assert_array_equal(_places(np.array([1, 4, 6, 9, 9]), np.array([0, 4, 6, 9])), [-1, 1, 2, 3, 3])
+    np.testing.assert_array_equal(_places(np.array([1, 2]), np.zeros(0, np.int32)), [-1, -1])
+
+
+def test_packed_clients_are_the_views_of_the_store() -> None:
+    sizes = np.array([3, 0, 5, 2])
+    store = ClientData.stacked(Examples(np.arange(20.0).reshape(10, 2), np.arange(10)), sizes)
+    rows = np.array([2, 3, 1, 4])  # the last is nobody
+    packed = examples.packed(store, rows, 8)
+    assert (packed.capacity, packed.chunk, len(packed.examples.y)) == (store.capacity, store.chunk, 8)
+    np.testing.assert_array_equal(packed.size, [5, 2, 0, 0])
+    for place, row in enumerate(rows[:3]):
+        np.testing.assert_array_equal(packed.x[place], store.x[row])
+        np.testing.assert_array_equal(packed.y[place], store.y[row])
+
+
+def test_buffers_have_few_lengths() -> None:
+    sizes = np.random.default_rng(0).lognormal(3, 1.5, 500).astype(int) + 1
+    store = ClientData.stacked(Examples(np.zeros((sizes.sum(), 1)), np.zeros(sizes.sum())), sizes)
+    bound = examples.most(store, 20)
+    cohorts = [np.random.default_rng(s).choice(500, 20, replace=False) for s in range(200)]
+    lengths = [examples.length_for(store, rows, bound) for rows in cohorts]
+    assert all(sizes[rows].sum() <= length <= bound for rows, length in zip(cohorts, lengths, strict=True))
+    assert len(set(lengths)) <= math.log2(bound / min(lengths)) + 2
+
+
+@pytest.mark.parametrize(("backend", "home"), [("cpu", "in files"), ("gpu", "in the host's memory")])
+def test_clients_that_do_not_fit_live_elsewhere(backend: str, home: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    from jaxpfl.engine import assemble, device_memory
+
+    monkeypatch.setattr(device_memory, "free", lambda devices: 1000)
+    monkeypatch.setattr(assemble.jax, "default_backend", lambda: backend)
+    spec = {"local_steps": 1, "model": "linear", "rounds": 1}
+    with pytest.raises(JaxpflError, match=r"the data need .* of memory"):
+        jaxpfl.fit("local", federation(), **spec, plan=ExecutionPlan(clients_in="device", devices=1))
+    with pytest.raises(JaxpflError, match=r"the data need .* of memory"):  # nor can it live elsewhere
+        jaxpfl.fit("network-lasso", federation(), **spec, plan=ExecutionPlan(devices=1))
+    made = assembled("local", spec).simulation()
+    assert made.execution.home == home
+    assert ("clients live", home, "they do not fit where they would be faster") in explain(made.execution)
+
+
+def assembled(method: str, settings: dict[str, Any]) -> Assembled:
+    given = Settings(**settings)
+    spec = spec_of(
+        jaxpfl.METHODS[method],
+        given,
+        hyper={},
+        options={},
+        seeds=range(1),
+        privacy=None,
+        plan=ExecutionPlan(devices=1),
+        num_classes=None,
+    )
+    return assemble_run(spec, federation())

@@ -1,0 +1,172 @@
+"""``jaxpfl run`` and ``compare`` in several processes: the same results, one writer, stops, kills and refusals."""
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from process_group import ended, free_address, said, started
+
+pytestmark = pytest.mark.slow
+
+SMALL = ("--data", "digits", "--clients", "9", "--cohort", "4", "--model", "linear", "--seeds", "1")
+PRIVATE = (*SMALL, "--privacy.clipping-norm", "0.5", "--privacy.noise-multiplier", "0.5", "--privacy.delta", "1e-3")
+JAXPFL = (sys.executable, "-m", "jaxpfl.cli")
+
+
+def commands(*arguments: str, processes: int, each: Sequence[Sequence[str]] = ()) -> list[list[str]]:
+    """A command of each process, with what it alone is given."""
+    address = free_address()
+    shared = [*JAXPFL, *arguments, "--distributed", address, "--processes", str(processes)]
+    own = each or [()] * processes
+    return [[*shared, "--process", str(i), *own[i]] for i in range(processes)]
+
+
+def run(folder: Path, *arguments: str, processes: int, each: Sequence[Sequence[str]] = ()) -> list[int]:
+    """Exit statuses of a distributed command; one process runs without the flags."""
+    given = commands(*arguments, processes=processes, each=each) if processes > 1 else [[*JAXPFL, *arguments]]
+    with started(given, folder) as running:
+        return ended(running, 240)
+
+
+def results(folder: Path) -> dict[str, np.ndarray]:
+    with np.load(folder / "clients.npz") as arrays:
+        return dict(arrays)
+
+
+def assert_same(got: Path, want: Path) -> None:
+    found, expected = results(got), results(want)
+    assert found.keys() == expected.keys()
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=1e-4, atol=1e-5, err_msg=name)
+
+
+def until_rounds(folder: Path, rounds: int) -> None:
+    """Wait until a run has recorded so many rounds."""
+    records, until = folder / "metrics.jsonl", time.monotonic() + 120
+    while not (records.exists() and records.read_text().count("\n") >= rounds):
+        assert time.monotonic() < until, "no round in two minutes"
+        time.sleep(0.1)
+
+
+def test_a_private_run_of_two_processes_and_its_resume_by_others(tmp_path):
+    """AdaPeD with differential privacy: 4 rounds by two processes, then one process goes on, and two finish."""
+    whole, parts = tmp_path / "whole", tmp_path / "parts"
+    private = ("run", "adaped", *PRIVATE)
+    assert run(tmp_path, *private, "--rounds", "8", "--output", str(whole), processes=1) == [0]
+    for rounds, processes in ((4, 2), (6, 1), (8, 2)):
+        more = ("--resume",) if rounds > 4 else ()
+        arguments = (*private, "--rounds", str(rounds), "--output", str(parts), "--json", *more)
+        assert run(tmp_path, *arguments, processes=processes) == [0] * processes, said(tmp_path, 0)
+    summary = json.loads(said(tmp_path, 0, "out"))
+    assert said(tmp_path, 1, "out") == ""
+    assert summary == json.loads((parts / "summary.json").read_text())
+    assert_same(parts, whole)
+
+
+def test_compare_in_two_processes(tmp_path):
+    """A pooled method, one that keeps states, and a secret noise seed, which process 0 draws for both."""
+    ours = ("compare", "fedavg", "adaped", *PRIVATE, "--rounds", "3", "--privacy.noise-seed", "secret")
+    assert run(tmp_path, *ours, "--output", str(tmp_path / "run"), processes=2) == [0, 0], said(tmp_path, 0)
+    assert set(json.loads((tmp_path / "run" / "summary.json").read_text())["methods"]) == {"fedavg", "adaped"}
+    pooled = ("run", "pooled", *SMALL, "--rounds", "3")
+    for name, processes in (("one", 1), ("two", 2)):
+        assert set(run(tmp_path, *pooled, "--output", str(tmp_path / name), processes=processes)) == {0}
+    assert_same(tmp_path / "two", tmp_path / "one")
+
+
+@pytest.mark.parametrize(("which", "number"), [(1, signal.SIGINT), (1, signal.SIGKILL), (0, signal.SIGKILL)])
+def test_stopped_and_killed_runs_go_on(tmp_path, which, number):
+    """One process is told to stop, or killed: the others end within seconds, in one line, and the run goes on."""
+    folder = tmp_path / "run"
+    arguments = ("run", "fedavg", *SMALL, "--output", str(folder), "--checkpoint-every", "5", "--rounds", "800")
+    with started(commands(*arguments, processes=2), tmp_path) as running:
+        until_rounds(folder, 12)
+        running[which].send_signal(number)
+        statuses = ended(running, 60)  # seconds, where nothing else runs
+    other = 1 - which
+    last = said(tmp_path, other if number == signal.SIGKILL else 0).strip().splitlines()
+    if number == signal.SIGINT:
+        assert statuses == [130, 130]
+        assert any("stopped fedavg after round" in line for line in last)
+        assert said(tmp_path, 1) == ""
+    else:
+        assert statuses[which] == -number
+        assert statuses[other] == 2
+        assert last[-1].startswith(f"error: process {which} of 2 ended before the run did; kept in {folder}")
+        assert not any("Traceback" in line or "coordination" in line for line in last)
+    assert run(tmp_path, *arguments, "--resume", processes=1) == [0], said(tmp_path, 0)
+    assert json.loads((folder / "summary.json").read_text())["rounds"] == 800
+
+
+def test_what_differs_between_the_processes_is_refused(tmp_path):
+    """Other settings, and other data under the same name: one line in each process, and no folder."""
+    for number in (0, 1):
+        x = np.random.default_rng(number).normal(size=(900, 3))
+        (tmp_path / str(number)).mkdir()
+        np.savez(tmp_path / str(number) / "own.npz", x_train=x, y_train=np.arange(900) % 3)
+    arguments = ("run", "fedavg", "--clients", "9", "--model", "linear", "--output", str(tmp_path / "run"))
+    digits, own = ("--data", "digits", "--rounds"), ("--rounds", "3", "--data")
+    for each, message in (
+        ([(*digits, "3"), (*digits, "4")], "rounds must be the same in every process: process 0 has 3, process 1 4"),
+        (
+            [(*own, f"npz:{tmp_path}/0/own.npz"), (*own, f"npz:{tmp_path}/1/own.npz")],
+            "data must be the same in every process",
+        ),
+    ):
+        assert run(tmp_path, *arguments, processes=2, each=each) == [2, 2], said(tmp_path, 0)
+        for number in (0, 1):
+            assert message in said(tmp_path, number)
+            assert said(tmp_path, number).count("\n") == 1
+        assert not (tmp_path / "run").exists()
+
+
+def test_processes_find_each_other_under_slurm(tmp_path):
+    step = ("SLURM_STEP_NODELIST=localhost", "SLURM_STEP_NUM_NODES=1", "SLURM_NTASKS=2", f"SLURM_JOB_ID={os.getpid()}")
+    arguments = ("run", "fedavg", *SMALL, "--rounds", "2", "--distributed", "auto", "--output", str(tmp_path / "run"))
+    given = [["env", *step, f"SLURM_PROCID={i}", f"SLURM_LOCALID={i}", *JAXPFL, *arguments] for i in (0, 1)]
+    with started(given, tmp_path) as running:
+        assert ended(running, 240) == [0, 0], said(tmp_path, 0)
+    assert "run folder" in said(tmp_path, 0, "out")
+    assert said(tmp_path, 1, "out") == said(tmp_path, 1) == ""
+
+
+def test_without_a_cluster_nothing_is_found():
+    environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "OMPI", "KUBERNETES"))}
+    command = [*JAXPFL, "run", "local", "--distributed", "auto"]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
+    assert done.returncode == 2, done.stderr
+    assert "no Slurm, Open MPI, Kubernetes or Cloud TPU was found" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+def test_processes_that_do_not_come_and_ports_in_use():
+    code = "from jaxpfl import distributed; distributed.start({!r}, processes=2, process=0, timeout=3)"
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        addresses = free_address(), f"127.0.0.1:{taken.getsockname()[1]}"
+        for address, message in zip(addresses, ("not all of them came", "is in use on this host"), strict=True):
+            done = subprocess.run(
+                [sys.executable, "-c", code.format(address)],
+                capture_output=True,
+                text=True,
+                timeout=60,
+                env=os.environ | {"TF_CPP_MIN_LOG_LEVEL": "3"},
+            )
+            assert message in done.stderr.splitlines()[-1], done.stderr
+
+
+def test_a_wait_for_another_process_is_said(tmp_path):
+    *_, alone = commands("run", "local", *SMALL, "--output", str(tmp_path / "run"), processes=2)
+    address, until = alone[alone.index("--distributed") + 1], time.monotonic() + 60
+    with started([alone], tmp_path):
+        while not said(tmp_path, 0):
+            assert time.monotonic() < until, "nothing in a minute"
+            time.sleep(0.1)
+        assert said(tmp_path, 0) == f"waiting for process 0 at {address}\n"

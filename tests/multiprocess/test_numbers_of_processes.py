@@ -1,0 +1,92 @@
+"""Clients spread over processes give the numbers of one process: every method, in float64."""
+
+import functools
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
+
+from problem import CLIENTS, assert_close, reference
+from process_cases import CASES, COHORTS, METHODS
+from process_group import run_cases
+
+from jaxpfl.engine import execution_plan
+
+pytestmark = pytest.mark.slow
+
+QUICK = ("stored", "shares", "refused")
+"""Cases of their own group: the way of clients' states to the first process and back, and what is refused."""
+OF_FOUR = ("adaped, private", "toy medians", "toy clusters", "stored")
+"""Of four processes: Poisson cohorts and noise, single uploads to the server, idle clients, checkpoints."""
+EVERY = (*METHODS, "fedavg, everyone", "trained", "stored")
+
+
+@functools.cache
+def quick() -> dict[str, Any]:
+    return run_cases(QUICK, processes=2)
+
+
+@functools.cache
+def of(processes: int, names: tuple[str, ...], devices: int = 1) -> dict[str, Any]:
+    return run_cases(names, processes=processes, devices=devices)
+
+
+def assert_equal(got: Any, want: Any) -> None:
+    assert not isinstance(want, str), want
+    assert not isinstance(got, str), got
+    assert_close(got, want, 1e-9)
+
+
+def of_one(name: str) -> Any:
+    """What a case gives in this process."""
+    return reference(name, COHORTS[name]) if name in METHODS else CASES[name]()
+
+
+def test_states_of_two_processes_are_stored_as_those_of_one():
+    assert_equal(quick()["stored"], of_one("stored"))
+
+
+def test_each_process_holds_the_states_of_its_clients(monkeypatch):
+    monkeypatch.setattr(execution_plan, "_MOST_DEVICES", 1)
+    assert CASES["shares"]() == {"states": [CLIENTS]}
+    assert quick()["shares"] == {"states": [4]}
+
+
+def test_an_error_of_one_process_is_everyones():
+    found = quick()["refused"]
+    assert found["alone"] == "process 1: 1 failed"  # as process 0 says it
+    assert found["others"] == "1 failed"  # and process 1 itself
+    assert found["first"] == "0 failed"
+    assert found["all"] == "0 failed"
+    assert found["value"] == "the rounds b must be the same in every process: process 0 has 0, process 1 1"
+    assert found["long"] == "20000"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("data", "the clients' data must be the same in every process"),
+        ("seeds", "the runs' seeds must be the same in every process: process 0 has (1, 2), process 1 (1, 3)"),
+        ("place", "plan.clients_in = host is of one process"),
+        ("rounds", "fit's rounds must be the same in every process: process 0 has 2, process 1 3"),
+    ],
+)
+def test_calls_that_differ_between_the_processes_are_refused(name, message):
+    assert quick()["refused"][name].startswith(message)
+
+
+@pytest.mark.parametrize("name", EVERY)
+def test_every_method_gives_the_same_in_two_processes(name):
+    assert_equal(of(2, EVERY)[name], of_one(name))
+
+
+@pytest.mark.parametrize("name", OF_FOUR)
+def test_four_processes_give_the_numbers_of_one(name):
+    assert_equal(of(4, OF_FOUR)[name], of_one(name))
+
+
+def test_processes_of_two_devices_give_the_same():
+    assert_equal(of(2, ("adaped",), 2)["adaped"], of_one("adaped"))

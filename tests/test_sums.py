@@ -1,0 +1,103 @@
+"""Sums over many clients in float32, against float64."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl import trees
+from jaxpfl.engine.cohort import Outcome, run_cohort
+from jaxpfl.engine.state import Counts, whole
+from jaxpfl.estimators.histograms import base as histograms
+from jaxpfl.running_sum import RunningSum
+
+CLIENTS = 100_000
+ACCURATE = 1e-6
+
+
+def values(kind: str, columns: int = 3) -> np.ndarray:
+    """One row of float32 for each client."""
+    if kind == "equal":
+        return np.full((CLIENTS, columns), 0.1, np.float32)
+    return np.random.default_rng(0).lognormal(sigma=2, size=(CLIENTS, columns)).astype(np.float32)
+
+
+def error(found: Any, terms: np.ndarray) -> float:
+    want = terms.astype(np.float64).sum(axis=0)
+    return float(np.abs(np.asarray(found, np.float64) / want - 1).max())
+
+
+@pytest.mark.parametrize("kind", ["equal", "lognormal"])
+@pytest.mark.parametrize("block", [1, 128, CLIENTS])
+def test_a_cohort_s_sums_are_accurate(kind: str, block: int):
+    data = values(kind)
+
+    def one(shared: None, present: jax.Array, state: tuple[()], row: jax.Array) -> Outcome:
+        return Outcome((), (jnp.where(present, row, 0), present.astype(jnp.int32)), ())
+
+    @jax.jit
+    def summed(data: jax.Array) -> Any:
+        rows = jnp.arange(CLIENTS, dtype=jnp.int32)
+        return run_cohort(one, None, rows, (), data, num_clients=CLIENTS, block=block, everyone=True).summed
+
+    total, number = summed(data)
+    assert total.dtype == jnp.float32
+    assert error(total, data) < ACCURATE
+    assert number == CLIENTS
+
+
+def test_a_plain_loop_is_not_accurate():
+    data = values("equal")
+    total = jax.jit(lambda data: jax.lax.fori_loop(0, CLIENTS, lambda i, s: s + data[i], jnp.zeros(3)))(data)
+    assert error(total, data) > 100 * ACCURATE
+
+
+@pytest.mark.parametrize("last", [np.inf, -np.inf, np.nan])
+def test_a_running_sum_that_is_not_finite_stays_so(last: float):
+    terms = jnp.array([1.0, last, 2.0, 3.0], jnp.float32)
+    sums = RunningSum.zero(terms[0])
+    for term in terms:
+        sums = sums.plus(term)
+    np.testing.assert_equal(np.asarray(sums.total), np.float32(last))
+
+
+@pytest.mark.parametrize(("k", "d"), [(None, 3), (1, 3), (2, 2), (8, 50)])
+@pytest.mark.parametrize("kind", ["equal", "lognormal"])
+def test_products_over_clients_are_accurate(kind: str, k: int | None, d: int):
+    weights, rows = values(kind, k or 1), np.random.default_rng(1).uniform(size=(CLIENTS, d)).astype(np.float32)
+    found = jax.jit(trees.sum_products)(jnp.asarray(weights[:, 0] if k is None else weights), jnp.asarray(rows))
+    want = weights.astype(np.float64).T @ rows.astype(np.float64)
+    want = want[0] if k is None else want
+    assert found.shape == want.shape
+    assert np.abs(found / want - 1).max() < ACCURATE
+
+
+@pytest.mark.parametrize("m", [1, 31, 32, 33, 100])
+def test_products_of_any_number_of_rows(m: int):
+    rng = np.random.default_rng(m)
+    weights, rows = rng.normal(size=(m, 2)).astype(np.float32), rng.normal(size=(m, 3)).astype(np.float32)
+    found = trees.sum_products(jnp.asarray(weights), jnp.asarray(rows))
+    np.testing.assert_allclose(found, weights.T @ rows, rtol=1e-4, atol=1e-5)
+
+
+def test_the_mean_of_many_users_histograms_is_accurate():
+    rng = np.random.default_rng(0)
+    tokens = np.stack([np.zeros(CLIENTS, int), rng.integers(1, 4, CLIENTS)], axis=1)
+    counts = rng.integers(1, 9, (CLIENTS, 2))
+    users = histograms.from_sparse(np.arange(CLIENTS + 1) * 2, tokens.ravel(), counts.ravel(), 4, 8)
+    want = np.zeros((CLIENTS, 4))
+    np.put_along_axis(want, tokens, counts / counts.sum(axis=1, keepdims=True), axis=1)
+    assert np.abs(jax.jit(histograms.mean)(users) / want.mean(axis=0) - 1).max() < ACCURATE
+
+
+def test_bits_of_a_million_uploads_are_counted_exactly():
+    before = Counts.zeros(1_000_000)
+    bits = np.full(1_000_000, 4095 + 12 * 4096, np.int32)
+    after = before.plus(jax.vmap(lambda b: Counts.row(upload_bits=b))(bits))
+    assert whole(*after.upload_bits_since(before)) == bits.sum(dtype=np.int64)
+    again = after.plus(jax.vmap(lambda b: Counts.row(upload_bits=b))(bits - 4000))
+    assert whole(*again.upload_bits_since(after)) == (bits - 4000).sum(dtype=np.int64)
