@@ -13,6 +13,7 @@ from jaxpfl.privacy.noise_settings import NoiseSettings
 from jaxpfl.privacy.privacy_config import PrivacyConfig
 from jaxpfl.privacy.private_sum import PrivateHyper, privatize
 from jaxpfl.privacy.refusals import Refusal
+from jaxpfl.privacy.silos import SiloMechanism
 from jaxpfl.privacy.statement import Statement
 from jaxpfl.privacy.step_noise import StepNoise
 
@@ -31,6 +32,7 @@ __all__ = [
     "PrivateHyper",
     "Refusal",
     "Relation",
+    "SiloMechanism",
     "Statement",
     "StepNoise",
     "accountant_named",

@@ -157,7 +157,7 @@ class PrivacyPlan:
         return self.relation
 
 
-@lru_cache(maxsize=64)
+@lru_cache(maxsize=1024)
 def _epsilon(plan: PrivacyPlan, delta: float, accountant: SoundAccountant) -> float:
     """Epsilon by dp-accounting, cached: a run asks for the same plan when it is checked, stored and reported."""
     event = plan.event(accountant)

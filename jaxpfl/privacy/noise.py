@@ -45,7 +45,8 @@ def gaussian(key: Key, like: PyTree, stddev: Scalar) -> PyTree:
     Returns:
       Leaves of float32 or float64: narrower types, which represent neither tails nor lattice, are widened.
     """
-    packed = trees.pack(jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), like))
+    with trees.leaves_apart(False):  # the noise of an entry depends on its place in the vector
+        packed = trees.pack(jax.tree.map(lambda a: a.astype(jnp.promote_types(a.dtype, jnp.float32)), like))
     keys = jax.random.split(key, max(len(packed.vectors), 1))
     vectors = tuple(
         (stddev * standard_normal(k, v.shape, v.dtype)).astype(v.dtype)

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, Literal
+
+import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import JaxpflError, unknown_name
@@ -13,7 +15,11 @@ from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.claim import calibrated
 from jaxpfl.privacy.mechanism import Mechanism
 from jaxpfl.privacy.noise_settings import NOISE_SEEDS, NoiseSettings
+from jaxpfl.privacy.silos import SiloMechanism, mechanism_of
 from jaxpfl.settings import documents_itself, part_of, setting
+
+UNITS = ("user", "example")
+_OF_EXAMPLES = ("epsilon", "delta", "noise_multiplier", "clipping_norm", "noise_seed", "accountant", "unit")
 
 
 @dataclass(frozen=True)
@@ -25,8 +31,16 @@ class _Budget:
 @documents_itself
 @dataclass(frozen=True)
 class PrivacyConfig(NoiseSettings, _Budget):
-    """User-level differential privacy; off unless epsilon or noise_multiplier is given."""
+    """Differential privacy of users or of examples; off unless epsilon or noise_multiplier is given."""
 
+    unit: Literal["user", "example"] = setting(
+        "user",
+        "Unit of privacy: user (a client with all its examples, against the server's observers) or example (of its "
+        "silo, against everyone outside the silo: DP-SGD in every client, with C the clipping norm of an example's "
+        "gradient, Poisson batches, and noise by the client's own number of examples).",
+        text=str,
+        since="0.2",
+    )
     accountant: Accountant = setting(
         "pld", "pld (privacy loss distributions), or rdp, which cohorts of a fixed size need.", text=str
     )
@@ -53,10 +67,63 @@ class PrivacyConfig(NoiseSettings, _Budget):
             raise JaxpflError(f"privacy.accountant must be pld or rdp, got {self.accountant!r}")
         if self.noise_seed not in NOISE_SEEDS:
             raise unknown_name("privacy.noise_seed", self.noise_seed, NOISE_SEEDS)
+        if self.unit not in UNITS:
+            raise unknown_name("privacy.unit", self.unit, UNITS)
+        if self.of_examples:
+            self._check_of_examples()
         if self.noise_multiplier != 0 and self.delta is None:
             raise JaxpflError("privacy.delta must be given: a claim without it says nothing")
         if self.epsilon is not None:
             checks.positive("privacy.epsilon", self.epsilon)
+
+    @property
+    def of_examples(self) -> bool:
+        """True if single examples are protected in their silos; else users, in their uploads."""
+        return self.unit == "example"
+
+    def _check_of_examples(self) -> None:
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if field.name not in _OF_EXAMPLES and value != field.default:
+                raise JaxpflError(
+                    f"privacy.{field.name} = {value} is of uploads: leave it out with privacy.unit = example"
+                )
+        for name in ("noise_multiplier", "clipping_norm"):
+            if np.ndim(getattr(self, name) or 0):
+                raise JaxpflError(f"privacy.{name} must be one number for all runs with privacy.unit = example")
+
+    def silo_mechanism(
+        self,
+        sizes: np.ndarray,
+        *,
+        batch_size: int,
+        per_round: Callable[[int], int],
+        once: Callable[[int], int],
+        releases: int,
+        rounds: int,
+    ) -> SiloMechanism:
+        """Mechanism of the unit example, calibrated to the budget if one is given; arguments as `mechanism_of`.
+
+        Raises:
+          JaxpflError: for budgets that no noise can meet.
+        """
+        given = float(np.asarray(1.0 if self.noise_multiplier is None else self.noise_multiplier))
+        found = mechanism_of(
+            sizes,
+            batch_size=batch_size,
+            per_round=per_round,
+            once=once,
+            releases=releases,
+            rounds=rounds,
+            clipping_norm=float(np.asarray(self.clipping_norm)),
+            noise_multiplier=given,
+            noise_seed=self.noise_seed,
+            cuts=self.accountant == "pld",
+        )
+        if self.epsilon is None:
+            return found
+        assert self.delta is not None
+        return found.calibrated(self.epsilon, self.delta, self.accountant)
 
     def mechanism(self, participation: Participation, of_run: Mapping[str, Any]) -> Mechanism | None:
         """Mechanism with its noise multiplier, calibrated to the budget if one is given; None without privacy.

@@ -35,6 +35,15 @@ class Refusal(Enum):
         "private uploads have no error feedback: the memory kept by a client whose work failed would depend on its "
         "data; leave feedback out"
     )
+    ROBUST_AGGREGATE = (
+        "a robust aggregate cannot be private: the noise is calibrated to a sum of clipped uploads, which one client "
+        "changes by at most the clipping norm, and no such bound is known here of a median or of a selection; use "
+        "aggregate = mean"
+    )
+    ATTACKERS = (
+        "attackers and privacy cannot be combined: the claim assumes that every client clips its upload and adds its "
+        "share of the noise, which an attacker need not do"
+    )
 
     def error(self) -> JaxpflError:
         """The one-line error to raise."""

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 NOT_COVERED = (
     "hyper-parameters chosen on private data, the means and deviations by which inputs were standardised, other runs "
     "on the same users, the simulator's reports beside the model"
+)
+NOT_COVERED_OF_EXAMPLES = (
+    "hyper-parameters chosen on private data, means and deviations by which inputs were standardised, the numbers of "
+    "examples, other runs on the same examples, the simulator's reports beside the models"
 )
 SEED = {
     "run": "observers who know the seed",
@@ -15,6 +19,10 @@ SEED = {
 GIVEN_START = "it starts from given parameters: any privacy loss in training them comes on top"
 SAME_USERS = "it starts from a non-private model of the same users, whose privacy loss is not covered"
 SPENT_BEFORE = "it starts from a private model of the same users, whose epsilon comes on top"
+STOPPED = (
+    "the round at which it stops (patience) is chosen by the users' validation examples, without noise, which is not "
+    "covered: the claim is that of all rounds"
+)
 CUT = (
     "what clients keep (a state, their place in the order of their examples) from rounds in which a full cohort left "
     "them out"
@@ -26,7 +34,7 @@ class Statement(NamedTuple):
 
     Attributes:
       relation: neighbouring relation of data sets.
-      unit: unit of privacy, a user with all its data.
+      unit: unit of privacy: a user with all its data, or an example (of a silo).
       participation: full, poisson or uniform.
       sampling_rate: q, the probability of being in a round's cohort.
       noise_multiplier: z of all releases of a round together.
@@ -42,6 +50,8 @@ class Statement(NamedTuple):
         therefore its state. False if the method's uploads are known not to depend on that (`Fit.statement`, run
         folders).
       caveats: limitations of the claim in this run.
+      silos: for the unit example, the epsilon of the silos of each size with its sampling rate, noise and number of
+        batches; ``epsilon``, ``sampling_rate`` and ``noise_multiplier`` are those of the largest epsilon.
     """
 
     relation: str
@@ -59,8 +69,11 @@ class Statement(NamedTuple):
     noise_seed: str = "run"
     cut: bool = False
     caveats: tuple[str, ...] = ()
+    silos: tuple[dict[str, Any], ...] = ()
 
     def __str__(self) -> str:
+        if self.silos:
+            return self._of_silos()
         clip = self.clipping_norm
         clips = clip if isinstance(clip, tuple) else [] if clip is None else [clip]
         terms = [
@@ -80,3 +93,27 @@ class Statement(NamedTuple):
             text += "; noise from the operating system, whose seed is not kept"
         uncovered = ", ".join([NOT_COVERED, *[CUT] * self.cut])
         return "; ".join([text, *self.caveats, f"not covered: {uncovered}, and {SEED[self.noise_seed]}"])
+
+    def _of_silos(self) -> str:
+        worst = max(self.silos, key=lambda silo: silo["epsilon"])
+        number = sum(silo["clients"] for silo in self.silos)
+        least = min(silo["epsilon"] for silo in self.silos)
+        each = worst["gradients_of_a_batch"]
+        gradients = f"{each} gradients of each of {worst['batches']}" if each > 1 else f"{worst['batches']}"
+        terms = [
+            f"by {self.accountant}",
+            f"q = {self.sampling_rate:.4g} of {worst['examples']} examples",
+            f"z = {self.noise_multiplier:.4g}",
+            f"C = {self.clipping_norm:g}",
+            f"{gradients} poisson batches in R = {self.rounds} rounds",
+        ]
+        if self.epsilon - least > 5e-4 * self.epsilon:
+            terms.append(f"other silos from {least:.4g}")
+        text = (
+            f"eps = {self.epsilon:.4g} at delta = {self.delta:g} for each example of a silo, the largest of {number} "
+            f"silos' ({self.relation}, {', '.join(terms)}); a silo is counted in every round; it covers what leaves "
+            "the silo and its personalised model after the last round"
+        )
+        if self.noise_seed == "secret":
+            text += "; noise from the operating system, whose seed is not kept"
+        return "; ".join([text, *self.caveats, f"not covered: {NOT_COVERED_OF_EXAMPLES}, and {SEED[self.noise_seed]}"])

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import pytest
 
 from jaxpfl.compression import resolve
 from jaxpfl.engine.code_fingerprint import checksum
@@ -68,6 +69,7 @@ def test_objects_that_hold_themselves_end():
     assert checksum(loop) == checksum(loop)
 
 
+@pytest.mark.slow
 def test_another_process_finds_the_same():
     code = (
         "import optax, flax.linen as nn; from jaxpfl.compression import resolve;"

@@ -90,22 +90,21 @@ def look(*args, runs: int = 16, **more) -> list[str]:
 
 SOUND = [
     pytest.param(CENTRAL, full(CLIENTS), {}, id="central"),
-    pytest.param(CENTRAL, poisson(CLIENTS, 0.5), {"rounds": 3}, id="Poisson", marks=slow),
-    pytest.param(CENTRAL, poisson(CLIENTS, 0.5, 2), {"rounds": 3}, id="cut", marks=slow),
-    pytest.param(CENTRAL, uniform(CLIENTS, 2), {}, id="uniform", marks=slow),
-    pytest.param(SHARES, full(CLIENTS), {}, id="shares", marks=slow),
-    pytest.param(Mechanism(Z, C, quantile=0.5, count_stddev=1.0), full(CLIENTS), {}, id="adaptive", marks=slow),
-    pytest.param(CENTRAL, full(CLIENTS), {"method": "adaped"}, id="adaped", marks=slow),
+    pytest.param(CENTRAL, poisson(CLIENTS, 0.5), {"rounds": 3}, id="Poisson"),
+    pytest.param(CENTRAL, poisson(CLIENTS, 0.5, 2), {"rounds": 3}, id="cut"),
+    pytest.param(CENTRAL, uniform(CLIENTS, 2), {}, id="uniform"),
+    pytest.param(SHARES, full(CLIENTS), {}, id="shares"),
+    pytest.param(Mechanism(Z, C, quantile=0.5, count_stddev=1.0), full(CLIENTS), {}, id="adaptive"),
+    pytest.param(CENTRAL, full(CLIENTS), {"method": "adaped"}, id="adaped"),
 ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("tried", "participation", "more"),
     [
         *SOUND,
-        pytest.param(
-            Mechanism(Z, C, "per_step"), full(CLIENTS), {"method": "adaped", "steps": 3}, id="steps", marks=slow
-        ),
+        pytest.param(Mechanism(Z, C, "per_step"), full(CLIENTS), {"method": "adaped", "steps": 3}, id="steps"),
     ],
 )
 def test_sound_code_is_not_refuted_by_a_game(tried, participation, more):
@@ -279,6 +278,7 @@ def shares_of(adds):
     return around
 
 
+@pytest.mark.slow
 def test_noise_of_one_client_only_is_seen_inside(monkeypatch):
     planted(monkeypatch, client=shares_of(lambda client: client == 0))
     assert "scale" in look(SHARES)

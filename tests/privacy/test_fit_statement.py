@@ -92,6 +92,7 @@ def test_noise_of_steps_is_not_accounted_without_them(known, missing):
         plan_of(Mechanism(1.0, noise="per_step"), full(4), rounds=2, **known)
 
 
+@pytest.mark.slow
 def test_rounds_that_are_added_later_are_counted(federation):
     result = jaxpfl.fit("fedavg", federation, **SETTING, privacy=Mechanism(1.0))
     before = result.statement(DELTA)
@@ -103,6 +104,7 @@ def test_rounds_that_are_added_later_are_counted(federation):
     assert result.statement(DELTA) == after
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("secret", [False, True])
 def test_another_simulation_adds_no_rounds_to_a_private_run(federation, secret):
     mechanism = Mechanism(1.0, noise_seed="secret" if secret else "run")

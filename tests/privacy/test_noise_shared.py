@@ -22,13 +22,14 @@ from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import printed as histogram_printed
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms import standardised as histogram_standardised
-from jaxpfl.privacy import Mechanism, discrete_gaussian, private_sum, step_noise
+from jaxpfl.privacy import Mechanism, PrivacyConfig, discrete_gaussian, private_sum, step_noise
 from jaxpfl.studies.histograms import private_methods as histogram_private_methods
 from jaxpfl.studies.histograms.settings import HistogramSettings
 
 CENTRAL = Mechanism(1.0, 0.5)
 DISTRIBUTED = Mechanism(1.0, 0.5, "distributed", min_uploads=3)
 PER_STEP = Mechanism(1.0, 0.5, "per_step")
+EXAMPLES = PrivacyConfig(unit="example", noise_multiplier=1.0, delta=1e-3)
 SEEN: set[str] = set()
 
 
@@ -39,7 +40,7 @@ def federation():
     return stack_clients(clients, test=clients)
 
 
-def train(federation, method: str, privacy: Mechanism, **more) -> None:
+def train(federation, method: str, privacy: Mechanism | PrivacyConfig, **more) -> None:
     settings = {"model": "linear", "rounds": 2, "local_steps": 2, "batch_size": 4, "seeds": [5]}
     settings |= {
         "plan": ExecutionPlan(devices=1)
@@ -72,13 +73,14 @@ def keys(federation, method: str, privacy: Mechanism, **more) -> list[tuple[int,
     return stopped.value.args[0]
 
 
+@pytest.mark.slow
 def test_runs_of_one_seed_have_streams_of_their_own(federation):
     """Every method, hyper-parameter, setting, mechanism, model and data set has its own; also repeated seeds of one
     program.
     """
-    x = np.array(federation.train.x)
-    x[0, 0, 0] += 1.0
-    one_user_other = federation._replace(train=federation.train._replace(x=x))
+    x = np.array(federation.train.examples.x)
+    x[0, 0] += 1.0
+    one_user_other = federation._replace(train=federation.train.with_examples(x=x))
     parameters = {"head": {"kernel": np.zeros((3, 2)), "bias": np.zeros(2)}}
     of_runs = [
         keys(federation, "fedavg", CENTRAL, seeds=[5, 5, 6]),
@@ -111,6 +113,11 @@ def test_runs_of_one_seed_have_streams_of_their_own(federation):
         keys(one_user_other, "fedavg", CENTRAL),
         keys(federation, "adaped", CENTRAL),
         keys(federation, "adaped", CENTRAL, options={"gate": True}),
+        keys(federation, "local", EXAMPLES),
+        keys(federation, "fedavg", EXAMPLES),
+        keys(federation, "fedavg", replace(EXAMPLES, noise_multiplier=2.0)),
+        keys(federation, "fedavg", replace(EXAMPLES, clipping_norm=0.5)),
+        keys(federation, "fedavg", EXAMPLES, batch_size=2),
         keys(federation, "adamix", CENTRAL, options={"em_steps": 2}),
         keys(federation, "adamix", replace(CENTRAL, noise_multiplier=2.0), options={"em_steps": 2}),
     ]
@@ -125,10 +132,10 @@ def test_what_is_no_other_run_has_the_same_noise(federation):
     assert keys(federation, "fedavg", CENTRAL, seeds=[6]) == [second]
     assert keys(federation, "fedavg", CENTRAL, plan=ExecutionPlan(clients="map")) == [first]
     assert keys(federation, "fedavg", CENTRAL, rounds=9, eval_every=3) == [first]
-    turned = jax.tree.map(lambda a: np.asarray(a)[::-1], federation)
+    turned = federation.rows(np.arange(federation.num_clients)[::-1])
     assert keys(turned, "fedavg", CENTRAL) == [first]
-    pad = jax.tree.map(lambda a: np.pad(a, [(0, 0), (0, 2)] + [(0, 0)] * (a.ndim - 2)), federation.train)
-    assert keys(federation._replace(train=pad), "fedavg", CENTRAL) == [first]
+    padded = federation.train.bounded(federation.train.capacity + 2)
+    assert keys(federation._replace(train=padded), "fedavg", CENTRAL) == [first]
     assert keys(federation, "fedavg", replace(CENTRAL, noise_multiplier=(1.0, 2.0)), seeds=[5, 5])[0] == first
     rates = keys(federation, "fedavg", CENTRAL, dropout=[0.0, 0.5, 0.5], seeds=[5, 5, 6])
     alone = [keys(federation, "fedavg", CENTRAL, dropout=p, seeds=[s])[0] for p, s in ((0.0, 5), (0.5, 5), (0.5, 6))]
@@ -136,6 +143,7 @@ def test_what_is_no_other_run_has_the_same_noise(federation):
     assert rates[0] == first
 
 
+@pytest.mark.slow
 def test_rounds_and_runs(federation, drawn):
     """The noise on the sum and on the count, in two rounds of three runs, two of them alike."""
     train(federation, "fedavg", replace(CENTRAL, quantile=0.5, count_stddev=1.0), seeds=[5, 5, 6])
@@ -143,12 +151,21 @@ def test_rounds_and_runs(federation, drawn):
     assert drawn.repeated() == 0
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("privacy", [DISTRIBUTED, PER_STEP], ids=["shares", "steps"])
 def test_clients_and_steps(federation, drawn, privacy):
     train(federation, "adaped", privacy)
     assert drawn.repeated() == 0
 
 
+@pytest.mark.slow
+def test_steps_and_batches_of_silos(federation, drawn):
+    """Two models of a client, each with noise and batches of its own (`test_guarded` has more)."""
+    train(federation, "ditto", EXAMPLES)
+    assert drawn.repeated() == 0
+
+
+@pytest.mark.slow
 def test_steps_of_em(federation, drawn):
     train(federation, "adamix", CENTRAL, options={"em_steps": 3})
     assert drawn.repeated() == 0
@@ -181,6 +198,7 @@ def test_planted_reuse_is_seen(federation, monkeypatch, method, privacy, module,
 WHOLE = discrete_gaussian.table(3.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "sent",
     [

@@ -1,0 +1,348 @@
+r"""Guarded examples: a client's training data, of which a method sees noisy clipped gradients and nothing else.
+
+Under example-level privacy a client's functions are given a `GuardedData` in place of their examples. Its number of
+examples is public; of its examples only `GuardedBatch.gradient` tells anything, and every such gradient is entered in a
+`Ledger`, from which the run is accounted. Whatever else asks for an example (a pass over all of them, class counts, a
+loss, a teacher's prediction) is refused while the program is traced, in the method that asks: no use of an example
+escapes the accounting, in methods of a user's own either.
+
+Formal guarantees: with the noise at 0, adding or removing one example changes the sum of a batch's clipped gradients by
+at most C, whatever the example; the sum gets N(0, z^2 C^2 I). Batches are drawn anew for each step, from a stream of
+the round, the client, the descent and the step, and their noise from another.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, NamedTuple, NoReturn, cast
+
+import jax
+import jax.extend
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import trees
+from jaxpfl.errors import JaxpflError
+from jaxpfl.local_epochs import LocalEpochs
+from jaxpfl.privacy.clipping import clip
+from jaxpfl.privacy.noise import add_gaussian, bits
+from jaxpfl.privacy.silos import WORD, SiloMechanism
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, NoiseStream, Upload
+from jaxpfl.randomness import Purpose, stream, words_of
+from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
+from jaxpfl.wrapping import wrapped_client
+
+ExampleLoss = Callable[[PyTree, Key, PyTree, Array], Array]
+"""``(parameters, key, x [1, ...], y [1, ...]) -> [1]``."""
+
+
+class Access(NamedTuple):
+    """Batches that a descent draws: their number in one call of the client's function, and gradients of each.
+
+    Attributes:
+      steps: the most steps, each with a number of ``batches``.
+      own: a client's own number of steps, where that is less.
+      batches: mini-batches of a step.
+      releases: gradients of a batch.
+    """
+
+    steps: int
+    own: LocalEpochs | None
+    batches: int
+    releases: int
+
+    def of(self, examples: int) -> int:
+        """Batches of a client with so many examples."""
+        steps = self.steps
+        if self.own is not None:
+            steps = min(steps, int(self.own.on_host(np.array([examples]))[0]))
+        return steps * self.batches
+
+
+class Ledger:
+    """Uses of a client's examples in one call of one of its functions, entered while the call is traced.
+
+    Args:
+      method: its name, for refusals.
+      call: name of the function: ``update``, ``idle`` or ``personalize``.
+
+    Attributes:
+      accesses: descents on the examples.
+      loss: mean training loss of the last one, []: a report beside the release, which the method does not see.
+    """
+
+    def __init__(self, method: str, call: str):
+        self.method, self.call = method, call
+        self.accesses: list[Access] = []
+        self.loss: Array | None = None
+        self._level = jax.extend.core.get_opaque_trace_state(convention="flax")
+
+    def enter(self, access: Access) -> int:
+        """Enter a descent, and return its index among those of the call.
+
+        Raises:
+          JaxpflError: within a loop or branch of the method's own, where one entry may stand for several descents.
+        """
+        if jax.extend.core.get_opaque_trace_state(convention="flax") != self._level:
+            self.refuse("trains within a loop or a branch of its own, where its steps cannot be counted")
+        self.accesses.append(access)
+        return len(self.accesses) - 1
+
+    def released(self, descent: int, releases: int) -> None:
+        """Raise the number of gradients of each batch of a descent to ``releases``."""
+        access = self.accesses[descent]
+        self.accesses[descent] = access._replace(releases=max(access.releases, releases))
+
+    def refuse(self, why: str) -> NoReturn:
+        """Refuse the method.
+
+        Raises:
+          JaxpflError: always.
+        """
+        raise JaxpflError(f"{self.method} cannot protect single examples (privacy.unit = example): it {why}")
+
+
+class _OfClient(NamedTuple):
+    """Traced numbers of one client's mechanism, []: see `Silo`; ``stddev`` is ``z_i C``."""
+
+    threshold: Array
+    whole: Array
+    stddev: Array
+    expected: Array
+
+
+class GuardedBatch:
+    """A mini-batch of guarded examples, for `gradient`.
+
+    Attributes:
+      loss: mean loss of the last gradient, [], for `GuardedData.report` alone.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        descent: int,
+        examples: tuple[PyTree, Array, Array],
+        noise_key: Key,
+        mechanism: tuple[_OfClient, float],
+    ):
+        self._ledger, self._descent = ledger, descent
+        self._examples, self._noise_key, self._mechanism = examples, noise_key, mechanism
+        self._level = jax.extend.core.get_opaque_trace_state(convention="flax")
+        self._releases = 0
+        self.loss = jnp.zeros(())
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        self._ledger.refuse(f"reads {name} of a mini-batch, and not its private gradient alone")
+
+    def gradient(self, loss: ExampleLoss, params: PyTree, key: Key) -> tuple[Array, PyTree]:
+        """NaN in place of the loss, which is not released, and the noisy mean of the examples' clipped gradients.
+
+        Args:
+          loss: of one example.
+          params: where.
+          key: the step's, for dropout; each example has its own.
+
+        Raises:
+          JaxpflError: within a loop, a branch or another gradient of the method's own.
+        """
+        if jax.extend.core.get_opaque_trace_state(convention="flax") != self._level:
+            self._ledger.refuse("takes gradients of a mini-batch within a loop, a branch or another gradient")
+        self._releases += 1
+        self._ledger.released(self._descent, self._releases)
+        noise_key = stream(self._noise_key, Purpose.RELEASE_NOISE, self._releases)
+        (x, y, valid), (of_client, limit) = self._examples, self._mechanism
+
+        def of_example(x: PyTree, y: Array, nth: Array) -> tuple[Array, PyTree]:
+            alone = jax.tree.map(lambda a: a[None], (x, y))
+            own = jax.random.fold_in(key, nth)
+            value, gradient = jax.value_and_grad(lambda at: loss(at, own, *alone)[0])(params)
+            return value, clip(gradient, limit)[0]
+
+        values, gradients = jax.vmap(of_example)(x, y, jnp.arange(valid.shape[0]))
+        total = jax.tree.map(lambda g: trees.where_rows(valid, g).sum(axis=0), gradients)
+        noisy = add_gaussian(noise_key, total, of_client.stddev)
+        mean = jax.tree.map(lambda g, p: (g / of_client.expected).astype(p.dtype), noisy, params)
+        self.loss = trees.valid_mean(valid, values).astype(self.loss.dtype)
+        return jnp.full_like(self.loss, jnp.nan), mean
+
+
+class GuardedData:
+    """One client's training data, of which a method sees `GuardedBatch`es; or data of which it may see nothing.
+
+    Attributes:
+      size: the number of examples, [] int32, public.
+      capacity: the largest number of any client's, static.
+    """
+
+    def __init__(
+        self,
+        ledger: Ledger,
+        data: ClientData,
+        drawn: tuple[Key, _OfClient, SiloMechanism] | None = None,
+    ):
+        self.size, self.capacity = data.size, data.capacity
+        self._ledger, self._data, self._drawn = ledger, data, drawn
+
+    def __getattr__(self, name: str) -> NoReturn:
+        if name.startswith("__"):
+            raise AttributeError(name)
+        what = "validation examples" if self._drawn is None else "a client's examples"
+        self._ledger.refuse(f"reads {what} ({name}) outside private gradients in {self._ledger.call}")
+
+    def refuse(self, why: str) -> NoReturn:
+        """Refuse the method, as `Ledger.refuse`."""
+        self._ledger.refuse(why)
+
+    def report(self, loss: Array) -> None:
+        """Enter the mean training loss of a descent, [], beside the release."""
+        self._ledger.loss = loss
+
+    def batches(self, steps: int, own: LocalEpochs | None, each: int) -> Callable[[Scalar], tuple[GuardedBatch, ...]]:
+        """Poisson batches of a descent: ``t -> each`` of step t.
+
+        Args:
+          steps: the most steps.
+          own: a client's own number of steps, where that is less.
+          each: batches of a step.
+
+        Raises:
+          JaxpflError: for data that may not be read, and within a loop of the method's own.
+        """
+        if self._drawn is None:
+            self._ledger.refuse(f"trains in {self._ledger.call} on examples that it may not read")
+        key, of_client, mechanism = self._drawn
+        descent = self._ledger.enter(Access(steps, own, each, 0))
+        of_descent = stream(key, Purpose.EXAMPLES, descent)
+
+        def batches_of(t: Scalar) -> tuple[GuardedBatch, ...]:
+            return tuple(
+                self._batch(jax.random.fold_in(of_descent, t * each + nth), descent, of_client, mechanism)
+                for nth in range(each)
+            )
+
+        return batches_of
+
+    def _batch(self, key: Key, descent: int, of_client: _OfClient, mechanism: SiloMechanism) -> GuardedBatch:
+        data = self._data
+        places, valid = poisson_batch(key, of_client, data.size, data.capacity, mechanism.slots)
+        x, y = jax.tree.map(
+            lambda leaf: leaf.at[data.start + places].get(mode="promise_in_bounds", wrap_negative_indices=False),
+            tuple(data.examples),
+        )
+        # Zeros before the model: selecting behind it still gives NaN gradients.
+        x, y = jax.tree.map(lambda a: trees.where_rows(valid, a), (x, y))
+        return GuardedBatch(self._ledger, descent, (x, y, valid), key, (of_client, mechanism.clipping_norm))
+
+
+def poisson_batch(key: Key, of_client: _OfClient, size: Array, capacity: int, slots: int) -> tuple[Array, Array]:
+    """Draw a batch: every example independently with the client's rate, cut to a random subset beyond ``slots``.
+
+    Returns:
+      Places among the client's examples [slots] int32, 0 where not valid, and the mask of valid slots, [slots].
+    """
+    score = (bits(stream(key, Purpose.BATCHES), (capacity,)) >> 1).astype(jnp.int32)
+    drawn = (jnp.arange(capacity) < size) & (of_client.whole | (score < of_client.threshold))
+    # The smallest scores first: given that they are drawn, scores are independent and uniform, so that any subset of
+    # one size is as likely as another.
+    best, places = jax.lax.top_k(jnp.where(drawn, -score, -jnp.iinfo(jnp.int32).max - 1), min(slots, capacity))
+    valid = best > -jnp.iinfo(jnp.int32).max - 1
+    return jnp.where(valid, places, 0).astype(jnp.int32), valid
+
+
+def guard_examples(
+    algorithm: Algorithm, method: str, mechanism: SiloMechanism, ledgers: list[Ledger] | None = None
+) -> Algorithm:
+    """Algorithm whose clients see noisy clipped gradients of their examples and nothing else.
+
+    Args:
+      algorithm: the method's own.
+      method: its name, for refusals.
+      mechanism: of the run's silos.
+      ledgers: if given, every traced call of a client's function appends its own.
+
+    Raises:
+      JaxpflError: for pooled examples; and when a client's function is traced that uses an example otherwise.
+    """
+    if algorithm.pooled:
+        raise JaxpflError(f"{method} pools the examples of all clients: there is no silo to protect them in")
+
+    def opened(call: str) -> Ledger:
+        ledger = Ledger(method, call)
+        if ledgers is not None:
+            ledgers.append(ledger)
+        return ledger
+
+    # Of what is for the accounting alone the functions hold nothing: more rounds are the same program, and more of the
+    # same noise.
+    kinds = tuple(replace(silo, clients=1, per_round=0, once=0) for silo in mechanism.silos)
+    kind = replace(mechanism, silos=kinds, rounds=1, releases=1)
+    clients = tuple(_client(client, kind, opened) for client in algorithm.clients)
+    noise = None
+    if mechanism.noise_multiplier > 0:
+        settings = mechanism.clipping_norm, mechanism.slots, words_of(kinds).tolist()
+        noise = NoiseStream(f"examples {settings}", mechanism.noise_seed == "secret")
+    return algorithm._replace(clients=clients, noise=noise, guarded=True)
+
+
+def _client(inner: Client, mechanism: SiloMechanism, opened: Callable[[str], Ledger]) -> Client:
+    def guarded(ledger: Ledger, key: Key, splits: Splits, read: bool = True) -> Splits:
+        drawn = (key, _numbers_of(splits.train.size, mechanism), mechanism) if read else None
+        return Splits(*cast(Any, (GuardedData(ledger, splits.train, drawn), GuardedData(ledger, splits.validation))))
+
+    def update(
+        key: Key, hp: PyTree, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        ledger = opened("update")
+        state, upload, metrics = inner.update(key, hp, ctx, message, state, guarded(ledger, key, splits))
+        return state, upload, _reported(metrics, ledger)
+
+    def idle(key: Key, hp: PyTree, ctx: ClientContext, state: PyTree, splits: Splits) -> tuple[PyTree, Metrics]:
+        assert inner.idle is not None
+        ledger = opened("idle")
+        state, metrics = inner.idle(key, hp, ctx, state, guarded(ledger, key, splits))
+        return state, _reported(metrics, ledger)
+
+    def personalize(
+        key: Key, hp: PyTree, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
+    ) -> PyTree:
+        # The engine's key is the same after every round.
+        own = guarded(opened("personalize"), stream(key, Purpose.EXAMPLES, ctx.round), splits)
+        return inner.personalize(key, hp, ctx, message, state, own)
+
+    def cluster(hp: PyTree, message: Message, state: PyTree, splits: Splits) -> Array:
+        assert inner.cluster is not None
+        return inner.cluster(hp, message, state, guarded(opened("cluster"), jax.random.key(0), splits, read=False))
+
+    client = wrapped_client(inner, update=update)
+    return client._replace(idle=inner.idle and idle, personalize=personalize, cluster=inner.cluster and cluster)
+
+
+def _reported(metrics: Metrics, ledger: Ledger) -> Metrics:
+    """A method's metrics, with the training loss that it does not see."""
+    if ledger.loss is None or "train_loss" not in metrics:
+        return metrics
+    return metrics | {"train_loss": ledger.loss}
+
+
+def _numbers_of(size: Array, mechanism: SiloMechanism) -> _OfClient:
+    """Numbers of a client with so many examples; noise of NaN for a size that the mechanism does not have."""
+    silos = mechanism.silos
+    sizes = jnp.array([silo.examples for silo in silos], jnp.int32)
+    at = jnp.clip(jnp.searchsorted(sizes, size), 0, len(silos) - 1)
+
+    def column(values: list[Any], dtype: Any) -> Array:
+        return jnp.array(values, dtype)[at]
+
+    real = jnp.result_type(float)
+    stddev = column([silo.noise_multiplier * mechanism.clipping_norm for silo in silos], real)
+    return _OfClient(
+        threshold=column([min(silo.threshold, WORD - 1) for silo in silos], jnp.int32),
+        whole=column([silo.threshold == WORD for silo in silos], bool),
+        # A client without examples has none to protect.
+        stddev=jnp.where((sizes[at] == size) | (size == 0), stddev, jnp.nan),
+        expected=column([silo.expected for silo in silos], real),
+    )

@@ -1,0 +1,390 @@
+"""Guarded examples: what a method sees of them, draws of batches, sensitivity and noise of its gradients."""
+
+import math
+from dataclasses import replace
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from noise_record import recorded
+from scipy import stats
+
+import jaxpfl
+from jaxpfl import METHODS, ExecutionPlan, JaxpflError, LocalWork, Method, Upload, stack_clients
+from jaxpfl.algorithms.parts.hyper import SgdHyper
+from jaxpfl.algorithms.parts.local_work import batch_loss, loss_gradient, run_steps, sgd
+from jaxpfl.engine.assemble import build, make_task
+from jaxpfl.engine.assembly import assemble
+from jaxpfl.engine.guarded import uses_of
+from jaxpfl.engine.spec import Neighbourhood, RunSpec, Work
+from jaxpfl.participation import full
+from jaxpfl.privacy import PrivacyConfig, guarded
+from jaxpfl.privacy.guarded import Ledger
+from jaxpfl.privacy.silos import WORD, mechanism_of
+from jaxpfl.types import ClientData
+
+DELTA = 1e-3
+NOISE = PrivacyConfig(unit="example", noise_multiplier=1.0, delta=DELTA)
+SETTING = {"model": "linear", "rounds": 2, "local_steps": 2, "batch_size": 4, "plan": ExecutionPlan(devices=1)}
+
+
+@pytest.fixture(scope="module")
+def federation():
+    rng = np.random.default_rng(0)
+    clients = [(rng.normal(size=(n, 3)).astype(np.float32), np.arange(n) % 2) for n in (4, 9, 6)]
+    return stack_clients(clients, test=clients)
+
+
+def mechanism(sizes, batch_size, z=0.0, clipping_norm=1.0, slots=None):
+    found = mechanism_of(
+        np.asarray(sizes),
+        batch_size=batch_size,
+        per_round=lambda n: 1,
+        once=lambda n: 0,
+        releases=1,
+        rounds=1,
+        clipping_norm=clipping_norm,
+        noise_multiplier=z,
+    )
+    return found if slots is None else replace(found, slots=slots)
+
+
+# --- batches --------------------------------------------------------------------------------------
+
+
+def draws(size, capacity, mechanism, number):
+    numbers = guarded._numbers_of(jnp.int32(size), mechanism)
+    keys = jax.random.split(jax.random.key(7), number)
+    one = jax.jit(jax.vmap(lambda key: guarded.poisson_batch(key, numbers, jnp.int32(size), capacity, mechanism.slots)))
+    places, valid = map(np.asarray, one(keys))
+    return [p[v] for p, v in zip(places, valid, strict=True)]
+
+
+@pytest.mark.slow
+def test_every_example_is_drawn_independently_at_the_rate():
+    """20,000 draws with a fixed seed; each of the two tests rejects a right draw with probability 1e-6."""
+    size, batch_size, number = 12, 3, 20_000
+    found = draws(size, 20, mechanism([size, 20], batch_size), number)
+    assert all(len(set(one)) == len(one) for one in found)
+    counts = np.bincount(np.concatenate(found), minlength=20)
+    assert not counts[size:].any()  # nobody's places
+    deviations = (counts[:size] - number / 4) / math.sqrt(number * 3 / 16)
+    assert stats.chi2.sf(np.sum(deviations**2), size) > 1e-6
+    lengths = np.bincount([len(one) for one in found], minlength=size + 1)[:9]
+    wanted = number * stats.binom.pmf(np.arange(9), size, 0.25)
+    assert stats.chi2.sf(np.sum((lengths - wanted) ** 2 / wanted), 8) > 1e-6
+
+
+@pytest.mark.slow
+def test_a_batch_beyond_its_slots_is_a_random_subset():
+    size, number = 12, 20_000
+    found = draws(size, 12, mechanism([size], 6, slots=4), number)
+    assert max(map(len, found)) == 4
+    counts = np.bincount(np.concatenate(found), minlength=size)
+    assert stats.chisquare(counts).pvalue > 1e-6
+
+
+def test_a_small_silo_takes_all_of_its_examples():
+    found = draws(3, 8, mechanism([3, 8], 4), 50)
+    assert all(sorted(one) == [0, 1, 2] for one in found)
+    assert draws(0, 8, mechanism([3, 8], 4), 2)[0].size == 0
+
+
+# --- sensitivity and noise ------------------------------------------------------------------------
+
+
+def released(x, y, mechanism, key=0, w=None):
+    """The noisy mean gradient of a linear regression at ``w`` on a whole batch, through a guard."""
+    data = ClientData.stacked(jaxpfl.types.Examples(np.asarray(x, np.float32), np.asarray(y, np.float32)), [len(y)])
+    start = jnp.zeros(x.shape[1]) + 0.1 if w is None else w
+
+    def one(data, key):
+        ledger = Ledger("m", "update")
+        numbers = guarded._numbers_of(data.size, mechanism)
+        own = guarded.GuardedData(ledger, data, (key, numbers, mechanism))
+        (batch,) = own.batches(1, None, 1)(0)
+        return batch.gradient(lambda w, key, x, y: (x @ w - y) ** 2 / 2, start, key)
+
+    return jax.tree.map(np.asarray, jax.jit(one)(data.client(0), jax.random.key(key)))
+
+
+@pytest.mark.parametrize("wild", [np.nan, *(pytest.param(w, marks=pytest.mark.slow) for w in (0.5, 1e30, np.inf))])
+def test_one_example_moves_the_sum_by_at_most_the_clipping_norm(wild):
+    """Added to others or removed, whatever it is; replaced, by twice as much."""
+    rng, limit = np.random.default_rng(3), 0.7
+    x, y = rng.normal(size=(6, 4)), rng.normal(size=6)
+    without, with_it, other = (
+        len(rows) * released(rows, values, mechanism([len(rows)], 10, clipping_norm=limit))[1]
+        for rows, values in (
+            (x[:5], y[:5]),
+            (np.concatenate([x[:5], np.full((1, 4), wild)]), y),
+            (x, y),
+        )
+    )
+    assert np.isfinite(with_it).all()
+    assert np.linalg.norm(with_it - without) <= limit * (1 + 1e-5)
+    assert np.linalg.norm(other - without) <= limit * (1 + 1e-5)
+    assert np.linalg.norm(other - with_it) <= 2 * limit * (1 + 1e-5)
+    assert np.linalg.norm(other - without) > 0.3 * limit
+
+
+def test_noise_has_the_claimed_size():
+    """4000 entries with a fixed seed: the right size is rejected with probability 1e-6, 2/3 and 3/2 of it are found."""
+    size, limit, z = 4000, 0.5, 3.0
+    x = np.zeros((5, size))  # without a gradient
+    loss, got = released(x, np.zeros(5), mechanism([5], 5, z, limit))
+    assert np.isnan(loss)  # a loss is no release: a method does not see it
+    square = np.sum((5 * got / (z * limit)) ** 2)
+
+    def accepted(of):
+        return min(stats.chi2.cdf(square * of**2, size), stats.chi2.sf(square * of**2, size)) > 5e-7
+
+    assert accepted(1.0)
+    assert not accepted(2 / 3)
+    assert not accepted(3 / 2)
+
+
+@pytest.mark.slow
+def test_a_silo_of_an_unknown_size_gets_no_gradient():
+    assert np.isnan(released(np.ones((4, 2)), np.ones(4), mechanism([5], 5, 1.0))[1]).all()
+
+
+# --- what a method may do -------------------------------------------------------------------------
+
+
+def ledgers(method, federation, **options):
+    entry = METHODS[method] if isinstance(method, str) else method
+    task = make_task("mlp-ln", federation, 2)
+    work = LocalWork(np.asarray(federation.train.size), 3, 4)
+    algorithm = build(entry, task, work, options)
+    return uses_of(algorithm, entry.name, entry.hyper, federation, full(federation.num_clients))
+
+
+def counted(method, federation, **options):
+    found = ledgers(method, federation, **options)
+    return {
+        ledger.call: [(access.steps, access.releases) for access in ledger.accesses]
+        for ledger in found
+        if ledger.accesses
+    }
+
+
+@pytest.mark.parametrize(
+    ("method", "uses"),
+    [
+        ("mr-mtl", {"update": [(3, 1)]}),
+        ("local", {"update": [(3, 1)]}),
+        ("ditto", {"update": [(3, 1), (3, 1)]}),
+        ("fedavg-ft", {"update": [(3, 1)], "personalize": [(60, 1)]}),
+        ("apfl", {"update": [(3, 2)]}),
+    ],
+)
+def test_every_use_is_counted(federation, method, uses):
+    assert counted(method, federation) == uses
+
+
+def outcome(method, federation):
+    """The refusal of a method; None if its uses are counted."""
+    try:
+        uses = counted(method, federation)
+    except JaxpflError as error:
+        return str(error)
+    assert uses["update"]
+    return None
+
+
+@pytest.mark.parametrize(
+    ("method", "reason"),
+    [
+        ("adaped", "reads x of a mini-batch"),
+        ("persfl", "reads validation examples"),
+        ("fedem", "reads a client's examples"),
+        ("l2gd", "within a loop or a branch"),
+        ("pooled", "pools the examples of all clients"),
+        *(
+            pytest.param(name, "", marks=pytest.mark.slow)
+            for name in METHODS
+            if name not in ("adaped", "persfl", "fedem", "l2gd", "pooled", "network-lasso")
+        ),
+    ],
+)
+def test_other_uses_are_refused(federation, method, reason):
+    """Every registered method either says in one line why it cannot be private, or counts its uses."""
+    if not reason:
+        said = outcome(method, federation)
+        assert said is None or (said.startswith(f"{method} cannot protect single examples") and "\n" not in said)
+        return
+    with pytest.raises(JaxpflError, match=reason):
+        ledgers(method, federation)
+
+
+def own(train):
+    """A user's method: local training by ``(task, work, key, ctx, splits, w) -> w``."""
+
+    def builder(task, work):
+        plain = METHODS["local"].build(task, work)
+
+        def update(key, hp, ctx, message, w, splits):
+            return train(task, work, key, ctx, splits, w), Upload((), ()), {}
+
+        return plain._replace(clients=(plain.clients[0]._replace(update=update),))
+
+    return Method("mine", builder, SgdHyper(), uploads=False)
+
+
+def by_step(step):
+    def train(task, work, key, ctx, splits, w):
+        def one(key, w, batch):
+            return step(task, key, w, batch), {}
+
+        return run_steps(work, key, ctx, splits.train, one, w, metrics=())[0]
+
+    return own(train)
+
+
+def moved(w, gradient):
+    return jax.tree.map(lambda a, g: a - 0.1 * g, w, gradient)
+
+
+HOLES = {
+    "the examples": own(
+        lambda task, work, key, ctx, splits, w: moved(w, jax.tree.map(lambda a: splits.train.x.sum(), w))
+    ),
+    "validation": own(
+        lambda task, work, key, ctx, splits, w: sgd(
+            work, task, key, ctx, splits.validation, w, rate=0.1, weight_decay=0.0
+        )[0]
+    ),
+    "a loop of descents": own(
+        lambda task, work, key, ctx, splits, w: jax.lax.fori_loop(
+            0, 3, lambda i, w: sgd(work, task, key, ctx, splits.train, w, rate=0.1, weight_decay=0.0)[0], w
+        )
+    ),
+    "a loop of gradients": by_step(
+        lambda task, key, w, batch: jax.lax.fori_loop(
+            0, 3, lambda i, w: moved(w, loss_gradient(task)(w, key, batch)[1]), w
+        )
+    ),
+    "a gradient of a gradient": by_step(
+        lambda task, key, w, batch: moved(
+            w,
+            jax.grad(lambda v: loss_gradient(task)(moved(v, loss_gradient(task)(v, key, batch)[1]), key, batch)[0])(w),
+        )
+    ),
+    "the loss": by_step(lambda task, key, w, batch: moved(w, jax.grad(batch_loss(task))(w, key, batch))),
+    "labels": by_step(lambda task, key, w, batch: moved(w, jax.tree.map(lambda a: batch.y.sum(), w))),
+    "a program of its own": own(
+        lambda task, work, key, ctx, splits, w: jax.jit(lambda data, w: moved(w, w))(splits.train, w)
+    ),
+}
+
+
+@pytest.mark.parametrize("hole", HOLES)
+def test_a_method_of_ones_own_cannot_take_more(federation, hole):
+    with pytest.raises(JaxpflError, match="mine cannot protect single examples") as refused:
+        ledgers(HOLES[hole], federation)
+    assert "\n" not in str(refused.value)
+
+
+def test_several_gradients_of_a_batch_are_counted(federation):
+    def twice(task, key, w, batch):
+        for _ in range(2):
+            w = moved(w, loss_gradient(task)(w, key, batch)[1])
+        return w
+
+    assert counted(by_step(twice), federation) == {"update": [(3, 2)]}
+
+
+# --- runs -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.slow
+def test_no_noise_is_drawn_twice(federation, monkeypatch):
+    """In rounds, steps, personalisation and seeds (`test_noise_shared` has those of two models)."""
+    with recorded(monkeypatch) as drawn:
+        jaxpfl.fit("fedavg-ft", federation, **SETTING, seeds=[3, 4], options={"fine_tune_steps": 2}, privacy=NOISE)
+    assert "privacy.guarded.GuardedBatch.gradient" in drawn.sites
+    # The final models are personalised once for their scores.
+    assert drawn.repeated() == 0
+    assert len(drawn.keys) >= (2 * 2 + 2) * 3 * 2
+
+
+@pytest.mark.slow
+def test_a_run_says_its_claim_and_continues(federation):
+    """In two calls as in one; rounds that are added are counted."""
+    config = PrivacyConfig(unit="example", noise_multiplier=1.0, delta=DELTA, clipping_norm=0.5)
+    result = jaxpfl.fit("mr-mtl", federation, **SETTING, seeds=[1], privacy=config)
+    statement = result.statement()
+    assert [silo["batches"] for silo in statement.silos] == [4, 4, 4]
+    assert np.isfinite(result.history["train_loss"]).all()
+    simulation = result.simulation
+    state = simulation.init([1])
+    for _ in range(2):
+        state, _ = simulation.advance(state, 1)
+    for one, other in zip(jax.tree.leaves(state.clients), jax.tree.leaves(result.state.clients), strict=True):
+        np.testing.assert_array_equal(one, other)
+    simulation.advance(state, 1)
+    assert result.statement().silos[0]["batches"] == 6
+    assert result.statement().epsilon > statement.epsilon
+
+
+def spec(method="mr-mtl", privacy=NOISE, **more):
+    return RunSpec(method=METHODS[method], privacy=privacy, work=Work(batch_size=4, local_steps=2), **more)
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"quantile": 0.5}, "privacy.quantile = 0.5 is of uploads"),
+        ({"noise": "distributed"}, "privacy.noise = distributed is of uploads"),
+        ({"noise_multiplier": (1.0, 2.0)}, "noise_multiplier must be one number"),
+        ({"unit": "exampel"}, "did you mean 'example'"),
+        ({"delta": None}, "privacy.delta must be given"),
+    ],
+)
+def test_settings_of_uploads_are_refused(changes, message):
+    with pytest.raises(JaxpflError, match=message):
+        spec(privacy=PrivacyConfig(**{"unit": "example", "noise_multiplier": 1.0, "delta": DELTA} | changes))
+
+
+def test_runs_that_no_claim_covers_are_refused(federation):
+    other = RunSpec(method=METHODS["mr-mtl"], privacy=NOISE, work=Work(draw="step", batch_size=4))
+    with pytest.raises(JaxpflError, match=r"draw = step: with privacy.unit = example every batch is a Poisson draw"):
+        assemble(other, federation)
+    for graph in (None, "data", "models"):
+        other = RunSpec(method=METHODS["network-lasso"], privacy=NOISE, neighbourhood=Neighbourhood(graph=graph))
+        with pytest.raises(JaxpflError, match="is made of the clients' examples"):
+            assemble(other, federation)
+    with pytest.raises(JaxpflError, match="unseen clients train on their own examples"):
+        assemble(spec(), federation, federation)
+    secret = PrivacyConfig(unit="example", noise_multiplier=1.0, delta=DELTA, noise_seed="secret")
+    with pytest.raises(JaxpflError, match="fedavg-ft trains on examples once more"):
+        assemble(spec("fedavg-ft", secret), federation)
+    assert assemble(spec("ditto", secret), federation).mechanism is not None
+
+
+@pytest.mark.slow
+def test_clipping_alone_claims_nothing(federation):
+    with pytest.raises(JaxpflError, match="no epsilon can be claimed"):
+        jaxpfl.fit(
+            "local", federation, **SETTING, privacy=PrivacyConfig(unit="example", noise_multiplier=0.0)
+        ).statement()
+
+
+@pytest.mark.slow
+def test_the_same_numbers_under_any_plan(federation):
+    found = []
+    for plan in (
+        ExecutionPlan(devices=1, clients="map"),
+        ExecutionPlan(devices=2),
+    ):
+        result = jaxpfl.fit("ditto", federation, **SETTING | {"plan": plan}, privacy=NOISE)
+        found.append(jax.tree.map(np.asarray, result.simulation.personal_models(result.state)))
+    for other in found[1:]:
+        for a, b in zip(jax.tree.leaves(found[0]), jax.tree.leaves(other), strict=True):
+            np.testing.assert_allclose(a, b, atol=1e-5)
+
+
+def test_a_whole_word_is_all():
+    assert mechanism([4], 4).silos[0].threshold == WORD
