@@ -2,7 +2,8 @@
 
 `base.Estimator` defines an estimator and `base.estimate` runs one. Each model has one file: `gaussian`, `bernoulli`,
 `mixture` (with their private forms and exact errors in files beside them), and `regression`, `regression_mixture` and
-`logistic_regression`, which are functions of all clients' data.
+`logistic_regression`, which are functions of all clients' data. `ebnm`, `ebbinomial`
+and `ebpoisson` take one summary of each client: estimates with their standard errors, successes, or counts.
 """
 
 from jaxpfl.estimators import (
@@ -23,14 +24,18 @@ from jaxpfl.estimators import (
     learned_gaussian,
     logistic_regression,
     mixture,
+    normal_means,
     private_clustering,
     radius,
+    rates,
     regression,
     regression_mixture,
     release,
     when_to_collaborate,
 )
 from jaxpfl.estimators.base import Estimated, Estimator, Samples, estimate, every, stack
+from jaxpfl.estimators.normal_means import ebnm
+from jaxpfl.estimators.rates import ebbinomial, ebpoisson
 
 __all__ = [
     "Estimated",
@@ -44,6 +49,9 @@ __all__ = [
     "client_variances",
     "clustering",
     "differences",
+    "ebbinomial",
+    "ebnm",
+    "ebpoisson",
     "estimate",
     "every",
     "gaussian",
@@ -55,8 +63,10 @@ __all__ = [
     "learned_gaussian",
     "logistic_regression",
     "mixture",
+    "normal_means",
     "private_clustering",
     "radius",
+    "rates",
     "regression",
     "regression_mixture",
     "release",

@@ -7,6 +7,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl import trees
 from jaxpfl.priors.discrete import Discrete
 from jaxpfl.privacy import clipping
 from jaxpfl.types import Array, Scalar
@@ -75,7 +76,7 @@ def nearest(points: Array, centers: Array) -> Array:
 def sums(points: Array, valid: Array, member: Array) -> tuple[Array, Array]:
     """Sum [k, d] and number [k] of the points [m, d] of each center, for memberships [m, k]."""
     member = jnp.where(valid[:, None], member, 0)
-    return member.T @ jnp.where(valid[:, None], points, 0), member.sum(axis=0)
+    return trees.sum_products(member, jnp.where(valid[:, None], points, 0)), member.sum(axis=0)
 
 
 def lloyd(begin: Array, points: Array, valid: Array, steps: int) -> Clusters:

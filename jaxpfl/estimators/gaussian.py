@@ -16,6 +16,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 
+from jaxpfl import trees
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.estimators.moments import moments
@@ -105,7 +106,8 @@ def personalized(*, st2: Scalar | None = None, sx2: Scalar | None = None, releas
             spread = jnp.asarray(st2)
         w = jnp.where(sent, weight(spread + s2 + release.variance), 0)
         total = w.sum()
-        return Told(w @ jnp.where(sent[:, None], messages.mean, 0) / _nonzero(total), total, spread, noise)
+        mean = trees.sum_products(w, jnp.where(sent[:, None], messages.mean, 0)) / _nonzero(total)
+        return Told(mean, total, spread, noise)
 
     def personalize(told: Told, message: Sent, sent: Array, own: Local) -> Array:
         a = closed_form.best_weight(*error_terms(told, own.size, sent, release.variance))

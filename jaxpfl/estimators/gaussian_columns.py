@@ -20,6 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl import trees
 from jaxpfl.estimators import client_variances
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator, Samples
@@ -65,7 +66,8 @@ def personalized() -> Estimator:
         s2 = variances.of_client(squares, degrees) / jnp.maximum(size, 1)
         st2 = between_variance(mean, s2, sent)
         w = jnp.where(sent, weight(st2 + s2), 0)
-        return Told(w @ jnp.where(sent, mean, 0) / jnp.maximum(w.sum(), _least(w)), w.sum(), st2, variances)
+        total = trees.sum_products(w, jnp.where(sent, mean, 0))
+        return Told(total / jnp.maximum(w.sum(), _least(w)), w.sum(), st2, variances)
 
     def combine(key: Key, shared: None, messages: Sent, sent: Array) -> Told:
         return jax.vmap(of_column, in_axes=(1, 1, None, None))(messages.mean, messages.scatter, messages.size, sent)

@@ -124,7 +124,7 @@ def moments(mu: Array, x: Array, y: Array, floor: Scalar) -> Population:
     gram = jnp.einsum("ijd,ikd->ijk", x, x)
     cross = jnp.where(jnp.eye(x.shape[1], dtype=bool), 0, gram)
     squares = (cross**2).sum()
-    s2 = jnp.einsum("ij,ik,ijk->", e, e, cross) / jnp.where(squares > 0, squares, 1)
+    s2 = jnp.einsum("ij,ik,ijk->i", e, e, cross).sum() / jnp.where(squares > 0, squares, 1)
     s2 = jnp.maximum(s2, floor)
     return Population(mu, s2, jnp.maximum((e**2 - s2 * (x**2).sum(-1)).mean(), floor))
 

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl import trees
 from jaxpfl.estimators import regression
 from jaxpfl.estimators.regression import Population, Posterior, Rotated
 from jaxpfl.priors import discrete, gaussian_mixture
@@ -83,7 +84,7 @@ def em(population: MixturePopulation, data: Rotated, floor: Scalar, steps: int) 
         belongs, of = jax.vmap(lambda data: posteriors(old, data))(data)  # [m, k], leaves [m, k, ...]
         counts = belongs.sum(axis=0)
         shares = belongs / jnp.where(counts > 0, counts, 1)
-        mu = jnp.where(counts[:, None] > 0, jnp.einsum("ik,ikd->kd", shares, of.mean), old.mu)
+        mu = jnp.where(counts[:, None] > 0, jax.vmap(trees.sum_products, in_axes=1)(shares, of.mean), old.mu)
         squares = ((of.mean - mu) ** 2).sum(axis=-1) + of.variance
         s2 = jnp.where(counts > 0, jnp.maximum((shares * squares).sum(axis=0) / d, floor), old.s2)
         residual = data.y[:, None] - jnp.einsum("ijd,ikd->ikj", data.x, of.mean)
@@ -157,7 +158,7 @@ def alternating(
         nearest = ((thetas[:, None] - gamma.mu) ** 2).sum(axis=-1).argmin(axis=1)
         member = jax.nn.one_hot(nearest, components, dtype=thetas.dtype)
         counts = member.sum(axis=0)[:, None]
-        mu = jnp.where(counts > 0, member.T @ thetas / jnp.maximum(counts, 1), gamma.mu)
+        mu = jnp.where(counts > 0, trees.sum_products(member, thetas) / jnp.maximum(counts, 1), gamma.mu)
         return discrete.Discrete(discrete.shares(member), mu)
 
     end = jax.lax.fori_loop(0, steps, step, begin)

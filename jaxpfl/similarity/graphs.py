@@ -75,8 +75,7 @@ def nearest_neighbours(
     Raises:
       JaxpflError: for less than one node or neighbour.
     """
-    if nodes < 1 or k < 1:
-        raise JaxpflError(f"nodes and neighbours must be at least 1, got {nodes} and {k}")
+    check_neighbours(nodes, k)
     k, block = min(k, nodes - 1), min(block, nodes)
     if k == 0:
         return from_edges([], nodes)
@@ -90,7 +89,7 @@ def nearest_neighbours(
     ids = starts[:, None] + np.arange(block)
     found = np.empty((nodes, k), np.int64)
     found[ids] = jax.jit(lambda ids: jax.lax.map(near, ids))(jnp.asarray(ids, jnp.int32))
-    return _joined(list(found), mutual)
+    return joined(list(found), mutual)
 
 
 def nearest_vectors(vectors: Any, k: int, *, block: int = 256, mutual: bool = False) -> Graph:
@@ -109,8 +108,7 @@ def nearest_vectors(vectors: Any, k: int, *, block: int = 256, mutual: bool = Fa
     """
     given = np.asarray(vectors)
     nodes, numbers = given.shape
-    if nodes < 1 or k < 1:
-        raise JaxpflError(f"nodes and neighbours must be at least 1, got {nodes} and {k}")
+    check_neighbours(nodes, k)
     finite = np.asarray(np.isfinite(given).all(axis=1))
     k = min(k, int(finite.sum()) - 1)
     if k < 1:
@@ -130,10 +128,20 @@ def nearest_vectors(vectors: Any, k: int, *, block: int = 256, mutual: bool = Fa
             among = np.flatnonzero(close)
             exact = ((given[among].astype(np.float64) - given[i]) ** 2).sum(axis=1)
             found[i] = among[np.argsort(exact, kind="stable")[:k]]
-    return _joined(found, mutual)
+    return joined(found, mutual)
 
 
-def _joined(found: list[np.ndarray], mutual: bool) -> Graph:
+def check_neighbours(nodes: int, k: int) -> None:
+    """Refuse a graph without nodes or neighbours.
+
+    Raises:
+      JaxpflError: for less than one of either.
+    """
+    if nodes < 1 or k < 1:
+        raise JaxpflError(f"nodes and neighbours must be at least 1, got {nodes} and {k}")
+
+
+def joined(found: list[np.ndarray], mutual: bool) -> Graph:
     """Graph from the neighbours found for each node."""
     nodes = len(found)
     pairs = np.stack([np.repeat(np.arange(nodes), list(map(len, found))), np.concatenate(found)], axis=1)
@@ -162,7 +170,7 @@ def gathered(graph: Graph, w: Array) -> Array:
     Reference: Zhao et al., Figure 2.
     """
     on_host = isinstance(graph.first, np.ndarray) and isinstance(graph.second, np.ndarray)
-    if on_host and graph.edges and (most := int(_host_degrees(graph).max())) <= MOST_UNROLLED:
+    if on_host and graph.edges and (most := int(host_degrees(graph).max())) <= MOST_UNROLLED:
         # The nth edge of every node, M where it has none, and whether the node is its first end.
         ends, signs = np.append(graph.first, graph.second), np.repeat([1, -1], graph.edges)
         order = np.argsort(ends, kind="stable")
@@ -177,7 +185,8 @@ def gathered(graph: Graph, w: Array) -> Array:
     return jnp.zeros((graph.nodes, *w.shape[1:]), w.dtype).at[graph.first].add(w).at[graph.second].add(-w)
 
 
-def _host_degrees(graph: Graph) -> np.ndarray:
+def host_degrees(graph: Graph) -> np.ndarray:
+    """Number of edges of every node, [N], on the host."""
     return np.bincount(np.append(graph.first, graph.second), minlength=graph.nodes)
 
 
@@ -188,7 +197,7 @@ def degrees(graph: Graph) -> Array:
 
 def laplacian(graph: Graph) -> np.ndarray:
     """Graph Laplacian ``Q Q^T``, [N, N], on the host: degrees on the diagonal, -1 for every edge."""
-    matrix = np.diag(_host_degrees(graph).astype(np.float64))
+    matrix = np.diag(host_degrees(graph).astype(np.float64))
     matrix[graph.first, graph.second] = matrix[graph.second, graph.first] = -1
     return matrix
 

@@ -26,7 +26,7 @@ from jaxpfl.compression.compressors import Compressor, resolve
 from jaxpfl.errors import JaxpflError
 from jaxpfl.studies import compression_demo, compression_report
 from jaxpfl.studies.settings import at_least
-from jaxpfl.studies.study import Results, Study
+from jaxpfl.studies.study import Read, Results, Study
 from jaxpfl.types import Array, Key
 
 COMPRESSORS = (
@@ -123,14 +123,18 @@ class Run(NamedTuple):
     bits: np.ndarray
 
 
-def load(given: CompressionSettings) -> Problem:
+def load(given: CompressionSettings, source: data.Source | None = None) -> Problem:
     """Load the clients' data, and compute the least `loss` on all of them together.
+
+    Args:
+      given: the settings.
+      source: the data set of that name unless given.
 
     Raises:
       JaxpflError: for data that cannot be loaded or split, that have other than two classes, or whose inputs are not a
         single array; also if Newton's method does not converge.
     """
-    source = data.load(given.data, given.data_dir)
+    source = data.load(given.data, given.data_dir) if source is None else source
     if source.num_classes != 2 or not hasattr(source.x_train, "shape"):
         raise JaxpflError(f"data set {given.data!r} has {source.num_classes} classes, expected 2 of plain inputs")
     if source.users_train is not None:
@@ -230,16 +234,20 @@ def measured(given: CompressionSettings, problem: Problem) -> dict[str, Run]:
     return found
 
 
-def run(given: CompressionSettings) -> dict[str, Any]:
+def run(given: CompressionSettings, source: data.Source | None = None) -> dict[str, Any]:
     """Summary of every compressor: its best rate, the final gap, the bits of all messages, and the bits to each target.
 
     Reference: Zhao et al., Figure 6.
+
+    Args:
+      given: the settings.
+      source: as `load`.
 
     Raises:
       JaxpflError: for settings that `CompressionSettings.check` refuses, and data of other than two classes.
     """
     given.check()
-    problem = load(given)
+    problem = load(given, source)
     m, _, d = problem.x.shape
     found = measured(given, problem)
     return {
@@ -275,8 +283,8 @@ def summary(found: Run, given: CompressionSettings) -> dict[str, Any]:
     }
 
 
-def _results(given: CompressionSettings) -> Results:
-    result = run(given)
+def _results(given: CompressionSettings, source: data.Source) -> Results:
+    result = run(given, source)
     return Results(
         json=result,
         tables=lambda: compression_report.tables(result),
@@ -284,4 +292,10 @@ def _results(given: CompressionSettings) -> Results:
     )
 
 
-STUDY = Study(CompressionSettings, _results)
+def _read(given: CompressionSettings) -> Read:
+    given.check()
+    found = data.load(given.data, given.data_dir)
+    return Read(found, (found.x_train, found.y_train))
+
+
+STUDY = Study(CompressionSettings, _results, reads=_read)

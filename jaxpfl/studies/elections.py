@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import checks
-from jaxpfl.data import load_elections
+from jaxpfl.data import Elections, load_elections
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import base, bernoulli, bernoulli_private, beta_binomial
 from jaxpfl.estimators.base import Estimator
@@ -20,7 +20,7 @@ from jaxpfl.presentation import GRID, INK, new_axes, save
 from jaxpfl.studies.plots import Curve, color, write_curves
 from jaxpfl.studies.repetitions import measure, repeat
 from jaxpfl.studies.report import estimator_table
-from jaxpfl.studies.study import Results, Study
+from jaxpfl.studies.study import Read, Results, Study
 from jaxpfl.types import Array, Key
 
 PRINTED_GAIN = (0.107, 0.019)
@@ -83,14 +83,18 @@ def run(given: ElectionSettings) -> dict[str, Any]:
     return cross_validated(given).json
 
 
-def cross_validated(given: ElectionSettings) -> Results:
+def cross_validated(given: ElectionSettings, elections: Elections | None = None) -> Results:
     """Cross-validate all estimators, the private ones with new randomness in every repetition.
+
+    Args:
+      given: the settings.
+      elections: those of the data directory unless given.
 
     Raises:
       JaxpflError: no data, damaged ones, or settings that `ElectionSettings.check` refuses.
     """
     given.check()
-    elections = load_elections(given.data_dir)
+    elections = load_elections(given.data_dir) if elections is None else elections
     train, test = (jnp.asarray(part, jnp.float32) for part in folds(elections.republican))
     key = jax.random.key(given.seed)
     exact = {
@@ -228,4 +232,10 @@ def _gain_plot(folder: Path, result: dict[str, Any]) -> Path:
     )
 
 
-STUDY = Study(ElectionSettings, cross_validated)
+def _read(given: ElectionSettings) -> Read:
+    given.check()
+    found = load_elections(given.data_dir)
+    return Read(found, (found.years, found.republican))
+
+
+STUDY = Study(ElectionSettings, cross_validated, reads=_read)

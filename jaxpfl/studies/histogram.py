@@ -7,11 +7,13 @@ from pathlib import Path
 from typing import Annotated
 
 from jaxpfl.data.sources.npz import npz_keys
+from jaxpfl.data.sources.token_counts import TokenCounts
 from jaxpfl.errors import JaxpflError
 from jaxpfl.places import NEW_FILE, claim_file
 from jaxpfl.studies.histograms import report, study
+from jaxpfl.studies.histograms.data import read
 from jaxpfl.studies.histograms.settings import HistogramSettings
-from jaxpfl.studies.study import Options, Results, Study
+from jaxpfl.studies.study import Options, Read, Results, Study
 
 
 @dataclass(frozen=True)
@@ -37,9 +39,9 @@ class HistogramOptions(Options):
         claim_file(self.export, "--export", "jaxpfl estimate histogram", lambda p: npz_keys(p) == list(study.EXPORTED))
 
 
-def _results(given: HistogramSettings, options: HistogramOptions) -> Results:
+def _results(given: HistogramSettings, options: HistogramOptions, counts: TokenCounts | None) -> Results:
     options.check(given)
-    made = study.run(given)
+    made = study.run(given, counts)
     if options.export is not None:
         study.export(made, options.export, options.export_epsilon)
     return Results(
@@ -50,4 +52,10 @@ def _results(given: HistogramSettings, options: HistogramOptions) -> Results:
     )
 
 
-STUDY = Study(HistogramSettings, _results, HistogramOptions)
+def _read(given: HistogramSettings) -> Read:
+    given.check()
+    found = read(given)
+    return Read(found, None if found is None else (found.indptr, found.indices, found.counts))
+
+
+STUDY = Study(HistogramSettings, _results, HistogramOptions, reads=_read)

@@ -13,6 +13,8 @@ STUDIES: Mapping[str, str] = {
     "bernoulli": "Probabilities of Bernoulli clients: local, global, personalised (corrected and printed), and private "
     "bits.",
     "unequal": "Bernoulli clients of unequal numbers of samples: errors and gains by a client's size.",
+    "normal-means": "Estimates with standard errors (--csv: also successes,trials and count,exposure): five "
+    "families of priors.",
     "mixture": "Clients that are one of k kinds: EM, Algorithm 3 as printed, and private k-means, centrally and "
     "locally.",
     "histogram": "Users' histograms over a vocabulary: alone, averaged, clustered, fine-tuned, without and with "
@@ -25,9 +27,12 @@ STUDIES: Mapping[str, str] = {
     "Algorithm 5.",
     "network": "Planted clusters of clients: the network lasso over lambda, beside local, FedAvg, IFCA, Ditto and "
     "pFedMe.",
+    "ditto": "Ditto's point estimation: the error over lambda, beside the posterior mean, which it is at one lambda.",
     "compression": "Loss against transmitted bits: total variation, codebooks, QSGD, top-k, sign and uniform; and the "
     "text's demo.",
     "elections": "US counties' political tendencies: six-fold cross-validation over the elections of 2000 to 2020.",
+    "demo": "Data with published answers: 18 batters (Efron and Morris), eight schools (Rubin), and counties' "
+    "elections.",
     "when": "When collaboration helps: what theory promises at these settings, what it takes, and the phase diagram.",
 }
 """Name -> its first line of help. The study is ``STUDY`` of the module of that name, with underscores for dashes."""

@@ -40,6 +40,18 @@ class Results(NamedTuple):
     hint: str | None = None
 
 
+class Read(NamedTuple):
+    """Data that a study has read.
+
+    Attributes:
+      data: as the study's results take them.
+      arrays: those on which its results depend; None where the settings say to draw them.
+    """
+
+    data: Any
+    arrays: Any
+
+
 @dataclass(frozen=True)
 class Study:
     """A registered study.
@@ -47,27 +59,33 @@ class Study:
     Attributes:
       settings: a frozen dataclass; its fields are the flags, with their docstrings as help, and its ``check`` raises a
         JaxpflError for values that cannot be studied.
-      results: ``settings -> Results``; with `options` of ``settings, options``.
+      results: ``settings -> Results``; with `options` these follow the settings, with `reads` then the data.
       options: a frozen dataclass of `Options`, whose fields are flags too; None for a study without.
+      reads: ``settings -> Read``, what its results depend on beside the settings; None for a study of drawn data.
     """
 
     settings: type[Any]
     results: Callable[..., Results]
     options: type[Options] | None = None
+    reads: Callable[[Any], Read] | None = None
 
-    def run(self, settings: Any = None, options: Options | None = None) -> Results:
+    def run(self, settings: Any = None, options: Options | None = None, read: Read | None = None) -> Results:
         """Run the study.
 
         Args:
           settings: the defaults unless given.
           options: the defaults unless given.
+          read: the data of a study that reads some; read here unless given.
 
         Raises:
           JaxpflError: settings that their ``check`` refuses, or options of a study that has none.
         """
         given = self.settings() if settings is None else settings
+        more: list[Any] = []
         if self.options is not None:
-            return self.results(given, self.options() if options is None else options)
-        if options is not None:
+            more.append(self.options() if options is None else options)
+        elif options is not None:
             raise JaxpflError(f"a study of {self.settings.__name__} has no options, got {options}")
-        return self.results(given)
+        if self.reads is not None:
+            more.append((self.reads(given) if read is None else read).data)
+        return self.results(given, *more)

@@ -229,7 +229,8 @@ def test_the_audit_finds_planted_faults(worlds, mechanism, fault, scale, clipped
     assert bound(worlds, mechanism, scale, clipped) > claim(), fault
 
 
-@pytest.mark.parametrize("on_sum", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("on_sum", [False, True])
 def test_algorithm_3_without_noise_is_the_mean_and_its_refinement(on_sum):
     """sigma = 0 and a huge eps: b1 is the mean, b2 of unclipped deviations sums to zero, so P is the mean."""
     users = users_of(COUNTS, 8)

@@ -227,3 +227,11 @@ def test_settings_side_by_side():
     for s, z in zip(strengths, many, strict=True):
         np.testing.assert_allclose(z, fuse(y, s, 2).z, atol=1e-8)
     assert not np.asarray(proximal.norm(many[0] - many[1], 2) < 1e-3).all()
+
+
+def test_the_solver_follows_nodes_and_edges():
+    line = graphs.from_edges([(i, i + 1) for i in range(admm.MOST_DENSE)], admm.MOST_DENSE + 1)
+    star = graphs.from_edges([(0, i) for i in range(1, admm.MOST_DENSE + 1)], admm.MOST_DENSE + 1)
+    assert not admm.by_spectrum(line)
+    assert admm.by_spectrum(star)
+    assert admm.by_spectrum(graphs.from_edges([], 3))

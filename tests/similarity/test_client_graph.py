@@ -13,6 +13,7 @@ from jaxpfl.experiment import graph_file
 from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.experiment.setup import prepare
 from jaxpfl.similarity import graphs
+from jaxpfl.types import ClientData, Examples
 
 SIZES = (120, 164, 140, 132, 152, 144)
 IDS = [7, 3, 12, 0, 5, 9]
@@ -64,22 +65,21 @@ def test_padding_order_and_broken_examples_do_not_matter(space):
     given = federation(space)
     want = pairs(graph_by_inputs(space, given, neighbours=1))
     padded = pad(given, train_capacity=170, validation_capacity=0, test_capacity=164)
-    x = np.where(padded.train.mask[..., None], padded.train.x, np.nan)
-    spoiled = padded._replace(train=padded.train._replace(x=x))
-    assert pairs(graph_by_inputs(space, spoiled, neighbours=1)) == want
+    assert pairs(graph_by_inputs(space, padded, neighbours=1)) == want
     order = np.array([3, 0, 5, 2, 4, 1])
-    moved = pairs(graph_by_inputs(space, permute(spoiled, order), neighbours=1))
+    moved = pairs(graph_by_inputs(space, permute(padded, order), neighbours=1))
     assert {tuple(sorted((int(order[i]), int(order[j])))) for i, j in moved} == want
-    broken = given.train.x.copy()
-    broken[0, 0] = np.inf
-    assert whole(graph_by_inputs(space, given._replace(train=given.train._replace(x=broken)), neighbours=2))
+    broken = given.train.examples.x.copy()
+    broken[0] = np.inf
+    assert whole(graph_by_inputs(space, given._replace(train=given.train.with_examples(x=broken)), neighbours=2))
 
 
 def test_the_median_distance():
-    x = np.array([[[0.0], [1.0], [9.0]], [[3.0], [7.0], [9.0]]])
-    mask = np.array([[True, True, False], [True, True, False]])
-    assert median_distance(x, mask, np.array([1, 0])) == pytest.approx(3.5)  # of 1, 2, 3, 4, 6, 7
-    assert median_distance(np.zeros((2, 3, 1)), mask, np.array([1, 0])) == 1
+    def clients(x):
+        return ClientData.stacked(Examples(np.array(x)[:, None], np.zeros(4, np.int32)), [2, 2])
+
+    assert median_distance(clients([0.0, 1.0, 3.0, 7.0]), np.array([1, 0])) == pytest.approx(3.5)  # of 1, 2, 3, 4, 6, 7
+    assert median_distance(clients([0.0] * 4), np.array([1, 0])) == 1
 
 
 def test_refusals():
@@ -89,7 +89,7 @@ def test_refusals():
         client_graph("model", given, task, work)
     with pytest.raises(JaxpflError, match="neighbours must be at least 1"):
         client_graph("data", given, task, work, neighbours=0)
-    tokens = given._replace(train=given.train._replace(x=given.train.x.astype(np.int32)))
+    tokens = given._replace(train=given.train.with_examples(x=given.train.examples.x.astype(np.int32)))
     with pytest.raises(JaxpflError, match="one array of real numbers, and these are not: use models"):
         graph_by_inputs("data", tokens)
 

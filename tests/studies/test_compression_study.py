@@ -68,6 +68,7 @@ def objective(at: np.ndarray, x: np.ndarray, y: np.ndarray) -> float:
     return float(np.logaddexp(0, -y * (x @ at)).mean() + SMALL.l2 / 2 * at @ at)
 
 
+@pytest.mark.slow
 def test_the_optimum_is_that_of_another_solver(result: dict):
     x, y = pooled()
     found = minimize(objective, np.zeros(6), args=(x, y), method="BFGS", options={"gtol": 1e-9})
@@ -77,6 +78,7 @@ def test_the_optimum_is_that_of_another_solver(result: dict):
     assert curvature == pytest.approx(np.linalg.norm(x, 2) ** 2 / len(y) / 4 + SMALL.l2)
 
 
+@pytest.mark.slow
 def test_lossless_is_gradient_descent(result: dict):
     x, y = pooled()
     best, curvature = compression.optimum(x, y, SMALL.l2)

@@ -7,18 +7,20 @@ import math
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
 import pytest
+from tyro.conf import Positional
 
 from jaxpfl.cli import estimate, main
-from jaxpfl.cli.flags import fields_of
+from jaxpfl.cli.flags import SettingsField, fields_of
 from jaxpfl.errors import JaxpflError
 from jaxpfl.files import jsonable
 from jaxpfl.presentation import signature
-from jaxpfl.studies import registry
-from jaxpfl.studies.study import Options, Results, Study
+from jaxpfl.studies import histogram, registry
+from jaxpfl.studies.study import Options, Read, Results, Study
 from jaxpfl.sweep.estimate import StudySweep, define_study, metrics_of
 from jaxpfl.sweep.execute import Reporter
 from jaxpfl.sweep.grid import Axis, Grid
@@ -42,8 +44,9 @@ OWN: dict[str, dict[str, Any]] = {
         "rates": (1.0,),
     },
     "elections": {"epsilon": (1.0,)},
+    "normal-means": {"priors": ("point-normal",)},
 }
-DEAR = ("compression", "elections", "histogram", "network", "regression-mixture")
+DEAR = ("compression", "elections", "histogram", "network", "normal-means", "regression-mixture")
 """Studies that compile for long."""
 
 
@@ -114,6 +117,11 @@ def flags(name: str) -> list[str]:
     return found
 
 
+def by_place(field: SettingsField) -> bool:
+    """Whether a setting is given by its place among the arguments, not by a flag."""
+    return Positional in getattr(field.kind, "__metadata__", ())
+
+
 @every
 def test_settings_are_frozen_and_explained(name):
     study = registry.get(name)
@@ -134,10 +142,14 @@ def test_help(capsys, name):
     listed, own = call(capsys, "--help"), call(capsys, name, "--help")
     assert listed.status == own.status == 0
     assert f"  {name} " in listed.out
-    assert " ".join(own.out.split()).startswith(f"usage: jaxpfl estimate {name} [flags] {line}")
-    for kind in filter(None, (study.settings, study.options)):
-        for field in dataclasses.fields(kind):
-            assert f"--{field.name.replace('_', '-')}" in own.out
+    kinds = [kind for kind in (study.settings, study.options) if kind is not None]
+    places = [field.name.upper() for kind in kinds for field in fields_of(kind, None) if by_place(field)]
+    usage = " ".join([f"usage: jaxpfl estimate {name}", *(f"[{place}]" for place in places), f"[flags] {line}"])
+    assert " ".join(own.out.split()).startswith(usage)
+    for kind in kinds:
+        for field in fields_of(kind, None):
+            shown = field.name.upper() if by_place(field) else f"--{field.name.replace('_', '-')}"
+            assert f"  {shown} " in own.out
 
 
 @every
@@ -185,6 +197,33 @@ def test_json_and_tables(name):
     for key, values in found.series.items():
         assert len(values) in (1, given.repetitions), key
         assert np.isfinite(values).all(), key
+
+
+def test_studies_of_data_read_them_apart():
+    """For the checksum, and once for checksum and results together."""
+    readers = {name: study for name in registry.STUDIES if (study := registry.get(name)).reads is not None}
+    assert set(readers) == {"compression", "demo", "elections", "histogram"}
+    for name, study in readers.items():
+        found = study.reads(small(name))
+        assert isinstance(found, Read)
+        assert (found.arrays is None) == (name in ("demo", "histogram"))  # drawn there, or embedded
+
+
+def test_users_that_were_read_are_not_read_again(tmp_path, monkeypatch):
+    """Their counts reach the histogram study beside its options."""
+    path = tmp_path / "users.csv"
+    path.write_text("user,token,count\n0,a,3\n0,b,1\n1,a,2\n")
+    study = registry.get("histogram")
+    assert study.reads is not None
+    given = study.settings(data=f"csv:{path}", tokens=2)
+    found = study.reads(given)
+    path.unlink()
+    seen = []
+    monkeypatch.setattr(
+        histogram.study, "run", lambda given, counts: seen.append(counts) or SimpleNamespace(result={}, series={})
+    )
+    study.run(given, read=found)
+    assert seen == [found.data]
 
 
 @pytest.mark.slow

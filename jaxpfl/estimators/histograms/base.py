@@ -22,6 +22,7 @@ from flax import struct
 
 from jaxpfl import checks
 from jaxpfl.errors import JaxpflError
+from jaxpfl.running_sum import RunningSum
 from jaxpfl.types import Array, Scalar
 
 BLOCK = 256
@@ -160,12 +161,12 @@ def nearest(q: Array, centers: Array) -> Array:
 def total(users: Users, of: Callable[[Users, Array], Any]) -> Any:
     """Sum over blocks of the tree that ``of(block, histograms)`` returns."""
 
-    def step(carry: Any, block: Users) -> tuple[Any, None]:
-        return jax.tree.map(jnp.add, carry, of(block, histograms(block))), None
+    def step(sums: RunningSum, block: Users) -> tuple[RunningSum, None]:
+        return sums.plus(of(block, histograms(block))), None
 
     first = jax.tree.map(lambda a: a[0], users)
     shapes = jax.eval_shape(lambda b: of(b, histograms(b)), first)
-    return jax.lax.scan(step, jax.tree.map(lambda s: jnp.zeros(s.shape, s.dtype), shapes), users)[0]
+    return jax.lax.scan(step, RunningSum.zero(shapes), users)[0].total
 
 
 def mean(users: Users) -> Array:

@@ -27,6 +27,7 @@ from jax.scipy.special import digamma, gammaln
 
 from jaxpfl.estimators.histograms.base import Users, as_counted, floored, histograms, nearest
 from jaxpfl.estimators.histograms.tuning import Personal
+from jaxpfl.running_sum import RunningSum
 from jaxpfl.types import Array, Scalar
 
 LEAST = 1e-8
@@ -78,7 +79,7 @@ def em(users: Users, start: Mixture, steps: int, *, hard: Array | None = None) -
     start = as_counted(start, users)
 
     def step(mixture: Mixture, _: None) -> tuple[Mixture, Array]:
-        def of_block(carry: tuple[Array, ...], block: Users) -> tuple[tuple[Array, ...], None]:
+        def of_block(sums: RunningSum, block: Users) -> tuple[RunningSum, None]:
             r, likelihood = responsibilities(block, mixture)
             if hard is not None:
                 joint = log_likelihood(block, mixture.a)
@@ -98,12 +99,12 @@ def em(users: Users, start: Mixture, steps: int, *, hard: Array | None = None) -
                 r.sum(axis=0),
                 jnp.where(block.valid, likelihood, 0).sum(),
             )
-            return jax.tree.map(jnp.add, carry, new), None
+            return sums.plus(new), None
 
         k = len(mixture.a)
         zero = jnp.zeros_like(mixture.a.T), jnp.zeros(k), jnp.zeros(k), jnp.zeros(())
         zero = jax.tree.map(lambda z: z.astype(mixture.a.dtype), zero)
-        (seen, sizes, members, likelihood), _ = jax.lax.scan(of_block, zero, users)
+        seen, sizes, members, likelihood = jax.lax.scan(of_block, RunningSum.zero(zero), users)[0].total
         lonely = members <= 0
         ratio = seen.T / jnp.where(lonely, 1, sizes)[:, None]
         a = jnp.where(lonely[:, None], mixture.a, jnp.maximum(mixture.a * ratio, LEAST))

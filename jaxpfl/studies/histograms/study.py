@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.data.sources.token_counts import TokenCounts
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import private as histogram_private
 from jaxpfl.estimators.histograms import standardised as histogram_standardised
@@ -29,6 +30,7 @@ from jaxpfl.studies.histograms.methods import (
     rows_of,
     score,
 )
+from jaxpfl.studies.histograms.printed import PRINTED
 from jaxpfl.studies.histograms.private_methods import PRINTED as ALGORITHM_3
 from jaxpfl.studies.histograms.private_methods import Choice, Noise, all_private_centers, divided, noise_of
 from jaxpfl.studies.histograms.settings import HistogramSettings
@@ -40,12 +42,6 @@ CLUSTERING = {True: "Algorithm 2", False: "Standardised"}
 """Method whose centers are exported, and blended by the users: without privacy, and with."""
 EXPORTED = ("users", "vocabulary", "histograms", "centers", "cluster", "lam")
 """The arrays of an exported archive, see `export`."""
-PRINTED = {
-    "Local": (5.093, 5.093), "FedAvg": (1.054, 1.115), "IFCA": (1.036, 1.110), "Algorithm 2 + DimRed": (0.971, 0.990),
-    "Algorithm 2": (0.930, 1.053), "FedAvg + FT": (0.912, 0.958), "IFCA + FT": (0.875, 0.948),
-    "Algorithm 2 + DimRed + FT": (0.883, 0.904), "Algorithm 2 + FT": (0.868, 0.951),
-}  # fmt: skip
-"""The paper's losses, without and with privacy (eps 15, delta 1e-10), on Reddit."""
 
 
 class Made(NamedTuple):
@@ -111,8 +107,12 @@ def _private(given: HistogramSettings, choices: dict[str, Choice]) -> Any:
     return run
 
 
-def run(given: HistogramSettings) -> Made:
+def run(given: HistogramSettings, counts: TokenCounts | None = None) -> Made:
     """Run every method, without privacy and at every eps.
+
+    Args:
+      given: the settings.
+      counts: those of real users; read here unless given.
 
     Reference: Setlur et al. 2023, Table 1.
 
@@ -130,7 +130,7 @@ def run(given: HistogramSettings) -> Made:
     """
     given.check()
     noises = [noise_of(given, epsilon) for epsilon in given.epsilon]
-    counts = read(given)
+    counts = read(given) if counts is None else counts
     given, taken = histogram_fitting.follow(given, counts)
     data = prepare(given, counts)
     groups = data.clients, data.validation, data.unseen

@@ -1,0 +1,31 @@
+"""Normal means with known standard errors: `ebnm`, the priors that it fits, posteriors under them, and tests."""
+
+from jaxpfl.estimators.normal_means.answer import NormalMeans, posterior
+from jaxpfl.estimators.normal_means.families import FAMILIES, Family
+from jaxpfl.estimators.normal_means.fit import ebnm
+from jaxpfl.estimators.normal_means.homogeneity import Homogeneity, homogeneity
+from jaxpfl.estimators.normal_means.james_stein import Shrunken, james_stein
+from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
+from jaxpfl.estimators.normal_means.point_laplace import PointLaplace
+from jaxpfl.estimators.normal_means.ranks import Ranks, ranks, ranks_of
+from jaxpfl.estimators.normal_means.robust import RobustIntervals, critical_value, robust_intervals
+
+__all__ = [
+    "FAMILIES",
+    "Family",
+    "Homogeneity",
+    "NormalMeans",
+    "NormalMixture",
+    "PointLaplace",
+    "Ranks",
+    "RobustIntervals",
+    "Shrunken",
+    "critical_value",
+    "ebnm",
+    "homogeneity",
+    "james_stein",
+    "posterior",
+    "ranks",
+    "ranks_of",
+    "robust_intervals",
+]

@@ -1,0 +1,151 @@
+"""Families of priors for normal means, each fitted by the likelihood of all estimates together.
+
+Every fit is a pure function of x and s, [m] each, in units in which the errors s are about one.
+"""
+
+from __future__ import annotations
+
+from typing import Literal, NamedTuple, TypeAlias
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.estimators.climb import climb
+from jaxpfl.estimators.normal_means import simplex
+from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
+from jaxpfl.estimators.normal_means.point_laplace import PointLaplace
+from jaxpfl.types import Array
+
+Family: TypeAlias = Literal["normal", "point-normal", "point-laplace", "scale-mixture", "npmle"]
+FAMILIES: tuple[Family, ...] = ("normal", "point-normal", "point-laplace", "scale-mixture", "npmle")
+COMPONENTS = {"scale-mixture": 41, "npmle": 300}
+"""Components of the families with a grid, unless another number is given."""
+
+_SCALES = 16
+_SLABS = 6
+_LOGITS = (-3.0, 0.0, 2.0, 4.0)
+_FINEST = 10.0  # the least slab of a scale mixture, in parts of the smallest error, as in ashr
+_MOST_LOGIT = 16.0
+
+
+class Fit(NamedTuple):
+    """A fitted prior, and for the weights of a grid their slack (see `simplex`), else zero."""
+
+    prior: NormalMixture | PointLaplace
+    slack: Array
+
+
+def normal(x: Array, s: Array, center: Array | None) -> Fit:
+    """N(c, t^2): its center profiled out unless given, and the spread climbed to."""
+    return Fit(_normal(x, s, center)[0], jnp.zeros((), x.dtype))
+
+
+def point_normal(x: Array, s: Array, center: Array | None) -> Fit:
+    """A spike at c, and a normal about it."""
+    (one, value_one), (none, value_none) = _normal(x, s, center), _null(x, s, center)
+
+    def prior(at: Array) -> NormalMixture:
+        c = at[2] if center is None else center
+        null = jax.nn.sigmoid(at[0])
+        sds = jnp.stack([jnp.zeros_like(at[1]), jnp.exp(at[1])])
+        return NormalMixture(jnp.stack([null, 1 - null]), jnp.stack([c, c]), sds)
+
+    best, value = climb(lambda at: _fit_of(prior(at), x, s), _starts(x, s, center))
+    both = prior(best)
+
+    def padded(weight: float, of: NormalMixture) -> NormalMixture:
+        null = jnp.full_like(value, weight)
+        zero = jnp.zeros_like(value)
+        return NormalMixture(jnp.stack([null, 1 - null]), of.means[0] + jnp.zeros(2), jnp.stack([zero, of.sds[0]]))
+
+    found = [(padded(1.0, none), value_none), (padded(0.0, one), value_one), (both, value)]
+    return Fit(_simplest(found), jnp.zeros((), x.dtype))
+
+
+def point_laplace(x: Array, s: Array, center: Array | None) -> Fit:
+    """A spike at c, and a Laplace slab about it."""
+    none, value_none = _null(x, s, center)
+
+    def prior(at: Array) -> PointLaplace:
+        return PointLaplace(jax.nn.sigmoid(at[0]), at[2] if center is None else center, jnp.exp(at[1]))
+
+    best, value = climb(lambda at: _fit_of(prior(at), x, s), _starts(x, s, center))
+    both = prior(best)
+    spike = PointLaplace(jnp.ones_like(value), none.means[0], both.scale)
+    # A share of spikes below the rounding error of the likelihood is none.
+    slab = both._replace(null=jnp.zeros_like(value))
+    return Fit(_simplest([(spike, value_none), (slab, _fit_of(slab, x, s)), (both, value)]), jnp.zeros((), x.dtype))
+
+
+def scale_mixture(x: Array, s: Array, center: Array, components: int) -> Fit:
+    """Normals about c, of spreads on a geometric grid from zero to beyond all data (ash, Stephens 2017)."""
+    low = s.min() / _FINEST
+    widest = 2 * jnp.sqrt(jnp.maximum(((x - center) ** 2 - s**2).max(), (8 * low) ** 2))
+    share = jnp.arange(components - 1, dtype=x.dtype) / (components - 2)
+    sds = jnp.concatenate([jnp.zeros(1, x.dtype), low * (widest / low) ** share])
+    return _weighted(x, s, jnp.full(components, 1.0, x.dtype) * center, sds)
+
+
+def npmle(x: Array, s: Array, components: int) -> Fit:
+    """Any distribution: atoms on an even grid over the range of x, outside of which the likeliest one has none."""
+    share = jnp.arange(components, dtype=x.dtype) / (components - 1)
+    return _weighted(x, s, x.min() + (x.max() - x.min()) * share, jnp.zeros(components, x.dtype))
+
+
+def _weighted(x: Array, s: Array, means: Array, sds: Array) -> Fit:
+    grid = NormalMixture(jnp.full(len(means), 1 / len(means), x.dtype), means, sds)
+    weights, slack = simplex.weights(grid.log_components(x, s))
+    return Fit(grid._replace(weights=weights), slack)
+
+
+def _normal(x: Array, s: Array, center: Array | None) -> tuple[NormalMixture, Array]:
+    """The likeliest normal, and its mean log likelihood."""
+
+    def prior(sd: Array) -> NormalMixture:
+        w = 1 / (s**2 + sd**2)
+        c = (w / w.sum()) @ x if center is None else center
+        return NormalMixture(jnp.ones(1, x.dtype), jnp.reshape(c, 1), jnp.reshape(sd, 1))
+
+    starts = _scales(x, s, center, _SCALES)[:, None]
+    best, value = climb(lambda at: _fit_of(prior(jnp.exp(at[0])), x, s), starts)
+    none = prior(jnp.zeros((), x.dtype))
+    some = prior(jnp.exp(best[0]))
+    value_none = _fit_of(none, x, s)
+    return _simplest([(none, value_none), (some, value)]), jnp.maximum(value_none, value)
+
+
+def _null(x: Array, s: Array, center: Array | None) -> tuple[NormalMixture, Array]:
+    """All clients alike: an atom, and its mean log likelihood."""
+    w = 1 / s**2
+    c = (w / w.sum()) @ x if center is None else center
+    found = NormalMixture(jnp.ones(1, x.dtype), jnp.reshape(c, 1), jnp.zeros(1, x.dtype))
+    return found, _fit_of(found, x, s)
+
+
+def _starts(x: Array, s: Array, center: Array | None) -> Array:
+    """Logits of the spike, log scales and, where it is learned, the center: [starts, 2 or 3]."""
+    scales, logits = _scales(x, s, center, _SLABS), jnp.asarray(_LOGITS, x.dtype)
+    pairs = jnp.stack([of.ravel() for of in jnp.meshgrid(logits, scales)], axis=1)
+    if center is not None:
+        return pairs
+    return jnp.concatenate([pairs, jnp.full((len(pairs), 1), jnp.median(x))], axis=1)
+
+
+def _scales(x: Array, s: Array, center: Array | None, number: int) -> Array:
+    """Log scales from well below the errors to the range of the data, [number]."""
+    middle = jnp.median(x) if center is None else center
+    low, high = s.min() / 4, jnp.abs(x - middle).max() + s.max()
+    return jnp.log(low) + (jnp.log(high) - jnp.log(low)) * jnp.linspace(0, 1, number, dtype=x.dtype)
+
+
+def _fit_of(prior: NormalMixture | PointLaplace, x: Array, s: Array) -> Array:
+    """Mean log likelihood of a client."""
+    return prior.log_marginal(x, s).mean()
+
+
+def _simplest(found: list[tuple[NormalMixture, Array]] | list[tuple[PointLaplace, Array]]):
+    """The first of the fits, simplest first, that is as likely as any but for rounding errors."""
+    values = jnp.stack([value for _, value in found])
+    best = values.max()
+    enough = values >= best - 16 * jnp.finfo(values.dtype).eps * (1 + jnp.abs(best))
+    return jax.tree.map(lambda *each: jnp.stack(each)[jnp.argmax(enough)], *(prior for prior, _ in found))

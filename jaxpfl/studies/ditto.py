@@ -1,0 +1,208 @@
+r"""Point estimation by Ditto: its error over lambda beside the posterior mean, which it is at one lambda.
+
+Client k draws its mean :math:`w_k \sim N(\theta, \tau^2)` and n samples from :math:`N(w_k, \sigma^2)`, of mean
+:math:`\bar x_k`. With squared loss and :math:`\mu` the mean of all :math:`\bar x_k`, Ditto's personalised model is
+
+.. math:: v_k(\lambda) = \frac{\bar x_k + \lambda \mu}{1 + \lambda}, \qquad
+   E (v_k - w_k)^2 = \frac{\sigma^2}{n K} + \Big(1 - \frac1K\Big)
+   \frac{\sigma^2 / n + \lambda^2 \tau^2}{(1 + \lambda)^2}
+
+whose least value is at :math:`\lambda^* = \sigma^2 / (n \tau^2)` for every number K of clients; :math:`v_k(\lambda^*)`
+is the posterior mean under a flat prior of :math:`\theta`.
+
+Reference: Li, Hu, Beirami and Smith 2021, "Ditto: Fair and Robust Federated Learning Through Personalization",
+https://arxiv.org/abs/2012.04221, federated point estimation.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import checks, host_memory
+from jaxpfl import participation as participations
+from jaxpfl.algorithms import LocalWork
+from jaxpfl.algorithms.ditto import DittoHyper, ditto
+from jaxpfl.data import stack_clients
+from jaxpfl.engine import Simulation
+from jaxpfl.models import Model, Task
+from jaxpfl.studies.plots import Curve, write_curves
+from jaxpfl.studies.repetitions import report, standard_error
+from jaxpfl.studies.report import estimator_table
+from jaxpfl.studies.settings import at_least
+from jaxpfl.studies.study import Block, Results, Study
+from jaxpfl.types import Array
+
+_STEPS = 10
+_SHARE = 0.5
+"""Share of the way to its fixed point that a model goes in a local step."""
+
+
+@dataclass(frozen=True)
+class DittoSettings:
+    """w_k ~ N(0, tau^2), x_kj ~ N(w_k, sigma^2)."""
+
+    clients: int = 100
+    """Number of clients, K."""
+    samples: int = 10
+    """Samples of a client, n."""
+    sigma: float = 1.0
+    """Standard deviation of a client's samples."""
+    tau: float = 0.5
+    """Standard deviation of the clients' means."""
+    factors: tuple[float, ...] = (0.0, 0.1, 0.3, 1.0, 3.0, 10.0)
+    """Values of lambda, times lambda*."""
+    rounds: int = 8
+    """Rounds of Ditto, of ten full-batch steps that each go half of the way."""
+    repetitions: int = 200
+    """Independent repetitions, for the standard errors."""
+    seed: int = 0
+    """Seed of every random draw."""
+
+    def check(self) -> None:
+        """Check the settings.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        at_least("clients", self.clients, 2)
+        for name in ("samples", "rounds", "repetitions"):
+            checks.count(name, getattr(self, name))
+        for name in ("sigma", "tau"):
+            checks.positive(name, getattr(self, name))
+        for value in self.factors:
+            checks.not_negative("factors", value)
+        host_memory.check(
+            12 * self.clients * self.samples * self.repetitions,
+            f"{self.repetitions} repetitions of {self.clients * self.samples} samples need",
+            "fewer repetitions, clients or samples",
+        )
+
+    @property
+    def best(self) -> float:
+        """lambda*."""
+        return self.sigma**2 / (self.samples * self.tau**2)
+
+
+def error(given: DittoSettings, lam: float | np.ndarray) -> Any:
+    """Expected squared error of Ditto's personalised estimate at lambda; at infinity, of the mean of all."""
+    noise, own = given.sigma**2 / given.samples, 1 / (1 + np.asarray(lam, float))
+    rest = noise * own**2 + given.tau**2 * (1 - own) ** 2
+    return noise / given.clients + (1 - 1 / given.clients) * rest
+
+
+def draw(given: DittoSettings) -> tuple[np.ndarray, np.ndarray]:
+    """Clients' means [K, R] and samples [K, n, R]; repetition r depends on the seed and r alone."""
+
+    def one(r: Array) -> tuple[Array, Array]:
+        of_w, of_x = jax.random.split(jax.random.fold_in(jax.random.key(given.seed), r))
+        w = given.tau * jax.random.normal(of_w, (given.clients,))
+        return w, w[:, None] + given.sigma * jax.random.normal(of_x, (given.clients, given.samples))
+
+    drawn = jax.jit(jax.vmap(one, out_axes=-1))(jnp.arange(given.repetitions))
+    return np.asarray(drawn[0]), np.asarray(drawn[1])
+
+
+def trained(given: DittoSettings, x: np.ndarray, lambdas: np.ndarray) -> np.ndarray:
+    """Personalised models [L, K, R] of Ditto at each lambda [L], rows of one program.
+
+    A repetition is a coordinate of the model: the squared loss is their sum, so that they do not touch each other.
+    """
+    model = Model(lambda key, x: jnp.zeros(x.shape[-1]), lambda v, x, key=None, train=False: v - x)
+    task = Task(model, x.shape[2:], 1, lambda rest, y: (rest**2).sum(axis=-1) / 2, {})
+    federation = stack_clients([(own, np.zeros(len(own), np.int32)) for own in x])
+    work = LocalWork(np.asarray(federation.train.size), _STEPS, given.samples)
+    rates = {"lr": np.full(len(lambdas), _SHARE), "lr_personal": _SHARE / (1 + lambdas)}
+    hp = DittoHyper(**rates, lam=lambdas, lr_decay=1.0, weight_decay=0.0)
+    simulation = Simulation(ditto(task, work), task, federation, participations.full(given.clients), hp)
+    state, _ = simulation.advance(simulation.init([given.seed] * len(lambdas)), given.rounds)
+    return np.asarray(simulation.personal_models(state))
+
+
+def name_of(factor: float) -> str:
+    """Name of Ditto's series at a multiple of lambda*."""
+    return f"ditto {factor:g}"
+
+
+def simulated(given: DittoSettings) -> Results:
+    """Run Ditto at each lambda beside each client alone, one mean for all, and the posterior mean (personalized).
+
+    The summary has ``lambda_star``; ``oracle_gap``, the largest distance of Ditto at lambda* from the posterior mean;
+    and ``largest_z``, the largest distance of a mean error over lambda from its closed form in standard errors.
+
+    Raises:
+      JaxpflError: for settings that `DittoSettings.check` refuses.
+    """
+    given.check()
+    w, x = draw(given)
+    own = x.mean(axis=1)
+    mean = own.mean(axis=0)
+    posterior = (own + given.best * mean) / (1 + given.best)
+    factors = sorted({*given.factors, 1.0})
+    models = dict(zip(factors, trained(given, x, given.best * np.array(factors)), strict=True))
+    estimates = {"local": own, "global": np.broadcast_to(mean, own.shape), "personalized": posterior}
+    exact = {"local": error(given, 0.0), "global": error(given, np.inf), "personalized": error(given, given.best)}
+    for factor in given.factors:
+        estimates[name_of(factor)], exact[name_of(factor)] = models[factor], error(given, given.best * factor)
+    series = {name: ((one - w) ** 2).mean(axis=0).astype(float) for name, one in estimates.items()}
+    result = {"study": "ditto", "settings": dict(vars(given)), "lambda_star": given.best}
+    result |= report(series, {name: float(value) for name, value in exact.items()})
+    result["oracle_gap"] = float(np.abs(models[1.0] - posterior).max())
+    result["largest_z"] = _largest_z(series, exact)
+    return Results(
+        json=result,
+        tables=lambda: _tables(given, result),
+        plots=lambda folder: [_plot(folder, given, result)],
+        series=series,
+    )
+
+
+def _largest_z(series: dict[str, np.ndarray], exact: dict[str, Any]) -> float | None:
+    """Largest distance of a mean error from its closed form, in standard errors; None for too few repetitions."""
+    z = []
+    for name, values in series.items():
+        spread = standard_error(values)
+        if spread:
+            z.append(abs(float(values.mean()) - float(exact[name])) / spread)
+    return max(z, default=None)
+
+
+def _tables(given: DittoSettings, result: dict[str, Any]) -> list[Block]:
+    title = f"{given.clients} clients of {given.samples} samples, sigma {given.sigma:g}, tau {given.tau:g}"
+    lines = [
+        f"lambda* = sigma^2 / (n tau^2) = {given.best:.4g}; ditto C: at lambda = C lambda*",
+        f"Ditto at lambda* is within {result['oracle_gap']:.2g} of the posterior mean (personalized)",
+    ]
+    return estimator_table(result, f"{title}, {given.repetitions} repetitions", lines)
+
+
+def _plot(folder: Path, given: DittoSettings, result: dict[str, Any]) -> Path:
+    shown = [factor for factor in given.factors if factor > 0] or [1.0]
+    fine = np.geomspace(min(*shown, 0.1), max(*shown, 10.0), 100)
+    rows = [result["mse"][name_of(factor)] for factor in given.factors if factor > 0]
+    measured = Curve(
+        [factor for factor in given.factors if factor > 0],
+        [row["mean"] for row in rows],
+        [row["stderr"] or 0.0 for row in rows],
+        error(given, given.best * fine),
+    )
+    lines = {name: Curve([], [], [], np.full(len(fine), float(error(given, at)))) for name, at in _LIMITS.items()}
+    return write_curves(
+        folder / "error-lambda.png",
+        fine,
+        {"ditto": measured, **lines},
+        xlabel="lambda / lambda*",
+        title=f"Ditto's point estimation, K = {given.clients}, n = {given.samples}",
+        logarithmic="x",
+    )
+
+
+_LIMITS = {"local": 0.0, "global": np.inf}
+"""Estimators that Ditto is at the ends of lambda's range."""
+
+STUDY = Study(DittoSettings, simulated)

@@ -1,0 +1,154 @@
+"""The study of normal means: priors of five families on simulated clients with a known Bayes risk."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal, TypeAlias
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import checks
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.estimators.normal_means import FAMILIES, Family, NormalMixture, ebnm, posterior
+from jaxpfl.presentation import new_axes, save
+from jaxpfl.studies.own_data.options import LEVEL, own_or_simulated
+from jaxpfl.studies.plots import FEW_ERRORS, color
+from jaxpfl.studies.repetitions import repeat, report
+from jaxpfl.studies.report import estimator_table
+from jaxpfl.studies.settings import at_least, refuse_given
+from jaxpfl.studies.study import Options, Results, Study
+from jaxpfl.types import Array, Key
+
+Truth: TypeAlias = Literal["sparse", "two-point", "efron", "normal"]
+
+TRUTHS: dict[Truth, tuple[tuple[float, ...], ...]] = {
+    "sparse": ((0.95, 0.05), (0.0, 5.0), (0.0, 0.0)),
+    "two-point": ((0.5, 0.5), (-2.0, 2.0), (0.0, 0.0)),
+    "efron": ((0.9, 0.1), (0.0, -3.0), (0.0, 1.0)),
+    "normal": ((1.0,), (0.0,), (1.0,)),
+}
+"""Weights, means and standard deviations of the components. sparse: 50 of 1000 means are 5 (Johnstone and Silverman
+2004); efron: nine of ten are zero, the others N(-3, 1) (Efron 2008)."""
+
+_WIDEST, _CELLS = 40.0, 40_001
+
+
+@dataclass(frozen=True)
+class NormalMeansSettings:
+    """x_i ~ N(theta_i, 1), theta_i from a population."""
+
+    clients: int = 1000
+    """Number of clients, m."""
+    truth: Truth = "sparse"
+    """The population: sparse (5 % of the means are 5, others 0), two-point (-2 and 2), efron (90 % are 0, others
+    N(-3, 1)), or normal (N(0, 1))."""
+    priors: tuple[Family, ...] = FAMILIES[1:]
+    """Families of priors beside the normal one."""
+    repetitions: int = 20
+    """Independent repetitions, for the standard errors."""
+    seed: int = 0
+    """Seed of every random draw."""
+
+    def check(self) -> None:
+        """Check the settings.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        at_least("clients", self.clients, 2)
+        checks.count("repetitions", self.repetitions)
+        if self.truth not in TRUTHS:
+            raise JaxpflError(f"truth must be {', '.join(TRUTHS)}, got {self.truth!r}")
+        for prior in self.priors:
+            if prior not in FAMILIES:
+                raise unknown_name("prior", prior, FAMILIES)
+
+
+@dataclass(frozen=True)
+class NormalMeansOptions(Options):
+    """Clients of your own instead of simulated ones."""
+
+    csv: Path | None = None
+    """A file with a row for each client, of the columns estimate,se, or successes,trials, or count,exposure."""
+    prior: Family = "normal"
+    """The prior of estimates of your own."""
+    center: float | None = None
+    """Center of that prior; learned unless given, and 0 for scale-mixture."""
+    level: float = LEVEL
+    """Level of the intervals of clients of your own."""
+
+    def refuse_without_file(self) -> None:
+        """Refuse the other options without a file.
+
+        Raises:
+          JaxpflError.
+        """
+        refuse_given(self, ("prior", "center", "level"), "is of --csv, and there is none")
+
+
+def bayes_risk(truth: Truth) -> float:
+    """Least mean squared error at a unit standard error: the mean posterior variance, by a sum over x."""
+    prior = NormalMixture(*(jnp.array(of) for of in TRUTHS[truth]))
+    x = jnp.linspace(-_WIDEST, _WIDEST, _CELLS)
+    found = posterior(prior, x, jnp.ones_like(x))
+    density = np.exp(np.asarray(prior.log_marginal(x, jnp.ones_like(x)), np.float64))
+    return float(density @ np.asarray(found.sd, np.float64) ** 2 / density.sum())
+
+
+def simulate(given: NormalMeansSettings) -> dict[str, np.ndarray]:
+    """Mean squared error of each estimator in each repetition, [repetitions], on the same data for all."""
+    truth = NormalMixture(*(jnp.array(of) for of in TRUTHS[given.truth]))
+
+    def study(key: Key) -> dict[str, Array]:
+        of_kind, of_theta, of_x = jax.random.split(key, 3)
+        kind = jax.random.choice(of_kind, len(truth.weights), (given.clients,), p=truth.weights)
+        theta = truth.means[kind] + truth.sds[kind] * jax.random.normal(of_theta, (given.clients,))
+        x = theta + jax.random.normal(of_x, (given.clients,))
+        s = jnp.ones_like(x)
+        made = {"local": x, "personalized": ebnm(x, s).mean}
+        made |= {str(prior): ebnm(x, s, prior=prior).mean for prior in given.priors}
+        made["known prior"] = posterior(truth, x, s).mean
+        return {name: ((values - theta) ** 2).mean() for name, values in made.items()}
+
+    found = repeat(study, given.seed, given.repetitions, given.clients)
+    return {name: found[name] for name in ("local", "personalized", *given.priors, "known prior")}
+
+
+def simulated(given: NormalMeansSettings) -> Results:
+    """Simulate clients, and fit every family of priors; ``personalized`` is the normal one.
+
+    Raises:
+      JaxpflError: for settings that `NormalMeansSettings.check` refuses.
+    """
+    given.check()
+    series = simulate(given)
+    with jax.enable_x64(True):
+        exact = {"local": 1.0, "known prior": bayes_risk(given.truth)}
+    result = {"study": "normal-means", "settings": dict(vars(given))} | report(series, exact)
+    title = f"{given.clients} normal means, {given.truth}, {given.repetitions} repetitions"
+    return Results(
+        json=result,
+        tables=lambda: estimator_table(result, title, ["personalized: a normal prior; the others by their priors"]),
+        plots=lambda folder: [_plot(folder, result, title)],
+        series=series,
+    )
+
+
+def _plot(folder: Path, result: dict[str, Any], title: str) -> Path:
+    """Plot every estimator's error, with the Bayes risk as a line."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figure, axes = new_axes("", "mean squared error of an estimate", title)
+    rows = result["mse"]
+    bars = [FEW_ERRORS * (row["stderr"] or 0) for row in rows.values()]
+    axes.bar(list(rows), [row["mean"] for row in rows.values()], yerr=bars, color=color("personalized"), capsize=3)
+    least = rows["known prior"]["closed_form"]
+    axes.axhline(least, color=color("local"), linestyle="--", linewidth=1.2, label=f"Bayes risk {least:.3g}")
+    axes.tick_params(axis="x", labelrotation=20, labelsize=8)
+    axes.legend(frameon=False, fontsize=9)
+    return save(figure, folder, "errors")
+
+
+STUDY = Study(NormalMeansSettings, own_or_simulated("normal_means", simulated), NormalMeansOptions)

@@ -1,0 +1,94 @@
+"""One summary of each client from a CSV file: an estimate with its standard error, successes of trials, or a count."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal, NamedTuple, TypeAlias
+
+import numpy as np
+
+from jaxpfl.data.sources import csv_text
+from jaxpfl.errors import JaxpflError, shown
+
+Kind: TypeAlias = Literal["estimate", "successes", "count"]
+
+PAIRS: dict[Kind, tuple[str, str]] = {
+    "estimate": ("estimate", "se"),
+    "successes": ("successes", "trials"),
+    "count": ("count", "exposure"),
+}
+"""The names of the two columns of each kind."""
+_CLIENT = "client"
+
+
+class Summaries(NamedTuple):
+    """Clients of a file.
+
+    Attributes:
+      kind: by the names of its columns.
+      names: of the clients, [m]; their numbers where no column names them.
+      first, second: the two columns, [m] each.
+      ignored: names of the other columns.
+    """
+
+    kind: Kind
+    names: list[str]
+    first: np.ndarray
+    second: np.ndarray
+    ignored: list[str]
+
+
+def read(path: Path) -> Summaries:
+    """Read a file with a header, of which two columns are a pair of `PAIRS`, in any order and case.
+
+    A column ``client``, or the only other one, names the clients.
+
+    Raises:
+      JaxpflError: a file that cannot be read, without such a pair or with two of them, a name twice, a cell that is
+        no finite number, a standard error, trials or an exposure that is not above zero (with the line), or a client
+        that is named twice.
+    """
+    table = csv_text.read(path)
+    if len(table.rows) < 2:
+        raise JaxpflError(f"{path}: needs a header and a row for each client below it")
+    header = [cell.lower() for cell in table.rows[0][1]]
+    wanted = " or ".join(",".join(pair) for pair in PAIRS.values())
+    found: list[Kind] = [kind for kind, pair in PAIRS.items() if set(pair) <= set(header)]
+    if len(found) != 1:
+        what = "no pair of columns" if not found else "several pairs of columns"
+        raise JaxpflError(f"{path}: {what} in {shown(','.join(table.rows[0][1]))}: needs {wanted}")
+    pair = PAIRS[found[0]]
+    for name in (*pair, _CLIENT):
+        if header.count(name) > 1:
+            raise JaxpflError(f"{path}: {header.count(name)} columns are called {name}")
+    others = [name for name in header if name not in pair]
+    own = _CLIENT if _CLIENT in others else others[0] if len(others) == 1 else None
+    rows = table.rows[1:]
+    for line, cells in rows:
+        if len(cells) > len(header):
+            raise JaxpflError(f"{path} line {line}: more cells than the header has names ({len(header)})")
+
+    def column(name: str) -> np.ndarray:
+        place, values = header.index(name), []
+        for line, cells in rows:
+            cell = cells[place] if place < len(cells) else ""
+            value = table.number(cell)
+            if value is None:
+                raise JaxpflError(f"{path} line {line}: {name} must be a finite number, got {shown(cell)}")
+            if name != pair[0] and value <= 0:
+                raise JaxpflError(f"{path} line {line}: {name} must be > 0, got {shown(cell)}")
+            values.append(value)
+        return np.array(values)
+
+    names = [str(i) for i in range(len(rows))]
+    if own is not None:
+        names, place, lines = [], header.index(own), {}
+        for line, cells in rows:
+            name = cells[place] if place < len(cells) else ""
+            if not name:
+                raise JaxpflError(f"{path} line {line}: no client's name")
+            if name in lines:
+                raise JaxpflError(f"{path} line {line}: client {shown(name)} is in line {lines[name]} too")
+            lines[name] = line
+            names.append(name)
+    return Summaries(found[0], names, column(pair[0]), column(pair[1]), [name for name in others if name != own])
