@@ -1,0 +1,147 @@
+"""Run of an experiment in its folder: cases that are done are kept, and running it again goes on."""
+
+from __future__ import annotations
+
+import json
+import math
+import platform
+import time
+from dataclasses import replace
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from jaxpfl import __version__, files
+from jaxpfl.errors import JaxpflError, warn
+from jaxpfl.papers import estimate, plot, results, show, students, train
+from jaxpfl.papers.compare import Row
+from jaxpfl.papers.declared import Case, Experiment, Students, Training
+from jaxpfl.papers.results import Result
+from jaxpfl.papers.way import Way
+
+_STATE = "experiment.json"
+
+
+def cases_of(experiment: Experiment, *, quick: bool) -> tuple[Case, ...]:
+    """The cases that are run."""
+    chosen = experiment.quick_cases if quick and experiment.quick_cases else range(len(experiment.cases))
+    return tuple(experiment.cases[place] for place in chosen)
+
+
+def units(experiment: Experiment, *, quick: bool) -> int:
+    """Number of runs and studies of an experiment, for its progress."""
+    cases = cases_of(experiment, quick=quick)
+    return sum(_units(case, quick=quick) for case in cases)
+
+
+def _units(case: Case, *, quick: bool) -> int:
+    if isinstance(case, Training):
+        return train.runs_of(case, quick=quick)
+    return students.units(case, quick=quick) if isinstance(case, Students) else 1
+
+
+def _measured(case: Case, way: Way) -> list[Row]:
+    if isinstance(case, Training):
+        return train.measure(case, way)
+    return students.measure(case, way) if isinstance(case, Students) else estimate.measure(case, way)
+
+
+def command(experiment: Experiment, *, quick: bool) -> str:
+    """The command that runs an experiment."""
+    return f"jaxpfl papers run {experiment.name}{' --quick' * quick}"
+
+
+def run(experiment: Experiment, way: Way) -> Result:
+    """Run what is missing of an experiment, and write its result.
+
+    Args:
+      experiment: as declared.
+      way: ``folder`` is the experiment's own, as `results.place`.
+
+    Returns:
+      The result, which ``result.json``, ``table.md`` and, of a figure, ``figure.png`` hold.
+
+    Raises:
+      Interrupted: if it was stopped before its end.
+      JaxpflError: for missing data, and a folder of another experiment.
+    """
+    before, began = _spent(experiment, way), time.monotonic()
+
+    def spent() -> float:
+        return before + time.monotonic() - began
+
+    rows: list[tuple[Case, list[Row]]] = []
+    _keep(experiment, way, before)  # a kill must not leave runs that nothing names
+    try:
+        for case in cases_of(experiment, quick=way.quick):
+            rows.append((case, _measured(case, way)))
+    finally:
+        if (way.folder / "runs").is_dir():
+            _keep(experiment, way, spent())
+        else:
+            (way.folder / _STATE).unlink(missing_ok=True)
+    found = Result(
+        experiment.name,
+        experiment.paper,
+        experiment.what,
+        way.quick,
+        command(experiment, quick=way.quick),
+        round(spent() / 60, 2),
+        versions(),
+        tuple(_noted(row, "" if way.quick else experiment.note) for _, own in rows for row in own),
+    )
+    files.write_json(way.folder / results.RESULT, found.to_json())
+    with files.whole(way.folder / "table.md") as file:
+        file.write(show.markdown([found]))
+    if experiment.figure is not None:
+        plot.write_figure(way.folder / "figure.png", experiment, rows, quick=way.quick)
+    _gather(way.folder.parent)
+    return found
+
+
+def _gather(folder: Path) -> None:
+    """Write the tidy table of a folder; another table's damaged result must not fail a run that is finished."""
+    found = results.of_folder(folder)
+    for error in found.damaged.values():
+        warn(f"left out of rows.json and rows.csv: {error}")
+    results.write_tidy(folder, found.results)
+
+
+def versions() -> dict[str, Any]:
+    """Versions of the packages, and the machine."""
+    import jax
+
+    names = ("jax", "jaxlib", "numpy")
+    machine = {"python": platform.python_version(), "platform": jax.default_backend(), "devices": len(jax.devices())}
+    return {"jaxpfl": __version__, **{name: metadata.version(name) for name in names}, **machine}
+
+
+def _noted(row: Row, note: str) -> Row:
+    said = "; ".join(text for text in (row.note, note) if text)
+    return replace(row, note=said)
+
+
+def _spent(experiment: Experiment, way: Way) -> float:
+    """Seconds that earlier sessions spent.
+
+    Raises:
+      JaxpflError: for a folder of something else.
+    """
+    path = way.folder / _STATE
+    if not path.exists():
+        if way.folder.is_dir() and any(not one.name.startswith(".") for one in way.folder.iterdir()):
+            raise JaxpflError(
+                f"{way.folder} is not empty and holds no run of {experiment.name}: choose another --output"
+            )
+        return 0.0
+    stored = files.read_json(path)
+    if not isinstance(stored, dict) or (stored.get("name"), stored.get("quick")) != (experiment.name, way.quick):
+        run = f"{'the quick' if way.quick else 'the full'} run of {json.dumps(experiment.name)}"
+        raise JaxpflError(f"{path} is not of {run}: choose another --output")
+    seconds = stored.get("seconds")
+    return float(seconds) if isinstance(seconds, int | float) and math.isfinite(seconds) else 0.0
+
+
+def _keep(experiment: Experiment, way: Way, seconds: float) -> None:
+    way.folder.mkdir(parents=True, exist_ok=True)
+    files.write_json(way.folder / _STATE, {"name": experiment.name, "quick": way.quick, "seconds": seconds})

@@ -1,0 +1,57 @@
+"""Lambda and T that PersFL's users choose, which no sweep records: read from the personalised models."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from jaxpfl.engine import RunState, Simulation
+from jaxpfl.experiment.config import resolve
+from jaxpfl.experiment.setup import Experiment
+from jaxpfl.papers.compare import Row, row, spread
+from jaxpfl.papers.declared import Students, slug
+from jaxpfl.papers.train import chosen, config_of, notes_of, runs_of
+from jaxpfl.papers.users import kept
+from jaxpfl.papers.way import Way
+from jaxpfl.sweep.axes import applied
+
+LABELS = {"T": "temperature", "lambda": "imitation"}
+"""Label of a row -> field of a student."""
+
+
+def measure(case: Students, way: Way) -> list[Row]:
+    """Run PersFL if it has not been run, and return the mean choices with their standard deviations over users.
+
+    Raises:
+      Interrupted: if it was stopped before its end.
+      JaxpflError: for data that are missing, and a search without a result.
+    """
+    training = case.training
+    (contender,) = training.contenders
+    config = config_of(training, contender, quick=way.quick, data_dir=way.data_dir)
+    settings = chosen(training, contender, config, way)
+    path = way.folder / "runs" / f"{slug(case.setting)}.json"
+    found = kept(path, applied(config, settings), contender.method, way, _choices, "users")
+    way.reporter.finish(1)
+    users = found["users"]
+    notes = notes_of(settings, training, contender, quick=way.quick)
+    return [
+        row(label, case.setting, *spread(users[label]), case.printed[label], notes, comparable=not way.quick)
+        for label in LABELS
+    ]
+
+
+def _choices(experiment: Experiment, simulation: Simulation, state: RunState) -> dict[str, Any]:
+    """Each user's choices, means over seeds, by label."""
+    del experiment
+    students = simulation.personal_models(state)
+    users = {label: np.asarray(getattr(students, name)).mean(axis=0).tolist() for label, name in LABELS.items()}
+    return {"users": users}
+
+
+def units(case: Students, *, quick: bool) -> int:
+    """Number of runs of a case, those of the search among them."""
+    (contender,) = case.training.contenders
+    seeds = resolve(config_of(case.training, contender, quick=quick)).seeds or 1
+    return runs_of(case.training, quick=quick) - seeds + 1

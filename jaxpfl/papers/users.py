@@ -1,0 +1,124 @@
+"""Runs of which a table needs more than a sweep records, such as each user's accuracy, kept in a file of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpfl import __version__, files
+from jaxpfl.engine import RunState, Simulation
+from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment.config import RunConfig, resolve, to_json
+from jaxpfl.experiment.data_checksum import of_data
+from jaxpfl.experiment.setup import Experiment, prepare
+from jaxpfl.papers.compare import spread
+from jaxpfl.papers.way import Interrupted, Way
+
+_ROUNDS = 10  # between two looks at whether to stop
+Reading = Callable[[Experiment, Simulation, RunState], dict[str, Any]]
+"""Function that reads JSON-able values from the runs of S seeds."""
+
+
+def kept(
+    path: Path,
+    config: RunConfig,
+    method: str,
+    way: Way,
+    reading: Reading,
+    *names: str,
+    stops: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Read ``names`` from a method's runs on all seeds of a config, which are run unless the file holds them.
+
+    Args:
+      path: of the file.
+      config: of the runs.
+      method: its name.
+      way: common settings.
+      reading: called at the end of the runs.
+      names: of what it reads.
+      stops: rounds after each of which it is called, in order, with the last; each name is then a list of what was read
+        at them.
+
+    Raises:
+      Interrupted: if it was stopped before its end.
+      JaxpflError: for data that are missing or others than before, and a file that is damaged or of other settings.
+    """
+    asked = to_json(replace(config, data_dir=None)) | ({"stops": list(stops)} if stops else {})
+    config = resolve(config)
+    found = files.read_json(path) if path.exists() else None
+    if found is not None and (not isinstance(found, dict) or found.get("config") != asked):
+        raise JaxpflError(f"{path} is of other settings: choose another --output")
+    experiment = prepare(config, (method,))
+    data = of_data(experiment.federation)
+    if found is None:
+        began = time.perf_counter()
+        read = [reading(experiment, *at) for at in _trained(experiment, method, way, stops)]
+        found = {name: [one[name] for one in read] for name in read[0]} if stops else dict(read[0])
+        found |= {"config": asked, "data": data, "seconds": time.perf_counter() - began, "jaxpfl": __version__}
+        path.parent.mkdir(parents=True, exist_ok=True)
+        files.write_json(path, found)
+    if found.get("data", data) != data:
+        raise JaxpflError(f"the data set {config.data} is not the one of {path}: choose another --output")
+    for name in names:
+        if not _numeric(found.get(name)):
+            raise JaxpflError(f"{path} is damaged: {name} holds no numbers; without the file it is run again")
+    return found
+
+
+def _numeric(value: Any) -> bool:
+    """True for numbers in lists of any depth, some of them None."""
+    if isinstance(value, dict | list):
+        return bool(value) and all(map(_part, value.values() if isinstance(value, dict) else value))
+    return False
+
+
+def _part(value: Any) -> bool:
+    return value is None or isinstance(value, int | float) or _numeric(value)
+
+
+def _trained(
+    experiment: Experiment, method: str, way: Way, stops: Sequence[int]
+) -> Iterator[tuple[Simulation, RunState]]:
+    """A method's programs, and the state of its runs at each stop, the last round alone unless there are some."""
+    config = experiment.config
+    simulation = experiment.runs[method].simulation()
+    state = simulation.init(range(config.seed, config.seed + (config.seeds or 1)))
+    rounds, done = config.rounds or 1, 0
+    way.reporter.start(method, config.seeds or 1, rounds)
+    for stop in stops or (rounds,):
+        while done < stop:
+            if way.stopped():
+                raise Interrupted
+            length = min(stop - done, _ROUNDS)
+            state, history = simulation.advance(state, length)
+            done += length
+            way.reporter.progress(done, float(np.mean(history["train_loss"][:, -1])))
+        yield simulation, state
+
+
+def accuracies(experiment: Experiment, simulation: Simulation, state: RunState) -> dict[str, Any]:
+    """Each user's test accuracy in each run, [S][m], None where there is none; users that diverged in each run."""
+    del experiment
+    after = simulation.evaluate(state)["after"]
+    diverged = (np.asarray(simulation.counts(state).diverged) > 0) | np.asarray(after["diverged"])
+    accuracy = [[float(one) if np.isfinite(one) else None for one in run] for run in np.asarray(after["accuracy"])]
+    return {"accuracy": accuracy, "diverged": diverged.sum(axis=1).tolist()}
+
+
+def over_users(accuracy: list[list[float | None]]) -> tuple[float | None, float | None]:
+    """Mean over users of each one's mean over runs, and the sample standard deviation of these means, in percent.
+
+    Users without test examples are left out.
+
+    Args:
+      accuracy: of each run and user, a share, [S][m].
+    """
+    users = [[run[user] for run in accuracy] for user in range(len(accuracy[0]))]
+    scored = [[100 * value for value in one if value is not None] for one in users]
+    return spread([sum(one) / len(one) for one in scored if one])

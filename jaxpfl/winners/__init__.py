@@ -1,0 +1,1 @@
+"""Map of the methods that win, by clients, examples, heterogeneity, participation, steps and epsilon."""

@@ -1,0 +1,80 @@
+"""The committed map: what is declared, measured fairly, and what the page says."""
+
+from pathlib import Path
+
+import pytest
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.winners import atlas, page
+from jaxpfl.winners.cells import CELLS, FINE_TUNING, LOCAL_STEPS, Cell, contenders
+from jaxpfl.winners.measure import config_of, groups_of, tries_of
+
+GRADIENTS = {"ditto": 2, "adaped": 2, "apfl": 2, "fedem": 3}
+"""Gradients in a local step; fedem's by components, each of its own."""
+PAGE = Path(__file__).parents[2] / "docs" / "who-wins.md"
+
+
+@pytest.fixture(scope="module")
+def found():
+    return atlas.read()
+
+
+def test_the_map_holds_declared_cells_alone(found):
+    assert not found.quick
+    assert found.splits >= 5
+    names = [place.name for place in found.places]
+    assert len(set(names)) == len(names)
+    assert set(names) <= {cell.name for cell in CELLS}
+    cells = {cell.name: cell for cell in CELLS}
+    for place in found.places:
+        cell = cells[place.name]
+        assert (place.steps, place.epsilon) == (cell.steps, cell.epsilon)
+        assert place.measures.clients == cell.clients
+        assert {"local", "fedavg-ft"} <= place.methods.keys()
+        assert all(len(own.test) == found.splits for own in place.methods.values())
+
+
+def test_the_page_is_that_of_the_map(found):
+    text = PAGE.read_text()
+    own = text.partition(f"{page.BEGIN}\n")[2].partition(page.END)[0]
+    assert own.strip() == page.tables(found).strip(), "jaxpfl winners show --markdown prints the page's tables"
+
+
+@pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)
+def test_all_methods_try_equally_often_with_equal_steps(cell):
+    """The tries differ in their settings, and rounds x gradients are those of the cell to within a round."""
+    share = cell.cohort / cell.clients
+    for contender in contenders(cell):
+        tries = tries_of(cell, contender)
+        assert len({tuple(one.items()) for one in tries}) == len(tries) == 6
+        config = config_of(cell, contender, 3)
+        assert (config.split_seed, config.seed, config.seeds) == (3, 3, 1)
+        each = GRADIENTS.get(contender.method, 1)
+        tuned = round(FINE_TUNING * cell.steps) if contender.method == "fedavg-ft" else 0
+        steps = config.rounds * LOCAL_STEPS * share * each + tuned
+        assert abs(steps - cell.steps) <= LOCAL_STEPS * share * each + 1
+        private = cell.epsilon is not None and contender.method != "local"
+        assert config.privacy.on == private
+
+
+def test_a_group_is_a_method_on_one_split():
+    groups = groups_of(CELLS[:1], splits=2, methods=("local", "ditto"))
+    assert [(one.method, one.static["split_seed"], len(one.runs)) for one in groups] == [
+        ("local", 0, 6),
+        ("ditto", 0, 6),
+        ("local", 1, 6),
+        ("ditto", 1, 6),
+    ]
+    assert len({run.id for group in groups for run in group.runs}) == 24
+
+
+def test_names_of_cells_are_unique():
+    assert len({cell.name for cell in CELLS}) == len(CELLS)
+    assert Cell("digits", "linear", 20, 45, epsilon=8.0).name.endswith("eps8")
+
+
+def test_a_file_of_something_else_is_refused(tmp_path):
+    for text in ("[]", "{}", '{"places": [{}]}', '{"places": 3}'):
+        (tmp_path / "map.json").write_text(text)
+        with pytest.raises(JaxpflError, match="holds no map"):
+            atlas.read(tmp_path / "map.json")

@@ -1,0 +1,58 @@
+"""Runs of the map: what they are of, and which cells a map holds."""
+
+import numpy as np
+
+from jaxpfl import data
+from jaxpfl.experiment.config import resolve
+from jaxpfl.records import FAILED, Record
+from jaxpfl.winners.cells import IID, LOCAL, TEST, Cell
+from jaxpfl.winners.measure import Drawn, config_of, missing
+from jaxpfl.winners.run import Plan
+
+
+def source(rng):
+    def part(n):
+        return rng.normal(size=(n, 2, 2, 1)).astype(np.float32), rng.integers(10, size=n).astype(np.int32)
+
+    (x, y), (x_test, y_test) = part(400), part(100)
+    return data.Source("mnist", x, y, x_test, y_test, 10, "drawn")
+
+
+def test_images_are_drawn_anew_for_each_split(monkeypatch):
+    whole = source(np.random.default_rng(0))
+    loads = []
+    monkeypatch.setattr(data, "load", lambda name, data_dir: loads.append(name) or whole)
+    cell, drawn = Cell("mnist", "linear", 3, 20, IID), Drawn()
+
+    def split(seed):
+        return drawn.of(resolve(config_of(cell, LOCAL, seed)))[1]
+
+    first, again, other = split(0), split(0), split(1)
+    assert first is again
+    assert loads == ["mnist"]
+    np.testing.assert_array_equal(np.asarray(first.train.size) + np.asarray(first.validation.size), 20)
+    np.testing.assert_array_equal(np.asarray(first.test.size), TEST)
+    rows = [set(map(bytes, np.concatenate([part.flat().x for part in one[1:]]))) for one in (first, other)]
+    assert len(rows[0]) == len(rows[1]) == 3 * (20 + TEST)  # no image twice
+    assert rows[0] != rows[1]
+    np.testing.assert_array_equal(split(0).train.flat().x, first.train.flat().x)
+
+
+def test_a_map_holds_finished_cells_and_says_what_failed():
+    plan = Plan(quick=True)
+    records = []
+    for group in plan.groups:
+        for run in group.runs:
+            score = 0.5 + 0.1 * (run.settings["lr"] == 0.12)
+            metrics = {"validation_accuracy": score, "personalized_accuracy": score - 0.1}
+            status = FAILED if run.method == "fedavg-ft" else "done"
+            records.append(Record(run.method, run.settings, run.seed, status, "no memory", 4, metrics, 1.0))
+    assert not plan.atlas(records[:-1]).places
+    found = plan.atlas(records)
+    (place,) = found.places
+    assert place.methods["local"].settings == {"lr": 0.12}
+    assert place.methods["local"].test == (0.5, 0.5)
+    assert place.methods["local"].tries == 6
+    assert place.failed == {"fedavg-ft": "failed (6 settings)"}
+    assert found.minutes == round(len(records) / 60, 1)
+    assert {run.method for group in missing(plan.groups, records) for run in group.runs} == {"fedavg-ft"}  # once more
