@@ -1,0 +1,53 @@
+"""Report of a study's results: its numbers, and the pictures in its folder."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from typing import Any
+
+from jaxpfl import files
+from jaxpfl.errors import JaxpflError
+from jaxpfl.reports import sheets
+from jaxpfl.reports.folders import SUMMARY, Folder
+from jaxpfl.reports.page import Section, code, facts, folded, picture
+
+_ABOUT = ("study", "settings", "plots", "files")
+
+
+def sections(folder: Folder) -> list[Section]:
+    """Sections of the report.
+
+    Raises:
+      JaxpflError: for damaged files.
+    """
+    path = folder.path / SUMMARY
+    summary = files.read_json(path)
+    plots = summary.get("plots", [])
+    if not isinstance(plots, list) or not all(isinstance(one, str) and ".." not in one for one in plots):
+        raise JaxpflError(f"{path} is damaged: plots must be names of files in the folder")
+    settings = summary.get("settings")
+    settings = settings if isinstance(settings, Mapping) else {}
+    return [
+        Section("Results", [sheets.of_json(name, one) for name, one in summary.items() if name not in _ABOUT]),
+        Section("Pictures", [picture(folder.path / one, one) for one in plots]),
+        Section(
+            "Settings, and how to run it again",
+            [
+                code(_command(str(summary["study"]), settings)),
+                facts({str(name).replace("_", " "): "-" if v is None else v for name, v in settings.items()}),
+                folded("All results", code(path.read_text())),
+            ],
+        ),
+    ]
+
+
+def _command(study: str, settings: Mapping[str, Any]) -> str:
+    words = ["jaxpfl", "estimate", study]
+    for name, value in settings.items():
+        flag = f"--{name.replace('_', '-')}"
+        if isinstance(value, bool):
+            words += [flag] if value else []
+        elif value is not None and value != []:
+            words += [flag, *map(str, value if isinstance(value, list) else [value])]
+    return shlex.join(words)

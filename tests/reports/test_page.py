@@ -1,0 +1,77 @@
+"""Pages: what is escaped, what sorts as a number, and figures in the page's colours."""
+
+import re
+
+import matplotlib.figure
+import numpy as np
+import pytest
+
+from jaxpfl.presentation import new_axes
+from jaxpfl.reports.drawing import svg
+from jaxpfl.reports.page import Section, code, facts, page, paragraph, table
+from jaxpfl.reports.sheets import of_json
+
+
+@pytest.mark.parametrize("part", [paragraph, code, lambda words: facts({words: words}), lambda w: table((w,), [(w,)])])
+def test_text_is_no_markup(part):
+    made = part('<b onclick="x">&\x1b[31m')
+    assert "<b onclick" not in made
+    assert '"x"' not in made
+    assert "&lt;b onclick=&quot;x&quot;&gt;&amp;" in made
+
+
+@pytest.mark.parametrize(
+    ("cell", "key"),
+    [("98.9 ±0.1", "98.9"), ("1.2e-3", "0.0012"), ("-", None), ("5.77MB", "5.77"), ("1e999", None), ("-3", "-3.0")],
+)
+def test_numbers_sort_by_their_value(cell: str, key: str | None):
+    found = re.search(r'data-key="([^"]*)"', table(("name", "value"), [("a", cell)]))
+    assert (found and found[1]) == key
+
+
+def test_sections_without_content_are_left_out():
+    made = page("title", [], [Section("first", [paragraph("here")]), Section("second", [])])
+    assert made.count("<h2") == 1
+    assert 'href="#s0">first' in made
+
+
+def test_a_figure_takes_the_pages_colours():
+    figure, axes = new_axes("x", "y", "a < b")
+    axes.plot([0, 1], [0, 1], color="#2a78d6")
+    made = svg(figure, "runs/a.b-scores", "lines & dots")
+    assert 'aria-label="lines &amp; dots"' in made
+    assert "var(--ink)" in made
+    assert "var(--grid)" in made
+    assert "#2a78d6" in made
+    assert not re.search(r"#000000|#ffffff", made)
+    assert "a &lt; b" in made
+    assert all(name.startswith("runs-a-b-scores-") for name in re.findall(r'\bid="([^"]+)"', made))
+
+
+def test_the_same_figure_is_the_same_text():
+    def drawn() -> str:
+        figure = matplotlib.figure.Figure()
+        figure.subplots().fill_between([0, 1], [0, 1], [1, 2])
+        return svg(figure, "name", "label")
+
+    assert drawn() == drawn()
+
+
+def test_results_by_name_are_tables_and_facts():
+    made = of_json("mse", {"local": {"mean": 0.5, "stderr": None}, "global": {"mean": 0.25}})
+    assert made.count("<tr>") == 3
+    assert ">0.25<" in made
+    assert of_json("gain", 0.123456789) == facts({"gain": "0.12346"})
+    assert "deep" in of_json("a", {"b": {"c": {"deep": 1}}})
+
+
+def test_many_dots_are_a_picture():
+    figure, axes = new_axes("x", "y", "title")
+    at = np.arange(20_000) / 2e4
+    axes.scatter(at, at, color="#2a78d6")
+    axes.plot(at, at)
+    axes.stairs(at[1:], at, fill=True)
+    made = svg(figure, "name", "label")
+    assert len(made) < 200_000
+    assert "data:image/png;base64," in made
+    assert "<image" in made
