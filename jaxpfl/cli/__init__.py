@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sys
 
 from jaxpfl import signals
@@ -16,10 +17,16 @@ def main(argv: list[str] | None = None) -> None:
     status: object = None
     if argv is None:
         signals.watch()
+    given = sys.argv[1:] if argv is None else argv
+    shared = any(argument.split("=")[0] == "--distributed" for argument in given)
+    # Before JAX is imported: on the loss of a process `distributed` says in one line what XLA would log. A level of 1
+    # is JAX's own, which processes that it starts inherit.
+    if shared and os.environ.get("TF_CPP_MIN_LOG_LEVEL", "1") == "1":
+        os.environ["TF_CPP_MIN_LOG_LEVEL"] = "3"
     try:
         from jaxpfl.cli.app import run
 
-        run(sys.argv[1:] if argv is None else argv)
+        run(given)
     except SystemExit as stop:
         status = stop.code
         raise

@@ -6,6 +6,7 @@ import importlib
 import json
 import signal
 import sys
+import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,10 +23,23 @@ from jaxpfl.experiment import compile_cache
 DESCRIPTION = "Personalized federated learning, every round one compiled JAX program."
 SWEEP = "Train methods over a grid of settings, choose on validation examples, and report on test."
 BENCH = "Measure speed against peers and against the machine: jaxpfl bench NAME; without a name, lists them."
+RECOMMEND = "Describe a federation, and print the map's nearest cells, their best method and the command to run."
 STUDY_SWEEP = "Run a study of estimation over a grid of its settings: jaxpfl sweep estimate NAME."
+ALONE: dict[str, str] = {"sweep": SWEEP, "recommend": RECOMMEND}
+"""Commands in a module of their own: ``jaxpfl.cli.NAME`` has ``commands(args)``."""
+FOLDERS: dict[str, str] = {
+    "report": "One HTML page about runs, sweeps and studies: tables, pictures, settings and claims.",
+    "runs": "List the run, sweep and study folders below a folder, with their status.",
+    "compare-runs": "Show how two finished runs differ, in their settings and in their scores.",
+    "check": "Check result folders: checksums, completeness, and that each summary is that of its files.",
+    "doctor": "Show versions, devices, memory, caches and data sets, and check that all works, in some seconds.",
+}
+"""Commands about what is there, in ``jaxpfl.cli.folders``."""
 GROUPS: dict[str, str] = {
     "estimate": "Estimate clients' parameters together: jaxpfl estimate NAME; simulated, or on data of your own.",
+    "papers": "Tables and figures of the papers, with the printed values beside ours: list, run NAME, show.",
     "privacy": "Privacy calculators: epsilon, noise, paper, curve; audit tries to refute a claim.",
+    "winners": "The map of which method wins where, that jaxpfl recommend reads: run measures it, show prints it.",
 }
 """Command groups and their purpose: ``jaxpfl.cli.NAME`` has ``commands(args)``."""
 
@@ -45,11 +59,23 @@ def run(args: list[str]) -> None:
     except BrokenPipeError:
         raise SystemExit(1) from None
     except Exception as error:
-        said = _users_own(error)
+        group = _group()
+        said = _users_own(group.lost(error) or error if group else error)
         if said is None:
+            if group:
+                traceback.print_exc()
+                group.leave(1)
             raise
         print(f"error: {' '.join(said.split())}", file=sys.stderr)
+        if group:
+            group.leave(2)
         raise SystemExit(2) from None
+
+
+def _group() -> Any:
+    """`jaxpfl.distributed` in one of several processes, else None."""
+    group = sys.modules.get("jaxpfl.distributed")
+    return group if group and group.begun() else None
 
 
 def _users_own(error: Exception) -> str | None:
@@ -85,10 +111,11 @@ def _dispatch(args: list[str]) -> None:
         studies = importlib.import_module("jaxpfl.cli.sweep_estimate").commands(args[2:])
         _choose(studies, "jaxpfl sweep estimate", STUDY_SWEEP, args[2:])
         return
-    if args[:1] == ["sweep"]:
-        _choose(importlib.import_module("jaxpfl.cli.sweep").commands(args), "jaxpfl", DESCRIPTION, args)
+    if args[:1] and (args[0] in ALONE or args[0] in FOLDERS):
+        own = importlib.import_module(f"jaxpfl.cli.{args[0] if args[0] in ALONE else 'folders'}").commands(args)
+        _choose(own, "jaxpfl", DESCRIPTION, args)
         return
-    _choose(training.commands(args), "jaxpfl", DESCRIPTION, args, others={"sweep": SWEEP, **GROUPS, "bench": BENCH})
+    _choose(training.commands(args), "jaxpfl", DESCRIPTION, args, others={**ALONE, **FOLDERS, **GROUPS, "bench": BENCH})
 
 
 @contextmanager
@@ -150,6 +177,9 @@ def _show_warning(
     line: str | None = None,
 ) -> None:
     del file, line
+    group = sys.modules.get("jaxpfl.processes")
+    if group and not group.is_first():  # the first process says it
+        return
     if issubclass(category, JaxpflWarning):
         print(f"warning: {message}", file=sys.stderr)
     elif not compile_cache.repair(str(message)):

@@ -59,7 +59,7 @@ def of_command(name: str, command: Callable[..., Any], flags: Sequence[Flag], mo
         lines += [more, ""]
     groups: dict[str, list[tuple[str, str]]] = {}
     for flag in flags:
-        groups.setdefault(_group(flag), []).append((_label(flag), _said(flag)))
+        groups.setdefault(_group(flag), []).append((label(flag), said(flag)))
     column = _column(row for rows in groups.values() for row in rows)
     for group in sorted(groups, key=_ORDER.index):
         lines += [group, *table(groups[group], column), ""]
@@ -114,7 +114,8 @@ def _group(flag: Flag) -> str:
     return next((group for settings, group in _GROUPS.items() if issubclass(settings, owner)), _SETTINGS)
 
 
-def _label(flag: Flag) -> str:
+def label(flag: Flag) -> str:
+    """A flag as it is given, with the kind of its value."""
     if flag.positional:
         return flag.name
     if flag.kind is bool:
@@ -129,7 +130,8 @@ def _value(flag: Flag) -> str:
     return "CHOICE" if flag.choices else _KINDS.get(flag.kind, "TEXT")
 
 
-def _said(flag: Flag) -> str:
+def said(flag: Flag) -> str:
+    """A flag's text, with its choices and its default."""
     text = flag.text
     if flag.choices and not all(choice in text for choice in flag.choices):
         text = f"{text} One of {', '.join(flag.choices)}."

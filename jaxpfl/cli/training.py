@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -54,8 +55,17 @@ class Session:
     """Refuse what is otherwise warned about."""
     profile: bool = False
     """Show where the time went, and write it and a trace of a few rounds to RUN/profile."""
+    tensorboard: bool = False
+    """Write TensorBoard's event files to RUN/tensorboard too: means over the seeds, by method and round."""
     explain_plan: bool = False
     """Show how the run would execute, what memory it would take and why; nothing is trained or written."""
+    distributed: Annotated[str | None, arg(metavar="HOST:PORT")] = None
+    """Share the run with other processes: host and a free port of process 0, the same in each; auto finds all three
+    under Slurm, Open MPI, Kubernetes and on Cloud TPUs. Process 0 prints and writes."""
+    processes: int | None = None
+    """Number of processes of a distributed run."""
+    process: int | None = None
+    """This process's number in a distributed run, from 0."""
 
 
 _SESSION = Session()
@@ -89,22 +99,25 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
 
     def data(
         action: Annotated[
-            Positional[Literal["list", "describe"]],
-            arg(help="list the data sets, or describe the split that the flags make."),
+            Positional[Literal["list", "describe", "convert"]],
+            arg(help="list the data sets; describe the split that the flags make, or convert it to files."),
         ],
         settings: Annotated[DataConfig, arg(name="")] = data_flags,
         json: bool = False,
         plot: Annotated[Path | None, NEW_FILE] = None,
+        output: Annotated[Path | None, NEW_FOLDER] = None,
         config: Path | None = None,
     ) -> None:
-        """List the data sets, or describe a split: sizes and classes of its clients.
+        """List the data sets, describe a split (sizes and classes of its clients), or convert it to files.
 
         Args:
             json: Print one JSON object.
-            plot: PNG file for a picture of the split.
+            plot: PNG file for a picture of the split, for describe.
+            output: Folder to make, for convert: --data federation:FOLDER then takes the clients from there, where they
+                may be larger than memory (--plan.clients-in disk).
             config: TOML or YAML file of flags.
         """
-        _data(action, settings, json, plot)
+        _data(action, settings, json, plot, output)
 
     def export(
         run: Annotated[Positional[Path], arg(metavar="RUN", help="The run folder.")],
@@ -161,57 +174,93 @@ def named_file(args: list[str]) -> str | None:
 def _experiment(
     command: str, methods: tuple[str, ...], settings: RunConfig, session: Session, file: ConfigFile
 ) -> None:
+    from jaxpfl import distributed, processes
     from jaxpfl.console import Console
-    from jaxpfl.engine import use_cpu_cores
     from jaxpfl.experiment import lock, warm_start
     from jaxpfl.experiment.interrupt import Interrupted
     from jaxpfl.experiment.profile import OFF, Recorder
     from jaxpfl.experiment.report import Terminal, print_profile, print_table
     from jaxpfl.experiment.run import open_folder, run_methods
-    from jaxpfl.experiment.setup import prepare
+    from jaxpfl.experiment.setup import check_agreed, prepare
     from jaxpfl.experiment.stored_run import check_recorded
+    from jaxpfl.experiment.tracking import TensorBoard
 
-    out, err, status = Console(), Console(stderr=True), 0
     with ExitStack() as stack:
         profile = stack.enter_context(Recorder()) if session.profile else OFF
-        use_cpu_cores()
-        compile_cache.enable()
-        with profile.phase("data"):
+        _start(settings, session)
+        writes = processes.is_first()
+        out, err, status = Console(quiet=not writes), Console(stderr=True, quiet=not writes), 0
+
+        def prepared() -> tuple[RunConfig, Any]:
             config = resolve(settings)
             initial = None if config.warm_start is None else warm_start.read(config.warm_start)
             origin = None if config.warm_start is None else warm_start.origin(config.warm_start)
             experiment = prepare(config, methods, strict=session.strict, initial=initial, origin=origin)
             if session.config is not None:
                 check_recorded(session.config, file, experiment)
+            return config, experiment
+
+        with profile.phase("data"):
+            config, experiment = processes.together(prepared)
+            check_agreed(experiment)
         if session.explain_plan:
             _explain(experiment, out, session.json)
             return
         folder = session.output or default_folder(command, config, methods, session.resume)
-        stack.enter_context(lock.held(folder))
-        changes = open_folder(folder, experiment, resume=session.resume)
-        if changes:
+        folder = processes.on_first(lambda: folder)
+        trackers = [TensorBoard(folder)] if session.tensorboard else []
+        processes.on_first(lambda: stack.enter_context(lock.held(folder)))
+        changes = processes.on_first(partial(open_folder, folder, experiment, resume=session.resume))
+        if changes and writes:
             print(f"resuming {folder} with {'; '.join(changes)}", file=sys.stderr)
         kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
-        with Terminal(err) as reporter, signals.noted(kept):
+        distributed.note(kept)
+        given, headline = [experiment], experiment.headline
+        del experiment  # whose examples `run_methods` may let go
+        with Terminal(err, headline) as reporter, signals.noted(kept if writes else ""):
             try:
-                summary = run_methods(experiment, folder, reporter, profile)
+                summary = run_methods(given.pop(), folder, reporter, profile, trackers)
             except Interrupted as stop:
                 reporter.say(f"{stop}{kept}")
                 summary, status = None, stop.status
-        if summary is not None and session.json:
+        if summary is not None and session.json and writes:
             print(json.dumps(summary))
         elif summary is not None:
             print_table(out, summary)
-        if isinstance(profile, Recorder):
+        if isinstance(profile, Recorder) and writes:
             print_profile(err if session.json or summary is None else out, profile.report(folder))
     if summary is None:
         raise SystemExit(status)
 
 
+def _start(settings: RunConfig, session: Session) -> None:
+    """Start JAX: on all cores of this process, or as one of the processes of a run."""
+    from jaxpfl.engine import use_cpu_cores
+
+    if session.distributed is None:
+        if session.processes is not None or session.process is not None:
+            raise JaxpflError("--processes and --process are of a distributed run: give --distributed HOST:PORT too")
+        use_cpu_cores()
+        compile_cache.enable()
+        return
+    if session.profile:
+        raise JaxpflError("--profile shows one process: leave it out with --distributed")
+    from jaxpfl import distributed
+
+    number, asked = session.processes or 1, settings.plan.devices
+    each = max(1, int(asked) // number) if str(asked).isdecimal() else 1
+    say = partial(print, file=sys.stderr, flush=True)
+    distributed.start(session.distributed, session.processes, session.process, cpu_devices=each, on_wait=say)
+    compile_cache.enable()
+
+
 def _explain(experiment: Any, out: Any, as_json: bool) -> None:
+    from jaxpfl import processes
     from jaxpfl.experiment.explain import explain_plan, print_explanation
 
     report = explain_plan(experiment)
+    if not processes.is_first():
+        return
     if as_json:
         print(json.dumps(report))
     else:
@@ -245,9 +294,16 @@ def _list(entries: list[Entry]) -> None:
             print(f"{entry.name:<16}{state:<9}{entry.note}")
 
 
-def _data(action: str, settings: DataConfig, as_json: bool, plot: Path | None) -> None:
+def _data(action: str, settings: DataConfig, as_json: bool, plot: Path | None, output: Path | None) -> None:
     from jaxpfl import data
 
+    if output is not None and action != "convert":
+        raise JaxpflError(f"--output is for jaxpfl data convert: leave it out with {action}")
+    if plot is not None and action != "describe":
+        raise JaxpflError(f"--plot is for {_DESCRIBE}: leave it out with {action}")
+    if action == "convert":
+        _convert(settings, output, as_json)
+        return
     if action == "list":
         entries = data.available(settings.data_dir)
         if as_json:
@@ -256,6 +312,8 @@ def _data(action: str, settings: DataConfig, as_json: bool, plot: Path | None) -
         _list(entries)
         return
     from jaxpfl.experiment.setup import load_federation
+    from jaxpfl.experiment.source import is_table
+    from jaxpfl.experiment.stored_data import is_stored
     from jaxpfl.experiment.true_clusters import client_clusters
 
     claim_file(plot, "--plot", _DESCRIBE)
@@ -264,9 +322,29 @@ def _data(action: str, settings: DataConfig, as_json: bool, plot: Path | None) -
     if config.standardize:
         data.check_standardizable(source)
     clusters = client_clusters(config, source.num_classes)
-    summary = data.summary(federation, source.num_classes, source, clusters)
+    whole = None if is_stored(config.data) else source
+    summary = data.summary(federation, source.num_classes, whole, clusters)
     if plot is not None:
         with signed(_DESCRIBE):
             data.plot_split(summary, plot)
-    description = data.describe(summary) | {"standardized": config.standardize}
+    description = data.describe(summary) | {"standardized": config.standardize or is_table(config)}
     print(json.dumps(description) if as_json else data.format_description(description))
+
+
+def _convert(settings: DataConfig, output: Path | None, as_json: bool) -> None:
+    from jaxpfl.experiment.stored_data import PREFIX, convert
+    from jaxpfl.host_memory import readable
+
+    if output is None:
+        raise JaxpflError("jaxpfl data convert needs --output, the folder to make")
+    folder = output.absolute()
+    federation = convert(resolve(RunConfig(**vars(settings))), folder).federation
+    splits = {name: getattr(federation, name) for name in ("train", "validation", "test")}
+    examples = {name: len(split.examples.y) for name, split in splits.items()}
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    if as_json:
+        about = {"folder": str(folder), "clients": federation.num_clients, "examples": examples, "bytes": size}
+        print(json.dumps(about | {"data": f"{PREFIX}{folder}"}))
+        return
+    print(f"{federation.num_clients} clients, {sum(examples.values())} examples, {readable(size)}")
+    print(f"train them with --data {PREFIX}{folder}, and --plan.clients-in disk if they do not fit in memory")

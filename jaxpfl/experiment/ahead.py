@@ -23,8 +23,15 @@ class Ahead:
     being compiled.
     """
 
-    def __init__(self, experiment: Experiment, methods: tuple[str, ...]):
-        self._experiment, self._names = experiment, methods
+    def __init__(self, experiment: Experiment, methods: tuple[str, ...], last: str | None = None):
+        """Prepare the simulations.
+
+        Args:
+          experiment: their data.
+          methods: those that are compiled ahead, in their order.
+          last: the method whose simulation is the last to be made: the examples on the host are then let go.
+        """
+        self._experiment, self._names, self._last = experiment, methods, last
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="compile")
         self._made: dict[str, Future[Simulation]] = {}
 
@@ -38,6 +45,12 @@ class Ahead:
 
     def simulation(self, name: str) -> Simulation:
         """The simulation of a method; the first one starts the thread on the others."""
+        simulation = self._simulation(name)
+        if name == self._last:
+            self._experiment = self._experiment.described()
+        return simulation
+
+    def _simulation(self, name: str) -> Simulation:
         if name in self._made:
             made = self._made.pop(name)
             with suppress(Exception):  # made again here, where errors and warnings are the run's
@@ -57,7 +70,7 @@ class Ahead:
     def _compile(self, made: Future[Simulation]) -> None:
         config = self._experiment.config
         splits: list[Literal["test", "validation", "unseen"]] = ["test"]
-        if self._experiment.federation.validation.mask.shape[1]:
+        if self._experiment.federation.validation.capacity:
             splits.append("validation")
         if self._experiment.unseen is not None:
             splits.append("unseen")

@@ -19,11 +19,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checksums
-from jaxpfl.engine import RunState
+from jaxpfl import checksums, processes
+from jaxpfl.engine import RunState, Simulation
+from jaxpfl.engine.state import keyless
 from jaxpfl.errors import JaxpflError
-from jaxpfl.partial import partial
-from jaxpfl.types import PyTree
+from jaxpfl.partial import discard_late, partial
 
 _KEPT = 2
 _STATE = "state"
@@ -39,7 +39,15 @@ class Checkpoints:
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
         self._ocp = ocp
-        self._orbax = ocp.Checkpointer(ocp.StandardCheckpointHandler())
+        # Of several processes one writes and reads, without the others.
+        alone: dict[str, Any] = {}
+        if processes.several():
+            own = {processes.index()}
+            options = ocp.options.MultiprocessingOptions(
+                primary_host=processes.index(), active_processes=own, barrier_sync_key_prefix="jaxpfl"
+            )
+            alone = {"multiprocessing_options": options}
+        self._orbax = ocp.Checkpointer(ocp.StandardCheckpointHandler(**alone), **alone)
         self._folder = folder.absolute()
         self._latest: int | None = None
 
@@ -59,7 +67,7 @@ class Checkpoints:
         if round == self._latest:
             return
         target = self._folder / str(round)
-        tree = {"state": _untyped(state), "seconds": np.float64(seconds)}
+        tree = {"state": keyless(state), "seconds": np.float64(seconds)}
         try:
             with partial(target) as place:
                 place.mkdir(parents=True)
@@ -69,6 +77,7 @@ class Checkpoints:
                     shutil.rmtree(target)
         except Exception as error:  # orbax raises whatever its parts do
             _hush_unawaited()
+            discard_late(target)
             raise JaxpflError(
                 f"cannot write the checkpoint of round {round} to {self._folder}: {_reason(error)}; "
                 "--resume goes on from the one before"
@@ -130,7 +139,7 @@ class Checkpoints:
         except JaxpflError as error:
             raise JaxpflError(f"the checkpoint of round {round} cannot be used ({error})") from None
         # With today's placement: it may have been saved from devices that this machine lacks.
-        abstract = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=a.sharding), _untyped(like))
+        abstract = jax.tree.map(_abstract, like)
         wanted = self._ocp.args.StandardRestore({"state": abstract, "seconds": np.float64(0)})
         try:
             tree = self._orbax.restore(place / _STATE, args=wanted)
@@ -142,12 +151,66 @@ class Checkpoints:
         return state, float(tree["seconds"])
 
 
-def _untyped(state: RunState) -> PyTree:
-    """Replace typed keys by their key data, which every checkpoint reader supports."""
-    return jax.tree.map(lambda a: jax.random.key_data(a) if _is_key(a) else a, state)
+def save(checkpoints: Checkpoints | None, round: int, simulation: Simulation, state: RunState, seconds: float) -> None:
+    """Save the state of a simulation's runs, by the first process alone; see `Checkpoints.save`."""
+    whole = simulation.gather(state) if processes.several() else simulation.kept(state)
+    simulation.prepare(round)
+
+    def write() -> None:
+        assert checkpoints is not None
+        assert whole is not None
+        checkpoints.save(round, whole, seconds)
+
+    processes.on_first(write)
+    simulation.commit(round)
+
+
+def restore(
+    checkpoints: Checkpoints | None, simulation: Simulation, first: RunState, most: int, say: Callable[[str], None]
+) -> tuple[RunState, float]:
+    """Restore the runs of a simulation from the latest intact checkpoint; see `Checkpoints.restore`.
+
+    Args:
+      checkpoints: of the first process; None in the others.
+      simulation: theirs, on any number of devices and processes.
+      first: its first state, returned if there is no checkpoint.
+      most: rounds of the run.
+      say: called with messages about damaged checkpoints.
+    """
+    if not processes.several():
+        assert checkpoints is not None
+        # What is kept does not depend on the devices: a run goes on with more or fewer of them.
+        state, seconds = checkpoints.restore(simulation.kept(first), most, say)
+        return simulation.adopt(state), seconds
+    found: list[RunState] = []
+    runs = first.round.shape[0]
+
+    def read() -> tuple[bool, float]:
+        assert checkpoints is not None
+        here = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        like = jax.tree.map(
+            lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype, sharding=here), simulation.trimmed_shapes(runs)
+        )
+        state, seconds = checkpoints.restore(like, most, say)
+        if state is not like:
+            found.append(jax.tree.map(np.asarray, keyless(state)))
+        return bool(found), seconds
+
+    there, seconds = processes.on_first(read)
+    return simulation.scatter(found[0] if found else None, runs) if there else first, seconds
+
+
+def _abstract(like: Any) -> Any:
+    """Shape, type and placement as stored: of the data of a key, which every checkpoint reader supports."""
+    if isinstance(like, np.ndarray):
+        return like
+    stored = jax.eval_shape(jax.random.key_data, like) if _is_key(like) else like
+    return jax.ShapeDtypeStruct(stored.shape, stored.dtype, sharding=like.sharding)
 
 
 def _typed(found: Any, like: Any) -> Any:
+    if isinstance(like, np.ndarray):
+        return np.asarray(found)
     return jax.device_put(jax.random.wrap_key_data(jnp.asarray(found)) if _is_key(like) else found, like.sharding)
 
 

@@ -37,6 +37,7 @@ def enable() -> Path | None:
     import jax
     import jaxlib.version
 
+    from jaxpfl import processes
     from jaxpfl.engine import compiled
 
     chosen = "JAX_COMPILATION_CACHE_DIR" in os.environ or _setting("jax_compilation_cache_dir") is not None
@@ -60,7 +61,8 @@ def enable() -> Path | None:
     ):
         if name.upper() not in os.environ:
             jax.config.update(name, value)
-    compiled.keep_in(folder)
+    if not processes.several():  # a stored program is for the devices of one process
+        compiled.keep_in(folder)
     return folder
 
 

@@ -12,13 +12,17 @@ from typing import Any
 
 from jaxpfl import algorithms, choices, compression
 from jaxpfl.algorithms import Method
+from jaxpfl.algorithms.parts import schedules
 from jaxpfl.algorithms.parts.hyper import PAPER
 from jaxpfl.data import Split
 from jaxpfl.data.sources import planted
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.spec import RunSpec, Settings, spec_of
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, shown, unknown_name
+from jaxpfl.experiment import stored_data
 from jaxpfl.experiment.presets import preset
+from jaxpfl.experiment.source import is_table
+from jaxpfl.models.base import CLASSIFICATION, TASKS
 from jaxpfl.participation import availability
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.settings import COUNT, Range, about, check, is_default, part_of, restated, setting
@@ -31,10 +35,21 @@ class _Source:
     data: str = setting(
         "digits",
         "Data set: digits (embedded), planted (drawn), mnist, mnist-writers, cifar10, femnist, ..., or idx:, leaf:, "
-        "libsvm:, npz: or tfds: and a folder, file (relative to --data-dir, or absolute) or name; jaxpfl data list "
-        "shows them.",
+        "libsvm:, npz:, csv: or tfds: and a folder, file (relative to --data-dir, or absolute) or name; jaxpfl data "
+        "list shows them. federation: and a folder is what jaxpfl data convert saved there.",
     )
     data_dir: str | None = setting(None, "Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data.")
+    target: str | None = setting(None, "Column of the labels, of a table csv:FILE.", since="0.2")
+    client: str | None = setting(
+        None,
+        "Column that names the clients, of a table csv:FILE; without it a partition makes them.",
+        since="0.2",
+    )
+    missing: str = setting(
+        "refuse",
+        "Rows of a table csv:FILE that lack a value: refuse, or drop them with a warning.",
+        since="0.2",
+    )
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,6 +60,7 @@ class DataConfig(Split, _Source):
     clients: int | None = setting(None, "Number of clients m.", unless_given=_BY_DATA_SET, range=COUNT, unit="clients")
     classes_per_client: int | None = restated(Split, "classes_per_client", None, _BY_DATA_SET)
     test_share: Any = restated(Split, "test_share", None, "0.5 for most data sets")
+    task: Any = restated(Settings, "task", None, "by the data set's labels unless given")
     unseen_clients: int = setting(
         0,
         "Clients beyond --clients that are never trained: they arrive at the end, adapt and are scored.",
@@ -74,6 +90,13 @@ class RunConfig(Settings, DataConfig):
     seeds: int | None = setting(
         None, "Number of run seeds, all in one program.", unless_given=_BY_DATA_SET, range=COUNT, unit="runs"
     )
+    time_to: float | None = setting(
+        None,
+        "Score (mean over clients, of personalised models) for which results tell the simulated time (time_model) "
+        "until the first evaluation that has it.",
+        unless_given="none unless given",
+        since="0.2",
+    )
     eval_every: int = setting(10, "Score all clients after every so many rounds, and at the end.", range=COUNT)
     checkpoint_every: int = setting(50, "Write a checkpoint after every so many rounds, and at the end.", range=COUNT)
     privacy: PrivacyConfig = field(
@@ -86,6 +109,8 @@ class RunConfig(Settings, DataConfig):
     )
 
 
+ORDERS = 2
+"""Version of the orders in which clients draw their examples, as stored runs record it; they did not before it."""
 _MAY_GROW = ("rounds",)
 # These do not change the run: its execution, checkpoints, and the paths of its data and initial parameters (whose
 # values the fingerprint holds).
@@ -96,9 +121,17 @@ def resolve(config: RunConfig) -> RunConfig:
     """The same experiment with every preset filled in; `prepare` fills in values that depend on the data.
 
     Raises:
-      JaxpflError: for counts below one, shares outside [0, 1), and a cohort larger than the number of clients.
+      JaxpflError: for an unknown task, counts below one, shares outside [0, 1), and a cohort larger than the number of
+        clients.
     """
-    values = preset(config.data, config.partition)
+    if isinstance(config.task, str) and config.task not in TASKS:
+        raise unknown_name("task", config.task, TASKS)
+    config = stored_data.with_split(config)
+    classless = isinstance(config.task, str) and config.task != CLASSIFICATION
+    partition = config.partition
+    if partition is None and (classless or is_table(config)) and config.client is None:
+        partition = "iid"
+    values = preset(stored_data.origin(config), partition)
     given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     # A cohort preset belongs to the preset's number of clients; a smaller federation takes part whole.
     clients = given["clients"] if given["clients"] is not None else values["clients"]
@@ -112,7 +145,14 @@ def resolve(config: RunConfig) -> RunConfig:
         config = dataclasses.replace(config, data=planted.enlarged(config.data, config.clients + config.unseen_clients))
     if config.seed > 2**32 - (config.seeds or 1):
         raise JaxpflError(f"seed must be at least 0, and every seed below 2**32, got {config.seed}")
-    availability(config.dropout, config.stragglers, same_stragglers=config.same_stragglers)
+    availability(
+        config.dropout,
+        config.stragglers,
+        same_stragglers=config.same_stragglers,
+        time_model=config.time_model,
+    )
+    if config.time_to is not None and config.time_model is None:
+        raise JaxpflError(f"time_to = {config.time_to:g} is a time of the simulation: give time_model")
     config.privacy.check()
     if config.compress is not None:
         compression.resolve(config.compress)
@@ -195,30 +235,62 @@ def completed(stored: dict[str, Any]) -> dict[str, Any]:
     return default | stored | tables
 
 
+def in_stored_orders(stored: dict[str, Any], orders: Any) -> dict[str, Any]:
+    """JSON of a stored config, its draw renamed to the one that still draws what it drew.
+
+    Args:
+      stored: the config.
+      orders: the `ORDERS` recorded beside it; None in what was stored before there were any.
+
+    Raises:
+      JaxpflError: for a version of the orders that is not known.
+    """
+    if orders == ORDERS:
+        return stored
+    if orders is not None:
+        raise JaxpflError(f"orders must be {ORDERS}, the version of the orders of examples, got {shown(orders)}")
+    draw = stored.get("draw", "epoch")
+    return stored | {"draw": f"{draw}-sorted"} if draw in ("epoch", "step") else stored
+
+
 def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Changes of a resumed run: (semantic differences, allowed ones), each ``name: old -> new``.
 
-    The plan, more rounds, and the folder of the data may change; anything else is another experiment.
+    The plan (but for its precision), more rounds, and the folder of the data may change; anything else is another
+    experiment.
     """
     semantic, allowed = [], []
     old = completed(old)
+    schedule = str(new.get("lr_schedule"))
+    was, now = ((config.get("plan") or {}).get("precision", "float32") for config in (old, new))
+    if was != now:  # of a plan, the only setting that changes results
+        semantic.append(f"plan.precision: {was} -> {now}")
     for name in sorted(old.keys() | new.keys()):
         was, now = old.get(name), new.get(name)
         if was == now:
             continue
         grown = name in _MAY_GROW and isinstance(was, int) and isinstance(now, int) and now > was
-        free = name in _FREE or grown
-        (allowed if free else semantic).append(f"{name}: {was} -> {now}")
+        stretched = grown and schedules.depends_on_rounds(schedule)
+        free = name in _FREE or (grown and not stretched)
+        text = f"{name}: {was} -> {now}"
+        if stretched:
+            text += f" (lr_schedule = {schedule} is of the whole run)"
+        if name == "draw" and was == f"{now}-sorted":
+            text += f" (stored in the orders of an earlier version: --draw {was} and --output with this folder go on)"
+        (allowed if free else semantic).append(text)
     return semantic, allowed
 
 
 def default_folder(command: str, config: RunConfig, methods: tuple[str, ...], resume: bool) -> Path:
     """``runs/COMMAND-DATA-HASH``, a hash of all that may not change on resume; numbered if the name is taken."""
     fixed = to_json(replace(config, rounds=None, checkpoint_every=0, data_dir=None))
-    fixed.pop("plan")
-    for one in dataclasses.fields(config):  # a new setting at its default does not rename the folders of older runs
-        if one.metadata.get("since", "0.1") != "0.1" and is_default(config, one.name):
-            del fixed[one.name]
+    precision = fixed.pop("plan")["precision"]
+    if precision != "float32":
+        fixed["precision"] = precision
+    for part, table in ((config, fixed), (config.privacy, fixed["privacy"])):
+        for one in dataclasses.fields(part):  # a new setting at its default does not rename the folders of older runs
+            if one.metadata.get("since", "0.1") != "0.1" and is_default(part, one.name):
+                del table[one.name]
     text = json.dumps([command, sorted(methods), fixed], sort_keys=True)
     data = "".join(c if c.isalnum() or c in "-_" else "-" for c in config.data)
     first = Path("runs") / f"{command}-{data}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"

@@ -9,11 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxpfl import __version__, checksums, data, files, trees
+from jaxpfl import __version__, checksums, files, trees
 from jaxpfl.engine.model_files import CLIENT_IDS, FORMAT, MANIFEST, no_client, write_npz
 from jaxpfl.errors import JaxpflError, writing
+from jaxpfl.experiment import stored_data
 from jaxpfl.experiment.parameters import LastModels, Stack
 from jaxpfl.experiment.setup import Experiment
+from jaxpfl.experiment.source import source_of
 from jaxpfl.experiment.stored_run import StoredRun, open_run
 from jaxpfl.models.given import by_path
 from jaxpfl.partial import partial
@@ -172,17 +174,18 @@ def _scaling(experiment: Experiment) -> list[dict[str, Any]] | None:
 
 def _manifest(run: StoredRun, experiment: Experiment, seed: int, entries: dict[str, Any]) -> dict[str, Any]:
     task, config = experiment.task, experiment.config
-    source = data.load(config.data, config.data_dir, standardize=False)
-    scales = data.pixel_scale(source.x_train) if source.inputs == "pixels" else []
+    stored = stored_data.opened(config)
+    source = source_of(config) if stored is None else stored.source
     return {
         "format": FORMAT,
         "methods": entries,
         "model": config.model,
         "classes": task.num_classes,
         "input_shape": list(task.input_shape),
-        "input_dtype": str(experiment.federation.train.x.dtype),
+        "input_dtype": str(experiment.federation.train.examples.x.dtype),
         "features": _scaling(experiment),
-        "pixels": [{"mean": float(mean), "deviation": float(deviation)} for mean, deviation in scales] or None,
+        "pixels": [{"mean": float(mean), "deviation": float(deviation)} for mean, deviation in source.scales or []]
+        or None,
         "seed": seed,
         "config": run.record["config"],
         "data": run.record["data"],

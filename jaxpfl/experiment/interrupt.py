@@ -6,7 +6,7 @@ from contextlib import AbstractContextManager
 from types import TracebackType
 from typing import Self
 
-from jaxpfl import signals
+from jaxpfl import processes, signals
 
 
 class Interrupted(Exception):
@@ -47,6 +47,13 @@ class Interrupt:
         trace: TracebackType | None,
     ) -> None:
         self._offered.__exit__(kind, error, trace)
+
+    def asked_of_any(self) -> int | None:
+        """The signal that requested the stop of any process, which all of them then heed; all must call it."""
+        # What was exchanged counts, not what has arrived since: only that is the same in all of them.
+        asked = next((number for number in processes.exchange(self.asked) if number is not None), None)
+        self.asked = self.asked or asked
+        return asked
 
     def _take(self, number: int) -> bool:
         if self.asked is not None or not self.saves:

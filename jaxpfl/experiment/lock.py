@@ -29,12 +29,12 @@ _NONE_HERE = (errno.ENOLCK, errno.ENOSYS, errno.EOPNOTSUPP, errno.EINVAL)
 def held(folder: Path) -> Iterator[None]:
     """Create a run folder if needed, and lock it for this process while the block runs.
 
-    A folder created here that is still empty at the end is removed.
+    Folders created here, those above it among them, that are still empty at the end are removed.
 
     Raises:
       JaxpflError: if another process holds it, or it cannot be created.
     """
-    made = not folder.exists()
+    made = [one for one in (folder, *folder.parents) if not one.exists()]
     with writing(folder):
         folder.mkdir(parents=True, exist_ok=True)
         descriptor = _lock(folder)
@@ -45,9 +45,29 @@ def held(folder: Path) -> Iterator[None]:
             with suppress(OSError):  # the whole folder may be gone
                 (folder / ".lock").unlink()
             os.close(descriptor)
-        if made:
-            with suppress(OSError):  # it has something in it
-                folder.rmdir()
+        with suppress(OSError):  # one has something in it
+            for one in made:
+                one.rmdir()
+
+
+def is_held(folder: Path) -> bool:
+    """True if a process is at work in a run folder, as far as locks tell; nothing is written."""
+    if fcntl is None:
+        return False
+    try:
+        descriptor = os.open(folder / ".lock", os.O_RDONLY)
+    except OSError:
+        return False
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    else:
+        return False
+    finally:
+        os.close(descriptor)
 
 
 def _lock(folder: Path) -> int | None:

@@ -6,6 +6,8 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from jaxpfl import processes
+
 _SECONDS_PER_CALL = 1.0
 
 
@@ -22,7 +24,8 @@ class Pace:
     @contextmanager
     def call(self, rounds: int) -> Iterator[int]:
         """Time one call of at most ``rounds`` rounds; gives its length."""
-        length, began = min(self._length, rounds), time.perf_counter()
+        # Clocks differ, the number of rounds must not.
+        length, began = processes.exchange(min(self._length, rounds))[0], time.perf_counter()
         yield length
         fitting = length * _SECONDS_PER_CALL / max(time.perf_counter() - began, 1e-9)
         # The first call compiles; doubling at most lets a slow start recover and a fast one not overshoot.

@@ -1,4 +1,4 @@
-"""Plots of a run folder: accuracy over rounds, clients and bytes, psi, private uploads, and the profile."""
+"""Plots of a run folder: scores over rounds, clients and bytes, psi, private uploads, and the profile."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpfl.headline import ACCURACY, Headline
 from jaxpfl.presentation import COLORS, INK, entitle, new_axes, save, shades
 
 _DEVIATION, _RANGE = "± 1 standard deviation over seeds", "from lowest to highest seed"
@@ -15,37 +16,56 @@ _MOST_BESIDE = 6
 """Largest number of methods with a legend inside the axes and upright names below them."""
 
 
-def write_plots(folder: Path, records: list[dict[str, Any]], arrays: dict[str, dict[str, np.ndarray]]) -> list[Path]:
-    """Plot the records and the last per-client scores.
-
-    Args:
-      folder: for the PNG files.
-      records: of ``metrics.jsonl``.
-      arrays: method -> the arrays of its npz file.
-
-    Returns:
-      The files written.
-    """
+def write_plots(
+    folder: Path,
+    records: list[dict[str, Any]],
+    arrays: dict[str, dict[str, np.ndarray]],
+    headline: Headline = ACCURACY,
+) -> list[Path]:
+    """Write `figures` as PNG files into a folder, and return their paths."""
     import matplotlib
 
     matplotlib.use("Agg")
     folder.mkdir(exist_ok=True)
+    return [save(figure, folder, name) for name, figure in figures(records, arrays, headline).items()]
+
+
+def figures(
+    records: list[dict[str, Any]],
+    arrays: dict[str, dict[str, np.ndarray]],
+    headline: Headline = ACCURACY,
+) -> dict[str, Any]:
+    """Plots of the records and of the last per-client scores.
+
+    Args:
+      records: of ``metrics.jsonl``.
+      arrays: method -> the arrays of its npz file.
+      headline: the metric of the scores.
+
+    Returns:
+      name -> matplotlib figure, without those that have nothing to show.
+    """
     colors = dict(zip(arrays, shades(len(arrays)), strict=True))
     drawn = [
-        _accuracy(records, colors),
-        _clients(_named(arrays, "after_accuracy"), colors, "Clients after the last round"),
-        _clients(_named(arrays, "unseen_after_accuracy"), colors, "Unseen clients after their adaptation"),
+        _scores(records, colors, headline),
+        _clients(_named(arrays, f"after_{headline.name}"), colors, "Clients after the last round", headline),
+        _clients(
+            _named(arrays, f"unseen_after_{headline.name}"), colors, "Unseen clients after their adaptation", headline
+        ),
         _metric(records, colors, "psi", "psi at the server", "Estimated spread of the clients (psi)"),
         _uploads(records, colors),
-        _by_bytes(records, colors, "evaluation", "personalized_accuracy", "test accuracy, mean over clients"),
+        _by_bytes(
+            records,
+            colors,
+            "evaluation",
+            headline.personalized,
+            f"test {headline.words}, mean over clients",
+            percent=headline.percent,
+        ),
         _by_bytes(records, colors, "round", "train_loss", "training loss, mean over the cohort"),
     ]
-    names = ("accuracy", "clients", "unseen", "psi", "uploads", "accuracy-by-bytes", "loss-by-bytes")
-    written = []
-    for name, figure in zip(names, drawn, strict=True):
-        if figure is not None:
-            written.append(save(figure, folder, name))
-    return written
+    names = (headline.name, "clients", "unseen", "psi", "uploads", f"{headline.name}-by-bytes", "loss-by-bytes")
+    return {name: figure for name, figure in zip(names, drawn, strict=True) if figure is not None}
 
 
 def write_profile(folder: Path, bars: dict[str, dict[str, float]]) -> Path:
@@ -154,31 +174,32 @@ def _legend(axes: Any, spread: str | None, *, cut: bool = False, named: bool = T
         axes.legend(handles=handles, frameon=False, loc="best")
 
 
-def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
-    """Accuracy of the personalised models over the rounds, with that of the global models dashed.
+def _scores(records: list[dict[str, Any]], colors: dict[str, str], headline: Headline = ACCURACY) -> Any:
+    """Score of the personalised models over the rounds, with that of the global models dashed.
 
     After a single evaluation, each method has its own tick.
     """
-    figure, axes = _rounds_axes("test accuracy, mean over clients", "")
-    found = {name: _series(records, name, "evaluation", "personalized_accuracy") for name in colors}
+    scale, of_globals = headline.scale, f"global_{headline.name}"
+    figure, axes = _rounds_axes(f"test {headline.words}, mean over clients", "")
+    found = {name: _series(records, name, "evaluation", headline.personalized) for name in colors}
     found = {name: series for name, series in found.items() if len(series[0])}
     single = len({r for rounds, _ in found.values() for r in rounds}) == 1
     shown, of_global, several = [], {}, False
     for place, (method, (rounds, values)) in enumerate(found.items()):
         several |= values.shape[1] > 1
-        shown += [100 * (values.mean(axis=1) + side * _spread(values)) for side in (-1, 1)]
-        _line(axes, np.array([place]) if single else rounds, 100 * values, colors[method], method)
-        both, own, global_values = _series(records, method, "evaluation", "personalized_accuracy", "global_accuracy")
+        shown += [scale * (values.mean(axis=1) + side * _spread(values)) for side in (-1, 1)]
+        _line(axes, np.array([place]) if single else rounds, scale * values, colors[method], method)
+        both, own, global_values = _series(records, method, "evaluation", headline.personalized, of_globals)
         # If the personalised model is the global one, one line represents both.
         if len(both) and not np.allclose(own, global_values, equal_nan=True):
-            of_global[method] = np.array([place]) if single else both, 100 * global_values.mean(axis=1)
+            of_global[method] = np.array([place]) if single else both, scale * global_values.mean(axis=1)
     if not any(np.isfinite(part).any() for part in shown):  # no client has test examples
-        entitle(axes, _says({}, 0.0, 1.0, single))
+        entitle(axes, _says({}, 0.0, 1.0, single, headline))
         return figure
     # The personalised models set the scale; an untrained global model may lie far below.
     every = np.concatenate(shown)
     low, high = np.nanmin(every), np.nanmax(every)
-    margin = max(0.05 * (high - low), 0.5)
+    margin = max(0.05 * (high - low), 0.5 if headline.percent else 1e-9)
     low, high = low - margin, high + margin
     cut = False
     for method, (at, mean) in of_global.items():
@@ -190,8 +211,8 @@ def _accuracy(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
             )
             cut |= bool(beyond.any())
     axes.set_ylim(low, high)
-    axes.yaxis.set_major_formatter("{x:g} %")
-    entitle(axes, _says(of_global, low, high, single))
+    axes.yaxis.set_major_formatter(headline.ticks)
+    entitle(axes, _says(of_global, low, high, single, headline))
     if single:
         _name_ticks(axes, list(found))
         axes.set_xlabel(f"after round {next(iter(found.values()))[0][0]}")
@@ -209,12 +230,15 @@ def _name_ticks(axes: Any, names: list[str]) -> None:
     axes.figure.set_figwidth(max(7.2, 0.8 * len(names)))
 
 
-def _says(of_global: dict[str, tuple[np.ndarray, np.ndarray]], low: float, high: float, single: bool) -> str:
+def _says(
+    of_global: dict[str, tuple[np.ndarray, np.ndarray]], low: float, high: float, single: bool, headline: Headline
+) -> str:
     """The title: the style of global models, and those never within the limits."""
     off = [method for method, (_, mean) in of_global.items() if np.nanmax(mean) < low or np.nanmin(mean) > high]
     parts = [f"{'hollow' if single else 'dashed'}: global model"] if len(of_global) > len(off) else []
     if off:
-        last = ", ".join(f"{name} {of_global[name][1][-1]:.1f}\N{NO-BREAK SPACE}%" for name in off)
+        form = "{:.1f}\N{NO-BREAK SPACE}%" if headline.percent else "{:.4g}"
+        last = ", ".join(f"{name} {form.format(of_global[name][1][-1])}" for name in off)
         parts.append(f"global model off the scale: {last}")
     title = "Personalised models" + (f" ({'; '.join(parts)})" if parts else "")
     return "\n".join(textwrap.wrap(title, 64))
@@ -225,14 +249,16 @@ def _named(arrays: dict[str, dict[str, np.ndarray]], name: str) -> dict[str, np.
     return {method: own[name] for method, own in arrays.items() if name in own}
 
 
-def _clients(accuracies: dict[str, np.ndarray], colors: dict[str, str], title: str) -> Any:
-    """Each client's accuracy (mean over seeds) as a dot, with the mean and the quartiles; None without scores."""
-    if not any(np.isfinite(values).any() for values in accuracies.values()):
+def _clients(scores: dict[str, np.ndarray], colors: dict[str, str], title: str, headline: Headline = ACCURACY) -> Any:
+    """Each client's score (mean over seeds) as a dot, with the mean and the quartiles; None without scores."""
+    if not any(np.isfinite(values).any() for values in scores.values()):
         return None
-    figure, axes = new_axes("", "test accuracy of a client, mean over seeds", f"{title} (bars: mean and quartiles)")
+    figure, axes = new_axes(
+        "", f"test {headline.words} of a client, mean over seeds", f"{title} (bars: mean and quartiles)"
+    )
     jitter = np.random.default_rng(0)
-    for place, (method, values) in enumerate(accuracies.items()):
-        client = 100 * np.nanmean(values[:, np.isfinite(values).any(axis=0)], axis=0)
+    for place, (method, values) in enumerate(scores.items()):
+        client = headline.scale * np.nanmean(values[:, np.isfinite(values).any(axis=0)], axis=0)
         if not len(client):
             continue
         dots = place + jitter.uniform(-0.22, 0.22, len(client))
@@ -241,9 +267,10 @@ def _clients(accuracies: dict[str, np.ndarray], colors: dict[str, str], title: s
         axes.vlines(place, low, high, color=INK, linewidth=2)
         axes.hlines(client.mean(), place - 0.3, place + 0.3, color=INK, linewidth=2)
         beside = {"va": "bottom", "textcoords": "offset points", "xytext": (2, 1)}
-        axes.annotate(f"{client.mean():.1f}", (place + 0.02, client.mean()), fontsize=9, color=INK, **beside)
-    _name_ticks(axes, list(accuracies))
-    axes.yaxis.set_major_formatter("{x:g} %")
+        words = f"{client.mean():.1f}" if headline.percent else f"{client.mean():.4g}"
+        axes.annotate(words, (place + 0.02, client.mean()), fontsize=9, color=INK, **beside)
+    _name_ticks(axes, list(scores))
+    axes.yaxis.set_major_formatter(headline.ticks)
     return figure
 
 
@@ -278,7 +305,9 @@ def _uploads(records: list[dict[str, Any]], colors: dict[str, str]) -> Any:
     return figure
 
 
-def _by_bytes(records: list[dict[str, Any]], colors: dict[str, str], kind: str, name: str, ylabel: str) -> Any:
+def _by_bytes(
+    records: list[dict[str, Any]], colors: dict[str, str], kind: str, name: str, ylabel: str, *, percent: bool = False
+) -> Any:
     """A metric over the bytes uploaded by all clients, for methods with compressed uploads; None without any."""
     curves = {}
     for method in colors:
@@ -290,7 +319,7 @@ def _by_bytes(records: list[dict[str, Any]], colors: dict[str, str], kind: str, 
     from matplotlib.ticker import EngFormatter
 
     figure, axes = new_axes("uploaded so far by all clients", ylabel, "What the uploads bought")
-    scale = 100 if name.endswith("accuracy") else 1
+    scale = 100 if percent else 1
     for method, (bits, values) in curves.items():
         _line(axes, bits.mean(axis=1) / 8, scale * values, colors[method], method)
     axes.set_xlim(left=0)

@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import NamedTuple
 
 from jaxpfl.engine.assembly import Assembled
-from jaxpfl.privacy import Mechanism, PrivacyConfig, Statement
+from jaxpfl.experiment.data_checksum import is_of
+from jaxpfl.privacy import Mechanism, PrivacyConfig, SiloMechanism, Statement
 from jaxpfl.privacy.statement import GIVEN_START, SAME_USERS, SPENT_BEFORE
+from jaxpfl.types import Federation
 
 
 class Origin(NamedTuple):
@@ -16,9 +18,9 @@ class Origin(NamedTuple):
     private: bool
 
 
-def caveat(origin: Origin | None, data: int) -> str:
-    """Caveat of a run's claim due to its initial parameters, for data with this checksum."""
-    if origin is None or origin.data != data:
+def caveat(origin: Origin | None, *federations: Federation | None) -> str:
+    """Caveat of a run's claim due to its initial parameters, for these data."""
+    if origin is None or not is_of(origin.data, *federations):
         return GIVEN_START
     return SPENT_BEFORE if origin.private else SAME_USERS
 
@@ -26,12 +28,12 @@ def caveat(origin: Origin | None, data: int) -> str:
 class Protection(NamedTuple):
     """A mechanism and its guarantee; None if nothing can be claimed, as without noise."""
 
-    mechanism: Mechanism
+    mechanism: Mechanism | SiloMechanism
     statement: Statement | None
 
 
 def protection_of(run: Assembled, caveats: tuple[str, ...] = ()) -> Protection | None:
-    """Mechanism and claim of a method's uploads; None without privacy.
+    """Mechanism and claim of a method's uploads or of its silos' examples; None without privacy.
 
     Args:
       run: of one noise multiplier.

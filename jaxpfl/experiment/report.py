@@ -6,6 +6,7 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
 
+import numpy as np
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -17,6 +18,8 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 
+from jaxpfl import headline as headlines
+from jaxpfl.headline import ACCURACY, Headline
 from jaxpfl.presentation import new_table
 
 
@@ -45,12 +48,13 @@ class _Live:
 class Terminal(_Live):
     """A `Reporter` that draws one progress line per method; use it as a context manager."""
 
-    def __init__(self, console: Console):
+    def __init__(self, console: Console, headline: Headline = ACCURACY):
+        self._headline = headline
         self._progress = Progress(
             TextColumn("[bold]{task.description:>12}"),
             BarColumn(bar_width=None),
             MofNCompleteColumn(),
-            TextColumn("loss {task.fields[loss]}  accuracy {task.fields[accuracy]}"),
+            TextColumn("loss {task.fields[loss]}  {task.fields[metric]} {task.fields[score]}"),
             TimeElapsedColumn(),
             TextColumn("left"),
             TimeRemainingColumn(),
@@ -59,12 +63,17 @@ class Terminal(_Live):
         self._task: Any = None
 
     def start(self, method: str, done: int, rounds: int) -> None:
-        self._task = self._progress.add_task(method, total=rounds, completed=done, loss="   -  ", accuracy="   -  ")
+        nothing = "   -  "
+        self._task = self._progress.add_task(
+            method, total=rounds, completed=done, loss=nothing, metric=self._headline.words, score=nothing
+        )
         self._progress.refresh()
 
-    def progress(self, round: int, loss: float, accuracy: float | None) -> None:
-        shown = "   -  " if accuracy is None else f"{100 * accuracy:5.2f}%"
-        self._progress.update(self._task, completed=round, loss=f"{loss:6.3f}", accuracy=shown)
+    def progress(self, round: int, loss: float, score: float | None) -> None:
+        shown = "   -  "
+        if score is not None:
+            shown = f"{100 * score:5.2f}%" if self._headline.percent else f"{score:6.4g}"
+        self._progress.update(self._task, completed=round, loss=f"{loss:6.3f}", score=shown)
 
     def finish(self, method: str) -> None:
         self._progress.refresh()
@@ -99,43 +108,75 @@ def print_export(console: Console, folder: Path, manifest: dict[str, Any]) -> No
 
 def print_table(console: Console, summary: dict[str, Any]) -> None:
     """Print the final tables: scores of each method's models, also on unseen clients, and their cost."""
-    tables = [_scores, _unseen, _costs] if _has_unseen(summary) else [_scores, _costs]
-    for table in tables:
-        console.print(table(summary))
+    for table in tables(summary):
+        console.print(table)
         console.print()
-    for claim, names in _claims(summary["methods"]).items():
-        console.print(f"{', '.join(names)}: {claim}", highlight=False)
+    for note in notes(summary):
+        console.print(note, highlight=False)
+    console.print(f"run folder: {summary['run_dir']} (plots in plots/)", highlight=False, soft_wrap=True)
+
+
+def tables(summary: dict[str, Any]) -> list[Any]:
+    """A run's rich tables: scores of each method's models, of unseen clients if there are any, and costs."""
+    wanted = [_scores, _unseen, _costs] if _has_unseen(summary) else [_scores, _costs]
+    return [table(summary) for table in wanted]
+
+
+def notes(summary: dict[str, Any]) -> list[str]:
+    """Sentences about a run's methods: privacy claims, compression, divergence, clusters, lost and idle work."""
+    found = [f"{', '.join(names)}: {claim}" for claim, names in claims(summary["methods"]).items()]
     for name, row in summary["methods"].items():
         if row.get("compress"):
-            console.print(
-                f"{name}: uploads by {row['compress']}, {_bytes(row['bytes_up'])} in place of "
-                f"{_bytes(row['bytes_up_uncoded'])}",
-                highlight=False,
+            sizes = f"{_bytes(row['bytes_up'])} in place of {_bytes(row['bytes_up_uncoded'])}"
+            found.append(f"{name}: uploads by {row['compress']}, {sizes}")
+        if row.get("simulated_seconds"):
+            found.append(f"{name}: {_simulated(row, summary)}")
+        if row.get("attackers"):
+            headline = headlines.of_summary(summary)
+            against = f", against {row.get('aggregate', 'mean')}" if row["bytes_up"] else ""
+            found.append(
+                f"{name}: {len(row['attackers'])} of {summary['clients']} clients attack by {row['attack']}{against}; "
+                "scores above are of the others, the attackers' own "
+                f"{headline.words} is {_mean(row[f'attackers_{headline.name}'], headline)}"
             )
         if row["diverged_clients"]:
-            console.print(
+            found.append(
                 f"{name}: {row['diverged_clients']} of {summary['clients']} clients diverged at least once; "
-                "their updates were dropped and they are scored with the state before",
-                highlight=False,
+                "their updates were dropped and they are scored with the state before"
             )
         if row.get("clusters"):
             numbers = ", ".join(map(str, row["clusters"]))
-            console.print(f"{name}: clusters of clients (a number for each seed): {numbers}", highlight=False)
+            found.append(f"{name}: clusters of clients (a number for each seed): {numbers}")
         if row.get("rand_index"):
             index = ", ".join(f"{value:.2f}" for value in row["rand_index"])
-            console.print(f"{name}: adjusted Rand index to the true clusters: {index}", highlight=False)
+            found.append(f"{name}: adjusted Rand index to the true clusters: {index}")
         if row["lost_uploads"]:
-            console.print(f"{name}: {row['lost_uploads']} uploads of a run were lost to dropout", highlight=False)
+            found.append(f"{name}: {row['lost_uploads']} uploads of a run were lost to dropout")
         if row["idle_rounds"]:
-            console.print(
+            found.append(
                 f"{name}: clients outside the cohort worked {row['idle_rounds']} times alone; "
-                f"{row['client_steps']} client-steps in all",
-                highlight=False,
+                f"{row['client_steps']} client-steps in all"
             )
         if "best_on_validation" in row:
-            best = row["best_on_validation"]["personalized_accuracy"]
-            console.print(f"{name}: at the round of best validation accuracy {_accuracy(best)}", highlight=False)
-    console.print(f"run folder: {summary['run_dir']} (plots in plots/)", highlight=False, soft_wrap=True)
+            headline = headlines.of_summary(summary)
+            best = _mean(row["best_on_validation"][headline.personalized], headline)
+            chosen = ", a choice that epsilon does not cover" if row["privacy"] else ""
+            found.append(f"{name}: at the round of best validation {headline.words} {best}{chosen}")
+        if row.get("stopped_after"):
+            rounds = f"{row['stopped_after']} of {summary['rounds']}"
+            found.append(f"{name}: stopped after round {rounds}, without a better validation score")
+    return found
+
+
+def _simulated(row: dict[str, Any], summary: dict[str, Any]) -> str:
+    """Simulated time of a method, and until its score of ``time_to``."""
+    total = f"{np.mean(row['simulated_seconds']):.4g} simulated seconds"
+    if "seconds_to" not in row:
+        return total
+    headline = headlines.of_summary(summary)
+    score = f"{headline.words} {headline.number(summary['time_to'])}{' %' if headline.percent else ''}"
+    times = ", ".join("never" if one is None else f"after {one:.4g} s" for one in row["seconds_to"])
+    return f"{total}; {score} {times}"
 
 
 def _has_unseen(summary: dict[str, Any]) -> bool:
@@ -143,21 +184,24 @@ def _has_unseen(summary: dict[str, Any]) -> bool:
 
 
 def _scores(summary: dict[str, Any]) -> Any:
-    """Table of accuracies, over clients and seeds and relative to local training."""
-    methods, seeds = summary["methods"], len(summary["seeds"])
+    """Table of scores, over clients and seeds and relative to local training."""
+    methods, seeds, headline = summary["methods"], len(summary["seeds"]), headlines.of_summary(summary)
     hurt = {name: row["fraction_hurt"] for name, row in methods.items() if name != "local"}
     compared = any(value is not None for value in hurt.values())
-    says = f"mean over clients{' ± standard deviation over seeds' * (seeds > 1)}; p10, worst: 10th percentile and "
+    tenth, name_of_tenth = ("90th", "p90") if headline.lower else ("10th", "p10")
+    says = f"mean over clients{' ± standard deviation over seeds' * (seeds > 1)}; {name_of_tenth}, worst: {tenth} "
+    says += "percentile and "
     says += f"worst decile of the clients{'; hurt: clients worse off than with local training' * compared}"
     title = f"{summary['clients']} clients, {summary['cohort']} in a round, {summary['rounds']} rounds, {seeds} seed"
     table = _of_methods(
-        f"{title}{'s' * (seeds > 1)}; test accuracy in % after the last round",
+        f"{title}{'s' * (seeds > 1)}; test {headline.words}{headline.unit} after the last round",
         says,
-        ("personalised", "global", "p10", "worst", *["hurt"] * compared),
+        ("personalised", "global", name_of_tenth, "worst", *["hurt"] * compared),
     )
     for name, row in methods.items():
-        own = row["personalized_accuracy"]
-        cells = [_accuracy(own), _accuracy(row["global_accuracy"]), _percent(own["p10"]), _percent(own["worst_decile"])]
+        own = row[headline.personalized]
+        cells = [_mean(own, headline), _mean(row[f"global_{headline.name}"], headline)]
+        cells += [_one(own[name], headline) for name in ("p10", "worst_decile")]
         cells += ["-" if hurt.get(name) is None else f"{100 * hurt[name]:.0f}%"] * compared
         table.add_row(name, *cells)
     return table
@@ -166,6 +210,7 @@ def _scores(summary: dict[str, Any]) -> Any:
 def _unseen(summary: dict[str, Any]) -> Any:
     """Table of unseen clients, after their rounds of adaptation and after as many as a trained client took."""
     methods = {name: row for name, row in summary["methods"].items() if row.get("unseen_rounds")}
+    headline = headlines.of_summary(summary)
     adapted = next(iter(methods.values()))["unseen_rounds"]["adapted"]
     table = _of_methods(
         f"unseen clients, on arrival, after {adapted} rounds of adaptation, and after as many as a trained client took "
@@ -178,10 +223,10 @@ def _unseen(summary: dict[str, Any]) -> Any:
         gradients, rounds = row.get("gradients") or {}, row["unseen_rounds"]["as_trained"]
         table.add_row(
             name,
-            _accuracy(row["unseen_before_accuracy"]),
-            _accuracy(row["unseen_accuracy"]),
+            _mean(row[f"unseen_before_{headline.name}"], headline),
+            _mean(row[f"unseen_{headline.name}"], headline),
             _count(gradients.get("unseen")),
-            _accuracy(row["unseen_as_trained_accuracy"]),
+            _mean(row[f"unseen_as_trained_{headline.name}"], headline),
             "-" if rounds is None else str(rounds),
             _count(gradients.get("unseen_as_trained")),
         )
@@ -222,7 +267,7 @@ def _count(over: dict[str, float] | None) -> str:
     return "-" if over is None else f"{over['mean']:.{0 if over['mean'] == round(over['mean']) else 1}f}"
 
 
-def _claims(methods: dict[str, Any]) -> dict[str, list[str]]:
+def claims(methods: dict[str, Any]) -> dict[str, list[str]]:
     """Privacy statements, each with its methods."""
     claims: dict[str, list[str]] = {}
     for name, row in methods.items():
@@ -284,15 +329,15 @@ def _print_trace(console: Console, method: str, trace: dict[str, Any], most: int
     )
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f}"
+def _one(value: float | None, headline: Headline) -> str:
+    return "-" if value is None else headline.number(value)
 
 
-def _accuracy(stats: dict[str, float | None] | None) -> str:
+def _mean(stats: dict[str, float | None] | None, headline: Headline) -> str:
     if stats is None or stats["mean"] is None:
         return "-"
-    spread = "" if stats["std"] is None else f" ±{100 * stats['std']:.2f}"
-    return f"{100 * stats['mean']:.2f}{spread}"
+    spread = "" if stats["std"] is None else f" ±{headline.number(stats['std'])}"
+    return f"{headline.number(stats['mean'])}{spread}"
 
 
 def _bytes(count: int) -> str:

@@ -9,17 +9,18 @@ import json
 from pathlib import Path
 from typing import Any
 
-import jax
 import numpy as np
 
-from jaxpfl import __version__, files
-from jaxpfl.engine import RunState, Simulation
-from jaxpfl.engine.pooled import PooledSimulation
+from jaxpfl import __version__, files, processes
+from jaxpfl.engine import RunState, Simulation, stopping
+from jaxpfl.engine.assembly import is_robust
 from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.experiment import summary, uplink
+from jaxpfl.experiment.config import RunConfig
 from jaxpfl.experiment.privacy import Protection
 from jaxpfl.experiment.setup import Experiment, require
 from jaxpfl.experiment.true_clusters import rand_index
+from jaxpfl.headline import ACCURACY, Headline
 
 _SUM, _ARRAYS = "sha256", "arrays_sha256"
 _ANEW = "delete {}, and --resume makes it anew from the checkpoint"
@@ -50,7 +51,7 @@ def write_method(
     seconds: float,
 ) -> None:
     """Store a finished method: per-client arrays and, last, the file that marks it as finished."""
-    counts = jax.tree.map(np.asarray, simulation.trim(state).counts)
+    counts = simulation.counts(state)
     _, down = simulation.bytes_per_client()
     arrays = {f"{which}_{m}": v for which, metrics in scores.items() for m, v in metrics.items()}
     for name_of in ("participations", "uploads", "diverged", "dropped", "idle_rounds", "steps"):
@@ -63,13 +64,11 @@ def write_method(
     found = simulation.clusters(state)
     if found is not None:
         arrays["cluster"] = found
-    path = folder / "methods" / f"{name}.npz"
-    with files.whole(path, "wb") as file:
-        np.savez(file, allow_pickle=False, **arrays)
     runs = counts.steps.shape[0]
     stored = files.jsonable(
         {
             "rounds": experiment.config.rounds,
+            **stopped_after(state, experiment.config),
             "seconds": seconds,
             "privacy": _privacy(experiment.protection(name), simulation),
             # Means over the runs: a run's clients differ where cohorts are random in size.
@@ -80,12 +79,39 @@ def write_method(
             "unseen_rounds": _unseen_rounds(experiment, simulation, state),
             "clusters": None if found is None else [len(np.unique(of_run)) for of_run in found],
             "rand_index": rand_index(experiment, found),
+            **_attackers(experiment, name, simulation),
             "lost_uploads": int(counts.dropped.sum()) // runs,
             "idle_rounds": int(counts.idle_rounds.sum()) // runs,
             "diverged_clients": int(((counts.diverged > 0) | scores["after"]["diverged"]).any(axis=0).sum()),
-            _ARRAYS: hashlib.sha256(path.read_bytes()).hexdigest(),
         }
     )
+    processes.on_first(lambda: _store(folder / "methods" / f"{name}.npz", arrays, stored))
+
+
+def stopped_after(state: RunState, config: RunConfig) -> dict[str, int | None]:
+    """Entry of a run with ``patience``: the round after which it ended early, or None."""
+    if config.patience is None:
+        return {}
+    done = int(np.ravel(np.asarray(state.round))[0])
+    return {"stopped_after": done if done < require(config.rounds) else None}
+
+
+def _attackers(experiment: Experiment, name: str, simulation: Simulation) -> dict[str, Any]:
+    """The aggregation and the attack of a method, if it has them, with the ids of the attackers."""
+    spec = experiment.runs[name].spec
+    told: dict[str, Any] = {}
+    if is_robust(spec) and spec.method.uploads:
+        told["aggregate"] = spec.aggregation.aggregate
+    if simulation.attackers is not None:
+        ids = np.asarray(experiment.federation.client_ids)[simulation.attackers]
+        told |= {"attack": spec.adversary.attack, "attackers": ids.tolist()}
+    return told
+
+
+def _store(path: Path, arrays: dict[str, np.ndarray], stored: dict[str, Any]) -> None:
+    with files.whole(path, "wb") as file:
+        np.savez(file, allow_pickle=False, **arrays)
+    stored[_ARRAYS] = hashlib.sha256(path.read_bytes()).hexdigest()
     files.write_json(path.with_suffix(".json"), stored | {_SUM: _sum(stored)})
 
 
@@ -97,9 +123,9 @@ def rounds_as_trained(simulation: Simulation, state: RunState) -> int | None:
     """Rounds in which a trained client took part, averaged over clients and runs and rounded; None for pooled
     examples.
     """
-    if isinstance(simulation, PooledSimulation):
+    if simulation.algorithm.pooled:
         return None
-    return round(float(np.mean(simulation.trim(state).participations)))
+    return round(float(np.mean(simulation.counts(state).participations)))
 
 
 def _unseen_rounds(experiment: Experiment, simulation: Simulation, state: RunState) -> dict[str, int | None] | None:
@@ -141,7 +167,7 @@ def _privacy(protection: Protection | None, simulation: Simulation) -> dict[str,
     return claim | {"mechanism": dataclasses.asdict(mechanism)}
 
 
-def _read_arrays(folder: Path, method: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+def read_arrays(folder: Path, method: str) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Stored results of a finished method, and its arrays."""
     path = folder / "methods" / f"{method}.npz"
     said = path.with_suffix(".json")
@@ -164,17 +190,23 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     stored: dict[str, dict[str, Any]] = {}
     arrays: dict[str, dict[str, np.ndarray]] = {}
     for name in experiment.methods:
-        stored[name], arrays[name] = _read_arrays(folder, name)
+        stored[name], arrays[name] = read_arrays(folder, name)
     records = files.Records(folder / "metrics.jsonl").read()
     held = {(r["kind"], r["method"], r["round"]) for r in records}
-    wanted = [("round", round) for round in range(1, require(config.rounds) + 1)] + [("evaluation", config.rounds)]
-    if lost := [name for name in experiment.methods if any((kind, name, at) not in held for kind, at in wanted)]:
+    lost = []
+    for name in experiment.methods:
+        last = stored[name].get("stopped_after") or require(config.rounds)
+        wanted = [*(("round", name, round) for round in range(1, last + 1)), ("evaluation", name, last)]
+        lost += [name] * any(each not in held for each in wanted)
+    if lost:
         warn(f"{folder / 'metrics.jsonl'} has lost rounds of {', '.join(lost)}: plots over rounds lack them")
-    local = arrays["local"]["after_accuracy"] if "local" in arrays else None
+    headline = experiment.headline
+    local = arrays["local"][f"after_{headline.name}"] if "local" in arrays else None
     methods = {}
     for name, scores in arrays.items():
         evaluations = [r for r in records if r["method"] == name and r["kind"] == "evaluation"]
-        methods[name] = _row(scores, local, evaluations) | stored[name]
+        methods[name] = _row(scores, local, evaluations, headline, config.patience) | stored[name]
+        methods[name] |= _times([r for r in records if r["method"] == name], config, headline)
         methods[name].pop("rounds")
     flat = {f"{name}/{key}": v for name, scores in arrays.items() for key, v in scores.items()}
     with files.whole(folder / "clients.npz", "wb") as file:
@@ -184,41 +216,73 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
         np.savez(file, allow_pickle=False, **ids, **flat)
     from jaxpfl.experiment.plots import write_plots
 
-    write_plots(folder / "plots", records, arrays)
+    write_plots(folder / "plots", records, arrays, headline)
     result = {
         "methods": methods,
         "rounds": config.rounds,
         "seeds": list(range(config.seed, config.seed + require(config.seeds))),
         "clients": experiment.federation.num_clients,
         "cohort": config.cohort,
+        **({} if config.time_to is None else {"time_to": config.time_to}),
         "run_dir": str(folder),
         "version": __version__,
     }
+    if headline != ACCURACY:
+        result |= {"task": experiment.task.kind, "metric": headline.name, "lower_is_better": headline.lower}
     files.write_json(folder / "summary.json", result)
     return files.jsonable(result)
 
 
-def _row(scores: dict[str, np.ndarray], local: np.ndarray | None, evaluations: list[dict[str, Any]]) -> dict[str, Any]:
+def _times(records: list[dict[str, Any]], config: RunConfig, headline: Headline) -> dict[str, Any]:
+    """Simulated seconds of one method's runs, and of the first evaluation with the score of ``time_to``, [S] each.
+
+    Empty without a time model, and where rounds are missing from the records.
+    """
+    rounds = sorted((r for r in records if r["kind"] == "round" and "round_seconds" in r), key=lambda r: r["round"])
+    if not rounds or [r["round"] for r in rounds] != list(range(1, len(rounds) + 1)):
+        return {}
+    seconds = np.cumsum(np.array([r["round_seconds"] for r in rounds], float), axis=0)
+    told: dict[str, Any] = {"simulated_seconds": seconds[-1].tolist()}
+    scored = [r for r in records if r["kind"] == "evaluation" and r["round"] <= len(rounds)]
+    if config.time_to is not None and scored:
+        scores = np.array([r[headline.personalized] for r in scored], float)
+        at = seconds[[r["round"] - 1 for r in scored]]
+        told["seconds_to"] = stopping.first_time(scores, at, config.time_to, lower=headline.lower)
+    return told
+
+
+def _row(
+    scores: dict[str, np.ndarray],
+    local: np.ndarray | None,
+    evaluations: list[dict[str, Any]],
+    headline: Headline,
+    patience: int | None,
+) -> dict[str, Any]:
     """One method's statistics over clients and seeds; ``local`` has each client's score under local training, if it
     ran.
     """
-    after, unseen = scores["after_accuracy"], "unseen_after_accuracy" in scores
-    as_trained = scores.get("unseen_as_trained_accuracy")
+    name, lower = headline.name, headline.lower
+
+    def over_clients(which: str) -> dict[str, float | None] | None:
+        found = scores.get(f"{which}_{name}")
+        return None if found is None else summary.over_clients(found, lower=lower)
+
     row: dict[str, Any] = {
-        "personalized_accuracy": summary.over_clients(after),
-        "personalized_before_accuracy": summary.over_clients(scores["before_accuracy"]),
-        "global_accuracy": summary.over_clients(scores["global_accuracy"]) if "global_accuracy" in scores else None,
-        "unseen_accuracy": summary.over_clients(scores["unseen_after_accuracy"]) if unseen else None,
-        "unseen_as_trained_accuracy": summary.over_clients(as_trained) if as_trained is not None else None,
-        "unseen_before_accuracy": summary.over_clients(scores["unseen_before_accuracy"]) if unseen else None,
-        "fraction_hurt": None if local is None else summary.fraction_hurt(after, local),
+        f"personalized_{name}": over_clients("after"),
+        f"personalized_before_{name}": over_clients("before"),
+        f"global_{name}": over_clients("global"),
+        **({f"attackers_{name}": over_clients("attackers_after")} if f"attackers_after_{name}" in scores else {}),
+        f"unseen_{name}": over_clients("unseen_after"),
+        f"unseen_as_trained_{name}": over_clients("unseen_as_trained"),
+        f"unseen_before_{name}": over_clients("unseen_before"),
+        "fraction_hurt": None if local is None else summary.fraction_hurt(scores[f"after_{name}"], local, lower=lower),
     }
-    evaluations = [r for r in evaluations if {"validation_accuracy", "personalized_accuracy"} <= r.keys()]
+    evaluations = [r for r in evaluations if {headline.validation, headline.personalized} <= r.keys()]
     if evaluations:
         rounds = [record["round"] for record in evaluations]
         validation, test = (
             np.array([record[name] for record in evaluations], dtype=float)
-            for name in ("validation_accuracy", "personalized_accuracy")
+            for name in (headline.validation, headline.personalized)
         )
-        row["best_on_validation"] = summary.best_on_validation(rounds, validation, test)
+        row["best_on_validation"] = summary.best_on_validation(rounds, validation, test, headline, patience)
     return row

@@ -1,18 +1,20 @@
 """Running methods into a run folder: records, checkpoints, per-client scores, and a summary, written last.
 
-Only one process at a time may do so, which `lock.held` around `open_folder` and `run_methods` ensures.
+Only one run at a time may do so, which `lock.held` around `open_folder` and `run_methods` ensures. Of several
+processes of one run the first reads and writes the folder; all of them call `run_methods`.
 
 A run folder holds ``config.json`` (complete: rerunning it gives the same results), ``metrics.jsonl``, ``methods/`` (one
 file pair per finished method), ``checkpoints/``, ``clients.npz``, ``plots/`` and ``summary.json``; if a method needs
-one, ``graph.csv`` with the clients' neighbours; on request, ``profile/``. Only a folder with ``summary.json`` is a
-complete run.
+one, ``graph.csv`` with the clients' neighbours; ``clients/`` if clients live on disk; on request, ``profile/`` and
+``tensorboard/``. Only a folder with ``summary.json`` is a complete run.
 """
 
 from __future__ import annotations
 
+import itertools
 import shutil
 import time
-import warnings
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
@@ -20,26 +22,30 @@ from typing import Any, Protocol
 import jax
 import numpy as np
 
-from jaxpfl import __version__, files
+from jaxpfl import __version__, files, processes
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.assemble import milestones
+from jaxpfl.engine.stopping import mean_over_clients
 from jaxpfl.errors import JaxpflError, UnwritableError, writing
 from jaxpfl.experiment import graph_file, results, secret_noise, uplink
 from jaxpfl.experiment.ahead import Ahead
-from jaxpfl.experiment.checkpoint import Checkpoints
+from jaxpfl.experiment.checkpoint import Checkpoints, restore, save
 from jaxpfl.experiment.config import RunConfig, differences, to_json
+from jaxpfl.experiment.data_checksum import is_of
 from jaxpfl.experiment.interrupt import Interrupt, Interrupted
 from jaxpfl.experiment.pace import Pace
+from jaxpfl.experiment.patience import Patience
 from jaxpfl.experiment.profile import OFF, Profile
 from jaxpfl.experiment.setup import Experiment, require
 from jaxpfl.experiment.stored_run import GRAPH, read_record
+from jaxpfl.experiment.tracking import Tracker, ended
 
 
 class Reporter(Protocol):
     """Receiver of a run's progress."""
 
     def start(self, method: str, done: int, rounds: int) -> None: ...
-    def progress(self, round: int, loss: float, accuracy: float | None) -> None: ...
+    def progress(self, round: int, loss: float, score: float | None) -> None: ...
     def finish(self, method: str) -> None: ...
     def say(self, text: str) -> None: ...
 
@@ -77,7 +83,7 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
         added = [name for name in methods if name not in old["methods"]]
         if dropped:
             semantic.append(f"methods: {', '.join(old['methods'])} -> {', '.join(methods)}")
-        if old["data"] != new["data"]:
+        if not is_of(old["data"], experiment.federation, experiment.unseen):
             semantic.append("the data are not those of the run")
         if old.get("warm_start") != new["warm_start"]:
             semantic.append("the parameters of --warm-start are not those of the run")
@@ -112,8 +118,21 @@ def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[s
     return allowed
 
 
-def run_methods(experiment: Experiment, folder: Path, reporter: Reporter, profile: Profile = OFF) -> dict[str, Any]:
+def run_methods(
+    experiment: Experiment,
+    folder: Path,
+    reporter: Reporter,
+    profile: Profile = OFF,
+    trackers: Sequence[Tracker] = (),
+) -> dict[str, Any]:
     """Run every unfinished method, and summarise.
+
+    Args:
+      experiment: the run.
+      folder: of the run, as `open_folder` made it.
+      reporter: receives the progress.
+      profile: of where the time goes.
+      trackers: receive every record too.
 
     Returns:
       The summary, as in ``summary.json`` and ``--json``.
@@ -122,24 +141,29 @@ def run_methods(experiment: Experiment, folder: Path, reporter: Reporter, profil
       Interrupted: after Ctrl-C; finished rounds are kept, and the same call resumes it.
     """
     rounds = experiment.config.rounds
-    done = {name: results.finished(folder, name) for name in experiment.methods}
+    done = processes.on_first(lambda: {name: results.finished(folder, name) for name in experiment.methods})
     kept = [name for name, result in done.items() if result and result["rounds"] == rounds]
-    # A profile says what compiling costs, so nothing is then compiled unseen.
-    coming = tuple(name for name in experiment.methods if name not in kept and profile is OFF)
+    # A profile says what compiling costs, so nothing is then compiled unseen; and processes do all in one order.
+    left = tuple(name for name in experiment.methods if name not in kept)
+    several = processes.several()
+    ahead = Ahead(experiment, () if several or profile is not OFF else left, left[-1] if several and left else None)
+    if several:  # of the examples each process is to keep those on its devices
+        experiment = experiment.described()
     try:
-        with Interrupt() as interrupt, Ahead(experiment, coming) as ahead:
+        with Interrupt() as interrupt, ahead:
             for name in experiment.methods:
                 interrupt.saves = False
                 if name in kept:
                     reporter.say(f"{name}: finished before, kept")
                 else:
                     try:
-                        with profile.method(name, folder):
-                            _run_method(experiment, ahead, name, folder, reporter, interrupt, profile)
+                        with profile.method(name, folder), ended(trackers):
+                            _run_method(experiment, ahead, name, folder, reporter, interrupt, profile, trackers)
                     except JaxpflError:
-                        _discard_unstarted(folder)
+                        if processes.is_first():
+                            _discard_unstarted(folder)
                         raise
-        return results.summarize(experiment, folder)
+        return processes.on_first(lambda: results.summarize(experiment, folder))
     except UnwritableError as error:
         stored = (folder / "config.json").exists()
         raise JaxpflError(f"{error}{'; --resume goes on from the last checkpoint' * stored}") from None
@@ -151,7 +175,7 @@ def _discard_unstarted(folder: Path) -> None:
     records = folder / "metrics.jsonl"
     if any(done) or (records.exists() and records.stat().st_size):
         return
-    for name in ("methods", "checkpoints", "profile"):
+    for name in ("methods", "checkpoints", "clients", "profile", "tensorboard"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for path in (folder / "config.json", records, folder / GRAPH):
         path.unlink(missing_ok=True)
@@ -167,64 +191,84 @@ def _run_method(
     reporter: Reporter,
     interrupt: Interrupt,
     profile: Profile,
+    trackers: Sequence[Tracker],
 ) -> None:
     config = experiment.config
     rounds = require(config.rounds)
     records = files.Records(folder / "metrics.jsonl")
     with profile.phase("data"):
         simulation = ahead.simulation(name)
+        checkpoints = Checkpoints(folder / "checkpoints" / name) if processes.is_first() else None
+        rounds_kept = [] if checkpoints is None else checkpoints.rounds()
+        processes.on_first(lambda: simulation.keep_clients_in(folder / "clients" / name, rounds_kept))
         first = simulation.init(range(config.seed, config.seed + require(config.seeds)))
     with profile.phase("checkpoints"):
-        checkpoints = Checkpoints(folder / "checkpoints" / name)
-        # What is kept does not depend on the devices: a run goes on with more or fewer of them.
-        state, seconds = checkpoints.restore(simulation.trim(first), rounds, reporter.say)
-        state = simulation.adopt(state)
+        state, seconds = restore(checkpoints, simulation, first, rounds, reporter.say)
     with profile.phase("data"):  # the first state is ready here
         done = int(state.round[0])
+    processes.on_first(lambda: records.keep(lambda record: record["method"] != name or _stands(record, done, config)))
+    patience = Patience(experiment, name, records, done)
     secret = simulation.algorithm.noise is not None and simulation.algorithm.noise.secret
-    if secret and done < rounds:
+    if secret and done < rounds and not patience.over:
         if secret_noise.is_gone(state):
             raise JaxpflError(secret_noise.refusal(done))
         reporter.say(f"{name}: until the run ends, {folder / 'checkpoints' / name} holds the secret seed of the noise")
-    records.keep(lambda record: record["method"] != name or _stands(record, done, config))
     sent = uplink.Uplink(simulation, state)
+
+    def write(new: list[dict[str, Any]]) -> None:
+        processes.on_first(lambda: records.append(new))
+        if processes.is_first():
+            for tracker, record in itertools.product(trackers, new):
+                tracker.add(record)
+
+    if processes.is_first():
+        for tracker in trackers:
+            tracker.begin(name, done)
     reporter.start(name, done, rounds)
     started = time.perf_counter() - seconds
     pace = Pace(config.plan.rounds_per_call)
-    loss, accuracy, scores = float("nan"), None, None
+    loss, score, scores = float("nan"), None, None
     for stop in milestones(done, rounds, config.eval_every, config.checkpoint_every):
-        while done < stop and not interrupt.asked:
+        if patience.over:
+            break
+        while done < stop and not interrupt.asked_of_any():
             with pace.call(stop - done) as length, profile.rounds(done, length):
                 state, history = simulation.advance(state, length)
             interrupt.saves = True  # before, it compiled
-            records.append(_round_records(name, done, sent.along(history)))
+            write(_round_records(name, done, sent.along(history)))
             done += length
             loss = float(np.mean(history.get("train_loss", np.full((1, 1), np.nan))[:, -1]))
-            reporter.progress(done, loss, accuracy)
+            reporter.progress(done, loss, score)
         if done == stop and (done % config.eval_every == 0 or done == rounds):
             with profile.phase("evaluation"):
                 scores, record = _evaluate(experiment, simulation, state, name, done)
-            records.append([record | sent.now() | {"seconds": time.perf_counter() - started}])
-            accuracy = float(np.mean(record["personalized_accuracy"]))
-            reporter.progress(done, loss, accuracy)
-        asked = interrupt.asked  # one that comes later finds its rounds saved at the next stop
-        if asked or done % config.checkpoint_every == 0 or done == rounds:
+            write([record | sent.now() | {"seconds": time.perf_counter() - started}])
+            patience.add(record)
+            score = float(np.mean(record[experiment.headline.personalized]))
+            reporter.progress(done, loss, score)
+        asked = interrupt.asked_of_any()  # one that comes later finds its rounds saved at the next stop
+        ended = done == rounds or patience.over
+        if asked or done % config.checkpoint_every == 0 or ended:
             with profile.phase("checkpoints"):
-                kept = secret_noise.without(state) if secret and done == rounds else state
-                checkpoints.save(done, simulation.trim(kept), time.perf_counter() - started)
-        interrupt.saves = done < rounds
+                kept = secret_noise.without(state) if secret and ended else state
+                save(checkpoints, done, simulation, kept, time.perf_counter() - started)
+        interrupt.saves = not ended
         if asked:
             break
-    if interrupt.asked:
-        raise Interrupted(f"stopped {name} after round {done} of {rounds}", interrupt.asked)
-    if secret:
-        checkpoints.keep_only(rounds)
+    if asked := interrupt.asked_of_any():
+        raise Interrupted(f"stopped {name} after round {done} of {rounds}", asked)
+    if secret and checkpoints is not None:
+        checkpoints.keep_only(done)
     if scores is None:  # killed between the last checkpoint and the files below
         with profile.phase("evaluation"):
             scores, _ = _evaluate(experiment, simulation, state, name, done)
     if experiment.unseen is not None:
         with profile.phase("evaluation"):
             scores |= _evaluate_unseen(simulation, state)
+    if simulation.attackers is not None:
+        with profile.phase("evaluation"):
+            apart = jax.tree.map(np.asarray, dict(simulation.evaluate(state, attackers=True)))
+        scores |= {f"attackers_{which}": metrics for which, metrics in apart.items()}
     results.write_method(folder, name, experiment, simulation, state, scores, time.perf_counter() - started)
     reporter.finish(name)
 
@@ -267,16 +311,10 @@ def _evaluate(
     record: dict[str, Any] = {"kind": "evaluation", "method": name, "round": done}
     labels = {"after": "personalized", "before": "personalized_before", "global": "global"}
     for which, metrics in scores.items():
-        for metric in ("accuracy", "loss"):
-            record[f"{labels[which]}_{metric}"] = _mean(metrics[metric])
-    if experiment.federation.validation.mask.shape[1]:
-        validation = simulation.evaluate(state, "validation")["after"]["accuracy"]
-        record["validation_accuracy"] = _mean(np.asarray(validation))
+        for metric in experiment.task.metrics:
+            record[f"{labels[which]}_{metric}"] = mean_over_clients(metrics[metric])
+    if experiment.federation.validation.capacity:
+        headline = experiment.headline
+        validation = simulation.evaluate(state, "validation")["after"][headline.name]
+        record[headline.validation] = mean_over_clients(np.asarray(validation))
     return scores, record
-
-
-def _mean(scores: np.ndarray) -> np.ndarray:
-    """Mean over the clients that have a score, [S, m] -> [S]; NaN where none has."""
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # NumPy's, of a mean of nothing
-        return np.nanmean(scores, axis=1)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import zlib
 from collections.abc import Mapping, Sequence
 from functools import partial
 from pathlib import Path
@@ -12,7 +11,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxpfl import data
+from jaxpfl import __version__, data, processes
 from jaxpfl.data import Split
 from jaxpfl.engine import Simulation
 from jaxpfl.engine.assemble import build
@@ -32,15 +31,20 @@ from jaxpfl.engine.groups import make_groups
 from jaxpfl.engine.spec import Cohorts, Neighbourhood, Training
 from jaxpfl.engine.state import server_context
 from jaxpfl.errors import JaxpflError, warn
-from jaxpfl.experiment import graph_file
-from jaxpfl.experiment.config import RunConfig, spec_for
+from jaxpfl.experiment import graph_file, stored_data
+from jaxpfl.experiment.config import ORDERS, RunConfig, spec_for, to_json
+from jaxpfl.experiment.data_checksum import of_data
 from jaxpfl.experiment.presets import model_for, preset
 from jaxpfl.experiment.privacy import Origin, Protection, caveat, protection_of
+from jaxpfl.experiment.source import is_table, source_of
+from jaxpfl.headline import HEADLINES, Headline
 from jaxpfl.models import Task
-from jaxpfl.privacy.statement import GIVEN_START
+from jaxpfl.models.base import CLASSIFICATION
+from jaxpfl.privacy.statement import GIVEN_START, STOPPED
 from jaxpfl.settings import part_of
 from jaxpfl.similarity.graphs import Graph
-from jaxpfl.types import Federation, PyTree
+from jaxpfl.trees import checksum
+from jaxpfl.types import ClientData, Federation
 
 _NOT_PRIVATE = (
     "the means and deviations of all training examples are in every client's inputs, and the privacy claim does not "
@@ -79,6 +83,12 @@ class Experiment(NamedTuple):
     scaling: data.Scaling | None = None
     caveats: tuple[str, ...] = ()
 
+    @property
+    def headline(self) -> Headline:
+        """The metric that reports and selections use."""
+        name, task = self.task.headline, self.task
+        return HEADLINES.get(name, Headline(name, task.lower, percent=False))
+
     def simulation(self, name: str) -> Simulation:
         """The compiled programs of one method."""
         return dataclasses.replace(self.runs[name], task=self.task).simulation()
@@ -95,6 +105,12 @@ class Experiment(NamedTuple):
         data_of = self.federation, self.unseen, self.task, self.graph
         runs = {spec.method.name: put_together(spec, *data_of) for spec in specs}
         return self._replace(config=config, methods=methods, runs=runs)
+
+    def described(self) -> Experiment:
+        """The experiment with its clients and their numbers of examples, but without the examples."""
+        federation, unseen = _without_examples(self.federation), self.unseen and _without_examples(self.unseen)
+        runs = {name: dataclasses.replace(run, federation=federation, unseen=unseen) for name, run in self.runs.items()}
+        return self._replace(federation=federation, unseen=unseen, runs=runs)
 
     def all_hyper(self, name: str) -> dict[str, float]:
         """One method's hyper-parameters by name, its noise multiplier among them where it is private."""
@@ -114,10 +130,11 @@ class Experiment(NamedTuple):
         """
         return {
             "hyper": {name: self.all_hyper(name) for name in self.methods},
-            "data": checksum((self.federation, self.unseen)),
+            "data": of_data(self.federation, self.unseen),
             "warm_start": self.start,
             "graph": None if self.graph is None else checksum(self.graph),
             "noise": NOISE if self.config.privacy.on else None,
+            "orders": ORDERS,
         }
 
 
@@ -161,21 +178,25 @@ def prepare(
     if config.unseen_clients:
         federation, unseen = data.set_apart(federation, config.unseen_clients, config.split_seed)
     scaling = None
-    if config.standardize:
+    if config.standardize or is_table(config):
         data.check_standardizable(source)
         scaling = data.scaling_of(federation)  # newcomers have no part in it
         federation = data.scaled(federation, scaling)
         unseen = None if unseen is None else data.scaled(unseen, scaling)
         if config.privacy.on:
-            warn(f"standardize = True: {_NOT_PRIVATE}", strict=strict)
+            cause = "standardize = True" if config.standardize else "a table's features are standardised"
+            warn(f"{cause}: {_NOT_PRIVATE}", strict=strict)
     check_federation(federation, unseen, strict=strict)
+    if config.task is None and source.task != CLASSIFICATION:
+        config = dataclasses.replace(config, task=source.task)
     if config.model is None:
         config = dataclasses.replace(config, model=model_for(source))
     if config.cohort is None:
-        usual = preset(config.data, config.partition)["cohort"]
+        usual = preset(stored_data.origin(config), config.partition)["cohort"]
         config = dataclasses.replace(config, cohort=min(usual, federation.num_clients))
     filled = {"training": part_of(Training, config), "cohorts": part_of(Cohorts, config)}
-    specs = [dataclasses.replace(spec, **filled, num_classes=source.num_classes, warm_start=initial) for spec in specs]
+    classes = source.num_classes if source.task == CLASSIFICATION else None
+    specs = [dataclasses.replace(spec, **filled, num_classes=classes, warm_start=initial) for spec in specs]
     drawn = cohorts_of(specs[0], federation.num_clients)  # clients may have been dropped
     check_claim(specs[0], federation, strict=strict)
     clients, capacity = federation.num_clients, drawn.capacity
@@ -203,9 +224,11 @@ def prepare(
     start = None if initial is None else checksum(dict(initial))
     caveats: tuple[str, ...] = ()
     if config.privacy.on and initial is not None:
-        caveats = (caveat(origin, checksum((federation, unseen))),)
+        caveats = (caveat(origin, federation, unseen),)
         if caveats[0] != GIVEN_START:
             warn(f"warm_start = {config.warm_start}: {caveats[0]}", strict=strict)
+    if config.privacy.on and config.patience is not None:
+        caveats += (STOPPED,)
     experiment = Experiment(config, methods, runs, federation, task, start, unseen, graph, scaling, caveats)
     if config.privacy.on or config.compress is not None:
         # What a method uploads, and so whether it can be private and compressed, shows when it is traced.
@@ -214,21 +237,36 @@ def prepare(
     return experiment
 
 
+def _without_examples(federation: Federation) -> Federation:
+    def emptied(split: ClientData) -> ClientData:
+        return split.with_examples(*jax.tree.map(lambda a: np.empty((0, *a.shape[1:]), a.dtype), split.examples))
+
+    ids, *splits = federation
+    return Federation(ids, *map(emptied, splits))
+
+
+def check_agreed(experiment: Experiment) -> None:
+    """Refuse a run whose processes were given other settings, methods or data, or have other versions.
+
+    Raises:
+      JaxpflError: naming the first that differs.
+    """
+    config = to_json(experiment.config)
+    config.pop("data_dir")  # each host has its own
+    versions = {"jaxpfl": __version__, "jax": jax.__version__}
+    processes.agree("the", config | {"methods": experiment.methods, **experiment.fingerprint(), **versions})
+
+
 def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
     """The data set of a resolved config, and its split into clients, unseen ones among them; not standardised."""
-    source = data.load(config.data, config.data_dir)
+    stored = stored_data.opened(config)
+    if stored is not None:
+        return stored.source, stored.federation
+    source = source_of(config)
     split = part_of(Split, config)
     if config.clients is not None:
         split = dataclasses.replace(split, clients=config.clients + config.unseen_clients)
     return source, data.federate(source, **vars(dataclasses.replace(split, standardize=False)))
-
-
-def checksum(tree: PyTree) -> int:
-    """CRC-32 of the arrays of a tree."""
-    found = 0
-    for leaf in jax.tree.leaves(tree):
-        found = zlib.crc32(np.ascontiguousarray(leaf).data, found)
-    return found
 
 
 def require(value: Any) -> Any:

@@ -16,8 +16,9 @@ from jaxpfl.engine.model_files import one_method
 from jaxpfl.errors import JaxpflError, JaxpflWarning, shown, unknown_name
 from jaxpfl.experiment import results
 from jaxpfl.experiment.checkpoint import Checkpoints
-from jaxpfl.experiment.config import RunConfig, resolve
+from jaxpfl.experiment.config import RunConfig, in_stored_orders, resolve
 from jaxpfl.experiment.config_file import ConfigFile, from_mapping
+from jaxpfl.experiment.data_checksum import is_of
 from jaxpfl.experiment.setup import NOISE_MULTIPLIER, Experiment, prepare, require
 from jaxpfl.privacy import PrivacyConfig
 
@@ -75,7 +76,7 @@ class StoredRun(NamedTuple):
             warnings.simplefilter("ignore", JaxpflWarning)  # the run has told
             experiment = prepare(config, tuple(self.methods))
         now = experiment.fingerprint()
-        if now["data"] != self.record["data"]:
+        if not is_of(self.record["data"], experiment.federation, experiment.unseen):
             raise JaxpflError(f"the data are not those of the run in {self.folder}")
         if now["hyper"] != self.record["hyper"]:
             raise JaxpflError(f"the methods' hyper-parameters are not those of the run in {self.folder}")
@@ -100,6 +101,8 @@ def open_run(folder: Path) -> StoredRun:
 def read_record(path: Path) -> dict[str, Any]:
     """Read the ``config.json`` of a run folder: config, methods, and fingerprints of the data and settings.
 
+    The draw of a run stored in an earlier version's orders is the one of that name with ``-sorted``.
+
     Raises:
       JaxpflError: if it is another file, or damaged.
     """
@@ -110,7 +113,7 @@ def read_record(path: Path) -> dict[str, Any]:
     methods = record["methods"]
     if not methods or not all(isinstance(name, str) and name in METHODS for name in methods):
         raise JaxpflError(f"{path} is damaged: its methods are {methods}")
-    return record
+    return record | {"config": in_stored_orders(record["config"], record.get("orders"))}
 
 
 def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None:
@@ -158,11 +161,13 @@ def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -
       JaxpflError: if the checkpoint of that round is gone or cannot be read.
     """
     simulation = experiment.simulation(method)
-    folder, rounds = run.folder / "checkpoints" / method, require(run.config.rounds)
+    folder, done = run.folder / "checkpoints" / method, results.finished(run.folder, method) or {}
+    rounds = done.get("stopped_after") or require(run.config.rounds)
     remedy = f"delete {run.folder / 'methods' / method}.json, and --resume makes it anew"
     if not (folder / str(rounds)).is_dir():
         raise JaxpflError(f"{folder} holds no checkpoint of round {rounds}: {remedy}")
-    like = simulation.trim(simulation.init(run.seeds))
+    simulation.keep_clients_in(run.folder / "clients" / method, [rounds])
+    like = simulation.kept(simulation.init(run.seeds))
     try:
         state, _ = Checkpoints(folder).read(rounds, like)
     except JaxpflError as error:

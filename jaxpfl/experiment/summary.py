@@ -1,4 +1,4 @@
-"""Summary statistics of per-client scores. S seeds, m clients; accuracies in [0, 1]."""
+"""Summary statistics of per-client scores. S seeds, m clients; a score is an accuracy in [0, 1] or another metric."""
 
 from __future__ import annotations
 
@@ -7,48 +7,65 @@ from typing import Any
 
 import numpy as np
 
+from jaxpfl.engine import stopping
+from jaxpfl.headline import ACCURACY, Headline
 
-def over_clients(accuracy: np.ndarray) -> dict[str, float | None]:
-    """Statistics of an accuracy [S, m]; clients without examples (NaN) are left out.
+
+def over_clients(scores: np.ndarray, *, lower: bool = False) -> dict[str, float | None]:
+    """Statistics of a score [S, m]; clients without a score (NaN) are left out.
 
     Returns:
       ``mean``: unweighted over clients, then over seeds; ``std``: of the seeds' means (ddof 1; None for one seed);
       ``std_clients`` (ddof 0: the clients are the whole population), ``p10``, ``worst_decile``: over clients, then
-      averaged over seeds. The worst decile is the mean of the lowest ceil(m / 10) clients.
+      averaged over seeds. The worst decile is the mean of the lowest ceil(m / 10) clients. Where lower is better,
+      p10 is the score that a tenth of the clients exceed, and the worst decile that of the highest.
     """
-    rows = [row[np.isfinite(row)] for row in np.atleast_2d(np.asarray(accuracy, float))]
+    rows = [row[~np.isnan(row)] for row in np.atleast_2d(np.asarray(scores, float))]
     rows = [row for row in rows if len(row)]
     if not rows:
         return dict.fromkeys(("mean", "std", "std_clients", "p10", "worst_decile"))
     means = np.array([row.mean() for row in rows])
-    worst = [np.sort(row)[: math.ceil(len(row) / 10)].mean() for row in rows]
+    if not all(np.isfinite(row).all() for row in rows):  # a model of finite parameters whose predictions overflow
+        bad = math.inf if lower else -math.inf
+        return {"mean": bad, "std": None, "std_clients": None, "p10": bad, "worst_decile": bad}
+    sign = -1 if lower else 1
+    worst = [sign * np.sort(sign * row)[: math.ceil(len(row) / 10)].mean() for row in rows]
     return {
         "mean": float(means.mean()),
         "std": float(means.std(ddof=1)) if len(means) > 1 else None,
         "std_clients": float(np.mean([row.std() for row in rows])),
-        "p10": float(np.mean([np.quantile(row, 0.1) for row in rows])),
+        "p10": float(np.mean([np.quantile(row, 0.9 if lower else 0.1) for row in rows])),
         "worst_decile": float(np.mean(worst)),
     }
 
 
-def fraction_hurt(accuracy: np.ndarray, local: np.ndarray) -> float:
-    """Fraction of clients, over all seeds, with a score below that of local training; both [S, m]."""
-    both = np.isfinite(accuracy) & np.isfinite(local)
-    return float((accuracy < local)[both].mean()) if both.any() else math.nan
+def fraction_hurt(scores: np.ndarray, local: np.ndarray, *, lower: bool = False) -> float:
+    """Fraction of clients, over all seeds, with a worse score than that of local training; both [S, m]."""
+    both = ~np.isnan(scores) & ~np.isnan(local)
+    worse = scores > local if lower else scores < local
+    return float(worse[both].mean()) if both.any() else math.nan
 
 
-def best_on_validation(rounds: list[int], validation: np.ndarray, test: np.ndarray) -> dict[str, Any]:
-    """Test accuracy at the round of best validation accuracy, chosen in each seed (the first in a tie).
+def best_on_validation(
+    rounds: list[int],
+    validation: np.ndarray,
+    test: np.ndarray,
+    headline: Headline = ACCURACY,
+    patience: int | None = None,
+) -> dict[str, Any]:
+    """Test score at the round of best validation score, chosen in each seed (the first in a tie).
 
     Args:
       rounds: [E].
-      validation, test: mean accuracies of the personalised models, [E, S].
+      validation, test: mean scores of the personalised models, [E, S].
+      headline: their metric.
+      patience: of the run; the evaluations behind a seed's own end are not among its choices.
     """
-    best = validation.argmax(axis=0)
+    best = stopping.chosen(validation, patience, lower=headline.lower).best
     chosen = test[best, np.arange(test.shape[1])]
     return {
         "rounds": [rounds[i] for i in best],
-        "personalized_accuracy": {
+        headline.personalized: {
             "mean": float(chosen.mean()),
             "std": float(chosen.std(ddof=1)) if len(chosen) > 1 else None,
         },

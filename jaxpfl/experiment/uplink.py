@@ -20,7 +20,7 @@ class Uplink:
     def __init__(self, simulation: Simulation, state: RunState):
         self.bits: np.ndarray | None = None
         if simulation.algorithm.counts_bits:
-            self.bits = simulation.trim(state).counts.upload_bits.sum(axis=1)
+            self.bits = simulation.counts(state).upload_bits.sum(axis=1)
 
     def along(self, history: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         """The next rounds' history with ``bits_up`` of each, all bits since round 0."""

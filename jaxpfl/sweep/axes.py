@@ -34,9 +34,9 @@ _OTHERWISE = {
 }
 """Fields of a run that are no axes, and what there is instead."""
 _OF_THE_SERVER = ("server_lr", "server_optimizer")
-_OF_UPLOADS = ("compress", "weighting")
+_OF_UPLOADS = ("compress", "weighting", "aggregate")
 _OF_GRAPHS = ("graph", "neighbours")
-_OF_COHORTS = ("cohort", "participation", "cohort_cap", "dropout", "stragglers", "same_stragglers")
+_OF_COHORTS = ("cohort", "participation", "cohort_cap", "dropout", "stragglers", "same_stragglers", "time_model")
 _TRACED = ("lr", "server_lr", "dropout", "stragglers")
 _TRACED_NOISE = ("privacy.epsilon", "privacy.delta", "privacy.noise_multiplier", "privacy.clipping_norm")
 _SHARE = re.compile(r"(\d+\.?\d*|\.\d+)m")
@@ -72,6 +72,8 @@ def _name(given: str, methods: Sequence[str]) -> str:
         fields = [field.name for field in dataclasses.fields(_TABLES[owner])]
         if own.replace("-", "_") not in fields:
             raise unknown_name(f"setting of {owner}", own, fields)
+        if given == "privacy.unit":
+            raise JaxpflError("privacy.unit is no axis of a sweep: epsilons of different units are not comparable")
         return f"{owner}.{own.replace('-', '_')}"
     if dot:
         if owner not in methods:
@@ -121,8 +123,8 @@ def _typed(name: str, value: Value) -> Value:
     return getattr(from_mapping({name: value}, "--grid"), name)
 
 
-def concerns(name: str, method: Method) -> bool:
-    """True if a setting can change the runs of a method."""
+def concerns(name: str, method: Method, config: RunConfig | None = None) -> bool:
+    """True if a setting can change the runs of a method, with this config (unless given, without private examples)."""
     owner, dot, _ = name.partition(".")
     if dot and owner not in _TABLES:
         return owner == method.name
@@ -130,6 +132,8 @@ def concerns(name: str, method: Method) -> bool:
         return bool(rates(method.hyper))
     if name in _OF_THE_SERVER:
         return hasattr(method.hyper, "server_lr")
+    if owner == "privacy" and config is not None and config.privacy.of_examples:
+        return not method.pooled
     if name in _OF_UPLOADS or owner == "privacy":
         return method.uploads and not method.pooled
     if name in _OF_GRAPHS:
@@ -145,7 +149,7 @@ def is_traced(name: str, method: Method, config: RunConfig) -> bool:
     if name in _TRACED_NOISE:
         # Otherwise the numbers stand in the method's own functions, or shape its noise.
         central = config.privacy.noise != "per_step" and config.privacy.quantile is None
-        return central and method.releases is None
+        return central and method.releases is None and not config.privacy.of_examples
     if dot and owner not in _TABLES:
         return own not in method.options
     return name in _TRACED

@@ -34,14 +34,21 @@ def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: flo
       share: of the clients that are in a cohort, if not cohort / clients.
 
     Raises:
-      JaxpflError: for a method that does not count its gradients, or draws their number, and one that trains outside
-        the cohort where the number of clients is not known.
+      JaxpflError: for a method that does not count its gradients, or draws their number, one that trains outside the
+        cohort where the number of clients is not known, and, of work in epochs, one with gradients of a number of its
+        own beside those of the local steps.
     """
     full = resolve(config)
     steps, rounds = full.local_steps, full.rounds
     assert rounds is not None
     options = spec_for(full, method, among).options
     in_cohort, outside, cap = _gradients(method, steps, tuple(sorted(options.items())))
+    if full.local_epochs is not None and _gradients(method, 10 * steps, tuple(sorted(options.items())))[0] != (
+        10 * in_cohort
+    ):
+        raise JaxpflError(
+            f"budget = steps with local_epochs needs gradients in proportion to the steps, not {method}'s"
+        )
     if outside:
         if share is None:
             if full.clients is None or full.cohort is None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +12,8 @@ from jaxpfl.algorithms import Method
 from jaxpfl.engine.assembly import hyper_of
 from jaxpfl.engine.spec import Training
 from jaxpfl.errors import JaxpflError, shown, unknown_name
-from jaxpfl.experiment.config import RunConfig, differences, resolve, spec_for, to_json
+from jaxpfl.experiment import stored_data
+from jaxpfl.experiment.config import ORDERS, RunConfig, differences, in_stored_orders, resolve, spec_for, to_json
 from jaxpfl.experiment.config_file import from_mapping
 from jaxpfl.records import Value
 from jaxpfl.settings import COUNT, Range, check, is_default, setting
@@ -98,6 +99,7 @@ class Definition:
             "config": to_json(self.config),
             "grid": self.grid.to_json(),
             "search": dataclasses.asdict(self.search),
+            "orders": ORDERS,
         }
 
 
@@ -115,6 +117,8 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
             raise JaxpflError(f"each method can be named once, got {', '.join(methods)}")
     search = search or Search()
     check(search)
+    if config.plan.clients_in == "disk":
+        raise JaxpflError("plan.clients_in = disk is for a single run: the runs of a sweep take host or device")
     for name in ("eval_every", "checkpoint_every"):
         if not is_default(config, name):
             raise JaxpflError(f"{name} is of no use in a sweep: it scores each run at its end, and records it then")
@@ -130,6 +134,8 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
     if search.halving_first is not None and not search.halving:
         raise JaxpflError("halving_first is for --halving")
     names = [axis.name for axis in grid.axes]
+    if config.patience is not None or "patience" in names:
+        raise JaxpflError("patience is of run and compare: a sweep stops settings early by --halving")
     if search.halving and (problems := problem_axes(names)):
         raise JaxpflError(f"halving compares settings on the same clients: {problems[0]} cannot be an axis too")
     if "rounds" in names and search.halving:
@@ -142,7 +148,13 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
                 with_privacy(config, grid), name, tuple(methods), share=1.0
             )  # refuses a method whose gradients are not known
     if search.select == "validation" and not config.validation_share and "validation_share" not in names:
-        config = dataclasses.replace(config, validation_share=SHARE)
+        if not stored_data.is_stored(config.data):
+            config = dataclasses.replace(config, validation_share=SHARE)
+        elif not stored_data.has_validation(config):
+            raise JaxpflError(
+                f"{config.data} has no validation examples to choose by: convert the data set with --validation-share, "
+                "or give select = none"
+            )
     found = Definition(tuple(methods), config, grid, search)
     if (search.search_seeds or 1) > len(found.seeds):
         raise JaxpflError(f"search_seeds must be at most the {len(found.seeds)} seeds, got {search.search_seeds}")
@@ -154,7 +166,7 @@ def define(methods: Sequence[str], config: RunConfig, grid: Grid, search: Search
 def _check_values(definition: Definition, method: Method) -> None:
     """Refuse values that are outside their setting's range in any run."""
     for axis in definition.grid.axes:
-        if concerns(axis.name, method):
+        if concerns(axis.name, method, definition.config):
             for value in _ends(axis):
                 config = applied(with_privacy(definition.config, definition.grid), {axis.name: value})
                 if axis.name.startswith("privacy."):
@@ -201,14 +213,12 @@ def read(folder: Path) -> Definition:
     try:
         grid = Grid.from_json(stored["grid"])
         methods, search = stored["methods"], Search(**stored["search"])
-        config = _config(stored["config"], path)
+        config = from_mapping(in_stored_orders(dict(stored["config"]), stored.get("orders")), str(path))
     except (KeyError, TypeError, AttributeError):
         raise JaxpflError(f"{path} is damaged: it does not say what the sweep is") from None
+    if "orders" not in stored and any(axis.name == "draw" for axis in grid.axes):
+        raise JaxpflError(f"the sweep in {folder} is over draws in the orders of an earlier version: begin a new one")
     return define(methods, config, grid, search)
-
-
-def _config(stored: Mapping[str, Any], path: Path) -> RunConfig:
-    return from_mapping(dict(stored), str(path))
 
 
 def grown(old: Definition, new: Definition, folder: Path) -> None:

@@ -20,6 +20,7 @@ from jaxpfl.experiment.config import RunConfig, resolve, spec_for
 from jaxpfl.experiment.pace import Pace
 from jaxpfl.experiment.privacy import protection_of
 from jaxpfl.experiment.setup import Experiment, load_federation, prepare
+from jaxpfl.privacy import SiloMechanism
 from jaxpfl.records import DIVERGED, DONE, FAILED, STOPPED, Record
 from jaxpfl.sweep.axes import applied, cohort_of
 from jaxpfl.sweep.measures import measured, splits_of
@@ -140,8 +141,10 @@ def _stacked(runs: Sequence[Assembled]) -> Assembled:
     rates = {name: [getattr(one, name) for one in failures] for name in ("dropout", "stragglers")}
     rates = {name: values for name, values in rates.items() if len(set(values)) > 1}
     spec = dataclasses.replace(first.spec, availability=dataclasses.replace(failures[0], **rates))
+    if spec.plan.clients_in == "auto":  # where memory does not suffice, fewer rows run at a time
+        spec = dataclasses.replace(spec, plan=dataclasses.replace(spec.plan, clients_in="device"))
     first = dataclasses.replace(first, hp=hp, spec=spec)
-    if first.mechanism is None:
+    if first.mechanism is None or isinstance(first.mechanism, SiloMechanism):  # that of silos is no axis of a group
         return first
     mechanisms = [run.mechanism for run in runs]
     numbers = {

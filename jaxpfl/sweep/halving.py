@@ -19,7 +19,7 @@ from jaxpfl.sweep.axes import with_privacy
 from jaxpfl.sweep.definition import Definition
 from jaxpfl.sweep.order import setting_key
 from jaxpfl.sweep.plan import Group, Run, groups_of, runs_of, settings_of
-from jaxpfl.sweep.selection import validation_scores
+from jaxpfl.sweep.selection import headline_of, validation_scores
 
 _Settings = Mapping[str, Value]
 
@@ -102,7 +102,10 @@ def _survivors(
     here = [dataclasses.replace(one, status=DONE) if one.status == STOPPED else one for one in records]
     here = [one for one in here if setting_key(one.settings) not in beyond]
     tried = [one for own in validation_scores(here, definition.searched).values() for one in own if not one.against]
-    best = sorted(tried, key=lambda one: -math.fsum(one.scores))  # the first of equal ones: sorting keeps their order
+    sign = 1 if headline_of(here).lower else -1
+    best = sorted(
+        tried, key=lambda one: sign * math.fsum(one.scores)
+    )  # the first of equal ones: sorting keeps their order
     places = -(-len(contenders) // definition.search.halving) - len(beyond)
     going = beyond | {setting_key(one.settings) for one in best[: max(0, places)]}
     return [dict(settings) for settings in contenders if setting_key(settings) in going]

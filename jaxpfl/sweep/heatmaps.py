@@ -1,4 +1,4 @@
-"""Heat maps of a method's accuracy over pairs of axes."""
+"""Heat maps of a method's scores over pairs of axes."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpfl.headline import ACCURACY
 from jaxpfl.presentation import entitle, literal
 from jaxpfl.records import DONE
 from jaxpfl.sweep.points import Axis, Point, best_of, is_drawn
@@ -42,7 +43,8 @@ def draw_pairs(method: str, points: Sequence[Point], axes: Mapping[str, Axis]) -
     drawn = is_drawn(points, axes)
     cells = [{} if drawn else _best_cells(points, x, y) for x, y in pairs]
     shown = points if drawn else [point for of_pair in cells for point, _ in of_pair.values() if point is not None]
-    finite = [100 * score for point in shown for score in (_score(point, test) for test in (False, True))]
+    headline = next((point.headline for point in points), ACCURACY)
+    finite = [score for point in shown for score in (_score(point, test) for test in (False, True))]
     finite = [score for score in finite if math.isfinite(score)]
     if not finite:
         return None
@@ -63,13 +65,14 @@ def draw_pairs(method: str, points: Sequence[Point], axes: Mapping[str, Axis]) -
             panel.set_xlabel(literal(x.name))
             panel.set_ylabel(literal(y.name))
             entitle(panel, "test" if test else "validation, chosen by")
-    bar = {"label": "accuracy", "format": "{x:g} %", "aspect": height / 0.15}
+    bar = {"label": headline.words, "format": headline.ticks, "aspect": height / 0.15}
     figure.colorbar(ScalarMappable(norm, "viridis"), ax=panels, **bar)
     return figure
 
 
 def _score(point: Point, test: bool) -> float:
-    return (point.test if test else point.validation).mean
+    """The mean score of a setting, in percent where it is a share."""
+    return point.headline.scale * (point.test if test else point.validation).mean
 
 
 def _title(method: str, points: Sequence[Point], count: int, pairs: int, drawn: bool, width: float) -> str:
@@ -108,7 +111,7 @@ def _cells(
             if written:
                 panel.text(j, i, _SHORT.get(status, "-"), ha="center", va="center", fontsize=small, color="#555555")
             continue
-        values[i, j] = 100 * _score(best, test)
+        values[i, j] = _score(best, test)
         if written and math.isfinite(values[i, j]):
             color = "white" if norm(values[i, j]) < 0.55 else "black"
             panel.text(j, i, f"{values[i, j]:.1f}", ha="center", va="center", fontsize=small, color=color)
@@ -135,7 +138,7 @@ def _dots(panel: Any, points: Sequence[Point], x: Axis, y: Axis, test: bool, nor
 
     done = [point for point in points if point.status == DONE and math.isfinite(_score(point, test))]
     panel.scatter(*places([p for p in points if p.status != DONE]), marker="x", color="#888888", s=30)
-    scores = [100 * _score(point, test) for point in done]
+    scores = [_score(point, test) for point in done]
     panel.scatter(*places(done), c=scores, norm=norm, cmap="viridis", s=46, edgecolors="#555555", linewidths=0.5)
     panel.scatter(*places([p for p in done if p.chosen]), s=190, facecolors="none", edgecolors=_FRAME, linewidths=2.2)
     for axis, of_axis, scale in ((panel.xaxis, x, panel.set_xscale), (panel.yaxis, y, panel.set_yscale)):

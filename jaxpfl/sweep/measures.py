@@ -15,7 +15,7 @@ from jaxpfl.experiment.summary import over_clients
 
 def splits_of(experiment: Experiment) -> tuple[Part, ...]:
     """The splits that have examples to score."""
-    return ("test", "validation") if experiment.federation.validation.mask.shape[1] else ("test",)
+    return ("test", "validation") if experiment.federation.validation.capacity else ("test",)
 
 
 def measured(
@@ -33,23 +33,24 @@ def measured(
     validation = None
     if "validation" in splits_of(experiment):
         validation = jax.tree.map(np.asarray, dict(simulation.evaluate(state, "validation")["after"]))
-    counts = jax.tree.map(np.asarray, simulation.trim(state).counts)
+    counts = simulation.counts(state)
     gradients = simulation.gradients(state)
     up, down = simulation.bytes_per_client()
-    rows = []
+    headline, rows = experiment.headline, []
+    name, own = headline.name, headline.personalized
     for i in range(len(loss)):
-        after = over_clients(scores["after"]["accuracy"][i])
+        after = over_clients(scores["after"][name][i], lower=headline.lower)
         sent = counts.upload_bits[i].sum() / 8 if simulation.algorithm.counts_bits else up * counts.uploads[i].sum()
         row: dict[str, Any] = {
-            "validation_accuracy": None if validation is None else _mean(validation["accuracy"][i]),
+            headline.validation: None if validation is None else _mean(validation[name][i]),
             "validation_loss": None if validation is None else _mean(validation["loss"][i]),
-            "personalized_accuracy": after["mean"],
-            "personalized_accuracy_std": after["std_clients"],
-            "personalized_accuracy_p10": after["p10"],
-            "personalized_accuracy_worst_decile": after["worst_decile"],
+            own: after["mean"],
+            f"{own}_std": after["std_clients"],
+            f"{own}_p10": after["p10"],
+            f"{own}_worst_decile": after["worst_decile"],
             "personalized_loss": _mean(scores["after"]["loss"][i]),
-            "personalized_before_accuracy": _mean(scores["before"]["accuracy"][i]),
-            "global_accuracy": _mean(scores["global"]["accuracy"][i]) if "global" in scores else None,
+            f"personalized_before_{name}": _mean(scores["before"][name][i]),
+            f"global_{name}": _mean(scores["global"][name][i]) if "global" in scores else None,
             "train_loss": loss[i],
             "bytes_up": sent,
             "bytes_down": down * counts.participations[i].sum(),
@@ -59,7 +60,7 @@ def measured(
             "num_clients": experiment.federation.num_clients,
             "cohort_size": experiment.config.cohort,
         }
-        rows.append({name: _number(value) for name, value in row.items()})
+        rows.append({key: _number(value) for key, value in row.items()})
     return rows
 
 

@@ -69,7 +69,7 @@ class Group:
 def settings_of(definition: Definition, method: str) -> list[dict[str, Value]]:
     """The settings of a method's runs, each once, in the order of the grid."""
     one = algorithms.get(method)
-    return definition.grid.points(lambda name: concerns(name, one))
+    return definition.grid.points(lambda name: concerns(name, one, definition.config))
 
 
 def runs_of(definition: Definition) -> list[Run]:

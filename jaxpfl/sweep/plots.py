@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from jaxpfl.headline import ACCURACY, Headline
 from jaxpfl.presentation import GRID, entitle, literal, save, shades
 from jaxpfl.sweep.heatmaps import draw_pairs
 from jaxpfl.sweep.panels import BAD, MARKERS, RING, Marks, add_legend, new_panels, set_scale
@@ -22,42 +23,46 @@ Of = Callable[[Point], Score]
 
 
 def write_plots(folder: Path, summary: Mapping[str, Any]) -> list[Path]:
-    """Plot a sweep.
-
-    ``by-AXIS.png`` for each axis that varies: validation and test accuracy of each method, at each value with the best
-    of the other settings on validation. ``pairs-METHOD.png`` for two axes and more: heat maps. ``methods.png``: the
-    chosen settings. ``clients.png`` where the number of clients varies: accuracy, seconds and bytes against it. A study
-    of estimation has the first alone, with its errors.
-
-    Args:
-      folder: for the PNG files.
-      summary: as `summarize` gives it.
-
-    Returns:
-      The files written.
-    """
+    """Write `figures` as PNG files into a folder, and return their paths."""
     import matplotlib
 
     matplotlib.use("Agg")
+    return [save(figure, folder, name) for name, figure in figures(summary).items()]
+
+
+def figures(summary: Mapping[str, Any]) -> dict[str, Any]:
+    """Plots of a sweep.
+
+    ``by-AXIS`` for each axis that varies: validation and test accuracy of each method, at each value with the best
+    of the other settings on validation. ``pairs-METHOD`` for two axes and more: heat maps. ``methods``: the
+    chosen settings. ``clients`` where the number of clients varies: accuracy, seconds and bytes against it. A study
+    of estimation has the first alone, with its errors.
+
+    Args:
+      summary: as `summarize` gives it.
+
+    Returns:
+      name -> matplotlib figure.
+    """
     points = points_of(summary)
     every = list(itertools.chain(*points.values()))
     axes = axes_of(every)
     if not summary["best"] and not any(math.isfinite(point.test.mean) for point in every):
         if not any(point.metrics for point in every):  # nothing was run
-            return []
-        return [save(draw_study(points, axis), folder, _named(axis)) for axis in axes.values()]
+            return {}
+        return {_named(axis): draw_study(points, axis) for axis in axes.values()}
     looks = zip(shades(len(points)), itertools.cycle(MARKERS), strict=False)
     styles = {method: {"color": color, "marker": marker} for method, (color, marker) in zip(points, looks, strict=True)}
-    written = [save(_by_axis(points, axis, axes, styles), folder, _named(axis)) for axis in axes.values()]
+    drawn = {_named(axis): _by_axis(points, axis, axes, styles) for axis in axes.values()}
     for method, own in points.items():
         figure = draw_pairs(method, own, axes_of(own))
         if figure is not None:
-            written.append(save(figure, folder, f"pairs-{method}"))
+            drawn[f"pairs-{method}"] = figure
     if any(point.chosen for point in every):
-        written.append(save(_methods(points, styles), folder, "methods"))
+        drawn["methods"] = _methods(points, styles)
     if "clients" in axes:
-        written.append(save(_clients(points, axes["clients"], axes, styles), folder, "clients"))
-    return written
+        drawn["clients"] = _clients(points, axes["clients"], axes, styles)
+    return drawn
 
 
 def _named(axis: Axis) -> str:
@@ -75,19 +80,19 @@ def _test(point: Point) -> Score:
 def _by_axis(
     points: Mapping[str, Sequence[Point]], axis: Axis, axes: Mapping[str, Axis], styles: Mapping[str, dict[str, Any]]
 ) -> Any:
-    """Accuracy over one axis: on validation examples, and on test."""
-    series = _series(points, axis, axes)
+    """Score over one axis: on validation examples, and on test."""
+    series, headline = _series(points, axis, axes), _headline(points)
     parts = [("test", _test)]
     if any(math.isfinite(point.validation.mean) for method in series for point in points[method]):
         parts = [("validation, chosen by", _validation), *parts]
     figure, panels = new_panels(len(parts), _about(axis, axes, points, series), share=True, beside=len(series) + 5)
     for panel, (name, of) in zip(panels, parts, strict=True):
         set_scale(panel, axis)
-        _lines(panel, series, axis, styles, of)
+        _lines(panel, series, axis, styles, of, headline.scale)
         entitle(panel, name)
         panel.set_xlabel(literal(axis.name))
-        panel.yaxis.set_major_formatter("{x:g} %")
-    panels[0].set_ylabel("accuracy, mean over clients and seeds")
+        panel.yaxis.set_major_formatter(headline.ticks)
+    panels[0].set_ylabel(f"{headline.words}, mean over clients and seeds")
     bad = _mark_bad(panels, series, axis, styles)
     add_legend(figure, panels[0], _marks(series), bad)
     return figure
@@ -110,7 +115,8 @@ def _about(
     """Title of a plot over one axis: what stands for a value where others vary too."""
     there = {name for method in series for point in points[method] for name in point.settings}
     others = ", ".join(name for name in axes if name != axis.name and name in there)
-    title = f"Accuracy by {axis.name}"
+    words = _headline(points).words
+    title = f"{words[0].upper()}{words[1:]} by {axis.name}"
     if not others:
         return title
     every = any(own.every for own in series.values())
@@ -123,13 +129,13 @@ def _lines(
     axis: Axis,
     styles: Mapping[str, dict[str, Any]],
     of: Of,
-    percent: float = 100,
+    scale: float = 1,
 ) -> None:
     """A line for each method with a band of one standard deviation, and a ring at its chosen setting."""
     for method, own in series.items():
         shown = [(axis.places[one.number], one.point) for one in own.picked if one.point is not None]
         x, scores = [place for place, _ in shown], [of(point) for _, point in shown]
-        mean, std = (percent * np.array([score[i] for score in scores]) for i in range(2))
+        mean, std = (scale * np.array([score[i] for score in scores]) for i in range(2))
         style = {**styles[method], "linewidth": 1.6, "markersize": 5 if len(x) <= 15 else 3.5}
         panel.plot(x, mean, label=method, **style, linestyle="-" if own.joined else "none")
         color, std = style["color"], np.nan_to_num(std)
@@ -139,7 +145,12 @@ def _lines(
             panel.errorbar(x, mean, std, fmt="none", ecolor=color, alpha=0.5, capsize=2)
         for place, point in shown:
             if point.chosen:
-                panel.plot(place, percent * of(point).mean, "o", markersize=12, zorder=5, **RING)
+                panel.plot(place, scale * of(point).mean, "o", markersize=12, zorder=5, **RING)
+
+
+def _headline(points: Mapping[str, Sequence[Point]]) -> Headline:
+    """The metric of the scores."""
+    return next((point.headline for own in points.values() for point in own), ACCURACY)
 
 
 def _mark_bad(
@@ -167,22 +178,24 @@ def _mark_bad(
 
 
 def _methods(points: Mapping[str, Sequence[Point]], styles: Mapping[str, dict[str, Any]]) -> Any:
-    """The chosen setting of each method: its accuracy on validation examples, hollow, and on test."""
+    """The chosen setting of each method: its score on validation examples, hollow, and on test."""
     from matplotlib.lines import Line2D
 
     chosen = {method: point for method, own in points.items() for point in own if point.chosen}
+    headline = _headline(points)
+    scale = headline.scale
     figure, (axes,) = new_panels(1, "Chosen settings (bars: ± 1 standard deviation over seeds)", share=False)
     figure.set_size_inches(8.0, 1.7 + 0.45 * len(chosen))
     for place, (method, point) in enumerate(chosen.items()):
         for score, face, aside in ((point.validation, "white", -0.12), (point.test, None, 0.12)):
             style = {**styles[method], "markerfacecolor": face or styles[method]["color"], "markersize": 7}
             error = {"capsize": 3, "elinewidth": 1.4}
-            axes.errorbar(100 * score.mean, place + aside, xerr=100 * np.nan_to_num(score.std), **style, **error)
+            axes.errorbar(scale * score.mean, place + aside, xerr=scale * np.nan_to_num(score.std), **style, **error)
     words = [(method, textwrap.shorten(setting_words(p.settings, method), 44)) for method, p in chosen.items()]
     axes.set_yticks(range(len(chosen)), ["\n".join(filter(None, (m, literal(text)))) for m, text in words], fontsize=9)
     axes.set_ylim(len(chosen) - 0.5, -0.5)
-    axes.set_xlabel("accuracy, mean over clients and seeds")
-    axes.xaxis.set_major_formatter("{x:g} %")
+    axes.set_xlabel(f"{headline.words}, mean over clients and seeds")
+    axes.xaxis.set_major_formatter(headline.ticks)
     axes.grid(axis="x", color=GRID, linewidth=0.8)
     look = {"marker": "o", "color": "#888888", "linestyle": "none", "markersize": 7}
     hollow = Line2D([], [], label="validation, chosen by", **{**look, "markerfacecolor": "white"})
@@ -195,21 +208,22 @@ def _methods(points: Mapping[str, Sequence[Point]], styles: Mapping[str, dict[st
 def _clients(
     points: Mapping[str, Sequence[Point]], axis: Axis, axes: Mapping[str, Axis], styles: Mapping[str, dict[str, Any]]
 ) -> Any:
-    """Accuracy on test, seconds of a run and bytes sent up, against the number of clients."""
+    """Score on test, seconds of a run and bytes sent up, against the number of clients."""
     from matplotlib.ticker import EngFormatter
 
+    headline = _headline(points)
     sent = any(point.metrics.get("bytes_up", Score()).mean > 0 for own in points.values() for point in own)
-    parts: list[tuple[str, Of]] = [("test accuracy", _test), ("seconds of a run", _seconds)]
+    parts: list[tuple[str, Of]] = [(f"test {headline.words}", _test), ("seconds of a run", _seconds)]
     parts += [("bytes up in a run, all clients", _bytes_up)] * sent
     series = _series(points, axis, axes)
     figure, panels = new_panels(len(parts), _about(axis, axes, points, series), share=False, beside=len(points) + 5)
     for panel, (name, of) in zip(panels, parts, strict=True):
         set_scale(panel, axis)
-        _lines(panel, series, axis, styles, of, 100 if of is _test else 1)
+        _lines(panel, series, axis, styles, of, headline.scale if of is _test else 1)
         entitle(panel, name)
         panel.set_xlabel("number of clients")
         if of is _test:
-            panel.yaxis.set_major_formatter("{x:g} %")
+            panel.yaxis.set_major_formatter(headline.ticks)
         else:
             _amounts(panel, series, of)
             panel.yaxis.set_major_formatter(EngFormatter("B" if of is _bytes_up else "s"))

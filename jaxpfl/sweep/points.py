@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, NamedTuple
 
+from jaxpfl.headline import ACCURACY, Headline, of_summary
 from jaxpfl.records import DONE, Value
 from jaxpfl.sweep.order import setting_key
 from jaxpfl.sweep.summary import choices_of
@@ -32,9 +33,10 @@ class Point(NamedTuple):
       settings: the values on the axes.
       status: of its runs.
       chosen: whether it is the chosen setting of the method.
-      validation, test: accuracy, mean over clients.
+      validation, test: of the headline metric, mean over clients.
       seconds: of one run.
       metrics: the others by name.
+      headline: that metric.
     """
 
     settings: Mapping[str, Value]
@@ -44,11 +46,13 @@ class Point(NamedTuple):
     test: Score
     seconds: float
     metrics: Mapping[str, Score]
+    headline: Headline = ACCURACY
 
 
 def points_of(summary: Mapping[str, Any]) -> dict[str, list[Point]]:
     """The settings of each method, from a sweep's summary."""
     found: dict[str, list[Point]] = {}
+    headline = of_summary(summary)
     best = {
         (method, setting_key(own["settings"] or {}))
         for _, method, own in choices_of(summary)
@@ -60,10 +64,11 @@ def points_of(summary: Mapping[str, Any]) -> dict[str, list[Point]]:
             row["settings"],
             row["status"],
             chosen,
-            _score(row["validation_accuracy"], row["validation_std"]),
-            _score(**_mean_and_std(row["personalized_accuracy"])),
+            _score(row[headline.validation], row["validation_std"]),
+            _score(**_mean_and_std(row[headline.personalized])),
             row["seconds"] / max(row["seeds"], 1),
             {name: _score(**_mean_and_std(stats)) for name, stats in row["metrics"].items()},
+            headline,
         )
         found.setdefault(row["method"], []).append(point)
     return found
@@ -178,7 +183,7 @@ def best_of(points: Sequence[Point]) -> tuple[Point | None, str]:
     scored = [point for point in done if not math.isnan(point.validation.mean)]
     if not scored:
         return None, "not chosen from"
-    return max(scored, key=lambda point: (point.chosen, point.validation.mean)), DONE
+    return max(scored, key=lambda point: (point.chosen, point.headline.better(point.validation.mean))), DONE
 
 
 def is_drawn(points: Sequence[Point], axes: Mapping[str, Axis]) -> bool:

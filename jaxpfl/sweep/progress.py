@@ -41,7 +41,11 @@ class Terminal(Reporter):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self._progress.stop()
+        if error is None:
+            self._progress.stop()
+        else:  # the bar goes, and what is said of the error is the last line alone
+            self._progress.live.transient = True
+            self._progress.live.stop()
 
     def start(self, group: str, runs: int, rounds: int) -> None:
         self._chunk, self._rounds, self._group = runs, rounds, group

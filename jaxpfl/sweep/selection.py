@@ -14,10 +14,11 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.headline import HEADLINES, Headline, of_names
 from jaxpfl.records import DONE, Record, Value
 from jaxpfl.sweep.order import by_setting
 
-METRICS = {"validation_accuracy": True, "validation_loss": False}
+METRICS = {one.validation: not one.lower for one in HEADLINES.values()} | {"validation_loss": False}
 """The metrics of validation examples; true where larger is better."""
 
 
@@ -54,7 +55,7 @@ class Choice(NamedTuple):
     reason: str = ""
 
 
-def select(records: Iterable[Record], seeds: Iterable[int], metric: str = "validation_accuracy") -> dict[str, Choice]:
+def select(records: Iterable[Record], seeds: Iterable[int], metric: str | None = None) -> dict[str, Choice]:
     """The best setting of each method by a metric of validation examples, mean over the seeds of the search.
 
     A setting is chosen only if its runs with all of these seeds are done and have a finite score. Of settings with the
@@ -63,23 +64,32 @@ def select(records: Iterable[Record], seeds: Iterable[int], metric: str = "valid
     Args:
       records: of the sweep; those with other seeds do not count.
       seeds: of the search.
-      metric: one of `METRICS`.
+      metric: one of `METRICS`; that of the task's headline unless given.
 
     Raises:
       JaxpflError: for another metric, and without seeds.
     """
+    records = list(records)
+    metric = metric or headline_of(records).validation
     scores = validation_scores(records, seeds, metric)
     return {method: choose(tried, larger=METRICS[metric]) for method, tried in scores.items()}
 
 
+def headline_of(records: Iterable[Record]) -> Headline:
+    """The headline metric of the runs of a sweep."""
+    return of_names(name for record in records for name in record.metrics)
+
+
 def validation_scores(
-    records: Iterable[Record], seeds: Iterable[int], metric: str = "validation_accuracy"
+    records: Iterable[Record], seeds: Iterable[int], metric: str | None = None
 ) -> dict[str, list[Tried]]:
     """Each method's settings with their validation scores, and nothing else of their runs.
 
     Raises:
       JaxpflError: as `select`.
     """
+    records = list(records)
+    metric = metric or headline_of(records).validation
     if metric not in METRICS:
         raise unknown_name("metric of a selection", metric, METRICS)
     seeds = list(dict.fromkeys(seeds))

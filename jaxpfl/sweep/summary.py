@@ -9,15 +9,15 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.files import jsonable
+from jaxpfl.headline import ACCURACY, Headline
 from jaxpfl.records import DIVERGED, DONE, FAILED, STOPPED, Record
 from jaxpfl.sweep.order import by_setting, setting_key
-from jaxpfl.sweep.selection import Choice
+from jaxpfl.sweep.selection import Choice, headline_of
 
 UNFINISHED = "unfinished"
 """Status of a row that lacks runs of the search."""
 
 _WORST_FIRST = (FAILED, DIVERGED, STOPPED)
-_OWN = ("validation_accuracy", "personalized_accuracy")
 
 
 def summarize(
@@ -44,13 +44,16 @@ def summarize(
       ``{"rows": [{"method", "settings", "seeds", "validation_accuracy", "validation_std", "personalized_accuracy":
       {"mean", "std", "min", "max"}, "metrics": {NAME: {"mean", "std"}}, "seconds", "status", "reason"}, ...], "best":
       {METHOD: {"settings", "validation_accuracy", "personalized_accuracy", "seeds", "tries", "level_with", "reason"}},
-      "programs", "seconds"}``, strict JSON. ``seeds`` counts the runs that are done, ``seconds`` of a row are those of
+      "programs", "seconds"}``, strict JSON. Where the headline is not the accuracy, ``metric`` names it, and its name
+      stands in place of ``accuracy``. ``seeds`` counts the runs that are done, ``seconds`` of a row are those of
       all its runs, and ``status`` is the worst of them.
     """
-    seeds, groups = list(dict.fromkeys(seeds)), by_setting(records)
-    rows = {key: _row(runs, seeds) for key, runs in groups.items()}
-    best = {method: _best(method, choice, rows) for method, choice in choices.items()}
-    return jsonable({"rows": list(rows.values()), "best": best, "programs": programs, "seconds": seconds})
+    records = list(records)
+    seeds, groups, headline = list(dict.fromkeys(seeds)), by_setting(records), headline_of(records)
+    rows = {key: _row(runs, seeds, headline) for key, runs in groups.items()}
+    best = {method: _best(method, choice, rows, headline) for method, choice in choices.items()}
+    found = {"rows": list(rows.values()), "best": best, "programs": programs, "seconds": seconds}
+    return jsonable(found if headline == ACCURACY else found | {"metric": headline.name})
 
 
 def choices_of(summary: Mapping[str, Any]) -> list[tuple[int, str, Mapping[str, Any]]]:
@@ -59,19 +62,21 @@ def choices_of(summary: Mapping[str, Any]) -> list[tuple[int, str, Mapping[str, 
     return [(i, method, own) for i, best in enumerate(problems) for method, own in best.items()]
 
 
-def _row(runs: Sequence[Record], seeds: Sequence[int]) -> dict[str, Any]:
+def _row(runs: Sequence[Record], seeds: Sequence[int], headline: Headline) -> dict[str, Any]:
     done = [run for run in runs if run.status == DONE]
     of_search = [run for run in done if run.seed in seeds]
-    names = dict.fromkeys(name for run in runs for name in run.metrics if name not in _OWN)
+    names = dict.fromkeys(
+        name for run in runs for name in run.metrics if name not in (headline.validation, headline.personalized)
+    )
     status, reason = _status(runs, seeds)
-    validation = _statistics(of_search, "validation_accuracy")
+    validation = _statistics(of_search, headline.validation)
     return {
         "method": runs[0].method,
         "settings": dict(runs[0].settings),
         "seeds": len(done),
-        "validation_accuracy": validation["mean"],
+        headline.validation: validation["mean"],
         "validation_std": validation["std"],
-        "personalized_accuracy": _statistics(done, "personalized_accuracy"),
+        headline.personalized: _statistics(done, headline.personalized),
         "metrics": {name: {key: _statistics(done, name)[key] for key in ("mean", "std")} for name in names},
         "seconds": math.fsum(run.seconds for run in runs),
         "status": status,
@@ -98,12 +103,14 @@ def _listed(runs: Sequence[Record], most: int = 5) -> str:
     return named if len(runs) <= most else f"{named} and {len(runs) - most} more"
 
 
-def _best(method: str, choice: Choice, rows: Mapping[tuple[str, str], dict[str, Any]]) -> dict[str, Any]:
+def _best(
+    method: str, choice: Choice, rows: Mapping[tuple[str, str], dict[str, Any]], headline: Headline
+) -> dict[str, Any]:
     row = None if choice.settings is None else rows[method, setting_key(choice.settings)]
     return {
         "settings": None if choice.settings is None else dict(choice.settings),
-        "validation_accuracy": None if row is None else row["validation_accuracy"],
-        "personalized_accuracy": _statistics([], "") if row is None else row["personalized_accuracy"],
+        headline.validation: None if row is None else row[headline.validation],
+        headline.personalized: _statistics([], "") if row is None else row[headline.personalized],
         "seeds": 0 if row is None else row["seeds"],
         "tries": choice.tries,
         "level_with": [dict(other) for other in choice.level_with],

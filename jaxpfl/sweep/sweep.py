@@ -19,7 +19,9 @@ import numpy as np
 
 from jaxpfl import __version__, data, files, signals
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.setup import checksum
+from jaxpfl.experiment import stored_data
+from jaxpfl.experiment.config import RunConfig
+from jaxpfl.experiment.source import source_of
 from jaxpfl.records import FAILED, STOPPED, Journal, Record, Value
 from jaxpfl.sweep import definition as definitions
 from jaxpfl.sweep import halving
@@ -30,6 +32,7 @@ from jaxpfl.sweep.order import in_grid_order
 from jaxpfl.sweep.plan import Group, Run, groups_of, runs_of
 from jaxpfl.sweep.problems import select_each
 from jaxpfl.sweep.states import States
+from jaxpfl.trees import checksum
 
 SUMMARY = "summary.json"
 CLAIMS = "claims"
@@ -119,8 +122,8 @@ class Sweep:
     def _checksums(self) -> dict[str, int]:
         """Checksum of each data set."""
         names = [a.values for a in self.definition.grid.axes if a.name == "data"] or [(self.definition.config.data,)]
-        folder = self.definition.config.data_dir
-        return {str(name): checksum(_arrays(data.load(str(name), folder))) for name in names[0]}
+        config = self.definition.config
+        return {str(name): _checksum(dataclasses.replace(config, data=str(name))) for name in names[0]}
 
     def journal(self, worker: str = "main") -> Journal:
         """The journals of the folder, to which a worker appends in its own."""
@@ -277,6 +280,12 @@ def _compiled(group: Group, loaded: Data) -> Prepared:
 def _is_name(value: Value) -> bool:
     """True for a text that is no share of the clients."""
     return isinstance(value, str) and not value[0].isdigit() and value[0] != "."
+
+
+def _checksum(config: RunConfig) -> int:
+    if stored_data.is_stored(config.data):
+        return stored_data.checksum(config.data, config.data_dir)
+    return checksum(_arrays(source_of(config)))
 
 
 def _arrays(source: data.Source) -> list[np.ndarray]:

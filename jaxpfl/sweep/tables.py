@@ -7,6 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxpfl.errors import printable, unknown_name
+from jaxpfl.headline import ACCURACY, Headline, of_summary
 from jaxpfl.presentation import new_table, unmarked
 from jaxpfl.records import DONE, Value
 from jaxpfl.sweep.order import setting_key
@@ -101,8 +102,8 @@ def value_words(value: Value | None) -> str:
 
 
 def best_sheet(summary: Mapping[str, Any]) -> Sheet:
-    """The best setting of each method on each problem, the highest test accuracy of each problem in bold."""
-    best, rows = choices_of(summary), []
+    """The best setting of each method on each problem, the best test score of each problem in bold."""
+    best, rows, headline = choices_of(summary), [], of_summary(summary)
     problems = [problem["settings"] for problem in summary.get("problems", ())] or [{}]
     for i, method, own in best:
         chosen = own["settings"]
@@ -115,8 +116,8 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
             (
                 method,
                 words,
-                _percent(own["validation_accuracy"]),
-                _spread(own["personalized_accuracy"]),
+                _one(own[headline.validation], headline),
+                _spread(own[headline.personalized], headline),
                 str(own["seeds"]),
                 str(own["tries"]),
                 _seconds(seconds),
@@ -124,10 +125,13 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
         )
     bold: set[tuple[int, int]] = set()
     for problem in {problem for problem, _, _ in best}:
-        means = {i: one[2]["personalized_accuracy"]["mean"] for i, one in enumerate(best) if one[0] == problem}
-        highest = max((mean for mean in means.values() if mean is not None), default=None)
-        bold |= {(i, 3) for i, mean in means.items() if len(means) > 1 and highest is not None and _same(mean, highest)}
-    note = "Accuracies in %, of personalised models, mean over clients and seeds"
+        means = {i: one[2][headline.personalized]["mean"] for i, one in enumerate(best) if one[0] == problem}
+        found = [mean for mean in means.values() if mean is not None]
+        top = max(found, key=headline.better, default=None)
+        bold |= {
+            (i, 3) for i, mean in means.items() if len(means) > 1 and top is not None and _same(mean, top, headline)
+        }
+    note = f"{_plural(headline)}, of personalised models, mean over clients and seeds"
     note += " ± standard deviation over seeds" * any(own["seeds"] > 1 for _, _, own in best)
     note += "; tries: settings that the choice was made of; sec: seconds of all their runs"
     header = ("method", "setting", "validation", "test", "seeds", "tries", "sec")
@@ -143,7 +147,8 @@ def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:
     """
     every = summary["rows"]
     axes = list(dict.fromkeys(name for row in every for name in row["settings"]))
-    learned = any(row["personalized_accuracy"]["mean"] is not None for row in every)
+    headline = of_summary(summary)
+    learned = any(row[headline.personalized]["mean"] is not None for row in every)
     learned |= bool(summary["best"])
     metrics = [] if learned else list(dict.fromkeys(name for row in every for name in row["metrics"]))[:_MOST_METRICS]
     chosen = {
@@ -154,7 +159,7 @@ def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:
         words = [setting_words(row["settings"], row["method"]) or "-"]
         cells = [row["method"], *(words if joined else (value_words(row["settings"].get(name)) for name in axes))]
         if learned:
-            cells += [_percent(row["validation_accuracy"]), _spread(row["personalized_accuracy"])]
+            cells += [_one(row[headline.validation], headline), _spread(row[headline.personalized], headline)]
         cells += [_number(row["metrics"].get(name)) for name in metrics]
         cells += [str(row["seeds"]), _seconds(row["seconds"]), row["status"]]
         if (row["method"], setting_key(row["settings"])) in chosen:
@@ -169,7 +174,7 @@ def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:
         "sec",
         "status",
     )
-    note = "Accuracies in %, mean over clients and seeds" if learned else "Means over seeds"
+    note = f"{_plural(headline)}, mean over clients and seeds" if learned else "Means over seeds"
     note += " ± standard deviation over seeds" * any(row["seeds"] > 1 for row in every)
     note += "; bold: chosen on validation examples" * bool(chosen)
     return Sheet(header, rows, 1 + joined, frozenset(bold), f"{note}.")
@@ -252,19 +257,23 @@ def _latex(sheet: Sheet) -> str:
     return "\n".join([*lines, r"\bottomrule", r"\end{tabular}"])
 
 
-def _same(mean: float | None, highest: float) -> bool:
+def _plural(headline: Headline) -> str:
+    return "Accuracies in %" if headline == ACCURACY else f"{headline.words}{headline.unit}"
+
+
+def _same(mean: float | None, best: float, headline: Headline) -> bool:
     """True for means that the table does not tell apart."""
-    return mean is not None and _percent(mean) == _percent(highest)
+    return mean is not None and headline.number(mean) == headline.number(best)
 
 
-def _percent(value: float | None) -> str:
-    return "-" if value is None else f"{100 * value:.2f}"
+def _one(value: float | None, headline: Headline) -> str:
+    return "-" if value is None else headline.number(value)
 
 
-def _spread(stats: Mapping[str, float | None]) -> str:
+def _spread(stats: Mapping[str, float | None], headline: Headline) -> str:
     if stats["mean"] is None:
         return "-"
-    return _percent(stats["mean"]) + ("" if stats["std"] is None else f" ± {_percent(stats['std'])}")
+    return _one(stats["mean"], headline) + ("" if stats["std"] is None else f" ± {headline.number(stats['std'])}")
 
 
 def _number(stats: Mapping[str, float | None] | None) -> str:

@@ -80,7 +80,7 @@ def run(
 
 def died(folder: Path, ends: Sequence[str]) -> JaxpflError:
     """The error for a sweep that has no workers left."""
-    told = "; ".join(dict.fromkeys(ends)) or "they ended without a word"
+    told = "; ".join(sorted(set(ends))) or "they ended without a word"  # not in the order of their deaths
     return JaxpflError(
         f"all workers died: {told}; {folder / LOGS} holds their words, and --resume goes on with what is missing"
     )

@@ -86,7 +86,7 @@ def write_idx(folder: Path, name: str, array: np.ndarray, *, magic: int | None =
         (["run", "adaped", "--set", f"architectures={'+'.join(['same'] * 7)}"], "group 6 of 7 has no client"),
         (["run", "fedper"], "fedper needs a model with a body to share"),
         (["run", "persfl"], "persfl chooses on validation examples: 6 of 6 clients have none"),
-        (["run", "nope"], "unknown method 'nope' (known: adamix, adaped"),
+        (["run", "zzz"], "unknown method 'zzz' (known: adamix, adaped"),
         (
             ["run", "adamix", "--set", "components=4"],
             "adamix.components must be at most the 3 clients of a round, got 4",

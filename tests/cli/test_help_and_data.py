@@ -62,7 +62,7 @@ def test_flags_are_explained_in_paragraphs_that_say_what_happens_without_them(ca
     ("args", "message"),
     [
         (["comparre"], "unknown command of jaxpfl 'comparre': did you mean 'compare'?"),
-        (["zzz", "--help"], "unknown command of jaxpfl 'zzz' (known: bench, compare, data"),
+        (["zzz", "--help"], "unknown command of jaxpfl 'zzz' (known: bench, check, compare"),
         (["privacy", "audits"], "unknown command of jaxpfl privacy 'audits': did you mean 'audit'?"),
         (["estimate", "regression_mixtures"], "did you mean 'regression-mixture'?"),
     ],

@@ -85,7 +85,7 @@ def test_three_ctrl_c_end_at_once_and_lose_no_more_than_kill_does(tmp_path: Path
     for _ in range(3):
         process.send_signal(signal.SIGINT)
         time.sleep(0.02)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out) == (130, "")
     assert "--resume continues" in one_line(err)
     out, err = start(folder, "--resume").communicate(timeout=300)
@@ -101,7 +101,7 @@ def test_sigterm_ends_a_compilation(tmp_path: Path, whole):
     while not records.exists() and time.monotonic() < deadline:  # made just before the first round compiles
         time.sleep(0.005)
     process.send_signal(signal.SIGTERM)
-    out, err = process.communicate(timeout=20)
+    out, err = process.communicate(timeout=120)
     assert (process.returncode, out, records.read_text()) == (143, "", "")
     assert one_line(err).startswith(f"interrupted; kept in {folder}: the same command with")
     out, err = start(folder, "--resume").communicate(timeout=300)
@@ -136,7 +136,7 @@ def test_ctrl_c_at_any_moment_of_the_start(tmp_path: Path):
         wait_for_watch(process)
         time.sleep(share * took)
         process.send_signal(signal.SIGINT)
-        out, err = process.communicate(timeout=60)
+        out, err = process.communicate(timeout=120)
         assert (process.returncode, out) == (130, "")
         said = one_line(err)
         assert said.startswith(("interrupted", "stopped adaped after round"))

@@ -184,6 +184,7 @@ def test_a_start_from_a_model_of_the_same_users_is_said(capsys, tmp_path):
     assert jaxpfl(capsys, *args, "--output", tmp_path / "strict", "--strict").status == 2
 
 
+@pytest.mark.slow
 def test_noise_of_an_older_version_is_not_continued(capsys, tmp_path):
     """Its checkpoints hold no key for the noise: another one would draw what other runs of the seed have drawn."""
     args = ["run", "fedavg", *SMALL, *NOISY, "--output", tmp_path / "run"]

@@ -9,13 +9,14 @@ import sys
 import time
 from collections import defaultdict
 from pathlib import Path
+from types import SimpleNamespace
 
 import jax
 import pytest
 from command import SMALL, jaxpfl
 from jax.profiler import ProfileData
 
-from jaxpfl.experiment import operations, trace
+from jaxpfl.experiment import operations, profile, trace
 from jaxpfl.experiment.operations import Event
 from jaxpfl.experiment.profile import PHASES, Recorder
 from jaxpfl.experiment.trace import Tracer
@@ -144,16 +145,17 @@ def test_ctrl_c_keeps_the_rounds_and_a_readable_trace(tmp_path: Path, capsys):
     assert 1 <= max(rounds) < 400
 
 
-def test_compiling_moves_out_of_the_phase_that_it_was_in():
-    part = "/jax/core/compile/{}_duration".format
+def test_compiling_moves_out_of_the_phase_that_it_was_in(monkeypatch):
+    part, now = "/jax/core/compile/{}_duration".format, [100.0]
+    monkeypatch.setattr(profile, "time", SimpleNamespace(perf_counter=lambda: now[0]))
     with Recorder() as recorder:
         with recorder.phase("rounds"):
-            time.sleep(0.05)
+            now[0] += 0.05
             jax.monitoring.record_event_duration_secs(part("jaxpr_trace"), 0.01)  # inside the next
             jax.monitoring.record_event_duration_secs(part("backend_compile"), 0.03)
             jax.monitoring.record_event_duration_secs("/jax/of/no/interest", 0.04)
         assert recorder._seconds["", "compile"] == pytest.approx(0.03)
-        assert recorder._seconds["", "rounds"] == pytest.approx(0.02, abs=0.01)
+        assert recorder._seconds["", "rounds"] == pytest.approx(0.02)
         assert recorder._compile == pytest.approx({"tracing": 0.01, "lowering": 0.0, "xla": 0.02, "loading": 0.0})
         with recorder.phase("evaluation"):  # another clock may count longer than the phase was
             jax.monitoring.record_event_duration_secs(part("backend_compile"), 5.0)
@@ -181,6 +183,7 @@ def test_a_window_is_cut_and_the_next_one_longer(tmp_path: Path, monkeypatch):
     assert (cut.first, cut.last, cut.whole) == (2, 3, False)
     assert 0.02 <= cut.seconds < 0.3
     assert tracer._window == pytest.approx(0.08)
+    tracer._window = 60.0  # as long as a busy machine may take for one step
     call(4, 0.0)
     assert tracer.trace is not None
     assert (tracer.trace.first, tracer.trace.whole) == (4, True)

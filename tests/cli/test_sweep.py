@@ -138,6 +138,7 @@ def test_a_config_file_has_the_grid(capsys, tmp_path: Path):
         (["--join", "nowhere", "--grid", "lr=.1"], "--join takes the sweep as nowhere holds it"),
         (["local", "--grid", "lr=.1", "--json", "--table", "md"], "give one"),
         (["local", "--grid", "lr=.1", "--eval-every", "1"], "eval_every is of no use in a sweep"),
+        (["local", "--grid", "lr=.1", "--patience", "2"], "patience is of run and compare: a sweep stops settings"),
     ],
 )
 def test_bad_input_is_one_line_and_no_folder(capsys, tmp_path: Path, args: list[str], message: str):

@@ -23,7 +23,8 @@ def test_every_failure_in_one_run(capsys, folder):
     summary = json.loads(result.out)
     assert summary["clients"] == 10
     fedavg, adaped = summary["methods"]["fedavg"], summary["methods"]["adaped"]
-    assert fedavg["unseen_accuracy"] == fedavg["unseen_before_accuracy"]  # it has nothing to adapt
+    # It has nothing to adapt; two programs round the same quotient of counts.
+    assert fedavg["unseen_accuracy"] == pytest.approx(fedavg["unseen_before_accuracy"], rel=1e-6)
     assert adaped["unseen_accuracy"]["mean"] is not None
     assert 0 < fedavg["lost_uploads"] < 6 * 4
     assert fedavg["idle_rounds"] == 0 < adaped["idle_rounds"]

@@ -17,6 +17,7 @@ def experiment():
     return prepare(resolve(RunConfig(**SMALL)), ("local", "fedavg"))
 
 
+@pytest.mark.slow
 def test_the_next_method_is_compiled_and_has_the_same_data(experiment):
     with Ahead(experiment, experiment.methods) as ahead:
         first = ahead.simulation("local")
@@ -51,3 +52,14 @@ def test_without_methods_nothing_is_compiled_ahead(experiment):
     with Ahead(experiment, ()) as ahead:
         ahead.simulation("local")
         assert not ahead._made
+
+
+def test_the_last_simulation_takes_the_examples_along(experiment):
+    with Ahead(experiment, (), last="fedavg") as ahead:
+        ahead.simulation("local")
+        assert ahead._experiment is experiment
+        ahead.simulation("fedavg")
+        left = ahead._experiment
+    for run in (left.federation, left.runs["local"].federation):
+        assert all(not len(leaf) for leaf in jax.tree.leaves(run.train.examples))
+        np.testing.assert_array_equal(run.train.size, experiment.federation.train.size)

@@ -25,6 +25,17 @@ def test_presets_fill_what_is_not_given():
         "lr",
         "server_lr",
         "compress",
+        "attack",
+        "time_model",
+        "time_to",
+        "local_epochs",
+        "augment",
+        "clip_gradients",
+        "patience",
+        "task",
+        "loss",
+        "target",
+        "client",
         *of_the_graph,
         *of_other_partitions,
         *of_the_cohort,
@@ -139,13 +150,33 @@ def test_a_list_in_a_file_is_what_the_command_line_takes():
     ("name", "text", "methods"),
     [
         ("a.toml", 'methods = ["local", "adaped"]\nrounds = 3\n', ("local", "adaped")),
-        ("config.json", '{"methods": ["adaped"], "config": {"rounds": 3}, "hyper": {}}', ("adaped",)),
+        ("config.json", '{"methods": ["adaped"], "config": {"rounds": 3}, "hyper": {}, "orders": 2}', ("adaped",)),
         ("a.yaml", "rounds: 3\n", ()),
     ],
 )
 def test_methods_of_a_file(tmp_path: Path, name: str, text: str, methods: tuple[str, ...]):
     (tmp_path / name).write_text(text)
     assert read(tmp_path / name)[:2] == (RunConfig(rounds=3), methods)
+
+
+@pytest.mark.parametrize(
+    ("config", "orders", "draw"),
+    [
+        ("{}", "", "epoch-sorted"),
+        ('{"draw": "step"}', "", "step-sorted"),
+        ('{"draw": "replacement"}', "", "replacement"),
+        ('{"draw": "step"}', ', "orders": 2', "step"),
+    ],
+)
+def test_the_config_of_an_earlier_run_draws_what_it_drew(tmp_path: Path, config: str, orders: str, draw: str):
+    (tmp_path / "config.json").write_text(f'{{"methods": ["local"], "config": {config}{orders}}}')
+    assert read(tmp_path / "config.json").config.draw == draw
+
+
+def test_orders_of_a_later_version_are_refused(tmp_path: Path):
+    (tmp_path / "config.json").write_text('{"methods": ["local"], "config": {}, "orders": 3}')
+    with pytest.raises(JaxpflError, match="orders must be 2, the version of the orders of examples, got 3"):
+        read(tmp_path / "config.json")
 
 
 @pytest.mark.parametrize(

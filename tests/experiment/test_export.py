@@ -43,7 +43,7 @@ def scored(folder: Path, key: str, sizes: np.ndarray, seed: int = 0) -> np.ndarr
 
 def right(task, params, examples, client: int) -> int:
     """Number of one client's test examples that a model predicts correctly."""
-    x, y, mask = (np.asarray(a)[client] for a in examples)
+    x, y, mask = (np.asarray(a)[client] for a in (examples.x, examples.y, examples.mask))
     logits = jax.jit(task.model.apply)(params, x)
     return int((np.argmax(logits, axis=-1) == y)[mask].sum())
 

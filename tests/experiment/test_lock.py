@@ -59,6 +59,8 @@ def test_a_folder_in_which_nothing_was_done_is_gone(tmp_path):
     (tmp_path / "own").mkdir()
     take(tmp_path / "own")
     assert (tmp_path / "own").is_dir()
+    take(tmp_path / "own" / "new" / "run")
+    assert not list((tmp_path / "own").iterdir())
 
 
 def test_the_lock_of_a_file_that_is_gone_keeps_nobody_out(tmp_path, monkeypatch):

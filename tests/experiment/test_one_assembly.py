@@ -20,6 +20,7 @@ from jaxpfl.experiment.config import RunConfig, completed, default_folder, diffe
 from jaxpfl.experiment.config_file import from_mapping
 from jaxpfl.experiment.run import open_folder, run_methods
 from jaxpfl.experiment.setup import Experiment, load_federation, prepare
+from jaxpfl.experiment.stored_run import open_run
 from jaxpfl.privacy import Mechanism, NoiseSettings, PrivacyConfig
 from jaxpfl.similarity import graphs
 
@@ -42,8 +43,7 @@ def python(method: str = "fedavg", federation: jaxpfl.Federation | None = None, 
 
 
 def without_tests(federation: jaxpfl.Federation) -> jaxpfl.Federation:
-    x, y, mask = (np.asarray(leaf)[:, :0] for leaf in federation.test)
-    return federation._replace(test=federation.test._replace(x=x, y=y, mask=mask))
+    return federation._replace(test=federation.test.emptied())
 
 
 @pytest.mark.slow
@@ -129,6 +129,7 @@ def test_a_value_outside_its_range_is_one_line_in_both(changes, message):
             way(**changes)
 
 
+@pytest.mark.slow
 def test_a_rate_means_the_same_in_both():
     """All the method's rates, and the cohort's: K/m of the clients that are trained."""
     changes = {"lr": 0.3, "server_lr": 0.5, "participation": "poisson"}
@@ -140,12 +141,10 @@ def test_a_rate_means_the_same_in_both():
     assert (here.name, here.rate, here.capacity) == (there.name, there.rate, there.capacity) == ("poisson", 0.5, 4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "asked",
-    [
-        {"noise_multiplier": 2.0},
-        *(pytest.param(a, marks=pytest.mark.slow) for a in ({"epsilon": 8.0}, {"epsilon": 8.0, "quantile": 0.5})),
-    ],
+    [{"noise_multiplier": 2.0}, {"epsilon": 8.0}, {"epsilon": 8.0, "quantile": 0.5}],
 )
 def test_privacy_is_one_mechanism_and_one_claim(asked):
     config = PrivacyConfig(**asked, delta=1e-3, clipping_norm=0.5)
@@ -161,7 +160,7 @@ def test_privacy_is_one_mechanism_and_one_claim(asked):
 
 def test_the_mechanisms_settings_are_declared_once():
     own = {kind: set(vars(kind).get("__annotations__", {})) for kind in (Mechanism, PrivacyConfig)}
-    assert own == {Mechanism: {"noise_multiplier"}, PrivacyConfig: {"accountant"}}
+    assert own == {Mechanism: {"noise_multiplier"}, PrivacyConfig: {"accountant", "unit"}}
     assert issubclass(Mechanism, NoiseSettings)
     assert issubclass(PrivacyConfig, NoiseSettings)
 
@@ -202,13 +201,22 @@ def test_a_spec_is_enough_for_a_simulation():
 
 
 def test_a_stored_run_is_the_same_run_today(tmp_path):
-    """Its config, hyper-parameters and data are those that are recorded, so that it may be resumed with more rounds."""
+    """Its config, hyper-parameters and data are those that are recorded, so that it may be resumed with more rounds.
+
+    Its examples were drawn in the sorted orders, which it goes on with only where they are asked for.
+    """
     record = json.loads(STORED.read_text())
     config = resolve(from_mapping(record["config"], "config.json"))
     assert to_json(config) == completed(record["config"])
     shutil.copy(STORED, tmp_path / "config.json")
-    experiment = prepare(dataclasses.replace(config, rounds=3), tuple(record["methods"]))
+    config = dataclasses.replace(config, rounds=3)
+    with pytest.raises(JaxpflError, match=r"draw: epoch-sorted -> epoch \(stored in the orders of an earlier version"):
+        open_folder(tmp_path, prepare(config, tuple(record["methods"])), resume=True)
+    assert "orders" not in json.loads((tmp_path / "config.json").read_text())
+    experiment = prepare(dataclasses.replace(config, draw="epoch-sorted"), tuple(record["methods"]))
     assert "rounds: 2 -> 3" in open_folder(tmp_path, experiment, resume=True)
+    again = open_run(tmp_path)
+    assert (again.config.draw, again.record["orders"]) == ("epoch-sorted", 2)
     assert run_methods(experiment, tmp_path, Silent())["rounds"] == 3
 
 

@@ -22,7 +22,7 @@ def evaluations(rounds: list[int], global_accuracy: float) -> list[dict]:
 
 
 def test_after_one_evaluation_each_method_has_a_tick_and_a_bar():
-    axes = plots._accuracy(evaluations([10], 0.85), COLORS).axes[0]
+    axes = plots._scores(evaluations([10], 0.85), COLORS).axes[0]
     assert [tick.get_text() for tick in axes.get_xticklabels()] == ["local", "adaped"]
     assert axes.get_xlabel() == "after round 10"
     low, high = axes.get_ylim()
@@ -45,7 +45,7 @@ def test_after_one_evaluation_each_method_has_a_tick_and_a_bar():
     ],
 )
 def test_the_title_promises_what_is_there(rounds, global_accuracy, title):
-    shown = plots._accuracy(evaluations(rounds, global_accuracy), COLORS).axes[0].get_title(loc="left")
+    shown = plots._scores(evaluations(rounds, global_accuracy), COLORS).axes[0].get_title(loc="left")
     assert shown.replace("\n", " ").replace("\N{NO-BREAK SPACE}", " ") == title
 
 
@@ -58,13 +58,13 @@ def explained(figure) -> list[str]:
 def test_what_the_axis_cuts_is_marked_and_all_that_is_drawn_explained():
     records = evaluations([10, 20, 30], 0.86)
     records[3]["global_accuracy"] = [0.2, 0.2]
-    figure = plots._accuracy(records, COLORS)
+    figure = plots._scores(records, COLORS)
     axes = figure.axes[0]
     (mark,) = [line for line in axes.get_lines() if line.get_marker() == "v" and len(line.get_xdata())]
     assert mark.get_xdata().tolist() == [10]
     assert mark.get_ydata().tolist() == [axes.get_ylim()[0]]
     assert explained(figure) == ["local", "adaped", "± 1 standard deviation over seeds", "beyond the axis"]
-    inside = plots._accuracy(evaluations([10, 20], 0.86), COLORS)
+    inside = plots._scores(evaluations([10, 20], 0.86), COLORS)
     assert "beyond the axis" not in explained(inside)
 
 

@@ -51,18 +51,21 @@ def test_the_same_parameters_from_a_run_an_export_and_a_file(first, exported, fl
     assert warm_start.read(str(exported / "local" / "clients" / "3.npz")).keys() == read[0].keys()
 
 
+@pytest.mark.slow
 def test_servers_and_clients_of_every_method_start_from_them(flat):
     methods = ("local", "fedavg-ft", "fedprox", "adaped")
     experiment, given = prepared(flat, *methods), warm_start.read(str(flat))
     for name in methods:
         simulation = experiment.simulation(name)
         scores = simulation.evaluate(simulation.init([0, 1]))["before"]["accuracy"]
-        x, y, mask = experiment.federation.test
+        test = experiment.federation.test
+        x, y, mask = test.x, test.y, test.mask
         logits = np.asarray(x).reshape(*y.shape, -1) @ given["head/kernel"] + given["head/bias"]
         expected = ((logits.argmax(-1) == y) & mask).sum(1) / np.asarray(mask).sum(1)
         np.testing.assert_allclose(scores, np.stack([expected, expected]), rtol=1e-6)
 
 
+@pytest.mark.slow
 def test_fit_starts_from_a_tree(flat):
     federation = prepared(None, "local").federation
     given = {"head": {key.split("/")[1]: value for key, value in warm_start.read(str(flat)).items()}}
@@ -74,6 +77,7 @@ def test_fit_starts_from_a_tree(flat):
         jaxpfl.fit("fedavg", federation, model="mlp", warm_start=given)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("place", "message"),
     [

@@ -245,8 +245,9 @@ def test_a_killed_holder_is_known_at_once(tmp_path: Path):
     process.communicate()
 
 
+@pytest.mark.slow
 def test_a_holder_that_is_suspended_for_longer_than_the_lease_finds_its_claim_lost(tmp_path: Path):
-    lease = 1.2
+    lease = 4.0  # a busy machine may hold up a sign of life for a second
     process = holder(tmp_path, lease)
     claims = Claims(tmp_path, "b", lease=lease)
     until = time.monotonic() + 1.5 * lease

@@ -90,6 +90,21 @@ def test_what_is_stored_is_read(tmp_path: Path):
     assert runs_of(again) == runs_of(definition)
 
 
+def test_a_sweep_of_earlier_orders_draws_what_it_drew(tmp_path: Path):
+    definition = small("lr=.1,1")
+    earlier = definition.to_json()
+    del earlier["orders"]
+    (tmp_path / FILE).write_text(json.dumps(earlier))
+    old = read(tmp_path)
+    assert old.config.draw == "epoch-sorted"
+    with pytest.raises(JaxpflError, match="draw: epoch-sorted -> epoch"):
+        grown(old, definition, tmp_path)
+    grown(old, dataclasses.replace(definition, config=old.config), tmp_path)
+    (tmp_path / FILE).write_text(json.dumps(earlier | {"grid": small("draw=epoch,step").grid.to_json()}))
+    with pytest.raises(JaxpflError, match="over draws in the orders of an earlier version: begin a new one"):
+        read(tmp_path)
+
+
 def test_a_damaged_definition_is_refused(tmp_path: Path):
     (tmp_path / FILE).write_text('{"methods": ["local"]}')
     with pytest.raises(JaxpflError, match=r"sweep\.json is damaged"):

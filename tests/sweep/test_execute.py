@@ -28,6 +28,7 @@ def records_of(definition: Any) -> list[Record]:
     return found
 
 
+@pytest.mark.slow
 def test_rows_are_what_separate_fits_are():
     found = records_of(sweep_of("lr=.05,.5", "adaped.psi_init=1,3", methods=("fedavg", "adaped")))
     assert len(found) == 2 * 2 + 4 * 2
@@ -61,6 +62,7 @@ def test_rates_of_failures_are_rows():
     assert found[0.9, 0.0]["bytes_up"] < found[0.0, 0.0]["bytes_up"]
 
 
+@pytest.mark.slow
 def test_noise_is_a_number_and_each_run_has_its_claim():
     definition = sweep_of(
         "privacy.noise_multiplier=1,4",
@@ -79,12 +81,14 @@ def test_noise_is_a_number_and_each_run_has_its_claim():
     assert "(private ones: fedavg 2) and the choice of a setting" in caveat
 
 
+@pytest.mark.slow
 def test_a_setting_that_cannot_run_fails_alone():
     found = records_of(sweep_of("cohort=3,9", seeds=1))
     assert [r.status for r in found] == ["done", "failed"]
     assert found[1].reason == "cohort must be between 1 and the number of clients (6), got 9"
 
 
+@pytest.mark.slow
 def test_a_setting_that_diverges_is_told():
     found = records_of(sweep_of("lr=.1,1e30", seeds=1))
     assert [r.status for r in found] == ["done", "diverged"]
@@ -126,6 +130,7 @@ def test_a_defect_is_not_a_failed_setting(monkeypatch: pytest.MonkeyPatch):
         records_of(sweep_of("lr=.1"))
 
 
+@pytest.mark.slow
 def test_only_what_is_missing_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     ran: list[int] = []
     monkeypatch.setattr(Reporter, "start", lambda self, group, runs, rounds: ran.append(runs))

@@ -48,6 +48,7 @@ def test_groups_of_equal_shapes_share_a_program_and_the_sweep_counts_it_once(
     assert finish(sweep)["programs"] == 1
 
 
+@pytest.mark.slow
 def test_chunks_where_memory_asks(monkeypatch: pytest.MonkeyPatch):
     real = explain._timed
 

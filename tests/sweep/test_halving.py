@@ -102,6 +102,7 @@ def test_decisions_are_the_same_from_any_moment_on():
     assert {name: one.rounds for name, one in found.items()} == {name: one.rounds for name, one in final.items()}
 
 
+@pytest.mark.slow
 def test_settings_across_programs_compete(tmp_path: Path):
     """Rates as rows, batch sizes as programs: one setting of all is left, and the same as without halving."""
     axes = ("lr=.001,.3", "batch_size=2,5")

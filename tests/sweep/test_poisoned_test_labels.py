@@ -32,9 +32,10 @@ def swept(folder: Path, poisoned: bool, search: dict[str, Any]) -> tuple[list[Re
     return records, select(records, definition.searched)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "search",
-    [{"search_seeds": 1}, pytest.param({"halving": 2, "halving_first": 1}, marks=pytest.mark.slow)],
+    [{"search_seeds": 1}, {"halving": 2, "halving_first": 1}],
     ids=["seeds", "halving"],
 )
 def test_wrong_test_labels_change_test_scores_alone(tmp_path: Path, search: dict[str, Any]):

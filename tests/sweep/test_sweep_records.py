@@ -42,7 +42,7 @@ def test_a_changed_number_is_seen(tmp_path: Path):
     journal = Journal(tmp_path)
     journal.append([ONE, TWO])
     journal.path.write_bytes(journal.path.read_bytes().replace(b"0.5", b"0.6"))
-    with pytest.raises(JaxpflError, match=r"main\.jsonl line 1 is damaged"):
+    with pytest.raises(JaxpflError, match=r"main\.jsonl line 1 is damaged: without the line, its run is missing"):
         journal.read()
 
 

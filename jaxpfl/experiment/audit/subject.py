@@ -22,7 +22,7 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.setup import Experiment
 from jaxpfl.models import Task
 from jaxpfl.participation import RELIABLE, Availability, Participation
-from jaxpfl.privacy import Mechanism, PrivacyPlan, Refusal
+from jaxpfl.privacy import Mechanism, PrivacyPlan, Refusal, SiloMechanism
 from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message, Upload
 from jaxpfl.types import Federation
 
@@ -103,7 +103,7 @@ class Subject:
         def one(hp: Any, federation: Federation) -> Upload:
             at_server = server_context(self.participation, zero)
             message = algorithm.server.broadcast(key, hp, at_server, algorithm.server.init(key, hp, at_server))
-            splits, per_client = jax.tree.map(lambda a: a[0], (federation.splits, message.per_client))
+            splits, per_client = federation.splits.client(0), jax.tree.map(lambda a: a[0], message.per_client)
             received, ctx = Message(message.shared, per_client), ClientContext(zero, zero, zero, ALL_STEPS, key)
             state = client.init(key, hp, ctx, received)
             return client.update(key, hp, ctx, received, state, splits)[1]
@@ -132,6 +132,8 @@ def subject_of(experiment: Experiment, name: str) -> Subject:
     if mechanism is None:
         what = "uploads nothing" if spec.is_private else "is not private: give --privacy.epsilon, or a noise multiplier"
         raise JaxpflError(f"{name} {what}")
+    if isinstance(mechanism, SiloMechanism):
+        raise JaxpflError("an audit is of users' uploads: there is none of privacy.unit = example")
     subject = Subject(
         spec.method,
         run.task,

@@ -1,0 +1,143 @@
+"""Commands about what is there: report, runs, compare-runs, check, and doctor for the installation itself."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Annotated, Any
+
+from tyro import MISSING
+from tyro.conf import Positional, arg
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.places import NEW_FILE, claim_file
+
+_PAGE = "report.html"
+_MARK = b"<!DOCTYPE html>"
+_Folders = Annotated[Positional[tuple[Path, ...]], arg(metavar="FOLDER [FOLDER ...]", help="Folders of results.")]
+_Json = Annotated[bool, arg(help="Print one JSON object, the only thing on standard output.")]
+
+
+def commands(args: Sequence[str] = ()) -> tuple[Callable[..., None], ...]:
+    """The commands, the same for all arguments."""
+    del args
+    return report, runs, compare_runs, check, doctor
+
+
+def report(
+    folders: _Folders = MISSING,
+    output: Annotated[Path | None, NEW_FILE] = None,
+    data_dir: str | None = None,
+    json: _Json = False,
+) -> None:
+    """Write one self-contained HTML page about runs, sweeps and studies, finished or not.
+
+    Args:
+        output: The HTML file; report.html in the folder unless given, of several folders in the current one.
+        data_dir: Folder of the data sets, for pictures of the splits; as in the run unless given.
+    """
+    from jaxpfl.reports.report import write
+
+    path = output or (folders[0] / _PAGE if len(folders) == 1 else Path(_PAGE))
+    claim_file(path, "--output", "jaxpfl report", _is_page)
+    write(folders, path, data_dir=data_dir)
+    if json:
+        _print({"report": str(path)})
+    else:
+        print(f"report: {path}")
+
+
+def runs(
+    folder: Annotated[Positional[Path], arg(metavar="[FOLDER]", help="The folder to look in.")] = Path("runs"),
+    json: _Json = False,
+) -> None:
+    """List the run, sweep and study folders below a folder, with their status."""
+    from jaxpfl.console import Console
+    from jaxpfl.reports.folders import below
+    from jaxpfl.reports.listing import print_folders
+
+    found = below(folder)
+    if json:
+        _print({"folders": [one._asdict() | {"path": str(one.path)} for one in found]})
+    else:
+        print_folders(Console(), found)
+
+
+def compare_runs(
+    first: Annotated[Positional[Path], arg(metavar="FIRST", help="A run folder.")] = MISSING,
+    second: Annotated[Positional[Path], arg(metavar="SECOND", help="Another.")] = MISSING,
+    json: _Json = False,
+) -> None:
+    """Show how two finished runs differ: in their settings, and in the scores of the methods that both have."""
+    from jaxpfl.console import Console
+    from jaxpfl.headline import HEADLINES
+    from jaxpfl.reports.compare import compare, print_comparison
+
+    found = compare(first, second)
+    if json:
+        _print(found.to_json())
+    else:
+        print_comparison(Console(), found, HEADLINES[found.metric])
+
+
+def check(folders: _Folders = MISSING, json: _Json = False) -> None:
+    """Check result folders: checksums, completeness, and that each summary is that of its files; exit status 2 if
+    anything is damaged.
+    """
+    from jaxpfl.reports.check import check as checked
+
+    found = [checked(folder) for folder in folders]
+    if json:
+        rows = [{"path": str(o.folder.path), "kind": o.folder.kind, "status": o.folder.status} for o in found]
+        more = [{"troubles": one.troubles, "looked_at": one.looked_at} for one in found]
+        _print({"folders": [row | own for row, own in zip(rows, more, strict=True)]})
+    else:
+        for one in found:
+            counts = ", ".join(f"{count} {name}" for name, count in one.looked_at.items())
+            done = f" ({one.folder.done})" * bool(one.folder.done and not one.troubles)
+            print(f"{one.folder.path}: {one.folder.kind}, {one.folder.status}{done}{'; ' if counts else ''}{counts}")
+            for trouble in one.troubles:
+                print(f"  {trouble}")
+    damaged = [str(one.folder.path) for one in found if one.troubles]
+    if damaged:
+        raise JaxpflError(f"damaged: {', '.join(damaged)}")
+
+
+def doctor(data_dir: str | None = None, json: _Json = False) -> None:
+    """Show versions, devices, memory, caches and data sets, and check that training and accounting work; exit status 2
+    if they do not.
+
+    Args:
+        data_dir: Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data.
+    """
+    from jaxpfl.console import Console
+    from jaxpfl.engine import use_cpu_cores
+    from jaxpfl.experiment import compile_cache
+    from jaxpfl.reports.doctor import examine, print_examination
+
+    use_cpu_cores()
+    found = examine(data_dir, compile_cache.enable())
+    if json:
+        _print(found)
+    else:
+        print_examination(Console(), found)
+    if not found["ok"]:
+        failed = [name for name, one in found["checks"].items() if not one["ok"]]
+        raise JaxpflError(f"the self-check of {' and '.join(failed)} failed")
+
+
+def _is_page(path: Path) -> bool:
+    """True for a page of ours, which a newer one may replace."""
+    try:
+        with open(path, "rb") as file:
+            head = file.read(300)
+    except OSError:
+        return False
+    return head.startswith(_MARK) and b'content="jaxpfl report"' in head
+
+
+def _print(value: Any) -> None:
+    from jaxpfl.files import jsonable
+
+    print(json.dumps(jsonable(value)))

@@ -1,0 +1,27 @@
+"""Data sets of a config, tables of one's own among them."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from jaxpfl import data
+from jaxpfl.experiment import stored_data
+
+if TYPE_CHECKING:
+    from jaxpfl.experiment.config import DataConfig
+
+
+def is_table(config: DataConfig) -> bool:
+    """True for a table of the user's own (or a federation made of one), whose features are always standardised."""
+    return stored_data.origin(config).startswith("csv:")
+
+
+def source_of(config: DataConfig, *, in_files: bool = False) -> data.Source:
+    """The data set of a config, before it is split.
+
+    Raises:
+      JaxpflError: as `data.load`.
+    """
+    task = config.task if isinstance(config.task, str) else None
+    table = data.TableOptions(config.target, config.client, config.missing)
+    return data.load(config.data, config.data_dir, in_files=in_files, task=task, table=table)

@@ -1,0 +1,82 @@
+"""A run whose clients live on disk: what it leaves, what a resumed run may change, and ``kill -9`` in the middle."""
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from command import SMALL, jaxpfl
+
+ONE = ["--plan.devices", "1", "--plan.runs", "map"]
+ON_DISK = ["--plan.clients-in", "disk"]
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    found = map(json.loads, (folder / "metrics.jsonl").read_text().splitlines())
+    return [{name: value for name, value in one.items() if name != "seconds"} for one in found]
+
+
+@pytest.mark.slow
+def test_it_goes_on_and_is_exported(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder, models = tmp_path / "run", tmp_path / "models"
+    command = ["run", "adaped", *SMALL, *ONE, "--output", folder]
+    assert jaxpfl(capsys, *command, *ON_DISK).status == 0
+    assert (folder / "clients" / "adaped" / "store.json").exists()
+    more = ["--resume", "--rounds", "6"]
+    refused = jaxpfl(capsys, *command, *more)
+    assert refused.status == 2
+    assert "clients of the run live on disk" in refused.err
+    assert "plan.clients_in = disk" in refused.err.splitlines()[-1]
+    assert jaxpfl(capsys, *command, *more, *ON_DISK).status == 0
+    assert jaxpfl(capsys, "export", folder, "--output", models).status == 0
+
+    whole = tmp_path / "whole"
+    assert jaxpfl(capsys, "run", "adaped", *SMALL, *ONE, "--rounds", "6", "--output", whole).status == 0
+    assert [r for r in records(folder) if r["kind"] == "round"] == [r for r in records(whole) if r["kind"] == "round"]
+    other = jaxpfl(capsys, "run", "adaped", *SMALL, *ONE, "--output", whole, "--resume", "--rounds", "8", *ON_DISK)
+    assert other.status == 2
+    assert "do not live on disk" in other.err
+    # Those in the host's memory are in the checkpoints, as those on the device are.
+    host = ["--plan.clients-in", "host", "--resume", "--rounds", "8", "--output", whole]
+    assert jaxpfl(capsys, "run", "adaped", *SMALL, *ONE, *host).status == 0
+
+
+def test_a_sweep_refuses(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    found = jaxpfl(capsys, "sweep", "local", "--grid", "lr=.1,1", *ON_DISK, "--output", tmp_path / "s")
+    assert found.status == 2
+    assert "plan.clients_in = disk is for a single run" in found.err
+
+
+@pytest.mark.slow
+def test_kill_minus_nine_loses_nothing_beyond_the_last_checkpoint(tmp_path: Path) -> None:
+    long = ["--rounds", "120", "--eval-every", "60", "--checkpoint-every", "6", "--seeds", "1"]
+    command = [sys.executable, "-m", "jaxpfl.cli", "run", "adaped", *SMALL, *ONE, *long, "--json"]
+
+    def start(folder: Path, *more: str) -> subprocess.Popen[str]:
+        given = [*command, "--output", str(folder), *more]
+        return subprocess.Popen(given, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+    whole, folder = tmp_path / "whole", tmp_path / "run"
+    out, err = start(whole).communicate(timeout=300)
+    assert out, err
+    more = ON_DISK
+    for checkpoint in (12, 60):
+        process = start(folder, *more)
+        deadline = time.monotonic() + 120
+        while process.poll() is None and time.monotonic() < deadline:
+            if any((folder / "checkpoints" / "adaped").glob(str(checkpoint))):
+                break
+            time.sleep(0.002)
+        process.kill()
+        process.communicate()
+        more = [*ON_DISK, "--resume"]
+    out, err = start(folder, *more).communicate(timeout=300)
+    assert out, err
+    assert records(folder) == records(whole)
+    with np.load(folder / "clients.npz") as got, np.load(whole / "clients.npz") as want:
+        for name in want.files:
+            np.testing.assert_array_equal(got[name], want[name])

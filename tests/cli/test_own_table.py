@@ -1,0 +1,98 @@
+"""A table of one's own, end to end as a new user runs it."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import jaxpfl
+
+SHORT = ["--rounds", "4", "--seeds", "1", "--local-steps", "5", "--batch-size", "5"]
+RUN = [*SHORT, "--eval-every", "2"]
+
+
+@pytest.fixture
+def houses(tmp_path: Path) -> list[str]:
+    """Flags for a table of five cities, in each of which a square metre has a price of its own."""
+    rng, lines = np.random.default_rng(0), ["city,area,heating,price"]
+    for i, city in enumerate(("Bern", "Chur", "Genf", "Visp", "Zug")):
+        for _ in range(12 + i):
+            area, heating = rng.uniform(30, 160), rng.choice(["gas", "oil", "pump"])
+            price = area * (0.2 + 0.1 * i) + 5 * (heating == "pump") + rng.normal()
+            lines.append(f"{city},{area:.1f},{heating},{price:.3f}")
+    (tmp_path / "houses.csv").write_text("\n".join(lines))
+    return ["--data", "csv:houses.csv", "--data-dir", str(tmp_path), "--target", "price", "--client", "city"]
+
+
+def test_a_table_is_described(capsys, houses):
+    result = jaxpfl(capsys, "data", "describe", *houses, "--json")
+    assert result.status == 0
+    assert "task = regression, as column 'price' holds 70 different values, real numbers" in result.err
+    found = result.json
+    assert (found["clients"], found["input_shape"], found["standardized"]) == (5, [4], True)
+    assert sum(found["examples"].values()) == 70
+    assert {"mean", "std"} == found["labels"].keys()
+    assert all({"label_mean", "label_std"} <= one.keys() for one in found["per_client"])
+    text = jaxpfl(capsys, "data", "describe", *houses, "--task", "regression")
+    assert "5 clients, labels " in text.out
+    refused = jaxpfl(capsys, "data", "describe", *houses, "--task", "regression", "--plot", "x.png")
+    assert (refused.status, refused.err.count("\n")) == (2, 1)
+
+
+def test_a_table_is_trained_resumed_and_reported_by_its_error(capsys, houses, tmp_path):
+    run = ["compare", "local", "fedavg", *houses, "--task", "regression", *RUN, "--output", str(tmp_path / "run")]
+    first = jaxpfl(capsys, *run, "--validation-share", "0.2")
+    assert first.status == 0, first.err
+    assert "test RMSE after the last round" in " ".join(first.out.split())
+    assert "p90" in first.out
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["task"], summary["metric"], summary["lower_is_better"]) == ("regression", "rmse", True)
+    row = summary["methods"]["fedavg"]
+    with (
+        np.load(tmp_path / "run" / "methods" / "fedavg.npz") as own,
+        np.load(tmp_path / "run" / "methods" / "local.npz") as local,
+    ):
+        after, alone = own["after_rmse"], local["after_rmse"]
+    assert row["fraction_hurt"] == (after > alone).mean()
+    assert row["personalized_rmse"]["worst_decile"] == pytest.approx(after.max())
+    assert (tmp_path / "run" / "plots" / "rmse.png").exists()
+    more = jaxpfl(capsys, *run, "--validation-share", "0.2", "--rounds", "6", "--resume")
+    assert more.status == 0, more.err
+    other = jaxpfl(capsys, *run, "--validation-share", "0.2", "--resume", "--loss", "huber")
+    assert other.status == 2
+    assert "loss: None -> huber" in other.err
+
+
+@pytest.mark.parametrize(
+    ("more", "message"),
+    [
+        (["--target", "prize"], "unknown column of"),
+        (["--partition", "classes"], "the partition 'classes' deals examples by their classes"),
+        (["--task", "multilabel"], "a table has one label in a row"),
+        (["--task", "regresion"], "did you mean 'regression'"),
+        (["--loss", "hubre"], "did you mean 'huber'"),
+        (["--loss", "huber:delta=-1"], "huber:delta must be > 0, got -1"),
+        (["--task", "binary", "--target", "heating"], "has 3 different values, not two classes"),
+        (["--task", "classification", "--target", "heating", "--loss", "huber"], "loss = huber is of the task"),
+        (["--data", "digits"], "target is for tables, csv:FILE: digits is none"),
+        (["--label-smoothing", "0.1"], "label_smoothing = 0.1 is of classes, and the task is regression"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_a_line(capsys, houses, tmp_path, more, message):
+    task = [] if "--task" in more else ["--task", "regression"]
+    result = jaxpfl(capsys, "run", "fedavg", *houses, *task, *RUN, "--output", str(tmp_path / "run"), *more)
+    assert result.status == 2
+    assert message in result.err
+    assert result.err.strip().count("\n") == 0
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.slow
+def test_a_sweep_chooses_by_the_error(capsys, houses, tmp_path):
+    options = [*houses, "--task", "regression", *SHORT, "--output", str(tmp_path / "sweep"), "--json"]
+    result = jaxpfl(capsys, "sweep", "fedavg", *options, "--grid", "lr=0.0001,0.05")
+    assert result.status == 0, result.err
+    assert result.json["metric"] == "rmse"
+    best = result.json["best"]["fedavg"]
+    assert best["settings"]["lr"] == 0.05
+    assert best["validation_rmse"] == min(row["validation_rmse"] for row in result.json["rows"])

@@ -1,0 +1,113 @@
+"""``jaxpfl data convert`` and runs on what it saved: the numbers of the data set itself, and what is refused."""
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+from command import SMALL, jaxpfl
+
+SPLIT = ["--data", "npz:own.npz", "--partition", "dirichlet", "--alpha", "1", "--test-share", "0.3", "--drop-empty"]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A data directory with an archive of images, and the federation of six clients that was made of it."""
+    rng = np.random.default_rng(0)
+    y = rng.integers(5, size=300)
+    x = (rng.integers(120, size=(300, 6, 6)) + 20 * y[:, None, None]).astype(np.uint8)
+    np.savez(tmp_path / "own.npz", x_train=x, y_train=y)
+    monkeypatch.setenv("JAXPFL_DATA_DIR", str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.slow
+def test_a_run_on_files_is_the_run_on_the_data_set(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    convert = ["data", "convert", *SPLIT, "--clients", "6", "--unseen-clients", "2", "--output", folder / "made"]
+    made = jaxpfl(capsys, *convert, "--json")
+    assert made.status == 0, made.err
+    assert made.json["clients"] == 8
+    assert made.json["data"] == f"federation:{folder / 'made'}"
+    run = ["run", "local", *SMALL, "--plan.devices", "1", "--plan.runs", "map", "--unseen-clients", "2", "--json"]
+    one = jaxpfl(capsys, *run, *SPLIT, "--output", folder / "one")
+    given = [*run, "--data", "federation:made", "--plan.clients-in", "disk", "--output", folder / "two"]
+    other = jaxpfl(capsys, *given)
+    assert (one.status, other.status) == (0, 0), other.err
+    found, wanted = (
+        {name: value for name, value in result.json["methods"]["local"].items() if name != "seconds"}
+        for result in (other, one)
+    )
+    assert found == wanted
+    for name in ("one", "two"):
+        exported = jaxpfl(capsys, "export", folder / name, "--output", folder / f"{name}-models", "--json")
+        assert exported.status == 0, exported.err
+    manifests = [json.loads((folder / f"{name}-models" / "manifest.json").read_text()) for name in ("one", "two")]
+    assert manifests[0]["pixels"]
+    assert manifests[0]["pixels"] == manifests[1]["pixels"]
+    described = [
+        jaxpfl(capsys, "data", "describe", *more, "--unseen-clients", "2", "--json").json["examples_per_client"]
+        for more in ([*SPLIT, "--clients", "6"], ["--data", "federation:made"])
+    ]
+    assert described[0] == described[1]
+    again = jaxpfl(capsys, *given, "--resume", "--rounds", "6")
+    assert again.status == 0, again.err
+    # Another federation in the same folder is not the one that the run was of.
+    for path in (folder / "made").iterdir():
+        path.unlink()
+    assert jaxpfl(capsys, *convert, "--split-seed", "1").status == 0
+    refused = jaxpfl(capsys, *given, "--resume", "--rounds", "8")
+    assert refused.status == 2
+
+
+@pytest.mark.slow
+def test_a_sweep_on_files(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    jaxpfl(
+        capsys, "data", "convert", *SPLIT, "--clients", "6", "--validation-share", "0.3", "--output", folder / "made"
+    )
+    small = ["--model", "linear", "--cohort", "3", "--local-steps", "2", "--rounds", "2", "--seeds", "1"]
+    sweep = ["sweep", "local", "--grid", "lr=.1,1", *small, "--data"]
+    found = jaxpfl(capsys, *sweep, "federation:made", "--output", folder / "s")
+    assert found.status == 0, found.err
+    jaxpfl(capsys, "data", "convert", *SPLIT, "--clients", "6", "--output", folder / "without")
+    refused = jaxpfl(capsys, *sweep, "federation:without", "--output", folder / "t")
+    assert refused.status == 2
+    assert "federation:without has no validation examples to choose by: convert" in refused.err
+
+
+@pytest.mark.parametrize(
+    ("args", "message"),
+    [
+        (
+            ["run", "local", "--data", "federation:made", "--partition", "iid"],
+            "partition = iid: federation:made is split",
+        ),
+        (
+            ["run", "local", "--data", "federation:made", "--clients", "5"],
+            "is split already, with clients = 6: leave it",
+        ),
+        (["run", "local", "--data", "federation:none"], "none: no federation: there is no such folder"),
+        (["run", "local", "--data", "federation:"], "needs a folder: federation:FOLDER"),
+        (["data", "convert", *SPLIT, "--clients", "6"], "data convert needs --output"),
+        (["data", "convert", *SPLIT, "--clients", "6", "--output", "made"], "made exists: name a folder that does not"),
+        (["data", "convert", "--data", "federation:made", "--output", "x"], "is a saved federation already"),
+        (["data", "convert", *SPLIT, "--standardize", "--output", "x"], "standardize is of a run"),
+        (["data", "convert", "--data", "npz:none.npz", "--output", "x"], "none.npz: no such file"),
+        (["data", "list", "--output", "x"], "--output is for jaxpfl data convert"),
+        (["data", "list", "--plot", "x.png"], "--plot is for jaxpfl data describe"),
+    ],
+)
+def test_what_is_refused(
+    folder: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    args: list[str],
+    message: str,
+) -> None:
+    monkeypatch.chdir(folder)
+    assert jaxpfl(capsys, "data", "convert", *SPLIT, "--clients", "6", "--output", "made").status == 0
+    found = jaxpfl(capsys, *args)
+    assert found.status == 2
+    assert message in found.err
+    assert found.err.startswith("error: ")
+    assert found.err.count("\n") == 1
+    assert sorted(path.name for path in folder.iterdir()) == ["made", "own.npz"]

@@ -1,0 +1,58 @@
+"""Statistics, choices and words where less is better."""
+
+import numpy as np
+import pytest
+
+from jaxpfl.experiment.summary import best_on_validation, fraction_hurt, over_clients
+from jaxpfl.headline import ACCURACY, HEADLINES, of_names, of_summary
+from jaxpfl.records import DONE, Record
+from jaxpfl.sweep.selection import select
+from jaxpfl.sweep.summary import summarize
+from jaxpfl.sweep.tables import best_sheet
+
+RMSE = HEADLINES["rmse"]
+
+
+def test_the_worst_clients_are_those_with_the_largest_error():
+    scores = np.arange(1.0, 21.0)[None]
+    assert over_clients(scores)["worst_decile"] == 1.5
+    found = over_clients(scores, lower=True)
+    assert found["worst_decile"] == 19.5
+    assert found["p10"] == pytest.approx(np.quantile(scores, 0.9))
+    assert over_clients(np.array([[1.0, np.inf, np.nan]]), lower=True)["mean"] == np.inf
+
+
+def test_a_larger_error_than_with_local_training_hurts():
+    own, local = np.array([[1.0, 3.0, 2.0, np.nan]]), np.array([[2.0, 2.0, 2.0, 1.0]])
+    assert fraction_hurt(own, local, lower=True) == pytest.approx(1 / 3)
+    assert fraction_hurt(own, local) == pytest.approx(1 / 3)
+    assert fraction_hurt(np.array([[1.0, 1.0]]), np.array([[2.0, 2.0]]), lower=True) == 0
+
+
+def test_the_best_round_has_the_least_validation_error():
+    validation, test = np.array([[3.0], [1.0], [2.0]]), np.array([[0.3], [0.1], [0.2]])
+    found = best_on_validation([10, 20, 30], validation, test, RMSE)
+    assert found == {"rounds": [20], "personalized_rmse": {"mean": 0.1, "std": None}}
+
+
+def record(lr: float, seed: int, validation: float) -> Record:
+    metrics = {"validation_rmse": validation, "personalized_rmse": validation + 1}
+    return Record("fedavg", {"lr": lr}, seed, DONE, metrics=metrics, group="g", seconds=1.0)
+
+
+def test_a_sweep_chooses_the_least_error_and_says_its_name():
+    records = [record(lr, seed, value) for lr, value in ((0.1, 3.0), (0.2, 1.0), (0.4, 2.0)) for seed in (0, 1)]
+    chosen = select(records, (0, 1))
+    assert chosen["fedavg"].settings == {"lr": 0.2}
+    summary = summarize(records, chosen, seeds=(0, 1), programs=1, seconds=1.0)
+    assert summary["metric"] == "rmse"
+    assert summary["best"]["fedavg"]["validation_rmse"] == 1.0
+    sheet = best_sheet(summary)
+    assert sheet.rows[0][2:4] == ("1", "2 ± 0")
+    assert sheet.note.startswith("RMSE, of personalised models")
+
+
+def test_names_of_scores_tell_the_headline():
+    assert of_names(["train_loss", "personalized_rmse"]) == RMSE
+    assert of_names(["train_loss"]) == of_summary({}) == ACCURACY
+    assert of_summary({"metric": "macro_f1"}).number(0.123456) == "12.35"

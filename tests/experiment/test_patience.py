@@ -1,0 +1,89 @@
+"""Early stopping of stored runs: what is kept, and that a killed run ends where the whole one does."""
+
+import json
+
+import pytest
+from finished_run import SETTINGS, Silent, run
+
+from jaxpfl import JaxpflError
+from jaxpfl.experiment.config import RunConfig, resolve
+from jaxpfl.experiment.run import open_folder, run_methods
+from jaxpfl.experiment.setup import prepare
+from jaxpfl.experiment.stored_run import last_state, open_run
+
+STOPPING = SETTINGS | {
+    "rounds": 40,
+    "eval_every": 2,
+    "checkpoint_every": 3,
+    "validation_share": 0.3,
+    "patience": 3,
+    "lr": 1.0,
+}
+
+pytestmark = pytest.mark.slow
+
+
+class Killed(Exception):
+    pass
+
+
+class Kills(Silent):
+    """A reporter that ends the process, so to say, after an evaluation."""
+
+    def __init__(self, after: int):
+        self.after = after
+
+    def progress(self, round: int, loss: float, score: float | None) -> None:
+        if round == self.after and score is not None:
+            raise Killed
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory):
+    return run(tmp_path_factory.mktemp("whole") / "run", ("fedavg",), **STOPPING)
+
+
+def records(folder):
+    return [json.loads(line) | {"seconds": 0} for line in (folder / "metrics.jsonl").read_text().splitlines()]
+
+
+def resumed(folder, **changes):
+    experiment = prepare(resolve(RunConfig(**STOPPING | changes)), ("fedavg",))
+    open_folder(folder, experiment, resume=True)
+    return run_methods(experiment, folder, Silent())
+
+
+def test_a_stopped_run_is_whole(whole):
+    summary = json.loads((whole / "summary.json").read_text())
+    row = summary["methods"]["fedavg"]
+    last = row["stopped_after"]
+    assert (summary["rounds"], last % 2) == (40, 0)
+    assert 6 < last < 40
+    assert {r["round"] for r in records(whole) if r["kind"] == "round"} == set(range(1, last + 1))
+    assert max(row["best_on_validation"]["rounds"]) == last - 6  # three evaluations before, of the last seed to stop
+    stored = open_run(whole)
+    assert last_state(stored, stored.experiment(), "fedavg", 0)[1].round.tolist() == [last]
+
+
+def test_a_killed_run_ends_where_the_whole_one_does(whole, tmp_path):
+    folder, experiment = tmp_path / "run", prepare(resolve(RunConfig(**STOPPING)), ("fedavg",))
+    open_folder(folder, experiment, resume=False)
+    with pytest.raises(Killed):
+        run_methods(experiment, folder, Kills(after=4))  # the last checkpoint is of round 3
+    summary = resumed(folder)
+    assert records(folder) == records(whole)
+    want = json.loads((whole / "summary.json").read_text())["methods"]["fedavg"]
+    assert summary["methods"]["fedavg"]["stopped_after"] == want["stopped_after"]
+    longer = resumed(folder, rounds=50)  # there is no patience left
+    assert longer["methods"]["fedavg"]["stopped_after"] == want["stopped_after"]
+    assert records(folder) == records(whole)
+
+
+def test_a_run_whose_evaluations_are_lost_is_not_continued(tmp_path):
+    folder, experiment = tmp_path / "run", prepare(resolve(RunConfig(**STOPPING)), ("fedavg",))
+    open_folder(folder, experiment, resume=False)
+    with pytest.raises(Killed):
+        run_methods(experiment, folder, Kills(after=4))
+    (folder / "metrics.jsonl").unlink()
+    with pytest.raises(JaxpflError, match=r"metrics.jsonl has lost the evaluation of fedavg after round 2, on which"):
+        resumed(folder)
