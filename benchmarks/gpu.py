@@ -97,7 +97,7 @@ def _configurations(args: argparse.Namespace) -> list[dict[str, Any]]:
             add(f"{problem.method} {clients}", problem, clients=clients)
         for layers in ("lax.conv vmap", f"lax.conv {most[-1]}"):
             add(f"{problem.method} {layers}", problem, clients=layers.split()[1], layers="lax")
-        for precision in ("float32", "tensorfloat32"):
+        for precision in ("tf32", "bfloat16"):
             add(f"{problem.method} vmap {precision}", problem, precision=precision)
         add(f"{problem.method} vmap bfloat16 parameters", problem, parameters="bfloat16")
     for clients in linear:
@@ -173,8 +173,7 @@ def _jax(settings: dict[str, Any]) -> Any:
 
     problem = Problem(**settings["problem"])
     use_devices()
-    if settings.get("precision"):
-        jax.config.update("jax_default_matmul_precision", settings["precision"])
+    precision = settings.get("precision", "float32")
     model = None
     if settings.get("layers") == "lax":
         from .round_cnn import naive_cnn
@@ -182,7 +181,8 @@ def _jax(settings: dict[str, Any]) -> Any:
         model = naive_cnn()
     if settings.get("parameters"):
         model = _with_parameters(settings["parameters"])
-    plan = ExecutionPlan(clients=settings["clients"])
+    form = "plain" if settings.get("layers") == "lax" else "auto"
+    plan = ExecutionPlan(clients=settings["clients"], convolutions=form, precision=precision)
     contender = rounds_of(simulate(problem, plan=plan, model=model))
 
     def facts() -> dict[str, Any]:

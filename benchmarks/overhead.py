@@ -85,6 +85,7 @@ def bare_updates(problem: Problem, block: int) -> Contender:
     from jax.sharding import PartitionSpec as P
 
     import jaxpfl
+    from jaxpfl.engine import stores
     from jaxpfl.protocol import ALL_STEPS, ClientContext, ServerContext
     from jaxpfl.randomness import Purpose, stream
 
@@ -109,10 +110,11 @@ def bare_updates(problem: Problem, block: int) -> Contender:
     def some(message: Any, round: Any, first: Any, data: Any) -> Any:
         """The updates of ``block`` clients that lie together; of one without a client axis."""
         if block == 1:
-            own = jax.tree.map(lambda a: jax.lax.dynamic_index_in_dim(a, first, keepdims=False), data)
-            return update(message, round, first, own)
-        own = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, block), data)
-        return jax.vmap(update, (None, None, 0, 0))(message, round, first + jnp.arange(block), own)
+            return update(message, round, first, data.client(first))
+        places, held = stores.split(data)
+        own = jax.tree.map(lambda a: jax.lax.dynamic_slice_in_dim(a, first, block), places)
+        rows = first + jnp.arange(block)
+        return jax.vmap(lambda row, own: update(message, round, row, stores.join(own, held)))(rows, own)
 
     def on_device(data: Any, message: Any, result: Any, start: Any, rounds: Any) -> Any:
         place = jax.lax.axis_index("device") * share

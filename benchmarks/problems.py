@@ -102,6 +102,7 @@ def simulate(
     model: Any = None,
     method: Callable[..., Algorithm] | None = None,
     hyper: dict[str, Any] | None = None,
+    draw: str = "epoch",
 ) -> Simulation:
     """The compiled rounds.
 
@@ -110,15 +111,19 @@ def simulate(
       model: in place of the problem's, a jaxpfl or flax model on the same inputs and classes.
       method: a builder in place of the problem's method; the hyper-parameters are that method's.
       hyper: hyper-parameters by name; arrays make a sweep.
+      draw: of the mini-batches.
     """
     import jaxpfl
     from jaxpfl import participation
     from jaxpfl.engine.assemble import make_task as task_of
+    from jaxpfl.models import in_bfloat16
 
     federation = make_federation(problem)
     task = make_task(problem, federation) if model is None else task_of(model, federation, 10)
+    if plan is not None and plan.precision == "bfloat16":
+        task = in_bfloat16(task)
     registered = jaxpfl.METHODS[problem.method]
-    work = jaxpfl.LocalWork(np.asarray(federation.train.size), problem.steps, problem.batch)
+    work = jaxpfl.LocalWork(np.asarray(federation.train.size), problem.steps, problem.batch, draw)
     return jaxpfl.Simulation(
         (method or registered.build)(task, work),
         task,
@@ -178,20 +183,22 @@ def memory_facts() -> dict[str, int]:
 
 def _repeat(federation: Federation, clients: int, cap: int | None) -> Federation:
     """The first clients over and over, each with ``cap`` examples of its own at most (a third of them to test)."""
+    import jax
+
     from jaxpfl import ClientData
 
     rng = np.random.default_rng(0)
     rows = np.arange(clients) % federation.num_clients
 
     def cut(data: ClientData, most: int | None) -> ClientData:
-        if most is None:
-            return ClientData(*(np.asarray(leaf)[rows] for leaf in data))
-        # A client's examples may come class by class: any ``most`` of them, those that are real first.
-        scores = np.where(data.mask, rng.random(data.mask.shape), 2.0)
-        kept = np.argsort(scores, axis=1)[:, :most]
-        return ClientData(
-            *(np.take_along_axis(a, kept.reshape(kept.shape + (1,) * (a.ndim - 2)), axis=1)[rows] for a in data)
-        )
+        # A client's examples may come class by class: any ``most`` of them.
+        kept = [
+            start + (np.arange(size) if most is None else rng.permutation(size)[:most])
+            for start, size in zip(data.start, data.size, strict=True)
+        ]
+        places = np.concatenate([kept[row] for row in rows])
+        examples = jax.tree.map(lambda leaf: np.asarray(leaf)[places], data.examples)
+        return ClientData.stacked(examples, [len(kept[row]) for row in rows])
 
     splits = {"train": cap, "test": cap and max(cap // 3, 1), "validation": None}
     return federation._replace(
@@ -203,6 +210,7 @@ def _repeat(federation: Federation, clients: int, cap: int | None) -> Federation
 def _gaussian(clients: int, outputs: int) -> Federation:
     """Linear data: y = <x, w> + noise (or its sign), w the same for all."""
     from jaxpfl import ClientData, Federation
+    from jaxpfl.types import Examples
 
     rng = np.random.default_rng(0)
     x = rng.standard_normal((clients, EXAMPLES, FEATURES), np.float32)
@@ -210,9 +218,8 @@ def _gaussian(clients: int, outputs: int) -> Federation:
     y += np.float32(0.1) * rng.standard_normal(y.shape, np.float32)
     if outputs > 1:
         y = np.digitize(y, np.quantile(y, np.arange(1, outputs) / outputs)).astype(np.int32)
-    nothing = ClientData(x[:, :0], y[:, :0], np.ones((clients, 0), bool))
-    train = ClientData(x, y, np.ones((clients, EXAMPLES), bool))
-    return Federation(np.arange(clients, dtype=np.int32), train, nothing, nothing)
+    train = ClientData.stacked(Examples(x.reshape(-1, FEATURES), y.reshape(-1)), [EXAMPLES] * clients)
+    return Federation(np.arange(clients, dtype=np.int32), train, train.emptied(), train.emptied())
 
 
 def _regression() -> Task:

@@ -118,7 +118,7 @@ def _jax(problem: Problem, name: str) -> Contender:
 
     use_devices(None if name in (CORES, THREE) else 1)
     if name == NAIVE:
-        plan = ExecutionPlan(clients="vmap")
+        plan = ExecutionPlan(clients="vmap", convolutions="plain")
         return rounds_of(simulate(problem, plan=plan, model=naive_cnn()), score=True)
     if name == THREE:
         from dataclasses import replace

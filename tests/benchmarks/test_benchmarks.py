@@ -1,34 +1,44 @@
 """The benchmarks run and write whole records, both as a package and as files. No test looks at a time."""
 
-import importlib.util
 import json
 import math
 import os
 import subprocess
 import sys
 from pathlib import Path
-from types import ModuleType
 from typing import Any
 
 import pytest
+from benchmark_modules import benchmark_module
 
 ROOT = Path(__file__).parents[2]
 FOLDER = ROOT / "benchmarks"
 NAMES = (
     "round_cnn",
+    "own_models",
     "adaped_flops",
     "roofline",
     "clients",
     "sweep",
     "sweep_clients",
+    "orders",
+    "streamed",
     "overhead",
     "compile",
     "second_fit",
     "fusion",
+    "sums",
+    "processes",
+    "ragged",
     "estimators",
     "histograms",
     "defaults",
+    "adaped_plus",
+    "robust",
     "privacy",
+    "silos",
+    "lowered",
+    "cost",
     "gpu",
 )
 
@@ -60,16 +70,6 @@ def check_contenders(results: dict[str, Any]) -> None:
     for row in results.values():
         assert {"first", "rounds", "seconds", "median", "facts"} <= set(row)
         assert all(math.isfinite(value) and value > 0 for value in (*row["seconds"], row["median"], row["first"]))
-
-
-def load(name: str) -> ModuleType:
-    """A module that imports nothing of its package."""
-    spec = importlib.util.spec_from_file_location(f"benchmarks_{name}", FOLDER / f"{name}.py")
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
 
 
 def test_without_a_name_all_are_listed_within_the_terminals_width():
@@ -134,7 +134,7 @@ def test_a_contender_that_fails_is_one_line(tmp_path: Path):
 
 
 def test_operations_counted_by_hand():
-    flops = load("flops")
+    flops = benchmark_module("flops")
     assert flops.cnn_step("fedavg", 20) == pytest.approx(30.3e6, rel=0.002)
     assert flops.cnn_step("adaped") / flops.cnn_step("fedavg") == pytest.approx(2.74, abs=0.005)
     executed = flops.cnn_step_executed("fedavg") - flops.cnn_step("fedavg")
@@ -258,6 +258,33 @@ def test_fusion(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_sums(tmp_path: Path):
+    found = record(tmp_path, "sums")
+    assert set(found["results"]) == {"equal values", "log-normal values"}
+    for rows in found["results"].values():
+        rounding = {name: row["error"] for name, row in rows.items()}
+        assert rounding.pop("plain loop") > max(rounding.values()) >= 0
+        assert len(rounding) == 8
+        assert max(rounding.values()) < found["asked"]["floor"]
+
+
+@pytest.mark.slow
+def test_processes(tmp_path: Path):
+    check_contenders(record(tmp_path, "processes")["results"]["linear"])
+
+
+@pytest.mark.slow
+def test_ragged(tmp_path: Path):
+    found = record(tmp_path, "ragged", "--models", "linear")
+    assert found["results"]["memory"]["over_examples"] < found["asked"]["memory"]["floor"]
+    rows = found["results"]["linear, mini-batches"]
+    assert set(rows) == {"equal", "log-normal", "power law", "one of 5000"}
+    for row in rows.values():
+        assert row["facts"]["round_ms"] > 0
+        assert row["facts"]["evaluation_ms"] > 0
+
+
+@pytest.mark.slow
 def test_estimators(tmp_path: Path):
     found = record(tmp_path, "estimators")
     check_contenders(found["results"])
@@ -275,6 +302,15 @@ def test_histograms(tmp_path: Path):
     assert plot.stat().st_size > 5000
     for row in found["results"].values():
         assert row["facts"]["sparse_bytes"] > 0
+
+
+def test_the_stand_in_has_the_shapes_of_school():
+    code = (
+        "from benchmarks.silos import federation_of, stand_in; drawn = stand_in(); made = federation_of(drawn, 0); "
+        "y = made.train.examples.y; print(*drawn.x.shape, made.num_clients, "
+        "made.train.size.sum() + made.test.size.sum(), 0 <= y.min() < y.max() <= 1)"
+    )
+    assert python("-c", code).stdout.split() == ["15362", "28", "139", "15362", "True"]
 
 
 @pytest.mark.slow
@@ -310,6 +346,23 @@ def test_defaults_keeps_every_try_and_goes_on_where_it_was_interrupted(tmp_path:
 
 
 @pytest.mark.slow
+def test_adaped_plus_searches_reports_and_ablates(tmp_path: Path):
+    results = record(tmp_path, "adaped_plus")["results"]
+    assert {row["method"] for row in results["search"]["digits"]} == {"local", "adaped-plus"}
+    assert {row["method"] for row in results["reported"]["digits"]} == {"local", "adaped-plus"}
+    (without,) = results["ablations"]["digits"]
+    assert without["set"]["psi_init"] == 1e6
+    assert 0 <= without["accuracy"][0] <= 100
+
+
+@pytest.mark.slow
+def test_robust_runs_every_method_under_attack(tmp_path: Path):
+    results = record(tmp_path, "robust")["results"]
+    assert set(results) == {"local mean", "ditto mean", "ditto median"}
+    assert [row["attack"] for row in results["ditto median"]] == ["none", "label-flip", "sign-flip:factor=3"]
+
+
+@pytest.mark.slow
 def test_gpu_refuses_a_machine_without_one_and_runs_anywhere_when_told(tmp_path: Path):
     import jax
 
@@ -328,3 +381,24 @@ def test_gpu_records_a_configuration_that_fails_and_goes_on(tmp_path: Path):
     found = record(tmp_path, "gpu", "--anywhere", "--only", "linear", "--timeout", "1")
     assert len(found["results"]) == 2
     assert all("longer than 1 s" in row["error"] for row in found["results"].values())
+
+
+@pytest.mark.slow
+def test_own_models(tmp_path: Path):
+    found = record(tmp_path, "own_models")
+    check_contenders(found["results"])
+    rows = found["summary"]["contenders"]
+    for name in ("LeNet linen, products", "LeNet nnx, plain"):
+        assert rows[name]["over_built_in"] > 0
+    flops = {name: row["facts"].get("flops") for name, row in found["results"].items()}
+    # By hand: 30.3 MFLOP a step of twenty without the first layer's input, which this count has.
+    forward = 2 * (24 * 24 * 6 * 25 + 8 * 8 * 16 * 150 + 256 * 120 + 120 * 84 + 84 * 10)
+    assert flops["cnn"] == flops["LeNet linen, products"] == flops["LeNet nnx, plain"] == 3 * 2 * forward
+
+
+@pytest.mark.slow
+def test_lowered(tmp_path: Path):
+    flops = benchmark_module("flops")
+    for method, row in record(tmp_path, "lowered")["results"].items():
+        assert row["flops"] == pytest.approx(row["steps"] * flops.cnn_step_executed(method), rel=1e-3)
+        assert row["seconds"] > row["flops"] / 67e12

@@ -1,0 +1,283 @@
+"""AdaPeD-plus beside other methods: equal gradients and tries, rates chosen on validation examples.
+
+    python -m benchmarks adaped_plus --data-dir DIR --json FILE
+
+Every method has as many tries on each data set, at the same number of gradients of a client, those of its
+personalisation included; a method with more gradients a step or for its personal models trains for fewer rounds. The
+tries train on four fifths of each client's training examples, with one seed and a share of the gradients, and are
+scored on the last fifth. The best of each method then trains on all of them, with other seeds, and is scored on test
+examples, once. AdaPeD-plus has one set of static options for all data sets: those with the best mean over the data
+sets of their best try. Its ablations change one ingredient each, at its chosen rates. Every try is in the record,
+which is written after each program, so that an interrupted search goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, NamedTuple
+
+if not __package__:
+    import _script
+
+    __package__ = _script.package
+
+from .adaped_plus_page import PLUS, tables
+from .problems import use_devices
+from .record import command, parser, stored, write
+
+SEARCH_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
+
+
+class Case(NamedTuple):
+    """A data set at its preset.
+
+    Attributes:
+      search: gradients of a client, on average, in a try.
+      full: those in a run that is reported.
+      model: in place of the preset's.
+    """
+
+    search: int
+    full: int
+    model: str | None = None
+
+
+CASES = {"digits": Case(400, 400), "mnist-writers": Case(400, 800, "mlp:100"), "mnist": Case(120, 160)}
+
+
+class Try(NamedTuple):
+    """Static options and hyper-parameters of a try."""
+
+    options: Mapping[str, Any]
+    set: Mapping[str, float]
+
+
+def _tries(options: Mapping[str, Any], **values: Iterable[float]) -> list[Try]:
+    rows = itertools.product(*values.values())
+    return [Try(options, dict(zip(values, row, strict=True))) for row in rows]
+
+
+def _tied(other: str, rates: Iterable[float], **fixed: float) -> list[Try]:
+    """One rate for both models."""
+    return [Try({}, {"lr": rate, other: rate, **fixed}) for rate in rates]
+
+
+RATES = (0.02, 0.03, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3)
+FOUR = (0.03, 0.05, 0.1, 0.2)
+KEPT = {"keep": True, "fine_tune_steps": 0}
+TRIES: dict[str, list[Try]] = {
+    "local": _tries({}, lr=RATES),
+    "fedavg-ft": _tries({"fine_tune_steps": 60}, lr=FOUR) + _tries({"fine_tune_steps": 20}, lr=FOUR),
+    "fedper": _tries({}, lr=RATES),
+    "ditto": _tied("lr_personal", FOUR, lam=0.1) + _tied("lr_personal", FOUR, lam=1.0),
+    "adaped": _tied("lr_global", FOUR, psi_init=3.5, c=5.0) + _tied("lr_global", FOUR, psi_init=1.0, c=1.0),
+    PLUS: [
+        Try({}, {"lr": lr, "lr_global": both, "psi_init": psi})
+        for lr, both, psi in (
+            (0.05, 0.05, 1.0),
+            (0.1, 0.1, 1.0),
+            (0.05, 0.1, 1.0),
+            (0.03, 0.1, 0.5),
+            (0.05, 0.2, 1.0),
+            (0.1, 0.2, 0.5),
+        )
+    ]
+    + [
+        Try({"fine_tune_steps": 20}, {"lr": 0.05, "lr_global": 0.1, "psi_init": 1.0}),
+        Try(KEPT, {"lr": 0.1, "lr_global": 0.1, "psi_init": 1.0, "c": 1.0}),
+    ],
+}
+assert len({len(tries) for tries in TRIES.values()}) == 1
+
+DISTILLED = {"ce_global": 0.0, "kd_global": 1.0}
+ABLATIONS: dict[str, Try] = {
+    "no distillation in fine-tuning": Try({}, {"psi_init": 1e6}),
+    "no fine-tuning": Try({"fine_tune_steps": 0}, {}),
+    "theta kept": Try(KEPT, {"c": 1.0}),
+    "theta kept, mu by distillation alone": Try(KEPT, {"c": 1.0, **DISTILLED}),
+    "theta kept, from round 0": Try(KEPT | {"start": "init"}, {"c": 1.0}),
+    "theta kept, mu by both": Try(KEPT, {"c": 1.0, "kd_global": 1.0}),
+    "theta kept, fine-tuned for 20 steps": Try({"keep": True, "fine_tune_steps": 20}, {"c": 1.0}),
+    "theta kept, idle rounds": Try(KEPT | {"idle_rounds": 3}, {"c": 1.0}),
+    "psi of each client": Try({"own_psi": True}, {"c": 1.0}),
+    "psi from 3.5": Try({}, {"psi_init": 3.5}),
+    "weights that sum to one": Try({"normalize": True}, {}),
+    "gate": Try({"gate": True}, {}),
+}
+"""What each changes of the chosen try."""
+DEAR = (
+    "no distillation in fine-tuning",
+    "no fine-tuning",
+    "theta kept",
+    "theta kept, mu by distillation alone",
+)
+"""Ablations on the data sets with a convolutional model; digits has all."""
+
+
+@command
+def main(argv: list[str] | None = None) -> None:
+    options = parser("adaped_plus", __doc__)
+    said = "search on these alone; runs that are reported follow when all have been searched"
+    options.add_argument("--data", nargs="+", choices=sorted(CASES), default=list(CASES), metavar="NAME", help=said)
+    args = options.parse_args(argv)
+    from jaxpfl.experiment import compile_cache
+
+    use_devices()
+    compile_cache.enable()
+    study = _Study(args)
+    data = ("digits",) if args.quick else tuple(args.data)
+    for name in data:
+        study.search(name)
+    if args.quick or set(study.results["search"]) == set(CASES):
+        for part in (study.report, study.ablate):
+            for name in data:
+                part(name)
+        if not args.quick:
+            print(tables(study.record))
+
+
+class _Study:
+    """The record, and what is run for it."""
+
+    def __init__(self, args: argparse.Namespace):
+        self.path: Path | None = args.json
+        self.data_dir, self.quick = args.data_dir, args.quick
+        self.methods = ("local", PLUS) if args.quick else tuple(TRIES)
+        self.settings = {"cases": {name: case._asdict() for name, case in CASES.items()}, "quick": args.quick}
+        self.results: dict[str, Any] = stored(self.path, self.settings) or {
+            "search": {},
+            "reported": {},
+            "ablations": {},
+        }
+
+    @property
+    def record(self) -> dict[str, Any]:
+        """The part of the record that its page shows."""
+        return {"settings": self.settings, "results": self.results}
+
+    def search(self, data: str) -> None:
+        for method in self.methods:
+            tries = TRIES[method][: 1 if self.quick else None]
+            self.run("search", data, method, {str(i): one for i, one in enumerate(tries)})
+
+    def report(self, data: str) -> None:
+        for method in self.methods:
+            self.run("reported", data, method, {method: chosen(self.results, method, data)})
+
+    def ablate(self, data: str) -> None:
+        base = chosen(self.results, PLUS, data)
+        for label, change in ABLATIONS.items():
+            if (data == "digits" or label in DEAR) and not (self.quick and label not in DEAR[:1]):
+                one = Try({**base.options, **change.options}, {**base.set, **change.set})
+                self.run("ablations", data, PLUS, {label: one})
+
+    def run(self, part: str, data: str, method: str, tries: Mapping[str, Try]) -> None:
+        """Run those that the record lacks; tries with the same static options are runs of one program."""
+        known = self.results[part].setdefault(data, [])
+        have = {(row["method"], row["label"]) for row in known}
+        missing = {label: one for label, one in tries.items() if (method, label) not in have}
+        for options in {str(sorted(one.options.items())): one.options for one in missing.values()}.values():
+            same = {label: one for label, one in missing.items() if one.options == options}
+            began = time.monotonic()
+            rows = self.fitted(part, data, method, same)
+            known += rows
+            write(self.path, "adaped_plus", self.settings, self.results)
+            best = max(rows, key=lambda row: sum(row["accuracy"]))
+            mean = sum(best["accuracy"]) / len(best["accuracy"])
+            print(
+                f"{time.monotonic() - began:6.0f} s  {part} {data} {method} {dict(options)}: {best['set']} {mean:.2f}",
+                flush=True,
+            )
+
+    def fitted(self, part: str, data: str, method: str, tries: Mapping[str, Try]) -> list[dict[str, Any]]:
+        """Accuracy of each try and seed, in %: of validation examples in a search, else of test examples."""
+        import numpy as np
+
+        import jaxpfl
+        from jaxpfl.experiment.config import RunConfig, resolve
+        from jaxpfl.experiment.setup import load_federation, require
+
+        searching = part == "search"
+        small: dict[str, Any] = {"clients": 6, "cohort": 3} if self.quick else {}
+        config = resolve(
+            RunConfig("digits" if self.quick else data, self.data_dir, **small, validation_share=0.2 * searching)
+        )
+        _, federation = load_federation(config)
+        if searching:
+            federation = federation._replace(test=federation.validation)
+        options = dict(next(iter(tries.values())).options)
+        budget = CASES[data].search if searching else CASES[data].full
+        steps, share = require(config.local_steps), require(config.cohort) / federation.num_clients
+        rounds = 2 if self.quick else rounds_of(method, options, budget, steps, share)
+        seeds = (SEARCH_SEED,) if searching else SEEDS[:1] if self.quick else SEEDS
+        names = list(next(iter(tries.values())).set)
+        fit = jaxpfl.fit(
+            method,
+            federation,
+            model=CASES[data].model or require(config.model),
+            rounds=rounds,
+            cohort=config.cohort,
+            local_steps=steps,
+            batch_size=require(config.batch_size),
+            seeds=list(seeds) * len(tries),
+            hyper={name: [one.set[name] for one in tries.values() for _ in seeds] for name in names},
+            options=options,
+        )
+        own = 100 * fit.personalized_accuracy.reshape(len(tries), len(seeds), -1)
+        common = None if fit.global_accuracy is None else 100 * fit.global_accuracy.reshape(own.shape)
+        assert fit.gradients is not None
+        train, adapt = (float(np.mean(count)) for count in fit.gradients)
+        return [
+            {
+                "method": method,
+                "label": label,
+                "options": options,
+                "set": dict(one.set),
+                "rounds": rounds,
+                "gradients": [round(train, 1), round(adapt, 1)],
+                "diverged": int(np.asarray(fit.state.diverged).reshape(own.shape)[i].sum()),
+                "accuracy": [round(float(a), 4) for a in own[i].mean(axis=1)],
+                "tenth": [round(float(a), 4) for a in np.percentile(own[i], 10, axis=1)],
+                "global": None if common is None else [round(float(a), 4) for a in common[i].mean(axis=1)],
+            }
+            for i, (label, one) in enumerate(tries.items())
+        ]
+
+
+def rounds_of(method: str, options: Mapping[str, Any], budget: int, steps: int, share: float) -> int:
+    """Rounds with which a client evaluates about ``budget`` gradients on average, its personalisation included."""
+    each = 1 if method in ("local", "fedavg-ft", "fedper") or (method == PLUS and not options.get("keep")) else 2
+    tuned = {"fedavg-ft": 60, PLUS: 60}.get(method, 0)
+    adapt = options.get("fine_tune_steps", tuned)
+    idle = options.get("idle_rounds", 0)
+    outside = sum((1 - share) ** j for j in range(1, idle + 1))
+    return max(1, round((budget - adapt) / (share * steps * (each + outside))))
+
+
+def chosen(results: Mapping[str, Any], method: str, data: str) -> Try:
+    """The best of a method's tries on a data set; of AdaPeD-plus, among those of the options that are best overall."""
+    rows = [row for row in results["search"][data] if row["method"] == method and not row["diverged"]]
+    if method == PLUS:
+        options = structure(results)
+        rows = [row for row in rows if row["options"] == options]
+    best = max(rows, key=lambda row: row["accuracy"][0])
+    return Try(best["options"], best["set"])
+
+
+def structure(results: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Static options of AdaPeD-plus with the best mean, over the data sets, of their best try."""
+
+    def best(rows: list[dict[str, Any]], options: Mapping[str, Any]) -> float:
+        return max(row["accuracy"][0] for row in rows if row["method"] == PLUS and row["options"] == options)
+
+    searched = list(results["search"].values())
+    tried = [row["options"] for row in searched[0] if row["method"] == PLUS]
+    return max(tried, key=lambda options: sum(best(rows, options) for rows in searched))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Products and bytes of a round, counted in the program that a device would take, beside the roofline of an H100.
+
+    python -m benchmarks lowered --platform cuda
+
+Nothing is run: the round is traced under the platform's plan, which need not be here. Counted are products (with their
+operands and results, as if each came from memory) and everything that reads or writes rows (gathers, scatters, slices
+and updates); elementwise operations are left out, as a compiler fuses them with these. A loop's body counts as often as
+it runs; a round once. The bound of a product is the larger of its operations over the peak of its type and its bytes
+over the bandwidth; the bound of a round is the sum over its products, and no measurement.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+if not __package__:
+    import _script
+
+    __package__ = _script.package
+
+from .problems import Problem, simulate, use_devices
+from .record import command, parser, positive, table, write
+
+H100 = {"bfloat16": 989e12, "tf32": 494e12, "float32": 67e12, "bandwidth": 3.35e12}
+"""Peaks of an H100 SXM without sparsity, in operations a second by type, and bytes a second (NVIDIA's data sheet)."""
+
+_ROWS = ("gather", "scatter", "scatter-add", "dynamic_slice", "dynamic_update_slice")
+
+
+class Operation(NamedTuple):
+    """An operation of a round.
+
+    Attributes:
+      name: of the primitive.
+      shapes: of operands and result, as text.
+      times: how often it runs in a round.
+      flops: operations of one, zero for those that only move.
+      bytes: of operands and result of one (of a gather or a slice, of the rows that are moved).
+      dtype: of the operands.
+    """
+
+    name: str
+    shapes: str
+    times: float
+    flops: float
+    bytes: float
+    dtype: str
+
+
+@command
+def main(argv: list[str] | None = None) -> None:
+    options = parser("lowered", __doc__)
+    options.add_argument("--platform", choices=("cuda", "tpu", "cpu"), default="cuda")
+    options.add_argument("--clients", type=positive, default=1000)
+    options.add_argument("--steps", type=positive, default=10)
+    options.add_argument("--precision", choices=("float32", "tf32", "bfloat16"), default="float32")
+    options.add_argument("--rows", type=positive, default=6, help="products in each table")
+    args = options.parse_args(argv)
+    from jaxpfl import ExecutionPlan
+
+    use_devices(1)
+    clients, steps = (4, 2) if args.quick else (args.clients, args.steps)
+    results: dict[str, Any] = {}
+    for method in ("fedavg", "adaped"):
+        problem = Problem(method=method, clients=clients, steps=steps, cap=60, source="digits")
+        simulation = simulate(problem, plan=ExecutionPlan(devices=1, precision=args.precision))
+        found = operations(simulation.program(args.platform).jaxpr)
+        results[method] = summary(found, args.precision) | {"problem": asdict(problem), "steps": problem.client_steps}
+        results[method]["problem"].pop("data_dir")
+        _report(method, found, results[method], args.rows, args.precision)
+    settings = {"platform": args.platform, "clients": clients, "precision": args.precision, "peaks": H100}
+    write(args.json, "lowered", settings, results)
+
+
+def _report(method: str, found: list[Operation], total: dict[str, Any], rows: int, precision: str) -> None:
+    products = sorted((one for one in found if one.flops), key=lambda one: one.times * one.flops, reverse=True)
+    lines = []
+    for one in products[:rows]:
+        seconds, limit = bound(one, precision)
+        work = one.times * one.flops / 1e9, one.times * one.bytes / 1e9
+        lines.append((one.shapes, one.times, *work, 1e3 * one.times * seconds, limit))
+    columns = ("largest products", "times", "GFLOP", "GB", "ms at least", "bound by")
+    table(f"{method}, a round", columns, lines)
+    print(
+        f"in all {total['flops'] / 1e12:.3g} TFLOP and {total['product_bytes'] / 1e9:.3g} GB in products, "
+        f"{total['row_bytes'] / 1e9:.3g} GB in rows: at least {1e3 * total['seconds']:.3g} ms\n"
+    )
+
+
+def summary(found: list[Operation], precision: str) -> dict[str, float]:
+    """Sums over a round: ``flops``, ``product_bytes``, ``row_bytes``, and its bound in ``seconds``."""
+    products = [one for one in found if one.flops]
+    rows = sum(one.times * one.bytes for one in found if not one.flops)
+    return {
+        "flops": sum(one.times * one.flops for one in products),
+        "product_bytes": sum(one.times * one.bytes for one in products),
+        "row_bytes": rows,
+        "seconds": sum(one.times * bound(one, precision)[0] for one in products) + rows / H100["bandwidth"],
+    }
+
+
+def bound(one: Operation, precision: str) -> tuple[float, str]:
+    """Least seconds of an operation on an H100, and what bounds it."""
+    peak = H100["bfloat16"] if one.dtype == "bfloat16" else H100["tf32" if precision == "tf32" else "float32"]
+    arithmetic, memory = one.flops / peak, one.bytes / H100["bandwidth"]
+    return max(arithmetic, memory), "arithmetic" if arithmetic > memory else "memory"
+
+
+def operations(jaxpr: Any) -> list[Operation]:
+    """Products and moves of rows in a program and all within it. The body of a `while` loop counts once."""
+    from jaxpfl.engine.cost.count import equations, flops
+
+    found = []
+    for eqn, times in equations(jaxpr):
+        name = eqn.primitive.name
+        avals: list[Any] = [var.aval for var in (*eqn.invars, *eqn.outvars)]
+        if name in ("dot_general", "conv_general_dilated"):
+            shapes = f"{_shape(avals[0])} x {_shape(avals[1])}"
+            found.append(Operation(name, shapes, times, flops(eqn), sum(map(_bytes, avals[:3])), str(avals[0].dtype)))
+        elif name in _ROWS:
+            # Rows are read and written; the array that holds them is not.
+            moved = avals[-1] if name in ("gather", "dynamic_slice") else avals[2 if name.startswith("scatter") else 1]
+            found.append(Operation(name, _shape(moved), times, 0.0, 2 * _bytes(moved), str(moved.dtype)))
+    return found
+
+
+def _bytes(aval: Any) -> float:
+    return math.prod(aval.shape) * getattr(aval.dtype, "itemsize", 8)
+
+
+def _shape(aval: Any) -> str:
+    return str(list(aval.shape))
+
+
+if __name__ == "__main__":
+    main()
