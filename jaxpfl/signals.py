@@ -24,6 +24,7 @@ Taker = Callable[[int], bool]
 """A function of a signal's number that returns whether it handles the signal."""
 
 _takers: list[Taker] = []
+_leaving = threading.Event()
 _wakeup: int | None = None
 _note = ""
 
@@ -51,7 +52,12 @@ def unwatch() -> None:
 
 
 def finished(status: int) -> None:
-    """Make later signals end a watched process with ``status``: its work is done and reported."""
+    """Make later signals end a watched process with ``status``: its work is done and reported.
+
+    Waits for the end if a signal is ending the process already, so that its status is the signal's.
+    """
+    if _leaving.is_set():
+        threading.Event().wait()
 
     def end(number: int) -> NoReturn:
         os._exit(status)
@@ -124,10 +130,16 @@ def _arrived(number: int) -> None:
 
 def _leave(number: int) -> NoReturn:
     """End the process from any of its threads, without output from the others."""
+    _leaving.set()
     try:
+        err = os.dup(2)
+        # Threads that write what is discarded here would report that it is gone.
+        nowhere = os.open(os.devnull, os.O_WRONLY)
+        for output in (1, 2):
+            os.dup2(nowhere, output)
         partial.discard()
-        shown = b"\x1b[?25h\n" if os.isatty(2) else b""  # a progress display hides the cursor
-        os.write(2, shown + f"interrupted{_note}\n".encode())
+        shown = b"\x1b[?25h\n" if os.isatty(err) else b""  # a progress display hides the cursor
+        os.write(err, shown + f"interrupted{_note}\n".encode())
     except OSError:  # nobody to tell
         pass
     finally:

@@ -47,7 +47,27 @@ with signals.noted("; kept"), partial.partial(Path(sys.argv[1]) / "whole") as pl
     ready()
     time.sleep(60)
 """
+# As a library whose files are removed under it: it reports that, and the process ends by its error.
+NOTICES = """
+remove = partial.discard
+def discard():
+    remove()
+    time.sleep(0.5)
+partial.discard = discard
+with partial.scratch(Path(sys.argv[1]) / "whole") as place:
+    place.write_text("half")
+    ready()
+    while place.exists():
+        time.sleep(0.001)
+    print("gone", flush=True)
+    print("gone", file=sys.stderr, flush=True)
+signals.finished(1)
+os._exit(1)
+"""
+# Python 3.12 and later warn of a fork where there are threads.
 FORKS = """
+import warnings
+warnings.simplefilter("ignore", DeprecationWarning)
 if (child := os.fork()) == 0:
     try:
         os.kill(os.getpid(), 2)
@@ -89,6 +109,10 @@ def test_three_in_a_row_are_one_line():
 def test_nothing_half_written_stays(tmp_path):
     assert ended(WRITES, signal.SIGTERM, folder=str(tmp_path)) == (143, "", "interrupted; kept\n")
     assert not list(tmp_path.iterdir())
+
+
+def test_nobody_reports_what_the_end_discards(tmp_path):
+    assert ended(NOTICES, signal.SIGINT, folder=str(tmp_path)) == (130, "", "interrupted\n")
 
 
 def test_what_is_finished_keeps_its_status():
