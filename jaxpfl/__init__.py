@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from jaxpfl import privacy as privacy
     from jaxpfl import protocol as protocol
     from jaxpfl import randomness as randomness
+    from jaxpfl import robust as robust
     from jaxpfl import similarity as similarity
     from jaxpfl import studies as studies
     from jaxpfl import trees as trees
@@ -64,11 +65,16 @@ __all__ = [  # noqa: F405
     "classification",
     "federate",
     "fit",
+    "from_equinox",
     "from_linen",
+    "from_nnx",
     "hyper",
     "load",
     "load_models",
     "load_sweep",
+    "open_federation",
+    "per_client",
+    "save_federation",
     "set_apart",
     "stack_clients",
     "use_cpu_cores",

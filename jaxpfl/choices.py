@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import ast
-from collections.abc import Iterable
+import inspect
+from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
 from jaxpfl.errors import JaxpflError, unknown_name
@@ -32,6 +33,32 @@ def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, st
             )
         given[key] = value
     return name, given
+
+
+def arguments(
+    kind: str, text: str, makers: Mapping[str, Callable[..., Any]], **more: type
+) -> tuple[str, dict[str, Any]]:
+    """The name and the arguments of a choice, in the types of its maker's parameters.
+
+    Args:
+      kind: the word for such choices in messages.
+      text: of the choice.
+      makers: of all choices, by name.
+      more: further arguments of every choice, and their types.
+
+    Raises:
+      JaxpflError: if the name or an argument is unknown, an argument is missing, or a value is of another type.
+    """
+    name, given = parse(kind, text, makers)
+    known = inspect.signature(makers[name], eval_str=True).parameters
+    for key in given:
+        if key not in (*known, *more):
+            raise unknown_name(f"argument of {kind} {name}", key, (*known, *more))
+    for key, parameter in known.items():
+        if parameter.default is parameter.empty and key not in given:
+            raise JaxpflError(f"{kind} {name} needs {key}: {name}:{key}=...")
+    kinds = {key: parameter.annotation for key, parameter in known.items()} | more
+    return name, {key: typed(f"{name}:{key}", value, kinds[key]) for key, value in given.items()}
 
 
 def literal(text: str) -> Any:

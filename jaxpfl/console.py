@@ -25,8 +25,8 @@ class Console(RichConsole):
     If the stream is no terminal and COLUMNS is unset, output is as wide as its tables.
     """
 
-    def __init__(self, *, stderr: bool = False):
-        super().__init__(stderr=stderr)
+    def __init__(self, *, stderr: bool = False, quiet: bool = False):
+        super().__init__(stderr=stderr, quiet=quiet)
         self.unbounded = not self.is_terminal and not os.environ.get("COLUMNS", "").isdecimal()
 
     def render_str(self, text: str, **how: Any) -> Text:

@@ -122,6 +122,18 @@ def check_metric(name: str, values: Any, examples: int) -> None:
         ) from error
 
 
+def check_client_metric(name: str, value: Any) -> None:
+    """Check that a task's metric of all of a client's examples is one number.
+
+    Raises:
+      JaxpflError: telling its shape.
+    """
+    try:
+        chex.assert_shape(value, ())
+    except (AssertionError, TypeError, ValueError) as error:
+        raise JaxpflError(f"the task's metric {name!r} must be one number for a client, got {_typed(value)}") from error
+
+
 def check_same(what: str, got: PyTree, want: PyTree, *, like: str) -> None:
     """Check that a tree has the structure, shapes and dtypes of the one that it takes the place of.
 

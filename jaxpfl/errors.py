@@ -75,8 +75,11 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> JaxpflError:
 
     >>> unknown_name("method", "adapd", ["local", "adaped"])
     JaxpflError("unknown method 'adapd': did you mean 'adaped'? (known: adaped, local)")
+    >>> unknown_name("method", "ADAPED", ["local", "adaped"])
+    JaxpflError("unknown method 'ADAPED': did you mean 'adaped'? (known: adaped, local)")
     """
     names = sorted(known)
-    near = difflib.get_close_matches(name, names, n=1, cutoff=0.5)
-    hint = f": did you mean {near[0]!r}?" if near else ""
+    lower = {one.lower(): one for one in names}
+    near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
+    hint = f": did you mean {lower[near[0]]!r}?" if near else ""
     return JaxpflError(f"unknown {kind} {shown(name)}{hint} (known: {', '.join(names)})")

@@ -67,10 +67,11 @@ def _container() -> int | None:
 
 
 def _process() -> int | None:
-    """Bytes of address space left by ``ulimit -v``."""
-    limit, _ = resource.getrlimit(resource.RLIMIT_AS)
+    """Bytes left by ``ulimit -v`` (address space, mapped files too) and ``ulimit -d`` (memory alone)."""
     try:
-        used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+        pages = [int(count) for count in Path("/proc/self/statm").read_text().split()]
     except (OSError, ValueError):
         return None
-    return None if limit == resource.RLIM_INFINITY else limit - used
+    limits = [(resource.RLIMIT_AS, pages[0]), (resource.RLIMIT_DATA, pages[5])]
+    left = [(resource.getrlimit(kind)[0], used * resource.getpagesize()) for kind, used in limits]
+    return min((limit - used for limit, used in left if limit != resource.RLIM_INFINITY), default=None)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -26,7 +27,7 @@ def scratch(path: Path) -> Iterator[Path]:
 
     Leftovers of a killed process are removed first.
     """
-    place = path.with_name(f".{path.name}.partial")
+    place = _hidden(path)
     _UNFINISHED.add(place)
     try:
         _remove(place)
@@ -36,10 +37,33 @@ def scratch(path: Path) -> Iterator[Path]:
         _UNFINISHED.discard(place)
 
 
+def discard_late(path: Path, quiet: float = 0.5, most: float = 10.0) -> None:
+    """Remove what threads of a library still write into the hidden place of ``path`` after it has raised an error.
+
+    They make anew the folders that they find missing, so that one removal is not enough.
+
+    Args:
+      path: the target of a `partial` that ended by an error.
+      quiet: seconds for which nothing may appear.
+      most: seconds after which this gives up; the next `partial` of the path removes what is there.
+    """
+    place = _hidden(path)
+    start = seen = time.monotonic()
+    while (now := time.monotonic()) < min(seen + quiet, start + most):
+        if place.exists():
+            _remove(place)
+            seen = now
+        time.sleep(quiet / 20)
+
+
 def discard() -> None:
     """Remove everything that is being written, for a process that is about to exit at once."""
     for place in tuple(_UNFINISHED):
         _remove(place)
+
+
+def _hidden(path: Path) -> Path:
+    return path.with_name(f".{path.name}.partial")
 
 
 def _remove(place: Path) -> None:

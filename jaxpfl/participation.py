@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxpfl import cohort_draws
+from jaxpfl import client_times, cohort_draws
 from jaxpfl.cohort_draws import CohortNumbers, Drawn
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.protocol import ALL_STEPS
@@ -189,6 +189,14 @@ class Failures:
         False,
         "The same clients are slow in every round, each with its own number of steps; else drawn anew in each round.",
     )
+    time_model: str | None = setting(
+        None,
+        "Simulated seconds of a client's round, equal:step=0.1,up=1e6,down=1e7 (of a gradient; bytes a second) or "
+        "lognormal:step=0.1,up=1e6,down=1e7,sigma=0.5 for clients of unequal speeds. A round lasts as long as its "
+        "slowest client; results have the time.",
+        unless_given="none unless given",
+        since="0.2",
+    )
 
     def check(self) -> None:
         """Refuse values outside their ranges.
@@ -197,6 +205,8 @@ class Failures:
           JaxpflError.
         """
         check(self)
+        if self.time_model is not None:
+            client_times.resolve(self.time_model)
         if self.same_stragglers and _never(self.stragglers):
             raise JaxpflError("same_stragglers needs stragglers > 0")
         values = [np.size(rate) for rate in (self.dropout, self.stragglers) if np.ndim(rate)]
@@ -241,7 +251,7 @@ class Availability(Failures):
         dropout, stragglers = (0.0 if rate is None else rate for rate in rates)
         return dataclasses.replace(self, dropout=dropout, stragglers=stragglers)
 
-    def step_limit(self, run_key: Key, round: Array, client_id: Array, steps: int) -> Scalar:
+    def step_limit(self, run_key: Key, round: Array, client_id: Array, steps: Scalar) -> Scalar:
         """Upper limit on a client's local steps in a round; `ALL_STEPS` (static) if there are no stragglers."""
         if _never(self.stragglers):
             return ALL_STEPS
@@ -274,13 +284,15 @@ def availability(
     stragglers: float | Sequence[float] = 0.0,
     *,
     same_stragglers: bool = False,
+    time_model: str | None = None,
 ) -> Availability:
     """A checked `Availability`; a probability may be a list, one for each run.
 
     Raises:
       JaxpflError: for a value outside its range, and ``same_stragglers`` without stragglers.
     """
-    made = Availability(dropout=dropout, stragglers=stragglers, same_stragglers=same_stragglers)
+    slow = {"stragglers": stragglers, "same_stragglers": same_stragglers}
+    made = Availability(dropout=dropout, **slow, time_model=time_model)
     made.check()
     rates = (np.asarray(rate, float).tolist() for rate in (dropout, stragglers))
     dropout, stragglers = (tuple(rate) if isinstance(rate, list) else rate for rate in rates)

@@ -18,6 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import trees
+from jaxpfl.local_epochs import LocalEpochs
 from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Scalar, Splits
 
 ALL_STEPS = 2**31 - 1
@@ -148,12 +149,12 @@ class Gradients(NamedTuple):
 
     Attributes:
       update: ``(steps, message) -> [] int32``, of a round in the cohort with ``ctx.step_limit`` = steps.
-      personalize: of the whole personalisation.
+      personalize: of the whole personalisation, a number or one by a client's examples.
       idle: ``steps -> [] int32``, of a round outside the cohort (`Client.idle`).
     """
 
     update: Callable[[Scalar, Message], Scalar]
-    personalize: int = 0
+    personalize: int | LocalEpochs = 0
     idle: Callable[[Scalar], Scalar] | None = None
 
 
@@ -241,6 +242,10 @@ class Algorithm(NamedTuple):
         finds clusters; on the host, of one run. Clients' own choices are `Client.cluster`.
       noise: of a private algorithm. Cohorts are then drawn from that stream too, as guarantees over several runs need
         independent cohorts.
+      pooled: one client, which never fails, holds the training examples of all and takes part in every round; nothing
+        is exchanged. Every client is scored with its state, without training examples, and a new one does not adapt.
+      own_steps: number of a client's steps by its examples, at most tau; None where it is tau for all.
+      guarded: clients draw the noise that protects their examples, in personalisation too.
     """
 
     clients: tuple[Client, ...]
@@ -253,6 +258,9 @@ class Algorithm(NamedTuple):
     counts_bits: bool = False
     clusters: Callable[[PyTree], np.ndarray] | None = None
     noise: NoiseStream | None = None
+    pooled: bool = False
+    own_steps: LocalEpochs | None = None
+    guarded: bool = False
 
     @property
     def counts_gradients(self) -> bool:

@@ -4,11 +4,11 @@
 
 from jaxpfl.algorithms import METHODS, LocalWork, Method, SgdHyper
 from jaxpfl.algorithms.parts.hyper import hyper
-from jaxpfl.data import federate, load, set_apart, stack_clients
+from jaxpfl.data import federate, load, open_federation, save_federation, set_apart, stack_clients
 from jaxpfl.engine import ExecutionPlan, Fit, RunState, Simulation, fit, use_cpu_cores
 from jaxpfl.engine.model_files import load_models
 from jaxpfl.errors import JaxpflError, JaxpflWarning
-from jaxpfl.models import Model, Task, classification, from_linen
+from jaxpfl.models import Model, Task, classification, from_equinox, from_linen, from_nnx, per_client
 from jaxpfl.protocol import (
     Algorithm,
     Client,

@@ -35,11 +35,16 @@ class Purpose(IntEnum):
     DROPOUT = 10
     ADAPT = 11
     NOISE = 12
+    ATTACKERS = 13
+    SPEEDS = 14
 
     # Folded into a key to which local steps t = 0, 1, ... fold in t as well: from the top, where no step is.
     RELEASE_NOISE = 2**31 - 1
     SCALE_NOISE = 2**31 - 2
+    EXAMPLES = 2**31 - 3
     UPLOAD_CODE = SCALE_NOISE  # of a round's key, where the noise on a scale is of a step's
+    ATTACK_NOISE = 2**31 - 4
+    AUGMENTATION = 2**31 - 5
 
 
 def stream(run_key: Key, purpose: Purpose, *names: Scalar) -> Key:

@@ -137,7 +137,7 @@ def _read(path: Path) -> list[Record]:
         except ValueError:  # cut short: what is whole parses
             continue
         if checksum != f"{zlib.crc32(text):08x}".encode():
-            raise JaxpflError(f"{path} line {number} is damaged: delete the line, and --resume runs it again")
+            raise JaxpflError(f"{path} line {number} is damaged: without the line, its run is missing and run again")
         records.append(Record(**values))
     return records
 

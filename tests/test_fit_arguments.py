@@ -49,8 +49,8 @@ WRONG = [
     ("federation", np.ones(3), "federation must be a Federation .*stack_clients make one"),
     ("federation", None, "federation must be a Federation"),
     ("federation", (1, 2), "federation must be a Federation"),
-    ("model", 3, "model must be a registered name, a flax.linen module .*got 3"),
-    ("model", nn.Dense, "model must be a registered name, a flax.linen module .an instance. or a Model, got"),
+    ("model", 3, "model must be a registered name, a flax.linen, flax.nnx or equinox module .*got 3"),
+    ("model", nn.Dense, "model must be a registered name, .* equinox module .an instance. or a Model, got"),
     ("model", None, "model must be a registered name"),
     ("seeds", "3", "seeds must be a number of runs, or a list of whole numbers, got '3'"),
     ("seeds", 1.0, "seeds must be a number of runs"),
@@ -93,6 +93,8 @@ WRONG = [
     ("adapt_rounds", -1, "adapt_rounds must be at least 0, got -1"),
     ("graph", 3, "graph must be a name or a Graph, got 3"),
     ("plan", "vmap", "plan must be an ExecutionPlan, got 'vmap'"),
+    ("callbacks", [3], "callbacks must be a sequence of functions, got"),
+    ("callbacks", print, "callbacks must be a sequence of functions, got"),
     ("warm_start", "path", "the given parameters do not fit the model"),
 ]
 
@@ -137,6 +139,21 @@ def test_hyper_wins_over_lr_and_a_sweep_of_one_rate_of_several_warns(federation)
 
 
 def test_without_validation_examples_there_is_no_score(federation):
-    bare = federation._replace(validation=federation.validation._replace(mask=federation.validation.mask[:, :0]))
-    bare = bare._replace(validation=bare.validation._replace(x=bare.validation.x[:, :0], y=bare.validation.y[:, :0]))
+    bare = federation._replace(validation=federation.validation.emptied())
     assert jaxpfl.fit("local", bare, model="linear", rounds=1, local_steps=1).validation_accuracy is None
+
+
+def test_callbacks_see_every_evaluation_and_change_nothing(federation):
+    seen, names = [], []
+    given = {"model": "linear", "rounds": 3, "eval_every": 2, "local_steps": 1, "batch_size": 2, "seeds": 2}
+    calls = [seen.append, lambda evaluated: names.append(sorted(evaluated.scores))]
+    watched = jaxpfl.fit("local", federation, **given, callbacks=calls)
+    plain = jaxpfl.fit("local", federation, **given)
+    assert [one.round for one in seen] == [2, 3] == watched.rounds.tolist()
+    assert names == [["after", "before"]] * 2
+    for i, one in enumerate(seen):
+        np.testing.assert_array_equal(one.scores["after"]["accuracy"], watched.scores["after"]["accuracy"][i])
+        np.testing.assert_array_equal(one.validation["after"]["loss"], watched.validation["after"]["loss"][i])
+    joined = np.concatenate([one.history["train_loss"] for one in seen], axis=1)
+    np.testing.assert_array_equal(joined, watched.history["train_loss"])
+    np.testing.assert_array_equal(plain.personalized_accuracy, watched.personalized_accuracy)

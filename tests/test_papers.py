@@ -17,9 +17,11 @@ from jaxpfl.cli import app, training
 from jaxpfl.cli.arguments import checked
 from jaxpfl.cli.signature import flags_of
 from jaxpfl.compression import resolve
+from jaxpfl.papers import registry
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "papers.md").read_text()
+TABLES = (ROOT / "docs" / "tables.md").read_text()
 PAPERS = ("Ozkara et al. 2023", "Ozkara et al. 2022", "Divi et al. 2021", "Setlur et al. 2023", "Zhao et al.")
 
 
@@ -78,6 +80,8 @@ def check_call(command: str) -> None:
     name, *args = args
     chosen = next(c for c in known if c.__name__.replace("_", "-") == name)
     checked(flags_of(chosen), args, f"{prog} {name}")
+    if prog == "jaxpfl papers":
+        registry.get(args[0])
     for flag in {"--compress", "--compressors"} & set(args):
         for compressor in itertools.takewhile(lambda arg: not arg.startswith("-"), args[args.index(flag) + 1 :]):
             resolve(compressor)
@@ -132,6 +136,12 @@ def test_commands_parse(command: str):
 def test_a_wrong_command_would_be_seen():
     with pytest.raises(JaxpflError, match="--no-such-flag"):
         check_call("jaxpfl estimate gaussian --no-such-flag 3")
+    with pytest.raises(JaxpflError, match="did you mean 'adaped-table1-mnist'"):
+        check_call("jaxpfl papers run adaped-table1-minst")
+
+
+def test_every_table_of_the_command_line_is_on_the_page():
+    assert all(name in PAGE or name in TABLES for name in registry.EXPERIMENTS)
 
 
 def test_every_test_exists():

@@ -79,3 +79,13 @@ def test_a_tree_that_is_one_leaf_has_an_empty_path():
     chosen, rest = trees.split_by_path(jnp.ones(3), lambda path: path == ())
     assert rest is None
     chex.assert_trees_all_equal(trees.merge(chosen, rest), jnp.ones(3))
+
+
+def test_leaves_that_are_kept_apart_are_not_concatenated():
+    tree = {"a": jnp.ones((2, 3)), "b": jnp.array([1.0, jnp.inf])}
+    with trees.leaves_apart():
+        packed = trees.pack(tree)
+        assert [v.shape for v in packed.vectors] == [(2, 3), (2,)]
+        assert not trees.all_finite(tree)
+    assert len(trees.pack(tree).vectors) == 1
+    assert jax.tree.structure(packed.unpack()) == jax.tree.structure(tree)
