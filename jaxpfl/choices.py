@@ -13,8 +13,9 @@ from jaxpfl.errors import JaxpflError, unknown_name
 def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, str]]:
     """The name and the arguments of a choice, with each argument's value as text.
 
-    >>> parse("optimizer", "adam:b1=0.8", ["adam", "sgd"])
-    ('adam', {'b1': '0.8'})
+    Examples:
+      >>> parse("optimizer", "adam:b1=0.8", ["adam", "sgd"])
+      ('adam', {'b1': '0.8'})
 
     Raises:
       JaxpflError: if the name is unknown or the text has another form.

@@ -65,8 +65,9 @@ class TimeModel(NamedTuple):
 def resolve(time_model: str) -> TimeModel:
     """The time model of that name with those arguments.
 
-    >>> resolve("equal:step=0.1,up=1e6")
-    TimeModel(step=0.1, up=1000000.0, down=inf, sigma=0.0, seed=0)
+    Examples:
+      >>> resolve("equal:step=0.1,up=1e6")
+      TimeModel(step=0.1, up=1000000.0, down=inf, sigma=0.0, seed=0)
 
     Raises:
       JaxpflError: if the name or an argument is unknown, or a value is out of range.

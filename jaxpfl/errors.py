@@ -54,8 +54,9 @@ def warn(message: str, *, strict: bool = False) -> None:
 def shown(value: object, most: int = 60) -> str:
     """The ``repr`` of a value for a one-line message, truncated after ``most`` characters.
 
-    >>> shown("x" * 100, most=8)
-    "'xxxxxxx ..."
+    Examples:
+      >>> shown("x" * 100, most=8)
+      "'xxxxxxx ..."
     """
     text = repr(value)
     return text if len(text) <= most else f"{text[:most]} ..."
@@ -64,8 +65,9 @@ def shown(value: object, most: int = 60) -> str:
 def printable(text: str, most: int = 100) -> str:
     """A name, or several, for a message of one line: as it is, or as `shown` where it does not print or is too long.
 
-    >>> printable("weight"), printable("a\\nb")
-    ('weight', "'a\\\\nb'")
+    Examples:
+      >>> printable("weight"), printable("a\\nb")
+      ('weight', "'a\\\\nb'")
     """
     return text if text.isprintable() and len(text) <= most else shown(text, most)
 
@@ -73,10 +75,11 @@ def printable(text: str, most: int = 100) -> str:
 def unknown_name(kind: str, name: str, known: Iterable[str]) -> JaxpflError:
     """The error for an unregistered name, with the nearest registered one.
 
-    >>> unknown_name("method", "adapd", ["local", "adaped"])
-    JaxpflError("unknown method 'adapd': did you mean 'adaped'? (known: adaped, local)")
-    >>> unknown_name("method", "ADAPED", ["local", "adaped"])
-    JaxpflError("unknown method 'ADAPED': did you mean 'adaped'? (known: adaped, local)")
+    Examples:
+      >>> unknown_name("method", "adapd", ["local", "adaped"])
+      JaxpflError("unknown method 'adapd': did you mean 'adaped'? (known: adaped, local)")
+      >>> unknown_name("method", "ADAPED", ["local", "adaped"])
+      JaxpflError("unknown method 'ADAPED': did you mean 'adaped'? (known: adaped, local)")
     """
     names = sorted(known)
     lower = {one.lower(): one for one in names}

@@ -28,8 +28,9 @@ class LocalEpochs(NamedTuple):
     def steps(self, size: Array) -> Array:
         """Steps of a client in a round, [] int32; one without examples has one.
 
-        >>> int(LocalEpochs(1, 10).steps(jnp.int32(34)))
-        4
+        Examples:
+          >>> int(LocalEpochs(1, 10).steps(jnp.int32(34)))
+          4
         """
         size = jnp.maximum(size, 1)
         used = jnp.minimum(size, self.batch_size)

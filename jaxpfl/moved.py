@@ -58,8 +58,9 @@ MOVED = {
 def place(name: str) -> str | None:
     """Present full name of a module that was renamed since version 0.1; None for any other.
 
-    >>> place("jaxpfl.estimate.gaussian"), place("jaxpfl.data.idx"), place("jaxpfl.data.stack")
-    ('jaxpfl.studies.gaussian', 'jaxpfl.data.sources.idx', None)
+    Examples:
+      >>> place("jaxpfl.estimate.gaussian"), place("jaxpfl.data.idx"), place("jaxpfl.data.stack")
+      ('jaxpfl.studies.gaussian', 'jaxpfl.data.sources.idx', None)
     """
     if name == "jaxpfl.estimate":
         return "jaxpfl.studies"

@@ -22,8 +22,9 @@ INK, GRID = "#333333", "#e6e6e6"
 def shades(count: int) -> list[str]:
     """``count`` colours: the eight of `COLORS`, then darker, then lighter variants of them, and so on in turn.
 
-    >>> len(set(shades(24)))
-    24
+    Examples:
+      >>> len(set(shades(24)))
+      24
     """
 
     def shade(color: str, level: int) -> str:

@@ -21,12 +21,11 @@ class RunningSum(NamedTuple):
       total: the sum.
       excess: by how much each floating-point leaf of ``total`` is too large, in the order of its leaves.
 
-    Example:
-
-    >>> terms = jnp.full(100_000, 0.1)
-    >>> add = lambda i, sums: sums.plus(terms[i])
-    >>> float(jax.lax.fori_loop(0, 100_000, add, RunningSum.zero(terms[0])).total)
-    10000.0
+    Examples:
+      >>> terms = jnp.full(100_000, 0.1)
+      >>> add = lambda i, sums: sums.plus(terms[i])
+      >>> float(jax.lax.fori_loop(0, 100_000, add, RunningSum.zero(terms[0])).total)
+      10000.0
     """
 
     total: PyTree

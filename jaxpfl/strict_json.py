@@ -15,9 +15,10 @@ def parse(text: str | bytes) -> Any:
     Raises:
       ValueError: for text that is no JSON, and an object with two values of one name.
 
-    >>> parse('{"rounds": 3, "rounds": 4}')
-    Traceback (most recent call last):
-    ValueError: 'rounds' stands twice in one object
+    Examples:
+      >>> parse('{"rounds": 3, "rounds": 4}')
+      Traceback (most recent call last):
+      ValueError: 'rounds' stands twice in one object
     """
     return json.loads(text, object_pairs_hook=_unique)
 

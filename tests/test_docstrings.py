@@ -1,4 +1,4 @@
-"""Docstrings open with a noun phrase or an imperative, never with a word that begins a question or a riddle."""
+"""Docstrings open with a noun phrase or an imperative, never a word of a question; examples have a heading."""
 
 import ast
 from pathlib import Path
@@ -28,4 +28,15 @@ def test_no_docstring_opens_with_a_word_of_a_question():
     for path in sorted(ROOT.rglob("*.py")):
         found = docstrings(ast.parse(path.read_text(encoding="utf-8")))
         wrong += [f"{path.relative_to(ROOT)}, {name}: {text}" for name, text in found if first_word(text) in AVOIDED]
+    assert not wrong
+
+
+def test_examples_stand_under_their_heading():
+    """The site renders them from there alone: ``>>>`` elsewhere is a quotation, and ``Example:`` no heading."""
+    wrong = []
+    for path in sorted(ROOT.rglob("*.py")):
+        for name, text in docstrings(ast.parse(path.read_text(encoding="utf-8"))):
+            blocks = [block.splitlines() for block in text.split("\n\n") if ">>> " in block]
+            if any("Examples:" not in block[0] or not block[1].startswith("  ") for block in blocks):
+                wrong.append(f"{path.relative_to(ROOT)}, {name}")
     assert not wrong

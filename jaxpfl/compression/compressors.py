@@ -64,8 +64,9 @@ class Compressor(NamedTuple):
 def resolve(compressor: str | Compressor) -> Compressor:
     """The compressor of that name with those arguments; a `Compressor` is returned as it is.
 
-    >>> resolve("top-k:share=0.05,feedback=false").feeds_back
-    False
+    Examples:
+      >>> resolve("top-k:share=0.05,feedback=false").feeds_back
+      False
 
     Raises:
       JaxpflError: if the name or an argument is unknown, an argument is missing, or a value is out of range.

@@ -122,7 +122,7 @@ def federate(given: _Federate) -> Federation:
         split (by the classes of labels that are none, for one), a client without training examples (unless
         ``drop_empty``), or a NaN in the source.
 
-    Example:
+    Examples:
       >>> import jaxpfl
       >>> federation = jaxpfl.federate(jaxpfl.load("digits"), clients=20, classes_per_client=3)
       >>> federation.num_clients, federation.input_shape

@@ -29,7 +29,7 @@ def checked_labels(y: Any, whose: str) -> np.ndarray:
       JaxpflError: for another type or shape, integers below 0 or beyond 32 bits, and NaN or infinite labels, naming the
         first example.
 
-    Example:
+    Examples:
       >>> checked_labels(np.array([0.5, np.nan]), "client 3, train")
       Traceback (most recent call last):
       jaxpfl.errors.JaxpflError: client 3, train: the label of example 1 is nan

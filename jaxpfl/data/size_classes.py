@@ -22,8 +22,9 @@ MOST = 6
 def size_classes(sizes: np.ndarray) -> tuple[int, ...]:
     """Lengths for clients of these sizes, ascending: the largest of each class, from the largest client downwards.
 
-    >>> size_classes(np.array([30, 40, 40])), size_classes(np.array([30, 40, 5000]))
-    ((40,), (40, 5000))
+    Examples:
+      >>> size_classes(np.array([30, 40, 40])), size_classes(np.array([30, 40, 5000]))
+      ((40,), (40, 5000))
     """
     left = np.asarray(sizes, np.int64)
     lengths = [max(int(left.max(initial=0)), 1)]

@@ -51,7 +51,7 @@ def stack_clients(
         another shape than the others', NaN or infinite inputs or labels, or no training examples (unless
         ``drop_empty``).
 
-    Example:
+    Examples:
       >>> clients = [(np.ones((3, 2)), [0, 1, 1]), (np.zeros((1, 2)), [0])]
       >>> federation = stack_clients(clients)
       >>> federation.train.examples.x.shape, federation.train.size
@@ -131,7 +131,7 @@ def balanced(federation: Federation, shares: int) -> Federation:
     Raises:
       JaxpflError: for a number below 1.
 
-    Example:
+    Examples:
       >>> given = stack_clients([(np.zeros((n, 1)), np.zeros(n, int)) for n in (9, 8, 1, 2)])
       >>> balanced(given, 2).train.size
       array([9, 1, 8, 2], dtype=int32)

@@ -66,7 +66,7 @@ def save_federation(
       JaxpflError: for a folder that holds something, inputs of another kind, and no room on the disk. Nothing is left
         of what was written.
 
-    Example:
+    Examples:
       >>> import tempfile
       >>> import jaxpfl
       >>> federation = jaxpfl.federate(jaxpfl.load("digits"), clients=5, classes_per_client=3)

@@ -259,8 +259,9 @@ def milestones(start: int, rounds: int, *every: int) -> Iterator[int]:
 
     Multiples are absolute, so a resumed run stops where the uninterrupted one does.
 
-    >>> list(milestones(3, 10, 4))
-    [4, 8, 10]
+    Examples:
+      >>> list(milestones(3, 10, 4))
+      [4, 8, 10]
     """
     while start < rounds:
         start = min([rounds, *((start // n + 1) * n for n in every if n)])

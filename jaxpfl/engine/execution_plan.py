@@ -116,8 +116,9 @@ class ExecutionPlan:
 def bucket_of(count: int) -> int:
     """The least of 1, 2, 3, 4 and (5, 6, 7, 8) 2^k that is at least a count, and so less than a quarter more.
 
-    >>> [bucket_of(m) for m in (0, 3, 9, 17, 90, 900, 1000)]
-    [0, 3, 10, 20, 96, 1024, 1024]
+    Examples:
+      >>> [bucket_of(m) for m in (0, 3, 9, 17, 90, 900, 1000)]
+      [0, 3, 10, 20, 96, 1024, 1024]
     """
     step = 2 ** max((count - 1).bit_length() - 3, 0)
     return -(-count // step) * step

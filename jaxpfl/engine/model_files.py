@@ -57,8 +57,9 @@ def write_npz(path: Path, arrays: Mapping[str, Any], advance: Callable[[int], No
 def nested(arrays: Mapping[str, np.ndarray]) -> PyTree:
     """Nested dictionaries from paths.
 
-    >>> nested({"head/kernel": 1, "head/bias": 2})
-    {'head': {'kernel': 1, 'bias': 2}}
+    Examples:
+      >>> nested({"head/kernel": 1, "head/bias": 2})
+      {'head': {'kernel': 1, 'bias': 2}}
     """
     tree: dict[str, Any] = {}
     for path, array in arrays.items():

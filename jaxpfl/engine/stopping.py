@@ -30,8 +30,9 @@ def chosen(validation: np.ndarray, patience: int | None = None, *, lower: bool =
     A run's patience ends at the ``patience``-th evaluation in a row that is not better than the best before; later
     ones, which the other runs of its program need, do not count. A score that is not a number is never better.
 
-    >>> chosen(np.array([[0.5], [0.7], [0.6], [0.7], [0.9]]), patience=2)
-    Chosen(best=array([1]), over=array([ True]))
+    Examples:
+      >>> chosen(np.array([[0.5], [0.7], [0.6], [0.7], [0.9]]), patience=2)
+      Chosen(best=array([1]), over=array([ True]))
 
     Args:
       validation: mean validation scores, [E, S].
@@ -60,8 +61,9 @@ def mean_over_clients(scores: np.ndarray) -> np.ndarray:
 def first_time(scores: np.ndarray, seconds: np.ndarray, score: float, *, lower: bool = False) -> np.ndarray:
     """Time of each run's first evaluation that has a score, [S]; NaN for a run that never has it.
 
-    >>> first_time(np.array([[0.5, 0.9], [0.8, 0.7]]), np.array([[10.0, 20.0], [30.0, 40.0]]), 0.8)
-    array([30., 20.])
+    Examples:
+      >>> first_time(np.array([[0.5, 0.9], [0.8, 0.7]]), np.array([[10.0, 20.0], [30.0, 40.0]]), 0.8)
+      array([30., 20.])
 
     Args:
       scores, seconds: of each evaluation, [E, S].

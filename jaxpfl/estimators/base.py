@@ -107,7 +107,7 @@ def estimate(
       sent: [m] bool, the clients that upload (Remark 7 of the paper); all unless given.
       rounds: repetitions of the three functions; 1 for all but the iterative estimators.
 
-    Example:
+    Examples:
       >>> from jaxpfl.estimators import gaussian
       >>> rng = np.random.default_rng(0)
       >>> theta = rng.normal(size=(200, 1))

@@ -1,11 +1,12 @@
 """Models: pure functions of one client's parameters and a batch of inputs.
 
->>> import jax
->>> model = build_model("mlp:128,64", num_classes=10, input_shape=(28, 28, 1))
->>> x = jax.numpy.zeros((5, 28, 28, 1))
->>> params = jax.jit(model.init)(jax.random.key(0), x)
->>> model.apply(params, x).shape
-(5, 10)
+Examples:
+  >>> import jax
+  >>> model = build_model("mlp:128,64", num_classes=10, input_shape=(28, 28, 1))
+  >>> x = jax.numpy.zeros((5, 28, 28, 1))
+  >>> params = jax.jit(model.init)(jax.random.key(0), x)
+  >>> model.apply(params, x).shape
+  (5, 10)
 """
 
 from jaxpfl.models.adapters import lora

@@ -44,12 +44,13 @@ def lora(
     each parameter that is trained in full from its given value, such as a classifier. Patterns are shell patterns of
     whole paths, joined by commas; ``*`` also matches slashes.
 
-    >>> from jaxpfl.models import build_model
-    >>> mlp = build_model("mlp:8", num_classes=3, input_shape=(5,))
-    >>> base = mlp.init(jax.random.key(0), jnp.zeros((1, 5)))
-    >>> adapted = lora(mlp, base, rank=2, at="dense0/*", trained="head/*", personal="trained/*")
-    >>> sorted(by_path(adapted.init(jax.random.key(1), jnp.zeros((1, 5)))))
-    ['adapters/dense0/kernel/a', 'adapters/dense0/kernel/b', 'trained/head/bias', 'trained/head/kernel']
+    Examples:
+      >>> from jaxpfl.models import build_model
+      >>> mlp = build_model("mlp:8", num_classes=3, input_shape=(5,))
+      >>> base = mlp.init(jax.random.key(0), jnp.zeros((1, 5)))
+      >>> adapted = lora(mlp, base, rank=2, at="dense0/*", trained="head/*", personal="trained/*")
+      >>> sorted(by_path(adapted.init(jax.random.key(1), jnp.zeros((1, 5)))))
+      ['adapters/dense0/kernel/a', 'adapters/dense0/kernel/b', 'trained/head/bias', 'trained/head/kernel']
 
     Args:
       model: a `Model`, or a module of flax.linen, flax.nnx or equinox.

@@ -29,8 +29,9 @@ class Given:
 def nested(values: Mapping[Iterable[Any], Any]) -> PyTree:
     """Nested dictionaries from values by path.
 
-    >>> nested({("conv", "kernel"): 1, ("layers", 0): 2})
-    {'conv': {'kernel': 1}, 'layers': {'0': 2}}
+    Examples:
+      >>> nested({("conv", "kernel"): 1, ("layers", 0): 2})
+      {'conv': {'kernel': 1}, 'layers': {'0': 2}}
     """
     tree: dict[str, Any] = {}
     for path, value in values.items():

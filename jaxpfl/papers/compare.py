@@ -44,8 +44,9 @@ def difference(ours: float | None, std: float | None, printed: Printed) -> float
 
     .. math:: (x - y) / \\sqrt{s_x^2 + s_y^2}
 
-    >>> difference(98.0, 0.3, Printed(99.0, 0.4))
-    -2.0
+    Examples:
+      >>> difference(98.0, 0.3, Printed(99.0, 0.4))
+      -2.0
     """
     if ours is None or std is None or printed.value is None or printed.std is None:
         return None

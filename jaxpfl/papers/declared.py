@@ -200,7 +200,8 @@ class Experiment:
 def slug(text: str) -> str:
     """A text as a file name.
 
-    >>> slug("K/m = .33, eps 4")
-    'K-m-.33-eps-4'
+    Examples:
+      >>> slug("K/m = .33, eps 4")
+      'K-m-.33-eps-4'
     """
     return re.sub(r"[^\w.+]+", "-", text).strip("-")

@@ -51,7 +51,7 @@ class PrivacyPlan:
     Raises:
       JaxpflError: for a combination that cannot be accounted.
 
-    Example:
+    Examples:
       >>> from jaxpfl.privacy import CentralNoise, Poisson
       >>> plan = PrivacyPlan(CentralNoise(2.0), Poisson(0.1), rounds=100)
       >>> round(plan.epsilon(delta=1e-4), 3)

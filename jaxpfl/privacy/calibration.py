@@ -34,7 +34,7 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
       JaxpflError: if the target is not in (0, 200] or needs a noise multiplier outside 0.01 ... 1e7, and as in
         `PrivacyPlan.epsilon`.
 
-    Example:
+    Examples:
       >>> from jaxpfl.privacy import CentralNoise, Full
       >>> plan = calibrate(PrivacyPlan(CentralNoise(1.0), Full(), rounds=300), epsilon=3.35, delta=1e-4)
       >>> round(plan.noise_multiplier, 2)

@@ -29,7 +29,7 @@ class Mechanism(NoiseSettings):
     Raises:
       JaxpflError: for a value out of range, or adaptive clipping without central noise.
 
-    Example:
+    Examples:
       >>> from jaxpfl import participation, privacy
       >>> mechanism = Mechanism(noise_multiplier=2.0, clipping_norm=0.5)
       >>> plan = privacy.plan_of(mechanism, participation.poisson(1000, rate=0.1), rounds=100)

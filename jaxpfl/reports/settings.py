@@ -9,8 +9,9 @@ from typing import Any
 def flat(values: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Values of nested mappings, under names joined by dots behind a prefix.
 
-    >>> flat({"plan": {"devices": 2}, "lr": 0.1})
-    {'plan.devices': 2, 'lr': 0.1}
+    Examples:
+      >>> flat({"plan": {"devices": 2}, "lr": 0.1})
+      {'plan.devices': 2, 'lr': 0.1}
     """
     found: dict[str, Any] = {}
     for name, value in values.items():

@@ -60,8 +60,9 @@ class Aggregator(NamedTuple):
 def resolve(aggregate: str) -> Aggregator:
     """The aggregation of that name with those arguments.
 
-    >>> resolve("krum:attackers=2").quorum
-    7
+    Examples:
+      >>> resolve("krum:attackers=2").quorum
+      7
 
     Raises:
       JaxpflError: if the name or an argument is unknown, an argument is missing, or a value is out of range.

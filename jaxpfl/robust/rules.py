@@ -67,8 +67,9 @@ def trimmed_mean(rows: PyTree, valid: Array, fraction: float) -> PyTree:
 def trimmed(fraction: float, count: int) -> int:
     """Values trimmed on each side, ``floor(fraction count)`` of the fraction as it is written.
 
-    >>> trimmed(0.29, 100), trimmed(0.2, 4)
-    (29, 0)
+    Examples:
+      >>> trimmed(0.29, 100), trimmed(0.2, 4)
+      (29, 0)
     """
     return math.floor(Fraction(str(fraction)) * count)
 

@@ -70,8 +70,9 @@ def label_skew(counts: np.ndarray) -> float:
     Returns:
       F, at least 0; 0 where it is not defined, as for a single class.
 
-    >>> round(label_skew(np.array([[10, 0], [0, 10]])), 3), label_skew(np.array([[5, 5], [6, 4]]))
-    (1.0, 0.0)
+    Examples:
+      >>> round(label_skew(np.array([[10, 0], [0, 10]])), 3), label_skew(np.array([[5, 5], [6, 4]]))
+      (1.0, 0.0)
     """
     n = counts.sum(axis=1)
     counts, n = counts[n > 1], n[n > 1]

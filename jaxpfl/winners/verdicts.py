@@ -37,8 +37,9 @@ class Lead:
     def words(self) -> str:
         """The lead in text.
 
-        >>> Lead("local", 2.0, 0.5).words, Lead("local", 0.1, 0.5).words
-        ('+2.00 ± 0.50', 'level (+0.10 ± 0.50)')
+        Examples:
+          >>> Lead("local", 2.0, 0.5).words, Lead("local", 0.1, 0.5).words
+          ('+2.00 ± 0.50', 'level (+0.10 ± 0.50)')
         """
         text = f"{self.points:+.2f} ± {self.half_width:.2f}"
         return f"level ({text})" if self.level else text

@@ -75,8 +75,9 @@ class Augmentation:
 def parse(text: str) -> Augmentation:
     """The augmentation of a text.
 
-    >>> parse("flip+crop:padding=2").parts
-    (('flip', 0.0), ('crop', 2.0))
+    Examples:
+      >>> parse("flip+crop:padding=2").parts
+      (('flip', 0.0), ('crop', 2.0))
 
     Raises:
       JaxpflError: for an unknown name or argument, a value outside its range, one named twice, and a mixup that is not

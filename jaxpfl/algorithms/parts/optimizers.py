@@ -130,8 +130,9 @@ _PROPORTIONAL = ("sgd", "momentum", "fedavgm", "optimistic_gradient_descent")
 def resolve(optimizer: Optimizer) -> OptimizerFactory:
     """Factory of the optimizer with that name and arguments; a factory is returned as it is.
 
-    >>> isinstance(resolve("adam:b1=0.8")(0.1), optax.GradientTransformation)  # optax.adam(0.1, b1=0.8)
-    True
+    Examples:
+      >>> isinstance(resolve("adam:b1=0.8")(0.1), optax.GradientTransformation)  # optax.adam(0.1, b1=0.8)
+      True
 
     Raises:
       JaxpflError: if the optimizer or an argument is unknown, or a value is not a number (or not true or false).

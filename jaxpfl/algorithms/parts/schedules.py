@@ -75,8 +75,9 @@ class Schedule:
     def at(self, round: Scalar) -> Array:
         """Factor on every rate in a round, [].
 
-        >>> [round(float(parse("cosine:warmup=1", 3).at(r)), 3) for r in range(4)]
-        [0.5, 1.0, 0.5, 0.0]
+        Examples:
+          >>> [round(float(parse("cosine:warmup=1", 3).at(r)), 3) for r in range(4)]
+          [0.5, 1.0, 0.5, 0.0]
         """
         warming = (round + 1) / (self.warmup + 1)
         since = jnp.maximum(round - self.warmup, 0)
@@ -98,8 +99,9 @@ class Schedule:
 def parse(text: str, rounds: int) -> Schedule | None:
     """The schedule of a text, of a run of so many rounds; None for each method's own.
 
-    >>> parse("step:every=30,factor=0.5", 100).every
-    30.0
+    Examples:
+      >>> parse("step:every=30,factor=0.5", 100).every
+      30.0
 
     Raises:
       JaxpflError: for an unknown name or argument, one that lacks, a value outside its range, and a warm-up that does

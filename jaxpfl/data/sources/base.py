@@ -194,10 +194,11 @@ def number_users(train: np.ndarray, test: np.ndarray | None) -> tuple[np.ndarray
 def check_finite(x: Any, whose: str) -> None:
     """Check that x [N, ...] is finite; the `JaxpflError` otherwise names the first example that is not.
 
-    >>> import numpy as np
-    >>> check_finite(np.array([[0.0], [np.nan]]), "client 3")
-    Traceback (most recent call last):
-    jaxpfl.errors.JaxpflError: client 3: example 1 holds a NaN or infinite value
+    Examples:
+      >>> import numpy as np
+      >>> check_finite(np.array([[0.0], [np.nan]]), "client 3")
+      Traceback (most recent call last):
+      jaxpfl.errors.JaxpflError: client 3: example 1 holds a NaN or infinite value
     """
     for leaf in jax.tree.leaves(x):
         passed = 0

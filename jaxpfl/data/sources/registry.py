@@ -74,7 +74,7 @@ def load(
       JaxpflError: for an unknown name (with the nearest known one), a missing file (with where to put it), or a
         damaged one (with what was found and what is expected).
 
-    Example:
+    Examples:
       >>> source = load("digits")
       >>> source.x_train.shape, source.num_classes
       ((1797, 8, 8, 1), 10)

@@ -124,7 +124,7 @@ def work_of(function: Callable[..., Any], *arguments: Any, trips: float = 1) -> 
       arguments: arrays, or their shapes.
       trips: times that a loop of unknown length runs.
 
-    Example:
+    Examples:
       >>> one = jax.ShapeDtypeStruct((8, 8), "float32")
       >>> work_of(lambda a: a @ a, one).flops
       1024

@@ -71,7 +71,7 @@ def ebnm(
         one where the center is given), an unknown prior, and a center or components that it does not take. Under a
         transformation, where values are not known, estimates that are not finite and s <= 0 make all results NaN.
 
-    Example:
+    Examples:
       >>> rng = np.random.default_rng(0)
       >>> theta = np.where(rng.random(1000) < 0.05, 5.0, 0.0)
       >>> found = ebnm(theta + rng.normal(size=1000), 1.0, prior="point-normal")
