@@ -15,6 +15,7 @@ LEVELS = {
     "files": 0,
     "mapped": 0,
     "moved": 0,
+    "parquet": 0,
     "partial": 0,
     "places": 0,
     "signals": 0,

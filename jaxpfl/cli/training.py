@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, fields
 from functools import partial
@@ -20,13 +20,11 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import compile_cache
 from jaxpfl.experiment.config import DataConfig, RunConfig, default_folder, resolve
 from jaxpfl.experiment.config_file import ConfigFile, read
-from jaxpfl.places import NEW_FILE, NEW_FOLDER, claim_file
-from jaxpfl.presentation import columns, filled, signed
+from jaxpfl.places import NEW_FILE, NEW_FOLDER
 
 if TYPE_CHECKING:
-    from jaxpfl.data import Entry
+    from jaxpfl.experiment.tracking import Tracker
 
-_DESCRIBE = "jaxpfl data describe"
 DEFAULT_METHODS = ("local", "fedavg", "fedavg-ft", "adaped")
 
 
@@ -57,6 +55,10 @@ class Session:
     """Show where the time went, and write it and a trace of a few rounds to RUN/profile."""
     tensorboard: bool = False
     """Write TensorBoard's event files to RUN/tensorboard too: means over the seeds, by method and round."""
+    mlflow: Annotated[str | None, arg(metavar="URI")] = None
+    """Tell MLflow of every method too: the address of its server, or a folder (pip install 'jaxpfl[mlflow]')."""
+    wandb: Annotated[str | None, arg(metavar="PROJECT")] = None
+    """Tell this project of Weights & Biases of every method too (pip install 'jaxpfl[wandb]')."""
     explain_plan: bool = False
     """Show how the run would execute, what memory it would take and why; nothing is trained or written."""
     distributed: Annotated[str | None, arg(metavar="HOST:PORT")] = None
@@ -117,7 +119,9 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
                 may be larger than memory (--plan.clients-in disk).
             config: TOML or YAML file of flags.
         """
-        _data(action, settings, json, plot, output)
+        from jaxpfl.cli.data import about
+
+        about(action, settings, json, plot, output)
 
     def export(
         run: Annotated[Positional[Path], arg(metavar="RUN", help="The run folder.")],
@@ -128,6 +132,7 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         only_global: Annotated[bool, arg(name="global")] = False,
         per_client: bool = False,
         data_dir: str | None = None,
+        rounds: Annotated[Path | None, NEW_FILE] = None,
         json: bool = False,
     ) -> None:
         """Write the models of a finished run as .npz files: every client's own, after adaptation, and the global one.
@@ -140,10 +145,20 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
             only_global: Write the global models only.
             per_client: Write a file for each client, not one with all.
             data_dir: Where the data lie now.
-            json: Print the folder and its manifest as one JSON object.
+            rounds: Write no models but this table, .csv or .parquet, of all rounds and evaluations, a row for each
+                seed; the run need not be finished.
+            json: Print what was written as one JSON object.
         """
         wanted = {"method": method, "clients": clients, "seed": seed, "per_client": per_client}
-        _export(run, output, data_dir, json, only_global=only_global, **wanted)
+        wanted |= {"only_global": only_global}
+        if rounds is None:
+            _export(run, output, data_dir, json, **wanted)
+        elif given := [name for name, value in {"output": output, **wanted}.items() if value not in (None, False)]:
+            raise JaxpflError(
+                f"--rounds writes no models: leave out --{given[0].replace('_', '-').replace('only-', '')}"
+            )
+        else:
+            _export_rounds(run, rounds, json)
 
     return with_more(compare, _methods), with_more(run, _methods), data, export
 
@@ -183,7 +198,6 @@ def _experiment(
     from jaxpfl.experiment.run import open_folder, run_methods
     from jaxpfl.experiment.setup import check_agreed, prepare
     from jaxpfl.experiment.stored_run import check_recorded
-    from jaxpfl.experiment.tracking import TensorBoard
 
     with ExitStack() as stack:
         profile = stack.enter_context(Recorder()) if session.profile else OFF
@@ -208,7 +222,8 @@ def _experiment(
             return
         folder = session.output or default_folder(command, config, methods, session.resume)
         folder = processes.on_first(lambda: folder)
-        trackers = [TensorBoard(folder)] if session.tensorboard else []
+        trackers: list[Tracker] = []
+        processes.on_first(lambda: trackers.extend(_trackers(session, folder)))
         processes.on_first(lambda: stack.enter_context(lock.held(folder)))
         changes = processes.on_first(partial(open_folder, folder, experiment, resume=session.resume))
         if changes and writes:
@@ -254,6 +269,19 @@ def _start(settings: RunConfig, session: Session) -> None:
     compile_cache.enable()
 
 
+def _trackers(session: Session, folder: Path) -> Iterator[Tracker]:
+    """The trackers that were asked for, ready: what they lack is an error before the run begins."""
+    from jaxpfl.experiment.services import MLflow, WandB
+    from jaxpfl.experiment.tracking import TensorBoard
+
+    if session.tensorboard:
+        yield TensorBoard(folder)
+    if session.mlflow is not None:
+        yield MLflow(folder, session.mlflow)
+    if session.wandb is not None:
+        yield WandB(folder, session.wandb)
+
+
 def _explain(experiment: Any, out: Any, as_json: bool) -> None:
     from jaxpfl import processes
     from jaxpfl.experiment.explain import explain_plan, print_explanation
@@ -283,68 +311,8 @@ def _export(run: Path, output: Path | None, data_dir: str | None, as_json: bool,
         print_export(Console(), folder, manifest)
 
 
-def _list(entries: list[Entry]) -> None:
-    """A line for each data set; on a narrow terminal the note stands below."""
-    narrow = columns() < 60
-    for entry in entries:
-        state = "ready" if entry.present else "missing"
-        if narrow:
-            print("\n".join([f"{entry.name}: {state}", *filled(entry.note, "  ")]))
-        else:
-            print(f"{entry.name:<16}{state:<9}{entry.note}")
+def _export_rounds(run: Path, path: Path, as_json: bool) -> None:
+    from jaxpfl.experiment.rounds_table import write
 
-
-def _data(action: str, settings: DataConfig, as_json: bool, plot: Path | None, output: Path | None) -> None:
-    from jaxpfl import data
-
-    if output is not None and action != "convert":
-        raise JaxpflError(f"--output is for jaxpfl data convert: leave it out with {action}")
-    if plot is not None and action != "describe":
-        raise JaxpflError(f"--plot is for {_DESCRIBE}: leave it out with {action}")
-    if action == "convert":
-        _convert(settings, output, as_json)
-        return
-    if action == "list":
-        entries = data.available(settings.data_dir)
-        if as_json:
-            print(json.dumps([entry._asdict() for entry in entries]))
-            return
-        _list(entries)
-        return
-    from jaxpfl.experiment.setup import load_federation
-    from jaxpfl.experiment.source import is_table
-    from jaxpfl.experiment.stored_data import is_stored
-    from jaxpfl.experiment.true_clusters import client_clusters
-
-    claim_file(plot, "--plot", _DESCRIBE)
-    config = resolve(RunConfig(**vars(settings)))
-    source, federation = load_federation(config)
-    if config.standardize:
-        data.check_standardizable(source)
-    clusters = client_clusters(config, source.num_classes)
-    whole = None if is_stored(config.data) else source
-    summary = data.summary(federation, source.num_classes, whole, clusters)
-    if plot is not None:
-        with signed(_DESCRIBE):
-            data.plot_split(summary, plot)
-    description = data.describe(summary) | {"standardized": config.standardize or is_table(config)}
-    print(json.dumps(description) if as_json else data.format_description(description))
-
-
-def _convert(settings: DataConfig, output: Path | None, as_json: bool) -> None:
-    from jaxpfl.experiment.stored_data import PREFIX, convert
-    from jaxpfl.host_memory import readable
-
-    if output is None:
-        raise JaxpflError("jaxpfl data convert needs --output, the folder to make")
-    folder = output.absolute()
-    federation = convert(resolve(RunConfig(**vars(settings))), folder).federation
-    splits = {name: getattr(federation, name) for name in ("train", "validation", "test")}
-    examples = {name: len(split.examples.y) for name, split in splits.items()}
-    size = sum(path.stat().st_size for path in folder.iterdir())
-    if as_json:
-        about = {"folder": str(folder), "clients": federation.num_clients, "examples": examples, "bytes": size}
-        print(json.dumps(about | {"data": f"{PREFIX}{folder}"}))
-        return
-    print(f"{federation.num_clients} clients, {sum(examples.values())} examples, {readable(size)}")
-    print(f"train them with --data {PREFIX}{folder}, and --plan.clients-in disk if they do not fit in memory")
+    rows = write(run, path)
+    print(json.dumps({"rounds": str(path), "rows": rows}) if as_json else f"rounds: {path} ({rows} rows)")

@@ -5,8 +5,8 @@ processes of one run the first reads and writes the folder; all of them call `ru
 
 A run folder holds ``config.json`` (complete: rerunning it gives the same results), ``metrics.jsonl``, ``methods/`` (one
 file pair per finished method), ``checkpoints/``, ``clients.npz``, ``plots/`` and ``summary.json``; if a method needs
-one, ``graph.csv`` with the clients' neighbours; ``clients/`` if clients live on disk; on request, ``profile/`` and
-``tensorboard/``. Only a folder with ``summary.json`` is a complete run.
+one, ``graph.csv`` with the clients' neighbours; ``clients/`` if clients live on disk; on request, ``profile/``,
+``tensorboard/`` and ``wandb/``. Only a folder with ``summary.json`` is a complete run.
 """
 
 from __future__ import annotations
@@ -175,7 +175,7 @@ def _discard_unstarted(folder: Path) -> None:
     records = folder / "metrics.jsonl"
     if any(done) or (records.exists() and records.stat().st_size):
         return
-    for name in ("methods", "checkpoints", "clients", "profile", "tensorboard"):
+    for name in ("methods", "checkpoints", "clients", "profile", "tensorboard", "wandb"):
         shutil.rmtree(folder / name, ignore_errors=True)
     for path in (folder / "config.json", records, folder / GRAPH):
         path.unlink(missing_ok=True)

@@ -22,19 +22,21 @@ class Tracker(Protocol):
         """Take a record, as `jaxpfl.files.Records` describes it."""
         ...
 
-    def end(self) -> None:
-        """Write out all that the method has told."""
+    def end(self, complete: bool) -> None:
+        """Write out all that the method has told; ``complete`` if all its rounds are done."""
         ...
 
 
 @contextmanager
 def ended(trackers: Sequence[Tracker]) -> Iterator[None]:
     """End a method in every tracker, however the block ends in which it began."""
+    complete = False
     try:
         yield
+        complete = True
     finally:
         for tracker in trackers:
-            tracker.end()
+            tracker.end(complete)
 
 
 class TensorBoard:
@@ -51,9 +53,7 @@ class TensorBoard:
         try:
             from tensorboardX import SummaryWriter
         except ImportError:
-            raise JaxpflError(
-                "--tensorboard needs the package tensorboardX: pip install 'jaxpfl[tensorboard]'"
-            ) from None
+            raise missing_extra("--tensorboard", "tensorboardX", "tensorboard") from None
         self._open, self._folder = SummaryWriter, folder / "tensorboard"
         self._writer: Any = None
 
@@ -68,10 +68,16 @@ class TensorBoard:
         for name, value in means(record).items():
             self._writer.add_scalar(f"{record['kind']}/{name}", value, global_step=record["round"])
 
-    def end(self) -> None:
+    def end(self, complete: bool) -> None:
+        del complete
         if self._writer is not None:
             self._writer.close()
             self._writer = None
+
+
+def missing_extra(flag: str, package: str, extra: str) -> JaxpflError:
+    """The error for a tracker whose package is not installed."""
+    return JaxpflError(f"{flag} needs the package {package}: pip install 'jaxpfl[{extra}]'")
 
 
 def means(record: Mapping[str, Any]) -> dict[str, float]:
@@ -80,8 +86,8 @@ def means(record: Mapping[str, Any]) -> dict[str, float]:
     for name, values in record.items():
         if isinstance(values, str) or name == "round":
             continue
-        own = [float(v) for v in (values if isinstance(values, Sequence) or hasattr(values, "__len__") else [values])]
-        own = [value for value in own if math.isfinite(value)]
+        every = values if isinstance(values, Sequence) or hasattr(values, "__len__") else [values]
+        own = [float(value) for value in every if value is not None and math.isfinite(value)]
         if own:
             found[name] = math.fsum(own) / len(own)
     return found

@@ -9,12 +9,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from jaxpfl import __version__, files
+from jaxpfl import __version__, files, parquet
 from jaxpfl.presentation import signed
-from jaxpfl.records import DONE, FAILED, Record, Value
+from jaxpfl.records import DONE, FAILED, Record, Value, rows
 from jaxpfl.sweep.axes import with_privacy
 from jaxpfl.sweep.best import best_config, write_best
-from jaxpfl.sweep.parquet import write_results
 from jaxpfl.sweep.plots import write_plots
 from jaxpfl.sweep.problems import Problem, select_each
 from jaxpfl.sweep.selection import Choice, select
@@ -60,6 +59,8 @@ def written(
       problems: as `select_each` gives them, where there are several: ``problems`` of the summary is then a list of
         ``{"settings", "best"}``, ``best`` as that of the summary.
     """
+    import pandas
+
     programs = {record.program or record.group for record in records if record.status != FAILED}
     seconds = math.fsum(one.seconds + (one.metrics.get("compile_seconds") or 0.0) for one in records)
     summary = summarize(records, chosen, seeds=seeds, programs=len(programs), seconds=seconds)
@@ -69,7 +70,7 @@ def written(
         summary["problems"] = [
             {"settings": named, "best": summarize(own, best, **more)["best"]} for named, own, best in problems
         ]
-    write_results(folder / RESULTS, records)
+    parquet.write_table(folder / RESULTS, pandas.DataFrame(rows(records)))
     with signed("jaxpfl sweep"):
         write_plots(folder / PLOTS, summary)
     summary |= {"run_dir": str(folder), "version": __version__}

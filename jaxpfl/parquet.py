@@ -1,15 +1,13 @@
-"""The records of a sweep as one columnar file, ``results.parquet``."""
+"""Tables as columnar files, each value in its own type."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxpfl.errors import JaxpflError
 from jaxpfl.files import whole
-from jaxpfl.records import Record, rows
 
 if TYPE_CHECKING:
     import pandas
@@ -18,11 +16,11 @@ _MIXED = b"jaxpfl.values"
 """Metadata of a column that mixes types: the value behind each text, as JSON."""
 
 
-def write_results(path: Path, records: Iterable[Record]) -> list[str]:
-    """Write the records as the table of `records.load_sweep`, atomically.
+def write_table(path: Path, table: pandas.DataFrame) -> list[str]:
+    """Write a table atomically.
 
-    A column of Parquet has one type. An axis that mixes text with numbers or switches (``cohort`` = 0.1m, 10) is
-    written as text, with the values behind the texts in the column's metadata, from which `read_results` restores them.
+    A column of Parquet has one type. One that mixes text with numbers or switches (``cohort`` = 0.1m, 10) is written as
+    text, with the values behind the texts in the column's metadata, from which `read_table` restores them.
 
     Returns:
       Names of the columns that were written as text though not all of their values are.
@@ -30,11 +28,10 @@ def write_results(path: Path, records: Iterable[Record]) -> list[str]:
     Raises:
       UnwritableError: if the file cannot be written.
     """
-    import pandas
     import pyarrow
     from pyarrow import parquet
 
-    table = pandas.DataFrame(rows(records))
+    table = table.copy()
     behind = {name: values for name in table.columns if (values := _mixed(table[name]))}
     for name, values in behind.items():
         texts = {_exact(value): text for text, value in values.items()}
@@ -49,8 +46,8 @@ def write_results(path: Path, records: Iterable[Record]) -> list[str]:
     return list(behind)
 
 
-def read_results(path: str | Path) -> pandas.DataFrame:
-    """The table that `write_results` wrote, each value in its own type.
+def read_table(path: str | Path) -> pandas.DataFrame:
+    """The table that `write_table` wrote, each value in its own type.
 
     Raises:
       JaxpflError: for a file that cannot be read.

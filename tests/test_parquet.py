@@ -10,14 +10,20 @@ from pandas.testing import assert_frame_equal
 
 from jaxpfl import load_sweep
 from jaxpfl.errors import JaxpflError, UnwritableError
-from jaxpfl.records import FAILED, Journal, Record
-from jaxpfl.sweep.parquet import read_results, write_results
+from jaxpfl.parquet import read_table as read_results
+from jaxpfl.parquet import write_table
+from jaxpfl.records import FAILED, Journal, Record, rows
 
 COMMON = {"lr": 0.1, "clients": 10, "standardize": True}
 
 
 def record(seed: int = 0, method: str = "local", **settings: Any) -> Record:
     return Record(method, COMMON | settings, seed, metrics={"validation_accuracy": 0.5, "epsilon": None}, seconds=0.1)
+
+
+def write_results(path: Path, records: list[Record]) -> list[str]:
+    """Writes the file as a sweep does."""
+    return write_table(path, pandas.DataFrame(rows(records)))
 
 
 def both(folder: Path, records: list[Record]) -> tuple[pandas.DataFrame, list[str]]:

@@ -1,0 +1,89 @@
+"""``jaxpfl data``: the data sets, a split in figures and as a picture, and a split as files."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment.config import DataConfig, RunConfig, resolve
+from jaxpfl.places import claim_file
+from jaxpfl.presentation import columns, filled, signed
+
+if TYPE_CHECKING:
+    from jaxpfl.data import Entry
+
+_DESCRIBE = "jaxpfl data describe"
+
+
+def about(action: str, settings: DataConfig, as_json: bool, plot: Path | None, output: Path | None) -> None:
+    """List the data sets, describe a split or convert it, as ``action`` says.
+
+    Raises:
+      JaxpflError: for an output that the action does not write, and what the data sets raise.
+    """
+    from jaxpfl import data
+
+    if output is not None and action != "convert":
+        raise JaxpflError(f"--output is for jaxpfl data convert: leave it out with {action}")
+    if plot is not None and action != "describe":
+        raise JaxpflError(f"--plot is for {_DESCRIBE}: leave it out with {action}")
+    if action == "convert":
+        _convert(settings, output, as_json)
+        return
+    if action == "list":
+        entries = data.available(settings.data_dir)
+        if as_json:
+            print(json.dumps([entry._asdict() for entry in entries]))
+            return
+        _list(entries)
+        return
+    from jaxpfl.experiment.setup import load_federation
+    from jaxpfl.experiment.source import is_table
+    from jaxpfl.experiment.stored_data import is_stored
+    from jaxpfl.experiment.true_clusters import client_clusters
+
+    claim_file(plot, "--plot", _DESCRIBE)
+    config = resolve(RunConfig(**vars(settings)))
+    source, federation = load_federation(config)
+    if config.standardize:
+        data.check_standardizable(source)
+    clusters = client_clusters(config, source.num_classes)
+    whole = None if is_stored(config.data) else source
+    summary = data.summary(federation, source.num_classes, whole, clusters)
+    if plot is not None:
+        with signed(_DESCRIBE):
+            data.plot_split(summary, plot)
+    description = data.describe(summary) | {"standardized": config.standardize or is_table(config)}
+    print(json.dumps(description) if as_json else data.format_description(description))
+
+
+def _list(entries: list[Entry]) -> None:
+    """A line for each data set; on a narrow terminal the note stands below."""
+    narrow = columns() < 60
+    for entry in entries:
+        state = "ready" if entry.present else "missing"
+        if narrow:
+            print("\n".join([f"{entry.name}: {state}", *filled(entry.note, "  ")]))
+        else:
+            print(f"{entry.name:<16}{state:<9}{entry.note}")
+
+
+def _convert(settings: DataConfig, output: Path | None, as_json: bool) -> None:
+    from jaxpfl.experiment.stored_data import PREFIX, convert
+    from jaxpfl.host_memory import readable
+
+    if output is None:
+        raise JaxpflError("jaxpfl data convert needs --output, the folder to make")
+    folder = output.absolute()
+    federation = convert(resolve(RunConfig(**vars(settings))), folder).federation
+    splits = {name: getattr(federation, name) for name in ("train", "validation", "test")}
+    examples = {name: len(split.examples.y) for name, split in splits.items()}
+    size = sum(path.stat().st_size for path in folder.iterdir())
+    if as_json:
+        about = {"folder": str(folder), "clients": federation.num_clients, "examples": examples, "bytes": size}
+        print(json.dumps(about | {"data": f"{PREFIX}{folder}"}))
+        return
+    print(f"{federation.num_clients} clients, {sum(examples.values())} examples, {readable(size)}")
+    print(f"train them with --data {PREFIX}{folder}, and --plan.clients-in disk if they do not fit in memory")
