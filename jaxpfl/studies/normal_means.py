@@ -13,6 +13,7 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.estimators.normal_means import FAMILIES, Family, NormalMixture, ebnm, posterior
+from jaxpfl.estimators.normal_means.area import Likelihood
 from jaxpfl.presentation import new_axes, save
 from jaxpfl.studies.own_data.options import LEVEL, own_or_simulated
 from jaxpfl.studies.plots import FEW_ERRORS, color
@@ -77,6 +78,12 @@ class NormalMeansOptions(Options):
     """The prior of estimates of your own."""
     center: float | None = None
     """Center of that prior; learned unless given, and 0 for scale-mixture."""
+    covariates: tuple[str, ...] = ()
+    """Columns of numbers on which estimates of your own are regressed; clients are then normal about the regression
+    (the area model of Fay and Herriot 1979)."""
+    fit: Likelihood = "reml"
+    """Likelihood by which the spread about the covariates' regression is fitted: reml, or ml, which is too small with
+    few clients."""
     level: float = LEVEL
     """Level of the intervals of clients of your own."""
 
@@ -86,7 +93,7 @@ class NormalMeansOptions(Options):
         Raises:
           JaxpflError.
         """
-        refuse_given(self, ("prior", "center", "level"), "is of --csv, and there is none")
+        refuse_given(self, ("prior", "center", "covariates", "fit", "level"), "is of --csv, and there is none")
 
 
 def bayes_risk(truth: Truth) -> float:

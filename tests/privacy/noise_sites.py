@@ -70,7 +70,7 @@ OTHERS = {
     "studies.mixture.draw": "simulated clients",
     "studies.network.distinct": "starts of a clustering that is not private",
     "studies.normal_means.simulate.study": "simulated clients",
-    "studies.own_data.normal_means._estimates": "draws from posteriors, of a study that is not private",
+    "studies.own_data.normal_means_fits.of_estimates": "draws from posteriors, of a study that is not private",
     "studies.probability_priors.parse": "simulated clients",
     "studies.probability_priors._beta": "simulated clients",
     "studies.probability_priors._truncated.draw": "simulated clients",

@@ -11,6 +11,7 @@ from scipy import stats
 
 from jaxpfl.cli import main
 from jaxpfl.errors import JaxpflError
+from jaxpfl.estimators import fay_herriot
 from jaxpfl.estimators.rates import ebbinomial, ebpoisson
 from jaxpfl.studies import demo_data, normal_means
 from jaxpfl.studies.normal_means import NormalMeansOptions, NormalMeansSettings
@@ -99,6 +100,70 @@ def test_successes_and_counts(capsys, tmp_path):
         assert [row["client"] for row in clients] == ["0", "1", "2", "3"]
         for row in clients:
             assert 0 <= float(row["low"]) <= float(row["personalized"]) <= float(row["high"])
+
+
+@pytest.mark.slow
+def test_estimates_about_covariates(capsys, tmp_path):
+    rng = np.random.default_rng(0)
+    z, s = np.stack([rng.normal(size=12), rng.integers(1950, 2000, 12)], axis=1), rng.uniform(0.5, 1, 12)
+    x = 3 + 2 * z[:, 0] + rng.normal(size=12)
+    rows = "\n".join(f"c{i},{x[i]},{s[i]},{z[i, 1]:g},{z[i, 0]}" for i in range(12))
+    path = made(tmp_path, f"area,estimate,se,Year,income\n{rows}\n")
+    out = tmp_path / "out"
+    own = ("--csv", str(path), "--covariates", "Income", "year", "--fit", "ml", "--level", "0.9")
+    main(["estimate", "normal-means", *own, "--json", "--output", str(out)])
+    found = json.loads(capsys.readouterr().out)
+    with jax.enable_x64(True):
+        fit = fay_herriot(x, s, z, fit="ml")
+        low, high = fit.interval(0.9)
+        risk = fit.risk
+    fit = jax.tree.map(np.asarray, fit)
+    with open(out / "estimates.csv") as file:
+        clients = list(csv.DictReader(file))
+    assert [row["client"] for row in clients] == [f"c{i}" for i in range(12)]  # the only column left names them
+    columns = {"personalized": fit.mean, "personalized_stderr": fit.mse**0.5, "low": low, "high": high}
+    for name, values in {**columns, "regression": fit.regression, "residual": fit.residual}.items():
+        np.testing.assert_allclose([float(row[name]) for row in clients], values, rtol=1e-9, atol=1e-12)
+    assert [row["name"] for row in found["coefficients"]] == ["intercept", "income", "year"]
+    np.testing.assert_allclose([row["estimate"] for row in found["coefficients"]], fit.beta)
+    errors = np.diag(fit.beta_covariance) ** 0.5
+    np.testing.assert_allclose([row["stderr"] for row in found["coefficients"]], errors)
+    p_values = [row["p_value"] for row in found["coefficients"]]
+    np.testing.assert_allclose(p_values, 2 * stats.norm.sf(np.abs(fit.beta) / errors), rtol=1e-6)
+    np.testing.assert_allclose([found["risk"]["personalized"], found["clients_differ"]["p_value"]], [risk, fit.p_value])
+    assert found["read"] == {"columns": ["estimate", "se", "income", "year"], "ignored": []}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (
+            ["--covariates", "incme"],
+            "own.csv: unknown covariate 'incme': did you mean 'income'? (known: gap, half, income, n",
+        ),
+        (["--covariates", "se"], "own.csv: column se is no covariate"),
+        (["--covariates", "income", "INCOME"], "covariates must differ, got income 2 times"),
+        (["--covariates", "name"], "own.csv line 2: name must be a finite number, got 'a'"),
+        (["--covariates", "gap"], "own.csv line 3: gap must be a finite number, got ''"),
+        (["--covariates", "twice"], "2 columns are called twice"),
+        (["--covariates", "income", "half"], "covariate 'half' is a linear combination of the intercept and the cov"),
+        (["--covariates", "income"], "own.csv: 2 coefficients need at least 5 clients, got 4"),
+        (["--covariates", "income", "--prior", "npmle"], "prior is without --covariates"),
+        (["--fit", "ml"], "fit is of --covariates, and there are none, got ml"),
+    ],
+)
+def test_bad_covariates_are_refused_in_a_line(capsys, tmp_path, arguments, said):
+    rows = "a,1,1,2,1,1,0,0\nb,2,1,4,2,,0,0\nc,3,1,5,2.5,1,0,0\nd,3,1,9,4.5,1,0,0\n"
+    path = made(tmp_path, f"name,estimate,se,income,half,gap,twice,twice\n{rows}")
+    assert said in refused(capsys, "--csv", path, *arguments)
+
+
+def test_covariates_of_counts_and_without_a_file_are_refused(capsys, tmp_path):
+    path = made(tmp_path, "successes,trials,income\n1,2,1\n1,3,2\n")
+    assert "covariates is of estimate,se, and own.csv has succ" in refused(
+        capsys, "--csv", path, "--covariates", "income"
+    )
+    assert "covariates is of --csv, and there is none" in refused(capsys, "--covariates", "income")
 
 
 @pytest.mark.parametrize(

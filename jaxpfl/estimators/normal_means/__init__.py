@@ -1,6 +1,7 @@
-"""Normal means with known standard errors: `ebnm`, the priors that it fits, posteriors under them, and tests."""
+"""Normal means with known standard errors: `ebnm`, `fay_herriot` with covariates, posteriors, intervals and tests."""
 
 from jaxpfl.estimators.normal_means.answer import NormalMeans, posterior
+from jaxpfl.estimators.normal_means.area import AreaMeans, fay_herriot
 from jaxpfl.estimators.normal_means.families import FAMILIES, Family
 from jaxpfl.estimators.normal_means.fit import ebnm
 from jaxpfl.estimators.normal_means.homogeneity import Homogeneity, homogeneity
@@ -12,6 +13,7 @@ from jaxpfl.estimators.normal_means.robust import RobustIntervals, critical_valu
 
 __all__ = [
     "FAMILIES",
+    "AreaMeans",
     "Family",
     "Homogeneity",
     "NormalMeans",
@@ -22,6 +24,7 @@ __all__ = [
     "Shrunken",
     "critical_value",
     "ebnm",
+    "fay_herriot",
     "homogeneity",
     "james_stein",
     "posterior",

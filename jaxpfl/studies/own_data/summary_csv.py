@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, NamedTuple, TypeAlias
 
 import numpy as np
 
 from jaxpfl.data.sources import csv_text
-from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.errors import JaxpflError, shown, unknown_name
 
 Kind: TypeAlias = Literal["estimate", "successes", "count"]
 
@@ -29,6 +30,8 @@ class Summaries(NamedTuple):
       names: of the clients, [m]; their numbers where no column names them.
       first, second: the two columns, [m] each.
       ignored: names of the other columns.
+      covariate_names: as asked for, [k].
+      covariates: their columns, [m, k].
     """
 
     kind: Kind
@@ -36,17 +39,23 @@ class Summaries(NamedTuple):
     first: np.ndarray
     second: np.ndarray
     ignored: list[str]
+    covariate_names: list[str]
+    covariates: np.ndarray
 
 
-def read(path: Path) -> Summaries:
+def read(path: Path, covariates: Sequence[str] = ()) -> Summaries:
     """Read a file with a header, of which two columns are a pair of `PAIRS`, in any order and case.
 
-    A column ``client``, or the only other one, names the clients.
+    A column ``client``, or the only one that is neither of the pair nor a covariate, names the clients.
+
+    Args:
+      path: of the file.
+      covariates: names of further columns of numbers, in any case.
 
     Raises:
-      JaxpflError: a file that cannot be read, without such a pair or with two of them, a name twice, a cell that is
-        no finite number, a standard error, trials or an exposure that is not above zero (with the line), or a client
-        that is named twice.
+      JaxpflError: a file that cannot be read, without such a pair or with two of them, a covariate that is no column
+        of its own, a name twice, a cell that is no finite number, a standard error, trials or an exposure that is not
+        above zero (with the line), or a client that is named twice.
     """
     table = csv_text.read(path)
     if len(table.rows) < 2:
@@ -58,10 +67,19 @@ def read(path: Path) -> Summaries:
         what = "no pair of columns" if not found else "several pairs of columns"
         raise JaxpflError(f"{path}: {what} in {shown(','.join(table.rows[0][1]))}: needs {wanted}")
     pair = PAIRS[found[0]]
-    for name in (*pair, _CLIENT):
+    wished = [name.strip().lower() for name in covariates]
+    for name in wished:
+        if name not in header:
+            error = unknown_name("covariate", name, set(header) - {"", *pair, _CLIENT})
+            raise JaxpflError(f"{path}: {error}")
+        if name in (*pair, _CLIENT):
+            raise JaxpflError(f"{path}: column {name} is no covariate")
+        if wished.count(name) > 1:
+            raise JaxpflError(f"covariates must differ, got {name} {wished.count(name)} times")
+    for name in (*pair, *wished, _CLIENT):
         if header.count(name) > 1:
             raise JaxpflError(f"{path}: {header.count(name)} columns are called {name}")
-    others = [name for name in header if name not in pair]
+    others = [name for name in header if name not in (*pair, *wished)]
     own = _CLIENT if _CLIENT in others else others[0] if len(others) == 1 else None
     rows = table.rows[1:]
     for line, cells in rows:
@@ -75,7 +93,7 @@ def read(path: Path) -> Summaries:
             value = table.number(cell)
             if value is None:
                 raise JaxpflError(f"{path} line {line}: {name} must be a finite number, got {shown(cell)}")
-            if name != pair[0] and value <= 0:
+            if name == pair[1] and value <= 0:
                 raise JaxpflError(f"{path} line {line}: {name} must be > 0, got {shown(cell)}")
             values.append(value)
         return np.array(values)
@@ -91,4 +109,6 @@ def read(path: Path) -> Summaries:
                 raise JaxpflError(f"{path} line {line}: client {shown(name)} is in line {lines[name]} too")
             lines[name] = line
             names.append(name)
-    return Summaries(found[0], names, column(pair[0]), column(pair[1]), [name for name in others if name != own])
+    ignored = [name for name in others if name != own]
+    columns = np.array([column(name) for name in wished]).reshape(len(wished), len(rows)).T
+    return Summaries(found[0], names, column(pair[0]), column(pair[1]), ignored, wished, columns)

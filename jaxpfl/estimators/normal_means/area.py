@@ -1,0 +1,260 @@
+r"""Normal means about a regression on covariates: the area model of Fay and Herriot, by ML or REML.
+
+Client i has an estimate :math:`x_i \sim N(\theta_i, s_i^2)`, and :math:`\theta_i \sim N(z_i^\top \beta, A)`. With
+:math:`V_i = A + s_i^2`, :math:`B_i = s_i^2 / V_i`, :math:`C = \sum_i z_i z_i^\top / V_i` and beta by generalised least
+squares, the empirical best linear unbiased predictor is :math:`\hat\theta_i = x_i - B_i (x_i - z_i^\top \hat\beta)`. To
+the order 1/m its mean squared error is :math:`g_1 + g_2 + g_3`,
+
+.. math:: g_{1i} = A B_i, \quad g_{2i} = B_i^2\, z_i^\top C^{-1} z_i, \quad
+   g_{3i} = \frac{B_i^2}{V_i} \frac{2}{\sum_j V_j^{-2}},
+
+of theta_i itself, of beta, and of A. At the fitted A the first is too small by g_3, for REML; for ML also by
+:math:`B_i^2\, \mathrm{tr}(C^{-1} \sum_j z_j z_j^\top V_j^{-2}) / \sum_j V_j^{-2}`, the bias of A by the slope of g_1.
+
+Either likelihood is of one parameter and is climbed from a grid of starts, as it may have several maxima; a step needs
+the sums over clients of p^2 products, so that fixed-size messages suffice for each, but none for the whole fit.
+
+References: Fay and Herriot 1979, "Estimates of income for small places"; Prasad and Rao 1990, "The estimation of the
+mean squared error of small-area estimators"; Datta and Lahiri 2000, "A unified measure of uncertainty of estimated best
+linear unbiased predictors in small area estimation problems", for ML and REML.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+from jax.scipy.linalg import cho_solve, solve_triangular
+from jax.scipy.special import gammaincc, ndtri
+
+from jaxpfl.errors import JaxpflError, shown, unknown_name
+from jaxpfl.estimators.intervals import bisect
+from jaxpfl.estimators.normal_means.fit import checked
+from jaxpfl.types import Array, Scalar
+
+Likelihood: TypeAlias = Literal["reml", "ml"]
+
+LEAST_FREE = 3
+"""Clients beyond the number of coefficients, with which the likelihood of A can be integrated."""
+_SCALES = 32
+_NARROWEST = 1e-3  # the least spread beside none, in parts of the smallest error
+
+
+class AreaMeans(NamedTuple):
+    """Predictions of m clients' means about their regression on p columns, the intercept first.
+
+    Attributes:
+      x, s: the estimates and their standard errors, [m] each.
+      beta: coefficients, [p].
+      beta_covariance: of the coefficients, for the fitted A, [p, p].
+      variance: A, []; zero where no spread is likelier than any, and then all predictions are on the regression.
+      mean: empirical best linear unbiased predictors, [m].
+      regression: z beta, [m].
+      mse: estimated mean squared errors of ``mean``, [m]; above zero also if A is.
+      g1, g2, g3: the terms of the error at the fitted A, [m] each; ``mse`` is g1 + g2 + 2 g3 for REML.
+      shrinkage: B, the share of its distance to the regression that an estimate gives up, [m].
+      residual: standardised distances of x to the regression, [m]; N(0, 1) if the model holds, and zero for a client
+        that alone determines a coefficient.
+      risks: the terms of ``risk``, [m].
+      log_likelihood: [], the restricted one for REML: of residuals in an orthonormal basis, to be compared between fits
+        with the same covariates only.
+      statistic: Cochran's Q about the regression, []; chi-square with m - p degrees of freedom if A is zero.
+      p_value: probability of a Q at least as large, [].
+    """
+
+    x: Array
+    s: Array
+    beta: Array
+    beta_covariance: Array
+    variance: Array
+    mean: Array
+    regression: Array
+    mse: Array
+    g1: Array
+    g2: Array
+    g3: Array
+    shrinkage: Array
+    residual: Array
+    risks: Array
+    log_likelihood: Array
+    statistic: Array
+    p_value: Array
+
+    @property
+    def risk(self) -> Array:
+        """Stein's unbiased estimate of the mean squared error of ``mean``, [], without the cost of fitting A."""
+        return self.risks.mean()
+
+    def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
+        """Ends of ``mean`` plus and minus the normal quantile times the root of ``mse``, [m] each."""
+        reach = ndtri((1 + level) / 2) * jnp.sqrt(self.mse)
+        return self.mean - reach, self.mean + reach
+
+
+def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: bool = True) -> AreaMeans:
+    """Fit the regression and the spread about it, and predict every client's mean.
+
+    Jits, and vmaps over problems; ``fit`` and ``intercept`` are static.
+
+    Args:
+      x: the clients' estimates, [m]: an array, a list, or a column of a frame.
+      s: their standard errors, [m], or one for all; above zero.
+      z: the covariates, [m], [m, k], or columns of a frame.
+      fit: of A: "reml" (restricted maximum likelihood), or "ml", which is too small on average, by the share p / m if
+        all s are equal.
+      intercept: whether a column of ones is put before the covariates.
+
+    Raises:
+      JaxpflError: as `ebnm` for x and s; for covariates that are no numbers, not finite, of other clients, or linearly
+        dependent; and for fewer than three clients more than coefficients. Under a transformation, where values are not
+        known, such values make all results NaN.
+
+    Example:
+      >>> rng = np.random.default_rng(0)
+      >>> z, s = rng.normal(size=(200, 2)), rng.uniform(0.5, 1.5, 200)
+      >>> theta = 1 + z @ np.array([2.0, -1.0]) + 0.5 * rng.normal(size=200)
+      >>> found = fay_herriot(theta + s * rng.normal(size=200), s, z)
+      >>> bool(((found.mean - theta) ** 2).mean() < 0.4)  # about 1.1 for each client alone
+      True
+    """
+    if fit not in get_args(Likelihood):
+        raise unknown_name("fit", fit, get_args(Likelihood))
+    own, errors = checked(x, s, one=True)
+    columns = _columns(z, len(own))
+    p = columns.shape[1] + intercept
+    if len(own) < p + LEAST_FREE:
+        raise JaxpflError(f"{p} coefficients need at least {p + LEAST_FREE} clients, got {len(own)}")
+    if isinstance(columns, np.ndarray):
+        at = dependent(columns, intercept=intercept)
+        if at is not None:
+            what = " and the intercept" * intercept
+            raise JaxpflError(f"z's column {at} is a linear combination of the columns before it{what}: leave it out")
+    return _solve(own, errors, jnp.asarray(columns, own.dtype), fit=fit, intercept=bool(intercept))
+
+
+def dependent(z: np.ndarray, *, intercept: bool = True) -> int | None:
+    """Index of the first column [m, k] that those before it, and the intercept, determine; None without one."""
+    ones = np.ones((len(z), int(intercept)))
+    kind = jnp.result_type(float)  # in which the fit has to tell the columns apart
+    bad = ~(_triangle(np.hstack([ones, z]).astype(kind), np)[2] > _least(kind))
+    return int(np.argmax(bad)) - int(intercept) if bad.any() else None
+
+
+@partial(jax.jit, static_argnames=("fit", "intercept"))
+def _solve(x: Array, s: Array, z: Array, *, fit: Likelihood, intercept: bool) -> AreaMeans:
+    if intercept:
+        z = jnp.concatenate([jnp.ones((len(x), 1), x.dtype), z], axis=1)
+    m, p = z.shape
+    good = jnp.isfinite(x).all() & (jnp.isfinite(s) & (s > 0)).all() & jnp.isfinite(z).all()
+    Q, R, left = _triangle(jnp.where(good, z, 1))
+    good &= (left > _least(x.dtype)).all()
+    unit = jnp.exp2(jnp.round(jnp.log2(s).mean()))  # scaling by a power of two makes no rounding errors
+    own, D = jnp.where(good, x / unit, jnp.nan), jnp.where(good, (s / unit) ** 2, jnp.nan)
+    start = Q.T @ own
+    y = own - Q @ start
+    A, likelihood = _likeliest(Q, y, D, fit)
+
+    w, factor, b, r = _least_squares(A, Q, y, D)
+    B = D * w
+    half = solve_triangular(factor, Q.T, lower=True)
+    spread = (half**2).sum(axis=0)  # z' C^-1 z
+    squares = (w**2).sum()
+    g1, g2, g3 = A * B, B**2 * spread, B**2 * w * 2 / squares
+    mse = g1 + g2 + 2 * g3 + (B**2 * _trace(factor, Q, w) / squares if fit == "ml" else 0)
+    within = 1 / w - spread  # of the residual
+    seen = within > 4 * p * jnp.finfo(x.dtype).eps / w
+    residual = jnp.where(seen, r / jnp.sqrt(jnp.where(seen, within, 1)), 0 * r)
+    # As B (1 - spread w) is what the prediction does not follow of a small change of x.
+    risks = (B * r) ** 2 + D * (1 - 2 * B * (1 - spread * w))
+    statistic = (_least_squares(jnp.zeros_like(A), Q, y, D).residual ** 2 / D).sum()
+    back = solve_triangular(R, jnp.eye(p, dtype=x.dtype))
+    root = back @ solve_triangular(factor, jnp.eye(p, dtype=x.dtype), lower=True).T
+    free = m - p * (fit == "reml")
+    square = unit**2
+    return AreaMeans(
+        x, s, unit * (back @ (start + b)), square * (root @ root.T), square * A, unit * (own - B * r), unit * (own - r),
+        square * mse, square * g1, square * g2, square * g3, B, residual, square * risks,
+        likelihood - free * (math.log(2 * math.pi) / 2 + jnp.log(unit)), statistic,
+        gammaincc((m - p) / 2, statistic / 2),
+    )  # fmt: skip
+
+
+class _Fitted(NamedTuple):
+    """Weights 1 / V [m], the lower factor of C [p, p], the coefficients [p], and residuals [m], at one A."""
+
+    weight: Array
+    factor: Array
+    coefficients: Array
+    residual: Array
+
+
+def _least_squares(A: Array, Q: Array, y: Array, D: Array) -> _Fitted:
+    w = 1 / (A + D)
+    factor = jnp.linalg.cholesky((Q * w[:, None]).T @ Q)
+    b = cho_solve((factor, True), Q.T @ (w * y))
+    return _Fitted(w, factor, b, y - Q @ b)
+
+
+def _likeliest(Q: Array, y: Array, D: Array, fit: Likelihood) -> tuple[Array, Array]:
+    """The likeliest A, and its log likelihood but for a constant: the best of a grid, then the derivative's root."""
+    kind, restricted = y.dtype, fit == "reml"
+
+    def value(A: Array) -> Array:
+        w, factor, _, r = _least_squares(A, Q, y, D)
+        return (jnp.log(w).sum() - w @ r**2) / 2 - jnp.log(jnp.diag(factor)).sum() * restricted
+
+    def rises(log_sd: Array) -> Array:
+        w, factor, _, r = _least_squares(jnp.exp(2 * log_sd), Q, y, D)
+        return ((w * r) ** 2).sum() + _trace(factor, Q, w) * restricted > w.sum()
+
+    low, high = jnp.log(_NARROWEST * jnp.sqrt(D.min())), jnp.log(jnp.abs(y).max() + jnp.sqrt(D.max()))
+    step = (high - low) / (_SCALES - 1)
+    grid = low + step * jnp.arange(_SCALES, dtype=kind)
+    about = grid[jnp.argmax(jax.lax.map(lambda log_sd: value(jnp.exp(2 * log_sd)), grid))]
+    best = jnp.exp(2 * bisect(rises, about - step, about + step))
+    none, some = value(jnp.zeros((), kind)), value(best)
+    # A spread below the rounding error of the likelihood is none.
+    alike = none >= some - 16 * jnp.finfo(kind).eps * (len(y) + jnp.abs(some))
+    return jnp.where(alike, 0, best), jnp.where(alike, none, some)
+
+
+def _trace(factor: Array, Q: Array, w: Array) -> Array:
+    """tr(C^-1 sum_j z_j z_j' / V_j^2), []."""
+    return (solve_triangular(factor, Q.T * w, lower=True) ** 2).sum()
+
+
+def _triangle(z: Any, xp: Any = jnp) -> tuple[Any, Any, Any]:
+    """QR of the columns, and of each the share of its length that those before it do not explain, [p].
+
+    ``xp`` is jax.numpy, or NumPy on the host.
+    """
+    most = xp.abs(z).max(axis=0)
+    z = z / xp.where(most > 0, most, 1)  # whose squares are within the range of floats
+    length = xp.sqrt((z**2).sum(axis=0))
+    Q, R = xp.linalg.qr(z / xp.where(length > 0, length, 1))
+    return Q, R * length * most, xp.abs(xp.diag(R))
+
+
+def _least(kind: Any) -> float:
+    return float(jnp.finfo(kind).eps) ** 0.75
+
+
+def _columns(z: Any, m: int) -> Any:
+    """Covariates [m, k], in double precision where their values are known."""
+    if not isinstance(z, Tracer):
+        try:
+            z = np.asarray(z, np.float64)
+        except (TypeError, ValueError):
+            raise JaxpflError(f"z must be numbers, a row for each client, got {shown(z)}") from None
+    if z.ndim not in (1, 2) or len(z) != m:
+        raise JaxpflError(f"z must have a row for each of the {m} clients, got shape {z.shape}")
+    columns = z.reshape(m, -1) if z.ndim == 1 else z
+    if isinstance(columns, np.ndarray) and not np.isfinite(columns).all():
+        row, column = np.argwhere(~np.isfinite(columns))[0]
+        raise JaxpflError(f"z must be finite, got {columns[row, column]} for client {row} in column {column}")
+    return columns

@@ -1,0 +1,170 @@
+"""Fits of the summaries of a file's clients: estimates with errors, about covariates or not, successes, and counts."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.estimators import differences, ebnm, fay_herriot, learned_bernoulli, learned_gaussian
+from jaxpfl.estimators.normal_means import homogeneity, ranks_of, robust_intervals
+from jaxpfl.estimators.normal_means.area import dependent
+from jaxpfl.estimators.rates import Rates, ebbinomial, ebpoisson
+from jaxpfl.studies.own_data.summary_csv import Summaries
+
+_DRAWN = 20_000_000
+_MOST_DRAWS, _FEWEST_DRAWS = 1000, 100
+
+
+class Fitted(NamedTuple):
+    """Results of a fit.
+
+    Attributes:
+      facts: of all clients, as JSON; ``estimated`` with the ``mean`` among them.
+      columns: of ``estimates.csv``, by name, [m] each.
+      scores: of the estimates under their fitted marginal distributions, N(0, 1) if these are right, [m]; None for
+        counts.
+    """
+
+    facts: dict[str, Any]
+    columns: dict[str, np.ndarray]
+    scores: np.ndarray | None
+
+
+def of_areas(data: Summaries, options: Any) -> Fitted:
+    """Fit estimates with standard errors about a regression on covariates.
+
+    Raises:
+      JaxpflError: as `fay_herriot`, the covariates by their names.
+    """
+    at = dependent(data.covariates)
+    if at is not None:
+        name = shown(data.covariate_names[at])
+        raise JaxpflError(f"covariate {name} is a linear combination of the intercept and the covariates before it")
+    found = fay_herriot(data.first, data.second, data.covariates, fit=options.fit)
+    low, high = found.interval(options.level)
+    errors = np.sqrt(np.diag(found.beta_covariance))
+    p_values = 2 * np.asarray(jax.scipy.special.ndtr(-np.abs(np.asarray(found.beta)) / errors))
+    rows = zip(("intercept", *data.covariate_names), found.beta, errors, p_values, strict=True)
+    facts = {
+        "prior": "normal",
+        "fit": options.fit,
+        "estimated": {"mean": float(found.regression.mean()), "sigma_theta": float(found.variance) ** 0.5},
+        "coefficients": [
+            {"name": name, "estimate": float(b), "stderr": float(error), "p_value": float(p)}
+            for name, b, error, p in rows
+        ],
+        "log_likelihood": float(found.log_likelihood),
+        "risk": _risk(data.second, np.asarray(found.risks)),
+        "clients_differ": {
+            "name": "Cochran's Q about the regression",
+            "statistic": float(found.statistic),
+            "p_value": float(found.p_value),
+        },
+    }
+    columns = {
+        "local": data.first, "local_stderr": data.second, "personalized": found.mean,
+        "personalized_stderr": np.sqrt(found.mse), "low": low, "high": high, "regression": found.regression,
+        "shrinkage": found.shrinkage, "residual": found.residual,
+    }  # fmt: skip
+    return Fitted(facts, _arrays(columns), np.asarray(found.residual))
+
+
+def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
+    """Fit a prior to estimates with standard errors.
+
+    Raises:
+      JaxpflError: as `ebnm`.
+    """
+    x, s = data.first, data.second
+    learns = options.prior in ("normal", "point-normal", "point-laplace")
+    center = options.center if options.center is not None else "learned" if learns else None
+    fit = ebnm(x, s, prior=options.prior, center=center)
+    draws = int(np.clip(_DRAWN // len(x), _FEWEST_DRAWS, _MOST_DRAWS))
+    rank = partial(ranks_of, key=jax.random.key(seed), draws=draws, level=options.level)
+    if options.prior == "normal" and center == "learned":
+        # With few clients their mean and spread are not known, and the likeliest spread may be zero: integrate over
+        # both for all that says how sure an estimate is.
+        middle, scale = (of[:, 0] for of in learned_gaussian.posterior(jnp.asarray(x)[:, None], jnp.asarray(s) ** 2))
+        reach = learned_gaussian.student(options.level, np.inf) * scale
+        low, high = jnp.minimum(middle - reach, fit.mean), jnp.maximum(middle + reach, fit.mean)
+        stderr, lfsr = scale, jax.scipy.special.ndtr(-jnp.abs(middle) / scale)
+        placed = rank(lambda key: middle + scale * jax.random.normal(key, middle.shape))
+    else:
+        low, high = fit.interval(options.level)
+        stderr, lfsr, placed = fit.sd, fit.lfsr, rank(fit.sample)
+    robust = robust_intervals(x, s, options.level)
+    test = {name: float(value) for name, value in homogeneity(x, s)._asdict().items()}
+    risks = np.asarray((fit.mean - fit.x) ** 2 + 2 * fit.sd**2 - fit.s**2)
+    facts = {
+        "prior": options.prior,
+        "estimated": {"mean": float(fit.prior.mean), "sigma_theta": float(fit.prior.sd)},
+        "log_marginal": float(fit.log_marginal),
+        "risk": _risk(s, risks),
+        "clients_differ": {"name": "Cochran's Q", "statistic": test["statistic"], "p_value": test["p_value"]},
+        "pooled": {"mean": test["mean"], "stderr": test["stderr"]},
+        "kurtosis": robust.kurtosis,
+    }
+    columns = {
+        "local": x, "local_stderr": s, "personalized": fit.mean, "personalized_stderr": stderr, "low": low,
+        "high": high, "robust": robust.mean, "robust_low": robust.low, "robust_high": robust.high, "lfsr": lfsr,
+        "shrinkage": fit.shrinkage, "rank": placed.expected, "rank_low": placed.low, "rank_high": placed.high,
+    }  # fmt: skip
+    below = fit.prior.marginal_below(fit.x, fit.s)
+    return Fitted(facts, _arrays(columns), np.asarray(jax.scipy.special.ndtri(below)))
+
+
+def of_rates(data: Summaries, seed: int, level: float) -> Fitted:
+    """Fit a Beta prior to successes of trials, or a Gamma prior to counts.
+
+    Raises:
+      JaxpflError: as `ebbinomial` and `ebpoisson`.
+    """
+    z, n = data.first, data.second
+    if data.kind == "successes":
+        fit: Rates = ebbinomial(z, n)
+        believed = learned_bernoulli.believed(z, n, level)
+        low, high = believed.low, believed.high
+        test = differences.of_shares(z, n, seed)._asdict()
+    else:
+        fit = ebpoisson(z, n)
+        low, high = (np.asarray(end) for end in fit.interval(level))
+        test = _equal_rates(z, n)
+    mean, size = float(fit.prior_mean), float(fit.prior_size)
+    spread = mean * (1 - mean) / (1 + size) if data.kind == "successes" else mean / size
+    facts = {
+        "prior": "beta" if data.kind == "successes" else "gamma",
+        "estimated": {"mean": mean, "sigma_theta": spread**0.5},
+        "prior_size": size if np.isfinite(size) else None,
+        "log_marginal": float(fit.log_marginal),
+        "clients_differ": test,
+    }
+    own = np.asarray(fit.mean)
+    columns = {
+        "local": z / n, "personalized": own, "personalized_stderr": fit.sd, "low": np.minimum(low, own),
+        "high": np.maximum(high, own), "shrinkage": fit.shrinkage,
+    }  # fmt: skip
+    return Fitted(facts, _arrays(columns), None)
+
+
+def _risk(s: np.ndarray, each: np.ndarray) -> dict[str, float]:
+    """Stein's unbiased estimate of the mean squared error from every client's term, and the error of x."""
+    stderr = float(each.std(ddof=1) / len(s) ** 0.5)
+    return {"local": float((s**2).mean()), "personalized": float(each.mean()), "stderr": stderr}
+
+
+def _arrays(columns: dict[str, Any]) -> dict[str, np.ndarray]:
+    return {name: np.asarray(of) for name, of in columns.items()}
+
+
+def _equal_rates(z: np.ndarray, e: np.ndarray) -> dict[str, Any]:
+    """Pearson's chi-square test of equal rates."""
+    from scipy import special
+
+    expected = e * z.sum() / e.sum()
+    statistic = float(((z - expected) ** 2 / expected).sum())
+    return {"name": "chi-square", "statistic": statistic, "p_value": float(special.chdtrc(len(z) - 1, statistic))}

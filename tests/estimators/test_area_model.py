@@ -1,0 +1,195 @@
+"""Normal means with covariates: beside a dense oracle and published numbers, coverage, and edges."""
+
+import functools
+
+import area_reference as reference
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.estimators import fay_herriot
+
+
+@pytest.fixture(autouse=True)
+def double():
+    with jax.enable_x64(True):
+        yield
+
+
+def data(m: int = 25, seed: int = 0, spread: float = 0.7) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
+    """x, s, z without its column of ones, and theta."""
+    rng = np.random.default_rng(seed)
+    z = np.stack([rng.normal(size=m), 1990 + rng.integers(0, 30, m)], axis=1)
+    s = rng.uniform(0.4, 1.5, m)
+    theta = -200 + z @ np.array([1.0, 0.1]) + spread * rng.normal(size=m)
+    return theta + s * rng.normal(size=m), s, z, theta
+
+
+def with_ones(z: np.ndarray) -> np.ndarray:
+    return np.hstack([np.ones((len(z), 1)), z])
+
+
+@pytest.mark.parametrize("fit", ["reml", pytest.param("ml", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("spread", [0.7, 0.0])
+def test_predictions_are_those_of_dense_matrices(fit, spread):
+    x, s, z, _ = data(spread=spread)
+    found, true = fay_herriot(x, s, z, fit=fit), reference.area(x, s, with_ones(z), fit)
+    assert (true.variance > 0) == (spread > 0)  # both sides of the boundary are met
+    np.testing.assert_allclose(found.variance, true.variance, rtol=1e-6)
+    np.testing.assert_allclose(found.log_likelihood, true.log_likelihood, rtol=1e-10)
+    np.testing.assert_allclose(found.beta, true.beta, rtol=1e-6)  # a maximum is known to half the digits
+    np.testing.assert_allclose(found.beta_covariance, true.beta_covariance, rtol=1e-5)
+    np.testing.assert_allclose(found.mean, true.mean, rtol=1e-6)
+    np.testing.assert_allclose(found.mse, true.mse, rtol=1e-6)
+    np.testing.assert_allclose(found.risk, true.risk, rtol=1e-5)
+    np.testing.assert_allclose(found.regression, with_ones(z) @ true.beta)
+    np.testing.assert_allclose(found.shrinkage, s**2 / (s**2 + true.variance), rtol=1e-6)
+    if fit == "reml":
+        np.testing.assert_allclose(found.g1 + found.g2 + 2 * found.g3, found.mse)
+
+
+@pytest.mark.parametrize(
+    ("columns", "tau2", "beta", "errors"),
+    [
+        pytest.param([], 0.3132, [-0.7145], [0.1798], marks=pytest.mark.slow),
+        pytest.param([0], 0.0764, [0.2515, -0.0291], [0.2491, 0.0072], marks=pytest.mark.slow),
+        pytest.param([0, 1], 0.1108, [-3.5455, -0.0280, 0.0019], [29.0959, 0.0102, 0.0147], marks=pytest.mark.slow),
+    ],
+)
+def test_published_meta_regressions_of_the_bcg_trials(columns, tau2, beta, errors):
+    """REML, as Viechtbauer 2010 ("Conducting meta-analyses in R with the metafor package") prints it."""
+    x, s, z = reference.bcg()
+    found = fay_herriot(x, s, z[:, columns])
+    np.testing.assert_allclose(found.variance, tau2, atol=6e-5)
+    np.testing.assert_allclose(found.beta, beta, atol=2e-4)
+    np.testing.assert_allclose(np.sqrt(np.diag(found.beta_covariance)), errors, atol=6e-4)
+    if not columns:
+        np.testing.assert_allclose(found.statistic, 152.2330, atol=6e-5)
+        np.testing.assert_allclose(fay_herriot(x, s, z[:, columns], fit="ml").variance, 0.2800, atol=6e-5)
+
+
+@pytest.mark.slow
+def test_the_best_of_several_maxima_is_taken():
+    """Two clients close to the line, exactly known, and eight far off, badly known: the likelihood has two maxima."""
+    s = np.array([0.01, 0.01, *[3.0] * 8])
+    x = np.array([0.0, 0.05, 20.0, -18, 15, -20, 19, -17, 16, -19])
+    z = np.zeros((10, 0))
+    true = reference.area(x, s, with_ones(z), "ml")
+    np.testing.assert_allclose(fay_herriot(x, s, z, fit="ml").log_likelihood, true.log_likelihood, rtol=1e-10)
+
+
+@pytest.mark.slow
+def test_units_order_and_bases_of_the_covariates_change_nothing():
+    x, s, z, _ = data()
+    first = fay_herriot(x, s, z)
+    for unit in (1e100, 1e-100):
+        other = fay_herriot(unit * x, unit * s, z)
+        np.testing.assert_allclose(other.mean / unit, first.mean, rtol=1e-9)
+        np.testing.assert_allclose(other.mse / unit**2, first.mse, rtol=1e-8)
+        np.testing.assert_allclose(other.residual, first.residual, rtol=1e-6, atol=1e-9)
+    order = np.random.default_rng(0).permutation(len(x))
+    np.testing.assert_allclose(fay_herriot(x[order], s[order], z[order]).mean, first.mean[order], rtol=1e-10)
+    mixed = fay_herriot(x, s, with_ones(z) @ np.array([[1.0, 2, 0], [0, 1e6, 1], [3, 0, 1]]), intercept=False)
+    np.testing.assert_allclose(mixed.mean, first.mean, rtol=1e-8)
+    np.testing.assert_allclose(mixed.mse, first.mse, rtol=1e-7)
+    np.testing.assert_allclose(mixed.log_likelihood, first.log_likelihood)
+
+
+@pytest.mark.slow
+def test_jit_vmap_and_single_precision():
+    problems = [data(30, seed) for seed in range(3)]
+    x, s, z = (jnp.stack([jnp.asarray(of) for of in each]) for each in zip(*(p[:3] for p in problems), strict=True))
+    together = jax.jit(jax.vmap(functools.partial(fay_herriot, fit="ml")))(x, s, z)
+    for i, (own, error, columns, _) in enumerate(problems):
+        alone = fay_herriot(own, error, columns, fit="ml")
+        np.testing.assert_allclose(together.mean[i], alone.mean, rtol=1e-9)
+        np.testing.assert_allclose(together.mse[i], alone.mse, rtol=1e-7)
+    with jax.enable_x64(False):
+        own, error, columns, _ = problems[0]
+        single = fay_herriot(own, error, columns)
+        assert single.mean.dtype == jnp.float32
+        np.testing.assert_allclose(single.mean, fay_herriot(*problems[0][:3]).mean, rtol=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fit", ["reml", "ml"])
+def test_intervals_and_mean_squared_errors_of_simulated_clients(fit):
+    """2000 files of 40 clients with an A about the size of s^2. The bounds of 4.9 standard errors between files are
+    passed by chance once in 1e6; both are to the order 1/m, so that another percent is allowed for.
+    """
+    m, files = 40, 2000
+    _, s, z, _ = data(m, 3)
+    rng = np.random.default_rng(1)
+    theta = -200 + z @ np.array([1.0, 0.1]) + 0.9 * rng.normal(size=(files, m))
+    x = theta + s * rng.normal(size=(files, m))
+    found = jax.vmap(lambda x: fay_herriot(x, jnp.asarray(s), jnp.asarray(z), fit=fit))(jnp.asarray(x))
+    low, high = jax.vmap(lambda of: of.interval(0.95))(found)
+    covered = np.asarray((low <= theta) & (theta <= high)).mean(axis=1)
+    assert abs(covered.mean() - 0.95) < 0.01 + 4.9 * covered.std() / files**0.5
+    off = np.asarray(found.mse - (found.mean - theta) ** 2).mean(axis=1)
+    assert abs(off.mean()) < 0.01 * np.asarray(found.mse).mean() + 4.9 * off.std() / files**0.5
+    risk = np.asarray(found.risks - (found.mean - theta) ** 2).mean(axis=1)
+    assert abs(risk.mean()) < 0.03 + 4.9 * risk.std() / files**0.5  # the fitting of A is not in it
+    if fit == "reml":
+        assert abs(np.asarray(found.residual).std() - 1) < 0.02
+
+
+def test_without_spread_all_are_on_the_line_and_not_sure_of_it():
+    x, s, z, _ = data(spread=0)
+    found = fay_herriot(x, s, z)
+    assert found.variance == 0
+    np.testing.assert_allclose(found.mean, found.regression)
+    np.testing.assert_allclose(found.shrinkage, 1)
+    np.testing.assert_array_equal(found.g1, 0)
+    assert (found.mse > 0).all()
+    assert found.p_value > 0.05
+
+
+def test_a_client_that_alone_determines_a_coefficient():
+    x, s, z, _ = data()
+    z[:, 0] = np.arange(len(x)) == 7
+    found = fay_herriot(x, s, z)
+    np.testing.assert_allclose(found.mean[7], x[7])
+    np.testing.assert_allclose(found.g1[7] + found.g2[7], s[7] ** 2)  # its own estimate's
+    assert found.residual[7] == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda x, s, z: (x, s, z[:4]), r"z must have a row for each of the 25 clients, got shape \(4, 2\)"),
+        (lambda x, s, z: (x, s, np.where(z > 2018, np.nan, z)), "z must be finite, got nan for client .* in column 1"),
+        (lambda x, s, z: (x, s, np.c_[z, z[:, 0] - z[:, 1]]), "z's column 2 is a linear combination of the columns be"),
+        (lambda x, s, z: (x, s, np.full(25, 3.0)), "z's column 0 is a linear combination of .* and the intercept"),
+        (lambda x, s, z: (x, s, 0 * x), "z's column 0 is a linear combination"),
+        (lambda x, s, z: (x[:5], s[:5], z[:5]), "3 coefficients need at least 6 clients, got 5"),
+        (lambda x, s, z: (x, s, [["a"]] * 25), r"z must be numbers, a row for each client, got \[\["),
+        (lambda x, s, z: (x, 0 * s, z), "s must be finite and > 0, got 0.0 for client 0"),
+        (lambda x, s, z: (np.where(x == x[3], np.inf, x), s, z), "x must be finite, got inf for client 3"),
+    ],
+)
+def test_bad_arguments_are_refused_in_a_line(change, said):
+    with pytest.raises(JaxpflError, match=said) as error:
+        fay_herriot(*change(*data()[:3]))
+    assert "\n" not in str(error.value)
+
+
+def test_an_unknown_fit_is_refused():
+    with pytest.raises(JaxpflError, match="unknown fit 'rmel': did you mean 'reml'"):
+        fay_herriot(*data()[:3], fit="rmel")  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.slow
+def test_under_jit_bad_values_spoil_all_results():
+    x, s, z, _ = data()
+    for own, errors, columns in (
+        (np.where(x == x[0], np.nan, x), s, z),
+        (x, np.where(s == s[0], 0, s), z),
+        (x, s, np.where(z == z[0], np.inf, z)),
+        (x, s, np.stack([z[:, 0], 2 * z[:, 0]], axis=1)),
+    ):
+        found = jax.jit(fay_herriot)(*(jnp.asarray(of) for of in (own, errors, columns)))
+        for name in ("beta", "variance", "mean", "mse", "log_likelihood", "p_value", "residual", "risks"):
+            assert np.isnan(getattr(found, name)).all(), name
