@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import importlib
 import re
-from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 from mkdocs.structure.files import File, Files
 
-from jaxpfl.cli import app, folders, help, training
+from jaxpfl.cli import help
+from jaxpfl.cli.every import by_name
 from jaxpfl.cli.signature import flags_of
 
 ROOT = Path(__file__).parents[1]
@@ -45,9 +44,9 @@ def on_page_markdown(markdown: str, page: Any, config: Any, files: Files) -> str
 
 def _commands() -> str:
     """Every command with its flags, as ``--help`` has them; those of ``jaxpfl run`` once."""
-    of_run = {flag.name for flag in flags_of(_named()["jaxpfl run"])}
+    of_run = {flag.name for flag in flags_of(by_name()["jaxpfl run"])}
     sections = [_INTRODUCTION]
-    for name, command in _named().items():
+    for name, command in by_name().items():
         flags = flags_of(command)
         own = [flag for flag in flags if name == "jaxpfl run" or flag.name not in of_run]
         sections += [f"## {name}", help.summary(command)]
@@ -58,19 +57,6 @@ def _commands() -> str:
             named = ", ".join(f"`{flag.name}`" for flag in more)
             sections.append(f"Like [`jaxpfl run`](#jaxpfl-run): {named}." if len(more) < 8 else _LIKE_RUN)
     return "\n\n".join(sections) + "\n"
-
-
-def _named() -> dict[str, Callable[..., None]]:
-    """Every command by its name, in the order of ``jaxpfl --help``."""
-    groups: dict[str, Iterable[Callable[..., None]]] = {"": [*training.commands([]), *folders.commands()]}
-    for name in app.ALONE:
-        groups[""] = [*groups[""], *importlib.import_module(f"jaxpfl.cli.{name}").commands([name])]
-    groups |= {name: importlib.import_module(f"jaxpfl.cli.{name}").commands() for name in app.GROUPS}
-    return {
-        " ".join(f"jaxpfl {group} {command.__name__.replace('_', '-')}".split()): command
-        for group, commands in groups.items()
-        for command in commands
-    }
 
 
 def _cell(text: str) -> str:

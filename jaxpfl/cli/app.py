@@ -16,6 +16,7 @@ from typing import Any, NoReturn
 from jaxpfl import signals
 from jaxpfl.cli import parse, training
 from jaxpfl.cli.parse import HELP
+from jaxpfl.cli.session import QUIET
 from jaxpfl.console import settle
 from jaxpfl.errors import JaxpflError, JaxpflWarning, printable, unknown_name
 from jaxpfl.experiment import compile_cache
@@ -25,7 +26,8 @@ SWEEP = "Train methods over a grid of settings, choose on validation examples, a
 BENCH = "Measure speed against peers and against the machine: jaxpfl bench NAME; without a name, lists them."
 RECOMMEND = "Describe a federation, and print the map's nearest cells, their best method and the command to run."
 STUDY_SWEEP = "Run a study of estimation over a grid of its settings: jaxpfl sweep estimate NAME."
-ALONE: dict[str, str] = {"sweep": SWEEP, "recommend": RECOMMEND}
+COMPLETION = "Print the script that completes commands, methods and flags in a shell: jaxpfl completion bash | zsh."
+ALONE: dict[str, str] = {"sweep": SWEEP, "recommend": RECOMMEND, "completion": COMPLETION}
 """Commands in a module of their own: ``jaxpfl.cli.NAME`` has ``commands(args)``."""
 FOLDERS: dict[str, str] = {
     "report": "One HTML page about runs, sweeps and studies: tables, pictures, settings and claims.",
@@ -49,7 +51,7 @@ def run(args: list[str]) -> None:
     settle()
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("always", JaxpflWarning)
+            warnings.simplefilter("ignore" if QUIET in args else "always", JaxpflWarning)
             warnings.filterwarnings("always", compile_cache.TROUBLE)
             warnings.showwarning = _show_warning
             _dispatch(args)

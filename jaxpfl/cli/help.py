@@ -12,6 +12,7 @@ import docstring_parser
 
 from jaxpfl import presentation
 from jaxpfl.cli.output import Output
+from jaxpfl.cli.session import Written
 from jaxpfl.cli.signature import REQUIRED, Flag
 from jaxpfl.cli.training import Session
 from jaxpfl.engine.execution_plan import ExecutionPlan
@@ -25,6 +26,7 @@ _GROUPS = {
     PrivacyConfig: "privacy",
     ExecutionPlan: "execution",
     Output: "output",
+    Written: "output",
     Session: "output",
 }
 _SETTINGS, _OWN = "settings", "options"

@@ -16,6 +16,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxpfl import signals
 from jaxpfl.cli.parse import with_more
+from jaxpfl.cli.session import Written
 from jaxpfl.cli.training import DEFAULT_METHODS, Flags, named_file
 from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.experiment import compile_cache
@@ -54,7 +55,7 @@ class _Axes(Draws):
 
 
 @dataclass(frozen=True)
-class _Session:
+class _Session(Written):
     """Destination of a sweep, and use of an earlier one."""
 
     output: Annotated[Path | None, NEW_FOLDER] = None
@@ -117,6 +118,8 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
         if session.workers < 1:
             raise JaxpflError(f"workers must be at least 1, got {session.workers}")
         if session.join is not None:
+            if session.force:
+                raise JaxpflError("--join works on a sweep that is there, and --force replaces it: give one")
             if given or config != file.config or path is not None or methods != several or search != file.search:
                 raise JaxpflError(f"--join takes the sweep as {session.join} holds it: leave out what says another one")
             _join(session.join, session)
@@ -160,7 +163,8 @@ def _sweep(definition: Definition, session: _Session) -> None:
     check_session(session)
     if session.retry and (session.workers > 1 or session.ray is not None):
         raise JaxpflError("--retry runs in one process: leave out --workers and --ray")
-    out, err = Console(), Console(stderr=True)
+    session.check_force(session.output, resume=session.resume)
+    out, err = Console(), session.notes()
     if session.explain_plan:
         from jaxpfl.sweep.explain import explain_plan, print_explanation
 
@@ -175,7 +179,7 @@ def _sweep(definition: Definition, session: _Session) -> None:
         use_cpu_cores()
         compile_cache.enable()
         stack.enter_context(lock.held(folder))
-        sweep = Sweep.open(folder, definition, resume=session.resume)
+        sweep = Sweep.open(folder, definition, resume=session.resume, force=session.force)
         kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
         interrupt = stack.enter_context(Interrupt())
         interrupt.saves = True
@@ -251,7 +255,6 @@ def _share(sweep: Sweep, count: int, cluster: Any, reporter: Reporter, interrupt
 
 def _join(folder: Path, session: _Session) -> None:
     """Work on the sweep of a folder until nothing is missing; the summary is its first process's to write."""
-    from jaxpfl.console import Console
     from jaxpfl.experiment.interrupt import Interrupt
     from jaxpfl.sweep.progress import Terminal
     from jaxpfl.sweep.sweep import Sweep
@@ -260,7 +263,7 @@ def _join(folder: Path, session: _Session) -> None:
         interrupt.saves = True
         sweep = Sweep.read(folder)
         done, planned = sweep.progress(sweep.journal().read())
-        with Terminal(Console(stderr=True), planned, done) as reporter:
+        with Terminal(session.notes(), planned, done) as reporter:
             _share(sweep, session.workers, cluster, reporter, interrupt)
         end_if_asked(interrupt, f"stopped; what is done is kept in {folder}")
     records = len(sweep.journal().read())

@@ -12,6 +12,7 @@ from tyro.conf import UseAppendAction
 
 from jaxpfl import signals
 from jaxpfl.cli.estimate import commands_of, titled, with_flags
+from jaxpfl.cli.session import Written
 from jaxpfl.cli.sweep import Draws, check_session, end_if_asked, show
 from jaxpfl.experiment import compile_cache
 from jaxpfl.places import NEW_FOLDER
@@ -31,7 +32,7 @@ class _Axes(Draws):
 
 
 @dataclass(frozen=True)
-class _Session:
+class _Session(Written):
     """Destination of a sweep, and use of an earlier one."""
 
     output: Annotated[Path | None, NEW_FOLDER] = None
@@ -63,25 +64,24 @@ def _command(name: str) -> Callable[..., None]:
 
 
 def _sweep(definition: Any, session: _Session) -> None:
-    from jaxpfl.console import Console
     from jaxpfl.experiment import lock
     from jaxpfl.experiment.interrupt import Interrupt
     from jaxpfl.sweep.estimate import StudySweep
     from jaxpfl.sweep.progress import Terminal
 
     check_session(session)
-    err = Console(stderr=True)
     compile_cache.enable()
     folder = session.output or Path("runs") / f"sweep-{definition.name}"
+    session.check_force(folder, resume=session.resume)
     with ExitStack() as stack:
         stack.enter_context(lock.held(folder))
-        sweep = StudySweep.open(folder, definition, resume=session.resume)
+        sweep = StudySweep.open(folder, definition, resume=session.resume, force=session.force)
         kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
         interrupt = stack.enter_context(Interrupt())
         interrupt.saves = True
         stack.enter_context(signals.noted(kept))
         missing = sweep.missing(sweep.journal().read(), failed=session.retry)
-        with Terminal(err, len(definition.runs), len(definition.runs) - len(missing)) as reporter:
+        with Terminal(session.notes(), len(definition.runs), len(definition.runs) - len(missing)) as reporter:
             sweep.run_missing(reporter, stopped=lambda: interrupt.asked is not None, failed=session.retry)
         end_if_asked(interrupt, f"stopped{kept}")
         summary = sweep.finish()

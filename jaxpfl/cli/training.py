@@ -16,6 +16,7 @@ from tyro.conf import Positional, UseAppendAction, arg
 
 from jaxpfl import signals
 from jaxpfl.cli.parse import with_more
+from jaxpfl.cli.session import Written
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import compile_cache
 from jaxpfl.experiment.config import DataConfig, RunConfig, default_folder, resolve
@@ -37,7 +38,7 @@ class Flags(RunConfig):
 
 
 @dataclass(frozen=True)
-class Session:
+class Session(Written):
     """Destination of a run's results, and use of an earlier run."""
 
     output: Annotated[Path | None, NEW_FOLDER] = None
@@ -201,9 +202,10 @@ def _experiment(
 
     with ExitStack() as stack:
         profile = stack.enter_context(Recorder()) if session.profile else OFF
+        session.check_force(session.output, resume=session.resume)
         _start(settings, session)
         writes = processes.is_first()
-        out, err, status = Console(quiet=not writes), Console(stderr=True, quiet=not writes), 0
+        out, err, status = Console(quiet=not writes), session.notes(writes=writes), 0
 
         def prepared() -> tuple[RunConfig, Any]:
             config = resolve(settings)
@@ -225,9 +227,10 @@ def _experiment(
         trackers: list[Tracker] = []
         processes.on_first(lambda: trackers.extend(_trackers(session, folder)))
         processes.on_first(lambda: stack.enter_context(lock.held(folder)))
-        changes = processes.on_first(partial(open_folder, folder, experiment, resume=session.resume))
+        opened = partial(open_folder, folder, experiment, resume=session.resume, force=session.force)
+        changes = processes.on_first(opened)
         if changes and writes:
-            print(f"resuming {folder} with {'; '.join(changes)}", file=sys.stderr)
+            session.note(f"resuming {folder} with {'; '.join(changes)}")
         kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
         distributed.note(kept)
         given, headline = [experiment], experiment.headline
@@ -237,6 +240,8 @@ def _experiment(
                 summary = run_methods(given.pop(), folder, reporter, profile, trackers)
             except Interrupted as stop:
                 reporter.say(f"{stop}{kept}")
+                if session.quiet and writes:
+                    print(f"{stop}{kept}", file=sys.stderr)
                 summary, status = None, stop.status
         if summary is not None and session.json and writes:
             print(json.dumps(summary))
@@ -264,8 +269,8 @@ def _start(settings: RunConfig, session: Session) -> None:
 
     number, asked = session.processes or 1, settings.plan.devices
     each = max(1, int(asked) // number) if str(asked).isdecimal() else 1
-    say = partial(print, file=sys.stderr, flush=True)
-    distributed.start(session.distributed, session.processes, session.process, cpu_devices=each, on_wait=say)
+    members = session.processes, session.process
+    distributed.start(session.distributed, *members, cpu_devices=each, on_wait=session.note)
     compile_cache.enable()
 
 

@@ -12,10 +12,8 @@ one, ``graph.csv`` with the clients' neighbours; ``clients/`` if clients live on
 from __future__ import annotations
 
 import itertools
-import shutil
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -27,7 +25,7 @@ from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.assemble import milestones
 from jaxpfl.engine.stopping import mean_over_clients
 from jaxpfl.errors import JaxpflError, UnwritableError, writing
-from jaxpfl.experiment import graph_file, results, secret_noise, uplink
+from jaxpfl.experiment import graph_file, replace, results, secret_noise, uplink
 from jaxpfl.experiment.ahead import Ahead
 from jaxpfl.experiment.checkpoint import Checkpoints, restore, save
 from jaxpfl.experiment.config import RunConfig, differences, to_json
@@ -50,21 +48,25 @@ class Reporter(Protocol):
     def say(self, text: str) -> None: ...
 
 
-def open_folder(folder: Path, experiment: Experiment, *, resume: bool) -> list[str]:
-    """Create the run folder, or reopen an earlier one.
+def open_folder(folder: Path, experiment: Experiment, *, resume: bool, force: bool = False) -> list[str]:
+    """Create the run folder, or reopen an earlier one; with ``force``, replace an earlier one.
 
     Returns:
       Permitted changes of a resumed run: ``name: old -> new``.
 
     Raises:
       JaxpflError: if the folder cannot be written, holds a run and ``resume`` is false, holds another experiment, or
-        holds none and ``resume`` is true.
+        holds none and ``resume`` is true, or would give way to ``force`` and holds more than a run.
     """
     stored = folder / "config.json"
+    if force and stored.exists():
+        read_record(stored)  # a file of that name may be anyone's
+        replace.clear(folder, stored.name, replace.RUN_PARTS)
     if resume and not stored.exists():
         raise JaxpflError(f"nothing to resume in {folder}: leave out --resume to start")
     if stored.exists() and not resume:
-        raise JaxpflError(f"{folder} already holds a run: --resume continues it, --output chooses another folder")
+        ways = "--resume continues it, --force replaces it, --output chooses another folder"
+        raise JaxpflError(f"{folder} already holds a run: {ways}")
     # A hidden file is left by a kill while a file was being written.
     if not stored.exists() and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
         raise JaxpflError(f"{folder} is not empty and holds no run: choose another --output")
@@ -161,26 +163,12 @@ def run_methods(
                             _run_method(experiment, ahead, name, folder, reporter, interrupt, profile, trackers)
                     except JaxpflError:
                         if processes.is_first():
-                            _discard_unstarted(folder)
+                            replace.discard_unstarted(folder)
                         raise
         return processes.on_first(lambda: results.summarize(experiment, folder))
     except UnwritableError as error:
         stored = (folder / "config.json").exists()
         raise JaxpflError(f"{error}{'; --resume goes on from the last checkpoint' * stored}") from None
-
-
-def _discard_unstarted(folder: Path) -> None:
-    """Remove a run folder in which nothing was done, so that a refused run may be corrected and started there."""
-    done = (path for pattern in ("methods/*", "checkpoints/*/*") for path in folder.glob(pattern))
-    records = folder / "metrics.jsonl"
-    if any(done) or (records.exists() and records.stat().st_size):
-        return
-    for name in ("methods", "checkpoints", "clients", "profile", "tensorboard", "wandb"):
-        shutil.rmtree(folder / name, ignore_errors=True)
-    for path in (folder / "config.json", records, folder / GRAPH):
-        path.unlink(missing_ok=True)
-    with suppress(OSError):  # something of the user's
-        folder.rmdir()
 
 
 def _run_method(

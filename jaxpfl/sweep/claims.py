@@ -114,6 +114,12 @@ class Claims:
         tries = self.tries(name)
         return _parsed(_contents(self._path(name, tries - 1))) if tries else None
 
+    def standing(self) -> list[tuple[str, Holder]]:
+        """The pieces of work that someone may be at, with who it is."""
+        names = {path.name.rsplit(".", 2)[0] for path in self.folder.glob("*.claim")}
+        found = ((name, self.holder(name)) for name in sorted(names))
+        return [(name, one) for name, one in found if one is not None and not (one.ended or one.is_dead)]
+
     def _path(self, name: str, generation: int) -> Path:
         return self.folder / f"{name}.{generation}.claim"
 

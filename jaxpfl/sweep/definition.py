@@ -12,7 +12,7 @@ from jaxpfl.algorithms import Method
 from jaxpfl.engine.assembly import hyper_of
 from jaxpfl.engine.spec import Training
 from jaxpfl.errors import JaxpflError, shown, unknown_name
-from jaxpfl.experiment import stored_data
+from jaxpfl.experiment import replace, stored_data
 from jaxpfl.experiment.config import ORDERS, RunConfig, differences, in_stored_orders, resolve, spec_for, to_json
 from jaxpfl.experiment.config_file import from_mapping
 from jaxpfl.records import Value
@@ -23,6 +23,8 @@ from jaxpfl.sweep.grid import Axis, Grid
 from jaxpfl.sweep.problems import problem_axes
 
 FILE = "sweep.json"
+PARTS = ("journal", "claims", "workers", "results.parquet", "best")
+"""Names in a sweep folder beside that file and those of any results."""
 SELECTIONS = ("validation", "none")
 BUDGETS = ("rounds", "steps")
 SHARE = 0.2
@@ -185,8 +187,9 @@ def _ends(axis: Axis) -> tuple[Value, ...]:
     return (min(numbers), max(numbers)) if len(numbers) == len(axis.values) else axis.values
 
 
-def check_folder(folder: Path, *, resume: bool) -> None:
-    """Refuse a folder in which a sweep can neither begin nor, with ``resume``, go on.
+def check_folder(folder: Path, *, resume: bool, force: bool = False) -> None:
+    """Refuse a folder in which a sweep can neither begin nor, with ``resume``, go on, nor with ``force`` take the place
+    of another.
 
     Raises:
       JaxpflError: if it holds a sweep and ``resume`` is false, none and ``resume`` is true, or something else.
@@ -194,10 +197,21 @@ def check_folder(folder: Path, *, resume: bool) -> None:
     stored = (folder / FILE).exists()
     if resume and not stored:
         raise JaxpflError(f"nothing to resume in {folder}: leave out --resume to start")
-    if stored and not resume:
-        raise JaxpflError(f"{folder} already holds a sweep: --resume continues it, --output chooses another folder")
+    if stored and force:
+        replace.check(folder, FILE, PARTS)
+        _check_ours(folder)
+    elif stored and not resume:
+        ways = "--resume continues it, --force replaces it, --output chooses another folder"
+        raise JaxpflError(f"{folder} already holds a sweep: {ways}")
     if not stored and folder.is_dir() and any(not p.name.startswith(".") for p in folder.iterdir()):
         raise JaxpflError(f"{folder} is not empty and holds no sweep: choose another --output")
+
+
+def _check_ours(folder: Path) -> None:
+    """Refuse a file of that name which is not a sweep's, of methods or of a study."""
+    found = files.read_json(folder / FILE)
+    if not (isinstance(found, dict) and {"grid", "versions"} <= found.keys() and {"methods", "study"} & found.keys()):
+        raise JaxpflError(f"{folder / FILE} is not a sweep's, or damaged: choose another --output")
 
 
 def read(folder: Path) -> Definition:

@@ -26,7 +26,7 @@ from jaxpfl.sweep.order import in_grid_order, setting_key
 from jaxpfl.sweep.outcome import written
 from jaxpfl.sweep.plan import Run
 from jaxpfl.sweep.study_axes import applied, named
-from jaxpfl.sweep.sweep import SUMMARY
+from jaxpfl.sweep.sweep import SUMMARY, give_way
 
 _SEED = "seed"
 
@@ -117,17 +117,20 @@ class StudySweep:
         self.folder, self.definition = folder, definition
 
     @classmethod
-    def open(cls, folder: Path, definition: StudyDefinition, *, resume: bool) -> Self:
-        """Begin a sweep in a folder, or reopen an earlier one, to which values, draws and seeds may be added.
+    def open(cls, folder: Path, definition: StudyDefinition, *, resume: bool, force: bool = False) -> Self:
+        """Begin a sweep in a folder, or reopen an earlier one, to which values, draws and seeds may be added; with
+        ``force``, in the place of an earlier one.
 
         Raises:
           JaxpflError: as `Sweep.open`.
         """
-        check_folder(folder, resume=resume)
+        check_folder(folder, resume=resume, force=force)
         stored = folder / FILE
         if resume:
             _check_grown(files.read_json(stored), definition, folder)
             (folder / SUMMARY).unlink(missing_ok=True)  # what is there is no longer all of it
+        if force:
+            give_way(folder)
         folder.mkdir(parents=True, exist_ok=True)
         files.write_json(stored, definition.to_json() | {"versions": {"jaxpfl": __version__}})
         return cls(folder, definition)

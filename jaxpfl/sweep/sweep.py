@@ -19,7 +19,7 @@ import numpy as np
 
 from jaxpfl import __version__, data, files, signals
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment import stored_data
+from jaxpfl.experiment import replace, stored_data
 from jaxpfl.experiment.config import RunConfig
 from jaxpfl.experiment.source import source_of
 from jaxpfl.records import FAILED, STOPPED, Journal, Record, Value
@@ -64,14 +64,15 @@ class Sweep:
         return sweep
 
     @classmethod
-    def open(cls, folder: Path, definition: Definition, *, resume: bool) -> Self:
-        """Begin a sweep in a folder, or reopen an earlier one, to which methods, values, draws and seeds may be added.
+    def open(cls, folder: Path, definition: Definition, *, resume: bool, force: bool = False) -> Self:
+        """Begin a sweep in a folder, or reopen an earlier one, to which methods, values, draws and seeds may be added;
+        with ``force``, in the place of an earlier one.
 
         Raises:
           JaxpflError: if the folder holds a sweep and ``resume`` is false, holds another one, or none and ``resume`` is
-            true.
+            true; or if ``force`` would replace what is no sweep, or one that a worker is at.
         """
-        definitions.check_folder(folder, resume=resume)
+        definitions.check_folder(folder, resume=resume, force=force)
         sweep = cls(folder, definition)
         sweep.check_runs()
         sums = sweep._checksums()
@@ -80,6 +81,8 @@ class Sweep:
             halving.check_grown(old, definition)
             sweep._check_data(sums)
             (folder / SUMMARY).unlink(missing_ok=True)  # what is there is no longer all of it
+        if force:
+            give_way(folder)
         folder.mkdir(parents=True, exist_ok=True)
         versions = {"jaxpfl": __version__, "jax": jax.__version__, "platform": jax.default_backend()}
         # The order of additions depends on the number of devices: workers make as many, whatever their cores.
@@ -275,6 +278,18 @@ def _compiled(group: Group, loaded: Data) -> Prepared:
     with suppress(Exception):
         ready.simulation(slice(None)).compile([run.seed for run in group.runs], *ready.splits)
     return ready
+
+
+def give_way(folder: Path) -> None:
+    """Remove the sweep in a folder, if there is one.
+
+    Raises:
+      JaxpflError: while a worker, which may be another machine's, is at it: it would write into the new one.
+    """
+    for name, holder in Claims(folder / CLAIMS, "").standing():
+        raise JaxpflError(f"{holder.worker} on {holder.host} is at {name} of the sweep in {folder}: wait for it")
+    if (folder / FILE).exists():
+        replace.clear(folder, FILE, definitions.PARTS)
 
 
 def _is_name(value: Value) -> bool:

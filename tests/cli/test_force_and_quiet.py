@@ -1,0 +1,132 @@
+"""``--force`` replaces what the same command wrote and nothing else; ``--quiet`` leaves the result and errors alone."""
+
+import json
+import os
+import shutil
+from pathlib import Path
+
+import pytest
+from command import SMALL, jaxpfl
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment import replace
+from jaxpfl.sweep.claims import Claims
+from jaxpfl.sweep.sweep import give_way
+
+STORED = Path(__file__).parents[1] / "experiment" / "stored_run" / "config.json"
+STUDY = ("sweep", "estimate", "gaussian", "--clients", "20", "--repetitions", "20")
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A run folder that a kill left, with the mark of its lock."""
+    place = tmp_path / "run"
+    (place / "methods").mkdir(parents=True)
+    (place / ".lock").touch()
+    for name in ("methods/fedavg.json", "metrics.jsonl", "summary.json"):
+        (place / name).touch()
+    shutil.copy(STORED, place)
+    return place
+
+
+def names(folder: Path) -> set[str]:
+    return {path.name for path in folder.iterdir()}
+
+
+def test_results_go_and_hidden_files_stay(folder: Path, tmp_path: Path):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    (elsewhere / "kept").touch()
+    (folder / "checkpoints").symlink_to(elsewhere)
+    replace.clear(folder, "config.json", replace.RUN_PARTS)
+    assert names(folder) == {".lock"}
+    assert names(elsewhere) == {"kept"}
+
+
+def test_a_file_of_anyone_elses_keeps_everything(folder: Path):
+    (folder / "notes.txt").touch()
+    before = names(folder)
+    with pytest.raises(JaxpflError, match=r"^--force would delete .*notes\.txt, which is no part of the results"):
+        replace.clear(folder, "config.json", replace.RUN_PARTS)
+    assert names(folder) == before
+
+
+def test_the_mark_goes_last(folder: Path, monkeypatch: pytest.MonkeyPatch):
+    def killed(path: Path) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", killed)
+    with pytest.raises(KeyboardInterrupt):
+        replace.clear(folder, "config.json", replace.RUN_PARTS)
+    assert "config.json" in names(folder)
+
+
+def test_a_sweep_that_another_machine_is_at_stays(tmp_path: Path):
+    (tmp_path / "sweep.json").write_text("{}")
+    claims = Claims(tmp_path / "claims", "w1")
+    claim = claims.take("group")
+    assert claim is not None
+    path = next((tmp_path / "claims").iterdir())
+    holder = json.loads(path.read_text())
+    path.write_text(json.dumps(holder | {"machine": "another", "host": "node7"}))
+    with pytest.raises(JaxpflError, match=r"^w1 on node7 is at group of the sweep in .*: wait for it$"):
+        give_way(tmp_path)
+    path.write_text(json.dumps(holder | {"ended": True}))
+    give_way(tmp_path)
+    assert names(tmp_path) == set()
+
+
+@pytest.mark.parametrize("command", [("run", "local"), ("sweep", "local")])
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (("--force",), "--force replaces the folder that --output names: give --output too"),
+        (("--force", "--resume", "--output", "x"), "--resume continues the earlier results and --force replaces them"),
+    ],
+)
+def test_what_force_replaces_must_be_said(command: tuple[str, ...], args: tuple[str, ...], said: str, capsys):
+    result = jaxpfl(capsys, *command, *args)
+    assert (result.status, result.out) == (2, "")
+    assert said in result.err
+
+
+@pytest.mark.parametrize("content", ['{"name": "a web page"}', "no JSON", '{"config": {}, "methods": []}'])
+def test_another_programs_config_is_no_run(content: str, tmp_path: Path, capsys):
+    (tmp_path / "config.json").write_text(content)
+    result = jaxpfl(capsys, "run", "local", *SMALL, "--output", tmp_path, "--force")
+    assert result.status == 2
+    assert result.err.startswith("error: ")
+    assert (tmp_path / "config.json").read_text() == content
+
+
+@pytest.mark.slow
+def test_a_sweep_of_a_study_is_replaced_quietly(tmp_path: Path, capsys):
+    place = tmp_path / "s"
+    args = (*STUDY, "--output", place, "--json", "--quiet")
+    first = jaxpfl(capsys, *args, "--grid", "samples=5,10")
+    assert (first.status, first.err) == (0, "")
+    assert len((place / "journal" / "main.jsonl").read_text().splitlines()) == 2
+    refused = jaxpfl(capsys, *args, "--grid", "samples=7")
+    assert "already holds a sweep: --resume continues it, --force replaces it" in refused.err
+    again = jaxpfl(capsys, *args, "--grid", "samples=7", "--force")
+    assert (again.status, again.err) == (0, "")
+    assert len((place / "journal" / "main.jsonl").read_text().splitlines()) == 1
+    (place / "sweep.json").write_text('{"name": "another program\'s"}')
+    assert "is not a sweep's, or damaged" in jaxpfl(capsys, *args, "--grid", "samples=7", "--force").err
+
+
+@pytest.mark.slow
+def test_a_run_is_replaced_and_says_its_result_alone(tmp_path: Path, capsys):
+    place = tmp_path / "run"
+    args = ("run", "local", *SMALL, "--output", place, "--json")
+    loud = jaxpfl(capsys, *args, "--server-lr", "0.5")  # a rate that changes nothing is warned of
+    assert (loud.status, "warning: " in loud.err) == (0, True)
+    refused = jaxpfl(capsys, *args, "--rounds", "2")
+    assert (refused.status, "already holds a run: --resume continues it, --force" in refused.err) == (2, True)
+    before = os.stat(place / "config.json").st_mtime_ns
+    bad = jaxpfl(capsys, *args, "--force", "--model", "nonsense")
+    assert (bad.status, os.stat(place / "config.json").st_mtime_ns) == (2, before)
+    quiet = jaxpfl(capsys, *args, "--rounds", "2", "--server-lr", "0.5", "--force", "--quiet")
+    assert (quiet.status, quiet.err, quiet.json["rounds"]) == (0, "", 2)
+    assert max(json.loads(line)["round"] for line in (place / "metrics.jsonl").read_text().splitlines()) == 2
+    assert names(place / "checkpoints" / "local") == {"2"}
