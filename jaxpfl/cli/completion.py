@@ -69,14 +69,12 @@ def script(shell: str) -> str:
 def _tables() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
     """The words that may follow a command, and those that may follow a flag of a command (``run --model``)."""
     from jaxpfl.algorithms import METHODS
-    from jaxpfl.benchmarks.__main__ import NAMES
     from jaxpfl.cli.app import GROUPS
     from jaxpfl.cli.every import by_name
 
     named = {name.removeprefix("jaxpfl "): command for name, command in by_name().items()}
-    named |= {
-        f"sweep estimate {_dashed(c)}": c for c in importlib.import_module("jaxpfl.cli.sweep_estimate").commands()
-    }
+    studies = importlib.import_module("jaxpfl.cli.sweep_estimate").commands()
+    named |= {f"sweep estimate {command.__name__.replace('_', '-')}": command for command in studies}
     words: dict[str, list[str]] = {"": [*(n for n in named if " " not in n), *GROUPS, "bench", "--help", "--version"]}
     words |= {group: [*_below(group, named), "--help"] for group in GROUPS}
     choices: dict[str, list[str]] = {}
@@ -91,16 +89,12 @@ def _tables() -> tuple[dict[str, list[str]], dict[str, list[str]]]:
         choices |= {f"{name} {flag.name}": [] for flag in free}
     words["sweep"] = ["estimate", *words["sweep"]]
     words["sweep estimate"] = [*_below("sweep estimate", named), "--help"]
-    words["bench"] = [*NAMES, "--help"]
+    words["bench"] = [*importlib.import_module("jaxpfl.benchmarks.__main__").NAMES, "--help"]
     return words, choices
 
 
 def _below(group: str, named: Iterable[str]) -> list[str]:
     return [name.removeprefix(f"{group} ") for name in named if name.startswith(f"{group} ")]
-
-
-def _dashed(command: Callable[..., None]) -> str:
-    return command.__name__.replace("_", "-")
 
 
 def _given(flag: Flag) -> str:
