@@ -22,11 +22,13 @@ _HEAD = box.Box("    \n    \n -- \n    \n    \n    \n    \n    \n", ascii=True)
 class Console(RichConsole):
     """Rich's console, with characters that an ASCII stream lacks replaced before columns are aligned.
 
-    If the stream is no terminal and COLUMNS is unset, output is as wide as its tables.
+    If the stream is no terminal and COLUMNS is unset, output is as wide as its tables. In a notebook it is text too: as
+    HTML each line would be an output of its own, and the live display of a progress a warning.
     """
 
     def __init__(self, *, stderr: bool = False, quiet: bool = False):
-        super().__init__(stderr=stderr, quiet=quiet)
+        notebook = RichConsole().is_jupyter  # whose streams call themselves terminals
+        super().__init__(stderr=stderr, quiet=quiet, force_jupyter=False, force_terminal=False if notebook else None)
         self.unbounded = not self.is_terminal and not os.environ.get("COLUMNS", "").isdecimal()
 
     def render_str(self, text: str, **how: Any) -> Text:

@@ -86,3 +86,9 @@ def test_the_locale_c_asks_for_ascii(monkeypatch, environment, spelled):
         stream.write("1 ± 2 ─ ü")
         stream.flush()
         assert stream.buffer.getvalue().decode() == ("1 +- 2 - ?" if spelled else "1 ± 2 ─ ü")
+
+
+def test_a_notebook_gets_text(monkeypatch):
+    monkeypatch.setattr("rich.console._is_jupyter", lambda: True)
+    monkeypatch.setenv("FORCE_COLOR", "1")  # a stream that calls itself a terminal
+    assert shown(monkeypatch).splitlines()[0].strip() == "accuracy of the clients"

@@ -6,6 +6,7 @@ jaxpfl may not count on the others.)
 
 import subprocess
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import jaxpfl
@@ -37,3 +38,9 @@ def test_a_fit_needs_the_five_packages_only():
 
 def test_no_public_name_is_a_module_of_that_name():
     assert [name for name in jaxpfl.__all__ if isinstance(getattr(jaxpfl, name), ModuleType)] == []
+
+
+def test_a_notebook_keeps_its_own_way_of_drawing():
+    """Pictures are `Figure` objects: pyplot, and the choice of its backend, belong to the caller of the package."""
+    texts = {path: path.read_text() for path in sorted(Path(jaxpfl.__file__).parent.rglob("*.py"))}
+    assert not [path for path, text in texts.items() if "pyplot" in text or "matplotlib.use(" in text]

@@ -23,9 +23,6 @@ def write_plots(
     headline: Headline = ACCURACY,
 ) -> list[Path]:
     """Write `figures` as PNG files into a folder, and return their paths."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     folder.mkdir(exist_ok=True)
     return [save(figure, folder, name) for name, figure in figures(records, arrays, headline).items()]
 

@@ -23,9 +23,6 @@ def write(folders: Sequence[Path], output: Path, *, data_dir: str | None = None)
     Raises:
       JaxpflError: for a folder that holds no results or damaged ones, and a file that cannot be written.
     """
-    import matplotlib
-
-    matplotlib.use("Agg")
     looked = [look(folder) for folder in folders]
     for folder in looked:
         if folder.status == DAMAGED:

@@ -24,9 +24,6 @@ Of = Callable[[Point], Score]
 
 def write_plots(folder: Path, summary: Mapping[str, Any]) -> list[Path]:
     """Write `figures` as PNG files into a folder, and return their paths."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     return [save(figure, folder, name) for name, figure in figures(summary).items()]
 
 
