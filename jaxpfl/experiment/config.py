@@ -50,6 +50,9 @@ class _Source:
         "Rows of a table csv:FILE that lack a value: refuse, or drop them with a warning.",
         since="0.2",
     )
+    ignore: str | None = setting(
+        None, "Columns of a table csv:FILE that are no features, separated by commas.", since="0.2"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -98,7 +98,7 @@ def test_rows_with_missing_values_go_when_asked_for(tmp_path: Path) -> None:
         (HEAD + ROWS, TableOptions("city", "heating"), "regression are numbers, column 'city' holds text"),
         (HEAD + ROWS + "Bern,1,gas\n", BY_CITY, "line 6: 3 cells, the header has 4"),
         (HEAD + ROWS + "Bern,1,gas,2,3\n", BY_CITY, "line 6: 5 cells, the header has 4"),
-        (HEAD + ROWS + "Bern,,gas,2\n", BY_CITY, "line 6: no value in column 'area': .* missing = drop"),
+        (HEAD + ROWS + "Bern,,gas,2\n", BY_CITY, "line 6: no value in column 'area': .* --missing drop"),
         (HEAD + ROWS + "Bern,nan,gas,2\n", BY_CITY, "line 6: no value in column 'area'"),
         (HEAD + ROWS + "Bern,old,gas,2\n", BY_CITY, "line 6: column 'area' holds 'old', and numbers in most"),
         (HEAD + ROWS + "Bern,1,gas,inf\n", BY_CITY, "line 6: column 'price' holds 'inf', and numbers in most"),
@@ -134,3 +134,38 @@ def test_a_client_with_one_row_is_named(tmp_path: Path) -> None:
     source = table(tmp_path, HEAD + ROWS + "Chur,1,gas,3\n")
     with pytest.raises(JaxpflError, match=r"1 of 3 clients have too few examples to be tested \(client 1\)"):
         federate(source, partition="natural")
+
+
+DAYS = "city,day,number,price\n" + "".join(f"{'BZ'[i % 2]},2024-01-{i % 24:02d},{i + 7},{i % 5}.5\n" for i in range(60))
+
+
+def test_dates_and_numbers_of_rows_are_doubted_and_may_be_left_out(tmp_path: Path) -> None:
+    with pytest.warns(JaxpflWarning) as said:
+        source = table(tmp_path, DAYS)
+    assert source.x_train.shape == (60, 25)
+    assert [str(warning.message).removeprefix(f"{tmp_path / 'own.csv'}: ") for warning in said] == [
+        "column 'day' becomes 24 features, one for each text in it: --ignore 'day' leaves it out",
+        "column 'number' rises with every row, as a number of the row does: --ignore 'number' leaves it out",
+    ]
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        source = table(tmp_path, HEAD + ROWS, BY_CITY._replace(ignore=("heating",)))
+    np.testing.assert_array_equal(source.x_train, [[80], [60], [40], [90]])
+
+
+def test_a_value_may_be_missing_from_an_ignored_column(tmp_path: Path) -> None:
+    source = table(tmp_path, HEAD + ROWS + "Bern,20,,2\n", BY_CITY._replace(ignore=("heating",)))
+    assert source.x_train.shape == (5, 1)
+
+
+@pytest.mark.parametrize(
+    ("column", "words"),
+    [
+        ("heat", "unknown column of .* 'heat': did you mean 'heating'"),
+        ("city", "ignore = city: it is the column of the clients"),
+        ("price", "ignore = price: it is the column of the labels"),
+    ],
+)
+def test_a_column_that_cannot_be_ignored(tmp_path: Path, column: str, words: str) -> None:
+    with pytest.raises(JaxpflError, match=words):
+        table(tmp_path, HEAD + ROWS, BY_CITY._replace(ignore=(column,)))

@@ -23,6 +23,8 @@ MISSING = ("refuse", "drop")
 _FEW = 20
 """Most distinct whole numbers that count as classes."""
 _MOST_TEXTS = 1000
+_SEVERAL_TEXTS = 20
+"""Different texts above which a column is doubted, such as dates; and the fewest rows of which numbers are told."""
 _FREE = 0.5  # of the rows: a column with as many different texts is no category
 
 
@@ -33,11 +35,13 @@ class TableOptions(NamedTuple):
       target: of the labels.
       client: of the clients' names, or None.
       missing: a name in `MISSING`: rows with a missing value are refused, or left out with a warning.
+      ignore: those that are left out of the table, whatever they hold.
     """
 
     target: str | None = None
     client: str | None = None
     missing: str = "refuse"
+    ignore: tuple[str, ...] = ()
 
     @property
     def given(self) -> str:
@@ -75,7 +79,7 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
     if options.missing not in MISSING:
         raise unknown_name("treatment of missing values", options.missing, MISSING)
     table = _read(path)
-    rows = _body(table)
+    rows = _without(_body(table), options)
     if options.target is None:
         raise JaxpflError(f"{name}: target = COLUMN is needed, the labels; there are {_listed(rows.names)}")
     for column in (options.target, options.client):
@@ -131,6 +135,22 @@ def _body(table: Table) -> _Rows:
     return _Rows(path, names, [line for line, _ in rest], [cells for _, cells in rest])
 
 
+def _without(rows: _Rows, options: TableOptions) -> _Rows:
+    """The columns that are not to be ignored."""
+    for column in options.ignore:
+        if column not in rows.names:
+            raise unknown_name(f"column of {rows.path}", column, rows.names)
+        if column in (options.target, options.client):
+            raise JaxpflError(f"ignore = {column}: it is the column of the {_role(column, options)}")
+    places = [place for place, name in enumerate(rows.names) if name not in options.ignore]
+    kept = [[cells[place] for place in places] for cells in rows.cells]
+    return rows._replace(names=[rows.names[place] for place in places], cells=kept)
+
+
+def _role(column: str, options: TableOptions) -> str:
+    return "labels" if column == options.target else "clients"
+
+
 def _without_missing(rows: _Rows, missing: str) -> _Rows:
     """The rows without missing values; refused where they are not to be left out."""
     kept = []
@@ -141,7 +161,7 @@ def _without_missing(rows: _Rows, missing: str) -> _Rows:
             column = next(name for name, cell in zip(rows.names, cells, strict=True) if csv_text.is_missing(cell))
             raise JaxpflError(
                 f"{rows.path} line {rows.lines[i]}: no value in column {shown(column)}: fill it in, or leave such rows "
-                "out with missing = drop"
+                "out with --missing drop"
             )
     if not kept:
         raise JaxpflError(f"{rows.path}: every row lacks a value")
@@ -196,6 +216,8 @@ def _inputs(table: Table, rows: _Rows, features: list[str]) -> np.ndarray:
                 line = rows.lines[int(np.argmin(np.isfinite(one)))]
                 raise JaxpflError(f"{rows.path} line {line}: column {shown(name)} holds a number beyond 32 bits")
             columns.append(one[:, None])
+            if _counts_rows(numbers):
+                _doubt(rows, f"column {shown(name)} rises with every row, as a number of the row does", name)
             continue
         texts, places = np.unique(np.array(rows.column(name)), return_inverse=True)
         if len(texts) > min(_MOST_TEXTS, max(_FREE * len(places), 2)):
@@ -204,8 +226,22 @@ def _inputs(table: Table, rows: _Rows, features: list[str]) -> np.ndarray:
                 "for categories: take it out of the table"
             )
         check_fits(rows.path, 4 * len(texts) * len(places))
+        if len(texts) > _SEVERAL_TEXTS:
+            _doubt(rows, f"column {shown(name)} becomes {len(texts)} features, one for each text in it", name)
         columns.append((places[:, None] == np.arange(len(texts))).astype(np.float32))
     return np.concatenate(columns, axis=1)
+
+
+def _counts_rows(numbers: np.ndarray) -> bool:
+    """True for whole numbers that rise by one, with few gaps, from row to row."""
+    if len(numbers) < _SEVERAL_TEXTS:
+        return False
+    steps = np.diff(numbers)
+    return bool((steps >= 1).all() and (steps == np.round(steps)).all() and steps.mean() < 2)
+
+
+def _doubt(rows: _Rows, said: str, name: str) -> None:
+    warnings.warn(f"{rows.path}: {said}: --ignore {shown(name)} leaves it out", JaxpflWarning, stacklevel=2)
 
 
 def _numbers(table: Table, rows: _Rows, name: str) -> np.ndarray | None:
