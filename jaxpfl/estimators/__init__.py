@@ -35,7 +35,7 @@ from jaxpfl.estimators import (
     when_to_collaborate,
 )
 from jaxpfl.estimators.base import Estimated, Estimator, Samples, estimate, every, stack
-from jaxpfl.estimators.normal_means import ebnm, fay_herriot
+from jaxpfl.estimators.normal_means import compare_priors, ebnm, fay_herriot
 from jaxpfl.estimators.rates import ebbinomial, ebpoisson
 
 __all__ = [
@@ -49,6 +49,7 @@ __all__ = [
     "beta_binomial",
     "client_variances",
     "clustering",
+    "compare_priors",
     "differences",
     "ebbinomial",
     "ebnm",

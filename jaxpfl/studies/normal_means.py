@@ -24,6 +24,8 @@ from jaxpfl.studies.study import Options, Results, Study
 from jaxpfl.types import Array, Key
 
 Truth: TypeAlias = Literal["sparse", "two-point", "efron", "normal"]
+Choice: TypeAlias = Literal["normal", "point-normal", "point-laplace", "scale-mixture", "npmle", "best"]
+"""The families of priors in a single type, of which the command line can name the nearest, or the best of them."""
 
 TRUTHS: dict[Truth, tuple[tuple[float, ...], ...]] = {
     "sparse": ((0.95, 0.05), (0.0, 5.0), (0.0, 0.0)),
@@ -74,8 +76,8 @@ class NormalMeansOptions(Options):
 
     csv: Path | None = None
     """A file with a row for each client, of the columns estimate,se, or successes,trials, or count,exposure."""
-    prior: Family = "normal"
-    """The prior of estimates of your own."""
+    prior: Choice = "normal"
+    """The prior of estimates of your own; best compares all families on clients that are held out in turn."""
     center: float | None = None
     """Center of that prior; learned unless given, and 0 for scale-mixture."""
     covariates: tuple[str, ...] = ()

@@ -2,6 +2,7 @@
 
 from jaxpfl.estimators.normal_means.answer import NormalMeans, posterior
 from jaxpfl.estimators.normal_means.area import AreaMeans, fay_herriot
+from jaxpfl.estimators.normal_means.compare import PriorScores, best, compare_priors, leads
 from jaxpfl.estimators.normal_means.families import FAMILIES, Family
 from jaxpfl.estimators.normal_means.fit import ebnm
 from jaxpfl.estimators.normal_means.homogeneity import Homogeneity, homogeneity
@@ -19,14 +20,18 @@ __all__ = [
     "NormalMeans",
     "NormalMixture",
     "PointLaplace",
+    "PriorScores",
     "Ranks",
     "RobustIntervals",
     "Shrunken",
+    "best",
+    "compare_priors",
     "critical_value",
     "ebnm",
     "fay_herriot",
     "homogeneity",
     "james_stein",
+    "leads",
     "posterior",
     "ranks",
     "ranks_of",

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax.scipy.special import ndtri
 
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
@@ -73,11 +74,21 @@ class NormalMeans(NamedTuple):
 
     @property
     def risk(self) -> Array:
-        """Stein's unbiased estimate of the mean squared error of `mean`, [], without the cost of fitting the prior.
+        """Stein's unbiased estimate of the mean squared error of `mean`, [], without the cost of fitting the prior."""
+        return self.risks.mean()
 
-        The mean of (mean - x)^2 + 2 sd^2 - s^2, as sd^2 / s^2 is the derivative of the posterior mean.
-        """
-        return ((self.mean - self.x) ** 2 + 2 * self.sd**2 - self.s**2).mean()
+    @property
+    def risks(self) -> Array:
+        """Terms of `risk`, (mean - x)^2 + 2 sd^2 - s^2, as sd^2 / s^2 is the derivative of the posterior mean, [m]."""
+        return (self.mean - self.x) ** 2 + 2 * self.sd**2 - self.s**2
+
+    @property
+    def scores(self) -> Array:
+        """Normal scores of the estimates under their fitted marginal distributions: N(0, 1) if the prior holds, [m]."""
+        below = in_blocks(self.prior.marginal_below, self.x, self.s)
+        above = in_blocks(_mirrored(self.prior).marginal_below, -self.x, self.s)
+        tail = jnp.maximum(jnp.minimum(below, above), jnp.finfo(below.dtype).tiny)  # far out both round to zero
+        return jnp.where(below < above, 1, -1) * ndtri(tail)
 
 
 def posterior(prior: NormalMixture | PointLaplace, x: Array, s: Array, slack: Scalar = 0.0) -> NormalMeans:

@@ -114,7 +114,7 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
         dependent; and for fewer than three clients more than coefficients. Under a transformation, where values are not
         known, such values make all results NaN.
 
-    Example:
+    Examples:
       >>> rng = np.random.default_rng(0)
       >>> z, s = rng.normal(size=(200, 2)), rng.uniform(0.5, 1.5, 200)
       >>> theta = 1 + z @ np.array([2.0, -1.0]) + 0.5 * rng.normal(size=200)

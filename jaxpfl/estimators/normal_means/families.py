@@ -1,6 +1,7 @@
 """Families of priors for normal means, each fitted by the likelihood of all estimates together.
 
-Every fit is a pure function of x and s, [m] each, in units in which the errors s are about one.
+Every fit is a pure function of x, s and the clients' weights w, [m] each, in units in which the errors s are about one.
+The weights sum to one; a client without weight tells nothing of the prior.
 """
 
 from __future__ import annotations
@@ -35,14 +36,14 @@ class Fit(NamedTuple):
     slack: Array
 
 
-def normal(x: Array, s: Array, center: Array | None) -> Fit:
+def normal(x: Array, s: Array, w: Array, center: Array | None) -> Fit:
     """N(c, t^2): its center profiled out unless given, and the spread climbed to."""
-    return Fit(_normal(x, s, center)[0], jnp.zeros((), x.dtype))
+    return Fit(_normal(x, s, w, center)[0], jnp.zeros((), x.dtype))
 
 
-def point_normal(x: Array, s: Array, center: Array | None) -> Fit:
+def point_normal(x: Array, s: Array, w: Array, center: Array | None) -> Fit:
     """A spike at c, and a normal about it."""
-    (one, value_one), (none, value_none) = _normal(x, s, center), _null(x, s, center)
+    (one, value_one), (none, value_none) = _normal(x, s, w, center), _null(x, s, w, center)
 
     def prior(at: Array) -> NormalMixture:
         c = at[2] if center is None else center
@@ -50,7 +51,7 @@ def point_normal(x: Array, s: Array, center: Array | None) -> Fit:
         sds = jnp.stack([jnp.zeros_like(at[1]), jnp.exp(at[1])])
         return NormalMixture(jnp.stack([null, 1 - null]), jnp.stack([c, c]), sds)
 
-    best, value = climb(lambda at: _fit_of(prior(at), x, s), _starts(x, s, center))
+    best, value = climb(lambda at: _fit_of(prior(at), x, s, w), _starts(x, s, center))
     both = prior(best)
 
     def padded(weight: float, of: NormalMixture) -> NormalMixture:
@@ -62,64 +63,64 @@ def point_normal(x: Array, s: Array, center: Array | None) -> Fit:
     return Fit(_simplest(found), jnp.zeros((), x.dtype))
 
 
-def point_laplace(x: Array, s: Array, center: Array | None) -> Fit:
+def point_laplace(x: Array, s: Array, w: Array, center: Array | None) -> Fit:
     """A spike at c, and a Laplace slab about it."""
-    none, value_none = _null(x, s, center)
+    none, value_none = _null(x, s, w, center)
 
     def prior(at: Array) -> PointLaplace:
         return PointLaplace(jax.nn.sigmoid(at[0]), at[2] if center is None else center, jnp.exp(at[1]))
 
-    best, value = climb(lambda at: _fit_of(prior(at), x, s), _starts(x, s, center))
+    best, value = climb(lambda at: _fit_of(prior(at), x, s, w), _starts(x, s, center))
     both = prior(best)
     spike = PointLaplace(jnp.ones_like(value), none.means[0], both.scale)
     # A share of spikes below the rounding error of the likelihood is none.
     slab = both._replace(null=jnp.zeros_like(value))
-    return Fit(_simplest([(spike, value_none), (slab, _fit_of(slab, x, s)), (both, value)]), jnp.zeros((), x.dtype))
+    return Fit(_simplest([(spike, value_none), (slab, _fit_of(slab, x, s, w)), (both, value)]), jnp.zeros((), x.dtype))
 
 
-def scale_mixture(x: Array, s: Array, center: Array, components: int) -> Fit:
+def scale_mixture(x: Array, s: Array, w: Array, center: Array, components: int) -> Fit:
     """Normals about c, of spreads on a geometric grid from zero to beyond all data (ash, Stephens 2017)."""
     low = s.min() / _FINEST
     widest = 2 * jnp.sqrt(jnp.maximum(((x - center) ** 2 - s**2).max(), (8 * low) ** 2))
     share = jnp.arange(components - 1, dtype=x.dtype) / (components - 2)
     sds = jnp.concatenate([jnp.zeros(1, x.dtype), low * (widest / low) ** share])
-    return _weighted(x, s, jnp.full(components, 1.0, x.dtype) * center, sds)
+    return _weighted(x, s, w, jnp.full(components, 1.0, x.dtype) * center, sds)
 
 
-def npmle(x: Array, s: Array, components: int) -> Fit:
+def npmle(x: Array, s: Array, w: Array, components: int) -> Fit:
     """Any distribution: atoms on an even grid over the range of x, outside of which the likeliest one has none."""
     share = jnp.arange(components, dtype=x.dtype) / (components - 1)
-    return _weighted(x, s, x.min() + (x.max() - x.min()) * share, jnp.zeros(components, x.dtype))
+    return _weighted(x, s, w, x.min() + (x.max() - x.min()) * share, jnp.zeros(components, x.dtype))
 
 
-def _weighted(x: Array, s: Array, means: Array, sds: Array) -> Fit:
+def _weighted(x: Array, s: Array, w: Array, means: Array, sds: Array) -> Fit:
     grid = NormalMixture(jnp.full(len(means), 1 / len(means), x.dtype), means, sds)
-    weights, slack = simplex.weights(grid.log_components(x, s))
+    weights, slack = simplex.weights(grid.log_components(x, s), w)
     return Fit(grid._replace(weights=weights), slack)
 
 
-def _normal(x: Array, s: Array, center: Array | None) -> tuple[NormalMixture, Array]:
+def _normal(x: Array, s: Array, w: Array, center: Array | None) -> tuple[NormalMixture, Array]:
     """The likeliest normal, and its mean log likelihood."""
 
     def prior(sd: Array) -> NormalMixture:
-        w = 1 / (s**2 + sd**2)
-        c = (w / w.sum()) @ x if center is None else center
+        precision = w / (s**2 + sd**2)
+        c = (precision / precision.sum()) @ x if center is None else center
         return NormalMixture(jnp.ones(1, x.dtype), jnp.reshape(c, 1), jnp.reshape(sd, 1))
 
     starts = _scales(x, s, center, _SCALES)[:, None]
-    best, value = climb(lambda at: _fit_of(prior(jnp.exp(at[0])), x, s), starts)
+    best, value = climb(lambda at: _fit_of(prior(jnp.exp(at[0])), x, s, w), starts)
     none = prior(jnp.zeros((), x.dtype))
     some = prior(jnp.exp(best[0]))
-    value_none = _fit_of(none, x, s)
+    value_none = _fit_of(none, x, s, w)
     return _simplest([(none, value_none), (some, value)]), jnp.maximum(value_none, value)
 
 
-def _null(x: Array, s: Array, center: Array | None) -> tuple[NormalMixture, Array]:
+def _null(x: Array, s: Array, w: Array, center: Array | None) -> tuple[NormalMixture, Array]:
     """All clients alike: an atom, and its mean log likelihood."""
-    w = 1 / s**2
-    c = (w / w.sum()) @ x if center is None else center
+    precision = w / s**2
+    c = (precision / precision.sum()) @ x if center is None else center
     found = NormalMixture(jnp.ones(1, x.dtype), jnp.reshape(c, 1), jnp.zeros(1, x.dtype))
-    return found, _fit_of(found, x, s)
+    return found, _fit_of(found, x, s, w)
 
 
 def _starts(x: Array, s: Array, center: Array | None) -> Array:
@@ -138,9 +139,9 @@ def _scales(x: Array, s: Array, center: Array | None, number: int) -> Array:
     return jnp.log(low) + (jnp.log(high) - jnp.log(low)) * jnp.linspace(0, 1, number, dtype=x.dtype)
 
 
-def _fit_of(prior: NormalMixture | PointLaplace, x: Array, s: Array) -> Array:
+def _fit_of(prior: NormalMixture | PointLaplace, x: Array, s: Array, w: Array) -> Array:
     """Mean log likelihood of a client."""
-    return prior.log_marginal(x, s).mean()
+    return prior.log_marginal(x, s) @ w
 
 
 def _simplest(found: list[tuple[NormalMixture, Array]] | list[tuple[PointLaplace, Array]]):

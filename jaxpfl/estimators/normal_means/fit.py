@@ -37,7 +37,7 @@ from jax.core import Tracer
 from jaxpfl.errors import JaxpflError, shown, unknown_name, warn
 from jaxpfl.estimators.base import check_digits
 from jaxpfl.estimators.normal_means import families
-from jaxpfl.estimators.normal_means.answer import NormalMeans, posterior
+from jaxpfl.estimators.normal_means.answer import NormalMeans, in_blocks, posterior
 from jaxpfl.estimators.normal_means.families import COMPONENTS, FAMILIES, Family, Fit
 from jaxpfl.estimators.normal_means.point_laplace import PointLaplace
 from jaxpfl.types import Array, Scalar
@@ -52,6 +52,7 @@ def ebnm(
     *,
     center: Scalar | Literal["learned"] | None = None,
     components: int | None = None,
+    weights: Any = None,
 ) -> NormalMeans:
     """Fit the prior to all estimates, and return every client's posterior under it.
 
@@ -65,11 +66,15 @@ def ebnm(
       prior: the family, as in the table above.
       center: c, a number; "learned" fits it with the rest (not for scale-mixture and npmle).
       components: of a scale mixture or NPMLE; 41 and 300 unless given. Atoms are to lie closer than the least s.
+      weights: of the clients in the fit of the prior, [m], at least 0 and in any unit; equal unless given. With
+        populations for weights the prior is that of a random person's client, and with zeros it is fitted to the others
+        alone. ``log_marginal`` then has weights of mean one; ``risk`` has none.
 
     Raises:
       JaxpflError: for x and s that are no numbers, not finite, s <= 0, of different lengths, or too few clients (two,
-        one where the center is given), an unknown prior, and a center or components that it does not take. Under a
-        transformation, where values are not known, estimates that are not finite and s <= 0 make all results NaN.
+        one where the center is given), an unknown prior, a center or components that it does not take, and weights that
+        are no such numbers or leave too few clients. Under a transformation, where values are not known, estimates that
+        are not finite, s <= 0, and weights below zero make all results NaN.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -89,29 +94,44 @@ def ebnm(
         if step > float(errors.min()):
             warn(f"prior npmle: atoms {step:.3g} apart, the least s is {float(errors.min()):.3g}: give more components")
     at = 0.0 if learned or center is None else center
-    return _solve(own, errors, jnp.asarray(at, own.dtype), prior=prior, learned=learned, components=count)
+    parts = _weights(weights, own, one=prior != "npmle" and not learned)
+    of_center = jnp.asarray(at, own.dtype)
+    given = weights is not None
+    return _solve(own, errors, parts, of_center, prior=prior, learned=learned, components=count, weighted=given)
 
 
-@partial(jax.jit, static_argnames=("prior", "learned", "components"))
-def _solve(x: Array, s: Array, center: Array, *, prior: Family, learned: bool, components: int) -> NormalMeans:
-    good = jnp.isfinite(x).all() & (jnp.isfinite(s) & (s > 0)).all()
+@partial(jax.jit, static_argnames=("prior", "learned", "components", "weighted"))
+def _solve(
+    x: Array, s: Array, w: Array, center: Array, *, prior: Family, learned: bool, components: int, weighted: bool
+) -> NormalMeans:
+    good = jnp.isfinite(x).all() & (jnp.isfinite(s) & (s > 0)).all() & (jnp.isfinite(w) & (w >= 0)).all()
     x = jnp.where(good, x, jnp.nan)
+    fit = fitted(x, s, w, center, prior=prior, learned=learned, components=components)
+    found = posterior(fit.prior, x, s, fit.slack)
+    if weighted:
+        each = in_blocks(fit.prior.log_marginal, x, s)
+        found = found._replace(log_marginal=len(x) * (w @ each))
+    return found
+
+
+def fitted(x: Array, s: Array, w: Array, center: Array, *, prior: Family, learned: bool, components: int) -> Fit:
+    """The likeliest prior of a family; w [m] sums to one, the rest as in `ebnm`, with all choices made."""
     # Powers of two: scaling by them makes no rounding errors.
     unit = jnp.exp2(jnp.round(jnp.log2(s).mean()))
     origin = jnp.median(x) if learned or prior == "npmle" else center
     y, e = (x - origin) / unit, s / unit
     about = None if learned else jnp.zeros((), x.dtype)
     if prior == "normal":
-        fit = families.normal(y, e, about)
+        fit = families.normal(y, e, w, about)
     elif prior == "point-normal":
-        fit = families.point_normal(y, e, about)
+        fit = families.point_normal(y, e, w, about)
     elif prior == "point-laplace":
-        fit = families.point_laplace(y, e, about)
+        fit = families.point_laplace(y, e, w, about)
     elif prior == "scale-mixture":
-        fit = families.scale_mixture(y, e, jnp.zeros((), x.dtype), components)
+        fit = families.scale_mixture(y, e, w, jnp.zeros((), x.dtype), components)
     else:
-        fit = families.npmle(y, e, components)
-    return posterior(_in_units(fit, origin, unit), x, s, fit.slack)
+        fit = families.npmle(y, e, w, components)
+    return Fit(_in_units(fit, origin, unit), fit.slack)
 
 
 def _in_units(fit: Fit, origin: Array, unit: Array):
@@ -144,6 +164,30 @@ def _components(prior: Family, components: int | None) -> int:
     if count != int(count) or count < _LEAST_COMPONENTS:
         raise JaxpflError(f"components must be a whole number of at least {_LEAST_COMPONENTS}, got {components}")
     return int(count)
+
+
+def _weights(weights: Any, x: Array, *, one: bool) -> Array:
+    """Weights that sum to one, [m]."""
+    if weights is None:
+        return jnp.full(x.shape, 1 / len(x), x.dtype)
+    if isinstance(weights, Tracer):
+        if weights.shape != x.shape:
+            raise JaxpflError(f"weights must be one number for each of {len(x)} clients, got shape {weights.shape}")
+        return jnp.asarray(weights, x.dtype) / weights.sum()
+    try:
+        given = np.asarray(weights, np.float64)
+    except (TypeError, ValueError):
+        raise JaxpflError(f"weights must be numbers, one for each client, got {shown(weights)}") from None
+    if given.shape != x.shape:
+        raise JaxpflError(f"weights must be one number for each of {len(x)} clients, got shape {given.shape}")
+    bad = ~(np.isfinite(given) & (given >= 0))
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise JaxpflError(f"weights must be finite and at least 0, got {given[at]} for client {at}")
+    least, some = 1 if one else 2, int((given > 0).sum())
+    if some < least:
+        raise JaxpflError(f"weights must be > 0 for at least {least} client{'s' * (least > 1)}, got {some}")
+    return jnp.asarray(given / given.max() / (given / given.max()).sum(), x.dtype)
 
 
 def checked(x: Any, s: Any, *, one: bool) -> tuple[Array, Array]:

@@ -36,16 +36,18 @@ class _Point(NamedTuple):
     steps: Array
 
 
-def weights(log_density: Array) -> tuple[Array, Array]:
+def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
     """The likeliest weights.
 
     Args:
       log_density: log L, [m, K]; -inf where a component cannot have made a client's data.
+      w: of the clients, [m], which sum to one; equal unless given.
 
     Returns:
       The weights [K], which sum to one, and their slack [].
     """
     m, count = log_density.shape
+    w = jnp.full(m, 1 / m, log_density.dtype) if w is None else w
     # In units of a client's likeliest component; a client's own factor does not matter.
     L = jnp.exp(log_density - log_density.max(axis=1, keepdims=True))
     kind = L.dtype
@@ -53,7 +55,7 @@ def weights(log_density: Array) -> tuple[Array, Array]:
 
     def slack_of(pi: Array) -> tuple[Array, Array]:
         pi = pi / pi.sum()
-        return pi, (L / (L @ pi)[:, None]).mean(axis=0).max() - 1
+        return pi, (w @ (L / (L @ pi)[:, None])).max() - 1
 
     def go_on(point: _Point) -> Array:
         return (point.slack > tolerance) & (point.steps < _STEPS)
@@ -62,10 +64,11 @@ def weights(log_density: Array) -> tuple[Array, Array]:
         pi, dual = point.pi, point.dual
         fitted = L @ pi
         scaled = L / fitted[:, None]
-        gradient = 1 - scaled.mean(axis=0)
+        gradient = 1 - w @ scaled
         mu = _CENTER * (pi @ dual) / count
         root = jnp.sqrt(pi)
-        curve = (scaled * root).T @ (scaled * root) / m
+        half = jnp.sqrt(w)[:, None] * scaled * root
+        curve = half.T @ half
         ridge = 4 * jnp.finfo(kind).eps * count
         system = curve + jnp.diag(dual + ridge)
         factor = jax.scipy.linalg.cho_factor(system)
@@ -77,7 +80,7 @@ def weights(log_density: Array) -> tuple[Array, Array]:
 
         def merit(size: Array) -> Array:
             new = pi + size * move
-            return -jnp.log(fitted + size * along).mean() + new.sum() - mu * jnp.log(new).sum()
+            return -(w @ jnp.log(fitted + size * along)) + new.sum() - mu * jnp.log(new).sum()
 
         size = steps[jnp.argmin(jnp.nan_to_num(jax.lax.map(merit, steps), nan=jnp.inf))]
         usable = jnp.isfinite(move).all()

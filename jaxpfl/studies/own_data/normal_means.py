@@ -10,12 +10,11 @@ import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import JaxpflError, printable
-from jaxpfl.presentation import INK, literal, new_axes, save
+from jaxpfl.presentation import literal, new_table
+from jaxpfl.studies.own_data import diagnostics, output
 from jaxpfl.studies.own_data import normal_means_fits as fits
-from jaxpfl.studies.own_data import output
 from jaxpfl.studies.own_data.common import SIMULATED, Own, Picture
 from jaxpfl.studies.own_data.summary_csv import PAIRS, read
-from jaxpfl.studies.plots import color
 from jaxpfl.studies.settings import refuse_given
 from jaxpfl.studies.study import Block, Results
 
@@ -60,6 +59,8 @@ def results(path: Path, given: Any, options: Any) -> Results:
     except JaxpflError as error:
         raise JaxpflError(f"{path}: {error}") from None
     facts, columns = found.facts, found.columns
+    if found.scores is not None:
+        facts["outlying"] = diagnostics.outlying(found.scores, data.names)
     result: dict[str, Any] = {
         "study": "normal-means",
         "csv": path.name,
@@ -81,8 +82,8 @@ def results(path: Path, given: Any, options: Any) -> Results:
         drawn = output.write(folder, own)
         if found.scores is None:
             return drawn
-        model = f"normal about {', '.join(data.covariate_names)}" if data.covariate_names else f"prior {options.prior}"
-        return [*drawn, _quantiles(folder, found.scores, path.name, model)]
+        of = f"about {', '.join(data.covariate_names)}" if data.covariate_names else f"prior {facts['prior']}"
+        return [*drawn, diagnostics.quantiles(folder, found.scores, data.names, literal(f"{path.name}: {of}"))]
 
     hint = f"estimates of every client, with {output.percent(options.level)} intervals: --output FOLDER"
     return Results(result, lambda: _said(result), plots, files=output.FILES, hint=hint)
@@ -112,19 +113,30 @@ def _said(result: dict[str, Any]) -> list[Block]:
             f"mean squared error by Stein's unbiased estimate: {risk['personalized']:.4g} ± {risk['stderr']:.2g}, "
             f"local {risk['local']:.4g}"
         )
-    return [*lines]
+    if "outlying" in result:
+        lines.append(diagnostics.told(result["outlying"]))
+    if "compared" not in result:
+        return [*lines]
+    return [*lines[:1], _table(result["compared"]), *lines[1:]]
 
 
-def _quantiles(folder: Path, z: np.ndarray, name: str, model: str) -> Path:
-    """Plot the quantiles of the estimates under their fitted marginal distributions, as normal scores."""
-    from scipy import special
-
-    figure, axes = new_axes(
-        "expected normal score", "score under the fitted marginal", f"{literal(name)}: {literal(model)}"
+def _table(rows: list[dict[str, Any]]) -> Block:
+    """Table of the families of priors."""
+    found = new_table(
+        "families of priors, per client",
+        "log density and risk (Stein's estimate of the squared error) of clients held out in turn; "
+        "the best log density is taken; ± one standard error",
     )
-    order = np.sort(z)
-    expected = special.ndtri((np.arange(len(z)) + 0.5) / len(z))
-    axes.plot(expected, expected, color=INK, linewidth=1, linestyle=":", label="the prior fits")
-    axes.plot(expected, order, ".", color=color("personalized"), label="a client")
-    axes.legend(frameon=False, fontsize=9)
-    return save(figure, folder, "quantiles")
+    found.add_column("prior", style="bold", no_wrap=True)
+    for name in ("log likelihood", "log density", "behind", "risk"):
+        found.add_column(name, justify="right", no_wrap=True)
+    for row in rows:
+        behind = f"{row['behind']:.3f} ± {row['behind_stderr']:.3f}" if row["behind"] else "best"
+        cells = (
+            f"{row['log_marginal']:.6g}",
+            f"{row['held_out_log_density']:.4f}",
+            behind,
+            f"{row['held_out_risk']:.4g}",
+        )
+        found.add_row(row["prior"], *cells)
+    return found

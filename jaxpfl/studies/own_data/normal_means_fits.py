@@ -10,9 +10,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.errors import JaxpflError, shown
-from jaxpfl.estimators import differences, ebnm, fay_herriot, learned_bernoulli, learned_gaussian
-from jaxpfl.estimators.normal_means import homogeneity, ranks_of, robust_intervals
+from jaxpfl.estimators import compare_priors, differences, ebnm, fay_herriot, learned_bernoulli, learned_gaussian
+from jaxpfl.estimators.normal_means import PriorScores, best, homogeneity, leads, ranks_of, robust_intervals
 from jaxpfl.estimators.normal_means.area import dependent
+from jaxpfl.estimators.normal_means.compare import FOLDS, learns
+from jaxpfl.estimators.normal_means.families import Family
 from jaxpfl.estimators.rates import Rates, ebbinomial, ebpoisson
 from jaxpfl.studies.own_data.summary_csv import Summaries
 
@@ -81,12 +83,15 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
       JaxpflError: as `ebnm`.
     """
     x, s = data.first, data.second
-    learns = options.prior in ("normal", "point-normal", "point-laplace")
-    center = options.center if options.center is not None else "learned" if learns else None
-    fit = ebnm(x, s, prior=options.prior, center=center)
+    prior, compared = options.prior, {}
+    if prior == "best":
+        scores = compare_priors(x, s, folds=min(FOLDS, len(x)), center=options.center)
+        prior, compared = best(scores), {"compared": _compared(scores)}
+    center = options.center if options.prior != "best" or prior != "npmle" else None
+    fit = ebnm(x, s, prior=prior, center="learned" if center is None and learns(prior) else center)
     draws = int(np.clip(_DRAWN // len(x), _FEWEST_DRAWS, _MOST_DRAWS))
     rank = partial(ranks_of, key=jax.random.key(seed), draws=draws, level=options.level)
-    if options.prior == "normal" and center == "learned":
+    if prior == "normal" and center is None:
         # With few clients their mean and spread are not known, and the likeliest spread may be zero: integrate over
         # both for all that says how sure an estimate is.
         middle, scale = (of[:, 0] for of in learned_gaussian.posterior(jnp.asarray(x)[:, None], jnp.asarray(s) ** 2))
@@ -99,12 +104,12 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
         stderr, lfsr, placed = fit.sd, fit.lfsr, rank(fit.sample)
     robust = robust_intervals(x, s, options.level)
     test = {name: float(value) for name, value in homogeneity(x, s)._asdict().items()}
-    risks = np.asarray((fit.mean - fit.x) ** 2 + 2 * fit.sd**2 - fit.s**2)
     facts = {
-        "prior": options.prior,
+        "prior": prior,
+        **compared,
         "estimated": {"mean": float(fit.prior.mean), "sigma_theta": float(fit.prior.sd)},
         "log_marginal": float(fit.log_marginal),
-        "risk": _risk(s, risks),
+        "risk": _risk(s, np.asarray(fit.risks)),
         "clients_differ": {"name": "Cochran's Q", "statistic": test["statistic"], "p_value": test["p_value"]},
         "pooled": {"mean": test["mean"], "stderr": test["stderr"]},
         "kurtosis": robust.kurtosis,
@@ -113,9 +118,26 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
         "local": x, "local_stderr": s, "personalized": fit.mean, "personalized_stderr": stderr, "low": low,
         "high": high, "robust": robust.mean, "robust_low": robust.low, "robust_high": robust.high, "lfsr": lfsr,
         "shrinkage": fit.shrinkage, "rank": placed.expected, "rank_low": placed.low, "rank_high": placed.high,
+        "score": fit.scores,
     }  # fmt: skip
-    below = fit.prior.marginal_below(fit.x, fit.s)
-    return Fitted(facts, _arrays(columns), np.asarray(jax.scipy.special.ndtri(below)))
+    return Fitted(facts, _arrays(columns), np.asarray(fit.scores))
+
+
+def _compared(scores: dict[Family, PriorScores]) -> list[dict[str, Any]]:
+    """Scores of every family as JSON, per client but for the likelihood of all."""
+    behind = leads(scores)
+    return [
+        {
+            "prior": prior,
+            "log_marginal": float(of.log_marginal),
+            "held_out_log_density": float(of.log_densities.mean()),
+            "behind": float(behind[prior].difference),
+            "behind_stderr": float(behind[prior].stderr),
+            "risk": float(of.risk),
+            "held_out_risk": float(of.risks.mean()),
+        }
+        for prior, of in scores.items()
+    ]
 
 
 def of_rates(data: Summaries, seed: int, level: float) -> Fitted:
