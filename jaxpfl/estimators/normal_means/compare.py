@@ -110,7 +110,7 @@ def best(scores: dict[Family, PriorScores], by: By = "likelihood") -> Family:
 
 
 def leads(scores: dict[Family, PriorScores], by: By = "likelihood") -> dict[Family, Lead]:
-    """How far each family is behind the best one on held-out clients, at least 0, with paired standard errors.
+    """Distance of each family to the best one on held-out clients, at least 0, with paired standard errors.
 
     Raises:
       JaxpflError: as `best`.
