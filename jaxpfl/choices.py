@@ -7,7 +7,7 @@ import inspect
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, shown, unknown_name
 
 
 def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, str]]:
@@ -30,7 +30,7 @@ def parse(kind: str, text: str, known: Iterable[str]) -> tuple[str, dict[str, st
         if not (key and equals and value) or key in given:
             article = "an" if kind[0] in "aeiou" else "a"
             raise JaxpflError(
-                f"{article} {kind} is NAME or NAME:argument=value,argument=value, each once; got {text!r}"
+                f"{article} {kind} is NAME or NAME:argument=value,argument=value, each once; got {shown(text)}"
             )
         given[key] = value
     return name, given
@@ -66,7 +66,7 @@ def literal(text: str) -> Any:
     """The number or switch (true, false) that a text denotes; the text itself if neither."""
     try:
         return ast.literal_eval(text.capitalize() if text in ("true", "false") else text)
-    except (ValueError, SyntaxError):
+    except (ValueError, SyntaxError, RecursionError, MemoryError):  # the last two of deeply nested brackets
         return text
 
 
@@ -88,5 +88,5 @@ def typed(what: str, text: str, kind: type) -> Any:
     if kind is tuple and type(value) in (int, float):
         value = (value,)
     if type(value) is not kind or value != value:  # not a number
-        raise JaxpflError(f"{what} must be {_FORMS.get(kind, f'a {kind.__name__}')}, got {text!r}")
+        raise JaxpflError(f"{what} must be {_FORMS.get(kind, f'a {kind.__name__}')}, got {shown(text)}")
     return value

@@ -36,6 +36,20 @@ def writing(path: object) -> Iterator[None]:
         raise UnwritableError(f"cannot write to {path}: {error.strerror or error}") from None
 
 
+@contextmanager
+def expecting(path: object, what: str) -> Iterator[None]:
+    """Name the file whose content, though it parses, is not of the form that the block takes it to have.
+
+    Raises:
+      JaxpflError: in place of the errors that Python raises for a missing name, or a value of another type.
+    """
+    try:
+        yield
+    except (ArithmeticError, AttributeError, LookupError, RecursionError, TypeError, ValueError) as error:
+        why = f"{type(error).__name__}: {' '.join(str(error).split())}"
+        raise JaxpflError(f"{path} is damaged, or not {what} ({printable(why)})") from error
+
+
 class JaxpflWarning(UserWarning):
     """Something that works but is probably not intended; an error under ``--strict``."""
 

@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 
 from jaxpfl import strict_json
-from jaxpfl.errors import JaxpflError, writing
+from jaxpfl.errors import JaxpflError, shown, writing
 from jaxpfl.partial import partial
 
 
@@ -49,6 +49,22 @@ def read_json(path: Path) -> Any:
         raise JaxpflError(f"cannot read {path}: {error.strerror}") from None
     except (ValueError, RecursionError) as error:
         raise JaxpflError(f"cannot read {path}: no JSON: {' '.join(str(error).split())}") from None
+
+
+def inside(folder: Path, name: str) -> Path:
+    """Path of a file of a folder by the name that something in the folder gives it.
+
+    Raises:
+      JaxpflError: for a name that leads out of the folder, also by a link.
+    """
+    path, parts = folder / name, Path(name).parts
+    try:
+        leads_out = not parts or Path(name).is_absolute() or not path.resolve().is_relative_to(folder.resolve())
+    except (OSError, ValueError, RuntimeError):  # a zero byte, or links in a circle
+        leads_out = True
+    if leads_out or ".." in parts:
+        raise JaxpflError(f"{folder} names a file that is not in it: {shown(name)}")
+    return path
 
 
 def jsonable(value: Any) -> Any:

@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from jaxpfl.data.sources.base import one_line
 from jaxpfl.errors import JaxpflError
 from jaxpfl.files import whole
 
@@ -53,18 +54,18 @@ def read_table(path: str | Path) -> pandas.DataFrame:
       JaxpflError: for a file that cannot be read.
     """
     import pandas
-    from pyarrow import ArrowInvalid, parquet
+    from pyarrow import parquet
 
     try:
         columns = parquet.read_table(path)
-    except (OSError, ArrowInvalid) as error:
-        raise JaxpflError(f"cannot read {path}: {' '.join(str(error).split())}") from None
-    table = columns.to_pandas()
-    for field in columns.schema:
-        if _MIXED in (field.metadata or {}):
-            values = json.loads(field.metadata[_MIXED])
-            found = [None if _missing(text) else values[text] for text in table[field.name]]
-            table[field.name] = pandas.Series(found, dtype=object)
+        table = columns.to_pandas()
+        for field in columns.schema:
+            if _MIXED in (field.metadata or {}):
+                values = json.loads(field.metadata[_MIXED])
+                found = [None if _missing(text) else values[text] for text in table[field.name]]
+                table[field.name] = pandas.Series(found, dtype=object)
+    except Exception as error:  # of a damaged file Arrow raises many kinds
+        raise JaxpflError(f"cannot read {path}: {one_line(error)}") from error
     return table
 
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from jaxpfl import files
-from jaxpfl.errors import JaxpflError, writing
+from jaxpfl.errors import JaxpflError, expecting, writing
 
 if TYPE_CHECKING:
     import pandas
@@ -134,12 +134,36 @@ def _read(path: Path) -> list[Record]:
         checksum, _, text = line.partition(b" ")
         try:
             values = json.loads(text)
-        except ValueError:  # cut short: what is whole parses
+        except (ValueError, RecursionError):  # cut short: what is whole parses
             continue
         if checksum != f"{zlib.crc32(text):08x}".encode():
             raise JaxpflError(f"{path} line {number} is damaged: without the line, its run is missing and run again")
-        records.append(Record(**values))
+        with expecting(f"{path} line {number}", "the record of a run"):
+            records.append(_checked(Record(**values)))
     return records
+
+
+def _checked(record: Record) -> Record:
+    """The record.
+
+    Raises:
+      TypeError, ValueError: if its values are of no record.
+    """
+    if record.status not in STATUSES:
+        raise ValueError(f"status {record.status!r}")
+    texts = (record.method, record.reason, record.group, record.program, *record.settings, *record.metrics)
+    for text in texts:
+        if not isinstance(text, str):
+            raise TypeError(f"{text!r} is no text")
+    for value in record.settings.values():
+        if not isinstance(value, bool | int | float | str):
+            raise TypeError(f"{value!r} is no setting")
+    for number in (record.seconds, *record.metrics.values()):
+        if number is not None and type(number) not in (int, float):
+            raise TypeError(f"{number!r} is no number")
+    if type(record.seed) is not int or type(record.rounds) is not int or record.rounds < 0:
+        raise ValueError(f"seed {record.seed!r} after {record.rounds!r} rounds")
+    return record
 
 
 def load_sweep(folder: str | Path) -> pandas.DataFrame:

@@ -40,6 +40,15 @@ class Reader:
         self.at, start = end, self.at
         return self.bits[start:end]
 
+    def end(self) -> None:
+        """Check that nothing is left.
+
+        Raises:
+          JaxpflError: if something is: the message is of a longer vector, or of another one too.
+        """
+        if self.at != len(self.bits):
+            raise JaxpflError(f"the message has {len(self.bits)} bits, expected {self.at}")
+
     def fixed(self, number: int, width: int) -> np.ndarray:
         """The next integers, [number] int64, of ``width`` bits each."""
         weights = 1 << np.arange(width - 1, -1, -1, dtype=np.int64)

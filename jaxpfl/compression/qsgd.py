@@ -89,4 +89,5 @@ def decode(bits: np.ndarray, d: int) -> tuple[np.ndarray, np.ndarray]:
     signs = 1 - 2 * reader.fixed(len(places), 1)
     levels = np.zeros(d, np.int32)
     levels[places] = signs * elias.decode(reader, len(places))
+    reader.end()
     return norm, levels

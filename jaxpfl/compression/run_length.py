@@ -71,12 +71,15 @@ def decode(bits: np.ndarray, d: int) -> np.ndarray:
     if filled > d:
         raise JaxpflError(f"the message has runs of {filled} entries, expected {d}")
     if not tabled:
-        return np.repeat(reader.floats(len(lengths)), lengths)
+        numbers = reader.floats(len(lengths))
+        reader.end()
+        return np.repeat(numbers, lengths)
     distinct = elias.decode_one(reader)
     known = reader.floats(distinct)
     place = reader.fixed(len(lengths), (distinct - 1).bit_length())
     if place.max() >= distinct:
         raise JaxpflError(f"the message has number {place.max()}, expected at most {distinct - 1}")
+    reader.end()
     return np.repeat(known[place], lengths)
 
 

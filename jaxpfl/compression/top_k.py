@@ -56,4 +56,5 @@ def decode(bits: np.ndarray, d: int) -> np.ndarray:
     places = positions.decode(reader, d)
     value = np.zeros(d, np.float32)
     value[places] = reader.floats(len(places))
+    reader.end()
     return value

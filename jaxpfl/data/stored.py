@@ -22,6 +22,7 @@ import numpy as np
 from jaxpfl import files, mapped
 from jaxpfl.data.labels import are_classes, task_for
 from jaxpfl.data.sources.base import Inputs, Source
+from jaxpfl.data.sources.npy import read_npy
 from jaxpfl.errors import JaxpflError, shown, writing
 from jaxpfl.host_memory import readable
 from jaxpfl.partial import partial
@@ -265,11 +266,9 @@ def _opened(folder: Path, manifest: dict[str, Any], check: bool) -> Federation:
             found = path.stat().st_size
             if found != entry["bytes"]:
                 raise JaxpflError(f"{path} is damaged: it has {found} bytes, {shown(entry['bytes'])} were written")
-            in_file = not into_memory and math.prod(entry["shape"]) > 0
-            array = np.load(path, mmap_mode="r" if in_file else None)
-        except (OSError, ValueError) as error:
-            reason = error.strerror if isinstance(error, OSError) and error.strerror else error
-            raise JaxpflError(f"{path} is missing or damaged: {reason}") from error
+            array = read_npy(path, mode=None if into_memory else "r")
+        except OSError as error:
+            raise JaxpflError(f"{path} is missing or damaged: {error.strerror or error}") from error
         if list(array.shape) != entry["shape"] or array.dtype.str != entry["dtype"]:
             raise JaxpflError(f"{path} is damaged: it holds {array.shape} of {array.dtype.str}")
         if (check or into_memory) and checksum(array) != entry["crc32"]:

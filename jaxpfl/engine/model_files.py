@@ -116,8 +116,9 @@ class Models:
         return None if entry is None else nested(self._read(entry["file"]))
 
     def _read(self, file: str) -> dict[str, np.ndarray]:
+        path = files.inside(self._folder, file)
         checksums.check_file(self._folder, file)
-        return read_npz(self._folder / file)
+        return read_npz(path)
 
 
 def load_models(path: str | Path, method: str | None = None) -> Models:

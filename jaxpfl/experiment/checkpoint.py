@@ -20,6 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import checksums, processes
+from jaxpfl.data.sources.base import one_line
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.state import keyless
 from jaxpfl.errors import JaxpflError
@@ -231,8 +232,8 @@ def _hush_unawaited() -> None:
 
 
 def _reason(error: Exception) -> str:
-    """The operating system's reason if there is one, else the first line of the message."""
+    """The operating system's reason if there is one, else the message in a line."""
     code = re.search(r"os_error_code='(\d+)'", str(error))  # as tensorstore writes it
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
-    return os.strerror(int(code[1])) if code else (str(error).splitlines() or [type(error).__name__])[0]
+    return os.strerror(int(code[1])) if code else one_line(error)

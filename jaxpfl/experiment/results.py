@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import hashlib
-import io
 import json
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl import __version__, files, processes
+from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.engine import RunState, Simulation, stopping
 from jaxpfl.engine.assembly import is_robust
 from jaxpfl.errors import JaxpflError, warn
@@ -178,10 +178,9 @@ def read_arrays(folder: Path, method: str) -> tuple[dict[str, Any], dict[str, np
         content = path.read_bytes()
     except OSError:
         content = b""
-    if stored.pop(_ARRAYS) != hashlib.sha256(content).hexdigest():
+    if stored.pop(_ARRAYS, None) != hashlib.sha256(content).hexdigest():
         raise JaxpflError(f"{path} is damaged or missing: {_ANEW.format(said)}")
-    with np.load(io.BytesIO(content)) as arrays:
-        return stored, dict(arrays)
+    return stored, read_npz(path)
 
 
 def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import numpy as np
 from jaxpfl import files
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.engine.model_files import CLIENT_IDS, MANIFEST, load_models
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, expecting
 from jaxpfl.experiment.parameters import LastModels
 from jaxpfl.experiment.privacy import Origin
 from jaxpfl.experiment.stored_run import open_run
@@ -22,9 +22,10 @@ def origin(where: str) -> Origin | None:
     for name in (MANIFEST, "config.json"):
         if (path / name).is_file():
             record = files.read_json(path / name)
-            asked = record["config"].get("privacy") or {}
-            private = asked.get("epsilon") is not None or bool(asked.get("noise_multiplier"))
-            return Origin(record["data"], private)
+            with expecting(path / name, "that of a run"):
+                asked = record["config"].get("privacy") or {}
+                private = asked.get("epsilon") is not None or bool(asked.get("noise_multiplier"))
+                return Origin(record["data"], private)
     return None
 
 

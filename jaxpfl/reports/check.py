@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-import zipfile
-import zlib
 from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from jaxpfl import checksums, files
-from jaxpfl.errors import JaxpflError
+from jaxpfl.data.sources.npz import read_npz
+from jaxpfl.errors import JaxpflError, expecting
 from jaxpfl.experiment import results
 from jaxpfl.experiment.stored_run import open_run
 from jaxpfl.experiment.summary import over_clients
@@ -50,7 +49,11 @@ def check(path: Path) -> Checked:
     folder = look(path)
     if folder.status == DAMAGED:
         return Checked(folder, [folder.done], {})
-    troubles, looked_at = {RUN: _run, STUDY: _study}.get(folder.kind, _sweep)(folder)
+    try:
+        with expecting(path, f"a {folder.kind}"):
+            troubles, looked_at = {RUN: _run, STUDY: _study}.get(folder.kind, _sweep)(folder)
+    except JaxpflError as error:
+        troubles, looked_at = [str(error)], {}
     return Checked(folder._replace(status=DAMAGED) if troubles else folder, troubles, looked_at)
 
 
@@ -99,14 +102,14 @@ def _summary(path: Path, arrays: dict[str, dict[str, np.ndarray]]) -> list[str]:
         if (mean is None or not math.isfinite(mean)) != (told is None) or (told is not None and mean != told):
             troubles.append(f"{path / SUMMARY} says {told} of {name}, and its clients {mean}")
     try:
-        with np.load(path / "clients.npz") as stored:
-            for name, own in arrays.items():
-                for key, value in own.items():
-                    found = stored[f"{name}/{key}"]
-                    if not np.array_equal(found, value, equal_nan=value.dtype.kind == "f"):
-                        troubles.append(f"{path / 'clients.npz'} is not of these methods: {name}/{key} differs")
-    except (OSError, ValueError, KeyError, zipfile.BadZipFile, zlib.error) as error:
-        troubles.append(f"{path / 'clients.npz'} is damaged or missing: {' '.join(str(error).split())}")
+        stored = read_npz(path / "clients.npz")
+    except JaxpflError as error:
+        return [*troubles, str(error)]
+    for name, own in arrays.items():
+        for key, value in own.items():
+            found = stored.get(f"{name}/{key}")
+            if found is None or not np.array_equal(found, value, equal_nan=value.dtype.kind == "f"):
+                troubles.append(f"{path / 'clients.npz'} is not of these methods: {name}/{key} differs")
     return troubles
 
 
@@ -131,5 +134,5 @@ def _named(row: dict[str, Any]) -> tuple[str, ...]:
 def _study(folder: Folder) -> tuple[list[str], dict[str, int]]:
     told = files.read_json(folder.path / SUMMARY).get("files", [])
     names = [str(one) for one in told] if isinstance(told, list) else []
-    troubles = [f"{folder.path / name} is missing" for name in names if not (folder.path / name).is_file()]
+    troubles = [f"{folder.path / name} is missing" for name in names if not files.inside(folder.path, name).is_file()]
     return troubles, {"files": len(names) + 1}

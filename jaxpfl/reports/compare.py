@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from jaxpfl import files
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, expecting
 from jaxpfl.experiment import results
 from jaxpfl.experiment.config import completed
 from jaxpfl.experiment.stored_run import StoredRun, open_run
@@ -91,6 +91,12 @@ def compare(first: Path, second: Path) -> Comparison:
     """
     runs = open_run(first), open_run(second)
     summaries = [_summary(run) for run in runs]
+    with expecting(f"{first} or {second}", "a run of this version"):
+        return _compared(runs, summaries)
+
+
+def _compared(runs: tuple[StoredRun, StoredRun], summaries: list[dict[str, Any]]) -> Comparison:
+    first, second = (run.folder for run in runs)
     headlines = [of_summary(summary) for summary in summaries]
     if headlines[0] != headlines[1]:
         names = " and ".join(one.words for one in headlines)

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxpfl import files
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, expecting
 from jaxpfl.experiment import lock
 from jaxpfl.experiment.stored_run import read_record
 from jaxpfl.records import Journal
@@ -61,7 +61,8 @@ def look(path: Path) -> Folder:
         missing = "it does not exist" if not path.exists() else "no config.json, sweep.json or summary.json in it"
         raise JaxpflError(f"{path} holds no run, sweep or study: {missing}")
     try:
-        found = {RUN: _run, SWEEP: _sweep, STUDY: _study}[kind](path)
+        with expecting(path, f"a {kind}"):
+            found = {RUN: _run, SWEEP: _sweep, STUDY: _study}[kind](path)
     except JaxpflError as error:
         return Folder(path, kind, DAMAGED, (), "", str(error))
     return found._replace(status=RUNNING) if found.status == UNFINISHED and lock.is_held(path) else found

@@ -24,13 +24,13 @@ def sections(folder: Folder) -> list[Section]:
     path = folder.path / SUMMARY
     summary = files.read_json(path)
     plots = summary.get("plots", [])
-    if not isinstance(plots, list) or not all(isinstance(one, str) and ".." not in one for one in plots):
+    if not isinstance(plots, list) or not all(isinstance(one, str) for one in plots):
         raise JaxpflError(f"{path} is damaged: plots must be names of files in the folder")
     settings = summary.get("settings")
     settings = settings if isinstance(settings, Mapping) else {}
     return [
         Section("Results", [sheets.of_json(name, one) for name, one in summary.items() if name not in _ABOUT]),
-        Section("Pictures", [picture(folder.path / one, one) for one in plots]),
+        Section("Pictures", [picture(files.inside(folder.path, one), one) for one in plots]),
         Section(
             "Settings, and how to run it again",
             [

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from jaxpfl import __version__, files
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, expecting
 from jaxpfl.reports import of_run, of_study, of_sweep
 from jaxpfl.reports.folders import DAMAGED, RUN, STUDY, Folder, look
 from jaxpfl.reports.page import Section, facts, page
@@ -27,7 +27,10 @@ def write(folders: Sequence[Path], output: Path, *, data_dir: str | None = None)
     for folder in looked:
         if folder.status == DAMAGED:
             raise JaxpflError(folder.done)
-    sections = [section for folder in looked for section in _sections(folder, data_dir, len(looked) > 1)]
+    sections: list[Section] = []
+    for folder in looked:
+        with expecting(folder.path, f"a {folder.kind} of this version"):
+            sections += _sections(folder, data_dir, len(looked) > 1)
     title = _title(looked[0]) if len(looked) == 1 else f"{len(looked)} results"
     lead = [facts(_about(looked[0]))] if len(looked) == 1 else []
     text = page(title, lead, sections)

@@ -11,7 +11,7 @@ from jaxpfl import algorithms, files
 from jaxpfl.algorithms import Method
 from jaxpfl.engine.assembly import hyper_of
 from jaxpfl.engine.spec import Training
-from jaxpfl.errors import JaxpflError, shown, unknown_name
+from jaxpfl.errors import JaxpflError, expecting, shown, unknown_name
 from jaxpfl.experiment import replace, stored_data
 from jaxpfl.experiment.config import ORDERS, RunConfig, differences, in_stored_orders, resolve, spec_for, to_json
 from jaxpfl.experiment.config_file import from_mapping
@@ -224,15 +224,15 @@ def read(folder: Path) -> Definition:
     if not path.exists():
         raise JaxpflError(f"{folder} holds no sweep: there is no {FILE} in it")
     stored = files.read_json(path)
-    try:
+    with expecting(path, "the definition of a sweep"):
         grid = Grid.from_json(stored["grid"])
         methods, search = stored["methods"], Search(**stored["search"])
         config = from_mapping(in_stored_orders(dict(stored["config"]), stored.get("orders")), str(path))
-    except (KeyError, TypeError, AttributeError):
-        raise JaxpflError(f"{path} is damaged: it does not say what the sweep is") from None
-    if "orders" not in stored and any(axis.name == "draw" for axis in grid.axes):
-        raise JaxpflError(f"the sweep in {folder} is over draws in the orders of an earlier version: begin a new one")
-    return define(methods, config, grid, search)
+        if "orders" not in stored and any(axis.name == "draw" for axis in grid.axes):
+            raise JaxpflError(
+                f"the sweep in {folder} is over draws in the orders of an earlier version: begin a new one"
+            )
+        return define(methods, config, grid, search)
 
 
 def grown(old: Definition, new: Definition, folder: Path) -> None:

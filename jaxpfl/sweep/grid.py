@@ -54,6 +54,9 @@ class Axis:
         return min(max(float(f"{value:.6g}"), self.low), self.high)
 
 
+_LONGEST = 100  # characters of a name
+
+
 def parse(text: str) -> Axis:
     """Parse ``NAME=V,V,...``, ``NAME=log:LOW:HIGH:N``, ``NAME=linear:LOW:HIGH:N``, or a range, without N.
 
@@ -72,6 +75,8 @@ def axis(name: str, given: str | Sequence[Value]) -> Axis:
     Raises:
       JaxpflError: as `parse`.
     """
+    if not name.isprintable() or len(name) > _LONGEST:
+        raise JaxpflError(f"an axis is the name of a setting, got {shown(name)}")
     kind, colon, rest = given.partition(":") if isinstance(given, str) else ("", "", "")
     if colon and kind in _SPACED:
         return _spaced(name, kind == "log", rest.split(":"))
@@ -82,7 +87,7 @@ def axis(name: str, given: str | Sequence[Value]) -> Axis:
     values = tuple(v if isinstance(v, bool | int | float) else str(p) for v, p in zip(values, parts, strict=True))
     for value in values:
         if isinstance(value, float) and not math.isfinite(value):
-            raise JaxpflError(f"the values of {name} must be finite, got {value}")
+            raise JaxpflError(f"the values of {name} must be finite, got {shown(value)}")
     return Axis(name, distinct(name, values))
 
 
@@ -94,7 +99,7 @@ def distinct(name: str, values: tuple[Value, ...]) -> tuple[Value, ...]:
     """
     value, times = Counter(values).most_common(1)[0]
     if times > 1:
-        raise JaxpflError(f"{name} has the value {value} twice")
+        raise JaxpflError(f"{name} has the value {shown(value)} twice")
     return values
 
 
@@ -104,9 +109,9 @@ def _spaced(name: str, log: bool, ends: list[str]) -> Axis:
         low, high = map(float, ends[:2])
         count = int(ends[2]) if len(ends) == 3 else 0
     except ValueError:
-        raise JaxpflError(f"an axis of even steps is {form}, got {':'.join(ends)}") from None
+        raise JaxpflError(f"an axis of even steps is {form}, got {shown(':'.join(ends))}") from None
     if not (math.isfinite(low) and low < high < math.inf) or len(ends) > 3:
-        raise JaxpflError(f"an axis of even steps is {form} with LOW < HIGH, got {':'.join(ends)}")
+        raise JaxpflError(f"an axis of even steps is {form} with LOW < HIGH, got {shown(':'.join(ends))}")
     if log and low <= 0:
         raise JaxpflError(f"{form} needs LOW > 0, got {low:g}")
     range_ = Axis(name, (), low, high, log)

@@ -56,7 +56,7 @@ def test_cells_in_a_column_are_the_same(tmp_path):
         ({"y": [np.ones((n + 1, 1)) for n in SIZES]}, "school 0 has X of shape .4, 3. and Y of shape .5, 1."),
         ({"x": [np.ones((n, n)) for n in SIZES]}, "school 1 has X of shape"),
         ({"x": [np.full((n, 3), np.nan) for n in SIZES]}, "X: example 0 holds a NaN"),
-        ({"x": ["abc", "d", "e"]}, "X of school 0 must be numbers"),
+        ({"x": ["abc", "d", "e"]}, "X of cell 0 must be real numbers"),
         ({"X": np.ones((3, 3))}, "X must be a cell array"),
     ],
 )

@@ -13,7 +13,7 @@ import math
 import zipfile
 from collections.abc import Iterable
 from pathlib import Path
-from typing import IO, NamedTuple
+from typing import IO
 
 import numpy as np
 
@@ -29,6 +29,7 @@ from jaxpfl.data.sources.base import (
     one_line,
     pixels,
 )
+from jaxpfl.data.sources.npy import Header, header_of
 from jaxpfl.errors import JaxpflError, printable
 
 _USERS = ("users", "writer")
@@ -36,21 +37,6 @@ _LARGEST = 2**31 - 1
 _ENDING = ".npy"
 _BYTES = 2**22
 """Number of bytes inflated at once."""
-
-
-class Header(NamedTuple):
-    """Shape and dtype of an archive's array, known before it is read."""
-
-    shape: tuple[int, ...]
-    dtype: np.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return math.prod(self.shape) * self.dtype.itemsize
-
-    @property
-    def holds_integers(self) -> bool:
-        return self.dtype.kind in "iu"
 
 
 def read_headers(path: Path) -> dict[str, Header]:
@@ -204,19 +190,7 @@ def _header(path: Path, archive: zipfile.ZipFile, info: zipfile.ZipInfo) -> Head
     """Read the header of one member, whose array must fill the rest of it."""
     try:
         with archive.open(info) as member:
-            version = np.lib.format.read_magic(member)
-            read = {(1, 0): np.lib.format.read_array_header_1_0, (2, 0): np.lib.format.read_array_header_2_0}
-            if version not in read:
-                raise ValueError(f"{info.filename} has format {version}, of structured arrays")
-            shape, _, dtype = read[version](member)
-            header = Header(shape, dtype)
-            if dtype.hasobject:
-                raise ValueError(f"{info.filename} holds Python objects")
-            if member.tell() + header.nbytes != info.file_size or min(shape, default=0) < 0:
-                raise ValueError(
-                    f"{info.filename} has {info.file_size - member.tell()} bytes, {header.nbytes} of its shape {shape}"
-                )
-            return header
+            return header_of(member, info.filename, info.file_size)
     except Exception as error:  # a damaged member: zipfile, its codecs and NumPy's parser raise nearly anything
         raise _damaged(path, error) from error
 

@@ -10,11 +10,11 @@ Liu et al. 2022, https://arxiv.org/abs/2206.07902.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
-from jaxpfl.data.sources.base import Entry, Source, check_finite, entry, one_line, where_to_put_it
+from jaxpfl.data.sources.base import Entry, Source, check_finite, entry, where_to_put_it
+from jaxpfl.data.sources.matlab import read_cells
 from jaxpfl.errors import JaxpflError
 
 SCHOOL = "school"
@@ -29,7 +29,9 @@ def load_school(root: Path) -> Source:
       JaxpflError: for a missing or damaged file, and one of another format.
     """
     path = _path(root)
-    x, y = (_cells(path, name) for name in ("X", "Y"))
+    x, y = read_cells(path, ("X", "Y")).values()
+    if not x:
+        raise JaxpflError(f"{path}: X has no schools")
     if len(x) != len(y):
         raise JaxpflError(f"{path}: X has {len(x)} schools, Y has {len(y)}")
     for i, (inputs, scores) in enumerate(zip(x, y, strict=True)):
@@ -63,21 +65,3 @@ def _path(root: Path) -> Path:
     if not path.is_file():
         raise JaxpflError(f"{path} is missing: {where_to_put_it()}")
     return path
-
-
-def _cells(path: Path, name: str) -> list[np.ndarray]:
-    """Numeric arrays of a MATLAB cell array, in order."""
-    from scipy.io import loadmat
-
-    try:
-        found: dict[str, Any] = loadmat(str(path), variable_names=[name])
-    except Exception as error:  # scipy's reader raises whatever a damaged file makes of it
-        raise JaxpflError(f"{path}: no MATLAB 5 file: {one_line(error)}") from error
-    cells = found.get(name)
-    if not isinstance(cells, np.ndarray) or cells.dtype != object or not cells.size:
-        raise JaxpflError(f"{path}: {name} must be a cell array with an entry for each school")
-    arrays = [np.asarray(cell) for cell in cells.reshape(-1)]
-    for i, array in enumerate(arrays):
-        if array.dtype.kind not in "uif":
-            raise JaxpflError(f"{path}: {name} of school {i} must be numbers, got {array.dtype}")
-    return arrays

@@ -18,6 +18,7 @@ import jax
 import numpy as np
 
 from jaxpfl import files
+from jaxpfl.data.sources.npy import read_npy
 from jaxpfl.engine.streamed import rows
 from jaxpfl.engine.streamed.undo import Journal, records
 from jaxpfl.errors import JaxpflError, OutOfMemoryError, writing
@@ -51,7 +52,10 @@ class Disk:
         elif files.read_json(folder / _STORE) != said:
             raise JaxpflError(f"{folder} holds the clients' states of other runs: delete it to start anew")
         with writing(folder):
-            maps = [np.load(folder / f"leaf-{i}.npy", mmap_mode="r+") for i in range(len(leaves))]
+            maps = [read_npy(folder / f"leaf-{i}.npy", mode="r+") for i in range(len(leaves))]
+        for i, (leaf, found) in enumerate(zip(leaves, maps, strict=True)):
+            if found.shape != tuple(leaf.shape) or found.dtype.itemsize != np.dtype(leaf.dtype).itemsize:
+                raise JaxpflError(f"{folder / f'leaf-{i}.npy'} is damaged: it holds {found.shape} of {found.dtype}")
         self.tree: PyTree = jax.tree.unflatten(structure, maps)
         self._said = said
         self._rows = int(np.prod(leaves[0].shape[:2])) if leaves else 0

@@ -76,10 +76,11 @@ def records(path: Path) -> Iterator[tuple[np.ndarray, bytes]]:
     if not path.exists():
         return
     with open(path, "rb") as file:
+        left = os.fstat(file.fileno()).st_size
         while len(head := file.read(_HEAD.size)) == _HEAD.size:
             rows, length, check = _HEAD.unpack(head)
-            body = file.read(length)
-            if len(body) < length or zlib.crc32(body) != check:
+            left -= _HEAD.size + length
+            if left < 0 or 8 * rows > length or zlib.crc32(body := file.read(length)) != check:
                 return
             yield np.frombuffer(body[: 8 * rows], "<i8"), body[8 * rows :]
 

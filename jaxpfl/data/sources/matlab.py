@@ -1,0 +1,165 @@
+"""MATLAB 5 files (``.mat``, also those of version 7), as far as cell arrays of numbers go.
+
+SciPy's reader ends the process on some damaged files, and restores objects that a cell array of numbers never holds.
+Here every length is checked against what is left before it is read, and nothing but numbers is made.
+
+Reference: MathWorks, "MAT-File Format", https://www.mathworks.com/help/pdf_doc/matlab/matfile_format.pdf
+"""
+
+from __future__ import annotations
+
+import math
+import zlib
+from pathlib import Path
+from typing import Literal, NamedTuple
+
+import numpy as np
+
+from jaxpfl.data.sources.base import check_fits
+from jaxpfl.errors import JaxpflError, printable
+
+_HEADER = 128
+_ORDERS: dict[str, Literal["little", "big"]] = {"<": "little", ">": "big"}
+_MATRIX, _COMPRESSED, _NAME = 14, 15, 1
+_NUMBERS = {1: "i1", 2: "u1", 3: "i2", 4: "u2", 5: "i4", 6: "u4", 7: "f4", 9: "f8", 12: "i8", 13: "u8"}
+"""Types of the file's numbers."""
+_CELL = 1
+_CLASSES = {6: "f8", 7: "f4", 8: "i1", 9: "u1", 10: "i2", 11: "u2", 12: "i4", 13: "u4", 14: "i8", 15: "u8"}
+"""Types of arrays, whose numbers may be stored in smaller ones."""
+_COMPLEX = 0x08
+_MOST_DIMENSIONS = 8
+_MOST_INFLATED = 1032  # bytes that zlib can make of one
+
+
+class _Matrix(NamedTuple):
+    kind: int
+    flags: int
+    shape: tuple[int, ...]
+    name: str
+    rest: _Elements
+
+
+class _Elements:
+    """The data elements in some bytes, from the first to the last."""
+
+    def __init__(self, content: memoryview, order: str):
+        self.content, self.order, self.at = content, order, 0
+
+    def next(self) -> tuple[int, memoryview]:
+        """Type and bytes of the next element.
+
+        Raises:
+          ValueError: where it ends beyond the others' end.
+        """
+        small = self._number(self.at)
+        if small >> 16:  # type and length share the tag's first half, and up to four bytes follow
+            kind, length, start, end = small & 0xFFFF, small >> 16, self.at + 4, self.at + 8
+            if length > 4:
+                raise ValueError(f"a small element of {length} bytes")
+        else:
+            kind, length, start = small, self._number(self.at + 4), self.at + 8
+            end = start + length if kind == _COMPRESSED else start + -(-length // 8) * 8
+        if start + length > len(self.content):
+            raise ValueError(f"an element of {length} bytes, of which {len(self.content) - start} are there")
+        self.at = end
+        return kind, self.content[start : start + length]
+
+    def numbers(self) -> np.ndarray:
+        """The next element as an array of numbers, [n].
+
+        Raises:
+          ValueError: for anything else.
+        """
+        kind, content = self.next()
+        if kind not in _NUMBERS:
+            raise ValueError(f"an element of type {kind}, expected numbers")
+        return np.frombuffer(content, np.dtype(_NUMBERS[kind]).newbyteorder(self.order))
+
+    def matrix(self) -> _Matrix:
+        """The head of the next element, which must be a matrix, and what follows it.
+
+        Raises:
+          ValueError: for anything else.
+        """
+        kind, content = self.next()
+        if kind != _MATRIX:
+            raise ValueError(f"an element of type {kind}, expected a matrix")
+        inner = _Elements(content, self.order)
+        flags, shape, name = inner.numbers(), inner.numbers(), inner.numbers()
+        if len(flags) != 2 or not 2 <= len(shape) <= _MOST_DIMENSIONS or min(map(int, shape)) < 0:
+            raise ValueError(f"a matrix of shape {tuple(shape.tolist()[:_MOST_DIMENSIONS])}")
+        word = int(flags[0])
+        return _Matrix(word & 0xFF, word >> 8, tuple(shape.tolist()), name.tobytes().decode("latin-1"), inner)
+
+    def _number(self, at: int) -> int:
+        if at + 4 > len(self.content):
+            raise ValueError("the file ends early")
+        return int.from_bytes(self.content[at : at + 4], _ORDERS[self.order])
+
+
+def read_cells(path: Path, wanted: tuple[str, ...]) -> dict[str, list[np.ndarray]]:
+    """Cell arrays of numbers by name, each as a list of arrays in the order of the file (by columns).
+
+    Raises:
+      JaxpflError: for a file that cannot be read or is none of MATLAB 5, a name that is missing or twice in it, and one
+        that is no cell array of real numbers.
+    """
+    try:
+        size = path.stat().st_size
+        check_fits(path, 2 * size)
+        content = path.read_bytes()
+    except OSError as error:
+        raise JaxpflError(f"cannot read {path}: {error.strerror or error}") from None
+    order = {b"IM": "<", b"MI": ">"}.get(content[126:_HEADER])
+    if order is None:
+        raise JaxpflError(f"{path}: no MATLAB 5 file: it lacks the mark of one")
+    found: dict[str, list[np.ndarray]] = {}
+    elements = _Elements(memoryview(content)[_HEADER:], order)
+    try:
+        while elements.at < len(elements.content):
+            matrix = _top(elements, path, order)
+            if matrix.name in found:
+                raise ValueError(f"{matrix.name} is in it twice")
+            if matrix.name in wanted:
+                found[matrix.name] = _cells(matrix)
+    except (ValueError, zlib.error) as error:
+        raise JaxpflError(f"{path}: no MATLAB 5 file, or damaged: {printable(str(error))}") from error
+    for name in wanted:
+        if name not in found:
+            raise JaxpflError(f"{path}: there is no cell array {name} in it")
+    return {name: found[name] for name in wanted}
+
+
+def _top(elements: _Elements, path: Path, order: str) -> _Matrix:
+    """The next matrix of the file, inflated if it is compressed."""
+    before = elements.at
+    kind, content = elements.next()
+    if kind != _COMPRESSED:
+        elements.at = before
+        return elements.matrix()
+    inflating = zlib.decompressobj()
+    head = inflating.decompress(content, 8)
+    if len(head) < 8:
+        raise ValueError("a compressed element ends early")
+    length = int.from_bytes(head[4:], _ORDERS[order])
+    if length > _MOST_INFLATED * len(content):
+        raise ValueError(f"{len(content)} bytes that say they are {length}")
+    check_fits(path, 2 * length)
+    inner = head + inflating.decompress(inflating.unconsumed_tail, length + 8) if length else head
+    return _Elements(memoryview(inner), order).matrix()
+
+
+def _cells(matrix: _Matrix) -> list[np.ndarray]:
+    """Arrays of a cell array."""
+    if matrix.kind != _CELL:
+        raise ValueError(f"{matrix.name} must be a cell array")
+    cells = []
+    for i in range(math.prod(matrix.shape)):  # each takes bytes, so that a large number ends early
+        cell = matrix.rest.matrix()
+        if cell.kind not in _CLASSES or cell.flags & _COMPLEX:
+            raise ValueError(f"{matrix.name} of cell {i} must be real numbers")
+        numbers = cell.rest.numbers()
+        if len(numbers) != math.prod(cell.shape):
+            raise ValueError(f"{matrix.name} of cell {i} has {len(numbers)} numbers for a shape {cell.shape}")
+        cells.append(numbers.astype(_CLASSES[cell.kind]).reshape(cell.shape, order="F"))
+    return cells

@@ -1,0 +1,153 @@
+"""Readers of run folders, exported models, checkpoints, sweeps and results, each of a copy of a good one.
+
+The good ones are in `GOOD`, which whoever damages them makes beforehand by `good_runs.make`.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import json
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fuzz_target import Target, copied, of_folder
+
+from jaxpfl import checksums, files, load_models
+from jaxpfl.engine.streamed import undo
+from jaxpfl.experiment import results, stored_run, warm_start
+from jaxpfl.papers import results as papers
+from jaxpfl.records import Journal, load_sweep
+from jaxpfl.reports import compare, report
+from jaxpfl.reports.check import check
+from jaxpfl.reports.folders import below
+from jaxpfl.sweep import definition as definitions
+from jaxpfl.sweep.claims import Claims
+from jaxpfl.sweep.parquet import read_results
+from jaxpfl.winners import atlas
+
+GOOD = Path(tempfile.gettempdir())
+"""Replaced by `fuzz`."""
+ROUNDS, ROWS = 3, 6
+
+
+def good(name: str) -> Callable[[Path], None]:
+    return lambda folder: copied(GOOD / name)(folder)
+
+
+def looked(folder: Path) -> Any:
+    """All that reads a result folder without training: its place in a list, and its check."""
+    listed = below(folder)
+    found = check(folder)
+    for text in (*(one.done for one in listed), *found.troubles):
+        assert "\n" not in text
+        assert len(text) < 2000
+    assert found.troubles or found.folder.status != "damaged"
+    return found
+
+
+def page(folder: Path) -> None:
+    with tempfile.TemporaryDirectory() as place:
+        report.write([folder], Path(place) / "page.html")
+
+
+def opened(folder: Path) -> Any:
+    """A run as resuming and comparing read it."""
+    run = stored_run.open_run(folder)
+    for name in run.methods:
+        if results.finished(folder, name) is not None:
+            results.read_arrays(folder, name)
+    records = files.Records(folder / "metrics.jsonl").read()
+    assert all(one["round"] >= 1 for one in records)
+    return run, compare.compare(GOOD / "run", folder)
+
+
+def seal_run(folder: Path) -> None:
+    """Checksums of a run's methods and checkpoints, anew."""
+    for path in folder.glob("methods/*.json"):
+        try:
+            stored = files.read_json(path)
+            if isinstance(stored, dict):
+                stored.pop(results._SUM, None)
+                if (arrays := path.with_suffix(".npz")).exists():
+                    stored[results._ARRAYS] = hashlib.sha256(arrays.read_bytes()).hexdigest()
+                path.write_text(json.dumps(stored | {results._SUM: results._sum(stored)}))
+        except (files.JaxpflError, UnicodeEncodeError):
+            continue
+
+
+def models(folder: Path) -> None:
+    """Every model of exported ones, as `load_models` and a warm start read them."""
+    warm_start.origin(str(folder))
+    for name in ("local", "adaped"):
+        found = load_models(folder, name)
+        for client in found.client_ids[:2]:
+            assert found.client(int(client))
+        _ = found.global_model
+    warm_start.read(f"{folder}:adaped")
+
+
+@functools.cache
+def state() -> Any:
+    """A state of the good run, of the shapes that its checkpoints have."""
+    run = stored_run.open_run(GOOD / "run")
+    simulation = run.experiment().simulation("adaped")
+    return simulation.kept(simulation.init(run.seeds))
+
+
+def checkpoint(folder: Path) -> Any:
+    from jaxpfl.experiment.checkpoint import Checkpoints
+
+    found, seconds = Checkpoints(folder).restore(state(), ROUNDS, lambda text: None)
+    assert np.ravel(found.round).tolist() == [ROUNDS] * len(np.ravel(found.round))
+    return found, seconds
+
+
+def seal_checkpoints(folder: Path) -> None:
+    for one in folder.iterdir():
+        checksums.write(one)
+
+
+def sweep(folder: Path) -> None:
+    load_sweep(folder)
+    definition = definitions.read(folder)
+    for record in Journal(folder).read():
+        assert isinstance(record.method, str)
+        assert type(record.rounds) is int
+        assert set(record.settings) is not None
+    looked(folder)
+    assert definition.methods
+
+
+def undone(folder: Path) -> int:
+    """Rows that the journal gives back, each among those that there are."""
+    number = 0
+    for numbers, content in undo.records(folder / "undo-1"):
+        assert len(content) % max(1, len(numbers)) == 0
+        number += len(numbers)
+    undo.Journal(folder / "undo-1", ROWS).close()
+    return number
+
+
+def alone(read: Callable[[Path], Any], name: str, share: float = 1.0) -> Target:
+    return of_folder(good("alone"), lambda folder: read(folder / name), (name,), share=share)
+
+
+RUN = ("*.json", "*.jsonl", "*.npz")
+FOLDERS: dict[str, Target] = {
+    "run": of_folder(good("run-files"), looked, RUN, seal=seal_run, share=0.2),
+    "resumed run": of_folder(good("run-files"), opened, RUN, seal=seal_run, share=0.2),
+    "run's page": of_folder(good("run-files"), page, RUN, seal=seal_run, share=0.004),
+    "models": of_folder(good("models"), models, ("*",), seal=checksums.write, share=0.2),
+    "checkpoint": of_folder(good("checkpoint"), checkpoint, ("*",), seal=seal_checkpoints, share=0.02),
+    "sweep": of_folder(good("sweep"), sweep, ("*.json", "*.jsonl"), share=0.2),
+    "sweep's page": of_folder(good("sweep"), page, ("*.json", "*.jsonl"), share=0.004),
+    "parquet": alone(read_results, "results.parquet", 0.2),
+    "paper's result": alone(papers.read, "result.json"),
+    "map of winners": alone(atlas.read, "map.json", 0.2),
+    "claim": alone(lambda path: Claims(path.parent, "w1").holder("work"), "work.0.claim"),
+    "undo": of_folder(good("alone"), undone, ("undo-1",)),
+}

@@ -1,0 +1,74 @@
+"""Good run, export, sweep and other folders, made once for the targets that damage copies of them."""
+
+from __future__ import annotations
+
+import shutil
+import sys
+from pathlib import Path
+
+import numpy as np
+
+sys.path.append(str(Path(__file__).parents[1] / "experiment"))
+from finished_run import run
+
+from jaxpfl import files
+from jaxpfl.engine.streamed.undo import Journal as Undo
+from jaxpfl.experiment.config import RunConfig
+from jaxpfl.experiment.export import export
+from jaxpfl.papers import results
+from jaxpfl.records import FAILED, Journal, Record
+from jaxpfl.sweep import definition as definitions
+from jaxpfl.sweep.claims import Claims
+from jaxpfl.sweep.grid import Grid, parse
+from jaxpfl.sweep.parquet import write_results
+from jaxpfl.sweep.summary import summarize
+from jaxpfl.winners import atlas
+
+METHODS = ("local", "adaped")
+ROWS = 6
+
+
+def make(folder: Path) -> None:
+    """All of them, in folders of their own."""
+    run(folder / "run", METHODS)
+    export(folder / "run", folder / "models")
+    unread = shutil.ignore_patterns("plots", "models", "checkpoints", "SHA256SUMS", ".*")
+    shutil.copytree(folder / "run", folder / "run-files", ignore=unread)
+    shutil.copytree(folder / "run" / "checkpoints" / "adaped", folder / "checkpoint")
+    _sweep(folder / "sweep")
+    _others(folder)
+
+
+def _sweep(folder: Path) -> None:
+    folder.mkdir()
+    small = RunConfig(model="linear", clients=6, cohort=3, local_steps=2, batch_size=5, rounds=3, seeds=2)
+    defined = definitions.define(("local", "fedavg"), small, Grid((parse("lr=0.1,0.2"),)))
+    files.write_json(folder / definitions.FILE, defined.to_json() | {"data": {}, "versions": {}})
+    records = [
+        Record(method, {"lr": lr}, seed, rounds=3, metrics={"validation_accuracy": 0.5, "personalized_accuracy": lr})
+        for method in defined.methods
+        for lr in (0.1, 0.2)
+        for seed in (0, 1)
+    ]
+    records[3] = Record("local", {"lr": 0.2}, 1, FAILED, "out of memory", rounds=3)
+    Journal(folder).append(records)
+    summary = summarize(records, {}, seeds=defined.searched, programs=1, seconds=1.0)
+    files.write_json(folder / "summary.json", summary)
+
+
+def _others(folder: Path) -> None:
+    """Files that are read alone."""
+    alone = folder / "alone"
+    alone.mkdir()
+    mixed = [Record("local", {"lr": 0.1, "cohort": cohort}, 0, metrics={"a": 1.0}) for cohort in ("0.1m", 10)]
+    write_results(alone / "results.parquet", mixed)
+    files.write_json(alone / "result.json", results.committed()[0].to_json())
+    known = files.read_json(atlas.COMMITTED)
+    files.write_json(alone / "map.json", known | {"places": known["places"][:2]})
+    claim = Claims(alone, "w0").take("work")
+    assert claim is not None
+    claim.end()
+    undo = Undo(alone / "undo-1", ROWS)
+    for first in (0, 2):
+        undo.keep(np.array([first, first + 1]), lambda numbers: [np.ones((len(numbers), 2), np.float32)])
+    undo.close()

@@ -1,0 +1,60 @@
+"""Damaged inputs: every reader, many of them, each reader in a process of its own with a gibibyte to spare."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+from fuzz_target import MOST, outcome
+
+from jaxpfl.errors import JaxpflError
+
+COUNT = int(os.environ.get("JAXPFL_MUTATIONS", "5000"))
+"""Damaged inputs a reader in the slow run, fewer of dear ones; a change of a reader is worth 100,000."""
+
+UNREFUSED = ("run", "claim", "undo")
+"""Readers that tell of damage by a value, or read what is left of it."""
+
+
+@pytest.mark.slow
+def test_only_our_own_error_leaves_a_reader() -> None:
+    """Damaged inputs are either read, as what the reader promises, or refused in one line of bounded length.
+
+    There is no other error, no signal, none takes ten seconds of CPU, and none a gibibyte.
+    """
+    script = str(Path(__file__).with_name("fuzz.py"))
+    done = subprocess.run([sys.executable, script, "all", str(COUNT)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found = {one["target"]: one for one in map(json.loads, done.stdout.splitlines())}
+    assert {name: one["failures"] for name, one in found.items() if one["number"]} == {}
+    for name, one in found.items():
+        counts = one["outcomes"]
+        assert counts.get("read", 0) > 0 or sum(counts.values()) < 100, name
+        assert counts.get("refused", 0) > sum(counts.values()) / 10 or name in UNREFUSED, name
+
+
+def test_what_counts_as_a_failure() -> None:
+    def raised(error: BaseException) -> Any:
+        def read() -> None:
+            raise error
+
+        return outcome(read)
+
+    def hang() -> None:
+        while True:
+            pass
+
+    assert outcome(lambda: None) == ("read", None)
+    assert raised(JaxpflError("one line")) == ("refused", None)
+    for text in ("", "two\nlines", "x" * (MOST + 1)):
+        assert raised(JaxpflError(text))[1], text
+    assert raised(KeyError("x"))[1].startswith("KeyError at test_fuzz.py:")
+    assert raised(MemoryError())[0] == "MemoryError"
+    kind, failure = outcome(hang, slowest=0.01)
+    assert kind == "Slow"
+    assert failure

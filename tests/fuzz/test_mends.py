@@ -1,0 +1,127 @@
+"""Damage that once ended in another error, or in none: what the fuzzed inputs found, each by hand."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import scipy.io
+
+from jaxpfl import JaxpflError
+from jaxpfl.choices import literal, typed
+from jaxpfl.compression import qsgd, run_length, top_k
+from jaxpfl.data.sources.matlab import read_cells
+from jaxpfl.data.sources.npy import read_npy
+from jaxpfl.engine.streamed import undo
+from jaxpfl.errors import expecting
+from jaxpfl.records import Journal, Record
+from jaxpfl.sweep.grid import parse
+
+
+def cells(*arrays: np.ndarray) -> np.ndarray:
+    made = np.empty((1, len(arrays)), object)
+    made[0, :] = arrays
+    return made
+
+
+@pytest.mark.parametrize("compressed", [True, False])
+def test_matlab_cells_are_those_of_scipy(tmp_path: Path, compressed: bool) -> None:
+    rng = np.random.default_rng(0)
+    kinds = ("f8", "f4", "u1", "i1", "u2", "i2", "u4", "i4", "u8", "i8", "?")
+    arrays = [rng.integers(0, 90, (3, 2)).astype(kind) for kind in kinds]
+    arrays += [rng.normal(size=(4, 1)), np.zeros((0, 3)), rng.normal(size=(2, 3, 2))]
+    path = tmp_path / "a.mat"
+    content = {"X": cells(*arrays), "note": "text", "Y": cells(np.ones((1, 1)))}
+    scipy.io.savemat(path, content, do_compression=compressed)
+    found = read_cells(path, ("Y", "X"))
+    assert list(found) == ["Y", "X"]
+    theirs = scipy.io.loadmat(path)["X"].reshape(-1)
+    for ours, other in zip(found["X"], theirs, strict=True):
+        np.testing.assert_array_equal(ours, other)
+
+
+@pytest.mark.parametrize("wrong", [cells(np.ones(2) + 1j), cells(np.array(["text"])), np.ones((2, 2)), {"a": 1}])
+def test_matlab_files_of_anything_but_numbers_are_refused(tmp_path: Path, wrong) -> None:
+    scipy.io.savemat(tmp_path / "a.mat", {"X": wrong})
+    with pytest.raises(JaxpflError, match=r"a\.mat: no MATLAB 5 file, or damaged: X "):
+        read_cells(tmp_path / "a.mat", ("X",))
+
+
+def test_matlab_file_that_inflates_to_more_than_it_says(tmp_path: Path) -> None:
+    matrix = b"\x0e\0\0\0" + (2**31).to_bytes(4, "little") + bytes(64)
+    packed = zlib.compress(matrix)
+    element = b"\x0f\0\0\0" + len(packed).to_bytes(4, "little") + packed
+    (tmp_path / "a.mat").write_bytes(bytes(124) + b"\x00\x01IM" + element)
+    with pytest.raises(JaxpflError, match="bytes that say they are 2147483648"):
+        read_cells(tmp_path / "a.mat", ("X",))
+
+
+def test_an_array_that_is_larger_than_its_file_takes_no_memory(tmp_path: Path) -> None:
+    path = tmp_path / "a.npy"
+    with path.open("wb") as file:
+        head = {"descr": "<f8", "fortran_order": False, "shape": (2**50,)}
+        np.lib.format.write_array_header_1_0(file, head)
+        file.write(bytes(64))
+    with pytest.raises(JaxpflError, match="of its shape"):
+        read_npy(path)
+
+
+@pytest.mark.parametrize("head", [(2**32 - 1, 2**62, 0), (2**31, 8, 0)])
+def test_a_torn_undo_record_takes_no_memory(tmp_path: Path, head: tuple[int, int, int]) -> None:
+    path = tmp_path / "undo-0"
+    with_one = undo.Journal(path, 4)
+    with_one.keep(np.array([1, 3]), lambda numbers: [np.ones((2, 3))])
+    with_one.close()
+    with path.open("ab") as file:
+        file.write(undo._HEAD.pack(*head) + bytes(40))
+    assert [numbers.tolist() for numbers, _ in undo.records(path)] == [[1, 3]]
+
+
+@pytest.mark.parametrize("encode", [run_length.encode, top_k.encode, lambda x: qsgd.encode(np.float32(2), x)])
+def test_bits_behind_a_message_are_refused(encode) -> None:
+    x = np.array([0, 1, 1, 0, 2, -1], np.float32)
+    decode = {run_length.encode: run_length.decode, top_k.encode: top_k.decode}.get(encode, qsgd.decode)
+    message = encode(x)
+    decode(message, len(x))
+    with pytest.raises(JaxpflError, match=f"the message has {len(message) + 1} bits, expected {len(message)}"):
+        decode(np.append(message, 0).astype(np.uint8), len(x))
+
+
+@pytest.mark.parametrize(
+    "change", [{"seed": "0"}, {"rounds": -1}, {"status": "fine"}, {"settings": {"lr": []}}, {"more": 1}, {"metrics": 3}]
+)
+def test_records_of_other_types_are_refused_though_their_checksum_fits(tmp_path: Path, change: dict) -> None:
+    Journal(tmp_path).append([Record("local", {"lr": 0.1}, 0)])
+    path = tmp_path / "journal" / "main.jsonl"
+    values = json.loads(path.read_text().partition(" ")[2]) | change
+    text = json.dumps(values)
+    path.write_text(f"{zlib.crc32(text.encode()):08x} {text}\n")
+    with pytest.raises(JaxpflError, match=r"main\.jsonl line 1 is damaged, or not the record of a run"):
+        Journal(tmp_path).read()
+
+
+def test_texts_in_messages_stay_one_short_line() -> None:
+    nested = "(" * 5000
+    assert literal(nested) == nested
+    for call in (
+        lambda: typed("x", "9\n" * 500, int),
+        lambda: parse("l\nr=1,2"),
+        lambda: parse("lr=log:1:" + "9" * 5000),
+    ):
+        with pytest.raises(JaxpflError) as error:
+            call()
+        assert len(str(error.value).splitlines()) == 1
+        assert len(str(error.value)) < 300
+
+
+def test_expecting_names_the_file_and_keeps_our_own_errors() -> None:
+    with (
+        pytest.raises(JaxpflError, match=r"a\.json is damaged, or not a run \(KeyError: 'x'\)"),
+        expecting("a.json", "a run"),
+    ):
+        _ = {}["x"]
+    with pytest.raises(JaxpflError, match=r"^mine$"), expecting("a.json", "a run"):
+        raise JaxpflError("mine")
