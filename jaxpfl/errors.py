@@ -7,6 +7,8 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 
+_LISTED = 1500  # characters of the known names in a message; those of all settings of a run are in it
+
 
 class JaxpflError(Exception):
     """A bad argument, file or combination. The message is one line, which the command line prints unchanged.
@@ -99,4 +101,6 @@ def unknown_name(kind: str, name: str, known: Iterable[str]) -> JaxpflError:
     lower = {one.lower(): one for one in names}
     near = difflib.get_close_matches(name.lower(), lower, n=1, cutoff=0.5)
     hint = f": did you mean {lower[near[0]]!r}?" if near else ""
-    return JaxpflError(f"unknown {kind} {shown(name)}{hint} (known: {', '.join(names)})")
+    listed = ", ".join(map(printable, names))
+    listed = listed if len(listed) <= _LISTED else f"{listed[:_LISTED]} ..., {len(names)} names"
+    return JaxpflError(f"unknown {kind} {shown(name)}{hint} (known: {listed})")

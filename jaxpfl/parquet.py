@@ -6,8 +6,7 @@ import json
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from jaxpfl.data.sources.base import one_line
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, printable
 from jaxpfl.files import whole
 
 if TYPE_CHECKING:
@@ -65,7 +64,7 @@ def read_table(path: str | Path) -> pandas.DataFrame:
                 found = [None if _missing(text) else values[text] for text in table[field.name]]
                 table[field.name] = pandas.Series(found, dtype=object)
     except Exception as error:  # of a damaged file Arrow raises many kinds
-        raise JaxpflError(f"cannot read {path}: {one_line(error)}") from error
+        raise JaxpflError(f"cannot read {path}: {printable(' '.join(str(error).split()), 200)}") from error
     return table
 
 

@@ -20,13 +20,13 @@ from jaxpfl import checksums, files, load_models
 from jaxpfl.engine.streamed import undo
 from jaxpfl.experiment import results, stored_run, warm_start
 from jaxpfl.papers import results as papers
+from jaxpfl.parquet import read_table
 from jaxpfl.records import Journal, load_sweep
 from jaxpfl.reports import compare, report
 from jaxpfl.reports.check import check
 from jaxpfl.reports.folders import below
 from jaxpfl.sweep import definition as definitions
 from jaxpfl.sweep.claims import Claims
-from jaxpfl.sweep.parquet import read_results
 from jaxpfl.winners import atlas
 
 GOOD = Path(tempfile.gettempdir())
@@ -145,7 +145,7 @@ FOLDERS: dict[str, Target] = {
     "checkpoint": of_folder(good("checkpoint"), checkpoint, ("*",), seal=seal_checkpoints, share=0.02),
     "sweep": of_folder(good("sweep"), sweep, ("*.json", "*.jsonl"), share=0.2),
     "sweep's page": of_folder(good("sweep"), page, ("*.json", "*.jsonl"), share=0.004),
-    "parquet": alone(read_results, "results.parquet", 0.2),
+    "parquet": alone(read_table, "results.parquet", 0.2),
     "paper's result": alone(papers.read, "result.json"),
     "map of winners": alone(atlas.read, "map.json", 0.2),
     "claim": alone(lambda path: Claims(path.parent, "w1").holder("work"), "work.0.claim"),

@@ -23,7 +23,7 @@ from jaxpfl.errors import JaxpflError
 SLOWEST = 10.0
 """Seconds of CPU for one input of some kilobytes; a hang is a failure."""
 
-MOST = 1000
+MOST = 2000
 """Characters of a message."""
 
 

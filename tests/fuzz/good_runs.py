@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import numpy as np
+import pandas
 
 sys.path.append(str(Path(__file__).parents[1] / "experiment"))
 from finished_run import run
@@ -16,11 +17,11 @@ from jaxpfl.engine.streamed.undo import Journal as Undo
 from jaxpfl.experiment.config import RunConfig
 from jaxpfl.experiment.export import export
 from jaxpfl.papers import results
+from jaxpfl.parquet import write_table
 from jaxpfl.records import FAILED, Journal, Record
 from jaxpfl.sweep import definition as definitions
 from jaxpfl.sweep.claims import Claims
 from jaxpfl.sweep.grid import Grid, parse
-from jaxpfl.sweep.parquet import write_results
 from jaxpfl.sweep.summary import summarize
 from jaxpfl.winners import atlas
 
@@ -60,8 +61,7 @@ def _others(folder: Path) -> None:
     """Files that are read alone."""
     alone = folder / "alone"
     alone.mkdir()
-    mixed = [Record("local", {"lr": 0.1, "cohort": cohort}, 0, metrics={"a": 1.0}) for cohort in ("0.1m", 10)]
-    write_results(alone / "results.parquet", mixed)
+    write_table(alone / "results.parquet", pandas.DataFrame({"lr": [0.1, 0.2], "cohort": ["0.1m", 10]}))
     files.write_json(alone / "result.json", results.committed()[0].to_json())
     known = files.read_json(atlas.COMMITTED)
     files.write_json(alone / "map.json", known | {"places": known["places"][:2]})

@@ -15,6 +15,7 @@ from jaxpfl.choices import literal, typed
 from jaxpfl.compression import qsgd, run_length, top_k
 from jaxpfl.data.sources.matlab import read_cells
 from jaxpfl.data.sources.npy import read_npy
+from jaxpfl.data.sources.tables import TableOptions, load_table
 from jaxpfl.engine.streamed import undo
 from jaxpfl.errors import expecting
 from jaxpfl.records import Journal, Record
@@ -115,6 +116,13 @@ def test_texts_in_messages_stay_one_short_line() -> None:
             call()
         assert len(str(error.value).splitlines()) == 1
         assert len(str(error.value)) < 300
+
+
+def test_a_label_beyond_single_precision_is_no_infinite_one(tmp_path: Path) -> None:
+    path = tmp_path / "a.csv"
+    path.write_text("x,y\n1,0.5\n2,1e39\n3,2.5\n")
+    with pytest.raises(JaxpflError, match="line 3: column 'y' holds a number beyond 32 bits"):
+        load_table("csv:a", path, TableOptions("y"), task="regression")
 
 
 def test_expecting_names_the_file_and_keeps_our_own_errors() -> None:

@@ -73,7 +73,7 @@ class _Elements:
         kind, content = self.next()
         if kind not in _NUMBERS:
             raise ValueError(f"an element of type {kind}, expected numbers")
-        return np.frombuffer(content, np.dtype(_NUMBERS[kind]).newbyteorder(self.order))
+        return np.frombuffer(content, f"{self.order}{_NUMBERS[kind]}")
 
     def matrix(self) -> _Matrix:
         """The head of the next element, which must be a matrix, and what follows it.

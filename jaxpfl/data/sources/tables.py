@@ -192,7 +192,7 @@ def _labels(table: Table, rows: _Rows, target: str, task: str | None) -> tuple[n
     if task == "regression":
         if numbers is None:
             raise JaxpflError(f"{rows.path}: labels of a regression are numbers, column {shown(target)} holds text")
-        return numbers.astype(np.float32), task, 1
+        return _single(rows, target, numbers), task, 1
     if task not in ("classification", "binary"):
         raise JaxpflError(f"task = {task}: a table has one label in a row, of classification, binary or regression")
     if len(distinct) < 2 or (task == "binary" and len(distinct) > 2):
@@ -204,18 +204,23 @@ def _labels(table: Table, rows: _Rows, target: str, task: str | None) -> tuple[n
     return y, task, 1 if task == "binary" else len(distinct)
 
 
+def _single(rows: _Rows, column: str, numbers: np.ndarray) -> np.ndarray:
+    """Numbers of a column in single precision, which must hold them."""
+    with np.errstate(over="ignore"):
+        found = numbers.astype(np.float32)
+    if not np.isfinite(found).all():
+        line = rows.lines[int(np.argmin(np.isfinite(found)))]
+        raise JaxpflError(f"{rows.path} line {line}: column {shown(column)} holds a number beyond 32 bits")
+    return found
+
+
 def _inputs(table: Table, rows: _Rows, features: list[str]) -> np.ndarray:
     """Features [N, d]: columns of numbers as they are, and one of 0 and 1 for each text of the others."""
     columns: list[np.ndarray] = []
     for name in features:
         numbers = _numbers(table, rows, name)
         if numbers is not None:
-            with np.errstate(over="ignore"):
-                one = numbers.astype(np.float32)
-            if not np.isfinite(one).all():
-                line = rows.lines[int(np.argmin(np.isfinite(one)))]
-                raise JaxpflError(f"{rows.path} line {line}: column {shown(name)} holds a number beyond 32 bits")
-            columns.append(one[:, None])
+            columns.append(_single(rows, name, numbers)[:, None])
             if _counts_rows(numbers):
                 _doubt(rows, f"column {shown(name)} rises with every row, as a number of the row does", name)
             continue
