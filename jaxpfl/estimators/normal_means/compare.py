@@ -92,7 +92,7 @@ def compare_priors(
 
 
 def learns(prior: Family) -> bool:
-    """Whether a family can learn its center."""
+    """Tell the families that can learn their center from those on a grid about it."""
     return prior not in COMPONENTS
 
 
