@@ -6,10 +6,11 @@ A client with :math:`g` gradients in a round, which receives :math:`B_d` bytes a
 
 seconds, with s seconds a gradient and d, u bytes a second; the factors :math:`c_i, l_i, k_i` are a client's own in all
 rounds: 1, or log-normal with median 1 and deviation sigma of their logarithms. A synchronous round lasts as long as its
-slowest client takes, those whose upload is lost included; clients outside the cohort are not waited for.
+slowest client takes, those whose upload is lost included; clients outside the cohort are not waited for. One of
+asynchronous rounds (FedBuff) lasts until the next of the clients at work have arrived.
 
 By name with arguments, for ``--time-model`` and ``jaxpfl.fit(time_model=)``: ``equal:step=0.1,up=1e6,down=1e7``, or
-``lognormal`` with ``sigma=0.5,seed=0`` as well. Nothing else of a run depends on it.
+``lognormal`` with ``sigma=0.5,seed=0`` as well. Nothing else of a run depends on it, but for asynchronous rounds.
 """
 
 from __future__ import annotations

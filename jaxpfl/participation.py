@@ -193,7 +193,7 @@ class Failures:
         None,
         "Simulated seconds of a client's round, equal:step=0.1,up=1e6,down=1e7 (of a gradient; bytes a second) or "
         "lognormal:step=0.1,up=1e6,down=1e7,sigma=0.5 for clients of unequal speeds. A round lasts as long as its "
-        "slowest client; results have the time.",
+        "slowest client, or until the next clients arrive (fedbuff); results have the time.",
         unless_given="none unless given",
         since="0.2",
     )

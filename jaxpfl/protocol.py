@@ -36,6 +36,8 @@ class ClientContext(NamedTuple):
         static) or a traced scalar. In ``personalize``, 0 asks for the personalised model BEFORE any adaptation.
       batch_key: key of the client's mini-batch order; the same in every round, so that rounds continue an epoch.
       idle_rounds: [] int32, the client's previous rounds of training outside the cohort (`Client.idle`).
+      staleness: [] int32, rounds that ended between the message and the client's upload; 0 in synchronous rounds. What
+        the server would weigh the upload by.
     """
 
     round: Array
@@ -44,6 +46,7 @@ class ClientContext(NamedTuple):
     step_limit: Scalar
     batch_key: Key
     idle_rounds: Scalar = 0
+    staleness: Scalar = 0
 
     @property
     def local_steps(self) -> Scalar:
@@ -246,6 +249,9 @@ class Algorithm(NamedTuple):
         is exchanged. Every client is scored with its state, without training examples, and a new one does not adapt.
       own_steps: number of a client's steps by its examples, at most tau; None where it is tau for all.
       guarded: clients draw the noise that protects their examples, in personalisation too.
+      in_flight: of asynchronous rounds, the number of clients that are at work at once; a round is that of the next
+        ones that arrive, as many as a cohort has. 0 for twice the cohort, at most all; None for synchronous rounds.
+        Uploads are then as long as ``Message.shared``, and there are no individual messages.
     """
 
     clients: tuple[Client, ...]
@@ -261,6 +267,7 @@ class Algorithm(NamedTuple):
     pooled: bool = False
     own_steps: LocalEpochs | None = None
     guarded: bool = False
+    in_flight: int | None = None
 
     @property
     def counts_gradients(self) -> bool:

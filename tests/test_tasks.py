@@ -199,13 +199,14 @@ def test_options_of_classes_are_refused(method, options, message):
 
 def simulation_of(method, federation, loss, options=None):
     from jaxpfl.engine.assembly import simulation_of
-    from jaxpfl.engine.spec import Neighbourhood, RunSpec, Training, Work
+    from jaxpfl.engine.spec import Cohorts, Neighbourhood, RunSpec, Training, Work
 
     return simulation_of(
         RunSpec(
             method=METHODS[method],
             options=OPTIONS.get(method, {}) | (options or {}),
             training=Training(model="mlp-ln:4", task="regression", loss=loss, rounds=1),
+            cohorts=Cohorts(cohort=1 if METHODS[method].asynchronous else None),
             work=Work(local_steps=2, batch_size=4),
             neighbourhood=Neighbourhood(neighbours=1 if METHODS[method].graph else None),
         ),

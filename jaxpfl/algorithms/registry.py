@@ -20,6 +20,7 @@ from jaxpfl.algorithms.fedamp import FedAMPHyper, fedamp
 from jaxpfl.algorithms.fedavg import FedProxHyper, fedavg, fedavg_ft, fedprox
 from jaxpfl.algorithms.fedbabu import fedbabu
 from jaxpfl.algorithms.fedbn import fedbn
+from jaxpfl.algorithms.fedbuff import FedBuffHyper, fedbuff
 from jaxpfl.algorithms.feddbe import FedDBEHyper, feddbe
 from jaxpfl.algorithms.feddyn import FedDynHyper, feddyn
 from jaxpfl.algorithms.fedem import FedEMHyper, fedem
@@ -65,6 +66,7 @@ class Method(NamedTuple):
       releases: ``options -> number`` of sums that a round releases, for a method with a private server of its own
         (``LocalWork.privacy``). None where `privatize` makes its one sum private.
       graph: needs a graph of the clients (``LocalWork.graph``).
+      asynchronous: its algorithm has ``Algorithm.in_flight``.
     """
 
     name: str
@@ -76,6 +78,7 @@ class Method(NamedTuple):
     scales: int = 0
     releases: Callable[[Mapping[str, Any]], int] | None = None
     graph: bool = False
+    asynchronous: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -125,6 +128,7 @@ METHODS: Mapping[str, Method] = {
         Method("fedamp", fedamp, FedAMPHyper()),
         Method("feddbe", feddbe, FedDBEHyper()),
         Method("fedpac", fedpac, FedPACHyper()),
+        Method("fedbuff", fedbuff, FedBuffHyper(), asynchronous=True),
         Method("network-lasso", network_lasso, NetworkHyper(), graph=True),
     )
 }

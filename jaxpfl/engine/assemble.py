@@ -225,7 +225,7 @@ def build(method: Method, task: Task, work: LocalWork, options: dict[str, Any]) 
 
     Raises:
       JaxpflError: for unknown static options and those of the wrong type, a method and an algorithm of which one alone
-        is pooled, and as its builder.
+        is pooled or asynchronous, and as its builder.
     """
     known = method.options
     for name, value in options.items():
@@ -241,6 +241,10 @@ def build(method: Method, task: Task, work: LocalWork, options: dict[str, Any]) 
     algorithm = method.build(task, work, **options)
     if algorithm.pooled != method.pooled:
         raise JaxpflError(f"{method.name}: Method.pooled is {method.pooled}, Algorithm.pooled is {algorithm.pooled}")
+    if method.asynchronous != (algorithm.in_flight is not None):
+        raise JaxpflError(
+            f"{method.name}: Method.asynchronous is {method.asynchronous}, Algorithm.in_flight is {algorithm.in_flight}"
+        )
     return algorithm if algorithm.pooled else algorithm._replace(own_steps=work.own_steps)
 
 

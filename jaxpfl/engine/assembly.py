@@ -137,7 +137,7 @@ def assemble(
 
 
 def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = False) -> None:
-    """Warn of settings that change nothing and of unusual rates; ``strict`` refuses them.
+    """Warn of settings that change nothing, unusual rates and asynchronous rounds of all; ``strict`` refuses them.
 
     Args:
       specs: of the methods that run with the same settings.
@@ -150,6 +150,11 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
     server_rates = [np.max(getattr(hyper_of(spec), "server_lr", 0.0)) for spec in specs]
     check_rate(specs[0].aggregation.server_optimizer, max(server_rates), strict=strict)
     for spec in specs:
+        if spec.method.asynchronous and spec.cohorts.cohort is None:
+            warn(
+                f"{spec.method.name}: rounds of all clients wait for all, as synchronous ones do: give a cohort",
+                strict=strict,
+            )
         names, own = rates(spec.method.hyper), spec.hyper
         others = [name for name in names if name not in own]
         if spec.work.lr is None and np.ndim(own.get("lr", 0)) and others:

@@ -45,7 +45,8 @@ class Placement(NamedTuple):
             return layout
         of_rows = (*self.state.clients.spec, None, None)[:2]
         clients = tuple(self.model.layout(own, *of_rows) for own in state.clients)
-        return layout._replace(server=self.model.layout(state.server, None), clients=clients)
+        flights = self.model.layout(state.in_flight, None, None)
+        return layout._replace(server=self.model.layout(state.server, None), clients=clients, in_flight=flights)
 
     @property
     def parts(self) -> int:
@@ -80,7 +81,7 @@ def place(num_clients: int, devices: int, even: bool, on: str | None = None, mod
         mesh = Mesh(of_clients, (AXIS, MODEL), axis_types=(AxisType.Auto,) * 2)
         model = ModelAxis(mesh)
     everywhere, runs = NamedSharding(mesh, P()), NamedSharding(mesh, P(None, AXIS))
-    layout = RunState._make([everywhere, runs, runs, everywhere, everywhere, everywhere])
+    layout = RunState._make([everywhere, runs, runs, *[everywhere] * 4])
     shared_data = _shares_memory(on or used[0].platform) and not processes.several()
     spread = Spread(mesh, shared_data, even) if devices > 1 else None
     return Placement(used, rows, everywhere, layout, spread, model)
@@ -186,7 +187,7 @@ def check_states(shapes: RunState, placement: Placement, runs: int) -> None:
     """
     devices, layout = placement.devices, placement.layout(shapes)
     # Each device holds its share of the clients' states, and the whole of the server's, or its part of both.
-    held, laid = ((state.clients, state.counts, state.server) for state in (shapes, layout))
+    held, laid = ((state.clients, state.counts, state.server, state.in_flight) for state in (shapes, layout))
     parts = jax.tree.map(lambda a, s: jax.ShapeDtypeStruct(s.shard_shape(a.shape), a.dtype), held, laid)
     need, free = trees.num_bytes(parts), memory.free(devices)
     if _shares_memory(devices[0].platform):

@@ -13,7 +13,7 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from jaxpfl import processes, trees
-from jaxpfl.engine import compiled, exchange, model_axis, noise_stream
+from jaxpfl.engine import compiled, exchange, in_flight, model_axis, noise_stream
 from jaxpfl.engine import device_memory as memory
 from jaxpfl.engine.client_bucket import Bucket, bucket_for
 from jaxpfl.engine.cost.rounds import Cost, cost_of
@@ -73,7 +73,7 @@ class Prepared:
         Raises:
           JaxpflError: for a participation of another m, an id of two clients, data that the method refuses, unseen
             clients with ids of trained ones, a method that cannot serve them (its server sends individual messages),
-            and groups without a client.
+            groups without a client, and as `in_flight.at_work`.
         """
         if participation.num_clients != federation.num_clients:
             raise JaxpflError(
@@ -85,6 +85,8 @@ class Prepared:
                 f"client ids must be distinct, as random streams follow them: {ids[times > 1][0]} is twice"
             )
         algorithm.check_data(federation)
+        if algorithm.in_flight is not None:
+            in_flight.at_work(algorithm, participation)
         self.plan = plan or ExecutionPlan()
         trained, of_rounds = federation, self.plan
         if algorithm.pooled:

@@ -14,6 +14,8 @@ def of_stack(algorithm: Algorithm) -> str:
         return "its clients are in groups"
     if algorithm.reduction is Reduction.STACK:
         return "its server sees single uploads"
+    if algorithm.in_flight is not None:
+        return "its rounds are asynchronous"
     return ""
 
 

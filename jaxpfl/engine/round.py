@@ -10,12 +10,13 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl import client_times, contract, trees
-from jaxpfl.client_times import TimeModel
 from jaxpfl.cohort_draws import CohortNumbers
+from jaxpfl.engine import in_flight
+from jaxpfl.engine.clock import seconds_ahead, step_limit, synchronous_seconds
 from jaxpfl.engine.cohort import Outcome, Spread, run_cohort
 from jaxpfl.engine.groups import Group, gather
 from jaxpfl.engine.model_axis import ModelAxis, lay
-from jaxpfl.engine.state import LIMB, Counts, RunState, server_context
+from jaxpfl.engine.state import Counts, RunState, server_context
 from jaxpfl.participation import RELIABLE, Availability, FailureRates, Participation
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduced, Reduction, Stacked, Upload
 from jaxpfl.randomness import Purpose, stream
@@ -69,7 +70,8 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
     The metrics are the clients' means over those whose work was kept, the server's own, and ``participants`` and
     ``diverged``, the number of clients in the cohort and of those whose work was lost; under dropout also ``dropped``,
     and ``left_out`` if the draw may leave out clients for lack of slots. `BITS`, if counted, are those of the
-    uploads that reached the server. With a time model, ``round_seconds`` is the simulated time.
+    uploads that reached the server. With a time model, ``round_seconds`` is the simulated time. Asynchronous rounds
+    (`in_flight`) are those of the clients that arrive.
     If clients outside the cohort train alone, ``idle`` is their number and ``idle_...`` the means over them.
     """
     groups, server = plan.groups, algorithm.server
@@ -79,10 +81,20 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         (hp, rates), (federations, numbers) = values, shared
         participation = plan.participation.at(numbers)
         ids = gather([jnp.asarray(f.client_ids)[: g.size] for f, g in zip(federations, groups, strict=True)], groups)
-        rows = participation.sample(stream(state.released, Purpose.PARTICIPATION, state.round), ids)
+        draw_key = stream(state.released, Purpose.PARTICIPATION, state.round)
         ctx = server_context(participation, state.round)
         message = server.broadcast(stream(state.key, Purpose.BROADCAST, state.round), hp, ctx, state.server)
         message = message._replace(shared=lay(plan.model, message.shared))
+        sent, flights, arrivals = message.shared, state.in_flight, None
+        if algorithm.in_flight is None:
+            rows = participation.sample(draw_key, ids)
+        else:
+            assert flights is not None
+            availability = plan.availability.at(rates)
+            ahead = seconds_ahead(algorithm, availability, federations[0], state.key, state.round, sent)
+            sent = in_flight.dispatched(flights, draw_key, ids, state.round, sent, ahead)
+            flights, arrivals = in_flight.landed(sent, participation.capacity, ids.shape[0])
+            rows = arrivals.rows
 
         clients, counts = [], state.counts
         sums, idle_sums, uploads = [], [], []
@@ -91,10 +103,10 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
             data = (federation.splits, jnp.asarray(federation.client_ids))
             outcome = run_cohort(
                 partial(_take_part, algorithm, client, plan.availability, plan.model),
-                ((state.key, state.released), state.round, hp, rates, message.shared),
+                ((state.key, state.released), state.round, hp, rates, sent),
                 own_rows,
                 (old, before),
-                (*data, group.take(message.per_client)),
+                (*data, group.take(message.per_client), group.take(arrivals and arrivals.slots)),
                 num_clients=group.size,
                 block=plan.block,
                 everyone=participation.everyone,
@@ -142,44 +154,24 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         if algorithm.counts_bits:
             metrics |= dict(zip(BITS, counts.upload_bits_since(state.counts), strict=True))
         if participation.left_out is not None:
-            key = stream(state.released, Purpose.PARTICIPATION, state.round)
-            metrics["left_out"] = participation.left_out(key, ids)
-        if plan.availability.time_model is not None:
-            sent = trees.num_bytes(reduced.total)
-            if isinstance(reduced, Stacked):
-                sent //= reduced.valid.shape[0]
+            metrics["left_out"] = participation.left_out(draw_key, ids)
+        up = trees.num_bytes(reduced.total)
+        if isinstance(reduced, Stacked):
+            up //= reduced.valid.shape[0]
+        if arrivals is not None:
+            in_flight.check(message, up)
+        if plan.availability.time_model is not None and arrivals is not None:
+            metrics["round_seconds"] = arrivals.seconds
+        elif plan.availability.time_model is not None:
             clock = client_times.resolve(plan.availability.time_model)
-            metrics["round_seconds"] = _seconds(clock, algorithm, ids, counts, state.counts, sent, message)
+            metrics["round_seconds"] = synchronous_seconds(clock, algorithm, ids, counts, state.counts, up, message)
         if idles:
             metrics |= {f"idle_{name}": value for name, value in _add(idle_sums).means().items()}
             metrics["idle"] = (counts.idle_rounds - state.counts.idle_rounds).sum()
-        return state._replace(server=new_server, clients=tuple(clients), counts=counts, round=state.round + 1), metrics
+        state = state._replace(server=new_server, clients=tuple(clients), counts=counts, in_flight=flights)
+        return state._replace(round=state.round + 1), metrics
 
     return one_round
-
-
-def _seconds(
-    clock: TimeModel, algorithm: Algorithm, ids: Array, counts: Counts, before: Counts, up: int, message: Message
-) -> Array:
-    """Simulated seconds of a round: those of its slowest client, zero for an empty cohort, [] float32.
-
-    Args:
-      clock: the clients' speeds.
-      algorithm: the method; without declared gradients each of its steps counts as one.
-      ids: of the clients, [m].
-      counts, before: the clients' work after the round and before it, [m'].
-      up: bytes of an upload that is not compressed.
-      message: the broadcast.
-    """
-    took_part = counts.participations > before.participations
-    work = counts.gradients - before.gradients if algorithm.counts_gradients else counts.steps - before.steps
-    down = trees.num_bytes(message.shared) + trees.num_bytes(message.per_client) // ids.shape[0]
-    sent: Scalar = up
-    if algorithm.counts_bits:
-        high, low = (counts.table - before.table)[..., 8:].astype(jnp.float32).T
-        sent = (high * LIMB + low) / 8
-    padded = jnp.pad(ids, (0, took_part.shape[0] - ids.shape[0]))
-    return jnp.where(took_part, clock.seconds(padded, work, sent, down), 0).max().astype(jnp.float32)
 
 
 class _Done(NamedTuple):
@@ -202,15 +194,22 @@ def _take_part(
     shared: tuple[tuple[Key, Key], Array, PyTree, FailureRates, PyTree],
     present: Array,
     own: tuple[PyTree, Counts],
-    data: tuple[Splits, Array, PyTree],
+    data: tuple[Splits, Array, PyTree, Array | None],
 ) -> Outcome:
-    """One client's round in the cohort. Summed: (packed upload, 1 if it arrived, outcome)."""
+    """One client's round in the cohort. Summed: (packed upload, 1 if it arrived, outcome).
+
+    Of asynchronous rounds, what is sent are the `InFlight` clients, and the last of the data is this one's slot.
+    """
     (run_key, released), round, hp, rates, sent = shared
     availability = availability.at(rates)
-    (old, counts), (splits, client_id, per_client) = own, data
-    steps = _steps(algorithm, splits)
-    limit = _limit(availability.step_limit(run_key, round, client_id, steps), steps)
+    (old, counts), (splits, client_id, per_client, slot) = own, data
+    now = round
+    if slot is not None:
+        sent, round = in_flight.received(sent, slot)
+    limit = step_limit(algorithm, availability, run_key, round, client_id, splits.train.size)
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
+    if slot is not None:
+        ctx = ctx._replace(staleness=now - round)
     key = stream(released, Purpose.LOCAL_WORK, round, client_id)
     message, old = Message(lay(model, sent), per_client), lay(model, old)
     new, upload, metrics = contract.updated(client, key, hp, ctx, message, old, splits)
@@ -257,8 +256,7 @@ def _work_alone(
     (run_key, released), round, hp, rates = shared
     availability = availability.at(rates)
     (old, counts), (splits, client_id) = own, data
-    steps = _steps(algorithm, splits)
-    limit = _limit(availability.step_limit(run_key, round, client_id, steps), steps)
+    limit = step_limit(algorithm, availability, run_key, round, client_id, splits.train.size)
     ctx = _context(algorithm, counts, run_key, round, client_id, limit)
     # A client is in the cohort or outside it, so its work has one stream in a round.
     old = lay(model, old)
@@ -276,17 +274,6 @@ def _work_alone(
     )
     state = (trees.where(keep, new, old), Counts(counts.table + jnp.where(present, added.table, 0)))
     return Outcome(state, trees.where(keep, done, jax.tree.map(jnp.zeros_like, done)), ())
-
-
-def _steps(algorithm: Algorithm, splits: Splits) -> Scalar:
-    """A client's full number of local steps."""
-    own = algorithm.own_steps
-    return algorithm.local_steps if own is None else jnp.minimum(own.steps(splits.train.size), algorithm.local_steps)
-
-
-def _limit(limit: Scalar, steps: Scalar) -> Scalar:
-    """The upper limit of a client's steps; static where it is and all clients take as many."""
-    return limit if isinstance(steps, int) else jnp.minimum(limit, steps)
 
 
 def _context(

@@ -407,6 +407,13 @@ class RunSpec:
             raise JaxpflError(
                 f"fednova uploads each client's number of steps, which {what} would distort: leave one out"
             )
+        if self.method.asynchronous:
+            for what, given, why in (
+                ("privacy", self.is_private or self.guards_examples, "no accountant covers cohorts that follow time"),
+                ("compress", self.coding.compress is not None, "arrivals need an upload's length before it is made"),
+            ):
+                if given:
+                    raise JaxpflError(f"{self.method.name} has asynchronous rounds, without {what}: {why}")
         self.adversary.check()
         aggregate = self.aggregation.aggregate
         if resolve(aggregate).rule is not None:

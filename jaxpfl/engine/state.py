@@ -12,7 +12,9 @@ from flax import struct
 
 from jaxpfl import contract
 from jaxpfl.cohort_draws import CohortNumbers
+from jaxpfl.engine import in_flight
 from jaxpfl.engine.groups import Group
+from jaxpfl.engine.in_flight import InFlight
 from jaxpfl.engine.model_axis import ModelAxis, lay
 from jaxpfl.participation import Participation
 from jaxpfl.protocol import ALL_STEPS, Algorithm, ClientContext, Message, ServerContext
@@ -157,6 +159,7 @@ class RunState(NamedTuple):
       key: the run's key.
       noise: for a private algorithm, the key of all randomness that its claim rests on: cohorts, their local work, and
         noise (`noise_stream`); else None.
+      in_flight: the clients at work between rounds, of a method with asynchronous rounds; else None.
     """
 
     server: PyTree
@@ -165,6 +168,7 @@ class RunState(NamedTuple):
     round: Array
     key: Key
     noise: Key | None = None
+    in_flight: InFlight | None = None
 
     @property
     def released(self) -> Key:
@@ -224,7 +228,10 @@ def init_state(
         init_group(number, group, federation)
         for number, (group, federation) in enumerate(zip(groups, federations, strict=True))
     )
-    return RunState(state, clients, Counts.zeros(rows), jnp.int32(0), key, noise)
+    flights = None
+    if algorithm.in_flight is not None:
+        flights = in_flight.nobody(in_flight.at_work(algorithm, participation), groups[0].num_clients, message.shared)
+    return RunState(state, clients, Counts.zeros(rows), jnp.int32(0), key, noise, flights)
 
 
 def _in_blocks(every: Callable[..., PyTree], given: tuple[PyTree, ...], block: int) -> PyTree:

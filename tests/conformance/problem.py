@@ -161,7 +161,10 @@ def moved(simulation: Simulation, state: Any, order: np.ndarray) -> Any:
         server = moved_network(server, graph_of(simulation.federations[0]), order)
     trained = [row for row in order if row < state.counts.table.shape[1]]  # of a pooled method, one client
     counts = jax.tree.map(lambda a: a[:, trained], state.counts)
-    return state._replace(server=server, clients=tuple(clients), counts=counts)
+    flights = state.in_flight
+    if flights is not None:
+        flights = flights._replace(rows=np.append(np.argsort(order), len(order))[flights.rows])
+    return state._replace(server=server, clients=tuple(clients), counts=counts, in_flight=flights)
 
 
 def moved_network(server: NetworkState, graph: graphs.Graph, order: np.ndarray) -> NetworkState:

@@ -1,0 +1,171 @@
+r"""Asynchronous rounds: M clients are at work at once, and a round ends when the next K of them have uploaded.
+
+At the start of a round as many clients as are missing from M (all of them in the first round, then K) are drawn,
+uniformly from those that are not at work, and receive the server's model of that moment. Each keeps what it received,
+and takes the seconds of `clock.seconds_ahead` from then on. The round is that of the K clients with the least time
+left, of several with the same the ones that began first: they do their work from the model that each of them received,
+with the randomness and the learning rate of the round in which they began, and then the others have that much less time
+left. A client's staleness is the number of rounds that ended while it was at work.
+
+With M = K and equal times everybody arrives in the round in which it began: the cohorts and the results are those of
+synchronous rounds with uniform cohorts. An upload that is lost, or not finite, is an arrival all the same.
+
+Reference: Nguyen et al. 2022, "Federated Learning with Buffered Asynchronous Aggregation",
+https://arxiv.org/abs/2106.06639.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl import trees
+from jaxpfl.errors import JaxpflError
+from jaxpfl.participation import Participation
+from jaxpfl.protocol import Algorithm, Message
+from jaxpfl.randomness import client_scores
+from jaxpfl.types import Array, Key, PyTree
+
+
+class InFlight(NamedTuple):
+    """Clients at work, in M slots.
+
+    Attributes:
+      received: the `Message.shared` that each began from, leaves [M, ...].
+      rows: the client's row in the stack; the number of clients where the slot is empty, [M] int32.
+      began: the round in which it began, [M] int32.
+      left: seconds until it arrives, from the end of the last round, [M] float32.
+    """
+
+    received: PyTree
+    rows: Array
+    began: Array
+    left: Array
+
+
+class Arrivals(NamedTuple):
+    """The K clients of a round.
+
+    Attributes:
+      rows: their rows, sorted, [K] int32.
+      slots: by row of the stack, [m] int32; the slot of each that arrives, zero for all others.
+      seconds: of the round, [] float32.
+    """
+
+    rows: Array
+    slots: Array
+    seconds: Array
+
+
+def at_work(algorithm: Algorithm, participation: Participation) -> int:
+    """M, the number of clients at work at once.
+
+    Raises:
+      JaxpflError: for a number below the cohort or above the clients, cohorts of no fixed size, and algorithms that
+        asynchronous rounds cannot run.
+    """
+    asked, cohort, clients = algorithm.in_flight, participation.capacity, participation.num_clients
+    assert asked is not None
+    if not (participation.fixed_size or participation.everyone):
+        raise JaxpflError(
+            f"participation = {participation.name}: asynchronous rounds are all of as many clients; give uniform"
+        )
+    for what, has in (
+        ("one group of clients", len(algorithm.clients) > 1),
+        ("no work outside the cohort", algorithm.idle_cap > 0),
+        ("uploads of known length, which compressed ones are not", algorithm.counts_bits),
+        ("cohorts of which nothing is claimed, as private methods do", algorithm.noise is not None),
+    ):
+        if has:
+            raise JaxpflError(f"asynchronous rounds (in_flight = {asked}) need {what}")
+    if asked == 0:
+        return min(2 * cohort, clients)
+    if not cohort <= asked <= clients:
+        raise JaxpflError(
+            f"in_flight must be 0 or between {cohort}, the clients in a round, and all {clients} clients, got {asked}"
+        )
+    return asked
+
+
+def check(message: Message, up: int) -> None:
+    """Refuse a method whose messages are not kept for clients at work, or whose uploads are of unforeseen length.
+
+    Args:
+      message: the broadcast.
+      up: bytes of an upload.
+
+    Raises:
+      JaxpflError.
+    """
+    if jax.tree.leaves(message.per_client):
+        raise JaxpflError("asynchronous rounds (in_flight) send all clients the same: Message.per_client must be None")
+    if up != (down := trees.num_bytes(message.shared)):
+        raise JaxpflError(
+            f"asynchronous rounds (in_flight) need uploads as long as Message.shared, {down} bytes, got {up}"
+        )
+
+
+def nobody(number: int, clients: int, shared: PyTree) -> InFlight:
+    """M empty slots.
+
+    Args:
+      number: M.
+      clients: m.
+      shared: a `Message.shared`, or its shapes.
+    """
+    zeros = jnp.zeros(number, jnp.int32)
+    received = jax.tree.map(lambda a: jnp.zeros((number, *a.shape), a.dtype), shared)
+    return InFlight(received, zeros + clients, zeros, jnp.zeros(number, jnp.float32))
+
+
+def dispatched(
+    before: InFlight, key: Key, ids: Array, round: Array, shared: PyTree, seconds: Callable[[Array], Array]
+) -> InFlight:
+    """Clients at work once every empty slot has been given to a client that begins.
+
+    Args:
+      before: the clients at work.
+      key: of the draw.
+      ids: of all clients, [m].
+      round: that begins.
+      shared: what those that begin receive.
+      seconds: ``rows [M] -> [M]``, that they will take.
+    """
+    clients, empty = ids.shape[0], before.rows == ids.shape[0]
+    busy = jnp.zeros(clients, bool).at[before.rows].set(True, mode="drop")
+    _, best = jax.lax.top_k(jnp.where(busy, -jnp.inf, client_scores(key, ids)), before.rows.shape[0])
+    # Slots are given in the order of the scores, so that neither they nor ties depend on the order of the stack.
+    turn = jnp.maximum(jnp.cumsum(empty) - 1, 0)
+    rows = jnp.where(empty, best[turn].astype(jnp.int32), before.rows)
+    return InFlight(
+        jax.vmap(trees.where, in_axes=(0, None, 0))(empty, shared, before.received),
+        rows,
+        jnp.where(empty, round, before.began).astype(jnp.int32),
+        jnp.where(empty, seconds(rows), before.left),
+    )
+
+
+def landed(before: InFlight, cohort: int, clients: int) -> tuple[InFlight, Arrivals]:
+    """Clients at work after the next K have arrived, and these.
+
+    Args:
+      before: the clients at work, in all slots.
+      cohort: K.
+      clients: m.
+    """
+    arriving = jnp.lexsort((before.began, before.left))[:cohort].astype(jnp.int32)
+    rows, seconds = before.rows[arriving], before.left[arriving[-1]]
+    slots = jnp.zeros(clients, jnp.int32).at[rows].set(arriving)
+    left = jnp.maximum(before.left - seconds, 0)
+    after = before._replace(rows=before.rows.at[arriving].set(clients), left=left)
+    return after, Arrivals(jnp.sort(rows), slots, seconds)
+
+
+def received(flights: InFlight, slot: Array) -> tuple[PyTree, Array]:
+    """The message to the client in a slot, and the round in which it began."""
+    pick = partial(jax.lax.dynamic_index_in_dim, index=slot, keepdims=False)
+    return jax.tree.map(pick, (flights.received, flights.began))
