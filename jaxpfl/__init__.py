@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from jaxpfl import types as types
     from jaxpfl.public import *  # noqa: F403
 
-__version__ = "0.1.0"
+__version__ = "0.2.0"
 
 __all__ = [  # noqa: F405
     "METHODS",

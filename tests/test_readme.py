@@ -7,6 +7,7 @@ import pytest
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")]
+LINKED = [*PAGES, ROOT / "CHANGELOG.md"]  # docs/reference has its links in the site alone
 BLOCKS = [
     pytest.param(code, id=f"{page.stem}-{i}")
     for page in PAGES
@@ -24,7 +25,28 @@ def test_python_block_runs(code: str, capsys: pytest.CaptureFixture[str]):
     assert all(0.5 < float(value) <= 1 for value in accuracies)
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def anchors(page: Path) -> set[str]:
+    """The anchors of a page's headings, as the site and code hosts make them of their text."""
+    text = re.sub(r"```.*?```", "", page.read_text(), flags=re.S)
+    found: set[str] = set()
+    for heading in re.findall(r"^#+ (.+)$", text, re.M):
+        plain = re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", heading).lower()
+        found.add(re.sub(r"[^\w\- ]", "", plain).strip().replace(" ", "-"))
+    return found
+
+
+@pytest.mark.parametrize("page", LINKED, ids=lambda page: str(page.relative_to(ROOT)))
 def test_links_lead_somewhere(page: Path):
-    targets = re.findall(r"\]\(([^)#]+)", page.read_text())
-    assert [t for t in targets if "://" not in t and not (page.parent / t).exists()] == []
+    links = re.findall(r"\]\(([^)#\s]*)(?:#([^)\s]+))?\)", re.sub(r"```.*?```", "", page.read_text(), flags=re.S))
+    inside = [(page.parent / target if target else page, anchor) for target, anchor in links if "://" not in target]
+    assert [str(target) for target, _ in inside if not target.exists()] == []
+    # Of the reference, the headings are made of the source, and building the site checks them.
+    written = [
+        (target, anchor) for target, anchor in inside if target.suffix == ".md" and "reference" not in target.parts
+    ]
+    assert [f"{target}#{anchor}" for target, anchor in written if anchor and anchor not in anchors(target)] == []
+
+
+def test_a_heading_has_its_anchor(tmp_path: Path):
+    (tmp_path / "a.md").write_text("# One `--flag`, and [two](x.md)\n```sh\n# no heading\n```\n## Data and models\n")
+    assert anchors(tmp_path / "a.md") == {"one---flag-and-two", "data-and-models"}

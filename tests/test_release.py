@@ -1,0 +1,33 @@
+"""A release in its parts: the version's heading, the terms of what is embedded, the citations of the paper."""
+
+import re
+from pathlib import Path
+
+import jaxpfl
+
+ROOT = Path(__file__).parents[1]
+SOURCES = (".py", ".pyc", ".typed")
+
+
+def test_the_changelog_opens_with_the_version():
+    heading = next(line for line in (ROOT / "CHANGELOG.md").read_text().splitlines() if line.startswith("## "))
+    assert re.fullmatch(rf"## {re.escape(jaxpfl.__version__)} \((unreleased|\d{{4}}-\d\d-\d\d)\)", heading)
+
+
+def test_all_that_is_embedded_has_its_terms():
+    said = (ROOT / "docs" / "licences.md").read_text()
+    embedded = [path for path in (ROOT / "jaxpfl").rglob("*") if path.is_file() and path.suffix not in SOURCES]
+    assert {path.suffix for path in embedded} >= {".json", ".css", ".js"}
+    names = {path: path.relative_to(ROOT) for path in embedded}
+    assert [
+        str(n) for n in names.values() if str(n) not in said and f"`{n.parent}`" not in said and n.name not in said
+    ] == []
+
+
+def test_the_paper_cites_what_its_bibliography_has():
+    folder = ROOT / "docs" / "paper"
+    text = (folder / "paper.md").read_text()
+    cited = set(re.findall(r"(?<![\w`])@([a-z]+\d*)", text))
+    entries = re.findall(r"^@\w+\{([^,]+),$", (folder / "paper.bib").read_text(), re.M)
+    assert len(entries) == len(set(entries))
+    assert cited == set(entries)
