@@ -30,6 +30,11 @@ def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
         os.fsync(file.fileno())
 
 
+def no_link(path: str, flags: int) -> int:
+    """Opener of a file that is appended to, which must be no link: a folder that one was given may lead elsewhere."""
+    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+
+
 def write_json(path: Path, value: Any) -> None:
     """Write JSON atomically, with NaN as null."""
     with whole(path) as file:
@@ -96,7 +101,7 @@ class Records:
         Raises:
           UnwritableError: as on a full disk.
         """
-        with writing(self.path), open(self.path, "a") as file:
+        with writing(self.path), open(self.path, "a", opener=no_link) as file:
             file.writelines(json.dumps(jsonable(record)) + "\n" for record in records)
             file.flush()
             os.fsync(file.fileno())

@@ -87,7 +87,7 @@ class Journal:
         lines = b"".join(_line(record) for record in records)
         with writing(self.path):
             self.folder.mkdir(parents=True, exist_ok=True)
-            with open(self.path, "ab+") as file:
+            with open(self.path, "ab+", opener=files.no_link) as file:
                 if file.tell():  # a line that a kill cut short must not swallow the next one
                     file.seek(-1, os.SEEK_END)
                     if file.read(1) != b"\n":
@@ -155,6 +155,7 @@ def _checked(record: Record) -> Record:
     for text in texts:
         if not isinstance(text, str):
             raise TypeError(f"{text!r} is no text")
+        text.encode()  # half of a surrogate pair is no character
     for value in record.settings.values():
         if not isinstance(value, bool | int | float | str):
             raise TypeError(f"{value!r} is no setting")

@@ -125,10 +125,10 @@ def sweep(folder: Path) -> None:
 def undone(folder: Path) -> int:
     """Rows that the journal gives back, each among those that there are."""
     number = 0
-    for numbers, content in undo.records(folder / "undo-1"):
-        assert len(content) % max(1, len(numbers)) == 0
+    for numbers, content in undo.records(folder / "undo-1", 8):
+        assert len(content) == 8 * len(numbers)
         number += len(numbers)
-    undo.Journal(folder / "undo-1", ROWS).close()
+    undo.Journal(folder / "undo-1", ROWS, 8).close()
     return number
 
 

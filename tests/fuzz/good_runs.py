@@ -68,7 +68,7 @@ def _others(folder: Path) -> None:
     claim = Claims(alone, "w0").take("work")
     assert claim is not None
     claim.end()
-    undo = Undo(alone / "undo-1", ROWS)
+    undo = Undo(alone / "undo-1", ROWS, 8)
     for first in (0, 2):
         undo.keep(np.array([first, first + 1]), lambda numbers: [np.ones((len(numbers), 2), np.float32)])
     undo.close()

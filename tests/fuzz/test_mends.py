@@ -70,15 +70,26 @@ def test_an_array_that_is_larger_than_its_file_takes_no_memory(tmp_path: Path) -
         read_npy(path)
 
 
+def test_an_undo_record_of_another_number_of_rows_is_none(tmp_path: Path) -> None:
+    path = tmp_path / "undo-0"
+    journal = undo.Journal(path, 4, 24)
+    journal.keep(np.array([1, 3]), lambda numbers: [np.ones((2, 3))])
+    journal.close()
+    content = bytearray(path.read_bytes())
+    content[0] ^= 1  # three rows for two, which the checksum of the body does not cover
+    path.write_bytes(content)
+    assert list(undo.records(path, 24)) == []
+
+
 @pytest.mark.parametrize("head", [(2**32 - 1, 2**62, 0), (2**31, 8, 0)])
 def test_a_torn_undo_record_takes_no_memory(tmp_path: Path, head: tuple[int, int, int]) -> None:
     path = tmp_path / "undo-0"
-    with_one = undo.Journal(path, 4)
+    with_one = undo.Journal(path, 4, 24)
     with_one.keep(np.array([1, 3]), lambda numbers: [np.ones((2, 3))])
     with_one.close()
     with path.open("ab") as file:
         file.write(undo._HEAD.pack(*head) + bytes(40))
-    assert [numbers.tolist() for numbers, _ in undo.records(path)] == [[1, 3]]
+    assert [numbers.tolist() for numbers, _ in undo.records(path, 24)] == [[1, 3]]
 
 
 @pytest.mark.parametrize("encode", [run_length.encode, top_k.encode, lambda x: qsgd.encode(np.float32(2), x)])

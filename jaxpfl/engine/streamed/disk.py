@@ -60,6 +60,7 @@ class Disk:
         self._said = said
         self._rows = int(np.prod(leaves[0].shape[:2])) if leaves else 0
         self._clients = leaves[0].shape[1] if leaves else 0
+        self._size = sum(int(np.prod(leaf.shape[2:])) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
         self._journal: Journal | None = None
 
     def _make(self, leaves: list[Any]) -> None:
@@ -84,7 +85,7 @@ class Disk:
         self._flush()
         files.write_json(self._folder / _STORE, self._said)
         self.is_new = False
-        self._journal = Journal(self._undo(0), self._rows)
+        self._journal = Journal(self._undo(0), self._rows, self._size)
 
     def put(self, run: int, of: np.ndarray, values: PyTree) -> None:
         """Write rows of a run."""
@@ -103,7 +104,7 @@ class Disk:
         """After it: from now on a kill leads back to this round."""
         if self._journal is not None:
             self._journal.close()
-        self._journal = Journal(self._undo(round), self._rows)
+        self._journal = Journal(self._undo(round), self._rows, self._size)
         self._remove(_PENDING)
         for old in self._rounds()[_KEPT:]:
             self._undo(old).unlink()
@@ -127,13 +128,13 @@ class Disk:
                 "checkpoints to start anew"
             )
         for later in [known for known in self._rounds() if known >= round]:
-            for numbers, content in records(self._undo(later)):
+            for numbers, content in records(self._undo(later), self._size):
                 self._write_back(numbers, content)
         self._flush()
         for later in [known for known in self._rounds() if known >= round]:
             self._undo(later).unlink()
         self._remove(_PENDING)
-        self._journal = Journal(self._undo(round), self._rows)
+        self._journal = Journal(self._undo(round), self._rows, self._size)
 
     def _write_back(self, numbers: np.ndarray, content: bytes) -> None:
         place = 0

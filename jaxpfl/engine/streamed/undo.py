@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxpfl.errors import writing
+from jaxpfl.files import no_link
 
 _HEAD = struct.Struct("<IQI")  # rows, bytes of the body, its checksum
 
@@ -26,20 +27,20 @@ class Journal:
       path: its file.
     """
 
-    def __init__(self, path: Path, rows: int):
-        """Open a journal for rows 0 ... rows - 1, and continue it if there is one.
+    def __init__(self, path: Path, rows: int, size: int):
+        """Open a journal for rows 0 ... rows - 1 of ``size`` bytes each, and continue it if there is one.
 
         Raises:
           UnwritableError: as on a full disk.
         """
         self.path = path
         self._kept = np.zeros(rows, bool)
-        for numbers, _ in records(path):
+        for numbers, _ in records(path, size):
             self._kept[numbers] = True
-        whole = sum(_HEAD.size + length for length in _lengths(path))
+        whole = sum(_HEAD.size + length for length in _lengths(path, size))
         with writing(path):
             # Without a buffer, whose content would be written at some later time after an error.
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115, it stays open
+            self._file = open(path, "ab", buffering=0, opener=no_link)  # noqa: SIM115, it stays open
             self._file.truncate(whole)  # without what was torn
 
     def keep(self, numbers: np.ndarray, content: Callable[[np.ndarray], list[np.ndarray]]) -> None:
@@ -71,8 +72,8 @@ class Journal:
         self._file.close()
 
 
-def records(path: Path) -> Iterator[tuple[np.ndarray, bytes]]:
-    """The intact records: numbers of rows [k], and the bytes of their content."""
+def records(path: Path, size: int) -> Iterator[tuple[np.ndarray, bytes]]:
+    """The intact records: numbers of rows [k], and their content, ``size`` bytes a row."""
     if not path.exists():
         return
     with open(path, "rb") as file:
@@ -80,11 +81,11 @@ def records(path: Path) -> Iterator[tuple[np.ndarray, bytes]]:
         while len(head := file.read(_HEAD.size)) == _HEAD.size:
             rows, length, check = _HEAD.unpack(head)
             left -= _HEAD.size + length
-            if left < 0 or 8 * rows > length or zlib.crc32(body := file.read(length)) != check:
+            if left < 0 or length != (8 + size) * rows or zlib.crc32(body := file.read(length)) != check:
                 return
             yield np.frombuffer(body[: 8 * rows], "<i8"), body[8 * rows :]
 
 
-def _lengths(path: Path) -> Iterator[int]:
-    for numbers, content in records(path):
+def _lengths(path: Path, size: int) -> Iterator[int]:
+    for numbers, content in records(path, size):
         yield numbers.nbytes + len(content)

@@ -1,0 +1,217 @@
+"""No data executes code, and no name in data leads out of its folder."""
+
+from __future__ import annotations
+
+import ast
+import json
+import os
+import pickle
+import subprocess
+import sys
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from jaxpfl import JaxpflError, checksums, files, load_models, records
+from jaxpfl.data import read_pickle
+from jaxpfl.data.sources.npy import read_npy
+from jaxpfl.data.sources.npz import load_npz, read_npz
+from jaxpfl.engine.model_files import FORMAT, MANIFEST, write_npz
+from jaxpfl.experiment import config_file, stored_run, warm_start
+from jaxpfl.experiment.checkpoint import Checkpoints
+from jaxpfl.reports import report
+from jaxpfl.reports.check import check
+from jaxpfl.sweep.claims import Claims
+
+ROOT = Path(__file__).parents[2] / "jaxpfl"
+
+
+class Payload:
+    """Makes a file where it is unpickled."""
+
+    def __init__(self, mark: Path):
+        self.mark = mark
+
+    def __reduce__(self) -> Any:
+        return os.mkdir, (str(self.mark),)
+
+
+def objects(mark: Path) -> np.ndarray:
+    made = np.empty(2, object)
+    made[:] = [Payload(mark), Payload(mark)]
+    return made
+
+
+def _archive(path: Path, mark: Path) -> None:
+    np.savez(path, x_train=objects(mark), y_train=np.zeros(2, int), a=objects(mark))
+
+
+def _array(path: Path, mark: Path) -> None:
+    np.save(path, objects(mark))
+
+
+def _pickle(path: Path, mark: Path) -> None:
+    path.write_bytes(pickle.dumps({"data": Payload(mark)}))
+
+
+def _yaml(path: Path, mark: Path) -> None:
+    path.write_text(f'rounds: !!python/object/apply:os.mkdir ["{mark}"]\n')
+
+
+CASES: dict[str, tuple[str, Callable[[Path, Path], None], Callable[[Path], Any]]] = {
+    "npz data": ("a.npz", _archive, lambda path: load_npz("npz:a", path)),
+    "npz in files": ("a.npz", _archive, lambda path: load_npz("npz:a", path, in_files=True)),
+    "npz of a run or of models": ("a.npz", _archive, read_npz),
+    "npz of a warm start": ("a.npz", _archive, lambda path: warm_start.read(str(path))),
+    "npy of a federation": ("a.npy", _array, read_npy),
+    "mapped npy": ("a.npy", _array, lambda path: read_npy(path, mode="r")),
+    "pickle": ("a", _pickle, read_pickle),
+    "yaml": ("a.yaml", _yaml, config_file.read),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_what_would_run_is_refused(tmp_path: Path, name: str) -> None:
+    file, write, read = CASES[name]
+    mark = tmp_path / "ran"
+    write(tmp_path / file, mark)
+    with pytest.raises(JaxpflError) as error:
+        read(tmp_path / file)
+    assert len(str(error.value).splitlines()) == 1
+    assert not mark.exists()
+
+
+RUNS = {"eval", "exec", "compile", "__import__", "system", "popen", "unsafe_load", "full_load", "loadmat"}
+TRUSTED = {
+    "engine/compiled.py": {"pickle.loads"},  # the user's own cache of programs, which are code anyhow
+    "processes.py": {"pickle.loads"},  # between the processes of one run
+}
+"""Calls that could run data as code, by file, each for its reason; anything new must be named here."""
+
+
+def called(node: ast.Call) -> str:
+    return ast.unparse(node.func)
+
+
+def test_nothing_else_unpickles_or_evaluates() -> None:
+    found: dict[str, set[str]] = {}
+    for path in sorted(ROOT.rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Call):
+                continue
+            name, last = called(node), called(node).rpartition(".")[2]
+            options = {one.arg: ast.unparse(one.value) for one in node.keywords}
+            bad = name in RUNS or (last in RUNS and name.startswith(("os.", "yaml.", "scipy.", "io.", "builtins.")))
+            bad |= last in ("load", "loads", "Unpickler") and name.startswith(
+                ("pickle.", "cloudpickle.", "marshal.", "joblib.")
+            )
+            bad |= name == "np.load" and options.get("allow_pickle", "False") != "False"
+            bad |= last in ("read_array", "write_array") and options.get("allow_pickle", "True") != "False"
+            if bad:
+                found.setdefault(path.relative_to(ROOT).as_posix(), set()).add(name)
+    assert found == TRUSTED
+
+
+def test_yaml_is_read_by_the_safe_loader_alone() -> None:
+    using = [path.relative_to(ROOT).as_posix() for path in ROOT.rglob("*.py") if "import yaml" in path.read_text()]
+    assert using == ["experiment/config_file.py"]
+    assert "class Loader(yaml.SafeLoader)" in (ROOT / using[0]).read_text()
+
+
+@pytest.mark.parametrize("name", ["../secret", "a/../../secret", "/etc/hostname", "", "..", "link", "\0"])
+def test_names_that_lead_out_of_a_folder(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    (tmp_path / "secret").write_text("secret")
+    (folder / "link").symlink_to(tmp_path / "secret")
+    with pytest.raises(JaxpflError, match="names a file that is not in it"):
+        files.inside(folder, name)
+    assert files.inside(folder, "plots/a.png") == folder / "plots" / "a.png"
+
+
+@pytest.mark.parametrize("name", ["../outside.npz", "link.npz"])
+def test_exported_models_of_another_folder_are_not_read(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "models"
+    write_npz(folder / "own.npz", {"w": np.ones(2)})
+    write_npz(tmp_path / "outside.npz", {"w": np.zeros(2)})
+    (folder / "link.npz").symlink_to(tmp_path / "outside.npz")
+    entry = {"groups": [], "global": {"file": name, "parameters": {}}}
+    manifest = {"format": FORMAT, "methods": {"fedavg": entry}, "config": {}, "data": 0}
+    (folder / MANIFEST).write_text(json.dumps(manifest))
+    checksums.write(folder)
+    (folder / checksums.NAME).write_bytes(
+        (folder / checksums.NAME).read_bytes() + checksums._line(folder, name) + b"\n"
+    )
+    with pytest.raises(JaxpflError, match="names a file that is not in it"):
+        _ = load_models(folder).global_model
+
+
+@pytest.mark.parametrize("name", ["../secret.png", "/etc/hostname", "link.png"])
+def test_a_report_shows_no_file_of_another_folder(tmp_path: Path, name: str) -> None:
+    folder = tmp_path / "study"
+    folder.mkdir()
+    (tmp_path / "secret.png").write_bytes(b"secret")
+    (folder / "link.png").symlink_to(tmp_path / "secret.png")
+    (folder / "summary.json").write_text(json.dumps({"study": "gaussian", "plots": [name], "files": [name]}))
+    with pytest.raises(JaxpflError, match="names a file that is not in it"):
+        report.write([folder], tmp_path / "page.html")
+    assert not (tmp_path / "page.html").exists()
+    assert "not in it" in check(folder).troubles[0]
+
+
+@pytest.mark.parametrize("method", ["../local", "a/b", "/local", ".."])
+def test_names_of_methods_are_no_paths(tmp_path: Path, method: str) -> None:
+    record = {"config": {}, "methods": [method], "data": 0, "hyper": {}}
+    (tmp_path / "config.json").write_text(json.dumps(record))
+    with pytest.raises(JaxpflError, match=r"config\.json is damaged: its methods are"):
+        stored_run.open_run(tmp_path)
+    with pytest.raises(JaxpflError):
+        Claims(tmp_path, "w0").take(f"{method}/x")
+
+
+def test_members_of_an_archive_are_written_nowhere(tmp_path: Path) -> None:
+    inner = tmp_path / "a" / "b"
+    inner.mkdir(parents=True)
+    with zipfile.ZipFile(inner / "a.npz", "w") as archive, archive.open("../../out.npy", "w") as member:
+        np.lib.format.write_array(member, np.ones(2), allow_pickle=False)
+    before = sorted(tmp_path.rglob("*"))
+    for in_files in (False, True):
+        assert list(read_npz(inner / "a.npz", in_files=in_files)) == ["../../out"]
+    assert sorted(tmp_path.rglob("*")) == before
+
+
+def test_journals_and_records_are_not_written_through_links(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.write_text("mine\n")
+    (tmp_path / "journal").mkdir()
+    for name in ("journal/main.jsonl", "metrics.jsonl"):
+        (tmp_path / name).symlink_to(outside)
+    with pytest.raises(JaxpflError, match="cannot write to"):
+        records.Journal(tmp_path).append([records.Record("local", {}, 0)])
+    with pytest.raises(JaxpflError, match="cannot write to"):
+        files.Records(tmp_path / "metrics.jsonl").append([{"kind": "round", "method": "local", "round": 1}])
+    assert outside.read_text() == "mine\n"
+
+
+def test_old_checkpoints_that_are_links_are_not_followed(tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (outside / "file").write_text("mine")
+    (tmp_path / "checkpoints").mkdir()
+    (tmp_path / "checkpoints" / "3").symlink_to(outside)
+    Checkpoints(tmp_path / "checkpoints").keep_only(5)
+    assert (outside / "file").read_text() == "mine"
+
+
+@pytest.mark.slow
+def test_reading_good_folders_unpickles_and_starts_nothing() -> None:
+    """By Python's audit events: a run, its checkpoint (orbax's metadata), models, a sweep and their pages."""
+    script = Path(__file__).with_name("watched.py")
+    done = subprocess.run([sys.executable, str(script)], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    (seen,) = json.loads(done.stdout.splitlines()[-1])
+    assert seen.startswith("pickle.find_class ('pathlib', 'Path')")
