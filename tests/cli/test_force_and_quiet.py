@@ -52,13 +52,12 @@ def test_a_file_of_anyone_elses_keeps_everything(folder: Path):
 
 
 def test_the_mark_goes_last(folder: Path, monkeypatch: pytest.MonkeyPatch):
-    def killed(path: Path) -> None:
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(shutil, "rmtree", killed)
-    with pytest.raises(KeyboardInterrupt):
-        replace.clear(folder, "config.json", replace.RUN_PARTS)
-    assert "config.json" in names(folder)
+    removed: list[str] = []
+    monkeypatch.setattr(shutil, "rmtree", lambda path: removed.append(path.name))
+    monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: removed.append(path.name))
+    replace.clear(folder, "config.json", replace.RUN_PARTS)
+    assert set(removed[:-1]) == {"methods", "metrics.jsonl", "summary.json"}
+    assert removed[-1] == "config.json"
 
 
 def test_a_sweep_that_another_machine_is_at_stays(tmp_path: Path):
