@@ -30,10 +30,11 @@ def difference(what: str, found: set[str], expected: set[str]) -> list[str]:
 
 
 def main(folder: Path) -> None:
-    if not (ROOT / ".git").exists():  # an archive of the repository
-        print("no repository here: what the distributions hold is not compared")
+    listed = subprocess.run(["git", "ls-files"], cwd=ROOT, text=True, stdout=subprocess.PIPE)
+    if listed.returncode:  # an archive of the repository, not a checkout
+        print("git lists no files here: what the distributions hold is not compared")
         return
-    tracked = set(subprocess.check_output(["git", "ls-files"], cwd=ROOT, text=True).splitlines())
+    tracked = set(listed.stdout.splitlines())
     (wheel,), (source,) = folder.glob("*.whl"), folder.glob("*.tar.gz")
     with zipfile.ZipFile(wheel) as archive:
         in_wheel = {name for name in archive.namelist() if ".dist-info/" not in name}
