@@ -36,7 +36,8 @@ def test_notebook_runs(path: Path):
     notebook = nbformat.read(path, as_version=4)
     place = parameters(notebook.cells)
     notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(notebook.cells[place].metadata["quick"]))
-    nbclient.NotebookClient(notebook, timeout=300, kernel_name="python3").execute()
+    # No limit on a cell: a busy machine takes as long as it takes.
+    nbclient.NotebookClient(notebook, timeout=None, startup_timeout=600, kernel_name="python3").execute()
     assert any(cell.get("outputs") for cell in notebook.cells)
 
 
