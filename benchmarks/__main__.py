@@ -29,6 +29,7 @@ NAMES = (
     "processes",
     "ragged",
     "estimators",
+    "estimators_compared",
     "histograms",
     "defaults",
     "adaped_plus",

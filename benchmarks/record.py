@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TextIO
 
 from .harness import JobError
 
-PACKAGES = ("jaxpfl", "jax", "jaxlib", "flax", "optax", "numpy", "torch", "fedjax")
+PACKAGES = ("jaxpfl", "jax", "jaxlib", "flax", "optax", "numpy", "scipy", "statsmodels", "torch", "fedjax")
 STANDARD_OUTPUT = Path("-")
 _RECORD: ContextVar[TextIO] = ContextVar("record", default=sys.stdout)
 _BENCH = "jaxpfl bench "

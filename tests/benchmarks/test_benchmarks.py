@@ -31,6 +31,7 @@ NAMES = (
     "processes",
     "ragged",
     "estimators",
+    "estimators_compared",
     "histograms",
     "defaults",
     "adaped_plus",
@@ -292,6 +293,25 @@ def test_estimators(tmp_path: Path):
         errors = row["facts"]["errors"]
         assert errors["personalized"] < errors["local"]
         assert row["facts"]["peak_bytes"] > 0
+
+
+@pytest.mark.slow
+def test_estimators_compared(tmp_path: Path):
+    found = record(tmp_path, "estimators_compared", "--work", "mixed model", "point-normal")
+    rows = found["results"]
+    for row in rows.values():
+        assert row["rmse"] < row["local_rmse"]
+        assert row["median"] > 0
+        assert row["peak_bytes"] > 0
+    own = rows["mixed model, jaxpfl, 200"]
+    for name in ("plain loop", "statsmodels MixedLM"):
+        label = f"mixed model, {name}, 200"
+        assert (label in rows) != (label in found["skipped"])
+        if label in rows:
+            assert rows[label]["rmse"] == pytest.approx(own["rmse"], rel=0.01)
+            assert rows[label]["coverage"] == pytest.approx(own["coverage"], abs=0.02)
+    scipys = [rows[f"point-normal, {name}, 200"]["rmse"] for name in ("SciPy L-BFGS-B", "SciPy on a plain loop")]
+    assert scipys == pytest.approx([rows["point-normal, jaxpfl, 200"]["rmse"]] * 2, rel=1e-3)
 
 
 @pytest.mark.slow

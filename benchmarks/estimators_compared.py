@@ -1,0 +1,239 @@
+"""Personalised estimators beside other libraries and loops on the same clients: time, memory, error, coverage.
+
+    python -m benchmarks estimators_compared
+
+Three kinds of work. mixed model: five samples of each client about its own normal mean, the population learned; beside
+statsmodels' MixedLM and a plain loop. point-normal: a spike and a normal by marginal likelihood; beside SciPy's
+L-BFGS-B on a vectorised likelihood and on a loop. private: means of which each client sends one message at eps = 1;
+one bit by `estimators.gaussian_private`, beside Gaussian-mechanism means (delta 1e-5). All but jaxpfl's contenders end
+at a count beyond which they are not bearable. ``--repetitions`` are timings after the first.
+"""
+
+from __future__ import annotations
+
+import statistics
+import time
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+
+if not __package__:
+    import _script
+
+    __package__ = _script.package
+
+from .harness import Job, JobError, once
+from .record import command, parser, positive, table, write
+
+COUNTS, QUICK = (1_000, 10_000, 100_000, 1_000_000), (200,)
+CONTENDERS = {
+    "mixed model": {"jaxpfl": None, "plain loop": 100_000, "statsmodels MixedLM": 1_000},
+    "point-normal": {"jaxpfl": None, "SciPy L-BFGS-B": None, "SciPy on a plain loop": 1_000},
+    "private": {"one bit, jaxpfl": None, "Gaussian mechanism, jaxpfl": None, "noisy means": None},
+}
+"""Contenders of each work, and the most clients that they are given."""
+SAMPLES, GIB = 5, 2**30
+
+
+@command
+def main(argv: list[str] | None = None) -> None:
+    options = parser("estimators_compared", __doc__, repetitions=3)
+    options.add_argument("--counts", type=positive, nargs="+", metavar="M")
+    options.add_argument("--work", choices=tuple(CONTENDERS), nargs="+", default=list(CONTENDERS))
+    args = options.parse_args(argv)
+    counts = args.counts or (QUICK if args.quick else COUNTS)
+    repetitions = 1 if args.quick else args.repetitions
+    results: dict[str, dict[str, Any]] = {}
+    skipped: dict[str, str] = {}
+    for kind in args.work:
+        for name, most in CONTENDERS[kind].items():
+            for m in counts:
+                if most is not None and m > most:
+                    continue
+                settings = {"work": kind, "contender": name, "clients": m, "repetitions": repetitions}
+                label = f"{kind}, {name}, {m:,}"
+                try:
+                    results[label] = settings | once(Job("estimators_compared", settings))
+                except JobError as error:
+                    if "No module named" not in str(error):
+                        raise
+                    skipped[label] = str(error)
+    for kind in args.work:
+        rows = [
+            (
+                row["contender"], f"{row['clients']:,}", row["median"], row["first"], row["peak_bytes"] / GIB,
+                row["rmse"], row["local_rmse"], row["coverage"],
+            )
+            for row in results.values() if row["work"] == kind
+        ]  # fmt: skip
+        columns = ("", "clients", "s", "first s", "peak GiB", "RMSE", "local's", "coverage")
+        table(f"{kind}: the same clients for all", columns, rows)
+    for label, why in skipped.items():
+        print(f"left out: {label}: {why}")
+    write(
+        args.json, "estimators_compared", {"counts": list(counts), "repetitions": repetitions}, results, skipped=skipped
+    )
+
+
+def work(settings: dict[str, Any]) -> dict[str, Any]:
+    """Times, peak memory, error and coverage of 95 % intervals of one contender."""
+    import resource
+
+    m, name = settings["clients"], settings["contender"]
+    make = {"mixed model": _mixed, "point-normal": _point_normal, "private": _private}[settings["work"]]
+    run, theta, local = make(m, name)
+
+    def timed() -> tuple[float, np.ndarray, Callable[[], np.ndarray] | None]:
+        began = time.perf_counter()
+        made = run()
+        return time.perf_counter() - began, *made
+
+    first, estimates, covered = timed()
+    seconds = [timed()[0] for _ in range(settings["repetitions"])]
+
+    def rmse(of: np.ndarray) -> float:
+        return float(((of - theta) ** 2).mean() ** 0.5)
+
+    return {
+        "first": first,
+        "seconds": seconds,
+        "median": statistics.median(seconds),
+        "rmse": rmse(estimates),
+        "local_rmse": rmse(local),
+        "coverage": None if covered is None else float(covered().mean()),
+        "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+    }
+
+
+Run = Callable[[], tuple[np.ndarray, Callable[[], np.ndarray] | None]]
+"""Estimates [m], and what says which clients' intervals cover, not timed."""
+
+
+def _mixed(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:
+    rng = np.random.default_rng(0)
+    theta = 3 + rng.normal(size=m)
+    x = theta[:, None] + 1.5 * rng.normal(size=(m, SAMPLES))
+
+    def jaxpfl() -> Any:
+        import jax
+        import jax.numpy as jnp
+
+        from jaxpfl.estimators import learned_gaussian
+
+        with jax.enable_x64(True):
+            own = jnp.asarray(x)
+            s2, free = own.var(axis=1, ddof=1).mean() / SAMPLES, m * (SAMPLES - 1)
+            mean, scale = learned_gaussian.posterior(own.mean(axis=1)[:, None], s2, free)
+            made, spread = np.asarray(mean)[:, 0], np.asarray(scale)[:, 0]
+        reach = learned_gaussian.student(0.95, learned_gaussian.degrees_left(m, 1, free))
+        return made, lambda: np.abs(made - theta) <= reach * spread
+
+    def loop() -> Any:
+        means, within = [], 0.0
+        for row in x:
+            mean = sum(row) / SAMPLES
+            means.append(mean)
+            within += sum((value - mean) ** 2 for value in row) / (SAMPLES - 1)
+        s2, mu = within / m / SAMPLES, sum(means) / m
+        st2 = max(0.0, sum((mean - mu) ** 2 for mean in means) / (m - 1) - s2)
+        weight = st2 / (st2 + s2)
+        made = np.array([mu + weight * (mean - mu) for mean in means])
+        return made, lambda: np.abs(made - theta) <= 1.959964 * (weight * s2) ** 0.5
+
+    def mixed() -> Any:
+        from statsmodels.regression.mixed_linear_model import MixedLM
+
+        groups = np.repeat(np.arange(m), SAMPLES)
+        found = MixedLM(x.ravel(), np.ones((x.size, 1)), groups).fit(reml=True)
+        made = found.fe_params[0] + np.array([np.ravel(found.random_effects[i])[0] for i in range(m)])
+        spread = np.array([np.ravel(found.random_effects_cov[i])[0] for i in range(m)]) ** 0.5
+        return made, lambda: np.abs(made - theta) <= 1.959964 * spread
+
+    runs = {"jaxpfl": jaxpfl, "plain loop": loop, "statsmodels MixedLM": mixed}
+    return runs[name], theta, x.mean(axis=1)
+
+
+def _point_normal(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:
+    from scipy import optimize, special
+
+    rng = np.random.default_rng(0)
+    theta = np.where(rng.random(m) < 0.8, 0.0, 2 * rng.normal(size=m))
+    s = rng.uniform(0.5, 1.5, m)
+    x = theta + s * rng.normal(size=m)
+
+    def parts(null: float, t: float) -> tuple[np.ndarray, np.ndarray]:
+        wide = s**2 + t**2
+        return null * np.exp(-(x**2) / (2 * s**2)) / s, (1 - null) * np.exp(-(x**2) / (2 * wide)) / np.sqrt(wide)
+
+    def posterior(null: float, t: float) -> Any:
+        spike, slab = parts(null, t)
+        p, kept = slab / (spike + slab), t**2 / (t**2 + s**2)
+
+        def covered() -> np.ndarray:
+            smooth = p * special.ndtr((theta - kept * x) / (s * kept**0.5))
+            return (smooth + (1 - p) * (theta >= 0) >= 0.025) & (smooth + (1 - p) * (theta > 0) <= 0.975)
+
+        return p * kept * x, covered
+
+    def jaxpfl() -> Any:
+        import jax
+
+        from jaxpfl.estimators import ebnm
+
+        with jax.enable_x64(True):
+            prior: Any = ebnm(x, s, prior="point-normal").prior
+            return posterior(float(prior.weights[0]), float(prior.sds[1]))
+
+    def scipy(minus: Callable[[np.ndarray], float]) -> Any:
+        best = optimize.minimize(minus, [0.0, 0.0], method="L-BFGS-B")
+        return posterior(float(special.expit(best.x[0])), float(np.exp(best.x[1])))
+
+    def vectorised(at: np.ndarray) -> float:
+        return -np.log(sum(parts(special.expit(at[0]), np.exp(at[1])))).mean()
+
+    def looped(at: np.ndarray) -> float:
+        import math
+
+        null, t2, total = float(special.expit(at[0])), math.exp(2 * at[1]), 0.0
+        for own, error in zip(x.tolist(), s.tolist(), strict=True):
+            wide = error**2 + t2
+            spike = null * math.exp(-(own**2) / (2 * error**2)) / error
+            total -= math.log(spike + (1 - null) * math.exp(-(own**2) / (2 * wide)) / wide**0.5)
+        return total / m
+
+    runs = {
+        "jaxpfl": jaxpfl,
+        "SciPy L-BFGS-B": lambda: scipy(vectorised),
+        "SciPy on a plain loop": lambda: scipy(looped),
+    }
+    return runs[name], theta, x
+
+
+def _private(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:
+    import jax
+
+    from jaxpfl.estimators import base, gaussian_private
+    from jaxpfl.studies import gaussian as study
+
+    given = study.GaussianSettings(clients=m, epsilon=1.0)
+    noise = study.private_release(given, study.strength(given, 1.0))
+    estimators = {
+        "one bit, jaxpfl": gaussian_private.split(given.bound, 1.0, given.sigma_x**2),
+        "Gaussian mechanism, jaxpfl": study.personalized(given, noise),
+    }
+    of_data, of_run = jax.random.split(jax.random.key(0))
+    theta, clients = study.draw(of_data, given)
+    own = np.asarray(clients.x.mean(axis=1))[:, 0]
+
+    @jax.jit
+    def program(key: Any, clients: Any) -> Any:
+        if name == "noisy means":
+            return jax.vmap(noise.send)(jax.random.split(key, m), clients.x.mean(axis=1))
+        return base.estimate(estimators[name], key, clients).estimates
+
+    return lambda: (np.asarray(program(of_run, clients))[:, 0], None), np.asarray(theta)[:, 0], own
+
+
+if __name__ == "__main__":
+    main()
