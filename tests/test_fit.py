@@ -24,6 +24,7 @@ def fit(federation, method="adaped", **changes):
     return jaxpfl.fit(method, federation, **settings | changes)
 
 
+@pytest.mark.slow
 def test_a_sweep_gives_each_run_its_value(federation):
     starts = [1.0, 2.0]
     together = fit(federation, seeds=[0, 0], hyper={"psi_init": starts})
@@ -112,6 +113,7 @@ def test_integer_inputs_keep_their_type():
     assert np.isfinite(fit(tokens, model=Bag()).scores["after"]["loss"]).all()
 
 
+@pytest.mark.slow
 def test_tokens_beyond_the_vocabulary_are_refused():
     """Else they would be embedded as NaN, and their clients show as diverged."""
     tokens = np.array([[0, 1], [2, 7]])

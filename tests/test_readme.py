@@ -9,7 +9,7 @@ ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", ROOT / "benchmarks" / "README.md", *ROOT.glob("docs/*.md")]
 LINKED = [*PAGES, ROOT / "CHANGELOG.md"]  # docs/reference has its links in the site alone
 BLOCKS = [
-    pytest.param(code, id=f"{page.stem}-{i}")
+    pytest.param(code, id=f"{page.stem}-{i}", marks=() if page == ROOT / "README.md" else pytest.mark.slow)
     for page in PAGES
     for i, code in enumerate(re.findall(r"```python\n(.*?)```", page.read_text(), re.S))
 ]

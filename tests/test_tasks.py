@@ -169,6 +169,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [name for name in METHODS if (name, "squared") not in REFUSED])
 def test_each_method_trains_a_regression(method):
     """One round of each registered method, traced: none is left out, and shapes fit."""

@@ -31,6 +31,7 @@ def three_steps(optimizer, rate: float = 0.1):
     return run(jnp.asarray(rate))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("x64", [False, True], ids=["float32", "float64"])
 @pytest.mark.parametrize("name", sorted(OPTIMIZERS))
 def test_every_optimizer_steps_downhill_and_keeps_the_type(name, x64):

@@ -73,6 +73,7 @@ def check_contenders(results: dict[str, Any]) -> None:
         assert all(math.isfinite(value) and value > 0 for value in (*row["seconds"], row["median"], row["first"]))
 
 
+@pytest.mark.slow
 def test_without_a_name_all_are_listed_within_the_terminals_width():
     lines = python("-m", "benchmarks").stdout.splitlines()
     entries = lines[: lines.index("")]
@@ -128,6 +129,7 @@ def test_each_file_runs_as_a_script_from_anywhere(name: str, tmp_path: Path):
     assert all(option in done.stdout for option in ("--json", "--repetitions", "--data-dir", "--quick"))
 
 
+@pytest.mark.slow
 def test_a_contender_that_fails_is_one_line(tmp_path: Path):
     done = python(str(FOLDER / "adaped_flops.py"), "--data-dir", str(tmp_path), status=1)
     assert len(done.stderr.splitlines()) == 1
@@ -324,6 +326,7 @@ def test_histograms(tmp_path: Path):
         assert row["facts"]["sparse_bytes"] > 0
 
 
+@pytest.mark.slow
 def test_the_stand_in_has_the_shapes_of_school():
     code = (
         "from benchmarks.silos import federation_of, stand_in; drawn = stand_in(); made = federation_of(drawn, 0); "

@@ -97,6 +97,7 @@ def test_numbers_and_config_are_those_of_a_run_without(report: dict, profiled: P
     assert json.loads((plain / "profile" / "phases.json").read_text())["traces"] == {}
 
 
+@pytest.mark.slow
 def test_too_few_rounds_for_a_trace_are_said(tmp_path: Path, capsys):
     args = ("run", "local", *SMALL, "--rounds", "1", "--profile", "--output", tmp_path / "run")
     result = jaxpfl(capsys, *args)

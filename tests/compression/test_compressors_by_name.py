@@ -12,6 +12,7 @@ KEY = jax.random.key(0)
 X = jnp.asarray(np.random.default_rng(0).normal(size=40), jnp.float32)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("text", "want"),
     [
@@ -73,6 +74,7 @@ def test_refusals(text: str, message: str):
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("text", ["qsgd:levels=1", "qsgd:levels=9", "uniform:bits=1", "uniform:bits=3"])
 def test_unbiased_ones_are_contractions_under_feedback(text: str):
     """``E |Q(x) / (1 + omega) - x|^2 <= omega / (1 + omega) |x|^2``, over 4000 draws, also of a vector of one large

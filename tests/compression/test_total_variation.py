@@ -90,6 +90,7 @@ def test_zero_exactly_where_no_cumulative_sum_exceeds_gamma():
     assert (np.abs(np.asarray(many(g, largest * 0.999).value)).max(axis=1) > 0).all()
 
 
+@pytest.mark.slow
 def test_the_texts_example_stalls_and_both_cures():
     """x* = (1, -1, 1, -1), gamma = 0.6, eta = 1 rests at (0.4, 0, 0, 0). A decaying gamma is never farther off than
     neighbouring cumulative sums of size gamma allow, 2 gamma; error feedback arrives although gamma stays."""

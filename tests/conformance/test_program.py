@@ -67,6 +67,7 @@ def test_state_is_donated(method, federation, runs):
     assert not kept
 
 
+@pytest.mark.slow
 @pytest.mark.every_method
 def test_bytes_are_those_of_what_is_exchanged(method, federation):
     simulation = simulate(method, federation)
@@ -107,6 +108,7 @@ def test_bytes_are_those_of_what_is_exchanged(method, federation):
     assert (up, down) == want.get(method.name, (parameters, parameters))
 
 
+@pytest.mark.slow
 def test_a_diverging_rate_is_counted_and_survived(method, federation):
     # At 1e38 uploads may be finite and their sum not. A run for each rate, in one program.
     too_high = np.array([1e30, 1e36, 1e38])

@@ -36,6 +36,7 @@ def test_one_large_client_costs_its_own_examples(ragged, name, batch_size):
     assert np.isfinite(fit.personalized_accuracy).all()
 
 
+@pytest.mark.slow
 def test_the_large_client_is_scored_as_alone(ragged):
     """Its chunks and those of a block of small clients are one list."""
     fit = jaxpfl.fit("fedavg", ragged, model="linear", rounds=1, local_steps=1, batch_size=2)

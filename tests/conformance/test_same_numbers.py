@@ -6,6 +6,7 @@ import jax
 import numpy as np
 import pytest
 from problem import ORDER, as_fit_builds, assert_close, outcome, padded, reference, reordered, simulate, spoiled
+from toys import CASES, CORE
 
 from jaxpfl import METHODS, ExecutionPlan, data, stack_clients
 from jaxpfl.data.size_classes import size_classes
@@ -51,13 +52,17 @@ WITHOUT_BUCKET = {
 """Methods that cannot be in a bucket and are run without, and why."""
 
 
+IN_PARTS = (*CORE, "adamix", "fedem", "fedpac", "lg-fedavg", "network-lasso", "scaffold")
+"""Methods that between them have every part of the engine, single uploads, stacks of models and two kinds of upload."""
+
+
 @pytest.mark.slow
-@pytest.mark.every_method(slow=True)
 @pytest.mark.usefixtures("x64")
-def test_models_in_parts_on_two_devices_give_the_same(method, federation):
+@pytest.mark.parametrize("name", IN_PARTS)
+def test_models_in_parts_on_two_devices_give_the_same(federation, name):
     plan = ExecutionPlan(model_shards=2, clients="3", runs="vmap")
-    got = outcome(simulate(method, federation, plan=plan, dtype=np.float64), 3, (1, 2))
-    assert_close(got, reference(method.name), 1e-9)
+    got = outcome(simulate(CASES[name], federation, plan=plan, dtype=np.float64), 3, (1, 2))
+    assert_close(got, reference(name), 1e-9)
 
 
 @pytest.mark.slow

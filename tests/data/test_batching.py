@@ -95,6 +95,7 @@ def test_the_bound_on_epochs_is_the_largest_that_occurs(sizes: list[int], steps:
     assert plan.max_epochs == seen == epochs
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DRAWS)
 def test_other_clients_change_no_index(kind: Draw) -> None:
     for n in (4, 37):
@@ -114,6 +115,7 @@ def test_a_round_of_several_epochs_draws_what_rounds_of_one_do() -> None:
     np.testing.assert_array_equal(sequence(one, 12, rounds=10), sequence(several, 12, rounds=2))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", DRAWS)
 def test_vmap_map_and_one_by_one_agree(kind: Draw) -> None:
     sizes = np.array([4, 37, 0, 36])  # an empty slot of a cohort among them

@@ -133,6 +133,7 @@ def test_pooled_and_unseen() -> None:
         unseen(source_of(users, users))
 
 
+@pytest.mark.slow
 def test_real_writers() -> None:
     """The setting of FEMNIST's stand-in: 66 clients of 3 writers each; the test writers are unseen."""
     root = real("MNIST by writer", "writers", "mnist_by_writer.npz")

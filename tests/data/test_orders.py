@@ -74,6 +74,7 @@ def test_the_largest_client_has_all_examples_once() -> None:
     assert (np.bincount(np.asarray(order), minlength=largest) == 1).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", [None, NETWORK])
 @pytest.mark.parametrize("size", [2, 3, 4, 5, 6, 7])
 def test_all_orders_of_a_small_client_are_equally_likely(size: int, sizes: orders.Sizes | None) -> None:
@@ -141,6 +142,7 @@ def test_several_orders_are_those_of_their_keys() -> None:
         assert int(found) == int(order_at(keys[e], jnp.int32(11), p))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("size", [1, 5, 37, 63, 64, 65, 200])
 def test_bounds_of_sizes_change_no_order(size: int) -> None:
     keys, place = jax.random.split(jax.random.key(4), 3), jnp.arange(size)

@@ -37,6 +37,7 @@ def by_hand(data, w):
         yield (y * np.cos(x @ w[row])).sum(), size, x @ w[row]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunk", [1, 4, 16, 17, 40])
 @pytest.mark.parametrize("mapped", ["alone", "vmap", "jit within vmap", "runs"])
 def test_chunks_do_not_matter(chunk, mapped):

@@ -21,6 +21,7 @@ def counts_of(m: int, num_classes: int, **options: object) -> Summary:
     return summary(federate(source_of(labels), **arguments), num_classes)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("m", "num_classes"), [(1, 2), (10, 10), (59, 40), (300, 10), (1000, 150)])
 def test_sizes_of_splits(tmp_path: Path, m: int, num_classes: int) -> None:
     image = pytest.importorskip("PIL.Image")

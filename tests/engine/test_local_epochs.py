@@ -48,6 +48,7 @@ def test_a_round_is_so_many_passes(epochs):
             assert sorted(seen[start : start + n]) == list(range(n))
 
 
+@pytest.mark.slow
 def test_clients_of_one_size_are_those_of_as_many_steps():
     sizes = (20, 20, 20)
     epochs, steps = (fitted(sizes=sizes, **work) for work in ({"local_epochs": 1}, {"local_steps": 4}))
@@ -63,6 +64,7 @@ def test_each_clients_gradients_are_those_of_its_own_steps():
         assert found.gradients.training[0].tolist() == [2 * each * count for count in STEPS]
 
 
+@pytest.mark.slow
 def test_fine_tuning_takes_passes_of_its_own():
     found = fitted("fedavg-ft", local_steps=2, options={"fine_tune_epochs": 2})
     assert found.gradients.training[0].tolist() == [4] * 4

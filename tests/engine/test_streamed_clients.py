@@ -103,6 +103,7 @@ def test_several_blocks_score_as_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert_same(whole, in_blocks)
 
 
+@pytest.mark.slow
 def test_data_may_be_memory_mapped(tmp_path: Path) -> None:
     whole = federation()
     np.save(tmp_path / "x.npy", np.asarray(whole.train.examples.x))

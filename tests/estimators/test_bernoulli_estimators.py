@@ -105,6 +105,7 @@ def test_the_specs_gains(prior: str, corrected: float | None, printed: float):
     assert gain(bernoulli_closed_form.printed_weight(population, n)) == pytest.approx(printed, abs=0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("prior", ["truncnorm:.5,.15", "truncnorm:.9,.4", "uniform", "spikes", "beta:2,6"])
 def test_populations_draw_what_they_say(prior: str):
     """Mean and variance of 200000 draws within 5 standard errors; truncated normals also against SciPy."""

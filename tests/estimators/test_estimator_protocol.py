@@ -88,6 +88,7 @@ def run(name: str, clients: Samples, ids=None, sent=None) -> np.ndarray:
     return np.asarray(program(name)(clients, ids, jnp.ones(m, bool) if sent is None else sent))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_the_order_of_clients_does_not_matter(name: str):
     clients, order = some_clients(name), np.random.default_rng(1).permutation(12)

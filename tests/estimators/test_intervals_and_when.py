@@ -90,6 +90,7 @@ def test_robust_intervals_cover_whatever_the_population():
         assert float(intervals.worst_miss(jnp.asarray(t), jnp.asarray(1.645 * np.sqrt(1 + t)))) > 0.1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("t", "chi"), [(0.0, 2.0), (0.3, 2.2), (1.0, 2.5), (4.0, 3.5), (0.5, 1.2), (9.0, 2.0)])
 def test_worst_miss_is_the_linear_programs_value(t: float, chi: float):
     """Over distributions of the squared bias on a grid, with mean t."""

@@ -88,6 +88,7 @@ def test_the_laplace_slab_far_out_and_far_in():
     np.testing.assert_allclose(found.sd[3], prior.sd, rtol=1e-6)  # an estimate without information
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["spike", "scales", "atoms"])
 def test_quantiles_turn_the_posterior_round(name):
     x, s = (jnp.array(of) for of in zip(*POINTS, strict=True))

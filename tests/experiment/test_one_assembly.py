@@ -84,6 +84,7 @@ def test_draws_of_batches_and_stragglers_are_those_of_the_other(changes):
     assert not np.array_equal(found, python().scores["after"]["loss"][-1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "changes", "message"),
     [

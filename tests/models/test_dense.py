@@ -10,6 +10,7 @@ import pytest
 from jaxpfl.models.layers import dense
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("outputs", [1, 2, 4, 5])
 @pytest.mark.parametrize("clients", [None, 3])
 def test_value_and_gradients_are_those_of_the_plain_product(outputs, clients):

@@ -75,6 +75,7 @@ def test_parameter_count(name, shape, classes, count):
     assert sum(math.prod(leaf.shape) for leaf in jax.tree.leaves(params)) == count
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=pytest.mark.slow if name in DEAR else ()) for name in EXAMPLES]
 )
@@ -88,6 +89,7 @@ def test_logits_under_jit_and_vmap(name):
     np.testing.assert_allclose(logits[1], jit(model.apply)(params, x), rtol=1e-5, atol=1e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_head_is_exactly_the_last_layer(name):
     model, params = initialised(name)

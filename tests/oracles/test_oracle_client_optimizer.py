@@ -122,6 +122,7 @@ def test_rounds(method, optimizer, monkeypatch):
             np.testing.assert_allclose(values, [r.metrics[name] for r in want], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_a_memory_that_were_kept_would_be_seen(monkeypatch):
     got = engine("fedavg", "momentum")
     kept = reference("fedavg", "momentum", got.states[0], monkeypatch, anew=False)

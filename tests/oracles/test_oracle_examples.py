@@ -79,6 +79,7 @@ def near(got: Any, want: Any) -> None:
         np.testing.assert_allclose(got[name], value, rtol=0, atol=STEPS * ROUNDS * HP["lr"] * Z * C * LATTICE)
 
 
+@pytest.mark.slow
 def test_mr_mtl():
     """Silos of one size (6) have sampled batches of 5 of 6 examples, the smallest whole ones."""
     mechanism = silos(STEPS)

@@ -105,6 +105,7 @@ def test_the_run_has_every_case():
     assert {0, 1} < counts
 
 
+@pytest.mark.slow
 def test_an_empty_cluster_keeps_every_bit():
     for before, after, counts in zip(engine().states, engine().states[1:], reference()[1], strict=False):
         for j in np.flatnonzero(np.array(counts) == 0):

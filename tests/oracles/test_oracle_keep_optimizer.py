@@ -45,6 +45,7 @@ def fitted(problem, optimizer, method="ditto", **more):
     return jaxpfl.fit(method, problem, **given | more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "optimizer", [pytest.param("sgd:momentum=0.8", marks=pytest.mark.slow), "adam:b1=0.6,eps=1e-3"]
 )

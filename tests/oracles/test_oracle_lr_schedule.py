@@ -51,6 +51,7 @@ def fitted(method, problem, schedule, **more):
     return jaxpfl.fit(method, problem, model=perceptron().model, **work | more)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "schedule",
     [

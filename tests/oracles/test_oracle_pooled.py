@@ -140,6 +140,7 @@ def test_unseen_clients_are_scored_and_not_pooled():
         np.testing.assert_allclose(scores, [losses], rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_every_client_is_scored_with_the_state_of_the_one_that_trains():
     """A pooled method of one's own, whose client keeps the model that the server is about to have; new ones too."""
 

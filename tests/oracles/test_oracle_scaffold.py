@@ -65,6 +65,7 @@ def test_a_defect_would_be_seen(defect):
     assert difference(got("uniform"), reference("uniform", defect)) > 1e-3
 
 
+@pytest.mark.slow
 def test_the_servers_variate_is_the_mean_of_all():
     """``c = mean_i c_i`` after every round in which only some took part."""
     for state in got("uniform").states:

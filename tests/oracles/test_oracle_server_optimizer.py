@@ -170,6 +170,7 @@ def test_global_and_personal_models_are_those_of_the_inner_state():
     jax.tree.map(np.testing.assert_array_equal, have, want)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "optimizer"),
     [

@@ -23,6 +23,7 @@ def federation():
     return jaxpfl.federate(jaxpfl.load("digits"), clients=4, classes_per_client=3, test_share=0.5)
 
 
+@pytest.mark.slow
 def test_each_run_states_its_own(federation):
     norms, z = (0.5, 0.05, 0.2), (0.0, 0.7, 2.0)
     result = jaxpfl.fit("fedavg", federation, **SETTING, seeds=3, privacy=Mechanism(z, norms))
@@ -142,6 +143,7 @@ def test_equal_runs_are_refused_unless_their_noise_differs(federation):
         assert not np.array_equal(first, second)
 
 
+@pytest.mark.slow
 def test_a_start_from_given_parameters_is_said(federation):
     parameters = {"head": {"kernel": np.zeros((64, 10)), "bias": np.zeros(10)}}
     result = jaxpfl.fit("fedavg", federation, **SETTING, privacy=Mechanism(1.0), warm_start=parameters)
@@ -232,6 +234,7 @@ def test_noise_in_the_steps_of_a_narrow_model_is_refused(federation):
         jaxpfl.fit("fedavg", federation, **SETTING | {"model": narrow}, privacy=Mechanism(1.0, noise="per_step"))
 
 
+@pytest.mark.slow
 def test_the_delta_of_a_config_is_that_of_its_statement(federation):
     config = PrivacyConfig(epsilon=8.0, delta=DELTA)
     result = jaxpfl.fit("fedavg", federation, **SETTING, privacy=config)

@@ -117,6 +117,7 @@ def test_laplace():
     np.testing.assert_array_equal(drawn * 2**9, np.round(drawn * 2**9))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("dtype", "power"), [(jnp.float32, 9), (jnp.float64, 24)])
 @pytest.mark.parametrize("stddev", [0.75, 1.0, 3e-20])
 def test_results_are_on_one_lattice_whatever_was_added(dtype, power, stddev):

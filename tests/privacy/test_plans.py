@@ -153,6 +153,7 @@ GRID = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("name", "values", "sign"),
     [

@@ -43,6 +43,7 @@ def whole(graph: graphs.Graph) -> bool:
     return pairs(graph) == {(i, j) for j in range(6) for i in range(j) if KIND[i] == KIND[j]}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("space", ["data", "features", "models"])
 def test_those_that_differ_in_a_space_are_apart_in_it(space):
     given = federation(space)

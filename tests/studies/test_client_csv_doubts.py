@@ -160,6 +160,7 @@ def test_names_that_would_be_one_in_the_table(tmp_path: Path):
         own_gaussian.run(tmp_path / "own.csv", GaussianSettings(), layout)
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("error::RuntimeWarning")
 def test_sizes_of_which_fourth_powers_are_taken(tmp_path: Path):
     path = tmp_path / "own.csv"

@@ -96,6 +96,7 @@ def test_lossless_is_gradient_descent(result: dict):
     assert row["bits_to"]["1e-09"] is None
 
 
+@pytest.mark.slow
 def test_the_bits_are_those_of_the_code(result: dict):
     assert result["compressors"]["sign"]["bits"] == (32 + 6) * SMALL.steps
     assert 32 * SMALL.steps < result["compressors"]["qsgd:levels=2"]["bits"] < 32 * 6 * SMALL.steps

@@ -182,6 +182,7 @@ def test_a_refusal_is_one_line_and_leaves_no_folder(capsys, tmp_path, name):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.slow
 @named(*DEAR)
 def test_json_and_tables(name):
     found, given = made(name), small(name)

@@ -30,6 +30,7 @@ def check_closed_forms(result: dict, names: set[str], precision: float) -> None:
         assert row["stderr"] < precision * row["mean"], name  # so that a wrong formula is seen
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("change", "more"),
     [

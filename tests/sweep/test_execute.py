@@ -97,6 +97,7 @@ def test_a_setting_that_diverges_is_told():
     np.testing.assert_allclose(found[0].metrics["train_loss"], alone.metrics["train_loss"], rtol=1e-5)  # type: ignore[arg-type]
 
 
+@pytest.mark.slow
 def test_rows_that_do_not_fit_run_in_smaller_chunks(monkeypatch: pytest.MonkeyPatch):
     real, sizes = execute._run, []
 
