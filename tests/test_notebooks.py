@@ -29,13 +29,14 @@ def parameters(found: list[Any]) -> int:
 @each
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_notebook_runs(path: Path):
+def test_notebook_runs(path: Path, monkeypatch: pytest.MonkeyPatch):
     import nbclient
     import nbformat
 
     notebook = nbformat.read(path, as_version=4)
     place = parameters(notebook.cells)
     notebook.cells.insert(place + 1, nbformat.v4.new_code_cell(notebook.cells[place].metadata["quick"]))
+    monkeypatch.setenv("JAX_DISABLE_MOST_OPTIMIZATIONS", "1")  # compiling is most of a reduced run
     # No limit on a cell: a busy machine takes as long as it takes.
     nbclient.NotebookClient(notebook, timeout=None, startup_timeout=600, kernel_name="python3").execute()
     assert any(cell.get("outputs") for cell in notebook.cells)
