@@ -106,14 +106,12 @@ def _slope(points: list[tuple[int, float]]) -> float | None:
 
 
 def _plot(args: argparse.Namespace, results: dict[str, Any], slope: float | None) -> None:
-    import matplotlib
-
-    matplotlib.use("Agg")
-    import matplotlib.pyplot as plt
+    from matplotlib.figure import Figure
 
     counts = [row["clients"] for row in results.values()]
     seconds = [row["median"] for row in results.values()]
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    figure = Figure(figsize=(6, 4), layout="constrained")
+    axes = figure.subplots()
     axes.loglog(counts, seconds, "o", label="median of a round")
     if slope is not None:
         x, y = (sum(map(math.log, values)) / len(values) for values in (counts, seconds))
@@ -125,7 +123,6 @@ def _plot(args: argparse.Namespace, results: dict[str, Any], slope: float | None
     axes.grid(alpha=0.3)
     axes.legend(frameon=False)
     save_picture(figure, args.plot, "clients")
-    plt.close(figure)
 
 
 def work(settings: dict[str, Any]) -> Contender:

@@ -34,6 +34,7 @@ LABELS = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("task", "names"),
     [

@@ -39,6 +39,7 @@ def test_a_table_is_described(capsys, houses):
     assert (refused.status, refused.err.count("\n")) == (2, 1)
 
 
+@pytest.mark.slow
 def test_a_table_is_trained_resumed_and_reported_by_its_error(capsys, houses, tmp_path):
     run = ["compare", "local", "fedavg", *houses, "--task", "regression", *RUN, "--output", str(tmp_path / "run")]
     first = jaxpfl(capsys, *run, "--validation-share", "0.2")

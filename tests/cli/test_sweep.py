@@ -26,6 +26,7 @@ def folder(tmp_path_factory) -> Path:
     return path
 
 
+@pytest.mark.slow
 def test_the_contract(capsys, folder: Path):
     result = jaxpfl(capsys, "sweep", "local", "adaped", *GRID, *SMALL, "--output", str(folder), "--resume", "--json")
     assert result.status == 0

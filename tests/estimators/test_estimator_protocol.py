@@ -109,6 +109,7 @@ def test_what_is_not_sent_is_not_looked_at(name: str):
     assert np.isfinite(a).all()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", EVERY)
 def test_padding_changes_nothing(name: str):
     clients = some_clients(name)

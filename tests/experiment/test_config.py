@@ -36,6 +36,7 @@ def test_presets_fill_what_is_not_given():
         "loss",
         "target",
         "client",
+        "ignore",
         *of_the_graph,
         *of_other_partitions,
         *of_the_cohort,

@@ -51,6 +51,7 @@ def add(server: dict[str, Any], changes: list[dict[str, Any]], divisor: float) -
     return {k: server[k] + sum(c[k] for c in changes) / divisor for k in server}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "kind", ["uniform", *(pytest.param(k, marks=pytest.mark.slow) for k in ("full", "poisson", "poisson, two slots"))]
 )

@@ -103,6 +103,7 @@ def test_fit_makes_a_graph_of_neighbours():
     np.testing.assert_array_equal(result.clusters, [KIND])
 
 
+@pytest.mark.slow
 def test_fit_takes_a_graph():
     given = federation("data")
     options = {"model": "linear", "rounds": 2, "local_steps": 1, "batch_size": 200}

@@ -55,7 +55,7 @@ def test_a_methods_own_name_is_enough_for_one_method():
         ("cohort=2m", "cohort must be a count, or a share"),
         ("lr=1,1.0", "lr has the value 1"),
         ("lr=.1,1e-1", "lr has the value 0.1 twice"),
-        ("cohort=.5m,0.50m", "cohort has the value 0.5m twice"),
+        ("cohort=.5m,0.50m", "cohort has the value '0.5m' twice"),
     ],
 )
 def test_what_is_no_axis_is_refused(text: str, message: str):
