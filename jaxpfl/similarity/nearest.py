@@ -57,7 +57,7 @@ def approximate(vectors: Any, k: int) -> Graph:
     Raises:
       JaxpflError: as in `graphs.nearest_vectors`.
     """
-    from pynndescent import NNDescent
+    from pynndescent import NNDescent  # pyright: ignore[reportMissingImports]
 
     given = np.asarray(vectors)
     graphs.check_neighbours(len(given), k)
