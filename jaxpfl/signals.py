@@ -26,7 +26,7 @@ Taker = Callable[[int], bool]
 _takers: list[Taker] = []
 _leaving = threading.Event()
 _wakeup: int | None = None
-_note = ""
+_note: str | Callable[[], str] = ""
 
 
 def watch() -> None:
@@ -99,8 +99,12 @@ def offered(taker: Taker) -> Iterator[None]:
 
 
 @contextmanager
-def noted(note: str) -> Iterator[None]:
-    """While the block runs, add ``note`` to the line that is printed when a signal ends the process."""
+def noted(note: str | Callable[[], str]) -> Iterator[None]:
+    """While the block runs, add ``note`` to the line that is printed when a signal ends the process.
+
+    Args:
+      note: the text, or a function that returns it at the end of the process, in another thread than the main one.
+    """
     global _note
     before, _note = _note, note
     try:
@@ -139,7 +143,7 @@ def _leave(number: int) -> NoReturn:
             os.dup2(nowhere, output)
         partial.discard()
         shown = b"\x1b[?25h\n" if os.isatty(err) else b""  # a progress display hides the cursor
-        os.write(err, shown + f"interrupted{_note}\n".encode())
+        os.write(err, shown + f"interrupted{_note() if callable(_note) else _note}\n".encode())
     except OSError:  # nobody to tell
         pass
     finally:

@@ -42,7 +42,7 @@ ready()
 time.sleep(60)
 """
 WRITES = """
-with signals.noted("; kept"), partial.partial(Path(sys.argv[1]) / "whole") as place:
+with signals.noted(lambda: "; kept"), partial.partial(Path(sys.argv[1]) / "whole") as place:
     place.write_text("half")
     ready()
     time.sleep(60)

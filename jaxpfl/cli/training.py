@@ -227,15 +227,17 @@ def _experiment(
         trackers: list[Tracker] = []
         processes.on_first(lambda: trackers.extend(_trackers(session, folder)))
         processes.on_first(lambda: stack.enter_context(lock.held(folder)))
+        kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
+        # From the moment at which there is something to go on from.
+        stack.enter_context(signals.noted(lambda: kept if writes and (folder / "config.json").exists() else ""))
         opened = partial(open_folder, folder, experiment, resume=session.resume, force=session.force)
         changes = processes.on_first(opened)
         if changes and writes:
             session.note(f"resuming {folder} with {'; '.join(changes)}")
-        kept = f"; kept in {folder}: the same command with --output {folder} --resume continues"
         distributed.note(kept)
         given, headline = [experiment], experiment.headline
         del experiment  # whose examples `run_methods` may let go
-        with Terminal(err, headline) as reporter, signals.noted(kept if writes else ""):
+        with Terminal(err, headline) as reporter:
             try:
                 summary = run_methods(given.pop(), folder, reporter, profile, trackers)
             except Interrupted as stop:

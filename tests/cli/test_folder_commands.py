@@ -112,7 +112,7 @@ def test_a_name_is_no_markup(copied, capsys):
     (folder / "summary.json").write_text(json.dumps(told | {"plots": ["../../secret.png"]}))
     refused = jaxpfl(capsys, "report", folder)
     assert refused.status == 2
-    assert "names of files in the folder" in refused.err
+    assert "names a file that is not in it" in refused.err
 
 
 def test_runs_lists_every_folder_with_its_status(runs: Path, copied, capsys):
@@ -205,7 +205,7 @@ def change_seed(path: Path) -> None:
         ("a", "methods/local.npz", cut, "is damaged or missing"),
         ("a", "methods/local.json", change_number, "was changed since"),
         ("a", "metrics.jsonl", drop_round, "has lost 1 rounds of local, the first 2"),
-        ("a", "clients.npz", cut, "is damaged or missing"),
+        ("a", "clients.npz", cut, "clients.npz: damaged"),
         ("a", "summary.json", change_number, "says"),
         ("a", "summary.json", cut, "no JSON"),
         ("a", "config.json", cut, "no JSON"),

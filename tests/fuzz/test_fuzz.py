@@ -14,7 +14,7 @@ from fuzz_target import MOST, outcome
 
 from jaxpfl.errors import JaxpflError
 
-COUNT = int(os.environ.get("JAXPFL_MUTATIONS", "5000"))
+COUNT = int(os.environ.get("JAXPFL_MUTATIONS", "2000"))
 """Damaged inputs a reader in the slow run, fewer of dear ones; a change of a reader is worth 100,000."""
 
 UNREFUSED = ("run", "claim", "undo")

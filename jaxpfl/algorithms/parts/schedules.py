@@ -32,7 +32,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxpfl import choices
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Server, ServerContext, Upload
 from jaxpfl.settings import Range
 from jaxpfl.types import Array, Key, Metrics, PyTree, Scalar, Splits
@@ -114,7 +114,7 @@ def parse(text: str, rounds: int) -> Schedule | None:
             raise unknown_name(f"argument of lr_schedule {name}", key, values)
         number = choices.literal(value)
         if type(number) not in (int, float) or number not in _RANGES[key]:
-            raise JaxpflError(f"lr_schedule {name}:{key} must be a number {_RANGES[key].words}, got {value!r}")
+            raise JaxpflError(f"lr_schedule {name}:{key} must be a number {_RANGES[key].words}, got {shown(value)}")
         values[key] = float(number)
     for key, value in values.items():
         if value is None:
