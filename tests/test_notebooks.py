@@ -52,6 +52,8 @@ def test_a_notebook_is_committed_as_it_ran(path: Path):
     assert [output for output in outputs if "image/png" in output.get("data", {})], "no picture"
     assert path.stat().st_size < MOST_BYTES
     assert "/tmp/" not in path.read_text(encoding="utf-8"), "a path of the machine that ran it"
+    shown = ["".join(output.get("text", ())) for output in outputs]
+    assert not [text for text in shown if re.search(r"(?:^|\s)/\S+\.py\b", text)], "a path of the machine that ran it"
 
 
 @each
