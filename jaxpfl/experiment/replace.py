@@ -15,7 +15,7 @@ RUN_PARTS = (*_FOLDERS, "metrics.jsonl", "clients.npz", "models", GRAPH)
 """Names in a run folder beside ``config.json`` and `SHARED`."""
 
 SHARED = ("summary.json", "plots", "report.html")
-"""What every folder of results may hold."""
+"""Names that any folder of results may hold."""
 
 
 def check(folder: Path, mark: str, parts: Iterable[str]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import time
+from abc import abstractmethod
 from collections.abc import Callable, Mapping
 from importlib import import_module
 from importlib.util import find_spec
@@ -57,14 +58,17 @@ class _Service(Tracker):
             self._silent = True
             warn(f"{self._flag}: {_line(error)}; it is told no more of this method, and {self._records} has all of it")
 
+    @abstractmethod
     def _start(self, method: str, settings: dict[str, Any]) -> None:
-        raise NotImplementedError
+        """Begin the service's run of a method."""
 
+    @abstractmethod
     def _tell(self, metrics: dict[str, float], round: int) -> None:
-        raise NotImplementedError
+        """Send the numbers of one round."""
 
+    @abstractmethod
     def _finish(self, complete: bool) -> None:
-        raise NotImplementedError
+        """End the service's run; an incomplete one is marked as stopped."""
 
 
 class MLflow(_Service):
