@@ -2,9 +2,9 @@
 
 `base.Estimator` defines an estimator and `base.estimate` runs one. Each model has one file: `gaussian`, `bernoulli`,
 `mixture` (with their private forms and exact errors in files beside them), and `regression`, `regression_mixture` and
-`logistic_regression`, which are functions of all clients' data. `ebnm`, `fay_herriot`,
-`ebbinomial` and `ebpoisson` take one summary of each client: estimates with their standard errors (and covariates),
-successes, or counts.
+`logistic_regression`, which are functions of all clients' data. `ebnm`,
+`fay_herriot`, `ebnm_groups`, `ebbinomial` and `ebpoisson` take one summary of each client: estimates with their
+standard errors (and covariates, or groups), successes, or counts.
 """
 
 from jaxpfl.estimators import (
@@ -35,7 +35,7 @@ from jaxpfl.estimators import (
     when_to_collaborate,
 )
 from jaxpfl.estimators.base import Estimated, Estimator, Samples, estimate, every, stack
-from jaxpfl.estimators.normal_means import compare_priors, ebnm, fay_herriot
+from jaxpfl.estimators.normal_means import compare_priors, ebnm, ebnm_groups, fay_herriot
 from jaxpfl.estimators.rates import ebbinomial, ebpoisson
 
 __all__ = [
@@ -53,6 +53,7 @@ __all__ = [
     "differences",
     "ebbinomial",
     "ebnm",
+    "ebnm_groups",
     "ebpoisson",
     "estimate",
     "every",

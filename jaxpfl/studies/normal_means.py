@@ -83,9 +83,15 @@ class NormalMeansOptions(Options):
     covariates: tuple[str, ...] = ()
     """Columns of numbers on which estimates of your own are regressed; clients are then normal about the regression
     (the area model of Fay and Herriot 1979)."""
+    groups: str | None = None
+    """The column that names the group of each client, as a pupil's school; groups are then normal about a mean of all,
+    and clients about their group's."""
     fit: Likelihood = "reml"
-    """Likelihood by which the spread about the covariates' regression is fitted: reml, or ml, which is too small with
-    few clients."""
+    """Likelihood by which the spread about the covariates' regression, or the spreads within and between groups, are
+    fitted: reml, or ml, which is too small with few clients or groups."""
+    weights: str | None = None
+    """A column of numbers of at least 0, in any unit, by which clients count in the fit of the prior, as populations:
+    it is then that of a random person's client. Estimates and risks are of all clients all the same."""
     level: float = LEVEL
     """Level of the intervals of clients of your own."""
 
@@ -95,7 +101,8 @@ class NormalMeansOptions(Options):
         Raises:
           JaxpflError.
         """
-        refuse_given(self, ("prior", "center", "covariates", "fit", "level"), "is of --csv, and there is none")
+        names = ("prior", "center", "covariates", "groups", "fit", "weights", "level")
+        refuse_given(self, names, "is of --csv, and there is none")
 
 
 def bayes_risk(truth: Truth) -> float:

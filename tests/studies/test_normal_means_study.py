@@ -150,7 +150,7 @@ def test_estimates_about_covariates(capsys, tmp_path):
         (["--covariates", "income", "half"], "covariate 'half' is a linear combination of the intercept and the cov"),
         (["--covariates", "income"], "own.csv: 2 coefficients need at least 5 clients, got 4"),
         (["--covariates", "income", "--prior", "npmle"], "prior is without --covariates"),
-        (["--fit", "ml"], "fit is of --covariates, and there are none, got ml"),
+        (["--fit", "ml"], "fit is of --covariates or --groups, and there are none, got ml"),
     ],
 )
 def test_bad_covariates_are_refused_in_a_line(capsys, tmp_path, arguments, said):

@@ -1,10 +1,11 @@
-"""Normal means with known standard errors: `ebnm`, `fay_herriot` with covariates, posteriors, intervals and tests."""
+"""Normal means with known standard errors: `ebnm`, `fay_herriot` with covariates, `ebnm_groups`, intervals, tests."""
 
 from jaxpfl.estimators.normal_means.answer import NormalMeans, posterior
 from jaxpfl.estimators.normal_means.area import AreaMeans, fay_herriot
 from jaxpfl.estimators.normal_means.compare import PriorScores, best, compare_priors, leads
 from jaxpfl.estimators.normal_means.families import FAMILIES, Family
 from jaxpfl.estimators.normal_means.fit import ebnm
+from jaxpfl.estimators.normal_means.groups import GroupMeans, ebnm_groups
 from jaxpfl.estimators.normal_means.homogeneity import Homogeneity, homogeneity
 from jaxpfl.estimators.normal_means.james_stein import Shrunken, james_stein
 from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
@@ -16,6 +17,7 @@ __all__ = [
     "FAMILIES",
     "AreaMeans",
     "Family",
+    "GroupMeans",
     "Homogeneity",
     "NormalMeans",
     "NormalMixture",
@@ -28,6 +30,7 @@ __all__ = [
     "compare_priors",
     "critical_value",
     "ebnm",
+    "ebnm_groups",
     "fay_herriot",
     "homogeneity",
     "james_stein",

@@ -11,7 +11,7 @@ import numpy as np
 from jaxpfl import checks
 from jaxpfl.errors import JaxpflError, printable
 from jaxpfl.presentation import literal, new_table
-from jaxpfl.studies.own_data import diagnostics, output
+from jaxpfl.studies.own_data import client_csv, diagnostics, group_fits, output
 from jaxpfl.studies.own_data import normal_means_fits as fits
 from jaxpfl.studies.own_data.common import SIMULATED, Own, Picture
 from jaxpfl.studies.own_data.summary_csv import PAIRS, read
@@ -25,11 +25,11 @@ def results(path: Path, given: Any, options: Any) -> Results:
     Args:
       path: of the file; see `summary_csv.read`.
       given: the settings, of which those of simulated clients must be at their defaults.
-      options: with ``level``, ``prior``, ``center``, ``covariates`` and ``fit``.
+      options: with ``level``, ``prior``, ``center``, ``covariates``, ``groups``, ``fit`` and ``weights``.
 
     Raises:
       JaxpflError: for a bad file, a level outside (0, 1), an option that does not apply to the file or beside another,
-        and as `ebnm`, `fay_herriot`, `ebbinomial` and `ebpoisson`.
+        and as `ebnm`, `fay_herriot`, `ebnm_groups`, `ebbinomial` and `ebpoisson`.
     """
     checks.probability("level", options.level)
     refuse_given(
@@ -37,15 +37,12 @@ def results(path: Path, given: Any, options: Any) -> Results:
         (*SIMULATED[:1], "truth", "priors", "repetitions"),
         "is of simulated data, which a CSV file takes the place of",
     )
-    if options.covariates:
-        refuse_given(options, ("prior", "center"), "is without --covariates, about which clients are normal")
-    else:
-        refuse_given(options, ("fit",), "is of --covariates, and there are none")
-    data = read(path, options.covariates)
+    _refuse_beside(options)
+    data = read(path, options.covariates, groups=options.groups, weights=options.weights)
     if data.kind != "estimate":
         refuse_given(
             options,
-            ("prior", "center", "covariates"),
+            ("prior", "center", "covariates", "groups", "weights"),
             f"is of estimate,se, and {path.name} has {','.join(PAIRS[data.kind])}",
         )
     try:
@@ -54,6 +51,8 @@ def results(path: Path, given: Any, options: Any) -> Results:
                 found = fits.of_rates(data, given.seed, options.level)
             elif options.covariates:
                 found = fits.of_areas(data, options)
+            elif data.groups is not None:
+                found = group_fits.of_groups(data, data.groups, options)
             else:
                 found = fits.of_estimates(data, given.seed, options)
     except JaxpflError as error:
@@ -61,10 +60,11 @@ def results(path: Path, given: Any, options: Any) -> Results:
     facts, columns = found.facts, found.columns
     if found.scores is not None:
         facts["outlying"] = diagnostics.outlying(found.scores, data.names)
+    more = [name.strip().lower() for name in (options.groups, options.weights) if name is not None]
     result: dict[str, Any] = {
         "study": "normal-means",
         "csv": path.name,
-        "read": {"columns": [*PAIRS[data.kind], *data.covariate_names], "ignored": data.ignored},
+        "read": {"columns": [*PAIRS[data.kind], *data.covariate_names, *more], "ignored": data.ignored},
         "clients": len(data.names),
         "level": options.level,
         "settings": {"seed": given.seed},
@@ -80,13 +80,34 @@ def results(path: Path, given: Any, options: Any) -> Results:
 
     def plots(folder: Path) -> list[Path]:
         drawn = output.write(folder, own)
+        for name, rows in found.files.items():
+            client_csv.write(folder.parent / name, rows)
         if found.scores is None:
             return drawn
         of = f"about {', '.join(data.covariate_names)}" if data.covariate_names else f"prior {facts['prior']}"
+        of = f"about groups by {more[0]}" if data.groups is not None else of
         return [*drawn, diagnostics.quantiles(folder, found.scores, data.names, literal(f"{path.name}: {of}"))]
 
     hint = f"estimates of every client, with {output.percent(options.level)} intervals: --output FOLDER"
-    return Results(result, lambda: _said(result), plots, files=output.FILES, hint=hint)
+    files = output.FILES.replace("plots/", ", ".join([*found.files, "plots/"]))
+    return Results(result, lambda: _said(result), plots, files=files, hint=hint)
+
+
+def _refuse_beside(options: Any) -> None:
+    """Refuse options that would be ignored beside others.
+
+    Raises:
+      JaxpflError.
+    """
+    if options.covariates:
+        names = ("prior", "center", "weights", "groups")
+        refuse_given(options, names, "is without --covariates, about which clients are normal")
+    elif options.groups is not None:
+        refuse_given(options, ("prior", "center", "weights"), "is without --groups, about which clients are normal")
+    else:
+        refuse_given(options, ("fit",), "is of --covariates or --groups, and there are none")
+    if options.weights is not None and options.prior == "best":
+        raise JaxpflError(f"weights is of a given --prior, and best compares without them, got {options.weights}")
 
 
 def _said(result: dict[str, Any]) -> list[Block]:
@@ -100,11 +121,16 @@ def _said(result: dict[str, Any]) -> list[Block]:
         )
         lines.append(f"regression: {terms}; ± is a standard error")
         lines.append(f"spread about it by {result['fit']}: sigma_theta {of['sigma_theta']:.4g}")
+    elif "groups" in result:
+        lines += group_fits.said(result)
     else:
         lines.append(
             f"learned of all, prior {result['prior']}: mean {of['mean']:.4g}, sigma_theta {of['sigma_theta']:.4g}, "
             f"log likelihood {result['log_marginal']:.6g}"
         )
+    if "weights" in result:
+        of = result["weights"]
+        lines.append(f"prior weighted by {printable(of['column'])}: as by {of['effective_clients']:.4g} equal clients")
     differ = "clients differ" if test["p_value"] < 0.05 else "no sign that clients differ"
     lines.append(f"{differ}: {test['name']} = {test['statistic']:.4g}, p = {test['p_value']:.2g}")
     if "risk" in result:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -30,11 +31,13 @@ class Fitted(NamedTuple):
       columns: of ``estimates.csv``, by name, [m] each.
       scores: of the estimates under their fitted marginal distributions, N(0, 1) if these are right, [m]; None for
         counts.
+      files: further tables, by the name of their file.
     """
 
     facts: dict[str, Any]
     columns: dict[str, np.ndarray]
     scores: np.ndarray | None
+    files: Mapping[str, dict[str, list]] = {}
 
 
 def of_areas(data: Summaries, options: Any) -> Fitted:
@@ -61,7 +64,7 @@ def of_areas(data: Summaries, options: Any) -> Fitted:
             for name, b, error, p in rows
         ],
         "log_likelihood": float(found.log_likelihood),
-        "risk": _risk(data.second, np.asarray(found.risks)),
+        "risk": risk_of(data.second, np.asarray(found.risks)),
         "clients_differ": {
             "name": "Cochran's Q about the regression",
             "statistic": float(found.statistic),
@@ -73,7 +76,7 @@ def of_areas(data: Summaries, options: Any) -> Fitted:
         "personalized_stderr": np.sqrt(found.mse), "low": low, "high": high, "regression": found.regression,
         "shrinkage": found.shrinkage, "residual": found.residual,
     }  # fmt: skip
-    return Fitted(facts, _arrays(columns), np.asarray(found.residual))
+    return Fitted(facts, arrays(columns), np.asarray(found.residual))
 
 
 def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
@@ -88,10 +91,11 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
         scores = compare_priors(x, s, folds=min(FOLDS, len(x)), center=options.center)
         prior, compared = best(scores), {"compared": _compared(scores)}
     center = options.center if options.prior != "best" or prior != "npmle" else None
-    fit = ebnm(x, s, prior=prior, center="learned" if center is None and learns(prior) else center)
+    learned: Any = "learned" if center is None and learns(prior) else center
+    fit = ebnm(x, s, prior=prior, center=learned, weights=data.weights)
     draws = int(np.clip(_DRAWN // len(x), _FEWEST_DRAWS, _MOST_DRAWS))
     rank = partial(ranks_of, key=jax.random.key(seed), draws=draws, level=options.level)
-    if prior == "normal" and center is None:
+    if prior == "normal" and center is None and data.weights is None:
         # With few clients their mean and spread are not known, and the likeliest spread may be zero: integrate over
         # both for all that says how sure an estimate is.
         middle, scale = (of[:, 0] for of in learned_gaussian.posterior(jnp.asarray(x)[:, None], jnp.asarray(s) ** 2))
@@ -109,18 +113,21 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
         **compared,
         "estimated": {"mean": float(fit.prior.mean), "sigma_theta": float(fit.prior.sd)},
         "log_marginal": float(fit.log_marginal),
-        "risk": _risk(s, np.asarray(fit.risks)),
+        "risk": risk_of(s, np.asarray(fit.risks)),
         "clients_differ": {"name": "Cochran's Q", "statistic": test["statistic"], "p_value": test["p_value"]},
         "pooled": {"mean": test["mean"], "stderr": test["stderr"]},
         "kurtosis": robust.kurtosis,
     }
+    if data.weights is not None:
+        share = data.weights / data.weights.sum()
+        facts["weights"] = {"column": options.weights.strip().lower(), "effective_clients": float(1 / (share @ share))}
     columns = {
         "local": x, "local_stderr": s, "personalized": fit.mean, "personalized_stderr": stderr, "low": low,
         "high": high, "robust": robust.mean, "robust_low": robust.low, "robust_high": robust.high, "lfsr": lfsr,
         "shrinkage": fit.shrinkage, "rank": placed.expected, "rank_low": placed.low, "rank_high": placed.high,
         "score": fit.scores,
     }  # fmt: skip
-    return Fitted(facts, _arrays(columns), np.asarray(fit.scores))
+    return Fitted(facts, arrays(columns), np.asarray(fit.scores))
 
 
 def _compared(scores: dict[Family, PriorScores]) -> list[dict[str, Any]]:
@@ -170,16 +177,16 @@ def of_rates(data: Summaries, seed: int, level: float) -> Fitted:
         "local": z / n, "personalized": own, "personalized_stderr": fit.sd, "low": np.minimum(low, own),
         "high": np.maximum(high, own), "shrinkage": fit.shrinkage,
     }  # fmt: skip
-    return Fitted(facts, _arrays(columns), None)
+    return Fitted(facts, arrays(columns), None)
 
 
-def _risk(s: np.ndarray, each: np.ndarray) -> dict[str, float]:
+def risk_of(s: np.ndarray, each: np.ndarray) -> dict[str, float]:
     """Stein's unbiased estimate of the mean squared error from every client's term, and the error of x."""
     stderr = float(each.std(ddof=1) / len(s) ** 0.5)
     return {"local": float((s**2).mean()), "personalized": float(each.mean()), "stderr": stderr}
 
 
-def _arrays(columns: dict[str, Any]) -> dict[str, np.ndarray]:
+def arrays(columns: dict[str, Any]) -> dict[str, np.ndarray]:
     return {name: np.asarray(of) for name, of in columns.items()}
 
 

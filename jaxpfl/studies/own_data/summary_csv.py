@@ -20,6 +20,8 @@ PAIRS: dict[Kind, tuple[str, str]] = {
 }
 """The names of the two columns of each kind."""
 _CLIENT = "client"
+_UNKNOWN = {"covariate": "covariate", "groups": "column of groups", "weights": "column of weights"}
+_REFUSED = {"covariate": "no covariate", "groups": "not of groups", "weights": "not of weights"}
 
 
 class Summaries(NamedTuple):
@@ -32,6 +34,8 @@ class Summaries(NamedTuple):
       ignored: names of the other columns.
       covariate_names: as asked for, [k].
       covariates: their columns, [m, k].
+      groups: names of the clients' groups, [m]; None unless asked for.
+      weights: of the clients, [m]; None unless asked for.
     """
 
     kind: Kind
@@ -41,21 +45,28 @@ class Summaries(NamedTuple):
     ignored: list[str]
     covariate_names: list[str]
     covariates: np.ndarray
+    groups: list[str] | None = None
+    weights: np.ndarray | None = None
 
 
-def read(path: Path, covariates: Sequence[str] = ()) -> Summaries:
+def read(
+    path: Path, covariates: Sequence[str] = (), *, groups: str | None = None, weights: str | None = None
+) -> Summaries:
     """Read a file with a header, of which two columns are a pair of `PAIRS`, in any order and case.
 
-    A column ``client``, or the only one that is neither of the pair nor a covariate, names the clients.
+    A column ``client``, or the only one that is neither of the pair nor asked for, names the clients.
 
     Args:
       path: of the file.
       covariates: names of further columns of numbers, in any case.
+      groups: name of a column that names each client's group.
+      weights: name of a column of numbers of at least zero.
 
     Raises:
-      JaxpflError: a file that cannot be read, without such a pair or with two of them, a covariate that is no column
-        of its own, a name twice, a cell that is no finite number, a standard error, trials or an exposure that is not
-        above zero (with the line), or a client that is named twice.
+      JaxpflError: a file that cannot be read, without such a pair or with two of them, a covariate, groups or weights
+        that are no column of their own, a name twice, a cell that is no finite number, a standard error, trials or an
+        exposure that is not above zero, a weight below zero, an empty name of a group (with the line), or a client that
+        is named twice.
     """
     table = csv_text.read(path)
     if len(table.rows) < 2:
@@ -69,17 +80,23 @@ def read(path: Path, covariates: Sequence[str] = ()) -> Summaries:
     pair = PAIRS[found[0]]
     wished = [name.strip().lower() for name in covariates]
     for name in wished:
-        if name not in header:
-            error = unknown_name("covariate", name, set(header) - {"", *pair, _CLIENT})
-            raise JaxpflError(f"{path}: {error}")
-        if name in (*pair, _CLIENT):
-            raise JaxpflError(f"{path}: column {name} is no covariate")
         if wished.count(name) > 1:
             raise JaxpflError(f"covariates must differ, got {name} {wished.count(name)} times")
-    for name in (*pair, *wished, _CLIENT):
+    asked = [("covariate", name) for name in wished]
+    asked += [(kind, of.strip().lower()) for kind, of in (("groups", groups), ("weights", weights)) if of is not None]
+    named = [name for _, name in asked]
+    for kind, name in asked:
+        if name not in header:
+            error = unknown_name(_UNKNOWN[kind], name, set(header) - {"", *pair, _CLIENT})
+            raise JaxpflError(f"{path}: {error}")
+        if name in (*pair, _CLIENT):
+            raise JaxpflError(f"{path}: column {name} is {_REFUSED[kind]}")
+        if named.count(name) > 1:
+            raise JaxpflError(f"{path}: column {name} is asked for {named.count(name)} times")
+    for name in (*pair, *named, _CLIENT):
         if header.count(name) > 1:
             raise JaxpflError(f"{path}: {header.count(name)} columns are called {name}")
-    others = [name for name in header if name not in (*pair, *wished)]
+    others = [name for name in header if name not in (*pair, *named)]
     own = _CLIENT if _CLIENT in others else others[0] if len(others) == 1 else None
     rows = table.rows[1:]
     for line, cells in rows:
@@ -95,20 +112,32 @@ def read(path: Path, covariates: Sequence[str] = ()) -> Summaries:
                 raise JaxpflError(f"{path} line {line}: {name} must be a finite number, got {shown(cell)}")
             if name == pair[1] and value <= 0:
                 raise JaxpflError(f"{path} line {line}: {name} must be > 0, got {shown(cell)}")
+            if ("weights", name) in asked and value < 0:
+                raise JaxpflError(f"{path} line {line}: {name} must be at least 0, got {shown(cell)}")
             values.append(value)
         return np.array(values)
 
+    def texts(name: str, what: str) -> list[str]:
+        place, found = header.index(name), []
+        for line, cells in rows:
+            cell = cells[place] if place < len(cells) else ""
+            if not cell:
+                raise JaxpflError(f"{path} line {line}: no {what}'s name")
+            found.append(cell)
+        return found
+
     names = [str(i) for i in range(len(rows))]
     if own is not None:
-        names, place, lines = [], header.index(own), {}
-        for line, cells in rows:
-            name = cells[place] if place < len(cells) else ""
-            if not name:
-                raise JaxpflError(f"{path} line {line}: no client's name")
+        names, lines = texts(own, "client"), {}
+        for (line, _), name in zip(rows, names, strict=True):
             if name in lines:
                 raise JaxpflError(f"{path} line {line}: client {shown(name)} is in line {lines[name]} too")
             lines[name] = line
-            names.append(name)
     ignored = [name for name in others if name != own]
     columns = np.array([column(name) for name in wished]).reshape(len(wished), len(rows)).T
-    return Summaries(found[0], names, column(pair[0]), column(pair[1]), ignored, wished, columns)
+    more = dict(asked[len(wished) :])
+    return Summaries(
+        found[0], names, column(pair[0]), column(pair[1]), ignored, wished, columns,
+        texts(more["groups"], "group") if "groups" in more else None,
+        column(more["weights"]) if "weights" in more else None,
+    )  # fmt: skip
