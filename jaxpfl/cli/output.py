@@ -7,6 +7,7 @@ import inspect
 import json
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +29,8 @@ class Output:
 
 TO = Output()
 _SUMMARY = "summary.json"
+_NOTE = ".results.json"
+"""While results are moved into a folder: whose they are, for a summary comes last and a kill may come before it."""
 
 
 def claiming(study: Callable[..., None]) -> Callable[..., None]:
@@ -79,18 +82,22 @@ def _claim(folder: Path, study: str) -> None:
 
 
 def _earlier(folder: Path) -> dict[str, Any]:
-    """Summary in a folder; empty if there is none that can be read."""
+    """Summary in a folder, or the note of one that was not reached; empty if there is none that can be read."""
     from jaxpfl.files import read_json
 
-    try:
-        found = read_json(folder / _SUMMARY)
-    except JaxpflError:
-        return {}
-    return found if isinstance(found, dict) else {}
+    for name in (_SUMMARY, _NOTE):
+        with suppress(JaxpflError):
+            found = read_json(folder / name)
+            if isinstance(found, dict):
+                return found
+    return {}
 
 
 def _write_folder(result: dict[str, Any], folder: Path, draw: Callable[[Path], list[Path]]) -> dict[str, Any]:
-    """Write the results into a folder by way of one beside it: earlier results stay until all new ones are there.
+    """Write the results into a folder by way of one beside it: earlier results stay until all new ones are written.
+
+    What is then left is to move them. A kill in the middle leaves no summary, and a note by which the same study may
+    write there again.
 
     Returns:
       The results with their ``files``, which a later call of the same study may replace, and ``plots`` among them.
@@ -109,8 +116,12 @@ def _write_folder(result: dict[str, Any], folder: Path, draw: Callable[[Path], l
             if (folder / name).exists() and not (isinstance(before, list) and name in before):
                 raise JaxpflError(f"{folder / name} exists, and is no earlier result: choose another --output")
         result = result | {"plots": plots, "files": names}
+        write_json(place / _SUMMARY, result)
+        known = sorted({*names, *(before if isinstance(before, list) else [])})
+        write_json(folder / _NOTE, {"study": result.get("study"), "files": known})
+        (folder / _SUMMARY).unlink(missing_ok=True)  # old and new files together are nobody's results
         (folder / "plots").mkdir(exist_ok=True)
-        for name in names:
+        for name in [*names, _SUMMARY]:
             os.replace(place / name, folder / name)
-        write_json(folder / _SUMMARY, result)
+        (folder / _NOTE).unlink()
     return result

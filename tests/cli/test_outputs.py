@@ -1,6 +1,7 @@
 """Outputs of every command: what was there stays, unless the same command wrote it."""
 
 import json
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -62,6 +63,51 @@ def test_a_study_that_fails_leaves_its_earlier_results(tmp_path):
     with pytest.raises(FileNotFoundError):
         study(["plots/a.png", "no-folder/b"], 1)(to=Output(output=tmp_path))
     assert contents(tmp_path) == before
+
+
+class Killed(BaseException):
+    """As no code of the package would handle."""
+
+
+def test_a_study_that_is_killed_leaves_no_half_for_whole_and_may_write_there_again(tmp_path, monkeypatch):
+    names = ["plots/a.png", "plots/b.png", "estimates.csv"]
+
+    def killed(at: int, folder: Path) -> bool:
+        """Whether the results were stopped before the move of that number."""
+        count, move = 0, os.replace
+
+        def counted(source: Path, target: Path) -> None:
+            nonlocal count
+            count += 1
+            if count > at:
+                raise Killed
+            move(source, target)
+
+        with monkeypatch.context() as patched:
+            patched.setattr(os, "replace", counted)
+            try:
+                study(names, 1)(to=Output(output=folder))
+            except Killed:
+                return True
+        return False
+
+    for earlier in (False, True):
+        at = 0
+        while True:
+            folder = tmp_path / f"{earlier}-{at}"
+            if earlier:
+                study(names)(to=Output(output=folder))
+            if not killed(at, folder):
+                break
+            before = contents(folder)
+            if "summary.json" in before:
+                assert {before[name] for name in names} == {f"{name} 0".encode() for name in names}
+            study(names, 2)(to=Output(output=folder))
+            now = contents(folder)
+            assert {name: now.pop(name) for name in names} == {name: f"{name} 2".encode() for name in names}
+            assert list(now) == ["summary.json"]
+            at += 1
+        assert at > len(names)
 
 
 def test_the_commands_tell_their_results_from_those_of_others(tmp_path, capsys):

@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
 import resource
 import shutil
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import jax
 import numpy as np
 import pytest
 
-from jaxpfl import JaxpflError
+from jaxpfl import JaxpflError, files
+from jaxpfl.engine.streamed import disk as disk_module
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.engine.streamed.rows import Pages
 from jaxpfl.engine.streamed.undo import records
@@ -104,6 +108,68 @@ def test_a_kill_between_the_checkpoint_and_its_commit(tmp_path: Path) -> None:
     write(unsaved, 2, 0, 1)
     with pytest.raises(JaxpflError, match="cannot go back to round 3"):
         unsaved.recover(3)
+
+
+class Killed(BaseException):
+    """As no code of the package would handle."""
+
+
+def killed(monkeypatch: pytest.MonkeyPatch, at: int, does: Callable[[], object]) -> bool:
+    """Whether a function came as far as the call of that number by which files change, and was stopped before it."""
+    count = 0
+
+    def counted(call: Callable[..., Any]) -> Callable[..., Any]:
+        def instead(*args: Any, **kwargs: Any) -> Any:
+            nonlocal count
+            count += 1
+            if count > at:
+                raise Killed
+            return call(*args, **kwargs)
+
+        return instead
+
+    with monkeypatch.context() as patched:
+        for of, name in ((Path, "unlink"), (os, "truncate"), (files, "write_json"), (disk_module, "Journal")):
+            patched.setattr(of, name, counted(getattr(of, name)))
+        try:
+            does()
+        except Killed:
+            return True
+    return False
+
+
+def test_a_kill_anywhere_in_the_way_back_leads_to_the_same_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    disk = begun(tmp_path / "s")
+    for round in (5, 10, 15):
+        write(disk, round, 0, 0, 2)
+        checkpoint(disk, round)
+    for target in (10, 15):
+        at = 0
+        while True:
+            folder = Path(shutil.copytree(tmp_path / "s", tmp_path / f"{target}-{at}"))
+            if not killed(monkeypatch, at, lambda folder=folder, target=target: opened(folder).recover(target)):
+                break
+            again = opened(folder)
+            again.recover(target)
+            assert content(again)[1][0, 0, 0] == target
+            at += 1
+        assert at >= 2
+
+
+def test_a_kill_anywhere_in_the_making_leaves_nothing_or_the_first_states(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at = 0
+    while killed(monkeypatch, at, lambda folder=tmp_path / str(at): begun(folder)):
+        folder, at = tmp_path / str(at), at + 1
+        again = opened(folder)
+        if again.is_new:
+            again = begun(folder)
+        again.recover(0)
+        assert not content(again)[1].any()
+    assert at >= 2
 
 
 @pytest.mark.parametrize("cut", [1, 20, 60])

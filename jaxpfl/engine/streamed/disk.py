@@ -83,9 +83,9 @@ class Disk:
     def made(self) -> None:
         """Say that the first states are written."""
         self._flush()
+        self._journal = Journal(self._undo(0), self._rows, self._size)  # before it says that the states are there
         files.write_json(self._folder / _STORE, self._said)
         self.is_new = False
-        self._journal = Journal(self._undo(0), self._rows, self._size)
 
     def put(self, run: int, of: np.ndarray, values: PyTree) -> None:
         """Write rows of a run."""
@@ -131,9 +131,12 @@ class Disk:
             for numbers, content in records(self._undo(later), self._size):
                 self._write_back(numbers, content)
         self._flush()
-        for later in [known for known in self._rounds() if known >= round]:
+        for later in [known for known in self._rounds() if known > round]:
             self._undo(later).unlink()
         self._remove(_PENDING)
+        # Emptied, never absent: after a kill it says that this round can be gone back to.
+        with writing(self._undo(round)):
+            os.truncate(self._undo(round), 0)
         self._journal = Journal(self._undo(round), self._rows, self._size)
 
     def _write_back(self, numbers: np.ndarray, content: bytes) -> None:
