@@ -120,7 +120,7 @@ def split_by_path(tree: PyTree, predicate: PathPredicate) -> tuple[PyTree, PyTre
 
     def keep(accepted: bool) -> PyTree:
         return jax.tree.map_with_path(
-            lambda path, leaf: leaf if bool(predicate(_names(path))) == accepted else None, tree
+            lambda path, leaf: leaf if bool(predicate(names(path))) == accepted else None, tree
         )
 
     return keep(True), keep(False)
@@ -131,7 +131,8 @@ def merge(part: PyTree, rest: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: b if a is None else a, part, rest, is_leaf=lambda node: node is None)
 
 
-def _names(path: tuple[Any, ...]) -> tuple[str, ...]:
+def names(path: tuple[Any, ...]) -> tuple[str, ...]:
+    """Names of a path of JAX's, as predicates take them."""
     return tuple(jax.tree_util.keystr((entry,), simple=True) for entry in path)
 
 

@@ -4,7 +4,7 @@ from jaxpfl.algorithms.map_personalization import MapHyper, map_personalization
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, run_steps, sgd, train
 from jaxpfl.algorithms.parts.optimizers import Optimizer
-from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.server_optimizer import trained_part, with_server_optimizer
 from jaxpfl.algorithms.registry import FEDERATED, METHODS, Method, get
 
 __all__ = [
@@ -24,5 +24,6 @@ __all__ = [
     "run_steps",
     "sgd",
     "train",
+    "trained_part",
     "with_server_optimizer",
 ]

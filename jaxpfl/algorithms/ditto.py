@@ -17,7 +17,7 @@ from flax import struct
 from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, sgd, taken
-from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.server_optimizer import trained_part, with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Gradients, Message, Upload
@@ -72,4 +72,5 @@ def ditto(task: Task, work: LocalWork, *, personal_steps: int = 0) -> Algorithm:
             lambda limit, message: taken(work.steps, limit) + taken(personal_steps or work.steps, limit)
         ),
     )
-    return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)
+    algorithm = Algorithm((client,), averaging_server(task), work.steps)
+    return with_server_optimizer(algorithm, work.server_optimizer, acts_on=trained_part(task))

@@ -21,7 +21,8 @@ from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
 from jaxpfl.algorithms.parts.normalized import normalized
-from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.server_optimizer import trained_part, with_server_optimizer
+from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
 from jaxpfl.types import Key, Metrics, PyTree, Scalar, Splits
@@ -47,7 +48,7 @@ def fedavg(task: Task, work: LocalWork, *, fednova: bool = False) -> Algorithm:
     Implements: Divi et al. 2021, equation (4).
     """
     algorithm = _averaging(task, work)
-    return normalized("fedavg", algorithm, work) if fednova else algorithm
+    return _by_steps("fedavg", algorithm, task, work) if fednova else algorithm
 
 
 def fedavg_ft(
@@ -70,7 +71,7 @@ def fedavg_ft(
     """
     tuning = fine_tuning.planned("fedavg-ft", work, fine_tune_steps, fine_tune_epochs)
     algorithm = _averaging(task, work, tuning=tuning)
-    return normalized("fedavg-ft", algorithm, work) if fednova else algorithm
+    return _by_steps("fedavg-ft", algorithm, task, work) if fednova else algorithm
 
 
 def fedprox(task: Task, work: LocalWork) -> Algorithm:
@@ -79,6 +80,12 @@ def fedprox(task: Task, work: LocalWork) -> Algorithm:
     Models: personalised mu; global mu.
     """
     return _averaging(task, work, proximal=True)
+
+
+def _by_steps(method: str, algorithm: Algorithm, task: Task, work: LocalWork) -> Algorithm:
+    if task.statistics is not None:
+        raise JaxpflError(f"{method}.fednova is of steps along gradients, which running statistics (BatchNorm) are not")
+    return normalized(method, algorithm, work)
 
 
 def _averaging(task: Task, work: LocalWork, *, tuning: LocalWork | None = None, proximal: bool = False) -> Algorithm:
@@ -115,4 +122,5 @@ def _averaging(task: Task, work: LocalWork, *, tuning: LocalWork | None = None, 
         predict=lambda hp, w, x: task.model.apply(w, x),
         gradients=gradients(work.steps, personalize=fine_tuning.counted(tuning)),
     )
-    return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)
+    algorithm = Algorithm((client,), averaging_server(task), work.steps)
+    return with_server_optimizer(algorithm, work.server_optimizer, acts_on=trained_part(task))

@@ -6,9 +6,12 @@ trained on its n_i examples, and only mu is exchanged:
 .. math:: \mu \leftarrow \mu + \frac{\sum_{i \in S} n_i (w_i - \mu)}{\sum_{i \in S} n_i}, \qquad
    (w_i, \nu_i) = \text{tau SGD steps from } (\mu, \nu_i)
 
-The paper uses batch normalisation, whose running statistics stay with the client too. Here there are none
-(`jaxpfl.models.normalisation` says why): group and layer normalisation are functions of the example alone, and the
-client's own parameters are the scale and bias of each channel.
+The paper uses batch normalisation (``cnn-bn``, ``mlp-bn``, ``resnet-bn``, or ``flax.linen.BatchNorm``), whose running
+mean and variance are the client's own too: its batches alone move them, in local steps, and they are never uploaded.
+With group and layer normalisation, functions of the example alone, nu_i are the scales and biases.
+
+It does badly for new clients: a client that arrives has the initial statistics, mean 0 and variance 1, and its own only
+after rounds of its own (``adapt_rounds``). With small batches the statistics are those of few examples.
 
 Reference: Li et al. 2021, "FedBN: Federated Learning on Non-IID Features via Local Batch Normalization",
 https://arxiv.org/abs/2102.07623.
@@ -30,12 +33,13 @@ from jaxpfl.types import PyTree
 def fedbn(task: Task, work: LocalWork) -> Algorithm:
     """FedBN. Models: personalised (mu, nu_i), nu_i of the normalisation layers; no global model, as mu is incomplete.
 
-    New clients have the initial normalisation parameters.
+    New clients have the initial normalisation parameters and statistics. Of a model that names no normalisation layers,
+    those with running statistics are taken.
     """
-    norm = task.model.norm or (lambda path: False)
+    own = _own(task)
 
     def split(params: PyTree) -> tuple[PyTree, PyTree]:
-        return trees.split_by_path(params, norm)
+        return trees.split_by_path(params, own)
 
     if not jax.tree.leaves(split(jax.eval_shape(task.init, jax.random.key(0)))[0]):
         raise JaxpflError(
@@ -43,3 +47,17 @@ def fedbn(task: Task, work: LocalWork) -> Algorithm:
             "take one with normalisation layers, such as mlp-ln, cnn-gn or resnet"
         )
     return keeping_own_part(task, work, split, trained_together(task, work, split), work.steps)
+
+
+def _own(task: Task) -> trees.PathPredicate:
+    """Predicate of the client's own leaves: normalisation parameters, and running statistics."""
+    norm, statistics = task.model.norm, task.statistics
+    if statistics is None:
+        return norm or (lambda path: False)
+    paths = jax.tree.leaves_with_path(statistics.of(jax.eval_shape(task.init, jax.random.key(0))))
+    layers = {trees.names(path)[1:-1] for path, _ in paths}  # without the name of the collection
+
+    def own(path: tuple[str, ...]) -> bool:
+        return statistics.selects(path) or (path[:-1] in layers if norm is None else norm(path))
+
+    return own

@@ -24,7 +24,7 @@ from jaxpfl.algorithms.parts import several_models
 from jaxpfl.algorithms.parts.averaging import mean_server
 from jaxpfl.algorithms.parts.hyper import AveragingHyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
-from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.server_optimizer import trained_part, with_server_optimizer
 from jaxpfl.data import passes
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
@@ -83,4 +83,5 @@ def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
         gradients=gradients(work.steps),
     )
     server = mean_server(lambda key: several_models.init(task, key, clusters))
-    return with_server_optimizer(Algorithm((client,), server, work.steps), work.server_optimizer)
+    algorithm = Algorithm((client,), server, work.steps)
+    return with_server_optimizer(algorithm, work.server_optimizer, acts_on=trained_part(task))

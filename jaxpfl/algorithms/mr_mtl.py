@@ -22,7 +22,7 @@ from flax import struct
 from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
-from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.server_optimizer import trained_part, with_server_optimizer
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
 from jaxpfl.types import Key, Metrics, PyTree, Scalar, Splits
@@ -55,4 +55,5 @@ def mr_mtl(task: Task, work: LocalWork) -> Algorithm:
         predict=lambda hp, params, x: task.model.apply(params, x),
         gradients=gradients(work.steps),
     )
-    return with_server_optimizer(Algorithm((client,), averaging_server(task), work.steps), work.server_optimizer)
+    algorithm = Algorithm((client,), averaging_server(task), work.steps)
+    return with_server_optimizer(algorithm, work.server_optimizer, acts_on=trained_part(task))

@@ -67,6 +67,9 @@ class Method(NamedTuple):
         (``LocalWork.privacy``). None where `privatize` makes its one sum private.
       graph: needs a graph of the clients (``LocalWork.graph``).
       asynchronous: its algorithm has ``Algorithm.in_flight``.
+      statistics: carries a model's running statistics: it trains whole models by `sgd` or `train`, which move them,
+        and takes no other sums of models than means.
+      keeps_statistics: these stay with the clients.
     """
 
     name: str
@@ -79,6 +82,8 @@ class Method(NamedTuple):
     releases: Callable[[Mapping[str, Any]], int] | None = None
     graph: bool = False
     asynchronous: bool = False
+    statistics: bool = False
+    keeps_statistics: bool = False
 
     @property
     def options(self) -> dict[str, Any]:
@@ -90,16 +95,16 @@ class Method(NamedTuple):
 METHODS: Mapping[str, Method] = {
     method.name: method
     for method in (
-        Method("local", local, SgdHyper(), uploads=False),
-        Method("fedavg", fedavg, AveragingHyper(), step_noise=True),
-        Method("fedavg-ft", fedavg_ft, AveragingHyper(), step_noise=True),
-        Method("fedprox", fedprox, FedProxHyper(), step_noise=True),
-        Method("fedbn", fedbn, AveragingHyper()),
+        Method("local", local, SgdHyper(), uploads=False, statistics=True, keeps_statistics=True),
+        Method("fedavg", fedavg, AveragingHyper(), step_noise=True, statistics=True),
+        Method("fedavg-ft", fedavg_ft, AveragingHyper(), step_noise=True, statistics=True),
+        Method("fedprox", fedprox, FedProxHyper(), step_noise=True, statistics=True),
+        Method("fedbn", fedbn, AveragingHyper(), statistics=True, keeps_statistics=True),
         Method("adaped", adaped, AdaPeDHyper(), step_noise=True, scales=1),
         Method("adaped-plus", adaped_plus, AdaPeDPlusHyper()),
-        Method("fedper", fedper, AveragingHyper()),
+        Method("fedper", fedper, AveragingHyper(), statistics=True),
         Method("fedrep", fedrep, FedRepHyper()),
-        Method("ifca", ifca, AveragingHyper()),
+        Method("ifca", ifca, AveragingHyper(), statistics=True),
         Method("fedem", fedem, FedEMHyper(), step_noise=True),
         Method("persfl", persfl, AveragingHyper()),
         Method("persfl-gd", persfl_gd, AveragingHyper()),
@@ -107,8 +112,8 @@ METHODS: Mapping[str, Method] = {
         Method("map-laplace", map_laplace, LaplaceHyper()),
         Method("map-kd", map_kd, MapDistillationHyper()),
         Method("adamix", adamix, MixtureHyper(), releases=lambda options: options["em_steps"]),
-        Method("pooled", pooled, SgdHyper(), pooled=True),
-        Method("ditto", ditto, DittoHyper()),
+        Method("pooled", pooled, SgdHyper(), pooled=True, statistics=True),
+        Method("ditto", ditto, DittoHyper(), statistics=True),
         Method("pfedme", pfedme, PFedMeHyper()),
         Method("apfl", apfl, APFLHyper()),
         Method("perfedavg", perfedavg, PerFedAvgHyper()),
@@ -117,8 +122,8 @@ METHODS: Mapping[str, Method] = {
         Method("scaffold", scaffold, ScaffoldHyper()),
         Method("l2gd", l2gd, L2GDHyper()),
         Method("fedbabu", fedbabu, AveragingHyper()),
-        Method("lg-fedavg", lg_fedavg, AveragingHyper()),
-        Method("mr-mtl", mr_mtl, MRMTLHyper()),
+        Method("lg-fedavg", lg_fedavg, AveragingHyper(), statistics=True),
+        Method("mr-mtl", mr_mtl, MRMTLHyper(), statistics=True),
         Method("fedala", fedala, FedALAHyper()),
         Method("feddyn", feddyn, FedDynHyper()),
         Method("fedrod", fedrod, AveragingHyper()),

@@ -55,14 +55,22 @@ def make_task(model: Any, federation: Federation, num_classes: int) -> Task:
             )
     if isinstance(model, str) or all(layer.why_not for layer in layers_of(task)):
         return task
-    return task._replace(model=task.model._replace(apply=rewriting.Exchanged(task.model.apply)))
+    exchanged = task.model._replace(apply=rewriting.Exchanged(task.model.apply))
+    if exchanged.statistics is not None:
+        observe = rewriting.Exchanged(exchanged.statistics.observe)
+        exchanged = exchanged._replace(statistics=exchanged.statistics._replace(observe=observe))
+    return task._replace(model=exchanged)
 
 
 def layers_of(task: Task) -> tuple[Layer, ...]:
     """The convolutions and pools of a model of the user's own, with the reasons of those that must run plain."""
-    apply = task.model.apply
+    model, apply = task.model, task.model.apply
     if isinstance(apply, rewriting.Exchanged):
         apply = apply.plain
+    if task.statistics is not None:
+        observe = task.statistics.observe
+        observe = observe.plain if isinstance(observe, rewriting.Exchanged) else observe
+        apply = model._replace(statistics=task.statistics._replace(observe=observe)).training
     key = jax.ShapeDtypeStruct((), jax.random.key(0).dtype)
     x = jax.ShapeDtypeStruct((1, *task.input_shape), jax.dtypes.canonicalize_dtype(task.input_dtype or float))
     given = apply, compiled.shapes(task.init, jax.random.key(0)), x, key
@@ -127,6 +135,11 @@ def make_simulation(
             if privacy.step_noise is not None and not method.step_noise:
                 able = ", ".join(name for name, other in algorithms.METHODS.items() if other.step_noise)
                 raise JaxpflError(f"{method.name} cannot add noise in every step; those that can: {able}")
+            if task.statistics is not None and not method.keeps_statistics:
+                raise JaxpflError(
+                    f"{method.name} sends the model's running statistics (BatchNorm): noise of steps does not cover "
+                    "them, and that of clipped updates drowns them: use GroupNorm, or fedbn, whose clients keep them"
+                )
             if method.releases is None:
                 algorithm, values = privatize(algorithm, values, privacy)
         if lying is not None and attack is not None and method.uploads:
@@ -236,6 +249,11 @@ def build(method: Method, task: Task, work: LocalWork, options: dict[str, Any]) 
             allowed, words = _LIKE[kind]
             if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
                 raise JaxpflError(f"{method.name}.{name} must be {words}, got {value!r}")
+    if task.statistics is not None and not method.statistics:
+        able = ", ".join(name for name, other in algorithms.METHODS.items() if other.statistics)
+        raise JaxpflError(
+            f"{method.name} does not carry the model's running statistics (BatchNorm): use GroupNorm, or one of {able}"
+        )
     if work.augment is not None and work.augment.mixes:
         task = of_mixed_labels(task)
     algorithm = method.build(task, work, **options)

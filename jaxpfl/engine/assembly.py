@@ -351,6 +351,11 @@ def put_together(
     if work.augment is not None:
         augmentation.check(work.augment, task)
     if spec.guards_examples:
+        if task.statistics is not None:
+            raise JaxpflError(
+                "privacy.unit = example clips the gradient of each example, and batch normalisation mixes those of a "
+                "batch: use GroupNorm"
+            )
         if unseen is not None:
             raise JaxpflError(
                 "unseen clients train on their own examples in rounds that no claim counts: leave them out with "

@@ -64,9 +64,11 @@ def lora(
         by default.
 
     Raises:
-      JaxpflError: for a rank below 1, and patterns that fit nothing.
+      JaxpflError: for a rank below 1, running statistics, and patterns that fit nothing.
     """
     model, frozen = as_model(model), {path: jnp.asarray(leaf) for path, leaf in by_path(base).items()}
+    if model.statistics is not None and jax.tree.leaves(model.statistics.of(base)):
+        raise JaxpflError("lora: the model has running statistics (BatchNorm), which nothing would move: use GroupNorm")
     if rank < 1:
         raise JaxpflError(f"lora: the rank must be >= 1, got {rank}")
     whole = _fitting("trained", trained, frozen)

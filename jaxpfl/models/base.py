@@ -6,18 +6,20 @@ passed through ``jax.jit`` as arguments.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import sys
 from collections.abc import Callable, Mapping
-from typing import Any, NamedTuple, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 import optax
 from flax import linen as nn
 
+from jaxpfl import trees
 from jaxpfl.errors import JaxpflError
-from jaxpfl.models import equinox_modules, nnx_modules
+from jaxpfl.models import equinox_modules, linen_modules, nnx_modules
 from jaxpfl.models.losses import LOGISTIC, Mixture, PerExample, resolve
 from jaxpfl.models.metrics import Metric, absolute_error, auc, calibration_error, macro_f1, r2, right, rmse
 from jaxpfl.trees import PathPredicate
@@ -26,6 +28,27 @@ from jaxpfl.types import Array, Key, PyTree
 
 class InitFn(Protocol):
     def __call__(self, key: Key, x: Array, /) -> PyTree: ...
+
+
+class Statistics(NamedTuple):
+    """Running statistics of a model: leaves of its parameters that training moves, but no gradient does.
+
+    Attributes:
+      selects: true of their paths.
+      observe: ``(params, x, *, key, train=True, valid [N] bool) -> (logits, params)``: the forward pass of training on
+        a batch, and the parameters with statistics that took its valid examples into account.
+    """
+
+    selects: PathPredicate
+    observe: Callable[..., tuple[Array, PyTree]]
+
+    def of(self, params: PyTree) -> PyTree:
+        """The statistics among parameters, None in place of the others."""
+        return trees.split_by_path(params, self.selects)[0]
+
+    def put(self, params: PyTree, statistics: PyTree) -> PyTree:
+        """Parameters with other statistics."""
+        return trees.merge(statistics, trees.split_by_path(params, self.selects)[1])
 
 
 class Model(NamedTuple):
@@ -38,6 +61,8 @@ class Model(NamedTuple):
       head: selects the parameters of the personal head (FedPer, FedRep); None if the model defines none.
       norm: selects the scales and biases of normalisation layers (FedBN); None if the model defines none.
       vocabulary: number of tokens if inputs are tokens 0 .. vocabulary - 1; None if they are real numbers.
+      statistics: running statistics (of batch normalisation) among the parameters, if there are any; None for a model
+        that cannot have any. `apply` uses them, and refuses ``train``.
     """
 
     init: InitFn
@@ -45,36 +70,32 @@ class Model(NamedTuple):
     head: PathPredicate | None = None
     norm: PathPredicate | None = None
     vocabulary: int | None = None
+    statistics: Statistics | None = None
+
+    def training(self, params: PyTree, x: Array, key: Key | None = None, train: bool = True) -> Array:
+        """Logits of a batch without padding as in training, of models with running statistics too."""
+        if self.statistics is None or not jax.tree.leaves(self.statistics.of(params)):
+            return self.apply(params, x, key=key, train=train)
+        return self.statistics.observe(params, x, key=key, train=train, valid=jnp.ones(x.shape[0], bool))[0]
 
 
 def from_linen(module: nn.Module, head: PathPredicate | None = None, norm: PathPredicate | None = None) -> Model:
     """Wrap a flax.linen module; ``params`` is the inner dictionary of its "params" collection.
 
-    If the module's ``__call__`` takes `train`, it is passed. The apply key is its "dropout" stream.
-    A module with any other collection is refused by `Model.init`: running statistics (BatchNorm) are neither parameters
-    to average nor data that stay with a client, and updating them would make the function impure.
+    If the module's ``__call__`` takes `train`, it is passed. The apply key is its "dropout" stream. The running
+    statistics of ``flax.linen.BatchNorm`` are the part "batch_stats" of ``params`` (`Model.statistics`); those of a
+    layer go with its parameters into the head. Any other collection is refused by `Model.init`.
     """
-    takes_train = "train" in inspect.signature(type(module).__call__).parameters
+    init, apply, observe = linen_modules.functions(module)
 
-    def flag(train: bool) -> dict[str, Any]:
-        return {"train": train} if takes_train else {}
+    def selects(path: tuple[str, ...]) -> bool:
+        return path[:1] == (linen_modules.STATISTICS,)
 
-    def init(key: Key, x: Array) -> PyTree:
-        variables = module.init(key, x, **flag(False))
-        others = sorted(set(variables) - {"params"})
-        if others:
-            raise JaxpflError(
-                f"{type(module).__name__} has the mutable collection {others[0]!r}: "
-                "only 'params' is supported, use GroupNorm in place of BatchNorm"
-            )
-        return variables.get("params", {})
+    def with_layer(path: tuple[str, ...]) -> bool:
+        assert head is not None
+        return head(path[1:] if selects(path) else path)
 
-    def apply(params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
-        rngs = None if key is None else {"dropout": key}
-        # Declared as output or (output, updates); without `mutable` it is the output alone.
-        return cast(Array, module.apply({"params": params}, x, rngs=rngs, **flag(train)))
-
-    return Model(init, apply, head, norm)
+    return Model(init, apply, head and with_layer, norm, statistics=Statistics(selects, observe))
 
 
 def from_nnx(module: Any, head: PathPredicate | None = None, norm: PathPredicate | None = None) -> Model:
@@ -204,9 +225,27 @@ class Task(NamedTuple):
         return self.model.init(key, jnp.zeros((1, *self.input_shape), self.input_dtype))
 
     @property
+    def statistics(self) -> Statistics | None:
+        """Running statistics of the model; None where it has none."""
+        found = self.model.statistics
+        return found if found is not None and jax.tree.leaves(found.of(_shapes(self))) else None
+
+    @property
     def has_classes(self) -> bool:
         """True for a classification, whose predictions are logits of classes."""
         return self.kind == CLASSIFICATION
+
+
+@functools.lru_cache(maxsize=64)
+def _shapes_of(init: InitFn, shape: tuple[int, ...], dtype: Any, wide: bool) -> PyTree:
+    return jax.eval_shape(lambda key: init(key, jnp.zeros((1, *shape), dtype)), jax.random.key(0))
+
+
+def _shapes(task: Task) -> PyTree:
+    """Shapes of the model's parameters."""
+    return _shapes_of(
+        task.model.init, task.input_shape, task.input_dtype, jax.dtypes.canonicalize_dtype(float).itemsize > 4
+    )
 
 
 def classification(model: Any, input_shape: tuple[int, ...], num_classes: int, input_dtype: Any = None) -> Task:

@@ -11,7 +11,7 @@ from jaxpfl.models.base import Model, from_linen
 from jaxpfl.models.convolution import max_pool
 from jaxpfl.models.images import batch_minor, check_image_shape
 from jaxpfl.models.layers import Conv, ConvPool, FeatureDense, is_head
-from jaxpfl.models.normalisation import GroupNorm, is_norm
+from jaxpfl.models.normalisation import BatchNorm, GroupNorm, is_norm
 from jaxpfl.types import Array
 
 
@@ -21,7 +21,8 @@ class CNN(nn.Module):
     Inputs are [N, H, W, C], or [N, H, W] for one channel. Inside, the batch is the minor dimension, and the
     features of the dense part come in the order (C, H, W), as PyTorch flattens.
 
-    With `normalise` each convolution is followed by a group normalisation in place of its bias.
+    With `normalise` each convolution is followed by a group normalisation in place of its bias, or by a batch
+    normalisation where ``batch`` is set.
     """
 
     num_classes: int
@@ -29,15 +30,17 @@ class CNN(nn.Module):
     hidden: tuple[int, ...] = (120, 84)
     size: int = 5
     normalise: bool = False
+    batch: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
+        norm = BatchNorm if self.batch else GroupNorm
         check_image_shape("CNN", x.shape[1:], smallest_for_cnn(len(self.filters), self.size))
         x = batch_minor(x)
         for i, features in enumerate(self.filters):
             if self.normalise:
                 x = Conv(features, self.size, bias=False, name=f"conv{i}")(x)
-                x = max_pool(jax.nn.relu(GroupNorm(name=f"norm{i}")(x)))
+                x = max_pool(jax.nn.relu(norm(name=f"norm{i}")(x)))
             else:
                 x = ConvPool(features, self.size, name=f"conv{i}")(x)
         x = x.reshape(-1, x.shape[-1])
@@ -76,3 +79,8 @@ def cnn_cifar100(num_classes: int = 100) -> Model:
 def cnn_gn(num_classes: int) -> Model:
     """`cnn` with group normalisation, two groups, between each convolution and its relu: 44,448 parameters."""
     return from_linen(CNN(num_classes, normalise=True), is_head, is_norm)
+
+
+def cnn_bn(num_classes: int) -> Model:
+    """`cnn` with batch normalisation between each convolution and its relu: 44,448 parameters, and 44 statistics."""
+    return from_linen(CNN(num_classes, normalise=True, batch=True), is_head, is_norm)

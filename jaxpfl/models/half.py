@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from jaxpfl.errors import JaxpflError
 from jaxpfl.models.base import Task
 from jaxpfl.types import Array, Key, PyTree
 
@@ -33,7 +34,13 @@ class Half:
 
 
 def in_bfloat16(task: Task) -> Task:
-    """The task with its model in `Half` precision; its loss and metrics see logits in the parameters' type."""
+    """The task with its model in `Half` precision; its loss and metrics see logits in the parameters' type.
+
+    Raises:
+      JaxpflError: for a model with running statistics, whose small moves would be rounded away.
+    """
+    if task.statistics is not None:
+        raise JaxpflError("precision = bfloat16 rounds away the moves of running statistics (BatchNorm): use float32")
     return task._replace(model=task.model._replace(apply=Half(task.model.apply)))
 
 

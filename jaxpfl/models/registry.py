@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import NamedTuple
 
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.models.base import Model
-from jaxpfl.models.cnn import cnn, cnn_cifar100, cnn_fedavg, cnn_gn, smallest_for_cnn
+from jaxpfl.models.cnn import cnn, cnn_bn, cnn_cifar100, cnn_fedavg, cnn_gn, smallest_for_cnn
 from jaxpfl.models.gru import check_token_shape, gru
 from jaxpfl.models.images import check_image_shape
 from jaxpfl.models.linear import linear
-from jaxpfl.models.mlp import mlp, mlp_ln
+from jaxpfl.models.mlp import mlp, mlp_bn, mlp_ln
 from jaxpfl.models.resnet import CIFAR_WIDTHS, RESNET18_WIDTHS, resnet, resnet18, smallest_for_resnet
 
 Shape = tuple[int, ...]
@@ -35,23 +36,28 @@ def _images(network: str, minimum: int) -> Callable[[Shape], None]:
     return lambda shape: check_image_shape(network, shape, minimum)
 
 
-def _resnet(num_classes: int, depth: Shape = (8,)) -> Model:
+def _resnet(num_classes: int, depth: Shape = (8,), *, batch: bool = False) -> Model:
     if len(depth) != 1:
-        raise JaxpflError(f"'resnet' takes one number, its depth, got {','.join(map(str, depth))}")
-    return resnet(num_classes, depth[0])
+        name = "resnet-bn" if batch else "resnet"
+        raise JaxpflError(f"{name!r} takes one number, its depth, got {','.join(map(str, depth))}")
+    return resnet(num_classes, depth[0], batch=batch)
 
 
 _CNN = _images("CNN", smallest_for_cnn())
+_SMALL = _images("ResNet", smallest_for_resnet(CIFAR_WIDTHS))
 _BUILDERS: dict[str, _Entry] = {
     "linear": _Entry(linear),
     "mlp": _Entry(mlp, example="mlp:128,64"),
     "mlp-ln": _Entry(mlp_ln, example="mlp-ln:128,64"),
+    "mlp-bn": _Entry(mlp_bn, example="mlp-bn:128,64"),
     "mlp-persfl": _Entry(lambda num_classes: mlp(num_classes, hidden=(100,))),
     "cnn": _Entry(cnn, _CNN),
     "cnn-fedavg": _Entry(cnn_fedavg, _CNN),
     "cnn-gn": _Entry(cnn_gn, _CNN),
+    "cnn-bn": _Entry(cnn_bn, _CNN),
     "cnn-cifar100": _Entry(cnn_cifar100, _CNN),
-    "resnet": _Entry(_resnet, _images("ResNet", smallest_for_resnet(CIFAR_WIDTHS)), "resnet:20"),
+    "resnet": _Entry(_resnet, _SMALL, "resnet:20"),
+    "resnet-bn": _Entry(partial(_resnet, batch=True), _SMALL, "resnet-bn:20"),
     "resnet18": _Entry(resnet18, _images("ResNet", smallest_for_resnet(RESNET18_WIDTHS))),
     "gru": _Entry(gru, check_token_shape, "gru:256,256"),
 }

@@ -52,7 +52,7 @@ class Layer(NamedTuple):
     why_not: str | None = None
 
 
-def layers(apply: Callable[..., Array], params: PyTree, x: Any, key: Any) -> tuple[Layer, ...]:
+def layers(apply: Callable[..., Any], params: PyTree, x: Any, key: Any) -> tuple[Layer, ...]:
     """The convolutions and pools of a model in the order in which they are applied.
 
     Args:
@@ -70,28 +70,29 @@ def layers(apply: Callable[..., Array], params: PyTree, x: Any, key: Any) -> tup
 
 @dataclass(frozen=True)
 class Exchanged:
-    """`Model.apply` with convolutions and pools exchanged, unless its program is traced in another `form`.
+    """`Model.apply` or `Statistics.observe` with convolutions and pools exchanged, unless traced in another `form`.
 
     Values and gradients are equal up to the order of additions. Derivatives are in reverse mode first: `products` has
     rules of its own for it.
 
     Attributes:
-      plain: the model's own function of all four arguments.
+      plain: the model's own function of all its arguments.
     """
 
-    plain: Callable[..., Array]
+    plain: Callable[..., Any]
 
-    def __call__(self, params: PyTree, x: Array, key: Key | None = None, train: bool = False) -> Array:
+    def __call__(self, params: PyTree, x: Array, key: Key | None = None, train: bool = False, **arrays: Array) -> Any:
         if _form.value == "plain":
-            return self.plain(params, x, key=key, train=train)
-        leaves, tree = jax.tree.flatten((params, x, key))
+            return self.plain(params, x, key=key, train=train, **arrays)
+        leaves, tree = jax.tree.flatten((params, x, key, arrays))
 
-        def flat(*leaves: Any) -> Array:
-            params, x, key = jax.tree.unflatten(tree, leaves)
-            return self.plain(params, x, key=key, train=train)
+        def flat(*leaves: Any) -> Any:
+            params, x, key, arrays = jax.tree.unflatten(tree, leaves)
+            return self.plain(params, x, key=key, train=train, **arrays)
 
-        traced = jax.make_jaxpr(flat)(*leaves)
-        return _evaluated(traced.jaxpr, traced.consts, leaves)[0]
+        make: Callable[..., Any] = jax.make_jaxpr(flat, return_shape=True)
+        traced, shapes = make(*leaves)
+        return jax.tree.unflatten(jax.tree.structure(shapes), _evaluated(traced.jaxpr, traced.consts, leaves))
 
 
 def _why_not(eqn: Any) -> str | None:

@@ -29,9 +29,23 @@ class Dropped(nn.Module):
 X = jnp.arange(20.0).reshape(4, 5)
 
 
-def test_batch_norm_is_refused_in_one_line():
-    with pytest.raises(JaxpflError, match=r"'batch_stats'.*GroupNorm") as error:
-        from_linen(Normalised("batch")).init(jax.random.key(0), X)
+def test_batch_norm_has_its_statistics_among_the_parameters():
+    model = from_linen(Normalised("batch"))
+    params = model.init(jax.random.key(0), X)
+    assert set(params) == {"Dense_0", "BatchNorm_0", "Dense_1", "batch_stats"}
+    assert model.apply(params, X).shape == (4, 3)
+
+
+class Remembering(nn.Module):
+    @nn.compact
+    def __call__(self, x):
+        self.variable("memory", "last", lambda: jnp.zeros(()))
+        return nn.Dense(3)(x)
+
+
+def test_other_collections_are_refused_in_one_line():
+    with pytest.raises(JaxpflError, match="mutable collection 'memory': only 'params'") as error:
+        from_linen(Remembering()).init(jax.random.key(0), X)
     assert "\n" not in str(error.value)
 
 

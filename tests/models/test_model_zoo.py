@@ -22,6 +22,9 @@ PARAMETERS = [
     ("mlp-ln", (8, 8), 10, 64 * 64 + 64 + 2 * 64 + 650),
     ("cnn-fedavg", (28, 28, 1), 10, 582_026),
     ("cnn-gn", (28, 28, 1), 10, 44_426 - 22 + 2 * 22),
+    ("cnn-bn", (28, 28, 1), 10, 44_426 - 22 + 2 * 22 + 2 * 22),
+    ("mlp-bn", (8, 8), 10, 64 * 64 + 64 + 2 * 64 + 2 * 64 + 650),
+    ("resnet-bn", (32, 32, 3), 10, 78_042 + 2 * (16 + 2 * 16 + 3 * 32 + 3 * 64)),
     ("resnet", (32, 32, 3), 10, 78_042),
     ("resnet:20", (32, 32, 3), 10, 272_474),
     ("resnet18", (32, 32, 3), 10, 11_173_962),
@@ -31,12 +34,14 @@ PARAMETERS = [
 SMALL = {
     "cnn-fedavg": (16, 16, 1),
     "cnn-gn": (16, 16, 1),
+    "cnn-bn": (16, 16, 1),
+    "resnet-bn": (8, 8, 3),
     "cnn-cifar100": (16, 16, 3),
     "resnet": (8, 8, 3),
     "resnet18": (8, 8, 1),
     "gru": (5,),
 }
-NORMALISED = {"mlp-ln", "cnn-gn", "resnet", "resnet18"}
+NORMALISED = {"mlp-ln", "mlp-bn", "cnn-gn", "cnn-bn", "resnet", "resnet-bn", "resnet18"}
 EXAMPLES = {name: (SMALL.get(name, shape), classes) for name, shape, classes, _ in PARAMETERS if name != "resnet:20"}
 
 
@@ -64,7 +69,7 @@ def test_every_name_is_covered_here():
     assert set(available()) <= set(EXAMPLES)
 
 
-DEAR = ("cnn-cifar100", "resnet", "resnet18")
+DEAR = ("cnn-cifar100", "resnet", "resnet-bn", "resnet18")
 """Models that compile for a second each; their numbers have oracles of their own."""
 
 
@@ -103,7 +108,7 @@ def test_normalisation_is_exactly_scales_that_start_at_one_and_their_biases_at_z
     scales = {path[:-1] for path in leaves(params) if path[-1] == "scale"}
     assert (model.norm is not None) == bool(scales) == (name in NORMALISED)
     if model.norm is not None:
-        chosen = {path: leaf for path, leaf in leaves(params).items() if model.norm(path)}
+        chosen = {path: leaf for path, leaf in leaves(params).items() if model.norm(path) and path[0] != "batch_stats"}
         assert chosen.keys() == {(*path, which) for path in scales for which in ("scale", "bias")}
         for path, leaf in chosen.items():
             np.testing.assert_array_equal(leaf, 1.0 if path[-1] == "scale" else 0.0)

@@ -209,6 +209,30 @@ def loss_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyT
     return gradient
 
 
+def observed_gradient(task: Task) -> Callable[[PyTree, Key, Batch], tuple[Array, PyTree, PyTree]]:
+    """`loss_gradient`, zero for running statistics, and these as the batch moved them; None for a model without any.
+
+    Raises:
+      JaxpflError: for guarded examples of such a model.
+    """
+    plain, statistics = loss_gradient(task), task.model.statistics
+
+    def loss(params: PyTree, key: Key, batch: Batch) -> tuple[Array, PyTree]:
+        assert statistics is not None
+        logits, moved = statistics.observe(params, batch.x, key=key, valid=batch.valid)
+        return batch.mean(task.loss(logits, batch.y)), statistics.of(moved)
+
+    def gradient(params: PyTree, key: Key, batch: Batch) -> tuple[Array, PyTree, PyTree]:
+        if statistics is None or not jax.tree.leaves(statistics.of(params)):
+            return *plain(params, key, batch), None
+        if isinstance(batch, GuardedBatch):
+            raise JaxpflError("running statistics (BatchNorm) are of a batch, and its examples are guarded one by one")
+        (value, moved), by_params = jax.value_and_grad(loss, has_aux=True)(params, key, batch)
+        return value, by_params, moved
+
+    return gradient
+
+
 def run_steps(
     work: LocalWork,
     key: Key,
@@ -329,20 +353,25 @@ def train(
 ) -> tuple[Descent, Metrics]:
     """Take local steps on the task's mean loss, plus ``(prox/2) |w - anchor|^2`` where an anchor is given.
 
-    Where the result is ``uploaded``, gradients pass through `LocalWork.released`.
+    Where the result is ``uploaded``, gradients pass through `LocalWork.released`. Running statistics among the
+    parameters follow the batches; neither the optimizer nor the proximal term moves them.
 
     Returns:
       The final descent, and ``{"train_loss": mean over the steps of the mini-batch loss}`` without the proximal term.
     """
-    loss = loss_gradient(task)
+    loss, statistics = observed_gradient(task), task.model.statistics
 
     def step(key: Key, at: Descent, batch: Batch) -> tuple[Descent, Metrics]:
-        value, gradient = loss(at.params, key, batch)
+        value, gradient, moved = loss(at.params, key, batch)
         if uploaded:
             gradient = work.released(key, gradient)
         if anchor is not None:
             gradient = jax.tree.map(lambda g, w, a: g + prox * (w - a), gradient, at.params, anchor)
-        return at.step(optimizer, gradient), {"train_loss": value}
+        if moved is None or statistics is None:
+            return at.step(optimizer, gradient), {"train_loss": value}
+        # Zero where the statistics are, so that they count in no norm of the gradient.
+        new = at.step(optimizer, statistics.put(gradient, jax.tree.map(jnp.zeros_like, moved)))
+        return new._replace(params=statistics.put(new.params, moved)), {"train_loss": value}
 
     return run_steps(work, key, ctx, data, step, start, metrics=("train_loss",), steps=steps)
 

@@ -106,4 +106,4 @@ def with_fixed(task: Task, fixed: PyTree) -> Task:
     def apply(params: PyTree, x: PyTree, key: Key | None = None, train: bool = False) -> Array:
         return task.model.apply(trees.merge(params, fixed), x, key=key, train=train)
 
-    return task._replace(model=task.model._replace(apply=apply))
+    return task._replace(model=task.model._replace(apply=apply, statistics=None))

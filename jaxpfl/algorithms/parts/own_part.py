@@ -10,7 +10,7 @@ from jaxpfl import trees
 from jaxpfl.algorithms.parts.averaging import increment, mean_server
 from jaxpfl.algorithms.parts.hyper import SgdHyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
-from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
+from jaxpfl.algorithms.parts.server_optimizer import trained_part, with_server_optimizer
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
@@ -54,7 +54,8 @@ def of_part(task: Task, rest: PyTree) -> Task:
     def apply(part: PyTree, x: PyTree, key: Key | None = None, train: bool = False) -> Array:
         return model.apply(trees.merge(part, rest), x, key=key, train=train)
 
-    return task._replace(model=model._replace(apply=apply))
+    # Running statistics are of the whole model: one that has any refuses to be trained in parts.
+    return task._replace(model=model._replace(apply=apply, statistics=None))
 
 
 def trained_together(task: Task, work: LocalWork, split: Split) -> Update:
@@ -89,4 +90,5 @@ def keeping_own_part(task: Task, work: LocalWork, split: Split, update: Update, 
         gradients=gradients(local_steps),
     )
     server = mean_server(lambda key: split(task.init(key))[1])
-    return with_server_optimizer(Algorithm((client,), server, local_steps), work.server_optimizer)
+    acts_on = trained_part(task, lambda params: split(params)[1])
+    return with_server_optimizer(Algorithm((client,), server, local_steps), work.server_optimizer, acts_on=acts_on)

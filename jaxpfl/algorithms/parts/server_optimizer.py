@@ -19,6 +19,7 @@ import optax
 from jaxpfl import trees
 from jaxpfl.algorithms.parts.optimizers import Optimizer, normalizes, resolve
 from jaxpfl.errors import JaxpflError, warn
+from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Reduced, Reduction, ServerContext
 from jaxpfl.types import Key, Metrics, PyTree, Scalar
 from jaxpfl.wrapping import wrapped_server
@@ -93,6 +94,20 @@ def with_server_optimizer(
 
     server = wrapped_server(inner, init=init, update=update, state=lambda served: served.state)
     return algorithm._replace(server=server)
+
+
+def trained_part(task: Task, averaged: Callable[[PyTree], PyTree] = lambda params: params) -> PyTree:
+    """``acts_on`` for uploads that are models: false for running statistics, which are averaged.
+
+    Args:
+      task: its model.
+      averaged: the part of a model's parameters that is uploaded.
+    """
+    statistics = task.statistics
+    if statistics is None:
+        return True
+    shapes = averaged(jax.eval_shape(task.init, jax.random.key(0)))
+    return jax.tree.map_with_path(lambda path, _: not statistics.selects(trees.names(path)), shapes)
 
 
 def check_rate(optimizer: Optimizer, server_lr: Scalar, *, strict: bool = False) -> None:
