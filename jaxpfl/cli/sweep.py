@@ -24,7 +24,7 @@ from jaxpfl.experiment.config import RunConfig, default_folder
 from jaxpfl.experiment.config_file import from_mapping, read_file
 from jaxpfl.places import NEW_FOLDER
 from jaxpfl.settings import Range, check, part_of, setting
-from jaxpfl.sweep.definition import Definition, Search, define
+from jaxpfl.sweep.definition import Definition, Search, define, from_stored, is_stored
 from jaxpfl.sweep.grid import Axis, Grid, axis, parse
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class _Session(Written):
     retry: bool = False
     """With --resume, run settings that failed once more."""
     config: Path | None = None
-    """TOML or YAML file of flags, methods and a table grid (NAME = [V, V] or "log:LOW:HIGH:N"); what is given on the
-    command line wins."""
+    """TOML or YAML file of flags, methods and a table grid (NAME = [V, V] or "log:LOW:HIGH:N"), or the sweep.json of a
+    sweep folder; what is given on the command line wins."""
     json: bool = False
     """Print the summary as one JSON object, the only thing on standard output."""
     table: Literal["md", "latex"] | None = None
@@ -131,8 +131,13 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
 
 
 def _read(path: str) -> _File:
-    """A config file: flags of a run and of the sweep, methods, and a table ``grid``."""
-    values = {str(name).replace("-", "_"): value for name, value in read_file(path).items()}
+    """A config file: flags of a run and of the sweep, methods, and a table ``grid``; or a sweep folder's definition."""
+    given = read_file(path)
+    if is_stored(given):
+        stored = from_stored(given, Path(path))
+        drawn = Draws(stored.grid.draws, stored.grid.draw, stored.grid.seed)
+        return _File(stored.config, stored.methods, stored.grid.axes, stored.search, drawn)
+    values = {str(name).replace("-", "_"): value for name, value in given.items()}
     methods, table = values.pop("methods", []), values.pop("grid", {})
     if not isinstance(methods, list) or not all(isinstance(name, str) for name in methods):
         raise JaxpflError(f"methods in {path} must be a list of names, got {shown(methods)}")

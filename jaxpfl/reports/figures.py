@@ -62,7 +62,7 @@ def costs(summary: Mapping[str, Any], headline: Headline) -> Any:
       headline: the metric of the scores.
     """
     from matplotlib.figure import Figure
-    from matplotlib.ticker import EngFormatter
+    from matplotlib.ticker import EngFormatter, MaxNLocator
 
     methods = summary["methods"]
     colors = dict(zip(methods, shades(len(methods)), strict=True))
@@ -81,6 +81,7 @@ def costs(summary: Mapping[str, Any], headline: Headline) -> Any:
         plain(axes)
         axes.set(xlabel=label, ylabel=f"test {headline.words}, mean over clients")
         axes.xaxis.set_major_formatter(EngFormatter(unit))
+        axes.xaxis.set_major_locator(MaxNLocator(5))  # bytes with their unit are long
         axes.yaxis.set_major_formatter(headline.ticks)
         for name, at in values.items():
             score = methods[name][headline.personalized]

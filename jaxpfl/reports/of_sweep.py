@@ -37,7 +37,9 @@ def sections(folder: Folder) -> list[Section]:
         if one.status != "done"
     ]
     trouble = table(("method", "setting", "seed", "status", "reason"), troubles, words=5)
-    again = shlex.join(["jaxpfl", "sweep", "--output", str(folder.path), "--resume"])
+    stored = str(folder.path / definitions.FILE)
+    where = ("NEW_FOLDER",) if folder.status == COMPLETE else (str(folder.path), "--resume")
+    again = shlex.join(["jaxpfl", "sweep", "--config", stored, "--output", *where])
     grid = {axis.name: ", ".join(map(str, axis.values)) for axis in definition.grid.axes}
     search = {name.replace("_", " "): value for name, value in vars(definition.search).items()}
     return [
@@ -45,11 +47,11 @@ def sections(folder: Folder) -> list[Section]:
         Section("Pictures", pictures),
         Section("Runs that are not done", [folded(f"{len(troubles)} runs", trouble)] if troubles else []),
         Section(
-            "Settings",
+            "Settings, and how to run it again",
             [
+                code(again),
                 facts({"methods": ", ".join(definition.methods), **grid, "seeds": len(definition.seeds), **search}),
                 folded("The definition", code((folder.path / definitions.FILE).read_text())),
-                *([code(again)] if folder.status != COMPLETE else []),
             ],
         ),
     ]

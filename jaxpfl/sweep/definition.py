@@ -223,14 +223,27 @@ def read(folder: Path) -> Definition:
     path = folder / FILE
     if not path.exists():
         raise JaxpflError(f"{folder} holds no sweep: there is no {FILE} in it")
-    stored = files.read_json(path)
+    return from_stored(files.read_json(path), path)
+
+
+def is_stored(values: Any) -> bool:
+    """Tell the definition of a sweep over runs, as `FILE` holds it, from other values of a file."""
+    return isinstance(values, dict) and {"methods", "config", "grid", "search"} <= values.keys()
+
+
+def from_stored(stored: Any, path: Path) -> Definition:
+    """Definition from the values of a file.
+
+    Raises:
+      JaxpflError: for values that were changed by hand to what no sweep is.
+    """
     with expecting(path, "the definition of a sweep"):
         grid = Grid.from_json(stored["grid"])
         methods, search = stored["methods"], Search(**stored["search"])
         config = from_mapping(in_stored_orders(dict(stored["config"]), stored.get("orders")), str(path))
         if "orders" not in stored and any(axis.name == "draw" for axis in grid.axes):
             raise JaxpflError(
-                f"the sweep in {folder} is over draws in the orders of an earlier version: begin a new one"
+                f"the sweep in {path.parent} is over draws in the orders of an earlier version: begin a new one"
             )
         return define(methods, config, grid, search)
 

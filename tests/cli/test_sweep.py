@@ -86,6 +86,20 @@ def test_the_table_is_all_that_is_printed(capsys, folder: Path, form: str):
     assert "load_sweep" not in result.out
 
 
+def test_the_definition_in_a_folder_is_a_config(capsys, folder: Path, tmp_path: Path):
+    definition = folder / "sweep.json"
+    before = definition.read_text()
+    again = jaxpfl(capsys, "sweep", "--config", str(definition), "--output", str(folder), "--resume", "--json")
+    assert again.status == 0, again.err
+    assert again.json == json.loads((folder / "summary.json").read_text())
+    assert definition.read_text() == before
+    other = ["--config", str(definition), "--clients", "7", "--output", str(folder), "--resume"]
+    assert "clients: 6 -> 7" in jaxpfl(capsys, "sweep", *other).err
+    damaged = tmp_path / "sweep.json"
+    damaged.write_text(before.replace('"local"', '"locl"'))
+    assert "did you mean 'local'?" in jaxpfl(capsys, "sweep", "--config", str(damaged)).err
+
+
 @pytest.mark.slow
 def test_a_config_file_has_the_grid(capsys, tmp_path: Path):
     (tmp_path / "sweep.toml").write_text(
