@@ -13,6 +13,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import TracebackType
 from typing import Any
 
 import jax
@@ -39,6 +40,7 @@ class Checkpoints:
         # orbax logs every step of a save, and the traceback of one that fails; a run says both in its own way.
         for name in ("absl", "asyncio"):
             logging.getLogger(name).setLevel(logging.CRITICAL)
+        _hush_unawaited()
         self._ocp = ocp
         # Of several processes one writes and reads, without the others.
         alone: dict[str, Any] = {}
@@ -77,7 +79,6 @@ class Checkpoints:
                 if target.exists():  # a damaged one, which `restore` skipped
                     shutil.rmtree(target)
         except Exception as error:  # orbax raises whatever its parts do
-            _hush_unawaited()
             discard_late(target)
             raise JaxpflError(
                 f"cannot write the checkpoint of round {round} to {self._folder}: {_reason(error)}; "
@@ -221,14 +222,25 @@ def _is_key(leaf: Any) -> bool:
 
 @functools.cache  # once is enough
 def _hush_unawaited() -> None:
-    """Suppress errors of tensorstore's threads once orbax no longer awaits their writes, as after a failed one."""
-    before = sys.unraisablehook
+    """Suppress errors of tensorstore's threads once orbax no longer awaits their writes, as after a failed one.
 
-    def hook(unraisable: Any) -> None:
-        if str(unraisable.exc_value) != "Event loop is closed":
-            before(unraisable)
+    They come at any time after the failure, some before it is known here, and some by way of ``PyErr_Print``.
+    """
+    unraisable, uncaught = sys.unraisablehook, sys.excepthook
 
-    sys.unraisablehook = hook
+    def of_unraisable(found: Any) -> None:
+        if not _is_unawaited(found.exc_value):
+            unraisable(found)
+
+    def of_uncaught(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if not _is_unawaited(error):
+            uncaught(kind, error, trace)
+
+    sys.unraisablehook, sys.excepthook = of_unraisable, of_uncaught
+
+
+def _is_unawaited(error: BaseException | None) -> bool:
+    return isinstance(error, RuntimeError) and str(error) == "Event loop is closed"
 
 
 def _reason(error: Exception) -> str:
