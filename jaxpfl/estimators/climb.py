@@ -28,29 +28,40 @@ class _Place(NamedTuple):
     steps: Array
 
 
-def climb(function: Callable[[Array], Array], starts: Array) -> tuple[Array, Array]:
+def climb(
+    function: Callable[[Array], Array], starts: Array, rough: Callable[[Array], Array] | None = None
+) -> tuple[Array, Array]:
     """Maximise from the best of the starts, by Newton steps of which none descends.
 
     Args:
       function: ``[P] -> []``, twice differentiable; the mean over clients of a log likelihood, so that its rounding
         errors do not grow with their number. Values that are not finite count as the worst.
       starts: [S, P], in units in which a step of 1 is neither tiny nor huge.
+      rough: nearly the same function, but cheap. Its maximum is then the only start, and its curvature is taken for the
+        function's, of which values and slopes are enough: the maximum is the function's all the same.
 
     Returns:
       The parameters [P], and the function's value.
     """
+
+    if rough is not None:
+        starts = climb(rough, starts)[0][None]
 
     def value(at: Array) -> Array:
         found = function(at)
         return jnp.where(jnp.isfinite(found), found, -jnp.inf)
 
     slope = jax.jacfwd(function)  # of a few parameters, and no step of the function is kept in memory
+    bending = slope if rough is None else jax.jacfwd(rough)
 
     def slope_twice(at: Array) -> tuple[Array, Array]:
-        found = slope(at)
+        found = bending(at)
         return found, found
 
-    curve = jax.jacfwd(slope_twice, has_aux=True)
+    def curve(at: Array) -> tuple[Array, Array]:
+        hessian, gradient = jax.jacfwd(slope_twice, has_aux=True)(at)
+        return hessian, gradient if rough is None else slope(at)
+
     tolerance = 4 * jnp.sqrt(jnp.finfo(starts.dtype).eps)
 
     def go_on(place: _Place) -> Array:

@@ -1,11 +1,13 @@
 """Families of priors for normal means, each fitted by the likelihood of all estimates together.
 
-Every fit is a pure function of x, s and the clients' weights w, [m] each, in units in which the errors s are about one.
-The weights sum to one; a client without weight tells nothing of the prior.
+Every fit is a pure function of x, s and the clients' weights w, [m] each, in units in which the errors s are about one,
+and with the middle of x at zero where the center is learned. The weights sum to one; a client without weight tells
+nothing of the prior.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Literal, NamedTuple, TypeAlias
 
 import jax
@@ -13,6 +15,7 @@ import jax.numpy as jnp
 
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.normal_means import simplex
+from jaxpfl.estimators.normal_means.bins import MANY, binned
 from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
 from jaxpfl.estimators.normal_means.point_laplace import PointLaplace
 from jaxpfl.types import Array
@@ -45,13 +48,13 @@ def point_normal(x: Array, s: Array, w: Array, center: Array | None) -> Fit:
     """A spike at c, and a normal about it."""
     (one, value_one), (none, value_none) = _normal(x, s, w, center), _null(x, s, w, center)
 
-    def prior(at: Array) -> NormalMixture:
+    def prior(at: Array, *_: Array) -> NormalMixture:
         c = at[2] if center is None else center
         null = jax.nn.sigmoid(at[0])
         sds = jnp.stack([jnp.zeros_like(at[1]), jnp.exp(at[1])])
         return NormalMixture(jnp.stack([null, 1 - null]), jnp.stack([c, c]), sds)
 
-    best, value = climb(lambda at: _fit_of(prior(at), x, s, w), _starts(x, s, center))
+    best, value = _likeliest(prior, x, s, w, _starts(x, s, center))
     both = prior(best)
 
     def padded(weight: float, of: NormalMixture) -> NormalMixture:
@@ -67,10 +70,10 @@ def point_laplace(x: Array, s: Array, w: Array, center: Array | None) -> Fit:
     """A spike at c, and a Laplace slab about it."""
     none, value_none = _null(x, s, w, center)
 
-    def prior(at: Array) -> PointLaplace:
+    def prior(at: Array, *_: Array) -> PointLaplace:
         return PointLaplace(jax.nn.sigmoid(at[0]), at[2] if center is None else center, jnp.exp(at[1]))
 
-    best, value = climb(lambda at: _fit_of(prior(at), x, s, w), _starts(x, s, center))
+    best, value = _likeliest(prior, x, s, w, _starts(x, s, center))
     both = prior(best)
     spike = PointLaplace(jnp.ones_like(value), none.means[0], both.scale)
     # A share of spikes below the rounding error of the likelihood is none.
@@ -99,18 +102,31 @@ def _weighted(x: Array, s: Array, w: Array, means: Array, sds: Array) -> Fit:
     return Fit(grid._replace(weights=weights), slack)
 
 
+def _likeliest(
+    prior: Callable[..., NormalMixture | PointLaplace], x: Array, s: Array, w: Array, starts: Array
+) -> tuple[Array, Array]:
+    """Parameters at which ``prior(parameters, x, s, w)`` is likeliest, and the mean log likelihood there."""
+
+    def of(*clients: Array) -> Callable[[Array], Array]:
+        return lambda at: _fit_of(prior(at, *clients), *clients)
+
+    return climb(of(x, s, w), starts, of(*binned(x, s, w)) if len(x) > MANY else None)
+
+
 def _normal(x: Array, s: Array, w: Array, center: Array | None) -> tuple[NormalMixture, Array]:
     """The likeliest normal, and its mean log likelihood."""
 
-    def prior(sd: Array) -> NormalMixture:
+    def of(sd: Array, x: Array, s: Array, w: Array) -> NormalMixture:
         precision = w / (s**2 + sd**2)
         c = (precision / precision.sum()) @ x if center is None else center
         return NormalMixture(jnp.ones(1, x.dtype), jnp.reshape(c, 1), jnp.reshape(sd, 1))
 
-    starts = _scales(x, s, center, _SCALES)[:, None]
-    best, value = climb(lambda at: _fit_of(prior(jnp.exp(at[0])), x, s, w), starts)
-    none = prior(jnp.zeros((), x.dtype))
-    some = prior(jnp.exp(best[0]))
+    def prior(at: Array, *clients: Array) -> NormalMixture:
+        return of(jnp.exp(at[0]), *clients)
+
+    best, value = _likeliest(prior, x, s, w, _scales(x, s, center, _SCALES)[:, None])
+    none = of(jnp.zeros((), x.dtype), x, s, w)
+    some = prior(best, x, s, w)
     value_none = _fit_of(none, x, s, w)
     return _simplest([(none, value_none), (some, value)]), jnp.maximum(value_none, value)
 
@@ -129,13 +145,12 @@ def _starts(x: Array, s: Array, center: Array | None) -> Array:
     pairs = jnp.stack([of.ravel() for of in jnp.meshgrid(logits, scales)], axis=1)
     if center is not None:
         return pairs
-    return jnp.concatenate([pairs, jnp.full((len(pairs), 1), jnp.median(x))], axis=1)
+    return jnp.concatenate([pairs, jnp.zeros((len(pairs), 1), x.dtype)], axis=1)
 
 
 def _scales(x: Array, s: Array, center: Array | None, number: int) -> Array:
     """Log scales from well below the errors to the range of the data, [number]."""
-    middle = jnp.median(x) if center is None else center
-    low, high = s.min() / 4, jnp.abs(x - middle).max() + s.max()
+    low, high = s.min() / 4, jnp.abs(x - (0 if center is None else center)).max() + s.max()
     return jnp.log(low) + (jnp.log(high) - jnp.log(low)) * jnp.linspace(0, 1, number, dtype=x.dtype)
 
 

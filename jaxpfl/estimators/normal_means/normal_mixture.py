@@ -15,11 +15,12 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import logsumexp, ndtr
 
-from jaxpfl.estimators.normal_means.tails import log_density
+from jaxpfl.estimators.normal_means.tails import log_density, log_sum
 from jaxpfl.types import Array, Key
 
 REACH = 9.0
 """Standard deviations beyond which a normal has no mass in double precision."""
+_FEW = 3  # components that are quicker one by one than along an axis
 
 
 class NormalMixture(NamedTuple):
@@ -52,7 +53,13 @@ class NormalMixture(NamedTuple):
 
     def log_marginal(self, x: Array, s: Array) -> Array:
         """Log marginal density of x, [...]."""
-        return logsumexp(self.log_components(x, s) + _log(self.weights), axis=-1)
+        if len(self.weights) > _FEW:
+            return logsumexp(self.log_components(x, s) + _log(self.weights), axis=-1)
+        parts = []
+        for weight, center, sd in zip(_log(self.weights), self.means, self.sds, strict=True):
+            spread = jnp.hypot(s, sd)
+            parts.append(log_density((x - center) / spread) - jnp.log(spread) + weight)
+        return log_sum(parts)
 
     def marginal_below(self, t: Array, s: Array) -> Array:
         """Marginal probability that an estimate of standard error s is at most t, [...]."""

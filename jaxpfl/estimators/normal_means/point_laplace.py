@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import logsumexp, ndtr
+from jax.scipy.special import ndtr
 
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means import tails
@@ -50,7 +50,7 @@ class PointLaplace(NamedTuple):
 
     def log_marginal(self, x: Array, s: Array) -> Array:
         """Log marginal density of x, [...]."""
-        return logsumexp(self._log_parts(x, s), axis=-1)
+        return tails.log_sum(self._log_parts(x, s))
 
     def marginal_below(self, t: Array, s: Array) -> Array:
         """Marginal probability that an estimate of standard error s is at most t, [...]."""
@@ -61,23 +61,21 @@ class PointLaplace(NamedTuple):
 
     def moments(self, x: Array, s: Array) -> tuple[Array, Array]:
         """Posterior mean and standard deviation, [...] each."""
-        p, ends = self._shares(x, s), self._ends(x, s)
-        of = [tails.truncated(end) for end in ends]
-        centers = jnp.stack([jnp.zeros_like(x), s * of[0].excess, -s * of[1].excess], axis=-1)
-        variances = jnp.stack([jnp.zeros_like(x), of[0].variance, of[1].variance], axis=-1)
-        mean = (p * centers).sum(axis=-1)
-        within = (p * variances).sum(axis=-1)
-        between = (p * ((centers - mean[..., None]) / s[..., None]) ** 2).sum(axis=-1)
-        return self.center + mean, s * jnp.sqrt(within + between)
+        none, up, down = self._shares(x, s)
+        upper, lower = (tails.truncated(end) for end in self._ends(x, s))
+        mean = up * upper.excess - down * lower.excess  # in units of s
+        within = up * upper.variance + down * lower.variance
+        between = none * mean**2 + up * (upper.excess - mean) ** 2 + down * (lower.excess + mean) ** 2
+        return self.center + s * mean, s * jnp.sqrt(within + between)
 
     def below(self, t: Array, x: Array, s: Array, *, strictly: bool = False) -> Array:
         """Posterior probability that theta is at most t, or below it, [...]."""
-        p, (up, down) = self._shares(x, s), self._ends(x, s)
+        (none, up, down), (above_end, below_end) = self._shares(x, s), self._ends(x, s)
         at = (t - self.center) / s
-        above = tails.share_beyond(up, jnp.maximum(at, 0))
-        under = tails.share_beyond(down, jnp.maximum(-at, 0))
+        above = tails.share_beyond(above_end, jnp.maximum(at, 0))
+        under = tails.share_beyond(below_end, jnp.maximum(-at, 0))
         atom = at > 0 if strictly else at >= 0
-        return p[..., 0] * atom + p[..., 1] * jnp.where(at > 0, 1 - above, 0) + p[..., 2] * jnp.where(at < 0, under, 1)
+        return none * atom + up * jnp.where(at > 0, 1 - above, 0) + down * jnp.where(at < 0, under, 1)
 
     def bracket(self, x: Array, s: Array) -> tuple[Array, Array]:
         """Numbers between which theta lies, given x, but for a probability below the rounding error."""
@@ -95,7 +93,7 @@ class PointLaplace(NamedTuple):
     def sample(self, key: Key, x: Array, s: Array) -> Array:
         """One posterior draw of every theta, [...]."""
         of_part, of_place = jax.random.split(key)
-        part = jax.random.categorical(of_part, self._log_parts(x, s))
+        part = jax.random.categorical(of_part, jnp.stack(self._log_parts(x, s), axis=-1))
         left = jax.random.uniform(of_place, x.shape, x.dtype)
         up, down = self._ends(x, s)
         end = jnp.where(part == 1, up, down)
@@ -103,19 +101,18 @@ class PointLaplace(NamedTuple):
         more = bisect(lambda more: tails.share_beyond(end, more) > left, jnp.zeros_like(x), reach)
         return self.center + jnp.where(part == 0, 0, jnp.where(part == 1, more, -more) * s)
 
-    def _log_parts(self, x: Array, s: Array) -> Array:
-        """Log of weight times marginal density of the spike, and the slab's upper and lower half, [..., 3]."""
+    def _log_parts(self, x: Array, s: Array) -> tuple[Array, Array, Array]:
+        """Log of weight times marginal density of the spike, and the slab's upper and lower half, [...] each."""
         u, r = (x - self.center) / s, s / self.scale
         slab = jnp.log1p(-self.null) - jnp.log(2 * self.scale)
-        parts = [
-            jnp.log(self.null) + tails.log_density(u) - jnp.log(s),
-            slab + _log_half(u, r),
-            slab + _log_half(-u, r),
-        ]
-        return jnp.stack(parts, axis=-1)
+        spike = jnp.log(self.null) + tails.log_density(u) - jnp.log(s)
+        return spike, slab + _log_half(u, r), slab + _log_half(-u, r)
 
-    def _shares(self, x: Array, s: Array) -> Array:
-        return jax.nn.softmax(self._log_parts(x, s), axis=-1)
+    def _shares(self, x: Array, s: Array) -> list[Array]:
+        """Posterior probabilities of the spike and both halves, [...] each."""
+        parts = self._log_parts(x, s)
+        whole = tails.log_sum(parts)
+        return [jnp.exp(part - whole) for part in parts]
 
     def _ends(self, x: Array, s: Array) -> tuple[Array, Array]:
         """Distance of the truncation from each half's center in units of s, positive where the center is cut off."""
