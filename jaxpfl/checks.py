@@ -57,3 +57,15 @@ def count(name: str, value: int, most: int | None = None) -> None:
         raise JaxpflError(f"{name} must be a whole number of at least 1, got {value}")
     if most is not None and value > most:
         raise JaxpflError(f"{name} must be at most {most}, got {value}")
+
+
+def seed(name: str, value: int, runs: int = 1) -> None:
+    """Check that the seeds from ``value`` on, one for each run, are whole numbers of 32 bits: JAX's key of any other is
+    that of one of these.
+
+    Raises:
+      JaxpflError.
+    """
+    most = 2**32 - runs
+    if isinstance(value, bool) or value != int(value) or not 0 <= value <= most:
+        raise JaxpflError(f"{name} must be a whole number from 0 to {most}, got {value}")

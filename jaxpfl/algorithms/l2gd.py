@@ -103,7 +103,7 @@ def l2gd(task: Task, work: LocalWork) -> Algorithm:
         return new, increment(new, theta), metrics
 
     def broadcast(key: Key, hp: L2GDHyper, ctx: ServerContext, mean: PyTree) -> Message:
-        return Message(Toss(mean, jax.random.bernoulli(key, probability(hp.p, work.steps))))
+        return Message(Toss(mean, jax.random.uniform(key, (), jnp.float32) < probability(hp.p, work.steps)))
 
     def server_update(
         key: Key, hp: L2GDHyper, ctx: ServerContext, mean: PyTree, reduced: Reduced

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
@@ -10,7 +13,7 @@ from jax import lax
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models.base import Model, from_linen
 from jaxpfl.models.layers import Dense, check_widths, is_head, uniform_fan_in
-from jaxpfl.types import Array
+from jaxpfl.types import Array, Key
 
 
 class Recurrent(nn.Module):
@@ -70,8 +73,8 @@ class GRU(nn.Module):
     @nn.compact
     def __call__(self, x: Array) -> Array:
         check_token_shape(x.shape[1:])
-        normal, dtype = nn.initializers.normal(1.0), jnp.result_type(float)
-        embed = nn.Embed(self.vocabulary, self.embedding, embedding_init=normal, param_dtype=dtype, name="embedding")
+        dtype = jnp.result_type(float)
+        embed = nn.Embed(self.vocabulary, self.embedding, embedding_init=_normal, param_dtype=dtype, name="embedding")
         states = embed(x.T)
         for i, width in enumerate(self.hidden):
             states = Recurrent(width, name=f"gru{i}")(states)
@@ -92,3 +95,8 @@ def gru(num_classes: int, hidden: tuple[int, ...] = (128,), *, vocabulary: int |
     """
     vocabulary = num_classes if vocabulary is None else vocabulary
     return from_linen(GRU(num_classes, vocabulary, check_widths(hidden)), is_head)._replace(vocabulary=vocabulary)
+
+
+def _normal(key: Key, shape: Sequence[int], dtype: Any) -> Array:
+    """Initialiser N(0, 1), the same numbers in every type."""
+    return nn.initializers.normal(1.0)(key, tuple(shape), jnp.float32).astype(dtype)

@@ -19,11 +19,15 @@ from jaxpfl.types import Array, Key
 
 
 def uniform_fan_in(fan_in: int) -> Callable[..., Array]:
-    """Initialiser ``(key, shape) -> U(-b, b)`` with b = 1/sqrt(fan_in), by default in the default float type."""
+    """Initialiser ``(key, shape) -> U(-b, b)`` with b = 1/sqrt(fan_in), by default in the default float type.
+
+    Drawn in float32 whatever the type, so that float64 runs start from the same models.
+    """
     bound = fan_in**-0.5
 
     def init(key: Key, shape: Sequence[int], dtype: Any = None) -> Array:
-        return jax.random.uniform(key, tuple(shape), dtype or jnp.result_type(float), -bound, bound)
+        drawn = jax.random.uniform(key, tuple(shape), jnp.float32, -bound, bound)
+        return drawn.astype(dtype or jnp.result_type(float))
 
     return init
 

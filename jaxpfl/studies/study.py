@@ -9,6 +9,7 @@ from typing import Any, NamedTuple, TypeAlias
 
 import numpy as np
 
+from jaxpfl import checks
 from jaxpfl.errors import JaxpflError
 
 Block: TypeAlias = Any
@@ -78,9 +79,12 @@ class Study:
           read: the data of a study that reads some; read here unless given.
 
         Raises:
-          JaxpflError: settings that their ``check`` refuses, or options of a study that has none.
+          JaxpflError: settings that their ``check`` refuses, a seed outside 32 bits, or options of a study that has
+            none.
         """
         given = self.settings() if settings is None else settings
+        if hasattr(given, "seed"):
+            checks.seed("seed", given.seed)
         more: list[Any] = []
         if self.options is not None:
             more.append(self.options() if options is None else options)

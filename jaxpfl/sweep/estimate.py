@@ -14,7 +14,7 @@ from typing import Any, Self
 
 import numpy as np
 
-from jaxpfl import __version__, files
+from jaxpfl import __version__, checks, files
 from jaxpfl.errors import JaxpflError
 from jaxpfl.records import DONE, FAILED, Journal, Record
 from jaxpfl.studies import registry
@@ -98,6 +98,8 @@ def define_study(
         raise JaxpflError(f"seeds must be at least 1, got {seeds}")
     if seeds > 1 and not hasattr(settings, _SEED):
         raise JaxpflError(f"{name} draws nothing: it has no seeds, got --seeds {seeds}")
+    if hasattr(settings, _SEED):
+        checks.seed(_SEED, settings.seed, seeds)
     found = StudyDefinition(name, settings, named(grid or Grid(), study), seeds, options)
     first: JaxpflError | None = None
     for run in found.runs:

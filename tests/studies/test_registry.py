@@ -171,6 +171,20 @@ def test_bad_values_are_refused_by_name(name):
 
 
 @every
+def test_seeds_that_would_be_those_of_another_run_are_refused(name):
+    """JAX's key of a seed outside 32 bits is that of one within."""
+    if not has(name, "seed"):
+        pytest.skip("it draws nothing")
+    for seed in (-1, 2**32, 2**63 - 1):
+        for refused in (lambda given: registry.get(name).run(given), lambda given: define_study(name, given)):
+            with pytest.raises(JaxpflError, match=f"^seed must be a whole number from 0 to 4294967295, got {seed}$"):
+                refused(small(name, seed=seed))
+    with pytest.raises(JaxpflError, match=r"^seed must be a whole number from 0 to 4294967294, got 4294967295$"):
+        define_study(name, small(name, seed=2**32 - 1), seeds=2)
+    assert [run.seed for run in define_study(name, small(name, seed=2**32 - 2), seeds=2).runs] == [2**32 - 2, 2**32 - 1]
+
+
+@every
 def test_a_refusal_is_one_line_and_leaves_no_folder(capsys, tmp_path, name):
     field = next(f.name for f in dataclasses.fields(small(name)) if f.type in ("int", "float") and "seed" not in f.name)
     flag = f"--{field.replace('_', '-')}"

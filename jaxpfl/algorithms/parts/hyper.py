@@ -82,6 +82,13 @@ def check(method: str, hp: Any) -> None:
             low = f"{'>' if meta['open'] else '>='} {meta['low']:g}"
             high = "" if math.isinf(meta["high"]) else f" and <= {meta['high']:g}"
             raise JaxpflError(f"{method}.{field.name} must be {low}{high}, got {value}")
+        # On the device they would be infinite, or zero where a positive number is asked for.
+        held = jnp.finfo(jnp.result_type(float))
+        if not ((value == 0) | (abs(value) >= float(held.tiny)) & (abs(value) <= float(held.max))).all():
+            raise JaxpflError(
+                f"{method}.{field.name} must be 0 or between {held.tiny:.2g} and {held.max:.2g} in size, which is what "
+                f"{held.dtype} holds, got {value}"
+            )
 
 
 def replace(method: str, hp: H, values: Mapping[str, float | str | Sequence[float]]) -> H:
