@@ -28,6 +28,8 @@ from jaxpfl.estimators import (
     normal_means,
     private_clustering,
     radius,
+    rate_components,
+    rate_mixtures,
     rates,
     regression,
     regression_mixture,
@@ -36,6 +38,7 @@ from jaxpfl.estimators import (
 )
 from jaxpfl.estimators.base import Estimated, Estimator, Samples, estimate, every, stack
 from jaxpfl.estimators.normal_means import compare_priors, ebnm, ebnm_groups, fay_herriot
+from jaxpfl.estimators.rate_components import compare_components
 from jaxpfl.estimators.rates import ebbinomial, ebpoisson
 
 __all__ = [
@@ -49,6 +52,7 @@ __all__ = [
     "beta_binomial",
     "client_variances",
     "clustering",
+    "compare_components",
     "compare_priors",
     "differences",
     "ebbinomial",
@@ -70,6 +74,8 @@ __all__ = [
     "normal_means",
     "private_clustering",
     "radius",
+    "rate_components",
+    "rate_mixtures",
     "rates",
     "regression",
     "regression_mixture",

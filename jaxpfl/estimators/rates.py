@@ -6,8 +6,9 @@ has Z_i events in an exposure of e_i, and its rate is Gamma of mean mu and pseud
 .. math:: \mu + \frac{n_i}{n_0 + n_i} (Z_i / n_i - \mu).
 
 Where no spread is likelier than any, n_0 is infinite and all clients have the pooled rate. Pure: both jit, and vmap
-over problems. Neither family has a message of fixed size that suffices for unequal sizes; a step of the fit needs sums
-over clients of the likelihood's derivatives by two parameters.
+over problems. Mixtures as priors of probabilities are in `rate_mixtures`. Neither family has a message of fixed size
+that suffices for unequal sizes; a step of the fit needs sums over clients of the likelihood's derivatives by two
+parameters.
 
 References: Skellam 1948, for the Beta-binomial; Clayton and Kaldor 1987, "Empirical Bayes estimates of
 age-standardized relative risks", for Poisson and Gamma.
@@ -16,7 +17,7 @@ age-standardized relative risks", for Poisson and Gamma.
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Literal, NamedTuple, get_args, overload
 
 import jax
 import jax.numpy as jnp
@@ -24,12 +25,14 @@ import numpy as np
 from jax.core import Tracer
 from jax.scipy.special import betainc, gammainc
 
-from jaxpfl.errors import JaxpflError, shown
+from jaxpfl import checks
+from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.intervals import bisect
+from jaxpfl.estimators.rate_mixtures import COMPONENTS, RateMixture, RatePrior, fit_mixture
+from jaxpfl.estimators.rising import log_rise
 from jaxpfl.types import Array, Scalar
 
-_SHIFT = 8
 _STARTS = (-2.0, 0.0, 2.0, 4.0, 6.0, 9.0)
 _MOST_SAMPLES = 1e12
 
@@ -78,17 +81,49 @@ class Rates(NamedTuple):
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
 
-def ebbinomial(successes: Any, trials: Any) -> Rates:
-    """Fit a Beta prior to successes among trials, and return every client's posterior.
+@overload
+def ebbinomial(
+    successes: Any, trials: Any, prior: Literal["beta"] = "beta", *, components: int | None = None
+) -> Rates: ...
+@overload
+def ebbinomial(
+    successes: Any, trials: Any, prior: Literal["beta-mixture", "npmle"], *, components: int | None = None
+) -> RateMixture: ...
+def ebbinomial(
+    successes: Any, trials: Any, prior: RatePrior = "beta", *, components: int | None = None
+) -> Rates | RateMixture:
+    """Fit a prior to successes among trials, and return every client's posterior.
 
     Args:
       successes: Z_i, whole numbers, [m].
       trials: n_i, whole numbers of at least one, [m], or one for all.
+      prior: "beta"; "beta-mixture", of several Beta distributions; or "npmle", any distribution (see `rate_mixtures`).
+      components: K of a mixture, 2 unless given, or points of the NPMLE's grid, 300 unless given; static.
 
     Raises:
       JaxpflError: for numbers that are no such counts, fewer than two clients, all successes zero, or all trials
-        successes: of these no prior has the greatest likelihood. Under a transformation, where values are not known,
-        there are no such checks.
+        successes: of these no prior has the greatest likelihood; for an unknown prior, and components of a single Beta
+        or out of range. Under a transformation, where values are not known, there are no checks of these.
+    """
+    if prior not in get_args(RatePrior):
+        raise unknown_name("prior", prior, get_args(RatePrior))
+    if prior == "beta" and components is not None:
+        raise JaxpflError(f"prior beta has no components, got {components}")
+    z, n = checked_trials(successes, trials)
+    if prior == "beta":
+        return _binomial(*_floats(z, n))
+    count = COMPONENTS[prior] if components is None else components
+    checks.count("components", count)
+    if prior == "npmle" and count < 2:
+        raise JaxpflError(f"components must be at least 2 for npmle, got {components}")
+    return fit_mixture(*_floats(z, n), prior=prior, components=int(count))
+
+
+def checked_trials(successes: Any, trials: Any) -> tuple[Any, Any]:
+    """Successes and trials as NumPy arrays in double precision, where they are known.
+
+    Raises:
+      JaxpflError: as `ebbinomial`.
     """
     z, n = _checked(successes, trials, ("successes", "trials"), whole=True)
     if isinstance(z, np.ndarray) and isinstance(n, np.ndarray):
@@ -98,7 +133,7 @@ def ebbinomial(successes: Any, trials: Any) -> Rates:
         if not 0 < z.sum() < n.sum():
             what = "all successes are zero" if z.sum() == 0 else "all trials are successes"
             raise JaxpflError(f"{what}: no prior can be fitted")
-    return _binomial(*_floats(z, n))
+    return z, n
 
 
 def ebpoisson(count: Any, exposure: Any) -> Rates:
@@ -120,10 +155,10 @@ def ebpoisson(count: Any, exposure: Any) -> Rates:
 @jax.jit
 def _binomial(z: Array, n: Array) -> Rates:
     share = z.sum() / n.sum()
-    ways = _log_rise(jnp.ones_like(n), n) - _log_rise(jnp.ones_like(z), z) - _log_rise(jnp.ones_like(n), n - z)
+    ways = log_rise(jnp.ones_like(n), n) - log_rise(jnp.ones_like(z), z) - log_rise(jnp.ones_like(n), n - z)
 
     def fit(mu: Array, size: Array) -> Array:
-        return _log_rise(size * mu, z) + _log_rise(size * (1 - mu), n - z) - _log_rise(size, n)
+        return log_rise(size * mu, z) + log_rise(size * (1 - mu), n - z) - log_rise(size, n)
 
     start = jnp.log(share) - jnp.log1p(-share)
     none = z * jnp.log(share) + (n - z) * jnp.log1p(-share)
@@ -141,7 +176,7 @@ def _poisson(z: Array, e: Array) -> Rates:
     def fit(mu: Array, size: Array) -> Array:
         # In units of the exposure, of which mu * size is the prior's shape.
         shape = mu * size
-        return _log_rise(shape, z) - shape * jnp.log1p(e / size) - z * jnp.log(size + e)
+        return log_rise(shape, z) - shape * jnp.log1p(e / size) - z * jnp.log(size + e)
 
     none = z * jnp.log(share) - share * e
     unit = 1 / share
@@ -150,7 +185,7 @@ def _poisson(z: Array, e: Array) -> Rates:
     w = jnp.where(jnp.isinf(size), 0, e / (size + e))
     mean = mu + w * (z / e - mu)
     sd = jnp.sqrt(mean / (size + e))
-    constant = (z * jnp.log(e) - _log_rise(jnp.ones_like(z), z)).sum()
+    constant = (z * jnp.log(e) - log_rise(jnp.ones_like(z), z)).sum()
     return Rates(z, e, jnp.array(False), mu, size, mean, sd, 1 - w, value + constant)
 
 
@@ -172,20 +207,6 @@ def _fitted(
     alike = none.mean() >= value - rounding
     mean, size = jnp.where(alike, share, link(best[0])), jnp.where(alike, jnp.inf, jnp.exp(best[1]))
     return mean, size, jnp.where(alike, none.mean(), value) * len(none)
-
-
-def _log_rise(a: Array, n: Array) -> Array:
-    """Logarithm of Gamma(a + n) / Gamma(a), without cancellation for large a, and of elementary functions.
-
-    Stirling's series after eight steps of the recurrence: derivatives of JAX's gammaln take XLA long to compile.
-    """
-    y = a + _SHIFT
-
-    def correction(y: Array) -> Array:
-        return 1 / (12 * y) - 1 / (360 * y**3) + 1 / (1260 * y**5) - 1 / (1680 * y**7)
-
-    far = (y + n - 0.5) * jnp.log1p(n / y) + n * (jnp.log(y) - 1) + correction(y + n) - correction(y)
-    return far - sum(jnp.log1p(n / (a + k)) for k in range(_SHIFT))
 
 
 def _checked(count: Any, size: Any, names: tuple[str, str], *, whole: bool) -> tuple[Any, Any]:

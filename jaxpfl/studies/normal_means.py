@@ -24,7 +24,7 @@ from jaxpfl.studies.study import Options, Results, Study
 from jaxpfl.types import Array, Key
 
 Truth: TypeAlias = Literal["sparse", "two-point", "efron", "normal"]
-Choice: TypeAlias = Literal["normal", "point-normal", "point-laplace", "scale-mixture", "npmle", "best"]
+Choice: TypeAlias = Literal["normal", "point-normal", "point-laplace", "scale-mixture", "npmle", "beta-mixture", "best"]
 """The families of priors in a single type, of which the command line can name the nearest, or the best of them."""
 
 TRUTHS: dict[Truth, tuple[tuple[float, ...], ...]] = {
@@ -77,9 +77,13 @@ class NormalMeansOptions(Options):
     csv: Path | None = None
     """A file with a row for each client, of the columns estimate,se, or successes,trials, or count,exposure."""
     prior: Choice = "normal"
-    """The prior of estimates of your own; best compares all families on clients that are held out in turn."""
+    """The prior of estimates of your own; best compares all families on clients that are held out in turn. Of successes
+    it is a Beta distribution unless beta-mixture or npmle is asked for."""
     center: float | None = None
     """Center of that prior; learned unless given, and 0 for scale-mixture."""
+    components: int | None = None
+    """Components of the priors that have some: 41 of a scale-mixture, 300 places of an npmle, and 2 of a beta-mixture
+    unless given."""
     covariates: tuple[str, ...] = ()
     """Columns of numbers on which estimates of your own are regressed; clients are then normal about the regression
     (the area model of Fay and Herriot 1979)."""
@@ -101,7 +105,7 @@ class NormalMeansOptions(Options):
         Raises:
           JaxpflError.
         """
-        names = ("prior", "center", "covariates", "groups", "fit", "weights", "level")
+        names = ("prior", "center", "components", "covariates", "groups", "fit", "weights", "level")
         refuse_given(self, names, "is of --csv, and there is none")
 
 

@@ -10,7 +10,8 @@ from scipy import optimize, special, stats
 
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import beta_binomial
-from jaxpfl.estimators.rates import _log_rise, ebbinomial, ebpoisson
+from jaxpfl.estimators.rates import ebbinomial, ebpoisson
+from jaxpfl.estimators.rising import log_rise
 
 
 @pytest.fixture(autouse=True)
@@ -70,9 +71,9 @@ def test_the_gamma_prior_is_the_likeliest():
 def test_the_gamma_function_rises_without_cancellation():
     a, n = np.array([1e-3, 0.5, 3, 40, 1e3]), np.array([3.0, 10, 0, 7, 250])
     np.testing.assert_allclose(
-        _log_rise(jnp.array(a), jnp.array(n)), special.gammaln(a + n) - special.gammaln(a), rtol=1e-10
+        log_rise(jnp.array(a), jnp.array(n)), special.gammaln(a + n) - special.gammaln(a), rtol=1e-10
     )
-    np.testing.assert_allclose(_log_rise(jnp.array([1e12]), jnp.array([5.0])), 5 * np.log(1e12), rtol=1e-12)
+    np.testing.assert_allclose(log_rise(jnp.array([1e12]), jnp.array([5.0])), 5 * np.log(1e12), rtol=1e-12)
 
 
 def test_clients_without_spread_have_the_pooled_rate():

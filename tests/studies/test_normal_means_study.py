@@ -104,6 +104,26 @@ def test_successes_and_counts(capsys, tmp_path):
 
 
 @pytest.mark.slow
+def test_successes_under_mixtures(capsys, tmp_path):
+    z, n = np.array([1, 5, 0, 9, 2, 11]), np.array([10, 12, 4, 12, 9, 12])
+    path = made(tmp_path, "successes,trials\n" + "\n".join(f"{a},{b}" for a, b in zip(z, n, strict=True)) + "\n")
+    with jax.enable_x64(True):
+        fits = {name: jax.tree.map(np.asarray, ebbinomial(z, n, prior=name)) for name in ("beta-mixture", "npmle")}
+    for prior, fit in fits.items():
+        out = tmp_path / prior
+        main(["estimate", "normal-means", "--csv", str(path), "--prior", prior, "--output", str(out)])
+        assert ("components: " in capsys.readouterr().out) == (prior == "beta-mixture")
+        with open(out / "estimates.csv") as file:
+            clients = list(csv.DictReader(file))
+        np.testing.assert_allclose([float(row["personalized"]) for row in clients], fit.mean, rtol=1e-7)
+        for row in clients:
+            assert 0 <= float(row["low"]) <= float(row["personalized"]) <= float(row["high"]) <= 1
+        found = json.loads((out / "summary.json").read_text())
+        np.testing.assert_allclose(found["log_marginal"], fit.log_marginal)
+        np.testing.assert_allclose(found["estimated"]["mean"], fit.prior.weights @ fit.prior.means)
+
+
+@pytest.mark.slow
 def test_estimates_about_covariates(capsys, tmp_path):
     rng = np.random.default_rng(0)
     z, s = np.stack([rng.normal(size=12), rng.integers(1950, 2000, 12)], axis=1), rng.uniform(0.5, 1, 12)
@@ -233,7 +253,16 @@ def test_bad_requests_are_refused_in_a_line(capsys, tmp_path):
     assert "one.csv: needs at least 2 clients, got 1" in refused(capsys, "--csv", one)
     assert "ones.csv: successes must be at most trials, got 3 of 2 for client 0" in refused(capsys, "--csv", ones)
     assert "prior is of estimate,se, and ones.csv has successes,trials" in refused(
-        capsys, "--csv", ones, "--prior", "npmle"
+        capsys, "--csv", ones, "--prior", "point-normal"
+    )
+    assert "components is of --prior beta-mixture or npmle, got 2" in refused(
+        capsys, "--csv", ones, "--components", "2"
+    )
+    assert "prior beta-mixture is of successes,trials, and one.csv has estimate,se" in refused(
+        capsys, "--csv", one, "--prior", "beta-mixture"
+    )
+    assert "components is of a given --prior, and best compares without" in refused(
+        capsys, "--csv", one, "--prior", "best", "--components", "9"
     )
     assert "truth is of simulated data" in refused(capsys, "--csv", one, "--truth", "normal")
     assert "level must be > 0 and < 1, got 2" in refused(capsys, "--csv", one, "--level", "2")

@@ -25,7 +25,8 @@ def results(path: Path, given: Any, options: Any) -> Results:
     Args:
       path: of the file; see `summary_csv.read`.
       given: the settings, of which those of simulated clients must be at their defaults.
-      options: with ``level``, ``prior``, ``center``, ``covariates``, ``groups``, ``fit`` and ``weights``.
+      options: with ``level``, ``prior``, ``center``, ``components``, ``covariates``, ``groups``, ``fit`` and
+        ``weights``.
 
     Raises:
       JaxpflError: for a bad file, a level outside (0, 1), an option that does not apply to the file or beside another,
@@ -39,15 +40,23 @@ def results(path: Path, given: Any, options: Any) -> Results:
     )
     _refuse_beside(options)
     data = read(path, options.covariates, groups=options.groups, weights=options.weights)
+    mixed = data.kind == "successes" and options.prior in fits.MIXTURES
+    if data.kind == "successes" and not mixed and options.prior == "normal":
+        refuse_given(options, ("components",), f"is of --prior {' or '.join(fits.MIXTURES)}")
     if data.kind != "estimate":
+        names = ("prior", "center", "components", "covariates", "groups", "weights")
         refuse_given(
             options,
-            ("prior", "center", "covariates", "groups", "weights"),
+            [name for name in names if not (mixed and name in ("prior", "components"))],
             f"is of estimate,se, and {path.name} has {','.join(PAIRS[data.kind])}",
         )
+    elif options.prior == "beta-mixture":
+        raise JaxpflError(f"prior beta-mixture is of successes,trials, and {path.name} has estimate,se")
     try:
         with jax.enable_x64(True):
-            if data.kind != "estimate":
+            if mixed:
+                found = fits.of_mixture(data, given.seed, options)
+            elif data.kind != "estimate":
                 found = fits.of_rates(data, given.seed, options.level)
             elif options.covariates:
                 found = fits.of_areas(data, options)
@@ -100,14 +109,16 @@ def _refuse_beside(options: Any) -> None:
       JaxpflError.
     """
     if options.covariates:
-        names = ("prior", "center", "weights", "groups")
+        names = ("prior", "center", "components", "weights", "groups")
         refuse_given(options, names, "is without --covariates, about which clients are normal")
     elif options.groups is not None:
-        refuse_given(options, ("prior", "center", "weights"), "is without --groups, about which clients are normal")
+        refuse_given(
+            options, ("prior", "center", "components", "weights"), "is without --groups, about which clients are normal"
+        )
     else:
         refuse_given(options, ("fit",), "is of --covariates or --groups, and there are none")
-    if options.weights is not None and options.prior == "best":
-        raise JaxpflError(f"weights is of a given --prior, and best compares without them, got {options.weights}")
+    if options.prior == "best":
+        refuse_given(options, ("components", "weights"), "is of a given --prior, and best compares without")
 
 
 def _said(result: dict[str, Any]) -> list[Block]:
@@ -128,6 +139,11 @@ def _said(result: dict[str, Any]) -> list[Block]:
             f"learned of all, prior {result['prior']}: mean {of['mean']:.4g}, sigma_theta {of['sigma_theta']:.4g}, "
             f"log likelihood {result['log_marginal']:.6g}"
         )
+    if "components" in result:
+        kinds = ", ".join(
+            f"{row['weight']:.3g} of mean {row['mean']:.4g} and size {row['size']:.4g}" for row in result["components"]
+        )
+        lines.append(f"components: {kinds}")
     if "weights" in result:
         of = result["weights"]
         lines.append(f"prior weighted by {printable(of['column'])}: as by {of['effective_clients']:.4g} equal clients")

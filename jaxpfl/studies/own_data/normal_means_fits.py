@@ -16,9 +16,12 @@ from jaxpfl.estimators.normal_means import PriorScores, best, homogeneity, leads
 from jaxpfl.estimators.normal_means.area import dependent
 from jaxpfl.estimators.normal_means.compare import FOLDS, learns
 from jaxpfl.estimators.normal_means.families import Family
+from jaxpfl.estimators.rate_mixtures import Betas
 from jaxpfl.estimators.rates import Rates, ebbinomial, ebpoisson
 from jaxpfl.studies.own_data.summary_csv import Summaries
 
+MIXTURES = ("beta-mixture", "npmle")
+"""Priors of successes beside a single Beta distribution."""
 _DRAWN = 20_000_000
 _MOST_DRAWS, _FEWEST_DRAWS = 1000, 100
 
@@ -92,7 +95,7 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
         prior, compared = best(scores), {"compared": _compared(scores)}
     center = options.center if options.prior != "best" or prior != "npmle" else None
     learned: Any = "learned" if center is None and learns(prior) else center
-    fit = ebnm(x, s, prior=prior, center=learned, weights=data.weights)
+    fit = ebnm(x, s, prior=prior, center=learned, components=options.components, weights=data.weights)
     draws = int(np.clip(_DRAWN // len(x), _FEWEST_DRAWS, _MOST_DRAWS))
     rank = partial(ranks_of, key=jax.random.key(seed), draws=draws, level=options.level)
     if prior == "normal" and center is None and data.weights is None:
@@ -177,6 +180,37 @@ def of_rates(data: Summaries, seed: int, level: float) -> Fitted:
         "local": z / n, "personalized": own, "personalized_stderr": fit.sd, "low": np.minimum(low, own),
         "high": np.maximum(high, own), "shrinkage": fit.shrinkage,
     }  # fmt: skip
+    return Fitted(facts, arrays(columns), None)
+
+
+def of_mixture(data: Summaries, seed: int, options: Any) -> Fitted:
+    """Fit a mixture to successes of trials.
+
+    Raises:
+      JaxpflError: as `ebbinomial`.
+    """
+    z, n = data.first, data.second
+    fit = ebbinomial(z, n, prior=options.prior, components=options.components)
+    low, high = (np.asarray(end) for end in fit.interval(options.level))
+    own, prior = np.asarray(fit.mean), jax.tree.map(np.asarray, fit.prior)
+    mean = float(prior.weights @ prior.means)
+    variance = prior.weights @ (prior.means - mean) ** 2
+    facts: dict[str, Any] = {"prior": options.prior}
+    columns = {
+        "local": z / n, "personalized": own, "personalized_stderr": fit.sd, "low": np.minimum(low, own),
+        "high": np.maximum(high, own),
+    }  # fmt: skip
+    if isinstance(prior, Betas):
+        variance += prior.weights @ (prior.means * (1 - prior.means) / (1 + prior.sizes))
+        rows = zip(prior.weights, prior.means, prior.sizes, strict=True)
+        facts["components"] = [{"weight": float(a), "mean": float(b), "size": float(c)} for a, b, c in rows]
+        columns |= {f"component_{k + 1}": of for k, of in enumerate(np.asarray(fit.membership()).T)}
+    facts |= {
+        "estimated": {"mean": mean, "sigma_theta": float(variance) ** 0.5},
+        "log_marginal": float(fit.log_marginal),
+        "slack": float(fit.slack),
+        "clients_differ": differences.of_shares(z, n, seed)._asdict(),
+    }
     return Fitted(facts, arrays(columns), None)
 
 
