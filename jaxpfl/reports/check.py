@@ -17,7 +17,7 @@ from jaxpfl.experiment.summary import over_clients
 from jaxpfl.headline import of_summary
 from jaxpfl.records import Journal
 from jaxpfl.reports.folders import COMPLETE, DAMAGED, RUN, STUDY, SUMMARY, Folder, look
-from jaxpfl.sweep import definition as definitions
+from jaxpfl.sweep import stored as sweeps
 from jaxpfl.sweep.summary import summarize
 
 
@@ -114,7 +114,7 @@ def _summary(path: Path, arrays: dict[str, dict[str, np.ndarray]]) -> list[str]:
 
 
 def _sweep(folder: Folder) -> tuple[list[str], dict[str, int]]:
-    path, definition = folder.path, definitions.read(folder.path)
+    path, definition = folder.path, sweeps.read(folder.path)
     records = Journal(path).read()  # whose damage `look` has told
     troubles = []
     if folder.status == COMPLETE:

@@ -11,8 +11,8 @@ from jaxpfl.errors import JaxpflError, expecting
 from jaxpfl.experiment import lock
 from jaxpfl.experiment.stored_run import read_record
 from jaxpfl.records import Journal
-from jaxpfl.sweep import definition as sweeps
-from jaxpfl.sweep.sweep import Sweep
+from jaxpfl.sweep import stored as sweeps
+from jaxpfl.sweep.definition import Definition
 
 RUN, SWEEP, STUDY = "run", "sweep", "study"
 COMPLETE, UNFINISHED, RUNNING, DAMAGED = "complete", "unfinished", "running", "damaged"
@@ -115,10 +115,11 @@ def _run(path: Path) -> Folder:
 
 def _sweep(path: Path) -> Folder:
     definition = sweeps.read(path)
-    done, total = Sweep(path, definition).progress(Journal(path).read())
+    done, total = sweeps.progress(path, definition, Journal(path).read())
     whole = (path / SUMMARY).is_file()
     words = f"{total} runs" if whole else f"{done} of {total} runs"
-    return Folder(path, SWEEP, COMPLETE if whole else UNFINISHED, definition.methods, definition.config.data, words)
+    data = definition.config.data if isinstance(definition, Definition) else ""
+    return Folder(path, SWEEP, COMPLETE if whole else UNFINISHED, definition.methods, data, words)
 
 
 def _study(path: Path) -> Folder:

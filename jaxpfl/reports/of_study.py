@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
-from typing import Any
 
 from jaxpfl import files
 from jaxpfl.errors import JaxpflError
 from jaxpfl.reports import sheets
 from jaxpfl.reports.folders import SUMMARY, Folder
 from jaxpfl.reports.page import Section, code, facts, folded, picture
+from jaxpfl.reports.settings import flags
 
 _ABOUT = ("study", "settings", "plots", "files")
 
@@ -34,20 +34,9 @@ def sections(folder: Folder) -> list[Section]:
         Section(
             "Settings, and how to run it again",
             [
-                code(_command(str(summary["study"]), settings)),
+                code(shlex.join(["jaxpfl", "estimate", str(summary["study"]), *flags(settings)])),
                 facts({str(name).replace("_", " "): "-" if v is None else v for name, v in settings.items()}),
                 folded("All results", code(path.read_text())),
             ],
         ),
     ]
-
-
-def _command(study: str, settings: Mapping[str, Any]) -> str:
-    words = ["jaxpfl", "estimate", study]
-    for name, value in settings.items():
-        flag = f"--{name.replace('_', '-')}"
-        if isinstance(value, bool):
-            words += [flag] if value else []
-        elif value is not None and value != []:
-            words += [flag, *map(str, value if isinstance(value, list) else [value])]
-    return shlex.join(words)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from pathlib import Path
 
 from jaxpfl import files
 from jaxpfl.records import Journal
@@ -10,8 +11,10 @@ from jaxpfl.reports import sheets
 from jaxpfl.reports.drawing import svg
 from jaxpfl.reports.folders import COMPLETE, SUMMARY, Folder
 from jaxpfl.reports.page import Section, code, facts, folded, listing, table
-from jaxpfl.sweep import definition as definitions
-from jaxpfl.sweep import plots, tables
+from jaxpfl.reports.settings import flags
+from jaxpfl.sweep import plots, stored, tables
+from jaxpfl.sweep.definition import FILE, Definition
+from jaxpfl.sweep.estimate import StudyDefinition
 
 
 def sections(folder: Folder) -> list[Section]:
@@ -20,7 +23,7 @@ def sections(folder: Folder) -> list[Section]:
     Raises:
       JaxpflError: for damaged files.
     """
-    definition = definitions.read(folder.path)
+    definition = stored.read(folder.path)
     records = Journal(folder.path).read()
     results, pictures = [], []
     if folder.status == COMPLETE:
@@ -37,11 +40,8 @@ def sections(folder: Folder) -> list[Section]:
         if one.status != "done"
     ]
     trouble = table(("method", "setting", "seed", "status", "reason"), troubles, words=5)
-    stored = str(folder.path / definitions.FILE)
     where = ("NEW_FOLDER",) if folder.status == COMPLETE else (str(folder.path), "--resume")
-    again = shlex.join(["jaxpfl", "sweep", "--config", stored, "--output", *where])
-    grid = {axis.name: ", ".join(map(str, axis.values)) for axis in definition.grid.axes}
-    search = {name.replace("_", " "): value for name, value in vars(definition.search).items()}
+    again = shlex.join(["jaxpfl", "sweep", *_arguments(folder.path, definition), "--output", *where])
     return [
         Section("Results", results),
         Section("Pictures", pictures),
@@ -50,8 +50,29 @@ def sections(folder: Folder) -> list[Section]:
             "Settings, and how to run it again",
             [
                 code(again),
-                facts({"methods": ", ".join(definition.methods), **grid, "seeds": len(definition.seeds), **search}),
-                folded("The definition", code((folder.path / definitions.FILE).read_text())),
+                facts(_settings(definition)),
+                folded("The definition", code((folder.path / FILE).read_text())),
             ],
         ),
     ]
+
+
+def _arguments(folder: Path, definition: Definition | StudyDefinition) -> list[str]:
+    """Arguments of ``jaxpfl sweep`` that give the definition."""
+    if isinstance(definition, Definition):
+        return ["--config", str(folder / FILE)]
+    told = definition.to_json()
+    seeds = ["--seeds", str(definition.seeds)] if definition.seeds > 1 else []
+    given = [*flags(told["settings"]), *flags(told["options"]), *definition.grid.flags(), *seeds]
+    return ["estimate", definition.name, *given]
+
+
+def _settings(definition: Definition | StudyDefinition) -> dict[str, object]:
+    """Methods or study, axes, seeds, and what all runs share."""
+    grid = {axis.name: ", ".join(map(str, axis.values)) for axis in definition.grid.axes}
+    if isinstance(definition, Definition):
+        search = {name.replace("_", " "): value for name, value in vars(definition.search).items()}
+        return {"methods": ", ".join(definition.methods), **grid, "seeds": len(definition.seeds), **search}
+    fixed = {name: value for name, value in definition.to_json()["settings"].items() if name not in grid}
+    common = {name.replace("_", " "): value for name, value in fixed.items() if value is not None}
+    return {"study": definition.name, **grid, "seeds": definition.seeds, **common}

@@ -56,7 +56,8 @@ def _title(folder: Folder) -> str:
     names = ", ".join(folder.what)
     if folder.kind == STUDY:
         return f"Study {names}"
-    return f"{names} on {folder.data}" if folder.kind == RUN else f"Sweep of {names} on {folder.data}"
+    of = f"{names} on {folder.data}" if folder.data else f"the study {names}"
+    return of if folder.kind == RUN else f"Sweep of {of}"
 
 
 def _about(folder: Folder) -> dict[str, object]:

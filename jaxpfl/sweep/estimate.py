@@ -15,7 +15,7 @@ from typing import Any, Self
 import numpy as np
 
 from jaxpfl import __version__, checks, files
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, expecting
 from jaxpfl.records import DONE, FAILED, Journal, Record
 from jaxpfl.studies import registry
 from jaxpfl.studies.study import Options, Results, Study
@@ -25,7 +25,7 @@ from jaxpfl.sweep.grid import Grid
 from jaxpfl.sweep.order import in_grid_order, setting_key
 from jaxpfl.sweep.outcome import written
 from jaxpfl.sweep.plan import Run
-from jaxpfl.sweep.study_axes import applied, named
+from jaxpfl.sweep.study_axes import applied, named, restored
 from jaxpfl.sweep.sweep import SUMMARY, give_way
 
 _SEED = "seed"
@@ -57,9 +57,18 @@ class StudyDefinition:
     @property
     def runs(self) -> tuple[Run, ...]:
         """All runs, seeds innermost."""
+        return tuple(Run(self.name, point, seed) for point in self.grid.points() for seed in self.searched)
+
+    @property
+    def methods(self) -> tuple[str, ...]:
+        """The study's name: its records stand under it as those of a method do."""
+        return (self.name,)
+
+    @property
+    def searched(self) -> tuple[int, ...]:
+        """Seeds of each setting."""
         first = getattr(self.settings, _SEED, 0)
-        seeds = range(first, first + self.seeds)
-        return tuple(Run(self.name, point, seed) for point in self.grid.points() for seed in seeds)
+        return tuple(range(first, first + self.seeds))
 
     def settings_of(self, run: Run) -> Any:
         """The study's settings of one run."""
@@ -110,6 +119,19 @@ def define_study(
             first = first or error
     assert first is not None
     raise first
+
+
+def from_stored(stored: Any, path: Path) -> StudyDefinition:
+    """Definition from the values of a file, as `StudyDefinition.to_json` gives them.
+
+    Raises:
+      JaxpflError: for values that were changed by hand to what no sweep of a study is.
+    """
+    with expecting(path, "the definition of a sweep of a study"):
+        study = registry.get(stored["study"])
+        options = None if study.options is None else restored(study.options, stored["options"])
+        grid, settings = Grid.from_json(stored["grid"]), restored(study.settings, stored["settings"])
+        return define_study(stored["study"], settings, grid, stored["seeds"], options)
 
 
 class StudySweep:

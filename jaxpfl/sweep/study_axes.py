@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import types
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from pathlib import Path
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from jaxpfl.errors import JaxpflError, shown, unknown_name
@@ -45,6 +46,27 @@ def typed(study: Study, name: str, value: Value) -> Any:
       JaxpflError: for a value of another type.
     """
     return _of(get_type_hints(study.settings)[name], name, value)
+
+
+def restored(kind: type[Any], values: Mapping[str, Any]) -> Any:
+    """Settings or options of a study from their JSON-able values, in which a tuple is a list and a path a text.
+
+    Args:
+      kind: the dataclass.
+      values: of its fields.
+
+    Raises:
+      TypeError, AttributeError: for values that are none of its fields, or no mapping.
+    """
+    hints = get_type_hints(kind)
+    return kind(**{name: _restored(hints.get(name), value) for name, value in values.items()})
+
+
+def _restored(kind: Any, value: Any) -> Any:
+    if isinstance(value, list):
+        return tuple(_restored(None, part) for part in value)
+    is_path = isinstance(value, str) and Path in (kind, *get_args(kind))
+    return Path(value) if is_path else value
 
 
 def _of(kind: Any, name: str, value: Value) -> Any:

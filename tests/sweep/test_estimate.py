@@ -1,15 +1,18 @@
 """Sweeps over the settings of a study of estimation."""
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from jaxpfl import files
 from jaxpfl.cli import main
 from jaxpfl.errors import JaxpflError
 from jaxpfl.records import load_sweep
 from jaxpfl.studies import registry
+from jaxpfl.sweep import stored
 from jaxpfl.sweep.estimate import StudySweep, define_study
 from jaxpfl.sweep.execute import Reporter
 from jaxpfl.sweep.grid import Grid, parse
@@ -109,3 +112,14 @@ def test_help_of_every_study(capsys: pytest.CaptureFixture[str], name: str):
     assert status == 0
     assert "--grid" in out
     assert "--seeds" in out
+
+
+@pytest.mark.parametrize("name", registry.STUDIES)
+def test_a_stored_definition_is_the_one_that_was_stored(tmp_path: Path, name: str):
+    path = tmp_path / "sweep.json"
+    first = define_study(name)
+    files.write_json(path, first.to_json() | {"versions": {}})
+    assert stored.read(tmp_path) == dataclasses.replace(first, options=first.study.options and first.study.options())
+    files.write_json(path, first.to_json() | {"grid": {}})
+    with pytest.raises(JaxpflError, match="is damaged, or not the definition of a sweep of a study"):
+        stored.read(tmp_path)
