@@ -19,13 +19,11 @@ import jax
 import jax.numpy as jnp
 import optax
 
-from jaxpfl import trees
 from jaxpfl.algorithms.parts import several_models
 from jaxpfl.algorithms.parts.averaging import mean_server
 from jaxpfl.algorithms.parts.hyper import AveragingHyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
 from jaxpfl.algorithms.parts.server_optimizer import trained_part, with_server_optimizer
-from jaxpfl.data import passes
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
@@ -52,11 +50,7 @@ def ifca(task: Task, work: LocalWork, *, clusters: int = 2) -> Algorithm:
         )
 
     def cluster_of(models: PyTree, data: ClientData) -> Array:
-        def sums(x: PyTree, y: Array, valid: Array) -> Array:
-            losses = several_models.losses(task, models, x, y)
-            return jax.vmap(trees.valid_sum, in_axes=(None, 0))(valid, losses)
-
-        means = passes.total(sums, data) / jnp.maximum(data.size, 1)
+        means = several_models.mean_losses(task, models, data)
         # argmin takes NaN for the least.
         return jnp.argmin(jnp.where(jnp.isnan(means), jnp.inf, means))
 

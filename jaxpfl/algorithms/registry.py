@@ -14,6 +14,7 @@ from jaxpfl.algorithms.adamix import adamix
 from jaxpfl.algorithms.adaped import adaped
 from jaxpfl.algorithms.adaped_plus import AdaPeDPlusHyper, adaped_plus
 from jaxpfl.algorithms.apfl import APFLHyper, apfl
+from jaxpfl.algorithms.cfl import CFLHyper, cfl
 from jaxpfl.algorithms.ditto import DittoHyper, ditto
 from jaxpfl.algorithms.fedala import FedALAHyper, fedala
 from jaxpfl.algorithms.fedamp import FedAMPHyper, fedamp
@@ -130,6 +131,7 @@ METHODS: Mapping[str, Method] = {
         Method("fedproto", fedproto, FedProtoHyper()),
         Method("knn-per", knn_per, KnnPerHyper()),
         Method("moon", moon, MoonHyper()),
+        Method("cfl", cfl, CFLHyper()),
         Method("fedamp", fedamp, FedAMPHyper()),
         Method("feddbe", feddbe, FedDBEHyper()),
         Method("fedpac", fedpac, FedPACHyper()),

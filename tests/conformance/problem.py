@@ -10,6 +10,7 @@ import numpy as np
 from toys import CASES, Medians, availability, participation
 
 from jaxpfl import METHODS, ExecutionPlan, Federation, LocalWork, Method, Simulation, data, stack_clients
+from jaxpfl.algorithms.cfl import State as CFLState
 from jaxpfl.algorithms.fedamp import Models
 from jaxpfl.algorithms.fedpac import State as FedPACState
 from jaxpfl.algorithms.network_lasso import NetworkState
@@ -155,6 +156,8 @@ def moved(simulation: Simulation, state: Any, order: np.ndarray) -> Any:
         server = server._replace(by_client=server.by_client[:, order])
     if isinstance(server, Models):
         server = jax.tree.map(lambda a: a[:, order], server)
+    if isinstance(server, CFLState):
+        server = server._replace(cluster=server.cluster[:, order])
     if isinstance(server, FedPACState):
         server = server._replace(heads=jax.tree.map(lambda a: a[:, order], server.heads))
     if isinstance(server, NetworkState):

@@ -10,6 +10,7 @@ import jax
 import numpy as np
 import pytest
 from problem import CLASSES, CLIENTS, MODELS, graph_of, ragged_federation
+from toys import EVERYBODY, participation
 
 from jaxpfl import METHODS, LocalWork, Simulation, data, trees
 from jaxpfl.engine import ExecutionPlan
@@ -139,7 +140,7 @@ def made(name: str, federation, unseen=None):
     work = LocalWork(**vars(work) | {"graph": graph_of(federation) if method.graph else None})
     algorithm, hp = method.build(tally.task, work, **options), method.hyper
     plan = ExecutionPlan(clients="map", runs="map", devices=1)
-    who = of(federation.num_clients, 3)
+    who = participation(method.name, federation.num_clients, 3)
     fails = availability(0.3, 0.6)
     made = Simulation(
         algorithm, tally.task, federation, who, hp, availability=fails, plan=plan, unseen=unseen, adapt_rounds=2
@@ -164,7 +165,7 @@ def test_what_is_said_is_what_is_evaluated(name):
         return
     np.testing.assert_array_equal(seen, counted.training[0])
     assert seen.sum() > 0
-    assert (history["participants"] == 3).all()
+    assert (history["participants"] == (CLIENTS if name in EVERYBODY else 3)).all()
     simulation.evaluate(state)
     np.testing.assert_array_equal(tally.taken(), counted.personalization)
 

@@ -42,6 +42,7 @@ def test_everything_that_must_not_matter_at_once(method, federation):
 
 WITHOUT_BUCKET = {
     "adamix": "its server sees single uploads",
+    "cfl": "its server sees single uploads",
     "fedamp": "its server sees single uploads",
     "fedbuff": "its rounds are asynchronous",
     "fedpac": "its server sees single uploads",

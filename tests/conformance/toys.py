@@ -139,6 +139,9 @@ CORE = ("local", "fedavg", "adaped", "toy medians", "toy clusters")
 QUICK = ("adaped",)
 """Those of them that the default run takes: clients with states, an upload of several parts."""
 
+EVERYBODY = ("cfl",)
+"""Cases whose rounds are of all clients; all others' cohorts are as a test asks."""
+
 AVAILABILITY: dict[str, Availability] = {
     "toy medians": Availability(dropout=0.3, stragglers=0.5),
     "toy clusters": Availability(dropout=0.3, stragglers=0.5),
@@ -148,6 +151,8 @@ AVAILABILITY: dict[str, Availability] = {
 
 def participation(name: str, num_clients: int, cohort: int | None) -> Participation:
     """Cohort sampling of a case: Poisson with a cap that cuts cohorts for one, a fixed size for the others."""
+    if name in EVERYBODY:
+        return of(num_clients, None)
     if name == "adaped, private" and cohort is not None:
         return poisson(num_clients, cohort / num_clients, cohort)
     return of(num_clients, cohort)

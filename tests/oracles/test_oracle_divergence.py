@@ -99,7 +99,9 @@ def seldom(methods: Iterable[str]) -> list[Any]:
     ]
 
 
-@pytest.mark.parametrize("method", seldom(set(FEDERATED) - {"adaped", "network-lasso", "fedpac"} - OF_ALL.keys()))
+@pytest.mark.parametrize(
+    "method", seldom(set(FEDERATED) - {"adaped", "network-lasso", "fedpac", "cfl"} - OF_ALL.keys())
+)
 def test_every_method(method):
     check(run(simulation(method, spoiled(infinite), {}), ROUNDS), undisturbed(method))
 
@@ -149,6 +151,6 @@ def test_all_diverge(method):
     bad.train.examples.x[bad.train.start, 0] = np.inf
     got = run(simulation(method, bad, OF_ALL.get(method, {})), 1)
     start, end = got.states
-    assert_same((end.server, end.clients), (start.server, start.clients), rtol=0)
+    jax.tree.map(np.testing.assert_array_equal, (end.server, end.clients), (start.server, start.clients))
     assert end.diverged.tolist() == [1] * len(SIZES)
     assert got.history["diverged"].tolist() == [len(SIZES)]

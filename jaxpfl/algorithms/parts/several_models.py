@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import jax
+import jax.numpy as jnp
 from jax.interpreters.partial_eval import dce_jaxpr
 
+from jaxpfl import trees
 from jaxpfl.algorithms.parts.local_work import LocalWork
+from jaxpfl.data import passes
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
-from jaxpfl.types import Array, Key, PyTree
+from jaxpfl.types import Array, ClientData, Key, PyTree
 
 
 def check(method: str, option: str, k: int, task: Task, work: LocalWork) -> None:
@@ -46,6 +49,15 @@ def losses(task: Task, models: PyTree, x: PyTree, y: Array) -> Array:
 
     # One after the other: a chunk of a client's examples is many already.
     return jax.lax.map(of_one, models)
+
+
+def mean_losses(task: Task, models: PyTree, data: ClientData) -> Array:
+    """Mean loss of every model over a client's examples, [k]."""
+
+    def sums(x: PyTree, y: Array, valid: Array) -> Array:
+        return jax.vmap(trees.valid_sum, in_axes=(None, 0))(valid, losses(task, models, x, y))
+
+    return passes.total(sums, data) / jnp.maximum(data.size, 1)
 
 
 def pick(models: PyTree, index: Array) -> PyTree:

@@ -1,0 +1,218 @@
+r"""Clustered federated learning: clusters of clients, parted where their updates disagree though their mean rests.
+
+All clients begin in one cluster. In a round every client takes tau steps from its cluster's model theta_c, which moves
+by the uniform mean of the updates :math:`\Delta_i`. A cluster whose mean update is short though one of its clients' is
+long, at a stationary point of their mean and not of their own losses,
+
+.. math:: \Big\| \frac{1}{|c|} \sum_{i \in c} \Delta_i \Big\| < \varepsilon_1, \qquad
+   \max_{i \in c} \|\Delta_i\| > \varepsilon_2,
+
+is parted in two such that clients of different parts are as unlike as possible, by the cosines :math:`\alpha_{ij}` of
+their updates,
+
+.. math:: c_1, c_2 = \arg\min_{c_1 \cup c_2 = c} \; \max_{i \in c_1, j \in c_2} \alpha_{ij},
+
+if the largest cosine across, :math:`\alpha_\text{cross}`, has :math:`\sqrt{(1 - \alpha_\text{cross}) / 2} > \gamma`,
+the paper's bound on the noise of the updates. Both parts continue from theta_c, each by its own mean.
+
+The exact bipartition is the single linkage of the cosines, their maximum spanning tree without its weakest edge. There
+are at most ``max_clusters``; while all are used, no cluster is parted. Clusters are never joined again. A cluster of
+which a client is missing (it dropped out or diverged) is not parted in that round.
+
+It does badly where the two thresholds do not suit the lengths of the updates, which grow with rates, steps and model:
+the metrics ``mean_update`` and ``largest_update`` show them. Too large an eps1 parts clients by noise, for good, and
+each part learns from fewer; single linkage cuts off outlying clients one by one. The server holds an update of every
+client, and compares each two of them.
+
+Reference: Sattler, Müller and Samek 2020, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task
+Optimization under Privacy Constraints", https://arxiv.org/abs/1910.01991, Algorithms 1 and 3; the thresholds' defaults
+are those of the authors' code, which parts by complete linkage, and takes 0 for gamma.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxpfl.algorithms.parts import several_models
+from jaxpfl.algorithms.parts.averaging import increment
+from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
+from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
+from jaxpfl.errors import JaxpflError
+from jaxpfl.models import Task
+from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Reduction, Server, ServerContext, Stacked, Upload
+from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
+
+
+@struct.dataclass
+class CFLHyper(SgdHyper):
+    """Hyper-parameters of clustered federated learning."""
+
+    eps1: Scalar = hyper(0.4, "eps1, length of a cluster's mean update below which it rests")
+    eps2: Scalar = hyper(1.6, "eps2, length of a client's update above which it does not")
+    gamma: Scalar = hyper(0.0, "gamma, noise of updates that clusters must be apart by; 0 takes every bipartition")
+
+
+class State(NamedTuple):
+    """State of the server: models of clusters, leaves [k, ...], clusters of clients, [m], and the number in use, []."""
+
+    models: PyTree
+    cluster: Array
+    used: Array
+
+
+class Offered(NamedTuple):
+    """Message to a new client: models of all clusters, leaves [k, ...], and the number in use, []."""
+
+    models: PyTree
+    used: Array
+
+
+def bipartition(similarity: Array, members: Array) -> tuple[Array, Array]:
+    """Bipartition of the least maximal similarity across.
+
+    Prim's algorithm joins the members one by one by the largest similarity to those joined before. It takes the
+    weakest edge of the tree once nothing on its side is left, so that those joined later are the other side.
+
+    Args:
+      similarity: [m, m], finite.
+      members: [m] bool, at least two.
+
+    Returns:
+      Mask of the part without the first member, [m] bool, and the largest similarity across, [].
+    """
+    size = len(members)
+
+    def join(t: Array, carry: tuple[Array, Array, Array, Array]) -> tuple[Array, Array, Array, Array]:
+        joined, nearest, place, links = carry
+        free = members & ~joined
+        at = jnp.argmax(jnp.where(free, nearest, -jnp.inf))
+        here = free.any() & (jnp.arange(size) == at)
+        links = links.at[t].set(jnp.where(free.any(), nearest[at], jnp.inf))
+        nearest = jnp.where(free.any(), jnp.maximum(nearest, similarity[at]), nearest)
+        return joined | here, nearest, jnp.where(here, t, place), links
+
+    first = jnp.argmax(members)
+    start = jnp.arange(size) == first, similarity[first], jnp.zeros(size, jnp.int32)
+    _, _, place, links = jax.lax.fori_loop(1, size, join, (*start, jnp.full(size, jnp.inf, similarity.dtype)))
+    cut = jnp.argmin(links)
+    return members & (place >= cut), links[cut]
+
+
+def cosines(updates: PyTree) -> tuple[Array, Array]:
+    """Cosines of the angles between each two updates, [m, m], zero where one has no length, and their lengths, [m]."""
+    rows = [leaf.reshape(len(leaf), -1) for leaf in jax.tree.leaves(updates)]
+    lengths = jnp.sqrt(sum((jnp.square(leaf).sum(axis=1) for leaf in rows[1:]), jnp.square(rows[0]).sum(axis=1)))
+    inverse = jnp.where(lengths > 0, 1 / jnp.where(lengths > 0, lengths, 1), 0)
+    units = [leaf * inverse[:, None].astype(leaf.dtype) for leaf in rows]
+    similarity = sum((unit @ unit.T for unit in units[1:]), units[0] @ units[0].T)
+    return jnp.asarray(similarity), lengths
+
+
+def cfl(task: Task, work: LocalWork, *, max_clusters: int = 8) -> Algorithm:
+    """Clustered federated learning. Models: personalised, that of the client's cluster; no global model.
+
+    The server receives the uploads one by one, and has no optimizer; every client takes part in every round. A new
+    client takes the cluster's model of least loss on its training examples (in the paper it is assigned by its updates
+    at all earlier splits, for which the server would keep those of all clients).
+
+    Args:
+      task: any model without running statistics.
+      work: the local work in a round.
+      max_clusters: k, at least 2.
+
+    Raises:
+      JaxpflError: for fewer clusters; when traced, for rounds of some of the clients.
+    """
+    if max_clusters < 2:
+        raise JaxpflError(f"cfl.max_clusters must be >= 2, got {max_clusters}: with one cluster it is fedavg")
+
+    def model_of(message: Message, data: ClientData) -> PyTree:
+        sent = message.per_client
+        if not isinstance(sent, Offered):
+            return sent
+        losses = several_models.mean_losses(task, sent.models, data)
+        known = jnp.arange(max_clusters) < sent.used
+        # argmin takes NaN for the least.
+        return several_models.pick(sent.models, jnp.argmin(jnp.where(known & ~jnp.isnan(losses), losses, jnp.inf)))
+
+    def update(
+        key: Key, hp: CFLHyper, ctx: ClientContext, message: Message, state: PyTree, splits: Splits
+    ) -> tuple[PyTree, Upload, Metrics]:
+        start, rate = model_of(message, splits.train), hp.lr * hp.decay(ctx.round, work.steps)
+        new, metrics = sgd(work, task, key, ctx, splits.train, start, rate=rate, weight_decay=hp.weight_decay)
+        return state, increment(new, start), metrics
+
+    client = Client(
+        init=lambda key, hp, ctx, message: (),
+        update=update,
+        personalize=lambda key, hp, ctx, message, state, splits: model_of(message, splits.train),
+        predict=lambda hp, params, x: task.model.apply(params, x),
+        gradients=gradients(work.steps),
+    )
+
+    def server_init(key: Key, hp: CFLHyper, ctx: ServerContext) -> State:
+        if ctx.expected_cohort != ctx.num_clients:
+            raise JaxpflError(
+                f"cfl compares the updates of all clients: the cohort must be all {ctx.num_clients} of them, got "
+                f"{ctx.expected_cohort:g}"
+            )
+        model = task.init(key)
+        models = jax.tree.map(lambda a: jnp.broadcast_to(a, (max_clusters, *a.shape)), model)
+        return State(models, jnp.zeros(ctx.num_clients, jnp.int32), jnp.int32(1))
+
+    def server_update(
+        key: Key, hp: CFLHyper, ctx: ServerContext, state: State, uploads: Stacked
+    ) -> tuple[State, Metrics]:
+        def by_client(sent: Array) -> Array:
+            return jnp.zeros((ctx.num_clients, *sent.shape[1:]), sent.dtype).at[uploads.rows].set(sent, mode="drop")
+
+        updates, present = jax.tree.map(by_client, uploads.total), by_client(uploads.valid)
+        similarity, lengths = cosines(updates)
+        means = _means(updates, state.cluster, present, max_clusters)
+        resting = cosines(means)[1]
+
+        def consider(c: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:
+            cluster, parents, used = carry
+            members = state.cluster == c
+            second, cross = bipartition(similarity, members)
+            apart = jnp.sqrt(jnp.maximum(1 - cross, 0) / 2) > hp.gamma
+            stuck = (resting[c] < hp.eps1) & (jnp.where(members, lengths, 0).max() > hp.eps2)
+            parted = (members.sum() > 1) & (present | ~members).all() & stuck & apart & (used < max_clusters)
+            new = jnp.where(second & parted, used, cluster)
+            parents = jnp.where(parted & (jnp.arange(max_clusters) == used), c, parents)
+            return new, parents, used + parted
+
+        start = state.cluster, jnp.arange(max_clusters, dtype=jnp.int32), state.used
+        # Clusters that are made here are considered in the next round, by updates from their own models.
+        cluster, parents, used = jax.lax.fori_loop(jnp.int32(0), state.used, consider, start)
+        moves = _means(updates, cluster, present, max_clusters)
+        models = jax.tree.map(lambda old, move: (old[parents] + move).astype(old.dtype), state.models, moves)
+        known = jnp.arange(max_clusters) < state.used
+        metrics = {
+            "clusters": used.astype(jnp.result_type(float)),
+            "mean_update": jnp.where(known, resting, 0).max(),
+            "largest_update": lengths.max(),
+        }
+        return State(models, cluster, used), metrics
+
+    server = Server(
+        init=server_init,
+        broadcast=lambda key, hp, ctx, state: Message((), jax.tree.map(lambda a: a[state.cluster], state.models)),
+        update=server_update,
+        welcome=lambda key, hp, ctx, state: Message((), Offered(state.models, state.used)),
+    )
+    return Algorithm(
+        (client,), server, work.steps, Reduction.STACK, clusters=lambda state: np.asarray(state.cluster, np.int32)
+    )
+
+
+def _means(updates: PyTree, cluster: Array, present: Array, k: int) -> PyTree:
+    """Mean update of each cluster over its clients that are present, leaves [k, ...]; zero of one without any."""
+    of_cluster = (jnp.arange(k)[:, None] == cluster) & present
+    shares = of_cluster / jnp.maximum(of_cluster.sum(axis=1, keepdims=True), 1)
+    return jax.tree.map(lambda a: jnp.tensordot(shares.astype(a.dtype), a, axes=1), updates)
