@@ -29,20 +29,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.scipy.linalg import cho_solve, solve_triangular
+from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import gammaincc, ndtri
 
 from jaxpfl.errors import JaxpflError, shown, unknown_name
-from jaxpfl.estimators.intervals import bisect
+from jaxpfl.estimators.normal_means.area_fit import Likelihood, least_squares, likeliest, trace
+from jaxpfl.estimators.normal_means.area_interval import integrated
 from jaxpfl.estimators.normal_means.fit import checked
 from jaxpfl.types import Array, Scalar
 
-Likelihood: TypeAlias = Literal["reml", "ml"]
+By: TypeAlias = Literal["integrated", "mse"]
+"""Intervals that integrate over the spread, and those by the mean squared error."""
 
 LEAST_FREE = 3
 """Clients beyond the number of coefficients, with which the likelihood of A can be integrated."""
-_SCALES = 32
-_NARROWEST = 1e-3  # the least spread beside none, in parts of the smallest error
 
 
 class AreaMeans(NamedTuple):
@@ -50,6 +50,7 @@ class AreaMeans(NamedTuple):
 
     Attributes:
       x, s: the estimates and their standard errors, [m] each.
+      basis: orthonormal columns that span the covariates, [m, p].
       beta: coefficients, [p].
       beta_covariance: of the coefficients, for the fitted A, [p, p].
       variance: A, []; zero where no spread is likelier than any, and then all predictions are on the regression.
@@ -69,6 +70,7 @@ class AreaMeans(NamedTuple):
 
     x: Array
     s: Array
+    basis: Array
     beta: Array
     beta_covariance: Array
     variance: Array
@@ -90,10 +92,28 @@ class AreaMeans(NamedTuple):
         """Stein's unbiased estimate of the mean squared error of ``mean``, [], without the cost of fitting A."""
         return self.risks.mean()
 
-    def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Ends of ``mean`` plus and minus the normal quantile times the root of ``mse``, [m] each."""
-        reach = ndtri((1 + level) / 2) * jnp.sqrt(self.mse)
-        return self.mean - reach, self.mean + reach
+    def interval(self, level: Scalar = 0.95, by: By = "integrated") -> tuple[Array, Array]:
+        """Ends of intervals of every client's theta, [m] each.
+
+        Args:
+          level: probability inside.
+          by: "integrated" integrates over beta and A under flat priors (see `area_interval`), whatever ``fit`` was;
+            "mse" is ``mean`` plus and minus the normal quantile times the root of ``mse``, which covers too little
+            where A is small beside s^2.
+
+        Raises:
+          JaxpflError: for an unknown ``by``.
+        """
+        if by not in get_args(By):
+            raise unknown_name("by", by, get_args(By))
+        if by == "mse":
+            reach = ndtri((1 + level) / 2) * jnp.sqrt(self.mse)
+            return self.mean - reach, self.mean + reach
+        m, p = self.basis.shape
+        unit, y, D = _rescaled(self.x, self.s, self.basis)[:3]
+        low, high = integrated(self.basis, y, D, level, m - p)
+        back = self.x - unit * y
+        return back + unit * low, back + unit * high
 
 
 def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: bool = True) -> AreaMeans:
@@ -153,79 +173,41 @@ def _solve(x: Array, s: Array, z: Array, *, fit: Likelihood, intercept: bool) ->
     good = jnp.isfinite(x).all() & (jnp.isfinite(s) & (s > 0)).all() & jnp.isfinite(z).all()
     Q, R, left = _triangle(jnp.where(good, z, 1))
     good &= (left > _least(x.dtype)).all()
-    unit = jnp.exp2(jnp.round(jnp.log2(s).mean()))  # scaling by a power of two makes no rounding errors
-    own, D = jnp.where(good, x / unit, jnp.nan), jnp.where(good, (s / unit) ** 2, jnp.nan)
-    start = Q.T @ own
-    y = own - Q @ start
-    A, likelihood = _likeliest(Q, y, D, fit)
+    unit, y, D, start = _rescaled(jnp.where(good, x, jnp.nan), jnp.where(good, s, jnp.nan), Q)
+    own = jnp.where(good, x / unit, jnp.nan)
+    A, likelihood = likeliest(Q, y, D, fit)
 
-    w, factor, b, r = _least_squares(A, Q, y, D)
+    w, factor, b, r = least_squares(A, Q, y, D)
     B = D * w
     half = solve_triangular(factor, Q.T, lower=True)
     spread = (half**2).sum(axis=0)  # z' C^-1 z
     squares = (w**2).sum()
     g1, g2, g3 = A * B, B**2 * spread, B**2 * w * 2 / squares
-    mse = g1 + g2 + 2 * g3 + (B**2 * _trace(factor, Q, w) / squares if fit == "ml" else 0)
+    mse = g1 + g2 + 2 * g3 + (B**2 * trace(factor, Q, w) / squares if fit == "ml" else 0)
     within = 1 / w - spread  # of the residual
     seen = within > 4 * p * jnp.finfo(x.dtype).eps / w
     residual = jnp.where(seen, r / jnp.sqrt(jnp.where(seen, within, 1)), 0 * r)
     # As B (1 - spread w) is what the prediction does not follow of a small change of x.
     risks = (B * r) ** 2 + D * (1 - 2 * B * (1 - spread * w))
-    statistic = (_least_squares(jnp.zeros_like(A), Q, y, D).residual ** 2 / D).sum()
+    statistic = (least_squares(jnp.zeros_like(A), Q, y, D).residual ** 2 / D).sum()
     back = solve_triangular(R, jnp.eye(p, dtype=x.dtype))
     root = back @ solve_triangular(factor, jnp.eye(p, dtype=x.dtype), lower=True).T
     free = m - p * (fit == "reml")
     square = unit**2
     return AreaMeans(
-        x, s, unit * (back @ (start + b)), square * (root @ root.T), square * A, unit * (own - B * r), unit * (own - r),
+        x, s, Q, unit * (back @ (start + b)), square * (root @ root.T), square * A, unit * (own - B * r),
+        unit * (own - r),
         square * mse, square * g1, square * g2, square * g3, B, residual, square * risks,
         likelihood - free * (math.log(2 * math.pi) / 2 + jnp.log(unit)), statistic,
         gammaincc((m - p) / 2, statistic / 2),
     )  # fmt: skip
 
 
-class _Fitted(NamedTuple):
-    """Weights 1 / V [m], the lower factor of C [p, p], the coefficients [p], and residuals [m], at one A."""
-
-    weight: Array
-    factor: Array
-    coefficients: Array
-    residual: Array
-
-
-def _least_squares(A: Array, Q: Array, y: Array, D: Array) -> _Fitted:
-    w = 1 / (A + D)
-    factor = jnp.linalg.cholesky((Q * w[:, None]).T @ Q)
-    b = cho_solve((factor, True), Q.T @ (w * y))
-    return _Fitted(w, factor, b, y - Q @ b)
-
-
-def _likeliest(Q: Array, y: Array, D: Array, fit: Likelihood) -> tuple[Array, Array]:
-    """The likeliest A, and its log likelihood but for a constant: the best of a grid, then the derivative's root."""
-    kind, restricted = y.dtype, fit == "reml"
-
-    def value(A: Array) -> Array:
-        w, factor, _, r = _least_squares(A, Q, y, D)
-        return (jnp.log(w).sum() - w @ r**2) / 2 - jnp.log(jnp.diag(factor)).sum() * restricted
-
-    def rises(log_sd: Array) -> Array:
-        w, factor, _, r = _least_squares(jnp.exp(2 * log_sd), Q, y, D)
-        return ((w * r) ** 2).sum() + _trace(factor, Q, w) * restricted > w.sum()
-
-    low, high = jnp.log(_NARROWEST * jnp.sqrt(D.min())), jnp.log(jnp.abs(y).max() + jnp.sqrt(D.max()))
-    step = (high - low) / (_SCALES - 1)
-    grid = low + step * jnp.arange(_SCALES, dtype=kind)
-    about = grid[jnp.argmax(jax.lax.map(lambda log_sd: value(jnp.exp(2 * log_sd)), grid))]
-    best = jnp.exp(2 * bisect(rises, about - step, about + step))
-    none, some = value(jnp.zeros((), kind)), value(best)
-    # A spread below the rounding error of the likelihood is none.
-    alike = none >= some - 16 * jnp.finfo(kind).eps * (len(y) + jnp.abs(some))
-    return jnp.where(alike, 0, best), jnp.where(alike, none, some)
-
-
-def _trace(factor: Array, Q: Array, w: Array) -> Array:
-    """tr(C^-1 sum_j z_j z_j' / V_j^2), []."""
-    return (solve_triangular(factor, Q.T * w, lower=True) ** 2).sum()
+def _rescaled(x: Array, s: Array, Q: Array) -> tuple[Array, Array, Array, Array]:
+    """A unit; the estimates less their ordinary least squares fit, and squared errors in it; the fit's coefficients."""
+    unit = jnp.exp2(jnp.round(jnp.log2(s).mean()))  # scaling by a power of two makes no rounding errors
+    start = Q.T @ (x / unit)
+    return unit, x / unit - Q @ start, (s / unit) ** 2, start
 
 
 def _triangle(z: Any, xp: Any = jnp) -> tuple[Any, Any, Any]:
