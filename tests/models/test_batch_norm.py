@@ -167,6 +167,7 @@ def federation():
         ("fedavg", {"options": {"fednova": True}}, "fedavg.fednova is of steps"),
         ("fedavg", {"privacy": PrivacyConfig(**NOISE)}, "fedavg sends the model's running statistics"),
         ("fedbn", {"privacy": PrivacyConfig(**NOISE, unit="example")}, "mixes those of a batch"),
+        ("fedavg", {"compress": "qsgd"}, "what is lost of a mean or a variance"),
     ],
 )
 def test_refusals_of_methods(method, options, why):
