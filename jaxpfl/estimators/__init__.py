@@ -3,8 +3,8 @@
 `base.Estimator` defines an estimator and `base.estimate` runs one. Each model has one file: `gaussian`, `bernoulli`,
 `mixture` (with their private forms and exact errors in files beside them), and `regression`, `regression_mixture` and
 `logistic_regression`, which are functions of all clients' data. `ebnm`,
-`fay_herriot`, `ebnm_groups`, `ebbinomial` and `ebpoisson` take one summary of each client: estimates with their
-standard errors (and covariates, or groups), successes, or counts.
+`fay_herriot`, `ebnm_groups`, `ebbinomial`, `ebpoisson` and `ebmultinomial` take one summary of each client: estimates
+with their standard errors (and covariates, or groups), successes, or counts.
 """
 
 from jaxpfl.estimators import (
@@ -25,6 +25,7 @@ from jaxpfl.estimators import (
     learned_gaussian,
     logistic_regression,
     mixture,
+    multinomial,
     normal_means,
     private_clustering,
     radius,
@@ -37,6 +38,7 @@ from jaxpfl.estimators import (
     when_to_collaborate,
 )
 from jaxpfl.estimators.base import Estimated, Estimator, Samples, estimate, every, stack
+from jaxpfl.estimators.multinomial import ebmultinomial
 from jaxpfl.estimators.normal_means import compare_priors, ebnm, ebnm_groups, fay_herriot
 from jaxpfl.estimators.rate_components import compare_components
 from jaxpfl.estimators.rates import ebbinomial, ebpoisson
@@ -56,6 +58,7 @@ __all__ = [
     "compare_priors",
     "differences",
     "ebbinomial",
+    "ebmultinomial",
     "ebnm",
     "ebnm_groups",
     "ebpoisson",
@@ -71,6 +74,7 @@ __all__ = [
     "learned_gaussian",
     "logistic_regression",
     "mixture",
+    "multinomial",
     "normal_means",
     "private_clustering",
     "radius",

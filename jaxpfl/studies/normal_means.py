@@ -75,7 +75,8 @@ class NormalMeansOptions(Options):
     """Clients of your own instead of simulated ones."""
 
     csv: Path | None = None
-    """A file with a row for each client, of the columns estimate,se, or successes,trials, or count,exposure."""
+    """A file with a row for each client, of the columns estimate,se, or successes,trials, or count,exposure, or
+    counts of categories in columns count:NAME."""
     prior: Choice = "normal"
     """The prior of estimates of your own; best compares all families on clients that are held out in turn. Of successes
     it is a Beta distribution unless beta-mixture or npmle is asked for."""

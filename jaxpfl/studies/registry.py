@@ -13,8 +13,8 @@ STUDIES: Mapping[str, str] = {
     "bernoulli": "Probabilities of Bernoulli clients: local, global, personalised (corrected and printed), and private "
     "bits.",
     "unequal": "Bernoulli clients of unequal numbers of samples: errors and gains by a client's size.",
-    "normal-means": "Estimates with standard errors (--csv: also successes,trials and count,exposure): five "
-    "families of priors.",
+    "normal-means": "Estimates with standard errors (--csv: also successes,trials, count,exposure and count:NAME): "
+    "five families of priors.",
     "mixture": "Clients that are one of k kinds: EM, Algorithm 3 as printed, and private k-means, centrally and "
     "locally.",
     "histogram": "Users' histograms over a vocabulary: alone, averaged, clustered, fine-tuned, without and with "

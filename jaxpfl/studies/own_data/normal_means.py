@@ -9,9 +9,10 @@ import jax
 import numpy as np
 
 from jaxpfl import checks
+from jaxpfl.data.sources import csv_text
 from jaxpfl.errors import JaxpflError, printable
 from jaxpfl.presentation import literal, new_table
-from jaxpfl.studies.own_data import client_csv, diagnostics, group_fits, output
+from jaxpfl.studies.own_data import categories, client_csv, diagnostics, group_fits, output
 from jaxpfl.studies.own_data import normal_means_fits as fits
 from jaxpfl.studies.own_data.common import SIMULATED, Own, Picture
 from jaxpfl.studies.own_data.summary_csv import PAIRS, read
@@ -39,7 +40,12 @@ def results(path: Path, given: Any, options: Any) -> Results:
         "is of simulated data, which a CSV file takes the place of",
     )
     _refuse_beside(options)
-    data = read(path, options.covariates, groups=options.groups, weights=options.weights)
+    table = csv_text.read(path)
+    if categories.given(table):
+        names = ("prior", "center", "components", "covariates", "groups", "weights", "fit")
+        refuse_given(options, names, f"is of other summaries, and {path.name} has {categories.PREFIX}NAME")
+        return categories.results(path, table, given.seed, options.level)
+    data = read(path, options.covariates, groups=options.groups, weights=options.weights, table=table)
     mixed = data.kind == "successes" and options.prior in fits.MIXTURES
     if data.kind == "successes" and not mixed and options.prior == "normal":
         refuse_given(options, ("components",), f"is of --prior {' or '.join(fits.MIXTURES)}")

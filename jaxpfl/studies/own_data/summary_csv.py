@@ -11,6 +11,8 @@ import numpy as np
 from jaxpfl.data.sources import csv_text
 from jaxpfl.errors import JaxpflError, shown, unknown_name
 
+Row: TypeAlias = tuple[int, list[str]]
+"""A line's number, and its cells."""
 Kind: TypeAlias = Literal["estimate", "successes", "count"]
 
 PAIRS: dict[Kind, tuple[str, str]] = {
@@ -50,7 +52,12 @@ class Summaries(NamedTuple):
 
 
 def read(
-    path: Path, covariates: Sequence[str] = (), *, groups: str | None = None, weights: str | None = None
+    path: Path,
+    covariates: Sequence[str] = (),
+    *,
+    groups: str | None = None,
+    weights: str | None = None,
+    table: csv_text.Table | None = None,
 ) -> Summaries:
     """Read a file with a header, of which two columns are a pair of `PAIRS`, in any order and case.
 
@@ -61,6 +68,7 @@ def read(
       covariates: names of further columns of numbers, in any case.
       groups: name of a column that names each client's group.
       weights: name of a column of numbers of at least zero.
+      table: the file's contents; read here unless given.
 
     Raises:
       JaxpflError: a file that cannot be read, without such a pair or with two of them, a covariate, groups or weights
@@ -68,7 +76,7 @@ def read(
         exposure that is not above zero, a weight below zero, an empty name of a group (with the line), or a client that
         is named twice.
     """
-    table = csv_text.read(path)
+    table = csv_text.read(path) if table is None else table
     if len(table.rows) < 2:
         raise JaxpflError(f"{path}: needs a header and a row for each client below it")
     header = [cell.lower() for cell in table.rows[0][1]]
@@ -117,27 +125,38 @@ def read(
             values.append(value)
         return np.array(values)
 
-    def texts(name: str, what: str) -> list[str]:
-        place, found = header.index(name), []
-        for line, cells in rows:
-            cell = cells[place] if place < len(cells) else ""
-            if not cell:
-                raise JaxpflError(f"{path} line {line}: no {what}'s name")
-            found.append(cell)
-        return found
-
-    names = [str(i) for i in range(len(rows))]
-    if own is not None:
-        names, lines = texts(own, "client"), {}
-        for (line, _), name in zip(rows, names, strict=True):
-            if name in lines:
-                raise JaxpflError(f"{path} line {line}: client {shown(name)} is in line {lines[name]} too")
-            lines[name] = line
+    names = client_names(path, rows, None if own is None else header.index(own))
     ignored = [name for name in others if name != own]
     columns = np.array([column(name) for name in wished]).reshape(len(wished), len(rows)).T
     more = dict(asked[len(wished) :])
     return Summaries(
         found[0], names, column(pair[0]), column(pair[1]), ignored, wished, columns,
-        texts(more["groups"], "group") if "groups" in more else None,
+        _texts(path, rows, header.index(more["groups"]), "group") if "groups" in more else None,
         column(more["weights"]) if "weights" in more else None,
     )  # fmt: skip
+
+
+def client_names(path: Path, rows: Sequence[Row], place: int | None) -> list[str]:
+    """Names of the clients from a column, their numbers without one.
+
+    Raises:
+      JaxpflError: for an empty name, or one twice, with the line.
+    """
+    if place is None:
+        return [str(i) for i in range(len(rows))]
+    names, lines = _texts(path, rows, place, "client"), {}
+    for (line, _), name in zip(rows, names, strict=True):
+        if name in lines:
+            raise JaxpflError(f"{path} line {line}: client {shown(name)} is in line {lines[name]} too")
+        lines[name] = line
+    return names
+
+
+def _texts(path: Path, rows: Sequence[Row], place: int, what: str) -> list[str]:
+    found = []
+    for line, cells in rows:
+        cell = cells[place] if place < len(cells) else ""
+        if not cell:
+            raise JaxpflError(f"{path} line {line}: no {what}'s name")
+        found.append(cell)
+    return found

@@ -1,0 +1,69 @@
+"""Counts of categories of one's own clients: what the command reads, writes and refuses."""
+
+import csv
+import json
+
+import jax
+import numpy as np
+import pytest
+from test_normal_means_study import made, refused
+
+from jaxpfl.cli import main
+from jaxpfl.estimators import ebmultinomial
+
+
+@pytest.mark.slow
+def test_counts_of_categories(capsys, tmp_path):
+    c = np.array([[1, 2, 3], [4, 0, 9], [1, 12, 3], [3, 3, 3]])
+    rows = "\n".join(f"{a},{name},{b},{d}" for name, (a, b, d) in zip("abcd", c, strict=True))
+    path, out = made(tmp_path, f"Count:Red,ward,count:blue,count:none\n{rows}\n"), tmp_path / "out"
+    main(["estimate", "normal-means", "--csv", str(path), "--level", "0.9", "--json", "--output", str(out)])
+    found = json.loads(capsys.readouterr().out)
+    with jax.enable_x64(True):
+        fit = ebmultinomial(c)
+        low, high = fit.interval(0.9)
+    fit = jax.tree.map(np.asarray, fit)
+    assert found["read"] == {"columns": ["count:Red", "count:blue", "count:none"], "ignored": []}
+    assert found["plots"] == [f"plots/shrinkage-{k}.png" for k in (1, 2, 3)]
+    np.testing.assert_allclose([row["mean"] for row in found["categories"]], fit.prior_mean)
+    spread = np.sqrt(fit.prior_mean * (1 - fit.prior_mean) / (1 + fit.prior_size))
+    np.testing.assert_allclose([row["sigma_theta"] for row in found["categories"]], spread)
+    np.testing.assert_allclose([found["prior_size"], found["clients_differ"]["p_value"]], [fit.prior_size, fit.p_value])
+    with open(out / "estimates.csv") as file:
+        clients = list(csv.DictReader(file))
+    assert [(row["client"], row["counts"]) for row in clients] == [("a", "6"), ("b", "13"), ("c", "16"), ("d", "9")]
+    columns = {"local": c / c.sum(axis=1, keepdims=True), "personalized": fit.mean, "personalized_stderr": fit.sd}
+    for part, values in {**columns, "low": np.minimum(low, fit.mean), "high": np.maximum(high, fit.mean)}.items():
+        for k, name in enumerate(("Red", "blue", "none")):
+            np.testing.assert_allclose([float(row[f"{part}:{name}"]) for row in clients], values[:, k], rtol=1e-8)
+    main(["estimate", "normal-means", "--csv", str(path)])
+    assert "read as: counts of 3 categories of 4 clients" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("count:a\n1\n", "own.csv: needs at least two columns count:NAME, got count:a alone"),
+        ("count:a,count:\n1,2\n", "own.csv: column 'count:' has no category's name"),
+        ("count:a,count:a\n1,2\n", "own.csv: 2 columns are called count:a"),
+        ("count:a,count:b,estimate,se\n1,2,3,4\n", "own.csv: has columns estimate,se and count:NAME: keep one kind"),
+        ("count:a,count:b\n1,2\n1,2.5\n", "own.csv line 3: count:b must be a whole number of at least 0, got '2.5'"),
+        ("count:a,count:b\n1,-2\n", "own.csv line 2: count:b must be a whole number of at least 0, got '-2'"),
+        ("count:a,count:b\n1,2\n1\n", "own.csv line 3: count:b must be a whole number of at least 0, got ''"),
+        ("count:a,count:b\n1,2,7\n", "own.csv line 2: more cells than the header has names (2)"),
+        ("count:a,count:b\n1,2\n0,0\n", "own.csv line 3: a client without any count: leave it out"),
+        ("count:a,count:b\n1,0\n3,0\n", "own.csv: category 'b' has no counts: leave it out"),
+        ("count:a,count:b,name\n1,2,x\n3,1,x\n", "own.csv line 3: client 'x' is in line 2 too"),
+        ("count:a,count:b\n1,2\n", "own.csv: counts must be of at least 2 clients and 2 categories, got shape (1, 2)"),
+        ("count:a,count:b,client,Client\n1,2,3,4\n", "own.csv: 2 columns are called client"),
+    ],
+)
+def test_bad_counts_of_categories_are_refused_in_a_line(capsys, tmp_path, text, said):
+    assert said in refused(capsys, "--csv", made(tmp_path, text))
+
+
+def test_options_of_other_summaries_are_refused(capsys, tmp_path):
+    path = made(tmp_path, "count:a,count:b\n1,2\n3,4\n")
+    for option, value in (("prior", "npmle"), ("weights", "count:a"), ("groups", "x"), ("components", "3")):
+        said = f"{option} is of other summaries, and own.csv has count:NAME, got {value}"
+        assert said in refused(capsys, "--csv", path, f"--{option}", value)
