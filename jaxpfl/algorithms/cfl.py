@@ -25,8 +25,8 @@ each part learns from fewer; single linkage cuts off outlying clients one by one
 client, and compares each two of them.
 
 Reference: Sattler, Müller and Samek 2020, "Clustered Federated Learning: Model-Agnostic Distributed Multi-Task
-Optimization under Privacy Constraints", https://arxiv.org/abs/1910.01991, Algorithms 1 and 3; the thresholds' defaults
-are those of the authors' code, which parts by complete linkage, and takes 0 for gamma.
+Optimization under Privacy Constraints", https://arxiv.org/abs/1910.01991; the thresholds' defaults are those of the
+authors' code, which parts clusters of more than two clients after round 20 only, by complete linkage and without gamma.
 """
 
 from __future__ import annotations
