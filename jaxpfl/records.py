@@ -86,7 +86,7 @@ class Journal:
         """
         lines = b"".join(_line(record) for record in records)
         with writing(self.path):
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)  # a sweep whose folder was taken away must not go on in another
             with open(self.path, "ab+", opener=files.no_link) as file:
                 if file.tell():  # a line that a kill cut short must not swallow the next one
                     file.seek(-1, os.SEEK_END)

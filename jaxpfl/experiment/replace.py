@@ -14,7 +14,8 @@ _FOLDERS = ("methods", "checkpoints", "clients", "profile", "tensorboard", "wand
 RUN_PARTS = (*_FOLDERS, "metrics.jsonl", "clients.npz", "models", GRAPH)
 """Names in a run folder beside ``config.json`` and `SHARED`."""
 
-SHARED = ("summary.json", "plots", "report.html")
+SUMMARY = "summary.json"
+SHARED = (SUMMARY, "plots", "report.html")
 """Names that any folder of results may hold."""
 
 
@@ -36,7 +37,8 @@ def check(folder: Path, mark: str, parts: Iterable[str]) -> None:
 
 
 def clear(folder: Path, mark: str, parts: Iterable[str]) -> None:
-    """Remove the results in a folder, ``mark`` last: whatever a kill leaves can be replaced again.
+    """Remove the results in a folder, the summary first and ``mark`` last: whatever a kill leaves is not taken for whole,
+    and can be replaced again.
 
     Hidden files, such as the folder's lock, stay.
 
@@ -45,7 +47,8 @@ def clear(folder: Path, mark: str, parts: Iterable[str]) -> None:
     """
     check(folder, mark, parts)
     with writing(folder):
-        for path in folder.iterdir():
+        (folder / SUMMARY).unlink(missing_ok=True)
+        for path in list(folder.iterdir()):
             if path.name == mark or path.name.startswith("."):
                 continue
             if path.is_dir() and not path.is_symlink():

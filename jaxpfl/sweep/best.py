@@ -8,7 +8,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from jaxpfl.errors import JaxpflError, printable, unknown_name
+from jaxpfl.errors import JaxpflError, printable, unknown_name, writing
 from jaxpfl.experiment.config import RunConfig, to_json
 from jaxpfl.files import whole
 from jaxpfl.records import Value
@@ -55,12 +55,13 @@ def best_config(
 
 
 def write_best(folder: Path, method: str, text: str) -> Path:
-    """Write ``folder/METHOD.toml``; a missing folder is created.
+    """Write ``folder/METHOD.toml``; a missing folder is created in the one above it.
 
     Raises:
       UnwritableError: if it cannot be written.
     """
-    folder.mkdir(parents=True, exist_ok=True)
+    with writing(folder):
+        folder.mkdir(exist_ok=True)
     path = folder / f"{method}.toml"
     with whole(path) as file:
         file.write(text)

@@ -148,7 +148,7 @@ class Claims:
         pid = os.getpid()
         holder = Holder(self.worker, socket.gethostname(), processes.machine(), pid, processes.started(pid))
         try:
-            self.folder.mkdir(parents=True, exist_ok=True)
+            self.folder.mkdir(exist_ok=True)
             descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL, 0o666)
         except FileExistsError:
             if self.folder.is_dir():

@@ -51,13 +51,13 @@ def test_a_file_of_anyone_elses_keeps_everything(folder: Path):
     assert names(folder) == before
 
 
-def test_the_mark_goes_last(folder: Path, monkeypatch: pytest.MonkeyPatch):
+def test_the_summary_goes_first_and_the_mark_last(folder: Path, monkeypatch: pytest.MonkeyPatch):
     removed: list[str] = []
     monkeypatch.setattr(shutil, "rmtree", lambda path: removed.append(path.name))
     monkeypatch.setattr(Path, "unlink", lambda path, missing_ok=False: removed.append(path.name))
     replace.clear(folder, "config.json", replace.RUN_PARTS)
     assert set(removed[:-1]) == {"methods", "metrics.jsonl", "summary.json"}
-    assert removed[-1] == "config.json"
+    assert (removed[0], removed[-1]) == ("summary.json", "config.json")
 
 
 def test_a_sweep_that_another_machine_is_at_stays(tmp_path: Path):

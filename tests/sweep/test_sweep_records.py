@@ -9,8 +9,10 @@ from pathlib import Path
 import pytest
 
 import jaxpfl
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, UnwritableError
 from jaxpfl.records import STOPPED, Journal, Record, load_sweep, rows
+from jaxpfl.sweep.best import write_best
+from jaxpfl.sweep.claims import Claims
 
 ONE = Record("local", {"lr": 0.1, "clients": 10}, 0, metrics={"validation_accuracy": 0.5}, seconds=1.0, group="g0")
 TWO = dataclasses.replace(ONE, seed=1, metrics={"validation_accuracy": float("nan")})
@@ -36,6 +38,18 @@ def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path, cut: int):
     assert journal.read() == [ONE]
     journal.append([TWO])
     assert [record.seed for record in journal.read()] == [0, 1]
+
+
+def test_a_folder_that_was_taken_away_is_not_made_anew(tmp_path: Path):
+    gone = tmp_path / "gone"
+    for write in (
+        lambda: Journal(gone).append([ONE]),
+        lambda: Claims(gone / "claims", "a").take("g"),
+        lambda: write_best(gone / "best", "local", ""),
+    ):
+        with pytest.raises(UnwritableError, match="No such file or directory"):
+            write()
+    assert not gone.exists()
 
 
 def test_a_changed_number_is_seen(tmp_path: Path):
