@@ -37,8 +37,8 @@ def check(folder: Path, mark: str, parts: Iterable[str]) -> None:
 
 
 def clear(folder: Path, mark: str, parts: Iterable[str]) -> None:
-    """Remove the results in a folder, the summary first and ``mark`` last: whatever a kill leaves is not taken for whole,
-    and can be replaced again.
+    """Remove the results in a folder, the summary first and ``mark`` last: whatever a kill leaves is taken for no whole
+    results, and can be replaced again.
 
     Hidden files, such as the folder's lock, stay.
 
