@@ -1,6 +1,6 @@
 """What float32 and float64 runs share, and what float32 cannot hold.
 
-Draws do not depend on the precision, so that runs differ by rounding alone (`benchmarks/drift.py`).
+Cohorts, batches, starts and the noise of a key do not depend on the precision, so that runs differ by rounding alone.
 """
 
 from functools import partial
