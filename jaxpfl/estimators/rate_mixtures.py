@@ -21,6 +21,7 @@ References: Minka 2000, "Estimating a Dirichlet distribution"; Kiefer and Wolfow
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias
 
@@ -196,10 +197,12 @@ def fit_betas(z: Array, n: Array, w: Array, *, components: int) -> Betas:
     ends, values = jax.lax.map(run, sizes)
     best = jax.tree.map(lambda of: of[jnp.argmax(values)], ends)
 
+    limit = _most_logit(kind)
+
     def place(at: Array) -> Betas:
         weight, mean, size = at.reshape(3, components)
         size = jnp.exp(jnp.clip(size, *_LOG_SIZE))
-        return Betas(jax.nn.softmax(weight), jax.nn.sigmoid(jnp.clip(mean, -_LOGIT, _LOGIT)), size)
+        return Betas(jax.nn.softmax(weight), jax.nn.sigmoid(jnp.clip(mean, -limit, limit)), size)
 
     tiny = jnp.finfo(kind).tiny
     start = [jnp.log(best.weights + tiny), jnp.log(best.means) - jnp.log1p(-best.means), jnp.log(best.sizes)]
@@ -223,10 +226,15 @@ def em_step(at: Betas, z: Array, n: Array, w: Array) -> Betas:
     below = jnp.where(below > 0, below, 1)
     least, most = (jnp.exp(jnp.asarray(of, z.dtype)) for of in _LOG_SIZE)
     alpha, beta = alpha * first / below, beta * second / below
-    edge = jnp.exp(jnp.asarray(-_LOGIT, z.dtype))
+    edge = math.exp(-_most_logit(z.dtype))
     alpha, beta = jnp.maximum(alpha, edge), jnp.maximum(beta, edge)
-    mean = jnp.clip(alpha / (alpha + beta), edge, 1 - jnp.finfo(z.dtype).epsneg)
+    mean = jnp.clip(alpha / (alpha + beta), edge, 1 - edge)
     return Betas(shares.sum(axis=0), mean, jnp.clip(alpha + beta, least, most))
+
+
+def _most_logit(kind: Any) -> float:
+    """The greatest logit of a component's mean, at which one minus the mean still has digits."""
+    return min(_LOGIT, -math.log(8 * float(jnp.finfo(kind).eps)))
 
 
 def mean_log_likelihood(prior: Betas | Atoms, z: Array, n: Array, w: Array) -> Array:
