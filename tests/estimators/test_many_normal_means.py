@@ -9,7 +9,7 @@ import pytest
 from scipy import optimize, special, stats
 
 from jaxpfl.estimators import ebnm
-from jaxpfl.estimators.normal_means import tails
+from jaxpfl.estimators.normal_means import simplex, tails
 from jaxpfl.estimators.normal_means.bins import MANY, binned
 
 
@@ -68,6 +68,32 @@ def test_the_normal_fit_from_bins_is_that_of_a_scalar_optimiser():
     found: Any = ebnm(x, s)
     np.testing.assert_allclose(found.log_marginal, -best.fun, rtol=1e-13)
     np.testing.assert_allclose(found.prior.sds[0], np.exp(best.x), rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("prior", ["scale-mixture", "npmle"])
+def test_weights_from_bins_are_the_likeliest_of_all_clients(prior):
+    """Kiefer and Wolfowitz's condition on all clients in NumPy, and the weights that are found without bins."""
+    x, s = data()
+    found: Any = ebnm(x, s, prior=prior, components=40)
+    L = stats.norm.pdf(x[:, None], found.prior.means, np.hypot(s[:, None], found.prior.sds))
+    slack = (L / (L @ np.asarray(found.prior.weights))[:, None]).mean(axis=0).max() - 1
+    assert slack < 1e-8
+    np.testing.assert_allclose(found.slack, slack, atol=1e-10)
+    alone, _ = simplex.weights(jnp.log(jnp.asarray(L)))
+    np.testing.assert_allclose(found.log_marginal, np.log(L @ np.asarray(alone)).sum(), rtol=1e-9)
+
+
+def test_similar_clients_change_the_way_and_not_the_weights():
+    x = np.random.default_rng(0).normal(size=(300, 1))
+    grid = np.linspace(-3, 3, 8)
+    L = jnp.asarray(stats.norm.pdf(x, grid))
+    similar = jnp.asarray(stats.norm.logpdf(x.round(1), grid))
+    pi, slack = simplex.weights(similar, ratios=lambda pi: (L / (L @ pi)[:, None]).mean(axis=0))
+    assert slack < 1e-8
+    np.testing.assert_allclose((L / (L @ pi)[:, None]).mean(axis=0).max() - 1, slack, atol=1e-12)
+    rounded = jnp.exp(similar)
+    assert (rounded / (rounded @ pi)[:, None]).mean(axis=0).max() - 1 > 1e-6  # of the others they are not the likeliest
 
 
 def test_bins_keep_weights_and_means():

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.normal_means import simplex
+from jaxpfl.estimators.normal_means.answer import AT_ONCE
 from jaxpfl.estimators.normal_means.bins import MANY, binned
 from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
 from jaxpfl.estimators.normal_means.point_laplace import PointLaplace
@@ -98,7 +99,24 @@ def npmle(x: Array, s: Array, w: Array, components: int) -> Fit:
 
 def _weighted(x: Array, s: Array, w: Array, means: Array, sds: Array) -> Fit:
     grid = NormalMixture(jnp.full(len(means), 1 / len(means), x.dtype), means, sds)
-    weights, slack = simplex.weights(grid.log_components(x, s), w)
+    if len(x) <= MANY:
+        weights, slack = simplex.weights(grid.log_components(x, s), w)
+        return Fit(grid._replace(weights=weights), slack)
+
+    blocks = tuple(jnp.pad(of, (0, -len(x) % AT_ONCE), mode="edge").reshape(-1, AT_ONCE) for of in (x, s))
+    shares = jnp.pad(w, (0, -len(x) % AT_ONCE)).reshape(-1, AT_ONCE)
+
+    def ratios(pi: Array) -> Array:
+        def of_block(total: Array, block: tuple[Array, ...]) -> tuple[Array, None]:
+            own, errors, share = block
+            logs = grid.log_components(own, errors)
+            L = jnp.exp(logs - logs.max(axis=1, keepdims=True))
+            return total + (share / (L @ pi)) @ L, None
+
+        return jax.lax.scan(of_block, jnp.zeros_like(pi), (*blocks, shares))[0]
+
+    some, errors, share = binned(x, s, w)
+    weights, slack = simplex.weights(grid.log_components(some, errors), share, ratios)
     return Fit(grid._replace(weights=weights), slack)
 
 

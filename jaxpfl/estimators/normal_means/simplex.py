@@ -15,6 +15,8 @@ proportions using sequential quadratic programming", for the problem without the
 
 from __future__ import annotations
 
+import functools
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -26,22 +28,29 @@ _STEPS = 80
 _KEEP = 0.995
 _HALVINGS = 12
 _CENTER = 0.1
+_NEAR = 1e-4  # slack among similar clients, with which all are turned to
 
 
 class _Point(NamedTuple):
     pi: Array
     dual: Array
+    ratios: Array
     best: Array
     slack: Array
     steps: Array
 
 
-def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
+def weights(
+    log_density: Array, w: Array | None = None, ratios: Callable[[Array], Array] | None = None
+) -> tuple[Array, Array]:
     """The likeliest weights.
 
     Args:
       log_density: log L, [m, K]; -inf where a component cannot have made a client's data.
       w: of the clients, [m], which sum to one; equal unless given.
+      ratios: weights [K] to the mean of L_ik / (L pi)_i over clients, [K], of other clients than those of
+        ``log_density``, to which these are similar. The weights and their slack are then theirs: the similar ones serve
+        as a start, for the curvature, and in the line search, to which the difference of slopes is added.
 
     Returns:
       The weights [K], which sum to one, and their slack [].
@@ -53,18 +62,23 @@ def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
     kind = L.dtype
     tolerance = float(jnp.finfo(kind).eps) ** 0.6
 
-    def slack_of(pi: Array) -> tuple[Array, Array]:
-        pi = pi / pi.sum()
-        return pi, (w @ (L / (L @ pi)[:, None])).max() - 1
+    def similar(pi: Array) -> Array:
+        return w @ (L / (L @ pi)[:, None])
 
-    def go_on(point: _Point) -> Array:
-        return (point.slack > tolerance) & (point.steps < _STEPS)
+    def point(pi: Array, dual: Array, ratios: Array, steps: Array, before: _Point | None = None) -> _Point:
+        # Ratios are inverse to the length of pi.
+        whole, slack = pi / pi.sum(), (ratios * pi.sum()).max() - 1
+        if before is not None:
+            better = slack < before.slack
+            whole, slack = jnp.where(better, whole, before.best), jnp.where(better, slack, before.slack)
+        return _Point(pi, dual, ratios, whole, slack, steps)
 
-    def step(point: _Point) -> _Point:
-        pi, dual = point.pi, point.dual
+    def step(of: Callable[[Array], Array] | None, at: _Point) -> _Point:
+        pi, dual = at.pi, at.dual
         fitted = L @ pi
         scaled = L / fitted[:, None]
-        gradient = 1 - w @ scaled
+        tilt = jnp.zeros(count, kind) if of is None else w @ scaled - at.ratios
+        gradient = 1 - at.ratios
         mu = _CENTER * (pi @ dual) / count
         root = jnp.sqrt(pi)
         half = jnp.sqrt(w)[:, None] * scaled * root
@@ -75,30 +89,32 @@ def weights(log_density: Array, w: Array | None = None) -> tuple[Array, Array]:
         move = root * jax.scipy.linalg.cho_solve(factor, root * (mu / pi - gradient))
         dual_move = mu / pi - dual - dual / pi * move
         longest = _to_boundary(pi, move)
-        steps = longest * 0.5 ** jnp.arange(_HALVINGS)
+        sizes = longest * 0.5 ** jnp.arange(_HALVINGS)
         along = L @ move
 
         def merit(size: Array) -> Array:
             new = pi + size * move
-            return -(w @ jnp.log(fitted + size * along)) + new.sum() - mu * jnp.log(new).sum()
+            return -(w @ jnp.log(fitted + size * along)) + size * (tilt @ move) + new.sum() - mu * jnp.log(new).sum()
 
-        size = steps[jnp.argmin(jnp.nan_to_num(jax.lax.map(merit, steps), nan=jnp.inf))]
+        size = sizes[jnp.argmin(jnp.nan_to_num(jax.lax.map(merit, sizes), nan=jnp.inf))]
         usable = jnp.isfinite(move).all()
         new = jnp.where(usable, pi + size * move, pi)
         new_dual = jnp.where(usable, dual + _to_boundary(dual, dual_move) * dual_move, dual)
-        whole, slack = slack_of(new)
-        better = slack < point.slack
-        return _Point(
-            new,
-            jnp.maximum(new_dual, jnp.finfo(kind).tiny),
-            jnp.where(better, whole, point.best),
-            jnp.where(better, slack, point.slack),
-            jnp.where(usable, point.steps + 1, _STEPS),
-        )
+        new_dual = jnp.maximum(new_dual, jnp.finfo(kind).tiny)
+        ratios_there = similar(new) if of is None else of(new)
+        return point(new, new_dual, ratios_there, jnp.where(usable, at.steps + 1, _STEPS), at)
+
+    def solved(of: Callable[[Array], Array] | None, begin: _Point, enough: float) -> _Point:
+        def go_on(at: _Point) -> Array:
+            return (at.slack > enough) & (at.steps < _STEPS)
+
+        return jax.lax.while_loop(go_on, functools.partial(step, of), begin)
 
     even = jnp.full(count, 1 / count, kind)
-    begin = _Point(even, jnp.ones(count, kind), *slack_of(even), jnp.zeros((), jnp.int32))
-    end = jax.lax.while_loop(go_on, step, begin)
+    begin = point(even, jnp.ones(count, kind), similar(even), jnp.zeros((), jnp.int32))
+    end = solved(None, begin, tolerance if ratios is None else _NEAR)
+    if ratios is not None:
+        end = solved(ratios, point(end.pi, end.dual, ratios(end.pi), jnp.zeros((), jnp.int32)), tolerance)
     return end.best, end.slack
 
 
