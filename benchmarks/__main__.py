@@ -26,6 +26,7 @@ NAMES = (
     "second_fit",
     "fusion",
     "sums",
+    "drift",
     "processes",
     "ragged",
     "estimators",

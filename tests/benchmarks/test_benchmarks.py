@@ -28,6 +28,7 @@ NAMES = (
     "second_fit",
     "fusion",
     "sums",
+    "drift",
     "processes",
     "ragged",
     "estimators",
@@ -269,6 +270,16 @@ def test_sums(tmp_path: Path):
         assert rounding.pop("plain loop") > max(rounding.values()) >= 0
         assert len(rounding) == 8
         assert max(rounding.values()) < found["asked"]["floor"]
+
+
+@pytest.mark.slow
+def test_drift(tmp_path: Path):
+    found = record(tmp_path, "drift", "--methods", "fedavg")["results"]["fedavg"]
+    assert found["rounds"] == [1, 10, 20]
+    for distances in (found["distance"], found["shaken"]):
+        assert all(0 < distance < 1e-5 for distance in distances)
+    assert found["diverged"] == [0, 0]
+    assert abs(found["accuracy"][0] - found["accuracy"][1]) < 1e-3
 
 
 @pytest.mark.slow

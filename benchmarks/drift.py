@@ -1,0 +1,189 @@
+"""Float32 against float64, round for round, for every registered method.
+
+    python -m benchmarks drift --json FILE
+
+Digits dealt to 12 clients (three classes each, half of them in a round), an MLP with 16 hidden units, 500 rounds of
+five steps. Both precisions start from the same models and draw the same cohorts and batches, which do not depend on the
+type (that each client took part as often is checked here, the rest by the tests). ``distance`` is that of all clients'
+personal models, relative to their norm in float64; ``accuracy`` is the difference of mean personal accuracies, in
+points. The record is written after each method: a run that was interrupted goes on.
+
+``shaken`` says what rounding has to do with it: the distance between two float64 runs, of which one has every number of
+the server's and the clients' states multiplied by 1 + 2^-24 z, z standard normal, at the start and after every tenth
+round. A method whose float32 run is no further off than that amplifies any perturbation (argmax, thresholds, chaotic
+training), in any precision.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+if not __package__:
+    import _script
+
+    __package__ = _script.package
+
+from .harness import Job, once
+from .problems import use_devices
+from .record import command, parser, positive, stored, table, write
+
+MODELS = {"fedbn": "mlp-ln:16"}
+"""Models of the methods that ask for a part which ``mlp:16`` lacks."""
+SHAKE, SHAKE_EVERY = 2.0**-24, 10
+UNUSED = 1e30
+"""No parameter's size: a loss that was never computed is the largest float, which differs between the types."""
+
+
+@command
+def main(argv: list[str] | None = None) -> None:
+    import jaxpfl
+
+    options = parser("drift", __doc__)
+    options.add_argument(
+        "--methods", nargs="+", choices=sorted(jaxpfl.METHODS), metavar="NAME", help="all unless given"
+    )
+    options.add_argument("--rounds", type=positive, default=500)
+    options.add_argument("--clients", type=positive, default=12)
+    args = options.parse_args(argv)
+    names = args.methods or (["fedavg"] if args.quick else list(jaxpfl.METHODS))
+    settings = {"rounds": 20 if args.quick else args.rounds, "clients": args.clients}
+    results = stored(args.json, settings)
+    for name in names:
+        if name not in results:
+            results[name] = once(Job("drift", settings | {"method": name}))
+            write(args.json, "drift", settings, results)
+    rows = [
+        (name, *row["distance"], row["shaken"][-1], row["accuracy"][0], 100 * (row["accuracy"][1] - row["accuracy"][0]))
+        for name, row in results.items()
+    ]
+    rounds = next(iter(results.values()))["rounds"]
+    columns = ("", *(f"after {r}" for r in rounds), "shaken", "accuracy", "difference")
+    table("distance of personal models in float32 from those in float64", columns, rows)
+
+
+def work(settings: dict[str, Any]) -> dict[str, Any]:
+    """Distances and accuracies of a method."""
+    use_devices(1)
+    return _of_method(settings["method"], settings)
+
+
+def _of_method(name: str, settings: dict[str, Any]) -> dict[str, Any]:
+    import jax
+
+    began = time.perf_counter()
+    rounds = [r for r in (1, 10, 100) if r < settings["rounds"]] + [settings["rounds"]]
+    single = _run(name, settings, rounds)
+    with jax.enable_x64(True):
+        double = _run(name, settings, rounds)
+        shaken = _run(name, settings, rounds, shake=SHAKE)
+    for other in (single, shaken):
+        for a, b in zip(other.counts, double.counts, strict=True):
+            np.testing.assert_array_equal(a, b, err_msg=f"{name}: other cohorts or batches")
+    return {
+        "rounds": rounds,
+        "distance": [_distance(a, b) for a, b in zip(single.models, double.models, strict=True)],
+        "shaken": [_distance(a, b) for a, b in zip(shaken.models, double.models, strict=True)],
+        "server": _distance(single.server, double.server),
+        "accuracy": [double.accuracy, single.accuracy],
+        "diverged": [double.diverged, single.diverged],
+        "seconds": time.perf_counter() - began,
+    }
+
+
+class _Found:
+    """What a run leaves."""
+
+    def __init__(self) -> None:
+        self.models: list[list[np.ndarray]] = []
+        self.server: list[np.ndarray] = []
+        self.counts: list[np.ndarray] = []
+        self.accuracy = self.diverged = 0.0
+
+
+def _run(name: str, settings: dict[str, Any], rounds: list[int], shake: float = 0.0) -> _Found:
+    import jax
+
+    simulation, found = _simulation(name, settings["clients"]), _Found()
+    state = simulation.init([0])
+    stops = sorted({*rounds, *(range(SHAKE_EVERY, rounds[-1], SHAKE_EVERY) if shake else ())})
+    for start, stop in zip([0, *stops], stops, strict=False):
+        if shake and start % SHAKE_EVERY == 0:
+            state = _shaken(start, state, shake)
+        state, history = simulation.advance(state, stop - start)
+        found.diverged += float(np.asarray(history["diverged"]).sum())
+        if stop in rounds:
+            found.models.append(_floats(simulation.personal_models(state)))
+    found.server, found.counts = _floats(state.server), [np.asarray(leaf) for leaf in jax.tree.leaves(state.counts)]
+    found.accuracy = float(simulation.evaluate(state)["after"]["accuracy"].mean())
+    return found
+
+
+def _simulation(name: str, clients: int) -> Any:
+    import dataclasses
+
+    import jax
+
+    import jaxpfl
+    from jaxpfl import participation
+    from jaxpfl.engine.assemble import make_simulation, make_task
+    from jaxpfl.engine.client_graph import graph_by_inputs
+
+    data = jaxpfl.load("digits")
+    federation = jaxpfl.federate(data, clients=clients, classes_per_client=3, validation_share=0.2)
+    kind = jax.dtypes.canonicalize_dtype(float)
+    federation = jax.tree.map(lambda a: a.astype(kind) if np.issubdtype(a.dtype, np.floating) else a, federation)
+    method = jaxpfl.METHODS[name]
+    task = make_task(MODELS.get(name, "mlp:16"), federation, 10)
+    work = jaxpfl.LocalWork(np.asarray(federation.train.size), 5, 10)
+    if method.graph:
+        with jax.enable_x64(False):
+            work = dataclasses.replace(work, graph=graph_by_inputs("data", federation, neighbours=3))
+    cohorts = participation.of(clients, -(-clients // 2))
+    plan = jaxpfl.ExecutionPlan(clients="vmap", devices=1, rounds_per_call=1000)
+    return make_simulation(method, task, work, federation, cohorts, method.hyper, options={}, plan=plan)
+
+
+def _shaken(seed: int, state: Any, by: float) -> Any:
+    """The state with every number of the server's and the clients' states changed by that part, independently."""
+    import jax
+    import jax.numpy as jnp
+
+    rng = np.random.default_rng(seed)
+
+    def of(leaf: Any) -> Any:
+        if not jnp.issubdtype(leaf.dtype, jnp.floating):
+            return leaf
+        values = np.asarray(leaf)
+        factors = np.where(_used(values), 1 + by * rng.standard_normal(leaf.shape), 1)
+        return jax.device_put((values * factors).astype(leaf.dtype), leaf.sharding)
+
+    server, clients = jax.tree.map(of, (state.server, state.clients))
+    return state._replace(server=server, clients=clients)
+
+
+def _used(values: np.ndarray) -> np.ndarray:
+    """False where a slot holds nothing: the largest float of its type, or NaN."""
+    return abs(values) < UNUSED
+
+
+def _floats(tree: Any) -> list[np.ndarray]:
+    import jax
+    import jax.numpy as jnp
+
+    return [np.asarray(leaf, np.float64) for leaf in jax.tree.leaves(tree) if jnp.issubdtype(leaf.dtype, jnp.floating)]
+
+
+def _distance(found: list[np.ndarray], exact: list[np.ndarray]) -> float:
+    """Norm of the difference over that of ``exact``, of all entries together; entries unused in both left out."""
+    pairs = list(zip(found, exact, strict=True))
+    used = [_used(a) | _used(b) for a, b in pairs]
+    apart = sum(((a[there] - b[there]) ** 2).sum() for (a, b), there in zip(pairs, used, strict=True))
+    size = sum((b[there] ** 2).sum() for (_, b), there in zip(pairs, used, strict=True))
+    return float(np.sqrt(apart / size)) if size > 0 else 0.0
+
+
+if __name__ == "__main__":
+    main()
