@@ -94,7 +94,7 @@ def _of_method(name: str, settings: dict[str, Any]) -> dict[str, Any]:
 
 
 class _Found:
-    """What a run leaves."""
+    """Results of a run."""
 
     def __init__(self) -> None:
         self.models: list[list[np.ndarray]] = []

@@ -8,6 +8,7 @@ returns the statistics moved towards these. Padded examples count in neither.
 
 from __future__ import annotations
 
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, NamedTuple, cast
@@ -33,10 +34,19 @@ class Functions(NamedTuple):
 
 
 def functions(module: nn.Module) -> Functions:
-    """Functions of a module; if its ``__call__`` takes ``train``, it is passed.
+    """Functions of a module; if its ``__call__`` takes ``train``, it is passed. Equal modules have the same ones, so
+    that what was traced of them is known.
 
     Layers of ``flax.linen.BatchNorm`` that were not told use the running averages where nothing is trained.
     """
+    try:
+        return _functions(module)
+    except TypeError:  # an attribute has no hash
+        return _functions.__wrapped__(module)
+
+
+@functools.lru_cache(maxsize=64)
+def _functions(module: nn.Module) -> Functions:
     name = type(module).__name__
     takes_train = "train" in inspect.signature(type(module).__call__).parameters
 
