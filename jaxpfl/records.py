@@ -1,7 +1,9 @@
 """Records of a sweep: one for each method, setting and seed, in journals that survive a kill at any moment.
 
 A sweep folder holds ``journal/WORKER.jsonl``, one file for each process that worked on it. A line is one record with
-its checksum, on disk before the next is begun; a record that stands in several journals counts once.
+its checksum. The records of one program are appended together, each with the number of those that are left, and count
+together: what a kill cut short is run again by the same program, to the same numbers. A record that stands in several
+journals counts once.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ Value = bool | int | float | str
 DONE, DIVERGED, FAILED, STOPPED = "done", "diverged", "failed", "stopped"
 STATUSES = (DONE, DIVERGED, FAILED, STOPPED)
 JOURNAL = "journal"
+_LEFT = "left"
 
 
 @dataclass(frozen=True)
@@ -79,12 +82,13 @@ class Journal:
         self.path = self.folder / f"{worker}.jsonl"
 
     def append(self, records: Iterable[Record]) -> None:
-        """Append records, on disk when the call returns.
+        """Append records, on disk when the call returns; of an append that is cut short none is read.
 
         Raises:
           UnwritableError: if they cannot be written, for example on a full disk.
         """
-        lines = b"".join(_line(record) for record in records)
+        records = list(records)
+        lines = b"".join(_line(record, len(records) - i) for i, record in enumerate(records, 1))
         with writing(self.path):
             self.folder.mkdir(exist_ok=True)  # a sweep whose folder was taken away must not go on in another
             with open(self.path, "ab+", opener=files.no_link) as file:
@@ -100,7 +104,7 @@ class Journal:
         """Every record once, in the order of its first line; of several of one run that of the most rounds counts, and
         of these the first that did not fail.
 
-        A line that a kill cut short is left out.
+        A line that a kill cut short is left out, and with it those that were appended with it.
 
         Raises:
           JaxpflError: if a whole line is damaged.
@@ -119,8 +123,8 @@ def _got(record: Record) -> tuple[int, bool]:
     return record.rounds, record.status != FAILED
 
 
-def _line(record: Record) -> bytes:
-    text = json.dumps(files.jsonable(asdict(record)))
+def _line(record: Record, left: int) -> bytes:
+    text = json.dumps(files.jsonable(asdict(record) | ({_LEFT: left} if left else {})))
     return f"{zlib.crc32(text.encode()):08x} {text}\n".encode()
 
 
@@ -129,18 +133,39 @@ def _read(path: Path) -> list[Record]:
         lines = path.read_bytes().split(b"\n")
     except OSError as error:
         raise JaxpflError(f"cannot read {path}: {error.strerror}") from None
-    records = []
+    records: list[Record] = []
+    begun: list[Record] = []
+    awaited = 0
     for number, line in enumerate(lines, 1):
         checksum, _, text = line.partition(b" ")
         try:
             values = json.loads(text)
         except (ValueError, RecursionError):  # cut short: what is whole parses
+            begun = []
             continue
         if checksum != f"{zlib.crc32(text):08x}".encode():
             raise JaxpflError(f"{path} line {number} is damaged: without the line, its run is missing and run again")
         with expecting(f"{path} line {number}", "the record of a run"):
-            records.append(_checked(Record(**values)))
+            left = _count(values.pop(_LEFT, 0))
+            if left != awaited:  # of those before, some are missing
+                begun = []
+            begun.append(_checked(Record(**values)))
+        awaited = max(left - 1, 0)
+        if not left:
+            records += begun
+            begun = []
     return records
+
+
+def _count(left: Any) -> int:
+    """The number of records that are left of an append.
+
+    Raises:
+      TypeError: for anything else.
+    """
+    if type(left) is not int or left < 0:
+        raise TypeError(f"{left!r} is no number of records")
+    return left
 
 
 def _checked(record: Record) -> Record:

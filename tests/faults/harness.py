@@ -293,9 +293,7 @@ def _results(folder: Path) -> Any:
     if (folder / "sweep.json").exists():
         table = load_sweep(folder)
         records = table.astype(object).where(table.notna(), None).to_dict("records")
-        # Of a group whose records were cut short, those that are missing are rows of a smaller program, whose sums may
-        # round in another order.
-        return _rounded([summary, *sorted(_timeless(records), key=repr)])
+        return [summary, *sorted(_timeless(records), key=repr)]
     if (folder / "config.json").exists():
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         return [summary, _arrays(folder / "clients.npz"), *(_timeless(json.loads(line)) for line in lines)]
@@ -328,15 +326,6 @@ def _pixels(path: Path) -> Any:
     import matplotlib.image
 
     return float(matplotlib.image.imread(path).astype(np.float64).sum()) if path.suffix == ".png" else path.name
-
-
-def _rounded(value: Any) -> Any:
-    """Numbers to five digits."""
-    if isinstance(value, dict):
-        return {name: _rounded(of) for name, of in value.items()}
-    if isinstance(value, list):
-        return [_rounded(of) for of in value]
-    return float(f"{value:.5g}") if isinstance(value, float) else value
 
 
 def _timeless(value: Any) -> Any:

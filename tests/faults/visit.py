@@ -76,11 +76,6 @@ def main() -> None:
                     add(Path(rest[1]), told)
 
 
-def cache_of(place: str) -> Path:
-    """Folder of compiled programs: the user's choice, or one that goes with the place."""
-    return Path(os.environ.get("XDG_CACHE_HOME", place))
-
-
 def add(output: Path, told: dict[str, Any]) -> None:
     """Put the counts of a job and a fault into a file, in the place of earlier ones of as many points or fewer."""
     visits = json.loads(output.read_text())["visits"] if output.exists() else []

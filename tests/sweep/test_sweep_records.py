@@ -33,10 +33,35 @@ def test_what_is_written_is_read(tmp_path: Path):
 @pytest.mark.parametrize("cut", range(2, 200, 7))
 def test_a_line_that_a_kill_cut_short_is_left_out(tmp_path: Path, cut: int):
     journal = Journal(tmp_path)
-    journal.append([ONE, TWO])
+    journal.append([ONE])
+    journal.append([TWO])
     os.truncate(journal.path, journal.path.stat().st_size - cut)
     assert journal.read() == [ONE]
     journal.append([TWO])
+    assert [record.seed for record in journal.read()] == [0, 1]
+
+
+def test_records_that_were_appended_together_count_together(tmp_path: Path):
+    """Those of one program: with some of them missing, a smaller program would round in another order."""
+    first, third = dataclasses.replace(ONE, seed=7), dataclasses.replace(ONE, seed=8)
+    journal = Journal(tmp_path)
+    journal.append([first])
+    whole = journal.path.stat().st_size
+    journal.append([ONE, TWO, third])
+    written = journal.path.read_bytes()
+    for size in range(whole, len(written) - 1):  # the last byte is the line's end alone
+        journal.path.write_bytes(written[:size])
+        assert journal.read() == [first]
+    journal.path.write_bytes(written[: whole + 300])
+    journal.append([ONE, TWO, third])
+    assert [record.seed for record in journal.read()] == [7, 0, 1, 8]
+
+
+def test_journals_of_earlier_versions_have_no_counts(tmp_path: Path):
+    journal = Journal(tmp_path)
+    for record in (ONE, TWO):
+        journal.append([record])
+    assert b"left" not in journal.path.read_bytes()
     assert [record.seed for record in journal.read()] == [0, 1]
 
 
