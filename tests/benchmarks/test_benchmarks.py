@@ -402,7 +402,7 @@ def test_gpu_refuses_a_machine_without_one_and_runs_anywhere_when_told(tmp_path:
 
     if jax.default_backend() == "cpu":
         assert len(python("-m", "benchmarks", "gpu", status=1).stderr.splitlines()) == 1
-    found = record(tmp_path, "gpu", "--anywhere", "--only", "adaped", "vmap")
+    found = record(tmp_path, "gpu", "--anywhere", "--only", "adaped", "vmap", "bfloat16")
     assert found["device"]["platform"]
     assert "adaped vmap bfloat16 parameters" in found["results"]
     for row in found["results"].values():
