@@ -6,7 +6,7 @@ import functools
 import inspect
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -47,7 +47,11 @@ def claiming(study: Callable[..., None]) -> Callable[..., None]:
 
 
 def write(
-    result: dict[str, Any], to: Output, draw: Callable[[Path], list[Path]], files: str = "summary.json, plots/"
+    result: dict[str, Any],
+    to: Output,
+    draw: Callable[[Path], list[Path]],
+    files: str = "summary.json, plots/",
+    again: Sequence[str] = (),
 ) -> None:
     """Write a study's results and its plots if a folder was asked for, and print JSON if that was.
 
@@ -56,11 +60,12 @@ def write(
       to: the destination.
       draw: writes the plots into a given folder, and other files beside it; returns the plots.
       files: the contents of the output folder, in words.
+      again: the command that gives the same results; kept in the folder's summary.
     """
     from jaxpfl.files import jsonable
 
     if to.output is not None:
-        result = _write_folder(result, to.output, draw)
+        result = _write_folder(result | {"command": list(again)}, to.output, draw)
     if to.json:
         print(json.dumps(jsonable(result)))
     elif to.output is not None:

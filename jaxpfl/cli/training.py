@@ -198,7 +198,7 @@ def _experiment(
     from jaxpfl.experiment.report import Terminal, print_profile, print_table
     from jaxpfl.experiment.run import open_folder, run_methods
     from jaxpfl.experiment.setup import check_agreed, prepare
-    from jaxpfl.experiment.stored_run import check_recorded
+    from jaxpfl.experiment.stored_run import check_data, check_recorded
 
     with ExitStack() as stack:
         profile = stack.enter_context(Recorder()) if session.profile else OFF
@@ -214,6 +214,7 @@ def _experiment(
             experiment = prepare(config, methods, strict=session.strict, initial=initial, origin=origin)
             if session.config is not None:
                 check_recorded(session.config, file, experiment)
+                check_data(session.config, file, experiment, strict=session.strict)
             return config, experiment
 
         with profile.phase("data"):

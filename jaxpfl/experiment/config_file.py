@@ -36,11 +36,13 @@ class ConfigFile(NamedTuple):
       methods: the methods that it names; none if the command line names them.
       hyper: method -> hyper-parameter -> value, as a run folder's ``config.json`` records them beside the config;
         `check_recorded` says whether they are still what the config gives.
+      data: checksum of the clients of that run; None in other files.
     """
 
     config: RunConfig = RunConfig()
     methods: tuple[str, ...] = ()
     hyper: Mapping[str, Mapping[str, float | None]] = MappingProxyType({})
+    data: int | None = None
 
 
 def read(path: str | Path) -> ConfigFile:
@@ -51,11 +53,12 @@ def read(path: str | Path) -> ConfigFile:
     """
     values = read_file(path)
     hyper: dict[str, Any] = {}
+    checksum = None
     if {"config", "methods"} <= values.keys():  # of a run folder: the config is one of its entries
         for name in values:
             if name not in _OF_A_RUN:
                 raise unknown_name(f"entry of {path}", str(name), _OF_A_RUN)
-        hyper = values.get("hyper", {})
+        hyper, checksum = values.get("hyper", {}), values.get("data")
         if not isinstance(hyper, dict) or not all(isinstance(own, dict) for own in hyper.values()):
             raise JaxpflError(f"hyper in {path} must be a table of tables, got {shown(hyper)}")
         if not isinstance(values["config"], dict):
@@ -64,7 +67,8 @@ def read(path: str | Path) -> ConfigFile:
     methods = values.pop("methods", [])
     if not isinstance(methods, list) or not all(isinstance(name, str) for name in methods):
         raise JaxpflError(f"methods in {path} must be a list of names, got {shown(methods)}")
-    return ConfigFile(from_mapping(values, str(path)), tuple(methods), hyper)
+    known = checksum if isinstance(checksum, int) else None
+    return ConfigFile(from_mapping(values, str(path)), tuple(methods), hyper, known)
 
 
 def read_file(path: str | Path) -> dict[str, Any]:

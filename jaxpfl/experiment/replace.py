@@ -19,8 +19,12 @@ SHARED = (SUMMARY, "plots", "report.html")
 """Names that any folder of results may hold."""
 
 
+_ENDINGS = {"plots": (".png",), "methods": (".json", ".npz"), "best": (".toml",), "journal": (".jsonl",)}
+"""Of the files in those folders of results into which one might put a file of one's own."""
+
+
 def check(folder: Path, mark: str, parts: Iterable[str]) -> None:
-    """Refuse a folder that also holds something else.
+    """Refuse a folder that also holds something else, at the top or in a folder of files of one kind.
 
     Args:
       folder: with results, as ``mark`` says.
@@ -31,8 +35,10 @@ def check(folder: Path, mark: str, parts: Iterable[str]) -> None:
       JaxpflError: with the name of what would be lost.
     """
     known = {mark, *SHARED, *parts}
-    for path in sorted(folder.iterdir()):
-        if path.name not in known and not path.name.startswith("."):
+    inner = [path for name in _ENDINGS if (folder / name).is_dir() for path in sorted((folder / name).iterdir())]
+    foreign = [path for path in inner if path.suffix not in _ENDINGS[path.parent.name]]
+    for path in [*(path for path in sorted(folder.iterdir()) if path.name not in known), *foreign]:
+        if not path.name.startswith("."):
             raise JaxpflError(f"--force would delete {path}, which is no part of the results: move it away first")
 
 

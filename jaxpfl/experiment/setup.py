@@ -174,18 +174,10 @@ def prepare(
     if config.clients is not None:
         cohorts_of(specs[0], config.clients)
     source, federation = load_federation(config) if given is None else given
-    unseen = None
-    if config.unseen_clients:
-        federation, unseen = data.set_apart(federation, config.unseen_clients, config.split_seed)
-    scaling = None
-    if config.standardize or is_table(config):
-        data.check_standardizable(source)
-        scaling = data.scaling_of(federation)  # newcomers have no part in it
-        federation = data.scaled(federation, scaling)
-        unseen = None if unseen is None else data.scaled(unseen, scaling)
-        if config.privacy.on:
-            cause = "standardize = True" if config.standardize else "a table's features are standardised"
-            warn(f"{cause}: {_NOT_PRIVATE}", strict=strict)
+    federation, unseen, scaling = clients_of(config, source, federation)
+    if scaling is not None and config.privacy.on:
+        cause = "standardize = True" if config.standardize else "a table's features are standardised"
+        warn(f"{cause}: {_NOT_PRIVATE}", strict=strict)
     check_federation(federation, unseen, strict=strict)
     if config.task is None and source.task != CLASSIFICATION:
         config = dataclasses.replace(config, task=source.task)
@@ -267,6 +259,26 @@ def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
     if config.clients is not None:
         split = dataclasses.replace(split, clients=config.clients + config.unseen_clients)
     return source, data.federate(source, **vars(dataclasses.replace(split, standardize=False)))
+
+
+def clients_of(
+    config: RunConfig, source: data.Source, federation: Federation
+) -> tuple[Federation, Federation | None, data.Scaling | None]:
+    """The clients that are trained, those that arrive unseen, and the scaling of all inputs if they are standardised.
+
+    Args:
+      config: resolved.
+      source, federation: as `load_federation` gives them.
+    """
+    unseen = scaling = None
+    if config.unseen_clients:
+        federation, unseen = data.set_apart(federation, config.unseen_clients, config.split_seed)
+    if config.standardize or is_table(config):
+        data.check_standardizable(source)
+        scaling = data.scaling_of(federation)  # newcomers have no part in it
+        federation = data.scaled(federation, scaling)
+        unseen = None if unseen is None else data.scaled(unseen, scaling)
+    return federation, unseen, scaling
 
 
 def require(value: Any) -> Any:

@@ -13,10 +13,10 @@ from jaxpfl import files
 from jaxpfl.algorithms import METHODS
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.model_files import one_method
-from jaxpfl.errors import JaxpflError, JaxpflWarning, shown, unknown_name
+from jaxpfl.errors import JaxpflError, JaxpflWarning, shown, unknown_name, warn
 from jaxpfl.experiment import results
 from jaxpfl.experiment.checkpoint import Checkpoints
-from jaxpfl.experiment.config import RunConfig, in_stored_orders, resolve
+from jaxpfl.experiment.config import DataConfig, RunConfig, in_stored_orders, resolve
 from jaxpfl.experiment.config_file import ConfigFile, from_mapping
 from jaxpfl.experiment.data_checksum import is_of
 from jaxpfl.experiment.setup import NOISE_MULTIPLIER, Experiment, prepare, require
@@ -24,6 +24,10 @@ from jaxpfl.privacy import PrivacyConfig
 
 GRAPH = "graph.csv"
 """The run's graph of clients, in its folder."""
+
+
+_OF_CLIENTS = [one.name for one in dataclasses.fields(DataConfig) if one.name not in ("data_dir", "task")]
+"""Settings on which the clients depend; a task is that of the labels unless it is given."""
 
 
 class StoredRun(NamedTuple):
@@ -152,6 +156,20 @@ def check_recorded(path: Path, file: ConfigFile, experiment: Experiment) -> None
                     f"hyper.{method}.{name} in {path} is {shown(value)}, but its config gives {given[name]}: "
                     f"set it there or by {flag}, and take hyper out of the file"
                 )
+
+
+def check_data(path: Path, file: ConfigFile, experiment: Experiment, *, strict: bool = False) -> None:
+    """Warn of clients that are not those of the run whose ``config.json`` is given, where none were asked for.
+
+    Args:
+      path, file, experiment: as `check_recorded`.
+      strict: make it an error.
+    """
+    was = resolve(file.config)
+    if file.data is None or any(getattr(was, name) != getattr(experiment.config, name) for name in _OF_CLIENTS):
+        return
+    if not is_of(file.data, experiment.federation, experiment.unseen):
+        warn(f"the data are not those of the run of {path}: its figures will not come again", strict=strict)
 
 
 def last_state(run: StoredRun, experiment: Experiment, method: str, seed: int) -> tuple[Simulation, RunState]:

@@ -79,10 +79,13 @@ def _run(folder: Folder) -> tuple[list[str], dict[str, int]]:
             except JaxpflError as error:
                 troubles.append(str(error))
     records = files.Records(path / "metrics.jsonl").read()  # whose damage `look` has told
-    held = {(one["method"], one["round"]) for one in records if one["kind"] == "round"}
-    for name in last:
-        if lost := [at for at in range(1, last[name] + 1) if (name, at) not in held]:
-            troubles.append(f"{path / 'metrics.jsonl'} has lost {len(lost)} rounds of {name}, the first {lost[0]}")
+    held = {(one["kind"], one["method"], one["round"]) for one in records}
+    for name, rounds in last.items():
+        due = [at for at in range(1, rounds + 1) if at % run.config.eval_every == 0 or at == rounds]
+        for kind, wanted in (("round", range(1, rounds + 1)), ("evaluation", due)):
+            if lost := [at for at in wanted if (kind, name, at) not in held]:
+                what = f"{len(lost)} {kind}s of {name}, the first {'' if kind == 'round' else 'of round '}{lost[0]}"
+                troubles.append(f"{path / 'metrics.jsonl'} has lost {what}")
     saved = [one for one in sorted(path.glob("checkpoints/*/*")) if one.is_dir() and not one.name.startswith(".")]
     for one in saved:
         troubles += _trouble(lambda one=one: checksums.check(one))

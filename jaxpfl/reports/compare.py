@@ -15,11 +15,12 @@ from jaxpfl.experiment import results
 from jaxpfl.experiment.config import completed
 from jaxpfl.experiment.stored_run import StoredRun, open_run
 from jaxpfl.headline import Headline, of_summary
-from jaxpfl.presentation import new_table
+from jaxpfl.presentation import new_table, unmarked
 from jaxpfl.reports.folders import SUMMARY
 from jaxpfl.reports.settings import flat
 
 CONFIDENCE = 0.95
+_ATTACK = ("attack", "attackers")
 
 
 class Change(NamedTuple):
@@ -118,10 +119,10 @@ def _compared(runs: tuple[StoredRun, StoredRun], summaries: list[dict[str, Any]]
 def print_comparison(console: Any, found: Comparison, headline: Headline) -> None:
     """Print the settings that differ, and a table of scores."""
     settings = new_table("settings that differ" if found.settings else "the settings are the same")
-    for name in ("setting", *found.folders):
+    for name in ("setting", *map(unmarked, found.folders)):
         settings.add_column(name, overflow="fold")
     for one in found.settings:
-        settings.add_row(one.name, str(one.first), str(one.second))
+        settings.add_row(*(unmarked(str(cell)) for cell in one))
     console.print(settings)
     paired = not found.unpaired
     how = f"difference: second less first, with {100 * CONFIDENCE:.0f} % intervals over clients, each by its mean over "
@@ -141,7 +142,7 @@ def print_comparison(console: Any, found: Comparison, headline: Headline) -> Non
     console.print(table)
     for folder, names in zip(found.folders, found.only, strict=True):
         if names:
-            console.print(f"only in {folder}: {', '.join(names)}", highlight=False, soft_wrap=True)
+            console.print(f"only in {unmarked(folder)}: {', '.join(names)}", highlight=False, soft_wrap=True)
 
 
 def _shown(value: float | None, headline: Headline) -> str:
@@ -174,6 +175,9 @@ def _unpaired(runs: tuple[StoredRun, StoredRun]) -> list[str]:
         reasons.append("the examples of the clients differ")
     if first.seeds != second.seeds:
         reasons.append(f"seeds {first.seeds[0]} to {first.seeds[-1]}, and {second.seeds[0]} to {second.seeds[-1]}")
+    attacks = [{name: run.record["config"].get(name) for name in _ATTACK} for run in runs]
+    if attacks[0] != attacks[1]:
+        reasons.append("the attackers differ, who have no scores")
     return reasons
 
 

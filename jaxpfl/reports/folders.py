@@ -41,7 +41,7 @@ class Folder(NamedTuple):
 
 def kind_of(path: Path) -> str | None:
     """Kind of a folder by the files in it; None for any other folder."""
-    if (path / "config.json").is_file():
+    if (path / "config.json").is_file() and not _is_foreign(path / "config.json"):
         return RUN
     if (path / sweeps.FILE).is_file():
         return SWEEP
@@ -96,6 +96,12 @@ def _mapping(path: Path) -> dict[str, Any]:
     except JaxpflError:
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def _is_foreign(path: Path) -> bool:
+    """True for the ``config.json`` of another program; one of ours that is damaged is not."""
+    found = _mapping(path)
+    return bool(found) and not {"config", "methods"} & found.keys()
 
 
 def _run(path: Path) -> Folder:

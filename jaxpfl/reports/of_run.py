@@ -102,11 +102,15 @@ def _costs(folder: Path, summary: dict[str, Any] | None, shown: dict[str, str], 
 def _split(run: StoredRun, data_dir: str | None) -> list[str]:
     """Picture of the clients' classes; the reason where there is none."""
     from jaxpfl import data
-    from jaxpfl.experiment.setup import load_federation
+    from jaxpfl.experiment.data_checksum import is_of
+    from jaxpfl.experiment.setup import clients_of, load_federation
 
     try:
         config = run.config if data_dir is None else replace(run.config, data_dir=data_dir)
         source, federation = load_federation(config)
+        trained, unseen, _ = clients_of(config, source, federation)
+        if not is_of(run.record["data"], trained, unseen):
+            return [paragraph("Not drawn: the data that are found now are not those of the run.")]
         figure = data.split_figure(data.summary(federation, source.num_classes))
     except JaxpflError as error:
         return [paragraph(f"Not drawn: {error}")]

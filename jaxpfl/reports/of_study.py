@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from typing import Any
 
 from jaxpfl import files
 from jaxpfl.errors import JaxpflError
 from jaxpfl.reports import sheets
 from jaxpfl.reports.folders import SUMMARY, Folder
 from jaxpfl.reports.page import Section, code, facts, folded, picture
-from jaxpfl.reports.settings import flags
 
-_ABOUT = ("study", "settings", "plots", "files")
+_ABOUT = ("study", "settings", "plots", "files", "command")
 
 
 def sections(folder: Folder) -> list[Section]:
@@ -34,9 +34,16 @@ def sections(folder: Folder) -> list[Section]:
         Section(
             "Settings, and how to run it again",
             [
-                code(shlex.join(["jaxpfl", "estimate", str(summary["study"]), *flags(settings)])),
+                *_again(summary.get("command")),
                 facts({str(name).replace("_", " "): "-" if v is None else v for name, v in settings.items()}),
                 folded("All results", code(path.read_text())),
             ],
         ),
     ]
+
+
+def _again(command: Any) -> list[str]:
+    """The command that gives the same results; nothing for results of earlier versions, which do not hold it."""
+    if not command or not isinstance(command, list) or not all(isinstance(word, str) for word in command):
+        return []
+    return [code(f"{shlex.join(command)} --output NEW_FOLDER")]

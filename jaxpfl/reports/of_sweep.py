@@ -11,7 +11,7 @@ from jaxpfl.reports import sheets
 from jaxpfl.reports.drawing import svg
 from jaxpfl.reports.folders import COMPLETE, SUMMARY, Folder
 from jaxpfl.reports.page import Section, code, facts, folded, listing, table
-from jaxpfl.reports.settings import flags
+from jaxpfl.studies.arguments import arguments
 from jaxpfl.sweep import plots, stored, tables
 from jaxpfl.sweep.definition import FILE, Definition
 from jaxpfl.sweep.estimate import StudyDefinition
@@ -61,9 +61,8 @@ def _arguments(folder: Path, definition: Definition | StudyDefinition) -> list[s
     """Arguments of ``jaxpfl sweep`` that give the definition."""
     if isinstance(definition, Definition):
         return ["--config", str(folder / FILE)]
-    told = definition.to_json()
     seeds = ["--seeds", str(definition.seeds)] if definition.seeds > 1 else []
-    given = [*flags(told["settings"]), *flags(told["options"]), *definition.grid.flags(), *seeds]
+    given = [*arguments(definition.study, definition.settings, definition.options), *definition.grid.flags(), *seeds]
     return ["estimate", definition.name, *given]
 
 

@@ -14,6 +14,7 @@ from typing import NamedTuple
 from jaxpfl.errors import printable
 
 _NUMBER = re.compile(r"[+-]?(\d+\.?\d*|\.\d+)(e[+-]?\d+)?", re.IGNORECASE)
+_SIZE = re.compile(r" ?([kMGTP]?)B\b")
 _MOST_CHARACTERS = 2000
 
 
@@ -134,9 +135,13 @@ def _side(column: int, words: int) -> str:
 
 
 def _key(cell: str) -> str:
-    """Attribute by which a number is sorted: its value; none for words."""
+    """Attribute by which a number is sorted: its value, in bytes where it is a size; none for words."""
     found = _NUMBER.match(cell)
-    return f' data-key="{float(found[0])!r}"' if found and math.isfinite(float(found[0])) else ""
+    if not found:
+        return ""
+    size = _SIZE.match(cell[found.end() :])
+    value = float(found[0]) * (1000 ** "BkMGTP".index(size[1] or "B") if size else 1)
+    return f' data-key="{value!r}"' if math.isfinite(value) else ""
 
 
 def picture(path: Path, label: str) -> str:

@@ -194,6 +194,10 @@ def drop_round(path: Path) -> None:
     path.write_text("".join(line for line in lines if '"round": 2' not in line or "evaluation" in line))
 
 
+def cut_end(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[:-9])
+
+
 def change_number(path: Path) -> None:
     path.write_text(re.sub(r'("mean": 0\.)\d', r"\g<1>1", path.read_text(), count=1))
 
@@ -208,6 +212,7 @@ def change_seed(path: Path) -> None:
         ("a", "methods/local.npz", cut, "is damaged or missing"),
         ("a", "methods/local.json", change_number, "was changed since"),
         ("a", "metrics.jsonl", drop_round, "has lost 1 rounds of local, the first 2"),
+        ("a", "metrics.jsonl", cut_end, "has lost 1 evaluations of fedavg, the first of round"),
         ("a", "clients.npz", cut, "clients.npz: damaged"),
         ("a", "summary.json", change_number, "says"),
         ("a", "summary.json", cut, "no JSON"),
@@ -263,3 +268,39 @@ def test_a_sweep_of_a_study_is_listed_checked_and_reported(runs: Path, capsys, t
     both = [json.loads((folder / "summary.json").read_text())["rows"] for folder in (runs / "t", tmp_path / "again")]
     first, second = ([one["metrics"] for one in rows] for rows in both)
     assert first == second
+
+
+def test_a_folders_name_is_no_markup(runs: Path, capsys, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    shutil.copytree(runs / "b", tmp_path / "[" / "x]")
+    monkeypatch.chdir(tmp_path)
+    result = jaxpfl(capsys, "compare-runs", runs / "a", "[/x]")
+    assert result.status == 0, result.err
+    assert "[/x]" in result.out
+
+
+def test_runs_whose_attackers_differ_are_not_paired(runs: Path, capsys, tmp_path: Path):
+    attacked = [*SMALL, "--attack", "sign-flip", "--attackers", ".34", "--output", tmp_path / "c"]
+    assert jaxpfl(capsys, "run", "fedavg", *attacked).status == 0
+    found = jaxpfl(capsys, "compare-runs", runs / "a", tmp_path / "c", "--json").json
+    assert found["unpaired"] == ["the attackers differ, who have no scores"]
+    assert found["methods"][0]["low"] is None
+
+
+def test_other_data_in_the_place_of_a_runs_are_said(capsys, tmp_path: Path):
+    rows = [f"{'abcd'[i % 4]},{i % 7},{i % 5},{i % 2}" for i in range(80)]
+    table = tmp_path / "table.csv"
+    table.write_text("\n".join(["city,x,z,y", *rows]) + "\n")
+    given = ["--data", f"csv:{table}", "--target", "y", "--client", "city", "--model", "linear", "--rounds", "2"]
+    run = tmp_path / "run"
+    assert jaxpfl(capsys, "run", "local", *given, "--cohort", "2", "--output", run).status == 0
+    again = ["run", "local", "--config", run / "config.json", "--output"]
+    assert "the data are not those" not in jaxpfl(capsys, *again, tmp_path / "same").err
+    assert jaxpfl(capsys, "report", run).status == 0
+    assert "examples of each class" in (run / "report.html").read_text()
+    table.write_text("\n".join(["city,x,z,y", *rows[:60]]) + "\n")
+    assert (
+        f"the data are not those of the run of {run / 'config.json'}" in jaxpfl(capsys, *again, tmp_path / "other").err
+    )
+    assert jaxpfl(capsys, *again, tmp_path / "strict", "--strict").status == 2
+    assert jaxpfl(capsys, "report", run).status == 0
+    assert "Not drawn: the data that are found now" in (run / "report.html").read_text()

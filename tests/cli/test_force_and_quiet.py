@@ -60,6 +60,16 @@ def test_the_summary_goes_first_and_the_mark_last(folder: Path, monkeypatch: pyt
     assert (removed[0], removed[-1]) == ("summary.json", "config.json")
 
 
+@pytest.mark.parametrize("name", ["plots/notes.txt", "methods/mine.csv", "best/thesis.tex", "journal/own"])
+def test_a_file_of_the_users_in_a_folder_of_results_stays(name: str, tmp_path: Path):
+    (tmp_path / "sweep.json").write_text("{}")
+    (tmp_path / name).parent.mkdir()
+    (tmp_path / name).write_text("mine")
+    with pytest.raises(JaxpflError, match=rf"--force would delete {tmp_path / name}, which is no part of the results"):
+        replace.clear(tmp_path, "sweep.json", ("journal", "best", "methods"))
+    assert (tmp_path / name).read_text() == "mine"
+
+
 def test_a_sweep_that_another_machine_is_at_stays(tmp_path: Path):
     (tmp_path / "sweep.json").write_text("{}")
     claims = Claims(tmp_path / "claims", "w1")

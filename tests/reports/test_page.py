@@ -1,12 +1,14 @@
 """Pages: what is escaped, what sorts as a number, and figures in the page's colours."""
 
 import re
+from pathlib import Path
 
 import matplotlib.figure
 import numpy as np
 import pytest
 
 from jaxpfl.presentation import new_axes
+from jaxpfl.reports import folders
 from jaxpfl.reports.drawing import svg
 from jaxpfl.reports.page import Section, code, facts, page, paragraph, table
 from jaxpfl.reports.sheets import of_json
@@ -22,7 +24,16 @@ def test_text_is_no_markup(part):
 
 @pytest.mark.parametrize(
     ("cell", "key"),
-    [("98.9 ±0.1", "98.9"), ("1.2e-3", "0.0012"), ("-", None), ("5.77MB", "5.77"), ("1e999", None), ("-3", "-3.0")],
+    [
+        ("98.9 ±0.1", "98.9"),
+        ("1.2e-3", "0.0012"),
+        ("-", None),
+        ("5.77MB", "5770000.0"),
+        ("156.0kB", "156000.0"),
+        ("12B", "12.0"),
+        ("1e999", None),
+        ("-3", "-3.0"),
+    ],
 )
 def test_numbers_sort_by_their_value(cell: str, key: str | None):
     found = re.search(r'data-key="([^"]*)"', table(("name", "value"), [("a", cell)]))
@@ -75,3 +86,12 @@ def test_many_dots_are_a_picture():
     assert len(made) < 200_000
     assert "data:image/png;base64," in made
     assert "<image" in made
+
+
+def test_the_config_of_another_program_makes_no_run(tmp_path: Path):
+    inner = tmp_path / "project"
+    inner.mkdir()
+    (inner / "config.json").write_text('{"name": "mine"}')
+    assert folders.kind_of(inner) is None
+    (inner / "config.json").write_text('{"methods": ["lo')  # as a kill, or a full disk, may leave ours
+    assert folders.kind_of(inner) == folders.RUN
