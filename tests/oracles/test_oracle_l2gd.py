@@ -49,7 +49,7 @@ def got(kind: str) -> Run:
 def tosses(rounds: int) -> list[bool]:
     q = HYPER["p"] * STEPS / (1 - HYPER["p"] + HYPER["p"] * STEPS)
     keys = [stream(jax.random.key(SEED), Purpose.BROADCAST, r) for r in range(rounds)]
-    return [bool(jax.random.bernoulli(key, q)) for key in keys]
+    return [bool(jax.random.uniform(key, (), np.float32) < q) for key in keys]
 
 
 def mean_of(models: list) -> dict:
