@@ -36,12 +36,13 @@ def fedbn(task: Task, work: LocalWork) -> Algorithm:
     New clients have the initial normalisation parameters and statistics. Of a model that names no normalisation layers,
     those with running statistics are taken.
     """
-    own = _own(task)
+    shapes = jax.eval_shape(task.init, jax.random.key(0))
+    own = _own(task, shapes)
 
     def split(params: PyTree) -> tuple[PyTree, PyTree]:
         return trees.split_by_path(params, own)
 
-    if not jax.tree.leaves(split(jax.eval_shape(task.init, jax.random.key(0)))[0]):
+    if not jax.tree.leaves(split(shapes)[0]):
         raise JaxpflError(
             "fedbn keeps normalisation parameters with the clients, and this model names none: "
             "take one with normalisation layers, such as mlp-ln, cnn-gn or resnet"
@@ -49,12 +50,12 @@ def fedbn(task: Task, work: LocalWork) -> Algorithm:
     return keeping_own_part(task, work, split, trained_together(task, work, split), work.steps)
 
 
-def _own(task: Task) -> trees.PathPredicate:
+def _own(task: Task, shapes: PyTree) -> trees.PathPredicate:
     """Predicate of the client's own leaves: normalisation parameters, and running statistics."""
     norm, statistics = task.model.norm, task.statistics
     if statistics is None:
         return norm or (lambda path: False)
-    paths = jax.tree.leaves_with_path(statistics.of(jax.eval_shape(task.init, jax.random.key(0))))
+    paths = jax.tree.leaves_with_path(statistics.of(shapes))
     layers = {trees.names(path)[1:-1] for path, _ in paths}  # without the name of the collection
 
     def own(path: tuple[str, ...]) -> bool:

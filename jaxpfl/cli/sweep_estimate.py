@@ -80,8 +80,8 @@ def _sweep(definition: Any, session: _Session) -> None:
         interrupt = stack.enter_context(Interrupt())
         interrupt.saves = True
         stack.enter_context(signals.noted(kept))
-        missing = sweep.missing(sweep.journal().read(), failed=session.retry)
-        with Terminal(session.notes(), len(definition.runs), len(definition.runs) - len(missing)) as reporter:
+        done, planned = sweep.progress(sweep.journal().read(), failed=session.retry)
+        with Terminal(session.notes(), planned, done) as reporter:
             sweep.run_missing(reporter, stopped=lambda: interrupt.asked is not None, failed=session.retry)
         end_if_asked(interrupt, f"stopped{kept}")
         summary = sweep.finish()

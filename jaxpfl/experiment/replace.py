@@ -20,7 +20,7 @@ SHARED = (SUMMARY, "plots", "report.html")
 
 
 _ENDINGS = {"plots": (".png",), "methods": (".json", ".npz"), "best": (".toml",), "journal": (".jsonl",)}
-"""Of the files in those folders of results into which one might put a file of one's own."""
+"""Endings of the files in the folders of results into which one might put a file of one's own."""
 
 
 def check(folder: Path, mark: str, parts: Iterable[str]) -> None:

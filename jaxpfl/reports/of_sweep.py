@@ -15,6 +15,7 @@ from jaxpfl.studies.arguments import arguments
 from jaxpfl.sweep import plots, stored, tables
 from jaxpfl.sweep.definition import FILE, Definition
 from jaxpfl.sweep.estimate import StudyDefinition
+from jaxpfl.sweep.grid import Grid
 
 
 def sections(folder: Folder) -> list[Section]:
@@ -62,8 +63,19 @@ def _arguments(folder: Path, definition: Definition | StudyDefinition) -> list[s
     if isinstance(definition, Definition):
         return ["--config", str(folder / FILE)]
     seeds = ["--seeds", str(definition.seeds)] if definition.seeds > 1 else []
-    given = [*arguments(definition.study, definition.settings, definition.options), *definition.grid.flags(), *seeds]
+    given = [*arguments(definition.study, definition.settings, definition.options), *_flags(definition.grid), *seeds]
     return ["estimate", definition.name, *given]
+
+
+def _flags(grid: Grid) -> list[str]:
+    """Flags of a sweep that give the grid."""
+    found = []
+    for axis in grid.axes:
+        ends = f"{'log' if axis.log else 'linear'}:{axis.low!r}:{axis.high!r}"
+        found += ["--grid", f"{axis.name}={','.join(map(tables.value_words, axis.values)) or ends}"]
+    if grid.draws:
+        found += ["--random", str(grid.draws), "--random-draw", grid.draw, "--random-seed", str(grid.seed)]
+    return found
 
 
 def _settings(definition: Definition | StudyDefinition) -> dict[str, object]:

@@ -173,6 +173,11 @@ class StudySweep:
         found = {record.id for record in records if not (failed and record.status == FAILED)}
         return [run for run in self.definition.runs if run.id not in found]
 
+    def progress(self, records: Sequence[Record], *, failed: bool = False) -> tuple[int, int]:
+        """Numbers of runs that need not be run, and of all; ``failed`` as for `missing`."""
+        runs = self.definition.runs
+        return len(runs) - len(self.missing(records, failed=failed)), len(runs)
+
     def run_missing(
         self, reporter: Reporter, *, stopped: Callable[[], bool] = lambda: False, failed: bool = False
     ) -> None:

@@ -171,17 +171,6 @@ class Grid:
         axes = tuple(Axis(**{**one, "values": tuple(one["values"])}) for one in stored["axes"])
         return cls(**{**stored, "axes": axes})
 
-    def flags(self) -> list[str]:
-        """Flags of a sweep that give the grid."""
-        found = []
-        for axis in self.axes:
-            ends = f"{'log' if axis.log else 'linear'}:{axis.low!r}:{axis.high!r}"
-            values = ",".join(str(v).lower() if isinstance(v, bool) else str(v) for v in axis.values)
-            found += ["--grid", f"{axis.name}={values or ends}"]
-        if self.draws:
-            found += ["--random", str(self.draws), "--random-draw", self.draw, "--random-seed", str(self.seed)]
-        return found
-
     def points(self, concerns: Callable[[str], bool] = lambda name: True) -> list[dict[str, Value]]:
         """The settings of the grid, each once: lists crossed with each other and with the drawn points.
 

@@ -28,7 +28,7 @@ def read(folder: Path) -> Definition | StudyDefinition:
 
 
 def progress(folder: Path, definition: Definition | StudyDefinition, records: Sequence[Record]) -> tuple[int, int]:
-    """Numbers of runs that are recorded, and of all, as `Sweep.progress` counts them."""
+    """Numbers of runs that are recorded, and of all, as the sweep counts them."""
     if isinstance(definition, Definition):
         return Sweep(folder, definition).progress(records)
-    return len(definition.runs) - len(StudySweep(folder, definition).missing(records)), len(definition.runs)
+    return StudySweep(folder, definition).progress(records)

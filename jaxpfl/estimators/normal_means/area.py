@@ -107,8 +107,7 @@ class AreaMeans(NamedTuple):
         if by not in get_args(By):
             raise unknown_name("by", by, get_args(By))
         if by == "mse":
-            reach = ndtri((1 + level) / 2) * jnp.sqrt(self.mse)
-            return self.mean - reach, self.mean + reach
+            return about(self.mean, self.mse, level)
         m, p = self.basis.shape
         unit, y, D = _rescaled(self.x, self.s, self.basis)[:3]
         low, high = integrated(self.basis, y, D, level, m - p)
@@ -155,6 +154,12 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
             what = " and the intercept" * intercept
             raise JaxpflError(f"z's column {at} is a linear combination of the columns before it{what}: leave it out")
     return _solve(own, errors, jnp.asarray(columns, own.dtype), fit=fit, intercept=bool(intercept))
+
+
+def about(mean: Array, mse: Array, level: Scalar) -> tuple[Array, Array]:
+    """Ends of normal intervals of some mean squared errors about their means, [m] each."""
+    reach = ndtri((1 + level) / 2) * jnp.sqrt(mse)
+    return mean - reach, mean + reach
 
 
 def dependent(z: np.ndarray, *, intercept: bool = True) -> int | None:

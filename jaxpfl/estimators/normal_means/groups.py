@@ -37,12 +37,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.scipy.special import gammaincc, ndtr, ndtri
+from jax.scipy.special import gammaincc, ndtr
 
 from jaxpfl import checks
 from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.estimators.climb import climb
-from jaxpfl.estimators.normal_means.area import Likelihood
+from jaxpfl.estimators.normal_means.area import Likelihood, about
 from jaxpfl.estimators.normal_means.fit import checked
 from jaxpfl.types import Array, Scalar
 
@@ -109,11 +109,11 @@ class GroupMeans(NamedTuple):
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
         """Ends of ``mean`` plus and minus the normal quantile times the root of ``mse``, [m] each."""
-        return _about(self.mean, self.mse, level)
+        return about(self.mean, self.mse, level)
 
     def group_interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
         """Ends of the intervals of the groups' means, [G] each, as `interval`; too short for few groups."""
-        return _about(self.group_mean, self.group_mse, level)
+        return about(self.group_mean, self.group_mse, level)
 
 
 def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None, fit: Likelihood = "reml") -> GroupMeans:
@@ -292,11 +292,6 @@ def _traced(slopes: Array, information: Array) -> Array:
     """tr(S I^-1) of symmetric matrices of two by their upper triangles, [3, n] and [3]."""
     a, c, d = information
     return (d * slopes[0] - 2 * c * slopes[1] + a * slopes[2]) / (a * d - c**2)
-
-
-def _about(mean: Array, mse: Array, level: Scalar) -> tuple[Array, Array]:
-    reach = ndtri((1 + level) / 2) * jnp.sqrt(mse)
-    return mean - reach, mean + reach
 
 
 def _indexed(group: Any, groups: int | None, m: int) -> tuple[Any, int]:
