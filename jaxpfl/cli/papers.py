@@ -31,20 +31,28 @@ def commands(args: Sequence[str] = ()) -> tuple[Callable[..., None], ...]:
 
 
 def list_(json: bool = False) -> None:
-    """List the tables and figures with their papers and the minutes that each takes.
+    """List the tables and figures with their papers and the minutes that each takes: measured where its results come
+    with the package, else estimated.
 
     Args:
         json: Print one JSON array.
     """
     from jaxpfl.console import Console
+    from jaxpfl.papers import results
     from jaxpfl.papers.registry import EXPERIMENTS
     from jaxpfl.papers.show import print_list
 
-    experiments = list(EXPERIMENTS.values())
+    measured = {one.name: one.minutes for one in results.committed()}
     if json:
-        _print([{name: getattr(one, name) for name in ("name", "paper", "what", "minutes")} for one in experiments])
+        about = [
+            {name: getattr(one, name) for name in ("name", "paper", "what", "minutes")} for one in EXPERIMENTS.values()
+        ]
+        for one in about:
+            one["measured"] = one["name"] in measured
+            one["minutes"] = measured.get(one["name"], one["minutes"])
+        _print(about)
         return
-    print_list(Console(), experiments)
+    print_list(Console(), EXPERIMENTS.values(), measured)
 
 
 list_.__name__ = "list"

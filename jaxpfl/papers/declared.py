@@ -174,7 +174,7 @@ class Experiment:
       name: on the command line.
       paper: the paper, and the item's name in it.
       what: in a line.
-      minutes: of the full run on two cores; estimated where it was not run.
+      minutes: of the full run on two cores, estimated; a result has those that it took.
       cases: settings with their rows.
       figure: axes, where print has a figure.
       quick_cases: places of the cases of a quick run; all unless given.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from jaxpfl.papers.compare import Row
@@ -66,14 +66,16 @@ def print_result(console: Any, result: Result) -> None:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
 
 
-def print_list(console: Any, experiments: Iterable[Experiment]) -> None:
-    """Print the experiments with their papers and minutes."""
-    table = new_table("tables and figures of the papers", "minutes on two cores, estimated where not measured")
+def print_list(console: Any, experiments: Iterable[Experiment], measured: Mapping[str, float]) -> None:
+    """Print the experiments with their papers and minutes, ``measured`` by name or estimated."""
+    said = "minutes on two cores; ~ estimated, all others measured: jaxpfl papers show NAME has their results"
+    table = new_table("tables and figures of the papers", said)
     for name in ("name", "paper", "what"):
         table.add_column(name, no_wrap=name == "name")
     table.add_column("minutes", justify="right", no_wrap=True)
     for one in experiments:
-        table.add_row(one.name, one.paper, one.what, f"{one.minutes:g}")
+        minutes = f"{measured[one.name]:.3g}" if one.name in measured else f"~{one.minutes:g}"
+        table.add_row(one.name, one.paper, one.what, minutes)
     console.print(table)
 
 

@@ -11,8 +11,12 @@ ROW = ["method", "setting", "ours", "std", "printed", "printed_std", "difference
 def test_list(capsys):
     found = jaxpfl(capsys, "papers", "list", "--json").json
     assert len(found) >= 20
-    assert all(list(one) == ["name", "paper", "what", "minutes"] for one in found)
-    assert "adaped-table2" in jaxpfl(capsys, "papers", "list").out
+    assert all(list(one) == ["name", "paper", "what", "minutes", "measured"] for one in found)
+    minutes = {one["name"]: one["minutes"] for one in found if one["measured"]}
+    assert minutes == {one.name: one.minutes for one in results.committed()}
+    printed = jaxpfl(capsys, "papers", "list").out
+    assert "adaped-table2" in printed
+    assert printed.count("~") == len(found) - len(minutes) + 1  # and the caption's
 
 
 @pytest.mark.slow
