@@ -195,7 +195,7 @@ def _today(
     key = stream(state.key, Purpose.BROADCAST, state.round)
     send = (newcomers and algorithm.server.welcome) or algorithm.server.broadcast
     message = send(key, hp, ctx, state.server)
-    per_client = message.per_client if newcomers else _of_each(algorithm, plan, message.per_client)
+    per_client = message.per_client if newcomers else _of_each(algorithm, plan, clients.received(message.per_client))
     # The noise of a personalisation on guarded examples is as much of the run's own stream as that of its rounds.
     run_key = state.released if algorithm.guarded else state.key
     return Today(run_key, state.round, hp, state.server, message.shared), per_client

@@ -97,6 +97,18 @@ def split(federation: Federation, groups: tuple[Group, ...]) -> tuple[Federation
     return tuple(federation.rows(group.members) for group in groups)
 
 
+def messages(per_client: PyTree, among: Array | None) -> PyTree:
+    """Each client's own message for a stack of some clients.
+
+    Args:
+      per_client: leaves [m, ...].
+      among: the clients' rows, [size] int32, m for nobody (who gets some client's); None for all clients.
+    """
+    if among is None:
+        return per_client
+    return jax.tree.map(lambda leaf: jnp.asarray(leaf).at[among].get(mode="clip"), per_client)
+
+
 def gather(values: list[PyTree], groups: tuple[Group, ...]) -> PyTree:
     """Combine values of each non-empty group, [size, ...], in the order of the stack of all clients, [m, ...]."""
     if len(groups) == 1:

@@ -10,13 +10,21 @@ from jaxpfl.types import PyTree
 
 def of_stack(algorithm: Algorithm) -> str:
     """Reason that shows in the algorithm itself; empty if there is none."""
+    return of_uploads(algorithm) or of_slots(algorithm)
+
+
+def of_slots(algorithm: Algorithm) -> str:
+    """Reason why a cohort's clients cannot be a stack of their own; empty if there is none."""
     if len(algorithm.clients) > 1:
         return "its clients are in groups"
-    if algorithm.reduction is Reduction.STACK:
-        return "its server sees single uploads"
     if algorithm.in_flight is not None:
         return "its rounds are asynchronous"
     return ""
+
+
+def of_uploads(algorithm: Algorithm) -> str:
+    """Reason that shows in the uploads, each of which names its client's row; empty if there is none."""
+    return "its server sees single uploads" if algorithm.reduction is Reduction.STACK else ""
 
 
 def of_messages(per_client: PyTree) -> str:

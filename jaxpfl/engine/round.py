@@ -14,7 +14,7 @@ from jaxpfl.cohort_draws import CohortNumbers
 from jaxpfl.engine import in_flight
 from jaxpfl.engine.clock import seconds_ahead, step_limit, synchronous_seconds
 from jaxpfl.engine.cohort import Outcome, Spread, run_cohort
-from jaxpfl.engine.groups import Group, gather
+from jaxpfl.engine.groups import Group, gather, messages
 from jaxpfl.engine.model_axis import ModelAxis, lay
 from jaxpfl.engine.state import Counts, RunState, server_context
 from jaxpfl.participation import RELIABLE, Availability, FailureRates, Participation
@@ -54,10 +54,26 @@ class RunValues(NamedTuple):
 
 
 class Clients(NamedTuple):
-    """Inputs that all runs share: the data of each group, and the numbers of a participation that is made without."""
+    """Inputs that all runs share.
+
+    Attributes:
+      federations: the data of each group.
+      numbers: those of a participation that is made without.
+      among: the place of each row of the one group's stack among all m clients, [size] int32, m where there is
+        nobody; None where the stacks hold all clients.
+    """
 
     federations: tuple[Federation, ...]
     numbers: CohortNumbers | None = None
+    among: Array | None = None
+
+    def received(self, per_client: PyTree) -> PyTree:
+        """The messages, [m, ...], to the clients of the stacks."""
+        return messages(per_client, self.among)
+
+    def places(self, rows: Array, num_clients: int) -> Array:
+        """Rows of the stacks -> rows of all m clients, m where a slot is empty."""
+        return rows if self.among is None else self.among.at[rows].get(mode="fill", fill_value=num_clients)
 
 
 OneRound = Callable[[RunState, RunValues, Clients], tuple[RunState, Metrics]]
@@ -78,13 +94,13 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
     idles = algorithm.idle_cap > 0 and not plan.participation.everyone
 
     def one_round(state: RunState, values: RunValues, shared: Clients) -> tuple[RunState, Metrics]:
-        (hp, rates), (federations, numbers) = values, shared
+        (hp, rates), federations, numbers = values, shared.federations, shared.numbers
         participation = plan.participation.at(numbers)
         ids = gather([jnp.asarray(f.client_ids)[: g.size] for f, g in zip(federations, groups, strict=True)], groups)
         draw_key = stream(state.released, Purpose.PARTICIPATION, state.round)
         ctx = server_context(participation, state.round)
         message = server.broadcast(stream(state.key, Purpose.BROADCAST, state.round), hp, ctx, state.server)
-        message = message._replace(shared=lay(plan.model, message.shared))
+        message = Message(lay(plan.model, message.shared), shared.received(message.per_client))
         sent, flights, arrivals = message.shared, state.in_flight, None
         if algorithm.in_flight is None:
             rows = participation.sample(draw_key, ids)
@@ -113,7 +129,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
                 spread=plan.spread,
             )
             sums.append(outcome.summed)
-            uploads.append((outcome.kept, group.clients(own_rows)))
+            uploads.append((outcome.kept, shared.places(group.clients(own_rows), participation.num_clients)))
             if idles:
                 rested = outcome.state[1].participations == before.participations
                 outcome = run_cohort(

@@ -13,7 +13,7 @@ from flax import struct
 from jaxpfl import contract
 from jaxpfl.cohort_draws import CohortNumbers
 from jaxpfl.engine import in_flight
-from jaxpfl.engine.groups import Group
+from jaxpfl.engine.groups import Group, messages
 from jaxpfl.engine.in_flight import InFlight
 from jaxpfl.engine.model_axis import ModelAxis, lay
 from jaxpfl.participation import Participation
@@ -194,6 +194,7 @@ def init_state(
     hp: PyTree,
     federations: tuple[Federation, ...],
     numbers: CohortNumbers | None,
+    among: Array | None,
     rows: int,
     block: int | None = None,
     model: ModelAxis | None = None,
@@ -201,13 +202,15 @@ def init_state(
     """State before the first round, for ``rows`` = m' clients, computed ``block`` clients at a time (all by default).
 
     Clients start from the round-0 broadcast. ``keys`` are the run's and, if the algorithm is private, the noise's;
-    ``numbers`` those of a participation that is made without; ``model`` is as in `RoundPlan`.
+    ``numbers`` those of a participation that is made without; ``among`` is as in `round.Clients`, ``model`` as in
+    `RoundPlan`.
     """
     (key, noise), server = keys, algorithm.server
     ctx = server_context(participation.at(numbers), jnp.int32(0))
     state = lay(model, server.init(stream(key, Purpose.SERVER_INIT), hp, ctx))
     message = server.broadcast(stream(key, Purpose.BROADCAST, 0), hp, ctx, state)
-    contract.check_message(message, groups[0].num_clients)
+    contract.check_message(message, groups[0].num_clients if among is None else participation.num_clients)
+    per_client = messages(message.per_client, among)
 
     def init_group(number: int, group: Group, federation: Federation) -> PyTree:
         def init_client(client_id: Array, own: PyTree) -> PyTree:
@@ -220,7 +223,7 @@ def init_state(
 
         ids = jnp.asarray(federation.client_ids)[: group.size]
         ids = jnp.pad(ids, (0, group.rows - group.size), mode="edge")
-        given = ids, group.take(message.per_client)
+        given = ids, group.take(per_client)
         every = jax.vmap(init_client)
         return every(*given) if block is None else _in_blocks(every, given, min(block, group.rows))
 

@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -53,15 +54,19 @@ def simulate(
     dtype: type = np.float32,
     wrap=lambda algorithm: algorithm,
     failures: Availability | None = None,
+    make: Callable[..., Simulation] = Simulation,
     **hyper: float,
 ) -> Simulation:
-    """A simulation of the method; ``wrap`` may change its algorithm, and ``failures`` take the place of its own."""
+    """A simulation of the method; ``wrap`` may change its algorithm, and ``failures`` take the place of its own.
+
+    ``make`` builds it of what a `Simulation` takes.
+    """
     federation = jax.tree.map(lambda a: a.astype(dtype) if np.issubdtype(a.dtype, np.floating) else a, federation)
     task = make_task(model or MODELS.get(method.name, "mlp:6"), federation, CLASSES)
     work = LocalWork(np.asarray(federation.train.size), 3, batch_size)
     # Made of the federation as it is given, so that padding and order must not matter to it either.
     work = dataclasses.replace(work, graph=graph_of(federation) if method.graph else None)
-    return Simulation(
+    return make(
         wrap(method.build(task, work)),
         task,
         federation,

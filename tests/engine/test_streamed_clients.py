@@ -75,6 +75,7 @@ slow = functools.partial(pytest.param, marks=pytest.mark.slow)
         ("ifca", {}),
         ("adaped", {"privacy": Mechanism(1.0, 0.5)}),
         ("map-gaussian", {"cohort": 20}),
+        ("fedavg", {"aggregate": "median", "attack": "sign-flip", "attackers": 0.2}),
     ],
 )
 def test_the_numbers_are_those_of_clients_on_the_device(method: str, more: dict[str, Any]) -> None:
@@ -152,7 +153,7 @@ def test_without_donation_the_old_state_stays() -> None:
 @pytest.mark.parametrize(
     ("method", "more", "why"),
     [
-        ("network-lasso", {}, "its server sees single uploads"),
+        ("network-lasso", {}, "its server sees single uploads, and all clients take part in every round"),
         ("adaped", {"options": {"idle_rounds": 2}}, "its clients train outside the cohort too"),
         ("local", {"plan": ExecutionPlan(clients_in="disk", devices=1, donate=False)}, "plan.donate is false"),
     ],

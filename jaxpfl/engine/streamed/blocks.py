@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any
 
 import jax
@@ -17,6 +17,7 @@ from jaxpfl.engine.programs import Name, Programs, Setting
 from jaxpfl.engine.round import Clients
 from jaxpfl.engine.state import RunState
 from jaxpfl.engine.streamed import examples, rows
+from jaxpfl.engine.streamed.courier import Courier
 from jaxpfl.engine.streamed.program import stack_of
 from jaxpfl.types import ClientData, Federation, PyTree
 
@@ -80,7 +81,8 @@ class Blocks:
             whole: ClientData = getattr(self._federation, split)
             read = split in _READ.get(name, _SPLITS[:2])
             made[split] = examples.packed(whole, of if read else nobody, self._lengths[split] if read else 1)
-        return jax.device_put(Clients((Federation(ids, **made),)), self.placement.everywhere)
+        among: Any = of[: self._size]
+        return jax.device_put(Clients((Federation(ids, **made),), among=among), self.placement.everywhere)
 
     def read(
         self,
@@ -130,7 +132,7 @@ class Blocks:
 
 def _one_ahead(make: Callable[[np.ndarray], Any], given: Iterator[np.ndarray] | Sequence[np.ndarray]) -> Iterator[Any]:
     """``map(make, given)``, each made in a thread while the one before it is used."""
-    with ThreadPoolExecutor(1, thread_name_prefix="clients") as courier:
+    with Courier() as courier:
         coming: Future[Any] | None = None
         for one in itertools.chain(given, [None]):
             ready, coming = coming, None if one is None else courier.submit(make, one)

@@ -47,8 +47,11 @@ def refusal(algorithm: Algorithm, participation: Participation, per_client: PyTr
     """
     if algorithm.pooled:
         return "one client trains"
-    if why := refusals.of_stack(algorithm) or refusals.of_messages(per_client):
+    if why := refusals.of_slots(algorithm):
         return why
+    why = refusals.of_uploads(algorithm) or refusals.of_messages(per_client)
+    if why and participation.everyone:
+        return f"{why}, and all clients take part in every round, so that all would lie on the devices"
     if algorithm.idle_cap and not participation.everyone:
         return "its clients train outside the cohort too"
     return ""

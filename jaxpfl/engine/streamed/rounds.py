@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future
 from typing import Any, NamedTuple
 
 import jax
@@ -16,6 +16,7 @@ from jaxpfl.engine.round import Clients, RoundPlan, RunValues
 from jaxpfl.engine.runs import over_runs
 from jaxpfl.engine.state import RunState
 from jaxpfl.engine.streamed import examples, rows
+from jaxpfl.engine.streamed.courier import Courier
 from jaxpfl.engine.streamed.program import Drawn, Held, make_draw, make_streamed, stack_of
 from jaxpfl.types import Array, Federation, Metrics, PyTree
 
@@ -62,7 +63,7 @@ class Rounds:
         self._programs: dict[tuple[int, ...], _Programs] = {}
 
     def advance(
-        self, run: int, state: RunState, values: RunValues, rounds: int, courier: ThreadPoolExecutor, write: Write
+        self, run: int, state: RunState, values: RunValues, rounds: int, courier: Courier, write: Write
     ) -> tuple[RunState, dict[str, np.ndarray]]:
         """Run some rounds of one run.
 
@@ -123,12 +124,13 @@ class Rounds:
         unread = examples.packed(self._federation.test, np.full_like(of, clients), 1)
         ids = np.asarray(self._federation.client_ids)[np.minimum(of, clients - 1)]
         places: Any = np.where(of[:slots] < clients, np.arange(slots), slots).astype(np.int32)
+        among: Any = of[:slots]
         self._touched((held, train, validation))
         everywhere, layout = self.placement.everywhere, self.placement.state
         return Staged(
             of,
             jax.device_put(jax.tree.map(lambda a: a[None], held), Held(layout.clients, layout.counts)),
-            jax.device_put(Clients((Federation(ids, train, validation, unread),)), everywhere),
+            jax.device_put(Clients((Federation(ids, train, validation, unread),), among=among), everywhere),
             jax.device_put(Drawn(places, drawn.left_out), everywhere),
         )
 

@@ -6,7 +6,6 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +24,7 @@ from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.state import COLUMNS, Counts, RunState, server_context, whole
 from jaxpfl.engine.streamed import rows
 from jaxpfl.engine.streamed.blocks import Blocks
+from jaxpfl.engine.streamed.courier import Courier
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.engine.streamed.program import Held, refusal
 from jaxpfl.engine.streamed.rounds import Rounds
@@ -235,7 +235,7 @@ class StreamedSimulation(Simulation):
             table[run, of] = held.counts.table
 
         ends, history = [], []
-        with ThreadPoolExecutor(1, thread_name_prefix="clients") as courier:
+        with Courier() as courier:
             for run in range(state.round.shape[0]):
                 own = jax.tree.map(lambda a, run=run: a[run : run + 1], values)
                 own = jax.device_put(own, self._rounds.placement.everywhere)
