@@ -87,6 +87,28 @@ def poisson(key: Key, client_ids: Array, numbers: CohortNumbers, capacity: int) 
     return jnp.sort(_first(rows, numbers.slots, client_ids.shape[0]))
 
 
+def cyclic(
+    of_blocks: Key, key: Key, round: Array, client_ids: Array, numbers: CohortNumbers, cycle: int, capacity: int
+) -> Array:
+    """Rows of the block of clients whose turn it is, or of those of them that take part, each independently.
+
+    Args:
+      of_blocks: key of the division into blocks, the same in every round.
+      key: of the round's draws, for a rate below 1.
+      round: [] int32, the number of finished rounds; its block is ``round % cycle``.
+      numbers: ``rate`` is that within the block.
+    """
+    m = client_ids.shape[0]
+    # Ties of scores, multiples of 2^-23, are broken by the id: the order of the stack must not count.
+    order = jnp.lexsort((client_ids, client_scores(of_blocks, client_ids)))
+    places = jnp.arange(capacity) * cycle + round % cycle
+    rows = jnp.where(places < m, order.at[places].get(mode="clip"), m)
+    if numbers.rate != 1:
+        here = client_scores(key, client_ids).at[rows].get(mode="fill", fill_value=1.0) < numbers.rate
+        rows = jnp.where(here, rows, m)
+    return jnp.sort(rows.astype(jnp.int32))
+
+
 def left_out(key: Key, client_ids: Array, numbers: CohortNumbers, capacity: int) -> Array:
     """Number of clients of the same `poisson` draw that found no slot, [] int32."""
     del capacity

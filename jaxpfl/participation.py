@@ -41,6 +41,10 @@ class Participation(NamedTuple):
       rate: the probability with which each client takes part, where clients do so independently; else None.
       fixed_size: whether the cohort is always ``capacity`` clients, uniformly without replacement. Where neither this
         nor ``rate`` nor ``everyone`` says how clients are drawn, nothing can be claimed of their privacy.
+      cycle: rounds after which a client's turn comes again, where clients take turns; else None. ``rate`` is then that
+        of the clients whose turn it is.
+      turns: of such a scheme, in place of ``sample``: ``(key of the run, key of the round, round, client_ids [m]) ->
+        rows [capacity] int32``.
     """
 
     name: str
@@ -52,6 +56,21 @@ class Participation(NamedTuple):
     left_out: Callable[[Key, Array], Array] | None = None
     rate: float | None = None
     fixed_size: bool = False
+    cycle: int | None = None
+    turns: Callable[[Key, Key, Array, Array], Array] | None = None
+
+    def rows(self, released: Key, round: Array, client_ids: Array) -> Array:
+        """The cohort of a round, sorted rows [capacity] int32.
+
+        Args:
+          released: key of the run's cohorts and noise.
+          round: [] int32, the number of finished rounds.
+          client_ids: [m].
+        """
+        key = stream(released, Purpose.PARTICIPATION, round)
+        if self.turns is None:
+            return self.sample(key, client_ids)
+        return self.turns(stream(released, Purpose.CYCLE), key, round, client_ids)
 
     @property
     def numbers(self) -> CohortNumbers:
@@ -129,30 +148,82 @@ def poisson(num_clients: int, rate: float, cap: int | None = None) -> Participat
     return Participation("poisson", num_clients, cap, expected, False, sample, left_out, rate)
 
 
-def of(num_clients: int, cohort: int | None, kind: str | None = None, cap: int | None = None) -> Participation:
+def cyclic(num_clients: int, cycle: int, rate: float = 1.0) -> Participation:
+    """Blocks of clients that take turns: a client takes part at most once in any ``cycle`` consecutive rounds.
+
+    Clients are divided into ``cycle`` blocks, at random by their ids and equally large up to one client; round t is
+    that of block t mod ``cycle``, of which each client takes part with probability ``rate``, independently.
+
+    Reference: Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Algorithm 2.
+
+    Args:
+      num_clients: m.
+      cycle: rounds between two turns of a client, at most m.
+      rate: probability of taking part when it is one's turn, rounded up to a multiple of 2^-23.
+
+    Raises:
+      JaxpflError: for a cycle outside 1 ... m, or a rate outside (0, 1].
+    """
+    if not 1 <= cycle <= num_clients:
+        raise JaxpflError(f"the cycle of cohorts must be between 1 and {num_clients} clients, got {cycle}")
+    if not 0 < rate <= 1:
+        raise JaxpflError(f"the rate of cyclic participation must be > 0 and <= 1, got {rate}")
+    expected, capacity = rate * num_clients / cycle, math.ceil(num_clients / cycle)
+    rate = math.ceil(rate * 2**23) / 2**23
+    numbers = CohortNumbers(num_clients, capacity, expected, rate)
+
+    def turns(of_blocks: Key, key: Key, round: Array, client_ids: Array) -> Array:
+        return cohort_draws.cyclic(of_blocks, key, round, client_ids, numbers, cycle, capacity)
+
+    def sample(key: Key, client_ids: Array) -> Array:
+        raise JaxpflError("cohorts by turns depend on the round: use Participation.rows")
+
+    return Participation("cyclic", num_clients, capacity, expected, False, sample, rate=rate, cycle=cycle, turns=turns)
+
+
+def of(
+    num_clients: int,
+    cohort: int | None,
+    kind: str | None = None,
+    cap: int | None = None,
+    cycle: int | None = None,
+) -> Participation:
     """The participation scheme for a cohort of the given expected size.
 
     Args:
       num_clients: m.
       cohort: K; None for all.
-      kind: ``full``, ``uniform`` (exactly K without replacement) or ``poisson`` (each client at the rate K / m); by
-        default full where K = m, else uniform.
+      kind: ``full``, ``uniform`` (exactly K without replacement), ``poisson`` (each client at the rate K / m) or
+        ``cyclic`` (blocks of clients take turns); by default full where K = m, else uniform.
       cap: slots of a Poisson cohort; m unless given.
+      cycle: rounds between two turns of a client (cyclic), each of whose block takes part at the rate K cycle / m;
+        ceil(m / K) unless given, where the whole block does.
 
     Raises:
       JaxpflError: if the kind is unknown, the cohort is outside 1 ... m, full participation is asked of fewer than m,
-        or a cap is given for a cohort of fixed size.
+        a cap is given for another than a Poisson cohort, or a cycle that is none of cyclic cohorts or too long for K.
     """
     cohort = num_clients if cohort is None else cohort
     _check(num_clients, cohort)
     if kind is None:
         kind = "full" if cohort == num_clients else "uniform"
-    if kind not in ("full", "uniform", "poisson"):
-        raise unknown_name("participation", kind, ("full", "uniform", "poisson"))
+    if kind not in ("full", "uniform", "poisson", "cyclic"):
+        raise unknown_name("participation", kind, ("full", "uniform", "poisson", "cyclic"))
+    if cycle is not None and kind != "cyclic":
+        raise JaxpflError(f"cycle = {cycle} is for participation = cyclic, got {kind}")
     if kind == "poisson":
         return poisson(num_clients, cohort / num_clients, cap)
     if cap is not None:
         raise JaxpflError(f"a cap is for Poisson cohorts; {kind} ones have a fixed size")
+    if kind == "cyclic":
+        if cycle is None:
+            return cyclic(num_clients, math.ceil(num_clients / cohort))
+        if cohort * cycle > num_clients:
+            raise JaxpflError(
+                f"cycle must be at most clients / cohort = {num_clients / cohort:g}, got {cycle}: a turn has "
+                f"{num_clients} / cycle clients"
+            )
+        return cyclic(num_clients, cycle, cohort * cycle / num_clients)
     if kind == "full" and cohort != num_clients:
         raise JaxpflError(f"full participation means a cohort of all {num_clients} clients, got {cohort}")
     return full(num_clients) if kind == "full" else uniform(num_clients, cohort)

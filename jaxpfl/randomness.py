@@ -37,6 +37,7 @@ class Purpose(IntEnum):
     NOISE = 12
     ATTACKERS = 13
     SPEEDS = 14
+    CYCLE = 15
 
     # Folded into a key to which local steps t = 0, 1, ... fold in t as well: from the top, where no step is.
     RELEASE_NOISE = 2**31 - 1

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -33,6 +34,10 @@ class _Claim:
     """Cohorts of exactly this many, uniformly without replacement: replace-one, by rdp."""
     cap: int | None = None
     """Poisson cohorts are cut to at most this many."""
+    cycle: int | None = None
+    """Rounds between two turns of a client, of which each takes part with the probability --sampling-rate (cyclic)."""
+    bands: int | None = None
+    """Bands of correlated noise, at most the cycle; independent noise unless given."""
     relation: Annotated[str | None, arg(metavar="{add-or-remove-one,replace-one}")] = None
     """Neighbouring relation of data sets: with a user or without, or with another user's data; unless given, the first
     if the sampling allows it."""
@@ -133,12 +138,13 @@ def curve(
     rounds = sorted({max(1, round(claim.rounds * (i + 1) / points)) for i in range(points)})
     plans = [replace(last, rounds=r) for r in rounds]
     epsilons = [plan.epsilon(claim.delta, accountant_named(claim.accountant)) for plan in plans]
-    printed = [plan.epsilon(claim.delta, "paper") for plan in plans]
+    turns = claim.cycle is not None  # which the paper does not have
+    printed = [math.nan if turns else plan.epsilon(claim.delta, "paper") for plan in plans]
     if plot is not None:
         from jaxpfl.privacy.plot import plot_curve
 
         what = f"z = {noise_multiplier:g}, q = {last.sampling.rate:.4g}, delta = {claim.delta:g}"
-        beside = [] if claim.accountant == "paper" else printed
+        beside = [] if turns or claim.accountant == "paper" else printed
         with signed("jaxpfl privacy curve"):
             plot_curve(rounds, epsilons, beside, plot, f"{what} ({last.relation}, {claim.accountant})")
     if table:
@@ -149,11 +155,15 @@ def curve(
 
 
 def _plan(noise_multiplier: float, claim: _Claim) -> PrivacyPlan:
-    from jaxpfl.privacy import CentralNoise, FixedSize, Full, Poisson, PrivacyPlan
+    from jaxpfl.privacy import CentralNoise, Cyclic, FixedSize, Full, Poisson, PrivacyPlan, banded
     from jaxpfl.privacy.events import relation_of
 
     rate, clients, cohort, cap = claim.sampling_rate, claim.clients, claim.cohort, claim.cap
-    if cohort is not None:
+    if claim.cycle is not None:
+        if clients is not None or cohort is not None or cap is not None:
+            raise JaxpflError("cycle (of turns) excludes clients, cohort and cap: give sampling_rate, that of a turn")
+        sampling = Cyclic(claim.cycle, 1.0 if rate is None else rate)
+    elif cohort is not None:
         if clients is None:
             raise JaxpflError("cohort needs the number of clients: give clients")
         if rate is not None or cap is not None:
@@ -165,7 +175,8 @@ def _plan(noise_multiplier: float, claim: _Claim) -> PrivacyPlan:
         raise JaxpflError("cap needs poisson participation: give sampling_rate")
     else:
         sampling = Full() if rate is None else Poisson(rate, clients, cap)
-    noise = CentralNoise(noise_multiplier)
+    c = (1.0,) if claim.bands is None else banded.coefficients(claim.bands, claim.rounds)
+    noise = CentralNoise(noise_multiplier, coefficients=c)
     return PrivacyPlan(noise, sampling, claim.rounds, relation_of(noise, sampling, claim.relation))
 
 
@@ -180,6 +191,7 @@ def _said(plan: PrivacyPlan, claim: _Claim) -> dict[str, Any]:
         "delta": claim.delta,
         "accountant": claim.accountant,
         "relation": plan.relation,
+        **({} if claim.bands is None else {"bands": claim.bands, "noise_ratio": plan.noise_ratio}),
         **note,
     }
 

@@ -141,7 +141,7 @@ def make_simulation(
                     "them, and that of clipped updates drowns them: use GroupNorm, or fedbn, whose clients keep them"
                 )
             if method.releases is None:
-                algorithm, values = privatize(algorithm, values, privacy)
+                algorithm, values = privatize(algorithm, values, privacy, one_client(federation))
         if lying is not None and attack is not None and method.uploads:
             algorithm = attacked(algorithm, attack, lying)
         if aggregator is not None and method.uploads:
@@ -207,9 +207,18 @@ def make_simulation(
 
 
 def draw_cohorts(
-    num_clients: int, cohort: int | None, kind: str | None, cap: int | None, *, private: bool, cuts: bool = True
+    num_clients: int,
+    cohort: int | None,
+    kind: str | None,
+    cap: int | None,
+    cycle: int | None = None,
+    *,
+    private: bool,
+    cuts: bool = True,
+    turns: bool = False,
 ) -> Participation:
-    """Sampling of cohorts by name (`participation.of`); Poisson by default if the uploads are private.
+    """Sampling of cohorts by name (`participation.of`); Poisson by default if the uploads are private, cyclic if their
+    noise needs ``turns``.
 
     A Poisson cohort has by default enough slots for a round with probability at least 1 - 1e-6, or one for every
     client if the accountant cannot handle truncated cohorts (``cuts`` false).
@@ -220,10 +229,10 @@ def draw_cohorts(
     if kind in ("replacement", "with-replacement") and private:
         raise Refusal.WITH_REPLACEMENT.error()
     if kind is None and private and cohort is not None and cohort != num_clients:
-        kind = "poisson"
+        kind = "cyclic" if turns else "poisson"
     if kind == "poisson" and cap is None and cuts and cohort is not None and 0 < cohort <= num_clients:
         cap = poisson_cap(num_clients, cohort / num_clients)
-    return participations.of(num_clients, cohort, kind, cap)
+    return participations.of(num_clients, cohort, kind, cap, cycle)
 
 
 def weighting_under(private: bool, weighting: str | None, *, alike: bool = False) -> str:

@@ -309,8 +309,9 @@ def cohorts_of(spec: RunSpec, num_clients: int) -> Participation:
       JaxpflError: as `draw_cohorts`.
     """
     cohorts, rdp = spec.cohorts, isinstance(spec.privacy, PrivacyConfig) and spec.privacy.accountant == "rdp"
-    draw = cohorts.cohort, cohorts.participation, cohorts.cohort_cap
-    return draw_cohorts(num_clients, *draw, private=spec.is_private, cuts=not rdp)
+    draw = cohorts.cohort, cohorts.participation, cohorts.cohort_cap, cohorts.cycle
+    banded = spec.is_private and getattr(spec.privacy, "noise", None) == "banded"
+    return draw_cohorts(num_clients, *draw, private=spec.is_private, cuts=not rdp, turns=banded)
 
 
 def hyper_of(spec: RunSpec) -> Any:
@@ -369,5 +370,7 @@ def put_together(
         told = accounted.of_round(spec.method, hp, dict(spec.options), steps=steps, optimizer=optimizer)
         told |= {"rounds": spec.training.rounds, "compressed": spec.coding.compress is not None}
         mechanism = mechanism.mechanism(cohorts, told)
+    if mechanism is not None:
+        mechanism = mechanism.for_rounds(spec.training.rounds, cohorts.cycle)
     work = dataclasses.replace(work, privacy=mechanism)
     return Assembled(spec, task, federation, unseen, hp, cohorts, mechanism, work, attackers)

@@ -69,6 +69,7 @@ def names_of(
     if algorithm.noise is None:
         return ("",) * len(each)
     part = (participation.name, participation.num_clients, participation.capacity, participation.rate)
+    part += () if participation.cycle is None else (participation.cycle,)
     common = (algorithm.noise, algorithm.local_steps, part)
     model, data = _of_model(task, federation.train), _of_data(federation)
     # Not the time model, on which nothing that is released depends.

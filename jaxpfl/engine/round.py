@@ -103,7 +103,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         message = Message(lay(plan.model, message.shared), shared.received(message.per_client))
         sent, flights, arrivals = message.shared, state.in_flight, None
         if algorithm.in_flight is None:
-            rows = participation.sample(draw_key, ids)
+            rows = participation.rows(state.released, state.round, ids)
         else:
             assert flights is not None
             availability = plan.availability.at(rates)

@@ -112,8 +112,9 @@ class Cohorts:
     )
     participation: str | None = setting(
         None,
-        "Sampling of cohorts: full, uniform (exactly K), or poisson (each independently, at the rate K/m).",
-        unless_given="unless given full where K = m, else uniform, and poisson with privacy",
+        "Sampling of cohorts: full, uniform (exactly K), poisson (each independently, at the rate K/m), or cyclic "
+        "(blocks of clients take turns).",
+        unless_given="unless given full where K = m, else uniform; private: poisson, with banded noise cyclic",
     )
     cohort_cap: int | None = setting(
         None,
@@ -121,6 +122,15 @@ class Cohorts:
         unless_given="unless given so many that a round needs more with a probability below 1e-6",
         range=COUNT,
         unit="clients",
+    )
+    cycle: int | None = setting(
+        None,
+        "Rounds between two turns of a client (participation cyclic); of the m/cycle clients whose turn it is each "
+        "takes part independently, at the rate K cycle/m.",
+        unless_given="unless given ceil(m/K), and all of them take part",
+        range=COUNT,
+        unit="rounds",
+        since="0.2",
     )
 
 

@@ -264,7 +264,7 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], li
     """
     semantic, allowed = [], []
     old = completed(old)
-    schedule = str(new.get("lr_schedule"))
+    schedule, noise = str(new.get("lr_schedule")), (new.get("privacy") or {}).get("noise")
     was, now = ((config.get("plan") or {}).get("precision", "float32") for config in (old, new))
     if was != now:  # of a plan, the only setting that changes results
         semantic.append(f"plan.precision: {was} -> {now}")
@@ -274,10 +274,13 @@ def differences(old: dict[str, Any], new: dict[str, Any]) -> tuple[list[str], li
             continue
         grown = name in _MAY_GROW and isinstance(was, int) and isinstance(now, int) and now > was
         stretched = grown and schedules.depends_on_rounds(schedule)
-        free = name in _FREE or (grown and not stretched)
+        planned = grown and noise == "banded"
+        free = name in _FREE or (grown and not stretched and not planned)
         text = f"{name}: {was} -> {now}"
         if stretched:
             text += f" (lr_schedule = {schedule} is of the whole run)"
+        if planned:
+            text += " (privacy.noise = banded is planned for the number of rounds)"
         if name == "draw" and was == f"{now}-sorted":
             text += f" (stored in the orders of an earlier version: --draw {was} and --output with this folder go on)"
         (allowed if free else semantic).append(text)

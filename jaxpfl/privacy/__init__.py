@@ -6,7 +6,7 @@ from jaxpfl.privacy.accounting import Accountant, PrivacyPlan, accountant_named
 from jaxpfl.privacy.calibration import calibrate
 from jaxpfl.privacy.capacity import poisson_cap
 from jaxpfl.privacy.claim import calibrated, check_compressible, plan_of, sampling_of
-from jaxpfl.privacy.descriptions import CentralNoise, DistributedNoise, FixedSize, Full, PerStepNoise, Poisson
+from jaxpfl.privacy.descriptions import CentralNoise, Cyclic, DistributedNoise, FixedSize, Full, PerStepNoise, Poisson
 from jaxpfl.privacy.events import Relation
 from jaxpfl.privacy.mechanism import Mechanism
 from jaxpfl.privacy.noise_settings import NoiseSettings
@@ -20,6 +20,7 @@ from jaxpfl.privacy.step_noise import StepNoise
 __all__ = [
     "Accountant",
     "CentralNoise",
+    "Cyclic",
     "DistributedNoise",
     "FixedSize",
     "Full",

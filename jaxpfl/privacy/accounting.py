@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias, get_args
 
 from jaxpfl import checks
 from jaxpfl.errors import JaxpflError, unknown_name
-from jaxpfl.privacy import events, grids, paper
+from jaxpfl.privacy import banded, events, grids, paper
 from jaxpfl.privacy.descriptions import DistributedNoise, FixedSize, Noise, Poisson, Sampling
 from jaxpfl.privacy.events import Relation, SoundAccountant
 from jaxpfl.privacy.refusals import Refusal
@@ -72,6 +72,16 @@ class PrivacyPlan:
         """z of all releases of a round together."""
         return self.noise.multiplier
 
+    @property
+    def releases_about_one(self) -> int:
+        """Rounds that can be about one client: R, or its turns."""
+        return events.releases_about_one(self.sampling, self.rounds)
+
+    @property
+    def noise_ratio(self) -> float:
+        """Error of the prefix sums over that of independent noise of the same epsilon and cohorts (`banded.ratio`)."""
+        return banded.ratio(getattr(self.noise, "coefficients", (1.0,)), self.rounds)
+
     def with_noise_multiplier(self, multiplier: float) -> PrivacyPlan:
         """The same plan with its noise scaled to another z.
 
@@ -104,7 +114,7 @@ class PrivacyPlan:
         if accountant == "paper":
             slope = paper.rdp_slope(self.noise, self.sampling, self.rounds)
             if slope is None:
-                raise JaxpflError("accountant paper has no adaptive clipping: take pld or rdp")
+                raise JaxpflError("accountant paper has no adaptive clipping and no turns: take pld or rdp")
             return paper.epsilon(slope, delta)
         if accountant == "pld" and delta < grids.SMALLEST_DELTA:
             raise JaxpflError(f"pld resolves no delta below {grids.SMALLEST_DELTA:g}, got {delta:g}: take rdp")
@@ -117,7 +127,7 @@ class PrivacyPlan:
         """
         import dp_accounting as dp
 
-        relation = events.neighbouring(self._relation)
+        relation = events.neighbouring(self._relation, self.sampling)
         if kind == "rdp":
             return dp.rdp.RdpAccountant(grids.rdp_orders(), relation)
         return dp.pld.PLDAccountant(relation, step or self._pld_step)
@@ -125,7 +135,7 @@ class PrivacyPlan:
     @property
     def _pld_step(self) -> float:
         distance = 2 if self.relation == "replace-one" else 1
-        return grids.pld_step(self.noise_multiplier / distance, self.sampling.rate, self.rounds)
+        return grids.pld_step(self.noise_multiplier / distance, self.sampling.rate, self.releases_about_one)
 
     def statement(self, delta: float, accountant: Accountant = "pld") -> Statement:
         """The (eps, delta) guarantee at this delta, with its assumptions.
@@ -149,6 +159,9 @@ class PrivacyPlan:
             paper_epsilon=None if slope is None else paper.epsilon(slope, delta),
             own_share=isinstance(self.noise, DistributedNoise) and self.noise.alone,
             cut=isinstance(self.sampling, Poisson) and self.sampling.truncated,
+            cycle=getattr(self.sampling, "cycle", None),
+            bands=getattr(self.noise, "bands", 1),
+            noise_ratio=self.noise_ratio,
         )
 
     @property

@@ -16,6 +16,7 @@ from jaxpfl.privacy.accounting import Accountant, PrivacyPlan
 from jaxpfl.privacy.calibration import calibrate
 from jaxpfl.privacy.descriptions import (
     CentralNoise,
+    Cyclic,
     DistributedNoise,
     FixedSize,
     Full,
@@ -45,7 +46,7 @@ def check_compressible(noise: str) -> None:
     Raises:
       JaxpflError: with the reason.
     """
-    if noise == "central":
+    if noise in ("central", "banded"):
         raise Refusal.COMPRESSED_BEFORE_NOISE.error()
     if noise == "per_step":
         raise Refusal.COMPRESSED_STEP_NOISE.error()
@@ -82,7 +83,7 @@ def plan_of(
     """
     if compressed:
         check_compressible(mechanism.noise)
-    noise = _noise(mechanism, participation, steps, scales, releases, linear)
+    noise = _noise(mechanism, participation, steps, scales, releases, linear, rounds)
     plan = PrivacyPlan(noise, sampling_of(participation), rounds)
     if not compressed:
         return plan
@@ -123,6 +124,8 @@ def sampling_of(participation: Participation) -> Sampling:
       JaxpflError: for a scheme whose sampling is unknown.
     """
     num_clients = participation.num_clients
+    if participation.cycle is not None:
+        return Cyclic(participation.cycle, participation.rate or 1.0, num_clients)
     if participation.everyone:
         return Full()
     if participation.fixed_size:
@@ -143,12 +146,18 @@ def _noise(
     scales: int | None,
     releases: int,
     linear: bool,
+    rounds: int,
 ) -> Noise:
     if np.ndim(mechanism.noise_multiplier) or np.ndim(mechanism.clipping_norm):
         raise JaxpflError("a plan is of one noise multiplier and one clipping norm; make one for each run")
     clip = float(np.asarray(mechanism.clipping_norm))
-    if releases > 1 and mechanism.noise != "central":
+    if releases > 1 and not mechanism.by_server:
         raise JaxpflError(f"several releases in a round are accounted with central noise, not {mechanism.noise}")
+    if mechanism.noise == "banded":
+        planned = mechanism.for_rounds(rounds, participation.cycle)
+        assert planned.coefficients is not None
+        z = float(np.asarray(planned.noise_multiplier))
+        return CentralNoise(z, clip, releases=releases, coefficients=planned.coefficients)
     if mechanism.noise == "central":
         adapts = mechanism.quantile is not None
         z = float(mechanism.noise_multiplier_of_sum)

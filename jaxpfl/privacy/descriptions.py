@@ -17,6 +17,7 @@ from typing import ClassVar, TypeAlias
 
 from jaxpfl import checks
 from jaxpfl.errors import JaxpflError
+from jaxpfl.privacy import banded
 
 
 def combined(noise_multipliers: Iterable[float]) -> float:
@@ -36,12 +37,15 @@ class CentralNoise:
         uploads below C. Each client sends 1/2 or -1/2, so that this release has z = 2 s, and both together
         :math:`(z^{-2} + (2 s)^{-2})^{-1/2}` (their Theorem 1).
       releases: sums released in one round about the same cohort, as in EM with several iterations.
+      coefficients: c of a banded factorisation (`banded`), of norm 1: the noise of a round is correlated with that of
+        the rounds before, and z is that of the independent normals; (1,) for independent noise.
     """
 
     noise_multiplier: float
     clipping_norm: float | None = None
     count_stddev: float | None = None
     releases: int = 1
+    coefficients: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
         checks.not_negative("noise_multiplier", self.noise_multiplier)
@@ -50,6 +54,17 @@ class CentralNoise:
         if self.count_stddev is not None:
             checks.positive("count_stddev", self.count_stddev)
         checks.count("releases", self.releases)
+        banded.check_coefficients(self.coefficients, self.bands)
+        if self.bands > 1 and (self.releases > 1 or self.count_stddev is not None):
+            raise JaxpflError(
+                "banded noise is accounted for one sum a round of a fixed clipping norm: leave out quantile, and "
+                "methods that release several sums"
+            )
+
+    @property
+    def bands(self) -> int:
+        """b; 1 for independent noise."""
+        return len(self.coefficients)
 
     @property
     def multiplier(self) -> float:
@@ -257,4 +272,29 @@ class FixedSize:
         return self.cohort / self.num_clients
 
 
-Sampling: TypeAlias = Full | Poisson | FixedSize
+@dataclass(frozen=True)
+class Cyclic:
+    """Blocks of clients that take turns, each fixed before the run, whatever the data; a block's clients all take part,
+    or each with probability ``rate``.
+
+    Attributes:
+      cycle: rounds from one turn of a client to the next.
+      rate: q within the block.
+      num_clients: m; None if irrelevant.
+    """
+
+    cycle: int
+    rate: float = 1.0
+    num_clients: int | None = None
+    name: ClassVar[str] = "cyclic"
+
+    def __post_init__(self) -> None:
+        checks.count("cycle", self.cycle)
+        checks.rate("sampling_rate", self.rate)
+
+    def turns(self, rounds: int) -> int:
+        """Most rounds of so many in which one client can take part."""
+        return math.ceil(rounds / self.cycle)
+
+
+Sampling: TypeAlias = Full | Poisson | FixedSize | Cyclic

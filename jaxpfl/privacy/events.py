@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal, TypeAlias
 
 from jaxpfl import checks
 from jaxpfl.errors import JaxpflError, unknown_name
-from jaxpfl.privacy.descriptions import CentralNoise, FixedSize, Full, Noise, Poisson, Sampling
+from jaxpfl.privacy.descriptions import CentralNoise, Cyclic, FixedSize, Full, Noise, Poisson, Sampling
 from jaxpfl.privacy.refusals import Refusal
 
 if TYPE_CHECKING:
@@ -30,7 +30,12 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
       JaxpflError: if the combination cannot be accounted, or not under the relation asked for.
     """
     by_clients = not isinstance(noise, CentralNoise)
-    if not isinstance(noise, CentralNoise):
+    if isinstance(noise, CentralNoise):
+        if noise.bands > 1:
+            _check_bands(noise.bands, sampling)
+    else:
+        if isinstance(sampling, Cyclic):
+            raise Refusal.CLIENT_NOISE_IN_TURNS.error()
         if isinstance(sampling, Poisson):
             raise Refusal.CLIENT_NOISE_UNDER_POISSON.error()
         if sampling.cohort is not None and noise.min_uploads > sampling.cohort:
@@ -39,6 +44,9 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
         supported: tuple[Relation, ...] = ("replace-one",)
     elif isinstance(sampling, Poisson):
         supported = ("add-or-remove-one",)
+    elif isinstance(sampling, Cyclic):
+        # The blocks are of equal sizes, so that a user who comes or goes would move others to other blocks.
+        supported = ("zero-out",)
     else:
         supported = ("zero-out" if by_clients else "add-or-remove-one", "replace-one")
     if asked is None:
@@ -52,6 +60,18 @@ def relation_of(noise: Noise, sampling: Sampling, asked: str | None = None) -> R
     raise JaxpflError(
         f"{sampling.name} participation with {who} noise is accounted under {' or '.join(supported)}, not {asked}"
     )
+
+
+def _check_bands(bands: int, sampling: Sampling) -> None:
+    if not isinstance(sampling, Cyclic):
+        raise JaxpflError(
+            f"banded noise needs participation = cyclic, got {sampling.name}: its bound requires {bands} rounds (the "
+            "bands) from one turn of a client to the next"
+        )
+    if bands > sampling.cycle:
+        raise JaxpflError(
+            f"bands must be at most {sampling.cycle}, the rounds from one turn of a client to the next, got {bands}"
+        )
 
 
 def check_accountant(sampling: Sampling, accountant: SoundAccountant) -> None:
@@ -97,19 +117,34 @@ def event(
         one_round = gaussian
     elif isinstance(sampling, FixedSize):
         one_round = dp.SampledWithoutReplacementDpEvent(sampling.num_clients, sampling.cohort, gaussian)
-    elif sampling.truncated:
+    elif isinstance(sampling, Poisson) and sampling.truncated:
         assert sampling.num_clients is not None
         assert sampling.cap is not None
         one_round = dp.TruncatedSubsampledGaussianDpEvent(sampling.num_clients, sampling.rate, sampling.cap, multiplier)
     else:
         one_round = gaussian if sampling.rate == 1 else dp.PoissonSampledDpEvent(sampling.rate, gaussian)
-    return dp.SelfComposedDpEvent(one_round, rounds)
+    return dp.SelfComposedDpEvent(one_round, releases_about_one(sampling, rounds))
 
 
-def neighbouring(relation: Relation) -> Any:
-    """Name of a relation in dp-accounting."""
+def releases_about_one(sampling: Sampling, rounds: int) -> int:
+    """Rounds that can be about one client: all, or its turns.
+
+    With a banded C of columns of norm 1 and at least as many rounds between turns as bands, the columns of a client's
+    turns share no row, so that each turn is a release of its own (Choquette-Choo et al. 2023, Theorems 2 and 4).
+    """
+    return sampling.turns(rounds) if isinstance(sampling, Cyclic) else rounds
+
+
+def neighbouring(relation: Relation, sampling: Sampling) -> Any:
+    """Name of a relation in dp-accounting.
+
+    In blocks that do not depend on who is there, a user without data and an absent one leave the same sums; the
+    accountant samples under the second name only.
+    """
     from dp_accounting import NeighboringRelation
 
+    if isinstance(sampling, Cyclic):
+        relation = "add-or-remove-one"
     return {
         "add-or-remove-one": NeighboringRelation.ADD_OR_REMOVE_ONE,
         "zero-out": NeighboringRelation.REPLACE_SPECIAL,

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 
 from jaxpfl import checks
 from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.privacy import banded
 from jaxpfl.privacy.noise_settings import NOISE_SEEDS, NoiseSettings
+from jaxpfl.privacy.refusals import Refusal
 from jaxpfl.privacy.step_noise import StepNoise
 from jaxpfl.protocol import NoiseStream
 from jaxpfl.settings import about, documents_itself
@@ -40,6 +42,10 @@ class Mechanism(NoiseSettings):
     noise_multiplier: float | tuple[float, ...] = field(
         metadata=about("z; 0 clips only. One number, or one for each run.")
     )
+    coefficients: tuple[float, ...] | None = field(
+        default=None,
+        metadata=about("For banded: the diagonals of C, of norm 1; the best ones for the run's rounds unless given."),
+    )
 
     def __post_init__(self) -> None:
         if self.noise_seed not in NOISE_SEEDS:
@@ -55,20 +61,57 @@ class Mechanism(NoiseSettings):
                 f"noise_multiplier * clipping_norm, the noise's standard deviation, must be at least {_LEAST_STDDEV:g} "
                 f"or 0, got {stddevs.min():g}: single precision holds no smaller noise"
             )
-        if self.noise not in ("central", "distributed", "per_step"):
-            raise JaxpflError(f"noise must be central, distributed or per_step, got {self.noise!r}")
+        if self.noise not in ("central", "distributed", "per_step", "banded"):
+            raise JaxpflError(f"noise must be central, distributed, per_step or banded, got {self.noise!r}")
+        self._check_bands()
         if self.noise != "per_step" and (self.joint or self.scale_clipping_norm is not None):
             raise JaxpflError("scale_clipping_norm and joint are for noise = per_step")
         if self.noise == "per_step" and (z.ndim or np.ndim(self.clipping_norm)):
             raise JaxpflError("noise = per_step takes one noise_multiplier and one clipping_norm for all runs")
         if self.noise == "distributed" and self.min_uploads is None:
             raise JaxpflError("noise = distributed needs min_uploads, the least number of uploads of a round")
-        if self.noise == "central" and self.min_uploads is not None:
+        if self.by_server and self.min_uploads is not None:
             raise JaxpflError("min_uploads is for noise that the clients add: noise = distributed or per_step")
         if self.min_uploads is not None and self.min_uploads < 1:
             raise JaxpflError(f"min_uploads must be at least 1, got {self.min_uploads}")
         if self.quantile is not None:
             self._check_adaptive(self.quantile, z.max())
+
+    def _check_bands(self) -> None:
+        if self.noise != "banded":
+            if self.bands is not None or self.coefficients is not None:
+                raise JaxpflError(f"bands and coefficients are for noise = banded, got noise = {self.noise}")
+            return
+        if self.noise_seed == "secret":
+            raise Refusal.SECRET_BANDS.error()
+        if self.bands is not None:
+            checks.count("bands", self.bands)
+        if self.coefficients is not None:
+            if self.bands is None:
+                raise JaxpflError("coefficients need their number: give bands")
+            banded.check_coefficients(self.coefficients, self.bands)
+
+    @property
+    def by_server(self) -> bool:
+        """True if the server adds the noise, to the sum."""
+        return self.noise in ("central", "banded")
+
+    def for_rounds(self, rounds: int, cycle: int | None) -> Mechanism:
+        """The same with the bands and coefficients of banded noise, the best ones for R rounds unless given.
+
+        Args:
+          rounds: R.
+          cycle: rounds between two turns of a client, the number of bands unless given; None if they take none.
+
+        Raises:
+          JaxpflError: for more bands than rounds, and no number of bands without a cycle.
+        """
+        if self.noise != "banded" or self.coefficients is not None:
+            return self
+        if self.bands is None and cycle is None:
+            raise JaxpflError("noise = banded needs clients that take turns: participation = cyclic")
+        bands = self.bands if self.bands is not None else min(cycle or 1, rounds)
+        return replace(self, bands=bands, coefficients=banded.coefficients(bands, rounds))
 
     def _check_adaptive(self, quantile: float, z: float) -> None:
         checks.probability("quantile", quantile)
@@ -94,7 +137,7 @@ class Mechanism(NoiseSettings):
 
     def least_uploads(self, expected_cohort: float) -> int:
         """K_min, the uploads that a round needs for its sum to be released; 0 if there is no minimum."""
-        if self.noise == "central":
+        if self.by_server:
             return 0
         return self.min_uploads if self.min_uploads is not None else round(expected_cohort)
 
@@ -109,6 +152,8 @@ class Mechanism(NoiseSettings):
         settings = {field.name: getattr(self, field.name) for field in fields(self)}
         if self.noise != "per_step":
             del settings["noise_multiplier"], settings["clipping_norm"]
+        if self.noise != "banded":
+            del settings["bands"], settings["coefficients"]
         return NoiseStream(repr(settings), self.noise_seed == "secret")
 
     @property

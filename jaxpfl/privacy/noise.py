@@ -68,6 +68,32 @@ def add_gaussian(key: Key, tree: PyTree, stddev: Scalar) -> PyTree:
     return jax.tree.map(lambda a: _on_lattice(a, stddev), noisy)
 
 
+def add_banded(
+    key: Key, tree: PyTree, stddev: Scalar, coefficients: tuple[float, ...], past: PyTree
+) -> tuple[PyTree, PyTree]:
+    r"""Add the noise of one round of a banded factorisation, rounded to the lattice of its scale (`privacy.banded`).
+
+    .. math:: z_t = \frac{1}{c_0} \Bigl( Z_t - \sum_{j=1}^{b-1} c_j z_{t-j} \Bigr), \qquad Z_t \sim N(0, s^2 I)
+
+    Args:
+      stddev: s, [].
+      coefficients: c.
+      past: :math:`z_{t-1}, ..., z_{t-b+1}`, leaves [b - 1, ...]; zeros for rounds before the first.
+
+    Returns:
+      The noisy tree, and ``past`` of the next round.
+    """
+    first, *rest = coefficients
+
+    def correlated(fresh: Array, before: Array) -> Array:
+        known = sum((c * before[j] for j, c in enumerate(rest)), jnp.zeros_like(fresh))
+        return (fresh - known) / first
+
+    noise = jax.tree.map(correlated, gaussian(key, tree, stddev), past)
+    noisy = jax.tree.map(lambda a, z: _on_lattice(a + z, stddev), tree, noise)
+    return noisy, jax.tree.map(lambda z, before: jnp.concatenate([z[None], before])[: len(rest)], noise, past)
+
+
 def add_laplace(key: Key, x: Array, scale: Scalar) -> Array:
     """Add Laplace noise of density ``exp(-|t| / scale) / (2 scale)`` to ``x``, rounded to the lattice of its scale.
 

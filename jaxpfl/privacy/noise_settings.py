@@ -26,11 +26,12 @@ class NoiseSettings:
         python="One number, or one for each run.",
         text=float,
     )
-    noise: Literal["central", "distributed", "per_step"] = setting(
+    noise: Literal["central", "distributed", "per_step", "banded"] = setting(
         "central",
         "Where noise is added: central (by the server, to the sum), distributed (by each client its share, of variance "
-        "z^2 C^2 / min_uploads, as under secure aggregation) or per_step (by each client in every local step, as "
-        "DP-AdaPeD is printed; norms and noise are then those of a step).",
+        "z^2 C^2 / min_uploads, as under secure aggregation), per_step (by each client in every local step, as "
+        "DP-AdaPeD is printed; norms and noise are then those of a step) or banded (by the server, correlated with "
+        "that of the rounds before, so that much of it cancels; clients take turns).",
         text=str,
     )
     min_uploads: int | None = setting(
@@ -59,4 +60,11 @@ class NoiseSettings:
         "(the operating system; only the run's state and checkpoints hold it, until the run ends), for a model "
         "to be published.",
         text=str,
+    )
+    bands: int | None = setting(
+        None,
+        "For banded: bands b of the matrix whose inverse correlates the noise, at most the rounds from one turn of a "
+        "client to the next. The server's state holds b - 1 models of noise.",
+        unless_given="the cycle of the cohorts unless given",
+        since="0.2",
     )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 
-from jaxpfl.privacy.descriptions import Noise, PerStepNoise, Sampling
+from jaxpfl.privacy.descriptions import Cyclic, Noise, PerStepNoise, Sampling
 
 CAVEAT = (
     "Theorem 5 is no valid bound: its sensitivity sqrt(tau) C/K of a round is tau C/K (2 tau C/K when a user is "
@@ -20,7 +20,7 @@ CAVEAT = (
 
 
 def rdp_slope(noise: Noise, sampling: Sampling, rounds: int) -> float | None:
-    """Slope eps(alpha)/alpha of Theorem 5; None for a mechanism that the paper does not have (adaptive clipping).
+    """Slope eps(alpha)/alpha of Theorem 5; None for what the paper does not have (adaptive clipping, turns).
 
     For noise on the sum, C^2/(K s^2) is 1/z^2: the theorem then reads as per-step noise with the paper's z.
 
@@ -28,7 +28,7 @@ def rdp_slope(noise: Noise, sampling: Sampling, rounds: int) -> float | None:
     """
     if isinstance(noise, PerStepNoise):
         per_round = 1 / (noise.step_multiplier**2 * noise.min_uploads)
-    elif getattr(noise, "count_stddev", None) is not None:
+    elif isinstance(sampling, Cyclic) or getattr(noise, "count_stddev", None) is not None:
         return None
     else:
         per_round = noise.multiplier**-2

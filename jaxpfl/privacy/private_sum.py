@@ -30,7 +30,7 @@ from jaxpfl import trees
 from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy.clipping import clip
 from jaxpfl.privacy.mechanism import Mechanism
-from jaxpfl.privacy.noise import add_gaussian
+from jaxpfl.privacy.noise import add_banded, add_gaussian
 from jaxpfl.protocol import (
     Algorithm,
     Client,
@@ -57,10 +57,11 @@ class PrivateHyper:
 
 
 class _Guarded(NamedTuple):
-    """Server state: the method's own, and the current C if it adapts (else nothing)."""
+    """Server state: the method's own, the current C if it adapts, and the last noise if it is banded (else nothing)."""
 
     state: PyTree
     clipping_norm: PyTree
+    past: PyTree = ()
 
 
 class _Sent(NamedTuple):
@@ -77,11 +78,22 @@ class _Released(NamedTuple):
     below: PyTree
 
 
-def privatize(algorithm: Algorithm, hp: PyTree, mechanism: Mechanism) -> tuple[Algorithm, PrivateHyper]:
+def privatize(
+    algorithm: Algorithm, hp: PyTree, mechanism: Mechanism, splits: Splits | None = None
+) -> tuple[Algorithm, PrivateHyper]:
     """Wrap an algorithm and its hyper-parameters in a privacy mechanism.
 
     The clipped quantity is a client's increment without its weight: all clients have the same weight. A client whose
     work is not finite contributes zero (and its share of distributed noise), and counts as diverged.
+
+    Banded noise depends on that of the rounds before, which the server's state holds, b - 1 models of it: drawn anew
+    from their keys they would take all draws since the first round, as the inverse of a banded matrix is dense.
+
+    Args:
+      algorithm: the method's.
+      hp: its hyper-parameters.
+      mechanism: of every round; banded with its coefficients (`Mechanism.for_rounds`).
+      splits: one client's, as arrays or shapes; for the shapes of banded noise.
 
     Raises:
       JaxpflError: if the method's uploads are not summed or, when traced, have several weights, which would be a
@@ -96,7 +108,9 @@ def privatize(algorithm: Algorithm, hp: PyTree, mechanism: Mechanism) -> tuple[A
     # Of the numbers that are hyper-parameters the functions hold none: a compiled program serves all of them.
     kind = replace(mechanism, noise_multiplier=0.0, clipping_norm=1.0)
     clients = tuple(_client(client, kind) for client in algorithm.clients)
-    server = _server(algorithm.server, kind)
+    if kind.noise == "banded" and (kind.coefficients is None or splits is None):
+        raise JaxpflError("banded noise needs coefficients (Mechanism.for_rounds) and one client's splits")
+    server = _server(algorithm, kind, splits)
     return algorithm._replace(clients=clients, server=server, noise=mechanism.stream), hyper
 
 
@@ -130,10 +144,18 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
     return wrapped_client(inner, update=update, hyper=_of_method, received=received)
 
 
-def _server(inner: Server, mechanism: Mechanism) -> Server:
+def _server(algorithm: Algorithm, mechanism: Mechanism, splits: Splits | None) -> Server:
+    inner, c = algorithm.server, mechanism.coefficients or (1.0,)
+    correlated = len(c) > 1
+
     def init(key: Key, hp: PrivateHyper, ctx: ServerContext) -> _Guarded:
         start = () if mechanism.quantile is None else jnp.asarray(hp.clipping_norm, jnp.result_type(float))
-        return _Guarded(inner.init(key, hp.method, ctx), start)
+        state, past = inner.init(key, hp.method, ctx), ()
+        if correlated:
+            assert splits is not None
+            change = _change(algorithm, inner.broadcast(key, hp.method, ctx, state), splits, hp)
+            past = jax.tree.map(lambda a: jnp.zeros((len(c) - 1, *a.shape), a.dtype), change)
+        return _Guarded(state, start, past)
 
     def send(message: Message, guarded: _Guarded) -> Message:
         return message._replace(shared=_Sent(message.shared, guarded.clipping_norm))
@@ -147,7 +169,10 @@ def _server(inner: Server, mechanism: Mechanism) -> Server:
         of_sum, of_count = jax.random.split(stream(key, Purpose.RELEASE_NOISE))
         # The number of participants is not public: a method's server uses the expected cohort.
         divisor = jnp.asarray(ctx.expected_cohort)
-        if mechanism.noise == "central":
+        past = guarded.past
+        if correlated:
+            total, past = add_banded(of_sum, total, hp.noise_multiplier * norm, c, past)
+        elif mechanism.by_server:
             total = add_gaussian(of_sum, total, hp.noise_multiplier * norm)
         else:
             enough = reduced.contributors >= mechanism.least_uploads(ctx.expected_cohort)
@@ -157,10 +182,15 @@ def _server(inner: Server, mechanism: Mechanism) -> Server:
         state, metrics = inner.update(key, hp.method, ctx, guarded.state, public)
         # Sum and noise are in float32 whatever the model's dtype; the server's state keeps its own.
         state = jax.tree.map(lambda new, old: new.astype(old.dtype), state, guarded.state)
+        if correlated:
+            # The engine would keep the whole old state, and lose a round's noise, on which that of the next rests.
+            sound = trees.all_finite(state)
+            state = trees.where(sound, state, guarded.state)
+            metrics |= {"overflowed": (~sound).astype(jnp.float32)}
         if mechanism.noise != "per_step":
             metrics |= {"clipping_norm": jnp.asarray(norm)}
         if mechanism.quantile is None:
-            return _Guarded(state, ()), metrics
+            return _Guarded(state, (), past), metrics
         assert mechanism.count_stddev is not None
         count = add_gaussian(of_count, released.below, mechanism.count_stddev)
         below = 0.5 + count / ctx.expected_cohort
@@ -170,6 +200,22 @@ def _server(inner: Server, mechanism: Mechanism) -> Server:
     return wrapped_server(
         inner, init=init, update=update, state=lambda guarded: guarded.state, hyper=_of_method, send=send
     )
+
+
+def _change(algorithm: Algorithm, message: Message, splits: Splits, hp: PrivateHyper) -> PyTree:
+    """Shapes and types of a client's clipped change, with its noise."""
+    client, zero, key = algorithm.clients[0], jnp.int32(0), jax.random.key(0)
+    if message.per_client is not None:
+        message = message._replace(per_client=jax.tree.map(lambda a: a[0], message.per_client))
+    ctx = ClientContext(zero, zero, zero, algorithm.local_steps, key)
+    state = client.init(key, hp.method, ctx, message)
+
+    def uploaded(splits: Splits) -> PyTree:
+        _, upload, _ = client.update(key, hp.method, ctx, message, state, splits)
+        return clip(trees.prefix_divide(upload.total, upload.weight), hp.clipping_norm)[0]
+
+    shapes = jax.eval_shape(uploaded, splits)
+    return jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, jnp.promote_types(a.dtype, jnp.float32)), shapes)
 
 
 def _of_method(hp: PrivateHyper) -> PyTree:

@@ -23,6 +23,13 @@ class Refusal(Enum):
         "noise that the clients add cannot be accounted with poisson participation: the cohort would determine the "
         "amount of noise; use full or fixed-size cohorts, or central noise"
     )
+    CLIENT_NOISE_IN_TURNS = (
+        "noise that the clients add is not accounted with cyclic participation: use full or fixed-size cohorts, or "
+        "noise of the server (central or banded)"
+    )
+    SECRET_BANDS = (
+        "noise = banded has noise_seed = run only: the state that each round leaves holds the noise of the last ones"
+    )
     COMPRESSED_BEFORE_NOISE = (
         "uploads cannot be compressed under central noise: the server adds it to the sum, after the clients' "
         "compression; let the clients add it (noise = distributed)"

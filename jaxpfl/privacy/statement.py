@@ -50,6 +50,10 @@ class Statement(NamedTuple):
         therefore its state. False if the method's uploads are known not to depend on that (`Fit.statement`, run
         folders).
       caveats: limitations of the claim in this run.
+      cycle: rounds from one turn of a client to the next, if clients take turns; ``sampling_rate`` is that of a turn.
+      bands: of correlated noise; 1 for independent noise.
+      noise_ratio: error of the prefix sums over that of independent noise of the same epsilon and cohorts; 1 for
+        independent noise.
       silos: for the unit example, the epsilon of the silos of each size with its sampling rate, noise and number of
         batches; ``epsilon``, ``sampling_rate`` and ``noise_multiplier`` are those of the largest epsilon.
     """
@@ -70,6 +74,9 @@ class Statement(NamedTuple):
     cut: bool = False
     caveats: tuple[str, ...] = ()
     silos: tuple[dict[str, Any], ...] = ()
+    cycle: int | None = None
+    bands: int = 1
+    noise_ratio: float = 1.0
 
     def __str__(self) -> str:
         if self.silos:
@@ -83,6 +90,11 @@ class Statement(NamedTuple):
             f"C = {' and '.join(f'{c:g}' for c in clips)}" if clips else "C adapts",
             f"R = {self.rounds}",
         ]
+        if self.cycle is not None:
+            terms.append(f"a turn every {self.cycle} rounds")
+        if self.bands > 1:
+            ratio = f"{self.noise_ratio:.3g} of independent noise's error of prefix sums"
+            terms.append(f"noise correlated by a banded factorisation of {self.bands} bands, {ratio}")
         text = (
             f"eps = {self.epsilon:.4g} at delta = {self.delta:g} for each {self.unit} ({self.relation}, by "
             f"{self.accountant}; {', '.join(terms)})"

@@ -36,7 +36,10 @@ _OTHERWISE = {
 _OF_THE_SERVER = ("server_lr", "server_optimizer")
 _OF_UPLOADS = ("compress", "weighting", "aggregate")
 _OF_GRAPHS = ("graph", "neighbours")
-_OF_COHORTS = ("cohort", "participation", "cohort_cap", "dropout", "stragglers", "same_stragglers", "time_model")
+_OF_COHORTS = (
+    *("cohort", "participation", "cohort_cap", "cycle"),
+    *("dropout", "stragglers", "same_stragglers", "time_model"),
+)
 _TRACED = ("lr", "server_lr", "dropout", "stragglers")
 _TRACED_NOISE = ("privacy.epsilon", "privacy.delta", "privacy.noise_multiplier", "privacy.clipping_norm")
 _SHARE = re.compile(r"(\d+\.?\d*|\.\d+)m")

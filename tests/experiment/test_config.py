@@ -17,7 +17,7 @@ def test_presets_fill_what_is_not_given():
         "shards_per_client", "alpha", "min_examples", "sigma", "users_per_client", "superclasses_per_client",
         "clusters",
     }  # fmt: skip
-    of_the_cohort = {"participation", "cohort_cap", "weighting"}
+    of_the_cohort = {"participation", "cohort_cap", "cycle", "weighting"}
     of_the_graph = {"graph", "neighbours"}
     left_open = {
         "data_dir",

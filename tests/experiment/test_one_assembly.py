@@ -161,7 +161,7 @@ def test_privacy_is_one_mechanism_and_one_claim(asked):
 
 def test_the_mechanisms_settings_are_declared_once():
     own = {kind: set(vars(kind).get("__annotations__", {})) for kind in (Mechanism, PrivacyConfig)}
-    assert own == {Mechanism: {"noise_multiplier"}, PrivacyConfig: {"accountant", "unit"}}
+    assert own == {Mechanism: {"noise_multiplier", "coefficients"}, PrivacyConfig: {"accountant", "unit"}}
     assert issubclass(Mechanism, NoiseSettings)
     assert issubclass(PrivacyConfig, NoiseSettings)
 

@@ -6,6 +6,7 @@ A function that draws and is in neither list fails `test_noise_sites`; so does a
 RELEASES = {
     "privacy.noise.gaussian": "the noise itself",
     "privacy.noise.add_gaussian": "the noise itself",
+    "privacy.noise.add_banded": "the noise itself",
     "privacy.noise.add_laplace": "the noise itself",
     "privacy.noise.standard_normal": "the noise itself",
     "privacy.noise.exponential": "the noise itself",

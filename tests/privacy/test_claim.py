@@ -111,7 +111,7 @@ def test_what_cannot_be_accounted_is_refused(mechanism, participation, message):
         ({"noise_multiplier": 1.0, "clipping_norm": 0.0}, "clipping_norm must be > 0"),
         ({"noise_multiplier": 1.0, "clipping_norm": (1.0, -1.0)}, "clipping_norm must be > 0"),
         ({"noise_multiplier": 1.0, "clipping_norm": (1.0, 2.0), "noise": "per_step"}, "for all runs"),
-        ({"noise_multiplier": 1.0, "noise": "local"}, "central, distributed or per_step"),
+        ({"noise_multiplier": 1.0, "noise": "local"}, "central, distributed, per_step or banded"),
         ({"noise_multiplier": 1.0, "noise": "distributed"}, "needs min_uploads"),
         ({"noise_multiplier": 1.0, "min_uploads": 3}, "noise that the clients add"),
         ({"noise_multiplier": 1.0, "joint": True}, "are for noise = per_step"),

@@ -29,7 +29,8 @@ def drawing_names(module: str, tree: ast.Module) -> set[str]:
     """Names in a module that draw noise: functions imported or defined there, and attributes of modules."""
     functions = {
         "privacy.noise": {
-            *("gaussian", "add_gaussian", "add_laplace", "standard_normal", "exponential", "bits", "uniform"),
+            *("gaussian", "add_gaussian", "add_banded", "add_laplace"),
+            *("standard_normal", "exponential", "bits", "uniform"),
         },
         "privacy.local_dp": {"gaussian", "_positive"},
         "privacy.discrete_gaussian": {"sample"},

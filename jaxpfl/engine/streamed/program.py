@@ -68,7 +68,7 @@ def make_draw(participation: Participation) -> Callable[[Key, Array, Array], Dra
     def draw(released: Key, round: Array, ids: Array) -> Drawn:
         key = stream(released, Purpose.PARTICIPATION, round)
         left_out = participation.left_out
-        return Drawn(participation.sample(key, ids), None if left_out is None else left_out(key, ids))
+        return Drawn(participation.rows(released, round, ids), None if left_out is None else left_out(key, ids))
 
     return draw
 
@@ -101,6 +101,7 @@ def make_streamed(
         rows, counts = jax.tree.map(newest, Held(state.clients[0], state.counts), before)
         given = participation._replace(
             sample=lambda key, ids: drawn.rows,
+            turns=None,
             left_out=None if participation.left_out is None else lambda key, ids: drawn.left_out,
         )
         return make_round(algorithm, plan._replace(participation=given))(

@@ -134,6 +134,10 @@ def subject_of(experiment: Experiment, name: str) -> Subject:
         raise JaxpflError(f"{name} {what}")
     if isinstance(mechanism, SiloMechanism):
         raise JaxpflError("an audit is of users' uploads: there is none of privacy.unit = example")
+    if mechanism.noise == "banded" or run.cohorts.cycle is not None:
+        raise JaxpflError(
+            "an audit assumes independent noise and cohorts: there is none of noise = banded or participation = cyclic"
+        )
     subject = Subject(
         spec.method,
         run.task,
