@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from problem import outcome, ragged_federation, reference, simulate
+from toys import CASES
 
 from jaxpfl import METHODS, ExecutionPlan, JaxpflError, Simulation
 from jaxpfl.engine import compiled, refusals
@@ -20,7 +21,7 @@ REFUSED = {"cfl": "its server sees single uploads, and all clients take part in 
 def streamed(name: str) -> Simulation:
     plan = ExecutionPlan(clients="map", runs="map", devices=1, rounds_per_call=8, clients_in="host")
     make = partial(StreamedSimulation, where="host")
-    return simulate(METHODS[name], ragged_federation(), plan=plan, dtype=np.float64, make=make)
+    return simulate(CASES[name], ragged_federation(), plan=plan, dtype=np.float64, make=make)
 
 
 @pytest.mark.slow
@@ -31,9 +32,9 @@ def test_the_numbers_are_those_of_clients_on_the_device(name: str) -> None:
     jax.tree.map(np.testing.assert_array_equal, reference(name), found)
 
 
-@pytest.mark.parametrize("name", REFUSED)
-def test_rounds_of_everybody_are_refused(name: str) -> None:
-    with pytest.raises(JaxpflError, match=f"plan.clients_in = host: .* {REFUSED[name]}"):
+@pytest.mark.parametrize(("name", "why"), [*REFUSED.items(), ("toy medians", "its clients are in groups")])
+def test_other_methods_are_refused(name: str, why: str) -> None:
+    with pytest.raises(JaxpflError, match=f"plan.clients_in = host: .* {why}.*give plan.clients_in = device"):
         streamed(name)
 
 
