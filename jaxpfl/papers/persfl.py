@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from jaxpfl.algorithms import METHODS
 from jaxpfl.papers.adaped_learning import RATES
 from jaxpfl.papers.compare import spread
 from jaxpfl.papers.declared import Contender, Experiment, Figure, Printed, Students, Training
@@ -193,8 +194,30 @@ def _grid() -> tuple[Training, ...]:
     )
 
 
+ALL = (
+    "each method at its own default rates, which do not decay; not here: fedbn (nothing to normalise), pooled, "
+    "network-lasso, and fedbuff, which is fedavg where all take part"
+)
+_NOT_HERE = ("fedbn", "pooled", "network-lasso", "fedbuff")
+
+
+def _everyone() -> Training:
+    """Every method on DS-1, scored on its way."""
+    config = {**_COMMON, **_DATA["mnist"], **_SPLITS["DS-1"], "rounds": 100, "seeds": 3}
+    rows = tuple(Contender(name, name, set=("lr_decay=1",)) for name in METHODS if name not in _NOT_HERE)
+    return Training("MNIST, DS-1", config, rows, note=ALL, every=20, quick=("ditto",))
+
+
 EXPERIMENTS = (
     *_tables("mnist"),
+    Experiment(
+        "ds1-mnist-all",
+        f"{PAPER}, DS-1",
+        "MNIST, DS-1, 10 users, 100 rounds: accuracy of every method, also at equal gradient steps",
+        40,
+        (_everyone(),),
+        note="print has five of these methods, at other rates and rounds: without numbers of this setting",
+    ),
     *_tables("cifar10"),
     Experiment(
         "persfl-lambda-T",
