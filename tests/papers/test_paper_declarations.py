@@ -5,6 +5,7 @@ import dataclasses
 import pytest
 
 from jaxpfl import JaxpflError, algorithms
+from jaxpfl.algorithms.parts import optimizers
 from jaxpfl.engine.assembly import hyper_of
 from jaxpfl.experiment.config import resolve, spec_for
 from jaxpfl.papers import board, estimate, registry, results, run, train
@@ -76,6 +77,7 @@ def test_trainings_are_sweeps_whose_settings_exist(case):
         for quick in (False, True):
             config = train.config_of(case, contender, quick=quick)
             resolved = resolve(config)
+            optimizers.resolve(resolved.server_optimizer)
             hyper_of(
                 spec_for(
                     dataclasses.replace(resolved, model=resolved.model or "cnn"), contender.method, (contender.method,)
