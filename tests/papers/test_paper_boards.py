@@ -6,7 +6,7 @@ import json
 import numpy as np
 import pytest
 
-from jaxpfl.papers import board, registry, results, run
+from jaxpfl.papers import board, others, registry, results, run
 from jaxpfl.papers.declared import Contender, Experiment, Printed, Training
 from jaxpfl.papers.train import config_of
 from jaxpfl.papers.way import Interrupted, Way
@@ -73,11 +73,14 @@ def test_boards_have_fixed_rates_so_that_a_short_run_is_the_beginning_of_a_long_
     found = [case for case in cases if isinstance(case, Training) and case.every is not None]
     assert len(found) >= 6
     for case in found:
-        assert case.config["local_epochs"] == 1
-        assert case.config["seeds"] == 5
         assert all("lr_decay=1" in row.set for row in case.contenders)
         assert "local" in {row.method for row in case.contenders}
         assert 0 < len(case.rows(quick=True)) <= 2
+
+
+def test_benchmarks_of_others_take_an_epoch_in_a_round_and_five_seeds():
+    cases = [case for one in others.EXPERIMENTS for case in one.cases if isinstance(case, Training)]
+    assert {(case.config["local_epochs"], case.config["seeds"]) for case in cases} == {(1, 5)}
 
 
 def test_printed_values_of_the_board_are_of_its_best_rounds():
