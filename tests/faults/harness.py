@@ -178,6 +178,11 @@ class Harness:
         self._process.stdin.close()
         self._process.wait(timeout=300)
 
+    @property
+    def process(self) -> int:
+        """Number of the process that runs the commands."""
+        return self._process.pid
+
     def count(self, job: Job, *, hidden: bool = True) -> dict[str, Any]:
         """The answer of `forking` for a job that nothing disturbed, with the numbers of its calls.
 
