@@ -10,7 +10,7 @@ from jaxpfl.types import PyTree
 
 def of_stack(algorithm: Algorithm) -> str:
     """Reason that shows in the algorithm itself; empty if there is none."""
-    return of_uploads(algorithm) or of_slots(algorithm)
+    return of_slots(algorithm) or of_uploads(algorithm)
 
 
 def of_slots(algorithm: Algorithm) -> str:
