@@ -2,7 +2,8 @@
 
 `base.Estimator` defines an estimator and `base.estimate` runs one. Each model has one file: `gaussian`, `bernoulli`,
 `mixture` (with their private forms and exact errors in files beside them), and `regression`, `regression_mixture` and
-`logistic_regression`, which are functions of all clients' data. `ebnm`,
+`logistic_regression`, which are functions of all clients' data; `random_coefficients` and `common_representation` are
+regressions by sums that clients send. `ebnm`,
 `fay_herriot`, `ebnm_groups`, `ebbinomial`, `ebpoisson` and `ebmultinomial` take one summary of each client: estimates
 with their standard errors (and covariates, or groups), successes, or counts.
 """
@@ -15,6 +16,7 @@ from jaxpfl.estimators import (
     beta_binomial,
     client_variances,
     clustering,
+    common_representation,
     differences,
     gaussian,
     gaussian_closed_form,
@@ -29,6 +31,7 @@ from jaxpfl.estimators import (
     normal_means,
     private_clustering,
     radius,
+    random_coefficients,
     rate_components,
     rate_mixtures,
     rates,
@@ -54,6 +57,7 @@ __all__ = [
     "beta_binomial",
     "client_variances",
     "clustering",
+    "common_representation",
     "compare_components",
     "compare_priors",
     "differences",
@@ -78,6 +82,7 @@ __all__ = [
     "normal_means",
     "private_clustering",
     "radius",
+    "random_coefficients",
     "rate_components",
     "rate_mixtures",
     "rates",

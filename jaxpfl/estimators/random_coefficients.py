@@ -1,0 +1,170 @@
+r"""Linear regression with a joint Gaussian of the clients' coefficients, of full covariance.
+
+.. math:: y_i = X_i \theta_i + w_i, \quad w_i \sim N(0, \sigma^2 I), \quad \theta_i \sim N(\mu, \Sigma)
+
+A client sends :math:`A_i = X_i^T X_i`, :math:`b_i = X_i^T y_i`, :math:`y_i^T y_i` and n_i (`Message`); fewer examples
+than coefficients are no obstacle. With :math:`\Sigma = L L^T`, :math:`M_i = I + L^T A_i L / \sigma^2` and
+:math:`g_i = b_i - A_i \mu` its posterior is
+
+.. math:: E\,\theta_i = \mu + L M_i^{-1} L^T g_i / \sigma^2, \qquad C_i = L M_i^{-1} L^T
+
+`em` fits the population by the clients' marginal likelihood: mu by generalised least squares at the Sigma and sigma^2
+at hand, then
+
+.. math:: \Sigma \leftarrow \operatorname{mean}_i [C_i + (E\,\theta_i - \mu)(E\,\theta_i - \mu)^T], \qquad
+   \sigma^2 \leftarrow \frac{\sum_i E |y_i - X_i \theta_i|^2}{\sum_i n_i}
+
+with the eigenvalues of Sigma and sigma^2 held above a floor; neither part lowers the likelihood.
+
+References: Laird and Ware 1982, "Random-effects models for longitudinal data"; Ozkara et al. 2023, appendix J, for a
+joint Gaussian of known covariance in multi-task learning.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl.types import Array, Scalar
+
+
+class Message(NamedTuple):
+    """Sums over a client's examples, all that the fit needs of them.
+
+    Attributes:
+      gram: X'X, [d, d].
+      cross: X'y, [d].
+      square: y'y, [].
+      size: n, [].
+    """
+
+    gram: Array
+    cross: Array
+    square: Array
+    size: Array
+
+
+class Coefficients(NamedTuple):
+    """Population of the coefficients.
+
+    Attributes:
+      mean: mu, [d].
+      covariance: Sigma, [d, d].
+      noise: sigma^2, [].
+    """
+
+    mean: Array
+    covariance: Array
+    noise: Array
+
+
+class Posterior(NamedTuple):
+    """Posterior of a client's coefficients.
+
+    Attributes:
+      mean: [d].
+      covariance: [d, d]; its trace is the mean squared error of ``mean`` for a known population.
+      log_evidence: ``log N(y; X mu, X Sigma X' + sigma^2 I)``, [].
+    """
+
+    mean: Array
+    covariance: Array
+    log_evidence: Array
+
+
+def message(x: Array, y: Array, size: Scalar | None = None) -> Message:
+    """Sums of a client's examples.
+
+    Args:
+      x, y: [n, d] and [n]; rows of padding are zeros.
+      size: number of examples; all rows unless given.
+    """
+    return Message(x.T @ x, x.T @ y, y @ y, jnp.asarray(len(y) if size is None else size, x.dtype))
+
+
+def pooled(messages: Message) -> Array:
+    """Least-squares coefficients of all clients' examples together, of least norm, [d]; leaves of messages [m, ...]."""
+    return jnp.linalg.pinv(messages.gram.sum(axis=0), hermitian=True) @ messages.cross.sum(axis=0)
+
+
+def start(messages: Message) -> Coefficients:
+    """Start of `em`: the pooled coefficients, and their residuals' variance halved between noise and coefficients.
+
+    Args:
+      messages: of all clients, leaves [m, ...].
+    """
+    mu = pooled(messages)
+    half = _residual(messages, mu[None]).sum() / messages.size.sum() / 2
+    energy = jnp.trace(messages.gram.sum(axis=0)) / messages.size.sum()
+    return Coefficients(mu, half / energy * jnp.eye(len(mu), dtype=mu.dtype), half)
+
+
+def posterior(population: Coefficients, sent: Message) -> Posterior:
+    """Posterior of one client's coefficients."""
+    return _posterior(population, _root(population.covariance), sent)
+
+
+def em(population: Coefficients, messages: Message, floor: Scalar, steps: int) -> Coefficients:
+    """Fit the population by steps of EM, which never lower the summed ``log_evidence`` once the floor is met.
+
+    Args:
+      population: to start from, of variances above the floor.
+      messages: of all clients, leaves [m, ...].
+      floor: the least eigenvalue of Sigma, and the least sigma^2; positive.
+      steps: static.
+    """
+
+    def step(_: Array, at: Coefficients) -> Coefficients:
+        root = _root(at.covariance)
+        at = at._replace(mean=_generalised(at, root, messages))
+        of = jax.vmap(lambda sent: _posterior(at, root, sent))(messages)
+        apart = of.mean - at.mean
+        covariance = of.covariance.mean(axis=0) + apart.T @ apart / len(apart)
+        fitted = jnp.einsum("ijk,ikj->i", messages.gram, of.covariance)
+        noise = (_residual(messages, of.mean) + fitted).sum() / messages.size.sum()
+        return Coefficients(at.mean, _above(covariance, floor), jnp.maximum(noise, floor))
+
+    return jax.lax.fori_loop(0, steps, step, population)
+
+
+def _posterior(population: Coefficients, root: Array, sent: Message) -> Posterior:
+    mu, noise = population.mean, population.noise
+    factor = jnp.linalg.cholesky(jnp.eye(len(mu), dtype=mu.dtype) + root.T @ sent.gram @ root / noise)
+    apart = sent.cross - sent.gram @ mu
+    half = jax.scipy.linalg.solve_triangular(factor, root.T, lower=True)  # F^-1 L'
+    moved = half.T @ (half @ apart) / noise
+    square = sent.square - 2 * mu @ sent.cross + mu @ sent.gram @ mu
+    deviance = sent.size * jnp.log(2 * jnp.pi * noise) + 2 * jnp.log(jnp.diag(factor)).sum()
+    return Posterior(mu + moved, half.T @ half, -(deviance + (square - apart @ moved) / noise) / 2)
+
+
+def _generalised(population: Coefficients, root: Array, messages: Message) -> Array:
+    """Mean by generalised least squares: ``(sum X' V^-1 X)^+ sum X' V^-1 y``, V of the covariance and noise at hand."""
+
+    def weighed(sent: Message) -> tuple[Array, Array]:
+        shrunk = sent.gram @ _posterior(population, root, sent).covariance / population.noise
+        return sent.gram - shrunk @ sent.gram, sent.cross - shrunk @ sent.cross
+
+    gram, cross = (part.sum(axis=0) for part in jax.vmap(weighed)(messages))
+    return jnp.linalg.pinv((gram + gram.T) / 2, hermitian=True) @ cross
+
+
+def _residual(messages: Message, theta: Array) -> Array:
+    """Squared residuals of every client at its own coefficients, [m, d] or [1, d], summed over its examples, [m]."""
+    theta = jnp.broadcast_to(theta, messages.cross.shape)
+    fitted = jnp.einsum("ij,ijk,ik->i", theta, messages.gram, theta)
+    return jnp.maximum(messages.square - 2 * (theta * messages.cross).sum(axis=-1) + fitted, 0)
+
+
+def _root(covariance: Array) -> Array:
+    """L of Sigma = L L', for singular ones too."""
+    values, vectors = jnp.linalg.eigh(covariance)
+    return vectors * jnp.sqrt(jnp.maximum(values, 0))
+
+
+def _above(covariance: Array, floor: Scalar) -> Array:
+    """The covariance with eigenvalues of at least the floor: the likeliest of those for these moments."""
+    values, vectors = jnp.linalg.eigh((covariance + covariance.T) / 2)
+    return (vectors * jnp.maximum(values, floor)) @ vectors.T
