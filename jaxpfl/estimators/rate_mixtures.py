@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -47,6 +47,36 @@ _STARTS = ((3.0, 3.0), (30.0, 30.0), (300.0, 300.0), (3.0, 300.0))
 _LOGIT, _LOG_SIZE = 30.0, (-9.0, 20.0)  # between which parameters stay
 
 
+class Mixture(Protocol):
+    """Mixture of K components, as far as posteriors need it; z and n are a client's counts."""
+
+    @property
+    def weights(self) -> Array:
+        """pi_k, [K], which sum to one."""
+        ...
+
+    @property
+    def means(self) -> Array:
+        """Means of the components, [K]."""
+        ...
+
+    def log_constant(self, z: Array, n: Array, /) -> Array:
+        """Part of the log probability of the counts that no component changes, [...]."""
+        ...
+
+    def log_components(self, z: Array, n: Array, /) -> Array:
+        """The rest of it under every component, [..., K]."""
+        ...
+
+    def components(self, z: Array, n: Array, /) -> tuple[Array, Array]:
+        """Posterior means and variances of every component, [..., K] each."""
+        ...
+
+    def quantile(self, p: Scalar, shares: Array, z: Array, n: Array, /) -> Array:
+        """Posterior quantile from the components' shares [..., K], [...]."""
+        ...
+
+
 class Betas(NamedTuple):
     """A mixture of K Beta distributions, by increasing mean.
 
@@ -59,6 +89,10 @@ class Betas(NamedTuple):
     weights: Array
     means: Array
     sizes: Array
+
+    def log_constant(self, z: Array, n: Array) -> Array:
+        """Log of the number of orders of z successes in n trials, [...]."""
+        return log_orders(z, n)
 
     def log_components(self, z: Array, n: Array) -> Array:
         """Log L, [..., K]."""
@@ -89,6 +123,10 @@ class Atoms(NamedTuple):
     weights: Array
     means: Array
 
+    def log_constant(self, z: Array, n: Array) -> Array:
+        """Log of the number of orders of z successes in n trials, [...]."""
+        return log_orders(z, n)
+
     def log_components(self, z: Array, n: Array) -> Array:
         """Log L, [..., K]; -inf where a place cannot have made the counts."""
         return xlogy(z[..., None], self.means) + xlog1py((n - z)[..., None], -self.means)
@@ -104,10 +142,10 @@ class Atoms(NamedTuple):
 
 
 class RateMixture(NamedTuple):
-    """Posteriors of m clients' probabilities under a mixture. The prior counts as known.
+    """Posteriors of m clients' probabilities, or rates, under a mixture. The prior counts as known.
 
     Attributes:
-      successes, trials: the counts, [m] each.
+      events, size: successes and trials, or counts and exposure, [m] each.
       prior: the fitted one.
       mean: posterior means, [m].
       sd: posterior standard deviations, [m].
@@ -116,9 +154,9 @@ class RateMixture(NamedTuple):
         weights, []; else zero.
     """
 
-    successes: Array
-    trials: Array
-    prior: Betas | Atoms
+    events: Array
+    size: Array
+    prior: Any
     mean: Array
     sd: Array
     log_marginal: Array
@@ -126,15 +164,15 @@ class RateMixture(NamedTuple):
 
     def membership(self) -> Array:
         """Posterior probabilities of the components, [m, K]."""
-        return _shares(self.prior, self.successes, self.trials)
+        return shares_of(self.prior, self.events, self.size)
 
     def quantile(self, p: Scalar) -> Array:
         """Posterior quantile, [m]."""
 
         def of(z: Array, n: Array) -> Array:
-            return self.prior.quantile(p, _shares(self.prior, z, n), z, n)
+            return self.prior.quantile(p, shares_of(self.prior, z, n), z, n)
 
-        return in_blocks(of, self.successes, self.trials)
+        return in_blocks(of, self.events, self.size)
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
         """Ends of the equal-tailed credible intervals, [m] each."""
@@ -158,12 +196,12 @@ def _rises(z: Array, n: Array, alpha: Array, beta: Array) -> tuple[Array, Array]
 
 def fit_mixture(z: Array, n: Array, *, prior: RatePrior, components: int) -> RateMixture:
     """Fit a mixture to counts [m] that have been checked, and return the posteriors."""
-    pairs = _distinct(z, n)
+    pairs = weighed(z, n)
     if prior == "npmle":
         fitted, slack = fit_atoms(*pairs, components=components)
     else:
         fitted, slack = fit_betas(*pairs, components=components), jnp.zeros((), z.dtype)
-    return _posterior(fitted, z, n, slack)
+    return posterior(fitted, z, n, slack)
 
 
 @partial(jax.jit, static_argnames="components")
@@ -216,7 +254,7 @@ def fit_betas(z: Array, n: Array, w: Array, *, components: int) -> Betas:
 
 def em_step(at: Betas, z: Array, n: Array, w: Array) -> Betas:
     """Responsibilities, then shares, and a step of Minka's fixed point; it does not lower the likelihood."""
-    shares = w[:, None] * _shares(at, z, n)
+    shares = w[:, None] * shares_of(at, z, n)
     alpha, beta = at.means * at.sizes, (1 - at.means) * at.sizes
 
     starts, heights = _rises(z[:, None], n[:, None], alpha, beta)
@@ -237,20 +275,22 @@ def _most_logit(kind: Any) -> float:
     return min(_LOGIT, -math.log(8 * float(jnp.finfo(kind).eps)))
 
 
-def mean_log_likelihood(prior: Betas | Atoms, z: Array, n: Array, w: Array) -> Array:
-    """Mean log probability of one order of the clients' successes, [], weighted by w [m], which sums to one."""
+def mean_log_likelihood(prior: Mixture, z: Array, n: Array, w: Array) -> Array:
+    """Mean log probability of the clients' counts but for its constant, [], weighted by w [m], which sums to one."""
     return logsumexp(prior.log_components(z, n) + jnp.log(prior.weights), axis=-1) @ w
 
 
 @jax.jit
-def _posterior(prior: Betas | Atoms, z: Array, n: Array, slack: Array) -> RateMixture:
+def posterior(prior: Any, z: Array, n: Array, slack: Array) -> RateMixture:
+    """Posteriors of clients of counts z and n, [m] each, under a `Mixture`, with the slack of its fit."""
+
     def of(z: Array, n: Array) -> tuple[Array, Array, Array]:
-        shares = _shares(prior, z, n)
+        shares = shares_of(prior, z, n)
         means, variances = prior.components(z, n)
         mean = (shares * means).sum(axis=-1)
         variance = (shares * (variances + (means - mean[..., None]) ** 2)).sum(axis=-1)
         value = logsumexp(prior.log_components(z, n) + jnp.log(prior.weights), axis=-1)
-        return mean, jnp.sqrt(variance), value + log_orders(z, n)
+        return mean, jnp.sqrt(variance), value + prior.log_constant(z, n)
 
     mean, sd, value = in_blocks(of, z, n)
     return RateMixture(z, n, prior, mean, sd, value.sum(), slack)
@@ -261,11 +301,12 @@ def log_orders(z: Array, n: Array) -> Array:
     return gammaln(n + 1) - gammaln(z + 1) - gammaln(n - z + 1)
 
 
-def _shares(prior: Betas | Atoms, z: Array, n: Array) -> Array:
+def shares_of(prior: Mixture, z: Array, n: Array) -> Array:
+    """Posterior probabilities of the components, [..., K]."""
     return jax.nn.softmax(prior.log_components(z, n) + jnp.log(prior.weights), axis=-1)
 
 
-def _distinct(z: Array, n: Array) -> tuple[Array, Array, Array]:
+def weighed(z: Array, n: Array) -> tuple[Array, Array, Array]:
     """Distinct pairs of counts with their shares of the clients, where values are known: often few, of many clients."""
     if isinstance(z, Tracer) or isinstance(n, Tracer):
         return z, n, jnp.full(z.shape, 1 / len(z), z.dtype)

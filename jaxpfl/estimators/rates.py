@@ -6,8 +6,8 @@ has Z_i events in an exposure of e_i, and its rate is Gamma of mean mu and pseud
 .. math:: \mu + \frac{n_i}{n_0 + n_i} (Z_i / n_i - \mu).
 
 Where no spread is likelier than any, n_0 is infinite and all clients have the pooled rate. Pure: both jit, and vmap
-over problems. Mixtures as priors of probabilities are in `rate_mixtures`. Neither family has a message of fixed size
-that suffices for unequal sizes; a step of the fit needs sums over clients of the likelihood's derivatives by two
+over problems. Mixtures as priors are in `rate_mixtures` and `poisson_mixtures`. Neither family has a message of fixed
+size that suffices for unequal sizes; a step of the fit needs sums over clients of the likelihood's derivatives by two
 parameters.
 
 References: Skellam 1948, for the Beta-binomial; Clayton and Kaldor 1987, "Empirical Bayes estimates of
@@ -16,7 +16,7 @@ age-standardized relative risks", for Poisson and Gamma.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, NamedTuple, get_args, overload
 
 import jax
@@ -27,8 +27,10 @@ from jax.scipy.special import betainc, gammainc
 
 from jaxpfl import checks
 from jaxpfl.errors import JaxpflError, shown, unknown_name
+from jaxpfl.estimators import poisson_mixtures
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.intervals import bisect
+from jaxpfl.estimators.poisson_mixtures import PoissonPrior
 from jaxpfl.estimators.rate_mixtures import COMPONENTS, RateMixture, RatePrior, fit_mixture
 from jaxpfl.estimators.rising import log_rise
 from jaxpfl.types import Array, Scalar
@@ -105,18 +107,26 @@ def ebbinomial(
         successes: of these no prior has the greatest likelihood; for an unknown prior, and components of a single Beta
         or out of range. Under a transformation, where values are not known, there are no checks of these.
     """
-    if prior not in get_args(RatePrior):
-        raise unknown_name("prior", prior, get_args(RatePrior))
-    if prior == "beta" and components is not None:
-        raise JaxpflError(f"prior beta has no components, got {components}")
+    number = _components(prior, get_args(RatePrior), COMPONENTS, components)
     z, n = checked_trials(successes, trials)
-    if prior == "beta":
+    if number is None:
         return _binomial(*_floats(z, n))
-    count = COMPONENTS[prior] if components is None else components
+    return fit_mixture(*_floats(z, n), prior=prior, components=number)
+
+
+def _components(prior: str, known: tuple[str, ...], usual: Mapping[str, int], components: int | None) -> int | None:
+    """Number of components of a prior, ``usual`` unless given; None for one that has none."""
+    if prior not in known:
+        raise unknown_name("prior", prior, known)
+    if prior not in usual:
+        if components is not None:
+            raise JaxpflError(f"prior {prior} has no components, got {components}")
+        return None
+    count = usual[prior] if components is None else components
     checks.count("components", count)
     if prior == "npmle" and count < 2:
         raise JaxpflError(f"components must be at least 2 for npmle, got {components}")
-    return fit_mixture(*_floats(z, n), prior=prior, components=int(count))
+    return int(count)
 
 
 def checked_trials(successes: Any, trials: Any) -> tuple[Any, Any]:
@@ -136,20 +146,36 @@ def checked_trials(successes: Any, trials: Any) -> tuple[Any, Any]:
     return z, n
 
 
-def ebpoisson(count: Any, exposure: Any) -> Rates:
-    """Fit a Gamma prior to numbers of events, and return every client's posterior of its rate.
+@overload
+def ebpoisson(
+    count: Any, exposure: Any, prior: Literal["gamma"] = "gamma", *, components: int | None = None
+) -> Rates: ...
+@overload
+def ebpoisson(
+    count: Any, exposure: Any, prior: Literal["gamma-mixture", "npmle"], *, components: int | None = None
+) -> RateMixture: ...
+def ebpoisson(
+    count: Any, exposure: Any, prior: PoissonPrior = "gamma", *, components: int | None = None
+) -> Rates | RateMixture:
+    """Fit a prior to numbers of events, and return every client's posterior of its rate.
 
     Args:
       count: Z_i, whole numbers, [m].
       exposure: e_i, above zero, [m], or one for all.
+      prior: "gamma"; "gamma-mixture", of several Gamma distributions; or "npmle", any distribution (see
+        `poisson_mixtures`).
+      components: as those of `ebbinomial`.
 
     Raises:
       JaxpflError: as `ebbinomial`; all counts zero.
     """
+    number = _components(prior, get_args(PoissonPrior), poisson_mixtures.COMPONENTS, components)
     z, e = _checked(count, exposure, ("count", "exposure"), whole=False)
     if isinstance(z, np.ndarray) and z.sum() == 0:
         raise JaxpflError("all counts are zero: no prior can be fitted")
-    return _poisson(*_floats(z, e))
+    if number is None:
+        return _poisson(*_floats(z, e))
+    return poisson_mixtures.fit_mixture(*_floats(z, e), prior=prior, components=number)
 
 
 @jax.jit

@@ -24,7 +24,9 @@ from jaxpfl.studies.study import Options, Results, Study
 from jaxpfl.types import Array, Key
 
 Truth: TypeAlias = Literal["sparse", "two-point", "efron", "normal"]
-Choice: TypeAlias = Literal["normal", "point-normal", "point-laplace", "scale-mixture", "npmle", "beta-mixture", "best"]
+Choice: TypeAlias = Literal[
+    "normal", "point-normal", "point-laplace", "scale-mixture", "npmle", "beta-mixture", "gamma-mixture", "best"
+]
 """The families of priors in a single type, of which the command line can name the nearest, or the best of them."""
 
 TRUTHS: dict[Truth, tuple[tuple[float, ...], ...]] = {
@@ -79,12 +81,13 @@ class NormalMeansOptions(Options):
     counts of categories in columns count:NAME."""
     prior: Choice = "normal"
     """The prior of estimates of your own; best compares all families on clients that are held out in turn. Of successes
-    it is a Beta distribution unless beta-mixture or npmle is asked for."""
+    it is a Beta distribution unless beta-mixture or npmle is asked for, of counts a Gamma distribution unless
+    gamma-mixture or npmle is."""
     center: float | None = None
     """Center of that prior; learned unless given, and 0 for scale-mixture."""
     components: int | None = None
     """Components of the priors that have some: 41 of a scale-mixture, 300 places of an npmle, and 2 of a beta-mixture
-    unless given."""
+    or gamma-mixture unless given."""
     covariates: tuple[str, ...] = ()
     """Columns of numbers on which estimates of your own are regressed; clients are then normal about the regression
     (the area model of Fay and Herriot 1979)."""

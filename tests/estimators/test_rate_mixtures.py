@@ -15,10 +15,10 @@ from jaxpfl.estimators.rate_mixtures import (
     Atoms,
     Betas,
     RateMixture,
-    _posterior,
     em_step,
     log_beta_binomial,
     mean_log_likelihood,
+    posterior,
 )
 
 
@@ -53,7 +53,7 @@ def test_the_beta_binomial_distribution():
 def test_posteriors_of_atoms():
     prior = Atoms(jnp.array([0.2, 0.5, 0.3]), jnp.array([0.0, 0.4, 1.0]))
     z, n = np.array([0.0, 2.0, 5.0]), np.array([3.0, 4.0, 5.0])
-    found = _posterior(prior, jnp.asarray(z), jnp.asarray(n), jnp.zeros(()))
+    found = posterior(prior, jnp.asarray(z), jnp.asarray(n), jnp.zeros(()))
     joint = stats.binom.pmf(z[:, None], n[:, None], prior.means) * np.asarray(prior.weights)
     shares = joint / joint.sum(axis=1, keepdims=True)
     np.testing.assert_allclose(found.membership(), shares, rtol=1e-12)

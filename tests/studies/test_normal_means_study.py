@@ -124,6 +124,26 @@ def test_successes_under_mixtures(capsys, tmp_path):
 
 
 @pytest.mark.slow
+def test_counts_under_mixtures(capsys, tmp_path):
+    z, e = np.array([1, 5, 0, 90, 2, 110]), np.array([1.5, 2.0, 1.0, 2.5, 1.0, 3.0])
+    path = made(tmp_path, "count,exposure\n" + "\n".join(f"{a},{b}" for a, b in zip(z, e, strict=True)) + "\n")
+    with jax.enable_x64(True):
+        fit = jax.tree.map(np.asarray, ebpoisson(z, e, prior="gamma-mixture"))
+    given = ["estimate", "normal-means", "--csv", str(path), "--prior", "gamma-mixture"]
+    main([*given, "--output", str(tmp_path / "out")])
+    assert "components: " in capsys.readouterr().out
+    found = json.loads((tmp_path / "out" / "summary.json").read_text())
+    np.testing.assert_allclose(found["log_marginal"], fit.log_marginal)
+    np.testing.assert_allclose(found["estimated"]["mean"], fit.prior.weights @ fit.prior.means)
+    within = fit.prior.weights @ (fit.prior.means / fit.prior.sizes)
+    between = fit.prior.weights @ (fit.prior.means - fit.prior.weights @ fit.prior.means) ** 2
+    np.testing.assert_allclose(found["estimated"]["sigma_theta"] ** 2, within + between)
+    with open(tmp_path / "out" / "estimates.csv") as file:
+        clients = list(csv.DictReader(file))
+    np.testing.assert_allclose([float(row["personalized"]) for row in clients], fit.mean, rtol=1e-7)
+
+
+@pytest.mark.slow
 def test_estimates_about_covariates(capsys, tmp_path):
     rng = np.random.default_rng(0)
     z, s = np.stack([rng.normal(size=12), rng.integers(1950, 2000, 12)], axis=1), rng.uniform(0.5, 1, 12)
@@ -260,6 +280,16 @@ def test_bad_requests_are_refused_in_a_line(capsys, tmp_path):
     )
     assert "prior beta-mixture is of successes,trials, and one.csv has estimate,se" in refused(
         capsys, "--csv", one, "--prior", "beta-mixture"
+    )
+    counts = made(tmp_path, "count,exposure\n3,2\n1,2\n", "counts.csv")
+    assert "prior beta-mixture is of successes,trials, and counts.csv has count,exposure" in refused(
+        capsys, "--csv", counts, "--prior", "beta-mixture"
+    )
+    assert "prior gamma-mixture is of count,exposure, and one.csv has estimate,se" in refused(
+        capsys, "--csv", one, "--prior", "gamma-mixture"
+    )
+    assert "components is of --prior gamma-mixture or npmle, got 2" in refused(
+        capsys, "--csv", counts, "--components", "2"
     )
     assert "components is of a given --prior, and best compares without" in refused(
         capsys, "--csv", one, "--prior", "best", "--components", "9"

@@ -46,9 +46,15 @@ def results(path: Path, given: Any, options: Any) -> Results:
         refuse_given(options, names, f"is of other summaries, and {path.name} has {categories.PREFIX}NAME")
         return categories.results(path, table, given.seed, options.level)
     data = read(path, options.covariates, groups=options.groups, weights=options.weights, table=table)
-    mixed = data.kind == "successes" and options.prior in fits.MIXTURES
-    if data.kind == "successes" and not mixed and options.prior == "normal":
-        refuse_given(options, ("components",), f"is of --prior {' or '.join(fits.MIXTURES)}")
+    known = fits.MIXTURES.get(data.kind, ())
+    mixed = options.prior in known
+    if known and options.prior == "normal":
+        refuse_given(options, ("components",), f"is of --prior {' or '.join(known)}")
+    for kind, priors in fits.MIXTURES.items():
+        if options.prior in priors and options.prior != "npmle" and kind != data.kind:
+            columns = ",".join(PAIRS[kind])
+            has = ",".join(PAIRS[data.kind])
+            raise JaxpflError(f"prior {options.prior} is of {columns}, and {path.name} has {has}")
     if data.kind != "estimate":
         names = ("prior", "center", "components", "covariates", "groups", "weights")
         refuse_given(
@@ -56,8 +62,6 @@ def results(path: Path, given: Any, options: Any) -> Results:
             [name for name in names if not (mixed and name in ("prior", "components"))],
             f"is of estimate,se, and {path.name} has {','.join(PAIRS[data.kind])}",
         )
-    elif options.prior == "beta-mixture":
-        raise JaxpflError(f"prior beta-mixture is of successes,trials, and {path.name} has estimate,se")
     try:
         with jax.enable_x64(True):
             if mixed:

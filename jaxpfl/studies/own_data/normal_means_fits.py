@@ -16,12 +16,16 @@ from jaxpfl.estimators.normal_means import PriorScores, best, homogeneity, leads
 from jaxpfl.estimators.normal_means.area import dependent
 from jaxpfl.estimators.normal_means.compare import FOLDS, learns
 from jaxpfl.estimators.normal_means.families import Family
+from jaxpfl.estimators.poisson_mixtures import Gammas
 from jaxpfl.estimators.rate_mixtures import Betas
 from jaxpfl.estimators.rates import Rates, ebbinomial, ebpoisson
-from jaxpfl.studies.own_data.summary_csv import Summaries
+from jaxpfl.studies.own_data.summary_csv import Kind, Summaries
 
-MIXTURES = ("beta-mixture", "npmle")
-"""Priors of successes beside a single Beta distribution."""
+MIXTURES: Mapping[Kind, tuple[str, ...]] = {
+    "successes": ("beta-mixture", "npmle"),
+    "count": ("gamma-mixture", "npmle"),
+}
+"""Priors of successes and of counts beside a single Beta or Gamma distribution."""
 _DRAWN = 20_000_000
 _MOST_DRAWS, _FEWEST_DRAWS = 1000, 100
 
@@ -184,13 +188,14 @@ def of_rates(data: Summaries, seed: int, level: float) -> Fitted:
 
 
 def of_mixture(data: Summaries, seed: int, options: Any) -> Fitted:
-    """Fit a mixture to successes of trials.
+    """Fit a mixture to successes of trials, or to counts.
 
     Raises:
-      JaxpflError: as `ebbinomial`.
+      JaxpflError: as `ebbinomial` and `ebpoisson`.
     """
     z, n = data.first, data.second
-    fit = ebbinomial(z, n, prior=options.prior, components=options.components)
+    shares = data.kind == "successes"
+    fit = (ebbinomial if shares else ebpoisson)(z, n, prior=options.prior, components=options.components)
     low, high = (np.asarray(end) for end in fit.interval(options.level))
     own, prior = np.asarray(fit.mean), jax.tree.map(np.asarray, fit.prior)
     mean = float(prior.weights @ prior.means)
@@ -200,8 +205,9 @@ def of_mixture(data: Summaries, seed: int, options: Any) -> Fitted:
         "local": z / n, "personalized": own, "personalized_stderr": fit.sd, "low": np.minimum(low, own),
         "high": np.maximum(high, own),
     }  # fmt: skip
-    if isinstance(prior, Betas):
-        variance += prior.weights @ (prior.means * (1 - prior.means) / (1 + prior.sizes))
+    if isinstance(prior, Betas | Gammas):
+        within = prior.means * (1 - prior.means) / (1 + prior.sizes) if shares else prior.means / prior.sizes
+        variance += prior.weights @ within
         rows = zip(prior.weights, prior.means, prior.sizes, strict=True)
         facts["components"] = [{"weight": float(a), "mean": float(b), "size": float(c)} for a, b, c in rows]
         columns |= {f"component_{k + 1}": of for k, of in enumerate(np.asarray(fit.membership()).T)}
@@ -209,7 +215,7 @@ def of_mixture(data: Summaries, seed: int, options: Any) -> Fitted:
         "estimated": {"mean": mean, "sigma_theta": float(variance) ** 0.5},
         "log_marginal": float(fit.log_marginal),
         "slack": float(fit.slack),
-        "clients_differ": differences.of_shares(z, n, seed)._asdict(),
+        "clients_differ": differences.of_shares(z, n, seed)._asdict() if shares else _equal_rates(z, n),
     }
     return Fitted(facts, arrays(columns), None)
 
