@@ -65,7 +65,14 @@ HEADLINES: Mapping[str, Headline] = {
     one.name: one for one in (ACCURACY, Headline("rmse", lower=True, percent=False), Headline("macro_f1"))
 }
 """Headlines of the registered tasks."""
-_WORDS = {"rmse": "RMSE", "macro_f1": "macro F1"}
+_WORDS = {
+    "rmse": "RMSE",
+    "mae": "MAE",
+    "r2": "R^2",
+    "macro_f1": "macro F1",
+    "auc": "AUC",
+    "calibration_error": "calibration error",
+}
 
 
 def of_names(names: Iterable[str]) -> Headline:

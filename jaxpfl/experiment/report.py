@@ -117,14 +117,17 @@ def print_table(console: Console, summary: dict[str, Any]) -> None:
 
 
 def tables(summary: dict[str, Any]) -> list[Any]:
-    """A run's rich tables: scores of each method's models, of unseen clients if there are any, and costs."""
-    wanted = [_scores, _unseen, _costs] if _has_unseen(summary) else [_scores, _costs]
-    return [table(summary) for table in wanted]
+    """A run's rich tables: scores of each method's models, other metrics and unseen clients if there are any, costs."""
+    wanted = [_scores]
+    wanted += [_metrics] if any(row.get("metrics") for row in summary["methods"].values()) else []
+    wanted += [_unseen] if _has_unseen(summary) else []
+    return [table(summary) for table in [*wanted, _costs]]
 
 
 def notes(summary: dict[str, Any]) -> list[str]:
     """Sentences about a run's methods: privacy claims, compression, divergence, clusters, lost and idle work."""
     found = [f"{', '.join(names)}: {claim}" for claim, names in claims(summary["methods"]).items()]
+    found += _undefined(summary)
     for name, row in summary["methods"].items():
         if row.get("compress"):
             sizes = f"{_bytes(row['bytes_up'])} in place of {_bytes(row['bytes_up_uncoded'])}"
@@ -168,6 +171,18 @@ def notes(summary: dict[str, Any]) -> list[str]:
     return found
 
 
+def _undefined(summary: dict[str, Any]) -> list[str]:
+    """Sentences about metrics that some clients' test examples do not define, which are the same for all methods."""
+    found: dict[str, int] = {}
+    for row in summary["methods"].values():
+        found |= {name: entry["undefined"] for name, entry in row.get("metrics", {}).items() if entry["undefined"]}
+    return [
+        f"{headlines.Headline(name).words}: the test examples of {count} of {summary['clients']} clients do not define "
+        "it; its means leave them out"
+        for name, count in found.items()
+    ]
+
+
 def _simulated(row: dict[str, Any], summary: dict[str, Any]) -> str:
     """Simulated time of a method, and until its score of ``time_to``."""
     total = f"{np.mean(row['simulated_seconds']):.4g} simulated seconds"
@@ -205,6 +220,27 @@ def _scores(summary: dict[str, Any]) -> Any:
         cells += ["-" if hurt.get(name) is None else f"{100 * hurt[name]:.0f}%"] * compared
         table.add_row(name, *cells)
     return table
+
+
+def _metrics(summary: dict[str, Any]) -> Any:
+    """Table of the metrics beside the headline, of personalised models and, in parentheses, of the global one."""
+    methods = summary["methods"]
+    names = list(dict.fromkeys(name for row in methods.values() for name in row.get("metrics", ())))
+    table = _of_methods(
+        "other metrics of the same models", "mean over clients; in parentheses of the global model",
+        tuple(headlines.Headline(name).words for name in names),
+    )  # fmt: skip
+    for method, row in methods.items():
+        table.add_row(method, *(_metric(row.get("metrics", {}).get(name)) for name in names))
+    return table
+
+
+def _metric(entry: dict[str, Any] | None) -> str:
+    if entry is None:
+        return "-"
+    own, shared = (None if of is None else of["mean"] for of in (entry["personalized"], entry["global"]))
+    text = "-" if own is None else f"{own:.4g}"
+    return text if shared is None else f"{text} ({shared:.4g})"
 
 
 def _unseen(summary: dict[str, Any]) -> Any:

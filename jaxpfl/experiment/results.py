@@ -276,6 +276,8 @@ def _row(
         f"unseen_before_{name}": over_clients("unseen_before"),
         "fraction_hurt": None if local is None else summary.fraction_hurt(scores[f"after_{name}"], local, lower=lower),
     }
+    if others := summary.other_metrics(scores, headline):
+        row["metrics"] = others
     evaluations = [r for r in evaluations if {headline.validation, headline.personalized} <= r.keys()]
     if evaluations:
         rounds = [record["round"] for record in evaluations]

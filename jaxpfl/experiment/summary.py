@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
 from jaxpfl.engine import stopping
 from jaxpfl.headline import ACCURACY, Headline
+
+_NO_METRICS = ("loss", "diverged")
+"""Scores of clients that are no metrics of a task."""
 
 
 def over_clients(scores: np.ndarray, *, lower: bool = False) -> dict[str, float | None]:
@@ -37,6 +41,32 @@ def over_clients(scores: np.ndarray, *, lower: bool = False) -> dict[str, float 
         "p10": float(np.mean([np.quantile(row, 0.9 if lower else 0.1) for row in rows])),
         "worst_decile": float(np.mean(worst)),
     }
+
+
+def other_metrics(scores: Mapping[str, np.ndarray], headline: Headline) -> dict[str, Any]:
+    """Means over clients, then over seeds, of a task's metrics beside its headline; empty without any.
+
+    Args:
+      scores: [S, m] by ``after_NAME``, of personalised models, and ``global_NAME``.
+      headline: the metric that is not among them.
+
+    Returns:
+      By name, ``personalized`` and ``global`` (None without a global model) with their ``mean`` and ``std``, and
+      ``undefined``, the number of clients whose test examples do not define the metric, as the AUC of one class: they
+      are left out of the means.
+    """
+    found: dict[str, Any] = {}
+    scored = ~np.isnan(scores[f"after_{headline.name}"])
+    for key, of_clients in scores.items():
+        name = key.removeprefix("after_")
+        if name == key or name in (headline.name, *_NO_METRICS):
+            continue
+        entry: dict[str, Any] = {}
+        for label, own in (("personalized", of_clients), ("global", scores.get(f"global_{name}"))):
+            over = None if own is None else over_clients(own)
+            entry[label] = None if over is None else {"mean": over["mean"], "std": over["std"]}
+        found[name] = entry | {"undefined": int((scored & np.isnan(of_clients)).any(axis=0).sum())}
+    return found
 
 
 def fraction_hurt(scores: np.ndarray, local: np.ndarray, *, lower: bool = False) -> float:

@@ -68,3 +68,12 @@ def test_what_a_method_does_not_say_is_no_zero():
     of_own = row(None, hurt=None, unseen=False) | {"gradients": None}
     costs = shown({"own": of_own}, seeds=1).split("what it took")[1]
     assert ["own", "-", "-", "1kB", "2kB", "1.2"] in [line.split() for line in costs.splitlines()]
+
+
+def test_other_metrics_stand_in_a_table_of_their_own_with_who_is_left_out():
+    own = row(None, hurt=None, unseen=False)
+    entry = {"personalized": {"mean": 0.81234, "std": None}, "global": {"mean": 0.7, "std": None}, "undefined": 2}
+    text = shown({"fedavg": own | {"metrics": {"auc": entry}}, "local": own}, seeds=1, width=120)
+    assert "0.8123 (0.7)" in text
+    assert "AUC: the test examples of 2 of 10 clients do not define it; its means leave them out" in text
+    assert "other metrics" not in shown({"local": own}, seeds=1)

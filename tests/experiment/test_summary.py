@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxpfl.experiment.summary import best_on_validation, fraction_hurt, over_clients
+from jaxpfl.experiment.summary import best_on_validation, fraction_hurt, other_metrics, over_clients
+from jaxpfl.headline import Headline
 
 
 def test_statistics_over_clients():
@@ -38,3 +39,22 @@ def test_best_on_validation_takes_the_first_best_of_each_seed():
     )
     assert got["rounds"] == [20, 20]
     assert got["personalized_accuracy"]["mean"] == pytest.approx(0.35)
+
+
+def test_other_metrics_leave_out_and_count_the_clients_that_do_not_define_them():
+    scores = {
+        "after_accuracy": np.array([[0.5, 1.0, np.nan], [0.5, 0.5, np.nan]]),  # the third has no test examples
+        "global_accuracy": np.array([[0.5, 1.0, np.nan], [0.5, 0.5, np.nan]]),
+        "after_auc": np.array([[0.7, np.nan, np.nan], [0.9, np.nan, np.nan]]),
+        "after_loss": np.ones((2, 3)),
+        "before_auc": np.zeros((2, 3)),
+    }
+    found = other_metrics(scores, Headline())
+    assert found == {
+        "auc": {
+            "personalized": {"mean": pytest.approx(0.8), "std": pytest.approx(np.sqrt(0.02))},
+            "global": None,
+            "undefined": 1,
+        }
+    }
+    assert other_metrics({"after_accuracy": np.ones((1, 2)), "after_diverged": np.zeros((1, 2))}, Headline()) == {}
