@@ -39,7 +39,9 @@ class _Source:
         "list shows them. federation: and a folder is what jaxpfl data convert saved there.",
     )
     data_dir: str | None = setting(None, "Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data.")
-    target: str | None = setting(None, "Column of the labels, of a table csv:FILE.", since="0.2")
+    target: str | None = setting(
+        None, "Column of the labels, of a table csv:FILE; several with commas between them.", since="0.2"
+    )
     client: str | None = setting(
         None,
         "Column that names the clients, of a table csv:FILE; without it a partition makes them.",

@@ -169,3 +169,51 @@ def test_a_value_may_be_missing_from_an_ignored_column(tmp_path: Path) -> None:
 def test_a_column_that_cannot_be_ignored(tmp_path: Path, column: str, words: str) -> None:
     with pytest.raises(JaxpflError, match=words):
         table(tmp_path, HEAD + ROWS, BY_CITY._replace(ignore=(column,)))
+
+
+TAGS = "site,x,calm,dry,y\na,1,0,1,2.5\na,2,1,1,3\nb,3,0,0,4\nb,4,1,0,5\n"
+
+
+@pytest.mark.parametrize(
+    ("target", "task", "words"),
+    [
+        ("calm,dry", "multilabel", "calm, dry hold 0 and 1 alone"),
+        ("y, calm", "regression", "y, calm hold other numbers than 0 and 1"),
+    ],
+)
+def test_several_columns_of_labels(tmp_path: Path, target, task, words) -> None:
+    with pytest.warns(JaxpflWarning, match=f"task = {task}, as columns {words}"):
+        source = table(tmp_path, TAGS, TableOptions(target, "site"), None)
+    wanted = {"calm,dry": [[0, 1], [1, 1], [0, 0], [1, 0]], "y, calm": [[2.5, 0], [3, 1], [4, 0], [5, 1]]}[target]
+    np.testing.assert_array_equal(source.y_train, wanted)
+    assert source.y_train.dtype == (np.int32 if task == "multilabel" else np.float32)
+    assert (source.task, source.num_classes) == (task, 2)
+    np.testing.assert_array_equal(source.x_train[:, 0], [1, 2, 3, 4])
+    named = table(tmp_path, TAGS, TableOptions("calm,dry", "site"), "regression")
+    assert named.y_train.dtype == np.float32
+
+
+def test_a_column_whose_name_has_a_comma(tmp_path: Path) -> None:
+    source = table(
+        tmp_path, TAGS.replace("calm,dry", '"calm,dry",z'), TableOptions("calm,dry", "site"), "classification"
+    )
+    assert source.y_train.tolist() == [0, 1, 0, 1]
+
+
+@pytest.mark.parametrize(
+    ("text", "target", "task", "message"),
+    [
+        (TAGS, "calm,dry,calm", None, "target names the column 'calm' twice"),
+        (TAGS, "calm,site", None, "target and client are one column, 'site'"),
+        (TAGS, "calm,wet", None, "unknown column of .*own.csv 'wet'"),
+        (TAGS, "calm,", None, "unknown column of .*own.csv ''"),
+        (TAGS, "calm,dry", "classification", "several columns of labels are of multilabel or regression"),
+        (TAGS, "calm,y", "multilabel", r"own.csv line 2: labels of multilabel are 0 or 1, column 'y' holds 2.5"),
+        (TAGS.replace(",2.5", ",high"), "calm,y", None, "column 'y' holds 'high', and numbers in most other rows"),
+        (TAGS, "calm", "multilabel", "one column of labels is of classification, binary or regression"),
+    ],
+)
+def test_several_columns_that_are_no_labels(tmp_path: Path, text, target, task, message) -> None:
+    with pytest.raises(JaxpflError, match=message) as error:
+        table(tmp_path, text, TableOptions(target, "site"), task)
+    assert "\n" not in str(error.value)

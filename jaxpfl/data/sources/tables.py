@@ -2,7 +2,8 @@
 
 The first line names the columns. Columns of numbers are features as they are; columns of text become one feature of 0
 and 1 for each text that occurs in them. Labels that are text, or few whole numbers, are classes, in the order of their
-values; any others are real numbers of a regression, unless the task is named.
+values; any others are real numbers of a regression, unless the task is named. Several columns of labels, all of
+numbers, are those of multilabel where all are 0 or 1, else of a regression.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ class TableOptions(NamedTuple):
     """Columns of a table by name, and the treatment of its missing values.
 
     Attributes:
-      target: of the labels.
+      target: of the labels; several with commas between them.
       client: of the clients' names, or None.
       missing: a name in `MISSING`: rows with a missing value are refused, or left out with a warning.
       ignore: those that are left out of the table, whatever they hold.
@@ -42,6 +43,12 @@ class TableOptions(NamedTuple):
     client: str | None = None
     missing: str = "refuse"
     ignore: tuple[str, ...] = ()
+
+    def targets(self, names: Sequence[str]) -> tuple[str, ...]:
+        """Columns of the labels, of a table of these; the name of a single column may hold commas."""
+        if self.target is None or self.target in names or "," not in self.target:
+            return () if self.target is None else (self.target,)
+        return tuple(part.strip() for part in self.target.split(","))
 
     @property
     def given(self) -> str:
@@ -79,19 +86,29 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
     if options.missing not in MISSING:
         raise unknown_name("treatment of missing values", options.missing, MISSING)
     table = _read(path)
-    rows = _without(_body(table), options)
-    if options.target is None:
+    rows = _body(table)
+    targets = options.targets(rows.names)
+    rows = _without(rows, options, targets)
+    if not targets:
         raise JaxpflError(f"{name}: target = COLUMN is needed, the labels; there are {_listed(rows.names)}")
-    for column in (options.target, options.client):
+    for place, column in enumerate(targets):
+        if column in targets[:place]:
+            raise JaxpflError(f"{name}: target names the column {shown(column)} twice")
+    for column in (*targets, options.client):
         if column is not None and column not in rows.names:
             raise unknown_name(f"column of {path}", column, rows.names)
-    if options.client == options.target:
-        raise JaxpflError(f"{name}: target and client are one column, {shown(options.target)}")
+    if options.client in targets:
+        raise JaxpflError(f"{name}: target and client are one column, {shown(options.client)}")
     rows = _without_missing(rows, options.missing)
-    y, task, classes = _labels(table, rows, options.target, task)
-    features = [column for column in rows.names if column not in (options.target, options.client)]
+    first, *others = targets
+    if others:
+        y, task = _several_labels(table, rows, targets, task)
+        classes = len(targets)
+    else:
+        y, task, classes = _labels(table, rows, first, task)
+    features = [column for column in rows.names if column not in (*targets, options.client)]
     if not features:
-        raise JaxpflError(f"{path}: no column of features beside {_listed([options.target, options.client])}")
+        raise JaxpflError(f"{path}: no column of features beside {_listed([*targets, options.client])}")
     x = _inputs(table, rows, features)
     users = names = None
     if options.client is not None:
@@ -135,20 +152,20 @@ def _body(table: Table) -> _Rows:
     return _Rows(path, names, [line for line, _ in rest], [cells for _, cells in rest])
 
 
-def _without(rows: _Rows, options: TableOptions) -> _Rows:
+def _without(rows: _Rows, options: TableOptions, targets: Sequence[str]) -> _Rows:
     """The columns that are not to be ignored."""
     for column in options.ignore:
         if column not in rows.names:
             raise unknown_name(f"column of {rows.path}", column, rows.names)
-        if column in (options.target, options.client):
-            raise JaxpflError(f"ignore = {column}: it is the column of the {_role(column, options)}")
+        if column in (*targets, options.client):
+            raise JaxpflError(f"ignore = {column}: it is the column of the {_role(column, targets)}")
     places = [place for place, name in enumerate(rows.names) if name not in options.ignore]
     kept = [[cells[place] for place in places] for cells in rows.cells]
     return rows._replace(names=[rows.names[place] for place in places], cells=kept)
 
 
-def _role(column: str, options: TableOptions) -> str:
-    return "labels" if column == options.target else "clients"
+def _role(column: str, targets: Sequence[str]) -> str:
+    return "labels" if column in targets else "clients"
 
 
 def _without_missing(rows: _Rows, missing: str) -> _Rows:
@@ -194,7 +211,10 @@ def _labels(table: Table, rows: _Rows, target: str, task: str | None) -> tuple[n
             raise JaxpflError(f"{rows.path}: labels of a regression are numbers, column {shown(target)} holds text")
         return _single(rows, target, numbers), task, 1
     if task not in ("classification", "binary"):
-        raise JaxpflError(f"task = {task}: a table has one label in a row, of classification, binary or regression")
+        raise JaxpflError(
+            f"task = {task}: one column of labels is of classification, binary or regression; give several as target = "
+            "A,B"
+        )
     if len(distinct) < 2 or (task == "binary" and len(distinct) > 2):
         wanted = "two classes" if task == "binary" else "at least two classes"
         raise JaxpflError(f"{rows.path}: column {shown(target)} has {len(distinct)} different values, not {wanted}")
@@ -202,6 +222,35 @@ def _labels(table: Table, rows: _Rows, target: str, task: str | None) -> tuple[n
     values: Sequence[object] = cells if numbers is None else numbers.tolist()
     y = np.array([places[value] for value in values], np.int32)
     return y, task, 1 if task == "binary" else len(distinct)
+
+
+def _several_labels(table: Table, rows: _Rows, targets: Sequence[str], task: str | None) -> tuple[np.ndarray, str]:
+    """Labels [N, d] of several columns, and their task."""
+    columns = []
+    for name in targets:
+        numbers = _numbers(table, rows, name)
+        if numbers is None:
+            raise JaxpflError(f"{rows.path}: several columns of labels hold numbers, column {shown(name)} holds text")
+        columns.append(numbers)
+    y = np.stack(columns, axis=1)
+    marks = (y == 0) | (y == 1)
+    if task is None:
+        task = "multilabel" if marks.all() else "regression"
+        kind = "0 and 1 alone" if marks.all() else "other numbers than 0 and 1"
+        warnings.warn(
+            f"task = {task}, as columns {_listed(targets)} hold {kind}: name the task to choose another",
+            JaxpflWarning,
+            stacklevel=3,
+        )
+    if task == "regression":
+        return np.stack([_single(rows, name, of) for name, of in zip(targets, columns, strict=True)], axis=1), task
+    if task != "multilabel":
+        raise JaxpflError(f"task = {task}: several columns of labels are of multilabel or regression")
+    if not marks.all():
+        row, place = (int(at) for at in np.argwhere(~marks)[0])
+        holds = f"column {shown(targets[place])} holds {y[row, place]:g}"
+        raise JaxpflError(f"{rows.path} line {rows.lines[row]}: labels of multilabel are 0 or 1, {holds}")
+    return y.astype(np.int32), task
 
 
 def _single(rows: _Rows, column: str, numbers: np.ndarray) -> np.ndarray:
