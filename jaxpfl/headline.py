@@ -65,6 +65,10 @@ HEADLINES: Mapping[str, Headline] = {
     one.name: one for one in (ACCURACY, Headline("rmse", lower=True, percent=False), Headline("macro_f1"))
 }
 """Headlines of the registered tasks."""
+OF_TASKS: Mapping[str, str] = {
+    "classification": "accuracy", "binary": "accuracy", "multilabel": "macro_f1", "regression": "rmse",
+}  # fmt: skip
+"""Names of the registered tasks' headlines."""
 _WORDS = {
     "rmse": "RMSE",
     "mae": "MAE",

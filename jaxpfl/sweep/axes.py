@@ -17,6 +17,7 @@ from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.experiment.config import RunConfig
 from jaxpfl.experiment.config_file import from_mapping
+from jaxpfl.headline import OF_TASKS
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.records import Value
 from jaxpfl.sweep.grid import Axis, Grid, distinct
@@ -65,6 +66,9 @@ def _named(axis: Axis, methods: Sequence[str]) -> Axis:
                 raise JaxpflError(f"{error}: a range is for settings of any number, --grid {name}=V,V lists") from None
         return dataclasses.replace(axis, name=name)
     values = tuple(_typed(name, value) for value in axis.values)
+    if name == "task" and len(metrics := {OF_TASKS.get(str(value)): value for value in values}) > 1:
+        said = " and ".join(f"{value} ({metric})" for metric, value in metrics.items())
+        raise JaxpflError(f"task: no sweep compares the scores of {said}: sweep each task by itself")
     return dataclasses.replace(axis, name=name, values=distinct(name, values))
 
 

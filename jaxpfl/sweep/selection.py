@@ -14,12 +14,15 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpfl.errors import JaxpflError, unknown_name
-from jaxpfl.headline import HEADLINES, Headline, of_names
+from jaxpfl.headline import ACCURACY, HEADLINES, Headline, of_names
 from jaxpfl.records import DONE, Record, Value
 from jaxpfl.sweep.order import by_setting
 
 METRICS = {one.validation: not one.lower for one in HEADLINES.values()} | {"validation_loss": False}
 """The metrics of validation examples; true where larger is better."""
+
+
+_HEADLINES = {name for one in HEADLINES.values() for name in (one.validation, one.personalized)}
 
 
 class Tried(NamedTuple):
@@ -76,8 +79,16 @@ def select(records: Iterable[Record], seeds: Iterable[int], metric: str | None =
 
 
 def headline_of(records: Iterable[Record]) -> Headline:
-    """The headline metric of the runs of a sweep."""
-    return of_names(name for record in records for name in record.metrics)
+    """The headline metric of the runs of a sweep.
+
+    Raises:
+      JaxpflError: for runs of several, as of data sets of different tasks.
+    """
+    found = {of_names(record.metrics) for record in records if _HEADLINES & record.metrics.keys()}
+    if len(found) > 1:
+        names = " and ".join(sorted(one.words for one in found))
+        raise JaxpflError(f"runs of the sweep are scored by {names}, which do not compare: sweep their data apart")
+    return next(iter(found), ACCURACY)
 
 
 def validation_scores(

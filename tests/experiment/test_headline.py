@@ -3,8 +3,11 @@
 import numpy as np
 import pytest
 
+from jaxpfl import JaxpflError, stack_clients
+from jaxpfl.engine.assemble import make_task
 from jaxpfl.experiment.summary import best_on_validation, fraction_hurt, over_clients
-from jaxpfl.headline import ACCURACY, HEADLINES, of_names, of_summary
+from jaxpfl.headline import ACCURACY, HEADLINES, OF_TASKS, of_names, of_summary
+from jaxpfl.models.base import as_binary, as_multilabel, as_regression
 from jaxpfl.records import DONE, Record
 from jaxpfl.sweep.selection import select
 from jaxpfl.sweep.summary import summarize
@@ -56,3 +59,20 @@ def test_names_of_scores_tell_the_headline():
     assert of_names(["train_loss", "personalized_rmse"]) == RMSE
     assert of_names(["train_loss"]) == of_summary({}) == ACCURACY
     assert of_summary({"metric": "macro_f1"}).number(0.123456) == "12.35"
+
+
+def test_headlines_of_tasks_are_those_of_the_built_ones():
+    federation = stack_clients([(np.zeros((4, 3)), np.array([0, 1, 1, 0])), (np.ones((4, 3)), np.array([1, 0, 1, 0]))])
+    task = make_task("linear", federation, 2)
+    built = [task, as_binary(task), as_multilabel(task), as_regression(task)]
+    assert {one.kind: one.headline for one in built} == OF_TASKS
+    assert set(OF_TASKS.values()) == set(HEADLINES)
+
+
+def test_runs_of_different_headlines_are_not_compared():
+    records = [
+        Record("fedavg", {"data": name}, 0, DONE, metrics={f"personalized_{name}": 0.5}, group="g", seconds=1.0)
+        for name in ("rmse", "accuracy")
+    ]
+    with pytest.raises(JaxpflError, match="scored by RMSE and accuracy, which do not compare"):
+        summarize(records, {}, seeds=[0], programs=1, seconds=0.0)

@@ -54,6 +54,7 @@ def test_a_methods_own_name_is_enough_for_one_method():
         ("adaped.psi_init=x", "adaped.psi_init must be a float"),
         ("cohort=2m", "cohort must be a count, or a share"),
         ("lr=1,1.0", "lr has the value 1"),
+        ("task=binary,regression", "no sweep compares the scores of binary .accuracy. and regression .rmse."),
         ("lr=.1,1e-1", "lr has the value 0.1 twice"),
         ("cohort=.5m,0.50m", "cohort has the value '0.5m' twice"),
     ],
