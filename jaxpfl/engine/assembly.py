@@ -29,6 +29,7 @@ from jaxpfl.models.half import in_bfloat16
 from jaxpfl.models.parameters import Given
 from jaxpfl.participation import Participation, availability
 from jaxpfl.privacy import Mechanism, PrivacyConfig, PrivacyPlan, SiloMechanism
+from jaxpfl.privacy.claim import planned
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.types import Federation
 
@@ -371,6 +372,6 @@ def put_together(
         told |= {"rounds": spec.training.rounds, "compressed": spec.coding.compress is not None}
         mechanism = mechanism.mechanism(cohorts, told)
     if mechanism is not None:
-        mechanism = mechanism.for_rounds(spec.training.rounds, cohorts.cycle)
+        mechanism = planned(mechanism, spec.training.rounds, cohorts.cycle)
     work = dataclasses.replace(work, privacy=mechanism)
     return Assembled(spec, task, federation, unseen, hp, cohorts, mechanism, work, attackers)

@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxpfl.errors import JaxpflError
 from jaxpfl.participation import Participation
+from jaxpfl.privacy import banded
 from jaxpfl.privacy.accounting import Accountant, PrivacyPlan
 from jaxpfl.privacy.calibration import calibrate
 from jaxpfl.privacy.descriptions import (
@@ -38,6 +39,27 @@ class Run(TypedDict, total=False):
     releases: int
     linear: bool
     compressed: bool
+
+
+def planned(mechanism: Mechanism, rounds: int, cycle: int | None) -> Mechanism:
+    """The mechanism with the bands and coefficients of banded noise, the best ones for R rounds unless given.
+
+    No method of `Mechanism`: a compiled round names its class, and could not be found again by what SciPy does.
+
+    Args:
+      mechanism: of any noise; returned as it is unless banded.
+      rounds: R.
+      cycle: rounds between two turns of a client, the number of bands unless given; None if they take none.
+
+    Raises:
+      JaxpflError: for more bands than rounds, and no number of bands without a cycle.
+    """
+    if mechanism.noise != "banded" or mechanism.coefficients is not None:
+        return mechanism
+    if mechanism.bands is None and cycle is None:
+        raise JaxpflError("noise = banded needs clients that take turns: participation = cyclic")
+    bands = mechanism.bands if mechanism.bands is not None else min(cycle or 1, rounds)
+    return replace(mechanism, bands=bands, coefficients=banded.coefficients(bands, rounds))
 
 
 def check_compressible(noise: str) -> None:
@@ -154,10 +176,9 @@ def _noise(
     if releases > 1 and not mechanism.by_server:
         raise JaxpflError(f"several releases in a round are accounted with central noise, not {mechanism.noise}")
     if mechanism.noise == "banded":
-        planned = mechanism.for_rounds(rounds, participation.cycle)
-        assert planned.coefficients is not None
-        z = float(np.asarray(planned.noise_multiplier))
-        return CentralNoise(z, clip, releases=releases, coefficients=planned.coefficients)
+        c = planned(mechanism, rounds, participation.cycle).coefficients
+        assert c is not None
+        return CentralNoise(float(np.asarray(mechanism.noise_multiplier)), clip, releases=releases, coefficients=c)
     if mechanism.noise == "central":
         adapts = mechanism.quantile is not None
         z = float(mechanism.noise_multiplier_of_sum)

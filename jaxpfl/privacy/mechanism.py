@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 
 import numpy as np
 
@@ -95,23 +95,6 @@ class Mechanism(NoiseSettings):
     def by_server(self) -> bool:
         """True if the server adds the noise, to the sum."""
         return self.noise in ("central", "banded")
-
-    def for_rounds(self, rounds: int, cycle: int | None) -> Mechanism:
-        """The same with the bands and coefficients of banded noise, the best ones for R rounds unless given.
-
-        Args:
-          rounds: R.
-          cycle: rounds between two turns of a client, the number of bands unless given; None if they take none.
-
-        Raises:
-          JaxpflError: for more bands than rounds, and no number of bands without a cycle.
-        """
-        if self.noise != "banded" or self.coefficients is not None:
-            return self
-        if self.bands is None and cycle is None:
-            raise JaxpflError("noise = banded needs clients that take turns: participation = cyclic")
-        bands = self.bands if self.bands is not None else min(cycle or 1, rounds)
-        return replace(self, bands=bands, coefficients=banded.coefficients(bands, rounds))
 
     def _check_adaptive(self, quantile: float, z: float) -> None:
         checks.probability("quantile", quantile)

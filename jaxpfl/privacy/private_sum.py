@@ -18,8 +18,10 @@ References: McMahan et al. 2018, "Learning Differentially Private Recurrent Lang
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import replace
-from typing import Any, NamedTuple
+from functools import partial
+from typing import Any, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +66,10 @@ class _Guarded(NamedTuple):
     past: PyTree = ()
 
 
+_Changed: TypeAlias = Callable[[Message, PrivateHyper], PyTree]
+"""(broadcast, hyper-parameters) -> shapes and types of a client's clipped change."""
+
+
 class _Sent(NamedTuple):
     """Message to every client: the method's own, and the current C if it adapts."""
 
@@ -92,7 +98,7 @@ def privatize(
     Args:
       algorithm: the method's.
       hp: its hyper-parameters.
-      mechanism: of every round; banded with its coefficients (`Mechanism.for_rounds`).
+      mechanism: of every round; banded with its coefficients (`claim.planned`).
       splits: one client's, as arrays or shapes; for the shapes of banded noise.
 
     Raises:
@@ -108,9 +114,13 @@ def privatize(
     # Of the numbers that are hyper-parameters the functions hold none: a compiled program serves all of them.
     kind = replace(mechanism, noise_multiplier=0.0, clipping_norm=1.0)
     clients = tuple(_client(client, kind) for client in algorithm.clients)
-    if kind.noise == "banded" and (kind.coefficients is None or splits is None):
-        raise JaxpflError("banded noise needs coefficients (Mechanism.for_rounds) and one client's splits")
-    server = _server(algorithm, kind, splits)
+    changed: _Changed | None = None
+    if kind.noise == "banded":
+        if kind.coefficients is None or splits is None:
+            raise JaxpflError("banded noise needs coefficients (privacy.claim.planned) and one client's splits")
+        # Other noise needs no shapes: functions that held them would be others for other data.
+        changed = partial(_change, algorithm, splits)
+    server = _server(algorithm.server, kind, changed)
     return algorithm._replace(clients=clients, server=server, noise=mechanism.stream), hyper
 
 
@@ -144,16 +154,16 @@ def _client(inner: Client, mechanism: Mechanism) -> Client:
     return wrapped_client(inner, update=update, hyper=_of_method, received=received)
 
 
-def _server(algorithm: Algorithm, mechanism: Mechanism, splits: Splits | None) -> Server:
-    inner, c = algorithm.server, mechanism.coefficients or (1.0,)
+def _server(inner: Server, mechanism: Mechanism, changed: _Changed | None) -> Server:
+    c = mechanism.coefficients or (1.0,)
     correlated = len(c) > 1
 
     def init(key: Key, hp: PrivateHyper, ctx: ServerContext) -> _Guarded:
         start = () if mechanism.quantile is None else jnp.asarray(hp.clipping_norm, jnp.result_type(float))
         state, past = inner.init(key, hp.method, ctx), ()
         if correlated:
-            assert splits is not None
-            change = _change(algorithm, inner.broadcast(key, hp.method, ctx, state), splits, hp)
+            assert changed is not None
+            change = changed(inner.broadcast(key, hp.method, ctx, state), hp)
             past = jax.tree.map(lambda a: jnp.zeros((len(c) - 1, *a.shape), a.dtype), change)
         return _Guarded(state, start, past)
 
@@ -202,7 +212,7 @@ def _server(algorithm: Algorithm, mechanism: Mechanism, splits: Splits | None) -
     )
 
 
-def _change(algorithm: Algorithm, message: Message, splits: Splits, hp: PrivateHyper) -> PyTree:
+def _change(algorithm: Algorithm, splits: Splits, message: Message, hp: PrivateHyper) -> PyTree:
     """Shapes and types of a client's clipped change, with its noise."""
     client, zero, key = algorithm.clients[0], jnp.int32(0), jax.random.key(0)
     if message.per_client is not None:
