@@ -69,7 +69,7 @@ def test_a_table_is_trained_resumed_and_reported_by_its_error(capsys, houses, tm
     [
         (["--target", "prize"], "unknown column of"),
         (["--partition", "classes"], "the partition 'classes' deals examples by their classes"),
-        (["--task", "multilabel"], "a table has one label in a row"),
+        (["--task", "multilabel"], "one column of labels is of classification, binary or regression"),
         (["--task", "regresion"], "did you mean 'regression'"),
         (["--loss", "hubre"], "did you mean 'huber'"),
         (["--loss", "huber:delta=-1"], "huber:delta must be > 0, got -1"),

@@ -118,7 +118,7 @@ def test_the_noise_of_adaptive_clippings_count():
 def test_the_noise_of_adapeds_steps(scale_norm):
     """Noise of mu with C_1, and of psi with C_2, both with the same z."""
     mechanism = Mechanism(Z, C, "per_step", scale_clipping_norm=scale_norm)
-    (noisy, _), (exact, _) = after_a_round("adaped", mechanism, lr_global=RATE, lr_psi=0.05)
+    noisy, exact = (end.state for end in after_a_round("adaped", mechanism, lr_global=RATE, lr_psi=0.05))
     one = Z / CLIENTS**0.5
     assert_standard((noisy.psi - exact.psi) / (0.05 * one * (scale_norm or C)))
     for entry in range(4):
