@@ -2,6 +2,9 @@ r"""Linear regression with a population of coefficients that is a mixture of k G
 
 EM on the data: with :math:`S_{il} = s_l^2 X_i X_i^T + s_x^2 I`, client i has the responsibilities
 :math:`r_{il} \propto p_l N(y_i; X_i \mu_l, S_{il})`; its estimate is the posterior mean :math:`\sum_l r_{il} m_{il}`.
+The clients' components alone are missing data, not their coefficients: centers and variances are fitted by the marginal
+likelihood given the responsibilities. With the coefficients as missing data too, variances move by next to nothing a
+step where clients have fewer examples than coefficients, and with two or three each centers do not part.
 
 The paper's alternating forms are included for comparison: Algorithm 1 (AdaMix) steps on each client's coefficients and
 fits the mixture to them, which takes many steps and collapses to the least variance allowed; Algorithm 6, for points,
@@ -19,6 +22,7 @@ import jax.numpy as jnp
 
 from jaxpfl import trees
 from jaxpfl.estimators import regression
+from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.regression import Population, Posterior, Rotated
 from jaxpfl.priors import discrete, gaussian_mixture
 from jaxpfl.priors.gaussian_mixture import Mixture
@@ -77,21 +81,52 @@ def log_likelihood(population: MixturePopulation, data: Rotated) -> Array:
 
 
 def em(population: MixturePopulation, data: Rotated, floor: Scalar, steps: int) -> MixturePopulation:
-    """EM steps on all clients' data, leaves [m, ...]. A component without clients keeps its center and variance."""
-    d = data.x.shape[-1]
+    r"""EM steps on all clients' data, leaves [m, ...], which never lower `log_likelihood`.
+
+    .. math:: \mu_l \leftarrow \Big( \sum_i r_{il} X_i^T S_{il}^{-1} X_i \Big)^{-1} \sum_i r_{il} X_i^T S_{il}^{-1} y_i
+
+    with the variances at hand, and then all variances by Newton steps on :math:`\sum_{il} r_{il} \log N(y_i; X_i \mu_l,
+    S_{il})`. A component without clients keeps its center and variance.
+
+    Reference: Liu and Rubin 1994, "The ECME algorithm".
+    """
 
     def step(_: Array, old: MixturePopulation) -> MixturePopulation:
-        belongs, of = jax.vmap(lambda data: posteriors(old, data))(data)  # [m, k], leaves [m, k, ...]
-        counts = belongs.sum(axis=0)
-        shares = belongs / jnp.where(counts > 0, counts, 1)
-        mu = jnp.where(counts[:, None] > 0, jax.vmap(trees.sum_products, in_axes=1)(shares, of.mean), old.mu)
-        squares = ((of.mean - mu) ** 2).sum(axis=-1) + of.variance
-        s2 = jnp.where(counts > 0, jnp.maximum((shares * squares).sum(axis=0) / d, floor), old.s2)
-        residual = data.y[:, None] - jnp.einsum("ijd,ikd->ikj", data.x, of.mean)
-        noise = (belongs * ((residual**2).sum(axis=-1) + of.fitted)).sum() / data.y.size
-        return MixturePopulation(discrete.shares(belongs), mu, s2, jnp.maximum(noise, floor))
+        belongs = jax.vmap(lambda data: posteriors(old, data)[0])(data)  # [m, k]
+        mu = jax.vmap(lambda r, mu, s2: _center(Population(mu, s2, old.sx2), data, r), in_axes=(1, 0, 0))(
+            belongs, old.mu, old.s2
+        )
+        s2, sx2 = _variances(old, belongs, data, mu, floor)
+        return MixturePopulation(discrete.shares(belongs), mu, s2, sx2)
 
     return jax.lax.fori_loop(0, steps, step, population)
+
+
+def _center(population: Population, data: Rotated, belongs: Array) -> Array:
+    """A component's center by generalised least squares with clients' responsibilities [m], from the one at hand."""
+    weights = belongs[:, None] / (population.s2 * data.squares + population.sx2)
+    apart = data.y - data.x @ population.mu
+    gram = jnp.einsum("ij,ijd,ije->de", weights, data.x, data.x)
+    return population.mu + jnp.linalg.pinv(gram, hermitian=True) @ jnp.einsum("ij,ijd->d", weights * apart, data.x)
+
+
+def _variances(old: MixturePopulation, belongs: Array, data: Rotated, mu: Array, floor: Scalar) -> tuple[Array, Array]:
+    """The components' variances [k] and the noise's, from the old ones, for centers [k, d]."""
+    squares = (data.y[:, None] - jnp.einsum("ijd,kd->ikj", data.x, mu)) ** 2
+
+    def variances(at: Array) -> tuple[Array, Array]:
+        found = jnp.maximum(jnp.exp(at), floor)
+        return found[:-1], found[-1]
+
+    def likelihood(at: Array) -> Array:
+        s2, sx2 = variances(at)
+        diagonal = s2[:, None] * data.squares[:, None] + sx2
+        each = (squares / diagonal + jnp.log(diagonal)).sum(axis=-1)
+        return -(belongs * each).mean() / 2
+
+    begin = jnp.log(jnp.append(old.s2, old.sx2))
+    s2, sx2 = variances(climb(likelihood, begin[None])[0])
+    return jnp.where(belongs.sum(axis=0) > 0, s2, old.s2), sx2
 
 
 def adamix(

@@ -45,6 +45,8 @@ class RegressionSettings:
     """Steps of EM from the moments."""
     gradient_steps: int = 300
     """Steps of Algorithm 4, at the moments' variances."""
+    accelerated: bool = True
+    """Steps of Algorithm 4 with Nesterov's momentum; without it they are as printed, and slow."""
     repetitions: int = 10
     """Independent repetitions, for the standard errors."""
     seed: int = 0
@@ -88,11 +90,12 @@ def draw(key: Key, given: RegressionSettings) -> tuple[Population, Array, Array,
     return Population(mu, jnp.float32(given.sigma_theta**2), jnp.float32(given.noise_variance)), theta, x, y
 
 
-def algorithm_4(begin: Population, data: Rotated, steps: int) -> Array:
+def algorithm_4(begin: Population, data: Rotated, steps: int, *, accelerated: bool = True) -> Array:
     """Coefficients [m, d] by Algorithm 4 from zeros, at the largest rate that is stable for every client."""
     rate = 1 / (data.squares.max() / begin.sx2 + 1 / begin.s2)
     zeros = jnp.zeros((data.x.shape[0], data.x.shape[-1]), data.x.dtype)
-    return regression.gradient_descent(begin._replace(mu=zeros[0]), zeros, data.x, data.y, rate, steps)[1]
+    begin = begin._replace(mu=zeros[0])
+    return regression.gradient_descent(begin, zeros, data.x, data.y, rate, steps, accelerated=accelerated)[1]
 
 
 def study(key: Key, given: RegressionSettings) -> dict[str, Array]:
@@ -110,7 +113,7 @@ def study(key: Key, given: RegressionSettings) -> dict[str, Array]:
         "local": jax.vmap(regression.least_squares)(data),
         "fedavg": jnp.broadcast_to(moments.mu, theta.shape),
         "known": known.mean,
-        "algorithm-4": algorithm_4(moments, data, given.gradient_steps),
+        "algorithm-4": algorithm_4(moments, data, given.gradient_steps, accelerated=given.accelerated),
         "personalized": posteriors(learned).mean,
     }
     return {name: mean_square(each, theta) for name, each in estimates.items()} | {"bound": known.variance.mean()}

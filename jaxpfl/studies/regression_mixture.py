@@ -53,7 +53,7 @@ class RegressionMixtureSettings:
     """Iterations of Algorithm 1, and at most 20 of Algorithm 6, which converges after a few."""
     floor: float = 0.001
     """Least variance of a component in Algorithm 1, which ends on it."""
-    em_steps: int = 200
+    em_steps: int = 20
     """Steps of EM on the data."""
     repetitions: int = 5
     """Independent repetitions, for the standard errors."""

@@ -20,9 +20,9 @@ def test_linear_regression(dim, known, fedavg):
         assert abs(mse[name]["mean"] - mse[name]["closed_form"]) < 5 * mse[name]["stderr"]
     for name, reference in (("known", known), ("fedavg", fedavg)):
         assert abs(mse[name]["mean"] - reference) < 5 * 5**0.5 * mse[name]["stderr"] + 0.0005
-    # What learning the population costs (seen: .16 and .22 %; Algorithm 4, which moves mu slowly, .2 and 1.1).
-    for name, most in (("personalized", 1.005), ("algorithm-4", 1.02)):
-        assert 1 < mse[name]["mean"] / mse["known"]["mean"] < most
+    # What learning the population costs (seen: .16 and .22 %, and as much with the moments' variances).
+    for name in ("personalized", "algorithm-4"):
+        assert 1 < mse[name]["mean"] / mse["known"]["mean"] < 1.005
 
 
 @pytest.mark.slow
