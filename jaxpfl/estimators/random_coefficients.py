@@ -89,6 +89,13 @@ def pooled(messages: Message) -> Array:
     return jnp.linalg.pinv(messages.gram.sum(axis=0), hermitian=True) @ messages.cross.sum(axis=0)
 
 
+def about(center: Array, messages: Message) -> Message:
+    """Messages of the residuals ``y - X center``, leaves [m, ...]; center [d]."""
+    fitted = messages.gram @ center
+    square = messages.square - 2 * messages.cross @ center + fitted @ center
+    return messages._replace(cross=messages.cross - fitted, square=jnp.maximum(square, 0))
+
+
 def start(messages: Message) -> Coefficients:
     """Start of `em`: the pooled coefficients, and their residuals' variance halved between noise and coefficients.
 
@@ -104,6 +111,28 @@ def start(messages: Message) -> Coefficients:
 def posterior(population: Coefficients, sent: Message) -> Posterior:
     """Posterior of one client's coefficients."""
     return _posterior(population, _root(population.covariance), sent)
+
+
+def squared_errors(population: Coefficients, messages: Message) -> Array:
+    r"""Covariance of every client's error, for known variances and a mean learned from all clients, [m, d, d].
+
+    .. math:: C_i + D_i V D_i^T, \qquad D_i = I - C_i A_i / \sigma^2, \qquad
+       V = \Big( \sum_i X_i^T (X_i \Sigma X_i^T + \sigma^2 I)^{-1} X_i \Big)^+
+
+    The second term is for the mean (the first two of Prasad and Rao's 1990 three); none is for the variances.
+
+    Args:
+      population: whose mean is that of generalised least squares, as `em` leaves it.
+      messages: of all clients, leaves [m, ...].
+
+    Reference: Henderson 1975, "Best linear unbiased estimation and prediction under a selection model".
+    """
+    root = _root(population.covariance)
+    of = jax.vmap(lambda sent: _posterior(population, root, sent))(messages)
+    kept = jnp.eye(len(population.mean)) - of.covariance @ messages.gram / population.noise
+    seen = (messages.gram @ kept).sum(axis=0) / population.noise
+    spread = jnp.linalg.pinv((seen + seen.T) / 2, hermitian=True)
+    return of.covariance + kept @ spread @ kept.swapaxes(1, 2)
 
 
 def em(population: Coefficients, messages: Message, floor: Scalar, steps: int) -> Coefficients:

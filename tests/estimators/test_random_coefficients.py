@@ -112,6 +112,33 @@ def test_em_ends_at_the_maximum_that_scipy_finds():
     np.testing.assert_allclose(found.noise, np.exp(best.x[5]), rtol=1e-3)
 
 
+def test_squared_errors_count_the_means_own():
+    """Against the linear map from labels to errors, whose covariance is that of labels and coefficients together."""
+    mu, covariance, x, y, _ = clients(7, 3, 4)
+    m, n, d = x.shape
+    inverses = [np.linalg.inv(own @ covariance @ own.T + 0.3 * np.eye(n)) for own in x]
+    gram = np.linalg.inv(sum(own.T @ v @ own for own, v in zip(x, inverses, strict=True)))
+    got = joint.squared_errors(
+        joint.Coefficients(jnp.asarray(mu), jnp.asarray(covariance), jnp.asarray(0.3)), sums(x, y)
+    )
+    for i in range(m):
+        gain = covariance @ x[i].T @ inverses[i]
+        # Estimate i is a sum of maps of all clients' labels; errors subtract the client's own theta.
+        maps = [(np.eye(d) - gain @ x[i]) @ gram @ own.T @ v for own, v in zip(x, inverses, strict=True)]
+        maps[i] = maps[i] + gain
+        want = covariance.copy()
+        for of, v in zip(maps, inverses, strict=True):
+            want += of @ np.linalg.inv(v) @ of.T
+        want -= maps[i] @ x[i] @ covariance + (maps[i] @ x[i] @ covariance).T
+        np.testing.assert_allclose(got[i], want, rtol=1e-8, atol=1e-10)
+
+
+def test_messages_about_a_center_are_those_of_the_residuals():
+    mu, _, x, y, _ = clients(5, 4, 3)
+    for got, want in zip(joint.about(jnp.asarray(mu), sums(x, y)), sums(x, y - x @ mu), strict=True):
+        np.testing.assert_allclose(got, want, rtol=1e-9, atol=1e-9)
+
+
 def test_padding_of_zeros_and_the_order_of_clients_change_nothing():
     *_, x, y, _ = clients(9, 4, 3)
     padded = jax.vmap(partial(joint.message, size=4))(

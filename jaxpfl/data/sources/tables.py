@@ -70,11 +70,50 @@ class _Rows(NamedTuple):
         return [row[place] for row in self.cells]
 
 
+class Feature(NamedTuple):
+    """A feature of a table: a column of numbers, or a text of a column of texts, 1 where it stands and else 0."""
+
+    column: str
+    text: str | None = None
+
+
+class Columns(NamedTuple):
+    """Contents of a table.
+
+    Attributes:
+      x: features, [N, d], in double precision and within the range of single precision.
+      y: labels, [N] or [N, several]; int32 where they are classes, or 0 and 1.
+      task: that of the labels.
+      classes: number of classes, or of labels.
+      features: of the columns of x, [d].
+      users: the client of each row in 0 .. U - 1, [N], and user_names [U]; None without a column of clients.
+    """
+
+    x: np.ndarray
+    y: np.ndarray
+    task: str
+    classes: int
+    features: list[Feature]
+    users: np.ndarray | None = None
+    user_names: np.ndarray | None = None
+
+
 def load_table(name: str, path: Path, options: TableOptions, *, task: str | None = None) -> Source:
-    """Load a data set from a table in CSV text.
+    """Load a data set from a table in CSV text; arguments and errors as `read_table`."""
+    of = read_table(name, path, options, task=task)
+    y = of.y.astype(np.float32) if np.issubdtype(of.y.dtype, np.floating) else of.y
+    said = f"{len(y)} rows of {path}, {of.x.shape[1]} features"
+    return Source(
+        name, of.x.astype(np.float32), y, None, None, of.classes, said, users_train=of.users,
+        user_names=of.user_names, task=of.task,
+    )  # fmt: skip
+
+
+def read_table(name: str, path: Path, options: TableOptions, *, task: str | None = None) -> Columns:
+    """Read features, labels and clients from a table in CSV text.
 
     Args:
-      name: under which it is loaded.
+      name: of the data, for messages.
       path: the file.
       options: its columns.
       task: that of the labels; by their values, with a warning that says so, unless given.
@@ -106,17 +145,16 @@ def load_table(name: str, path: Path, options: TableOptions, *, task: str | None
         classes = len(targets)
     else:
         y, task, classes = _labels(table, rows, first, task)
-    features = [column for column in rows.names if column not in (*targets, options.client)]
-    if not features:
+    columns = [column for column in rows.names if column not in (*targets, options.client)]
+    if not columns:
         raise JaxpflError(f"{path}: no column of features beside {_listed([*targets, options.client])}")
-    x = _inputs(table, rows, features)
-    users = names = None
-    if options.client is not None:
-        users, _, names = number_users(np.array(rows.column(options.client)), None)
-        if len(names) < 2:
-            raise JaxpflError(f"{path}: column {shown(options.client)} names one client alone, {shown(str(names[0]))}")
-    said = f"{len(y)} rows of {path}, {x.shape[1]} features"
-    return Source(name, x, y, None, None, classes, said, users_train=users, user_names=names, task=task)
+    x, features = _inputs(table, rows, columns)
+    if options.client is None:
+        return Columns(x, y, task, classes, features)
+    users, _, names = number_users(np.array(rows.column(options.client)), None)
+    if len(names) < 2:
+        raise JaxpflError(f"{path}: column {shown(options.client)} names one client alone, {shown(str(names[0]))}")
+    return Columns(x, y, task, classes, features, users, names)
 
 
 def _read(path: Path) -> Table:
@@ -254,22 +292,24 @@ def _several_labels(table: Table, rows: _Rows, targets: Sequence[str], task: str
 
 
 def _single(rows: _Rows, column: str, numbers: np.ndarray) -> np.ndarray:
-    """Numbers of a column in single precision, which must hold them."""
+    """Numbers of a column, which single precision must hold."""
     with np.errstate(over="ignore"):
-        found = numbers.astype(np.float32)
-    if not np.isfinite(found).all():
-        line = rows.lines[int(np.argmin(np.isfinite(found)))]
+        held = np.isfinite(numbers.astype(np.float32))
+    if not held.all():
+        line = rows.lines[int(np.argmin(held))]
         raise JaxpflError(f"{rows.path} line {line}: column {shown(column)} holds a number beyond 32 bits")
-    return found
+    return numbers
 
 
-def _inputs(table: Table, rows: _Rows, features: list[str]) -> np.ndarray:
+def _inputs(table: Table, rows: _Rows, names: list[str]) -> tuple[np.ndarray, list[Feature]]:
     """Features [N, d]: columns of numbers as they are, and one of 0 and 1 for each text of the others."""
     columns: list[np.ndarray] = []
-    for name in features:
+    features: list[Feature] = []
+    for name in names:
         numbers = _numbers(table, rows, name)
         if numbers is not None:
             columns.append(_single(rows, name, numbers)[:, None])
+            features.append(Feature(name))
             if _counts_rows(numbers):
                 _doubt(rows, f"column {shown(name)} rises with every row, as a number of the row does", name)
             continue
@@ -279,11 +319,12 @@ def _inputs(table: Table, rows: _Rows, features: list[str]) -> np.ndarray:
                 f"{rows.path}: column {shown(name)} has {len(texts)} different texts in {len(places)} rows, too many "
                 "for categories: take it out of the table"
             )
-        check_fits(rows.path, 4 * len(texts) * len(places))
+        check_fits(rows.path, 8 * len(texts) * len(places))
         if len(texts) > _SEVERAL_TEXTS:
             _doubt(rows, f"column {shown(name)} becomes {len(texts)} features, one for each text in it", name)
-        columns.append((places[:, None] == np.arange(len(texts))).astype(np.float32))
-    return np.concatenate(columns, axis=1)
+        columns.append((places[:, None] == np.arange(len(texts))).astype(np.float64))
+        features += [Feature(name, str(text)) for text in texts]
+    return np.concatenate(columns, axis=1), features
 
 
 def _counts_rows(numbers: np.ndarray) -> bool:

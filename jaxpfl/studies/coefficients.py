@@ -1,0 +1,180 @@
+"""The study of clients' regressions: coefficients of a full covariance, or in one subspace, from few examples each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxpfl import checks
+from jaxpfl.errors import JaxpflError
+from jaxpfl.estimators import common_representation as common
+from jaxpfl.estimators import random_coefficients as joint
+from jaxpfl.estimators import regression
+from jaxpfl.presentation import new_axes, save
+from jaxpfl.studies.own_data.options import LEVEL, own_or_simulated
+from jaxpfl.studies.plots import FEW_ERRORS, color
+from jaxpfl.studies.repetitions import mean_square, repeat, report
+from jaxpfl.studies.report import estimator_table, regression_title
+from jaxpfl.studies.settings import at_least, refuse_given
+from jaxpfl.studies.study import Options, Results, Study
+from jaxpfl.types import Array, Key
+
+FLOOR = 1e-6
+"""Least variance."""
+
+
+@dataclass(frozen=True)
+class CoefficientsSettings:
+    """y = X theta_i + w, X ~ N(0, I), and theta_i ~ N(mu, Sigma) of correlated entries, or in a subspace."""
+
+    clients: int = 800
+    """Number of clients, m."""
+    samples: int = 3
+    """Examples of a client, n."""
+    dim: int = 6
+    """Number of coefficients, d."""
+    rank: int = 0
+    """Dimensions of the subspace of the coefficients, k (of a table of your own, about the pooled ones); 0 for
+    coefficients of full covariance about a mean."""
+    noise_variance: float = 0.3
+    """Variance of w."""
+    em_steps: int = 200
+    """Steps of EM, and of minimising in turns."""
+    repetitions: int = 10
+    """Independent repetitions, for the standard errors."""
+    seed: int = 0
+    """Seed of every random draw."""
+
+    def check(self) -> None:
+        """Check the settings.
+
+        Raises:
+          JaxpflError: the name, its value, and what is allowed.
+        """
+        for name in ("clients", "samples"):  # one variance for all shows in pairs of a client's examples
+            at_least(name, getattr(self, name), 2)
+        for name in ("dim", "em_steps", "repetitions"):
+            checks.count(name, getattr(self, name))
+        checks.positive("noise_variance", self.noise_variance)
+        if not 0 <= self.rank <= self.dim:
+            raise JaxpflError(f"rank must be from 0 to dim = {self.dim}, got {self.rank}")
+
+
+@dataclass(frozen=True)
+class CoefficientsOptions(Options):
+    """A table of your own instead of simulated clients."""
+
+    csv: Path | None = None
+    """A table with a header, a row for each example."""
+    target: str | None = None
+    """The column of labels, which are numbers."""
+    client: str | None = None
+    """The column that names the clients."""
+    ignore: tuple[str, ...] = ()
+    """Columns that are no features."""
+    missing: str = "refuse"
+    """Rows with a missing value: refuse, or drop."""
+    no_intercept: bool = False
+    """Leave out the intercept, which otherwise is each client's first coefficient."""
+    level: float = LEVEL
+    """Level of the intervals of coefficients of your own."""
+
+    def refuse_without_file(self) -> None:
+        """Refuse the other options without a file.
+
+        Raises:
+          JaxpflError.
+        """
+        names = ("target", "client", "ignore", "missing", "no_intercept", "level")
+        refuse_given(self, names, "is of --csv, and there is none")
+
+
+def draw(key: Key, given: CoefficientsSettings) -> tuple[joint.Coefficients, Array, Array, Array]:
+    """Draw the population, coefficients [m, d], X [m, n, d] and y [m, n]."""
+    of_root, of_mu, of_theta, of_x, of_noise = jax.random.split(key, 5)
+    m, n, d = given.clients, given.samples, given.dim
+    rank = given.rank or d
+    root = jax.random.normal(of_root, (d, rank)) / rank**0.5
+    mu = jnp.zeros(d) if given.rank else jax.random.normal(of_mu, (d,))
+    theta = mu + jax.random.normal(of_theta, (m, rank)) @ root.T
+    x = jax.random.normal(of_x, (m, n, d))
+    y = jnp.einsum("ijd,id->ij", x, theta) + given.noise_variance**0.5 * jax.random.normal(of_noise, (m, n))
+    return joint.Coefficients(mu, root @ root.T, jnp.float32(given.noise_variance)), theta, x, y
+
+
+def estimates(name: str, given: CoefficientsSettings, known: joint.Coefficients, x: Array, y: Array) -> Array:
+    """Coefficients [m, d] by the estimator of that name."""
+    sent = jax.vmap(joint.message)(x, y)
+    if name == "local":
+        return jax.vmap(partial(common.least_squares_head, jnp.eye(given.dim)))(sent)
+    if name == "fedavg":
+        return jnp.broadcast_to(joint.pooled(sent), (given.clients, given.dim))
+    if name == "one variance":
+        data = jax.vmap(regression.rotate)(x, y)
+        begin = regression.moments(regression.pooled(data), x, y, FLOOR)
+        learned = regression.em(begin, data, FLOOR, given.em_steps)
+        return jax.vmap(lambda data: regression.posterior(learned, data).mean)(data)
+    if name == "in turns":
+        basis = common.alternating(common.start(sent, given.rank).basis, sent, given.em_steps)
+        return jax.vmap(partial(common.least_squares_head, basis))(sent) @ basis.T
+    if name == "personalized" and given.rank:
+        at = common.em(common.start(sent, given.rank), sent, FLOOR, given.em_steps)
+        return jax.vmap(partial(common.head, at))(sent).mean @ at.basis.T
+    if name in ("personalized", "full covariance"):
+        known = joint.em(joint.start(sent), sent, FLOOR, given.em_steps)
+    return jax.vmap(partial(joint.posterior, known))(sent).mean
+
+
+def order(given: CoefficientsSettings) -> tuple[str, ...]:
+    """Names of the estimators."""
+    within = ("full covariance", "in turns") if given.rank else ()
+    return ("local", "fedavg", "one variance", *within, "personalized", "known")
+
+
+def simulated(given: CoefficientsSettings) -> Results:
+    """Simulate clients: alone, pooled, under one variance, under the learned covariance or subspace, and the true one.
+
+    Raises:
+      JaxpflError: for settings that `CoefficientsSettings.check` refuses.
+    """
+    given.check()
+    numbers = given.clients * given.dim * (given.samples + given.dim)
+
+    def errors_of(name: str) -> Any:
+        def study(key: Key) -> Array:
+            known, theta, x, y = draw(key, given)
+            return mean_square(estimates(name, given, known, x, y), theta)
+
+        return repeat(study, given.seed, given.repetitions, numbers)
+
+    # One program each: decompositions of many matrices must not run side by side (see `regression.rotate`).
+    series = {name: errors_of(name) for name in order(given)}
+    result = {"study": "coefficients", "settings": dict(vars(given))} | report(series, {})
+    of = f"n = {given.samples}, " + (f"in {given.rank} dimensions" if given.rank else "correlated coefficients")
+    title = regression_title("Clients' regressions", given, of)
+    return Results(
+        json=result,
+        tables=lambda: estimator_table(result, title),
+        plots=lambda folder: [_plot(folder, result, title)],
+        series=series,
+    )
+
+
+def _plot(folder: Path, result: dict[str, Any], title: str) -> Path:
+    """Plot every estimator's error."""
+    folder.mkdir(parents=True, exist_ok=True)
+    figure, axes = new_axes("", "mean squared error of the coefficients", title)
+    rows = result["mse"]
+    bars = [FEW_ERRORS * (row["stderr"] or 0) for row in rows.values()]
+    axes.bar(list(rows), [row["mean"] for row in rows.values()], yerr=bars, color=color("personalized"), capsize=3)
+    axes.set_yscale("log")
+    axes.tick_params(axis="x", labelrotation=20, labelsize=8)
+    return save(figure, folder, "errors")
+
+
+STUDY = Study(CoefficientsSettings, own_or_simulated("coefficients", simulated), CoefficientsOptions)

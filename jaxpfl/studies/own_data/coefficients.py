@@ -1,0 +1,344 @@
+"""Regressions of the user's own clients, from a table with a row for each example."""
+
+from __future__ import annotations
+
+from functools import partial
+from pathlib import Path
+from statistics import NormalDist
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxpfl import checks, host_memory
+from jaxpfl.data.sources.tables import Columns, TableOptions, read_table
+from jaxpfl.errors import JaxpflError, printable, shown
+from jaxpfl.estimators import common_representation as common
+from jaxpfl.estimators import differences
+from jaxpfl.estimators import random_coefficients as joint
+from jaxpfl.estimators.normal_means.area import dependent
+from jaxpfl.presentation import new_table, unmarked
+from jaxpfl.studies.own_data import output
+from jaxpfl.studies.own_data.common import Own, Picture
+from jaxpfl.studies.repetitions import report, standard_error
+from jaxpfl.studies.report import estimator_table
+from jaxpfl.studies.settings import refuse_given
+from jaxpfl.studies.study import Block, Results
+
+INTERCEPT = "intercept"
+_FLOOR = 1e-8
+"""Least variance of standardised coefficients and labels."""
+_BLOCK, _BLOCKS, _ENOUGH = 50, 40, 1e-3
+"""Steps of EM between two looks at the log likelihood, the most of them, and the rise at which it has converged."""
+_FOLDS = 5
+_SHOWN = 20
+
+
+class _Design(NamedTuple):
+    """Examples in units of their spread, and the way back: ``coefficients = turn @ found + shift``.
+
+    Attributes:
+      names: of the coefficients, [d].
+      x, y: [N, d] and [N], standardised.
+      users: of the examples, [N].
+      turn, shift: [d, d] and [d].
+      spread: of the labels, by which y was divided.
+    """
+
+    names: list[str]
+    x: np.ndarray
+    y: np.ndarray
+    users: np.ndarray
+    turn: np.ndarray
+    shift: np.ndarray
+    spread: float
+
+
+class _Learned(NamedTuple):
+    """Population and every client's coefficients, in the units of a `_Design`.
+
+    Attributes:
+      mean, covariance: of the population, [d] and [d, d].
+      noise: variance of the labels about the regression.
+      means, errors: of the clients' coefficients and of their errors, [m, d] and [m, d, d].
+      log_marginal: log likelihood of the labels, in these units.
+      converged: whether the last steps of EM changed little.
+    """
+
+    mean: np.ndarray
+    covariance: np.ndarray
+    noise: float
+    means: np.ndarray
+    errors: np.ndarray
+    log_marginal: float
+    converged: bool
+
+
+def results(path: Path, given: Any, options: Any) -> Results:
+    """Coefficients of every client of a table.
+
+    Args:
+      path: of the table; see `tables.read_table`.
+      given: the settings, of which those of simulated clients must be at their defaults.
+      options: ``target``, ``client``, ``ignore``, ``missing``, ``no_intercept`` and ``level``.
+
+    Raises:
+      JaxpflError: for a bad table, settings of simulated clients, a level outside (0, 1), a rank above the number of
+        coefficients, features that are constant or that others determine, and labels that are all alike.
+    """
+    checks.probability("level", options.level)
+    names = ("clients", "samples", "dim", "noise_variance", "em_steps", "repetitions")
+    refuse_given(given, names, "is of simulated data, which a CSV file takes the place of")
+    if options.client is None:
+        raise JaxpflError(f"{path}: client = COLUMN is needed, the names of the clients")
+    columns = TableOptions(options.target, options.client, options.missing, options.ignore)
+    table = read_table(f"csv:{path.name}", path, columns, task="regression")
+    if table.y.ndim > 1:
+        raise JaxpflError(f"{path}: target = {options.target}: one column of labels at a time")
+    assert table.users is not None
+    assert table.user_names is not None
+    design = _design(path, table, table.users, intercept=not options.no_intercept)
+    d, m = len(design.names), len(table.user_names)
+    if not 0 <= given.rank <= d:
+        raise JaxpflError(f"rank must be from 0 to the {d} coefficients, got {given.rank}")
+    host_memory.check(
+        8 * m * d * d * (_FOLDS + 8), f"{m} clients of {d} coefficients need", "fewer features, or fewer clients"
+    )
+    with jax.enable_x64(True):
+        sent = _messages(design, m)
+        found = _learn(sent, given.rank)
+        scores = _held_out(design, m, given.rank, given.seed)
+        pooled, local = np.asarray(joint.pooled(sent)), np.asarray(_alone(sent))
+    test = differences.of_regressions(design.x, design.y, design.users)
+    sizes = np.bincount(design.users, minlength=m)
+    result = _summary(path, options, given, design, found, scores, pooled, sizes, test)
+    own = _own(result, design, found, local, [str(name) for name in table.user_names], sizes, options.level)
+    return Results(
+        json=result,
+        tables=lambda: _said(result),
+        plots=lambda folder: output.write(folder, own),
+        files=output.FILES,
+        hint=f"coefficients of every client, with {output.percent(options.level)} intervals: --output FOLDER",
+    )
+
+
+def _design(path: Path, table: Columns, users: np.ndarray, *, intercept: bool) -> _Design:
+    kept, seen = [], set()
+    for place, feature in enumerate(table.features):
+        # With an intercept the first text of a column is the one that the others are compared with.
+        if feature.text is None or not intercept or feature.column in seen:
+            kept.append(place)
+        seen.add(feature.column)
+    names = [of.column if of.text is None else f"{of.column}={of.text}" for of in (table.features[i] for i in kept)]
+    x, y = table.x[:, kept], table.y
+    centers = x.mean(axis=0) if intercept else np.zeros(x.shape[1])
+    scales = np.sqrt(((x - centers) ** 2).mean(axis=0))
+    middle = y.mean() if intercept else 0.0
+    spread = float(np.sqrt(((y - middle) ** 2).mean()))
+    same = [name for name, of in zip(names, x.T, strict=True) if not of.any() or (intercept and np.ptp(of) == 0)]
+    if same:
+        raise JaxpflError(f"{path}: column {shown(same[0])} is the same in every row: leave it out with --ignore")
+    if np.ptp(y) == 0:
+        raise JaxpflError(f"{path}: every label is {y[0]:g}: there is nothing to learn")
+    standard = (x - centers) / scales
+    at = dependent(standard, intercept=intercept)
+    if at is not None:
+        before = "the intercept and the columns before it" if intercept else "the columns before it"
+        raise JaxpflError(f"{path}: {shown(names[at])} is a linear combination of {before}: leave it out with --ignore")
+    turn = np.diag(spread / scales)
+    shift = np.zeros(x.shape[1])
+    if intercept:
+        names, shift = [INTERCEPT, *names], np.append(middle, shift)
+        standard = np.hstack([np.ones((len(y), 1)), standard])
+        turn = np.block([[np.array([[spread]]), -(spread * centers / scales)[None]], [np.zeros((x.shape[1], 1)), turn]])
+    return _Design(names, standard, (y - middle) / spread, users, turn, shift, spread)
+
+
+def _messages(design: _Design, clients: int, kept: np.ndarray | None = None) -> joint.Message:
+    """Sums over every client's examples, or over those that are kept, leaves [m, ...]."""
+    d = design.x.shape[1]
+    gram, cross = np.zeros((clients, d, d)), np.zeros((clients, d))
+    order = np.argsort(design.users, kind="stable")
+    order = order if kept is None else order[kept[order]]
+    users = design.users[order]
+    for user, rows in zip(*_runs(users, order), strict=True):
+        own = design.x[rows]
+        gram[user], cross[user] = own.T @ own, own.T @ design.y[rows]
+    square = np.bincount(users, design.y[order] ** 2, minlength=clients)
+    size = np.bincount(users, minlength=clients).astype(float)
+    return joint.Message(*map(jnp.asarray, (gram, cross, square, size)))
+
+
+def _runs(users: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, list[np.ndarray]]:
+    """Users that have examples, and the places of each one's."""
+    starts = np.flatnonzero(np.diff(users, prepend=-1))
+    return users[starts], np.split(order, starts[1:])
+
+
+@jax.jit
+def _alone(sent: joint.Message) -> jax.Array:
+    """Least squares of least norm of every client, [m, d]."""
+    return jax.vmap(partial(common.least_squares_head, jnp.eye(sent.cross.shape[1])))(sent)
+
+
+def _learn(sent: joint.Message, rank: int) -> _Learned:
+    """Population by EM, until the log likelihood rises no more; a subspace is one about the pooled coefficients."""
+    center = joint.pooled(sent)
+    if rank:
+        sent = joint.about(center, sent)
+    at: Any = common.start(sent, rank) if rank else joint.start(sent)
+    at = at._replace(noise=jnp.maximum(at.noise, _FLOOR))
+    step = _subspace if rank else _full
+    at, value = step(at, sent)
+    rise = np.inf
+    for _ in range(_BLOCKS):
+        at, new = step(at, sent)
+        rise, value = float(new - value), new
+        if rise < _ENOUGH:
+            break
+    if rank:
+        heads = jax.vmap(partial(common.head, at))(sent)
+        means, errors = center + heads.mean @ at.basis.T, at.basis @ heads.covariance @ at.basis.T
+        mean, covariance = center, at.basis @ at.basis.T
+    else:
+        means = jax.vmap(partial(joint.posterior, at))(sent).mean
+        errors, mean, covariance = joint.squared_errors(at, sent), at.mean, at.covariance
+    mean, covariance, means, errors = map(np.asarray, (mean, covariance, means, errors))
+    return _Learned(mean, covariance, float(at.noise), means, errors, float(value), rise < _ENOUGH)
+
+
+@jax.jit
+def _full(at: joint.Coefficients, sent: joint.Message) -> tuple[joint.Coefficients, jax.Array]:
+    at = joint.em(at, sent, _FLOOR, _BLOCK)
+    return at, jax.vmap(partial(joint.posterior, at))(sent).log_evidence.sum()
+
+
+@jax.jit
+def _subspace(at: common.Representation, sent: joint.Message) -> tuple[common.Representation, jax.Array]:
+    at = common.em(at, sent, _FLOOR, _BLOCK)
+    return at, jax.vmap(partial(common.head, at))(sent).log_evidence.sum()
+
+
+def _held_out(design: _Design, clients: int, rank: int, seed: int) -> dict[str, np.ndarray]:
+    """Mean squared errors of predictions of examples that are held out, a fifth of each client's in turn, [m]."""
+    rng = np.random.default_rng(seed)
+    order = np.lexsort((rng.random(len(design.y)), design.users))
+    fold = np.empty(len(order), int)
+    fold[order] = np.arange(len(order)) % _FOLDS  # so that clients of one example are in all folds
+    squares: dict[str, np.ndarray] = {}
+    for number in range(_FOLDS):
+        out = fold == number
+        sent = _messages(design, clients, ~out)
+        who, x, y = design.users[out], design.x[out], design.y[out]
+        made = {
+            "local": np.asarray(_alone(sent))[who],
+            "pooled": np.asarray(joint.pooled(sent))[None],
+            "personalized": _learn(sent, rank).means[who],
+        }
+        for name, theta in made.items():
+            squares.setdefault(name, np.zeros(len(fold)))[out] = ((x * theta).sum(axis=1) - y) ** 2
+    sizes = np.bincount(design.users, minlength=clients)
+    return {
+        name: design.spread**2 * np.bincount(design.users, of, minlength=clients) / sizes
+        for name, of in squares.items()
+    }
+
+
+def _summary(
+    path: Path,
+    options: Any,
+    given: Any,
+    design: _Design,
+    found: _Learned,
+    scores: dict[str, np.ndarray],
+    pooled: np.ndarray,
+    sizes: np.ndarray,
+    test: differences.Test | None,
+) -> dict[str, Any]:
+    mean, covariance = design.turn @ found.mean + design.shift, design.turn @ found.covariance @ design.turn.T
+    spreads = np.sqrt(np.diag(covariance))
+    apart = np.where(spreads > 0, spreads, 1)
+    rows = zip(design.names, design.turn @ pooled + design.shift, mean, spreads, strict=True)
+    held_out = report(scores, {})
+    for name, of in scores.items():
+        held_out["mse"][name]["stderr"] = standard_error(of)
+    return {
+        "study": "coefficients",
+        "csv": path.name,
+        "read": {"target": options.target, "client": options.client, "coefficients": design.names},
+        "clients": len(sizes),
+        "examples": {"min": int(sizes.min()), "median": float(np.median(sizes)), "max": int(sizes.max())},
+        "level": options.level,
+        "settings": {"seed": given.seed, "rank": given.rank},
+        "model": f"a subspace of {given.rank} dimensions" if given.rank else "a full covariance",
+        "coefficients": [
+            {"name": name, "pooled": float(a), "mean": float(b), "sigma_theta": float(c)} for name, a, b, c in rows
+        ],
+        "correlations": (covariance / np.outer(apart, apart)).tolist(),
+        "sigma": found.noise**0.5 * design.spread,
+        "log_marginal": found.log_marginal - len(design.y) * float(np.log(design.spread)),
+        "converged": found.converged,
+        "clients_differ": None if test is None else test._asdict(),
+    } | held_out
+
+
+def _own(
+    result: dict[str, Any],
+    design: _Design,
+    found: _Learned,
+    local: np.ndarray,
+    names: list[str],
+    sizes: np.ndarray,
+    level: float,
+) -> Own:
+    """Coefficients of every client for ``estimates.csv``, and a picture of each coefficient."""
+    reach = NormalDist().inv_cdf((1 + level) / 2)
+    own, means = (of @ design.turn.T + design.shift for of in (local, found.means))
+    stderr = np.sqrt(np.einsum("ij,mjk,ik->mi", design.turn, found.errors, design.turn))
+    low, high = means - reach * stderr, means + reach * stderr
+    columns: dict[str, list] = {"client": names, "examples": sizes.tolist()}
+    parts = {"local": own, "personalized": means, "personalized_stderr": stderr, "low": low, "high": high}
+    pictures = []
+    for k, name in enumerate(design.names):
+        columns |= {f"{part}:{name}": values[:, k].tolist() for part, values in parts.items()}
+        middle = result["coefficients"][k]["mean"]
+        pictures.append(Picture(name, own[:, k], means[:, k], low[:, k], high[:, k], sizes, middle))
+    return Own(result, columns, pictures)
+
+
+def _said(result: dict[str, Any]) -> list[Block]:
+    sizes, test, read = result["examples"], result["clients_differ"], result["read"]
+    found: list[Block] = [
+        f"read as: {printable(read['target'])} of {result['clients']} clients by {printable(read['client'])}, of "
+        f"{sizes['min']} to {sizes['max']} examples (median {sizes['median']:g})",
+        "",
+    ]
+    table = new_table(
+        unmarked(f"{result['csv']}: coefficients, {result['model']}"),
+        "pooled: one regression for all; sigma_theta: standard deviation between clients",
+    )
+    table.add_column("coefficient", style="bold", no_wrap=True)
+    for name in ("pooled", "mean of clients", "sigma_theta"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in result["coefficients"][:_SHOWN]:
+        values = (f"{row[name]:.4g}" for name in ("pooled", "mean", "sigma_theta"))
+        table.add_row(unmarked(printable(row["name"])), *values)
+    found.append(table)
+    if len(result["coefficients"]) > _SHOWN:
+        found.append(f"and {len(result['coefficients']) - _SHOWN} more, in summary.json")
+    if test is None:
+        said = "no test that clients differ: no client has more examples than coefficients"
+    else:
+        differ = "clients differ" if test["p_value"] < 0.05 else "no sign that clients differ"
+        said = f"{differ}: {test['name']} = {test['statistic']:.4g}, p = {test['p_value']:.2g}"
+    lines = [
+        f"labels about their client's regression: sigma {result['sigma']:.4g}; log likelihood "
+        f"{result['log_marginal']:.6g}",
+        said,
+        "intervals take the variances and correlations for known",
+    ]
+    if not result["converged"]:
+        lines.append(f"warning: after {_BLOCK * (_BLOCKS + 1)} steps of EM the likelihood still rises")
+    title = f"{unmarked(result['csv'])}: squared error of predictions, a fifth of each client's examples held out"
+    return [*found, "", *estimator_table(result, title, lines)]
