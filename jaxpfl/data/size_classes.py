@@ -4,38 +4,52 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.custom_batching import sequential_vmap
+from jax.custom_batching import custom_vmap
 from jax.extend.core import ClosedJaxpr, jaxpr_as_fun
 
 from jaxpfl.types import EQUAL, Array, PyTree
 
-FACTOR = 4
-"""Ratio of sizes within a class: a client is padded to less than this times its own size."""
-MOST = 6
-"""Most classes: each is compiled. The smallest clients are in one with those up to 1 / 1024 of the largest."""
+MOST = 8
+"""Most classes: each is compiled."""
+_STEP = 1.1
+"""Ratio of the sizes that the search for classes tells apart."""
+_TOGETHER = 256
+"""Examples that clients of one length have together when several are computed at once."""
 
 
 def size_classes(sizes: np.ndarray) -> tuple[int, ...]:
-    """Lengths for clients of these sizes, ascending: the largest of each class, from the largest client downwards.
+    """Lengths for clients of these sizes, ascending, by which all clients together are padded least.
+
+    The fewest lengths by which they are padded to less than `EQUAL` times their sizes in all, or the best `MOST`. Each
+    is the size of some client; they are found by dynamic programming over the clients in order of size.
 
     Examples:
       >>> size_classes(np.array([30, 40, 40])), size_classes(np.array([30, 40, 5000]))
       ((40,), (40, 5000))
     """
-    left = np.asarray(sizes, np.int64)
-    lengths = [max(int(left.max(initial=0)), 1)]
-    if lengths[0] * len(left) <= EQUAL * left.sum():
-        return (lengths[0],)
-    while len(lengths) < MOST:
-        left = left[left * FACTOR <= lengths[-1]]
-        if not left.any():
-            break
-        lengths.append(int(left.max()))
-    return tuple(reversed(lengths))
+    ordered = np.sort(np.maximum(np.asarray(sizes, np.int64), 1))
+    if not len(ordered):
+        return (1,)
+    last = np.flatnonzero(np.diff(np.floor(np.log(ordered) / np.log(_STEP)), append=np.inf))
+    lengths, upto = ordered[last], last + 1  # the largest of each step, and the number of clients up to it
+    before = np.append(0, upto)
+    cost, cuts = lengths * upto, []
+    while cost[-1] > EQUAL * ordered.sum() and len(cuts) + 1 < MOST:
+        # Up to step j, of which the last class begins behind step i - 1: that costs lengths[j] a client.
+        through = np.append(np.inf, cost)[:, None] + lengths * (upto - before[:, None])
+        through[np.tri(len(through), len(lengths), -1, bool)] = np.inf
+        cuts.append(through.argmin(axis=0))
+        cost = through.min(axis=0)
+    ends, at = [], len(lengths) - 1
+    for cut in reversed(cuts):
+        ends.append(at)
+        at = int(cut[at]) - 1
+    return tuple(int(lengths[end]) for end in reversed([*ends, at]))
 
 
 def class_of(sizes: np.ndarray, lengths: tuple[int, ...]) -> list[np.ndarray]:
@@ -47,8 +61,9 @@ def class_of(sizes: np.ndarray, lengths: tuple[int, ...]) -> list[np.ndarray]:
 def at_own_length(of: Callable[[int], PyTree], size: Array, lengths: tuple[int, ...]) -> PyTree:
     """Result of a function at the least of some static lengths that holds a client's size.
 
-    Under ``vmap`` clients run one after the other where there are several lengths, as all of them would otherwise be
-    computed for each client. It is then not differentiable in reverse.
+    Under ``vmap`` clients are put in order of their lengths where there are several, and computed length by length,
+    short ones several at once, as all lengths would otherwise be computed for each client. It is then not
+    differentiable in reverse.
 
     Args:
       of: ``length -> tree``; its result has the same shapes for all lengths.
@@ -57,12 +72,48 @@ def at_own_length(of: Callable[[int], PyTree], size: Array, lengths: tuple[int, 
     """
     if len(lengths) == 1:
         return of(lengths[0])
-
-    def choose(size: Array) -> PyTree:
-        place = (size > jnp.asarray(lengths[:-1])).sum()
-        return jax.lax.switch(place, [partial(of, length) for length in lengths])
-
     # What the function holds of this trace must be handed over: it is called again when clients are mapped over.
-    closed, result = jax.make_jaxpr(choose, return_shape=True)(size)
-    leaves = sequential_vmap(lambda size, held: jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, held))(size))
-    return jax.tree.unflatten(jax.tree.structure(result), leaves(size, closed.consts))
+    traced = [jax.make_jaxpr(partial(of, length), return_shape=True)() for length in lengths]
+    result = traced[0][1]
+    held = list({id(const): const for closed, _ in traced for const in closed.consts}.values())
+    place = {id(const): at for at, const in enumerate(held)}
+
+    def at(nth: int, held: list[Array]) -> list[Array]:
+        closed = traced[nth][0]
+        return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, [held[place[id(const)]] for const in closed.consts]))()
+
+    def class_at(size: Array) -> Array:
+        return (size[..., None] > jnp.asarray(lengths[:-1])).sum(axis=-1)
+
+    def alone(size: Array, held: list[Array]) -> list[Array]:
+        return jax.lax.switch(class_at(size), [partial(at, nth) for nth in range(len(lengths))], held)
+
+    chosen = custom_vmap(alone)
+
+    @chosen.def_vmap
+    def together(clients: int, mapped: list[Any], size: Array, held: list[Array]) -> tuple[list[Array], list[bool]]:
+        every = [True] * len(jax.tree.leaves(result))
+        of_size, of_held = mapped
+        if not of_size:
+            return jax.vmap(alone, in_axes=(None, [0 if of else None for of in of_held]))(size, held), every
+        classes = class_at(size)
+        order = jnp.argsort(classes)
+        counts = (classes[:, None] == jnp.arange(len(lengths))).sum(axis=0)
+        begins = jnp.cumsum(counts) - counts
+        done = [jnp.zeros((clients, *leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(result)]
+        for nth, length in enumerate(lengths):
+            several = max(1, min(clients, _TOGETHER // length))
+
+            def body(t: Array, done: list[Array], nth: int = nth, several: int = several) -> list[Array]:
+                own = t * several + jnp.arange(several)
+                client = order[jnp.minimum(begins[nth] + own, clients - 1)]
+                rows = [a[client] if by_client else a for a, by_client in zip(held, of_held, strict=True)]
+                axes = (0, [0 if by_client else None for by_client in of_held])
+                new = jax.vmap(lambda _, rows: at(nth, rows), in_axes=axes)(client, rows)
+                into = jnp.where(own < counts[nth], client, clients)  # beyond: dropped
+                return [a.at[into].set(b, mode="drop") for a, b in zip(done, new, strict=True)]
+
+            done = jax.lax.fori_loop(0, -(-counts[nth] // several), body, done)
+        return done, every
+
+    return jax.tree.unflatten(jax.tree.structure(result), chosen(size, held))

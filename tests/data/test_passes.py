@@ -1,5 +1,6 @@
 """Passes over all of a client's examples: the same for every chunk, alone, mapped, and mapped within runs."""
 
+import itertools
 from dataclasses import replace
 from functools import partial
 
@@ -10,7 +11,7 @@ import pytest
 
 from jaxpfl.data import passes
 from jaxpfl.data.size_classes import MOST, at_own_length, class_of, size_classes
-from jaxpfl.types import ClientData, Examples
+from jaxpfl.types import EQUAL, ClientData, Examples
 
 SIZES = (3, 0, 17, 1, 8)
 
@@ -100,18 +101,36 @@ def test_nobody_has_examples():
     assert (float(total["cos"]), int(total["count"]), rows.shape[1:]) == (0.0, 0, ())
 
 
+def padded(sizes: np.ndarray, lengths: tuple[int, ...]) -> float:
+    """Sum of the padded sizes over that of the sizes."""
+    classes = class_of(sizes, lengths)
+    np.testing.assert_array_equal(np.sort(np.concatenate(classes)), np.arange(len(sizes)))
+    return sum(length * len(places) for length, places in zip(lengths, classes, strict=True)) / sizes.sum()
+
+
 def test_classes_hold_every_size_at_little_more_than_its_own():
-    sizes = np.rint(np.random.default_rng(0).lognormal(3, 2, 2000)).astype(int)
+    sizes = np.rint(np.random.default_rng(0).lognormal(3, 2, 2000)).clip(1).astype(int)
     lengths = size_classes(sizes)
     assert len(lengths) == MOST
     assert lengths[-1] == sizes.max()
-    classes = class_of(sizes, lengths)
-    np.testing.assert_array_equal(np.sort(np.concatenate(classes)), np.arange(2000))
-    for length, places in zip(lengths, classes, strict=True):
-        assert sizes[places].max() == length
-        assert length == lengths[0] or sizes[places].min() * 4 > length
+    assert list(lengths) == sorted(set(lengths))
+    assert padded(sizes, lengths) < 1.6  # largest over mean: 400
     assert size_classes(np.array([30] * 9 + [1])) == (30,)  # one small client among equals is no class of its own
     assert size_classes(np.array([0, 0])) == (1,)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_classes_are_the_best_of_their_number(seed):
+    """Against every choice of as many lengths, for sizes that the search tells apart."""
+    rng = np.random.default_rng(seed)
+    sizes = rng.choice([1, 2, 3, 5, 8, 12, 20, 33, 60, 200], size=40)
+    lengths = size_classes(sizes)
+    others = [of for of in np.unique(sizes) if of != sizes.max()]
+    of_all = (tuple(sorted((*of, int(sizes.max())))) for of in itertools.combinations(others, len(lengths) - 1))
+    assert padded(sizes, lengths) == pytest.approx(min(padded(sizes, of) for of in of_all))
+    if len(lengths) > 1:
+        fewer = (tuple(sorted((*of, int(sizes.max())))) for of in itertools.combinations(others, len(lengths) - 2))
+        assert min(padded(sizes, of) for of in fewer) > EQUAL
 
 
 @pytest.mark.parametrize("lengths", [(40,), (2, 9, 40)])
@@ -127,3 +146,21 @@ def test_at_its_own_length_alone_and_mapped(lengths):
         jax.vmap(jax.vmap(padded), (None, 0))(size, jnp.stack([scale, 2 * scale]))[1], 2 * want
     )
     np.testing.assert_array_equal([padded(*pair) for pair in zip(size, scale, strict=True)], want)
+
+
+def test_many_clients_of_a_length_are_computed_together_and_in_runs_of_other_sizes():
+    """What the function holds may be of all clients or of each; runs have other numbers of clients of a length."""
+    rng = np.random.default_rng(0)
+    sizes, scale, table = rng.integers(1, 41, size=(3, 70)), jnp.asarray(rng.normal(size=70)), jnp.arange(40.0)
+
+    def weighed(size, scale):
+        def of(length):
+            return {"sum": scale * (table[:length] * (jnp.arange(length) < size)).sum(), "size": size}
+
+        return at_own_length(of, size, (2, 9, 40))
+
+    got = jax.jit(jax.vmap(jax.vmap(weighed), (0, None)))(sizes, scale)
+    np.testing.assert_allclose(got["sum"], scale * (sizes * (sizes - 1) / 2), rtol=1e-6)
+    np.testing.assert_array_equal(got["size"], sizes)
+    shared = jax.jit(jax.vmap(weighed, (0, None)))(sizes[0], 2.0)
+    np.testing.assert_allclose(shared["sum"], sizes[0] * (sizes[0] - 1), rtol=1e-6)
