@@ -28,6 +28,7 @@ RELEASES = {
     "estimators.histograms.standardised.noisy_sums": "a round's standardised sums",
     "estimators.histograms.dimred.noisy_moment": "the second moment",
     "estimators.histograms.printed.centering": "a call of Algorithm 3",
+    "estimators.normal_means.private.central": "counts of cells",
     "estimators.private_clustering.noisy_lloyd.step": "a step of Lloyd's algorithm",
 }
 

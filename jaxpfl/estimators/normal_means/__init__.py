@@ -10,17 +10,21 @@ from jaxpfl.estimators.normal_means.homogeneity import Homogeneity, homogeneity
 from jaxpfl.estimators.normal_means.james_stein import Shrunken, james_stein
 from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
 from jaxpfl.estimators.normal_means.point_laplace import PointLaplace
+from jaxpfl.estimators.normal_means.private import Cells, private_ebnm
 from jaxpfl.estimators.normal_means.ranks import Ranks, ranks, ranks_of
 from jaxpfl.estimators.normal_means.robust import RobustIntervals, critical_value, robust_intervals
+from jaxpfl.estimators.normal_means.vectors import NormalVectors, ebnm_vectors
 
 __all__ = [
     "FAMILIES",
     "AreaMeans",
+    "Cells",
     "Family",
     "GroupMeans",
     "Homogeneity",
     "NormalMeans",
     "NormalMixture",
+    "NormalVectors",
     "PointLaplace",
     "PriorScores",
     "Ranks",
@@ -31,11 +35,13 @@ __all__ = [
     "critical_value",
     "ebnm",
     "ebnm_groups",
+    "ebnm_vectors",
     "fay_herriot",
     "homogeneity",
     "james_stein",
     "leads",
     "posterior",
+    "private_ebnm",
     "ranks",
     "ranks_of",
     "robust_intervals",

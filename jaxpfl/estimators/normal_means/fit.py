@@ -16,8 +16,8 @@ npmle           any: sum_k pi_k at c_k, on a grid over the range of x     none  
 
 No family has a single message of fixed size that suffices for unequal s (for equal s the normal one has: the sum of x
 and of x^2). What a step of any fit needs is a sum over clients: of the likelihood's derivatives by two or three
-parameters, or of K gradients and K^2 curvatures of weights on a grid. No bounded message is offered, and no private
-form: a client's log likelihood is unbounded in its x.
+parameters, or of K gradients and K^2 curvatures of weights on a grid. A client's log likelihood is unbounded in its x,
+so that these sums have no private form; counts of cells of a public grid have (`private`).
 
 References: Efron and Morris 1973; Johnstone and Silverman 2004; Kiefer and Wolfowitz 1956; Koenker and Mizera 2014;
 Stephens 2017, "False discovery rates: a new deal"; Willwerscheid, Carbonetto and Stephens 2025, "ebnm: an R package for
