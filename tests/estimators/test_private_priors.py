@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.estimators import ebnm
 from jaxpfl.estimators.normal_means import private
 from jaxpfl.estimators.normal_means.private import Cells, Released, private_ebnm
 
-GRID = Cells(-6.0, 6.0, 24)
-TWO = Cells(-3.0, 3.0, 5, least=0.5, most=2.0, error_bins=2)
+GRID = Cells(-7.0, 7.0, 1.0, 1.0, 28)
+TWO = Cells(-3.0, 3.0, 0.5, 2.0, 5, error_bins=2)
 
 
 @pytest.fixture(autouse=True)
@@ -96,7 +96,7 @@ def test_a_clients_bits_are_epsilon_private():
 def test_smoothed_counts_are_the_nearest_of_a_population():
     """Against SciPy's non-negative least squares, with the weights' sum as one more, heavy equation."""
     rng = np.random.default_rng(0)
-    cells = Cells(-3.0, 3.0, 8)
+    cells = Cells(-3.0, 3.0, 1.0, 1.0, 8)
     noisy = jnp.asarray(np.array([0, 3, 40, 90, 70, 30, 10, 2.0]) + 4 * rng.normal(size=8))
     got = np.asarray(jax.jit(lambda c: private.smoothed(Released(c, jnp.asarray(4.0)), cells))(noisy))
     middle, spread = (np.asarray(of) for of in cells.middles())
@@ -108,7 +108,7 @@ def test_smoothed_counts_are_the_nearest_of_a_population():
 
 
 def test_counts_below_the_noise_tell_nothing():
-    noise = 50 * jnp.asarray(np.random.default_rng(0).normal(size=24))
+    noise = 50 * jnp.asarray(np.random.default_rng(0).normal(size=28))
     found = private.smoothed(Released(noise, jnp.asarray(50.0)), GRID)
     np.testing.assert_allclose(found, found[0])
 
@@ -136,13 +136,21 @@ def test_errors_fall_to_those_without_privacy():
     assert found[0] < own + 0.05
 
 
+def test_clients_beyond_the_grid_are_counted():
+    x = np.linspace(-2, 2, 9)
+    with pytest.warns(JaxpflWarning, match="x of 2 of 9 clients lies beyond -1.9 to 2 and was clipped"):
+        private_ebnm(jax.random.key(0), np.append(x[:-1], 2.1), 1.0, Cells(-1.9, 2.0, 1.0, 1.0, 8), epsilon=5.0)
+    with pytest.warns(JaxpflWarning, match="s of 9 of 9 clients lies beyond 1 to 1 and was clipped"):
+        private_ebnm(jax.random.key(0), x, 0.5, Cells(-2.0, 2.0, 1.0, 1.0, 8), epsilon=5.0)
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"cells": Cells(1.0, 1.0)}, "low < high"),
-        ({"cells": Cells(0.0, float("inf"))}, "low and high must be finite"),
-        ({"cells": Cells(0.0, 1.0, 1)}, "bins must be a whole number of at least 2, got 1"),
-        ({"cells": Cells(0.0, 1.0, 8, least=2.0)}, "least and most must be in order"),
+        ({"cells": Cells(1.0, 1.0, 1.0, 1.0)}, "low < high"),
+        ({"cells": Cells(0.0, float("inf"), 1.0, 1.0)}, "low and high must be finite"),
+        ({"cells": Cells(0.0, 1.0, 1.0, 1.0, 1)}, "bins must be a whole number of at least 2, got 1"),
+        ({"cells": Cells(0.0, 1.0, 2.0, 1.0)}, "least and most must be in order"),
         ({"epsilon": 0.0}, "epsilon"),
         ({"epsilon": -1.0, "delta": None}, "epsilon"),
         ({"delta": 1.0}, "delta"),

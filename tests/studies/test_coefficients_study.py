@@ -190,6 +190,37 @@ def test_columns_that_tell_nothing_are_named(tmp_path, capsys, column, said):
     assert said in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("rows", "said"),
+    [
+        ("a,1,2\nb,2,3\nc,4,3\nd,2,9\ne,5,5\nf,1,1\ng,3,2\n", "every client has a single example"),
+        ("a,1,2\na,2,3\nb,1,5\n", "3 examples are too few for a population of 6 numbers"),
+    ],
+)
+def test_tables_that_cannot_tell_noise_from_differences_are_refused(tmp_path, capsys, rows, said):
+    path = tmp_path / "a.csv"
+    path.write_text("city,area,price\n" + rows)
+    with pytest.raises(SystemExit):
+        main(["estimate", "coefficients", "--csv", str(path), "--target", "price", "--client", "city"])
+    assert said in capsys.readouterr().err
+
+
+def test_labels_without_noise_are_warned_of(tmp_path, capsys):
+    who, area, heating, _ = houses()
+    exact = np.array([float(name[1:]) for name in who]) + 2 * area
+    path = write(tmp_path, (who, area, heating, exact))
+    main(["estimate", "coefficients", "--csv", str(path), "--target", "price", "--client", "city"])
+    assert "warning: no noise is left" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_column_that_would_be_taken_for_the_intercept_is_refused(tmp_path, capsys):
+    path = tmp_path / "a.csv"
+    path.write_text("city,intercept,price\na,1,2\na,2,3\nb,3,5\nb,4,4\n")
+    with pytest.raises(SystemExit):
+        main(["estimate", "coefficients", "--csv", str(path), "--target", "price", "--client", "city"])
+    assert "two coefficients would be called 'intercept'" in capsys.readouterr().err
+
+
 def test_options_of_a_table_are_refused_without_one(capsys):
     with pytest.raises(SystemExit):
         main(["estimate", "coefficients", "--target", "price"])

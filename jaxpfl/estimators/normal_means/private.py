@@ -30,9 +30,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jaxpfl import checks
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.estimators.normal_means.answer import NormalMeans, posterior
 from jaxpfl.estimators.normal_means.families import Family
 from jaxpfl.estimators.normal_means.fit import checked, ebnm
@@ -45,6 +46,8 @@ _STEPS = 2000
 """Gradient steps, from which the fitted counts no longer move."""
 _CLEAR = 4.0
 """Standard deviations of the noise's sum of squares by which that of the counts is to exceed it."""
+_EQUAL = 1e-5
+"""Share by which a number may pass the grid's end, as a rounding error."""
 _AT_ONCE = 1024
 """Clients whose bits are drawn at once."""
 
@@ -54,16 +57,16 @@ class Cells(NamedTuple):
 
     Attributes:
       low, high: of the estimates; those outside count in the cells at the ends.
+      least, most: of the standard errors, as those of the estimates.
       bins: of the estimates, of equal width.
-      least, most: of the standard errors; one value for all if they are equal.
-      error_bins: of the standard errors, equal on the logarithmic scale.
+      error_bins: of the standard errors, equal on the logarithmic scale; one where all are nearly equal.
     """
 
     low: float
     high: float
+    least: float
+    most: float
     bins: int = 64
-    least: float = 1.0
-    most: float = 1.0
     error_bins: int = 1
 
     @property
@@ -168,6 +171,15 @@ def local(key: Key, cells: Array, count: int, *, epsilon: float) -> Released:
     return Released(counts, jnp.sqrt(m * (1 / jnp.tanh(jnp.asarray(epsilon, counts.dtype) / 4) ** 2 - 1) / 4))
 
 
+def _warn_of_clipped(x: Array, s: Array, cells: Cells) -> None:
+    if isinstance(x, Tracer) or isinstance(s, Tracer):
+        return
+    for name, of, low, high in (("x", x, cells.low, cells.high), ("s", s, cells.least, cells.most)):
+        beyond = int(((of < low * (1 - _EQUAL * np.sign(low))) | (of > high * (1 + _EQUAL * np.sign(high)))).sum())
+        if beyond:
+            warn(f"{name} of {beyond} of {len(of)} clients lies beyond {low:g} to {high:g} and was clipped")
+
+
 def smoothed(released: Released, cells: Cells) -> Array:
     r"""Counts that some population of parameters can have, nearest to the noisy ones, [count].
 
@@ -232,7 +244,8 @@ def private_ebnm(
       key: of the noise.
       x: the clients' estimates, [m].
       s: their standard errors, [m], or one for all.
-      cells: the grid, chosen without a look at the data.
+      cells: the grid, chosen without a look at the data. Clients beyond it are counted in a warning, which is not
+        private.
       epsilon: of the release, or of a client's message.
       delta: of the central release; None for the local one.
       prior, components: as `ebnm`; centers of the families that have one are learned where `ebnm` learns them.
@@ -242,6 +255,7 @@ def private_ebnm(
     """
     cells.check()
     own, errors = checked(x, s, one=False)
+    _warn_of_clipped(own, errors, cells)
     at = cells.place(own, errors)
     if delta is None:
         released = local(key, at, cells.number, epsilon=epsilon)

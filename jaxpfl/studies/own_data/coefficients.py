@@ -31,6 +31,8 @@ _FLOOR = 1e-8
 """Least variance of standardised coefficients and labels."""
 _BLOCK, _BLOCKS, _ENOUGH = 50, 40, 1e-3
 """Steps of EM between two looks at the log likelihood, the most of them, and the rise at which it has converged."""
+_NO_NOISE = 1e-6
+"""Share of the labels' variance up to which noise counts as not told from the clients' differences."""
 _FOLDS = 5
 _SHOWN = 20
 
@@ -102,6 +104,8 @@ def results(path: Path, given: Any, options: Any) -> Results:
     d, m = len(design.names), len(table.user_names)
     if not 0 <= given.rank <= d:
         raise JaxpflError(f"rank must be from 0 to the {d} coefficients, got {given.rank}")
+    sizes = np.bincount(design.users, minlength=m)
+    _check_enough(path, sizes, d, given.rank)
     host_memory.check(
         8 * m * d * d * (_FOLDS + 8), f"{m} clients of {d} coefficients need", "fewer features, or fewer clients"
     )
@@ -111,7 +115,6 @@ def results(path: Path, given: Any, options: Any) -> Results:
         scores = _held_out(design, m, given.rank, given.seed)
         pooled, local = np.asarray(joint.pooled(sent)), np.asarray(_alone(sent))
     test = differences.of_regressions(design.x, design.y, design.users)
-    sizes = np.bincount(design.users, minlength=m)
     result = _summary(path, options, given, design, found, scores, pooled, sizes, test)
     own = _own(result, design, found, local, [str(name) for name in table.user_names], sizes, options.level)
     return Results(
@@ -121,6 +124,22 @@ def results(path: Path, given: Any, options: Any) -> Results:
         files=output.FILES,
         hint=f"coefficients of every client, with {output.percent(options.level)} intervals: --output FOLDER",
     )
+
+
+def _check_enough(path: Path, sizes: np.ndarray, d: int, rank: int) -> None:
+    """Check that the table can tell a population from the noise.
+
+    Raises:
+      JaxpflError: where every client has a single example, or all have fewer than the population has numbers.
+    """
+    if sizes.max() < 2:
+        raise JaxpflError(f"{path}: every client has a single example: noise cannot be told from clients' differences")
+    numbers = d + 1 + (d * rank if rank else d * (d + 1) // 2)
+    if sizes.sum() <= numbers:
+        raise JaxpflError(
+            f"{path}: {sizes.sum()} examples are too few for a population of {numbers} numbers: give fewer features, "
+            "or a lower --rank"
+        )
 
 
 def _design(path: Path, table: Columns, users: np.ndarray, *, intercept: bool) -> _Design:
@@ -148,6 +167,10 @@ def _design(path: Path, table: Columns, users: np.ndarray, *, intercept: bool) -
         raise JaxpflError(f"{path}: {shown(names[at])} is a linear combination of {before}: leave it out with --ignore")
     turn = np.diag(spread / scales)
     shift = np.zeros(x.shape[1])
+    called = [INTERCEPT, *names] if intercept else names
+    twice = next((name for name in called if called.count(name) > 1), None)
+    if twice is not None:
+        raise JaxpflError(f"{path}: two coefficients would be called {shown(twice)}: rename the column")
     if intercept:
         names, shift = [INTERCEPT, *names], np.append(middle, shift)
         standard = np.hstack([np.ones((len(y), 1)), standard])
@@ -279,6 +302,7 @@ def _summary(
         "sigma": found.noise**0.5 * design.spread,
         "log_marginal": found.log_marginal - len(design.y) * float(np.log(design.spread)),
         "converged": found.converged,
+        "noise_told": bool(found.noise > _NO_NOISE),
         "clients_differ": None if test is None else test._asdict(),
     } | held_out
 
@@ -328,7 +352,7 @@ def _said(result: dict[str, Any]) -> list[Block]:
     if len(result["coefficients"]) > _SHOWN:
         found.append(f"and {len(result['coefficients']) - _SHOWN} more, in summary.json")
     if test is None:
-        said = "no test that clients differ: no client has more examples than coefficients"
+        said = "no test that clients differ: too few examples beside the coefficients, or labels without scatter"
     else:
         differ = "clients differ" if test["p_value"] < 0.05 else "no sign that clients differ"
         said = f"{differ}: {test['name']} = {test['statistic']:.4g}, p = {test['p_value']:.2g}"
@@ -338,6 +362,11 @@ def _said(result: dict[str, Any]) -> list[Block]:
         said,
         "intervals take the variances and correlations for known",
     ]
+    if not result["noise_told"]:
+        lines.append(
+            "warning: no noise is left beside the clients' differences, which is likely too sure: standard errors and "
+            "intervals are too small"
+        )
     if not result["converged"]:
         lines.append(f"warning: after {_BLOCK * (_BLOCKS + 1)} steps of EM the likelihood still rises")
     title = f"{unmarked(result['csv'])}: squared error of predictions, a fifth of each client's examples held out"
