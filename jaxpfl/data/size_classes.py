@@ -75,27 +75,29 @@ def at_own_length(of: Callable[[int], PyTree], size: Array, lengths: tuple[int, 
     # What the function holds of this trace must be handed over: it is called again when clients are mapped over.
     traced = [jax.make_jaxpr(partial(of, length), return_shape=True)() for length in lengths]
     result = traced[0][1]
-    held = list({id(const): const for closed, _ in traced for const in closed.consts}.values())
-    place = {id(const): at for at, const in enumerate(held)}
+    held = [list(closed.consts) for closed, _ in traced]
 
     def at(nth: int, held: list[Array]) -> list[Array]:
-        closed = traced[nth][0]
-        return jaxpr_as_fun(ClosedJaxpr(closed.jaxpr, [held[place[id(const)]] for const in closed.consts]))()
+        return jaxpr_as_fun(ClosedJaxpr(traced[nth][0].jaxpr, held))()
 
     def class_at(size: Array) -> Array:
         return (size[..., None] > jnp.asarray(lengths[:-1])).sum(axis=-1)
 
-    def alone(size: Array, held: list[Array]) -> list[Array]:
-        return jax.lax.switch(class_at(size), [partial(at, nth) for nth in range(len(lengths))], held)
+    def alone(size: Array, held: list[list[Array]]) -> list[Array]:
+        branches = [lambda held, nth=nth: at(nth, held[nth]) for nth in range(len(lengths))]
+        return jax.lax.switch(class_at(size), branches, held)
 
     chosen = custom_vmap(alone)
 
     @chosen.def_vmap
-    def together(clients: int, mapped: list[Any], size: Array, held: list[Array]) -> tuple[list[Array], list[bool]]:
+    def together(
+        clients: int, mapped: list[Any], size: Array, held: list[list[Array]]
+    ) -> tuple[list[Array], list[bool]]:
         every = [True] * len(jax.tree.leaves(result))
         of_size, of_held = mapped
+        axes = jax.tree.map(lambda by_client: 0 if by_client else None, of_held)
         if not of_size:
-            return jax.vmap(alone, in_axes=(None, [0 if of else None for of in of_held]))(size, held), every
+            return jax.vmap(alone, in_axes=(None, axes))(size, held), every
         classes = class_at(size)
         order = jnp.argsort(classes)
         counts = (classes[:, None] == jnp.arange(len(lengths))).sum(axis=0)
@@ -107,9 +109,8 @@ def at_own_length(of: Callable[[int], PyTree], size: Array, lengths: tuple[int, 
             def body(t: Array, done: list[Array], nth: int = nth, several: int = several) -> list[Array]:
                 own = t * several + jnp.arange(several)
                 client = order[jnp.minimum(begins[nth] + own, clients - 1)]
-                rows = [a[client] if by_client else a for a, by_client in zip(held, of_held, strict=True)]
-                axes = (0, [0 if by_client else None for by_client in of_held])
-                new = jax.vmap(lambda _, rows: at(nth, rows), in_axes=axes)(client, rows)
+                rows = [a[client] if yes else a for a, yes in zip(held[nth], of_held[nth], strict=True)]
+                new = jax.vmap(lambda _, rows: at(nth, rows), in_axes=(0, axes[nth]))(client, rows)
                 into = jnp.where(own < counts[nth], client, clients)  # beyond: dropped
                 return [a.at[into].set(b, mode="drop") for a, b in zip(done, new, strict=True)]
 
