@@ -31,7 +31,7 @@ class _Place(NamedTuple):
 def climb(
     function: Callable[[Array], Array], starts: Array, rough: Callable[[Array], Array] | None = None
 ) -> tuple[Array, Array]:
-    """Maximise from the best of the starts, by Newton steps of which none descends.
+    """Maximise from the best of the starts, by Newton steps of which none descends by more than rounding.
 
     Args:
       function: ``[P] -> []``, twice differentiable; the mean over clients of a log likelihood, so that its rounding
@@ -62,7 +62,8 @@ def climb(
         hessian, gradient = jax.jacfwd(slope_twice, has_aux=True)(at)
         return hessian, gradient if rough is None else slope(at)
 
-    tolerance = 4 * jnp.sqrt(jnp.finfo(starts.dtype).eps)
+    rounding = 4 * jnp.finfo(starts.dtype).eps
+    tolerance = 2 * jnp.sqrt(rounding)
 
     def go_on(place: _Place) -> Array:
         return (place.moved > tolerance) & (place.steps < _STEPS)
@@ -77,7 +78,9 @@ def climb(
         length = jnp.linalg.norm(move)
         move = move * jnp.minimum(1, _LONGEST / jnp.where(length > 0, length, 1))
         new = value(place.at + move)
-        better = new >= place.value
+        # Where rounding hides what slope and curvature promise, the step is taken as they say.
+        hidden = rounding * (1 + jnp.abs(place.value))
+        better = new >= place.value - jnp.where(gradient @ move <= hidden, hidden, 0)
         return _Place(
             jnp.where(better, place.at + move, place.at),
             jnp.where(better, new, place.value),
