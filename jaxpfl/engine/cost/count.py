@@ -198,8 +198,8 @@ def _work(eqn: jex.JaxprEqn) -> Work:
 
 
 def _inner(params: dict[str, Any]) -> jex.Jaxpr | None:
-    """Program within an operation that runs it once; of a custom derivative, the function and not its rules."""
-    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr"):
+    """Program within an operation that runs it once; of a custom derivative or batching, the function and no rule."""
+    for name in ("jaxpr", "call_jaxpr", "fun_jaxpr", "call"):
         if params.get(name) is not None:
             return getattr(params[name], "jaxpr", params[name])
     return None

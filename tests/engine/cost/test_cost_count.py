@@ -46,6 +46,12 @@ def test_a_choice_counts_as_its_dearest_branch() -> None:
     assert work_of(choose, jax.ShapeDtypeStruct((), "bool"), A, B).flops == 2 * 3 * 5 * 7
 
 
+def test_a_function_with_a_rule_for_vmap_counts_as_itself() -> None:
+    product = jax.custom_batching.custom_vmap(jnp.matmul)
+    product.def_vmap(lambda size, mapped, a, b: (jnp.zeros((size, 3, 7)), True))
+    assert work_of(product, A, B).products == {Product(1, 3, 5, 7): 1}
+
+
 def test_results_that_nobody_reads_do_not_count() -> None:
     def gradient_of_weights(a, b):
         return jax.grad(lambda a, b: (a @ b).sum(), argnums=1)(a, b)
