@@ -16,7 +16,7 @@ The three draws, with n_i the client's examples, b_i = min(batch size, n_i) and 
 from __future__ import annotations
 
 import dataclasses
-from typing import Literal, TypeAlias, get_args
+from typing import Literal, NamedTuple, TypeAlias, get_args
 
 import jax
 import jax.numpy as jnp
@@ -25,15 +25,33 @@ from jax import lax
 
 from jaxpfl import trees
 from jaxpfl.data import sorted_orders
-from jaxpfl.data.orders import ANY, Sizes, order_at, orders_at
+from jaxpfl.data.orders import ANY, SHORT, Sizes, order_at, orders_at
+from jaxpfl.data.size_classes import at_own_length
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.local_epochs import LocalEpochs
-from jaxpfl.types import Array, ClientData, Key, PyTree, Scalar
+from jaxpfl.types import EQUAL, Array, ClientData, Key, PyTree, Scalar
 
 Draw: TypeAlias = Literal["epoch", "step", "replacement", "epoch-sorted", "step-sorted"]
 
 MAX_CLIENT_EXAMPLES = 2**23
 """The cursor's arithmetic is exact in 32 bits up to here (see `_cursor`)."""
+_BOUNDS = 16, SHORT, MAX_CLIENT_EXAMPLES
+"""Sizes up to which clients are of one class: tiny clients touch many epochs, but sort little for each."""
+_AT_ONCE = 8
+"""Clients of a class that are drawn for at once: of 16 or 32 more slots stay empty than operations are saved."""
+
+
+class DrawClass(NamedTuple):
+    """Clients of about one size, whose draws are compiled apart from those of others.
+
+    Attributes:
+      largest: bound on their numbers of examples.
+      max_epochs, sizes: as of `Batching`, for these clients.
+    """
+
+    largest: int
+    max_epochs: int
+    sizes: Sizes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,6 +68,7 @@ class Batching:
       capacity: the largest client's number of examples where the draw is of the earlier orders, else 0.
       sizes: bounds of the clients' numbers of examples.
       own: a client's steps where these follow its own examples, at most ``steps``; None where all take ``steps``.
+      classes: several classes of clients, ascending, or none where all are drawn for alike. They change no draw.
     """
 
     steps: int
@@ -61,6 +80,7 @@ class Batching:
     capacity: int = 0
     sizes: Sizes = ANY
     own: LocalEpochs | None = None
+    classes: tuple[DrawClass, ...] = ()
 
     def advance(self, size: Array) -> Scalar:
         """Steps by which a round moves a client of that size on in its sequence of examples."""
@@ -98,10 +118,29 @@ def plan_batches(
         raise JaxpflError(f"{steps} local steps of {slots} examples are too many for one round")
     full = slots == largest and draw != "replacement"
     each = steps if own is None else np.minimum(own.batches * own.on_host(sizes[sizes > 0]), steps)
-    max_epochs = _most_epochs(sizes[sizes > 0], each, slots) if draw.startswith("epoch") and not full else 1
+    epochs = _epochs(sizes[sizes > 0], each, slots) if draw.startswith("epoch") and not full else np.ones(1, int)
     ragged = bool(sizes.min() < slots)
     capacity = largest if draw.endswith("sorted") else 0
-    return Batching(steps, slots, draw, max_epochs, full, ragged, capacity, Sizes.of(sizes), own)
+    classes = _classes(sizes[sizes > 0], epochs) if draw in ("epoch", "step") and not full else ()
+    return Batching(steps, slots, draw, int(epochs.max()), full, ragged, capacity, Sizes.of(sizes), own, classes)
+
+
+def _classes(sizes: np.ndarray, epochs: np.ndarray) -> tuple[DrawClass, ...]:
+    """Classes of clients with these sizes, which touch so many epochs; none where one would do."""
+
+    def class_of(bound: int, own: np.ndarray) -> DrawClass:
+        return DrawClass(bound, int(np.broadcast_to(epochs, sizes.shape)[own].max()), Sizes.of(sizes[own]))
+
+    def sorted_by(classes: list[DrawClass]) -> int:  # all clients together
+        below = np.searchsorted([of.largest for of in classes], sizes[sizes <= SHORT])
+        return sum(int((below == nth).sum()) * of.max_epochs * of.sizes.short for nth, of in enumerate(classes))
+
+    place = np.searchsorted(_BOUNDS, sizes)
+    classes = [class_of(bound, place == nth) for nth, bound in enumerate(_BOUNDS) if (place == nth).any()]
+    if len(classes) > 1 and classes[1].sizes.short:
+        together = [class_of(SHORT, sizes <= SHORT), *classes[2:]]
+        classes = together if sorted_by(together) <= EQUAL * sorted_by(classes) else classes
+    return tuple(classes) if len(classes) > 1 else ()
 
 
 def draw_batches(batching: Batching, key: Key, participations: Scalar, size: Array) -> tuple[Array, Array]:
@@ -124,14 +163,22 @@ def draw_batches(batching: Batching, key: Key, participations: Scalar, size: Arr
         nothing = jnp.zeros((batching.steps, 0), jnp.int32)
         return nothing, nothing.astype(bool)
     size = jnp.asarray(size, jnp.int32)
-    used = jnp.minimum(size, batching.batch_size)
     participations = jnp.asarray(participations).astype(jnp.uint32)
-    if batching.draw.startswith("epoch"):
-        indices = _epoch_indices(batching, key, participations, size, used)
-    else:
-        first = participations * jnp.asarray(batching.advance(size)).astype(jnp.uint32)
-        steps = first + jnp.arange(batching.steps, dtype=jnp.uint32)
-        indices = jax.vmap(lambda step: _step_indices(batching, jax.random.fold_in(key, step), size))(steps)
+
+    def alike() -> Array:
+        return _indices(batching, key, participations, size)
+
+    def of_class(largest: int) -> Array:
+        (of,) = (of for of in batching.classes if of.largest == largest)
+        own = dataclasses.replace(batching, max_epochs=of.max_epochs, sizes=of.sizes)
+        return _indices(own, key, participations, size)
+
+    def by_class() -> Array:
+        return at_own_length(of_class, size, tuple(of.largest for of in batching.classes), at_once=_AT_ONCE)
+
+    # An accelerator draws for a whole cohort in the time of a loop's few steps.
+    indices = lax.platform_dependent(cpu=by_class, default=alike) if batching.classes else alike()
+    used = jnp.minimum(size, batching.batch_size)
     valid = jnp.broadcast_to(jnp.arange(batching.batch_size) < used, indices.shape)
     return jnp.where(valid, indices, 0), valid
 
@@ -182,6 +229,15 @@ def take_all(data: ClientData) -> tuple[PyTree, Array, Array]:
     return data.x, data.y, data.mask
 
 
+def _indices(batching: Batching, key: Key, participations: Array, size: Array) -> Array:
+    """Indices [steps, batch_size] of one client's round; arbitrary where a slot is not valid."""
+    if batching.draw.startswith("epoch"):
+        return _epoch_indices(batching, key, participations, size)
+    first = participations * jnp.asarray(batching.advance(size)).astype(jnp.uint32)
+    steps = first + jnp.arange(batching.steps, dtype=jnp.uint32)
+    return jax.vmap(lambda step: _step_indices(batching, jax.random.fold_in(key, step), size))(steps)
+
+
 def _step_indices(batching: Batching, key: Key, size: Array) -> Array:
     """Indices [batch_size] of one step of a draw that begins anew in each; arbitrary where a slot is not valid."""
     span = jnp.maximum(size, 1)
@@ -193,9 +249,9 @@ def _step_indices(batching: Batching, key: Key, size: Array) -> Array:
     return jax.random.randint(key, (batching.batch_size,), 0, span, jnp.int32)
 
 
-def _epoch_indices(batching: Batching, key: Key, participations: Array, size: Array, used: Array) -> Array:
+def _epoch_indices(batching: Batching, key: Key, participations: Array, size: Array) -> Array:
     """Indices [steps, batch_size] of the draws by epochs; arbitrary where a slot is not valid."""
-    examples = jnp.maximum(size, 1)  # an empty slot must not divide by zero
+    examples, used = jnp.maximum(size, 1), jnp.minimum(size, batching.batch_size)  # an empty slot must not divide by 0
     per_round = batching.advance(size) * used
     first_epoch, first_offset = _cursor(participations, per_round, examples)
     step = jnp.arange(batching.steps, dtype=jnp.int32)[:, None]
@@ -250,12 +306,12 @@ def _cursor(participations: Array, per_round: Array, examples: Array) -> tuple[A
     return participations * whole + quotient, remainder.astype(jnp.int32)
 
 
-def _most_epochs(sizes: np.ndarray, steps: int | np.ndarray, slots: int) -> int:
-    """Largest number of epochs that a round of any client touches.
+def _epochs(sizes: np.ndarray, steps: int | np.ndarray, slots: int) -> np.ndarray:
+    """Largest number of epochs that a round of each client touches.
 
     A round starts at a multiple of gcd(steps * b_i, n_i), so that if an epoch is a whole number of rounds, no round
     touches a second one.
     """
     per_round = steps * np.minimum(sizes, slots)
     latest_start = sizes - np.gcd(per_round, sizes)
-    return int(((latest_start + per_round - 1) // sizes + 1).max())
+    return (latest_start + per_round - 1) // sizes + 1

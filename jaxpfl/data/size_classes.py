@@ -58,7 +58,9 @@ def class_of(sizes: np.ndarray, lengths: tuple[int, ...]) -> list[np.ndarray]:
     return [np.flatnonzero(found == i) for i in range(len(lengths))]
 
 
-def at_own_length(of: Callable[[int], PyTree], size: Array, lengths: tuple[int, ...]) -> PyTree:
+def at_own_length(
+    of: Callable[[int], PyTree], size: Array, lengths: tuple[int, ...], *, at_once: int | None = None
+) -> PyTree:
     """Result of a function at the least of some static lengths that holds a client's size.
 
     Under ``vmap`` clients are put in order of their lengths where there are several, and computed length by length,
@@ -69,6 +71,7 @@ def at_own_length(of: Callable[[int], PyTree], size: Array, lengths: tuple[int, 
       of: ``length -> tree``; its result has the same shapes for all lengths.
       size: [] int32, at most the last of the lengths.
       lengths: ascending.
+      at_once: clients of one length that are computed at once; None for as many as have `_TOGETHER` examples.
     """
     if len(lengths) == 1:
         return of(lengths[0])
@@ -104,7 +107,7 @@ def at_own_length(of: Callable[[int], PyTree], size: Array, lengths: tuple[int, 
         begins = jnp.cumsum(counts) - counts
         done = [jnp.zeros((clients, *leaf.shape), leaf.dtype) for leaf in jax.tree.leaves(result)]
         for nth, length in enumerate(lengths):
-            several = max(1, min(clients, _TOGETHER // length))
+            several = max(1, min(clients, _TOGETHER // length if at_once is None else at_once))
 
             def body(t: Array, done: list[Array], nth: int = nth, several: int = several) -> list[Array]:
                 own = t * several + jnp.arange(several)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import get_args
 
 import jax
@@ -135,6 +136,63 @@ def test_vmap_map_and_one_by_one_agree(kind: Draw) -> None:
             np.testing.assert_array_equal(b[i], c)
     assert not np.asarray(vmapped[1])[2].any()
     assert not np.asarray(vmapped[0])[2].any()
+
+
+CLASSED = np.concatenate([np.arange(1, 15), [16, 17, 33, 63, 64, 65, 66, 300]])
+"""Sizes of every class, up to each bound and beyond it."""
+
+
+def in_two_runs(plan: Batching) -> np.ndarray:
+    """Indices of clients of these sizes and an empty one, several at once, in two runs of other orders."""
+    sizes = np.append(CLASSED, 0)
+    order = np.random.default_rng(0).permuted(np.tile(np.arange(len(sizes)), (2, 1)), axis=1)
+    keys, participations = jax.random.split(KEY, len(sizes)), (jnp.arange(len(sizes)) * 7) % 10
+
+    def one(client: jax.Array) -> jax.Array:
+        return draw_batches(plan, keys[client], participations[client], jnp.asarray(sizes)[client])[0]
+
+    rows = np.asarray(jax.jit(jax.vmap(jax.vmap(one)))(order))
+    found = np.stack([row[np.argsort(own)] for row, own in zip(rows, order, strict=True)])
+    np.testing.assert_array_equal(*found)
+    return found[0]
+
+
+@pytest.mark.parametrize("kind", ["epoch", pytest.param("step", marks=pytest.mark.slow)])
+def test_classes_of_clients_change_no_draw(kind: Draw) -> None:
+    plan = plan_batches(CLASSED, steps=5, batch_size=6, draw=kind)
+    first, second, last = plan.classes
+    assert [(of.largest, of.sizes) for of in plan.classes] == [
+        (16, Sizes(16, False)), (64, Sizes(64, False)), (MAX_CLIENT_EXAMPLES, Sizes(0, True))
+    ]  # fmt: skip
+    assert first.max_epochs == plan.max_epochs >= second.max_epochs >= last.max_epochs
+    want = in_two_runs(replace(plan, classes=()))
+    np.testing.assert_array_equal(in_two_runs(plan), want)
+    wrong = second._replace(max_epochs=1, sizes=Sizes(32, False))  # a planted defect
+    missing = (in_two_runs(replace(plan, classes=(first, wrong, last))) != want).any(axis=(1, 2))
+    assert set(CLASSED[missing[:-1]]) <= set(CLASSED[(CLASSED > 16) & (CLASSED <= 64)])
+    assert missing.any()
+
+
+@pytest.mark.parametrize(
+    ("sizes", "bounds"),
+    [
+        ([60] * 10, ()),
+        ([1000, 2000], ()),
+        ([9, 10, 64], (16, 64)),
+        ([20, 64], ()),
+        ([15] + [17] * 9, ()),  # as many epochs, and as little to sort
+        ([2] + [60] * 99, (16, 64)),  # ten epochs, where the others touch one
+        ([12, 30, 65], (16, 64, MAX_CLIENT_EXAMPLES)),
+        ([15] + [17] * 9 + [65], (64, MAX_CLIENT_EXAMPLES)),
+        ([3, 100], (16, MAX_CLIENT_EXAMPLES)),
+    ],
+)
+def test_clients_are_of_few_classes(sizes: list[int], bounds: tuple[int, ...]) -> None:
+    plan = plan_batches(np.array(sizes), steps=10, batch_size=6)
+    assert tuple(of.largest for of in plan.classes) == bounds
+    for below, of in zip((0, *bounds), plan.classes, strict=False):
+        own = [n for n in sizes if below < n <= of.largest]
+        assert of.max_epochs == max(plan_batches(np.array([n, 6000]), 10, 6).max_epochs for n in own)
 
 
 @pytest.mark.parametrize("kind", DRAWS)
