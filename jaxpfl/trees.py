@@ -40,6 +40,11 @@ def leaves_apart(apart: bool = True) -> Iterator[None]:
         _APART.reset(token)
 
 
+def are_apart() -> bool:
+    """True within `leaves_apart`."""
+    return _APART.get()
+
+
 def all_finite(tree: PyTree) -> Array:
     """True if every floating-point entry of the tree is finite, [] bool."""
     leaves = [x for x in jax.tree.leaves(tree) if jnp.issubdtype(x.dtype, jnp.inexact)]

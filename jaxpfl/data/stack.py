@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import heapq
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -14,6 +13,7 @@ import numpy as np
 from jaxpfl import host_memory
 from jaxpfl import types as store
 from jaxpfl.data.labels import checked_labels
+from jaxpfl.data.shares import deal
 from jaxpfl.data.sources.base import check_finite
 from jaxpfl.errors import JaxpflError, JaxpflWarning, warn
 from jaxpfl.types import ClientData, Federation
@@ -121,8 +121,8 @@ def permute(federation: Federation, order: Sequence[int] | np.ndarray) -> Federa
 def balanced(federation: Federation, shares: int) -> Federation:
     """Reorder the clients so that equal shares of consecutive ones have about equally many examples.
 
-    Devices that do not share memory, and processes, hold a share of the clients each, and as many bytes as the share
-    with the most examples. Each client goes to the share with the fewest training examples so far, large ones first.
+    Devices that do not share memory, and processes, hold a share of the clients each; a simulation deals clients to
+    them so by itself, whatever their order. This is the same for shares of one's own.
 
     Args:
       federation: NumPy arrays.
@@ -138,16 +138,9 @@ def balanced(federation: Federation, shares: int) -> Federation:
     """
     if not isinstance(shares, (int, np.integer)) or shares < 1:
         raise JaxpflError(f"shares must be a whole number of at least 1, got {shares}")
-    sizes, m = np.asarray(federation.train.size), federation.num_clients
+    m = federation.num_clients
     room = [min(-(-m // shares), max(m - share * -(-m // shares), 0)) for share in range(shares)]
-    open_shares = [(0, share) for share in range(shares) if room[share]]
-    members: list[list[int]] = [[] for _ in range(shares)]
-    for client in np.argsort(-sizes, kind="stable"):
-        total, share = heapq.heappop(open_shares)
-        members[share].append(int(client))
-        if len(members[share]) < room[share]:
-            heapq.heappush(open_shares, (total + int(sizes[client]), share))
-    return federation.rows([client for own in members for client in own])
+    return federation.rows(np.concatenate(deal(np.asarray(federation.train.size)[:, None], room)))
 
 
 def check_batch_size(federation: Federation, batch_size: int, strict: bool = False) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl import compression, robust
+from jaxpfl import compression, processes, robust
 from jaxpfl.algorithms import LocalWork
 from jaxpfl.algorithms.parts import augmentation, schedules
 from jaxpfl.algorithms.parts.hyper import rates, replace
@@ -180,6 +180,10 @@ def check_federation(federation: Federation, unseen: Federation | None, *, stric
         raise JaxpflError(f"unseen clients' inputs must be of shape {here}, as the federation's, got {there}")
     if not np.asarray(federation.test.size).any():
         warn("no client has test examples: every score will be NaN", strict=strict)
+    processes.on_first(lambda: _look(federation, strict))  # advice, which needs no second pass over files
+
+
+def _look(federation: Federation, strict: bool) -> None:
     check_labels(federation, strict)
     check_scales(federation, strict)
 

@@ -12,7 +12,7 @@ from jaxpfl.client_times import TimeModel
 from jaxpfl.engine.state import LIMB, Counts
 from jaxpfl.participation import Availability
 from jaxpfl.protocol import Algorithm, Message
-from jaxpfl.types import Array, Federation, Key, PyTree, Scalar
+from jaxpfl.types import Array, Key, PyTree, Scalar
 
 
 def step_limit(
@@ -35,21 +35,29 @@ def step_limit(
 
 
 def synchronous_seconds(
-    clock: TimeModel, algorithm: Algorithm, ids: Array, counts: Counts, before: Counts, up: int, message: Message
+    clock: TimeModel,
+    algorithm: Algorithm,
+    ids: Array,
+    clients: int,
+    counts: Counts,
+    before: Counts,
+    up: int,
+    message: Message,
 ) -> Array:
     """Simulated seconds of a round: those of its slowest client, zero for an empty cohort, [] float32.
 
     Args:
       clock: the clients' speeds.
       algorithm: the method; without declared gradients each of its steps counts as one.
-      ids: of the clients, [m].
+      ids: of the clients, in the order of the counts, [m] or [m'].
+      clients: m.
       counts, before: the clients' work after the round and before it, [m'].
       up: bytes of an upload that is not compressed.
       message: the broadcast.
     """
     took_part = counts.participations > before.participations
     work = counts.gradients - before.gradients if algorithm.counts_gradients else counts.steps - before.steps
-    down = trees.num_bytes(message.shared) + trees.num_bytes(message.per_client) // ids.shape[0]
+    down = trees.num_bytes(message.shared) + trees.num_bytes(message.per_client) // clients
     sent: Scalar = up
     if algorithm.counts_bits:
         high, low = (counts.table - before.table)[..., 8:].astype(jnp.float32).T
@@ -61,7 +69,8 @@ def synchronous_seconds(
 def seconds_ahead(
     algorithm: Algorithm,
     availability: Availability,
-    federation: Federation,
+    ids: Array,
+    sizes: Array,
     run_key: Key,
     round: Array,
     shared: PyTree,
@@ -73,7 +82,8 @@ def seconds_ahead(
     Args:
       algorithm: the method; its uploads are as long as what its server sends.
       availability: with its rates.
-      federation: the clients' data.
+      ids: of the clients, [m].
+      sizes: their numbers of training examples, [m].
       run_key: of the run.
       round: in which they begin.
       shared: `Message.shared`.
@@ -90,7 +100,7 @@ def seconds_ahead(
         return jnp.asarray(client.gradients.update(limit, Message(shared)))
 
     def seconds(rows: Array) -> Array:
-        ids, sizes = jnp.asarray(federation.client_ids)[rows], jnp.asarray(federation.train.size)[rows]
-        return clock.seconds(ids, jax.vmap(gradients)(ids, sizes), sent, sent).astype(jnp.float32)
+        work = jax.vmap(gradients)(ids[rows], sizes[rows])
+        return clock.seconds(ids[rows], work, sent, sent).astype(jnp.float32)
 
     return seconds

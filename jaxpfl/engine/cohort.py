@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 
 from jaxpfl import trees
 from jaxpfl.engine import stores
+from jaxpfl.engine.device_sums import all_summed
 from jaxpfl.running_sum import RunningSum
 from jaxpfl.types import Array, Examples, PyTree
 
@@ -142,7 +143,7 @@ def run_cohort(
             aligned = everyone and not spread.shared_data
             outcome = _run_here(work, slots, states, data, kept=capacity, block=block, everyone=aligned)
         # One device has the outputs of a slot, the others have zeros.
-        return outcome._replace(summed=jax.lax.psum(outcome.summed, AXIS), kept=jax.tree.map(_psum, outcome.kept))
+        return outcome._replace(summed=all_summed(outcome.summed, AXIS), kept=jax.tree.map(_psum, outcome.kept))
 
     return on_each(shared, rows, states, data, examples)
 

@@ -313,19 +313,19 @@ def _each_group(
         def one(today: Today, present: Array, own: PyTree, given: PyTree, work: Work = work) -> Outcome:
             return Outcome((), (), work(today, own, given))
 
-        rows = jnp.arange(group.size, dtype=jnp.int32)
+        rows = group.every()
         outcome = run_cohort(
             one,
             today,
-            rows if numbers is None else jnp.where(rows < numbers.clients, rows, group.size),
+            rows if numbers is None else jnp.where(rows < numbers.clients, rows, group.end),
             own,
             given,
-            num_clients=group.size,
+            num_clients=group.end,
             block=plan.block,
             everyone=True,
             spread=plan.spread and plan.spread._replace(even=False),
         )
-        kept.append(outcome.kept)
+        kept.append(group.in_order(outcome.kept))
     return kept
 
 

@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl.data import shares
 from jaxpfl.errors import JaxpflError
 from jaxpfl.protocol import Algorithm
-from jaxpfl.types import Array, Federation, PyTree
+from jaxpfl.types import Array, ClientData, Federation, PyTree, chunk_of
+
+_WORTH = 0.01
+"""Share of the memory of clients' examples from which on their order is changed to save it."""
 
 
 class Group(NamedTuple):
@@ -21,12 +26,15 @@ class Group(NamedTuple):
       rows: rows of the group's own stack: its size, rounded up to a multiple of the devices.
       num_clients: m.
       only: true if there is no other group.
+      places: row of each member in the group's own stack, [size], on the host; None if member i has row i. Rows that
+        are nobody's then lie at the end of each device's part.
     """
 
     members: np.ndarray
     rows: int
     num_clients: int
     only: bool
+    places: np.ndarray | None = None
 
     @property
     def size(self) -> int:
@@ -37,36 +45,118 @@ class Group(NamedTuple):
         """Slots needed in this group for a cohort of at most ``cohort`` clients."""
         return min(cohort, self.size)
 
+    @property
+    def end(self) -> int:
+        """Row behind those of all clients, which stands for an empty slot."""
+        return self.size if self.places is None else self.rows
+
+    @property
+    def order(self) -> np.ndarray:
+        """Rows of the members in the group's own stack, [size]."""
+        return np.arange(self.size) if self.places is None else self.places
+
     def cohort(self, rows: Array) -> Array:
-        """The group's part of a cohort: rows of all clients -> rows of the group, sorted, ``size`` where empty."""
-        if self.only:
+        """The group's part of a cohort: rows of all clients -> rows of the group, sorted, ``end`` where empty."""
+        return rows if self._as_all else jnp.sort(self.rows_of(rows))[: self.capacity(rows.shape[0])]
+
+    def rows_of(self, rows: Array) -> Array:
+        """Rows of all clients -> rows of the group, ``end`` for m and for clients of others."""
+        if self._as_all:
             return rows
-        place = np.full(self.num_clients + 1, self.size, np.int32)
-        place[self.members] = np.arange(self.size)
-        return jnp.sort(jnp.asarray(place)[rows])[: self.capacity(rows.shape[0])]
+        place = np.full(self.num_clients + 1, self.end, np.int32)
+        place[self.members] = self.order
+        return jnp.asarray(place)[rows]
 
     def clients(self, rows: Array) -> Array:
         """Inverse of `cohort`: rows of the group -> rows of all clients, m where empty."""
-        if self.only:
+        if self._as_all:
             return rows
-        return jnp.asarray(np.append(self.members, self.num_clients).astype(np.int32))[jnp.minimum(rows, self.size)]
+        client = np.full(self.end + 1, self.num_clients, np.int32)
+        client[self.order] = self.members
+        return jnp.asarray(client)[jnp.minimum(rows, self.end)]
+
+    def every(self) -> Array:
+        """Rows of all of the group's clients, sorted, [size] int32."""
+        if self.places is None:
+            return jnp.arange(self.size, dtype=jnp.int32)
+        return jnp.asarray(np.sort(self.places).astype(np.int32))
+
+    def of_every(self, own: Array) -> Array:
+        """The rows of `every` of what is stacked as the group is."""
+        return own[: self.size] if self.places is None else own[np.sort(self.places)]
 
     def take(self, stacked: PyTree) -> PyTree:
-        """The group's rows of a tree stacked by all clients, [m, ...] or [m', ...], padded to ``rows``."""
+        """The group's rows of a tree stacked by all clients, [m, ...], padded to ``rows``."""
 
         def take(leaf: Array) -> Array:
-            if self.only:
+            if self._as_all:
                 missing = self.rows - leaf.shape[0]
                 return jnp.pad(leaf, [(0, missing)] + [(0, 0)] * (leaf.ndim - 1)) if missing else leaf
-            return leaf[np.pad(self.members, (0, self.rows - self.size), mode="edge")]
+            clients = np.full(self.rows, self.members.max(initial=0))
+            clients[self.order] = self.members
+            return leaf[clients]
 
         return jax.tree.map(take, stacked)
 
+    def counted(self, stacked: PyTree) -> PyTree:
+        """The group's rows of what a state holds for all clients, [m', ...]: in its own order if it is the only one."""
+        return stacked if self.only else self.take(stacked)
+
     def put(self, stacked: PyTree, values: PyTree) -> PyTree:
-        """A tree stacked by all clients with the group's rows replaced; the rows beyond its size are dropped."""
+        """Replace the group's rows in what a state holds for all clients; rows that are nobody's are dropped."""
         if self.only:
             return values
-        return jax.tree.map(lambda leaf, new: leaf.at[self.members].set(new[: self.size]), stacked, values)
+        return jax.tree.map(lambda leaf, new: leaf.at[self.members].set(self.members_of(new)), stacked, values)
+
+    def members_of(self, own: PyTree) -> PyTree:
+        """The members of a tree stacked as the group is, [rows, ...] -> [size, ...]."""
+        rows = slice(self.size) if self.places is None else self.places
+        return jax.tree.map(lambda leaf: leaf[rows], own)
+
+    def in_order(self, values: PyTree) -> PyTree:
+        """Values of the slots of `every`, [size, ...], in the order of the members."""
+        if self.places is None:
+            return values
+        slots = np.searchsorted(np.sort(self.places), self.places)
+        return jax.tree.map(lambda leaf: leaf[slots], values)
+
+    def resized(self, size: int, *, whole: bool) -> int | np.ndarray:
+        """The own stack's rows, or those of ``size`` members alone, for `state.with_rows`."""
+        if self.places is None:
+            return self.rows if whole else size
+        if not whole:
+            return self.places
+        members = np.zeros(self.rows, np.int64)  # a row that is nobody's has some client's values
+        members[self.places] = np.arange(self.size)
+        return members
+
+    def dealt(self, sizes: np.ndarray, devices: int) -> Group:
+        """The same clients, dealt to devices in equal numbers so that each holds about as many examples.
+
+        Nothing moves where that would save less than `_WORTH` of the memory.
+
+        Args:
+          sizes: the members' numbers of examples of each split, [size, splits].
+          devices: as in ``rows``.
+        """
+        share = self.rows // devices
+        before = np.array_split(np.arange(self.size), np.arange(1, devices) * share)
+        stored = shares.held(sizes, before)
+        if stored <= (1 + _WORTH) * sizes.sum(dtype=np.int64):
+            return self
+        # By all examples together, and by each split's own: the latter where a large one is not spread like the others.
+        ways = (shares.deal(kinds, [share] * devices) for kinds in (sizes.sum(axis=1, keepdims=True), sizes))
+        after = min(ways, key=lambda way: shares.held(sizes, way))
+        if shares.held(sizes, after) > (1 - _WORTH) * stored:
+            return self
+        places = np.zeros(self.size, np.int64)
+        for device, own in enumerate(after):
+            places[own] = device * share + np.arange(len(own))
+        return self._replace(places=places)
+
+    @property
+    def _as_all(self) -> bool:
+        return self.only and self.places is None
 
 
 def make_groups(
@@ -90,11 +180,19 @@ def make_groups(
     return tuple(groups)
 
 
-def split(federation: Federation, groups: tuple[Group, ...]) -> tuple[Federation, ...]:
-    """Each group's clients as a federation of their own."""
+def split(federation: Federation, groups: tuple[Group, ...], *, views: bool = False) -> tuple[Federation, ...]:
+    """Each group's clients as a federation of their own, with its examples alone, or, as a view, in the whole store."""
     if len(groups) == 1:
         return (federation,)
-    return tuple(federation.rows(group.members) for group in groups)
+    if not views:
+        return tuple(federation.rows(group.members) for group in groups)
+
+    def view(split: ClientData, group: Group) -> ClientData:
+        start, size = (np.asarray(a)[group.members] for a in (split.start, split.size))
+        return replace(split, start=start, size=size, chunk=chunk_of(size))
+
+    ids, *splits = federation
+    return tuple(Federation(np.asarray(ids)[g.members], *(view(one, g) for one in splits)) for g in groups)
 
 
 def messages(per_client: PyTree, among: Array | None) -> PyTree:

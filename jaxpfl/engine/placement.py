@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -10,9 +11,10 @@ import numpy as np
 from jax.sharding import AxisType, Mesh, NamedSharding, SingleDeviceSharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpfl import processes, trees
+from jaxpfl import mapped, processes, trees
 from jaxpfl.engine import device_memory as memory
 from jaxpfl.engine.cohort import AXIS, Spread
+from jaxpfl.engine.groups import Group
 from jaxpfl.engine.model_axis import MODEL, ModelAxis
 from jaxpfl.engine.state import RunState
 from jaxpfl.errors import JaxpflError, OutOfMemoryError
@@ -52,6 +54,11 @@ class Placement(NamedTuple):
     def parts(self) -> int:
         """Number of devices, or groups of them, that share the clients."""
         return 1 if self.spread is None else self.spread.parts
+
+    @property
+    def own_data(self) -> bool:
+        """True if each device, or group of them, holds its clients' data alone."""
+        return self.spread is not None and not self.spread.shared_data
 
     @property
     def local(self) -> int:
@@ -95,8 +102,25 @@ def _first_of_each(share: int) -> tuple[Device, ...]:
     return tuple(device for number in sorted(own) for device in own[number][:share])
 
 
-def put(federation: Federation, placement: Placement) -> Federation:
+def balanced(groups: tuple[Group, ...], parts: Sequence[Federation], placement: Placement) -> tuple[Group, ...]:
+    """The groups with their clients dealt so that each device's own data are about as large as the others'."""
+    if not placement.own_data:
+        return groups
+
+    def dealt(group: Group, part: Federation) -> Group:
+        sizes = np.stack([np.asarray(split.size) for split in (part.train, part.validation, part.test)], axis=1)
+        return group.dealt(sizes, placement.parts)
+
+    return tuple(map(dealt, groups, parts))
+
+
+def put(federation: Federation, placement: Placement, group: Group | None = None) -> Federation:
     """Put the data on all devices, or each client's on its own: a store's parts are as long as the largest one.
+
+    Args:
+      federation: the data, on the host or as they lie in another placement.
+      placement: where to.
+      group: the clients' rows, if not in the order of the data.
 
     Raises:
       OutOfMemoryError: if the data do not fit in memory.
@@ -104,8 +128,6 @@ def put(federation: Federation, placement: Placement) -> Federation:
     """
     for data in (federation.train, federation.validation, federation.test):
         data.check()
-    if processes.several():
-        processes.agree("the clients' data", trees.checksum(federation))
     spread = placement.spread
     if spread is None or spread.shared_data:
         leaves = jax.tree.leaves(federation)
@@ -118,30 +140,44 @@ def put(federation: Federation, placement: Placement) -> Federation:
         # CPU devices share the host's memory: put on one, its buffers serve the others without a copy.
         first = jax.device_put(federation, placement.devices[0])
         return jax.device_put(jax.tree.map(np.asarray, first), placement.everywhere)
-    return _in_parts(federation, spread.parts, NamedSharding(spread.mesh, P(AXIS)))
+    places = np.arange(federation.num_clients) if group is None else group.order
+    return _in_parts(federation, places, spread.parts, NamedSharding(spread.mesh, P(AXIS)))
 
 
-def _in_parts(federation: Federation, devices: int, layout: NamedSharding) -> Federation:
-    """The data with clients in equal shares, those beyond the last empty, and stores in a part for each share.
+def _in_parts(federation: Federation, places: np.ndarray, devices: int, layout: NamedSharding) -> Federation:
+    """The data with clients in equal shares, nobody's rows empty, and stores in a part for each share.
 
-    Only the parts of this process's own devices are made.
+    Only the parts of this process's own devices are made, and only their clients' examples read.
+
+    Args:
+      federation: the data on the host.
+      places: row of each client, [m].
+      devices: that share the clients.
+      layout: of what has a row for each client, or a part for each device.
     """
-    missing = -federation.num_clients % devices
+    rows = -(-federation.num_clients // devices) * devices
+    share = rows // devices
+
+    def by_row(of_client: np.ndarray) -> np.ndarray:
+        found = np.zeros(rows, of_client.dtype)
+        found[places] = of_client
+        return found
 
     def in_parts(split: ClientData) -> ClientData:
-        sizes = np.pad(np.asarray(split.size), (0, missing)).reshape(devices, -1)
+        first, sizes = (by_row(np.asarray(a)).reshape(devices, share) for a in (split.start, split.size))
         totals = sizes.sum(axis=1, dtype=np.int64)
-        ends = totals.cumsum()
         part = max(int(totals.max()), 1)
         if part * devices > MOST_EXAMPLES:
             raise JaxpflError(f"{devices} devices with {part} examples each: at most {MOST_EXAMPLES} are supported")
 
-        def spread(leaf: np.ndarray) -> jax.Array:
+        def spread(leaf: Any) -> jax.Array:
+            on_host = np.asarray(leaf)
+
             def of_device(place: tuple[slice, ...] | None) -> np.ndarray:
                 assert place is not None
                 device = (place[0].start or 0) // part
                 made = np.zeros((part, *leaf.shape[1:]), leaf.dtype)
-                made[: totals[device]] = leaf[ends[device] - totals[device] : ends[device]]
+                mapped.read(on_host, first[device], sizes[device], made)
                 return made
 
             return jax.make_array_from_callback((part * devices, *leaf.shape[1:]), layout, of_device)
@@ -150,19 +186,18 @@ def _in_parts(federation: Federation, devices: int, layout: NamedSharding) -> Fe
         start = np.where(sizes > 0, sizes.cumsum(axis=1) - sizes, 0) + np.arange(devices)[:, None] * part
         return replace(
             split,
-            examples=jax.tree.map(spread, split.flat()),
+            examples=jax.tree.map(spread, split.examples),
             start=processes.put(start.reshape(-1).astype(np.int32), layout),
             size=processes.put(sizes.reshape(-1), layout),
         )
 
     ids, *splits = federation
-    return Federation(processes.put(np.pad(np.asarray(ids), (0, missing)), layout), *map(in_parts, splits))
+    return Federation(processes.put(by_row(np.asarray(ids)), layout), *map(in_parts, splits))
 
 
 def put_as(federation: Federation, here: Placement, there: Placement) -> Federation:
     """Data that are placed, in another placement; nothing moves if the two share or divide them alike."""
-    shared = [place.spread is None or place.spread.shared_data for place in (here, there)]
-    if shared[0] == shared[1]:
+    if here.own_data == there.own_data:
         return federation
     return put(jax.tree.map(np.asarray, federation), there)
 
@@ -207,8 +242,11 @@ def _shares_memory(platform: str) -> bool:
 def _check_memory(federation: Federation, placement: Placement) -> None:
     """Check the memory before arrays of the host are copied."""
     need = sum(leaf.nbytes for leaf in jax.tree.leaves(federation) if isinstance(leaf, np.ndarray))
-    if placement.spread is not None and not placement.spread.shared_data:
-        need //= processes.count() if _shares_memory(placement.devices[0].platform) else placement.spread.parts
+    if placement.own_data:  # of a store, clients' examples alone are copied
+        splits = (federation.train, federation.validation, federation.test)
+        own = [(int(np.sum(s.size, dtype=np.int64)), len(s.examples.y), trees.num_bytes(s.examples)) for s in splits]
+        need = sum(count * held // max(stored, 1) for count, stored, held in own)
+        need //= processes.count() if _shares_memory(placement.devices[0].platform) else placement.parts
     free = memory.free(placement.devices)
     if free is not None and need > free:
         sizes = np.asarray(federation.train.size)

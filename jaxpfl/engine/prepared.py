@@ -13,13 +13,13 @@ import numpy as np
 from jax.extend.core import ClosedJaxpr
 
 from jaxpfl import processes, trees
-from jaxpfl.engine import compiled, exchange, in_flight, model_axis, noise_stream
+from jaxpfl.engine import compiled, exchange, in_flight, model_axis, noise_stream, same_data
 from jaxpfl.engine import device_memory as memory
 from jaxpfl.engine.client_bucket import Bucket, bucket_for
 from jaxpfl.engine.cost.rounds import Cost, cost_of
 from jaxpfl.engine.execution_plan import ExecutionPlan, Resolved, resolve, target_plan
 from jaxpfl.engine.groups import Group, make_groups, split
-from jaxpfl.engine.placement import Placement, check_states, place, put, put_as
+from jaxpfl.engine.placement import Placement, balanced, check_states, place, put, put_as
 from jaxpfl.engine.programs import Name, Programs, Setting
 from jaxpfl.engine.round import Clients, RunValues
 from jaxpfl.engine.runs import number, rows_of
@@ -84,6 +84,7 @@ class Prepared:
             raise JaxpflError(
                 f"client ids must be distinct, as random streams follow them: {ids[times > 1][0]} is twice"
             )
+        same_data.compare(federation)
         algorithm.check_data(federation)
         if algorithm.in_flight is not None:
             in_flight.at_work(algorithm, participation)
@@ -110,7 +111,12 @@ class Prepared:
         stack = self._bucket.padded(trained)
         self._groups = make_groups(algorithm, np.asarray(stack.client_ids), execution.devices)
         self._sizes = [trained.num_clients] if self._bucket.pads else [group.size for group in self._groups]
-        self.federations = self._place_data(split(stack, self._groups))
+        parts = split(stack, self._groups, views=self.placement.own_data)
+        if not self._bucket.pads:
+            self._groups = balanced(self._groups, parts, self.placement)
+        self.federations = self._place_data(parts)
+        own_data, ids = self.placement.own_data, np.asarray(stack.client_ids)
+        self._ids = processes.put(ids, self.placement.everywhere) if own_data else None
         self._rates = availability.rates
         if algorithm.pooled:
             scoring = self._resolve(self.plan, federation.num_clients)
@@ -182,7 +188,7 @@ class Prepared:
     def shared_data(self) -> Federation | None:
         """The placed data as one federation, to be handed to other simulations; None if they lie in parts, in a bucket,
         or pooled."""
-        whole = len(self.federations) == 1 and (self.placement.spread is None or self.placement.spread.shared_data)
+        whole = len(self.federations) == 1 and not self.placement.own_data
         return self.federations[0] if whole and not self._bucket.pads and not self.algorithm.pooled else None
 
     def export(self, *platforms: str, seeds: int = 1) -> jax.export.Exported:
@@ -233,7 +239,7 @@ class Prepared:
 
     def _place_data(self, parts: Sequence[Federation]) -> tuple[Federation, ...]:
         """The data of each group, where its programs want them."""
-        return tuple(put(part, self.placement) for part in parts)
+        return tuple(put(part, self.placement, group) for part, group in zip(parts, self._groups, strict=True))
 
     def _welcome(self, unseen: Federation, federation: Federation, adapt_rounds: int) -> tuple[Group, ...]:
         """Place the unseen clients' data, in the groups that are returned."""
@@ -241,12 +247,15 @@ class Prepared:
         if len(both):
             raise JaxpflError(f"client {both[0]} cannot be unseen: it is trained")
         check_rounds("adapt_rounds", adapt_rounds)
+        same_data.compare(unseen)
         self.algorithm.check_data(unseen)
         self._adapt_rounds = adapt_rounds
         ids = np.asarray(unseen.client_ids)
         placement = self._scored.placement
         groups = make_groups(self.algorithm, ids, placement.parts, may_be_empty=True)
-        self._unseen = tuple(put(part, placement) for part in split(unseen, groups))
+        parts = split(unseen, groups, views=placement.own_data)
+        groups = balanced(groups, parts, placement)
+        self._unseen = tuple(put(part, placement, group) for part, group in zip(parts, groups, strict=True))
         return groups
 
     def _on(self, platforms: tuple[str, ...], seeds: int) -> tuple[Programs, tuple[Any, ...]]:
@@ -258,8 +267,10 @@ class Prepared:
             placement = place(*given, on=platforms[0], model_shards=execution.model_shards)
         federations = tuple(put_as(part, self.placement, placement) for part in self.federations)
         state, values, _, rounds = self._arguments("advance", seeds)
-        state = _laid(state, placement)
-        return self._programs.under(execution, placement), (state, values, self._inputs(federations), rounds)
+        state, clients = _laid(state, placement), self._inputs(federations)
+        if placement.own_data and self.placement.own_data:
+            clients = clients._replace(ids=self._ids)
+        return self._programs.under(execution, placement), (state, values, clients, rounds)
 
     def _plan_on(self, platform: str) -> Resolved:
         """The plan of a round as it is chosen on a platform."""
@@ -309,7 +320,9 @@ class Prepared:
 
     def _inputs(self, federations: tuple[Federation, ...] | None = None) -> Clients:
         """The inputs that all runs share, for the trained clients unless others are given."""
-        return Clients(self.federations if federations is None else federations, self._bucket.numbers)
+        if federations is None:
+            return Clients(self.federations, self._bucket.numbers, ids=self._ids)
+        return Clients(federations, self._bucket.numbers)
 
     def _values(self, runs: int) -> RunValues:
         """The traced values of every run, leaves [S]."""

@@ -123,7 +123,7 @@ class Programs:
         model = of.placement.model  # the setting would name the program by more than it depends on
 
         def init(keys: tuple[jax.Array, jax.Array | None], hp: PyTree, clients: Clients) -> RunState:
-            return init_state(algorithm, participation, groups, keys, hp, *clients, rows, block, model)
+            return init_state(algorithm, participation, groups, keys, hp, *clients[:3], rows, block, model)
 
         return over_runs(init, vectorised=self.execution.vmap_runs)
 

@@ -61,11 +61,21 @@ class Clients(NamedTuple):
       numbers: those of a participation that is made without.
       among: the place of each row of the one group's stack among all m clients, [size] int32, m where there is
         nobody; None where the stacks hold all clients.
+      ids: of all m clients on every device, [m], where each holds its own clients' data: a cohort is then drawn without
+        a word to the others. Else None.
     """
 
     federations: tuple[Federation, ...]
     numbers: CohortNumbers | None = None
     among: Array | None = None
+    ids: Array | None = None
+
+    def all_ids(self, groups: tuple[Group, ...]) -> Array:
+        """Ids of all clients of the stack, [m]."""
+        if self.ids is not None:
+            return self.ids
+        given = zip(self.federations, groups, strict=True)
+        return gather([group.members_of(jnp.asarray(f.client_ids)) for f, group in given], groups)
 
     def received(self, per_client: PyTree) -> PyTree:
         """The messages, [m, ...], to the clients of the stacks."""
@@ -96,7 +106,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
     def one_round(state: RunState, values: RunValues, shared: Clients) -> tuple[RunState, Metrics]:
         (hp, rates), federations, numbers = values, shared.federations, shared.numbers
         participation = plan.participation.at(numbers)
-        ids = gather([jnp.asarray(f.client_ids)[: g.size] for f, g in zip(federations, groups, strict=True)], groups)
+        ids = shared.all_ids(groups)
         draw_key = stream(state.released, Purpose.PARTICIPATION, state.round)
         ctx = server_context(participation, state.round)
         message = server.broadcast(stream(state.key, Purpose.BROADCAST, state.round), hp, ctx, state.server)
@@ -107,7 +117,8 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         else:
             assert flights is not None
             availability = plan.availability.at(rates)
-            ahead = seconds_ahead(algorithm, availability, federations[0], state.key, state.round, sent)
+            sizes = groups[0].members_of(jnp.asarray(federations[0].train.size))
+            ahead = seconds_ahead(algorithm, availability, ids, sizes, state.key, state.round, sent)
             sent = in_flight.dispatched(flights, draw_key, ids, state.round, sent, ahead)
             flights, arrivals = in_flight.landed(sent, participation.capacity, ids.shape[0])
             rows = arrivals.rows
@@ -115,7 +126,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         clients, counts = [], state.counts
         sums, idle_sums, uploads = [], [], []
         for client, group, old, federation in zip(algorithm.clients, groups, state.clients, federations, strict=True):
-            own_rows, before = group.cohort(rows), group.take(counts)
+            own_rows, before = group.cohort(rows), group.counted(counts)
             data = (federation.splits, jnp.asarray(federation.client_ids))
             outcome = run_cohort(
                 partial(_take_part, algorithm, client, plan.availability, plan.model),
@@ -123,7 +134,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
                 own_rows,
                 (old, before),
                 (*data, group.take(message.per_client), group.take(arrivals and arrivals.slots)),
-                num_clients=group.size,
+                num_clients=group.end,
                 block=plan.block,
                 everyone=participation.everyone,
                 spread=plan.spread,
@@ -135,10 +146,10 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
                 outcome = run_cohort(
                     partial(_work_alone, algorithm, client, plan.availability, plan.model),
                     ((state.key, state.released), state.round, hp, rates),
-                    _rows_where(rested & (before.idle_streak < algorithm.idle_cap), group.size, numbers),
+                    _rows_where(rested & (before.idle_streak < algorithm.idle_cap), group, numbers),
                     outcome.state,
                     data,
-                    num_clients=group.size,
+                    num_clients=group.end,
                     block=plan.block,
                     everyone=False,
                     spread=plan.spread and plan.spread._replace(even=False),
@@ -148,7 +159,7 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
             clients.append(new)
             counts = group.put(counts, after)
 
-        packed, contributors, done = _add(sums)
+        packed, contributors, done, tally = _add(sums)
         if algorithm.reduction is Reduction.STACK:
             reduced = _side_by_side(uploads, participation.num_clients)
         else:
@@ -164,9 +175,13 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
         lost = jnp.maximum(counts.diverged, state.counts.diverged + present)
         counts = counts.with_diverged(jnp.where(sound, counts.diverged, lost))
         metrics = done.means() | server_metrics
-        metrics |= {"participants": present.sum(), "diverged": (counts.diverged - state.counts.diverged).sum()}
+        metrics |= {"participants": tally.clients, "diverged": jnp.where(sound, tally.diverged, tally.clients)}
+        if idles:
+            idle, alone = _add(idle_sums)
+            metrics |= {f"idle_{name}": value for name, value in alone.means().items()} | {"idle": idle.clients}
+            metrics["diverged"] += idle.diverged
         if rates.dropout is not None:
-            metrics["dropped"] = (counts.dropped - state.counts.dropped).sum()
+            metrics["dropped"] = tally.dropped
         if algorithm.counts_bits:
             metrics |= dict(zip(BITS, counts.upload_bits_since(state.counts), strict=True))
         if participation.left_out is not None:
@@ -180,10 +195,9 @@ def make_round(algorithm: Algorithm, plan: RoundPlan) -> OneRound:
             metrics["round_seconds"] = arrivals.seconds
         elif plan.availability.time_model is not None:
             clock = client_times.resolve(plan.availability.time_model)
-            metrics["round_seconds"] = synchronous_seconds(clock, algorithm, ids, counts, state.counts, up, message)
-        if idles:
-            metrics |= {f"idle_{name}": value for name, value in _add(idle_sums).means().items()}
-            metrics["idle"] = (counts.idle_rounds - state.counts.idle_rounds).sum()
+            of_rows = groups[0].take(ids) if len(groups) == 1 else ids  # as counts are
+            told = (clock, algorithm, of_rows, ids.shape[0], counts, state.counts, up, message)
+            metrics["round_seconds"] = synchronous_seconds(*told)
         state = state._replace(server=new_server, clients=tuple(clients), counts=counts, in_flight=flights)
         return state._replace(round=state.round + 1), metrics
 
@@ -202,6 +216,20 @@ class _Done(NamedTuple):
         return {name: total / clients for name, total in self.metrics.items()}
 
 
+class _Tally(NamedTuple):
+    """Some clients: all that worked, those whose work was dropped, and those whose upload was lost, each [] int32."""
+
+    clients: Array
+    diverged: Array
+    dropped: Array
+
+    @classmethod
+    def of(cls, present: Array, counts: Counts) -> _Tally:
+        """One client's, of the increment of a round."""
+        given = jnp.ones((), jnp.int32), counts.diverged, counts.dropped
+        return cls(*(jnp.where(present, number, 0) for number in given))
+
+
 def _take_part(
     algorithm: Algorithm,
     client: Client,
@@ -212,7 +240,7 @@ def _take_part(
     own: tuple[PyTree, Counts],
     data: tuple[Splits, Array, PyTree, Array | None],
 ) -> Outcome:
-    """One client's round in the cohort. Summed: (packed upload, 1 if it arrived, outcome).
+    """One client's round in the cohort. Summed: (packed upload, 1 if it arrived, outcome, tally).
 
     Of asynchronous rounds, what is sent are the `InFlight` clients, and the last of the data is this one's slot.
     """
@@ -254,8 +282,8 @@ def _take_part(
     )
     state = (trees.where(keep, new, old), trees.where(present, counts.plus(added), counts))
     if algorithm.reduction is Reduction.STACK:
-        return Outcome(state, ((), (), done), (packed, arrived))
-    return Outcome(state, (packed, arrived.astype(jnp.int32), done), ())
+        return Outcome(state, ((), (), done, _Tally.of(present, added)), (packed, arrived))
+    return Outcome(state, (packed, arrived.astype(jnp.int32), done, _Tally.of(present, added)), ())
 
 
 def _work_alone(
@@ -268,7 +296,7 @@ def _work_alone(
     own: tuple[PyTree, Counts],
     data: tuple[Splits, Array],
 ) -> Outcome:
-    """One client's round outside the cohort."""
+    """One client's round outside the cohort. Summed: (tally, outcome)."""
     (run_key, released), round, hp, rates = shared
     availability = availability.at(rates)
     (old, counts), (splits, client_id) = own, data
@@ -289,7 +317,8 @@ def _work_alone(
         gradients=client.gradients.idle(limit) if client.gradients and client.gradients.idle else 0,
     )
     state = (trees.where(keep, new, old), Counts(counts.table + jnp.where(present, added.table, 0)))
-    return Outcome(state, trees.where(keep, done, jax.tree.map(jnp.zeros_like, done)), ())
+    done = trees.where(keep, done, jax.tree.map(jnp.zeros_like, done))
+    return Outcome(state, (_Tally.of(present, added), done), ())
 
 
 def _context(
@@ -300,12 +329,12 @@ def _context(
     return ClientContext(round, client_id, counts.participations, limit, batch_key, idle_rounds)
 
 
-def _rows_where(condition: Array, size: int, numbers: CohortNumbers | None) -> Array:
-    """Rows of clients below ``size`` that meet the condition, sorted; then ``size`` in all other places."""
-    rows = jnp.arange(size, dtype=jnp.int32)
+def _rows_where(condition: Array, group: Group, numbers: CohortNumbers | None) -> Array:
+    """Rows of the group's clients that meet the condition, [rows], sorted, [size]; then ``end`` in all other places."""
+    rows = group.every()
     if numbers is not None:
         condition = condition & (jnp.arange(condition.shape[0]) < numbers.clients)
-    return jnp.sort(jnp.where(condition[:size], rows, size))
+    return jnp.sort(jnp.where(group.of_every(condition), rows, group.end))
 
 
 def _add(sums: list[PyTree]) -> PyTree:

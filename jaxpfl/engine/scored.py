@@ -8,7 +8,7 @@ import numpy as np
 
 from jaxpfl.engine.execution_plan import Resolved
 from jaxpfl.engine.groups import Group, make_groups
-from jaxpfl.engine.placement import Placement, place, put
+from jaxpfl.engine.placement import Placement, balanced, place, put
 from jaxpfl.engine.state import RunState
 from jaxpfl.protocol import Algorithm
 from jaxpfl.types import Federation
@@ -36,5 +36,6 @@ def of_pooled(algorithm: Algorithm, federation: Federation, scoring: Resolved) -
     given = federation.num_clients, scoring.devices, scoring.even
     placement = place(*given, model_shards=scoring.model_shards)
     placement = placement._replace(state=RunState._make([placement.everywhere] * len(RunState._fields)))
-    groups = make_groups(algorithm, np.asarray(federation.client_ids), scoring.devices)
-    return Scored((put(federation._replace(train=federation.train.emptied()), placement),), groups, placement)
+    scored = federation._replace(train=federation.train.emptied())
+    groups = balanced(make_groups(algorithm, np.asarray(federation.client_ids), scoring.devices), (scored,), placement)
+    return Scored((put(scored, placement, groups[0]),), groups, placement)

@@ -13,7 +13,7 @@ import numpy as np
 from jaxpfl import processes
 from jaxpfl.engine import noise_stream
 from jaxpfl.engine.evaluate import Part, Scores
-from jaxpfl.engine.groups import gather
+from jaxpfl.engine.groups import Group, gather
 from jaxpfl.engine.placement import put_states
 from jaxpfl.engine.prepared import Prepared, check_rounds
 from jaxpfl.engine.programs import Name
@@ -163,9 +163,9 @@ class Simulation(Prepared):
             return None
         training = np.asarray(self.counts(state).gradients)
         each = [
-            _personalizing(client, federation, size)
-            for client, federation, size in zip(
-                self.algorithm.clients, self._scored.federations, self._sizes, strict=True
+            _personalizing(*given)
+            for given in zip(
+                self.algorithm.clients, self._scored.groups, self._scored.federations, self._sizes, strict=True
             )
         ]
         return GradientCounts(training, np.asarray(gather(each, self._groups)))
@@ -206,8 +206,9 @@ class Simulation(Prepared):
 
     def counts(self, state: RunState) -> Counts:
         """The work of the m clients so far, [S, m], on the host."""
-        found = Counts(processes.fetch(state.counts.table))
-        return Counts(found.table[:, : self.participation.num_clients])
+        _, of_all = self._rows(whole=False)
+        rows = of_all if isinstance(of_all, np.ndarray) else slice(of_all)
+        return Counts(processes.fetch(state.counts.table)[:, rows])
 
     def trim(self, state: RunState) -> RunState:
         """The state with exactly m rows of clients, for inspection or for a run on other devices.
@@ -280,14 +281,20 @@ class Simulation(Prepared):
 
     def _resize(self, state: RunState, *, whole: bool) -> RunState:
         """The state with all rows that the programs want, or with those of clients alone."""
-        rows = [group.rows if whole else size for group, size in zip(self._groups, self._sizes, strict=True)]
-        of_all = self.placement.rows if whole else self.participation.num_clients
-        return with_rows(state, rows, of_all)
+        return with_rows(state, *self._rows(whole=whole))
+
+    def _rows(self, *, whole: bool) -> tuple[list[int | np.ndarray], int | np.ndarray]:
+        """Rows of each group's stack, and of what is held for all clients (`with_rows`)."""
+        given = zip(self._groups, self._sizes, strict=True)
+        rows = [group.resized(size, whole=whole) for group, size in given]
+        if len(rows) == 1:
+            return rows, rows[0]
+        return rows, self.placement.rows if whole else self.participation.num_clients
 
 
-def _personalizing(client: Client, federation: Federation, size: int) -> np.ndarray:
+def _personalizing(client: Client, group: Group, federation: Federation, size: int) -> np.ndarray:
     """Gradients of the personalisation of each of a group's first ``size`` clients."""
     count = client.gradients.personalize if client.gradients else 0
     if isinstance(count, LocalEpochs):
-        return count.on_host(processes.fetch(federation.train.size)[:size])
+        return count.on_host(np.asarray(group.members_of(processes.fetch(federation.train.size)))[:size])
     return np.full(size, count)

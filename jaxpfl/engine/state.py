@@ -149,12 +149,13 @@ class RunState(NamedTuple):
     """Complete state of a run between rounds, and content of a checkpoint.
 
     m' is the number of rows: m, or the client bucket, rounded up to a multiple of the devices. The rows from m on are
-    unused.
+    unused. Where devices or processes hold their own clients' data, rows may be in another order, with unused ones at
+    the end of each device's part (`Group.places`); trimmed, a state is in the order of the stack.
 
     Attributes:
       server: the server's state.
       clients: the clients' states, one tree per group of clients with leaves [m', ...] (m of that group).
-      counts: the clients' work, [m'], in the order of the stack whatever the groups.
+      counts: the clients' work, [m'], in the order of the stack if there are several groups, else of the one group.
       round: [] int32, finished rounds.
       key: the run's key.
       noise: for a private algorithm, the key of all randomness that its claim rests on: cohorts, their local work, and
@@ -221,8 +222,9 @@ def init_state(
             init_key = stream(key, Purpose.CLIENT_INIT, client_id)
             return lay(model, algorithm.clients[number].init(init_key, hp, client_ctx, received))
 
-        ids = jnp.asarray(federation.client_ids)[: group.size]
-        ids = jnp.pad(ids, (0, group.rows - group.size), mode="edge")
+        ids = jnp.asarray(federation.client_ids)
+        if group.places is None:
+            ids = jnp.pad(ids[: group.size], (0, group.rows - group.size), mode="edge")
         given = ids, group.take(per_client)
         every = jax.vmap(init_client)
         return every(*given) if block is None else _in_blocks(every, given, min(block, group.rows))
@@ -261,16 +263,18 @@ def keyless(state: RunState) -> RunState:
     return state._replace(key=key, noise=noise)
 
 
-def with_rows(state: RunState, rows: Sequence[int], of_all: int) -> RunState:
-    """A state [S, ...] with other numbers of rows: cut, or padded with zeros.
+def with_rows(state: RunState, rows: Sequence[int | np.ndarray], of_all: int | np.ndarray) -> RunState:
+    """A state [S, ...] with other rows: cut or padded with zeros, or in another order.
 
     Args:
       state: of several runs.
-      rows: of the stack of each group of clients.
-      of_all: rows of what is held for all clients.
+      rows: of the stack of each group of clients: their number, or the present rows that they are.
+      of_all: the same of what is held for all clients.
     """
 
-    def resize(a: Any, rows: int) -> Any:
+    def resize(a: Any, rows: int | np.ndarray) -> Any:
+        if isinstance(rows, np.ndarray):
+            return a[:, rows]
         if a.shape[1] == rows:
             return a
         pad = np.pad if isinstance(a, np.ndarray) else jnp.pad

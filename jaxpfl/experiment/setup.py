@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpfl import __version__, data, processes
 from jaxpfl.data import Split
-from jaxpfl.engine import Simulation
+from jaxpfl.engine import Simulation, same_data
 from jaxpfl.engine.assemble import build
 from jaxpfl.engine.assembly import (
     Assembled,
@@ -247,6 +247,7 @@ def check_agreed(experiment: Experiment) -> None:
     config.pop("data_dir")  # each host has its own
     versions = {"jaxpfl": __version__, "jax": jax.__version__}
     processes.agree("the", config | {"methods": experiment.methods, **experiment.fingerprint(), **versions})
+    same_data.remember(experiment.federation, experiment.unseen)
 
 
 def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:

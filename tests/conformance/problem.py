@@ -48,7 +48,7 @@ def simulate(
     federation: Federation,
     *,
     plan: ExecutionPlan | None = None,
-    cohort: int | None = 4,
+    cohort: int | float | None = 4,
     model: str | None = None,
     batch_size: int = 6,
     dtype: type = np.float32,
@@ -90,7 +90,7 @@ def as_fit_builds(method: Method, federation: Federation, *, plan: ExecutionPlan
 
 
 @functools.cache
-def reference(name: str, cohort: int | None = 4) -> dict:
+def reference(name: str, cohort: int | float | None = 4) -> dict:
     """Three rounds of two seeds of a case in float64, one client, one run after another on one device.
 
     The numbers that every other way of execution must give, made once for all tests of a process that compare.

@@ -149,10 +149,15 @@ AVAILABILITY: dict[str, Availability] = {
 """Cases whose clients fail; all others' are reliable."""
 
 
-def participation(name: str, num_clients: int, cohort: int | None) -> Participation:
-    """Cohort sampling of a case: Poisson with a cap that cuts cohorts for one, a fixed size for the others."""
+def participation(name: str, num_clients: int, cohort: int | float | None) -> Participation:
+    """Cohort sampling of a case: Poisson with a cap that cuts cohorts for one, a fixed size for the others.
+
+    A cohort that is a share, below one, is that of Poisson cohorts without a cap.
+    """
     if name in EVERYBODY:
         return of(num_clients, None)
+    if isinstance(cohort, float):
+        return poisson(num_clients, cohort, num_clients)
     if name == "adaped, private" and cohort is not None:
         return poisson(num_clients, cohort / num_clients, cohort)
     return of(num_clients, cohort)

@@ -1,5 +1,6 @@
 """Clients spread over two devices give the numbers of one: every method, in float64."""
 
+import re
 import sys
 from pathlib import Path
 
@@ -8,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jaxpfl import METHODS, ExecutionPlan, JaxpflError, Model, fit
+from jaxpfl import METHODS, ExecutionPlan, JaxpflError, Model, fit, stack_clients
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
 
@@ -50,26 +51,57 @@ def test_a_cohort_that_is_not_dealt_out_gives_the_same(clients, monkeypatch, coh
     assert_same_on_two_devices(clients, "adaped", "2", cohort, runs)
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("cohort", [None, 4, 5])
-def test_data_of_their_own_give_the_same(clients, monkeypatch, cohort):
+@pytest.fixture
+def apart(monkeypatch):
     """Devices that do not share memory, as accelerators: each holds its clients' data only."""
     monkeypatch.setattr("jaxpfl.engine.execution_plan._MOST_DEALT", 0)
     monkeypatch.setattr("jaxpfl.engine.placement._shares_memory", lambda device: False)
-    assert_same_on_two_devices(clients, "adaped", "2", cohort)
-    (held,) = simulate(METHODS["adaped"], clients, cohort=cohort).federations
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "cohort"),
+    [("adaped", None), ("adaped", 5), ("adaped, idle", 4), ("toy medians", 4), ("toy clusters", None), ("fedbuff", 4)],
+)
+def test_data_of_their_own_give_the_same(clients, apart, method, cohort):
+    assert_same_on_two_devices(clients, method, "2", cohort)
+
+
+def test_clients_with_data_of_their_own_are_dealt_by_their_examples(clients, apart):
+    """Results stay at their places, devices hold hardly more than the examples, and a round is one exchange."""
+    simulation = assert_same_on_two_devices(clients, "adaped", "2", 4)
+    (held,), (group,) = simulation.federations, simulation._groups
+    assert group.places is not None
+    np.testing.assert_array_equal(np.asarray(held.client_ids)[group.places], clients.client_ids)
+    splits = (held.train, held.validation, held.test), (clients.train, clients.validation, clients.test)
+    for here, there in zip(*splits, strict=True):
+        np.testing.assert_array_equal(np.asarray(here.size)[group.places], there.size)
+    stored, own = (sum(len(split.examples.y) for split in side) for side in splits)
+    assert own < stored <= 1.1 * own
     for leaf in (held.client_ids, held.train.start, held.train.size):
         assert [s.data.shape[0] for s in leaf.addressable_shards] == [4, 4]
-    longest = max(clients.train.size[:4].sum(), clients.train.size[4:].sum())
+    longest = len(held.train.examples.y) // 2
     for leaf in jax.tree.leaves(held.train.examples):
         assert [s.data.shape[0] for s in leaf.addressable_shards] == [longest, longest]
+    round = simulation._program("advance", 2).as_text()
+    exchanges = re.findall(r" (all-[a-z]+|reduce-scatter|collective-permute)\(", round)
+    assert exchanges == ["all-reduce"]
+
+
+def test_equal_clients_stay_where_they_are(apart):
+    rng = np.random.default_rng(0)
+    equal = stack_clients([(rng.normal(size=(5, 3)), rng.integers(3, size=5)) for _ in range(7)])
+    (group,) = simulate(METHODS["fedavg"], equal)._groups
+    assert group.places is None
 
 
 def assert_same_on_two_devices(clients, method, blocks, cohort, runs="auto"):
     plan = ExecutionPlan(clients=blocks, devices=2, runs=runs)
     with jax.enable_x64(True):
-        got = outcome(simulate(CASES[method], clients, plan=plan, cohort=cohort, dtype=np.float64), 3, (1, 2))
+        simulation = simulate(CASES[method], clients, plan=plan, cohort=cohort, dtype=np.float64)
+        got = outcome(simulation, 3, (1, 2))
     assert_close(got, reference(method, cohort), 1e-9)
+    return simulation
 
 
 @pytest.mark.slow
@@ -121,14 +153,20 @@ def test_a_model_that_scans_over_its_input(clients):
 
 
 @pytest.mark.slow
-def test_a_trimmed_state_goes_on_with_other_devices(clients):
+@pytest.mark.parametrize("own_data", [False, True])
+def test_a_trimmed_state_goes_on_with_other_devices(clients, request, own_data):
+    if own_data:
+        request.getfixturevalue("apart")
     one, two = (simulate(METHODS["adaped"], clients, plan=ExecutionPlan(devices=d)) for d in (1, 2))
     trimmed = two.trim(two.advance(two.init([0]), 2)[0])
     assert {a.shape[1] for a in jax.tree.leaves((trimmed.clients, trimmed.diverged))} == {clients.num_clients}
     moved, _ = one.advance(one.adopt(trimmed), 2)
     stayed, _ = two.advance(two.init([0]), 4)
-    got, want = (jax.tree.map(np.asarray, state._replace(key=(), noise=())) for state in (moved, two.trim(stayed)))
-    assert_close(got, want, 1e-4)
+    back, _ = two.advance(two.adopt(one.trim(one.advance(one.init([0]), 2)[0])), 2)
+    ends = (moved, two.trim(back), two.trim(stayed))
+    *got, want = (jax.tree.map(np.asarray, state._replace(key=(), noise=())) for state in ends)
+    for found in got:
+        assert_close(found, want, 1e-4)
 
 
 @pytest.mark.parametrize(

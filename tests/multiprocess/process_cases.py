@@ -1,5 +1,8 @@
 """Cases that a group of processes runs: named functions whose results must not depend on the number of processes."""
 
+import ctypes
+import mmap
+import os
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -9,7 +12,9 @@ import numpy as np
 import toys
 from problem import outcome, ragged_federation, simulate
 
-from jaxpfl import ExecutionPlan, JaxpflError, fit, processes
+from jaxpfl import ExecutionPlan, JaxpflError, fit, open_federation, processes
+from jaxpfl.engine import same_data
+from jaxpfl.engine.groups import Group
 from jaxpfl.engine.state import RunState
 from jaxpfl.privacy import Mechanism
 
@@ -17,7 +22,7 @@ EVERYONE = ("local", "fedper", "scaffold", "toy clusters", "adaped, idle")
 """Methods that are run with all clients in every round; the others with a cohort, of a fixed size or Poisson."""
 
 
-def method(name: str, cohort: int | None) -> dict[str, Any]:
+def method(name: str, cohort: int | float | None) -> dict[str, Any]:
     """State, history and scores of three rounds of a method, in float64."""
     with jax.enable_x64(True):
         simulation = simulate(toys.CASES[name], ragged_federation(), cohort=cohort, dtype=np.float64)
@@ -99,13 +104,47 @@ def refused() -> dict[str, str]:
     return found | {"others": str(processes.exchange(found["alone"])[-1])}
 
 
+def opened() -> dict[str, Any]:
+    """A round on a federation in files, of which, once they were compared, only this process's clients can be read."""
+    federation = open_federation(os.environ["JAXPFL_CASE_FOLDER"])
+    same_data.compare(federation)
+    x, start, size = federation.train.examples.x, federation.train.start, federation.train.size
+    sizes = np.stack([size, federation.validation.size, federation.test.size], axis=1)
+    each = len(size) // processes.count()
+    group = Group(np.arange(len(size)), len(size), len(size), True).dealt(sizes, processes.count())
+    others = group.order // each != processes.index()
+    forbid(x, start[others], size[others])
+    result = fit("fedavg", federation, rounds=1, model="linear", local_steps=1, batch_size=4, cohort=6)
+    (held,) = result.simulation.federations
+    told = {
+        "read": int(size[~others].sum()) * x[0].nbytes,
+        "held": sum(shard.data.nbytes for shard in held.train.examples.x.addressable_shards),
+    }
+    return {"each": processes.exchange(told), "scores": jax.tree.map(np.asarray, result.scores)}
+
+
+def forbid(x: np.ndarray, start: np.ndarray, size: np.ndarray) -> None:
+    """Make runs of rows of a mapped file, but for the pages at their ends, fatal to read."""
+    address, row, page = x.ctypes.data, x[0].nbytes, mmap.PAGESIZE
+    for first, count in zip(start.tolist(), size.tolist(), strict=True):
+        low = -(-(address + first * row) // page) * page
+        high = (address + (first + count) * row) // page * page
+        assert ctypes.CDLL(None).mprotect(ctypes.c_void_p(low), ctypes.c_size_t(high - low), 0) == 0
+
+
 COHORTS = {name: None if name in EVERYONE else 4 for name in toys.CASES}
 METHODS = {name: partial(method, name, cohort) for name, cohort in COHORTS.items()}
+ROTATED: dict[str, int | float | None] = {
+    name: 4 if name == "fedbuff" else (None, 4, 0.6)[i % 3] for i, name in enumerate(toys.CASES)
+}
+"""Everyone, cohorts of four and Poisson cohorts in turn; asynchronous rounds are all of as many clients."""
 CASES: dict[str, Callable[[], Any]] = {
     **METHODS,
+    **{f"{name}, rotated": partial(method, name, cohort) for name, cohort in ROTATED.items()},
     "fedavg, everyone": partial(method, "fedavg", None),
     "trained": trained,
     "stored": stored,
     "shares": shares,
     "refused": refused,
+    "opened": opened,
 }

@@ -5,6 +5,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+import jax
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "conformance"))
@@ -13,6 +15,7 @@ from problem import CLIENTS, assert_close, reference
 from process_cases import CASES, COHORTS, METHODS
 from process_group import run_cases
 
+from jaxpfl import save_federation, stack_clients
 from jaxpfl.engine import execution_plan
 
 pytestmark = pytest.mark.slow
@@ -53,6 +56,23 @@ def test_each_process_holds_the_states_of_its_clients(monkeypatch):
     monkeypatch.setattr(execution_plan, "_MOST_DEVICES", 1)
     assert CASES["shares"]() == {"states": [CLIENTS]}
     assert quick()["shares"] == {"states": [4]}
+
+
+def test_each_process_reads_its_own_clients_of_a_federation_in_files(tmp_path, monkeypatch):
+    """Eight clients of 128 examples of 128 KiB. A process that reads another's, beside the checksum, ends by a fault."""
+    rng, sizes = np.random.default_rng(0), (40, 12, 9, 30, 7, 16, 4, 10)
+    examples = [(rng.normal(size=(n, 256, 128)).astype(np.float32), rng.integers(3, size=n)) for n in sizes]
+    clients = stack_clients(examples, test=[(x[:1], y[:1]) for x, y in examples])
+    save_federation(clients, tmp_path / "files")
+    monkeypatch.setenv("JAXPFL_CASE_FOLDER", str(tmp_path / "files"))
+    found = run_cases(["opened"], processes=2)["opened"]
+    assert not isinstance(found, str), found
+    whole = clients.train.examples.x.nbytes
+    assert sum(one["read"] for one in found["each"]) == whole
+    for one in found["each"]:
+        assert one["read"] <= one["held"] <= 1.1 * whole / 2
+    want = run_cases(["opened"], processes=1)["opened"]["scores"]
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-4, atol=1e-5), found["scores"], want)
 
 
 def test_an_error_of_one_process_is_everyones():

@@ -70,9 +70,9 @@ class StreamedSimulation(Simulation):
         return JaxpflError(f"plan.clients_in = {self._where}: {why}; give plan.clients_in = device")
 
     def _check_served(self) -> None:
-        spread = self.placement.spread
-        if spread is not None and not spread.shared_data:
-            raise self._refused(f"{spread.mesh.size} accelerators hold their own clients (or plan.devices = 1)")
+        if self.placement.own_data:
+            number = len(self.placement.devices)
+            raise self._refused(f"{number} accelerators hold their own clients (or plan.devices = 1)")
         if self._where == "disk" and not self.plan.donate:
             raise self._refused("files are written in place, and plan.donate is false")
         algorithm, participation = self.algorithm, self.participation

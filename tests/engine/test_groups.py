@@ -1,0 +1,74 @@
+"""Rows of clients that are dealt to devices by their examples, and back."""
+
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+from jaxpfl.data import shares
+from jaxpfl.engine.groups import Group, gather
+
+SIZES = np.array([[40, 4], [3, 1], [5, 2], [2, 2], [30, 3], [1, 1], [8, 1]])
+
+
+def whole(devices: int, sizes: np.ndarray = SIZES) -> Group:
+    m = len(sizes)
+    return Group(np.arange(m), -(-m // devices) * devices, m, True).dealt(sizes, devices)
+
+
+@pytest.mark.parametrize("devices", [2, 3])
+def test_rows_there_and_back(devices):
+    group = whole(devices)
+    share = group.rows // devices
+    for device in range(devices):  # nobody's rows are the last of each device
+        own = np.sort(group.places[group.places // share == device])
+        np.testing.assert_array_equal(own, device * share + np.arange(len(own)))
+
+    rows = jnp.array([1, 4, 6, 7, 7])  # three clients, two empty slots
+    found = np.asarray(group.cohort(rows))
+    np.testing.assert_array_equal(found, np.append(np.sort(group.places[[1, 4, 6]]), [group.rows] * 2))
+    np.testing.assert_array_equal(np.sort(group.clients(jnp.asarray(found))), rows)
+
+    names = jnp.arange(7) * 10
+    taken = group.take(names)
+    np.testing.assert_array_equal(group.members_of(taken), names)
+    np.testing.assert_array_equal(taken[group.places[3]], 30)
+    np.testing.assert_array_equal(gather([group.in_order(taken[group.every()])], (group,)), names)
+    np.testing.assert_array_equal(group.of_every(taken), taken[group.every()])
+
+    there, back = group.resized(7, whole=True), group.resized(7, whole=False)
+    np.testing.assert_array_equal(np.asarray(names)[there][back], names)
+    np.testing.assert_array_equal(np.asarray(names)[there][group.places], names)
+
+
+def test_clients_of_two_groups_keep_their_places():
+    members = np.array([0, 2, 3, 4, 6]), np.array([1, 5])
+    first, second = (Group(own, -(-len(own) // 2) * 2, 7, False).dealt(SIZES[own] * [[1, 0]], 2) for own in members)
+    assert (first.places is not None, second.places) == (True, None)
+    names = jnp.arange(7) * 10
+    found = gather([g.in_order(g.take(names)[g.every()]) for g in (first, second)], (first, second))
+    np.testing.assert_array_equal(found, names)
+    changed = first.put(second.put(names, second.take(names) + 1), first.take(names) + 2)
+    np.testing.assert_array_equal(changed, names + np.where(np.isin(np.arange(7), members[0]), 2, 1))
+
+
+def test_nothing_moves_where_nothing_is_saved():
+    """Equal clients, also of a number that the devices do not divide, and one client that is most of the examples."""
+    assert whole(2, np.full((8, 2), 5)).places is None
+    assert whole(4, np.full((10, 2), 5)).places is None
+    assert whole(2, np.array([[9], [9], [1], [1]])).places is not None
+    assert whole(4, np.array([[9], [1], [1], [1]])).places is None
+
+
+def test_shares_hold_about_as_many_examples():
+    """Sizes of a heavy tail: within a hundredth of the mean wherever no client is more than a share."""
+    sizes = np.random.default_rng(0).lognormal(3, 2, (1000, 2)).astype(int) + 1
+    for number in (2, 4, 8):
+        room = [1000 // number] * number
+        dealt = shares.deal(sizes[:, :1], room)
+        assert [len(own) for own in dealt] == room
+        np.testing.assert_array_equal(np.sort(np.concatenate(dealt)), np.arange(1000))
+        largest = max(sizes[:, 0].max() * number / sizes[:, 0].sum(), 1)
+        assert shares.held(sizes[:, :1], dealt) <= 1.01 * largest * sizes[:, 0].sum()
+        both = shares.deal(sizes, room)  # two kinds of examples that have nothing to do with each other
+        in_order = shares.held(sizes, np.split(np.arange(1000), number))
+        assert shares.held(sizes, both) < in_order
