@@ -59,7 +59,7 @@ def test_each_process_holds_the_states_of_its_clients(monkeypatch):
 
 
 def test_each_process_reads_its_own_clients_of_a_federation_in_files(tmp_path, monkeypatch):
-    """Eight clients of 128 examples of 128 KiB. A process that reads another's, beside the checksum, ends by a fault."""
+    """Eight clients of 128 examples of 128 KiB. To read another process's, beside the checksum, ends in a fault."""
     rng, sizes = np.random.default_rng(0), (40, 12, 9, 30, 7, 16, 4, 10)
     examples = [(rng.normal(size=(n, 256, 128)).astype(np.float32), rng.integers(3, size=n)) for n in sizes]
     clients = stack_clients(examples, test=[(x[:1], y[:1]) for x, y in examples])
