@@ -6,17 +6,25 @@ Every client has the papers' CNN as its personal model (AdaPeD, 44 k parameters)
 them take 10 steps of 10 in a round. The contender in files has all m clients, its images in a memory-mapped file; the
 ones in memory have as many as fit (`FITS`). A round's work is the same. The files are deleted at the end.
 
-    python -m benchmarks streamed --linear --clients 1000000 --folder DIR
+    python -m benchmarks streamed --model linear --clients 1000000 --folder DIR
 
 The same with linear models and 100 examples of 60 floats a client, 24 GB of them for a million.
+
+    python -m benchmarks streamed --model mlp --clients 1000 10000 100000 --plot curves.png
+
+Several counts: largest resident size and seconds a round against m for clients in each of the three places, a process
+for each place and count; those of one count are timed in turn. In memory are counts whose states and examples take at
+most ``--memory``. A resident size has pages of mapped files in it, which the kernel may take back at any time.
 """
 
 from __future__ import annotations
 
+import argparse
 import shutil
 import tempfile
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -27,45 +35,138 @@ if not __package__:
 
 from .harness import Job, compare
 from .problems import rounds_of, use_devices
-from .record import command, parser, positive, table, target, write
+from .record import command, own_file, parser, positive, save_picture, table, target, write
 from .worker import Contender
 
 FITS = 2000
 STEPS, BATCH, COHORT = 10, 10, 100
-KINDS = {"cnn": (10, (28, 28)), "linear": (100, (60,))}
-"""Models: examples of a client, and the shape of one."""
+PLACES = ("device", "host", "disk")
+GIB = 2**30
 ASKED = target(0.8, 0.95)  # of the resident rate, at least
+ASKED_GIB = {"floor": 3.0}  # of the largest resident size with clients in files, at most
+
+
+class Kind(NamedTuple):
+    """Clients of one model.
+
+    Attributes:
+      name: of the registered model.
+      examples: of a client.
+      shape: of one example.
+      parameters: of the model.
+    """
+
+    name: str
+    examples: int
+    shape: tuple[int, ...]
+    parameters: int
+
+    @property
+    def client_bytes(self) -> int:
+        """Bytes of a client's personal model and of its examples with their labels."""
+        return 4 * (self.parameters + self.examples * (int(np.prod(self.shape)) + 1))
+
+
+KINDS = {
+    "cnn": Kind("cnn", 10, (28, 28), 44_426),
+    "mlp": Kind("mlp:16", 10, (28, 28), 12_730),
+    "linear": Kind("linear", 100, (60,), 610),
+}
 
 
 @command
 def main(argv: list[str] | None = None) -> None:
     options = parser("streamed", __doc__)
-    options.add_argument("--clients", type=positive, default=100_000)
-    options.add_argument("--linear", action="store_true", help="linear models of 60 features")
+    options.add_argument("--clients", type=positive, nargs="+", default=[100_000], metavar="M")
+    options.add_argument("--model", choices=tuple(KINDS), default="cnn")
+    options.add_argument("--memory", type=positive, default=4, metavar="GIB", help="of clients in memory, in curves")
     options.add_argument("--folder", help="for the files, 24 GiB for 100000 clients; a temporary one unless given")
     options.add_argument("--devices", type=positive, default=None)
+    options.add_argument("--plot", type=own_file("streamed", picture=True), metavar="FILE", help="draw several counts")
     args = options.parse_args(argv)
-    clients, fits, cohort = (60, 30, 5) if args.quick else (args.clients, min(FITS, args.clients), COHORT)
-    folder = Path(tempfile.mkdtemp(prefix="jaxpfl-streamed-", dir=args.folder))
-    model = "linear" if args.linear else "cnn"
-    common = {"cohort": cohort, "devices": args.devices, "folder": str(folder), "model": model}
-    contenders = {"device": ("device", fits), "host": ("host", fits), "disk": ("disk", clients)}
-    jobs = {
-        name: Job("streamed", common | {"clients_in": where, "clients": m}) for name, (where, m) in contenders.items()
-    }
-    try:
-        results = compare(jobs, repetitions=1 if args.quick else args.repetitions)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
+    if args.plot and len(args.clients) == 1:
+        options.error("argument --plot: give several --clients")
+    if len(args.clients) > 1:
+        _curves(args)
+    else:
+        _asked(args)
+
+
+def _asked(args: argparse.Namespace) -> None:
+    """All clients in files beside as many in memory as fit."""
+    (given,) = args.clients
+    clients, fits, cohort = (60, 30, 5) if args.quick else (given, min(FITS, given), COHORT)
+    counts = {"device": fits, "host": fits, "disk": clients}
+    results = _measured(args, counts, cohort)
     base = results["device"]["median"]
     rates = {name: base / found["median"] for name, found in results.items()}
-    rows = [
-        (name, m, found["median"], rates[name], found["facts"]["peak_bytes"] / 2**30)
-        for (name, found), (_, m) in zip(results.items(), contenders.values(), strict=True)
-    ]
-    table(f"AdaPeD, {model}, K = {cohort}", ("clients live", "m", "round s", "rate", "peak GiB"), rows)
-    settings = {"model": model, "clients": clients, "fits": fits, "cohort": cohort, "repetitions": args.repetitions}
-    write(args.json, "streamed", settings, results, rates=rates, asked=ASKED)
+    rows = [(name, counts[name], *_figures(found), rates[name]) for name, found in results.items()]
+    table(f"AdaPeD, {args.model}, K = {cohort}", ("clients live", "m", "round s", "peak GiB", "rate"), rows)
+    asked = [("rate, at least", rates["disk"], ASKED["floor"]), ("GiB, at most", rows[-1][3], ASKED_GIB["floor"])]
+    table("asked of clients in files", ("", "found", "floor"), asked)
+    settings = {"model": args.model, "clients": clients, "fits": fits}
+    settings |= {"cohort": cohort, "repetitions": args.repetitions}
+    write(args.json, "streamed", settings, results, rates=rates, asked=ASKED, asked_gib=ASKED_GIB)
+
+
+def _curves(args: argparse.Namespace) -> None:
+    """Every count in every place, those in memory as far as they fit."""
+    counts, cohort = ([20, 40], 5) if args.quick else (sorted(set(args.clients)), COHORT)
+    results: dict[str, Any] = {}
+    for m in counts:
+        fits = m * KINDS[args.model].client_bytes <= args.memory * GIB
+        found = _measured(args, dict.fromkeys(PLACES if fits else PLACES[-1:], m), min(cohort, m))
+        results |= {f"{place}, {m}": row | {"place": place, "clients": m} for place, row in found.items()}
+    rows = [(row["place"], row["clients"], *_figures(row)) for row in results.values()]
+    table(f"AdaPeD, {args.model}, K = {cohort}", ("clients live", "m", "round s", "peak GiB"), rows)
+    settings = {"model": args.model, "clients": counts, "cohort": cohort, "repetitions": args.repetitions}
+    settings |= {"memory": args.memory, "client_bytes": KINDS[args.model].client_bytes}
+    write(args.json, "streamed", settings, results)
+    if args.plot:
+        _plot(args, counts, list(results.values()))
+
+
+def _measured(args: argparse.Namespace, counts: Mapping[str, int], cohort: int) -> dict[str, Any]:
+    """Clients of each place, as many as are given for it, side by side."""
+    folder = Path(tempfile.mkdtemp(prefix="jaxpfl-streamed-", dir=args.folder))
+    common = {"cohort": cohort, "devices": args.devices, "folder": str(folder), "model": args.model}
+    jobs = {where: Job("streamed", common | {"clients_in": where, "clients": m}) for where, m in counts.items()}
+    try:
+        return compare(jobs, repetitions=1 if args.quick else args.repetitions)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _figures(found: Mapping[str, Any]) -> tuple[float, float]:
+    """Seconds a round, and GiB of the largest resident size."""
+    return found["median"], found["facts"]["peak_bytes"] / GIB
+
+
+def _plot(args: argparse.Namespace, counts: list[int], rows: list[dict[str, Any]]) -> None:
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(9, 3.6), layout="constrained")
+    memory, seconds = figure.subplots(1, 2)
+    labels = {"device": "on the device", "host": "in the host's memory", "disk": "in files"}
+    for place, marker in zip(PLACES, "os^", strict=True):
+        of_place = [row for row in rows if row["place"] == place]
+        ms = [row["clients"] for row in of_place]
+        taken, peaks = zip(*map(_figures, of_place), strict=True) if of_place else ((), ())
+        memory.semilogx(ms, peaks, f"{marker}-", label=labels[place])
+        seconds.semilogx(ms, taken, f"{marker}-", label=labels[place])
+    between = np.geomspace(counts[0], counts[-1])
+    memory.semilogx(
+        between, between * KINDS[args.model].client_bytes / GIB, "k:", linewidth=1, label="states and examples"
+    )
+    memory.set_ylabel("largest resident size, GiB")
+    seconds.set_ylabel("seconds a round")
+    for axes in (memory, seconds):
+        axes.set_xlabel("clients")
+        axes.set_ylim(bottom=0)
+        axes.grid(alpha=0.3)
+    memory.legend(frameon=False)
+    figure.suptitle(f"AdaPeD, {KINDS[args.model].name}, {COHORT} clients in a round", fontsize=10)
+    save_picture(figure, args.plot, "streamed")
 
 
 def work(settings: dict[str, Any]) -> Contender:
@@ -76,9 +177,10 @@ def work(settings: dict[str, Any]) -> Contender:
     from jaxpfl.engine.assemble import make_simulation, make_task
 
     folder = Path(settings["folder"]) / settings["clients_in"]
-    jaxpfl.save_federation(_federation(settings["clients"], *KINDS[settings["model"]]), folder)
+    kind = KINDS[settings["model"]]
+    jaxpfl.save_federation(_federation(settings["clients"], kind.examples, kind.shape), folder)
     federation = jaxpfl.open_federation(folder)
-    task = make_task(settings["model"], federation, 10)
+    task = make_task(kind.name, federation, 10)
     method = jaxpfl.METHODS["adaped"]
     local = jaxpfl.LocalWork(np.asarray(federation.train.size), STEPS, BATCH)
     cohorts = participation.uniform(settings["clients"], settings["cohort"])

@@ -225,6 +225,43 @@ def test_sweep_clients(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_streamed(tmp_path: Path):
+    found = record(tmp_path, "streamed", "--model", "mlp")
+    check_contenders(found["results"])
+    assert set(found["rates"]) == set(found["results"]) == {"device", "host", "disk"}
+
+
+@pytest.mark.slow
+def test_streamed_draws_curves_over_clients_in_every_place(tmp_path: Path):
+    plot = tmp_path / "curves.png"
+    found = record(tmp_path, "streamed", "--model", "linear", "--clients", "1", "2", "--plot", str(plot))
+    check_contenders(found["results"])
+    assert set(found["results"]) == {f"{place}, {m}" for place in ("device", "host", "disk") for m in (20, 40)}
+    assert all(row["facts"]["peak_bytes"] > 0 for row in found["results"].values())
+    assert plot.read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_size_of_a_streamed_client_is_that_of_its_model():
+    import jax
+    from jaxpfl.benchmarks.streamed import KINDS
+
+    from jaxpfl.models import build_model
+
+    for kind in KINDS.values():
+        model, x = build_model(kind.name, 10, kind.shape), jax.ShapeDtypeStruct((1, *kind.shape), "float32")
+        leaves = jax.tree.leaves(jax.eval_shape(model.init, jax.random.key(0), x))
+        assert kind.parameters == sum(leaf.size for leaf in leaves)
+
+
+def test_curves_of_a_single_count_are_refused(capsys, tmp_path: Path):
+    from jaxpfl.benchmarks.__main__ import main
+
+    with pytest.raises(SystemExit):
+        main(["streamed", "--clients", "10", "--plot", str(tmp_path / "curves.png")])
+    assert capsys.readouterr().err == "error: streamed: argument --plot: give several --clients\n"
+
+
+@pytest.mark.slow
 def test_overhead(tmp_path: Path):
     found = record(tmp_path, "overhead")
     for pair in found["results"].values():
