@@ -1,15 +1,17 @@
 """Convolutions and pools of a user's own modules as products: equal to the plain form, named where they stay plain."""
 
 import warnings
+from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import linen as nn
+from flax import nnx
 
 import jaxpfl
-from jaxpfl import ExecutionPlan, Model, fit
+from jaxpfl import ExecutionPlan, Model, fit, from_equinox, from_nnx
 from jaxpfl.engine.assemble import make_task
 from jaxpfl.errors import JaxpflWarning
 from jaxpfl.models import from_linen
@@ -92,6 +94,98 @@ def test_equals_the_plain_form(conv, after, pool):
 def test_one_axis_and_three():
     check_equal(Net({"kernel_size": (3,), "strides": 2}, "m"), (11, 2))
     check_equal(Net({"kernel_size": (2, 2, 2), "padding": "VALID"}, "rm"), (4, 5, 4, 1))
+
+
+class Nnx(nnx.Module):
+    """Convolution, relu, a pool, a second convolution, and a dense layer."""
+
+    def __init__(self, rngs, layers, features):
+        first, self.pool, second = layers
+        self.first, self.second = first(rngs=rngs), second(rngs=rngs)
+        self.dense = nnx.Linear(features, 3, rngs=rngs)
+
+    def __call__(self, x):
+        x = self.second(self.pool(nnx.relu(self.first(x))))
+        return self.dense(x.reshape(x.shape[0], -1))
+
+
+NNX = {
+    "halved": (
+        (7, 8, 2),
+        (
+            partial(nnx.Conv, 2, 4, (3, 3)),
+            partial(nnx.max_pool, window_shape=(2, 2), strides=(2, 2)),
+            partial(nnx.Conv, 4, 2, (2, 2), padding="VALID"),
+        ),
+        2 * 3 * 2,
+    ),
+    "groups and means": (
+        (6, 6, 4),
+        (
+            partial(nnx.Conv, 4, 4, (3, 3), feature_group_count=2, strides=2, use_bias=False),
+            partial(nnx.avg_pool, window_shape=(3, 2), strides=(1, 1), padding="SAME", count_include_pad=False),
+            partial(nnx.Conv, 4, 2, (2, 2), kernel_dilation=2),
+        ),
+        3 * 3 * 2,
+    ),
+    "transposed": (
+        (4, 3, 2),
+        (
+            partial(nnx.ConvTranspose, 2, 3, (3, 3), strides=(2, 2)),
+            partial(nnx.max_pool, window_shape=(3, 3), strides=(2, 2), padding="SAME"),
+            partial(nnx.Conv, 3, 2, (1, 1)),
+        ),
+        4 * 3 * 2,
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "halved" else pytest.mark.slow) for n in NNX])
+def test_modules_of_nnx(name):
+    shape, layers, features = NNX[name]
+    check_equal(from_nnx(lambda rngs: Nnx(rngs, layers, features)), shape)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["halved", "groups and means", "one axis"])
+def test_modules_of_equinox(name):
+    eqx = pytest.importorskip("equinox")
+    shape, layers, features = {
+        "halved": (
+            (2, 7, 8),
+            (partial(eqx.nn.Conv2d, 2, 4, 3), eqx.nn.MaxPool2d(2, 2), partial(eqx.nn.Conv2d, 4, 2, 2)),
+            2 * 1 * 2,
+        ),
+        "groups and means": (
+            (4, 6, 6),
+            (
+                partial(eqx.nn.Conv2d, 4, 4, 3, stride=2, padding=1, groups=2, use_bias=False),
+                eqx.nn.AvgPool2d((3, 2), 1, padding=((1, 1), (0, 1))),
+                partial(eqx.nn.Conv2d, 4, 2, 2, padding=1, dilation=2),
+            ),
+            2 * 3 * 3,
+        ),
+        "one axis": (
+            (2, 11),
+            (partial(eqx.nn.Conv1d, 2, 3, 3, stride=2), eqx.nn.MaxPool1d(2, 1), partial(eqx.nn.Conv1d, 3, 2, 2)),
+            2 * 3,
+        ),
+    }[name]
+
+    class Net(eqx.Module):
+        first: eqx.Module
+        second: eqx.Module
+        dense: eqx.Module
+
+        def __init__(self, key):
+            keys = jax.random.split(key, 3)
+            self.first, self.second = layers[0](key=keys[0]), layers[2](key=keys[1])
+            self.dense = eqx.nn.Linear(features, 3, key=keys[2])
+
+        def __call__(self, x):
+            return self.dense(self.second(layers[1](jax.nn.relu(self.first(x)))).reshape(-1))
+
+    check_equal(from_equinox(Net), shape)
 
 
 def test_float64_is_closer():
