@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxpfl import checksums, files
 from jaxpfl.data.sources.npz import read_npz
-from jaxpfl.errors import JaxpflError, expecting
+from jaxpfl.errors import JaxpflError, expecting, printable
 from jaxpfl.experiment import results
 from jaxpfl.experiment.stored_run import open_run
 from jaxpfl.experiment.summary import over_clients
@@ -136,6 +136,7 @@ def _named(row: dict[str, Any]) -> tuple[str, ...]:
 
 def _study(folder: Folder) -> tuple[list[str], dict[str, int]]:
     told = files.read_json(folder.path / SUMMARY).get("files", [])
-    names = [str(one) for one in told] if isinstance(told, list) else []
-    troubles = [f"{folder.path / name} is missing" for name in names if not files.inside(folder.path, name).is_file()]
-    return troubles, {"files": len(names) + 1}
+    if not isinstance(told, list) or not all(isinstance(one, str) for one in told):
+        raise JaxpflError(f"{folder.path / SUMMARY} is damaged: files must be names of files in the folder")
+    lost = [name for name in told if not files.inside(folder.path, name).is_file()]
+    return [f"{folder.path / printable(name)} is missing" for name in lost], {"files": len(told) + 1}

@@ -182,7 +182,7 @@ def test_a_torn_record_belongs_to_rows_that_were_not_written(tmp_path: Path, cut
     whole = (tmp_path / "s" / "undo-0").read_bytes()
     disk.tree["w"][0, 3], disk.tree["n"][0, 3] = 0, 0  # killed before the rows were written
     (tmp_path / "s" / "undo-0").write_bytes(whole[: max(first, len(whole) - cut)])
-    assert sum(len(numbers) for numbers, _ in records(tmp_path / "s" / "undo-0", disk._size)) == 2
+    assert sum(len(numbers) for numbers, _ in records(tmp_path / "s" / "undo-0", disk._rows, disk._size)) == 2
     again = opened(tmp_path / "s")
     again.recover(0)
     assert_holds(again, zero)

@@ -8,16 +8,21 @@ from __future__ import annotations
 import functools
 import hashlib
 import json
+import shutil
 import tempfile
+import zlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import good_runs
 import numpy as np
 from fuzz_target import Target, copied, of_folder
 
 from jaxpfl import checksums, files, load_models
 from jaxpfl.engine.streamed import undo
+from jaxpfl.engine.streamed.disk import Disk
+from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import results, stored_run, warm_start
 from jaxpfl.papers import results as papers
 from jaxpfl.parquet import read_table
@@ -125,11 +130,41 @@ def sweep(folder: Path) -> None:
 def undone(folder: Path) -> int:
     """Rows that the journal gives back, each among those that there are."""
     number = 0
-    for numbers, content in undo.records(folder / "undo-1", 8):
+    for numbers, content in undo.records(folder / "undo-1", ROWS, 8):
         assert len(content) == 8 * len(numbers)
         number += len(numbers)
     undo.Journal(folder / "undo-1", ROWS, 8).close()
     return number
+
+
+def study(folder: Path) -> Any:
+    """A study in a list, checked; a folder whose summary names no study is none."""
+    found = looked(folder)
+    assert found.folder.kind == "study"
+    return found
+
+
+def states(folder: Path) -> None:
+    """Clients' states on disk, opened and taken back to a checkpoint: of a copy, as going back writes."""
+    with tempfile.TemporaryDirectory() as place:
+        copy = Path(place, "states")
+        shutil.copytree(folder, copy)
+        disk = Disk(copy, good_runs.STATES, good_runs.KEYS)
+        if disk.is_new:
+            raise JaxpflError("a store that is gone is made anew, not read")
+        disk.recover(2)
+        assert [path.name for path in copy.glob("undo-*") if int(path.name[5:]) > 2] == []
+        assert (copy / "undo-2").stat().st_size == 0
+
+
+def seal_undo(folder: Path) -> None:
+    """The checksum of each journal's first record, anew."""
+    for path in folder.glob("undo-*"):
+        content = path.read_bytes()
+        if len(content) > undo._HEAD.size:
+            number, length, _ = undo._HEAD.unpack_from(content)
+            body = content[undo._HEAD.size :][:length]
+            path.write_bytes(undo._HEAD.pack(number, length, zlib.crc32(body)) + content[undo._HEAD.size :])
 
 
 def alone(read: Callable[[Path], Any], name: str, share: float = 1.0) -> Target:
@@ -145,6 +180,9 @@ FOLDERS: dict[str, Target] = {
     "checkpoint": of_folder(good("checkpoint"), checkpoint, ("*",), seal=seal_checkpoints, share=0.02),
     "sweep": of_folder(good("sweep"), sweep, ("*.json", "*.jsonl"), share=0.2),
     "sweep's page": of_folder(good("sweep"), page, ("*.json", "*.jsonl"), share=0.004),
+    "study": of_folder(good("study"), study, ("summary.json",), share=0.5),
+    "study's page": of_folder(good("study"), page, ("summary.json",), share=0.02),
+    "disk of clients": of_folder(good("disk"), states, ("*",), seal=seal_undo, share=0.3),
     "parquet": alone(read_table, "results.parquet", 0.2),
     "paper's result": alone(papers.read, "result.json"),
     "map of winners": alone(atlas.read, "map.json", 0.2),

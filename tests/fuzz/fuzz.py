@@ -25,10 +25,11 @@ import good_runs
 import jax
 from folder_targets import FOLDERS
 from fuzz_target import Target, outcome
+from own_targets import OWN
 from reader_targets import READERS
 from wire_targets import WIRES
 
-TARGETS: Mapping[str, Target] = READERS | FOLDERS | WIRES
+TARGETS: Mapping[str, Target] = READERS | OWN | FOLDERS | WIRES
 SPARE = 2**30
 """Bytes of address space that a reader may take beside what its libraries have."""
 

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import shutil
 import sys
 from pathlib import Path
 
+import jax
 import numpy as np
 import pandas
 
@@ -13,6 +15,8 @@ sys.path.append(str(Path(__file__).parents[1] / "experiment"))
 from finished_run import run
 
 from jaxpfl import files
+from jaxpfl.cli import main
+from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.engine.streamed.undo import Journal as Undo
 from jaxpfl.experiment.config import RunConfig
 from jaxpfl.experiment.export import export
@@ -27,6 +31,9 @@ from jaxpfl.winners import atlas
 
 METHODS = ("local", "adaped")
 ROWS = 6
+STATES = {"w": jax.ShapeDtypeStruct((2, 3, 2), np.float32), "n": jax.ShapeDtypeStruct((2, 3), np.int32)}
+"""Of two runs of three clients on disk, with their keys."""
+KEYS = ["a", "b"]
 
 
 def make(folder: Path) -> None:
@@ -37,6 +44,8 @@ def make(folder: Path) -> None:
     shutil.copytree(folder / "run", folder / "run-files", ignore=unread)
     shutil.copytree(folder / "run" / "checkpoints" / "adaped", folder / "checkpoint")
     _sweep(folder / "sweep")
+    _study(folder / "study")
+    _disk(folder / "disk")
     _others(folder)
 
 
@@ -55,6 +64,27 @@ def _sweep(folder: Path) -> None:
     Journal(folder).append(records)
     summary = summarize(records, {}, seeds=defined.searched, programs=1, seconds=1.0)
     files.write_json(folder / "summary.json", summary)
+
+
+def _study(folder: Path) -> None:
+    command = ["estimate", "when", "--clients", "50", "--samples", "5", "--json", "--output", str(folder)]
+    with contextlib.redirect_stdout(None), contextlib.suppress(SystemExit):
+        main(command)
+    assert (folder / "summary.json").exists()
+
+
+def _disk(folder: Path) -> None:
+    """States at the checkpoint of round 2 with what was written since; round 1 can be gone back to as well."""
+    disk = Disk(folder, STATES, KEYS)
+    for leaf in jax.tree.leaves(disk.tree):
+        leaf[:] = 0
+    disk.made()
+    for round in (1, 2, 3):
+        values = {"w": np.full((2, 2), round, np.float32), "n": np.full(2, round, np.int32)}
+        disk.put(round % 2, np.array([0, round % 3]), values)
+        disk.prepare(round)
+        if round < 3:
+            disk.commit(round)
 
 
 def _others(folder: Path) -> None:

@@ -6,6 +6,7 @@ import json
 import zlib
 from pathlib import Path
 
+import jax
 import numpy as np
 import pytest
 import scipy.io
@@ -17,8 +18,10 @@ from jaxpfl.data.sources.matlab import read_cells
 from jaxpfl.data.sources.npy import read_npy
 from jaxpfl.data.sources.tables import TableOptions, load_table
 from jaxpfl.engine.streamed import undo
+from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.errors import expecting
 from jaxpfl.records import Journal, Record
+from jaxpfl.reports.check import check
 from jaxpfl.sweep.grid import parse
 
 
@@ -78,7 +81,7 @@ def test_an_undo_record_of_another_number_of_rows_is_none(tmp_path: Path) -> Non
     content = bytearray(path.read_bytes())
     content[0] ^= 1  # three rows for two, which the checksum of the body does not cover
     path.write_bytes(content)
-    assert list(undo.records(path, 24)) == []
+    assert list(undo.records(path, 4, 24)) == []
 
 
 @pytest.mark.parametrize("head", [(2**32 - 1, 2**62, 0), (2**31, 8, 0)])
@@ -89,7 +92,45 @@ def test_a_torn_undo_record_takes_no_memory(tmp_path: Path, head: tuple[int, int
     with_one.close()
     with path.open("ab") as file:
         file.write(undo._HEAD.pack(*head) + bytes(40))
-    assert [numbers.tolist() for numbers, _ in undo.records(path, 24)] == [[1, 3]]
+    assert [numbers.tolist() for numbers, _ in undo.records(path, 4, 24)] == [[1, 3]]
+
+
+@pytest.mark.parametrize("row", [4, -1, 2**40])
+def test_an_undo_record_of_a_row_that_is_not_there_is_refused(tmp_path: Path, row: int) -> None:
+    path = tmp_path / "undo-0"
+    body = np.array([row], "<i8").tobytes() + bytes(24)
+    path.write_bytes(undo._HEAD.pack(1, len(body), zlib.crc32(body)) + body)
+    with pytest.raises(JaxpflError, match=rf"undo-0 is damaged: it keeps row {row}, expected 0 to 3"):
+        list(undo.records(path, 4, 24))
+    with pytest.raises(JaxpflError, match="is damaged"):
+        undo.Journal(path, 4, 24)
+
+
+def test_other_files_among_the_states_of_clients(tmp_path: Path) -> None:
+    """A note of a pending checkpoint that is no object, and a journal of no round: going back does without them."""
+    shapes = {"n": jax.ShapeDtypeStruct((1, 2), np.int32)}
+    disk = Disk(tmp_path / "s", shapes, ["a"])
+    disk.tree["n"][:] = 0
+    disk.made()
+    disk.commit(1)
+    disk.put(0, np.array([1]), {"n": np.array([5], np.int32)})
+    (tmp_path / "s" / "pending.json").write_text("[]")
+    (tmp_path / "s" / "undo-x").touch()
+    disk.recover(1)
+    assert disk.tree["n"].tolist() == [[0, 0]]
+    with pytest.raises(JaxpflError, match="cannot go back to round 2"):
+        Disk(tmp_path / "s", shapes, ["a"]).recover(2)
+
+
+@pytest.mark.parametrize(
+    ("told", "trouble"),
+    [(["\n"], "is missing"), (None, "files must be names"), ([1], "files must be names"), ("a", "files must be names")],
+)
+def test_files_of_a_study_that_its_summary_names_wrongly(tmp_path: Path, told, trouble: str) -> None:
+    (tmp_path / "summary.json").write_text(json.dumps({"study": "when", "files": told}))
+    (found,) = check(tmp_path).troubles
+    assert trouble in found
+    assert found.isprintable()
 
 
 @pytest.mark.parametrize("encode", [run_length.encode, top_k.encode, lambda x: qsgd.encode(np.float32(2), x)])

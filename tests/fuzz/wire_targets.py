@@ -12,7 +12,7 @@ from fuzz_target import Target, of_file
 
 from jaxpfl import client_times
 from jaxpfl.algorithms.parts import augmentation, optimizers, schedules
-from jaxpfl.compression import compressors, qsgd, run_length
+from jaxpfl.compression import compressors, qsgd, run_length, top_k
 from jaxpfl.data.sources import planted
 from jaxpfl.models import losses
 from jaxpfl.robust import aggregators, attacks
@@ -30,6 +30,10 @@ def vector(rng: random.Random) -> np.ndarray:
 
 def runs(rng: random.Random) -> bytes:
     return packed(run_length.encode(vector(rng)))
+
+
+def entries(rng: random.Random) -> bytes:
+    return packed(top_k.encode(vector(rng)))
 
 
 def levels(rng: random.Random) -> bytes:
@@ -57,6 +61,22 @@ def read_runs(path: Path) -> np.ndarray:
     np.testing.assert_array_equal(again.view(np.uint32), found.view(np.uint32))
     assert len(run_length.encode(found)) <= len(bits)
     return found
+
+
+def read_entries(path: Path) -> np.ndarray:
+    """The vector, as it was sent but for zeros, which are not in the message that is made of it again."""
+    bits = unpacked(path)
+    found = top_k.decode(bits, D)
+    assert found.shape == (D,)
+    assert found.dtype == np.float32
+    again = top_k.encode(found)
+    np.testing.assert_array_equal(top_k.decode(again, D).view(np.uint32), _no_minus(found).view(np.uint32))
+    assert len(again) <= len(bits)
+    return found
+
+
+def _no_minus(vector: np.ndarray) -> np.ndarray:
+    return np.where(vector == 0, np.float32(0), vector)
 
 
 def read_levels(path: Path) -> Any:
@@ -99,6 +119,7 @@ def read_text(path: Path) -> Any:
 
 WIRES: dict[str, Target] = {
     "run lengths": of_file(runs, read_runs, "a"),
+    "entries": of_file(entries, read_entries, "a"),
     "levels": of_file(levels, read_levels, "a"),
     "texts": of_file(some_text, read_text, "a", text=True, share=0.5),
 }

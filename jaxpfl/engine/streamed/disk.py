@@ -113,13 +113,13 @@ class Disk:
         """Go back to the checkpoint of a round, whatever was written since.
 
         Raises:
-          JaxpflError: if the files know nothing of that round.
+          JaxpflError: if the files know nothing of that round, or are damaged.
         """
         if self._journal is not None:
             self._journal.close()
             self._journal = None
         pending = self._folder / _PENDING
-        if pending.exists() and files.read_json(pending).get("round") == round and round not in self._rounds():
+        if round not in self._rounds() and pending.exists() and files.read_json(pending) == {"round": round}:
             self.commit(round)  # the kill came between
             return
         if round not in self._rounds():
@@ -128,7 +128,7 @@ class Disk:
                 "checkpoints to start anew"
             )
         for later in [known for known in self._rounds() if known >= round]:
-            for numbers, content in records(self._undo(later), self._size):
+            for numbers, content in records(self._undo(later), self._rows, self._size):
                 self._write_back(numbers, content)
         self._flush()
         for later in [known for known in self._rounds() if known > round]:
@@ -158,7 +158,8 @@ class Disk:
 
     def _rounds(self) -> list[int]:
         """Rounds that have a journal, latest first."""
-        return sorted((int(path.name[5:]) for path in self._folder.glob("undo-*")), reverse=True)
+        names = (path.name.removeprefix("undo-") for path in self._folder.glob("undo-*"))
+        return sorted((int(name) for name in names if name.isascii() and name.isdigit()), reverse=True)
 
     def _undo(self, round: int) -> Path:
         return self._folder / f"undo-{round}"

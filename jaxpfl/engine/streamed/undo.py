@@ -14,7 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxpfl.errors import writing
+from jaxpfl.errors import JaxpflError, writing
 from jaxpfl.files import no_link
 
 _HEAD = struct.Struct("<IQI")  # rows, bytes of the body, its checksum
@@ -32,12 +32,14 @@ class Journal:
 
         Raises:
           UnwritableError: as on a full disk.
+          JaxpflError: as `records`.
         """
         self.path = path
         self._kept = np.zeros(rows, bool)
-        for numbers, _ in records(path, size):
+        whole = 0
+        for numbers, content in records(path, rows, size):
             self._kept[numbers] = True
-        whole = sum(_HEAD.size + length for length in _lengths(path, size))
+            whole += _HEAD.size + numbers.nbytes + len(content)
         with writing(path):
             # Without a buffer, whose content would be written at some later time after an error.
             self._file = open(path, "ab", buffering=0, opener=no_link)  # noqa: SIM115, it stays open
@@ -72,20 +74,22 @@ class Journal:
         self._file.close()
 
 
-def records(path: Path, size: int) -> Iterator[tuple[np.ndarray, bytes]]:
-    """The intact records: numbers of rows [k], and their content, ``size`` bytes a row."""
+def records(path: Path, rows: int, size: int) -> Iterator[tuple[np.ndarray, bytes]]:
+    """The intact records: numbers of rows [k] in 0 ... rows - 1, and their content, ``size`` bytes a row.
+
+    Raises:
+      JaxpflError: for an intact record of another row, which is not of these states.
+    """
     if not path.exists():
         return
     with open(path, "rb") as file:
         left = os.fstat(file.fileno()).st_size
         while len(head := file.read(_HEAD.size)) == _HEAD.size:
-            rows, length, check = _HEAD.unpack(head)
+            kept, length, check = _HEAD.unpack(head)
             left -= _HEAD.size + length
-            if left < 0 or length != (8 + size) * rows or zlib.crc32(body := file.read(length)) != check:
+            if left < 0 or length != (8 + size) * kept or zlib.crc32(body := file.read(length)) != check:
                 return
-            yield np.frombuffer(body[: 8 * rows], "<i8"), body[8 * rows :]
-
-
-def _lengths(path: Path, size: int) -> Iterator[int]:
-    for numbers, content in records(path, size):
-        yield numbers.nbytes + len(content)
+            numbers = np.frombuffer(body[: 8 * kept], "<i8")
+            for other in numbers[(numbers < 0) | (numbers >= rows)]:
+                raise JaxpflError(f"{path} is damaged: it keeps row {other}, expected 0 to {rows - 1}")
+            yield numbers, body[8 * kept :]

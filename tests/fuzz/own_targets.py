@@ -1,0 +1,121 @@
+"""Readers of the user's own clients and tables: categories, coefficients, and columns beside the summaries."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from fuzz_target import Target, of_file, whole
+
+from jaxpfl.data.sources import csv_text, tables
+from jaxpfl.errors import JaxpflError
+from jaxpfl.studies import coefficients as coefficients_study
+from jaxpfl.studies import normal_means as normal_means_study
+from jaxpfl.studies.own_data import categories, coefficients, normal_means, summary_csv
+
+CATEGORIES = (
+    b"client,count:red,count:blue\na,3,1\nb,0,4\nc,2,2\n",
+    b"count:a;count:b;count:c\n1;0;2\n0;5;1\n",
+)
+BESIDE = (
+    b"client,estimate,se,x,g,w\na,1.5,0.2,1,north,1\nb,-2,0.5,0,south,2\nc,0.25,1e-3,2.5,north,0\nd,1,1,3,south,4\n"
+)
+EXAMPLES = (
+    b"who,x,colour,y\na,1,red,2.5\na,2,blue,3\na,0.5,red,1\nb,3,red,7\nb,1,blue,2\nb,2,red,4\n"
+    b"c,4,blue,9\nc,1,red,2\nc,2,blue,5.5\nd,0,red,1\nd,5,blue,8\nd,2,red,3\n"
+)
+LABELS = (
+    b"city,area,warm,large\nBern,81.5,1,1\nZug,64.0,0,1\nBern,70,1,0\nZug,50,0,0\n",
+    b"city,area,warm,large\nBern,81.5,21.5,1e3\nZug,64.0,18,2\nBern,70,19,3\nZug,50,20,4\n",
+)
+
+
+def of(*contents: bytes) -> Callable[[random.Random], bytes]:
+    return lambda rng: rng.choice(contents)
+
+
+def counts(path: Path) -> Any:
+    """Counts of categories; a file without them is refused here, as it goes to another reader."""
+    table = csv_text.read(path)
+    if not categories.given(table):
+        raise JaxpflError("no columns of counts")
+    found = categories.read(path, table)
+    assert found.counts.shape == (len(found.names), len(found.categories))
+    assert len(set(found.names)) == len(found.names)
+    assert len(set(found.categories)) == len(found.categories) >= 2
+    assert (found.counts == np.round(found.counts)).all()
+    assert (found.counts.sum(axis=1) > 0).all()
+    return found
+
+
+def beside(path: Path) -> Any:
+    """Summaries with a covariate, groups and weights."""
+    found = summary_csv.read(path, ("x",), groups="g", weights="w")
+    m = len(found.names)
+    assert found.covariates.shape == (m, 1)
+    assert np.isfinite(found.covariates).all()
+    assert found.groups is not None
+    assert found.weights is not None
+    assert len(found.groups) == len(found.weights) == m
+    assert all(found.groups)
+    assert np.isfinite(found.weights).all()
+    assert (found.weights >= 0).all()
+    return found
+
+
+def labels(path: Path) -> Any:
+    """A table of several columns of labels."""
+    found = tables.load_table("csv:a", path, tables.TableOptions("warm,large", "city"))
+    assert found.y_train.shape == (len(found.x_train), 2)
+    assert found.task in ("multilabel", "regression")
+    if found.task == "multilabel":
+        assert set(np.unique(found.y_train)) <= {0, 1}
+        return found
+    return whole(found)
+
+
+def fitted(path: Path) -> Any:
+    """Estimates of normal means, with what is beside the summaries used in turn."""
+    content = path.read_bytes()
+    options = normal_means_study.NormalMeansOptions(
+        csv=path, **({"covariates": ("x",)}, {"groups": "g"}, {"weights": "w"})[len(content) % 3]
+    )
+    found = normal_means.results(path, normal_means_study.NormalMeansSettings(), options)
+    return _told(found)
+
+
+def regressed(path: Path) -> Any:
+    """Coefficients of every client of a table of examples."""
+    options = coefficients_study.CoefficientsOptions(csv=path, target="y", client="who")
+    return _told(coefficients.results(path, coefficients_study.CoefficientsSettings(), options))
+
+
+def _told(found: Any) -> Any:
+    """Results whose tables can be made, of numbers in range."""
+    found.tables()
+    told = found.json.get("estimated", found.json)
+    assert all(np.isfinite(one) for one in told.values() if isinstance(one, float)), told
+    return found
+
+
+def warm(content: bytes, read: Callable[[Path], Any]) -> Callable[[Path], None]:
+    """A good file that is read before memory is limited: what it needs is loaded then."""
+
+    def begin(folder: Path) -> None:
+        path = folder / "warm.csv"
+        path.write_bytes(content)
+        read(path)
+
+    return begin
+
+
+OWN: dict[str, Target] = {
+    "categories": of_file(of(*CATEGORIES), counts, "a.csv", text=True),
+    "columns beside summaries": of_file(of(BESIDE), beside, "a.csv", text=True),
+    "several labels": of_file(of(*LABELS), labels, "a.csv", text=True),
+    "normal means": of_file(of(BESIDE), fitted, "a.csv", text=True, begin=warm(BESIDE, fitted), share=0.01),
+    "coefficients": of_file(of(EXAMPLES), regressed, "a.csv", text=True, begin=warm(EXAMPLES, regressed), share=0.01),
+}
