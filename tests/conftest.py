@@ -7,6 +7,7 @@ import os
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 os.environ.setdefault("MPLBACKEND", "Agg")
 os.environ["LC_ALL"] = "C.UTF-8"  # what is printed is the same wherever the tests run
@@ -56,6 +57,16 @@ def pytest_collection_finish() -> None:
     # Modules and tests stay to the end: no collection need look at them. Tracing makes objects by the ten thousand.
     gc.freeze()
     gc.set_threshold(20_000, 20, 20)
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Counts that tests of many cases recorded by ``record_property("counts", text)``, also in processes of xdist."""
+    reports = [report for kind in ("passed", "failed") for report in terminalreporter.stats.get(kind, [])]
+    told = [text for report in reports for name, text in report.user_properties if name == "counts"]
+    if told:
+        terminalreporter.section("counts")
+    for text in told:
+        terminalreporter.line(text)
 
 
 @pytest.fixture

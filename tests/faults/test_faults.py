@@ -10,7 +10,7 @@ import os
 import random
 import subprocess
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -45,14 +45,17 @@ def sampled(name: str, calls: int) -> list[Point]:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", SAMPLES)
-def test_nothing_is_lost_beyond_the_last_checkpoint(harness: Harness, name: str) -> None:
+def test_nothing_is_lost_beyond_the_last_checkpoint(
+    harness: Harness, name: str, record_property: Callable[[str, object], None]
+) -> None:
     statuses, struck = Counter[tuple[str, int]](), 0
     chosen = sampled(name, calls := harness.count(JOBS[name])["seen"])
     for point in chosen:
         found = harness.visit(JOBS[name], point)
         statuses[point.fault, found.status] += 1
         struck += found.struck
-    print(f"{name}: {len(chosen)} faults in {calls} calls, {struck} struck; {dict(statuses)}")
+    ended = ", ".join(f"{fault} {status}: {number}" for (fault, status), number in sorted(statuses.items()))
+    record_property("counts", f"{name}: {len(chosen)} faults in {calls} calls, {struck} struck; statuses: {ended}")
     assert struck > len(chosen) / 2
 
 

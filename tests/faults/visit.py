@@ -78,7 +78,8 @@ def main() -> None:
 
 def add(output: Path, told: dict[str, Any]) -> None:
     """Put the counts of a job and a fault into a file, in the place of earlier ones of as many points or fewer."""
-    visits = json.loads(output.read_text())["visits"] if output.exists() else []
+    before = json.loads(output.read_text()) if output.exists() else {}
+    visits = before.get("visits", [])
     what = ("job", "fault", "hidden")
     same = [one for one in visits if all(one[name] == told[name] for name in what)]
     if any(one["points"] > told["points"] and not told["failures"] for one in same):
@@ -87,7 +88,7 @@ def add(output: Path, told: dict[str, Any]) -> None:
     versions = {name: version(name) for name in ("jaxpfl", "jax", "jaxlib", "orbax-checkpoint", "tensorstore")}
     about = {"command": "python tests/faults/visit.py JOBS FAULTS [POINTS] benchmarks/results/faults_cpu2.json"}
     about |= {"python": platform.python_version(), "versions": versions, "visits": visits}
-    output.write_text(json.dumps(about, indent=1) + "\n")
+    output.write_text(json.dumps(before | about, indent=1) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -79,12 +80,11 @@ def labels(path: Path) -> Any:
 
 def fitted(path: Path) -> Any:
     """Estimates of normal means, with what is beside the summaries used in turn."""
-    content = path.read_bytes()
-    options = normal_means_study.NormalMeansOptions(
-        csv=path, **({"covariates": ("x",)}, {"groups": "g"}, {"weights": "w"})[len(content) % 3]
-    )
-    found = normal_means.results(path, normal_means_study.NormalMeansSettings(), options)
-    return _told(found)
+    options = normal_means_study.NormalMeansOptions(csv=path)
+    which = len(path.read_bytes()) % 3
+    options = replace(options, covariates=("x",) if which == 0 else ())
+    options = replace(options, groups="g" if which == 1 else None, weights="w" if which == 2 else None)
+    return _told(normal_means.results(path, normal_means_study.NormalMeansSettings(), options))
 
 
 def regressed(path: Path) -> Any:

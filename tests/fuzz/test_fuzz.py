@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -22,7 +23,7 @@ UNREFUSED = ("run", "claim", "undo")
 
 
 @pytest.mark.slow
-def test_only_our_own_error_leaves_a_reader() -> None:
+def test_only_our_own_error_leaves_a_reader(record_property: Callable[[str, object], None]) -> None:
     """Damaged inputs are either read, as what the reader promises, or refused in one line of bounded length.
 
     There is no other error, no signal, none takes ten seconds of CPU, and none a gibibyte.
@@ -36,6 +37,7 @@ def test_only_our_own_error_leaves_a_reader() -> None:
         counts = one["outcomes"]
         assert counts.get("read", 0) > 0 or sum(counts.values()) < 100, name
         assert counts.get("refused", 0) > sum(counts.values()) / 10 or name in UNREFUSED, name
+        record_property("counts", f"{name}: {counts}")
 
 
 def test_what_counts_as_a_failure() -> None:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import json
 import os
 import pickle
+import re
 import subprocess
 import sys
 import zipfile
@@ -13,6 +15,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -20,7 +23,9 @@ from jaxpfl import JaxpflError, checksums, files, load_models, records
 from jaxpfl.data import read_pickle
 from jaxpfl.data.sources.npy import read_npy
 from jaxpfl.data.sources.npz import load_npz, read_npz
+from jaxpfl.engine import RunState
 from jaxpfl.engine.model_files import FORMAT, MANIFEST, write_npz
+from jaxpfl.engine.state import Counts
 from jaxpfl.experiment import config_file, stored_run, warm_start
 from jaxpfl.experiment.checkpoint import Checkpoints
 from jaxpfl.reports import report
@@ -83,6 +88,39 @@ def test_what_would_run_is_refused(tmp_path: Path, name: str) -> None:
         read(tmp_path / file)
     assert len(str(error.value).splitlines()) == 1
     assert not mark.exists()
+
+
+def test_no_file_of_a_checkpoint_runs_as_code(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each file in turn is a pickle, with checksums that fit; and orbax's metadata name a class of a module nearby."""
+    mark = tmp_path / "ran"
+    (tmp_path / "evil.py").write_text(f"import os\nos.mkdir({str(mark)!r})\nclass Evil: ...\n")
+    monkeypatch.syspath_prepend(tmp_path)
+    like = RunState(jnp.arange(3.0), jnp.ones((2, 2)), Counts(jnp.zeros((2, 9), jnp.int32)), jnp.int32(2), jnp.zeros(2))
+    folder = tmp_path / "checkpoints"
+    Checkpoints(folder).save(2, like, 1.0)
+    place = folder / "2"
+    written = [path for path in (place / "state").rglob("*") if path.is_file()]
+    payloads = {path: [pickle.dumps(Payload(mark))] for path in written}
+    for path in written:
+        evil, number = re.subn(rb'"[a-z_]+(\.\w+)+"', b'"evil.Evil"', path.read_bytes())
+        payloads[path] += [evil] if number else []
+    assert any(len(ways) == 2 for ways in payloads.values()), "no metadata names a class"
+    refused = 0
+    for path, ways in payloads.items():
+        good = path.read_bytes()
+        for content in ways:
+            path.write_bytes(content)
+            checksums.write(place)
+            try:
+                found, _ = Checkpoints(folder).read(2, like)
+                np.testing.assert_array_equal(found.server, like.server)
+            except JaxpflError:
+                refused += 1
+            assert not mark.exists(), path
+        path.write_bytes(good)
+    assert refused
+    importlib.import_module("evil")
+    assert mark.exists(), "the module could not have been found"
 
 
 RUNS = {"eval", "exec", "compile", "__import__", "system", "popen", "unsafe_load", "full_load", "loadmat"}

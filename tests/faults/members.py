@@ -1,0 +1,166 @@
+"""Kills of a random member of a group: ``python tests/faults/members.py KIND|all KILLS MINUTES [OUTPUT.json]``.
+
+``distributed`` is a run of two processes, ``workers`` a sweep whose two workers have a parent. At a random moment one
+of them gets a SIGKILL; the others must end by themselves, in one line each or with the work done; the same command
+then goes on, and must end with the numbers of a group that nothing disturbed. Stops after so many kills or minutes, and
+adds its counts to OUTPUT. Kill i of a kind depends on the seed, the kind and i alone, but for the time that all takes.
+"""
+
+from __future__ import annotations
+
+import collections
+import json
+import os
+import random
+import shutil
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from harness import RUN, SMALL, results, same
+
+SEED = 24
+FIRST = 0.3
+"""Share of a group's time from which on kills strike; before, it imports."""
+ENVIRON = {"JAX_PLATFORMS": "cpu", "MPLBACKEND": "Agg", "XLA_FLAGS": "--xla_backend_optimization_level=0"}
+JAXPFL = (sys.executable, "-m", "jaxpfl.cli")
+KINDS: dict[str, tuple[str, ...]] = {
+    "distributed": ("run", "adaped", *RUN[: RUN.index("--plan.devices")], "--rounds", "12"),
+    "workers": (
+        *("sweep", "fedavg", "local", *SMALL, "--rounds", "20", "--seeds", "1", "--grid", "lr=.05,.1"),
+        *("--grid", "batch_size=4,5", "--workers", "2"),
+    ),
+}
+
+
+def commands(kind: str, folder: Path) -> list[list[str]]:
+    """The command of each process that is started by hand, which goes on with what is in the folder."""
+    mark = "sweep.json" if kind == "workers" else "config.json"
+    own = [*JAXPFL, *KINDS[kind], "--output", str(folder), *["--resume"] * (folder / mark).exists()]
+    if kind == "workers":
+        return [own]
+    with socket.socket() as found:
+        found.bind(("127.0.0.1", 0))
+        address = f"127.0.0.1:{found.getsockname()[1]}"
+    return [[*own, "--distributed", address, "--processes", "2", "--process", str(i)] for i in range(2)]
+
+
+def run(kind: str, folder: Path, cache: Path, kill: tuple[float, random.Random] | None = None) -> dict[str, Any]:
+    """Run a group to its end.
+
+    Args:
+      kind: of `KINDS`.
+      folder: of its results.
+      cache: for compiled programs.
+      kill: seconds after which a member is killed, and what chooses it; None for no kill.
+
+    Raises:
+      subprocess.TimeoutExpired: if a member is still there after five minutes.
+    """
+    began = time.monotonic()
+    environ = os.environ | ENVIRON | {"XDG_CACHE_HOME": str(cache)}
+    group: list[subprocess.Popen[str]] = []
+    found: dict[str, Any] = {"killed": None}
+    try:
+        for command in commands(kind, folder):
+            group.append(
+                subprocess.Popen(command, env=environ, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+            )
+        if kill is not None:
+            with suppress(subprocess.TimeoutExpired):
+                group[0].wait(kill[0])
+            alive = [one.pid for one in group if one.poll() is None]
+            members = [*alive, *(child for one in alive for child in children(one))]
+            if members:
+                number = kill[1].randrange(len(members))
+                with suppress(ProcessLookupError):
+                    os.kill(members[number], signal.SIGKILL)
+                    found["killed"] = number
+        found["said"] = [one.communicate(timeout=300)[1] for one in group]
+        found["statuses"] = [one.returncode for one in group]
+    finally:
+        for one in group:
+            one.kill()
+            one.wait()
+    return found | {"seconds": time.monotonic() - began}
+
+
+def children(parent: int) -> list[int]:
+    """Processes that a process has started, in the order of their numbers."""
+    text = Path(f"/proc/{parent}/task/{parent}/children")
+    with suppress(OSError):
+        return sorted(map(int, text.read_text().split()))
+    return []
+
+
+def trial(kind: str, number: int, want: Any, seconds: float, place: Path) -> dict[str, Any]:
+    """Kill a member, go on, and compare.
+
+    Raises:
+      AssertionError: for other numbers, a member that does not end, or more than a line of it.
+    """
+    folder, rng = place / "out", random.Random(f"{SEED} {kind} {number}")
+    shutil.rmtree(folder, ignore_errors=True)
+    found = run(kind, folder, place / "cache", (rng.uniform(FIRST, 1.0) * seconds, rng))
+    if found["killed"] is not None:
+        for status, text in zip(found["statuses"], found["said"], strict=True):
+            assert status in (0, 2, -9), f"status {status}: {text}"
+            assert "Traceback" not in text, text
+            assert status != 2 or text.strip().splitlines()[-1].startswith("error: "), text
+    left = results(folder)
+    same(left, None, want)
+    again = run(kind, folder, place / "cache")
+    assert set(again["statuses"]) == {0}, f"run again: {again['statuses']} {again['said']}"
+    same(results(folder), want)
+    return found
+
+
+def kills(kind: str, most: int, minutes: float) -> dict[str, Any]:
+    """Counts of a kind."""
+    failures: list[str] = []
+    outcomes, members = collections.Counter[str](), collections.Counter[str]()
+    with tempfile.TemporaryDirectory() as name:
+        place = Path(name)
+        run(kind, place / "cold", place / "cache")
+        whole = run(kind, place / "whole", place / "cache")
+        assert set(whole["statuses"]) == {0}, whole["said"]
+        want, until, number = results(place / "whole"), time.monotonic() + 60 * minutes, 0
+        while members.total() < most and time.monotonic() < until:
+            try:
+                found = trial(kind, number, want, whole["seconds"], place)
+                if found["killed"] is not None:
+                    members[str(found["killed"])] += 1
+                    outcomes[" ".join(map(str, found["statuses"]))] += 1
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                failures.append(f"kill {number}: {error}")
+                print(kind, failures[-1], flush=True)
+            number += 1
+    told = {"kind": kind, "seed": SEED, "trials": number, "kills": members.total(), "member": dict(members)}
+    return told | {"statuses": dict(outcomes), "failures": failures}
+
+
+def main() -> None:
+    asked, most, minutes, *rest = sys.argv[1:]
+    for kind in KINDS if asked == "all" else asked.split(","):
+        told = kills(kind, int(most), float(minutes))
+        print(json.dumps(told), flush=True)
+        if rest:
+            add(Path(rest[0]), told)
+
+
+def add(output: Path, told: dict[str, Any]) -> None:
+    """Put the counts of a kind into a file, in the place of earlier ones."""
+    about = json.loads(output.read_text()) if output.exists() else {}
+    kept = [one for one in about.get("members", []) if one["kind"] != told["kind"]]
+    about["members"] = sorted([*kept, told], key=lambda one: one["kind"])
+    output.write_text(json.dumps(about, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
