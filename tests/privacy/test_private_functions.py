@@ -1,0 +1,77 @@
+"""Functions of a private method get the method's own hyper-parameters, messages and states, not those around them."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jaxpfl import Algorithm, Client, Message, Server, Upload
+from jaxpfl.privacy import Mechanism
+from jaxpfl.privacy.private_sum import privatize
+
+HYPER = {"lr": 0.25}
+
+
+def recording(seen: dict[str, tuple[Any, ...]]) -> Algorithm:
+    """A method that does nothing but note what each of its functions is given."""
+
+    def note(name: str, value: Any, *given: Any) -> Any:
+        seen[name] = given
+        return value
+
+    client = Client(
+        init=lambda key, hp, ctx, message: note("init", "state", hp, message.shared),
+        update=lambda key, hp, ctx, message, state, splits: note(
+            "update", (jnp.ones(()), Upload(jnp.ones(2), jnp.ones(())), {}), hp, message.shared, state
+        ),
+        personalize=lambda key, hp, ctx, message, state, splits: note("personalize", None, hp, message.shared, state),
+        predict=lambda hp, personal, x: note("predict", None, hp, personal),
+        idle=lambda key, hp, ctx, state, splits: note("idle", ("state", {}), hp, state),
+        cluster=lambda hp, message, state, splits: note("cluster", None, hp, message.shared, state),
+    )
+    server = Server(
+        init=lambda key, hp, ctx: note("server init", jnp.zeros(2), hp),
+        broadcast=lambda key, hp, ctx, state: note("broadcast", Message("shared"), hp, state),
+        update=lambda key, hp, ctx, state, sums: note("server update", (state, {}), hp, state),
+        predict_global=lambda hp, state, x: note("predict global", None, hp, state),
+    )
+    return Algorithm((client,), server, 1)
+
+
+@pytest.mark.parametrize("more", [{}, {"quantile": 0.5, "count_stddev": 3.0}], ids=["fixed", "adaptive"])
+def test_every_function_gets_what_is_the_methods(more):
+    seen: dict[str, tuple[Any, ...]] = {}
+    private, hp = privatize(recording(seen), HYPER, Mechanism(1.0, 0.5, **more))
+    (client,), server, key = private.clients, private.server, jax.random.key(0)
+    none: Any = None
+    guarded = server.init(key, hp, none)
+    message = server.broadcast(key, hp, none, guarded)
+    server.predict_global(hp, guarded, none)
+    client.init(key, hp, none, message)
+    client.personalize(key, hp, none, message, "state", none)
+    client.predict(hp, "personal", none)
+    assert client.idle is not None
+    assert client.cluster is not None
+    assert client.idle(key, hp, none, "state", none)[0] == "state"
+    client.cluster(hp, message, "state", none)
+    _, upload, metrics = client.update(key, hp, none, message, jnp.zeros(()), none)
+    want = {
+        "server init": (HYPER,),
+        "init": (HYPER, "shared"),
+        "personalize": (HYPER, "shared", "state"),
+        "predict": (HYPER, "personal"),
+        "idle": (HYPER, "state"),
+        "cluster": (HYPER, "shared", "state"),
+    }
+    assert {name: seen[name] for name in want} == want
+    for name in ("broadcast", "predict global"):
+        assert seen[name][0] == HYPER
+        assert seen[name][1].tolist() == [0.0, 0.0]
+    assert seen["update"][:2] == (HYPER, "shared")
+    assert float(jnp.linalg.norm(upload.total.change)) == pytest.approx(0.5)
+    assert float(metrics["upload_norm"]) == pytest.approx(2**0.5)
+    assert float(metrics["clipped"]) == 1.0
+    if more:
+        assert float(message.shared.clipping_norm) == 0.5
+        assert float(upload.total.below) == -0.5
