@@ -16,14 +16,15 @@ from jaxpfl.estimators.histograms import base as histograms
 from jaxpfl.running_sum import RunningSum
 
 CLIENTS = 100_000
+NUMBERS = (CLIENTS, pytest.param(1_000_000, marks=pytest.mark.slow))
 ACCURATE = 1e-6
 
 
-def values(kind: str, columns: int = 3) -> np.ndarray:
+def values(kind: str, columns: int = 3, clients: int = CLIENTS) -> np.ndarray:
     """One row of float32 for each client."""
     if kind == "equal":
-        return np.full((CLIENTS, columns), 0.1, np.float32)
-    return np.random.default_rng(0).lognormal(sigma=2, size=(CLIENTS, columns)).astype(np.float32)
+        return np.full((clients, columns), 0.1, np.float32)
+    return np.random.default_rng(0).lognormal(sigma=2, size=(clients, columns)).astype(np.float32)
 
 
 def error(found: Any, terms: np.ndarray) -> float:
@@ -32,22 +33,23 @@ def error(found: Any, terms: np.ndarray) -> float:
 
 
 @pytest.mark.parametrize("kind", ["equal", "lognormal"])
+@pytest.mark.parametrize("clients", NUMBERS)
 @pytest.mark.parametrize("block", [1, 128, CLIENTS])
-def test_a_cohort_s_sums_are_accurate(kind: str, block: int):
-    data = values(kind)
+def test_a_cohort_s_sums_are_accurate(kind: str, block: int, clients: int):
+    data = values(kind, clients=clients)
 
     def one(shared: None, present: jax.Array, state: tuple[()], row: jax.Array) -> Outcome:
         return Outcome((), (jnp.where(present, row, 0), present.astype(jnp.int32)), ())
 
     @jax.jit
     def summed(data: jax.Array) -> Any:
-        rows = jnp.arange(CLIENTS, dtype=jnp.int32)
-        return run_cohort(one, None, rows, (), data, num_clients=CLIENTS, block=block, everyone=True).summed
+        rows = jnp.arange(clients, dtype=jnp.int32)
+        return run_cohort(one, None, rows, (), data, num_clients=clients, block=block, everyone=True).summed
 
     total, number = summed(data)
     assert total.dtype == jnp.float32
     assert error(total, data) < ACCURATE
-    assert number == CLIENTS
+    assert number == clients
 
 
 def test_a_plain_loop_is_not_accurate():
@@ -66,9 +68,11 @@ def test_a_running_sum_that_is_not_finite_stays_so(last: float):
 
 
 @pytest.mark.parametrize(("k", "d"), [(None, 3), (1, 3), (2, 2), (8, 50)])
+@pytest.mark.parametrize("clients", NUMBERS)
 @pytest.mark.parametrize("kind", ["equal", "lognormal"])
-def test_products_over_clients_are_accurate(kind: str, k: int | None, d: int):
-    weights, rows = values(kind, k or 1), np.random.default_rng(1).uniform(size=(CLIENTS, d)).astype(np.float32)
+def test_products_over_clients_are_accurate(kind: str, k: int | None, d: int, clients: int):
+    weights = values(kind, k or 1, clients)
+    rows = np.random.default_rng(1).uniform(size=(clients, d)).astype(np.float32)
     found = jax.jit(trees.sum_products)(jnp.asarray(weights[:, 0] if k is None else weights), jnp.asarray(rows))
     want = weights.astype(np.float64).T @ rows.astype(np.float64)
     want = want[0] if k is None else want
