@@ -212,3 +212,10 @@ EXPERIMENTS = (
         note="beside ours stands the closed form, not a number of print; lambda* = sigma^2 / (n tau^2)",
     ),
 )
+
+
+def case_of(name: str) -> Training:
+    """The trained setting of an experiment of this module."""
+    (case,) = next(one for one in EXPERIMENTS if one.name == name).cases
+    assert isinstance(case, Training)
+    return case

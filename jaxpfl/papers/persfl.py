@@ -98,7 +98,8 @@ def _case(data: str, split: str, rows: tuple[Contender, ...], **more: Any) -> Tr
     return Training(f"{_TITLES[data]}, {split}", config, rows, {"lr": RATES}, "clients", note=UNSTATED, **more)
 
 
-def _main(data: str, split: str) -> Training:
+def main_case(data: str, split: str) -> Training:
+    """The five methods of Tables 2 and 3 on a data set and split."""
     rows = []
     for method, label, (mean, std, rounds) in zip(_METHODS, _LABELS, _MAIN[data, split], strict=True):
         copied = (data, split, method) == ("mnist", "DS-2", "fedper")
@@ -137,7 +138,7 @@ def _tables(data: str) -> tuple[Experiment, ...]:
             f"{PAPER}, Table {number}",
             f"{title}, {split}, 10 users: accuracy of five methods",
             each,
-            (_main(data, split),),
+            (main_case(data, split),),
         )
         for split in _SPLITS
     )

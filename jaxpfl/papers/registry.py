@@ -5,12 +5,21 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from jaxpfl.errors import unknown_name
-from jaxpfl.papers import adaped_estimation, adaped_learning, adaped_privacy, histograms, network, others, persfl
+from jaxpfl.papers import (
+    adaped_estimation,
+    adaped_learning,
+    adaped_privacy,
+    histograms,
+    network,
+    others,
+    persfl,
+    shortened,
+)
 from jaxpfl.papers.declared import Experiment
 
 
 def _named() -> dict[str, Experiment]:
-    parts = (adaped_learning, adaped_privacy, adaped_estimation, persfl, histograms, network, others)
+    parts = (adaped_learning, adaped_privacy, adaped_estimation, persfl, histograms, network, others, shortened)
     return {one.name: one for part in parts for one in part.EXPERIMENTS}
 
 

@@ -1,0 +1,98 @@
+"""Tables whose full size takes days on two cores, cut to an hour: fewer rounds and rates, or a smaller network.
+
+Their values are of these settings alone; a printed number stands beside rows of as many rounds as in print.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from jaxpfl.papers import adaped_learning, others, persfl
+from jaxpfl.papers.adaped_learning import CIFAR, MAIN_2023, PAPER_2023, WEAK
+from jaxpfl.papers.declared import UNPRINTED, Contender, Experiment, Training
+
+RATES = (0.05, 0.1, 0.2)
+"""Three of the paper's rates."""
+ROUNDS = 300
+_SLOW = 100
+"""Rounds in place of print's 800 to 1000 of pFedMe and Per-FedAvg."""
+
+
+def _cifar() -> Training:
+    """Table 1's CIFAR-10 for a fifth of its rounds, beside local training."""
+    rows = adaped_learning.contenders(None, MAIN_2023, rates=RATES)
+    local = Contender("local", "local", set=("decay_every=60",), search={"lr": RATES})
+    config = {**CIFAR, "rounds": ROUNDS}
+    case = adaped_learning.case(f"CIFAR-10, {ROUNDS} rounds", config, (local, *rows))
+    return replace(case, every=100, quick=("fedavg", "local"))
+
+
+def _users(split: str) -> Training:
+    """PersFL's CIFAR-10, with pFedMe and Per-FedAvg for as many rounds as the others at the most."""
+    case = persfl.main_case("cifar10", split)
+    rows = tuple(
+        replace(
+            row,
+            printed=row.printed if row.rounds and row.rounds <= _SLOW else UNPRINTED,
+            rounds=min(row.rounds or _SLOW, _SLOW),
+            search=None if row.search is None else dict.fromkeys(row.search, RATES),
+        )
+        for row in case.contenders
+    )
+    return replace(case, contenders=rows, search={"lr": RATES})
+
+
+def _board() -> Training:
+    """PFLlib's board on MNIST with the paper's network of Ozkara et al., for ten rounds."""
+    few = ("local", "fedavg", "fedavg-ft", "ditto", "apfl", "fedper", "fedrod", "adaped", "adaped-plus")
+    case = others.case_of("pfllib-mnist")
+    rows = tuple(row for row in case.contenders if row.method in few)
+    config = {**case.config, "model": "cnn", "rounds": 10}
+    return replace(case, setting="MNIST, 10 rounds", config=config, contenders=rows, every=5)
+
+
+def _fedem() -> Training:
+    """FedEM's 100 clients with a perceptron, for 60 rounds."""
+    case = others.case_of("fedem-mnist")
+    config = {**case.config, "model": "mlp:100", "rounds": 60}
+    return replace(case, setting="MNIST, Dirichlet .4, perceptron, 60 rounds", config=config, every=20)
+
+
+EXPERIMENTS = (
+    Experiment(
+        "adaped-table1-cifar10-300",
+        f"{PAPER_2023}, Table 1, cut",
+        f"CIFAR-10, 50 clients of 4 classes, K/m .2, {ROUNDS} of 1500 rounds: seven methods and local training, also "
+        "at equal gradient steps",
+        60,
+        (_cifar(),),
+        note=f"{ROUNDS} rounds of print's 1500: without numbers beside; three of its rates; {others.CIFAR}; {WEAK}",
+    ),
+    *(
+        Experiment(
+            f"persfl-{split.lower().replace('-', '')}-cifar10-{_SLOW}",
+            f"{persfl.PAPER}, Table 2, cut",
+            f"CIFAR-10, {split}, 10 users, at most {_SLOW} rounds: accuracy of five methods",
+            25,
+            (_users(split),),
+            note=f"pFedMe and Per-FedAvg for {_SLOW} rounds in place of print's 800 to 1000, three rates",
+        )
+        for split in ("DS-1", "DS-2", "DS-3")
+    ),
+    Experiment(
+        "pfllib-mnist-10",
+        f"{others.PFLLIB}, cut",
+        "MNIST, 20 clients, all join, one epoch of batch 10, Dirichlet .1 per class, 10 of 2000 rounds: nine methods",
+        20,
+        (_board(),),
+        note=f"ten rounds of the board's 2000, a smaller network, {others.NO_SUCH_COLUMN}, without numbers",
+    ),
+    Experiment(
+        "fedem-mnist-60",
+        f"{others.FEDEM}, cut",
+        "100 clients, all join, one epoch of batch 128, Dirichlet .4 per class, 60 of 200 rounds of a perceptron",
+        20,
+        (_fedem(),),
+        note=f"60 rounds of print's 200, and a perceptron in place of its network; {others.EMNIST_SPLIT}",
+    ),
+)
