@@ -9,12 +9,16 @@ scored on the last fifth. The best of each method then trains on all of them, wi
 examples, once. AdaPeD-plus has one set of static options for all data sets: those with the best mean over the data
 sets of their best try. Its ablations change one ingredient each, at its chosen rates. Every try is in the record,
 which is written after each program, so that an interrupted search goes on.
+
+With ``--held-out``, the same on CIFAR-10 and PersFL's splits of MNIST, which had no part in the choice of AdaPeD-plus's
+static options: these are those of the first record, fixed.
 """
 
 from __future__ import annotations
 
 import argparse
 import itertools
+import json
 import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -27,9 +31,11 @@ if not __package__:
 
 from .adaped_plus_page import PLUS, tables
 from .problems import use_devices
-from .record import command, parser, stored, write
+from .record import JobError, command, parser, stored, write
 
 SEARCH_SEED, SEEDS = 100, (0, 1, 2, 3, 4)
+FIRST = Path(__file__).resolve().parent / "results" / "adaped_plus_cpu2.json"
+"""The record that chose AdaPeD-plus's static options."""
 
 
 class Case(NamedTuple):
@@ -47,6 +53,23 @@ class Case(NamedTuple):
 
 
 CASES = {"digits": Case(400, 400), "mnist-writers": Case(400, 800, "mlp:100"), "mnist": Case(120, 160)}
+HELD_OUT = {
+    "ds1": Case(400, 800, "mlp:100"),
+    "ds2": Case(400, 800, "mlp:100"),
+    "ds3": Case(400, 800, "mlp:100"),
+    "cifar10": Case(120, 300),
+}
+"""Data sets on which nothing but rates was ever chosen."""
+_USERS: Mapping[str, Any] = {
+    **{"data": "mnist", "clients": 10, "cohort": 10, "local_steps": 10, "batch_size": 20},
+    **{"pool_test": True, "test_share": 0.2},
+}
+CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "ds1": {**_USERS, "classes_per_client": 4},
+    "ds2": {**_USERS, "partition": "dirichlet-class", "alpha": 0.9},
+    "ds3": {**_USERS, "classes_per_client": 2, "sigma": 2.0},
+}
+"""Fields of the runs' config where the data set is not at its preset: the splits of Divi et al. 2021."""
 
 
 class Try(NamedTuple):
@@ -122,17 +145,25 @@ DEAR = (
 def main(argv: list[str] | None = None) -> None:
     options = parser("adaped_plus", __doc__)
     said = "search on these alone; runs that are reported follow when all have been searched"
-    options.add_argument("--data", nargs="+", choices=sorted(CASES), default=list(CASES), metavar="NAME", help=said)
+    options.add_argument("--data", nargs="+", choices=sorted({**CASES, **HELD_OUT}), metavar="NAME", help=said)
+    held_out = "data sets that had no part in the choice of options"
+    options.add_argument("--held-out", action="store_true", help=held_out)
     args = options.parse_args(argv)
+    cases = HELD_OUT if args.held_out else CASES
+    if unknown := set(args.data or ()) - set(cases):
+        raise JobError(
+            f"--data {' '.join(sorted(unknown))}: {'with' if args.held_out else 'without'} --held-out there "
+            f"are {', '.join(cases)}"
+        )
     from jaxpfl.experiment import compile_cache
 
     use_devices()
     compile_cache.enable()
-    study = _Study(args)
-    data = ("digits",) if args.quick else tuple(args.data)
+    study = _Study(args, cases)
+    data = tuple(cases)[:1] if args.quick else tuple(args.data or cases)
     for name in data:
         study.search(name)
-    if args.quick or set(study.results["search"]) == set(CASES):
+    if args.quick or args.held_out or set(study.results["search"]) == set(cases):
         for part in (study.report, study.ablate):
             for name in data:
                 part(name)
@@ -143,11 +174,23 @@ def main(argv: list[str] | None = None) -> None:
 class _Study:
     """The record, and what is run for it."""
 
-    def __init__(self, args: argparse.Namespace):
+    def __init__(self, args: argparse.Namespace, cases: Mapping[str, Case]):
         self.path: Path | None = args.json
+        self.cases, self.held_out = cases, args.held_out
         self.data_dir, self.quick = args.data_dir, args.quick
         self.methods = ("local", PLUS) if args.quick else tuple(TRIES)
-        self.settings = {"cases": {name: case._asdict() for name, case in CASES.items()}, "quick": args.quick}
+        self.settings: dict[str, Any] = {
+            "cases": {name: case._asdict() for name, case in cases.items()},
+            "quick": args.quick,
+        }
+        self.options: Mapping[str, Any] | None = None
+        if self.held_out:
+            if not FIRST.exists():
+                raise JobError(
+                    "--held-out takes AdaPeD-plus's options from results/adaped_plus_cpu2.json of a checkout"
+                )
+            self.options = structure(json.loads(FIRST.read_text())["results"])
+            self.settings |= {"configs": CONFIGS, "options": self.options}
         self.results: dict[str, Any] = stored(self.path, self.settings) or {
             "search": {},
             "reported": {},
@@ -166,12 +209,13 @@ class _Study:
 
     def report(self, data: str) -> None:
         for method in self.methods:
-            self.run("reported", data, method, {method: chosen(self.results, method, data)})
+            self.run("reported", data, method, {method: chosen(self.results, method, data, self.options)})
 
     def ablate(self, data: str) -> None:
-        base = chosen(self.results, PLUS, data)
+        base = chosen(self.results, PLUS, data, self.options)
         for label, change in ABLATIONS.items():
-            if (data == "digits" or label in DEAR) and not (self.quick and label not in DEAR[:1]):
+            few = DEAR[:1] if self.quick else DEAR[:2] if self.held_out else ABLATIONS if data == "digits" else DEAR
+            if label in few:
                 one = Try({**base.options, **change.options}, {**base.set, **change.set})
                 self.run("ablations", data, PLUS, {label: one})
 
@@ -202,15 +246,14 @@ class _Study:
         from jaxpfl.experiment.setup import load_federation, require
 
         searching = part == "search"
-        small: dict[str, Any] = {"clients": 6, "cohort": 3} if self.quick else {}
-        config = resolve(
-            RunConfig("digits" if self.quick else data, self.data_dir, **small, validation_share=0.2 * searching)
-        )
+        small: dict[str, Any] = {"data": "digits", "clients": 6, "cohort": 3}
+        asked = small if self.quick else {"data": data, **CONFIGS.get(data, {})}
+        config = resolve(RunConfig(**asked, data_dir=self.data_dir, validation_share=0.2 * searching))
         _, federation = load_federation(config)
         if searching:
             federation = federation._replace(test=federation.validation)
         options = dict(next(iter(tries.values())).options)
-        budget = CASES[data].search if searching else CASES[data].full
+        budget = self.cases[data].search if searching else self.cases[data].full
         steps, share = require(config.local_steps), require(config.cohort) / federation.num_clients
         rounds = 2 if self.quick else rounds_of(method, options, budget, steps, share)
         seeds = (SEARCH_SEED,) if searching else SEEDS[:1] if self.quick else SEEDS
@@ -218,7 +261,7 @@ class _Study:
         fit = jaxpfl.fit(
             method,
             federation,
-            model=CASES[data].model or require(config.model),
+            model=(None if self.quick else self.cases[data].model) or require(config.model),
             rounds=rounds,
             cohort=config.cohort,
             local_steps=steps,
@@ -258,11 +301,14 @@ def rounds_of(method: str, options: Mapping[str, Any], budget: int, steps: int, 
     return max(1, round((budget - adapt) / (share * steps * (each + outside))))
 
 
-def chosen(results: Mapping[str, Any], method: str, data: str) -> Try:
-    """The best of a method's tries on a data set; of AdaPeD-plus, among those of the options that are best overall."""
+def chosen(results: Mapping[str, Any], method: str, data: str, options: Mapping[str, Any] | None = None) -> Try:
+    """The best of a method's tries on a data set.
+
+    Of AdaPeD-plus, it is among those of the given static options, or of those that are best overall.
+    """
     rows = [row for row in results["search"][data] if row["method"] == method and not row["diverged"]]
     if method == PLUS:
-        options = structure(results)
+        options = structure(results) if options is None else options
         rows = [row for row in rows if row["options"] == options]
     best = max(rows, key=lambda row: row["accuracy"][0])
     return Try(best["options"], best["set"])
