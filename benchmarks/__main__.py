@@ -36,6 +36,7 @@ NAMES = (
     "adaped_plus",
     "robust",
     "privacy",
+    "private_gain",
     "silos",
     "lowered",
     "cost",

@@ -125,7 +125,8 @@ def calibrated(
     """Mechanism with the least noise whose eps over the run is at most the target.
 
     Args:
-      mechanism: its noise multiplier does not matter.
+      mechanism: its noise multiplier does not matter; with a clipping norm for each run, all have the same multiplier,
+        which is relative to the norm.
       epsilon, delta: the target.
       accountant: the accountant.
       run: as `plan_of` takes it.
@@ -133,7 +134,8 @@ def calibrated(
     Raises:
       JaxpflError: for a target out of range, and as `plan_of`.
     """
-    some = replace(mechanism, noise_multiplier=1.0, quantile=None, count_stddev=None)
+    one_norm = float(np.ravel(np.asarray(mechanism.clipping_norm))[0])
+    some = replace(mechanism, noise_multiplier=1.0, clipping_norm=one_norm, quantile=None, count_stddev=None)
     found = calibrate(plan_of(some, participation, **run), epsilon, delta, accountant).noise
     z = found.stddevs[0] / found.clips[0] if isinstance(found, PerStepNoise) else found.noise_multiplier
     return replace(mechanism, noise_multiplier=z)

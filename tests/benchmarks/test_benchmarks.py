@@ -38,6 +38,7 @@ NAMES = (
     "adaped_plus",
     "robust",
     "privacy",
+    "private_gain",
     "silos",
     "lowered",
     "cost",
@@ -431,6 +432,16 @@ def test_robust_runs_every_method_under_attack(tmp_path: Path):
     results = record(tmp_path, "robust")["results"]
     assert set(results) == {"local mean", "ditto mean", "ditto median"}
     assert [row["attack"] for row in results["ditto median"]] == ["none", "label-flip", "sign-flip:factor=3"]
+
+
+@pytest.mark.slow
+def test_private_gain_runs_a_control_and_a_private_method(tmp_path: Path):
+    results = record(tmp_path, "private_gain")["results"]
+    assert set(results) == {"digits 0 local", "digits 0 FedAvg+"}
+    (alone,), (private,) = results.values()
+    assert (alone["epsilon"], alone["claimed"]) == (None, None)
+    assert 0.99 < private["claimed"] <= private["epsilon"] == 1.0
+    assert len(alone["validation"]) == len(private["validation"]) == 6  # as many tries
 
 
 @pytest.mark.slow

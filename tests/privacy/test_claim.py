@@ -88,6 +88,17 @@ def test_calibrated_noise_keeps_the_budget_and_no_less_would(mechanism):
     assert spent == pytest.approx(2.0, rel=1e-3)
 
 
+def test_runs_of_several_clipping_norms_are_calibrated_at_once():
+    """The multiplier is relative to the norm, and each run's own plan meets the budget with it."""
+    one = calibrated(Mechanism(1.0, clipping_norm=0.5), full(10), 2.0, 1e-4, rounds=5)
+    several = calibrated(Mechanism(1.0, clipping_norm=(0.5, 2.0)), full(10), 2.0, 1e-4, rounds=5)
+    assert several.noise_multiplier == one.noise_multiplier
+    assert several.clipping_norm == (0.5, 2.0)
+    for norm in several.clipping_norm:
+        plan = plan_of(Mechanism(several.noise_multiplier, clipping_norm=norm), full(10), rounds=5)
+        assert 1.98 < plan.epsilon(1e-4) <= 2.0
+
+
 @pytest.mark.parametrize(
     ("mechanism", "participation", "message"),
     [
