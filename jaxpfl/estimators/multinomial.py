@@ -28,7 +28,9 @@ import numpy as np
 from jax.core import Tracer
 from jax.scipy.special import betainc, gammaln, ndtr, xlogy
 
-from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.errors import JaxpflError
+from jaxpfl.estimators import inputs
+from jaxpfl.estimators.frames import Labels, frame, labels_of
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.rising import log_rise
 from jaxpfl.types import Array, Scalar
@@ -52,6 +54,7 @@ class Shares(NamedTuple):
       ratio: twice the log likelihood ratio to equal shares of all clients, [].
       p_value: probability of a ratio at least as large if all are equal, [], for many clients half that of a chi-square
         with one degree of freedom; 1 where no spread is likelier than any.
+      labels: of the clients, where they came in a frame.
     """
 
     counts: Array
@@ -63,9 +66,15 @@ class Shares(NamedTuple):
     log_marginal: Array
     ratio: Array
     p_value: Array
+    labels: Labels | None = None
+
+    def to_frame(self, level: float | None = None) -> Any:
+        """A pandas frame of every client's counts and shares; with the ends of intervals where a level is given."""
+        return frame(self, len(self.counts), level)
 
     def quantile(self, p: Scalar) -> Array:
         """Quantile of each share's posterior, a Beta distribution, [m, K]."""
+        inputs.inside("p", p)
         finite = jnp.where(jnp.isinf(self.prior_size), 1, self.prior_size)
         first = finite * self.prior_mean + self.counts
         rest = finite + self.counts.sum(axis=1, keepdims=True) - first
@@ -75,6 +84,7 @@ class Shares(NamedTuple):
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
         """Ends of the equal-tailed credible intervals of each share by itself, [m, K] each."""
+        inputs.inside("level", level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
 
@@ -88,13 +98,21 @@ def ebmultinomial(counts: Any) -> Shares:
       counts: c_ik, whole numbers, [m, K]: at least two clients and two categories, each of them with a count.
 
     Raises:
-      JaxpflError: for numbers that are no such counts, and clients or categories without any: leave them out. Under a
-        transformation, where values are not known, there are no such checks.
+      JaxpflError: for numbers that are no such counts, clients or categories without any (leave them out), and a single
+        count of every client. Under a transformation, where values are not known, such values make all results NaN, as
+        do counts beyond 8388 in single precision; else the fit is in double precision.
     """
     given = _checked(counts)
+    labels = labels_of(counts)
+    if not isinstance(given, Tracer):
+        return inputs.in_double(_solve, given, *_histograms(given))._replace(labels=labels)
     kind = jnp.result_type(float)
-    heights, numbers = _histograms(given)
-    return _solve(jnp.asarray(given, kind), jnp.asarray(heights, kind), jnp.asarray(numbers, kind))
+    c = jnp.asarray(given, kind)
+    N = c.sum(axis=1)
+    good = (jnp.isfinite(c) & (c >= 0) & (c == jnp.round(c))).all() & (c.sum(axis=0) > 0).all() & (N > 0).all()
+    good &= (N.max() > 1) & (N.max() <= inputs.most_counted())
+    c = jnp.where(good, c, jnp.nan)
+    return _solve(c, *(jnp.asarray(of, kind) for of in _histograms(c)))
 
 
 class _Place(NamedTuple):
@@ -181,12 +199,7 @@ def _histograms(c: Any) -> tuple[Any, Any]:
 
 def _checked(counts: Any) -> Any:
     """Counts [m, K], in double precision where their values are known."""
-    given = counts
-    if not isinstance(counts, Tracer):
-        try:
-            given = np.asarray(counts, np.float64)
-        except (TypeError, ValueError):
-            raise JaxpflError(f"counts must be numbers, a row for each client, got {shown(counts)}") from None
+    given = inputs.numbers("counts", counts, "a row for each client")
     if given.ndim != 2:
         raise JaxpflError(f"counts must have a row for each client and a column for each category, got {given.shape}")
     if given.shape[0] < 2 or given.shape[1] < 2:
@@ -204,4 +217,6 @@ def _checked(counts: Any) -> Any:
         empty = given.sum(axis=axis) == 0
         if empty.any():
             raise JaxpflError(f"{name} {int(np.argmax(empty))} has no counts: leave it out")
+    if given.sum(axis=1).max() == 1:
+        raise JaxpflError("counts must be above 1 in all for some client: of one count each no spread can be learned")
     return given

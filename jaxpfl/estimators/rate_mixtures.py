@@ -31,7 +31,9 @@ import numpy as np
 from jax.core import Tracer
 from jax.scipy.special import betainc, gammaln, logsumexp, xlog1py, xlogy
 
+from jaxpfl.estimators import inputs
 from jaxpfl.estimators.climb import climb
+from jaxpfl.estimators.frames import Labels, frame
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means import simplex
 from jaxpfl.estimators.normal_means.answer import in_blocks
@@ -152,6 +154,7 @@ class RateMixture(NamedTuple):
       log_marginal: log likelihood of all counts, [].
       slack: for atoms, by how much at most the mean log likelihood of a client is below that of the grid's best
         weights, []; else zero.
+      labels: of the clients, where they came in a frame.
     """
 
     events: Array
@@ -161,6 +164,11 @@ class RateMixture(NamedTuple):
     sd: Array
     log_marginal: Array
     slack: Array
+    labels: Labels | None = None
+
+    def to_frame(self, level: float | None = None) -> Any:
+        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
+        return frame(self, len(self.mean), level)
 
     def membership(self) -> Array:
         """Posterior probabilities of the components, [m, K]."""
@@ -168,6 +176,7 @@ class RateMixture(NamedTuple):
 
     def quantile(self, p: Scalar) -> Array:
         """Posterior quantile, [m]."""
+        inputs.inside("p", p)
 
         def of(z: Array, n: Array) -> Array:
             return self.prior.quantile(p, shares_of(self.prior, z, n), z, n)
@@ -176,6 +185,7 @@ class RateMixture(NamedTuple):
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
         """Ends of the equal-tailed credible intervals, [m] each."""
+        inputs.inside("level", level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
 

@@ -17,6 +17,7 @@ age-standardized relative risks", for Poisson and Gamma.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from functools import partial
 from typing import Any, Literal, NamedTuple, get_args, overload
 
 import jax
@@ -26,13 +27,13 @@ from jax.core import Tracer
 from jax.scipy.special import betainc, gammainc
 
 from jaxpfl import checks
-from jaxpfl.errors import JaxpflError, shown, unknown_name
-from jaxpfl.estimators import poisson_mixtures
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.estimators import inputs, marginals, poisson_mixtures
 from jaxpfl.estimators.climb import climb
+from jaxpfl.estimators.frames import Labels, frame, labels_of
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.poisson_mixtures import PoissonPrior
 from jaxpfl.estimators.rate_mixtures import COMPONENTS, RateMixture, RatePrior, fit_mixture
-from jaxpfl.estimators.rising import log_rise
 from jaxpfl.types import Array, Scalar
 
 _STARTS = (-2.0, 0.0, 2.0, 4.0, 6.0, 9.0)
@@ -50,7 +51,8 @@ class Rates(NamedTuple):
       mean: posterior means, [m].
       sd: posterior standard deviations, [m].
       shrinkage: n_0 / (n_0 + n_i), [m].
-      log_marginal: log likelihood of all counts, [].
+      log_marginal: log likelihood of all counts, []; with weights of mean one where some were given.
+      labels: of the clients, where they came in a frame.
     """
 
     events: Array
@@ -62,9 +64,15 @@ class Rates(NamedTuple):
     sd: Array
     shrinkage: Array
     log_marginal: Array
+    labels: Labels | None = None
+
+    def to_frame(self, level: float | None = None) -> Any:
+        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
+        return frame(self, len(self.mean), level)
 
     def quantile(self, p: Scalar) -> Array:
         """Posterior quantile, [m]."""
+        inputs.inside("p", p)
         finite = jnp.where(jnp.isinf(self.prior_size), 1, self.prior_size)
         first = finite * self.prior_mean + self.events
         rest = finite * (1 - self.prior_mean) + self.size - self.events
@@ -80,19 +88,25 @@ class Rates(NamedTuple):
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
         """Ends of the equal-tailed credible intervals, [m] each; `learned_bernoulli` reckons with a learned prior."""
+        inputs.inside("level", level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
 
 @overload
 def ebbinomial(
-    successes: Any, trials: Any, prior: Literal["beta"] = "beta", *, components: int | None = None
+    successes: Any, trials: Any, prior: Literal["beta"] = "beta", *, components: int | None = None, weights: Any = None
 ) -> Rates: ...
 @overload
 def ebbinomial(
-    successes: Any, trials: Any, prior: Literal["beta-mixture", "npmle"], *, components: int | None = None
+    successes: Any,
+    trials: Any,
+    prior: Literal["beta-mixture", "npmle"],
+    *,
+    components: int | None = None,
+    weights: Any = None,
 ) -> RateMixture: ...
 def ebbinomial(
-    successes: Any, trials: Any, prior: RatePrior = "beta", *, components: int | None = None
+    successes: Any, trials: Any, prior: RatePrior = "beta", *, components: int | None = None, weights: Any = None
 ) -> Rates | RateMixture:
     """Fit a prior to successes among trials, and return every client's posterior.
 
@@ -101,17 +115,30 @@ def ebbinomial(
       trials: n_i, whole numbers of at least one, [m], or one for all.
       prior: "beta"; "beta-mixture", of several Beta distributions; or "npmle", any distribution (see `rate_mixtures`).
       components: K of a mixture, 2 unless given, or points of the NPMLE's grid, 300 unless given; static.
+      weights: of the clients in the fit of a Beta prior, [m], at least 0 and in any unit, as those of `ebnm`.
 
     Raises:
       JaxpflError: for numbers that are no such counts, fewer than two clients, all successes zero, or all trials
-        successes: of these no prior has the greatest likelihood; for an unknown prior, and components of a single Beta
-        or out of range. Under a transformation, where values are not known, there are no checks of these.
+        successes: of these no prior has the greatest likelihood; a single trial of every client, which tells nothing of
+        the spread; for an unknown prior, components of a single Beta or out of range, and weights that are no such
+        numbers, leave too few clients, or are of a mixture. Under a transformation, where values are not known, such
+        counts and weights make all results NaN, as do counts beyond 8388 of a mixture in single precision.
     """
     number = _components(prior, get_args(RatePrior), COMPONENTS, components)
-    z, n = checked_trials(successes, trials)
+    _refuse_weights(prior, number, weights)
+    successes, trials, weights = inputs.aligned(successes=successes, trials=trials, weights=weights)
+    z, n = checked_trials(successes, trials, weights)
+    labels = labels_of(successes, trials, weights)
     if number is None:
-        return _binomial(*_floats(z, n))
-    return fit_mixture(*_floats(z, n), prior=prior, components=number)
+        found = _binomial(*_floats(z, n), inputs.shares(weights, len(z), 2))
+    else:
+        found = _mixed(partial(fit_mixture, prior=prior, components=number), z, n, whole=True)
+    return found._replace(labels=labels)
+
+
+def _refuse_weights(prior: str, components: int | None, weights: Any) -> None:
+    if weights is not None and components is not None:
+        raise JaxpflError(f"weights are of a prior of one component, got prior {prior}")
 
 
 def _components(prior: str, known: tuple[str, ...], usual: Mapping[str, int], components: int | None) -> int | None:
@@ -129,33 +156,50 @@ def _components(prior: str, known: tuple[str, ...], usual: Mapping[str, int], co
     return int(count)
 
 
-def checked_trials(successes: Any, trials: Any) -> tuple[Any, Any]:
+def checked_trials(successes: Any, trials: Any, weights: Any = None) -> tuple[Any, Any]:
     """Successes and trials as NumPy arrays in double precision, where they are known.
 
     Raises:
       JaxpflError: as `ebbinomial`.
     """
-    z, n = _checked(successes, trials, ("successes", "trials"), whole=True)
+    successes, trials = inputs.aligned(successes=successes, trials=trials)
+    z, n = checked_counts(successes, trials, ("successes", "trials"), whole=True)
     if isinstance(z, np.ndarray) and isinstance(n, np.ndarray):
         if (z > n).any():
             at = int(np.argmax(z > n))
             raise JaxpflError(f"successes must be at most trials, got {z[at]:g} of {n[at]:g} for client {at}")
-        if not 0 < z.sum() < n.sum():
-            what = "all successes are zero" if z.sum() == 0 else "all trials are successes"
+        own, size = _counted(weights, z, n)
+        if not 0 < own.sum() < size.sum():
+            what = "all successes are zero" if own.sum() == 0 else "all trials are successes"
             raise JaxpflError(f"{what}: no prior can be fitted")
+        if size.max() == 1:
+            raise JaxpflError("trials must be above 1 for some client: of one trial each no spread can be learned")
     return z, n
 
 
+def _counted(weights: Any, *given: np.ndarray) -> tuple[np.ndarray, ...]:
+    """Counts of the clients that count in the fit, as far as their weights are known."""
+    if weights is None or isinstance(weights, Tracer):
+        return given
+    counts = np.asarray(inputs.shares(weights, len(given[0]), 2)) > 0
+    return tuple(of[counts] for of in given)
+
+
 @overload
 def ebpoisson(
-    count: Any, exposure: Any, prior: Literal["gamma"] = "gamma", *, components: int | None = None
+    count: Any, exposure: Any, prior: Literal["gamma"] = "gamma", *, components: int | None = None, weights: Any = None
 ) -> Rates: ...
 @overload
 def ebpoisson(
-    count: Any, exposure: Any, prior: Literal["gamma-mixture", "npmle"], *, components: int | None = None
+    count: Any,
+    exposure: Any,
+    prior: Literal["gamma-mixture", "npmle"],
+    *,
+    components: int | None = None,
+    weights: Any = None,
 ) -> RateMixture: ...
 def ebpoisson(
-    count: Any, exposure: Any, prior: PoissonPrior = "gamma", *, components: int | None = None
+    count: Any, exposure: Any, prior: PoissonPrior = "gamma", *, components: int | None = None, weights: Any = None
 ) -> Rates | RateMixture:
     """Fit a prior to numbers of events, and return every client's posterior of its rate.
 
@@ -164,61 +208,80 @@ def ebpoisson(
       exposure: e_i, above zero, [m], or one for all.
       prior: "gamma"; "gamma-mixture", of several Gamma distributions; or "npmle", any distribution (see
         `poisson_mixtures`).
-      components: as those of `ebbinomial`.
+      components, weights: as those of `ebbinomial`.
 
     Raises:
       JaxpflError: as `ebbinomial`; all counts zero.
     """
     number = _components(prior, get_args(PoissonPrior), poisson_mixtures.COMPONENTS, components)
-    z, e = _checked(count, exposure, ("count", "exposure"), whole=False)
-    if isinstance(z, np.ndarray) and z.sum() == 0:
-        raise JaxpflError("all counts are zero: no prior can be fitted")
+    _refuse_weights(prior, number, weights)
+    count, exposure, weights = inputs.aligned(count=count, exposure=exposure, weights=weights)
+    z, e = checked_events(count, exposure, weights)
+    labels = labels_of(count, exposure, weights)
     if number is None:
-        return _poisson(*_floats(z, e))
-    return poisson_mixtures.fit_mixture(*_floats(z, e), prior=prior, components=number)
+        found = _poisson(*_floats(z, e), inputs.shares(weights, len(z), 2))
+    else:
+        found = _mixed(partial(poisson_mixtures.fit_mixture, prior=prior, components=number), z, e, whole=False)
+    return found._replace(labels=labels)
+
+
+def checked_events(count: Any, exposure: Any, weights: Any = None) -> tuple[Any, Any]:
+    """Counts and exposures as NumPy arrays in double precision, where they are known.
+
+    Raises:
+      JaxpflError: as `ebpoisson`.
+    """
+    count, exposure = inputs.aligned(count=count, exposure=exposure)
+    z, e = checked_counts(count, exposure, ("count", "exposure"), whole=False)
+    if isinstance(z, np.ndarray) and _counted(weights, z)[0].sum() == 0:
+        raise JaxpflError("all counts are zero: no prior can be fitted")
+    return z, e
 
 
 @jax.jit
-def _binomial(z: Array, n: Array) -> Rates:
-    share = z.sum() / n.sum()
-    ways = log_rise(jnp.ones_like(n), n) - log_rise(jnp.ones_like(z), z) - log_rise(jnp.ones_like(n), n - z)
-
-    def fit(mu: Array, size: Array) -> Array:
-        return log_rise(size * mu, z) + log_rise(size * (1 - mu), n - z) - log_rise(size, n)
-
+def _binomial(z: Array, n: Array, w: Array) -> Rates:
+    z = _valid(z, n, w, whole=True)
+    share = (w @ z) / (w @ n)
     start = jnp.log(share) - jnp.log1p(-share)
-    none = z * jnp.log(share) + (n - z) * jnp.log1p(-share)
-    mu, size, value = _fitted(fit, jax.nn.sigmoid, start, share, none)
-    w = jnp.where(jnp.isinf(size), 0, n / (size + n))
-    mean = mu + w * (z / n - mu)
+    at = partial(marginals.beta_binomial, z, n)
+    mu, size, value = _fitted(at, jax.nn.sigmoid, start, share, marginals.binomial(z, n, share), w)
+    shrinkage = jnp.where(jnp.isinf(size), 1, size / (size + n))
+    mean = jnp.where(jnp.isinf(size), mu, (size * mu + z) / (size + n))
     sd = jnp.sqrt(mean * (1 - mean) / (size + n + 1))
-    return Rates(z, n, jnp.array(True), mu, size, mean, sd, 1 - w, value + ways.sum())
+    value += w @ marginals.log_saturated_binomial(z, n)
+    return Rates(z, n, jnp.array(True), mu, size, mean, sd, shrinkage, len(z) * value)
 
 
 @jax.jit
-def _poisson(z: Array, e: Array) -> Rates:
-    share = z.sum() / e.sum()
-
-    def fit(mu: Array, size: Array) -> Array:
-        # In units of the exposure, of which mu * size is the prior's shape.
-        shape = mu * size
-        return log_rise(shape, z) - shape * jnp.log1p(e / size) - z * jnp.log(size + e)
-
-    none = z * jnp.log(share) - share * e
-    unit = 1 / share
-    mu, size, value = _fitted(lambda mu, size: fit(mu, size * unit), jnp.exp, jnp.log(share), share, none)
+def _poisson(z: Array, e: Array, w: Array) -> Rates:
+    z = _valid(z, e, w, whole=False)
+    share = (w @ z) / (w @ e)
+    unit = 1 / share  # sizes in exposures of one event
+    at = lambda mu, size: marginals.gamma_poisson(z, e, mu, size * unit)  # noqa: E731
+    mu, size, value = _fitted(at, jnp.exp, jnp.log(share), share, marginals.poisson(z, e, share), w)
     size = size * unit
-    w = jnp.where(jnp.isinf(size), 0, e / (size + e))
-    mean = mu + w * (z / e - mu)
+    shrinkage = jnp.where(jnp.isinf(size), 1, size / (size + e))
+    mean = jnp.where(jnp.isinf(size), mu, (mu * size + z) / (size + e))
     sd = jnp.sqrt(mean / (size + e))
-    constant = (z * jnp.log(e) - log_rise(jnp.ones_like(z), z)).sum()
-    return Rates(z, e, jnp.array(False), mu, size, mean, sd, 1 - w, value + constant)
+    value += w @ marginals.log_saturated_poisson(z)
+    return Rates(z, e, jnp.array(False), mu, size, mean, sd, shrinkage, len(z) * value)
+
+
+def _valid(z: Array, n: Array, w: Array, *, whole: bool) -> Array:
+    """The counts, or NaN for all where something is refused: under a transformation no error can say so."""
+    counts = jnp.isfinite(z) & (z >= 0) & (z == jnp.round(z)) & (z <= _MOST_SAMPLES)
+    sizes = jnp.isfinite(n) & (n > 0) & (n <= _MOST_SAMPLES)
+    good = (counts & sizes & jnp.isfinite(w) & (w >= 0)).all() & ((w @ z) > 0)
+    if whole:
+        good &= ((n == jnp.round(n)) & (z <= n)).all() & ((w * (n - 1)).max() > 0) & ((w @ z) < (w @ n))
+    return jnp.where(good, z, jnp.nan)
 
 
 def _fitted(
-    fit: Callable[[Array, Array], Array], link: Callable[[Array], Array], start: Array, share: Array, none: Array
-) -> tuple[Array, Array, Array]:
-    """The likeliest mean and size, or the pooled one without spread, and the log likelihood.
+    fit: Callable[[Array, Array], Array], link: Callable[[Array], Array], start: Array, share: Array, none: Array,
+    w: Array,
+) -> tuple[Array, Array, Array]:  # fmt: skip
+    """The likeliest mean and size, or the pooled one without spread, and the mean log likelihood of a client.
 
     Args:
       fit: (mean, size) -> log likelihood of every client.
@@ -226,26 +289,24 @@ def _fitted(
       start: its value for the pooled mean.
       share: the pooled mean.
       none: log likelihood of every client without spread.
+      w: weights of the clients, which sum to one.
     """
     starts = jnp.stack(jnp.broadcast_arrays(start, jnp.array(_STARTS, start.dtype)), axis=1)
-    best, value = climb(lambda at: fit(link(at[0]), jnp.exp(at[1])).mean(), starts)
+    best, value = climb(lambda at: w @ fit(link(at[0]), jnp.exp(at[1])), starts)
     rounding = 16 * jnp.finfo(value.dtype).eps * (1 + jnp.abs(value))
-    alike = none.mean() >= value - rounding
+    alike = w @ none >= value - rounding
     mean, size = jnp.where(alike, share, link(best[0])), jnp.where(alike, jnp.inf, jnp.exp(best[1]))
-    return mean, size, jnp.where(alike, none.mean(), value) * len(none)
+    bad = jnp.where(jnp.isnan(share), jnp.nan, 0)
+    return mean + bad, size + bad, jnp.where(alike, w @ none, value) + bad
 
 
-def _checked(count: Any, size: Any, names: tuple[str, str], *, whole: bool) -> tuple[Any, Any]:
-    arrays = []
-    for name, value in zip(names, (count, size), strict=True):
-        if isinstance(value, Tracer):
-            arrays.append(value)
-            continue
-        try:
-            arrays.append(np.asarray(value, np.float64))
-        except (TypeError, ValueError):
-            raise JaxpflError(f"{name} must be numbers, one for each client, got {shown(value)}") from None
-    z, n = arrays
+def checked_counts(count: Any, size: Any, names: tuple[str, str], *, whole: bool) -> tuple[Any, Any]:
+    """Counts and sizes in double precision, where they are known; ``whole`` for sizes that are counts too.
+
+    Raises:
+      JaxpflError.
+    """
+    z, n = (inputs.numbers(name, value) for name, value in zip(names, (count, size), strict=True))
     if z.ndim != 1 or n.ndim > 1 or (n.ndim and n.shape != z.shape):
         raise JaxpflError(
             f"{names[0]} and {names[1]} must be one number for each client, got shapes {z.shape} and {n.shape}"
@@ -270,3 +331,13 @@ def _checked(count: Any, size: Any, names: tuple[str, str], *, whole: bool) -> t
 def _floats(z: Any, n: Any) -> tuple[Array, Array]:
     kind = jnp.result_type(float)
     return jnp.asarray(z, kind), jnp.broadcast_to(jnp.asarray(n, kind), z.shape)
+
+
+def _mixed(fit: Callable[[Array, Array], RateMixture], z: Any, n: Any, *, whole: bool) -> RateMixture:
+    """Fit a mixture: in double precision where values are known, as terms of n log n leave few digits in single."""
+    if isinstance(z, Tracer) or isinstance(n, Tracer):
+        counts, sizes = _floats(z, n)
+        few = jnp.maximum(counts.max(), sizes.max() if whole else 0) <= inputs.most_counted()
+        counts = _valid(counts, sizes, jnp.ones_like(counts), whole=whole)
+        return fit(jnp.where(few, counts, jnp.nan), sizes)
+    return inputs.in_double(fit, z, n)

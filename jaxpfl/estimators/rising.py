@@ -6,7 +6,14 @@ import jax.numpy as jnp
 
 from jaxpfl.types import Array
 
-_SHIFT = 8
+SHIFT = 8
+"""Steps of the recurrence before Stirling's series."""
+
+
+def stirling(y: Array) -> Array:
+    """Stirling's series of log Gamma(y) beyond its leading terms, for y of at least `SHIFT`."""
+    r = 1 / y  # powers of y overflow in single precision, and their slopes would be NaN
+    return r / 12 - r**3 / 360 + r**5 / 1260 - r**7 / 1680
 
 
 def log_rise(a: Array, n: Array) -> Array:
@@ -14,10 +21,6 @@ def log_rise(a: Array, n: Array) -> Array:
 
     Stirling's series after eight steps of the recurrence: derivatives of JAX's gammaln take XLA long to compile.
     """
-    y = a + _SHIFT
-
-    def correction(y: Array) -> Array:
-        return 1 / (12 * y) - 1 / (360 * y**3) + 1 / (1260 * y**5) - 1 / (1680 * y**7)
-
-    far = (y + n - 0.5) * jnp.log1p(n / y) + n * (jnp.log(y) - 1) + correction(y + n) - correction(y)
-    return far - sum(jnp.log1p(n / (a + k)) for k in range(_SHIFT))
+    y = a + SHIFT
+    far = (y + n - 0.5) * jnp.log1p(n / y) + n * (jnp.log(y) - 1) + stirling(y + n) - stirling(y)
+    return far - sum(jnp.log1p(n / (a + k)) for k in range(SHIFT))

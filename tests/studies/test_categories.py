@@ -51,6 +51,7 @@ def test_counts_of_categories(capsys, tmp_path):
         ("count:a,count:b\n1,-2\n", "own.csv line 2: count:b must be a whole number of at least 0, got '-2'"),
         ("count:a,count:b\n1,2\n1\n", "own.csv line 3: count:b must be a whole number of at least 0, got ''"),
         ("count:a,count:b\n1,2,7\n", "own.csv line 2: more cells than the header has names (2)"),
+        ("c,count:a,count:b\nx,1,2\nTotal,1,2\n", "own.csv line 3: 'Total' seems to be a row about the clients"),
         ("count:a,count:b\n1,2\n0,0\n", "own.csv line 3: a client without any count: leave it out"),
         ("count:a,count:b\n1,0\n3,0\n", "own.csv: category 'b' has no counts: leave it out"),
         ("count:a,count:b,name\n1,2,x\n3,1,x\n", "own.csv line 3: client 'x' is in line 2 too"),

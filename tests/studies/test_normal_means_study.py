@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from jaxpfl.cli import main
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.estimators import fay_herriot
 from jaxpfl.estimators.normal_means import FAMILIES
 from jaxpfl.estimators.rates import ebbinomial, ebpoisson
@@ -252,6 +252,9 @@ def test_the_best_prior_of_a_file(capsys, tmp_path):
         ("estimate,se\n1,x\n2,1\n", "line 2: se must be a finite number, got 'x'"),
         ("estimate,se\n1,1\n2\n", "line 3: se must be a finite number, got ''"),
         ("estimate,sd\n1,1\n", "no pair of columns in 'estimate,sd': needs estimate,se or successes,trials or count"),
+        ("client,value\na,1\na,2\nb,3\n", "clients have several, is for: jaxpfl estimate gaussian --csv"),
+        ("client,estimate,se\na,1,1\nb,2,1\nTotal,3,1\n", "line 4: 'Total' seems to be a row about the clients"),
+        ("client,successes,trials\na,1,4\nb,2,4\nmean,3,8\n", "line 4: 'mean' seems to be a row about the clients"),
         ("estimate,se,count,exposure\n1,1,1,1\n", "several pairs of columns"),
         ("estimate,se,se\n1,1,1\n", "2 columns are called se"),
         ("a,estimate,se\nx,1,1\nx,2,1\n", "line 3: client 'x' is in line 2 too"),
@@ -302,3 +305,9 @@ def test_bad_requests_are_refused_in_a_line(capsys, tmp_path):
     with pytest.raises(JaxpflError, match="truth must be sparse, two-point, efron, normal, got 'dense'"):
         NormalMeansSettings(truth="dense").check()  # pyright: ignore[reportArgumentType]
     assert NormalMeansOptions().csv is None
+
+
+def test_codes_for_missing_values_are_named(tmp_path):
+    rows = "".join(f"c{i},{-999 if i == 3 else i},1\n" for i in range(8))
+    with pytest.warns(JaxpflWarning, match="a cell of column estimate says -999, far from all others"):
+        summary_csv.read(made(tmp_path, f"client,estimate,se\n{rows}"))

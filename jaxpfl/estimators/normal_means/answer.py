@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jax.scipy.special import ndtri
 
+from jaxpfl.estimators import inputs
+from jaxpfl.estimators.frames import Labels, frame
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
 from jaxpfl.estimators.normal_means.point_laplace import PointLaplace
@@ -31,6 +33,7 @@ class NormalMeans(NamedTuple):
       log_marginal: log likelihood of all estimates, [].
       slack: for the priors whose weights are on a grid, by how much at most the mean log likelihood of a client is
         below that of the grid's best weights, []; else zero.
+      labels: of the clients, where they came in a frame.
     """
 
     x: Array
@@ -42,6 +45,11 @@ class NormalMeans(NamedTuple):
     shrinkage: Array
     log_marginal: Array
     slack: Array
+    labels: Labels | None = None
+
+    def to_frame(self, level: float | None = None) -> Any:
+        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
+        return frame(self, len(self.x), level)
 
     def below(self, t: Array | Scalar) -> Array:
         """Posterior probability that theta is at most t ([] or [m]), [m]."""
@@ -50,6 +58,7 @@ class NormalMeans(NamedTuple):
 
     def quantile(self, p: Scalar) -> Array:
         """Posterior quantile, the least t with P(theta <= t) >= p, [m]."""
+        inputs.inside("p", p)
 
         def of(x: Array, s: Array) -> Array:
             near = bisect(lambda t: self.prior.below(t, x, s) < p, *self.prior.bracket(x, s))
@@ -66,6 +75,7 @@ class NormalMeans(NamedTuple):
         They are right on average over clients if the prior is of the fitted family and the clients are many;
         `robust_intervals` do not ask for the first, `learned_gaussian` not for the second.
         """
+        inputs.inside("level", level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def sample(self, key: Key) -> Array:

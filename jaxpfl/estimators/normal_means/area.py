@@ -28,11 +28,12 @@ from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import gammaincc, ndtri
 
-from jaxpfl.errors import JaxpflError, shown, unknown_name
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.estimators import inputs
+from jaxpfl.estimators.frames import Labels, frame, labels_of
 from jaxpfl.estimators.normal_means.area_fit import Likelihood, least_squares, likeliest, trace
 from jaxpfl.estimators.normal_means.area_interval import integrated
 from jaxpfl.estimators.normal_means.fit import checked
@@ -66,6 +67,7 @@ class AreaMeans(NamedTuple):
         with the same covariates only.
       statistic: Cochran's Q about the regression, []; chi-square with m - p degrees of freedom if A is zero.
       p_value: probability of a Q at least as large, [].
+      labels: of the clients, where they came in a frame.
     """
 
     x: Array
@@ -86,6 +88,11 @@ class AreaMeans(NamedTuple):
     log_likelihood: Array
     statistic: Array
     p_value: Array
+    labels: Labels | None = None
+
+    def to_frame(self, level: float | None = None) -> Any:
+        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
+        return frame(self, len(self.x), level, leave=("basis",))
 
     @property
     def risk(self) -> Array:
@@ -108,6 +115,7 @@ class AreaMeans(NamedTuple):
             raise unknown_name("by", by, get_args(By))
         if by == "mse":
             return about(self.mean, self.mse, level)
+        inputs.inside("level", level)
         m, p = self.basis.shape
         unit, y, D = _rescaled(self.x, self.s, self.basis)[:3]
         low, high = integrated(self.basis, y, D, level, m - p)
@@ -143,8 +151,9 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
     """
     if fit not in get_args(Likelihood):
         raise unknown_name("fit", fit, get_args(Likelihood))
+    x, s, z = inputs.aligned(x=x, s=s, z=z)
     own, errors = checked(x, s, one=True)
-    columns = _columns(z, len(own))
+    columns = covariates(z, len(own))
     p = columns.shape[1] + intercept
     if len(own) < p + LEAST_FREE:
         raise JaxpflError(f"{p} coefficients need at least {p + LEAST_FREE} clients, got {len(own)}")
@@ -153,11 +162,13 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
         if at is not None:
             what = " and the intercept" * intercept
             raise JaxpflError(f"z's column {at} is a linear combination of the columns before it{what}: leave it out")
-    return _solve(own, errors, jnp.asarray(columns, own.dtype), fit=fit, intercept=bool(intercept))
+    found = _solve(own, errors, jnp.asarray(columns, own.dtype), fit=fit, intercept=bool(intercept))
+    return found._replace(labels=labels_of(x, s, z))
 
 
 def about(mean: Array, mse: Array, level: Scalar) -> tuple[Array, Array]:
     """Ends of normal intervals of some mean squared errors about their means, [m] each."""
+    inputs.inside("level", level)
     reach = ndtri((1 + level) / 2) * jnp.sqrt(mse)
     return mean - reach, mean + reach
 
@@ -166,7 +177,7 @@ def dependent(z: np.ndarray, *, intercept: bool = True) -> int | None:
     """Index of the first column [m, k] that those before it, and the intercept, determine; None without one."""
     ones = np.ones((len(z), int(intercept)))
     kind = jnp.result_type(float)  # in which the fit has to tell the columns apart
-    bad = ~(_triangle(np.hstack([ones, z]).astype(kind), np)[2] > _least(kind))
+    bad = ~(triangle(np.hstack([ones, z]).astype(kind), np)[2] > _least(kind))
     return int(np.argmax(bad)) - int(intercept) if bad.any() else None
 
 
@@ -176,7 +187,7 @@ def _solve(x: Array, s: Array, z: Array, *, fit: Likelihood, intercept: bool) ->
         z = jnp.concatenate([jnp.ones((len(x), 1), x.dtype), z], axis=1)
     m, p = z.shape
     good = jnp.isfinite(x).all() & (jnp.isfinite(s) & (s > 0)).all() & jnp.isfinite(z).all()
-    Q, R, left = _triangle(jnp.where(good, z, 1))
+    Q, R, left = triangle(jnp.where(good, z, 1))
     good &= (left > _least(x.dtype)).all()
     unit, y, D, start = _rescaled(jnp.where(good, x, jnp.nan), jnp.where(good, s, jnp.nan), Q)
     own = jnp.where(good, x / unit, jnp.nan)
@@ -215,7 +226,7 @@ def _rescaled(x: Array, s: Array, Q: Array) -> tuple[Array, Array, Array, Array]
     return unit, x / unit - Q @ start, (s / unit) ** 2, start
 
 
-def _triangle(z: Any, xp: Any = jnp) -> tuple[Any, Any, Any]:
+def triangle(z: Any, xp: Any = jnp) -> tuple[Any, Any, Any]:
     """QR of the columns, and of each the share of its length that those before it do not explain, [p].
 
     ``xp`` is jax.numpy, or NumPy on the host.
@@ -231,17 +242,18 @@ def _least(kind: Any) -> float:
     return float(jnp.finfo(kind).eps) ** 0.75
 
 
-def _columns(z: Any, m: int) -> Any:
-    """Covariates [m, k], in double precision where their values are known."""
-    if not isinstance(z, Tracer):
-        try:
-            z = np.asarray(z, np.float64)
-        except (TypeError, ValueError):
-            raise JaxpflError(f"z must be numbers, a row for each client, got {shown(z)}") from None
+def covariates(z: Any, m: int, name: str = "z", rows: str = "clients") -> Any:
+    """Covariates [m, k] in double precision where their values are known; ``name`` and ``rows`` are for messages.
+
+    Raises:
+      JaxpflError: for what is no numbers, not finite, or of other rows.
+    """
+    z = inputs.numbers(name, z, f"a row for each of the {rows}")
     if z.ndim not in (1, 2) or len(z) != m:
-        raise JaxpflError(f"z must have a row for each of the {m} clients, got shape {z.shape}")
+        raise JaxpflError(f"{name} must have a row for each of the {m} {rows}, got shape {z.shape}")
     columns = z.reshape(m, -1) if z.ndim == 1 else z
     if isinstance(columns, np.ndarray) and not np.isfinite(columns).all():
         row, column = np.argwhere(~np.isfinite(columns))[0]
-        raise JaxpflError(f"z must be finite, got {columns[row, column]} for client {row} in column {column}")
+        of = f"{rows.removesuffix('s')} {row} in column {column}"
+        raise JaxpflError(f"{name} must be finite, got {columns[row, column]} for {of}")
     return columns

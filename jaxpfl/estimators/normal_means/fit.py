@@ -35,7 +35,9 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxpfl.errors import JaxpflError, shown, unknown_name, warn
+from jaxpfl.estimators import inputs
 from jaxpfl.estimators.base import check_digits
+from jaxpfl.estimators.frames import labels_of
 from jaxpfl.estimators.normal_means import families
 from jaxpfl.estimators.normal_means.answer import NormalMeans, in_blocks, posterior
 from jaxpfl.estimators.normal_means.bins import MANY
@@ -44,6 +46,8 @@ from jaxpfl.estimators.normal_means.point_laplace import PointLaplace
 from jaxpfl.types import Array, Scalar
 
 _LEAST_COMPONENTS = 3
+_LEAST_SIDED, _SIDED = 8, 0.95
+"""Clients, and the share of them on one side of zero, from which zero is doubted as a center."""
 
 
 def ebnm(
@@ -89,16 +93,20 @@ def ebnm(
     learned = center == "learned" if isinstance(center, str) else center is None and prior == "normal"
     _check_center(prior, center)
     count = _components(prior, components)
+    x, s, weights = inputs.aligned(x=x, s=s, weights=weights)
     own, errors = checked(x, s, one=prior != "npmle" and not learned)
     if prior == "npmle" and not isinstance(own, Tracer) and not isinstance(errors, Tracer):
         step = float(own.max() - own.min()) / (count - 1)
         if step > float(errors.min()):
             warn(f"prior npmle: atoms {step:.3g} apart, the least s is {float(errors.min()):.3g}: give more components")
     at = 0.0 if learned or center is None else center
-    parts = _weights(weights, own, one=prior != "npmle" and not learned)
+    if not learned and center is None and prior != "npmle":
+        _warn_of_center(prior, own)
+    parts = inputs.shares(weights, len(own), 1 if prior != "npmle" and not learned else 2)
     of_center = jnp.asarray(at, own.dtype)
     given = weights is not None
-    return _solve(own, errors, parts, of_center, prior=prior, learned=learned, components=count, weighted=given)
+    found = _solve(own, errors, parts, of_center, prior=prior, learned=learned, components=count, weighted=given)
+    return found._replace(labels=labels_of(x, s, weights))
 
 
 @partial(jax.jit, static_argnames=("prior", "learned", "components", "weighted"))
@@ -157,6 +165,20 @@ def _check_center(prior: Family, center: Any) -> None:
         raise JaxpflError(f"center must be a finite number, got {shown(center)}")
 
 
+def _warn_of_center(prior: Family, x: Array) -> None:
+    """Warn if nearly all estimates lie on one side of zero, about which a prior is symmetric unless told otherwise."""
+    if isinstance(x, Tracer) or len(x) < _LEAST_SIDED:
+        return
+    above, below = int((x > 0).sum()), int((x < 0).sum())
+    most = max(above, below)
+    if most >= _SIDED * len(x):
+        other = "" if prior in COMPONENTS else ", or 'learned'"
+        warn(
+            f"prior {prior} is symmetric about 0 unless center is given, and {most} of {len(x)} estimates lie "
+            f"{'above' if above == most else 'below'} it: give center, a number{other}"
+        )
+
+
 def _components(prior: Family, components: int | None) -> int:
     if prior not in COMPONENTS:
         if components is not None:
@@ -166,30 +188,6 @@ def _components(prior: Family, components: int | None) -> int:
     if count != int(count) or count < _LEAST_COMPONENTS:
         raise JaxpflError(f"components must be a whole number of at least {_LEAST_COMPONENTS}, got {components}")
     return int(count)
-
-
-def _weights(weights: Any, x: Array, *, one: bool) -> Array:
-    """Weights that sum to one, [m]."""
-    if weights is None:
-        return jnp.full(x.shape, 1 / len(x), x.dtype)
-    if isinstance(weights, Tracer):
-        if weights.shape != x.shape:
-            raise JaxpflError(f"weights must be one number for each of {len(x)} clients, got shape {weights.shape}")
-        return jnp.asarray(weights, x.dtype) / weights.sum()
-    try:
-        given = np.asarray(weights, np.float64)
-    except (TypeError, ValueError):
-        raise JaxpflError(f"weights must be numbers, one for each client, got {shown(weights)}") from None
-    if given.shape != x.shape:
-        raise JaxpflError(f"weights must be one number for each of {len(x)} clients, got shape {given.shape}")
-    bad = ~(np.isfinite(given) & (given >= 0))
-    if bad.any():
-        at = int(np.argmax(bad))
-        raise JaxpflError(f"weights must be finite and at least 0, got {given[at]} for client {at}")
-    least, some = 1 if one else 2, int((given > 0).sum())
-    if some < least:
-        raise JaxpflError(f"weights must be > 0 for at least {least} client{'s' * (least > 1)}, got {some}")
-    return jnp.asarray(given / given.max() / (given / given.max()).sum(), x.dtype)
 
 
 def checked(x: Any, s: Any, *, one: bool) -> tuple[Array, Array]:
@@ -214,16 +212,7 @@ def checked(x: Any, s: Any, *, one: bool) -> tuple[Array, Array]:
 
 def values(x: Any, s: Any, *, one: bool) -> tuple[Any, Any]:
     """Estimates and errors as NumPy arrays in double precision, where they are known; arguments as `checked`."""
-    arrays = {}
-    for name, value in (("x", x), ("s", s)):
-        if isinstance(value, Tracer):
-            arrays[name] = value
-            continue
-        try:
-            arrays[name] = np.asarray(value, np.float64)
-        except (TypeError, ValueError):
-            raise JaxpflError(f"{name} must be numbers, one for each client, got {shown(value)}") from None
-    own, errors = arrays["x"], arrays["s"]
+    own, errors = (inputs.numbers(name, of) for name, of in zip("xs", inputs.aligned(x=x, s=s), strict=True))
     if own.ndim != 1 or errors.ndim > 1:
         raise JaxpflError(f"x and s must be one number for each client, got shapes {own.shape} and {errors.shape}")
     if errors.ndim and errors.shape != own.shape:

@@ -36,12 +36,12 @@ from typing import Any, NamedTuple, get_args
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 from jax.scipy.special import gammaincc, ndtr
 
-from jaxpfl import checks
-from jaxpfl.errors import JaxpflError, shown, unknown_name
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.estimators import inputs
 from jaxpfl.estimators.climb import climb
+from jaxpfl.estimators.frames import Labels, frame, labels_of
 from jaxpfl.estimators.normal_means.area import Likelihood, about
 from jaxpfl.estimators.normal_means.fit import checked
 from jaxpfl.types import Array, Scalar
@@ -75,6 +75,7 @@ class GroupMeans(NamedTuple):
       ratio: twice the log likelihood ratio to B = 0, [].
       group_p_value: probability of a ratio at least as large if B is zero, [], for many groups half that of a
         chi-square with one degree of freedom; 1 where no spread is likelier than any.
+      labels: of the clients, where they came in a frame.
     """
 
     x: Array
@@ -101,6 +102,11 @@ class GroupMeans(NamedTuple):
     p_value: Array
     ratio: Array
     group_p_value: Array
+    labels: Labels | None = None
+
+    def to_frame(self, level: float | None = None) -> Any:
+        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
+        return frame(self, len(self.x), level, leave=tuple(name for name in self._fields if name.startswith("group_")))
 
     @property
     def risk(self) -> Array:
@@ -145,9 +151,14 @@ def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None, fit: L
     """
     if fit not in get_args(Likelihood):
         raise unknown_name("fit", fit, get_args(Likelihood))
+    x, s, group = inputs.aligned(x=x, s=s, group=group)
     own, errors = checked(x, s, one=False)
-    index, number = _indexed(group, groups, len(own))
-    return _solve(own, errors, jnp.asarray(index), groups=number, fit=fit)
+    index, names = inputs.places("group", group, groups, len(own), "clients")
+    number = _enough(len(names) if groups is None else int(groups))
+    if isinstance(index, np.ndarray) and (np.bincount(index) < 2).all():
+        raise JaxpflError("every group has a single client: spreads within and between groups cannot be told apart")
+    found = _solve(own, errors, jnp.asarray(index), groups=number, fit=fit)
+    return found._replace(labels=labels_of(x, s, group))
 
 
 class _Sums(NamedTuple):
@@ -292,41 +303,6 @@ def _traced(slopes: Array, information: Array) -> Array:
     """tr(S I^-1) of symmetric matrices of two by their upper triangles, [3, n] and [3]."""
     a, c, d = information
     return (d * slopes[0] - 2 * c * slopes[1] + a * slopes[2]) / (a * d - c**2)
-
-
-def _indexed(group: Any, groups: int | None, m: int) -> tuple[Any, int]:
-    """Index of each client's group, and their number, checked as far as values are known."""
-    if groups is not None:
-        checks.count("groups", groups)
-    if isinstance(group, Tracer):
-        if groups is None:
-            raise JaxpflError("groups, their number, must be given where those of the clients are not known")
-        if group.shape != (m,):
-            raise JaxpflError(f"group must be one of each of the {m} clients, got shape {group.shape}")
-        return group.astype(jnp.int32), _enough(int(groups))
-    given = np.asarray(group)
-    if given.shape != (m,):
-        raise JaxpflError(f"group must be one of each of the {m} clients, got shape {given.shape}")
-    if given.dtype.kind == "O":
-        if any(name is None or name != name for name in given):
-            raise JaxpflError("group must be a number or a name of each client, got None or NaN")
-        given = given.astype(str)
-    elif given.dtype.kind == "f" and not np.isfinite(given).all():
-        at = int(np.argmin(np.isfinite(given)))
-        raise JaxpflError(f"group must be a number or a name, got {given[at]} for client {at}")
-    if groups is None:
-        names, index = np.unique(given, return_inverse=True)
-        number = len(names)
-    else:
-        number = int(groups)
-        bad = ~np.isin(given, np.arange(number))
-        if bad.any():
-            at = int(np.argmax(bad))
-            raise JaxpflError(f"group must be from 0 to {number - 1}, got {shown(given[at].item())} for client {at}")
-        index = given.astype(np.int64)
-    if (np.bincount(index) < 2).all():
-        raise JaxpflError("every group has a single client: spreads within and between groups cannot be told apart")
-    return index.astype(np.int32), _enough(number)
 
 
 def _enough(number: int) -> int:

@@ -18,9 +18,10 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.core import Tracer
 
 from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.estimators import inputs
+from jaxpfl.estimators.frames import Labels, frame, labels_of
 from jaxpfl.estimators.normal_means import simplex
 from jaxpfl.types import Array
 
@@ -39,6 +40,7 @@ class NormalVectors(NamedTuple):
       covariance: posterior covariances, [m, d, d].
       log_marginal: log likelihood of all estimates, [].
       slack: by how much at most the mean log likelihood of a client is below that of the best weights of these atoms.
+      labels: of the clients, where they came in a frame.
     """
 
     atoms: Array
@@ -47,6 +49,18 @@ class NormalVectors(NamedTuple):
     covariance: Array
     log_marginal: Array
     slack: Array
+    labels: Labels | None = None
+
+    def to_frame(self) -> Any:
+        """A pandas frame of the posterior means, a column for each coordinate, and their standard deviations."""
+        means, variances = self.mean, jnp.diagonal(self.covariance, axis1=1, axis2=2)
+        return frame(_Coordinates(means, jnp.sqrt(variances), self.labels), len(means), None)
+
+
+class _Coordinates(NamedTuple):
+    mean: Array
+    sd: Array
+    labels: Labels | None
 
 
 def ebnm_vectors(x: Any, s: Any, *, atoms: Any = None, moves: int = _MOVES) -> NormalVectors:
@@ -83,7 +97,7 @@ def ebnm_vectors(x: Any, s: Any, *, atoms: Any = None, moves: int = _MOVES) -> N
         begin = jnp.asarray(atoms, own.dtype)
         if begin.ndim != 2 or begin.shape[1] != own.shape[1] or len(begin) < _LEAST_ATOMS:
             raise JaxpflError(f"atoms must be at least {_LEAST_ATOMS} of {own.shape[1]} numbers, got {begin.shape}")
-    return _solve(own, errors, begin, moves=moves)
+    return _solve(own, errors, begin, moves=moves)._replace(labels=labels_of(x, s))
 
 
 @partial(jax.jit, static_argnames="moves")
@@ -126,16 +140,10 @@ def _solve(x: Array, s: Array, atoms: Array, *, moves: int) -> NormalVectors:
 
 def _checked(x: Any, s: Any) -> tuple[Array, Array]:
     """Estimates and errors [m, d] in JAX's floating-point type, checked as far as their values are known."""
-    arrays = {}
-    for name, value in (("x", x), ("s", s)):
-        if isinstance(value, Tracer):
-            arrays[name] = value
-            continue
-        try:
-            arrays[name] = np.asarray(value, np.float64)
-        except (TypeError, ValueError):
-            raise JaxpflError(f"{name} must be numbers, some for each client, got {shown(value)}") from None
-    own, errors = arrays["x"], arrays["s"]
+    own, errors = (
+        inputs.numbers(name, of, "some for each client")
+        for name, of in zip("xs", inputs.aligned(x=x, s=s), strict=True)
+    )
     if own.ndim != 2 or own.shape[1] < 1:
         raise JaxpflError(f"x must be of shape [clients, numbers], got {own.shape}")
     if len(own) < 2:

@@ -11,7 +11,7 @@ import numpy as np
 from jaxpfl.data.sources import csv_text
 from jaxpfl.errors import JaxpflError, printable, shown
 from jaxpfl.estimators import ebmultinomial
-from jaxpfl.studies.own_data import output
+from jaxpfl.studies.own_data import csv_doubts, output
 from jaxpfl.studies.own_data.common import Own, Picture
 from jaxpfl.studies.own_data.summary_csv import PAIRS, client_names
 from jaxpfl.studies.study import Block, Results
@@ -90,6 +90,9 @@ def read(path: Path, table: csv_text.Table) -> Categories:
         if not counts[row].any():
             raise JaxpflError(f"{path} line {line}: a client without any count: leave it out")
     clients = client_names(path, rows, place)
+    csv_doubts.refuse_summary_rows(path, [line for line, _ in rows], clients)
+    for name, of in zip(names, counts.T, strict=True):
+        csv_doubts.warn_of_codes(path, of.tolist(), f" of column {PREFIX}{printable(name)}")
     for name, of in zip(names, counts.T, strict=True):
         if len(rows) and not of.any():
             raise JaxpflError(f"{path}: category {shown(name)} has no counts: leave it out")

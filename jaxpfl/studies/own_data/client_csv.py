@@ -13,7 +13,7 @@ import numpy as np
 
 from jaxpfl.data.sources import csv_text
 from jaxpfl.data.sources.csv_text import Table
-from jaxpfl.errors import JaxpflError, printable, shown, warn
+from jaxpfl.errors import JaxpflError, printable, shown
 from jaxpfl.studies.own_data import csv_columns, csv_doubts
 from jaxpfl.studies.own_data.csv_columns import Column, Columns, CsvLayout
 
@@ -151,15 +151,8 @@ def _warn_of_codes(path: Path, columns: Columns, values: list[list[float]]) -> N
     """Warn of numbers that seem to stand for missing values, of each quantity by itself."""
     together = values if columns.long else [list(itertools.chain(*values))]
     for column, own in zip(columns.values, together, strict=False):
-        for code, times in csv_doubts.missing_codes([x for x in own if not math.isnan(x)]).items():
-            where = (
-                f" of column {printable(_called(column, columns.header))}" if columns.long and len(values) > 1 else ""
-            )
-            what = f"{times} cells{where} say" if times > 1 else f"a cell{where} says"
-            warn(
-                f"{path}: {what} {code:g}, far from all others: where that is a code for a missing value, leave them "
-                "empty"
-            )
+        where = f" of column {printable(_called(column, columns.header))}" if columns.long and len(values) > 1 else ""
+        csv_doubts.warn_of_codes(path, [x for x in own if not math.isnan(x)], where)
 
 
 def _names(table: Table, columns: Columns, lines: list[int]) -> list[str]:

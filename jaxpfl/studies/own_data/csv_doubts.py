@@ -8,7 +8,7 @@ from pathlib import Path
 
 from jaxpfl.data.sources import csv_text
 from jaxpfl.data.sources.csv_text import Table
-from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.errors import JaxpflError, shown, warn
 from jaxpfl.studies.own_data.csv_header import (
     Column,
     counts_up,
@@ -212,6 +212,15 @@ def missing_codes(values: list[float]) -> dict[float, int]:
     low, high = min(rest), max(rest)
     far = _FAR * (high - low)
     return {code: times for code, times in found.items() if code < low - far or code > high + far}
+
+
+def warn_of_codes(path: Path, values: list[float], where: str = "") -> None:
+    """Warn of numbers that seem to stand for missing values; ``where`` names their column."""
+    for code, times in missing_codes(values).items():
+        what = f"{times} cells{where} say" if times > 1 else f"a cell{where} says"
+        warn(
+            f"{path}: {what} {code:g}, far from all others: where that is a code for a missing value, leave them empty"
+        )
 
 
 def samples_among(columns: list[Column]) -> list[Column]:

@@ -10,6 +10,7 @@ import numpy as np
 
 from jaxpfl.data.sources import csv_text
 from jaxpfl.errors import JaxpflError, shown, unknown_name
+from jaxpfl.studies.own_data import csv_doubts
 
 Row: TypeAlias = tuple[int, list[str]]
 """A line's number, and its cells."""
@@ -22,6 +23,7 @@ PAIRS: dict[Kind, tuple[str, str]] = {
 }
 """The names of the two columns of each kind."""
 _CLIENT = "client"
+_SAMPLES = "; a row for each sample, of which clients have several, is for: jaxpfl estimate gaussian --csv"
 _UNKNOWN = {"covariate": "covariate", "groups": "column of groups", "weights": "column of weights"}
 _REFUSED = {"covariate": "no covariate", "groups": "not of groups", "weights": "not of weights"}
 
@@ -84,7 +86,8 @@ def read(
     found: list[Kind] = [kind for kind, pair in PAIRS.items() if set(pair) <= set(header)]
     if len(found) != 1:
         what = "no pair of columns" if not found else "several pairs of columns"
-        raise JaxpflError(f"{path}: {what} in {shown(','.join(table.rows[0][1]))}: needs {wanted}")
+        more = _SAMPLES if not found and _is_long(table) else ""
+        raise JaxpflError(f"{path}: {what} in {shown(','.join(table.rows[0][1]))}: needs {wanted}{more}")
     pair = PAIRS[found[0]]
     wished = [name.strip().lower() for name in covariates]
     for name in wished:
@@ -123,9 +126,11 @@ def read(
             if ("weights", name) in asked and value < 0:
                 raise JaxpflError(f"{path} line {line}: {name} must be at least 0, got {shown(cell)}")
             values.append(value)
+        csv_doubts.warn_of_codes(path, values, f" of column {name}")
         return np.array(values)
 
     names = client_names(path, rows, None if own is None else header.index(own))
+    csv_doubts.refuse_summary_rows(path, [line for line, _ in rows], names)
     ignored = [name for name in others if name != own]
     columns = np.array([column(name) for name in wished]).reshape(len(wished), len(rows)).T
     more = dict(asked[len(wished) :])
@@ -150,6 +155,14 @@ def client_names(path: Path, rows: Sequence[Row], place: int | None) -> list[str
             raise JaxpflError(f"{path} line {line}: client {shown(name)} is in line {lines[name]} too")
         lines[name] = line
     return names
+
+
+def _is_long(table: csv_text.Table) -> bool:
+    """True if a column repeats its cells and another one has numbers: rows of samples, not of clients."""
+    columns = list(zip(*(cells for _, cells in table.rows[1:]), strict=False))
+    repeats = [len(set(column)) < len(column) for column in columns]
+    numeric = [all(table.number(cell) is not None for cell in column) for column in columns]
+    return any(repeats[i] and any(numeric[:i] + numeric[i + 1 :]) for i in range(len(columns)))
 
 
 def _texts(path: Path, rows: Sequence[Row], place: int, what: str) -> list[str]:

@@ -1,0 +1,184 @@
+"""Clients' numbers as users hold them, in lists, arrays and columns of frames, with the checks that all fits share.
+
+Masked arrays are refused where an entry is masked, as NumPy's conversion would count what lies under the mask. Columns
+of frames are put together by their indexes: the same labels in another order are aligned to the first column, other
+labels are refused, as positions would pair the numbers of different clients.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.core import Tracer
+
+from jaxpfl import checks
+from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.types import Array, Scalar
+
+
+def numbers(name: str, value: Any, what: str = "one for each client") -> Any:
+    """Numbers in double precision, unchanged where they are traced.
+
+    Args:
+      name: of the argument.
+      value: an array, a list, or a column of a frame.
+      what: form of the numbers, for the message.
+
+    Raises:
+      JaxpflError: for what is no numbers, and masked entries.
+    """
+    if isinstance(value, Tracer):
+        return value
+    refuse_masked(name, value)
+    try:
+        return np.asarray(value, np.float64)
+    except (TypeError, ValueError):
+        raise JaxpflError(f"{name} must be numbers, {what}, got {shown(value)}") from None
+
+
+def refuse_masked(name: str, value: Any) -> None:
+    """Refuse a masked array of which an entry is masked.
+
+    Raises:
+      JaxpflError: with the first one's place.
+    """
+    if isinstance(value, np.ma.MaskedArray) and np.ma.getmaskarray(value).any():
+        place = np.argwhere(np.ma.getmaskarray(value))[0].tolist()
+        at = place[0] if len(place) == 1 else place
+        raise JaxpflError(f"{name} must not be masked, got a masked entry at {at}: leave such clients out")
+
+
+def is_frame(value: Any) -> bool:
+    """Tell whether a value is a pandas series or frame, without importing pandas."""
+    pandas = sys.modules.get("pandas")
+    return pandas is not None and isinstance(value, pandas.Series | pandas.DataFrame)
+
+
+def aligned(**given: Any) -> tuple[Any, ...]:
+    """Values with all columns of frames in the order of the first one's index.
+
+    Args:
+      **given: arguments by name; what is no column of a frame counts by position, and is returned as it is.
+
+    Raises:
+      JaxpflError: for indexes that differ in their labels, or in the order of labels that are there twice.
+    """
+    framed = [name for name, value in given.items() if is_frame(value)]
+    for name in framed[1:]:
+        first, own = given[framed[0]].index, given[name].index
+        if own.equals(first) or len(own) != len(first):  # lengths are checked where shapes are
+            continue
+        pair = f"{framed[0]} and {name}"
+        if not (own.is_unique and first.is_unique):
+            raise JaxpflError(f"indexes of {pair} differ and repeat labels: align them, or give arrays")
+        lacking = first.difference(own)
+        if len(lacking):
+            raise JaxpflError(
+                f"indexes of {pair} must hold the same clients, got {shown(lacking[0])} in {framed[0]} alone"
+            )
+        given[name] = given[name].reindex(first)
+    return tuple(given.values())
+
+
+def places(name: str, value: Any, number: int | None, m: int, rows: str) -> tuple[Any, Any]:
+    """Index of a name for each row, and the sorted distinct names; None for these where their number is given.
+
+    Args:
+      name: of the argument.
+      value: numbers or names, [m]; with ``number`` given, numbers of 0 ... number - 1.
+      number: of the names; to be given where values are not known.
+      m: number of rows.
+      rows: what they are, for messages.
+
+    Raises:
+      JaxpflError: for values of other rows, that are no such numbers or names, and for no number where it is needed.
+    """
+    if number is not None:
+        checks.count(f"{name}s", number)
+    one = rows.removesuffix("s")
+    if isinstance(value, Tracer):
+        if number is None:
+            raise JaxpflError(f"{name}s, their number, must be given where those of the {rows} are not known")
+        if value.shape != (m,):
+            raise JaxpflError(f"{name} must be one of each of the {m} {rows}, got shape {value.shape}")
+        return value.astype(jnp.int32), None
+    refuse_masked(name, value)
+    given = np.asarray(value)
+    if given.shape != (m,):
+        raise JaxpflError(f"{name} must be one of each of the {m} {rows}, got shape {given.shape}")
+    if given.dtype.kind == "O":
+        if any(of is None or of != of for of in given):
+            raise JaxpflError(f"{name} must be a number or a name of each {one}, got None or NaN")
+        given = given.astype(str)
+    elif given.dtype.kind == "f" and not np.isfinite(given).all():
+        at = int(np.argmin(np.isfinite(given)))
+        raise JaxpflError(f"{name} must be a number or a name, got {given[at]} for {one} {at}")
+    if number is None:
+        names, index = np.unique(given, return_inverse=True)
+        return index.astype(np.int32), names
+    bad = ~np.isin(given, np.arange(number))
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise JaxpflError(f"{name} must be from 0 to {number - 1}, got {shown(given[at].item())} for {one} {at}")
+    return given.astype(np.int32), None
+
+
+def shares(weights: Any, m: int, least: int) -> Array:
+    """Weights of the clients in JAX's floating-point type, that sum to one, [m].
+
+    Args:
+      weights: numbers of at least zero in any unit, [m]; None for equal ones.
+      m: number of clients.
+      least: number of clients whose weights must be above zero.
+
+    Raises:
+      JaxpflError: for weights that are no such numbers, or leave too few clients.
+    """
+    kind = jnp.result_type(float)
+    if weights is None:
+        return jnp.full(m, 1 / m, kind)
+    given = numbers("weights", weights)
+    if given.shape != (m,):
+        raise JaxpflError(f"weights must be one number for each of {m} clients, got shape {given.shape}")
+    if isinstance(given, Tracer):
+        return jnp.asarray(given, kind) / given.sum()
+    bad = ~(np.isfinite(given) & (given >= 0))
+    if bad.any():
+        at = int(np.argmax(bad))
+        raise JaxpflError(f"weights must be finite and at least 0, got {given[at]} for client {at}")
+    some = int((given > 0).sum())
+    if some < least:
+        raise JaxpflError(f"weights must be > 0 for at least {least} client{'s' * (least > 1)}, got {some}")
+    return jnp.asarray(given / given.max() / (given / given.max()).sum(), kind)
+
+
+def in_double(fit: Callable[..., Any], *given: np.ndarray) -> Any:
+    """Run a fit in double precision on arrays of known values, and return its answer in JAX's floating-point type."""
+    kind = jnp.result_type(float)
+
+    def cast(of: Array) -> Array:
+        return jnp.asarray(of, kind) if jnp.issubdtype(of.dtype, jnp.floating) else of
+
+    with jax.ensure_compile_time_eval(), jax.enable_x64(True):
+        return jax.tree.map(cast, fit(*(jnp.asarray(of, jnp.float64) for of in given)))
+
+
+def most_counted() -> float:
+    """The greatest count whose log likelihood, of terms of n log n, has three digits after the point."""
+    return 1e-3 / float(jnp.finfo(jnp.result_type(float)).eps)
+
+
+def inside(name: str, value: Scalar) -> None:
+    """Check that a probability lies in (0, 1), where its value is known.
+
+    Raises:
+      JaxpflError.
+    """
+    if not isinstance(value, Tracer):
+        for one in np.ravel(np.asarray(value)):
+            checks.probability(name, one)

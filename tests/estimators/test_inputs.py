@@ -1,0 +1,192 @@
+"""Clients' numbers as users hold them: masks, indexes, large counts, and what transformations let through."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pandas as pd
+import pytest
+from scipy import stats
+
+from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.estimators import ebbinomial, ebmultinomial, ebnm, ebnm_groups, ebpoisson, fay_herriot, marginals
+from jaxpfl.estimators.normal_means import ebnm_vectors
+
+S = np.full(8, 1.0)
+X = np.array([1.0, -2.0, 0.5, 3.0, -1.0, 0.0, 2.0, -3.0])
+Z, N = np.array([1.0, 4, 2, 7, 3, 5, 0, 2]), np.full(8, 9.0)
+GROUP = np.arange(8) % 3
+
+
+def masked(of: np.ndarray) -> Any:
+    found = np.ma.masked_array(of.copy(), mask=np.zeros(of.shape, bool))
+    found[(2,) + (0,) * (of.ndim - 1)] = 999
+    found.mask[(2,) + (0,) * (of.ndim - 1)] = True
+    return found
+
+
+CALLS = {
+    "x": lambda of: ebnm(of(X), S),
+    "s": lambda of: ebnm(X, of(S)),
+    "weights": lambda of: ebnm(X, S, weights=of(S)),
+    "successes": lambda of: ebbinomial(of(Z), N),
+    "trials": lambda of: ebbinomial(Z, of(N)),
+    "count": lambda of: ebpoisson(of(Z), N),
+    "exposure": lambda of: ebpoisson(Z, of(N)),
+    "counts": lambda of: ebmultinomial(of(np.stack([Z, N], axis=1))),
+    "z": lambda of: fay_herriot(X, S, of(Z)),
+    "group": lambda of: ebnm_groups(X, S, of(GROUP)),
+    "x of vectors": lambda of: ebnm_vectors(of(np.stack([X, Z], axis=1)), 1.0),
+}
+
+
+@pytest.mark.parametrize("name", CALLS)
+def test_masked_entries_are_refused(name):
+    with pytest.raises(JaxpflError, match=rf"^{name.split()[0]} must not be masked, got a masked entry at \[?2"):
+        CALLS[name](masked)
+
+
+def test_a_mask_of_nothing_is_none_and_columns_are_paired_by_their_index():
+    names = list("abcdefgh")
+    frame = pd.DataFrame({"x": X, "s": np.linspace(0.5, 1.5, 8)}, index=names)
+    plain = ebnm(X, frame["s"].to_numpy())
+    np.testing.assert_array_equal(ebnm(np.ma.masked_array(X), frame["s"].to_numpy()).mean, plain.mean)
+    found = ebnm(frame["x"], frame["s"][::-1])
+    np.testing.assert_array_equal(found.mean, plain.mean)
+    assert not np.allclose(ebnm(X, frame["s"][::-1].to_numpy()).mean, plain.mean)  # by position it would differ
+
+    made = found.to_frame(level=0.9)
+    assert list(made.index) == names
+    assert {"mean", "sd", "lfsr", "low", "high"} <= set(made.columns)
+    assert not {"prior", "labels", "slack"} & set(made.columns)
+    np.testing.assert_array_equal(made["mean"], plain.mean)
+    np.testing.assert_array_equal(made["low"], plain.interval(0.9)[0])
+    assert list(plain.to_frame().index) == [*range(8)]
+    again = jax.jit(lambda of: of._replace(mean=2 * of.mean))(found)  # labels pass transformations
+    assert list(again.to_frame().index) == names
+
+    with pytest.raises(JaxpflError, match="indexes of x and s must hold the same clients, got 'a' in x alone"):
+        ebnm(frame["x"], frame["s"].rename({"a": "z"}))
+    twice = frame["x"].set_axis(list("aabcdefg"))
+    with pytest.raises(JaxpflError, match="indexes of x and s differ and repeat labels"):
+        ebnm(twice, frame["s"])
+
+
+def test_counts_in_a_frame():
+    frame = pd.DataFrame({"z": Z, "n": N}, index=[f"c{i}" for i in range(8)])
+    found = ebbinomial(frame["z"], frame["n"].sample(frac=1, random_state=1)).to_frame(level=0.5)
+    assert list(found.index) == list(frame.index)
+    assert {"events", "size", "mean", "sd", "shrinkage", "low", "high"} == set(found.columns)
+    shares = ebmultinomial(pd.DataFrame({"a": Z + 1, "b": N}, index=frame.index)).to_frame()
+    assert {"counts_0", "mean_1", "sd_0", "shrinkage"} <= set(shares.columns)
+    assert list(shares.index) == list(frame.index)
+
+
+@pytest.mark.parametrize("n", [7.0, 1e3, 1e6, 1e9])
+def test_marginals_of_large_counts_have_digits_in_single_precision(n):
+    rng, size = np.random.default_rng(0), np.full(30, n)
+    for mu, of in ((0.3, 50.0), (0.01, 3.0), (0.5, 0.01)):
+        z = rng.binomial(int(n), rng.beta(mu * of, (1 - mu) * of, 30)).astype(float)
+        z = z.astype(np.float32).astype(float)  # a count that single precision has
+        z = np.minimum(z, n)
+        c = rng.poisson(rng.gamma(mu * of, 1 / of, 30) * n).astype(np.float32).astype(float)
+        found = marginals.beta_binomial(*(jnp.asarray(a, jnp.float32) for a in (z, size, mu, of)))
+        other = marginals.gamma_poisson(*(jnp.asarray(a, jnp.float32) for a in (c, size, mu, of)))
+        with jax.enable_x64(True):
+            beta = marginals.beta_binomial(*map(jnp.asarray, (z, size, mu, of)))
+            gamma = marginals.gamma_poisson(*map(jnp.asarray, (c, size, mu, of)))
+            few = n < 1e4  # beyond, SciPy's log gamma functions cancel
+            both = marginals.log_saturated_binomial(*map(jnp.asarray, (z, size)))
+            one = marginals.log_saturated_poisson(jnp.asarray(c))
+        tolerance = 1e-9 if few else 1e-3
+        np.testing.assert_allclose(beta + both, stats.betabinom.logpmf(z, n, mu * of, (1 - mu) * of), atol=tolerance)
+        np.testing.assert_allclose(gamma + one, stats.nbinom.logpmf(c, mu * of, of / (of + n)), atol=tolerance)
+        np.testing.assert_allclose(found, beta, atol=1e-4)
+        np.testing.assert_allclose(other, gamma, atol=2e-4)
+
+
+def large() -> tuple[np.ndarray, np.ndarray, float]:
+    rng = np.random.default_rng(0)
+    return rng.binomial(10**6, rng.beta(15, 35, 200)), rng.poisson(rng.gamma(20, 1 / 40, 200) * 1e6), 1e6
+
+
+def test_large_counts_in_single_precision_are_fitted_as_in_double():
+    z, c, n = large()
+    single = ebbinomial(z, n), ebpoisson(c, n)
+    with jax.enable_x64(True):
+        double = ebbinomial(z, n), ebpoisson(c, n)
+    for one, other in zip(single, double, strict=True):
+        np.testing.assert_allclose(one.prior_size, other.prior_size, rtol=1e-3)
+        np.testing.assert_allclose(one.mean, other.mean, rtol=1e-6)
+        np.testing.assert_allclose(one.log_marginal, other.log_marginal, rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_mixtures_and_categories_of_large_counts_are_fitted_in_double_precision():
+    z, c, n = large()
+    counts = np.random.default_rng(1).multinomial(10**6, np.random.default_rng(0).dirichlet([3, 4, 8], 200))
+    fits = {
+        "beta": lambda: ebbinomial(z, n, prior="npmle").log_marginal,
+        "gamma": lambda: ebpoisson(c, n, prior="npmle").log_marginal,
+        "dirichlet": lambda: ebmultinomial(counts).prior_size,
+    }
+    for fit in fits.values():
+        one = fit()
+        with jax.enable_x64(True):
+            other = fit()
+        assert one.dtype == jnp.float32
+        np.testing.assert_allclose(one, other, rtol=1e-6)
+    traced = jax.jit(lambda c: ebmultinomial(c).mean)(jnp.asarray(counts, jnp.float32))
+    assert np.isnan(traced).all()  # no digits there
+
+
+def test_bad_counts_make_all_results_nan_under_a_transformation():
+    binomial, poisson = jax.jit(ebbinomial), jax.jit(ebpoisson)
+    z, n = jnp.asarray(Z, float), jnp.asarray(N, float)
+    assert np.isfinite(binomial(z, n).mean).all()
+    assert np.isfinite(poisson(z, n).mean).all()
+    for at in (10.0, -1.0, 0.5, np.inf):
+        assert np.isnan(binomial(z.at[0].set(at), n).mean).all(), at
+    for at in (-1.0, 0.5, np.nan):
+        assert np.isnan(poisson(z.at[0].set(at), n).mean).all(), at
+    assert np.isnan(binomial(jnp.minimum(z, 1), 0 * n + 1).mean).all()
+    assert np.isnan(poisson(z, n.at[1].set(0)).mean).all()
+
+
+def test_single_trials_tell_nothing_of_a_spread():
+    with pytest.raises(JaxpflError, match="of one trial each no spread can be learned"):
+        ebbinomial([0, 1, 1, 0], 1)
+    with pytest.raises(JaxpflError, match="of one trial each"):
+        ebbinomial([0, 1, 1, 2], [1, 1, 1, 5], weights=[1, 1, 1, 0])
+    with pytest.raises(JaxpflError, match="of one count each"):
+        ebmultinomial([[0, 1], [1, 0], [1, 0]])
+
+
+def test_weights_of_counts():
+    twice = np.array([2.0, 1, 1, 3, 1, 0, 1, 2])
+    for fit in (ebbinomial, ebpoisson):
+        found = fit(Z, N, weights=5 * twice)
+        repeated = fit(np.repeat(Z, twice.astype(int)), np.repeat(N, twice.astype(int)))
+        np.testing.assert_allclose(found.prior_mean, repeated.prior_mean, rtol=1e-4)
+        np.testing.assert_allclose(found.prior_size, repeated.prior_size, rtol=1e-3)
+        np.testing.assert_allclose(found.log_marginal / 8, repeated.log_marginal / twice.sum(), rtol=1e-4)
+    with pytest.raises(JaxpflError, match="weights are of a prior of one component, got prior npmle"):
+        ebbinomial(Z, N, prior="npmle", weights=twice)
+    with pytest.raises(JaxpflError, match="all successes are zero"):
+        ebbinomial([0, 0, 3], 5, weights=[1, 1, 0])
+
+
+def test_probabilities_are_checked():
+    found, rates = ebnm(X, S), ebpoisson(Z, N)
+    for call in (found.interval, rates.interval, fay_herriot(X, S, Z).interval):
+        with pytest.raises(JaxpflError, match="level must be > 0 and < 1, got 95"):
+            call(95)
+    for call in (found.quantile, rates.quantile):
+        with pytest.raises(JaxpflError, match=r"p must be > 0 and < 1, got 1\.5"):
+            call(1.5)
+
+
+def test_a_center_far_from_all_estimates_is_doubted():
+    with pytest.warns(JaxpflWarning, match="prior scale-mixture is symmetric about 0 .* 8 of 8 estimates lie above it"):
+        ebnm(X + 100, S, prior="scale-mixture", components=11)
