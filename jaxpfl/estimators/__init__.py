@@ -5,7 +5,8 @@
 `logistic_regression`, which are functions of all clients' data; `random_coefficients` and `common_representation` are
 regressions by sums that clients send. `ebnm`,
 `fay_herriot`, `ebnm_groups`, `ebbinomial`, `ebpoisson` and `ebmultinomial` take one summary of each client: estimates
-with their standard errors (and covariates, or groups), successes, or counts.
+with their standard errors (and covariates, or groups), successes, or counts; `unit_level` takes samples with
+covariates.
 """
 
 from jaxpfl.estimators import (
@@ -26,6 +27,7 @@ from jaxpfl.estimators import (
     learned_bernoulli,
     learned_gaussian,
     logistic_regression,
+    marginals,
     mixture,
     multinomial,
     normal_means,
@@ -34,6 +36,7 @@ from jaxpfl.estimators import (
     random_coefficients,
     rate_components,
     rate_mixtures,
+    rate_regression,
     rates,
     regression,
     regression_mixture,
@@ -42,8 +45,9 @@ from jaxpfl.estimators import (
 )
 from jaxpfl.estimators.base import Estimated, Estimator, Samples, estimate, every, stack
 from jaxpfl.estimators.multinomial import ebmultinomial
-from jaxpfl.estimators.normal_means import compare_priors, ebnm, ebnm_groups, fay_herriot
+from jaxpfl.estimators.normal_means import compare_priors, ebnm, ebnm_groups, fay_herriot, unit_level
 from jaxpfl.estimators.rate_components import compare_components
+from jaxpfl.estimators.rate_regression import ebbinomial_regression, ebpoisson_regression
 from jaxpfl.estimators.rates import ebbinomial, ebpoisson
 
 __all__ = [
@@ -62,10 +66,12 @@ __all__ = [
     "compare_priors",
     "differences",
     "ebbinomial",
+    "ebbinomial_regression",
     "ebmultinomial",
     "ebnm",
     "ebnm_groups",
     "ebpoisson",
+    "ebpoisson_regression",
     "estimate",
     "every",
     "fay_herriot",
@@ -77,6 +83,7 @@ __all__ = [
     "learned_bernoulli",
     "learned_gaussian",
     "logistic_regression",
+    "marginals",
     "mixture",
     "multinomial",
     "normal_means",
@@ -85,10 +92,12 @@ __all__ = [
     "random_coefficients",
     "rate_components",
     "rate_mixtures",
+    "rate_regression",
     "rates",
     "regression",
     "regression_mixture",
     "release",
     "stack",
+    "unit_level",
     "when_to_collaborate",
 ]

@@ -13,6 +13,7 @@ from jaxpfl.compression import quantizers
 from jaxpfl.estimators import base, gaussian, gaussian_private, radius, release
 from jaxpfl.estimators import gaussian_closed_form as closed_form
 from jaxpfl.estimators.base import Estimator
+from jaxpfl.estimators.normal_means.area_fit import Likelihood
 from jaxpfl.estimators.release import EXACT, Release
 from jaxpfl.privacy import discrete_gaussian
 from jaxpfl.privacy import local_dp as local
@@ -20,7 +21,7 @@ from jaxpfl.studies.gaussian_settings import GaussianPopulation, GaussianSetting
 from jaxpfl.studies.own_data.options import OwnClients, own_or_simulated
 from jaxpfl.studies.repetitions import mean_square, repeat, report
 from jaxpfl.studies.report import estimator_table
-from jaxpfl.studies.settings import senders
+from jaxpfl.studies.settings import refuse_given, senders
 from jaxpfl.studies.study import Results, Study
 from jaxpfl.types import Array, Key, Scalar
 
@@ -171,6 +172,21 @@ class GaussianOptions(OwnClients):
     csv: Path | None = None
     """Clients of your own: one row per client, or per sample; the reading of the file is reported. With --epsilon,
     --sigma-theta, --sigma-x and --radius must be publicly known: subtract a public center first."""
+    covariates: tuple[str, ...] = ()
+    """Columns of numbers beside the samples of a long file, on which these are regressed; clients are then normal about
+    the regression (the nested-error model of Battese, Harter and Fuller 1988)."""
+    fit: Likelihood = "reml"
+    """Likelihood by which the variances about the covariates' regression are fitted: reml, or ml, which makes them too
+    small with few clients."""
+
+    def refuse_without_file(self) -> None:
+        """Refuse the other options without a file.
+
+        Raises:
+          JaxpflError.
+        """
+        super().refuse_without_file()
+        refuse_given(self, ("covariates", "fit"), "is of --csv, and there is none")
 
 
 def run(given: GaussianSettings) -> dict[str, Any]:

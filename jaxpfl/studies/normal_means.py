@@ -25,7 +25,15 @@ from jaxpfl.types import Array, Key
 
 Truth: TypeAlias = Literal["sparse", "two-point", "efron", "normal"]
 Choice: TypeAlias = Literal[
-    "normal", "point-normal", "point-laplace", "scale-mixture", "npmle", "beta-mixture", "gamma-mixture", "best"
+    "normal",
+    "point-normal",
+    "point-laplace",
+    "scale-mixture",
+    "npmle",
+    "normal-mixture",
+    "beta-mixture",
+    "gamma-mixture",
+    "best",
 ]
 """The families of priors in a single type, of which the command line can name the nearest, or the best of them."""
 
@@ -86,11 +94,12 @@ class NormalMeansOptions(Options):
     center: float | None = None
     """Center of that prior; learned unless given, and 0 for scale-mixture."""
     components: int | None = None
-    """Components of the priors that have some: 41 of a scale-mixture, 300 places of an npmle, and 2 of a beta-mixture
-    or gamma-mixture unless given."""
+    """Components of the priors that have some: 41 of a scale-mixture, 300 places of an npmle, and 2 of a
+    normal-mixture, beta-mixture or gamma-mixture unless given."""
     covariates: tuple[str, ...] = ()
     """Columns of numbers on which estimates of your own are regressed; clients are then normal about the regression
-    (the area model of Fay and Herriot 1979)."""
+    (the area model of Fay and Herriot 1979). Successes are Beta-distributed about a logistic regression, counts
+    Gamma-distributed about a log-linear one."""
     groups: str | None = None
     """The column that names the group of each client, as a pupil's school; groups are then normal about a mean of all,
     and clients about their group's."""

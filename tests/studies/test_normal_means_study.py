@@ -199,10 +199,11 @@ def test_bad_covariates_are_refused_in_a_line(capsys, tmp_path, arguments, said)
     assert said in refused(capsys, "--csv", path, *arguments)
 
 
-def test_covariates_of_counts_and_without_a_file_are_refused(capsys, tmp_path):
+def test_covariates_of_few_counts_and_without_a_file_are_refused(capsys, tmp_path):
     path = made(tmp_path, "successes,trials,income\n1,2,1\n1,3,2\n")
-    assert "covariates is of estimate,se, and own.csv has succ" in refused(
-        capsys, "--csv", path, "--covariates", "income"
+    assert "2 coefficients need at least 4 clients, got 2" in refused(capsys, "--csv", path, "--covariates", "income")
+    assert "fit is of estimate,se, and own.csv has succ" in refused(
+        capsys, "--csv", path, "--covariates", "income", "--fit", "ml"
     )
     assert "covariates is of --csv, and there is none" in refused(capsys, "--covariates", "income")
 

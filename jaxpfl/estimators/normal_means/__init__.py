@@ -13,6 +13,7 @@ from jaxpfl.estimators.normal_means.point_laplace import PointLaplace
 from jaxpfl.estimators.normal_means.private import Cells, private_ebnm
 from jaxpfl.estimators.normal_means.ranks import Ranks, ranks, ranks_of
 from jaxpfl.estimators.normal_means.robust import RobustIntervals, critical_value, robust_intervals
+from jaxpfl.estimators.normal_means.unit_level import UnitMeans, unit_level
 from jaxpfl.estimators.normal_means.vectors import NormalVectors, ebnm_vectors
 
 __all__ = [
@@ -30,6 +31,7 @@ __all__ = [
     "Ranks",
     "RobustIntervals",
     "Shrunken",
+    "UnitMeans",
     "best",
     "compare_priors",
     "critical_value",
@@ -45,4 +47,5 @@ __all__ = [
     "ranks",
     "ranks_of",
     "robust_intervals",
+    "unit_level",
 ]

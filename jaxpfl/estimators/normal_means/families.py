@@ -21,10 +21,13 @@ from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
 from jaxpfl.estimators.normal_means.point_laplace import PointLaplace
 from jaxpfl.types import Array
 
-Family: TypeAlias = Literal["normal", "point-normal", "point-laplace", "scale-mixture", "npmle"]
+Family: TypeAlias = Literal["normal", "point-normal", "point-laplace", "scale-mixture", "npmle", "normal-mixture"]
 FAMILIES: tuple[Family, ...] = ("normal", "point-normal", "point-laplace", "scale-mixture", "npmle")
-COMPONENTS = {"scale-mixture": 41, "npmle": 300}
-"""Components of the families with a grid, unless another number is given."""
+"""Families that are compared unless others are asked for: all but normal-mixture, whose maximum may be a local one."""
+COMPONENTS = {"scale-mixture": 41, "npmle": 300, "normal-mixture": 2}
+"""Components of the families that have some, unless another number is given."""
+UNCENTERED: tuple[Family, ...] = ("npmle", "normal-mixture")
+"""Families without a center."""
 
 _SCALES = 16
 _SLABS = 6

@@ -12,6 +12,7 @@ point-normal    pi_0 at c, else N(c, t^2)                                 0     
 point-laplace   pi_0 at c, else Laplace about c                           0                    each step
 scale-mixture   sum_k pi_k N(c, t_k^2), t_k on a grid (ash)               0                    each step
 npmle           any: sum_k pi_k at c_k, on a grid over the range of x     none                 each step
+normal-mixture  sum_k pi_k N(c_k, t_k^2), all K free (`free_mixture`)     none                 each step
 =============== ========================================================= ==================== =========
 
 No family has a single message of fixed size that suffices for unequal s (for equal s the normal one has: the sum of x
@@ -27,7 +28,7 @@ solving the empirical Bayes normal means problem using a variety of prior famili
 from __future__ import annotations
 
 from functools import partial
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import jax
 import jax.numpy as jnp
@@ -38,10 +39,10 @@ from jaxpfl.errors import JaxpflError, shown, unknown_name, warn
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.base import check_digits
 from jaxpfl.estimators.frames import labels_of
-from jaxpfl.estimators.normal_means import families
+from jaxpfl.estimators.normal_means import families, free_mixture
 from jaxpfl.estimators.normal_means.answer import NormalMeans, in_blocks, posterior
 from jaxpfl.estimators.normal_means.bins import MANY
-from jaxpfl.estimators.normal_means.families import COMPONENTS, FAMILIES, Family, Fit
+from jaxpfl.estimators.normal_means.families import COMPONENTS, UNCENTERED, Family, Fit
 from jaxpfl.estimators.normal_means.point_laplace import PointLaplace
 from jaxpfl.types import Array, Scalar
 
@@ -70,7 +71,8 @@ def ebnm(
       s: their standard errors, [m], or one for all; above zero.
       prior: the family, as in the table above.
       center: c, a number; "learned" fits it with the rest (not for scale-mixture and npmle).
-      components: of a scale mixture or NPMLE; 41 and 300 unless given. Atoms are to lie closer than the least s.
+      components: of a scale mixture, NPMLE or normal mixture; 41, 300 and 2 unless given. Atoms of the NPMLE are to lie
+        closer than the least s.
       weights: of the clients in the fit of the prior, [m], at least 0 and in any unit; equal unless given. With
         populations for weights the prior is that of a random person's client, and with zeros it is fitted to the others
         alone. ``log_marginal`` then has weights of mean one; ``risk`` has none.
@@ -88,21 +90,22 @@ def ebnm(
       >>> bool(((found.mean - theta) ** 2).mean() < 0.2)  # 1 for each client alone
       True
     """
-    if prior not in FAMILIES:
-        raise unknown_name("prior", prior, FAMILIES)
+    if prior not in get_args(Family):
+        raise unknown_name("prior", prior, get_args(Family))
     learned = center == "learned" if isinstance(center, str) else center is None and prior == "normal"
     _check_center(prior, center)
     count = _components(prior, components)
     x, s, weights = inputs.aligned(x=x, s=s, weights=weights)
-    own, errors = checked(x, s, one=prior != "npmle" and not learned)
+    centered = prior not in UNCENTERED
+    own, errors = checked(x, s, one=centered and not learned)
     if prior == "npmle" and not isinstance(own, Tracer) and not isinstance(errors, Tracer):
         step = float(own.max() - own.min()) / (count - 1)
         if step > float(errors.min()):
             warn(f"prior npmle: atoms {step:.3g} apart, the least s is {float(errors.min()):.3g}: give more components")
     at = 0.0 if learned or center is None else center
-    if not learned and center is None and prior != "npmle":
+    if not learned and center is None and centered:
         _warn_of_center(prior, own)
-    parts = inputs.shares(weights, len(own), 1 if prior != "npmle" and not learned else 2)
+    parts = inputs.shares(weights, len(own), 1 if centered and not learned else 2)
     of_center = jnp.asarray(at, own.dtype)
     given = weights is not None
     found = _solve(own, errors, parts, of_center, prior=prior, learned=learned, components=count, weighted=given)
@@ -128,7 +131,7 @@ def fitted(x: Array, s: Array, w: Array, center: Array, *, prior: Family, learne
     # Powers of two: scaling by them makes no rounding errors.
     unit = jnp.exp2(jnp.round(jnp.log2(s).mean()))
     # Where zero lies changes rounding errors alone: of many clients the median of some is good enough.
-    origin = jnp.median(x[:: 1 + len(x) // MANY]) if learned or prior == "npmle" else center
+    origin = jnp.median(x[:: 1 + len(x) // MANY]) if learned or prior in UNCENTERED else center
     y, e = (x - origin) / unit, s / unit
     about = None if learned else jnp.zeros((), x.dtype)
     if prior == "normal":
@@ -139,6 +142,8 @@ def fitted(x: Array, s: Array, w: Array, center: Array, *, prior: Family, learne
         fit = families.point_laplace(y, e, w, about)
     elif prior == "scale-mixture":
         fit = families.scale_mixture(y, e, w, jnp.zeros((), x.dtype), components)
+    elif prior == "normal-mixture":
+        fit = Fit(free_mixture.fit(y, e, w, components), jnp.zeros((), x.dtype))
     else:
         fit = families.npmle(y, e, w, components)
     return Fit(_in_units(fit, origin, unit), fit.slack)
@@ -159,8 +164,8 @@ def _check_center(prior: Family, center: Any) -> None:
             raise JaxpflError(f"center must be a number or 'learned', got {shown(center)}")
         if prior in COMPONENTS:
             raise JaxpflError(f"prior {prior} does not learn its center: give a number, or take it off x")
-    elif prior == "npmle":
-        raise JaxpflError(f"prior npmle has no center, got {center}")
+    elif prior in UNCENTERED:
+        raise JaxpflError(f"prior {prior} has no center, got {center}")
     elif np.ndim(center) > 0 or not np.isfinite(center):
         raise JaxpflError(f"center must be a finite number, got {shown(center)}")
 
@@ -182,11 +187,12 @@ def _warn_of_center(prior: Family, x: Array) -> None:
 def _components(prior: Family, components: int | None) -> int:
     if prior not in COMPONENTS:
         if components is not None:
-            raise JaxpflError(f"prior {prior} has no components on a grid, got components {components}")
+            raise JaxpflError(f"prior {prior} has no components, got components {components}")
         return 0
     count = COMPONENTS[prior] if components is None else components
-    if count != int(count) or count < _LEAST_COMPONENTS:
-        raise JaxpflError(f"components must be a whole number of at least {_LEAST_COMPONENTS}, got {components}")
+    least = 1 if prior == "normal-mixture" else _LEAST_COMPONENTS
+    if count != int(count) or count < least:
+        raise JaxpflError(f"components must be a whole number of at least {least}, got {components}")
     return int(count)
 
 

@@ -16,8 +16,8 @@ from jaxpfl.estimators import base, differences, gaussian, gaussian_columns, lea
 from jaxpfl.estimators.client_variances import Variances
 from jaxpfl.randomness import named
 from jaxpfl.studies import gaussian as gaussian_study
-from jaxpfl.studies.gaussian import GaussianSettings
-from jaxpfl.studies.own_data import client_csv, output, ranges
+from jaxpfl.studies.gaussian import GaussianOptions, GaussianSettings
+from jaxpfl.studies.own_data import client_csv, output, ranges, unit_level
 from jaxpfl.studies.own_data.common import (
     SIMULATED,
     Learned,
@@ -29,7 +29,7 @@ from jaxpfl.studies.own_data.common import (
     without,
 )
 from jaxpfl.studies.own_data.csv_columns import CsvLayout
-from jaxpfl.studies.own_data.options import LEVEL, OwnClients
+from jaxpfl.studies.own_data.options import LEVEL
 from jaxpfl.studies.settings import refuse_given
 from jaxpfl.studies.study import Results
 from jaxpfl.types import Array
@@ -108,8 +108,11 @@ def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None, *,
         return found._replace(public=known if given.epsilon is not None else None)
 
 
-def results(path: Path, given: GaussianSettings, options: OwnClients) -> Results:
-    """`run` with the options' layout and level, as the results of a study."""
+def results(path: Path, given: GaussianSettings, options: GaussianOptions) -> Results:
+    """`run` with the options' layout and level, as the results of a study; with covariates, `unit_level.results`."""
+    if options.covariates:
+        return unit_level.results(path, given, options)
+    refuse_given(options, ("fit",), "is of --covariates, and there are none")
     made = run(path, given, options, level=options.level)
     notes = []
     if made.public is not None and given.epsilon is not None:

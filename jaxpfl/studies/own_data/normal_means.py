@@ -56,7 +56,7 @@ def results(path: Path, given: Any, options: Any) -> Results:
             has = ",".join(PAIRS[data.kind])
             raise JaxpflError(f"prior {options.prior} is of {columns}, and {path.name} has {has}")
     if data.kind != "estimate":
-        names = ("prior", "center", "components", "covariates", "groups", "weights")
+        names = ("prior", "center", "components", "groups", "weights", "fit")
         refuse_given(
             options,
             [name for name in names if not (mixed and name in ("prior", "components"))],
@@ -66,6 +66,8 @@ def results(path: Path, given: Any, options: Any) -> Results:
         with jax.enable_x64(True):
             if mixed:
                 found = fits.of_mixture(data, given.seed, options)
+            elif data.kind != "estimate" and options.covariates:
+                found = fits.of_rates_about(data, options.level)
             elif data.kind != "estimate":
                 found = fits.of_rates(data, given.seed, options.level)
             elif options.covariates:
@@ -120,7 +122,7 @@ def _refuse_beside(options: Any) -> None:
     """
     if options.covariates:
         names = ("prior", "center", "components", "weights", "groups")
-        refuse_given(options, names, "is without --covariates, about which clients are normal")
+        refuse_given(options, names, "is without --covariates, about which clients have a prior of their own")
     elif options.groups is not None:
         refuse_given(
             options, ("prior", "center", "components", "weights"), "is without --groups, about which clients are normal"
@@ -137,11 +139,9 @@ def _said(result: dict[str, Any]) -> list[Block]:
     lines = [f"read as: {','.join(result['read']['columns'])} of {result['clients']} clients{unused}"]
     of, test = result["estimated"], result["clients_differ"]
     if "coefficients" in result:
-        terms = ", ".join(
-            f"{printable(row['name'])} {row['estimate']:.4g} ± {row['stderr']:.2g}" for row in result["coefficients"]
-        )
-        lines.append(f"regression: {terms}; ± is a standard error")
-        lines.append(f"spread about it by {result['fit']}: sigma_theta {of['sigma_theta']:.4g}")
+        lines.append(fits.said_coefficients(result))
+        by = f" by {result['fit']}" if "fit" in result else ""
+        lines.append(f"spread about it{by}: sigma_theta {of['sigma_theta']:.4g}")
     elif "groups" in result:
         lines += group_fits.said(result)
     else:
@@ -151,7 +151,7 @@ def _said(result: dict[str, Any]) -> list[Block]:
         )
     if "components" in result:
         kinds = ", ".join(
-            f"{row['weight']:.3g} of mean {row['mean']:.4g} and size {row['size']:.4g}" for row in result["components"]
+            f"{row['weight']:.3g} of mean {row['mean']:.4g} and {_spread(row)}" for row in result["components"]
         )
         lines.append(f"components: {kinds}")
     if "weights" in result:
@@ -170,6 +170,11 @@ def _said(result: dict[str, Any]) -> list[Block]:
     if "compared" not in result:
         return [*lines]
     return [*lines[:1], _table(result["compared"]), *lines[1:]]
+
+
+def _spread(component: dict[str, float]) -> str:
+    name = "sd" if "sd" in component else "size"
+    return f"{name} {component[name]:.4g}"
 
 
 def _table(rows: list[dict[str, Any]]) -> Block:

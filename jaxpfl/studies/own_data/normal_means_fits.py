@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.errors import JaxpflError, printable, shown
 from jaxpfl.estimators import compare_priors, differences, ebnm, fay_herriot, learned_bernoulli, learned_gaussian
 from jaxpfl.estimators.normal_means import PriorScores, best, homogeneity, leads, ranks_of, robust_intervals
 from jaxpfl.estimators.normal_means.area import dependent
@@ -18,6 +18,7 @@ from jaxpfl.estimators.normal_means.compare import FOLDS, learns
 from jaxpfl.estimators.normal_means.families import Family
 from jaxpfl.estimators.poisson_mixtures import Gammas
 from jaxpfl.estimators.rate_mixtures import Betas
+from jaxpfl.estimators.rate_regression import ebbinomial_regression, ebpoisson_regression
 from jaxpfl.estimators.rates import Rates, ebbinomial, ebpoisson
 from jaxpfl.studies.own_data.summary_csv import Kind, Summaries
 
@@ -53,23 +54,14 @@ def of_areas(data: Summaries, options: Any) -> Fitted:
     Raises:
       JaxpflError: as `fay_herriot`, the covariates by their names.
     """
-    at = dependent(data.covariates)
-    if at is not None:
-        name = shown(data.covariate_names[at])
-        raise JaxpflError(f"covariate {name} is a linear combination of the intercept and the covariates before it")
+    refuse_dependent(data)
     found = fay_herriot(data.first, data.second, data.covariates, fit=options.fit)
     low, high = found.interval(options.level)
-    errors = np.sqrt(np.diag(found.beta_covariance))
-    p_values = 2 * np.asarray(jax.scipy.special.ndtr(-np.abs(np.asarray(found.beta)) / errors))
-    rows = zip(("intercept", *data.covariate_names), found.beta, errors, p_values, strict=True)
     facts = {
         "prior": "normal",
         "fit": options.fit,
         "estimated": {"mean": float(found.regression.mean()), "sigma_theta": float(found.variance) ** 0.5},
-        "coefficients": [
-            {"name": name, "estimate": float(b), "stderr": float(error), "p_value": float(p)}
-            for name, b, error, p in rows
-        ],
+        "coefficients": coefficients(("intercept", *data.covariate_names), found.beta, found.beta_covariance),
         "log_likelihood": float(found.log_likelihood),
         "risk": risk_of(data.second, np.asarray(found.risks)),
         "clients_differ": {
@@ -84,6 +76,36 @@ def of_areas(data: Summaries, options: Any) -> Fitted:
         "shrinkage": found.shrinkage, "residual": found.residual,
     }  # fmt: skip
     return Fitted(facts, arrays(columns), np.asarray(found.residual))
+
+
+def refuse_dependent(data: Summaries) -> None:
+    """Refuse a covariate that those before it determine.
+
+    Raises:
+      JaxpflError: its name.
+    """
+    at = dependent(data.covariates)
+    if at is not None:
+        name = shown(data.covariate_names[at])
+        raise JaxpflError(f"covariate {name} is a linear combination of the intercept and the covariates before it")
+
+
+def coefficients(names: Sequence[str], beta: Any, covariance: Any) -> list[dict[str, Any]]:
+    """Coefficients with standard errors and p-values, as JSON."""
+    errors = np.sqrt(np.diag(covariance))
+    p_values = 2 * np.asarray(jax.scipy.special.ndtr(-np.abs(np.asarray(beta)) / errors))
+    return [
+        {"name": name, "estimate": float(b), "stderr": float(error), "p_value": float(p)}
+        for name, b, error, p in zip(names, beta, errors, p_values, strict=True)
+    ]
+
+
+def said_coefficients(result: dict[str, Any]) -> str:
+    """A line on the coefficients of a result."""
+    terms = ", ".join(
+        f"{printable(row['name'])} {row['estimate']:.4g} ± {row['stderr']:.2g}" for row in result["coefficients"]
+    )
+    return f"regression: {terms}; ± is a standard error"
 
 
 def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
@@ -125,6 +147,9 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
         "pooled": {"mean": test["mean"], "stderr": test["stderr"]},
         "kurtosis": robust.kurtosis,
     }
+    if prior == "normal-mixture":
+        rows = zip(fit.prior.weights, fit.prior.means, fit.prior.sds, strict=True)
+        facts["components"] = [{"weight": float(a), "mean": float(b), "sd": float(c)} for a, b, c in rows]
     if data.weights is not None:
         share = data.weights / data.weights.sum()
         facts["weights"] = {"column": options.weights.strip().lower(), "effective_clients": float(1 / (share @ share))}
@@ -183,6 +208,38 @@ def of_rates(data: Summaries, seed: int, level: float) -> Fitted:
     columns = {
         "local": z / n, "personalized": own, "personalized_stderr": fit.sd, "low": np.minimum(low, own),
         "high": np.maximum(high, own), "shrinkage": fit.shrinkage,
+    }  # fmt: skip
+    return Fitted(facts, arrays(columns), None)
+
+
+def of_rates_about(data: Summaries, level: float) -> Fitted:
+    """Fit successes of trials, or counts, about a regression on covariates.
+
+    Raises:
+      JaxpflError: as `ebbinomial_regression` and `ebpoisson_regression`, the covariates by their names.
+    """
+    refuse_dependent(data)
+    shares = data.kind == "successes"
+    fit = (ebbinomial_regression if shares else ebpoisson_regression)(data.first, data.second, data.covariates)
+    low, high = (np.asarray(end) for end in fit.interval(level))
+    rates, own = fit.rates, np.asarray(fit.mean)
+    mu, spread = np.asarray(rates.prior_mean), float(fit.spread)
+    variance = mu * (1 - mu) / (1 + spread) if shares else mu**2 / spread
+    facts = {
+        "prior": "beta" if shares else "gamma",
+        "estimated": {"mean": float(mu.mean()), "sigma_theta": float(variance.mean()) ** 0.5},
+        "spread": {"pseudo_trials" if shares else "shape": spread if np.isfinite(spread) else None},
+        "coefficients": coefficients(("intercept", *data.covariate_names), fit.beta, fit.beta_covariance),
+        "log_marginal": float(fit.log_marginal),
+        "clients_differ": {
+            "name": "likelihood ratio to the regression",
+            "statistic": float(fit.ratio),
+            "p_value": float(fit.p_value),
+        },
+    }
+    columns = {
+        "local": data.first / data.second, "personalized": own, "personalized_stderr": rates.sd,
+        "low": np.minimum(low, own), "high": np.maximum(high, own), "regression": mu, "shrinkage": rates.shrinkage,
     }  # fmt: skip
     return Fitted(facts, arrays(columns), None)
 

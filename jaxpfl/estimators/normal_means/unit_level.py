@@ -1,0 +1,306 @@
+r"""Means of clients from long samples with covariates: the nested-error regression of Battese, Harter and Fuller.
+
+Sample j of client i is :math:`y_{ij} = x_{ij}^\top \beta + v_i + e_{ij}`, with :math:`v_i \sim N(0, \sigma_v^2)` and
+:math:`e_{ij} \sim N(0, \sigma_e^2)`. A client's mean is :math:`\theta_i = \bar X_i^\top \beta + v_i`, where the mean of
+its covariates is known for all it stands for, or is that of its samples. With :math:`\gamma_i = \sigma_v^2 /
+(\sigma_v^2 + \sigma_e^2 / n_i)` the empirical best linear unbiased predictor and its mean squared error, to the order
+1/m, are
+
+.. math:: \hat\theta_i = \bar X_i^\top \hat\beta + \gamma_i (\bar y_i - \bar x_i^\top \hat\beta), \quad
+   g_{1i} = \gamma_i \sigma_e^2 / n_i, \quad
+   g_{2i} = d_i^\top \Phi\, d_i, \; d_i = \bar X_i - \gamma_i \bar x_i, \quad
+   g_{3i} = \frac{h}{n_i^2 (\sigma_v^2 + \sigma_e^2 / n_i)^3}
+
+of theta_i itself, of beta (Phi its covariance) and of both variances, :math:`h = \sigma_e^4 V_{vv} - 2 \sigma_e^2
+\sigma_v^2 V_{ve} + \sigma_v^4 V_{ee}` with V the inverse of their information. At fitted variances g_1 is too small by
+g_3 for REML, and for ML also by its slope times their bias. The likelihood is profiled to one parameter,
+:math:`\sigma_v^2 / \sigma_e^2`.
+
+A client sends n_i, its means, and sums of squares and products about them. Those of all clients together, and sums over
+clients of squares of the means with weights that depend on n_i, are what a step of the fit needs; for equal n_i the
+plain sums suffice for the whole fit.
+
+References: Battese, Harter and Fuller 1988, "An error-components model for prediction of county crop areas using survey
+and satellite data"; Prasad and Rao 1990, "The estimation of the mean squared error of small-area estimators"; Datta and
+Lahiri 2000.
+"""
+
+from __future__ import annotations
+
+import math
+from functools import partial
+from typing import Any, NamedTuple, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.scipy.linalg import cho_solve, solve_triangular
+from jax.scipy.special import ndtr
+
+from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.estimators import inputs
+from jaxpfl.estimators.base import check_digits
+from jaxpfl.estimators.climb import climb
+from jaxpfl.estimators.frames import Labels, frame
+from jaxpfl.estimators.normal_means.area import about, covariates, dependent, triangle
+from jaxpfl.estimators.normal_means.area_fit import Likelihood
+from jaxpfl.types import Array, Scalar
+
+LEAST_CLIENTS = 3
+LEAST_FREE = 2
+"""Differences of clients that neither covariates nor samples explain, of which sigma_v can be learned."""
+_NO_SCATTER = 64  # rounding errors
+_SCALES = 24
+_RATIOS = (-14.0, 14.0)  # logarithms of sigma_v^2 / sigma_e^2
+
+
+class UnitMeans(NamedTuple):
+    """Predictions of m clients' means from N samples with p columns, the intercept first.
+
+    Attributes:
+      size: n_i, [m].
+      own: means of the clients' samples, [m].
+      regression: the regression at the clients' covariates, [m].
+      mean: empirical best linear unbiased predictors, [m].
+      mse: their estimated mean squared errors, [m].
+      g1, g2, g3: the terms of the error at the fitted variances, [m] each; ``mse`` is g1 + g2 + 2 g3 for REML.
+      shrinkage: 1 - gamma, [m].
+      effect: predictions of v_i, [m].
+      residual: standardised distances of the clients' means to the regression, [m]; N(0, 1) if the model holds.
+      beta: coefficients, [p].
+      beta_covariance: at the fitted variances, [p, p].
+      between: sigma_v^2, []; zero where no spread is likelier than any.
+      within: sigma_e^2, [].
+      log_likelihood: [], the restricted one for REML: of contrasts in an orthonormal basis.
+      ratio: twice the log likelihood ratio to sigma_v = 0, [].
+      p_value: probability of a ratio at least as large if clients do not differ, [], for many clients half that of a
+        chi-square with one degree of freedom; 1 where no spread is likelier than any.
+      labels: the clients' names.
+    """
+
+    size: Array
+    own: Array
+    regression: Array
+    mean: Array
+    mse: Array
+    g1: Array
+    g2: Array
+    g3: Array
+    shrinkage: Array
+    effect: Array
+    residual: Array
+    beta: Array
+    beta_covariance: Array
+    between: Array
+    within: Array
+    log_likelihood: Array
+    ratio: Array
+    p_value: Array
+    labels: Labels | None = None
+
+    def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
+        """Ends of ``mean`` plus and minus the normal quantile times the root of ``mse``, [m] each."""
+        return about(self.mean, self.mse, level)
+
+    def to_frame(self, level: float | None = None) -> Any:
+        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
+        return frame(self, len(self.mean), level, leave=("beta", "beta_covariance"))
+
+
+def unit_level(
+    y: Any,
+    x: Any,
+    client: Any,
+    *,
+    population: Any = None,
+    fit: Likelihood = "reml",
+    intercept: bool = True,
+    clients: int | None = None,
+) -> UnitMeans:
+    """Fit the regression and both variances, and predict every client's mean.
+
+    Jits, and vmaps over problems; ``fit``, ``intercept`` and ``clients`` are static.
+
+    Args:
+      y: the samples, [N]: an array, a list, or a column of a frame.
+      x: their covariates, [N], [N, k], or columns of a frame.
+      client: of each sample, [N]: numbers or names, of which the sorted distinct ones are the clients. With ``clients``
+        given, numbers of 0 ... clients - 1, each with a sample.
+      population: means of the covariates over all that each client stands for, in the order of the clients, [m] or
+        [m, k]; those of its samples unless given.
+      fit: of the variances: "reml" (restricted maximum likelihood), or "ml", which makes them too small.
+      intercept: whether a column of ones is put before the covariates.
+      clients: m; to be given where the values of ``client`` are not known, under a transformation.
+
+    Raises:
+      JaxpflError: for y and x that are no numbers, not finite, or of different lengths; linearly dependent columns;
+        fewer than three clients, none with two samples, or covariates that leave fewer than two differences of clients;
+        samples without scatter about the regression. Under a transformation, where values are not known, such y and x
+        make all results NaN.
+
+    Examples:
+      >>> rng = np.random.default_rng(0)
+      >>> client, x = np.repeat(np.arange(60), 5), rng.normal(size=300)
+      >>> theta = 0.5 * rng.normal(size=60)
+      >>> found = unit_level(1 + 2 * x + theta[client] + rng.normal(size=300), x, client, population=np.zeros(60))
+      >>> bool(((found.mean - 1 - theta) ** 2).mean() < 0.15)  # .2 for each client alone at known coefficients
+      True
+    """
+    if fit not in get_args(Likelihood):
+        raise unknown_name("fit", fit, get_args(Likelihood))
+    y, x, client = inputs.aligned(y=y, x=x, client=client)
+    own = inputs.numbers("y", y, "one for each sample")
+    if own.ndim != 1:
+        raise JaxpflError(f"y must be one number for each sample, got shape {own.shape}")
+    columns = covariates(x, len(own), "x", "samples")
+    index, names = inputs.places("client", client, clients, len(own), "samples")
+    m = len(names) if clients is None else int(clients)
+    if m < LEAST_CLIENTS:
+        raise JaxpflError(f"needs at least {LEAST_CLIENTS} clients, got {m}")
+    if isinstance(own, np.ndarray):
+        _check_samples(own)
+        check_digits(float(np.abs(own).max()), float(np.ptp(own)))
+    if isinstance(columns, np.ndarray):
+        at = dependent(columns, intercept=intercept)
+        if at is not None:
+            what = " and the intercept" * intercept
+            raise JaxpflError(f"x's column {at} is a linear combination of the columns before it{what}: leave it out")
+        if isinstance(index, np.ndarray):
+            _check_free(own, columns, index, m, intercept)
+    of_all = None
+    if population is not None:
+        of_all = jnp.asarray(covariates(population, m, "population", "clients"), jnp.result_type(float))
+        if of_all.shape[1] != columns.shape[1]:
+            raise JaxpflError(f"population must have {columns.shape[1]} columns, as x, got {of_all.shape[1]}")
+    kind = jnp.result_type(float)
+    found = _solve(
+        jnp.asarray(own, kind), jnp.asarray(columns, kind), jnp.asarray(index), of_all, m=m, fit=fit,
+        intercept=bool(intercept),
+    )  # fmt: skip
+    return found._replace(labels=None if names is None else Labels(names))
+
+
+def _check_samples(y: np.ndarray) -> None:
+    if not np.isfinite(y).all():
+        at = int(np.argmin(np.isfinite(y)))
+        raise JaxpflError(f"y must be finite, got {y[at]} for sample {at}")
+
+
+def _check_free(y: Any, x: np.ndarray, index: np.ndarray, m: int, intercept: bool) -> None:
+    """Refuse samples that do not tell both variances apart."""
+    sizes = np.bincount(index, minlength=m)
+    if sizes.min() < 1:
+        raise JaxpflError(f"client {int(np.argmin(sizes))} has no samples: leave it out")
+    if sizes.max() < 2:
+        raise JaxpflError("every client has a single sample: its error and the clients' spread cannot be told apart")
+
+    def about_means(of: np.ndarray) -> np.ndarray:
+        return of - (np.bincount(index, of, m) / sizes)[index]
+
+    within = np.stack([about_means(of) for of in x.T], axis=1)
+    inner = int(np.linalg.matrix_rank(within))
+    p = x.shape[1] + intercept
+    if m + inner - p < LEAST_FREE:
+        raise JaxpflError(f"covariates explain nearly all differences of {m} clients: at most {m - LEAST_FREE} may")
+    if len(x) - m - inner < 1:
+        raise JaxpflError(f"{len(x)} samples of {m} clients leave none for the error beside {inner} covariates")
+    if isinstance(y, np.ndarray):
+        left = about_means(y)
+        left -= within @ np.linalg.lstsq(within, left, rcond=None)[0]
+        if np.abs(left).max() <= _NO_SCATTER * float(jnp.finfo(jnp.result_type(float)).eps) * np.abs(y).max():
+            raise JaxpflError("y has no scatter about the regression: a client's own mean makes no error to avoid")
+
+
+@partial(jax.jit, static_argnames=("m", "fit", "intercept"))
+def _solve(
+    y: Array, x: Array, client: Array, population: Array | None, *, m: int, fit: Likelihood, intercept: bool
+) -> UnitMeans:
+    N = len(y)
+    if intercept:
+        x = jnp.concatenate([jnp.ones((N, 1), x.dtype), x], axis=1)
+        if population is not None:
+            population = jnp.concatenate([jnp.ones((m, 1), x.dtype), population], axis=1)
+    p = x.shape[1]
+    good = jnp.isfinite(y).all() & jnp.isfinite(x).all() & (client >= 0).all() & (client < m).all()
+    Q, R, _ = triangle(jnp.where(good, x, 1))
+    y = jnp.where(good, y, jnp.nan)
+    start = Q.T @ y
+    r = y - Q @ start
+
+    def summed(of: Array) -> Array:
+        return jax.ops.segment_sum(of, client, num_segments=m)
+
+    n = summed(jnp.ones_like(y))
+    r_mean, Q_mean = summed(r) / n, summed(Q) / n[:, None]
+    unit = jnp.sqrt((r**2).mean())
+    unit = jnp.where(unit > 0, unit, 1)
+    r_mean, r_in, Q_in = r_mean / unit, (r - r_mean[client]) / unit, Q - Q_mean[client]
+    inner, cross, square = Q_in.T @ Q_in, Q_in.T @ r_in, r_in @ r_in
+    free = N - p * (fit == "reml")
+
+    def at(ratio: Array) -> tuple[Array, Array, Array, Array]:
+        """Factor of the normal equations, coefficients, squares about them and log likelihood, in units of sigma_e."""
+        k = n / (1 + n * ratio)
+        factor = jnp.linalg.cholesky(inner + (Q_mean * k[:, None]).T @ Q_mean)
+        b = cho_solve((factor, True), cross + Q_mean.T @ (k * r_mean))
+        left = r_mean - Q_mean @ b
+        squares = square - 2 * b @ cross + b @ inner @ b + k @ left**2
+        value = -free * jnp.log(squares / free) - jnp.log1p(n * ratio).sum()
+        value -= 2 * jnp.log(jnp.diag(factor)).sum() * (fit == "reml")
+        return factor, b, squares, value / 2
+
+    starts = jnp.linspace(*_RATIOS, _SCALES, dtype=y.dtype)[:, None]
+    best, value = climb(lambda log: at(jnp.exp(log[0]))[3] / N, starts)
+    zero = jnp.zeros((), y.dtype)
+    none = at(zero)[3]
+    some = value * N
+    alike = none >= some - 16 * jnp.finfo(y.dtype).eps * (N + jnp.abs(some))
+    ratio = jnp.where(alike, 0, jnp.exp(best[0])) + jnp.where(jnp.isnan(none), jnp.nan, 0)
+    factor, b, squares, value = at(ratio)
+    e2 = squares / free
+    v2 = ratio * e2
+
+    gamma = ratio * n / (1 + ratio * n)
+    back = solve_triangular(R, jnp.eye(p, dtype=y.dtype))
+    of_client = Q_mean if population is None else population @ back
+    half = solve_triangular(factor, jnp.eye(p, dtype=y.dtype), lower=True)  # Phi = e2 half' half
+    left = r_mean - Q_mean @ b
+    g1 = gamma * e2 / n
+    g2 = e2 * (((of_client - gamma[:, None] * Q_mean) @ half.T) ** 2).sum(axis=1)
+    k = n / (1 + n * ratio)  # n_i e2 / alpha_i
+    vv, ve = (k**2).sum() / (2 * e2**2), (k**2 / n).sum() / (2 * e2**2)
+    ee = (N - m + (k**2 / n**2).sum()) / (2 * e2**2)
+    determinant = vv * ee - ve**2
+    h = (e2**2 * ee + 2 * e2 * v2 * ve + v2**2 * vv) / determinant
+    g3 = h / (n**2 * (v2 + e2 / n) ** 3)
+    mse = g1 + g2 + 2 * g3
+    if fit == "ml":
+        mse -= _bias_of_g1(Q_mean, inner, half, n, k, gamma, e2, (vv, ve, ee))
+    within = e2 * (1 / k - ((Q_mean @ half.T) ** 2).sum(axis=1))
+    seen = within > 64 * p * jnp.finfo(y.dtype).eps * e2
+    residual = jnp.where(seen, left / jnp.sqrt(jnp.where(seen, within, 1)), 0 * left)
+    regression = of_client @ start + unit * (of_client @ b)
+    likelihood_ratio = jnp.where(alike, 0, jnp.maximum(2 * (value - none), 0))
+    scale = unit**2
+    return UnitMeans(
+        n, summed(y) / n, regression, regression + unit * gamma * left, scale * mse, scale * g1, scale * g2,
+        scale * g3, 1 - gamma, unit * gamma * left, residual, back @ (start + unit * b),
+        scale * e2 * (back @ half.T) @ (back @ half.T).T, scale * v2, scale * e2,
+        value - free * (1 + math.log(2 * math.pi) + 2 * jnp.log(unit)) / 2, likelihood_ratio,
+        jnp.where(ratio > 0, ndtr(-jnp.sqrt(likelihood_ratio)), 1 + 0 * ratio),
+    )  # fmt: skip
+
+
+def _bias_of_g1(
+    Q_mean: Array, inner: Array, half: Array, n: Array, k: Array, gamma: Array, e2: Array, information: Any
+) -> Array:
+    """Slope of g_1 by both variances, times the bias that these have under ML to the order 1/m, [m]."""
+    vv, ve, ee = information
+    # Derivatives of X' V^-1 X, whose traces with Phi pull both variances down.
+    of_v = -(Q_mean * (k**2)[:, None]).T @ Q_mean / e2**2
+    of_e = -(inner + (Q_mean * (k**2 / n)[:, None]).T @ Q_mean) / e2**2
+    traces = [e2 * jnp.trace(half @ of @ half.T) / 2 for of in (of_v, of_e)]
+    determinant = vv * ee - ve**2
+    bias_v = (ee * traces[0] - ve * traces[1]) / determinant
+    bias_e = (vv * traces[1] - ve * traces[0]) / determinant
+    return (1 - gamma) ** 2 * bias_v + gamma**2 / n * bias_e

@@ -1,0 +1,97 @@
+"""Samples of one's own clients about covariates: what the command reads, writes and refuses."""
+
+import csv
+import json
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from jaxpfl.cli import main
+from jaxpfl.estimators import ebbinomial_regression, ebpoisson_regression, unit_level
+
+
+def own(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray, np.ndarray]:
+    """A file of 40 samples of ten clients, in no order, with two covariates."""
+    rng = np.random.default_rng(0)
+    client = rng.permutation(np.repeat(np.arange(10), 4))
+    x = rng.normal(size=(40, 2))
+    y = 5 + x @ [1.0, -2.0] + rng.normal(size=10)[client] + 0.5 * rng.normal(size=40)
+    path = tmp_path / "own.csv"
+    rows = "\n".join(f"c{client[i]},{float(y[i])!r},{float(x[i, 0])!r},{float(x[i, 1])!r}" for i in range(40))
+    path.write_text(f"county,yield,corn,soy\n{rows}\n")
+    return path, y, x, client
+
+
+def test_clients_about_covariates(capsys, tmp_path):
+    path, y, x, client = own(tmp_path)
+    out = tmp_path / "out"
+    options = ("--covariates", "soy", "corn", "--level", "0.9")
+    main(["estimate", "gaussian", "--csv", str(path), *options, "--json", "--output", str(out)])
+    found = json.loads(capsys.readouterr().out)
+    with jax.enable_x64(True):
+        fit = unit_level(y, x[:, ::-1], [f"c{i}" for i in client])
+        low, high = fit.interval(0.9)
+        fit = jax.tree.map(np.asarray, fit)
+    assert found["target"] == "yield"
+    assert [row["name"] for row in found["coefficients"]] == ["intercept", "soy", "corn"]
+    np.testing.assert_allclose([row["estimate"] for row in found["coefficients"]], fit.beta, rtol=1e-9)
+    np.testing.assert_allclose(found["estimated"]["sigma_theta"] ** 2, fit.between, rtol=1e-9)
+    with open(out / "estimates.csv") as file:
+        rows = sorted(csv.DictReader(file), key=lambda row: row["client"])
+    assert [row["client"] for row in rows] == [f"c{i}" for i in range(10)]
+    columns = {"local": fit.own, "personalized": fit.mean, "personalized_stderr": fit.mse**0.5, "low": low}
+    for name, values in {**columns, "high": high, "effect": fit.effect, "residual": fit.residual}.items():
+        np.testing.assert_allclose([float(row[name]) for row in rows], values, rtol=1e-8, atol=1e-10)
+    assert {of.name for of in (out / "plots").iterdir()} == {"shrinkage.png", "quantiles.png"}
+    main(["estimate", "gaussian", "--csv", str(path), "--value", "yield", "--covariates", "corn"])
+    said = capsys.readouterr().out
+    assert "regression: intercept" in said
+    assert "clients differ: likelihood ratio" in said
+
+
+@pytest.mark.parametrize(
+    ("args", "said"),
+    [
+        (["--covariates", "korn"], "unknown covariate 'korn': did you mean 'corn'?"),
+        (["--covariates", "corn"], "needs one column of values beside the covariates, got 'yield, soy': give --value"),
+        (["--covariates", "corn", "corn", "--value", "yield"], "covariates must differ, got corn 2 times"),
+        (["--covariates", "yield", "corn", "soy"], "needs one column of values beside the covariates, got no column"),
+        (["--covariates", "corn", "soy", "--epsilon", "1"], "epsilon is without --covariates"),
+        (["--fit", "ml"], "fit is of --covariates, and there are none, got ml"),
+    ],
+)
+def test_what_would_be_ignored_is_refused_in_a_line(capsys, tmp_path, args, said):
+    path = own(tmp_path)[0]
+    with pytest.raises(SystemExit):
+        main(["estimate", "gaussian", "--csv", str(path), *args])
+    error = capsys.readouterr().err
+    assert said in error
+    assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["successes,trials", pytest.param("count,exposure", marks=pytest.mark.slow)])
+def test_counts_about_covariates(capsys, tmp_path, kind):
+    rng = np.random.default_rng(0)
+    x, n = rng.normal(size=40), rng.integers(5, 50, 40)
+    z = rng.binomial(n, 1 / (1 + np.exp(1 - x + 0.5 * rng.normal(size=40))))
+    path, out = tmp_path / "own.csv", tmp_path / "out"
+    path.write_text(f"{kind},age\n" + "\n".join(f"{z[i]},{n[i]},{float(x[i])!r}" for i in range(40)))
+    command = ["estimate", "normal-means", "--csv", str(path), "--covariates", "age"]
+    main([*command, "--json", "--output", str(out)])
+    found = json.loads(capsys.readouterr().out)
+    with jax.enable_x64(True):
+        fit = (ebbinomial_regression if "trials" in kind else ebpoisson_regression)(z, n, x)
+        fit = jax.tree.map(np.asarray, fit)
+    np.testing.assert_allclose([row["estimate"] for row in found["coefficients"]], fit.beta, rtol=1e-9)
+    assert [row["name"] for row in found["coefficients"]] == ["intercept", "age"]
+    with open(out / "estimates.csv") as file:
+        rows = list(csv.DictReader(file))
+    for name, values in {"personalized": fit.mean, "regression": fit.rates.prior_mean}.items():
+        np.testing.assert_allclose([float(row[name]) for row in rows], values, rtol=1e-9)
+    main(command)
+    assert "regression: intercept" in capsys.readouterr().out
+    with pytest.raises(SystemExit):
+        main([*command, "--prior", "npmle"])
+    assert "prior is without --covariates" in capsys.readouterr().err
