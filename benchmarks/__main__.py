@@ -31,6 +31,7 @@ NAMES = (
     "ragged",
     "estimators",
     "estimators_compared",
+    "interval_coverage",
     "histograms",
     "defaults",
     "adaped_plus",

@@ -7,7 +7,8 @@ All functions are for one entry and broadcast. ``a`` is the weight of the client
   over the clients, whatever the distribution.
 - `beta`: Bernoulli clients, by quantiles of the posterior under a known Beta prior.
 
-`learned_gaussian` and `learned_bernoulli` have intervals for a population learned from the same clients.
+`learned_gaussian`, `learned_bernoulli` and `learned_poisson` have intervals for a population learned from the same
+clients.
 
 Reference: Armstrong, Kolesar and Plagborg-Moller 2022, "Robust empirical Bayes confidence intervals".
 """

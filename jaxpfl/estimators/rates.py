@@ -87,7 +87,8 @@ class Rates(NamedTuple):
         return jnp.where(jnp.isinf(self.prior_size), self.prior_mean, found)
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Ends of the equal-tailed credible intervals, [m] each; `learned_bernoulli` reckons with a learned prior."""
+        """Ends of the equal-tailed credible intervals, [m] each; `learned_bernoulli` and `learned_poisson`
+        do not take the prior for known."""
         inputs.inside("level", level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 

@@ -15,7 +15,7 @@ from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.estimators.normal_means import FAMILIES, Family, NormalMixture, ebnm, posterior
 from jaxpfl.estimators.normal_means.area import Likelihood
 from jaxpfl.presentation import new_axes, save
-from jaxpfl.studies.own_data.options import LEVEL, own_or_simulated
+from jaxpfl.studies.own_data.options import LEVEL, Intervals, own_or_simulated
 from jaxpfl.studies.plots import FEW_ERRORS, color
 from jaxpfl.studies.repetitions import repeat, report
 from jaxpfl.studies.report import estimator_table
@@ -111,6 +111,10 @@ class NormalMeansOptions(Options):
     it is then that of a random person's client. Estimates and risks are of all clients all the same."""
     level: float = LEVEL
     """Level of the intervals of clients of your own."""
+    intervals: Intervals = "learned"
+    """learned: intervals count the error of the fitted prior, by integrating over a normal, Beta, Gamma or Dirichlet
+    prior, and by refitting another to clients drawn from it; clients: by refitting it to clients drawn from the file;
+    plug-in: they take the fitted prior for known, and are too short for few clients."""
 
     def refuse_without_file(self) -> None:
         """Refuse the other options without a file.
@@ -118,7 +122,7 @@ class NormalMeansOptions(Options):
         Raises:
           JaxpflError.
         """
-        names = ("prior", "center", "components", "covariates", "groups", "fit", "weights", "level")
+        names = ("prior", "center", "components", "covariates", "groups", "fit", "weights", "level", "intervals")
         refuse_given(self, names, "is of --csv, and there is none")
 
 

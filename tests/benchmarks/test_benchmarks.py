@@ -33,6 +33,7 @@ NAMES = (
     "ragged",
     "estimators",
     "estimators_compared",
+    "interval_coverage",
     "histograms",
     "defaults",
     "adaped_plus",
@@ -344,6 +345,13 @@ def test_estimators(tmp_path: Path):
         errors = row["facts"]["errors"]
         assert errors["personalized"] < errors["local"]
         assert row["facts"]["peak_bytes"] > 0
+
+
+@pytest.mark.slow
+def test_interval_coverage(tmp_path: Path):
+    for row in record(tmp_path, "interval_coverage")["results"].values():
+        assert row["counted_length"] > row["plug_in_length"]
+        assert row["counted_coverage"] >= row["plug_in_coverage"]
 
 
 @pytest.mark.slow

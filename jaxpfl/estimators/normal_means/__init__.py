@@ -2,6 +2,7 @@
 
 from jaxpfl.estimators.normal_means.answer import NormalMeans, posterior
 from jaxpfl.estimators.normal_means.area import AreaMeans, fay_herriot
+from jaxpfl.estimators.normal_means.bootstrap import bootstrap
 from jaxpfl.estimators.normal_means.compare import PriorScores, best, compare_priors, leads
 from jaxpfl.estimators.normal_means.families import FAMILIES, Family
 from jaxpfl.estimators.normal_means.fit import ebnm
@@ -33,6 +34,7 @@ __all__ = [
     "Shrunken",
     "UnitMeans",
     "best",
+    "bootstrap",
     "compare_priors",
     "critical_value",
     "ebnm",

@@ -13,6 +13,7 @@ from jaxpfl.estimators.frames import Labels, frame
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
 from jaxpfl.estimators.normal_means.point_laplace import PointLaplace
+from jaxpfl.estimators.normal_means.refits import Refits
 from jaxpfl.types import Array, Key, Scalar
 
 AT_ONCE = 4096
@@ -38,7 +39,7 @@ class NormalMeans(NamedTuple):
 
     x: Array
     s: Array
-    prior: NormalMixture | PointLaplace
+    prior: NormalMixture | PointLaplace | Refits
     mean: Array
     sd: Array
     lfsr: Array
@@ -96,18 +97,18 @@ class NormalMeans(NamedTuple):
     def scores(self) -> Array:
         """Normal scores of the estimates under their fitted marginal distributions: N(0, 1) if the prior holds, [m]."""
         below = in_blocks(self.prior.marginal_below, self.x, self.s)
-        above = in_blocks(_mirrored(self.prior).marginal_below, -self.x, self.s)
+        above = in_blocks(self.prior.mirrored().marginal_below, -self.x, self.s)
         tail = jnp.maximum(jnp.minimum(below, above), jnp.finfo(below.dtype).tiny)  # far out both round to zero
         return jnp.where(below < above, 1, -1) * ndtri(tail)
 
 
-def posterior(prior: NormalMixture | PointLaplace, x: Array, s: Array, slack: Scalar = 0.0) -> NormalMeans:
+def posterior(prior: NormalMixture | PointLaplace | Refits, x: Array, s: Array, slack: Scalar = 0.0) -> NormalMeans:
     """Posteriors under a known prior, for clients new to it as well."""
 
     def of(x: Array, s: Array) -> tuple[Array, ...]:
         zero = jnp.zeros_like(x)
         # Complementary sides each by itself: 1 - P would round a small probability away.
-        sign = jnp.minimum(prior.below(zero, x, s), _mirrored(prior).below(zero, -x, s))
+        sign = jnp.minimum(prior.below(zero, x, s), prior.mirrored().below(zero, -x, s))
         return *prior.moments(x, s), sign, prior.log_marginal(x, s)
 
     mean, sd, lfsr, fit = in_blocks(of, x, s)
@@ -126,10 +127,3 @@ def in_blocks(function, *arrays: Array):
             tuple(jnp.pad(of, (0, -m % AT_ONCE), mode="edge").reshape(-1, AT_ONCE) for of in arrays),
         ),
     )
-
-
-def _mirrored(prior: NormalMixture | PointLaplace) -> NormalMixture | PointLaplace:
-    """The prior of -theta."""
-    if isinstance(prior, PointLaplace):
-        return prior._replace(center=-prior.center)
-    return prior._replace(means=-prior.means)

@@ -91,16 +91,17 @@ def scale_mixture(x: Array, s: Array, w: Array, center: Array, components: int) 
     widest = 2 * jnp.sqrt(jnp.maximum(((x - center) ** 2 - s**2).max(), (8 * low) ** 2))
     share = jnp.arange(components - 1, dtype=x.dtype) / (components - 2)
     sds = jnp.concatenate([jnp.zeros(1, x.dtype), low * (widest / low) ** share])
-    return _weighted(x, s, w, jnp.full(components, 1.0, x.dtype) * center, sds)
+    return weighted(x, s, w, jnp.full(components, 1.0, x.dtype) * center, sds)
 
 
 def npmle(x: Array, s: Array, w: Array, components: int) -> Fit:
     """Any distribution: atoms on an even grid over the range of x, outside of which the likeliest one has none."""
     share = jnp.arange(components, dtype=x.dtype) / (components - 1)
-    return _weighted(x, s, w, x.min() + (x.max() - x.min()) * share, jnp.zeros(components, x.dtype))
+    return weighted(x, s, w, x.min() + (x.max() - x.min()) * share, jnp.zeros(components, x.dtype))
 
 
-def _weighted(x: Array, s: Array, w: Array, means: Array, sds: Array) -> Fit:
+def weighted(x: Array, s: Array, w: Array, means: Array, sds: Array) -> Fit:
+    """The likeliest weights of given components, means and sds [K] each."""
     grid = NormalMixture(jnp.full(len(means), 1 / len(means), x.dtype), means, sds)
     if len(x) <= MANY:
         weights, slack = simplex.weights(grid.log_components(x, s), w)

@@ -9,7 +9,7 @@ with a weight in proportion to pi_k times its marginal density. t_k = 0 is an at
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -99,6 +99,16 @@ class NormalMixture(NamedTuple):
         kind = jax.random.categorical(of_kind, _log(p))[..., None]
         center, deviation = (jnp.take_along_axis(of, kind, axis=-1)[..., 0] for of in (centers, deviations))
         return center + deviation * jax.random.normal(of_place, x.shape, x.dtype)
+
+    def draw(self, key: Key, shape: tuple[int, ...]) -> Array:
+        """Draws from the prior itself, [shape]."""
+        of_kind, of_place = jax.random.split(key)
+        kind = jax.random.categorical(of_kind, _log(self.weights), shape=shape)
+        return self.means[kind] + self.sds[kind] * jax.random.normal(of_place, shape, self.means.dtype)
+
+    def mirrored(self) -> Self:
+        """The prior of -theta."""
+        return self._replace(means=-self.means)
 
     def posterior(self, x: Array, s: Array) -> tuple[Array, Array, Array]:
         """Weights, means and standard deviations of the posterior's components, [..., K] each."""

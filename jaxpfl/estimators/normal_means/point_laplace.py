@@ -101,6 +101,16 @@ class PointLaplace(NamedTuple):
         more = bisect(lambda more: tails.share_beyond(end, more) > left, jnp.zeros_like(x), reach)
         return self.center + jnp.where(part == 0, 0, jnp.where(part == 1, more, -more) * s)
 
+    def draw(self, key: Key, shape: tuple[int, ...]) -> Array:
+        """Draws from the prior itself, [shape]."""
+        of_part, of_place = jax.random.split(key)
+        slab = self.scale * jax.random.laplace(of_place, shape, self.scale.dtype)
+        return self.center + jnp.where(jax.random.bernoulli(of_part, self.null, shape), 0, slab)
+
+    def mirrored(self) -> PointLaplace:
+        """The prior of -theta."""
+        return self._replace(center=-self.center)
+
     def _log_parts(self, x: Array, s: Array) -> tuple[Array, Array, Array]:
         """Log of weight times marginal density of the spike, and the slab's upper and lower half, [...] each."""
         u, r = (x - self.center) / s, s / self.scale

@@ -10,9 +10,10 @@ import numpy as np
 
 from jaxpfl.data.sources import csv_text
 from jaxpfl.errors import JaxpflError, printable, shown
-from jaxpfl.estimators import ebmultinomial
+from jaxpfl.estimators import ebmultinomial, learned_bernoulli
 from jaxpfl.studies.own_data import csv_doubts, output
 from jaxpfl.studies.own_data.common import Own, Picture
+from jaxpfl.studies.own_data.options import Intervals
 from jaxpfl.studies.own_data.summary_csv import PAIRS, client_names
 from jaxpfl.studies.study import Block, Results
 
@@ -99,8 +100,20 @@ def read(path: Path, table: csv_text.Table) -> Categories:
     return Categories(clients, names, counts, [lower[i] for i in others if i != place])
 
 
-def results(path: Path, table: csv_text.Table, seed: int, level: float) -> Results:
-    """Estimates of the shares of a file's clients.
+def integrated(counts: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Interval ends and standard errors of every share that integrate over the population, [m, K] each.
+
+    A category against all others together is Beta-binomial under a Dirichlet prior too: each is taken by itself, with
+    the size that its own counts speak for.
+    """
+    totals = counts.sum(axis=1)
+    each = [learned_bernoulli.believed(own, totals, level) for own in counts.T]
+    low, high, stderr = (np.stack(of, axis=1) for of in zip(*each, strict=True))
+    return low, high, stderr
+
+
+def results(path: Path, table: csv_text.Table, seed: int, level: float, intervals: Intervals = "learned") -> Results:
+    """Estimates of the shares of a file's clients; of intervals that are not to be ``"plug-in"``, see `integrated`.
 
     Raises:
       JaxpflError: as `read` and `ebmultinomial`.
@@ -109,10 +122,12 @@ def results(path: Path, table: csv_text.Table, seed: int, level: float) -> Resul
     try:
         with jax.enable_x64(True):
             fit = ebmultinomial(data.counts)
-            low, high = (np.asarray(end) for end in fit.interval(level))
+            low, high, stderr = (np.asarray(of) for of in (*fit.interval(level), fit.sd))
             fit = jax.tree.map(np.asarray, fit)
     except JaxpflError as error:
         raise JaxpflError(f"{path}: {error}") from None
+    if intervals != "plug-in":
+        low, high, stderr = integrated(data.counts, level)
     low, high = np.minimum(low, fit.mean), np.maximum(high, fit.mean)
     totals = data.counts.sum(axis=1)
     local = data.counts / totals[:, None]
@@ -126,6 +141,7 @@ def results(path: Path, table: csv_text.Table, seed: int, level: float) -> Resul
         "level": level,
         "settings": {"seed": seed},
         "prior": "dirichlet",
+        "intervals": "plug-in" if intervals == "plug-in" else "integrated",
         "categories": [
             {"name": name, "mean": float(mean), "sigma_theta": float(sd)}
             for name, mean, sd in zip(data.categories, fit.prior_mean, spread, strict=True)
@@ -140,7 +156,7 @@ def results(path: Path, table: csv_text.Table, seed: int, level: float) -> Resul
     }
     columns: dict[str, list] = {"client": data.names, "counts": totals.astype(int).tolist()}
     columns["shrinkage"] = fit.shrinkage.tolist()
-    parts = {"local": local, "personalized": fit.mean, "personalized_stderr": fit.sd, "low": low, "high": high}
+    parts = {"local": local, "personalized": fit.mean, "personalized_stderr": stderr, "low": low, "high": high}
     pictures = []
     for k, name in enumerate(data.categories):
         columns |= {f"{part}:{name}": values[:, k].tolist() for part, values in parts.items()}

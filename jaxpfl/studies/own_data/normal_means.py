@@ -44,7 +44,8 @@ def results(path: Path, given: Any, options: Any) -> Results:
     if categories.given(table):
         names = ("prior", "center", "components", "covariates", "groups", "weights", "fit")
         refuse_given(options, names, f"is of other summaries, and {path.name} has {categories.PREFIX}NAME")
-        return categories.results(path, table, given.seed, options.level)
+        fits.refuse_drawn(options, "a Dirichlet prior, whose mean and size are integrated over")
+        return categories.results(path, table, given.seed, options.level, options.intervals)
     data = read(path, options.covariates, groups=options.groups, weights=options.weights, table=table)
     known = fits.MIXTURES.get(data.kind, ())
     mixed = options.prior in known
@@ -55,6 +56,8 @@ def results(path: Path, given: Any, options: Any) -> Results:
             columns = ",".join(PAIRS[kind])
             has = ",".join(PAIRS[data.kind])
             raise JaxpflError(f"prior {options.prior} is of {columns}, and {path.name} has {has}")
+    if options.covariates or options.groups is not None:
+        refuse_given(options, ("intervals",), "is without --covariates and --groups, whose intervals count all errors")
     if data.kind != "estimate":
         names = ("prior", "center", "components", "groups", "weights", "fit")
         refuse_given(
@@ -69,7 +72,7 @@ def results(path: Path, given: Any, options: Any) -> Results:
             elif data.kind != "estimate" and options.covariates:
                 found = fits.of_rates_about(data, options.level)
             elif data.kind != "estimate":
-                found = fits.of_rates(data, given.seed, options.level)
+                found = fits.of_rates(data, given.seed, options)
             elif options.covariates:
                 found = fits.of_areas(data, options)
             elif data.groups is not None:

@@ -11,9 +11,26 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.errors import JaxpflError, printable, shown
-from jaxpfl.estimators import compare_priors, differences, ebnm, fay_herriot, learned_bernoulli, learned_gaussian
-from jaxpfl.estimators.normal_means import PriorScores, best, homogeneity, leads, ranks_of, robust_intervals
+from jaxpfl.estimators import (
+    compare_priors,
+    differences,
+    ebnm,
+    fay_herriot,
+    learned_bernoulli,
+    learned_gaussian,
+    learned_poisson,
+)
+from jaxpfl.estimators.normal_means import (
+    PriorScores,
+    best,
+    bootstrap,
+    homogeneity,
+    leads,
+    ranks_of,
+    robust_intervals,
+)
 from jaxpfl.estimators.normal_means.area import dependent
+from jaxpfl.estimators.normal_means.bootstrap import REFITS
 from jaxpfl.estimators.normal_means.compare import FOLDS, learns
 from jaxpfl.estimators.normal_means.families import Family
 from jaxpfl.estimators.poisson_mixtures import Gammas
@@ -29,6 +46,7 @@ MIXTURES: Mapping[Kind, tuple[str, ...]] = {
 """Priors of successes and of counts beside a single Beta or Gamma distribution."""
 _DRAWN = 20_000_000
 _MOST_DRAWS, _FEWEST_DRAWS = 1000, 100
+_REFITTED, _FEWEST_REFITS, _MOST_REFITTED = 200_000, 20, 100_000
 
 
 class Fitted(NamedTuple):
@@ -124,21 +142,30 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
     fit = ebnm(x, s, prior=prior, center=learned, components=options.components, weights=data.weights)
     draws = int(np.clip(_DRAWN // len(x), _FEWEST_DRAWS, _MOST_DRAWS))
     rank = partial(ranks_of, key=jax.random.key(seed), draws=draws, level=options.level)
-    if prior == "normal" and center is None and data.weights is None:
+    how = _how(len(x), prior, center, options)
+    if how == "integrated":
         # With few clients their mean and spread are not known, and the likeliest spread may be zero: integrate over
         # both for all that says how sure an estimate is.
         middle, scale = (of[:, 0] for of in learned_gaussian.posterior(jnp.asarray(x)[:, None], jnp.asarray(s) ** 2))
         reach = learned_gaussian.student(options.level, np.inf) * scale
-        low, high = jnp.minimum(middle - reach, fit.mean), jnp.maximum(middle + reach, fit.mean)
+        low, high = middle - reach, middle + reach
         stderr, lfsr = scale, jax.scipy.special.ndtr(-jnp.abs(middle) / scale)
         placed = rank(lambda key: middle + scale * jax.random.normal(key, middle.shape))
     else:
-        low, high = fit.interval(options.level)
-        stderr, lfsr, placed = fit.sd, fit.lfsr, rank(fit.sample)
+        sure = fit
+        if how != "plug-in":
+            refits = int(np.clip(_REFITTED // len(x), _FEWEST_REFITS, REFITS))
+            drawn = jax.random.fold_in(jax.random.key(seed), 1)
+            more = {"center": learned, "components": options.components, "refits": refits, "resampling": how}
+            sure = bootstrap(drawn, x, s, prior, **more)
+        low, high = sure.interval(options.level)
+        stderr, lfsr, placed = sure.sd, sure.lfsr, rank(sure.sample)
+    low, high = jnp.minimum(low, fit.mean), jnp.maximum(high, fit.mean)
     robust = robust_intervals(x, s, options.level)
     test = {name: float(value) for name, value in homogeneity(x, s)._asdict().items()}
     facts = {
         "prior": prior,
+        "intervals": how,
         **compared,
         "estimated": {"mean": float(fit.prior.mean), "sigma_theta": float(fit.prior.sd)},
         "log_marginal": float(fit.log_marginal),
@@ -162,6 +189,34 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
     return Fitted(facts, arrays(columns), np.asarray(fit.scores))
 
 
+def _how(clients: int, prior: Family, center: float | None, options: Any) -> str:
+    """Source of the intervals of estimates: a name of the JSON, or a way to draw clients.
+
+    Raises:
+      JaxpflError: clients drawn where nothing is refitted.
+    """
+    if options.intervals == "plug-in" or options.weights is not None:
+        refuse_drawn(options, "--weights")
+        return "plug-in"
+    if prior == "normal" and center is None:
+        if options.prior != "best":
+            refuse_drawn(options, "the normal prior, whose mean and spread are integrated over")
+        return "integrated"
+    if clients > _MOST_REFITTED:
+        return "plug-in"
+    return "clients" if options.intervals == "clients" else "parametric"
+
+
+def refuse_drawn(options: Any, why: str) -> None:
+    """Refuse intervals by drawn clients.
+
+    Raises:
+      JaxpflError.
+    """
+    if options.intervals == "clients":
+        raise JaxpflError(f"intervals clients refit a prior to drawn clients, which is not for {why}")
+
+
 def _compared(scores: dict[Family, PriorScores]) -> list[dict[str, Any]]:
     """Scores of every family as JSON, per client but for the likelihood of all."""
     behind = leads(scores)
@@ -179,26 +234,31 @@ def _compared(scores: dict[Family, PriorScores]) -> list[dict[str, Any]]:
     ]
 
 
-def of_rates(data: Summaries, seed: int, level: float) -> Fitted:
+def of_rates(data: Summaries, seed: int, options: Any) -> Fitted:
     """Fit a Beta prior to successes of trials, or a Gamma prior to counts.
 
     Raises:
-      JaxpflError: as `ebbinomial` and `ebpoisson`.
+      JaxpflError: as `ebbinomial` and `ebpoisson`; for intervals by drawn clients.
     """
-    z, n = data.first, data.second
+    z, n, level = data.first, data.second, options.level
+    refuse_drawn(options, "a Beta or Gamma prior, whose mean and size are integrated over")
     if data.kind == "successes":
         fit: Rates = ebbinomial(z, n)
-        believed = learned_bernoulli.believed(z, n, level)
-        low, high = believed.low, believed.high
         test = differences.of_shares(z, n, seed)._asdict()
     else:
         fit = ebpoisson(z, n)
-        low, high = (np.asarray(end) for end in fit.interval(level))
         test = _equal_rates(z, n)
+    low, high, sd = (np.asarray(of) for of in (*fit.interval(level), fit.sd))
+    how = "plug-in"
+    if options.intervals != how and (data.kind == "successes" or len(z) <= _MOST_REFITTED):
+        how = "integrated"
+        learned = learned_bernoulli if data.kind == "successes" else learned_poisson
+        low, high, sd = learned.believed(z, n, level)
     mean, size = float(fit.prior_mean), float(fit.prior_size)
     spread = mean * (1 - mean) / (1 + size) if data.kind == "successes" else mean / size
     facts = {
         "prior": "beta" if data.kind == "successes" else "gamma",
+        "intervals": how,
         "estimated": {"mean": mean, "sigma_theta": spread**0.5},
         "prior_size": size if np.isfinite(size) else None,
         "log_marginal": float(fit.log_marginal),
@@ -206,7 +266,7 @@ def of_rates(data: Summaries, seed: int, level: float) -> Fitted:
     }
     own = np.asarray(fit.mean)
     columns = {
-        "local": z / n, "personalized": own, "personalized_stderr": fit.sd, "low": np.minimum(low, own),
+        "local": z / n, "personalized": own, "personalized_stderr": sd, "low": np.minimum(low, own),
         "high": np.maximum(high, own), "shrinkage": fit.shrinkage,
     }  # fmt: skip
     return Fitted(facts, arrays(columns), None)

@@ -6,12 +6,14 @@ import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeAlias
 
 from jaxpfl.errors import JaxpflError
 from jaxpfl.studies.own_data.csv_columns import CsvLayout
 from jaxpfl.studies.settings import refuse_given
 from jaxpfl.studies.study import Options, Results
+
+Intervals: TypeAlias = Literal["learned", "clients", "plug-in"]
 
 LEVEL = 0.95
 """Level of intervals, unless another is asked for."""
