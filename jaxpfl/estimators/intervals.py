@@ -100,8 +100,8 @@ def _normal(level: Scalar) -> Array:
     return -jax.scipy.special.ndtri((1 - level) / 2)
 
 
-def bisect(below, low: Array, high: Array) -> Array:
-    """The point at which ``below`` turns from true to false."""
+def bisect(below, low: Array, high: Array, halvings: int = _HALVINGS) -> Array:
+    """The point at which ``below`` turns from true to false, to the distance of low and high by 2^halvings."""
     low, high = jnp.broadcast_arrays(low, high)
 
     def halve(_: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -109,5 +109,5 @@ def bisect(below, low: Array, high: Array) -> Array:
         up = below(middle)
         return jnp.where(up, middle, at[0]), jnp.where(up, at[1], middle)
 
-    low, high = jax.lax.fori_loop(0, _HALVINGS, halve, (low, high))
+    low, high = jax.lax.fori_loop(0, halvings, halve, (low, high))
     return (low + high) / 2
