@@ -67,6 +67,7 @@ HEADLINES: Mapping[str, Headline] = {
 """Headlines of the registered tasks."""
 OF_TASKS: Mapping[str, str] = {
     "classification": "accuracy", "binary": "accuracy", "multilabel": "macro_f1", "regression": "rmse",
+    "next-token": "accuracy",
 }  # fmt: skip
 """Names of the registered tasks' headlines."""
 _WORDS = {

@@ -79,7 +79,7 @@ def test_every_loss_trains(loss):
 def test_labels_without_a_named_task_are_refused():
     with pytest.raises(JaxpflError, match=r"labels are float32, .* name the task, such as regression"):
         jaxpfl.fit("fedavg", clients_of(LABELS["regression"]), **QUICK)
-    with pytest.raises(JaxpflError, match=r"labels are several for each example.*multilabel or regression"):
+    with pytest.raises(JaxpflError, match=r"labels are several for each example.*multilabel, regression or next-token"):
         jaxpfl.fit("fedavg", clients_of(LABELS["multilabel"]), **QUICK)
 
 
@@ -189,8 +189,12 @@ def test_what_makes_no_sense_is_refused_with_its_reason(method, loss):
     ("method", "options", "message"),
     [
         ("adaped", {"gate": True}, "adaped.gate compares with a guess among classes: .* got regression"),
-        ("map-kd", {"exact": True}, "the exact normaliser is of class probabilities: this task predicts none"),
-        ("map-kd", {"distance": "square"}, "the distance square is of class probabilities: this task predicts none"),
+        ("map-kd", {"exact": True}, "the exact normaliser is of the probabilities of a classification: this task"),
+        (
+            "map-kd",
+            {"distance": "square"},
+            "the distance square is of the probabilities of a classification",
+        ),
         ("persfl", {"temperatures": (2.0, 3.0)}, "persfl.temperatures soften class probabilities"),
     ],
 )

@@ -67,7 +67,7 @@ def _client(task: Task, own_task: Task, work: LocalWork) -> Client:
 
     def objective(student: Array, teacher: Array, batch: Batch, share: Scalar) -> tuple[Array, Array]:
         loss = batch.mean(task.loss(student, batch.y))
-        pull = batch.mean(divergence(jax.lax.stop_gradient(teacher), student))
+        pull = batch.mean(divergence(jax.lax.stop_gradient(teacher), student, batch.y))
         return share * loss + (1 - share) * pull, loss
 
     def update(

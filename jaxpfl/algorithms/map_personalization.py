@@ -36,7 +36,7 @@ from jaxpfl.algorithms.parts.hyper import SgdHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
 from jaxpfl.errors import unknown_name
 from jaxpfl.models import Task
-from jaxpfl.priors import Examples, Prior, Rates, gaussian, laplace
+from jaxpfl.priors import Examples, Prior, Rates, distillation, gaussian, laplace
 from jaxpfl.protocol import (
     Algorithm,
     Client,
@@ -175,7 +175,11 @@ def _client(
 
         def step(key: Key, carry: tuple[Descent, PyTree], batch: Batch) -> tuple[tuple[Descent, PyTree], Metrics]:
             theta, gamma = carry
-            on = Examples(lambda params: task.model.apply(params, batch.x, key=key, train=True), batch.valid)
+
+            def predicted(params: PyTree) -> Array:
+                return distillation.counted(task, task.model.apply(params, batch.x, key=key, train=True), batch.y)
+
+            on = Examples(predicted, batch.valid)
 
             def objective(params: PyTree) -> tuple[Array, tuple[Array, Array]]:
                 logits = on.apply(params)

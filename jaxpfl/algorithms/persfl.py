@@ -53,7 +53,7 @@ from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradie
 from jaxpfl.algorithms.parts.stored_models import StoredModels, keeping_models
 from jaxpfl.data import passes
 from jaxpfl.errors import JaxpflError
-from jaxpfl.models import PerClient, PerExample, Task, correct
+from jaxpfl.models import PerClient, PerExample, Pooled, Task, correct
 from jaxpfl.priors import distillation
 from jaxpfl.protocol import Algorithm, ClientContext, Message, Upload
 from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Splits
@@ -61,8 +61,8 @@ from jaxpfl.types import Array, Federation, Key, Metrics, PyTree, Splits
 TEMPERATURES = (1.0, 5.0, 9.0, 13.0, 17.0, 21.0, 25.0)
 IMITATIONS = (0.0, 0.25, 0.5, 0.75, 1.0)
 
-SoftLoss = Callable[[Array, Array], Array]
-"""Maps logits of the teacher and of the student, [n, classes], both divided by T, to one value per example."""
+SoftLoss = Callable[[Array, Array, Array], Array]
+"""Maps logits of the teacher and of the student, [n, classes], both divided by T, and labels to a value per example."""
 
 
 class Teacher(NamedTuple):
@@ -121,9 +121,9 @@ def persfl(
         validation examples, where they are needed.
     """
 
-    def soft(of_teacher: Array, of_student: Array) -> Array:
+    def soft(of_teacher: Array, of_student: Array, y: Array) -> Array:
         pair = (of_teacher, of_student) if teacher_first else (of_student, of_teacher)
-        return divergence(*pair)
+        return divergence(*pair, y)
 
     divergence = distillation.divergence_of(task)
 
@@ -158,10 +158,10 @@ def persfl_gd(
 
     divergence = distillation.divergence_of(task)
 
-    def soft(of_teacher: Array, of_student: Array) -> Array:
+    def soft(of_teacher: Array, of_student: Array, y: Array) -> Array:
         if task.has_classes:
             return optax.safe_softmax_cross_entropy(of_student, jax.nn.softmax(of_teacher))
-        return divergence(of_teacher, of_student)  # elsewhere too the two differ by a constant
+        return divergence(of_teacher, of_student, y)  # elsewhere too the two differ by a constant
 
     return _two_stages("persfl-gd", task, work, soft, distill_steps, temperatures, imitations, teacher, stored)
 
@@ -190,12 +190,14 @@ def _two_stages(
         raise JaxpflError(f"{method}.stored needs the teacher best: with last, no stored model would be used")
     if not task.has_classes:
         if tuple(temperatures) not in (TEMPERATURES, (1.0,)):
-            raise JaxpflError(f"{method}.temperatures soften class probabilities: the task {task.kind!r} has none")
+            raise JaxpflError(
+                f"{method}.temperatures soften class probabilities: a classification has them, not {task.kind}"
+            )
         temperatures = (1.0,)
     grid = _grid(method, imitations, temperatures)
     keeps = teacher == "best"
     scored = task.metrics.get("loss")  # that of training may be smoothed
-    validation_loss = task.loss if scored is None or isinstance(scored, PerClient) else scored
+    validation_loss = task.loss if scored is None or isinstance(scored, PerClient | Pooled) else scored
     stage_1 = fedavg(task, work)
     (fedavg_client,) = stage_1.clients
 
@@ -250,7 +252,7 @@ def _two_stages(
 
             def objective(params: PyTree, imitation: Array, temperature: Array) -> Array:
                 logits = task.model.apply(params, batch.x, key=key, train=True)
-                far = soft(target / temperature, logits / temperature)
+                far = soft(target / temperature, logits / temperature, batch.y)
                 return batch.mean((1 - imitation) * task.loss(logits, batch.y) + imitation * temperature**2 * far)
 
             def one(at: Descent, imitation: Array, temperature: Array) -> Descent:

@@ -88,7 +88,7 @@ def _client(task: Task, own_task: Task, work: LocalWork, bits: int) -> Client:
     def objective(batch: Batch, student: Array, teacher: Array, own: Array, lam: Scalar) -> tuple[Array, Array]:
         """Loss of ``own``, one of the two, plus the divergence; and that loss alone."""
         loss = batch.mean(task.loss(own, batch.y))
-        return loss + lam * batch.mean(divergence(teacher, student)), loss
+        return loss + lam * batch.mean(divergence(teacher, student, batch.y)), loss
 
     def update(
         key: Key, hp: QuPeDHyper, ctx: ClientContext, message: Message, theta: PyTree, splits: Splits

@@ -26,8 +26,8 @@ def checked_labels(y: Any, whose: str) -> np.ndarray:
       whose: a name for messages.
 
     Raises:
-      JaxpflError: for another type or shape, integers below 0 or beyond 32 bits, and NaN or infinite labels, naming the
-        first example.
+      JaxpflError: for another type or shape, integers below 0 (in [n, d]: below -1) or beyond 32 bits, and NaN or
+        infinite labels, naming the first example.
 
     Examples:
       >>> checked_labels(np.array([0.5, np.nan]), "client 3, train")
@@ -54,10 +54,11 @@ def checked_labels(y: Any, whose: str) -> np.ndarray:
         raise JaxpflError(
             f"{whose}: labels must be integers >= 0, got {y.dtype}: classes are integers, labels of a regression floats"
         )
-    if len(y) and (y.min() < 0 or y.max() > _LARGEST):
-        wrong = int(y[(y < 0) | (y > _LARGEST)][0])
+    least = 0 if y.ndim == 1 else -1  # a position without a label, of sequences
+    if len(y) and (y.min() < least or y.max() > _LARGEST):
+        wrong = int(y[(y < least) | (y > _LARGEST)][0])
         hint = "; labels of a regression are floats" if wrong < 0 else ""
-        raise JaxpflError(f"{whose}: labels must be integers >= 0 (and below 2**31), got {wrong}{hint}")
+        raise JaxpflError(f"{whose}: labels must be integers >= {least} (and below 2**31), got {wrong}{hint}")
     return y.astype(np.int32, copy=False)
 
 

@@ -34,14 +34,20 @@ from jaxpfl.robust import Aggregator, Attack, attacked, robust
 from jaxpfl.types import Federation
 
 
-def make_task(model: Any, federation: Federation, num_classes: int) -> Task:
+def make_task(model: Any, federation: Federation, num_classes: int, *, every: bool = False) -> Task:
     """The classification task of a federation, for a registered model or one of the user's own.
+
+    Args:
+      model: a name, or the model.
+      federation: the clients.
+      num_classes: K.
+      every: a registered model predicts at each position of a sequence.
 
     Raises:
       JaxpflError: for a model that cannot read such inputs, tokens beyond its vocabulary among them.
     """
     shape = federation.input_shape
-    built = models.build_model(model, num_classes, shape) if isinstance(model, str) else model
+    built = models.build_model(model, num_classes, shape, every=every) if isinstance(model, str) else model
     dtype = federation.train.examples.x.dtype
     # Floats take jax's default type (float64 under x64); tokens keep theirs.
     task = models.classification(built, shape, num_classes, dtype if np.issubdtype(dtype, np.integer) else None)

@@ -18,7 +18,7 @@ from jaxpfl.engine.model_axis import ModelAxis, lay
 from jaxpfl.engine.round import Clients, RoundPlan
 from jaxpfl.engine.state import RunState, server_context
 from jaxpfl.errors import JaxpflError
-from jaxpfl.models import PerClient, Task
+from jaxpfl.models import PerClient, Pooled, Task
 from jaxpfl.protocol import ALL_STEPS, Algorithm, Client, ClientContext, Message
 from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Array, ClientData, Key, Metrics, PyTree, Scalar, Splits
@@ -255,12 +255,13 @@ def _score(
             contract.check_prediction(function, values, len(valid))
         return logits
 
-    def sums_of_chunk(x: PyTree, y: Array, valid: Array) -> dict[str, Metrics]:
+    def sums_of_chunk(x: PyTree, y: Array, valid: Array) -> dict[str, dict[str, tuple[Array, ...]]]:
         return {name: _sums(task, values, y, valid) for name, values in of_chunk(x, y, valid).items()}
 
     sums, count = passes.total(sums_of_chunk, examples), examples.size
-    means = jax.tree.map(lambda total: jnp.where(count > 0, total / jnp.maximum(count, 1), jnp.nan), sums)
-    if not task.has_classes and task.headline in means["after"]:  # NaN stands for no examples
+    means = {name: _means(task, totals, count) for name, totals in sums.items()}
+    pooled = isinstance(task.metrics.get(task.headline), Pooled)
+    if not task.has_classes and not pooled and task.headline in means["after"]:  # NaN stands for no examples
         worst = jnp.inf if task.lower else -jnp.inf
         for scores in means.values():
             score = scores[task.headline]
@@ -329,16 +330,30 @@ def _each_group(
     return kept
 
 
-def _sums(task: Task, logits: Array, y: Array, valid: Array) -> Metrics:
-    """Sum of each metric per example over the valid examples, []."""
+def _sums(task: Task, logits: Array, y: Array, valid: Array) -> dict[str, tuple[Array, ...]]:
+    """Sums over the valid examples, [], of each metric per example, and of both parts of a ratio."""
     sums = {}
     for name, metric in task.metrics.items():
         if isinstance(metric, PerClient):
             continue
-        values = metric(logits, y)
-        contract.check_metric(name, values, len(valid))
-        sums[name] = trees.valid_sum(valid, values)
+        parts = (metric.total, metric.number) if isinstance(metric, Pooled) else (metric,)
+        values = tuple(part(logits, y) for part in parts)
+        for part in values:
+            contract.check_metric(name, part, len(valid))
+        sums[name] = tuple(trees.valid_sum(valid, part) for part in values)
     return sums
+
+
+def _means(task: Task, sums: Mapping[str, tuple[Array, ...]], count: Array) -> Metrics:
+    """Each metric's mean over a client's examples, or its ratio of sums, []; NaN without any."""
+    means = {}
+    for name, totals in sums.items():
+        metric = task.metrics[name]
+        if isinstance(metric, Pooled):
+            means[name] = metric.score(*totals)
+        else:
+            means[name] = jnp.where(count > 0, totals[0] / jnp.maximum(count, 1), jnp.nan)
+    return means
 
 
 def _of_client(task: Task, logits: Array, y: Array, count: Array) -> Metrics:

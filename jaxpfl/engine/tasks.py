@@ -11,8 +11,9 @@ from jaxpfl import mapped
 from jaxpfl.data.labels import are_classes
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.errors import JaxpflError, unknown_name
-from jaxpfl.models import TASKS, Metric, PerClient, Task
-from jaxpfl.models.base import CLASSIFICATION, as_regression, smoothed_cross_entropy
+from jaxpfl.models import TASKS, Metric, PerClient, Pooled, Task
+from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN, as_regression, smoothed_cross_entropy
+from jaxpfl.models.tokens import NO_LABEL
 from jaxpfl.types import Federation
 
 _ZERO_OR_ONE = ("binary", "multilabel")
@@ -32,7 +33,7 @@ def kind_of(spec: RunSpec, federation: Federation) -> str:
     y = federation.train.examples.y
     if task in (None, CLASSIFICATION) and not are_classes(y):
         found = "several for each example" if y.ndim > 1 else f"{y.dtype}"
-        fitting = "regression" if np.issubdtype(y.dtype, np.floating) else "multilabel or regression"
+        fitting = "regression" if np.issubdtype(y.dtype, np.floating) else "multilabel, regression or next-token"
         raise JaxpflError(
             f"labels are {found}, and those of a classification integers [n]: name the task, such as {fitting}"
         )
@@ -56,6 +57,8 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
         if classes <= largest:
             raise JaxpflError(f"num_classes is {classes} but labels go up to {largest}")
         return classes
+    if kind == NEXT_TOKEN:
+        return _tokens(spec, federation, labels)
     if kind == "binary" and of_first:
         raise JaxpflError(f"labels of the task binary are [n], got {of_first[0]} for each example: use multilabel")
     if kind == "multilabel" and not of_first:
@@ -65,6 +68,26 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
     if kind == "regression" and str(spec.training.loss).startswith("poisson"):
         _check(labels, lambda y: y >= 0, "labels of the loss poisson must be >= 0")
     return of_first[0] if of_first else 1
+
+
+def _tokens(spec: RunSpec, federation: Federation, labels: list[np.ndarray]) -> int:
+    """Number V of tokens of sequences and their labels."""
+    y, shape = federation.train.examples.y, federation.input_shape
+    if not np.issubdtype(y.dtype, np.integer) or y.ndim != 2 or tuple(shape)[:1] != y.shape[1:]:
+        raise JaxpflError(
+            f"labels of the task next-token are integers [n, T], one for each position of inputs [n, T] (-1 for none), "
+            f"got {y.dtype} {list(y.shape)} for inputs {['n', *shape]}"
+        )
+    _check(labels, lambda y: y >= NO_LABEL, "labels of the task next-token must be tokens, or -1 for none")
+    largest = max(int(y.max(initial=0)) for y in labels)
+    if spec.num_classes is None:
+        x = federation.train.examples.x
+        read = (part.flat().x for part in (federation.train, federation.validation, federation.test))
+        tokens = max(int(x.max(initial=0)) for x in read) if np.issubdtype(x.dtype, np.integer) else 0
+        return max(largest, tokens) + 1
+    if largest >= spec.num_classes:
+        raise JaxpflError(f"there are {spec.num_classes} tokens, but labels go up to {largest}")
+    return spec.num_classes
 
 
 def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
@@ -96,7 +119,7 @@ def _with_metrics(task: Task, metrics: Any) -> Task:
     for name, metric in metrics.items():
         if name in task.metrics or name == "diverged":
             raise JaxpflError(f"the metric {name!r} is the task's own: give yours another name")
-        if not isinstance(metric, PerClient) and not callable(metric):
+        if not isinstance(metric, PerClient | Pooled) and not callable(metric):
             raise JaxpflError(f"the metric {name!r} must be a function of predictions and labels, got {metric!r}")
     if task.headline not in task.metrics:
         raise JaxpflError(

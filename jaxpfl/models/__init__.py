@@ -28,11 +28,12 @@ from jaxpfl.models.gru import GRU, gru
 from jaxpfl.models.half import in_bfloat16
 from jaxpfl.models.linear import Linear, linear
 from jaxpfl.models.losses import LOSSES, PerExample
-from jaxpfl.models.metrics import Metric, PerClient, auc, calibration_error, macro_f1, per_client
+from jaxpfl.models.metrics import Metric, PerClient, Pooled, auc, calibration_error, macro_f1, per_client
 from jaxpfl.models.mlp import MLP, mlp, mlp_ln
 from jaxpfl.models.normalisation import GroupNorm, LayerNorm
 from jaxpfl.models.registry import available, build_model
 from jaxpfl.models.resnet import ResNet, resnet, resnet18
+from jaxpfl.models.transformer import Transformer, transformer
 
 __all__ = [
     "CLASSIFICATION_METRICS",
@@ -48,8 +49,10 @@ __all__ = [
     "Model",
     "PerClient",
     "PerExample",
+    "Pooled",
     "ResNet",
     "Task",
+    "Transformer",
     "as_model",
     "auc",
     "available",
@@ -74,4 +77,5 @@ __all__ = [
     "per_client",
     "resnet",
     "resnet18",
+    "transformer",
 ]

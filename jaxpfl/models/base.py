@@ -19,9 +19,9 @@ from flax import linen as nn
 
 from jaxpfl import trees
 from jaxpfl.errors import JaxpflError
-from jaxpfl.models import equinox_modules, linen_modules, nnx_modules
-from jaxpfl.models.losses import LOGISTIC, Mixture, PerExample, resolve
-from jaxpfl.models.metrics import Metric, absolute_error, auc, calibration_error, macro_f1, r2, right, rmse
+from jaxpfl.models import equinox_modules, linen_modules, nnx_modules, tokens
+from jaxpfl.models.losses import LOGISTIC, Mixture, PerExample, cross_entropy, resolve
+from jaxpfl.models.metrics import Metric, absolute_error, auc, calibration_error, correct, macro_f1, r2, right, rmse
 from jaxpfl.trees import PathPredicate
 from jaxpfl.types import Array, Key, PyTree
 
@@ -158,12 +158,6 @@ def as_model(model: Any) -> Model:
     return model._replace(apply=apply)
 
 
-def cross_entropy(logits: Array, y: Array) -> Array:
-    """Cross-entropy ``-log softmax(logits)[y]`` per example: [N, K], [N] -> [N]."""
-    # Labels as indices would make the gradient a scatter, which XLA compiles and runs slowly on a CPU.
-    return optax.safe_softmax_cross_entropy(logits, jax.nn.one_hot(y, logits.shape[-1], dtype=logits.dtype))
-
-
 def smoothed_cross_entropy(smoothing: float) -> PerExample:
     """Cross-entropy with label smoothing: the target of an example is ``(1 - s) one-hot + s / K``, s in [0, 1).
 
@@ -177,17 +171,8 @@ def smoothed_cross_entropy(smoothing: float) -> PerExample:
     return loss
 
 
-def correct(logits: Array, y: Array) -> Array:
-    """1.0 if the largest logit is the label's, else 0.0: [N, K], [N] -> [N]. Its mean is the accuracy.
-
-    Logits that are not finite count as wrong: argmax of NaN is class 0, which would hide a diverged model.
-    """
-    right = (jnp.argmax(logits, axis=-1) == y) & jnp.isfinite(logits).all(axis=-1)
-    return right.astype(logits.dtype)
-
-
 CLASSIFICATION_METRICS: Mapping[str, PerExample] = {"accuracy": correct, "loss": cross_entropy}
-CLASSIFICATION = "classification"
+CLASSIFICATION, NEXT_TOKEN = "classification", "next-token"
 
 
 class Task(NamedTuple):
@@ -206,6 +191,8 @@ class Task(NamedTuple):
       divergence: distance of predictions, for distillation: teacher, student [N, K] -> [N]. None for the divergence of
         class probabilities in a classification; in other tasks methods that distil then refuse.
       mixture: the prediction of a mixture of models, for FedEM; as ``divergence``.
+      counted: labels [N, T] -> [N, T] bool, the positions that have one, of a task with a prediction at each position
+        of an example; None where an example has one prediction.
     """
 
     model: Model
@@ -219,6 +206,7 @@ class Task(NamedTuple):
     lower: bool = False
     divergence: PerExample | None = None
     mixture: Mixture | None = None
+    counted: Callable[[Array], Array] | None = None
 
     def init(self, key: Key) -> PyTree:
         """Parameters for one client."""
@@ -303,6 +291,21 @@ def as_multilabel(task: Task) -> Task:
     return _logistic(task)._replace(metrics=metrics, kind="multilabel", headline="macro_f1")
 
 
+def as_next_token(task: Task) -> Task:
+    """The task of a token at each position of a sequence; metrics "accuracy" (the headline), "perplexity" and "loss"
+    over the positions that have a label (`jaxpfl.models.tokens`)."""
+    return task._replace(
+        loss=tokens.loss,
+        metrics=tokens.METRICS,
+        kind=NEXT_TOKEN,
+        headline="accuracy",
+        lower=False,
+        divergence=tokens.divergence,
+        mixture=tokens.mixture,
+        counted=tokens.counted,
+    )
+
+
 def _logistic(task: Task) -> Task:
     loss = LOGISTIC
     return task._replace(loss=loss.function, lower=False, divergence=loss.divergence, mixture=loss.mixture)
@@ -313,5 +316,6 @@ TASKS: Mapping[str, Callable[[Task], Task]] = {
     "regression": as_regression,
     "binary": as_binary,
     "multilabel": as_multilabel,
+    NEXT_TOKEN: as_next_token,
 }
 """Registered tasks: name -> the task of a classification's model."""

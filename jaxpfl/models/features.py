@@ -56,9 +56,13 @@ def halves(method: str, task: Task) -> Halves:
       task: its model names its head.
 
     Raises:
-      JaxpflError: for a model without a head or without a body, or whose head reads anything but one array of the body,
-        with a row for each example.
+      JaxpflError: for a task with a prediction at each position, and a model without a head or without a body, or
+        whose head reads anything but one array of the body, with a row for each example.
     """
+    if task.counted is not None:
+        raise JaxpflError(
+            f"{method} compares features of examples: the task {task.kind!r} has some at each position of an example"
+        )
     params = jax.eval_shape(task.init, jax.random.key(0))
     # Of the axes of the features, that of the examples is as long as the batch, whatever its length.
     few, more = (_cut(method, task, params, _inputs(task, n), None, False).at.aval.shape for n in (2, 3))

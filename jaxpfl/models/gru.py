@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from flax import linen as nn
 from jax import lax
 
-from jaxpfl.errors import JaxpflError
 from jaxpfl.models.base import Model, from_linen
 from jaxpfl.models.layers import Dense, check_widths, is_head, uniform_fan_in
-from jaxpfl.types import Array, Key
+from jaxpfl.models.token_inputs import check_token_shape, embedding
+from jaxpfl.types import Array
 
 
 class Recurrent(nn.Module):
@@ -56,47 +53,45 @@ class Recurrent(nn.Module):
 class GRU(nn.Module):
     """Embedding, gated recurrent units, and a dense layer on the last state: [N, T] integers -> [N, num_classes].
 
-    A token outside the vocabulary is embedded as NaN, so that its client is reported as diverged.
+    With ``every`` the layer is on each state: [N, T, num_classes]. A token outside the vocabulary is embedded as NaN,
+    so that its client is reported as diverged.
 
     Attributes:
       num_classes: K.
       vocabulary: number of tokens.
       hidden: the width of each recurrent layer.
       embedding: the width of a token's embedding; 8 in McMahan et al. 2017.
+      every: predictions at each position, in place of the last.
     """
 
     num_classes: int
     vocabulary: int
     hidden: tuple[int, ...] = (128,)
     embedding: int = 8
+    every: bool = False
 
     @nn.compact
     def __call__(self, x: Array) -> Array:
-        check_token_shape(x.shape[1:])
-        dtype = jnp.result_type(float)
-        embed = nn.Embed(self.vocabulary, self.embedding, embedding_init=_normal, param_dtype=dtype, name="embedding")
-        states = embed(x.T)
+        check_token_shape("gru", x.shape[1:])
+        states = embedding(self.vocabulary, self.embedding)(x.T)
         for i, width in enumerate(self.hidden):
             states = Recurrent(width, name=f"gru{i}")(states)
-        return Dense(self.num_classes, name="head")(states[-1])
+        head = Dense(self.num_classes, name="head")
+        if not self.every:
+            return head(states[-1])
+        states = jnp.moveaxis(states, 0, 1)  # [N, T, width]
+        return head(states.reshape(-1, states.shape[-1])).reshape(*states.shape[:2], self.num_classes)
 
 
-def check_token_shape(shape: tuple[int, ...]) -> None:
-    """Refuse an input shape that is not a sequence [T]."""
-    if len(shape) != 1 or not shape[0]:
-        raise JaxpflError(f"the model 'gru' needs sequences of tokens [T], got inputs of shape {tuple(shape)}")
-
-
-def gru(num_classes: int, hidden: tuple[int, ...] = (128,), *, vocabulary: int | None = None) -> Model:
+def gru(
+    num_classes: int, hidden: tuple[int, ...] = (128,), *, vocabulary: int | None = None, every: bool = False
+) -> Model:
     """A GRU that reads tokens; by default these are also the classes, as in next-token prediction.
 
     ``hidden = (256, 256)`` has the widths of the two LSTM layers that McMahan et al. 2017 ("Communication-Efficient
-    Learning of Deep Networks from Decentralized Data") trained on Shakespeare. Padding is a token like any other.
+    Learning of Deep Networks from Decentralized Data") trained on Shakespeare. Padding is a token like any other. With
+    ``every`` there are logits at each position, [N, T, K], in place of the last.
     """
     vocabulary = num_classes if vocabulary is None else vocabulary
-    return from_linen(GRU(num_classes, vocabulary, check_widths(hidden)), is_head)._replace(vocabulary=vocabulary)
-
-
-def _normal(key: Key, shape: Sequence[int], dtype: Any) -> Array:
-    """Initialiser N(0, 1), the same numbers in every type."""
-    return nn.initializers.normal(1.0)(key, tuple(shape), jnp.float32).astype(dtype)
+    module = GRU(num_classes, vocabulary, check_widths(hidden), every=every)
+    return from_linen(module, is_head)._replace(vocabulary=vocabulary)

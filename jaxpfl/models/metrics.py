@@ -38,7 +38,33 @@ def per_client(function: OfClient) -> PerClient:
     return PerClient(function)
 
 
-Metric = PerExample | PerClient
+class Pooled(NamedTuple):
+    """Metric of a client that is a ratio of sums over its examples, such as a mean over all of their tokens.
+
+    Attributes:
+      total, number: ``(predictions, y) -> [n]``, whose sums over the client's examples are divided.
+      of: function of the ratio that is the score. NaN where the numbers are zero.
+    """
+
+    total: PerExample
+    number: PerExample
+    of: Callable[[Array], Array] = lambda ratio: ratio
+
+    def score(self, total: Array, number: Array) -> Array:
+        """Score of both sums, []."""
+        return jnp.where(number > 0, self.of(total / jnp.where(number > 0, number, 1)), jnp.nan)
+
+
+Metric = PerExample | PerClient | Pooled
+
+
+def correct(logits: Array, y: Array) -> Array:
+    """1.0 if the largest logit is the label's, else 0.0: [N, K], [N] -> [N]. Its mean is the accuracy.
+
+    Logits that are not finite count as wrong: argmax of NaN is class 0, which would hide a diverged model.
+    """
+    right = (jnp.argmax(logits, axis=-1) == y) & jnp.isfinite(logits).all(axis=-1)
+    return right.astype(logits.dtype)
 
 
 def _of_values(values: Array) -> Array:

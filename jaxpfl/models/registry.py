@@ -9,11 +9,13 @@ from typing import NamedTuple
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.models.base import Model
 from jaxpfl.models.cnn import cnn, cnn_bn, cnn_cifar100, cnn_fedavg, cnn_gn, smallest_for_cnn
-from jaxpfl.models.gru import check_token_shape, gru
+from jaxpfl.models.gru import gru
 from jaxpfl.models.images import check_image_shape
 from jaxpfl.models.linear import linear
 from jaxpfl.models.mlp import mlp, mlp_bn, mlp_ln
 from jaxpfl.models.resnet import CIFAR_WIDTHS, RESNET18_WIDTHS, resnet, resnet18, smallest_for_resnet
+from jaxpfl.models.token_inputs import check_token_shape
+from jaxpfl.models.transformer import transformer
 
 Shape = tuple[int, ...]
 
@@ -25,11 +27,13 @@ class _Entry(NamedTuple):
       build: ``(num_classes) -> Model``; ``(num_classes, numbers) -> Model`` if the name takes numbers.
       check: refuses wrong input shapes at once, before the first batch is traced.
       example: a name with numbers, if it takes any.
+      every: whether ``build`` takes ``every``, for predictions at each position of a sequence.
     """
 
     build: Callable[..., Model]
     check: Callable[[Shape], None] = lambda shape: None
     example: str | None = None
+    every: bool = False
 
 
 def _images(network: str, minimum: int) -> Callable[[Shape], None]:
@@ -59,7 +63,8 @@ _BUILDERS: dict[str, _Entry] = {
     "resnet": _Entry(_resnet, _SMALL, "resnet:20"),
     "resnet-bn": _Entry(partial(_resnet, batch=True), _SMALL, "resnet-bn:20"),
     "resnet18": _Entry(resnet18, _images("ResNet", smallest_for_resnet(RESNET18_WIDTHS))),
-    "gru": _Entry(gru, check_token_shape, "gru:256,256"),
+    "gru": _Entry(gru, partial(check_token_shape, "gru"), "gru:256,256", every=True),
+    "transformer": _Entry(transformer, partial(check_token_shape, "transformer"), "transformer:64,2", every=True),
 }
 
 
@@ -68,12 +73,18 @@ def available() -> tuple[str, ...]:
     return tuple(sorted(_BUILDERS))
 
 
-def build_model(name: str, num_classes: int, input_shape: Shape) -> Model:
+def build_model(name: str, num_classes: int, input_shape: Shape, *, every: bool = False) -> Model:
     """The model registered under `name`; ``"mlp:128,64"`` also gives the hidden widths.
 
+    Args:
+      name: the name.
+      num_classes: K.
+      input_shape: of one example.
+      every: predictions at each position of a sequence, for the task next-token.
+
     Raises:
-      JaxpflError: for an unknown name, numbers that the model does not take, or an input shape that it does not
-        support.
+      JaxpflError: for an unknown name, numbers that the model does not take, an input shape that it does not support,
+        and predictions at each position of a model that has none.
     """
     base, colon, argument = name.partition(":")
     if base not in _BUILDERS:
@@ -82,11 +93,15 @@ def build_model(name: str, num_classes: int, input_shape: Shape) -> Model:
     if colon and entry.example is None:
         examples = ", ".join(repr(other.example) for other in _BUILDERS.values() if other.example)
         raise JaxpflError(f"model {base!r} takes no numbers, got {name!r} (others do: {examples})")
+    if every and not entry.every:
+        able = " or ".join(other for other, entry in _BUILDERS.items() if entry.every)
+        raise JaxpflError(f"the model {base!r} predicts one label, next-token needs one at each position: use {able}")
     entry.check(tuple(input_shape))
+    build = partial(entry.build, every=True) if every else entry.build
     if not colon:
-        return entry.build(num_classes)
+        return build(num_classes)
     try:
         numbers = tuple(int(number) for number in argument.split(","))
     except ValueError:
         raise JaxpflError(f"model {base!r} takes integers as in {entry.example!r}, got {name!r}") from None
-    return entry.build(num_classes, numbers)
+    return build(num_classes, numbers)

@@ -30,6 +30,7 @@ from jax.scipy.special import gammaln
 
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.models import PerExample, Task
+from jaxpfl.models.losses import class_divergence as divergence
 from jaxpfl.priors.base import Examples, Prior, Rates, as_float
 from jaxpfl.types import Array, Metrics, PyTree, Scalar
 
@@ -39,38 +40,6 @@ class Shared(NamedTuple):
 
     mu: PyTree
     psi: Scalar
-
-
-@jax.custom_vjp
-def divergence(teacher: Array, student: Array) -> Array:
-    """Divergence ``KL(softmax(teacher) || softmax(student))`` of each row.
-
-    Its logit gradients are ``q - p`` for the student and ``p (log p - log q - KL)`` for the teacher, with
-    p = softmax(teacher), q = softmax(student); the rows of both sum to zero. They are explicit, as automatic
-    differentiation of the formula compiles to three times the kernels.
-
-    Args:
-      teacher, student: logits, [n, classes].
-
-    Returns:
-      [n], non-negative up to rounding.
-    """
-    return _forward(teacher, student)[0]
-
-
-def _forward(teacher: Array, student: Array) -> tuple[Array, tuple[Array, Array, Array]]:
-    log_p, log_q = jax.nn.log_softmax(teacher), jax.nn.log_softmax(student)
-    kl = jnp.sum(jnp.exp(log_p) * (log_p - log_q), axis=-1)
-    return kl, (log_p, log_q, kl)
-
-
-def _backward(residuals: tuple[Array, Array, Array], g: Array) -> tuple[Array, Array]:
-    log_p, log_q, kl = residuals
-    p, g = jnp.exp(log_p), g[:, None]
-    return g * p * (log_p - log_q - kl[:, None]), g * (jnp.exp(log_q) - p)
-
-
-divergence.defvjp(_forward, _backward)
 
 
 def check_task(method: str, task: Task) -> None:
@@ -86,9 +55,20 @@ def check_task(method: str, task: Task) -> None:
         )
 
 
-def divergence_of(task: Task) -> PerExample:
-    """Divergence of a task's predictions, (teacher, student) -> [n]: `divergence` of classes, else the task's own."""
-    return divergence if task.divergence is None else task.divergence
+def divergence_of(task: Task) -> Callable[[Array, Array, Array], Array]:
+    """Divergence ``(teacher, student, labels) -> [n]`` of a task's predictions: of classes, else the task's own.
+
+    The labels say which positions count, where a prediction has several (`counted`).
+    """
+    measure = divergence if task.divergence is None else task.divergence
+    return lambda teacher, student, y: measure(counted(task, teacher, y), counted(task, student, y))
+
+
+def counted(task: Task, predictions: Array, y: Array) -> Array:
+    """Predictions that are zero, and so alike for all models, at positions without a label (`Task.counted`)."""
+    if task.counted is None:
+        return predictions
+    return jnp.where(task.counted(y)[..., None], predictions, 0)
 
 
 def scale_gradient(psi: Array, mean_divergence: Array, c: Array) -> Array:
@@ -163,7 +143,7 @@ def prior(
         raise JaxpflError(f"the exact normaliser is known for the distance kd only, got {distance}")
     if own is not None and (exact or distance == "square"):
         asked = "the exact normaliser" if exact else "the distance square"
-        raise JaxpflError(f"{asked} is of class probabilities: this task predicts none")
+        raise JaxpflError(f"{asked} is of the probabilities of a classification: this task is none")
     measure = DISTANCES[distance]
     if own is not None:
         measure = own if distance == "kd" else lambda teacher, student: own(student, teacher)

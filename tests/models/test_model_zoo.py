@@ -29,6 +29,12 @@ PARAMETERS = [
     ("resnet:20", (32, 32, 3), 10, 272_474),
     ("resnet18", (32, 32, 3), 10, 11_173_962),
     ("gru", (80,), 80, 80 * 8 + 3 * (8 + 128) * 128 + 4 * 128 + 129 * 80),
+    (
+        "transformer",
+        (80,),
+        80,
+        80 * 64 + 2 * (4 * 64 * 65 + 65 * 256 + 257 * 64 + 4 * 64) + 2 * 64 + 65 * 80,
+    ),
 ]
 # What is run here, not only counted, is run on small images.
 SMALL = {
@@ -40,8 +46,10 @@ SMALL = {
     "resnet": (8, 8, 3),
     "resnet18": (8, 8, 1),
     "gru": (5,),
+    "transformer": (5,),
 }
-NORMALISED = {"mlp-ln", "mlp-bn", "cnn-gn", "cnn-bn", "resnet", "resnet-bn", "resnet18"}
+TOKENS = {"gru", "transformer"}
+NORMALISED = {"mlp-ln", "mlp-bn", "cnn-gn", "cnn-bn", "resnet", "resnet-bn", "resnet18", "transformer"}
 EXAMPLES = {name: (SMALL.get(name, shape), classes) for name, shape, classes, _ in PARAMETERS if name != "resnet:20"}
 
 
@@ -50,7 +58,7 @@ jit = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_lev
 
 
 def input_dtype(name):
-    return jnp.int32 if name == "gru" else None
+    return jnp.int32 if name in TOKENS else None
 
 
 @functools.cache

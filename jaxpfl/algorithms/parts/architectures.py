@@ -20,6 +20,7 @@ def personal_tasks(task: Task, architectures: str) -> list[Task]:
     def named(name: str) -> Task:
         if name == "same":
             return task
-        return task._replace(model=build_model(name, task.num_classes, task.input_shape))
+        every = task.counted is not None
+        return task._replace(model=build_model(name, task.num_classes, task.input_shape, every=every))
 
     return [named(name) for name in (architectures.split("+") if architectures else ["same"])]

@@ -66,7 +66,7 @@ class Distilled(NamedTuple):
 
     def kd(self, batch: Batch, teacher: Array, student: Array) -> Array:
         """Mean divergence of the student's predictions from the teacher's, both given as logits, []."""
-        return batch.mean(distillation.divergence_of(self.task)(teacher, student))
+        return batch.mean(distillation.divergence_of(self.task)(teacher, student, batch.y))
 
     def kd_pull(self, batch: Batch, teacher: Array, student: Array, psi: Array) -> Array:
         """Distillation term ``f / (2 psi)``: all that AdaPeD's mu descends."""
