@@ -115,7 +115,8 @@ def federate(given: _Federate) -> Federation:
 
     Test examples come from the official test set if there is one, dealt by the partition's own rule; otherwise (and
     for "natural", if its users are not those of the training set) each client's examples are split, class by class as
-    evenly as the counts allow. Of a source in files the clients' inputs are in (temporary) files too.
+    evenly as the counts allow; of an ordered source (`Source.ordered`) the last ones are held out. Of a source in files
+    the clients' inputs are in (temporary) files too.
 
     Raises:
       JaxpflError: for a value out of range, an unknown partition, a missing or unsupported option, an impossible
@@ -157,9 +158,9 @@ def federate(given: _Federate) -> Federation:
     x_test, y_test = source.x_test, source.y_test
     if test is None:
         x_test, y_test = source.x_train, source.y_train
-        train, test = _hold_out(train, source.y_train, test_share, split_seed, SplitPurpose.TEST)
+        train, test = _hold_out(train, source, test_share, split_seed, SplitPurpose.TEST)
     assert y_test is not None
-    train, validation = _hold_out(train, source.y_train, validation_share, split_seed, SplitPurpose.VALIDATION)
+    train, validation = _hold_out(train, source, validation_share, split_seed, SplitPurpose.VALIDATION)
     kept = np.arange(len(train))
     if dealer.needs_test and test_share > 0.0:
         kept = _with_test(train, test, drop_empty)
@@ -208,18 +209,20 @@ def true_clusters(clients: int, clusters: int, num_classes: int, split_seed: int
     return draw_clusters(clients, clusters, num_classes, split_rng(split_seed, SplitPurpose.PARTITION))
 
 
+def number_held(n: int, share: float) -> int:
+    """Number of n examples to hold out: round(share * n), but at least one and not all where share > 0 and n >= 2."""
+    return 0 if share == 0.0 or n < 2 else min(max(int(share * n + 0.5), 1), n - 1)
+
+
 def hold_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
     """Mask of one client's examples to hold out, [n] bool, class by class as evenly as the counts allow.
 
-    round(share * n) examples are held out, but at least one and not all where share > 0 and n >= 2. Each
-    class gives floor(share * its count); the rest come from the classes with the largest remainders, ties at
-    random.
+    Of the examples held out (`number_held`) each class gives floor(share * its count); the rest come from the classes
+    with the largest remainders, ties at random.
     """
-    n = len(labels)
-    held = np.zeros(n, bool)
-    if share == 0.0 or n < 2:
+    held, total = np.zeros(len(labels), bool), number_held(len(labels), share)
+    if not total:
         return held
-    total = min(max(int(share * n + 0.5), 1), n - 1)
     classes, counts = np.unique(labels, return_counts=True)
     quotas = np.floor(share * counts).astype(int)
     remainders = share * counts - quotas
@@ -233,13 +236,17 @@ def hold_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.n
 
 
 def _hold_out(
-    own: list[Indices], labels: np.ndarray, share: float, split_seed: int, purpose: SplitPurpose
+    own: list[Indices], source: Source, share: float, split_seed: int, purpose: SplitPurpose
 ) -> tuple[list[Indices], list[Indices]]:
     """Indices that each client keeps and holds out; a client's draw depends on its own examples alone."""
-    keeps, held_out = [], []
+    keeps, held_out, labels = [], [], source.y_train
     for client, indices in enumerate(own):
-        own_labels = labels[indices] if are_classes(labels) else np.zeros(len(indices), np.int32)
-        held = hold_out(own_labels, share, split_rng(split_seed, purpose, client))
+        if source.ordered:
+            indices = np.sort(indices)
+            held = np.arange(len(indices)) >= len(indices) - number_held(len(indices), share)
+        else:
+            own_labels = labels[indices] if are_classes(labels) else np.zeros(len(indices), np.int32)
+            held = hold_out(own_labels, share, split_rng(split_seed, purpose, client))
         keeps.append(indices[~held])
         held_out.append(indices[held])
     return keeps, held_out

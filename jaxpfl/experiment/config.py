@@ -15,6 +15,7 @@ from jaxpfl.algorithms import Method
 from jaxpfl.algorithms.parts import schedules
 from jaxpfl.algorithms.parts.hyper import PAPER
 from jaxpfl.data import Split
+from jaxpfl.data.partition.registry import CLASSLESS
 from jaxpfl.data.sources import planted
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.spec import RunSpec, Settings, spec_of
@@ -35,8 +36,8 @@ class _Source:
     data: str = setting(
         "digits",
         "Data set: digits (embedded), planted (drawn), mnist, mnist-writers, cifar10, femnist, ..., or idx:, leaf:, "
-        "libsvm:, npz:, csv: or tfds: and a folder, file (relative to --data-dir, or absolute) or name; jaxpfl data "
-        "list shows them. federation: and a folder is what jaxpfl data convert saved there.",
+        "libsvm:, npz:, csv:, text: or tfds: and a folder, file (relative to --data-dir, or absolute) or name; jaxpfl "
+        "data list shows them. federation: and a folder is what jaxpfl data convert saved there.",
     )
     data_dir: str | None = setting(None, "Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data.")
     target: str | None = setting(
@@ -54,6 +55,14 @@ class _Source:
     )
     ignore: str | None = setting(
         None, "Columns of a table csv:FILE that are no features, separated by commas.", since="0.2"
+    )
+    window: int | None = setting(
+        None,
+        "Length of the windows of texts text:FOLDER.",
+        unless_given="64 unless given",
+        range=COUNT,
+        unit="bytes",
+        since="0.2",
     )
 
 
@@ -134,7 +143,7 @@ def resolve(config: RunConfig) -> RunConfig:
     config = stored_data.with_split(config)
     classless = isinstance(config.task, str) and config.task != CLASSIFICATION
     partition = config.partition
-    if partition is None and (classless or is_table(config)) and config.client is None:
+    if partition is None and config.client is None and (is_table(config) or (classless and _by_classes(config))):
         partition = "iid"
     values = preset(stored_data.origin(config), partition)
     given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
@@ -162,6 +171,11 @@ def resolve(config: RunConfig) -> RunConfig:
     if config.compress is not None:
         compression.resolve(config.compress)
     return config
+
+
+def _by_classes(config: RunConfig) -> bool:
+    """True if the data set's own partition deals examples by their classes."""
+    return preset(stored_data.origin(config), None)["partition"] not in CLASSLESS
 
 
 def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_classes: int | None = None) -> RunSpec:

@@ -81,7 +81,9 @@ _OWN_TABLE: dict[str, Any] = _USERS | {
     "lr": 0.02,
 }
 
-_BY_PREFIX = {"csv": _OWN_TABLE, "leaf": _USERS, "libsvm": _TABLE, "planted": _PLANTED}
+_TEXT: dict[str, Any] = _USERS | {"model": "gru", "test_share": 0.2, "seeds": 3}
+
+_BY_PREFIX = {"csv": _OWN_TABLE, "leaf": _USERS, "libsvm": _TABLE, "planted": _PLANTED, "text": _TEXT}
 _SMALLEST_IMAGE = 16  # on which two convolutions of 5 x 5 with pooling leave a pixel
 
 

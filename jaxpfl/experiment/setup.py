@@ -39,7 +39,7 @@ from jaxpfl.experiment.privacy import Origin, Protection, caveat, protection_of
 from jaxpfl.experiment.source import is_table, source_of
 from jaxpfl.headline import HEADLINES, Headline
 from jaxpfl.models import Task
-from jaxpfl.models.base import CLASSIFICATION
+from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN
 from jaxpfl.privacy.statement import GIVEN_START, STOPPED
 from jaxpfl.settings import part_of
 from jaxpfl.similarity.graphs import Graph
@@ -187,7 +187,7 @@ def prepare(
         usual = preset(stored_data.origin(config), config.partition)["cohort"]
         config = dataclasses.replace(config, cohort=min(usual, federation.num_clients))
     filled = {"training": part_of(Training, config), "cohorts": part_of(Cohorts, config)}
-    classes = source.num_classes if source.task == CLASSIFICATION else None
+    classes = source.num_classes if source.task in (CLASSIFICATION, NEXT_TOKEN) else None
     specs = [dataclasses.replace(spec, **filled, num_classes=classes, warm_start=initial) for spec in specs]
     drawn = cohorts_of(specs[0], federation.num_clients)  # clients may have been dropped
     check_claim(specs[0], federation, strict=strict)

@@ -25,4 +25,4 @@ def source_of(config: DataConfig, *, in_files: bool = False) -> data.Source:
     task = config.task if isinstance(config.task, str) else None
     ignored = tuple(name.strip() for name in (config.ignore or "").split(",") if name.strip())
     table = data.TableOptions(config.target, config.client, config.missing, ignored)
-    return data.load(config.data, config.data_dir, in_files=in_files, task=task, table=table)
+    return data.load(config.data, config.data_dir, in_files=in_files, task=task, table=table, window=config.window)

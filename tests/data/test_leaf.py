@@ -172,6 +172,51 @@ def test_reddit_with_leafs_vocabulary_and_as_integers(tmp_path: Path) -> None:
     assert source.num_classes == 10
 
 
+def followed(source: Any) -> list[str]:
+    """Each label of a Shakespeare source with the characters before it, in the order of the examples."""
+    return [
+        "".join(ALL_LETTERS[token] for token in x[: t + 1]) + "|" + ALL_LETTERS[y[t]]
+        for x, y in zip(source.x_train, source.y_train, strict=True)
+        for t in np.flatnonzero(y >= 0)
+    ]
+
+
+@pytest.mark.parametrize("in_files", [False, True])
+def test_shakespeare_with_a_label_at_each_position(tmp_path: Path, in_files: bool) -> None:
+    """Windows of 10 that follow each other by one character: each character of both runs is a label once."""
+    runs = [SONG[:33], "All the world's a stage"]
+    pairs = [(run[i : i + 10], run[i + 10]) for run in runs for i in range(len(run) - 10)]
+    x, y = [context for context, _ in pairs], [label for _, label in pairs]
+    write(tmp_path / "shakespeare" / "train" / "a.json", {"SOMEBODY": (x, y)})
+    source = load("shakespeare", str(tmp_path), task="next-token", in_files=in_files)
+    assert (source.task, source.num_classes, source.x_train.shape) == ("next-token", 80, (7, 10))
+    assert source.x_train.dtype == source.y_train.dtype == np.int32
+    labels = "".join(ALL_LETTERS[y] for y in source.y_train[source.y_train >= 0])
+    assert labels == runs[0][1:] + runs[1][1:]
+    assert (source.y_train < 0).sum(axis=1).tolist() == [0, 0, 0, 8, 0, 0, 8]  # the last of a run has the rest alone
+    for text in followed(source):
+        context, label = text.split("|")
+        assert any(context + label in run for run in runs)
+
+
+def test_reddit_with_a_label_at_each_position(tmp_path: Path) -> None:
+    write(tmp_path / "reddit" / "train" / "a.json", {"12": ([comment(WORDS)[0]], [comment(WORDS)[1]])})
+    other = comment(["<BOS>", "the", "dog", "sat", "<EOS>"])
+    write(tmp_path / "reddit" / "test" / "a.json", {"12": ([other[0]], [other[1]])})
+    source = load("reddit", str(tmp_path), task="next-token")
+    words = np.array(["<PAD>", "<UNK>", "the", "<BOS>", "<EOS>", "cat", "mat", "on", "sat", "-"])
+    assert words[source.x_train].tolist() == [WORDS[:5], [*WORDS[5:], "<PAD>", "<PAD>"]]
+    assert words[source.y_train].tolist() == [WORDS[1:6], [*WORDS[6:], "-", "-", "-"]]
+    assert source.y_test is not None
+    assert words[source.y_test].tolist() == [["the", "-", "sat", "<EOS>", "-"]]  # "dog" is unknown: no label
+
+
+def test_images_have_no_label_at_each_position(tmp_path: Path) -> None:
+    write(tmp_path / "femnist" / "train" / "a.json", writers())
+    with pytest.raises(JaxpflError, match="train: holds images, and the task next-token is of text or sequences"):
+        load("femnist", str(tmp_path), task="next-token")
+
+
 def one(x: Any, y: Any) -> dict:
     return {"good": ([[0.5, 1.0]], [1]), "bad": (x, y)}
 

@@ -49,6 +49,20 @@ def test_an_archive_of_ones_own(tmp_path: Path) -> None:
     assert (source.x_train.dtype, source.inputs) == (np.int32, "tokens")
 
 
+def test_tokens_with_a_label_at_each_position(tmp_path: Path) -> None:
+    x, y = np.arange(12).reshape(3, 4), np.where(np.arange(12) % 5, np.arange(1, 13), -1).reshape(3, 4)
+    save(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:1] + 20, y_test=y[:1])
+    source = load("npz:a.npz", str(tmp_path))
+    assert (source.task, source.inputs, source.num_classes) == ("next-token", "tokens", 24)
+    assert source.y_train.dtype == np.int32
+    np.testing.assert_array_equal(source.y_train, y)
+    save(tmp_path / "a.npz", x_train=x, y_train=y - 1)
+    with pytest.raises(JaxpflError, match="y_train must be integers >= -1 and at most 2147483647, got -2"):
+        load("npz:a.npz", str(tmp_path))
+    save(tmp_path / "a.npz", x_train=x.astype(float), y_train=y)
+    assert load("npz:a.npz", str(tmp_path)).task == "regression"
+
+
 BASE = {"x_train": X, "y_train": Y}
 
 

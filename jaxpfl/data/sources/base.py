@@ -41,6 +41,7 @@ class Source(NamedTuple):
       inputs: see `Inputs`.
       scales: mean and standard deviation of each channel by which pixels were standardized, or None.
       task: that of the labels, a name in `jaxpfl.models.TASKS`.
+      ordered: a user's examples are in the order of a text or time, and those held out are the last of them.
     """
 
     name: str
@@ -57,6 +58,7 @@ class Source(NamedTuple):
     inputs: Inputs = "features"
     scales: list[tuple[np.float32, np.float32]] | None = None
     task: str = "classification"
+    ordered: bool = False
 
 
 class Entry(NamedTuple):

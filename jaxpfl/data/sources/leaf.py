@@ -56,12 +56,13 @@ class _Encoded(NamedTuple):
     users: np.ndarray
 
 
-def load_leaf(name: str, folder: Path, *, in_files: bool = False) -> Source:
+def load_leaf(name: str, folder: Path, *, in_files: bool = False, every: bool = False) -> Source:
     """Load a data set in LEAF's format.
 
     Args:
       name: one of `LEAF_SETS`, or any other name, for any of the three kinds of inputs.
       folder: see the module's docstring.
+      every: of text and sequences, labels at each position (the task next-token) in place of one after each window.
       in_files: keep inputs and labels in temporary memory-mapped files; LEAF's files are then read twice, one user at
         a time, and the numbers are the same.
 
@@ -77,18 +78,24 @@ def load_leaf(name: str, folder: Path, *, in_files: bool = False) -> Source:
     kind = surveys["train"].kind
     if expected not in (None, kind):
         raise JaxpflError(f"{train_folder}: holds {kind}, but {name!r} is {expected}")
+    if every and kind == "images":
+        raise JaxpflError(f"{train_folder}: holds {kind}, and the task next-token is of text or sequences")
     encode = _numbers
     if kind == "text":
-        encode, classes = leaf_text.encode_characters, len(leaf_text.ALL_LETTERS)
+        encode = leaf_text.encode_runs if every else leaf_text.encode_characters
+        classes = len(leaf_text.ALL_LETTERS)
     elif kind == "sequences":
         tallies = [found.tally for found in surveys.values()]
         vocabulary, length = leaf_text.vocabulary_of(folder, tallies[0]), max(tally.longest for tally in tallies)
         if not in_files:
-            leaf_text.check_windows(sum(tally.places for tally in tallies), length, folder)
-        encode, classes = partial(leaf_text.windows, vocabulary=vocabulary, length=length), vocabulary.size
+            rows = sum(tally.sequences if every else tally.places for tally in tallies)
+            leaf_text.check_windows(rows, length, folder)
+        encode = partial(leaf_text.windows, vocabulary=vocabulary, length=length, every=every)
+        classes = vocabulary.size
     names = sorted(set().union(*(found.names for found in surveys.values())))
     encoded = {part: _concatenate(users[part], encode, names, train_folder.parent / part, in_files) for part in users}
-    return _source(name, encoded, names, classes, description, train_folder)
+    source = _source(name, encoded, names, classes, description, train_folder)
+    return source._replace(task="next-token") if every else source
 
 
 def leaf_entries(root: Path) -> list[Entry]:

@@ -1,7 +1,7 @@
 """Tokenisation of LEAF's text: characters of Shakespeare, words of Reddit.
 
-The simulator has one label per example, so a language model is trained as in LEAF's Shakespeare: a window of context,
-and the one token that follows it.
+A classification has one label per example, as in LEAF's Shakespeare: a window of context, and the one token that
+follows it. For the task next-token an example has a label at each of its positions, -1 where there is none.
 """
 
 from __future__ import annotations
@@ -21,6 +21,9 @@ ALL_LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghij
 
 PAD, UNKNOWN = 0, 1
 """The tokens of padding and of words outside the vocabulary, as in LEAF."""
+
+NO_LABEL = -1
+"""The label of a position where there is nothing to predict, of the task next-token."""
 
 MOST_WORDS = 10_000
 """The size of LEAF's vocabulary, `PAD` and `UNKNOWN` included."""
@@ -62,24 +65,55 @@ def encode_characters(x: list, y: list, whose: str) -> tuple[np.ndarray, np.ndar
     return inputs, _codes("".join(y), whose)
 
 
+def encode_runs(x: list, y: list, whose: str) -> tuple[np.ndarray, np.ndarray]:
+    """Encode strings with the character after each of their own, as tokens of `ALL_LETTERS`.
+
+    LEAF's strings of a speech follow each other by one character. Of such a run every L-th string is kept, L their
+    length, and its last one: there the characters that others have as labels have none, so that each counts once.
+
+    Returns:
+      [n, L] int32 (80 in LEAF), [n, L] int32 with -1 for no label.
+
+    Raises:
+      JaxpflError: as `encode_characters`.
+    """
+    inputs, following = encode_characters(x, y, whose)
+    labels = np.concatenate([inputs[:, 1:], following[:, None]], axis=1)
+    length = inputs.shape[1]
+    starts = np.flatnonzero(np.append(True, (labels[:-1] != inputs[1:]).any(axis=1)))
+    kept: list[int] = []
+    fresh: list[int] = []  # number of labels of each, its last ones
+    for start, end in zip(starts, np.append(starts[1:], len(inputs)), strict=True):
+        whole = range(start, end, length)
+        kept += whole
+        fresh += [length] * len(whole)
+        if (rest := end - 1 - whole[-1]) > 0:
+            kept.append(end - 1)
+            fresh.append(rest)
+    counted = np.arange(length) >= length - np.array(fresh)[:, None]
+    return inputs[kept], np.where(counted, labels[kept], NO_LABEL).astype(np.int32)
+
+
 class Tally:
     """Counts over users' inputs that must be known before the first of them is converted.
 
     Attributes:
       tokens: the number of occurrences of each word or token.
       longest: length of the longest sequence (LEAF pads all to 10).
+      sequences: their number.
       places: tokens of all sequences together.
     """
 
     def __init__(self) -> None:
         self.tokens: Counter[str | int] = Counter()
-        self.longest = self.places = 0
+        self.longest = self.sequences = self.places = 0
 
     def add(self, comments: list) -> None:
         """Count one user's inputs."""
         for sequence in (s for comment in comments for s in _sequences(comment)):
             self.tokens.update(token for token in sequence if isinstance(token, str | int))
             self.longest = max(self.longest, len(sequence))
+            self.sequences += 1
             self.places += len(sequence)
 
 
@@ -124,12 +158,15 @@ def check_windows(places: int, length: int, folder: Path) -> None:
     check_fits(f"{folder} (windows of the longest sequence's {length} tokens at {places} places)", 8 * places * length)
 
 
-def windows(x: list, y: list, whose: str, vocabulary: Vocabulary, length: int) -> tuple[np.ndarray, np.ndarray]:
+def windows(
+    x: list, y: list, whose: str, vocabulary: Vocabulary, length: int, every: bool = False
+) -> tuple[np.ndarray, np.ndarray]:
     """Convert one user's comments to (context, next token) examples.
 
     LEAF cuts a comment into sequences of 10 tokens and predicts the next token at every position. Here every position
     is a separate example: the sequence up to it, padded with `PAD` in front, and the target. Positions whose target is
-    padding or an unknown word are left out: there is nothing to predict (LEAF counts them as wrong).
+    padding or an unknown word are left out: there is nothing to predict (LEAF counts them as wrong). With ``every`` an
+    example is a sequence, padded behind, with its targets.
 
     Args:
       x: comments, each a list of sequences (or one sequence) of words or tokens.
@@ -138,11 +175,12 @@ def windows(x: list, y: list, whose: str, vocabulary: Vocabulary, length: int) -
       whose: for errors.
       vocabulary: the words' tokens.
       length: of a window, that of the longest sequence.
+      every: a label at each position of a sequence.
 
     Returns:
-      [n, length] int32, [n] int32.
+      [n, length] int32, [n] int32; with ``every`` [n, length] int32, -1 where there is nothing to predict.
     """
-    contexts, labels = [np.zeros((0, length), np.int32)], [np.zeros(0, np.int32)]
+    contexts, labels = [np.zeros((0, length), np.int32)], [np.zeros((0, length) if every else 0, np.int32)]
     for comment, label in zip(x, y, strict=True):
         targets = label.get("target_tokens") if isinstance(label, dict) else None
         if not isinstance(comment, list) or not isinstance(targets, list):
@@ -159,10 +197,16 @@ def windows(x: list, y: list, whose: str, vocabulary: Vocabulary, length: int) -
                     raise JaxpflError(f"{whose}: count_tokens must be numbers")
                 wanted &= np.array([count != 0 for count in rows[2][i]], bool)
             ends = np.flatnonzero(wanted)
+            if every:
+                if len(ends):
+                    behind = (0, length - len(goal))
+                    contexts.append(np.pad(vocabulary.tokens(sequence, whose), behind, constant_values=PAD)[None])
+                    labels.append(np.pad(np.where(wanted, goal, NO_LABEL), behind, constant_values=NO_LABEL)[None])
+                continue
             padded = np.concatenate([np.full(length, PAD), vocabulary.tokens(sequence, whose)]).astype(np.int32)
             contexts.append(padded[ends[:, None] + 1 + np.arange(length)])
             labels.append(goal[ends])
-    return np.concatenate(contexts), np.concatenate(labels)
+    return np.concatenate(contexts).astype(np.int32), np.concatenate(labels).astype(np.int32)
 
 
 def _sequences(comment: Any) -> list[list]:

@@ -1,10 +1,10 @@
 """NumPy archives: ``npz:FILE``, and MNIST's digits by writer.
 
-An archive holds ``x_train`` and ``y_train`` (classes, or floats of a regression, [N] or [N, d]), and may hold
-``x_test`` and ``y_test``, ``users_train`` and ``users_test`` (or ``writer_...``: who made each example). Bytes
-[N, H, W] or [N, H, W, channels] are pixels, other integers are tokens, floats are taken as they are. Nothing in a file
-is ever executed, arrays of Python objects are refused, and nothing is inflated before its header is read and the memory
-for it is there.
+An archive holds ``x_train`` and ``y_train``: classes [N], floats of a regression [N] or [N, d], or the token at each
+position of tokens [N, T], -1 for none. It may hold ``x_test`` and ``y_test``, ``users_train`` and ``users_test`` (or
+``writer_...``: who made each example). Bytes [N, H, W] or [N, H, W, channels] are pixels, other integers are tokens,
+floats are taken as they are. Nothing in a file is ever executed, arrays of Python objects are refused, and nothing is
+inflated before its header is read and the memory for it is there.
 """
 
 from __future__ import annotations
@@ -134,7 +134,7 @@ def load_npz(
     arrays = read_npz(path, keys, in_files=in_files)
     for part in parts:
         if headers[f"y_{part}"].holds_integers:
-            _check_integers(path, f"y_{part}", arrays[f"y_{part}"])
+            _check_integers(path, f"y_{part}", arrays[f"y_{part}"], 0 if len(headers[f"y_{part}"].shape) == 1 else -1)
     labels = {part: checked_labels(arrays[f"y_{part}"], f"{path}, y_{part}") for part in parts}
     if (y := labels[parts[-1]]).shape[1:] != labels["train"].shape[1:] or y.dtype != labels["train"].dtype:
         of = labels["train"]
@@ -148,6 +148,9 @@ def load_npz(
         outputs = largest + 1 if num_classes is None else num_classes
     else:
         outputs = labels["train"].shape[1] if labels["train"].ndim > 1 else 1
+    task = task_for(labels["train"])
+    if task == "regression" and inputs == "tokens" and _are_shifted(labels["train"], first):
+        task, outputs = "next-token", 1 + max(int(a.max()) for own in (labels, converted) for a in own.values())
     train = test = names = None
     if users_key is not None:
         train, test, names = number_users(arrays[f"{users_key}_train"], arrays.get(f"{users_key}_test"))
@@ -163,8 +166,13 @@ def load_npz(
         users_test=test,
         user_names=names,
         inputs=inputs,
-        task=task_for(labels["train"]),
+        task=task,
     )
+
+
+def _are_shifted(y: np.ndarray, x: Header) -> bool:
+    """True for integer labels at each position of the tokens x."""
+    return np.issubdtype(y.dtype, np.integer) and y.shape == x.shape
 
 
 def _archive(path: Path) -> zipfile.ZipFile:

@@ -14,7 +14,19 @@ import jax
 import numpy as np
 
 from jaxpfl import mapped
-from jaxpfl.data.sources import cifar, idx_sets, leaf, libsvm, npz, planted, school, tables, tensorflow_sets, writers
+from jaxpfl.data.sources import (
+    cifar,
+    idx_sets,
+    leaf,
+    libsvm,
+    npz,
+    planted,
+    school,
+    tables,
+    tensorflow_sets,
+    text,
+    writers,
+)
 from jaxpfl.data.sources.base import (
     Entry,
     Source,
@@ -39,6 +51,7 @@ def load(
     in_files: bool = False,
     task: str | None = None,
     table: TableOptions | None = None,
+    window: int | None = None,
 ) -> Source:
     """Load a data set by name.
 
@@ -55,6 +68,7 @@ def load(
         - ``school``: exam scores of pupils of 139 schools, a regression (`school`);
         - ``npz:FILE``: your own arrays;
         - ``csv:FILE``: a table of your own, with columns for the label and the client (``table``);
+        - ``text:FOLDER``: texts of your own, a file or subfolder for each client (`text`);
         - ``planted``, or ``planted:NAME=VALUE,...``: clients drawn in clusters (`planted.PlantedSettings`);
         - ``tfds:NAME``: a prepared image set of tensorflow-datasets.
 
@@ -67,8 +81,9 @@ def load(
         .npz archives some bytes at a time, so that a data set may be larger than memory; other sets are read at once.
         What is made of the source (`federate`, `set_apart`) is in files too. The numbers are the same.
       task: that of the labels of ``libsvm:`` and ``csv:``, a name in `jaxpfl.models.TASKS`; by their values unless
-        given.
+        given. ``next-token`` of LEAF's text for a label at each position in place of one after each window.
       table: of ``csv:``: the columns of the labels and of the clients, and whether rows with missing values go.
+      window: of ``text:``, the length of its windows in bytes; 64 unless given.
 
     Raises:
       JaxpflError: for an unknown name (with the nearest known one), a missing file (with where to put it), or a
@@ -80,7 +95,7 @@ def load(
       ((1797, 8, 8, 1), 10)
     """
     with exhausted(f"data set {name!r}"):
-        source = _load(name, data_directory(data_dir), in_files, task, table)
+        source = _load(name, data_directory(data_dir), in_files, task, table, window)
         source = _in_files(source) if in_files else source
         return standardized(source) if standardize else source
 
@@ -101,7 +116,12 @@ def _in_files(source: Source) -> Source:
 
 def known_sources() -> list[str]:
     """Names known to `load`, which also knows folders of IDX files in the data directory by their own names."""
-    return [*_NAMED, "csv:FILE", *(f"{prefix}:{argument}" for prefix, (argument, _) in _PREFIXED.items())]
+    return [
+        *_NAMED,
+        "csv:FILE",
+        "text:FOLDER",
+        *(f"{prefix}:{argument}" for prefix, (argument, _) in _PREFIXED.items()),
+    ]
 
 
 def available(data_dir: str | None = None) -> list[Entry]:
@@ -123,8 +143,12 @@ def available(data_dir: str | None = None) -> list[Entry]:
     return entries
 
 
-def _load(name: str, root: Path, in_files: bool, task: str | None, table: TableOptions | None) -> Source:
+def _load(
+    name: str, root: Path, in_files: bool, task: str | None, table: TableOptions | None, window: int | None
+) -> Source:
     prefix, colon, argument = name.partition(":")
+    if window is not None and prefix != "text":
+        raise JaxpflError(f"window is for texts, text:FOLDER: {name} is none")
     if table is not None and table.given and prefix != "csv":
         raise JaxpflError(f"{table.given} is for tables, csv:FILE: {name} is none")
     if prefix == "csv" and argument:
@@ -135,6 +159,11 @@ def _load(name: str, root: Path, in_files: bool, task: str | None, table: TableO
         return tables.load_table(name, place, table or TableOptions(), task=task)
     if prefix == "libsvm" and argument:
         return libsvm.load_libsvm(name, argument, root, task=task)
+    if prefix == "text" and argument:
+        return text.load_text(name, _place(argument, root), window)
+    if task == "next-token" and (name in leaf.LEAF_SETS or (prefix == "leaf" and argument)):
+        place = root / name if name in leaf.LEAF_SETS else _place(argument, root)
+        return leaf.load_leaf(name, place, in_files=in_files, every=True)
     if in_files:
         if name in leaf.LEAF_SETS:
             return leaf.load_leaf(name, root / name, in_files=True)

@@ -1,0 +1,105 @@
+"""Texts of one's own, ``text:FOLDER``: each file or subfolder is a client, and the next byte is predicted.
+
+Tokens are the 256 bytes of UTF-8, so that the vocabulary says nothing of any client's text. A client's text, in a
+subfolder that of all files in the order of their paths, is cut into windows of T + 1 bytes: the first T are an input,
+the last T its labels. Windows share no byte; a tail shorter than a window is left out. Test and validation examples are
+the last windows of a client (`Source.ordered`), not windows between those that it trains on.
+
+Names that begin with a dot, and ``__pycache__``, are passed over.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+
+from jaxpfl.data.sources.base import Source, check_fits
+from jaxpfl.errors import JaxpflError, shown
+
+WINDOW = 64
+"""Length T of windows unless given."""
+
+BYTES = 256
+"""Number of tokens."""
+
+_SKIPPED = "__pycache__"
+
+
+def load_text(name: str, folder: Path, window: int | None = None) -> Source:
+    """Load the texts of a folder.
+
+    Args:
+      name: under which it is loaded.
+      folder: of files, subfolders or both.
+      window: T, `WINDOW` unless given.
+
+    Raises:
+      JaxpflError: for a missing or empty folder, an empty text, one shorter than a window, and bytes that are no UTF-8.
+    """
+    window = WINDOW if window is None else window
+    if window < 1:
+        raise JaxpflError(f"window must be >= 1, got {window}")
+    if not folder.is_dir():
+        found = "a file" if folder.exists() else "no such folder"
+        raise JaxpflError(f"{folder}: {found}: text:FOLDER is a folder with a file or subfolder for each client")
+    clients = {entry.name: list(_files(entry)) for entry in _entries(folder)}
+    if not clients:
+        raise JaxpflError(f"{folder}: holds no file or subfolder: each is a client")
+    size = sum(file.stat().st_size for files in clients.values() for file in files)
+    check_fits(folder, 10 * size)  # the text, and four bytes a token twice
+    windows = [_windows(folder / client, files, window) for client, files in clients.items()]
+    whole = np.concatenate(windows).astype(np.int32)
+    return Source(
+        name,
+        np.ascontiguousarray(whole[:, :-1]),
+        np.ascontiguousarray(whole[:, 1:]),
+        None,
+        None,
+        BYTES,
+        f"the next byte of {len(clients)} clients' texts in {folder}, windows of {window}",
+        users_train=np.repeat(np.arange(len(windows), dtype=np.int32), [len(own) for own in windows]),
+        user_names=np.array(list(clients)),
+        inputs="tokens",
+        task="next-token",
+        ordered=True,
+    )
+
+
+def _entries(folder: Path) -> list[Path]:
+    return sorted(entry for entry in folder.iterdir() if not entry.name.startswith(".") and entry.name != _SKIPPED)
+
+
+def _files(entry: Path) -> Iterator[Path]:
+    """Files of a client, in the order of their paths."""
+    if not entry.is_dir():
+        yield entry
+        return
+    for inner in _entries(entry):
+        if not inner.is_symlink() or not inner.is_dir():  # a link may lead back here
+            yield from _files(inner)
+
+
+def _windows(client: Path, files: list[Path], window: int) -> np.ndarray:
+    """Bytes of a client, [n, window + 1]."""
+    text = b"".join(map(_read, files))
+    if not text:
+        raise JaxpflError(f"{client}: holds no text: delete it, or leave it out of the folder")
+    if len(text) <= window:
+        raise JaxpflError(
+            f"{client}: {len(text)} bytes, and a window of {window} needs {window + 1}: give a shorter window, or "
+            "leave it out of the folder"
+        )
+    length = window + 1
+    return np.frombuffer(text, np.uint8)[: len(text) // length * length].reshape(-1, length)
+
+
+def _read(file: Path) -> bytes:
+    content = file.read_bytes()
+    try:
+        content.decode("utf-8")
+    except UnicodeDecodeError as error:
+        found = shown(content[error.start : error.start + 4])
+        raise JaxpflError(f"{file}: byte {error.start} is no UTF-8, {found}: texts must be") from None
+    return content

@@ -1,0 +1,93 @@
+"""Texts of one's own: windows that share nothing, what is held out of them, and files that are no text."""
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import jaxpfl
+from jaxpfl.data import load
+from jaxpfl.errors import JaxpflError
+
+T = 4
+
+
+def written(folder: Path, texts: dict[str, bytes]) -> str:
+    for name, text in texts.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_bytes(text)
+    return f"text:{folder}"
+
+
+def numbered(n: int, start: int = 0) -> bytes:
+    """Bytes that all differ, and say where they are."""
+    return bytes(range(start, start + n))
+
+
+def test_files_and_subfolders_are_clients_whose_windows_share_no_byte(tmp_path):
+    texts = {"b.txt": numbered(23), "a/2.txt": b"yz", "a/1/x.txt": b"uvwx", "a/.hidden": b"?", ".git/x": b"?"}
+    texts["a/__pycache__/m.pyc"] = b"\xff\xfe"
+    source = load(written(tmp_path, texts), window=T)
+    assert source.user_names is not None
+    assert source.user_names.tolist() == ["a", "b.txt"]
+    assert source.users_train is not None
+    assert source.users_train.tolist() == [0] + 4 * [1]
+    assert (source.x_train.dtype, source.y_train.dtype, source.num_classes) == (np.int32, np.int32, 256)
+    assert (source.task, source.inputs, source.x_test) == ("next-token", "tokens", None)
+    whole = np.concatenate([source.x_train, source.y_train[:, -1:]], axis=1)
+    assert bytes(whole[0].tolist()) == b"uvwxy"  # in the order of the paths; the tail is left out
+    np.testing.assert_array_equal(whole[1:].reshape(-1), np.arange(20))
+    np.testing.assert_array_equal(source.x_train[:, 1:], source.y_train[:, :-1])
+
+
+def test_test_and_validation_windows_are_the_last_of_each_client(tmp_path):
+    name = written(tmp_path, {"a": numbered(50), "b": numbered(75, 50)})
+    federation = jaxpfl.federate(load(name, window=T), partition="natural", test_share=0.3, validation_share=0.25)
+    for client in range(2):
+        train, validation, test = (
+            np.concatenate([part.x[client], part.y[client]], axis=1)[: part.size[client]]
+            for part in (federation.train, federation.validation, federation.test)
+        )
+        assert len(test) == int(0.3 * (10 + 5 * client) + 0.5)
+        assert train.max() < validation.min() <= validation.max() < test.min()
+        assert len(train) + len(validation) + len(test) == 10 + 5 * client
+
+
+def test_the_first_byte_of_a_window_is_no_label_and_all_others_are(tmp_path):
+    """A planted defect, windows that overlap by their last byte, would have a test label among training inputs."""
+    source = load(written(tmp_path, {"a": numbered(100)}), window=T)
+    assert len(np.unique(source.y_train)) == source.y_train.size == 80
+    assert not np.isin(source.x_train[1:], source.y_train[0]).any()
+
+
+@pytest.mark.parametrize(
+    ("texts", "message"),
+    [
+        ({}, "holds no file or subfolder: each is a client"),
+        ({"a": b"long enough", "b": b""}, r"b: holds no text: delete it, or leave it out"),
+        ({"a/x": b"", "a/y": b""}, r"a: holds no text"),
+        ({"a": b"four"}, r"a: 4 bytes, and a window of 4 needs 5: give a shorter window"),
+        ({"a": b"caf\xe9 noir"}, r"a: byte 3 is no UTF-8, b'\\xe9 no': texts must be"),
+        ({"a": "žluťoučký kůň".encode("utf-16")}, r"a: byte 0 is no UTF-8"),
+    ],
+)
+def test_what_is_no_text_is_refused_in_one_line(tmp_path, texts, message):
+    name = written(tmp_path, texts)
+    with pytest.raises(JaxpflError, match=message) as refused:
+        load(name, window=T)
+    assert "\n" not in str(refused.value)
+
+
+def test_other_refusals(tmp_path):
+    with pytest.raises(JaxpflError, match=r"nowhere: no such folder: text:FOLDER is a folder"):
+        load("text:nowhere", str(tmp_path))
+    (tmp_path / "single").write_text("text")
+    with pytest.raises(JaxpflError, match=r"single: a file: text:FOLDER is a folder"):
+        load("text:single", str(tmp_path))
+    with pytest.raises(JaxpflError, match="window must be >= 1, got 0"):
+        load(f"text:{tmp_path}", window=0)
+    with pytest.raises(JaxpflError, match="window is for texts, text:FOLDER: digits is none"):
+        load("digits", window=8)
+    written(tmp_path / "one", {"a": b"12345", "b": numbered(20)})
+    with pytest.raises(JaxpflError, match=r"1 of 2 clients have too few examples to be tested \(client 0\)"):
+        jaxpfl.federate(load(f"text:{tmp_path / 'one'}", window=T), partition="natural")
