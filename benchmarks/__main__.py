@@ -39,6 +39,7 @@ NAMES = (
     "privacy",
     "private_gain",
     "silos",
+    "adapters",
     "lowered",
     "cost",
     "gpu",

@@ -41,6 +41,7 @@ NAMES = (
     "privacy",
     "private_gain",
     "silos",
+    "adapters",
     "lowered",
     "cost",
     "gpu",
@@ -381,6 +382,13 @@ def test_histograms(tmp_path: Path):
     assert plot.stat().st_size > 5000
     for row in found["results"].values():
         assert row["facts"]["sparse_bytes"] > 0
+
+
+@pytest.mark.slow
+def test_adapters(tmp_path: Path):
+    found = record(tmp_path, "adapters")["results"]
+    assert found["base"]["perplexity"] > 1
+    assert found["all parameters shared"]["up"] == found["all parameters shared"]["down"] > 0
 
 
 @pytest.mark.slow
