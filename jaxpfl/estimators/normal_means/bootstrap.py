@@ -79,11 +79,22 @@ def bootstrap(
     checks.count("refits", refits)
     if resampling not in get_args(Resampling):
         raise unknown_name("resampling", resampling, get_args(Resampling))
-    components = ATOMS if prior == "npmle" and components is None else components
+    components = components_of(prior, components)
     found = ebnm(x, s, prior, center=center, components=components)
     learned = center == "learned" if isinstance(center, str) else center is None and prior == "normal"
     at = jnp.asarray(0.0 if center is None or isinstance(center, str) else center, found.x.dtype)
     return _mixed(key, found, at, prior=prior, learned=learned, refits=int(refits), resampling=resampling)
+
+
+def components_of(prior: Family, components: int | None) -> int | None:
+    """Components that are given, or else 100 atoms of an NPMLE."""
+    return ATOMS if prior == "npmle" and components is None else components
+
+
+def number_at_once(refits: int, clients: int, components: int) -> int:
+    """Refits that are worked on together, so that their arrays stay small."""
+    size = clients if not components else components * max(clients, components) // 8
+    return max(1, min(refits, _AT_ONCE // max(size, 1)))
 
 
 @partial(jax.jit, static_argnames=("prior", "learned", "refits", "resampling"))
@@ -106,14 +117,13 @@ def _mixed(
         return theta + s * jax.random.normal(of_x, x.shape, x.dtype), even
 
     keys = jax.random.split(key, refits)
-    together = max(1, min(refits, _AT_ONCE // m))
     if prior not in COMPONENTS:
 
         def refit(key: Key) -> Any:
             own, w = drawn(key)
             return fitted(own, s, w, center, prior=prior, learned=learned, components=0).prior
 
-        return posterior(Refits(jax.lax.map(refit, keys, batch_size=together)), x, s)
+        return posterior(Refits(jax.lax.map(refit, keys, batch_size=number_at_once(refits, m, 0))), x, s)
 
     assert isinstance(likeliest, NormalMixture)
     means, sds = likeliest.means, likeliest.sds
@@ -130,5 +140,5 @@ def _mixed(
         assert isinstance(made, NormalMixture)
         return made.weights
 
-    together = max(1, min(refits, 8 * _AT_ONCE // (len(means) * max(m, len(means)))))
+    together = number_at_once(refits, m, len(means))
     return posterior(GridRefits(jax.lax.map(weights, keys, batch_size=together), means, sds), x, s)

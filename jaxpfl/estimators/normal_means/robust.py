@@ -100,7 +100,7 @@ def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | 
     weight = variance / (variance + e**2)
     reach = critical_value(e**2 / variance, kurtosis, level) * weight * e
     mean = center + weight * off
-    numbers = unit * center, unit**2 * variance, kurtosis
+    numbers: Any = (unit * center, unit**2 * variance, kurtosis)
     if not traced:
         numbers = tuple(float(of) for of in numbers)
     return RobustIntervals(unit * mean, unit * (mean - reach), unit * (mean + reach), weight, *numbers)

@@ -38,7 +38,18 @@ def told(found: list[dict[str, Any]]) -> str:
     return f"outlying under the fitted prior, in standard deviations: {first}{more}"
 
 
-def quantiles(folder: Path, scores: np.ndarray, names: Sequence[str], title: str) -> Path:
+def fit_told(test: dict[str, Any]) -> str:
+    """A line on the test that the family of priors is right."""
+    fits = "no sign that the prior is wrong" if test["p_value"] > FALSE_ALARMS else "the prior does not fit"
+    return (
+        f"{fits}: {test['name']} of the scores = {test['statistic']:.3g}, p = {test['p_value']:.2g} "
+        f"from {test['draws']} simulated files"
+    )
+
+
+def quantiles(
+    folder: Path, scores: np.ndarray, names: Sequence[str], title: str, test: dict[str, Any] | None = None
+) -> Path:
     """Plot the ordered scores beside the expected ones, with 95 % of each place's distribution, and name the outlying.
 
     The band takes the fitted population for known: with few clients the points lie within it too often.
@@ -70,6 +81,11 @@ def quantiles(folder: Path, scores: np.ndarray, names: Sequence[str], title: str
             literal(names[int(order[place])])[:20], (expected[place], scores[order[place]]), fontsize=8, color=INK,
             xytext=(-6 if expected[place] > 0 else 6, 0), textcoords="offset points", va="center",
             ha="right" if expected[place] > 0 else "left",
+        )  # fmt: skip
+    if test is not None:
+        axes.text(
+            0.98, 0.02, f"{test['name']}: p = {test['p_value']:.2g}", transform=axes.transAxes, ha="right", fontsize=9,
+            color=INK,
         )  # fmt: skip
     axes.legend(frameon=False, fontsize=9, loc="upper left")
     return save(figure, folder, "quantiles")

@@ -110,7 +110,10 @@ def results(path: Path, given: Any, options: Any) -> Results:
             return drawn
         of = f"about {', '.join(data.covariate_names)}" if data.covariate_names else f"prior {facts['prior']}"
         of = f"about groups by {more[0]}" if data.groups is not None else of
-        return [*drawn, diagnostics.quantiles(folder, found.scores, data.names, literal(f"{path.name}: {of}"))]
+        return [
+            *drawn,
+            diagnostics.quantiles(folder, found.scores, data.names, literal(f"{path.name}: {of}"), facts.get("fits")),
+        ]
 
     hint = f"estimates of every client, with {output.percent(options.level)} intervals: --output FOLDER"
     files = output.FILES.replace("plots/", ", ".join([*found.files, "plots/"]))
@@ -168,6 +171,8 @@ def _said(result: dict[str, Any]) -> list[Block]:
             f"mean squared error by Stein's unbiased estimate: {risk['personalized']:.4g} ± {risk['stderr']:.2g}, "
             f"local {risk['local']:.4g}"
         )
+    if "fits" in result:
+        lines.append(diagnostics.fit_told(result["fits"]))
     if "outlying" in result:
         lines.append(diagnostics.told(result["outlying"]))
     if "compared" not in result:

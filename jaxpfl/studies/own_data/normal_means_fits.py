@@ -19,11 +19,13 @@ from jaxpfl.estimators import (
     learned_bernoulli,
     learned_gaussian,
     learned_poisson,
+    rate_scores,
 )
 from jaxpfl.estimators.normal_means import (
     PriorScores,
     best,
     bootstrap,
+    goodness_of_fit,
     homogeneity,
     leads,
     ranks_of,
@@ -33,6 +35,7 @@ from jaxpfl.estimators.normal_means.area import dependent
 from jaxpfl.estimators.normal_means.bootstrap import REFITS
 from jaxpfl.estimators.normal_means.compare import FOLDS, learns
 from jaxpfl.estimators.normal_means.families import Family
+from jaxpfl.estimators.normal_means.goodness import DRAWS
 from jaxpfl.estimators.poisson_mixtures import Gammas
 from jaxpfl.estimators.rate_mixtures import Betas
 from jaxpfl.estimators.rate_regression import ebbinomial_regression, ebpoisson_regression
@@ -56,7 +59,7 @@ class Fitted(NamedTuple):
       facts: of all clients, as JSON; ``estimated`` with the ``mean`` among them.
       columns: of ``estimates.csv``, by name, [m] each.
       scores: of the estimates under their fitted marginal distributions, N(0, 1) if these are right, [m]; None for
-        counts.
+        mixtures of rates.
       files: further tables, by the name of their file.
     """
 
@@ -177,6 +180,13 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
     if prior == "normal-mixture":
         rows = zip(fit.prior.weights, fit.prior.means, fit.prior.sds, strict=True)
         facts["components"] = [{"weight": float(a), "mean": float(b), "sd": float(c)} for a, b, c in rows]
+    if data.weights is None and len(x) <= _MOST_REFITTED:
+        many = int(np.clip(_REFITTED // len(x), _FEWEST_REFITS - 1, DRAWS))
+        drawn = jax.random.fold_in(jax.random.key(seed), 2)
+        of: dict[str, Any] = {"center": learned, "components": options.components, "draws": many}
+        fits = goodness_of_fit(drawn, x, s, prior, **of)
+        facts["fits"] = {"name": "Anderson-Darling", "draws": many}
+        facts["fits"] |= {name: float(value) for name, value in fits._asdict().items()}
     if data.weights is not None:
         share = data.weights / data.weights.sum()
         facts["weights"] = {"column": options.weights.strip().lower(), "effective_clients": float(1 / (share @ share))}
@@ -269,7 +279,8 @@ def of_rates(data: Summaries, seed: int, options: Any) -> Fitted:
         "local": z / n, "personalized": own, "personalized_stderr": sd, "low": np.minimum(low, own),
         "high": np.maximum(high, own), "shrinkage": fit.shrinkage,
     }  # fmt: skip
-    return Fitted(facts, arrays(columns), None)
+    scores = rate_scores.scores(fit, seed)
+    return Fitted(facts, arrays(columns if scores is None else columns | {"score": scores}), scores)
 
 
 def of_rates_about(data: Summaries, level: float) -> Fitted:
