@@ -28,7 +28,7 @@ from .record import command, parser, positive, table, write
 
 COUNTS, QUICK = (1_000, 10_000, 100_000, 1_000_000), (200,)
 CONTENDERS = {
-    "mixed model": {"jaxpfl": None, "plain loop": 100_000, "statsmodels MixedLM": 1_000},
+    "mixed model": {"jaxpfl": None, "plain loop": 100_000, "statsmodels MixedLM": 10_000},
     "point-normal": {"jaxpfl": None, "SciPy L-BFGS-B": None, "SciPy on a plain loop": 1_000},
     "private": {"one bit, jaxpfl": None, "Gaussian mechanism, jaxpfl": None, "noisy means": None},
 }

@@ -86,6 +86,33 @@ def test_estimates_with_standard_errors(capsys, tmp_path):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("prior", ["npmle", "point-normal"])
+def test_intervals_have_a_length_where_the_likeliest_prior_is_an_atom(capsys, tmp_path, prior):
+    rows = "\n".join(f"{name},{x},{s}" for name, x, s in demo_data.SCHOOLS)
+    path = made(tmp_path, f"client,estimate,se\n{rows}\n")
+    lengths = {}
+    for how, called in (("learned", "parametric"), ("plug-in", "plug-in")):
+        out = tmp_path / how
+        given = ["estimate", "normal-means", "--csv", str(path), "--prior", prior, "--intervals", how]
+        main([*given, "--output", str(out)])
+        assert "no sign that the prior is wrong: Anderson-Darling" in capsys.readouterr().out
+        assert json.loads((out / "summary.json").read_text())["intervals"] == called
+        with open(out / "estimates.csv") as file:
+            clients = list(csv.DictReader(file))
+        lengths[how] = np.array([float(row["high"]) - float(row["low"]) for row in clients])
+    assert (lengths["learned"] > 12).all()
+    assert (lengths["plug-in"] < 1e-3).all()
+
+
+def test_intervals_by_drawn_clients_are_refused_where_nothing_is_refitted(capsys, tmp_path):
+    path = made(tmp_path, "count,exposure\n1,2\n5,2\n")
+    said = refused(capsys, "--csv", path, "--intervals", "clients")
+    assert "intervals clients refit a prior to drawn clients, which is not for a Beta or Gamma prior" in said
+    path = made(tmp_path, "estimate,se\n1,2\n5,2\n")
+    assert "which is not for the normal prior" in refused(capsys, "--csv", path, "--intervals", "clients")
+
+
+@pytest.mark.slow
 def test_successes_and_counts(capsys, tmp_path):
     z, n = np.array([1, 5, 0, 9]), np.array([10, 12, 4, 20])
     with jax.enable_x64(True):
