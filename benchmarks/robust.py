@@ -5,7 +5,7 @@
 Every method, with its own default rates, spends about the same number of gradients of a client, those of its
 personalisation included, on the same split, under every pair of an attack and an aggregation. Scores are those of the
 honest clients, on test examples after the last round; nothing was chosen by them. The record is written after each
-method and aggregation, so that an interrupted study goes on.
+method and aggregation, so that an interrupted study goes on, and one with more methods or attacks adds them.
 """
 
 from __future__ import annotations
@@ -24,8 +24,20 @@ from .record import command, parser, stored, write
 from .robust_page import tables
 
 CLIENTS, COHORT, STEPS, GRADIENTS, ATTACKERS, SEEDS = 40, 20, 10, 400, 0.2, 3
-METHODS: Mapping[str, int] = {"local": 80, "fedavg": 80, "fedavg-ft": 68, "ditto": 40, "fedper": 80}
-"""Rounds of each method: a client is in every second one, Ditto's steps are two gradients, FedAvg-ft adds 60 steps."""
+METHODS: Mapping[str, int] = {
+    "local": 80,
+    "fedavg": 80,
+    "fedavg-ft": 68,
+    "ditto": 40,
+    "fedper": 80,
+    "fedrep": 80,
+    "mr-mtl": 80,
+    "apfl": 40,
+    "fedrod": 40,
+    "adaped": 40,
+}
+"""Rounds of each method: a client is in every second one; steps of Ditto, APFL, FedROD and AdaPeD are two gradients,
+and FedAvg-ft adds 60 steps."""
 AGGREGATES = (
     "mean",
     "median",
@@ -34,7 +46,7 @@ AGGREGATES = (
     "multi-krum:attackers=6",
     "trimmed-mean:fraction=0.3",
 )
-ATTACKS = ("none", "label-flip", "sign-flip:factor=3", "noise:deviation=0.2")
+ATTACKS = ("none", "label-flip", "sign-flip:factor=3", "noise:deviation=0.2", "scale:factor=10")
 
 
 @command
@@ -67,12 +79,16 @@ def main(argv: list[str] | None = None) -> None:
 def _study(
     results: dict[str, Any], method: str, aggregate: str, rounds: int, path: Path | None, settings: dict[str, Any]
 ) -> None:
-    """Run a method with an aggregation under every attack; one that uploads nothing is run once."""
-    key = f"{method} {aggregate}"
-    if key in results or (method == "local" and aggregate != "mean"):
+    """Run a method with an aggregation under the attacks that lack; one that uploads nothing is run once."""
+    if method == "local" and aggregate != "mean":
         return
+    key = f"{method} {aggregate}"
+    done = {row["attack"] for row in results.get(key, [])}
     attacks = ATTACKS[: 1 if method == "local" else 3 if settings["quick"] else None]
-    results[key] = [_run(method, aggregate, attack, rounds, settings) for attack in attacks]
+    lacking = [attack for attack in attacks if attack not in done]
+    if not lacking:
+        return
+    results[key] = results.get(key, []) + [_run(method, aggregate, attack, rounds, settings) for attack in lacking]
     print(*(f"{row['attack']}: {sum(row['personalized']) / len(row['personalized']):.2f}" for row in results[key]), key)
     write(path, "robust", settings, results)
 
