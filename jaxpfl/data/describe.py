@@ -54,11 +54,11 @@ class Summary:
 def summary(
     federation: Federation, num_classes: int, source: Source | None = None, member: np.ndarray | None = None
 ) -> Summary:
-    """Count a federation's examples; labels that are classes must lie in 0 .. num_classes - 1.
+    """Count a federation's examples.
 
     Args:
       federation: the clients.
-      num_classes: the number of classes.
+      num_classes: the number of classes; of labels 0 and 1 with one logit, whose sources have 1, there are two.
       source: the federation's source, to count the examples that it leaves out (a test set of other users, users
         that were not asked for, clients that were dropped).
       member: the true cluster of each client, by id, from `true_clusters`.
@@ -69,6 +69,7 @@ def summary(
     own, labels, counts = np.repeat(np.arange(m), sizes["train"]), federation.train.flat().y, np.zeros((m, 0), int)
     moments = None
     if are_classes(labels):
+        num_classes = max(num_classes, int(labels.max(initial=0)) + 1)
         counts = np.bincount(own * num_classes + labels, minlength=m * num_classes).reshape(m, num_classes)
     else:
         moments = _moments(own, labels, sizes["train"])

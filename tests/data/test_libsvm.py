@@ -85,6 +85,31 @@ def test_labels_that_are_no_whole_numbers_are_of_a_regression(tmp_path: Path) ->
     np.testing.assert_array_equal(ages.y_train, np.float32([9, 7]))
 
 
+def test_several_labels_of_a_line_become_columns(tmp_path: Path) -> None:
+    path = tmp_path / "own"
+    path.write_text("5,2 1:1\n 2:1\n9 1:3\n2,9 2:2\n")
+    path.with_name("own.t").write_text("9,5 1:1\n")
+    source = load("libsvm:own", str(tmp_path), task="multilabel")
+    assert (source.task, source.y_train.dtype, source.num_classes) == ("multilabel", np.int32, 3)
+    np.testing.assert_array_equal(source.y_train, [[1, 1, 0], [0, 0, 0], [0, 0, 1], [1, 0, 1]])  # 2, 5 and 9
+    np.testing.assert_array_equal(source.y_test, [[0, 1, 1]])
+    with pytest.raises(JaxpflError, match=r"no LIBSVM text: .*lines of several labels are of task = multilabel"):
+        load("libsvm:own", str(tmp_path))
+    path.with_name("own.t").write_text("9,4 1:1\n")
+    with pytest.raises(JaxpflError, match=r"own.t: label 4 is not among the training labels"):
+        load("libsvm:own", str(tmp_path), task="multilabel")
+
+
+def test_two_classes_are_labels_0_and_1_of_a_task_with_one_logit(tmp_path: Path) -> None:
+    (tmp_path / "own").write_text(TRAIN)
+    for task in ("binary", "ranking"):
+        source = load("libsvm:own", str(tmp_path), task=task)
+        assert (source.task, source.num_classes, source.y_train.tolist()) == (task, 1, [1, 0, 0])
+    (tmp_path / "own").write_text(TRAIN + "3 1:1\n")
+    with pytest.raises(JaxpflError, match="labels of the task ranking are of two classes, there are 3"):
+        load("libsvm:own", str(tmp_path), task="ranking")
+
+
 def test_missing_files_and_labels_that_only_the_test_file_has(tmp_path: Path) -> None:
     with pytest.raises(JaxpflError, match=r"data set 'libsvm:own': no file .* nor "):
         load("libsvm:own", str(tmp_path))

@@ -63,6 +63,35 @@ def test_tokens_with_a_label_at_each_position(tmp_path: Path) -> None:
     assert load("npz:a.npz", str(tmp_path)).task == "regression"
 
 
+@pytest.mark.parametrize(
+    ("labels", "task", "dtype"),
+    [
+        (Y / 4 - 0.5, "regression", np.float32),
+        (np.stack([Y / 4, -Y], axis=1), "regression", np.float32),
+        (np.float16(Y), "regression", np.float32),
+        (np.stack([Y > 0, Y > 1], axis=1).astype(np.int64), "multilabel", np.int32),
+        (np.stack([Y, Y], axis=1), "regression", np.int32),
+    ],
+)
+@pytest.mark.parametrize("in_files", [False, True])
+def test_labels_that_are_numbers_or_several_keep_their_values_and_clients(
+    tmp_path: Path, labels: np.ndarray, task: str, dtype: type, in_files: bool
+) -> None:
+    numbers = X.reshape(6, -1) / 100
+    own = {"users_train": WRITERS, "x_test": numbers[::-1], "y_test": labels[::-1], "users_test": WRITERS[::-1]}
+    save(tmp_path / "a.npz", x_train=numbers, y_train=labels, **own)
+    source = load("npz:a.npz", str(tmp_path), in_files=in_files)
+    assert (source.task, source.y_train.dtype) == (task, dtype)
+    assert source.y_test is not None
+    np.testing.assert_array_equal(source.y_train, labels.astype(dtype))
+    np.testing.assert_array_equal(source.y_test, labels[::-1].astype(dtype))
+    federation = federate(source, partition="natural")
+    for client, writer in enumerate(np.unique(WRITERS)):
+        start, size = (int(of[client]) for of in (federation.train.start, federation.train.size))
+        found = federation.train.examples.y[start : start + size]
+        np.testing.assert_array_equal(sorted(found.tolist()), sorted(labels[writer == WRITERS].astype(dtype).tolist()))
+
+
 BASE = {"x_train": X, "y_train": Y}
 
 

@@ -3,8 +3,9 @@
 ``libsvm:PATH`` reads PATH, relative to the data directory or to its folder ``libsvm``, and PATH.t beside it as the
 official test set if there is one (``a9a`` and ``a9a.t``; compressed ``x.bz2`` and ``x.t.bz2``). scikit-learn parses
 them. Labels that are whole numbers become the classes 0, 1, ... in the order of their values (-1 / +1 become 0 / 1),
-unless the task is another; any others are real labels of a regression. Inputs become dense float32 and are
-not scaled.
+unless the task is another; any others are real labels of a regression. Of the task multilabel a line begins with its
+labels, ``2,5 index:value ...``, or with none, and the distinct ones become columns of 0 and 1 in the order of their
+values. Inputs become dense float32 and are not scaled.
 """
 
 from __future__ import annotations
@@ -53,7 +54,8 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
         class that the training file lacks, or too many features for a dense array.
     """
     train, test = _locate(name, path, root)
-    matrices, labels = zip(*_parse([train] if test is None else [train, test]), strict=True)
+    several = task == "multilabel"
+    matrices, labels = zip(*_parse([train] if test is None else [train, test], several), strict=True)
     needed = 4 * sum(matrix.shape[0] for matrix in matrices) * matrices[0].shape[1]
     if needed > _MOST_BYTES:
         raise JaxpflError(
@@ -64,13 +66,20 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
     dense = [np.asarray(matrix.toarray()) for matrix in matrices]
     if task is None:
         task = "classification" if all(_are_whole(own) for own in labels) else "regression"
-    if task == "classification":
+    count = 1
+    if several:
+        classes = _classes(train, np.array([label for own in labels[0] for label in own]))
+        numbered = [_marked(file, own, classes) for file, own in zip((train, test), labels, strict=False)]
+        count = len(classes)
+    elif task != "regression":
         classes = _classes(train, labels[0])
         numbered = [_numbered(file, own, classes) for file, own in zip((train, test), labels, strict=False)]
-        count = len(classes)
+        if task == "classification":
+            count = len(classes)
+        elif len(classes) != 2:
+            raise JaxpflError(f"{train}: labels of the task {task} are of two classes, there are {len(classes)}")
     else:
         numbered = [checked_labels(own, str(file)) for file, own in zip((train, test), labels, strict=False)]
-        count = 1
     for file, x in zip((train, test), dense, strict=False):
         check_finite(x, str(file))
     return Source(
@@ -113,8 +122,8 @@ def _locate(name: str, path: str, root: Path) -> tuple[Path, Path | None]:
     return train, test if test.is_file() else None
 
 
-def _parse(files: list[Path]) -> list[tuple]:
-    """Sparse inputs and labels of each file, all with the same features."""
+def _parse(files: list[Path], several: bool) -> list[tuple]:
+    """Sparse inputs and labels of each file, all with the same features; with several labels a tuple for each line."""
     try:
         from sklearn.datasets import load_svmlight_files
     except ImportError as error:
@@ -122,9 +131,10 @@ def _parse(files: list[Path]) -> list[tuple]:
     for file in files:
         check_fits(file, _MEMORY * _length(file))
     try:
-        flat = load_svmlight_files([str(file) for file in files], dtype=cast(Any, np.float32))
+        flat = load_svmlight_files([str(file) for file in files], dtype=cast(Any, np.float32), multilabel=several)
     except Exception as error:  # scikit-learn's parser and the codecs raise many kinds
-        raise JaxpflError(f"{' or '.join(map(str, files))}: no LIBSVM text: {one_line(error)}") from error
+        hint = "" if several else " (lines of several labels are of task = multilabel)"
+        raise JaxpflError(f"{' or '.join(map(str, files))}: no LIBSVM text: {one_line(error)}{hint}") from error
     parts = list(zip(flat[::2], flat[1::2], strict=True))
     for file, (x, _) in zip(files, parts, strict=True):
         if x.shape[0] == 0 or x.shape[1] == 0:
@@ -155,6 +165,14 @@ def _classes(file: Path, labels: np.ndarray) -> np.ndarray:
         wrong = values[~np.isfinite(values) | (values != np.round(values))][0]
         raise JaxpflError(f"{file}: label {wrong:g} is no whole number, as classes are")
     return values
+
+
+def _marked(file: Path | None, labels: list[tuple[float, ...]], classes: np.ndarray) -> np.ndarray:
+    """Labels 0 and 1 of each line's classes, [n, K]."""
+    marks = np.zeros((len(labels), len(classes)), np.int32)
+    for row, own in enumerate(labels):
+        marks[row, _numbered(file, np.asarray(own, float), classes)] = 1
+    return marks
 
 
 def _numbered(file: Path | None, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
