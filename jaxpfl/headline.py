@@ -62,14 +62,18 @@ class Headline(NamedTuple):
 
 ACCURACY = Headline()
 HEADLINES: Mapping[str, Headline] = {
-    one.name: one for one in (ACCURACY, Headline("rmse", lower=True, percent=False), Headline("macro_f1"))
+    one.name: one
+    for one in (ACCURACY, Headline("rmse", lower=True, percent=False), Headline("macro_f1"), Headline("auc"))
 }
 """Headlines of the registered tasks."""
 OF_TASKS: Mapping[str, str] = {
     "classification": "accuracy", "binary": "accuracy", "multilabel": "macro_f1", "regression": "rmse",
     "next-token": "accuracy",
+    "ranking": "auc",
 }  # fmt: skip
 """Names of the registered tasks' headlines."""
+UNBOUNDED = ("r2",)
+"""Metrics with no lower bound, of which tables show the median over clients in place of the mean."""
 _WORDS = {
     "rmse": "RMSE",
     "mae": "MAE",
@@ -77,13 +81,19 @@ _WORDS = {
     "macro_f1": "macro F1",
     "auc": "AUC",
     "calibration_error": "calibration error",
+    "balanced_accuracy": "balanced accuracy",
 }
 
 
 def of_names(names: Iterable[str]) -> Headline:
-    """Headline whose scores are among the names of results; accuracy if none is."""
-    names = set(names)
-    return next((one for one in HEADLINES.values() if {one.personalized, one.validation} & names), ACCURACY)
+    """Headline whose scores are the first among the names of results, which may be another's too; accuracy if none is.
+
+    Examples:
+      >>> of_names(["train_loss", "personalized_auc", "personalized_accuracy"]).name
+      'auc'
+    """
+    by_name = {name: one for one in HEADLINES.values() for name in (one.personalized, one.validation)}
+    return next((by_name[name] for name in names if name in by_name), ACCURACY)
 
 
 def of_summary(summary: Mapping[str, Any]) -> Headline:

@@ -31,6 +31,7 @@ LABELS = {
     "regression": lambda s: s[:, 0],
     "binary": lambda s: (s[:, 0] > 0).astype(int),
     "multilabel": lambda s: (s > 0).astype(int),
+    "ranking": lambda s: (s[:, 0] > 0).astype(int),
 }
 
 
@@ -41,6 +42,7 @@ LABELS = {
         ("regression", ["loss", "mae", "r2", "rmse"]),
         pytest.param("binary", ["accuracy", "auc", "calibration_error", "loss"], marks=pytest.mark.slow),
         ("multilabel", ["accuracy", "loss", "macro_f1"]),
+        ("ranking", ["auc", "loss"]),
     ],
 )
 def test_a_task_is_learned(task, names):
@@ -98,6 +100,13 @@ def test_labels_without_a_named_task_are_refused():
         ("binary", {"metrics": {"mine": lambda p, y: y.mean()}}, "metric 'mine' must be one number for each of"),
         ("binary", {"metrics": {"mine": jaxpfl.per_client(lambda p, y, valid: y)}}, "'mine' must be one number for a"),
         ("binary", {"task": 3}, "task must be a name or a Task, got 3"),
+        ("regression", {"task": "ranking"}, "labels of the task ranking must be 0 or 1, got"),
+        ("multilabel", {"task": "ranking"}, r"ranking are \[n\], got 2 for each example: use multilabel"),
+        ("binary", {"metrics": "aucc"}, "unknown metric 'aucc': did you mean 'auc'"),
+        ("binary", {"metrics": ["rmse"]}, "the metric rmse needs labels that are numbers"),
+        ("binary", {"metrics": {"mine": "rmse"}}, "the metric rmse needs labels that are numbers"),
+        ("binary", {"metrics": {"loss": "auc"}}, "the metric 'loss' is the task's own"),
+        ("binary", {"metrics": 3}, "metrics must be names, or a dictionary of functions by name, got 3"),
     ],
 )
 def test_what_does_not_fit_is_refused(labels, given, message):
@@ -121,10 +130,35 @@ def test_own_metrics_and_their_means():
     np.testing.assert_allclose(result.mean("bias", "global"), np.mean([a.mean() for a in by_client]), rtol=1e-4)
     np.testing.assert_allclose(result.mean("bias", "global", weights="examples"), left.mean(), rtol=1e-4)
     np.testing.assert_allclose(result.mean("far", "global", weights="examples"), (np.abs(left) > 1).mean(), rtol=1e-5)
+    np.testing.assert_allclose(result.mean("rmse", "global", "examples"), np.sqrt((left**2).mean()), rtol=1e-5)
     with pytest.raises(JaxpflError, match="unknown metric 'rsme': did you mean 'rmse'"):
         result.mean("rsme")
     with pytest.raises(JaxpflError, match="no metric 'accuracy', it has bias, far, loss, mae, r2, rmse"):
         _ = result.personalized_accuracy
+
+
+def test_a_ranking_leaves_out_clients_of_one_class():
+    """And has other metrics by name; without two classes in any client's test examples it is refused."""
+
+    def with_one_class(clients):
+        *rest, (x, y) = clients
+        return [*rest, (x, np.zeros_like(y))]
+
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(4, 60, FEATURES))
+    parts = [list(zip(x[:, at], (x[:, at, 0] > 0).astype(int), strict=True)) for at in (slice(0, 30), slice(30, 60))]
+    federation = jaxpfl.stack_clients(parts[0], test=with_one_class(parts[1]))
+    given = {**QUICK, "rounds": 10, "lr": 0.3, "metrics": {"sure": "calibration_error", "accuracy": "accuracy"}}
+    result = jaxpfl.fit("fedavg", federation, task="ranking", **given)
+    auc = result.personalized_score[0]
+    assert np.isnan(auc).tolist() == [False, False, False, True]
+    assert result.headline == "auc"
+    np.testing.assert_allclose(result.mean(), auc[:3].mean(), rtol=1e-6)
+    assert (auc[:3] > 0.9).all()
+    assert set(result.scores["after"]) >= {"auc", "loss", "sure", "accuracy"}
+    alike = jaxpfl.stack_clients(parts[0], test=[(x, np.zeros_like(y)) for x, y in parts[1]])
+    with pytest.raises(JaxpflError, match="no client has both labels among its test examples"):
+        jaxpfl.fit("fedavg", alike, task="ranking", **QUICK)
 
 
 def test_own_task_and_loss():

@@ -284,7 +284,7 @@ def with_attackers(spec: RunSpec, federation: Federation, task: Task) -> tuple[n
     return chosen, robust.poisoned(federation, chosen, task.num_classes if task.has_classes else 2)
 
 
-_OF_TWO = ("binary", "multilabel")
+_OF_TWO = ("binary", "multilabel", "ranking")
 """Tasks whose labels are zeros and ones."""
 
 

@@ -14,6 +14,7 @@ from jaxpfl.algorithms import Method
 from jaxpfl.engine.assemble import milestones
 from jaxpfl.engine.assembly import assemble
 from jaxpfl.engine.evaluate import Scores
+from jaxpfl.engine.example_means import is_root, mean_over_examples
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation
@@ -21,7 +22,7 @@ from jaxpfl.engine.spec import RunSpec, Settings, spec_of
 from jaxpfl.engine.state import GradientCounts
 from jaxpfl.engine.stopping import chosen, first_time, mean_over_clients
 from jaxpfl.errors import JaxpflError, unknown_name
-from jaxpfl.models import Metric, Task
+from jaxpfl.models import Task
 from jaxpfl.models.parameters import Given
 from jaxpfl.privacy import Accountant, Mechanism, PrivacyConfig, PrivacyPlan, Refusal, SiloMechanism, Statement
 from jaxpfl.privacy.statement import GIVEN_START, STOPPED
@@ -207,7 +208,8 @@ class Fit(NamedTuple):
         Args:
           metric: its name; `headline` unless given.
           model: ``global``, ``before`` or ``after``.
-          weights: each client the same (``clients``), or by its number of test examples (``examples``).
+          weights: each client the same (``clients``), or by its number of test examples (``examples``), which for
+            accuracies, losses, MAE and RMSE is the score of all test examples together (`mean_over_examples`).
 
         Raises:
           JaxpflError: for unknown names.
@@ -219,12 +221,11 @@ class Fit(NamedTuple):
         ):
             if name not in known:
                 raise unknown_name(what, name, known)
-        scores = np.asarray(self.scores[model][metric or self.headline][-1], np.float64)
-        sizes = np.ones(scores.shape[1]) if weights == "clients" else np.asarray(self.test_sizes, np.float64)
-        there = np.where(np.isnan(scores), 0.0, sizes)
-        total = there.sum(axis=1)
-        sums = np.where(there > 0, scores * sizes, 0.0).sum(axis=1)
-        return np.where(total > 0, sums / np.where(total > 0, total, 1.0), np.nan)
+        name = metric or self.headline
+        scores = np.asarray(self.scores[model][name][-1], np.float64)
+        if weights == "clients":
+            return mean_over_clients(scores)
+        return mean_over_examples(scores, np.asarray(self.test_sizes), root=is_root(self.task, name))
 
 
 class Evaluated(NamedTuple):
@@ -287,12 +288,6 @@ class _Arguments(Settings):
     )
     options: Mapping[str, Any] | None = setting(None, "The method's static options by name.", kind=BY_NAME)
     num_classes: int | None = setting(None, "Number of classes; the largest label plus one unless given.")
-    metrics: Mapping[str, Metric] | None = setting(
-        None,
-        "Metrics by name, beside the task's own: functions of predictions and labels with one value per example, or "
-        "`jaxpfl.per_client` of one of all of a client's examples.",
-        kind=BY_NAME,
-    )
     warm_start: PyTree | None = setting(
         None,
         "Parameters that every model starts from in place of random ones, as the model's own init gives them, or by "
@@ -343,7 +338,6 @@ def fit(given: _Arguments) -> Fit:
         privacy=given.privacy,
         plan=given.plan or ExecutionPlan(),
         num_classes=given.num_classes,
-        metrics=dict(given.metrics or {}),
         warm_start=given.warm_start,
     )
     federation, unseen = given.federation, given.unseen

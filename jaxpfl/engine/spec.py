@@ -18,7 +18,7 @@ from jaxpfl.compression import Compressor
 from jaxpfl.data import Split
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError
-from jaxpfl.models import Metric, Model, Task
+from jaxpfl.models import Model, Task, named_metrics
 from jaxpfl.models.base import module_adapter
 from jaxpfl.participation import RELIABLE, Availability, Failures
 from jaxpfl.privacy import Mechanism, PrivacyConfig, Refusal
@@ -38,6 +38,13 @@ _OPTIMIZER = Kind(
 _COMPRESSOR = Kind("a name with arguments or a Compressor", lambda value: isinstance(value, str | Compressor))
 _TASK = Kind("a name or a Task", lambda value: isinstance(value, str | Task))
 _LOSS = Kind("a name or a function", lambda value: isinstance(value, str) or callable(value))
+_METRICS = Kind(
+    "names, or a dictionary of functions by name",
+    lambda value: (
+        isinstance(value, str)
+        or (isinstance(value, Sequence | Mapping) and all(isinstance(name, str) for name in value))
+    ),
+)
 _GRAPH = Kind("a name or a Graph", lambda value: isinstance(value, str | Graph))
 
 
@@ -55,8 +62,8 @@ class Training:
     )
     task: str | Task | None = setting(
         None,
-        "Task: classification, regression, binary (one logit, labels 0 and 1) or multilabel (a label of several 0 and "
-        "1 for each example).",
+        "Task: classification, regression, binary (one logit, labels 0 and 1), ranking (the same, scored by the area "
+        "under the ROC curve) or multilabel (a label of several 0 and 1 for each example).",
         unless_given="classification unless given, or what the data set's labels are",
         python="Also a Task of your own, with its model, loss and metrics.",
         kind=_TASK,
@@ -78,6 +85,17 @@ class Training:
         "Label smoothing s of the training loss: the target of an example is (1 - s) one-hot + s / classes. Scores, "
         "and the terms by which a method distils, are not smoothed.",
         range=SHARE,
+        since="0.2",
+    )
+    metrics: Any = setting(
+        None,
+        "Metrics beside the task's own, names with commas between them: accuracy, balanced_accuracy, macro_f1, auc or "
+        "calibration_error, of classes or labels 0 and 1; a regression has rmse, mae and r2 anyway.",
+        unless_given="none unless given",
+        python="Also a list of names, or a dictionary by name of names and of functions of predictions and labels with "
+        "one value per example, or `jaxpfl.per_client` of one of all of a client's examples.",
+        kind=_METRICS,
+        text=str | None,
         since="0.2",
     )
     rounds: int = setting(100, "Federated rounds.", range=COUNT, unit="rounds")
@@ -364,7 +382,6 @@ class RunSpec:
       plan: the way to execute; changes speed and memory only.
       split: the split of the data set; None for a federation of the caller's own.
       num_classes: the number of classes; the largest label plus one unless given.
-      metrics: metrics by name beside the task's own, each per example or `per_client`.
       warm_start: parameters that every model starts from; None for random ones.
 
     Raises:
@@ -388,7 +405,6 @@ class RunSpec:
     plan: ExecutionPlan = field(default_factory=ExecutionPlan)
     split: Split | None = None
     num_classes: int | None = None
-    metrics: Mapping[str, Metric] = field(default_factory=dict)
     warm_start: PyTree | None = None
 
     def __post_init__(self) -> None:
@@ -397,6 +413,7 @@ class RunSpec:
         self.availability.check()
         if (patience := self.training.patience) is not None and self.training.eval_every is None:
             raise JaxpflError(f"patience = {patience} counts evaluations, and there is one: give eval_every")
+        named_metrics.by_name(self.training.metrics)
         schedules.parse(self.work.lr_schedule, self.training.rounds)
         if self.work.augment is not None:
             augmentation.parse(self.work.augment)

@@ -11,12 +11,12 @@ from jaxpfl import mapped
 from jaxpfl.data.labels import are_classes
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.errors import JaxpflError, unknown_name
-from jaxpfl.models import TASKS, Metric, PerClient, Pooled, Task
+from jaxpfl.models import TASKS, PerClient, Pooled, Task, named_metrics
 from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN, as_regression, smoothed_cross_entropy
 from jaxpfl.models.tokens import NO_LABEL
 from jaxpfl.types import Federation
 
-_ZERO_OR_ONE = ("binary", "multilabel")
+_ONE_LABEL, _ZERO_OR_ONE = ("binary", "ranking"), ("binary", "multilabel", "ranking")
 
 
 def kind_of(spec: RunSpec, federation: Federation) -> str:
@@ -59,12 +59,14 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
         return classes
     if kind == NEXT_TOKEN:
         return _tokens(spec, federation, labels)
-    if kind == "binary" and of_first:
-        raise JaxpflError(f"labels of the task binary are [n], got {of_first[0]} for each example: use multilabel")
+    if kind in _ONE_LABEL and of_first:
+        raise JaxpflError(f"labels of the task {kind} are [n], got {of_first[0]} for each example: use multilabel")
     if kind == "multilabel" and not of_first:
         raise JaxpflError("labels of the task multilabel are [n, labels], got [n]: use binary")
     if kind in _ZERO_OR_ONE:
         _check(labels, lambda y: (y == 0) | (y == 1), f"labels of the task {kind} must be 0 or 1")
+    if kind == "ranking" and not _has_pairs(federation):
+        raise JaxpflError("no client has both labels among its test examples: no AUC of the task ranking is defined")
     if kind == "regression" and str(spec.training.loss).startswith("poisson"):
         _check(labels, lambda y: y >= 0, "labels of the loss poisson must be >= 0")
     return of_first[0] if of_first else 1
@@ -112,21 +114,34 @@ def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
         task = task._replace(loss=loss, metrics={**task.metrics, "loss": loss}, mixture=None)
     if smoothing:
         task = task._replace(loss=smoothed_cross_entropy(smoothing))
-    return _with_metrics(task, spec.metrics)
+    return _with_metrics(task, named_metrics.by_name(spec.training.metrics))
 
 
-def _with_metrics(task: Task, metrics: Any) -> Task:
+def _with_metrics(task: Task, metrics: dict[str, Any]) -> Task:
+    own, added = list(task.metrics), {}
     for name, metric in metrics.items():
+        if isinstance(metric, str):
+            if name == metric and name in task.metrics:  # asking for what a task has anyway is no mistake
+                continue
+            metric = task.metrics.get(metric) or named_metrics.of_task(metric, task.kind, own)
         if name in task.metrics or name == "diverged":
             raise JaxpflError(f"the metric {name!r} is the task's own: give yours another name")
         if not isinstance(metric, PerClient | Pooled) and not callable(metric):
             raise JaxpflError(f"the metric {name!r} must be a function of predictions and labels, got {metric!r}")
+        added[name] = metric
     if task.headline not in task.metrics:
         raise JaxpflError(
             f"Task.headline is {task.headline!r}, which is not among its metrics: {', '.join(task.metrics) or 'none'}"
         )
-    added: dict[str, Metric] = dict(metrics)
     return task._replace(metrics={**task.metrics, **added}) if added else task
+
+
+def _has_pairs(federation: Federation) -> bool:
+    """True if some client has both labels 0 and 1 among its test examples."""
+    ends = np.cumsum(np.asarray(federation.test.size, np.int64))
+    ones = np.append(0, np.cumsum(np.asarray(federation.test.flat().y, np.int64)))
+    of_client = ones[ends] - ones[ends - federation.test.size]
+    return bool(((of_client > 0) & (of_client < federation.test.size)).any())
 
 
 def _labels(*federations: Federation | None) -> Iterator[np.ndarray]:

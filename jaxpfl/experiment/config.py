@@ -23,6 +23,7 @@ from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.experiment import stored_data
 from jaxpfl.experiment.presets import preset
 from jaxpfl.experiment.source import is_table
+from jaxpfl.models import named_metrics
 from jaxpfl.models.base import CLASSIFICATION, TASKS
 from jaxpfl.participation import availability
 from jaxpfl.privacy import PrivacyConfig
@@ -140,6 +141,7 @@ def resolve(config: RunConfig) -> RunConfig:
     """
     if isinstance(config.task, str) and config.task not in TASKS:
         raise unknown_name("task", config.task, TASKS)
+    named_metrics.by_name(config.metrics)
     config = stored_data.with_split(config)
     classless = isinstance(config.task, str) and config.task != CLASSIFICATION
     partition = config.partition

@@ -175,6 +175,7 @@ def _undefined(summary: dict[str, Any]) -> list[str]:
     """Sentences about metrics that some clients' test examples do not define, which are the same for all methods."""
     found: dict[str, int] = {}
     for row in summary["methods"].values():
+        found |= {headlines.of_summary(summary).name: row["undefined"]} if "undefined" in row else {}
         found |= {name: entry["undefined"] for name, entry in row.get("metrics", {}).items() if entry["undefined"]}
     return [
         f"{headlines.Headline(name).words}: the test examples of {count} of {summary['clients']} clients do not define "
@@ -207,15 +208,23 @@ def _scores(summary: dict[str, Any]) -> Any:
     says = f"mean over clients{' ± standard deviation over seeds' * (seeds > 1)}; {name_of_tenth}, worst: {tenth} "
     says += "percentile and "
     says += f"worst decile of the clients{'; hurt: clients worse off than with local training' * compared}"
+    weighed = any(
+        _one(own.get("mean_examples"), headline) not in ("-", _one(own["mean"], headline))
+        for own in (row[headline.personalized] for row in methods.values())
+    )
+    if weighed:  # means that the table does not tell apart are not shown twice
+        pooled = headline.name in ("accuracy", "rmse")
+        says += f"; examples: {'of all test examples together' if pooled else 'mean weighted by test examples'}"
     title = f"{summary['clients']} clients, {summary['cohort']} in a round, {summary['rounds']} rounds, {seeds} seed"
     table = _of_methods(
         f"{title}{'s' * (seeds > 1)}; test {headline.words}{headline.unit} after the last round",
         says,
-        ("personalised", "global", name_of_tenth, "worst", *["hurt"] * compared),
+        ("personalised", *["examples"] * weighed, "global", name_of_tenth, "worst", *["hurt"] * compared),
     )
     for name, row in methods.items():
         own = row[headline.personalized]
-        cells = [_mean(own, headline), _mean(row[f"global_{headline.name}"], headline)]
+        cells = [_mean(own, headline), *[_one(own.get("mean_examples"), headline)] * weighed]
+        cells.append(_mean(row[f"global_{headline.name}"], headline))
         cells += [_one(own[name], headline) for name in ("p10", "worst_decile")]
         cells += ["-" if hurt.get(name) is None else f"{100 * hurt[name]:.0f}%"] * compared
         table.add_row(name, *cells)
@@ -226,19 +235,20 @@ def _metrics(summary: dict[str, Any]) -> Any:
     """Table of the metrics beside the headline, of personalised models and, in parentheses, of the global one."""
     methods = summary["methods"]
     names = list(dict.fromkeys(name for row in methods.values() for name in row.get("metrics", ())))
-    table = _of_methods(
-        "other metrics of the same models", "mean over clients; in parentheses of the global model",
-        tuple(headlines.Headline(name).words for name in names),
-    )  # fmt: skip
+    says = f"mean over clients{', of R^2 the median' * ('r2' in names)}; in parentheses of the global model"
+    words = tuple(headlines.Headline(name).words for name in names)
+    table = _of_methods("other metrics of the same models", says, words)
     for method, row in methods.items():
-        table.add_row(method, *(_metric(row.get("metrics", {}).get(name)) for name in names))
+        cells = (_metric(row.get("metrics", {}).get(name), name in headlines.UNBOUNDED) for name in names)
+        table.add_row(method, *cells)
     return table
 
 
-def _metric(entry: dict[str, Any] | None) -> str:
+def _metric(entry: dict[str, Any] | None, median: bool) -> str:
     if entry is None:
         return "-"
-    own, shared = (None if of is None else of["mean"] for of in (entry["personalized"], entry["global"]))
+    of_clients = "median" if median else "mean"
+    own, shared = (None if of is None else of.get(of_clients) for of in (entry["personalized"], entry["global"]))
     text = "-" if own is None else f"{own:.4g}"
     return text if shared is None else f"{text} ({shared:.4g})"
 

@@ -14,6 +14,7 @@ from jaxpfl import __version__, files, processes
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.engine import RunState, Simulation, stopping
 from jaxpfl.engine.assembly import is_robust
+from jaxpfl.engine.example_means import is_root
 from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.experiment import summary, uplink
 from jaxpfl.experiment.config import RunConfig
@@ -204,7 +205,7 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     methods = {}
     for name, scores in arrays.items():
         evaluations = [r for r in records if r["method"] == name and r["kind"] == "evaluation"]
-        methods[name] = _row(scores, local, evaluations, headline, config.patience) | stored[name]
+        methods[name] = _row(experiment, scores, local, evaluations) | stored[name]
         methods[name] |= _times([r for r in records if r["method"] == name], config, headline)
         methods[name].pop("rounds")
     flat = {f"{name}/{key}": v for name, scores in arrays.items() for key, v in scores.items()}
@@ -251,20 +252,19 @@ def _times(records: list[dict[str, Any]], config: RunConfig, headline: Headline)
 
 
 def _row(
-    scores: dict[str, np.ndarray],
-    local: np.ndarray | None,
-    evaluations: list[dict[str, Any]],
-    headline: Headline,
-    patience: int | None,
+    experiment: Experiment, scores: dict[str, np.ndarray], local: np.ndarray | None, evaluations: list[dict[str, Any]]
 ) -> dict[str, Any]:
     """One method's statistics over clients and seeds; ``local`` has each client's score under local training, if it
     ran.
     """
-    name, lower = headline.name, headline.lower
+    headline, unseen = experiment.headline, experiment.unseen
+    name, lower, root = headline.name, headline.lower, is_root(experiment.task, headline.name)
+    sizes = np.asarray(experiment.federation.test.size)
+    unseen_sizes = None if unseen is None else np.asarray(unseen.test.size)
 
     def over_clients(which: str) -> dict[str, float | None] | None:
-        found = scores.get(f"{which}_{name}")
-        return None if found is None else summary.over_clients(found, lower=lower)
+        found, of = scores.get(f"{which}_{name}"), unseen_sizes if which.startswith("unseen") else sizes
+        return None if found is None else summary.over_clients(found, lower=lower, sizes=of, root=root)
 
     row: dict[str, Any] = {
         f"personalized_{name}": over_clients("after"),
@@ -276,7 +276,9 @@ def _row(
         f"unseen_before_{name}": over_clients("unseen_before"),
         "fraction_hurt": None if local is None else summary.fraction_hurt(scores[f"after_{name}"], local, lower=lower),
     }
-    if others := summary.other_metrics(scores, headline):
+    if left_out := summary.undefined(scores, name):
+        row["undefined"] = left_out
+    if others := summary.other_metrics(scores, headline, sizes, experiment.task):
         row["metrics"] = others
     evaluations = [r for r in evaluations if {headline.validation, headline.personalized} <= r.keys()]
     if evaluations:
@@ -285,5 +287,7 @@ def _row(
             np.array([record[name] for record in evaluations], dtype=float)
             for name in (headline.validation, headline.personalized)
         )
-        row["best_on_validation"] = summary.best_on_validation(rounds, validation, test, headline, patience)
+        row["best_on_validation"] = summary.best_on_validation(
+            rounds, validation, test, headline, experiment.config.patience
+        )
     return row

@@ -9,63 +9,99 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.engine import stopping
+from jaxpfl.engine.example_means import is_root, mean_over_examples
 from jaxpfl.headline import ACCURACY, Headline
+from jaxpfl.models import Task
 
 _NO_METRICS = ("loss", "diverged")
 """Scores of clients that are no metrics of a task."""
+_OF_OTHERS = ("mean", "std", "median", "mean_examples", "std_examples")
 
 
-def over_clients(scores: np.ndarray, *, lower: bool = False) -> dict[str, float | None]:
+def over_clients(
+    scores: np.ndarray, *, lower: bool = False, sizes: np.ndarray | None = None, root: bool = False
+) -> dict[str, float | None]:
     """Statistics of a score [S, m]; clients without a score (NaN) are left out.
+
+    Args:
+      scores: [S, m].
+      lower: less is better.
+      sizes: the clients' numbers of examples, [m], for the means weighted by them.
+      root: the score is the root of a mean over a client's examples.
 
     Returns:
       ``mean``: unweighted over clients, then over seeds; ``std``: of the seeds' means (ddof 1; None for one seed);
-      ``std_clients`` (ddof 0: the clients are the whole population), ``p10``, ``worst_decile``: over clients, then
-      averaged over seeds. The worst decile is the mean of the lowest ceil(m / 10) clients. Where lower is better,
-      p10 is the score that a tenth of the clients exceed, and the worst decile that of the highest.
+      ``std_clients`` (ddof 0: the clients are the whole population), ``median``, ``p10``, ``worst_decile``: over
+      clients, then averaged over seeds. The worst decile is the mean of the lowest ceil(m / 10) clients. Where lower is
+      better, p10 is the score that a tenth of the clients exceed, and the worst decile that of the highest. Given
+      ``sizes``, ``mean_examples`` and ``std_examples`` are as ``mean`` and ``std``, of `mean_over_examples`.
     """
+    found = _over_clients(scores, lower)
+    if sizes is not None:
+        means = mean_over_examples(np.atleast_2d(scores), sizes, root=root)
+        found |= _over_seeds(means[~np.isnan(means)], "mean_examples", "std_examples")
+    return found
+
+
+def _over_seeds(means: np.ndarray, mean: str = "mean", std: str = "std") -> dict[str, float | None]:
+    """Mean and standard deviation of the seeds' means, [S]."""
+    spread = len(means) > 1 and bool(np.isfinite(means).all())
+    return {mean: float(means.mean()) if len(means) else None, std: float(means.std(ddof=1)) if spread else None}
+
+
+def _over_clients(scores: np.ndarray, lower: bool) -> dict[str, float | None]:
     rows = [row[~np.isnan(row)] for row in np.atleast_2d(np.asarray(scores, float))]
     rows = [row for row in rows if len(row)]
     if not rows:
-        return dict.fromkeys(("mean", "std", "std_clients", "p10", "worst_decile"))
+        return dict.fromkeys(("mean", "std", "std_clients", "median", "p10", "worst_decile"))
     means = np.array([row.mean() for row in rows])
     if not all(np.isfinite(row).all() for row in rows):  # a model of finite parameters whose predictions overflow
         bad = math.inf if lower else -math.inf
-        return {"mean": bad, "std": None, "std_clients": None, "p10": bad, "worst_decile": bad}
+        middle = float(np.mean([np.median(row) for row in rows]))
+        return {"mean": bad, "std": None, "std_clients": None, "median": middle, "p10": bad, "worst_decile": bad}
     sign = -1 if lower else 1
     worst = [sign * np.sort(sign * row)[: math.ceil(len(row) / 10)].mean() for row in rows]
-    return {
-        "mean": float(means.mean()),
-        "std": float(means.std(ddof=1)) if len(means) > 1 else None,
+    return _over_seeds(means) | {
         "std_clients": float(np.mean([row.std() for row in rows])),
+        "median": float(np.mean([np.median(row) for row in rows])),
         "p10": float(np.mean([np.quantile(row, 0.9 if lower else 0.1) for row in rows])),
         "worst_decile": float(np.mean(worst)),
     }
 
 
-def other_metrics(scores: Mapping[str, np.ndarray], headline: Headline) -> dict[str, Any]:
+def undefined(scores: Mapping[str, np.ndarray], metric: str) -> int:
+    """Number of clients with other scores whose test examples do not define a metric, as the AUC of one class."""
+    others = [of for key, of in scores.items() if key.startswith("after_") and key != "after_diverged"]
+    scored = np.any([~np.isnan(of) for of in others], axis=0)
+    return int((scored & np.isnan(scores[f"after_{metric}"])).any(axis=0).sum())
+
+
+def other_metrics(
+    scores: Mapping[str, np.ndarray], headline: Headline, sizes: np.ndarray, task: Task | None = None
+) -> dict[str, Any]:
     """Means over clients, then over seeds, of a task's metrics beside its headline; empty without any.
 
     Args:
       scores: [S, m] by ``after_NAME``, of personalised models, and ``global_NAME``.
       headline: the metric that is not among them.
+      sizes: the clients' numbers of test examples, [m].
+      task: of the metrics.
 
     Returns:
-      By name, ``personalized`` and ``global`` (None without a global model) with their ``mean`` and ``std``, and
-      ``undefined``, the number of clients whose test examples do not define the metric, as the AUC of one class: they
-      are left out of the means.
+      By name, ``personalized`` and ``global`` (None without a global model) with ``mean``, ``std``, ``median``,
+      ``mean_examples`` and ``std_examples`` as `over_clients` gives them, and ``undefined``, the number of clients that
+      are left out, as `undefined` counts them.
     """
     found: dict[str, Any] = {}
-    scored = ~np.isnan(scores[f"after_{headline.name}"])
     for key, of_clients in scores.items():
         name = key.removeprefix("after_")
         if name == key or name in (headline.name, *_NO_METRICS):
             continue
         entry: dict[str, Any] = {}
         for label, own in (("personalized", of_clients), ("global", scores.get(f"global_{name}"))):
-            over = None if own is None else over_clients(own)
-            entry[label] = None if over is None else {"mean": over["mean"], "std": over["std"]}
-        found[name] = entry | {"undefined": int((scored & np.isnan(of_clients)).any(axis=0).sum())}
+            over = None if own is None else over_clients(own, sizes=sizes, root=is_root(task, name))
+            entry[label] = None if over is None else {name: over[name] for name in _OF_OTHERS}
+        found[name] = entry | {"undefined": undefined(scores, name)}
     return found
 
 

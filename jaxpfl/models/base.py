@@ -285,6 +285,15 @@ def as_binary(task: Task) -> Task:
     return _logistic(task)._replace(metrics=metrics, kind="binary", headline="accuracy")
 
 
+def as_ranking(task: Task) -> Task:
+    """The task of ranking labels 1 before labels 0 by one logit; metrics "auc" (the headline) and "loss".
+
+    The loss is the logistic one of `as_binary`: its minimiser, the log-odds of the label 1, has the largest AUC, and it
+    is a mean over examples, which clients and mini-batches of one class have too, unlike pairs.
+    """
+    return _logistic(task)._replace(metrics={"auc": auc, "loss": LOGISTIC.function}, kind="ranking", headline="auc")
+
+
 def as_multilabel(task: Task) -> Task:
     """The task of several labels 0 and 1, a logit each; metrics "macro_f1" (the headline), "accuracy" and "loss"."""
     metrics = {"macro_f1": macro_f1, "accuracy": right, "loss": LOGISTIC.function}
@@ -317,5 +326,6 @@ TASKS: Mapping[str, Callable[[Task], Task]] = {
     "binary": as_binary,
     "multilabel": as_multilabel,
     NEXT_TOKEN: as_next_token,
+    "ranking": as_ranking,
 }
 """Registered tasks: name -> the task of a classification's model."""

@@ -22,20 +22,31 @@ _BINS = 15
 
 
 class PerClient(NamedTuple):
-    """Metric of all of a client's predictions; `per_client` makes one."""
+    """Metric of all of a client's predictions; `per_client` makes one.
+
+    Attributes:
+      function: the metric.
+      root: True for the root of a mean over examples, as the RMSE is: the score of several clients' examples together
+        is then the root of the mean of their squared scores, weighted by examples.
+    """
 
     function: OfClient
+    root: bool = False
 
 
-def per_client(function: OfClient) -> PerClient:
+def per_client(function: OfClient, *, root: bool = False) -> PerClient:
     """Metric ``f(predictions [n, ...], y [n, ...], valid [n]) -> []`` of all examples of a client.
+
+    Args:
+      function: the metric.
+      root: True for the root of a mean over examples, of which means over all examples are made accordingly.
 
     Example::
 
         bias = jaxpfl.per_client(lambda predictions, y, valid: ((predictions[:, 0] - y) * valid).sum() / valid.sum())
         jaxpfl.fit("fedavg", federation, task="regression", metrics={"bias": bias})
     """
-    return PerClient(function)
+    return PerClient(function, root)
 
 
 class Pooled(NamedTuple):
@@ -94,7 +105,7 @@ def rmse(mean: Callable[[Array], Array]) -> PerClient:
         root = jnp.sqrt(_mean(_of_values(jnp.square(expected - y)), valid))
         return jnp.where(jnp.isnan(root), jnp.inf, root)
 
-    return PerClient(metric)
+    return PerClient(metric, root=True)
 
 
 def r2(mean: Callable[[Array], Array]) -> PerClient:
@@ -162,6 +173,47 @@ def _macro_f1(predictions: Array, y: Array, valid: Array) -> Array:
     rows = valid[:, None]
     counts = [(rows & which).sum(axis=0) for which in (truth & guess, truth & ~guess, guess & ~truth)]
     return _f1(*(count.astype(predictions.dtype) for count in counts))
+
+
+def auc_of_classes(predictions: Array, y: Array, valid: Array) -> Array:
+    """Mean over classes of the AUC of each against all others, by its log-odds; [] from logits [n, K] and classes [n].
+
+    Classes that none or all of the client's examples have do not count; NaN without another.
+    """
+    classes = jnp.arange(predictions.shape[-1])
+
+    def of_class(label: Array) -> Array:
+        others = jax.nn.logsumexp(jnp.where(classes == label, -jnp.inf, predictions), axis=-1)
+        odds = predictions[:, label] - others  # its probability saturates where the odds do not
+        return _auc(odds, y == label, valid)
+
+    return jnp.nanmean(jax.lax.map(of_class, classes))
+
+
+def auc_of_labels(predictions: Array, y: Array, valid: Array) -> Array:
+    """Mean over labels 0 and 1 of the AUC of each, []; labels of one value do not count, NaN without another."""
+    logits, y = aligned(predictions, y)
+    logits, y = (values.reshape(len(valid), -1).T for values in (logits, y))  # [labels, n]
+    return jnp.nanmean(jax.lax.map(lambda label: _auc(label[0], label[1], valid), (logits, y)))
+
+
+def balanced_accuracy(predictions: Array, y: Array, valid: Array) -> Array:
+    """Mean over the classes among a client's labels of the share of each that is classified rightly, []."""
+    right = (jnp.argmax(predictions, axis=-1) == y) & jnp.isfinite(predictions).all(axis=-1)
+    of_class = (y[:, None] == jnp.arange(predictions.shape[-1])) & valid[:, None]
+    counts, hits = of_class.sum(axis=0), (of_class & right[:, None]).sum(axis=0)
+    return (hits / jnp.maximum(counts, 1)).sum() / jnp.maximum((counts > 0).sum(), 1)
+
+
+def of_two_classes(metric: OfClient) -> PerClient:
+    """A metric of classes for one logit of the labels 0 and 1, as of the logits 0 and a."""
+
+    def of_logit(predictions: Array, y: Array, valid: Array) -> Array:
+        logits, labels = aligned(predictions, y)
+        logits = logits.reshape(-1)
+        return metric(jnp.stack([jnp.zeros_like(logits), logits], axis=1), labels.reshape(-1) > 0.5, valid)
+
+    return PerClient(of_logit)
 
 
 macro_f1 = PerClient(_macro_f1)

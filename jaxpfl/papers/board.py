@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.engine import RunState, Simulation
+from jaxpfl.engine.example_means import mean_over_examples
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.experiment.setup import Experiment
@@ -72,10 +73,7 @@ def _largest(accuracy: np.ndarray) -> list[float]:
 def _accuracy(experiment: Experiment, simulation: Simulation, state: RunState) -> dict[str, Any]:
     """Share of all test examples that their clients' models classify rightly, [S], and clients that diverged."""
     after = simulation.evaluate(state)["after"]
-    accuracy = np.asarray(after["accuracy"], float)
-    tests = np.asarray(experiment.federation.test.size, float)
-    scored = np.where(tests > 0, accuracy, 0)
-    shares = (scored * tests).sum(axis=1) / tests.sum()
+    shares = mean_over_examples(np.asarray(after["accuracy"]), np.asarray(experiment.federation.test.size))
     diverged = (np.asarray(simulation.counts(state).diverged) > 0) | np.asarray(after["diverged"])
     return {
         "accuracy": [float(one) if np.isfinite(one) else None for one in shares],

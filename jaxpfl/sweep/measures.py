@@ -9,8 +9,12 @@ import numpy as np
 
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.evaluate import Part
+from jaxpfl.engine.example_means import is_root
 from jaxpfl.experiment.setup import Experiment
 from jaxpfl.experiment.summary import over_clients
+
+_OF_OTHERS = {"": "mean", "_median": "median", "_examples": "mean_examples"}
+"""Endings of the names of a task's metrics beside its headline, and the statistic over clients of each."""
 
 
 def splits_of(experiment: Experiment) -> tuple[Part, ...]:
@@ -36,16 +40,21 @@ def measured(
     counts = simulation.counts(state)
     gradients = simulation.gradients(state)
     up, down = simulation.bytes_per_client()
-    headline, rows = experiment.headline, []
+    headline, rows, task = experiment.headline, [], experiment.task
+    sizes = np.asarray(experiment.federation.test.size)
+    others = [other for other in task.metrics if other not in (headline.name, "loss")]
     name, own = headline.name, headline.personalized
     for i in range(len(loss)):
-        after = over_clients(scores["after"][name][i], lower=headline.lower)
+        after = over_clients(
+            scores["after"][name][i], lower=headline.lower, sizes=sizes, root=is_root(task, headline.name)
+        )
         sent = counts.upload_bits[i].sum() / 8 if simulation.algorithm.counts_bits else up * counts.uploads[i].sum()
         row: dict[str, Any] = {
             headline.validation: None if validation is None else _mean(validation[name][i]),
             "validation_loss": None if validation is None else _mean(validation["loss"][i]),
             own: after["mean"],
             f"{own}_std": after["std_clients"],
+            f"{own}_examples": after["mean_examples"],
             f"{own}_p10": after["p10"],
             f"{own}_worst_decile": after["worst_decile"],
             "personalized_loss": _mean(scores["after"]["loss"][i]),
@@ -60,6 +69,9 @@ def measured(
             "num_clients": experiment.federation.num_clients,
             "cohort_size": experiment.config.cohort,
         }
+        for other in others:
+            over = over_clients(scores["after"][other][i], sizes=sizes, root=is_root(task, other))
+            row |= {f"personalized_{other}{ending}": over[of] for ending, of in _OF_OTHERS.items()}
         rows.append({key: _number(value) for key, value in row.items()})
     return rows
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 
 from jaxpfl.errors import printable, unknown_name
-from jaxpfl.headline import ACCURACY, Headline, of_summary
+from jaxpfl.headline import ACCURACY, UNBOUNDED, Headline, of_summary
 from jaxpfl.presentation import new_table, unmarked
 from jaxpfl.records import DONE, Value
 from jaxpfl.sweep.order import setting_key
@@ -69,6 +69,9 @@ def print_sweep(console: Any, summary: Mapping[str, Any], most: int = MOST_ROWS)
     if best:
         console.print(_rich(best_sheet(summary), "best setting of each method, chosen on validation examples"))
         console.print()
+        if (others := others_sheet(summary)) is not None:
+            console.print(_rich(others, "other scores of the same settings"))
+            console.print()
     if len(rows) <= most:
         console.print(_rich(rows_sheet(summary, joined=True), f"{len(rows)} setting{'s' * (len(rows) != 1)}"))
         console.print()
@@ -136,6 +139,40 @@ def best_sheet(summary: Mapping[str, Any]) -> Sheet:
     note += "; tries: settings that the choice was made of; sec: seconds of all their runs"
     header = ("method", "setting", "validation", "test", "seeds", "tries", "sec")
     return Sheet(header, rows, 2, frozenset(bold), f"{note}.")
+
+
+def others_sheet(summary: Mapping[str, Any]) -> Sheet | None:
+    """The chosen settings' means over all test examples, where the table tells them from those over clients, and their
+    task's other metrics; None without any.
+    """
+    headline = of_summary(summary)
+    own, pooled = headline.personalized, f"{headline.personalized}_examples"
+    chosen = {
+        (method, setting_key(best["settings"]))
+        for _, method, best in choices_of(summary)
+        if best["settings"] is not None
+    }
+    found = [row for row in summary["rows"] if (row["method"], setting_key(row["settings"])) in chosen]
+    held = dict.fromkeys(name for row in found for name in row["metrics"])
+    names = [name.removesuffix("_examples") for name in held if name.endswith("_examples") and name != pooled]
+    others = {name: Headline(name.removeprefix("personalized_")) for name in names}
+    means = [(row["metrics"].get(pooled, {}).get("mean"), row[own]["mean"]) for row in found]
+    weighed = any(mean is not None and not _same(mean, of_clients, headline) for mean, of_clients in means)
+    if not others and not weighed:
+        return None
+    rows = []
+    for row in found:
+        cells = [_spread(row["metrics"][pooled], headline)] * weighed
+        cells += [
+            _number(row["metrics"].get(f"{name}_median" if one.name in UNBOUNDED else name))
+            for name, one in others.items()
+        ]
+        rows.append((row["method"], setting_words(row["settings"], row["method"]) or "-", *cells))
+    note = "Means over clients and seeds"
+    note += ", of R^2 the median over clients" * any(one.name == "r2" for one in others.values())
+    note += f"; examples: {headline.words}{headline.unit} weighted by test examples" * weighed
+    header = ("method", "setting", *["examples"] * weighed, *(one.words for one in others.values()))
+    return Sheet(header, rows, 2, frozenset(), f"{note}.")
 
 
 def rows_sheet(summary: Mapping[str, Any], *, joined: bool = False) -> Sheet:

@@ -64,12 +64,69 @@ def test_a_table_is_trained_resumed_and_reported_by_its_error(capsys, houses, tm
     assert "loss: None -> huber" in other.err
 
 
+@pytest.fixture
+def sold(tmp_path: Path) -> list[str]:
+    """Flags for a table of five cities of which one has sold nothing, and validation examples."""
+    rng, lines = np.random.default_rng(1), ["city,area,sold"]
+    for i, city in enumerate(("Bern", "Chur", "Genf", "Visp", "Zug")):
+        for area in rng.normal(size=20 + 5 * i):
+            lines.append(f"{city},{area:.3f},{'yes' if area > 0.2 * rng.normal() and i else 'no'}")
+    (tmp_path / "sold.csv").write_text("\n".join(lines))
+    data = ["--data", "csv:sold.csv", "--data-dir", str(tmp_path), "--target", "sold", "--client", "city"]
+    return [*data, "--task", "ranking", "--validation-share", "0.4"]
+
+
+def test_a_ranking_is_trained_by_its_auc_with_other_metrics_and_resumed(capsys, sold, tmp_path):
+    run = ["run", "fedavg", *sold, *RUN, "--output", str(tmp_path / "run"), "--metrics", "accuracy,macro_f1"]
+    first = jaxpfl(capsys, *run)
+    assert first.status == 0, first.err
+    text = " ".join(first.out.split())
+    assert "test AUC in % after the last round" in text
+    assert "AUC: the test examples of 1 of 5 clients do not define it; its means leave them out" in text
+    assert "macro F1" in text
+    summary = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert (summary["task"], summary["metric"], summary["lower_is_better"]) == ("ranking", "auc", False)
+    row = summary["methods"]["fedavg"]
+    with np.load(tmp_path / "run" / "methods" / "fedavg.npz") as own:
+        auc, accuracy = own["after_auc"][0], own["after_accuracy"][0]
+    assert np.isnan(auc).sum() == row["undefined"] == 1
+    described = jaxpfl(capsys, "data", "describe", *sold, "--json").json
+    sizes = np.array([one["test"] for one in described["per_client"]])
+    there = ~np.isnan(auc)
+    assert row["personalized_auc"]["mean"] == pytest.approx(auc[there].mean())
+    assert row["personalized_auc"]["mean_examples"] == pytest.approx(np.average(auc[there], weights=sizes[there]))
+    found = row["metrics"]["accuracy"]["personalized"]
+    assert found["mean_examples"] == pytest.approx(np.average(accuracy, weights=sizes))
+    assert found["median"] == pytest.approx(np.median(accuracy))
+    records = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert {"validation_auc", "personalized_macro_f1"} <= records[-1].keys()
+    assert records[-1]["validation_auc"][0] > 0.8
+    changed = jaxpfl(capsys, *run[:-1], "accuracy", "--resume")
+    assert changed.status == 2
+    assert "metrics: accuracy,macro_f1 -> accuracy" in changed.err
+
+
+@pytest.mark.slow
+def test_a_sweep_of_a_ranking_chooses_by_the_auc_and_shows_the_others(capsys, sold, tmp_path):
+    options = [*sold, *SHORT, "--output", str(tmp_path / "sweep"), "--metrics", "accuracy"]
+    result = jaxpfl(capsys, "sweep", "fedavg", *options, "--grid", "lr=0.0001,0.05")
+    assert result.status == 0, result.err
+    assert "other scores of the same settings" in result.out
+    summary = json.loads((tmp_path / "sweep" / "summary.json").read_text())
+    best = summary["best"]["fedavg"]
+    assert best["validation_auc"] == max(row["validation_auc"] for row in summary["rows"])
+    metrics = summary["rows"][0]["metrics"]
+    assert {"personalized_accuracy", "personalized_accuracy_examples", "personalized_auc_examples"} <= metrics.keys()
+
+
 @pytest.mark.parametrize(
     ("more", "message"),
     [
         (["--target", "prize"], "unknown column of"),
         (["--partition", "classes"], "the partition 'classes' deals examples by their classes"),
-        (["--task", "multilabel"], "one column of labels is of classification, binary or regression"),
+        (["--task", "multilabel"], "one column of labels is of classification, binary, ranking or regression"),
+        (["--metrics", "rsme"], "unknown metric 'rsme': did you mean 'rmse'"),
+        (["--metrics", "auc"], "the metric auc needs classes, or labels 0 and 1"),
         (["--task", "regresion"], "did you mean 'regression'"),
         (["--loss", "hubre"], "did you mean 'huber'"),
         (["--loss", "huber:delta=-1"], "huber:delta must be > 0, got -1"),

@@ -44,7 +44,8 @@ def test_json_is_the_schema(finished):
     assert (summary["rounds"], summary["seeds"], summary["clients"], summary["cohort"]) == (4, [0, 1], 6, 3)
     for name, row in summary["methods"].items():
         accuracy = row["personalized_accuracy"]
-        assert set(accuracy) == {"mean", "std", "std_clients", "p10", "worst_decile"}
+        statistics = {"mean", "std", "std_clients", "median", "p10", "worst_decile"}
+        assert set(accuracy) == statistics | {"mean_examples", "std_examples"}
         assert all(0 <= value <= 1 for value in accuracy.values())
         assert (row["global_accuracy"] is None) == (name == "local")
         assert row["unseen_accuracy"] is None

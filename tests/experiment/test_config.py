@@ -34,6 +34,7 @@ def test_presets_fill_what_is_not_given():
         "patience",
         "task",
         "loss",
+        "metrics",
         "target",
         "client",
         "ignore",

@@ -7,7 +7,7 @@ from jaxpfl import JaxpflError, stack_clients
 from jaxpfl.engine.assemble import make_task
 from jaxpfl.experiment.summary import best_on_validation, fraction_hurt, over_clients
 from jaxpfl.headline import ACCURACY, HEADLINES, OF_TASKS, of_names, of_summary
-from jaxpfl.models.base import as_binary, as_multilabel, as_regression
+from jaxpfl.models.base import as_binary, as_multilabel, as_ranking, as_regression
 from jaxpfl.records import DONE, Record
 from jaxpfl.sweep.selection import select
 from jaxpfl.sweep.summary import summarize
@@ -55,8 +55,29 @@ def test_a_sweep_chooses_the_least_error_and_says_its_name():
     assert sheet.note.startswith("RMSE, of personalised models")
 
 
+def test_a_sweep_of_rankings_chooses_the_largest_auc_beside_other_metrics():
+    scores = ((0.1, 0.6, 0.9), (0.2, 0.8, 0.5))
+    records = [
+        Record(
+            "fedavg", {"lr": lr}, 0, DONE, group="g", seconds=1.0,
+            metrics={"validation_auc": auc, "personalized_auc": auc, "personalized_accuracy": other},
+        )
+        for lr, auc, other in scores
+    ]  # fmt: skip
+    chosen = select(records, [0])
+    assert chosen["fedavg"].settings == {"lr": 0.2}
+    summary = summarize(records, chosen, seeds=[0], programs=1, seconds=1.0)
+    assert summary["metric"] == "auc"
+    assert summary["rows"][0]["metrics"]["personalized_accuracy"]["mean"] == 0.9
+    assert best_on_validation([1, 2], np.array([[0.6], [0.8]]), np.array([[0.1], [0.2]]), of_summary(summary)) == {
+        "rounds": [2],
+        "personalized_auc": {"mean": 0.2, "std": None},
+    }
+
+
 def test_names_of_scores_tell_the_headline():
     assert of_names(["train_loss", "personalized_rmse"]) == RMSE
+    assert of_names(["validation_auc", "personalized_accuracy", "personalized_auc"]).name == "auc"
     assert of_names(["train_loss"]) == of_summary({}) == ACCURACY
     assert of_summary({"metric": "macro_f1"}).number(0.123456) == "12.35"
 
@@ -64,7 +85,7 @@ def test_names_of_scores_tell_the_headline():
 def test_headlines_of_tasks_are_those_of_the_built_ones():
     federation = stack_clients([(np.zeros((4, 3)), np.array([0, 1, 1, 0])), (np.ones((4, 3)), np.array([1, 0, 1, 0]))])
     task = make_task("linear", federation, 2)
-    built = [task, as_binary(task), as_multilabel(task), as_regression(task)]
+    built = [task, as_binary(task), as_multilabel(task), as_regression(task), as_ranking(task)]
     assert {one.kind: one.headline for one in built} == OF_TASKS
     assert set(OF_TASKS.values()) == set(HEADLINES)
 

@@ -3,7 +3,8 @@
 import numpy as np
 import pytest
 
-from jaxpfl.experiment.summary import best_on_validation, fraction_hurt, other_metrics, over_clients
+from jaxpfl.engine.example_means import mean_over_examples
+from jaxpfl.experiment.summary import best_on_validation, fraction_hurt, other_metrics, over_clients, undefined
 from jaxpfl.headline import Headline
 
 
@@ -15,6 +16,7 @@ def test_statistics_over_clients():
     assert got["std_clients"] == pytest.approx(np.std(np.arange(20) / 20))
     assert got["p10"] == pytest.approx(np.quantile(np.arange(20) / 20, 0.1) + 0.01)
     assert got["worst_decile"] == pytest.approx((0 + 0.05) / 2 + 0.01)
+    assert got["median"] == pytest.approx(0.475 + 0.01)
 
 
 def test_worst_decile_of_few_clients_is_the_worst():
@@ -46,15 +48,40 @@ def test_other_metrics_leave_out_and_count_the_clients_that_do_not_define_them()
         "after_accuracy": np.array([[0.5, 1.0, np.nan], [0.5, 0.5, np.nan]]),  # the third has no test examples
         "global_accuracy": np.array([[0.5, 1.0, np.nan], [0.5, 0.5, np.nan]]),
         "after_auc": np.array([[0.7, np.nan, np.nan], [0.9, np.nan, np.nan]]),
-        "after_loss": np.ones((2, 3)),
+        "after_loss": np.array([[1.0, 1.0, np.nan], [1.0, 1.0, np.nan]]),
         "before_auc": np.zeros((2, 3)),
     }
-    found = other_metrics(scores, Headline())
-    assert found == {
-        "auc": {
-            "personalized": {"mean": pytest.approx(0.8), "std": pytest.approx(np.sqrt(0.02))},
-            "global": None,
-            "undefined": 1,
-        }
-    }
-    assert other_metrics({"after_accuracy": np.ones((1, 2)), "after_diverged": np.zeros((1, 2))}, Headline()) == {}
+    found = other_metrics(scores, Headline(), np.array([4, 1, 0]))
+    own = found["auc"].pop("personalized")
+    assert found == {"auc": {"global": None, "undefined": 1}}
+    assert own["mean"] == own["median"] == own["mean_examples"] == pytest.approx(0.8)
+    assert own["std"] == own["std_examples"] == pytest.approx(np.sqrt(0.02))
+    alone = {"after_accuracy": np.ones((1, 2)), "after_diverged": np.zeros((1, 2))}
+    assert other_metrics(alone, Headline(), np.ones(2)) == {}
+    # Of a headline too, whose own scores cannot tell who has test examples.
+    assert undefined({**scores, "after_diverged": np.zeros((2, 3))}, "auc") == 1
+    assert undefined(scores, "loss") == 0
+
+
+def test_means_over_examples_are_the_scores_of_all_examples_together():
+    rng, sizes = np.random.default_rng(0), np.array([3, 40, 7])
+    errors = [rng.normal(scale=scale, size=(2, n)) for n, scale in zip(sizes, (9, 1, 2), strict=True)]
+    together = np.concatenate(errors, axis=1)
+    rmse = np.stack([np.sqrt((one**2).mean(axis=1)) for one in errors], axis=1)
+    got = over_clients(rmse, lower=True, sizes=sizes, root=True)
+    want = np.sqrt((together**2).mean(axis=1))
+    assert got["mean_examples"] == pytest.approx(want.mean())
+    assert got["std_examples"] == pytest.approx(want.std(ddof=1))
+    assert abs(got["mean_examples"] - mean_over_examples(rmse, sizes).mean()) > 0.1  # no mean of RMSEs
+    mae = np.stack([abs(one).mean(axis=1) for one in errors], axis=1)
+    assert over_clients(mae, lower=True, sizes=sizes)["mean_examples"] == pytest.approx(abs(together).mean())
+
+
+def test_who_has_no_score_has_no_weight_and_one_that_overflows_is_not_hidden():
+    scores, sizes = np.array([[0.2, np.nan, 0.6], [np.nan, np.nan, np.nan]]), np.array([1, 50, 3])
+    np.testing.assert_allclose(mean_over_examples(scores, sizes), [0.5, np.nan])
+    assert over_clients(scores, sizes=sizes)["mean_examples"] == pytest.approx(0.5)
+    assert mean_over_examples(np.array([np.inf, 1.0]), np.array([1, 1]), root=True) == np.inf
+    assert mean_over_examples(np.array([np.nan, 1.0]), np.array([0, 1])) == 1
+    broken = over_clients(np.array([[-np.inf, 0.5, 0.7]]), sizes=np.array([1, 1, 1]))
+    assert (broken["mean"], broken["mean_examples"], broken["median"]) == (-np.inf, -np.inf, 0.5)

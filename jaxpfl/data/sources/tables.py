@@ -248,18 +248,19 @@ def _labels(table: Table, rows: _Rows, target: str, task: str | None) -> tuple[n
         if numbers is None:
             raise JaxpflError(f"{rows.path}: labels of a regression are numbers, column {shown(target)} holds text")
         return _single(rows, target, numbers), task, 1
-    if task not in ("classification", "binary"):
+    two = task in ("binary", "ranking")
+    if task != "classification" and not two:
         raise JaxpflError(
-            f"task = {task}: one column of labels is of classification, binary or regression; give several as target = "
-            "A,B"
+            f"task = {task}: one column of labels is of classification, binary, ranking or regression; give several as "
+            "target = A,B"
         )
-    if len(distinct) < 2 or (task == "binary" and len(distinct) > 2):
-        wanted = "two classes" if task == "binary" else "at least two classes"
+    if len(distinct) < 2 or (two and len(distinct) > 2):
+        wanted = "two classes" if two else "at least two classes"
         raise JaxpflError(f"{rows.path}: column {shown(target)} has {len(distinct)} different values, not {wanted}")
     places: dict[object, int] = {value: place for place, value in enumerate(distinct)}
     values: Sequence[object] = cells if numbers is None else numbers.tolist()
     y = np.array([places[value] for value in values], np.int32)
-    return y, task, 1 if task == "binary" else len(distinct)
+    return y, task, 1 if two else len(distinct)
 
 
 def _several_labels(table: Table, rows: _Rows, targets: Sequence[str], task: str | None) -> tuple[np.ndarray, str]:
