@@ -254,7 +254,7 @@ def work_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
         server_optimizer=spec.aggregation.server_optimizer,
         weighting=weighting_under(spec.is_private, spec.aggregation.weighting, alike=is_robust(spec)),
         unseen=0 if unseen is None else unseen.num_clients,
-        schedule=schedules.parse(spec.work.lr_schedule, spec.training.rounds),
+        schedule=schedules.of(spec.work.lr_schedule, spec.training.rounds),
         clip=spec.work.clip_gradients,
         keeps_optimizer=spec.work.keep_optimizer,
         augment=None if spec.work.augment is None else augmentation.parse(spec.work.augment),

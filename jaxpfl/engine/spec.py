@@ -45,6 +45,7 @@ _METRICS = Kind(
         or (isinstance(value, Sequence | Mapping) and all(isinstance(name, str) for name in value))
     ),
 )
+_SCHEDULE = Kind("a name or a function of the round", lambda value: isinstance(value, str) or callable(value))
 _GRAPH = Kind("a name or a Graph", lambda value: isinstance(value, str | Graph))
 
 
@@ -218,11 +219,15 @@ class Work:
         range=POSITIVE,
         since="0.2",
     )
-    lr_schedule: str = setting(
+    lr_schedule: str | Callable[..., Any] = setting(
         OWN,
         "Schedule of every rate that decays, over the whole run: decay (each method's own lr_decay), constant, cosine, "
         "linear, step:every=30,factor=0.1 or exponential:factor=0.99, in rounds, with warmup=ROUNDS in any; "
         "cosine:end=0.01 ends there. Personalisation and new clients take the rates themselves.",
+        python="Also a function of the round (from 0) to a factor in [0, 1] on every rate, whose largest is 1, such as "
+        "``optax.cosine_decay_schedule(1.0, rounds)``; it is tabulated over the rounds, and the last factor holds on.",
+        kind=_SCHEDULE,
+        text=str,
         since="0.2",
     )
 
@@ -414,7 +419,7 @@ class RunSpec:
         if (patience := self.training.patience) is not None and self.training.eval_every is None:
             raise JaxpflError(f"patience = {patience} counts evaluations, and there is one: give eval_every")
         named_metrics.by_name(self.training.metrics)
-        schedules.parse(self.work.lr_schedule, self.training.rounds)
+        schedules.of(self.work.lr_schedule, self.training.rounds)
         if self.work.augment is not None:
             augmentation.parse(self.work.augment)
         clip, private = self.work.clip_gradients, self.privacy

@@ -57,11 +57,11 @@ def unused(specs: Sequence[RunSpec], *, newcomers: bool) -> list[str]:
         value = attrgetter(path)(first)
         if not is_default(getattr(first, part), name):
             found[name if isinstance(value, Graph) else f"{name} = {value}"] = reason
-    if first.work.lr_schedule != OWN:
+    if (schedule := first.work.lr_schedule) != OWN:
         for spec in specs:
             if "lr_decay" in spec.hyper:
                 found[f"{spec.method.name}.lr_decay = {spec.hyper['lr_decay']}"] = (
-                    f"lr_schedule = {first.work.lr_schedule} takes its place"
+                    f"lr_schedule{f' = {schedule}' if isinstance(schedule, str) else ''} takes its place"
                 )
     if first.is_private and not any(method.uploads for method in methods):
         privacy, what = first.privacy, "privacy"

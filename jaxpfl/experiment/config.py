@@ -141,6 +141,7 @@ def resolve(config: RunConfig) -> RunConfig:
     """
     if isinstance(config.task, str) and config.task not in TASKS:
         raise unknown_name("task", config.task, TASKS)
+    _check_text(config)
     named_metrics.by_name(config.metrics)
     config = stored_data.with_split(config)
     classless = isinstance(config.task, str) and config.task != CLASSIFICATION
@@ -178,6 +179,16 @@ def resolve(config: RunConfig) -> RunConfig:
 def _by_classes(config: RunConfig) -> bool:
     """True if the data set's own partition deals examples by their classes."""
     return preset(stored_data.origin(config), None)["partition"] not in CLASSLESS
+
+
+def _check_text(config: RunConfig) -> None:
+    """Refuse functions and other values of Python's where a setting has a form as text, which alone can be stored."""
+    for one in dataclasses.fields(config):
+        value = getattr(config, one.name)
+        if one.metadata.get("text") is not None and value is not None and not isinstance(value, str | int | float):
+            raise JaxpflError(
+                f"{one.name} of a stored run is text, got {shown(value)}: jaxpfl.fit takes it, and stores nothing"
+            )
 
 
 def spec_for(config: RunConfig, name: str, methods: tuple[str, ...], *, num_classes: int | None = None) -> RunSpec:

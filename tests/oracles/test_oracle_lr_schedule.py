@@ -110,6 +110,40 @@ def test_without_a_warm_up_they_are_optaxs(text, optaxs):
     np.testing.assert_allclose(schedule.at(rounds), [optaxs(r) for r in rounds], rtol=1e-5, atol=1e-7)
 
 
+@pytest.mark.usefixtures("float64")
+def test_a_function_of_the_round_is_the_schedule_of_that_name(problem):
+    """To the bit, and behind the rounds of the run its last factor holds."""
+    by_name = fitted("fedavg", problem, "exponential:factor=0.5")
+    by_function = fitted("fedavg", problem, lambda r: 0.5**r)
+    np.testing.assert_array_equal(by_function.history["train_loss"], by_name.history["train_loss"])
+    schedule = schedules.of(optax.warmup_cosine_decay_schedule(0.0, 1.0, 2, 10, 0.1), 8)
+    assert schedule is not None
+    want = [optax.warmup_cosine_decay_schedule(0.0, 1.0, 2, 10, 0.1)(min(r, 7)) for r in range(12)]
+    np.testing.assert_allclose([schedule.at(r) for r in range(12)], want, rtol=1e-6)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (optax.cosine_decay_schedule(0.1, 4), "the largest factor of 4 rounds is 0.1, and must be 1"),
+        (optax.linear_schedule(0.0, 1.0, 50), "the largest factor of 4 rounds is 0.06, and must be 1"),
+        (lambda r: 1.0 - r, r"factors >= 0 and <= 1, got -1 in round 2"),
+        (lambda r: r / 0.0, r"factors >= 0 and <= 1, got nan in round 0"),
+        (lambda r: [r, r], "must return one number for a round, got"),
+        (lambda r: 1.0 if r < 2 else 0.5, "JAX cannot trace the function of the round: Attempted boolean conversion"),
+    ],
+)
+def test_what_is_no_factor_is_refused(function, message):
+    with pytest.raises(JaxpflError, match=message) as error:
+        schedules.of(function, ROUNDS)
+    assert "\n" not in str(error.value)
+
+
+def test_a_stored_run_takes_no_function():
+    with pytest.raises(JaxpflError, match=r"lr_schedule of a stored run is text, got .*jaxpfl.fit takes it"):
+        resolve(RunConfig(lr_schedule=optax.constant_schedule(1.0)))
+
+
 def test_the_rates_that_decay_are_declared():
     """The server's rate, psi's, and those of an adaptation step or of a mixture's weights do not."""
     found = {

@@ -16,6 +16,10 @@ constant within a round. Rates that a method does not decay (AdaPeD's ``lr_psi``
 server's are not scheduled. A schedule is of training alone: personalisation after it (fine-tuning, say) and the
 adaptation of new clients take the rates themselves, as a model tuned at the end of a cosine would not move.
 
+A function of the round, such as a schedule of optax, is tabulated over the rounds of the run when it begins. Its values
+are factors as those above: a schedule of the rate itself would be multiplied by the rate once more, so that one whose
+largest value is not 1 is refused.
+
 Reference of the cosine: Loshchilov and Hutter 2017, "SGDR: Stochastic Gradient Descent with Warm Restarts",
 https://arxiv.org/abs/1608.03983 (without restarts).
 """
@@ -24,11 +28,12 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 
 from jaxpfl import choices
@@ -41,6 +46,10 @@ from jaxpfl.wrapping import wrapped_client, wrapped_server
 OWN = "decay"
 """Name of the schedule that each method has of its own, by ``lr_decay`` and ``decay_every``."""
 
+Factors = Callable[[Any], Any]
+"""The factor on every rate in a round, the first being 0; JAX must be able to trace it."""
+
+_TABLE = "table"
 _WARMUP = {"warmup": 0.0}
 SCHEDULES: Mapping[str, Mapping[str, float | None]] = {
     OWN: {},
@@ -52,6 +61,7 @@ SCHEDULES: Mapping[str, Mapping[str, float | None]] = {
 }
 """Name -> its arguments with their defaults; None for one that must be given."""
 
+_ROUNDING = 1e-5  # of a schedule computed in single precision
 _RANGES = {"end": Range(0, 1), "factor": Range(0, 1, open_low=True), "every": Range(1), "warmup": Range(0)}
 
 
@@ -60,8 +70,9 @@ class Schedule:
     """A schedule with its numbers, traced, so that runs of other lengths or arguments share a program.
 
     Attributes:
-      name: in `SCHEDULES`.
+      name: in `SCHEDULES`, or the one of `tabulated`.
       rounds: R.
+      table: factors of the first rounds, for a function; the last holds for those behind them.
       warmup, end, factor, every: its arguments; those that it does not have are not read.
     """
 
@@ -71,6 +82,7 @@ class Schedule:
     end: Scalar = 0.0
     factor: Scalar = 1.0
     every: Scalar = 1.0
+    table: tuple[float, ...] = struct.field(pytree_node=False, default=())
 
     def at(self, round: Scalar) -> Array:
         """Factor on every rate in a round, [].
@@ -79,6 +91,8 @@ class Schedule:
           >>> [round(float(parse("cosine:warmup=1", 3).at(r)), 3) for r in range(4)]
           [0.5, 1.0, 0.5, 0.0]
         """
+        if self.name == _TABLE:
+            return jnp.asarray(self.table)[jnp.clip(jnp.asarray(round, jnp.int32), 0, len(self.table) - 1)]
         warming = (round + 1) / (self.warmup + 1)
         since = jnp.maximum(round - self.warmup, 0)
         share = jnp.minimum(since / jnp.maximum(self.rounds - self.warmup, 1), 1)
@@ -94,6 +108,46 @@ class Schedule:
         else:
             factor = jnp.ones(())
         return jnp.where(round < self.warmup, warming, factor)
+
+
+def of(given: str | Factors, rounds: int) -> Schedule | None:
+    """The schedule of a text or a function, of a run of so many rounds; None for each method's own.
+
+    Raises:
+      JaxpflError: as `parse` and `tabulated`.
+    """
+    return parse(given, rounds) if isinstance(given, str) else tabulated(given, rounds)
+
+
+def tabulated(function: Factors, rounds: int) -> Schedule:
+    """The schedule of a function of the round, of a run of so many rounds.
+
+    Examples:
+      >>> import optax
+      >>> tabulated(optax.linear_schedule(1.0, 0.0, 4), 4).table
+      (1.0, 0.75, 0.5, 0.25)
+
+    Raises:
+      JaxpflError: for a function that JAX cannot trace, and factors that are not one number for each round, not within
+        [0, 1], or whose largest is not 1.
+    """
+    try:
+        factors = np.asarray(jax.vmap(function)(jnp.arange(rounds)), np.float64)
+    except Exception as error:  # whatever a function of the user's raises
+        said = str(error).splitlines()[0] if str(error) else type(error).__name__
+        raise JaxpflError(f"lr_schedule: JAX cannot trace the function of the round: {said}") from error
+    if factors.shape != (rounds,):
+        raise JaxpflError(f"lr_schedule must return one number for a round, got {list(factors.shape[1:])}")
+    wrong = ~((factors >= 0) & (factors <= 1 + _ROUNDING))
+    if wrong.any():
+        first = int(np.argmax(wrong))
+        raise JaxpflError(f"lr_schedule must return factors >= 0 and <= 1, got {factors[first]:g} in round {first}")
+    if (largest := factors.max()) < 1 - _ROUNDING:
+        raise JaxpflError(
+            f"lr_schedule: the largest factor of {rounds} rounds is {largest:g}, and must be 1: every rate is "
+            "multiplied by it, so give optax's schedule a peak of 1 and the method its lr"
+        )
+    return Schedule(_TABLE, float(rounds), table=tuple(factors.tolist()))
 
 
 def parse(text: str, rounds: int) -> Schedule | None:
@@ -123,7 +177,8 @@ def parse(text: str, rounds: int) -> Schedule | None:
         return None
     if (warmup := values["warmup"] or 0.0) >= rounds:
         raise JaxpflError(f"lr_schedule {name}:warmup must be below the number of rounds ({rounds}), got {warmup:g}")
-    return Schedule(name, float(rounds), **{key: float(value or 0.0) for key, value in values.items()})
+    numbers: dict[str, Any] = {key: float(value or 0.0) for key, value in values.items()}
+    return Schedule(name, float(rounds), **numbers)
 
 
 def depends_on_rounds(text: str) -> bool:
