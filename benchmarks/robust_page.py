@@ -26,7 +26,7 @@ def with_tables(page: str, record: Mapping[str, Any]) -> str:
 
 
 def tables(record: Mapping[str, Any]) -> str:
-    """A table for each method: attacks by aggregations."""
+    """A table for each method: attacks by aggregations, with dashes for what was not measured."""
     by_method: dict[str, list[Row]] = {}
     for rows in record["results"].values():
         for row in rows:
@@ -45,8 +45,8 @@ def _table(rows: Sequence[Row]) -> str:
     attacks = list(dict.fromkeys(row["attack"] for row in rows))
     lines = [["aggregate", *(attack.partition(":")[0] for attack in attacks)], ["---"] * (len(attacks) + 1)]
     for aggregate in dict.fromkeys(row["aggregate"] for row in rows):
-        cells = [next(r for r in rows if (r["aggregate"], r["attack"]) == (aggregate, attack)) for attack in attacks]
-        lines.append([f"`{aggregate}`", *map(_cell, cells)])
+        cells = {row["attack"]: _cell(row) for row in rows if row["aggregate"] == aggregate}
+        lines.append([f"`{aggregate}`", *(cells.get(attack, "-") for attack in attacks)])
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
