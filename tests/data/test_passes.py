@@ -79,7 +79,7 @@ def test_examples_that_are_mapped_too():
 
 
 def test_the_number_of_chunks_is_that_of_the_clients_together():
-    """Loops end after ceil(17 / 4) of one client, and after the chunks of all, not five times those of the longest."""
+    """Loops end after those of one client, and after the chunks of all, not five times those of the longest."""
     data, trips = clients(4), []
 
     def sums(x, y, valid):
@@ -88,11 +88,16 @@ def test_the_number_of_chunks_is_that_of_the_clients_together():
 
     jax.block_until_ready(jax.jit(lambda row: passes.total(sums, data.client(row)))(2))
     jax.effects_barrier()
-    assert len(trips) == 5
+    assert len(trips) == 2  # 16 and 1 of 17 examples
     trips.clear()
     jax.block_until_ready(jax.jit(jax.vmap(lambda row: passes.total(sums, data.client(row))))(jnp.arange(5)))
     jax.effects_barrier()
-    assert len(trips) == 2  # 1 + 0 + 5 + 1 + 2 chunks, five at once
+    assert len(trips) == 2  # a long one, of which one is computed at once, and 1 + 0 + 1 + 1 + 2, five at once
+    trips.clear()
+    many = replace(data, size=data.size * jnp.array([1, 0, 0, 1, 1]), chunk=2)
+    jax.block_until_ready(jax.jit(jax.vmap(lambda row: passes.total(sums, many.client(row))))(jnp.arange(5)))
+    jax.effects_barrier()
+    assert len(trips) == 2  # 3, 1 and 8 examples: one long one of 8, and 2 + 1
 
 
 def test_nobody_has_examples():
