@@ -10,20 +10,19 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl import host_memory, mapped
-from jaxpfl.data.dealt import Dealt, stack_dealt
+from jaxpfl import host_memory
+from jaxpfl.data.dealt import Dealt, alike, stack_dealt
 from jaxpfl.data.labels import are_classes, checked_labels
 from jaxpfl.data.partition.classes import Indices
 from jaxpfl.data.partition.clusters import ClientClusters, draw_clusters
 from jaxpfl.data.partition.registry import CLASSLESS, PartitionOptions, partitioner
 from jaxpfl.data.sources.base import Source, check_finite, pooled
-from jaxpfl.data.stack import listed, stack_clients
+from jaxpfl.data.stack import listed
 from jaxpfl.data.standardize import check_standardizable, scaled, scaling_of
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.settings import COUNT, SHARE, Range, about, keywords_of, part_of, setting
 from jaxpfl.types import Federation
 
-_STORED = (np.float32, np.int32)
 _BYTES_PER_CLIENT = 1000
 """Memory of the lists of NumPy arrays that hold a client's indices, whatever their number."""
 
@@ -165,34 +164,17 @@ def federate(given: _Federate) -> Federation:
     if dealer.needs_test and test_share > 0.0:
         kept = _with_test(train, test, drop_empty)
 
-    if all(mapped.is_mapped(leaf) and leaf.dtype in _STORED for leaf in jax.tree.leaves((source.x_train, x_test))):
+    x_train, x_test = alike(source.x_train, x_test, source.name)
 
-        def dealt_of(x: Any, y: np.ndarray, own: list[Indices]) -> Dealt:
-            return Dealt(x, y, [own[client] for client in kept], None if dealt.labels is None else dealt.labels[kept])
+    def dealt_of(x: Any, y: np.ndarray, own: list[Indices]) -> Dealt:
+        return Dealt(x, y, [own[client] for client in kept], None if dealt.labels is None else dealt.labels[kept])
 
-        federation = stack_dealt(
-            dealt_of(source.x_train, source.y_train, train),
-            dealt_of(x_test, y_test, test),
-            dealt_of(source.x_train, source.y_train, validation),
-            kept,
-            drop_empty,
-        )
-        return scaled(federation, scaling_of(federation)) if given.standardize else federation
-
-    def take(x: Any, y: np.ndarray, own: list[Indices]) -> list[tuple[Any, np.ndarray]]:
-        def of(client: np.integer) -> tuple[Any, np.ndarray]:
-            places = own[client]
-            labels = y[places] if dealt.labels is None else dealt.labels[client][y[places]]
-            return jax.tree.map(lambda leaf: leaf[places], x), labels
-
-        return [of(client) for client in kept]
-
-    federation = stack_clients(
-        take(source.x_train, source.y_train, train),
-        test=take(x_test, y_test, test),
-        validation=take(source.x_train, source.y_train, validation),
-        client_ids=kept,
-        drop_empty=drop_empty,
+    federation = stack_dealt(
+        dealt_of(x_train, source.y_train, train),
+        dealt_of(x_test, y_test, test),
+        dealt_of(x_train, source.y_train, validation),
+        kept,
+        drop_empty,
     )
     return scaled(federation, scaling_of(federation)) if given.standardize else federation
 
@@ -239,14 +221,21 @@ def _hold_out(
     own: list[Indices], source: Source, share: float, split_seed: int, purpose: SplitPurpose
 ) -> tuple[list[Indices], list[Indices]]:
     """Indices that each client keeps and holds out; a client's draw depends on its own examples alone."""
-    keeps, held_out, labels = [], [], source.y_train
+    if share == 0.0:
+        return own, [indices[:0] for indices in own]
+    labels = source.y_train
+    of_class = labels if are_classes(labels) else np.zeros(len(labels), np.int32)
+    keeps, held_out = [], []
     for client, indices in enumerate(own):
+        if len(indices) < 2:  # neither divided nor drawn for
+            keeps.append(indices)
+            held_out.append(indices[:0])
+            continue
         if source.ordered:
             indices = np.sort(indices)
             held = np.arange(len(indices)) >= len(indices) - number_held(len(indices), share)
         else:
-            own_labels = labels[indices] if are_classes(labels) else np.zeros(len(indices), np.int32)
-            held = hold_out(own_labels, share, split_rng(split_seed, purpose, client))
+            held = hold_out(of_class[indices], share, split_rng(split_seed, purpose, client))
         keeps.append(indices[~held])
         held_out.append(indices[held])
     return keeps, held_out
@@ -255,7 +244,7 @@ def _hold_out(
 def _with_test(train: list[Indices], test: list[Indices], drop_empty: bool) -> np.ndarray:
     """The clients to keep: all, or those with a test example.
 
-    Clients without training examples are kept here; they are checked by `stack_clients`.
+    Clients without training examples are kept here; they are checked by `stack_dealt`.
     """
     without = np.array([len(a) > 0 and len(b) == 0 for a, b in zip(train, test, strict=True)])
     if not without.any():

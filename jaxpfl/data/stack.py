@@ -5,22 +5,17 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping, Sequence
-from typing import Any, TypeAlias
+from typing import Any
 
 import jax
 import numpy as np
 
-from jaxpfl import host_memory
 from jaxpfl import types as store
 from jaxpfl.data.labels import checked_labels
 from jaxpfl.data.shares import deal
-from jaxpfl.data.sources.base import check_finite
+from jaxpfl.data.uniform import Examples, check_memory, stored_leaf, stores_alike
 from jaxpfl.errors import JaxpflError, JaxpflWarning, warn
 from jaxpfl.types import ClientData, Federation
-
-Examples: TypeAlias = tuple[Any, Any]
-"""One client's inputs [n_i, ...] and labels [n_i] (or [n_i, d]); anything that `np.asarray` takes. Inputs may also be a
-dictionary or NamedTuple of such arrays (not a list or tuple, which `np.asarray` converts to one array)."""
 
 _SPLITS = ("train", "validation", "test")
 
@@ -63,12 +58,19 @@ def stack_clients(
     if m == 0:
         raise JaxpflError("zero clients: at least one is needed")
     ids = _check_ids(client_ids, m)
+    given = {"train": train, "validation": validation, "test": test}
+    for split, own in given.items():
+        if own is not None and len(own) != m:
+            raise JaxpflError(f"{len(own)} clients have {split} data but {m} have training data")
+    alike = stores_alike([[] if own is None else own for own in given.values()], ids)
+    if alike is not None:
+        return Federation(ids, *alike)
     parts: dict[str, list[Examples]] = {}
-    for split, given in zip(_SPLITS, (train, validation, test), strict=True):
-        if given is not None and len(given) != m:
-            raise JaxpflError(f"{len(given)} clients have {split} data but {m} have training data")
-        own = [] if given is None else given
-        parts[split] = [_check_client(x, y, f"client {i}, {split}") for i, (x, y) in zip(ids, own, strict=False)]
+    for split, own in given.items():
+        parts[split] = [
+            _check_client(x, y, f"client {i}, {split}")
+            for i, (x, y) in zip(ids, [] if own is None else own, strict=False)
+        ]
 
     kept = with_training(np.array([len(y) for _, y in parts["train"]]), ids, drop_empty)
     if not kept.all():
@@ -76,7 +78,8 @@ def stack_clients(
         ids = ids[kept]
 
     feature, label = _features(parts, ids), _label(parts, ids)
-    _check_memory(parts, ids, feature, label)
+    one = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves((feature, label)))
+    check_memory(np.array([[len(y) for _, y in own] or [0] * len(ids) for own in parts.values()]), ids, one)
     stacked = {split: _joined(parts[split], len(ids), feature, label) for split in _SPLITS}
     return Federation(client_ids=ids, **stacked)
 
@@ -211,7 +214,7 @@ def _check_client(x: Any, y: Any, whose: str) -> Examples:
     if len(y) == 0:
         return x, y.astype(np.int32)
     y = checked_labels(y, whose)
-    return jax.tree.map(lambda leaf: _check_leaf(leaf, whose), x), y
+    return jax.tree.map(lambda leaf: stored_leaf(leaf, whose), x), y
 
 
 def _arrays(x: Any) -> Any:
@@ -221,22 +224,6 @@ def _arrays(x: Any) -> Any:
     if isinstance(x, tuple) and hasattr(x, "_fields"):
         return type(x)(*map(_arrays, x))
     return np.asarray(x)
-
-
-def _check_leaf(x: np.ndarray, whose: str) -> np.ndarray:
-    """Convert one array of inputs to float32 or int32."""
-    if np.issubdtype(x.dtype, np.integer) or x.dtype == bool:
-        if x.dtype != bool and x.size and (x.min() < -(2**31) or x.max() >= 2**31):
-            raise JaxpflError(f"{whose}: integer inputs must fit in 32 bits, got {x.min()} to {x.max()}")
-        dtype = np.int32
-    elif np.issubdtype(x.dtype, np.floating):
-        dtype = np.float32
-    else:
-        raise JaxpflError(f"{whose}: inputs must be real numbers, got {x.dtype}")
-    with np.errstate(over="ignore"):  # values that overflow float32 become infinite, and are refused
-        x = x.astype(dtype, copy=False)
-    check_finite(x, whose)
-    return x
 
 
 def _features(parts: dict[str, list[Examples]], ids: np.ndarray) -> Any:
@@ -284,19 +271,6 @@ def _shared(found: jax.ShapeDtypeStruct, expected: jax.ShapeDtypeStruct, whose: 
     if found.shape != expected.shape:
         raise JaxpflError(f"{whose}: one input has shape {found.shape}, the clients before it have {expected.shape}")
     return expected if found.dtype == expected.dtype else jax.ShapeDtypeStruct(found.shape, np.float32)
-
-
-def _check_memory(parts: dict[str, list[Examples]], ids: np.ndarray, feature: Any, label: jax.ShapeDtypeStruct) -> None:
-    """Refuse examples that would not fit in memory, before anything is allocated."""
-    one = sum(math.prod(leaf.shape) * leaf.dtype.itemsize for leaf in jax.tree.leaves((feature, label)))
-    sizes = np.array([[len(y) for _, y in own] or [0] * len(ids) for own in parts.values()], np.int64)
-    largest = int(sizes.sum(axis=0).argmax())
-    host_memory.check(
-        one * int(sizes.sum()),
-        f"{sizes.sum()} examples of {len(ids)} clients (client {ids[largest]} has {sizes[:, largest].sum()} of them) "
-        "need",
-        "take fewer examples, or fewer clients",
-    )
 
 
 def _joined(own: list[Examples], m: int, feature: Any, label: jax.ShapeDtypeStruct) -> ClientData:

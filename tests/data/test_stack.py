@@ -3,12 +3,24 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
+import jax
 import numpy as np
 import pytest
 
-from jaxpfl.data import balanced, check_batch_size, describe, format_description, pad, permute, stack_clients, summary
-from jaxpfl.data.stack import Examples
+from jaxpfl.data import (
+    balanced,
+    check_batch_size,
+    describe,
+    format_description,
+    pad,
+    permute,
+    stack_clients,
+    summary,
+    uniform,
+)
+from jaxpfl.data.uniform import Examples
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 
 SIZES = (3, 5, 2)
@@ -44,6 +56,25 @@ def test_integer_inputs_stay_integers_and_mixed_ones_become_floats() -> None:
     tokens = [(np.array([[1, 2]]), np.array([0]))]
     assert stack_clients(tokens).train.x.dtype == np.int32
     assert stack_clients(tokens + clients()).train.x.dtype == np.float32
+
+
+@pytest.mark.parametrize("kinds", [(np.float64, np.int64), (np.float32, np.float64), (np.int64, np.uint8), (bool, int)])
+def test_arrays_of_one_type_are_stored_as_if_looked_at_one_by_one(kinds: tuple[type, type]) -> None:
+    rng = np.random.default_rng(0)
+
+    def some(sizes: tuple[int, ...]) -> list[Any]:
+        drawn = [(rng.integers(9, size=(n, 2, 3)), rng.integers(9, size=n)) for n in sizes]
+        return [(x.astype(kinds[0]), y.astype(kinds[1])) for x, y in drawn]
+
+    train, test, ids = some((3, 1, 4)), some((0, 2, 1)), np.array([4, 1, 7], np.int32)
+    assert uniform.stores_alike([train, [], test], ids) is not None
+    lists: list[Any] = [[list(client) for client in own] for own in (train, test)]
+    assert uniform.stores_alike([lists[0], [], lists[1]], ids) is None
+    found, want = (stack_clients(*both, client_ids=ids) for both in ((train, test), lists))
+    for a, b in zip(jax.tree.leaves(found), jax.tree.leaves(want), strict=True):
+        np.testing.assert_array_equal(a, b)
+        assert (a.dtype, a.shape) == (b.dtype, b.shape)
+    assert jax.tree.structure(found) == jax.tree.structure(want)  # capacities and chunks
 
 
 def broken(x: object = None, y: object = None) -> list:
