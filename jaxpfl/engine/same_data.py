@@ -1,4 +1,4 @@
-"""Data that all processes of a run have compared, so that no other pass over them is needed."""
+"""Comparison of the clients' data between the processes of a run, once for data that nobody changes."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from jaxpfl import processes, trees
 from jaxpfl.types import Federation
 
 _compared: dict[tuple[int, ...], list[weakref.ref[Any]]] = {}
-"""Arrays that were compared, by their identities."""
+"""Arrays that need no comparison, by their identities."""
 
 
 def compare(federation: Federation) -> None:
@@ -27,11 +27,10 @@ def compare(federation: Federation) -> None:
     if known and all(ref() is leaf for ref, leaf in zip(known, leaves, strict=True)):
         return
     processes.agree("the clients' data", trees.checksum(federation))
-    remember(federation)
 
 
 def remember(*federations: Federation | None) -> None:
-    """Take data as compared, which every process must have found to be the same."""
+    """Take data as compared from now on: every process must have found them to be the same, and change no array."""
     for key in [key for key, refs in _compared.items() if any(ref() is None for ref in refs)]:
         del _compared[key]
     for federation in federations:

@@ -108,6 +108,7 @@ def opened() -> dict[str, Any]:
     """A round on a federation in files, of which, once they were compared, only this process's clients can be read."""
     federation = open_federation(os.environ["JAXPFL_CASE_FOLDER"])
     same_data.compare(federation)
+    same_data.remember(federation)
     x, start, size = federation.train.examples.x, federation.train.start, federation.train.size
     sizes = np.stack([size, federation.validation.size, federation.test.size], axis=1)
     each = len(size) // processes.count()
