@@ -136,7 +136,8 @@ def forbid(x: np.ndarray, start: np.ndarray, size: np.ndarray) -> None:
 COHORTS = {name: None if name in EVERYONE else 4 for name in toys.CASES}
 METHODS = {name: partial(method, name, cohort) for name, cohort in COHORTS.items()}
 ROTATED: dict[str, int | float | None] = {
-    name: 4 if name == "fedbuff" else (None, 4, 0.6)[i % 3] for i, name in enumerate(toys.CASES)
+    name: 4 if name == "fedbuff" else None if name in toys.EVERYBODY else (None, 4, 0.6)[i % 3]
+    for i, name in enumerate(toys.CASES)
 }
 """Everyone, cohorts of four and Poisson cohorts in turn; asynchronous rounds are all of as many clients."""
 CASES: dict[str, Callable[[], Any]] = {
