@@ -102,8 +102,14 @@ def plain(axes: Any) -> None:
 
 
 def save(figure: Any, folder: Path, name: str) -> Path:
-    """Write ``folder/name.png`` as in `save_png`."""
-    return save_png(figure, folder / f"{name}.png")
+    """Write ``folder/name.png`` as in `save_png`, but create no folder except the last.
+
+    Results whose folder is taken away while they are written must not go on in another, of which nothing else is.
+    """
+    path = folder / f"{name}.png"
+    with writing(path):
+        folder.mkdir(exist_ok=True)
+    return _write(figure, path)
 
 
 _SIGNATURE: ContextVar[str | None] = ContextVar("signature", default=None)
@@ -141,6 +147,10 @@ def save_png(figure: Any, path: Path) -> Path:
         raise JaxpflError(f"cannot write to {path}: it is a folder")
     with writing(path):
         path.parent.mkdir(parents=True, exist_ok=True)
-        with partial(path) as place:
-            figure.savefig(place, dpi=150, format="png", metadata={"Source": _SIGNATURE.get()})
+    return _write(figure, path)
+
+
+def _write(figure: Any, path: Path) -> Path:
+    with writing(path), partial(path) as place:
+        figure.savefig(place, dpi=150, format="png", metadata={"Source": _SIGNATURE.get()})
     return path

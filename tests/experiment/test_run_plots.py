@@ -4,7 +4,9 @@ import itertools
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 
+from jaxpfl import JaxpflError, presentation
 from jaxpfl.experiment import plots
 from jaxpfl.presentation import shades
 
@@ -102,3 +104,13 @@ def test_the_legend_of_psi_leaves_the_curve_alone():
     figure.draw_without_rendering()
     legend, axes = figure.axes[0].get_legend().get_window_extent(), figure.axes[0].get_window_extent()
     assert legend.x1 < (axes.x0 + axes.x1) / 2  # the curve rises to the right
+
+
+def test_pictures_do_not_make_a_folder_anew_that_was_taken_away(tmp_path):
+    """A run whose folder vanished before its pictures ended with success, and a folder of a summary and pictures."""
+    folder = tmp_path / "run"
+    with pytest.raises(JaxpflError, match=r"cannot write to .*a\.png"):
+        presentation.save(Figure(), folder / "plots", "a")
+    assert not folder.exists()
+    folder.mkdir()
+    assert presentation.save(Figure(), folder / "plots", "a").is_file()

@@ -304,6 +304,8 @@ def _results(folder: Path) -> Any:
     if (folder / "config.json").exists():
         lines = (folder / "metrics.jsonl").read_text().splitlines()
         return [summary, _arrays(folder / "clients.npz"), *(_timeless(json.loads(line)) for line in lines)]
+    if "files" not in summary:
+        return "missing: all that the summary is of"
     return [summary, *(_pixels(folder / name) for name in summary["files"])]
 
 
