@@ -218,6 +218,27 @@ def test_silos_of_the_batch_size_give_all_of_their_examples():
     assert of_sizes([0, 3]).slots == 3
 
 
+def test_a_silo_like_one_before_needs_no_search_of_its_own(monkeypatch):
+    """Whole batches of equal numbers of steps: the neighbour's noise is right at once."""
+    searches = []
+    search = silos.calibrate
+    monkeypatch.setattr(silos, "calibrate", lambda *given: searches.append(given) or search(*given))
+    found = of_sizes([5, 6, 7, 8], noise_multiplier=1.0).calibrated(3.0, 1e-3)
+    assert len(searches) == 1
+    assert len({silo.noise_multiplier for silo in found.silos}) == 1
+
+
+def test_epsilon_of_a_coarse_grid_is_refined():
+    """The accountant's error is on the safe side, and smaller on a grid of half the step."""
+    plan = PrivacyPlan(CentralNoise(0.5), Poisson(0.2), 30)
+    assert plan._pld_step > 2 * grids.FINE
+    with grids.quiet():
+        fine, coarse = (
+            plan.accountant("pld", step).compose(plan.event()).get_epsilon(1e-5) for step in (1e-3, plan._pld_step)
+        )
+    assert fine < plan.epsilon(1e-5) < coarse
+
+
 @pytest.mark.slow
 def test_silos_are_calibrated_each_for_itself_near_its_target():
     mechanism = of_sizes([40, 50, 400], noise_multiplier=0.0, cuts=False)
