@@ -75,3 +75,18 @@ def test_every_function_gets_what_is_the_methods(more):
     if more:
         assert float(message.shared.clipping_norm) == 0.5
         assert float(upload.total.below) == -0.5
+
+
+@pytest.mark.parametrize("wrong", ["state", "upload"])
+def test_a_client_whose_work_is_not_finite_adds_nothing_to_sum_or_count(wrong):
+    nan = jnp.float32(jnp.nan)
+    state, total = (nan, jnp.ones(2)) if wrong == "state" else (jnp.ones(()), jnp.array([1.0, nan]))
+    method = recording({})
+    inner = method.clients[0]._replace(update=lambda *given: (state, Upload(total, jnp.ones(())), {}))
+    mechanism = Mechanism(1.0, 0.5, quantile=0.5, count_stddev=3.0)
+    private, hp = privatize(method._replace(clients=(inner,)), HYPER, mechanism)
+    message = private.server.broadcast(jax.random.key(0), hp, None, private.server.init(jax.random.key(0), hp, None))
+    _, upload, _ = private.clients[0].update(jax.random.key(0), hp, None, message, None, None)
+    assert upload.total.change.tolist() == [0.0, 0.0]
+    assert float(upload.total.below) == 0.0
+    assert bool(upload.failed)
