@@ -76,6 +76,20 @@ class Training(NamedTuple):
         found |= {"server": _summary(fit.state.server), "clients": _summary(fit.state.clients)}
         return {name: values for name, values in found.items() if values}
 
+    def resumed(self, folder: Path) -> Numbers:
+        """Loss and scales of each round, and final states, of a run that goes on from a checkpoint in its middle."""
+        from jaxpfl.experiment.checkpoint import Checkpoints
+
+        defaults = {"model": "linear", "rounds": ROUNDS // 2, "cohort": 4, "local_steps": 2, "batch_size": 4}
+        fit = jaxpfl.fit(self.method, federation(), **(defaults | dict(self.given)))
+        simulation = fit.simulation
+        Checkpoints(folder).save(ROUNDS // 2, simulation.kept(fit.state), 0.0)
+        like = simulation.kept(simulation.init([0]))
+        state, _ = Checkpoints(folder).restore(like, ROUNDS, print)
+        state, more = simulation.advance(simulation.adopt(state), ROUNDS // 2)
+        whole = {name: [*fit.history[name][0].tolist(), *more[name][0].tolist()] for name in fit.history}
+        return whole | {"server": _summary(state.server), "clients": _summary(state.clients)}
+
 
 class Estimation(NamedTuple):
     """An estimator of some clients' parameters, as a function of a factor on a variance that it takes for known; in

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import math
 import os
+import platform
 import subprocess
 import sys
 from pathlib import Path
@@ -29,6 +30,7 @@ ENVIRONMENTS: dict[str, tuple[int, str]] = {
     "all instructions, fast math": (1, "--xla_cpu_enable_fast_math=true"),
     "not optimised": (1, UNOPTIMISED),
     "two devices": (2, UNOPTIMISED),
+    "SSE4.2": (1, "--xla_cpu_max_isa=SSE4_2"),
 }
 """Name -> CPU devices and XLA's flags; the first gives the numbers of the file."""
 
@@ -60,8 +62,22 @@ def main(names: list[str]) -> None:
         moved = "new" if before is None else f"moved by {apart(numbers, before['numbers']):.1e}"
         print(f"{name}: {moved}, tolerance {runs[name]['tolerance']:g}")
     FILE.write_text(
-        json.dumps({"versions": {"jax": jax.__version__, "numpy": np.__version__}, "runs": runs}, indent=1) + "\n"
+        json.dumps(
+            {"versions": {"jax": jax.__version__, "numpy": np.__version__}, "machine": machine(), "runs": runs},
+            indent=1,
+        )
+        + "\n"
     )
+
+
+def machine() -> str:
+    """The processor's name, family and model, as Linux says; elsewhere its kind."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    told = {name.strip(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
+    return ", ".join(f"{name} {told[name]}" for name in ("model name", "cpu family", "model") if name in told)
 
 
 def _numbers(devices: int, flags: str, names: list[str]) -> dict[str, Numbers]:

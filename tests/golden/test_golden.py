@@ -4,10 +4,11 @@ The file is never rewritten by a test; `rewrite.py` says how, CONTRIBUTING.md wh
 """
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
-from golden_runs import FILE, RUNS, apart
+from golden_runs import FILE, RUNS, Training, apart
 from rewrite import ENVIRONMENTS, tolerance
 
 GOLDEN: dict[str, Any] = json.loads(FILE.read_text())["runs"]
@@ -24,6 +25,21 @@ def test_numbers_are_those_of_the_file_and_a_fault_of_one_in_1000_is_seen(name):
     found = RUNS[name]()
     assert apart(found, want) <= allowed, {what: (found.get(what), want.get(what)) for what in {**found, **want}}
     assert apart(RUNS[name](FAULTS.get(name, FAULT)), want) > allowed
+
+
+RESUMED = ("fedavg", "adaped", "fedem", "scaffold", "fedavg, server Adam")
+"""Runs that also stop in the middle: with states of clients, of components, of both sides, and of an optimizer."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", RESUMED)
+def test_a_run_that_goes_on_from_a_checkpoint_has_the_numbers_of_the_file(tmp_path: Path, name: str):
+    run, want, allowed = RUNS[name], GOLDEN[name]["numbers"], GOLDEN[name]["tolerance"]
+    assert isinstance(run, Training)
+    found = run.resumed(tmp_path)
+    known = {what: values for what, values in want.items() if what in found}
+    assert set(want) - set(known) <= {"test loss, after", "test loss, before", "test loss, global"}
+    assert apart({what: found[what] for what in known}, known) <= allowed
 
 
 def test_the_file_has_all_runs_with_the_tolerances_that_were_measured():

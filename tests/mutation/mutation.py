@@ -2,8 +2,9 @@
 
 ``python tests/mutation/mutation.py cover MAP AREA`` adds to a map of the lines that each test runs, by `coverage`;
 ``... run MAP JOURNAL AREA [--sample N] [--seed S] [--budget SECONDS]`` runs mutants that the journal does not have;
-``... count JOURNAL`` prints counts, rates and the survivors as JSON. AREA is privacy, engine or estimators, or files:
-of tests for ``cover``, of modules for ``run``.
+``... count JOURNAL AREA RECORD.json`` puts counts, rates and the survivors into a record, with the reasons that
+survivors of the same change had there. AREA is privacy, engine or estimators; ``cover`` takes files of tests as well,
+``run`` files of modules.
 
 Every mutant has a process of its own, forked from one that has imported other people's packages alone, and folders of
 its own for compiled programs, which would else be found and hide it. It is killed by the first failing test; it is
@@ -26,6 +27,7 @@ import tempfile
 import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -59,7 +61,7 @@ class Trial(NamedTuple):
 def chosen(files: Sequence[str], sample: int, seed: int) -> list[tuple[str, Mutant]]:
     """Mutants of the files: all, or a sample that has each file and kind of change in its share."""
     rng = random.Random(seed)
-    known = [(file, one) for file in files for one in mutants.all_of((ROOT / file).read_text(encoding="utf-8"))]
+    known = [(file, one) for file in files for one in mutants.all_of(_text(file))]
     if not sample or sample >= len(known):
         return known
     rng.shuffle(known)
@@ -179,8 +181,11 @@ def _checksum(file: str) -> str:
 
 def records(journal: Path) -> list[dict[str, Any]]:
     """The last record of each mutant."""
-    lines = map(json.loads, journal.read_text().splitlines()) if journal.exists() else ()
-    return list({one["name"]: one for one in lines}.values())
+    return list({one["name"]: one for one in _lines(journal)}.values())
+
+
+def _lines(journal: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in journal.read_text().splitlines()] if journal.exists() else []
 
 
 def counts(journal: Path) -> dict[str, Any]:
@@ -197,8 +202,28 @@ def counts(journal: Path) -> dict[str, Any]:
     names = ("file", "line", "function", "kind", "change")
     left = [{name: one[name] for name in names} for one in known if one["outcome"] == SURVIVED]
     left.sort(key=lambda one: (one["file"], one["line"]))
-    share = {"killed": killed, "mutants": number, "share": round(killed / number, 4)}
+    first = Counter({one["name"]: one["outcome"] for one in reversed(_lines(journal)) if "line" in one}.values())
+    share = {"killed": killed, "mutants": number, "share": round(killed / number, 4), "at first": dict(first)}
     return share | {"interval": [round(low, 4), round(high, 4)], "files": files, "survivors": left}
+
+
+def record(journal: Path, area: str, output: Path) -> None:
+    """Put the counts of an area into a record, in the place of earlier ones, whose reasons stay."""
+    about = json.loads(output.read_text()) if output.exists() else {"areas": {}}
+    before = about["areas"].get(area, {})
+    names = ("file", "function", "kind", "change")
+    reasons = {tuple(one[name] for name in names): one.get("why", "") for one in before.get("survivors", [])}
+    told = counts(journal)
+    for one in told["survivors"]:
+        one["why"] = reasons.get(tuple(one[name] for name in names), "")
+    of = len([one for file in covering.found(covering.AREAS[area].modules) for one in mutants.all_of(_text(file))])
+    about["versions"] = {name: version(name) for name in ("jaxpfl", "jax", "pytest", "coverage", "dp-accounting")}
+    about["areas"][area] = {"of": of} | told
+    output.write_text(json.dumps(about, indent=1) + "\n")
+
+
+def _text(file: str) -> str:
+    return (ROOT / file).read_text(encoding="utf-8")
 
 
 def main() -> None:
@@ -220,13 +245,15 @@ def main() -> None:
     running.add_argument("--whole", action="store_true", help="the files as they are, whose tests must pass")
     counting = verbs.add_parser("count")
     counting.add_argument("journal", type=Path)
+    counting.add_argument("area", choices=covering.AREAS)
+    counting.add_argument("record", type=Path)
     args = parser.parse_args()
     os.chdir(ROOT)
     if args.verb != "count" and args.files[0] in covering.AREAS:
         (area,) = args.files
         args.files = covering.found(getattr(covering.AREAS[area], "tests" if args.verb == "cover" else "modules"))
     if args.verb == "count":
-        print(json.dumps(counts(args.journal), indent=1))
+        record(args.journal, args.area, args.record)
         return
     programs = Path(tempfile.gettempdir(), "jax-programs-of-mutants")  # by JAX, whose names are of the programs' text
     jax.config.update("jax_compilation_cache_dir", str(programs))

@@ -90,3 +90,19 @@ def test_a_client_whose_work_is_not_finite_adds_nothing_to_sum_or_count(wrong):
     assert upload.total.change.tolist() == [0.0, 0.0]
     assert float(upload.total.below) == 0.0
     assert bool(upload.failed)
+
+
+@pytest.mark.parametrize(("limit", "below"), [(4.9, -0.5), (5.0, 0.5), (6.0, 0.5)])
+def test_a_client_is_counted_by_a_half_on_its_side_of_the_limit(limit, below):
+    """As in Andrew et al. 2021: counts of 1/2 and -1/2 are as sensitive as a change of one half."""
+    method = recording({})
+    total = jnp.array([3.0, 4.0])
+    inner = method.clients[0]._replace(update=lambda *given: (jnp.ones(()), Upload(total, jnp.ones(())), {}))
+    mechanism = Mechanism(1.0, limit, quantile=0.5, count_stddev=3.0)
+    private, hp = privatize(method._replace(clients=(inner,)), HYPER, mechanism)
+    message = private.server.broadcast(jax.random.key(0), hp, None, private.server.init(jax.random.key(0), hp, None))
+    _, upload, metrics = private.clients[0].update(jax.random.key(0), hp, None, message, None, None)
+    assert float(upload.total.below) == below
+    assert float(metrics["clipped"]) == (below < 0)
+    assert float(jnp.linalg.norm(upload.total.change)) == pytest.approx(min(limit, 5.0))
+    assert not bool(upload.failed)
