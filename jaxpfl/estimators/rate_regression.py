@@ -34,7 +34,7 @@ from jaxpfl.estimators import inputs, marginals
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.frames import Labels, frame, labels_of
 from jaxpfl.estimators.normal_means.area import covariates, dependent, triangle
-from jaxpfl.estimators.rates import Rates, checked_events, checked_trials
+from jaxpfl.estimators.rates import Rates, checked_events, checked_trials, posterior
 from jaxpfl.types import Array, Scalar
 
 _STARTS = (-1.0, 1.0, 3.0, 5.0, 8.0)
@@ -186,16 +186,10 @@ def _solve(z: Array, n: Array, x: Array, *, intercept: bool, bounded: bool) -> t
     back = solve_triangular(R, jnp.eye(p, dtype=kind)) * m**0.5
     mu = mu_of(b)
     size = jnp.where(alike, jnp.inf, spread if bounded else spread / mu)
-    total = size + n
-    mean = jnp.where(alike, mu, (jnp.where(alike, 1, size) * mu + z) / jnp.where(alike, 1, total))
-    sd = jnp.sqrt(mean * (1 - mean) / (total + 1) if bounded else mean / total)
     ratio = jnp.where(alike, 0, jnp.maximum(2 * m * (value - value_none), 0)) + bad
     constant = marginals.log_saturated_binomial(z, n) if bounded else marginals.log_saturated_poisson(z)
     log_marginal = m * jnp.where(alike, value_none, value) + constant.sum() + bad
-    rates = Rates(
-        z, n, jnp.array(bounded), mu, size, mean, sd, jnp.where(alike, 1, size / jnp.where(alike, 1, total)),
-        log_marginal,
-    )  # fmt: skip
+    rates = posterior(z, n, mu, jnp.broadcast_to(size, (m,)), log_marginal, bounded=bounded)
     covariance = back @ jnp.where(alike, of_none, of_both) @ back.T
     p_value = jnp.where(alike, 1, ndtr(-jnp.sqrt(ratio))) + bad
     found = RegressedRates(rates, back @ b, covariance, spread, log_marginal, ratio, p_value)

@@ -246,11 +246,8 @@ def _binomial(z: Array, n: Array, w: Array) -> Rates:
     start = jnp.log(share) - jnp.log1p(-share)
     at = partial(marginals.beta_binomial, z, n)
     mu, size, value = _fitted(at, jax.nn.sigmoid, start, share, marginals.binomial(z, n, share), w)
-    shrinkage = jnp.where(jnp.isinf(size), 1, size / (size + n))
-    mean = jnp.where(jnp.isinf(size), mu, (size * mu + z) / (size + n))
-    sd = jnp.sqrt(mean * (1 - mean) / (size + n + 1))
     value += w @ marginals.log_saturated_binomial(z, n)
-    return Rates(z, n, jnp.array(True), mu, size, mean, sd, shrinkage, len(z) * value)
+    return posterior(z, n, mu, size, len(z) * value, bounded=True)
 
 
 @jax.jit
@@ -260,12 +257,18 @@ def _poisson(z: Array, e: Array, w: Array) -> Rates:
     unit = 1 / share  # sizes in exposures of one event
     at = lambda mu, size: marginals.gamma_poisson(z, e, mu, size * unit)  # noqa: E731
     mu, size, value = _fitted(at, jnp.exp, jnp.log(share), share, marginals.poisson(z, e, share), w)
-    size = size * unit
-    shrinkage = jnp.where(jnp.isinf(size), 1, size / (size + e))
-    mean = jnp.where(jnp.isinf(size), mu, (mu * size + z) / (size + e))
-    sd = jnp.sqrt(mean / (size + e))
     value += w @ marginals.log_saturated_poisson(z)
-    return Rates(z, e, jnp.array(False), mu, size, mean, sd, shrinkage, len(z) * value)
+    return posterior(z, e, mu, size * unit, len(z) * value, bounded=False)
+
+
+def posterior(z: Array, n: Array, mu: Array, size: Array, log_marginal: Array, *, bounded: bool) -> Rates:
+    """Posteriors under a Beta or a Gamma prior of mean mu and of some size, for clients new to it as well, [m] each."""
+    alike, total = jnp.isinf(size), size + n
+    finite = jnp.where(alike, 1, size)
+    shrinkage = jnp.where(alike, 1, finite / (finite + n))
+    mean = jnp.where(alike, mu, (finite * mu + z) / (finite + n))
+    sd = jnp.sqrt(mean * (1 - mean) / (total + 1) if bounded else mean / total)
+    return Rates(z, n, jnp.array(bounded), mu, size, mean, sd, shrinkage, log_marginal)
 
 
 def _valid(z: Array, n: Array, w: Array, *, whole: bool) -> Array:

@@ -109,6 +109,15 @@ class NormalMeansOptions(Options):
     weights: str | None = None
     """A column of numbers of at least 0, in any unit, by which clients count in the fit of the prior, as populations:
     it is then that of a random person's client. Estimates and risks are of all clients all the same."""
+    epsilon: float | None = None
+    """Privacy of each client in the prior of estimates of your own, from counts of cells of --range and --error-range;
+    local, by each client itself, unless --delta is given."""
+    delta: float | None = None
+    """Delta of a trusted server's counts of the cells."""
+    range: tuple[float, ...] = ()
+    """Least and greatest estimate of the cells, publicly known; those beyond are clipped."""
+    error_range: tuple[float, ...] = ()
+    """Least and greatest standard error of the cells, publicly known."""
     level: float = LEVEL
     """Level of the intervals of clients of your own."""
     intervals: Intervals = "learned"
@@ -122,7 +131,10 @@ class NormalMeansOptions(Options):
         Raises:
           JaxpflError.
         """
-        names = ("prior", "center", "components", "covariates", "groups", "fit", "weights", "level", "intervals")
+        names = (
+            *("prior", "center", "components", "covariates", "groups", "fit", "weights", "epsilon", "delta", "range"),
+            *("error_range", "level", "intervals"),
+        )
         refuse_given(self, names, "is of --csv, and there is none")
 
 

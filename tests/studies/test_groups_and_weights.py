@@ -22,6 +22,28 @@ def own(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray, np.ndarray]:
     return made(tmp_path, f"pupil,School,estimate,se,people\n{rows}\n"), x, s, group
 
 
+def test_a_private_prior(capsys, tmp_path):
+    path = own(tmp_path)[0]
+    command = ["estimate", "normal-means", "--csv", str(path), "--epsilon", "2", "--range", "-8", "8"]
+    main([*command, "--error-range", "0.5", "1", "--delta", "1e-6", "--json"])
+    found = json.loads(capsys.readouterr().out)
+    assert found["privacy"] == {
+        "epsilon": 2, "delta": 1e-6, "form": "central", "cells": 64, "range": [-8, 8], "error_range": [0.5, 1]
+    }  # fmt: skip
+    main([*command, "--error-range", "0.5", "1", "--prior", "normal"])
+    said = capsys.readouterr().out
+    assert "the prior is private: every client's message by itself, epsilon 2, pure" in said
+    assert "not private: the log likelihood" in said
+    assert "error_range must be two public numbers with epsilon, got []" in refused(capsys, *command[2:])
+    for more, why in (
+        (("--prior", "best"), "prior best is without --epsilon"),
+        (("--center", "1"), "center is without --epsilon"),
+        (("--groups", "school"), "groups is without --epsilon"),
+    ):
+        assert why in refused(capsys, *command[2:], "--error-range", "0.5", "1", *more)
+    assert "range needs epsilon" in refused(capsys, "--csv", path, "--range", "-8", "8")
+
+
 @pytest.mark.slow
 def test_clients_in_groups(capsys, tmp_path):
     path, x, s, group = own(tmp_path)

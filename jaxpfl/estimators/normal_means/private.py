@@ -194,28 +194,41 @@ def smoothed(released: Released, cells: Cells) -> Array:
 
     by projected gradient steps with Nesterov's momentum.
     """
-    counts, stddev = released
+    counts = released.counts
     noisy = counts.reshape(cells.bins, cells.error_bins)
     x, s = (of.reshape(noisy.shape) for of in cells.middles())
-    sizes = _nonnegative(noisy.sum(axis=0), jnp.maximum(counts.sum(), 1))
+    sizes = nonnegative(noisy.sum(axis=0), jnp.maximum(counts.sum(), 1))
     edges = jnp.append(x[:, 0] - (x[1, 0] - x[0, 0]) / 2, jnp.inf).at[0].set(-jnp.inf)
     upto = jax.scipy.special.ndtr((edges[:, None, None] - x[:, 0]) / s[0][:, None])
     design = (sizes[:, None] * jnp.diff(upto, axis=0)).reshape(-1, cells.bins)  # [bins * error_bins, parameters]
-    rate = 1 / jnp.maximum(jnp.linalg.norm(design, ord=2) ** 2, jnp.finfo(x.dtype).tiny)
+    return nearest(released, design, sizes[None].repeat(cells.bins, axis=0).reshape(-1) + 1)
+
+
+def nearest(released: Released, design: Array, otherwise: Array) -> Array:
+    """Counts that a mixture of populations can have, nearest to the noisy ones, [count].
+
+    Args:
+      released: the noisy ones.
+      design: expected counts of every cell under every population, [count, populations].
+      otherwise: counts to take where the noise hides those released, [count].
+    """
+    counts, stddev = released
+    number, populations = design.shape
+    rate = 1 / jnp.maximum(jnp.linalg.norm(design, ord=2) ** 2, jnp.finfo(counts.dtype).tiny)
 
     def step(k: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
         last, ahead = at
-        new = _nonnegative(ahead - rate * design.T @ (design @ ahead - counts), jnp.ones(()))
+        new = nonnegative(ahead - rate * design.T @ (design @ ahead - counts), jnp.ones(()))
         return new, new + k / (k + 3) * (new - last)
 
-    begin = jnp.full(cells.bins, 1 / cells.bins, counts.dtype)
+    begin = jnp.full(populations, 1 / populations, counts.dtype)
     pi, _ = jax.lax.fori_loop(0, _STEPS, step, (begin, begin))
-    energy = (counts**2).sum() - cells.number * stddev**2
-    clear = energy > _CLEAR * stddev**2 * jnp.sqrt(2.0 * cells.number)
-    return jnp.where(clear, design @ pi, sizes[None].repeat(cells.bins, axis=0).reshape(-1) + 1)
+    energy = (counts**2).sum() - number * stddev**2
+    clear = energy > _CLEAR * stddev**2 * jnp.sqrt(2.0 * number)
+    return jnp.where(clear, design @ pi, otherwise)
 
 
-def _nonnegative(values: Array, total: Array) -> Array:
+def nonnegative(values: Array, total: Array) -> Array:
     """The values of at least zero with a sum that are nearest, [count]."""
     ordered = jnp.sort(values)[::-1]
     off = (jnp.cumsum(ordered) - total) / (jnp.arange(len(values)) + 1)

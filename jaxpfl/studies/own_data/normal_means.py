@@ -12,7 +12,7 @@ from jaxpfl import checks
 from jaxpfl.data.sources import csv_text
 from jaxpfl.errors import JaxpflError, printable
 from jaxpfl.presentation import literal, new_table
-from jaxpfl.studies.own_data import categories, client_csv, diagnostics, group_fits, output
+from jaxpfl.studies.own_data import categories, client_csv, diagnostics, group_fits, output, private_fits
 from jaxpfl.studies.own_data import normal_means_fits as fits
 from jaxpfl.studies.own_data.common import SIMULATED, Own, Picture
 from jaxpfl.studies.own_data.summary_csv import PAIRS, read
@@ -42,7 +42,7 @@ def results(path: Path, given: Any, options: Any) -> Results:
     _refuse_beside(options)
     table = csv_text.read(path)
     if categories.given(table):
-        names = ("prior", "center", "components", "covariates", "groups", "weights", "fit")
+        names = ("prior", "center", "components", "covariates", "groups", "weights", "fit", "epsilon")
         refuse_given(options, names, f"is of other summaries, and {path.name} has {categories.PREFIX}NAME")
         fits.refuse_drawn(options, "a Dirichlet prior, whose mean and size are integrated over")
         return categories.results(path, table, given.seed, options.level, options.intervals)
@@ -59,7 +59,7 @@ def results(path: Path, given: Any, options: Any) -> Results:
     if options.covariates or options.groups is not None:
         refuse_given(options, ("intervals",), "is without --covariates and --groups, whose intervals count all errors")
     if data.kind != "estimate":
-        names = ("prior", "center", "components", "groups", "weights", "fit")
+        names = ("prior", "center", "components", "groups", "weights", "fit", "epsilon")
         refuse_given(
             options,
             [name for name in names if not (mixed and name in ("prior", "components"))],
@@ -135,6 +135,13 @@ def _refuse_beside(options: Any) -> None:
         )
     else:
         refuse_given(options, ("fit",), "is of --covariates or --groups, and there are none")
+    if options.epsilon is None:
+        refuse_given(options, ("delta", "range", "error_range"), "needs epsilon, without which nothing is private")
+    else:
+        names = ("covariates", "groups", "weights", "center")
+        refuse_given(options, names, "is without --epsilon: counts of cells have no such prior")
+        if options.prior == "best":
+            raise JaxpflError("prior best is without --epsilon: each fit that it compares would be a further release")
     if options.prior == "best":
         refuse_given(options, ("components", "weights"), "is of a given --prior, and best compares without")
 
@@ -165,6 +172,8 @@ def _said(result: dict[str, Any]) -> list[Block]:
         lines.append(f"prior weighted by {printable(of['column'])}: as by {of['effective_clients']:.4g} equal clients")
     differ = "clients differ" if test["p_value"] < 0.05 else "no sign that clients differ"
     lines.append(f"{differ}: {test['name']} = {test['statistic']:.4g}, p = {test['p_value']:.2g}")
+    if "privacy" in result:
+        lines += private_fits.said(result["privacy"])
     if "risk" in result:
         risk = result["risk"]
         lines.append(

@@ -40,6 +40,7 @@ from jaxpfl.estimators.poisson_mixtures import Gammas
 from jaxpfl.estimators.rate_mixtures import Betas
 from jaxpfl.estimators.rate_regression import ebbinomial_regression, ebpoisson_regression
 from jaxpfl.estimators.rates import Rates, ebbinomial, ebpoisson
+from jaxpfl.studies.own_data import private_fits
 from jaxpfl.studies.own_data.summary_csv import Kind, Summaries
 
 MIXTURES: Mapping[Kind, tuple[str, ...]] = {
@@ -142,7 +143,10 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
         prior, compared = best(scores), {"compared": _compared(scores)}
     center = options.center if options.prior != "best" or prior != "npmle" else None
     learned: Any = "learned" if center is None and learns(prior) else center
-    fit = ebnm(x, s, prior=prior, center=learned, components=options.components, weights=data.weights)
+    if options.epsilon is not None:
+        fit, compared = private_fits.fitted(x, s, seed, options)
+    else:
+        fit = ebnm(x, s, prior=prior, center=learned, components=options.components, weights=data.weights)
     draws = int(np.clip(_DRAWN // len(x), _FEWEST_DRAWS, _MOST_DRAWS))
     rank = partial(ranks_of, key=jax.random.key(seed), draws=draws, level=options.level)
     how = _how(len(x), prior, center, options)
@@ -180,7 +184,7 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
     if prior == "normal-mixture":
         rows = zip(fit.prior.weights, fit.prior.means, fit.prior.sds, strict=True)
         facts["components"] = [{"weight": float(a), "mean": float(b), "sd": float(c)} for a, b, c in rows]
-    if data.weights is None and len(x) <= _MOST_REFITTED:
+    if data.weights is None and options.epsilon is None and len(x) <= _MOST_REFITTED:
         many = int(np.clip(_REFITTED // len(x), _FEWEST_REFITS - 1, DRAWS))
         drawn = jax.random.fold_in(jax.random.key(seed), 2)
         of: dict[str, Any] = {"center": learned, "components": options.components, "draws": many}
@@ -207,6 +211,9 @@ def _how(clients: int, prior: Family, center: float | None, options: Any) -> str
     """
     if options.intervals == "plug-in" or options.weights is not None:
         refuse_drawn(options, "--weights")
+        return "plug-in"
+    if options.epsilon is not None:  # a refit would read every client's estimate
+        refuse_drawn(options, "a private prior")
         return "plug-in"
     if prior == "normal" and center is None:
         if options.prior != "best":
