@@ -163,3 +163,19 @@ def test_unknown_groups_need_their_number():
     x, s, group = data()
     with pytest.raises(JaxpflError, match="groups, their number, must be given"):
         jax.jit(ebnm_groups)(x, s, jnp.asarray(group))
+
+
+@pytest.mark.parametrize("fit", ["reml", pytest.param("ml", marks=pytest.mark.slow)])
+def test_a_balanced_file_beside_statsmodels(fit):
+    # Of equal errors s the residual variance of a mixed model is A + s^2.
+    models = pytest.importorskip("statsmodels.regression.mixed_linear_model")
+    rng = np.random.default_rng(0)
+    group = np.repeat(np.arange(12), 5)
+    x = 3 + rng.normal(size=12)[group] + rng.normal(size=60) + 0.7 * rng.normal(size=60)
+    found = ebnm_groups(x, 0.7, group, fit=fit)
+    other = models.MixedLM(x, np.ones(60), group).fit(reml=fit == "reml")
+    np.testing.assert_allclose(found.within, other.scale - 0.49, rtol=1e-3)
+    np.testing.assert_allclose(found.between, other.cov_re[0, 0], rtol=1e-3)
+    np.testing.assert_allclose(found.overall, other.fe_params[0], rtol=1e-6)
+    effects = [float(other.random_effects[i].iloc[0]) for i in range(12)]
+    np.testing.assert_allclose(found.group_mean - found.overall, effects, rtol=1e-3, atol=1e-4)

@@ -204,6 +204,7 @@ def smoothed(released: Released, cells: Cells) -> Array:
     return nearest(released, design, sizes[None].repeat(cells.bins, axis=0).reshape(-1) + 1)
 
 
+@jax.jit
 def nearest(released: Released, design: Array, otherwise: Array) -> Array:
     """Counts that a mixture of populations can have, nearest to the noisy ones, [count].
 
