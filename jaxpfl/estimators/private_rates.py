@@ -159,7 +159,7 @@ def private_ebpoisson(
     chances = jnp.where(last[:, None], jnp.maximum(rest, 0)[_strata(cells)], chances)
     w = _weights(released, cells, chances, jnp.full(len(counts), 1 / (most + 1), kind))
     if prior == "gamma":
-        fit = ebpoisson(*(np.asarray(a) for a in (counts, of_size)), weights=np.asarray(w))
+        fit = ebpoisson(np.asarray(counts), np.asarray(of_size), weights=np.asarray(w))
         found = posterior(*_own(z, e), fit.prior_mean, fit.prior_size, jnp.nan + fit.prior_mean, bounded=False)
         return found._replace(labels=labels_of(count, exposure))
     number = poisson_mixtures.COMPONENTS[prior] if components is None else components

@@ -22,6 +22,7 @@ from jaxpfl.estimators import (
     rate_scores,
 )
 from jaxpfl.estimators.normal_means import (
+    NormalMixture,
     PriorScores,
     best,
     bootstrap,
@@ -181,7 +182,7 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
         "pooled": {"mean": test["mean"], "stderr": test["stderr"]},
         "kurtosis": robust.kurtosis,
     }
-    if prior == "normal-mixture":
+    if prior == "normal-mixture" and isinstance(fit.prior, NormalMixture):
         rows = zip(fit.prior.weights, fit.prior.means, fit.prior.sds, strict=True)
         facts["components"] = [{"weight": float(a), "mean": float(b), "sd": float(c)} for a, b, c in rows]
     if data.weights is None and options.epsilon is None and len(x) <= _MOST_REFITTED:
