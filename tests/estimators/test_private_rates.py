@@ -90,7 +90,7 @@ def test_other_priors_and_the_local_form(prior):
         found = private_ebbinomial(KEY, z, n, [10], epsilon=8.0, prior=name)
         error, alone = ((found.mean - p) ** 2).mean(), ((z / n - p) ** 2).mean()
     else:
-        found = private_ebpoisson(KEY, c, e, [2.0], 20, epsilon=8.0, prior=name)
+        found = private_ebpoisson(KEY, c, e, [2.0], 30, epsilon=8.0, prior=name)
         error, alone = ((found.mean - rate) ** 2).mean(), ((c / e - rate) ** 2).mean()
     assert error < 0.9 * alone
 
