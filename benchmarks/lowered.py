@@ -68,25 +68,35 @@ def main(argv: list[str] | None = None) -> None:
         simulation = simulate(problem, plan=ExecutionPlan(devices=1, precision=args.precision))
         found = operations(simulation.program(args.platform).jaxpr)
         results[method] = summary(found, args.precision) | {"problem": asdict(problem), "steps": problem.client_steps}
+        results[method] |= {"products": products(found, args.precision)}
         results[method]["problem"].pop("data_dir")
-        _report(method, found, results[method], args.rows, args.precision)
+        _report(method, results[method], args.rows)
     settings = {"platform": args.platform, "clients": clients, "precision": args.precision, "peaks": H100}
     write(args.json, "lowered", settings, results)
 
 
-def _report(method: str, found: list[Operation], total: dict[str, Any], rows: int, precision: str) -> None:
-    products = sorted((one for one in found if one.flops), key=lambda one: one.times * one.flops, reverse=True)
-    lines = []
-    for one in products[:rows]:
-        seconds, limit = bound(one, precision)
-        work = one.times * one.flops / 1e9, one.times * one.bytes / 1e9
-        lines.append((one.shapes, one.times, *work, 1e3 * one.times * seconds, limit))
+def _report(method: str, total: dict[str, Any], rows: int) -> None:
+    lines = [
+        (one["shapes"], one["times"], one["flops"] / 1e9, one["bytes"] / 1e9, 1e3 * one["seconds"], one["bound_by"])
+        for one in total["products"][:rows]
+    ]
     columns = ("largest products", "times", "GFLOP", "GB", "ms at least", "bound by")
     table(f"{method}, a round", columns, lines)
     print(
         f"in all {total['flops'] / 1e12:.3g} TFLOP and {total['product_bytes'] / 1e9:.3g} GB in products, "
         f"{total['row_bytes'] / 1e9:.3g} GB in rows: at least {1e3 * total['seconds']:.3g} ms\n"
     )
+
+
+def products(found: list[Operation], precision: str) -> list[dict[str, Any]]:
+    """Products of a round, those of most operations first: ``shapes``, ``times``, and of all these times together
+    ``flops``, ``bytes``, and the bound in ``seconds`` with what it is ``bound_by``."""
+    rows = []
+    for one in sorted((one for one in found if one.flops), key=lambda one: one.times * one.flops, reverse=True):
+        seconds, limit = bound(one, precision)
+        sums = {"flops": one.times * one.flops, "bytes": one.times * one.bytes, "seconds": one.times * seconds}
+        rows.append({"shapes": one.shapes, "times": one.times} | sums | {"bound_by": limit})
+    return rows
 
 
 def summary(found: list[Operation], precision: str) -> dict[str, float]:

@@ -500,3 +500,8 @@ def test_lowered(tmp_path: Path):
     for method, row in record(tmp_path, "lowered")["results"].items():
         assert row["flops"] == pytest.approx(row["steps"] * flops.cnn_step_executed(method), rel=1e-3)
         assert row["seconds"] > row["flops"] / 67e12
+        for key, total in (("flops", "flops"), ("bytes", "product_bytes")):
+            assert sum(one[key] for one in row["products"]) == pytest.approx(row[total])
+        assert [one["flops"] for one in row["products"]] == sorted(
+            (one["flops"] for one in row["products"]), reverse=True
+        )
