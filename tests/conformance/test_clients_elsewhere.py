@@ -1,4 +1,4 @@
-"""Clients in host memory: methods whose servers see each upload, or send each client its own message, to the bit."""
+"""Clients in host memory: every registered method that is served, to the bit, and why the others are not."""
 
 from functools import partial
 
@@ -14,8 +14,14 @@ from jaxpfl.engine import compiled, refusals
 from jaxpfl.engine.state import server_context
 from jaxpfl.engine.streamed.simulation import StreamedSimulation
 
-SERVED = ("adamix", "fedamp", "fedpac", "network-lasso")
-REFUSED = {"cfl": "its server sees single uploads, and all clients take part in every round"}
+REFUSED = {
+    "cfl": "its server sees single uploads, and all clients take part in every round",
+    "fedbuff": "its rounds are asynchronous",
+    "pooled": "one client trains",
+}
+SERVED = sorted(METHODS.keys() - REFUSED)
+SEES_CLIENTS = {"adamix", "fedamp", "fedpac", "network-lasso", "cfl"}
+"""Methods whose servers see each upload, or send each client its own message."""
 
 
 def streamed(name: str) -> Simulation:
@@ -39,7 +45,7 @@ def test_other_methods_are_refused(name: str, why: str) -> None:
 
 
 @pytest.mark.slow
-def test_these_are_all_such_methods() -> None:
+def test_these_are_all_that_see_single_clients() -> None:
     """By what each registered method's server sees and sends."""
 
     def is_such(name: str) -> bool:
@@ -53,4 +59,4 @@ def test_these_are_all_such_methods() -> None:
         own = compiled.shapes(sent, hp, state.server)
         return bool(refusals.of_uploads(simulation.algorithm) or refusals.of_messages(own))
 
-    assert {name for name in METHODS if name != "pooled" and is_such(name)} == {*SERVED, *REFUSED}
+    assert {name for name in METHODS if name != "pooled" and is_such(name)} == SEES_CLIENTS
