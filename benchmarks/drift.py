@@ -15,10 +15,16 @@ training), in any precision.
 
 ``--smooth`` puts softplus where the networks have relu. A unit whose input is within rounding of zero for some example
 is on in one run and off in the other, and the two part at once by far more than rounding; with softplus none does.
+
+    python -m benchmarks drift --precision bfloat16 --json FILE
+
+Models that compute in bfloat16 against float32 in the same way: digits dealt to 20 clients, all of them in a round of
+ten steps of 20, 100 rounds, three seeds.
 """
 
 from __future__ import annotations
 
+import argparse
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
@@ -39,6 +45,9 @@ MODELS = {"fedbn": "mlp-ln:16"}
 """Models of the methods that ask for a part which ``mlp:16`` lacks."""
 EVERYONE = ("cfl",)
 """Methods that take no cohort but all clients."""
+OF_PRECISION = (("mlp", "fedavg"), ("mlp", "adaped"), ("mlp", "fedper"), ("linear", "fedavg"), ("linear", "adaped"))
+"""Models and methods of `--precision`."""
+SEEDS = 3
 SHAKE, SHAKE_EVERY = 2.0**-24, 10
 UNUSED = 1e30
 """No parameter's size: a loss that was never computed is the largest float, which differs between the types."""
@@ -52,12 +61,23 @@ def main(argv: list[str] | None = None) -> None:
     options.add_argument(
         "--methods", nargs="+", choices=sorted(jaxpfl.METHODS), metavar="NAME", help="all unless given"
     )
-    options.add_argument("--rounds", type=positive, default=500)
-    options.add_argument("--clients", type=positive, default=12)
+    options.add_argument("--rounds", type=positive, help="500, or 100 with --precision")
+    options.add_argument("--clients", type=positive, help="12, or 20 with --precision")
     options.add_argument("--smooth", action="store_true", help="networks with softplus in place of relu")
+    options.add_argument("--precision", choices=("bfloat16",), help="of models, against float32")
     args = options.parse_args(argv)
+    if args.precision:
+        _of_precision(args)
+    else:
+        _of_float32(args)
+
+
+def _of_float32(args: argparse.Namespace) -> None:
+    """Float32 against float64."""
+    import jaxpfl
+
     names = args.methods or (["fedavg"] if args.quick else list(jaxpfl.METHODS))
-    settings = {"rounds": 20 if args.quick else args.rounds, "clients": args.clients}
+    settings = {"rounds": 20 if args.quick else args.rounds or 500, "clients": args.clients or 12}
     settings |= {"smooth": True} if args.smooth else {}  # records of before have no such setting
     results = stored(args.json, settings)
     for name in names:
@@ -73,9 +93,29 @@ def main(argv: list[str] | None = None) -> None:
     table("distance of personal models in float32 from those in float64", columns, rows)
 
 
+def _of_precision(args: argparse.Namespace) -> None:
+    """Models of another precision against float32."""
+    settings = {"precision": args.precision, "rounds": 3 if args.quick else args.rounds or 100}
+    settings |= {"clients": args.clients or 20, "seeds": SEEDS}
+    results = stored(args.json, settings)
+    for model, method in OF_PRECISION[:1] if args.quick else OF_PRECISION:
+        name = f"{model}, {method}"
+        if name not in results and method in (args.methods or [method]):
+            results[name] = once(Job("drift", settings | {"model": model, "method": method}))
+            write(args.json, "drift", settings, results)
+    rows = [
+        (name, *row["distance"], *(100 * value for pair in row["accuracy"] for value in pair))
+        for name, row in results.items()
+    ]
+    columns = ("", "after 1", f"after {settings['rounds']}", "float32, %", "+-", f"{args.precision}, %", "+-")
+    table(f"distance of personal models in {args.precision} from those in float32, and accuracy", columns, rows)
+
+
 def work(settings: dict[str, Any]) -> dict[str, Any]:
     """Distances and accuracies of a method."""
     use_devices(1)
+    if "precision" in settings:
+        return _with_precision(settings)
     return _of_method(settings["method"], settings)
 
 
@@ -101,6 +141,25 @@ def _of_method(name: str, settings: dict[str, Any]) -> dict[str, Any]:
         "diverged": [double.diverged, single.diverged],
         "seconds": time.perf_counter() - began,
     }
+
+
+def _with_precision(settings: dict[str, Any]) -> dict[str, Any]:
+    import jaxpfl
+
+    federation = jaxpfl.federate(jaxpfl.load("digits"), clients=settings["clients"], classes_per_client=3)
+    given = {"model": settings["model"], "local_steps": 10, "batch_size": 20, "seeds": settings["seeds"], "rounds": 1}
+    models, accuracy = [], []
+    for precision in ("float32", settings["precision"]):
+        plan = jaxpfl.ExecutionPlan(precision=precision)
+        fitted = jaxpfl.fit(settings["method"], federation, **given, plan=plan)
+        simulation, state = fitted.simulation, fitted.state
+        of_first = _floats(simulation.personal_models(state))
+        state, _ = simulation.advance(state, settings["rounds"] - 1)
+        models.append([of_first, _floats(simulation.personal_models(state))])
+        found = np.asarray(simulation.evaluate(state)["after"]["accuracy"]).mean(axis=1)
+        accuracy.append([float(found.mean()), float(found.std(ddof=1))])
+    exact, other = models
+    return {"distance": [_distance(a, b) for a, b in zip(other, exact, strict=True)], "accuracy": accuracy}
 
 
 @contextmanager

@@ -323,6 +323,15 @@ def test_drift(tmp_path: Path):
 
 
 @pytest.mark.slow
+def test_drift_of_bfloat16(tmp_path: Path):
+    found = record(tmp_path, "drift", "--precision", "bfloat16")["results"]["mlp, fedavg"]
+    for distance in found["distance"]:  # half a unit of bfloat16 is 2^-9
+        assert 1e-5 < distance < 2**-5
+    (exact, _), (other, _) = found["accuracy"]
+    assert abs(exact - other) < 0.02
+
+
+@pytest.mark.slow
 def test_processes(tmp_path: Path):
     check_contenders(record(tmp_path, "processes")["results"]["linear"])
 
