@@ -1,6 +1,6 @@
 """Clients' models in parts on several devices: the numbers of whole ones on four, and less on each device.
 
-That two give the numbers of whole models is asked of every method in the conformance tests.
+That two give the numbers of whole models is asked of eleven methods in the conformance tests.
 """
 
 import json
