@@ -33,6 +33,7 @@ NAMES = (
     "estimators_compared",
     "interval_coverage",
     "histograms",
+    "graphs",
     "defaults",
     "adaped_plus",
     "robust",

@@ -170,15 +170,19 @@ def device_facts() -> dict[str, Any]:
 
 def memory_facts() -> dict[str, int]:
     """``peak_bytes`` of this process so far, and ``temporary_bytes`` of the largest program that is loaded."""
+    import jax
+
+    programs = jax.devices()[0].client.live_executables()
+    temporary = max(program.get_compiled_memory_stats().temp_size_in_bytes for program in programs)
+    return {"peak_bytes": peak_bytes(), "temporary_bytes": temporary}
+
+
+def peak_bytes() -> int:
+    """Largest resident size of this process so far."""
     import resource
     import sys
 
-    import jax
-
-    peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
-    programs = jax.devices()[0].client.live_executables()
-    temporary = max(program.get_compiled_memory_stats().temp_size_in_bytes for program in programs)
-    return {"peak_bytes": peak, "temporary_bytes": temporary}
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
 def _repeat(federation: Federation, clients: int, cap: int | None) -> Federation:

@@ -35,6 +35,7 @@ NAMES = (
     "estimators_compared",
     "interval_coverage",
     "histograms",
+    "graphs",
     "defaults",
     "adaped_plus",
     "robust",
@@ -262,6 +263,25 @@ def test_curves_of_a_single_count_are_refused(capsys, tmp_path: Path):
     with pytest.raises(SystemExit):
         main(["streamed", "--clients", "10", "--plot", str(tmp_path / "curves.png")])
     assert capsys.readouterr().err == "error: streamed: argument --plot: give several --clients\n"
+
+
+@pytest.mark.slow
+def test_graphs(tmp_path: Path):
+    found = record(tmp_path, "graphs")
+    lasso = found["results"]["network lasso"]
+    assert set(lasso) == {f"{n}, {kind}" for n in (30, 60) for kind in ("drawn together", "fused")}
+    for row in lasso.values():
+        for how in ("spectrum", "cg"):
+            assert row[how]["error"] < 1e-4
+            assert row[how]["median"] > 0
+        assert 1 <= row["clusters"] <= 60
+    exact = found["results"]["all pairs, 200"]
+    assert exact["recall"] == 1
+    assert ("pynndescent, 200" in found["results"]) != ("pynndescent" in found["skipped"])
+    if "pynndescent, 200" in found["results"]:
+        near = found["results"]["pynndescent, 200"]
+        assert near["recall"] > 0.99
+        assert abs(near["edges"] - exact["edges"]) <= 0.01 * exact["edges"]
 
 
 @pytest.mark.slow
