@@ -210,7 +210,7 @@ def test_a_column_whose_name_has_a_comma(tmp_path: Path) -> None:
         (TAGS, "calm,dry", "classification", "several columns of labels are of multilabel or regression"),
         (TAGS, "calm,y", "multilabel", r"own.csv line 2: labels of multilabel are 0 or 1, column 'y' holds 2.5"),
         (TAGS.replace(",2.5", ",high"), "calm,y", None, "column 'y' holds 'high', and numbers in most other rows"),
-        (TAGS, "calm", "multilabel", "one column of labels is of classification, binary or regression"),
+        (TAGS, "calm", "multilabel", "one column of labels is of classification, binary, ranking or regression"),
     ],
 )
 def test_several_columns_that_are_no_labels(tmp_path: Path, text, target, task, message) -> None:

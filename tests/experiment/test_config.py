@@ -38,6 +38,7 @@ def test_presets_fill_what_is_not_given():
         "target",
         "client",
         "ignore",
+        "window",
         *of_the_graph,
         *of_other_partitions,
         *of_the_cohort,

@@ -7,7 +7,7 @@ from jaxpfl import JaxpflError, stack_clients
 from jaxpfl.engine.assemble import make_task
 from jaxpfl.experiment.summary import best_on_validation, fraction_hurt, over_clients
 from jaxpfl.headline import ACCURACY, HEADLINES, OF_TASKS, of_names, of_summary
-from jaxpfl.models.base import as_binary, as_multilabel, as_ranking, as_regression
+from jaxpfl.models.base import as_binary, as_multilabel, as_next_token, as_ranking, as_regression
 from jaxpfl.records import DONE, Record
 from jaxpfl.sweep.selection import select
 from jaxpfl.sweep.summary import summarize
@@ -85,7 +85,7 @@ def test_names_of_scores_tell_the_headline():
 def test_headlines_of_tasks_are_those_of_the_built_ones():
     federation = stack_clients([(np.zeros((4, 3)), np.array([0, 1, 1, 0])), (np.ones((4, 3)), np.array([1, 0, 1, 0]))])
     task = make_task("linear", federation, 2)
-    built = [task, as_binary(task), as_multilabel(task), as_regression(task), as_ranking(task)]
+    built = [task, as_binary(task), as_multilabel(task), as_regression(task), as_ranking(task), as_next_token(task)]
     assert {one.kind: one.headline for one in built} == OF_TASKS
     assert set(OF_TASKS.values()) == set(HEADLINES)
 

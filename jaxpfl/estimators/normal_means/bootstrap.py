@@ -70,6 +70,7 @@ def bootstrap(
       JaxpflError: as `ebnm`; for refits below one, or another resampling.
 
     Examples:
+      >>> import numpy as np
       >>> x = np.array([28.0, 8.0, -3.0, 7.0, -1.0, 1.0, 18.0, 12.0])
       >>> s = np.array([15.0, 10.0, 16.0, 11.0, 9.0, 11.0, 10.0, 18.0])
       >>> low, high = bootstrap(jax.random.key(0), x, s, "point-normal", center="learned").interval()
