@@ -142,9 +142,11 @@ def _auc(predictions: Array, y: Array, valid: Array) -> Array:
     others = jnp.sort(jnp.where(negative, scores, jnp.nan))  # NaN sorts behind all others
     count = negative.sum()
     below, upto = (jnp.minimum(jnp.searchsorted(others, scores, side=side), count) for side in ("left", "right"))
-    wins = jnp.where(positive, (below + upto) / 2, 0).sum()
-    pairs = positive.sum() * count
-    return jnp.where(pairs > 0, wins / jnp.maximum(pairs, 1), jnp.nan)
+    # A positive's share of the negatives that it beats, and the mean of these: a number of pairs would overflow.
+    share = (below + upto) / (2 * jnp.maximum(count, 1))
+    number = positive.sum()
+    mean = jnp.where(positive, share, 0).sum() / jnp.maximum(number, 1)
+    return jnp.where((number > 0) & (count > 0), mean, jnp.nan)
 
 
 auc = PerClient(_auc)

@@ -116,6 +116,13 @@ def test_the_auc_is_scikit_learns_with_ties():
     assert scored(metrics.auc, np.full((60, 1), np.nan, np.float32), y) == 0
 
 
+def test_the_auc_of_a_client_with_more_pairs_than_an_integer_holds():
+    rng = np.random.default_rng(5)
+    y = np.arange(140_000) % 2  # 4.9e9 pairs
+    a = (y + rng.normal(size=len(y))).astype(np.float32)[:, None]
+    np.testing.assert_allclose(scored(metrics.auc, a, y), sklearn.roc_auc_score(y, a[:, 0]), rtol=1e-5)
+
+
 def test_macro_f1_is_scikit_learns_over_the_classes_that_occur():
     rng = np.random.default_rng(3)
     a, y = rng.normal(size=(30, 7)).astype(np.float32), rng.integers(3, size=30)
