@@ -87,7 +87,7 @@ def test_a_device_makes_no_copy_of_whole_clients_data(skewed, name):
                     largest[eqn.primitive.name] = max(largest.get(eqn.primitive.name, 0), math.prod(shape[:-1]))
     assert largest  # batches are read
     # Batches, and passes over all of a client's examples a chunk at a time.
-    rows = len(SIZES) * max(BATCH, 8) if name in EVERYBODY else COHORT * max(BATCH, 8, skewed.train.chunk)
+    rows = len(SIZES) * max(BATCH, 8) if name in EVERYBODY else COHORT * max(BATCH, 8, 4 * skewed.train.chunk)
     assert max(largest.values()) <= rows < max(SIZES)
 
 
