@@ -139,9 +139,15 @@ def test_errors_fall_to_those_without_privacy():
 def test_clients_beyond_the_grid_are_counted():
     x = np.linspace(-2, 2, 9)
     with pytest.warns(JaxpflWarning, match="x of 2 of 9 clients lies beyond -1.9 to 2 and was clipped"):
-        private_ebnm(jax.random.key(0), np.append(x[:-1], 2.1), 1.0, Cells(-1.9, 2.0, 1.0, 1.0, 8), epsilon=5.0)
+        private_ebnm(jax.random.key(0), np.append(x[:-1], 2.1), 1.0, Cells(-1.9, 2.0, 1.0, 1.0, 8), epsilon=60.0)
     with pytest.warns(JaxpflWarning, match="s of 9 of 9 clients lies beyond 1 to 1 and was clipped"):
-        private_ebnm(jax.random.key(0), x, 0.5, Cells(-2.0, 2.0, 1.0, 1.0, 8), epsilon=5.0)
+        private_ebnm(jax.random.key(0), x, 0.5, Cells(-2.0, 2.0, 1.0, 1.0, 8), epsilon=60.0)
+
+
+def test_noise_that_hides_all_counts_is_said():
+    x, cells = np.linspace(-2, 2, 9), Cells(-2.0, 2.0, 1.0, 1.0, 8)
+    with pytest.warns(JaxpflWarning, match="nothing was learned"):
+        private_ebnm(jax.random.key(0), x, 1.0, cells, epsilon=0.1)
 
 
 @pytest.mark.parametrize(

@@ -32,8 +32,10 @@ def test_a_private_prior(capsys, tmp_path):
     }  # fmt: skip
     main([*command, "--error-range", "0.5", "1", "--prior", "normal"])
     said = capsys.readouterr().out
-    assert "the prior is private: every client's message by itself, epsilon 2, pure" in said
-    assert "not private: the log likelihood" in said
+    said = " ".join(said.split())
+    assert "the prior alone is private: epsilon 2, pure, by a randomised bit of each client for each of 64" in said
+    assert "not private: all else in this summary" in said
+    assert "keep the seed to yourself" in said
     assert "error_range must be two public numbers with epsilon, got []" in refused(capsys, *command[2:])
     for more, why in (
         (("--prior", "best"), "prior best is without --epsilon"),

@@ -213,8 +213,7 @@ def nearest(released: Released, design: Array, otherwise: Array) -> Array:
       design: expected counts of every cell under every population, [count, populations].
       otherwise: counts to take where the noise hides those released, [count].
     """
-    counts, stddev = released
-    number, populations = design.shape
+    counts, populations = released.counts, design.shape[1]
     rate = 1 / jnp.maximum(jnp.linalg.norm(design, ord=2) ** 2, jnp.finfo(counts.dtype).tiny)
 
     def step(k: Array, at: tuple[Array, Array]) -> tuple[Array, Array]:
@@ -224,9 +223,22 @@ def nearest(released: Released, design: Array, otherwise: Array) -> Array:
 
     begin = jnp.full(populations, 1 / populations, counts.dtype)
     pi, _ = jax.lax.fori_loop(0, _STEPS, step, (begin, begin))
+    return jnp.where(tells(released), design @ pi, otherwise)
+
+
+def tells(released: Released) -> Array:
+    """True if counts stand out of their noise: their sum of squares is `_CLEAR` standard deviations above its."""
+    counts, stddev = released
+    number = len(counts)
     energy = (counts**2).sum() - number * stddev**2
-    clear = energy > _CLEAR * stddev**2 * jnp.sqrt(2.0 * number)
-    return jnp.where(clear, design @ pi, otherwise)
+    return energy > _CLEAR * stddev**2 * jnp.sqrt(2.0 * number)
+
+
+def warn_of_noise(released: Released) -> None:
+    """Warn where the noise hides all counts, so that the prior is learned of nothing; silent under a transformation."""
+    told = tells(released)
+    if not isinstance(told, Tracer) and not bool(told):
+        warn("the noise hides the counts of all cells: nothing was learned, and the prior keeps clients as they are")
 
 
 def nonnegative(values: Array, total: Array) -> Array:
@@ -255,7 +267,7 @@ def private_ebnm(
     not private.
 
     Args:
-      key: of the noise.
+      key: of the noise; another one for each release, also of another grid.
       x: the clients' estimates, [m].
       s: their standard errors, [m], or one for all.
       cells: the grid, chosen without a look at the data. Clients beyond it are counted in a warning, which is not
@@ -275,6 +287,7 @@ def private_ebnm(
         released = local(key, at, cells.number, epsilon=epsilon)
     else:
         released = central(key, at, cells.number, epsilon=epsilon, delta=delta)
+    warn_of_noise(released)
     middle, spread = cells.middles()
     fit = ebnm(middle, spread, prior, components=components, weights=smoothed(released, cells))
     return posterior(fit.prior, own, errors, fit.slack)

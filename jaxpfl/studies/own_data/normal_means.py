@@ -57,7 +57,8 @@ def results(path: Path, given: Any, options: Any) -> Results:
             has = ",".join(PAIRS[data.kind])
             raise JaxpflError(f"prior {options.prior} is of {columns}, and {path.name} has {has}")
     if options.covariates or options.groups is not None:
-        refuse_given(options, ("intervals",), "is without --covariates and --groups, whose intervals count all errors")
+        why = "whose intervals are of one kind: regression and spread count as known for successes and counts, else not"
+        refuse_given(options, ("intervals",), f"is without --covariates and --groups, {why}")
     if data.kind != "estimate":
         names = ("prior", "center", "components", "groups", "weights", "fit", "epsilon")
         refuse_given(
@@ -115,7 +116,8 @@ def results(path: Path, given: Any, options: Any) -> Results:
             diagnostics.quantiles(folder, found.scores, data.names, literal(f"{path.name}: {of}"), facts.get("fits")),
         ]
 
-    hint = f"estimates of every client, with {output.percent(options.level)} intervals: --output FOLDER"
+    known = ", for which the prior counts as known" if facts.get("intervals") == "plug-in" else ""
+    hint = f"estimates of every client, with {output.percent(options.level)} intervals{known}: --output FOLDER"
     files = output.FILES.replace("plots/", ", ".join([*found.files, "plots/"]))
     return Results(result, lambda: _said(result), plots, files=files, hint=hint)
 

@@ -221,6 +221,7 @@ def _how(clients: int, prior: Family, center: float | None, options: Any) -> str
             refuse_drawn(options, "the normal prior, whose mean and spread are integrated over")
         return "integrated"
     if clients > _MOST_REFITTED:
+        refuse_drawn(options, f"more than {_MOST_REFITTED} clients")
         return "plug-in"
     return "clients" if options.intervals == "clients" else "parametric"
 
@@ -327,8 +328,9 @@ def of_mixture(data: Summaries, seed: int, options: Any) -> Fitted:
     """Fit a mixture to successes of trials, or to counts.
 
     Raises:
-      JaxpflError: as `ebbinomial` and `ebpoisson`.
+      JaxpflError: as `ebbinomial` and `ebpoisson`; for intervals by drawn clients.
     """
+    refuse_drawn(options, f"the prior {options.prior} of successes and counts, which counts as known")
     z, n = data.first, data.second
     shares = data.kind == "successes"
     fit = (ebbinomial if shares else ebpoisson)(z, n, prior=options.prior, components=options.components)
@@ -336,7 +338,7 @@ def of_mixture(data: Summaries, seed: int, options: Any) -> Fitted:
     own, prior = np.asarray(fit.mean), jax.tree.map(np.asarray, fit.prior)
     mean = float(prior.weights @ prior.means)
     variance = prior.weights @ (prior.means - mean) ** 2
-    facts: dict[str, Any] = {"prior": options.prior}
+    facts: dict[str, Any] = {"prior": options.prior, "intervals": "plug-in"}
     columns = {
         "local": z / n, "personalized": own, "personalized_stderr": fit.sd, "low": np.minimum(low, own),
         "high": np.maximum(high, own),

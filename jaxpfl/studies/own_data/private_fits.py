@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import jax
@@ -28,9 +29,11 @@ def fitted(x: np.ndarray, s: np.ndarray, seed: int, options: Any) -> tuple[Norma
         ends[name] = getattr(options, name)
         if len(ends[name]) != 2:
             raise JaxpflError(f"{name} must be two public numbers with epsilon, got {list(ends[name])}")
-    cells = Cells(*ends["range"], *ends["error_range"])
-    # Equal noise for two files that differ by one client would reveal that client.
-    key = named(jax.random.key(seed), x, s)
+    least, most = ends["error_range"]
+    doublings = math.log2(most / least) if 0 < least < most else 1.0  # `Cells.check` refuses others
+    cells = Cells(*ends["range"], least, most, error_bins=max(1, math.ceil(doublings)))
+    # Equal noise for two files that differ by one client would reveal that client, as equal noise on two grids would.
+    key = named(jax.random.key(seed), x, s, cells)
     fit = private_ebnm(
         key, x, s, cells, epsilon=options.epsilon, delta=options.delta, prior=options.prior,
         components=options.components,
@@ -51,12 +54,15 @@ def said(privacy: dict[str, Any]) -> list[str]:
     least, most = privacy["error_range"]
     epsilon, delta, cells = (privacy[name] for name in ("epsilon", "delta", "cells"))
     if delta is None:
-        by = f"every client's message by itself, epsilon {epsilon:g}, pure, a randomised bit for each of {cells} cells"
+        by = f"epsilon {epsilon:g}, pure, by a randomised bit of each client for each of {cells} cells"
     else:
         by = f"adding or removing a client, epsilon {epsilon:g}, delta {delta:g}, noise on counts of {cells} cells"
     who = ", who took part" if delta is None else ""
     return [
-        f"the prior is private: {by}",
+        f"the prior alone is private: {by}",
         f"taken for public: estimates from {low:g} to {high:g}, standard errors from {least:g} to {most:g}{who}",
-        "not private: the log likelihood, tests and risks here, and each client's own row, which it makes by itself",
+        "not private: all else in this summary (clients, pooled mean, kurtosis, log likelihood, tests, risks) and the "
+        "rows of estimates.csv, whose robust columns and ranks are of all clients",
+        "the noise follows from --seed and the file: who has the seed and all rows but one can find that row, so keep "
+        "the seed to yourself",
     ]
