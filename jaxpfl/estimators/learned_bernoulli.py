@@ -51,16 +51,18 @@ def believed(ones: np.ndarray, size: np.ndarray, level: float) -> Believed:
             first, rest = alpha[kept] + z[:, None], beta[kept] + (n - z)[:, None]
             return special.betainc(first, rest, special.expit(at))
 
-        low, high = np.zeros(len(z)), np.ones(len(z))
-        if -1 in weights:
-            low = special.expit(quantile(below, weights[-1], len(z), (1 - level) / 2))
-        if 1 in weights:
-            high = special.expit(quantile(below, weights[1], len(z), (1 + level) / 2))
         total = alpha + beta + n[:, None]
         first = (alpha + z[:, None]) / total
         center = first @ middle
         variance = (first * (1 - first) / (total + 1) + (first - center[:, None]) ** 2) @ middle
-        return np.stack([low, high, np.sqrt(variance)])
+        stddev = np.sqrt(variance)
+        of_odds = stddev / (center * (1 - center))
+        low, high = np.zeros(len(z)), np.ones(len(z))
+        if -1 in weights:
+            low = special.expit(quantile(below, weights[-1], of_odds, (1 - level) / 2))
+        if 1 in weights:
+            high = special.expit(quantile(below, weights[1], of_odds, (1 + level) / 2))
+        return np.stack([low, high, stddev])
 
     return of_each(of_some, ones, size)
 

@@ -22,7 +22,7 @@ from jaxpfl.types import Array, Scalar
 _POINTS = 64
 _ZOOMS = 4
 _NEGLIGIBLE = 20.0  # in units of the log density, below its maximum
-_TINY = 1e-30
+_TINY = 1e-30  # of the squared unit
 
 
 @jax.jit
@@ -50,9 +50,10 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
       Means and scales, [m, d] each; an interval's half width is `student`, at `degrees_left`, times the scale.
     """
     m, d = own.shape
-    s2 = jnp.broadcast_to(jnp.maximum(s2, _TINY), (m,))
     mean = own.mean(axis=0)
-    y = own - mean
+    unit = _unit(own - mean, s2)
+    y = (own - mean) / unit
+    s2 = jnp.broadcast_to(jnp.maximum(s2 / unit / unit, _TINY), (m,))
     squares = (y**2).sum(axis=1)
     scale = jnp.maximum(s2.mean(), squares.sum() / max((m - 1) * d, 1))
     known, left = jnp.isinf(degrees), degrees_left(m, d, degrees)
@@ -92,7 +93,7 @@ def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tup
     spread = B - EB[:, 0]
     between = (p * spread**2).sum(axis=0)[:, None] * y**2 - 2 * y * ((p * spread * B).T @ off)
     between += (p * B**2).T @ off**2 - of_mean**2
-    return own - EB * y + of_mean, jnp.sqrt(within + jnp.maximum(between, 0))
+    return own - unit * (EB * y - of_mean), unit * jnp.sqrt(within + jnp.maximum(between, 0))
 
 
 def degrees_left(clients: int, dim: int, degrees: Any) -> Any:
@@ -116,6 +117,12 @@ def student(level: float, degrees: Any) -> np.ndarray:
     degrees = np.asarray(degrees, float)
     finite = np.where(np.isinf(degrees), 1, degrees)
     return np.where(np.isinf(degrees), special.ndtri(tail), special.stdtrit(finite, tail))
+
+
+def _unit(y: Array, s2: Array | Scalar) -> Array:
+    """A power of two near the largest distance or error, by which numbers are divided without rounding, []."""
+    typical = jnp.maximum(jnp.abs(y).max(), jnp.sqrt(jnp.max(s2)))
+    return jnp.ldexp(jnp.ones_like(typical), jnp.where(typical > 0, jnp.frexp(typical)[1], 0))
 
 
 def _few(clients: int, dim: int) -> bool:

@@ -17,6 +17,7 @@ _NEGLIGIBLE = 16.0  # in units of the log density, below its maximum
 _UNLIKELY = 1e-5  # of a cell, beside the likeliest
 _HALVINGS = 45
 _ENOUGH = 1e-4
+_OF_STDDEV = 1e-3
 _LARGE = 1e3
 _AT_ONCE = 256
 _TERMS = 4096
@@ -65,24 +66,30 @@ def shares(log_density: np.ndarray) -> np.ndarray:
     return p / p.sum()
 
 
-def quantile(below: Callable[[np.ndarray, np.ndarray], np.ndarray], p: np.ndarray, number: int, q: float) -> np.ndarray:
-    """Quantiles of clients' mixtures on an unbounded scale, to 1e-4 of it, by bisection, [number].
+def quantile(
+    below: Callable[[np.ndarray, np.ndarray], np.ndarray], p: np.ndarray, stddev: np.ndarray, q: float
+) -> np.ndarray:
+    """Quantiles of clients' mixtures on an unbounded scale, by bisection, [number].
+
+    They are right to 1e-4 of the scale, and to a thousandth of a standard deviation.
 
     Args:
       below: places [number, 1] and the kept cells [cells] bool to the probabilities of each cell's posterior up to
         there, [number, kept].
       p: probabilities of the cells.
-      number: of clients.
+      stddev: a client's posterior standard deviation on the scale, about, [number].
       q: the probability.
     """
     kept = p > _UNLIKELY * p.max()
     weights = p[kept] / p[kept].sum()
+    enough = np.minimum(_ENOUGH, _OF_STDDEV * stddev)
+    number = len(stddev)
     low, high = np.full(number, -_HALVINGS, float), np.full(number, _HALVINGS, float)
     for _ in range(_HALVINGS):
         middle = (low + high) / 2
         left = below(middle[:, None], kept) @ weights < q
         low, high = np.where(left, middle, low), np.where(left, high, middle)
-        if (high - low).max() < _ENOUGH:
+        if (high - low < enough).all():
             break
     return (low + high) / 2
 

@@ -57,12 +57,13 @@ def believed(count: np.ndarray, exposure: np.ndarray | float, level: float) -> B
         def below(at: np.ndarray, kept: np.ndarray) -> np.ndarray:
             return special.gammainc(shape[kept] + own[:, None], np.exp(at) * (size[kept] + expected[:, None]))
 
-        low = np.exp(quantile(below, lower, len(own), (1 - level) / 2))
-        high = np.exp(quantile(below, upper, len(own), (1 + level) / 2))
         rate = size + expected[:, None]
         mean = (shape + own[:, None]) / rate
-        variance = (mean / rate + (mean - (mean @ middle)[:, None]) ** 2) @ middle
-        return unit * np.stack([low, high, np.sqrt(variance)])
+        center = mean @ middle
+        stddev = np.sqrt((mean / rate + (mean - center[:, None]) ** 2) @ middle)
+        low = np.exp(quantile(below, lower, stddev / center, (1 - level) / 2))
+        high = np.exp(quantile(below, upper, stddev / center, (1 + level) / 2))
+        return unit * np.stack([low, high, stddev])
 
     return of_each(of_some, z, e)
 

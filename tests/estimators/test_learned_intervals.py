@@ -248,3 +248,15 @@ def test_clients_of_unequal_noise_have_intervals_of_their_own():
     assert 0.94 < hits[:, :18].mean() < 0.98
     assert plain[:, 18:].mean() < 0.8
     assert errors[:, 0].mean() < 0.65 * errors[:, 1].mean()
+
+
+@pytest.mark.parametrize("unit", [1.6e-18, 2.0**-56, 1e15])
+def test_the_unit_of_numbers_does_not_count(unit: float):
+    s2, own = np.array([0.1, 0.4, 0.4, 1.0, 0.2]), np.array([0.3, -1.0, 0.8, 2.0, -0.4])
+    for kind, digits in ((jnp.float64, 1e-12), (jnp.float32, 2e-5)):
+        posterior = [
+            learned_gaussian.posterior(jnp.asarray(of * own, kind)[:, None], jnp.asarray(of**2 * s2, kind), 7.0)
+            for of in (1, unit)
+        ]
+        for one, other in zip(*posterior, strict=True):
+            np.testing.assert_allclose(np.asarray(other, float) / unit, one, rtol=digits, atol=digits)

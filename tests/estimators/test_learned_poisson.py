@@ -72,3 +72,15 @@ def test_intervals_cover(m: int, variation: float, files: int):
         low, high, _ = learned_poisson.believed(own, 1.0, 0.95)
         covered.append(((low <= truth) & (truth <= high)).mean())
     assert np.mean(covered) > 0.95 - 4 * np.std(covered, ddof=1) / files**0.5
+
+
+@pytest.mark.parametrize("n", [1e9, 1e10])
+def test_ends_of_large_counts_are_quantiles(n: float):
+    """Counts so large that clients' own posteriors are all there is, and normal on the scale of the ends."""
+    z = np.round(np.array([0.3, 0.31, 0.29, 0.35, 0.28]) * n)
+    for found, own in (
+        (learned_bernoulli.believed(z, np.full(5, n), 0.95), stats.beta(z, n - z)),
+        (learned_poisson.believed(z, np.full(5, n), 0.95), stats.gamma(z, scale=1 / n)),
+    ):
+        np.testing.assert_allclose(found.low, own.ppf(0.025), rtol=0, atol=3e-3 * own.std().min())
+        np.testing.assert_allclose(found.high, own.ppf(0.975), rtol=0, atol=3e-3 * own.std().min())

@@ -127,7 +127,8 @@ def unit_level(
       client: of each sample, [N]: numbers or names, of which the sorted distinct ones are the clients. With ``clients``
         given, numbers of 0 ... clients - 1, each with a sample.
       population: means of the covariates over all that each client stands for, in the order of the clients, [m] or
-        [m, k]; those of its samples unless given.
+        [m, k]; those of its samples unless given. Rows of a frame are put in the clients' order by their names in its
+        index, and its columns in that of x where that is a frame too.
       fit: of the variances: "reml" (restricted maximum likelihood), or "ml", which makes them too small.
       intercept: whether a column of ones is put before the covariates.
       clients: m; to be given where the values of ``client`` are not known, under a transformation.
@@ -135,8 +136,8 @@ def unit_level(
     Raises:
       JaxpflError: for y and x that are no numbers, not finite, or of different lengths; linearly dependent columns;
         fewer than three clients, none with two samples, or covariates that leave fewer than two differences of clients;
-        samples without scatter about the regression. Under a transformation, where values are not known, such y and x
-        make all results NaN.
+        a frame of a population of other clients or columns; samples without scatter about the regression. Under a
+        transformation, where values are not known, such y and x make all results NaN.
 
     Examples:
       >>> rng = np.random.default_rng(0)
@@ -169,6 +170,8 @@ def unit_level(
             _check_free(own, columns, index, m, intercept)
     of_all = None
     if population is not None:
+        labels = np.arange(m) if names is None else names
+        population = inputs.by_names("population", population, labels, getattr(x, "columns", None))
         of_all = jnp.asarray(covariates(population, m, "population", "clients"), jnp.result_type(float))
         if of_all.shape[1] != columns.shape[1]:
             raise JaxpflError(f"population must have {columns.shape[1]} columns, as x, got {of_all.shape[1]}")
