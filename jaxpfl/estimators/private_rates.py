@@ -23,17 +23,26 @@ import numpy as np
 from jax.core import Tracer
 
 from jaxpfl import checks
-from jaxpfl.errors import JaxpflError, unknown_name, warn
+from jaxpfl.errors import JaxpflError, shown, warn
 from jaxpfl.estimators import inputs, marginals, poisson_mixtures, rate_mixtures
 from jaxpfl.estimators.frames import labels_of
 from jaxpfl.estimators.normal_means.private import Released, central, local, nearest, nonnegative
 from jaxpfl.estimators.poisson_mixtures import PoissonPrior
 from jaxpfl.estimators.rate_mixtures import RateMixture, RatePrior
-from jaxpfl.estimators.rates import Rates, checked_events, checked_trials, ebbinomial, ebpoisson, posterior
+from jaxpfl.estimators.rates import (
+    Rates,
+    checked_components,
+    checked_events,
+    checked_trials,
+    ebbinomial,
+    ebpoisson,
+    posterior,
+)
 from jaxpfl.types import Array, Key
 
 _PLACES = 200
 """Probabilities or rates, of which mixtures are fitted to the noisy counts."""
+_MOST_TRIALS = 999_999_999  # of NumPy's hypergeometric distribution
 
 
 class _Cells(NamedTuple):
@@ -69,14 +78,16 @@ def private_ebbinomial(
       prior, components: as those of `ebbinomial`.
 
     Raises:
-      JaxpflError: as `ebbinomial`, `central` and `local`; for sizes that are no such numbers, or repeat; and under a
-        transformation.
+      JaxpflError: as `ebbinomial`, `central` and `local`; for sizes that are no such numbers, or repeat; for a client
+        of 1e9 trials or more; and under a transformation.
     """
-    if prior not in get_args(RatePrior):
-        raise unknown_name("prior", prior, get_args(RatePrior))
+    number = checked_components(prior, get_args(RatePrior), rate_mixtures.COMPONENTS, components)
     successes, trials = inputs.aligned(successes=successes, trials=trials)
     z, n = _known(*checked_trials(successes, trials))
-    for size in sizes:
+    if n.max() > _MOST_TRIALS:
+        at = int(np.argmax(n > _MOST_TRIALS))
+        raise JaxpflError(f"trials must be at most {_MOST_TRIALS} to be thinned, got {n[at]:.0f} for client {at}")
+    for size in _listed("sizes", sizes):
         checks.count("sizes", size)
     public = _public(sizes, least=2)
     cells = _cells([np.arange(int(size) + 1.0) for size in public], public)
@@ -93,14 +104,12 @@ def private_ebbinomial(
     logs += marginals.log_saturated_binomial(counts, of_size)[:, None]
     w = _weights(released, cells, jnp.exp(logs), 1 / (of_size + 1))
     kept, size, share = (np.asarray(a) for a in (counts, of_size, w))
-    if prior == "beta":
+    if number is None:
         fit = ebbinomial(kept, size, weights=share)
         found = posterior(*_own(z, n), fit.prior_mean, fit.prior_size, jnp.nan + fit.prior_mean, bounded=True)
         return found._replace(labels=labels_of(successes, trials))
-    count = rate_mixtures.COMPONENTS[prior] if components is None else components
-    checks.count("components", count)
     fit_of = rate_mixtures.fit_atoms if prior == "npmle" else rate_mixtures.fit_betas
-    return _mixture(fit_of(counts, of_size, w, components=count), *_own(z, n), labels_of(successes, trials))
+    return _mixture(fit_of(counts, of_size, w, components=number), *_own(z, n), labels_of(successes, trials))
 
 
 def private_ebpoisson(
@@ -128,12 +137,11 @@ def private_ebpoisson(
     Raises:
       JaxpflError: as `ebpoisson`, and else as `private_ebbinomial`.
     """
-    if prior not in get_args(PoissonPrior):
-        raise unknown_name("prior", prior, get_args(PoissonPrior))
+    number = checked_components(prior, get_args(PoissonPrior), poisson_mixtures.COMPONENTS, components)
     count, exposure = inputs.aligned(count=count, exposure=exposure)
     z, e = _known(*checked_events(count, exposure))
     checks.count("most", most)
-    for each in exposures:
+    for each in _listed("exposures", exposures):
         checks.positive("exposures", each)
     public = _public(exposures, least=0)
     cells = _cells([np.arange(most + 1.0)] * len(public), public)
@@ -158,12 +166,10 @@ def private_ebpoisson(
     rest = 1 - jax.ops.segment_sum(jnp.where(last[:, None], 0, chances), _strata(cells), len(public))
     chances = jnp.where(last[:, None], jnp.maximum(rest, 0)[_strata(cells)], chances)
     w = _weights(released, cells, chances, jnp.full(len(counts), 1 / (most + 1), kind))
-    if prior == "gamma":
+    if number is None:
         fit = ebpoisson(np.asarray(counts), np.asarray(of_size), weights=np.asarray(w))
         found = posterior(*_own(z, e), fit.prior_mean, fit.prior_size, jnp.nan + fit.prior_mean, bounded=False)
         return found._replace(labels=labels_of(count, exposure))
-    number = poisson_mixtures.COMPONENTS[prior] if components is None else components
-    checks.count("components", number)
     fit_of = poisson_mixtures.fit_places if prior == "npmle" else poisson_mixtures.fit_gammas
     return _mixture(fit_of(counts, of_size, w, components=number), *_own(z, e), labels_of(count, exposure))
 
@@ -184,6 +190,12 @@ def _known(z: Any, n: Any) -> tuple[np.ndarray, np.ndarray]:
     if isinstance(z, Tracer) or isinstance(n, Tracer):
         raise JaxpflError("private counts are thinned on the host: call this outside jit and vmap")
     return z, n
+
+
+def _listed(name: str, given: Any) -> list[Any]:
+    if inputs.numbers(name, given, "a list of public ones").ndim != 1:
+        raise JaxpflError(f"{name} must be a list of public numbers, got {shown(given)}")
+    return list(given)
 
 
 def _public(sizes: Sequence[float], least: int) -> np.ndarray:

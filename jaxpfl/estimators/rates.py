@@ -125,7 +125,7 @@ def ebbinomial(
         numbers, leave too few clients, or are of a mixture. Under a transformation, where values are not known, such
         counts and weights make all results NaN, as do counts beyond 8388 of a mixture in single precision.
     """
-    number = _components(prior, get_args(RatePrior), COMPONENTS, components)
+    number = checked_components(prior, get_args(RatePrior), COMPONENTS, components)
     _refuse_weights(prior, number, weights)
     successes, trials, weights = inputs.aligned(successes=successes, trials=trials, weights=weights)
     z, n = checked_trials(successes, trials, weights)
@@ -142,8 +142,14 @@ def _refuse_weights(prior: str, components: int | None, weights: Any) -> None:
         raise JaxpflError(f"weights are of a prior of one component, got prior {prior}")
 
 
-def _components(prior: str, known: tuple[str, ...], usual: Mapping[str, int], components: int | None) -> int | None:
-    """Number of components of a prior, ``usual`` unless given; None for one that has none."""
+def checked_components(
+    prior: str, known: tuple[str, ...], usual: Mapping[str, int], components: int | None
+) -> int | None:
+    """Number of components of a prior, ``usual`` unless given; None for one that has none.
+
+    Raises:
+      JaxpflError: for an unknown prior, and components of one that has none, or fewer than it needs.
+    """
     if prior not in known:
         raise unknown_name("prior", prior, known)
     if prior not in usual:
@@ -214,7 +220,7 @@ def ebpoisson(
     Raises:
       JaxpflError: as `ebbinomial`; all counts zero.
     """
-    number = _components(prior, get_args(PoissonPrior), poisson_mixtures.COMPONENTS, components)
+    number = checked_components(prior, get_args(PoissonPrior), poisson_mixtures.COMPONENTS, components)
     _refuse_weights(prior, number, weights)
     count, exposure, weights = inputs.aligned(count=count, exposure=exposure, weights=weights)
     z, e = checked_events(count, exposure, weights)
@@ -304,7 +310,7 @@ def _fitted(
     return mean + bad, size + bad, jnp.where(alike, w @ none, value) + bad
 
 
-def checked_counts(count: Any, size: Any, names: tuple[str, str], *, whole: bool) -> tuple[Any, Any]:
+def checked_counts(count: Any, size: Any, names: tuple[str, str], *, whole: bool, least: int = 2) -> tuple[Any, Any]:
     """Counts and sizes in double precision, where they are known; ``whole`` for sizes that are counts too.
 
     Raises:
@@ -315,17 +321,17 @@ def checked_counts(count: Any, size: Any, names: tuple[str, str], *, whole: bool
         raise JaxpflError(
             f"{names[0]} and {names[1]} must be one number for each client, got shapes {z.shape} and {n.shape}"
         )
-    if len(z) < 2:
-        raise JaxpflError(f"needs at least 2 clients, got {len(z)}")
+    if len(z) < least:
+        raise JaxpflError(f"needs at least {least} client{'s' * (least > 1)}, got {len(z)}")
     for name, of, counted in ((names[0], z, True), (names[1], n, whole)):
         if isinstance(of, Tracer):
             continue
-        flat, least = np.ravel(of), 0 if of is z else 1
+        flat, lowest = np.ravel(of), 0 if of is z else 1
         bad = ~np.isfinite(flat) | (flat > _MOST_SAMPLES)
-        bad |= (flat < least) | (flat != np.round(flat)) if counted else flat <= 0
+        bad |= (flat < lowest) | (flat != np.round(flat)) if counted else flat <= 0
         if bad.any():
             at = int(np.argmax(bad))
-            kind = f"whole numbers of at least {least}" if counted else "> 0 and finite"
+            kind = f"whole numbers of at least {lowest}" if counted else "> 0 and finite"
             raise JaxpflError(f"{name} must be {kind}, got {flat[at]} for client {at}")
     if not isinstance(n, Tracer) and not isinstance(z, Tracer):
         n = np.broadcast_to(n, z.shape)

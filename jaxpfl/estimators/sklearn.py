@@ -13,8 +13,9 @@ import numpy as np
 
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.estimators import rate_mixtures, rates
-from jaxpfl.estimators.inputs import is_frame
+from jaxpfl.estimators.inputs import is_frame, refuse_masked
 from jaxpfl.estimators.normal_means import ebnm, posterior
+from jaxpfl.estimators.normal_means.fit import values
 from jaxpfl.estimators.rate_mixtures import RateMixture
 from jaxpfl.estimators.rates import checked_counts, ebbinomial, ebpoisson
 
@@ -82,11 +83,11 @@ class EmpiricalBayes:
             raise JaxpflError("transform needs a fitted prior: call fit first")
         kind, answer = jnp.result_type(float), self.answer_
         if self.kind == "estimate":
-            first, second = (jnp.asarray(np.asarray(of), kind) for of in self._columns(X))
+            first, second = (jnp.asarray(of, kind) for of in values(*self._columns(X), one=True))
             mean = posterior(answer.prior, first, second).mean
         else:
             names = ("successes", "trials") if self.kind == "successes" else ("count", "exposure")
-            given = checked_counts(*self._columns(X), names, whole=self.kind == "successes")
+            given = checked_counts(*self._columns(X), names, whole=self.kind == "successes", least=1)
             z, n = (jnp.asarray(of, kind) for of in given)
             if isinstance(answer, RateMixture):
                 mean = rate_mixtures.posterior(answer.prior, z, n, answer.slack).mean
@@ -113,5 +114,6 @@ class EmpiricalBayes:
             raise JaxpflError(f"X must have two columns, got shape {shape}")
         if is_frame(X):
             return X.iloc[:, 0], X.iloc[:, 1]
+        refuse_masked("X", X)
         X = X if isinstance(X, np.ndarray) else np.asarray(X)
         return X[:, 0], X[:, 1]

@@ -104,9 +104,25 @@ def test_other_priors_and_the_local_form(prior):
         ([2.5], {}, "sizes must be a whole number of at least 1, got 2.5"),
         ([5], {"epsilon": 0}, "epsilon must be > 0"),
         ([5], {"prior": "gamma"}, "unknown prior 'gamma'"),
+        (20, {}, "sizes must be a list of public numbers, got 20"),
+        (["five"], {}, r"sizes must be numbers, a list of public ones, got \['five'\]"),
+        ([5], {"components": 7}, "prior beta has no components, got 7"),
+        ([5], {"prior": "npmle", "components": 1}, "components must be at least 2 for npmle, got 1"),
     ],
 )
 def test_bad_grids_are_refused(sizes, options, said):
     z, n, _ = trials(20)
     with pytest.raises(JaxpflError, match=said):
         private_ebbinomial(KEY, z, n, sizes, **{"epsilon": 1.0, **options})
+
+
+def test_bad_counts_and_exposures_are_refused():
+    z, n, _ = trials(20)
+    with pytest.raises(
+        JaxpflError, match="trials must be at most 999999999 to be thinned, got 2000000000 for client 3"
+    ):
+        private_ebbinomial(KEY, z, np.where(np.arange(20) == 3, 2e9, n), [5], epsilon=1.0)
+    with pytest.raises(JaxpflError, match="exposures must be a list of public numbers, got 2"):
+        private_ebpoisson(KEY, z, n, 2.0, 30, epsilon=1.0)  # pyright: ignore[reportArgumentType]
+    with pytest.raises(JaxpflError, match="prior gamma has no components, got 7"):
+        private_ebpoisson(KEY, z, n, [2.0], 30, epsilon=1.0, components=7)

@@ -43,3 +43,26 @@ def test_misuse_is_refused_and_scikit_learn_is_not_imported():
         EmpiricalBayes().set_params(center=0)
     code = "import sys, jaxpfl.estimators.sklearn; assert not {'sklearn', 'pandas'} & set(sys.modules)"
     subprocess.run([sys.executable, "-c", code], check=True)
+
+
+def test_new_clients_are_checked_and_may_be_one():
+    made = EmpiricalBayes().fit(np.column_stack([[3.0, 4, 1, 2, 5, 3], np.ones(6)]))
+    assert made.transform([[5.0, 0.5]]).shape == (1, 1)
+    for row, said in (
+        ([5.0, 0.0], "s must be finite and > 0, got 0.0 for client 1"),
+        ([np.nan, 1.0], "x must be finite, got nan for client 1"),
+        ([5.0, np.inf], "s must be finite and > 0, got inf for client 1"),
+    ):
+        with pytest.raises(JaxpflError, match=said):
+            made.transform([[5.0, 1.0], row])
+    hidden = np.ma.masked_array([[5.0, 1.0], [-999.0, 1.0]], mask=np.array([[False, False], [True, False]]))
+    for call in (made.transform, made.fit):
+        with pytest.raises(JaxpflError, match=r"X must not be masked, got a masked entry at \[1, 0\]"):
+            call(hidden)
+
+    counts = np.column_stack([[1.0, 4, 2, 7, 3, 5, 0, 2], np.full(8, 9.0)])
+    for kind in ("successes", "count"):
+        made = EmpiricalBayes(kind).fit(counts)
+        np.testing.assert_allclose(made.transform(counts[:1]), made.transform(counts)[:1], rtol=1e-6)
+        with pytest.raises(JaxpflError, match="needs at least 1 client, got 0"):
+            made.transform(counts[:0])
