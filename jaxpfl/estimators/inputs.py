@@ -217,3 +217,23 @@ def inside(name: str, value: Scalar) -> None:
     if not isinstance(value, Tracer):
         for one in np.ravel(np.asarray(value)):
             checks.probability(name, one)
+
+
+def level(value: Scalar, kind: Any = None) -> None:
+    """Check that an interval's level lies in (0, 1) and that rounding leaves its tails, where its value is known.
+
+    Args:
+      value: one level or several.
+      kind: the floating-point type that quantiles are computed in; JAX's unless given.
+
+    Raises:
+      JaxpflError: for a level outside (0, 1), or with a tail of fewer than 16 rounding errors of 1.
+    """
+    inside("level", value)
+    if isinstance(value, Tracer):
+        return
+    kind = np.dtype(jnp.result_type(float) if kind is None else kind)
+    most = 1 - 32 * float(np.finfo(kind).eps)
+    for one in np.ravel(np.asarray(value)):
+        if one > most:
+            raise JaxpflError(f"level must be at most 1 - {1 - most:.2g}, for the digits of {kind}, got {one}")

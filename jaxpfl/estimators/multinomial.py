@@ -84,7 +84,7 @@ class Shares(NamedTuple):
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
         """Ends of the equal-tailed credible intervals of each share by itself, [m, K] each."""
-        inputs.inside("level", level)
+        inputs.level(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
 

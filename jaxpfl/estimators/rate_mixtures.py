@@ -185,7 +185,7 @@ class RateMixture(NamedTuple):
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
         """Ends of the equal-tailed credible intervals, [m] each."""
-        inputs.inside("level", level)
+        inputs.level(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
 

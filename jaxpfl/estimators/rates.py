@@ -89,7 +89,7 @@ class Rates(NamedTuple):
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
         """Ends of the equal-tailed credible intervals, [m] each; `learned_bernoulli` and `learned_poisson`
         do not take the prior for known."""
-        inputs.inside("level", level)
+        inputs.level(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
 

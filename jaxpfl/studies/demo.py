@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks
 from jaxpfl.data import Elections, load_elections
-from jaxpfl.estimators import ebnm, learned_bernoulli, learned_gaussian
+from jaxpfl.estimators import ebnm, inputs, learned_bernoulli, learned_gaussian
 from jaxpfl.estimators.normal_means import homogeneity, james_stein
 from jaxpfl.estimators.rates import ebbinomial
 from jaxpfl.presentation import GRID, INK, new_axes, new_table, save
@@ -43,7 +42,7 @@ class DemoSettings:
         Raises:
           JaxpflError: the name, its value, and what is allowed.
         """
-        checks.probability("level", self.level)
+        inputs.level(self.level, np.float64)
 
 
 class Shown(NamedTuple):

@@ -182,6 +182,13 @@ def test_probabilities_are_checked():
     for call in (found.interval, rates.interval, fay_herriot(X, S, Z).interval):
         with pytest.raises(JaxpflError, match="level must be > 0 and < 1, got 95"):
             call(95)
+        for level in (1 - 1e-16, [0.9, 1 - 1e-7]):
+            with pytest.raises(
+                JaxpflError, match=r"level must be at most 1 - 3\.8e-06, for the digits of float32, got "
+            ):
+                call(level)
+        with jax.enable_x64(True):
+            call(1 - 1e-7)
     for call in (found.quantile, rates.quantile):
         with pytest.raises(JaxpflError, match=r"p must be > 0 and < 1, got 1\.5"):
             call(1.5)

@@ -48,6 +48,14 @@ def test_critical_values():
     )
 
 
+def test_interpolated_critical_values_of_all_sizes():
+    t = np.geomspace(1e-3, 1e9, 600)
+    for kurtosis in (3.0, np.inf):
+        some = slice(100, 500, 13)
+        ratio = critical_value(t, kurtosis)[some] / critical_value(t[some], kurtosis)
+        assert np.abs(ratio - 1).max() < 1e-3
+
+
 def populations(rng: np.random.Generator, name: str, shape: tuple[int, int]) -> np.ndarray:
     if name == "normal":
         return rng.normal(size=shape)
@@ -113,6 +121,8 @@ def test_robust_intervals_in_other_units():
 def test_bad_arguments_are_refused_in_a_line():
     for call, said in (
         (lambda: robust_intervals([1.0, 2.0], 1.0, level=1.0), "level must be > 0 and < 1, got 1.0"),
+        (lambda: robust_intervals([1.0, 2.0], 1.0, level=1 - 1e-16), "level must be at most 1 - 7.1e-15"),
+        (lambda: critical_value(1.0, level=1 - 1e-16), "level must be at most 1 - 7.1e-15, for the digits of float64"),
         (lambda: robust_intervals([1.0, 2.0], 0.0), "s must be finite and > 0, got 0.0"),
         (lambda: jax.jit(robust_intervals)(jnp.ones(3), jnp.ones(3)), "need double precision"),
         (lambda: critical_value(-1.0), "t must be finite and at least 0, got -1"),

@@ -76,7 +76,7 @@ class NormalMeans(NamedTuple):
         They are right on average over clients if the prior is of the fitted family and the clients are many;
         `robust_intervals` do not ask for the first, `learned_gaussian` not for the second.
         """
-        inputs.inside("level", level)
+        inputs.level(level)
         return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
     def sample(self, key: Key) -> Array:

@@ -115,7 +115,7 @@ class AreaMeans(NamedTuple):
             raise unknown_name("by", by, get_args(By))
         if by == "mse":
             return about(self.mean, self.mse, level)
-        inputs.inside("level", level)
+        inputs.level(level)
         m, p = self.basis.shape
         unit, y, D = _rescaled(self.x, self.s, self.basis)[:3]
         low, high = integrated(self.basis, y, D, level, m - p)
@@ -168,7 +168,7 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
 
 def about(mean: Array, mse: Array, level: Scalar) -> tuple[Array, Array]:
     """Ends of normal intervals of some mean squared errors about their means, [m] each."""
-    inputs.inside("level", level)
+    inputs.level(level)
     reach = ndtri((1 + level) / 2) * jnp.sqrt(mse)
     return mean - reach, mean + reach
 

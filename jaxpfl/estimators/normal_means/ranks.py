@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl import checks
+from jaxpfl.estimators import inputs
 from jaxpfl.estimators.normal_means.answer import NormalMeans
 from jaxpfl.types import Array, Key
 
@@ -45,7 +46,7 @@ def ranks_of(sample: Callable[[Key], Array], key: Key, *, draws: int = 1000, lev
       JaxpflError: for no draws, or a level outside (0, 1).
     """
     checks.count("draws", draws)
-    checks.probability("level", level)
+    inputs.level(level)
 
     def one(key: Key) -> Array:
         theta = sample(key)

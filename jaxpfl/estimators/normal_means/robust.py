@@ -28,13 +28,14 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxpfl import checks
 from jaxpfl.errors import JaxpflError
+from jaxpfl.estimators import inputs
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means.fit import values
 from jaxpfl.types import Array, Scalar
 
 _PLACES, _TANGENTS, _TABLE = 240, 60, 64
+_STEP = 0.055  # of log(1 + t) in the table, at most
 _REACH = 9.0
 _HALVINGS = 32
 
@@ -80,7 +81,7 @@ def robust_intervals(x: Any, s: Any, level: float = 0.95, *, kurtosis: Scalar | 
     Raises:
       JaxpflError: as `ebnm`; for a level outside (0, 1); and under a transformation in single precision.
     """
-    checks.probability("level", level)
+    inputs.level(level, np.float64)
     own, errors = values(x, s, one=False)
     traced = _traced(own, errors, kurtosis)
     xp: Any = jnp if traced else np
@@ -111,8 +112,9 @@ def critical_value(t: Any, kurtosis: Scalar = np.inf, level: float = 0.95) -> An
 
     Args:
       t: mean squares of the bias in units of the estimate's variance, shape [...], at least 0. Of more than 64
-        different ones (under a transformation, of more than 64) the values are interpolated, which changes them by less
-        than 1e-3 of themselves.
+        different ones (under a transformation, of more than 64) the values are interpolated, which makes them greater
+        by less than 1e-3 of themselves at the level .95. Under a transformation that holds for t up to 30: the 64
+        places are spread over all t, and for t from 0.001 to 1e9 values are up to 2.2 % too great.
       kurtosis: of the bias, at least 1; infinite where it is not known.
       level: within (0, 1); static.
 
@@ -120,7 +122,7 @@ def critical_value(t: Any, kurtosis: Scalar = np.inf, level: float = 0.95) -> An
       JaxpflError: for numbers outside these ranges, where they are known; and under a transformation in single
         precision.
     """
-    checks.probability("level", level)
+    inputs.level(level, np.float64)
     if _traced(t, kurtosis):
         flat = jnp.ravel(jnp.asarray(t, float))
         if len(flat) <= _TABLE:
@@ -134,10 +136,12 @@ def critical_value(t: Any, kurtosis: Scalar = np.inf, level: float = 0.95) -> An
     if not kurtosis >= 1:
         raise JaxpflError(f"kurtosis must be at least 1, got {kurtosis}")
     at, back = np.unique(flat, return_inverse=True)
-    if len(at) <= _TABLE:
+    low, high = np.log1p(at[0]), np.log1p(at[-1])
+    places = max(_TABLE, int((high - low) / _STEP) + 1)
+    if len(at) <= places:
         found = _critical(at, kurtosis, level)[back]
     else:
-        table = np.expm1(np.linspace(np.log1p(at[0]), np.log1p(at[-1]), _TABLE))
+        table = np.expm1(np.linspace(low, high, places))
         found = np.interp(np.log1p(flat), np.log1p(table), _critical(table, kurtosis, level))
     return found.reshape(np.shape(t))
 

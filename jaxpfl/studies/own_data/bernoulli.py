@@ -9,9 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks
 from jaxpfl.errors import JaxpflError
-from jaxpfl.estimators import base, bernoulli, bernoulli_private, differences, learned_bernoulli
+from jaxpfl.estimators import base, bernoulli, bernoulli_private, differences, inputs, learned_bernoulli
 from jaxpfl.randomness import named
 from jaxpfl.studies.bernoulli import BernoulliSettings, privacy_notes
 from jaxpfl.studies.own_data import client_csv, output, ranges
@@ -43,7 +42,7 @@ def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None, *
       JaxpflError: for settings that do not apply to own data, a bad file, samples other than 0 and 1, less than two
         clients, or none with two samples.
     """
-    checks.probability("level", level)
+    inputs.level(level, np.float64)
     ignored = (*SIMULATED, "prior")
     refuse_simulated(given, ignored)
     given.check()

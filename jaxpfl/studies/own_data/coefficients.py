@@ -11,11 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks, host_memory
+from jaxpfl import host_memory
 from jaxpfl.data.sources.tables import Columns, TableOptions, read_table
 from jaxpfl.errors import JaxpflError, printable, shown
 from jaxpfl.estimators import common_representation as common
-from jaxpfl.estimators import differences
+from jaxpfl.estimators import differences, inputs
 from jaxpfl.estimators import random_coefficients as joint
 from jaxpfl.estimators.normal_means.area import dependent
 from jaxpfl.presentation import new_table, unmarked
@@ -89,7 +89,7 @@ def results(path: Path, given: Any, options: Any) -> Results:
       JaxpflError: for a bad table, settings of simulated clients, a level outside (0, 1), a rank above the number of
         coefficients, features that are constant or that others determine, and labels that are all alike.
     """
-    checks.probability("level", options.level)
+    inputs.level(options.level, np.float64)
     names = ("clients", "samples", "dim", "noise_variance", "em_steps", "repetitions")
     refuse_given(given, names, "is of simulated data, which a CSV file takes the place of")
     if options.client is None:

@@ -10,9 +10,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks
 from jaxpfl.errors import JaxpflError
-from jaxpfl.estimators import base, differences, gaussian, gaussian_columns, learned_gaussian
+from jaxpfl.estimators import base, differences, gaussian, gaussian_columns, inputs, learned_gaussian
 from jaxpfl.estimators.client_variances import Variances
 from jaxpfl.randomness import named
 from jaxpfl.studies import gaussian as gaussian_study
@@ -53,7 +52,7 @@ def run(path: Path, given: GaussianSettings, layout: CsvLayout | None = None, *,
       JaxpflError: for settings that do not apply to own data, a bad file, less than two clients, none with two
         samples, or a column in which no client's samples differ.
     """
-    checks.probability("level", level)
+    inputs.level(level, np.float64)
     ignored = (*SIMULATED, "dim", "mean")
     refuse_simulated(given, ignored)
     if given.epsilon is None:

@@ -8,9 +8,9 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl import checks
 from jaxpfl.data.sources import csv_text
 from jaxpfl.errors import JaxpflError, printable
+from jaxpfl.estimators import inputs
 from jaxpfl.presentation import literal, new_table
 from jaxpfl.studies.own_data import categories, client_csv, diagnostics, group_fits, output, private_fits
 from jaxpfl.studies.own_data import normal_means_fits as fits
@@ -33,7 +33,7 @@ def results(path: Path, given: Any, options: Any) -> Results:
       JaxpflError: for a bad file, a level outside (0, 1), an option that does not apply to the file or beside another,
         and as `ebnm`, `fay_herriot`, `ebnm_groups`, `ebbinomial` and `ebpoisson`.
     """
-    checks.probability("level", options.level)
+    inputs.level(options.level, np.float64)
     refuse_given(
         given,
         (*SIMULATED[:1], "truth", "priors", "repetitions"),

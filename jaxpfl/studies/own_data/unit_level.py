@@ -11,9 +11,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl import checks
 from jaxpfl.errors import JaxpflError, shown, unknown_name
-from jaxpfl.estimators import unit_level
+from jaxpfl.estimators import inputs, unit_level
 from jaxpfl.presentation import literal
 from jaxpfl.studies.gaussian import GaussianSettings
 from jaxpfl.studies.own_data import client_csv, diagnostics, output
@@ -37,7 +36,7 @@ def results(path: Path, given: GaussianSettings, options: Any) -> Results:
       JaxpflError: for a bad file, covariates that are no columns of it, more than one other column of values, and as
         `unit_level`.
     """
-    checks.probability("level", options.level)
+    inputs.level(options.level, np.float64)
     refuse_given(given, (*SIMULATED, "dim", "mean"), "is of simulated data, which a CSV file takes the place of")
     refuse_given(given, _PRIVATE, "is without --covariates: messages of regressions have no private form here")
     clients, target, covariates = _read(path, options)
