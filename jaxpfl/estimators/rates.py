@@ -172,9 +172,6 @@ def checked_trials(successes: Any, trials: Any, weights: Any = None) -> tuple[An
     successes, trials = inputs.aligned(successes=successes, trials=trials)
     z, n = checked_counts(successes, trials, ("successes", "trials"), whole=True)
     if isinstance(z, np.ndarray) and isinstance(n, np.ndarray):
-        if (z > n).any():
-            at = int(np.argmax(z > n))
-            raise JaxpflError(f"successes must be at most trials, got {z[at]:g} of {n[at]:g} for client {at}")
         own, size = _counted(weights, z, n)
         if not 0 < own.sum() < size.sum():
             what = "all successes are zero" if own.sum() == 0 else "all trials are successes"
@@ -335,6 +332,9 @@ def checked_counts(count: Any, size: Any, names: tuple[str, str], *, whole: bool
             raise JaxpflError(f"{name} must be {kind}, got {flat[at]} for client {at}")
     if not isinstance(n, Tracer) and not isinstance(z, Tracer):
         n = np.broadcast_to(n, z.shape)
+        if whole and (z > n).any():
+            at = int(np.argmax(z > n))
+            raise JaxpflError(f"{names[0]} must be at most {names[1]}, got {z[at]:g} of {n[at]:g} for client {at}")
     return z, n
 
 

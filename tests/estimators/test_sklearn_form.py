@@ -66,3 +66,5 @@ def test_new_clients_are_checked_and_may_be_one():
         np.testing.assert_allclose(made.transform(counts[:1]), made.transform(counts)[:1], rtol=1e-6)
         with pytest.raises(JaxpflError, match="needs at least 1 client, got 0"):
             made.transform(counts[:0])
+    with pytest.raises(JaxpflError, match="successes must be at most trials, got 25 of 20 for client 0"):
+        EmpiricalBayes("successes").fit(counts).transform([[25, 20]])
