@@ -119,6 +119,9 @@ def test_a_round_and_its_scores_are_those_of_numpy(float64):
     np.testing.assert_allclose(found["loss"], [own.mean() for own in losses], rtol=1e-6)
     np.testing.assert_allclose(found["perplexity"], [np.exp(own.mean()) for own in losses], rtol=1e-6)
     np.testing.assert_allclose(found["accuracy"], right, rtol=1e-6)
+    together = result.mean("loss", "global", weights="examples")  # of all tokens, not of sequences
+    np.testing.assert_allclose(together, np.concatenate(losses).mean(), rtol=1e-6)
+    assert abs(np.average([own.mean() for own in losses], weights=[5, 9, 7]) / together[0] - 1) > 1e-5
     assert not np.allclose(found["perplexity"], [np.exp(own).mean() for own in losses], rtol=1e-2)
     by_sequence = [[nats(table[a][None], b[None]).mean() for a, b in zip(x[1:], y[1:], strict=True)] for x, y in tests]
     of_sequences = [np.mean(np.exp(own)) for own in by_sequence]

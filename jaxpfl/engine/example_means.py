@@ -5,6 +5,22 @@ from __future__ import annotations
 import numpy as np
 
 from jaxpfl.models import PerClient, Task
+from jaxpfl.models.base import NEXT_TOKEN
+from jaxpfl.models.tokens import NO_LABEL
+from jaxpfl.types import ClientData
+
+
+def example_weights(data: ClientData, kind: str | None = None) -> np.ndarray:
+    """Weight of each client in means over all examples, [m]: of next-token its labelled tokens, else its examples.
+
+    Scores of next-token are means over tokens, of which sequences hold different numbers.
+    """
+    sizes = np.asarray(data.size, np.int64)
+    if kind != NEXT_TOKEN:
+        return sizes
+    labelled = (data.flat().y != NO_LABEL).sum(axis=1)
+    upto, ends = np.append(0, np.cumsum(labelled, dtype=np.int64)), np.cumsum(sizes)
+    return upto[ends] - upto[ends - sizes]
 
 
 def mean_over_examples(scores: np.ndarray, sizes: np.ndarray, *, root: bool = False) -> np.ndarray:
@@ -23,7 +39,7 @@ def mean_over_examples(scores: np.ndarray, sizes: np.ndarray, *, root: bool = Fa
 
     Args:
       scores: [..., m].
-      sizes: each client's number of examples, [m].
+      sizes: each client's number of examples, or of what its score is a mean over (`example_weights`), [m].
       root: the score is the root of a mean over examples.
     """
     scores = np.asarray(scores, np.float64)

@@ -14,7 +14,7 @@ from jaxpfl.algorithms import Method
 from jaxpfl.engine.assemble import milestones
 from jaxpfl.engine.assembly import assemble
 from jaxpfl.engine.evaluate import Scores
-from jaxpfl.engine.example_means import is_root, mean_over_examples
+from jaxpfl.engine.example_means import example_weights, is_root, mean_over_examples
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation
@@ -47,7 +47,7 @@ class Fit(NamedTuple):
       caveats: weaknesses of that claim in these runs.
       delta: of that claim, as ``privacy=PrivacyConfig(delta=...)`` named it; None if nothing did.
       task: model, loss and metrics; ``task.headline`` names the metric of the ``..._score``.
-      test_sizes: each client's number of test examples, [m].
+      test_sizes: each client's number of test examples, of next-token that of their labelled tokens, [m].
       patience: evaluations without a better validation score that ended the runs; None for all rounds.
       attacked: the last of ``scores`` for the attackers, [S, m], NaN for honest clients; those of ``scores`` and
         ``validation`` are then NaN for attackers. None without an attack.
@@ -208,8 +208,8 @@ class Fit(NamedTuple):
         Args:
           metric: its name; `headline` unless given.
           model: ``global``, ``before`` or ``after``.
-          weights: each client the same (``clients``), or by its number of test examples (``examples``), which for
-            accuracies, losses, MAE and RMSE is the score of all test examples together (`mean_over_examples`).
+          weights: each client the same (``clients``), or by ``test_sizes`` (``examples``), which for accuracies,
+            losses, MAE and RMSE is the score of all test examples together (`mean_over_examples`).
 
         Raises:
           JaxpflError: for unknown names.
@@ -378,7 +378,7 @@ def fit(given: _Arguments) -> Fit:
         caveats,
         given.privacy.delta if isinstance(given.privacy, PrivacyConfig) else None,
         task,
-        np.asarray(federation.test.size),
+        example_weights(federation.test, task.kind),
         patience,
         None if assembled.attackers is None else simulation.evaluate(state, attackers=True),
     )

@@ -14,7 +14,7 @@ from jaxpfl import __version__, files, processes
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.engine import RunState, Simulation, stopping
 from jaxpfl.engine.assembly import is_robust
-from jaxpfl.engine.example_means import is_root
+from jaxpfl.engine.example_means import example_weights, is_root
 from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.experiment import summary, uplink
 from jaxpfl.experiment.config import RunConfig
@@ -259,8 +259,9 @@ def _row(
     """
     headline, unseen = experiment.headline, experiment.unseen
     name, lower, root = headline.name, headline.lower, is_root(experiment.task, headline.name)
-    sizes = np.asarray(experiment.federation.test.size)
-    unseen_sizes = None if unseen is None else np.asarray(unseen.test.size)
+    examples = np.asarray(experiment.federation.test.size)
+    sizes = example_weights(experiment.federation.test, experiment.task.kind)
+    unseen_sizes = None if unseen is None else example_weights(unseen.test, experiment.task.kind)
 
     def over_clients(which: str) -> dict[str, float | None] | None:
         found, of = scores.get(f"{which}_{name}"), unseen_sizes if which.startswith("unseen") else sizes
@@ -276,9 +277,9 @@ def _row(
         f"unseen_before_{name}": over_clients("unseen_before"),
         "fraction_hurt": None if local is None else summary.fraction_hurt(scores[f"after_{name}"], local, lower=lower),
     }
-    if left_out := summary.undefined(scores, name):
+    if left_out := summary.undefined(scores, name, examples):
         row["undefined"] = left_out
-    if others := summary.other_metrics(scores, headline, sizes, experiment.task):
+    if others := summary.other_metrics(scores, headline, sizes, experiment.task, examples):
         row["metrics"] = others
     evaluations = [r for r in evaluations if {headline.validation, headline.personalized} <= r.keys()]
     if evaluations:

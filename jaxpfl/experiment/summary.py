@@ -69,23 +69,34 @@ def _over_clients(scores: np.ndarray, lower: bool) -> dict[str, float | None]:
     }
 
 
-def undefined(scores: Mapping[str, np.ndarray], metric: str) -> int:
-    """Number of clients with other scores whose test examples do not define a metric, as the AUC of one class."""
-    others = [of for key, of in scores.items() if key.startswith("after_") and key != "after_diverged"]
-    scored = np.any([~np.isnan(of) for of in others], axis=0)
+def undefined(scores: Mapping[str, np.ndarray], metric: str, examples: np.ndarray) -> int:
+    """Number of clients whose test examples do not define a metric, as the AUC of one class.
+
+    Args:
+      scores: [S, m] by ``after_NAME``, and ``attackers_after_NAME``, whose clients are not among the others.
+      metric: its name.
+      examples: the clients' numbers of test examples, [m].
+    """
+    attacks = [~np.isnan(of) for key, of in scores.items() if key.startswith("attackers_after_")]
+    scored = (np.asarray(examples) > 0) & ~np.any(attacks, axis=0) if attacks else np.asarray(examples) > 0
     return int((scored & np.isnan(scores[f"after_{metric}"])).any(axis=0).sum())
 
 
 def other_metrics(
-    scores: Mapping[str, np.ndarray], headline: Headline, sizes: np.ndarray, task: Task | None = None
+    scores: Mapping[str, np.ndarray],
+    headline: Headline,
+    sizes: np.ndarray,
+    task: Task | None = None,
+    examples: np.ndarray | None = None,
 ) -> dict[str, Any]:
     """Means over clients, then over seeds, of a task's metrics beside its headline; empty without any.
 
     Args:
       scores: [S, m] by ``after_NAME``, of personalised models, and ``global_NAME``.
       headline: the metric that is not among them.
-      sizes: the clients' numbers of test examples, [m].
+      sizes: the clients' weights in means over examples, [m].
       task: of the metrics.
+      examples: the clients' numbers of test examples, [m]; ``sizes`` unless given.
 
     Returns:
       By name, ``personalized`` and ``global`` (None without a global model) with ``mean``, ``std``, ``median``,
@@ -101,7 +112,7 @@ def other_metrics(
         for label, own in (("personalized", of_clients), ("global", scores.get(f"global_{name}"))):
             over = None if own is None else over_clients(own, sizes=sizes, root=is_root(task, name))
             entry[label] = None if over is None else {name: over[name] for name in _OF_OTHERS}
-        found[name] = entry | {"undefined": undefined(scores, name)}
+        found[name] = entry | {"undefined": undefined(scores, name, sizes if examples is None else examples)}
     return found
 
 

@@ -9,7 +9,7 @@ import numpy as np
 
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.evaluate import Part
-from jaxpfl.engine.example_means import is_root
+from jaxpfl.engine.example_means import example_weights, is_root
 from jaxpfl.experiment.setup import Experiment
 from jaxpfl.experiment.summary import over_clients
 
@@ -41,7 +41,7 @@ def measured(
     gradients = simulation.gradients(state)
     up, down = simulation.bytes_per_client()
     headline, rows, task = experiment.headline, [], experiment.task
-    sizes = np.asarray(experiment.federation.test.size)
+    sizes = example_weights(experiment.federation.test, task.kind)
     others = [other for other in task.metrics if other not in (headline.name, "loss")]
     name, own = headline.name, headline.personalized
     for i in range(len(loss)):

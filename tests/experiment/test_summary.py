@@ -59,8 +59,12 @@ def test_other_metrics_leave_out_and_count_the_clients_that_do_not_define_them()
     alone = {"after_accuracy": np.ones((1, 2)), "after_diverged": np.zeros((1, 2))}
     assert other_metrics(alone, Headline(), np.ones(2)) == {}
     # Of a headline too, whose own scores cannot tell who has test examples.
-    assert undefined({**scores, "after_diverged": np.zeros((2, 3))}, "auc") == 1
-    assert undefined(scores, "loss") == 0
+    sizes = np.array([4, 1, 0])
+    assert undefined({**scores, "after_diverged": np.zeros((2, 3))}, "auc", sizes) == 1
+    assert undefined(scores, "loss", sizes) == 0
+    # A client without any score is counted where it has test examples, such as tokens without labels.
+    assert [undefined(scores, name, np.array([4, 1, 7])) for name in ("loss", "auc")] == [1, 2]
+    assert undefined({**scores, "attackers_after_loss": np.array([[np.nan, np.nan, 1.0]])}, "loss", sizes + 7) == 0
 
 
 def test_means_over_examples_are_the_scores_of_all_examples_together():
