@@ -348,7 +348,7 @@ def put_together(
     Raises:
       JaxpflError: as `assemble`.
     """
-    check_patience(spec, federation)
+    check_patience(spec, federation, task.kind)
     hp, cohorts = hyper_of(spec), cohorts_of(spec, federation.num_clients)
     attackers, federation = with_attackers(spec, federation, task)
     if spec.method.uploads and not spec.method.pooled:

@@ -179,7 +179,7 @@ class Fit(NamedTuple):
     @property
     def best_rounds(self) -> np.ndarray | None:
         """The round of each run's best mean validation score, [S], the first of equal ones; None where no client has
-        validation examples. No privacy claim covers a choice by them."""
+        validation examples, or a run no validation score. No privacy claim covers a choice by them."""
         best = self._best
         return None if best is None else self.rounds[best]
 
@@ -194,6 +194,8 @@ class Fit(NamedTuple):
         if self.validation is None:
             return None
         means = mean_over_clients(self.validation["after"][self.headline])
+        if np.isnan(means).all(axis=0).any():
+            return None
         return chosen(means, self.patience, lower=self.task is not None and self.task.lower).best
 
     @property

@@ -7,8 +7,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpfl.engine.example_means import example_weights
 from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.tasks import has_pairs
 from jaxpfl.errors import JaxpflError
+from jaxpfl.models.base import NEXT_TOKEN
 from jaxpfl.types import Federation
 
 
@@ -74,14 +77,28 @@ def first_time(scores: np.ndarray, seconds: np.ndarray, score: float, *, lower: 
     return np.where(there.any(axis=0), np.take_along_axis(seconds, first, axis=0)[0], np.nan)
 
 
-def check_patience(spec: RunSpec, federation: Federation) -> None:
-    """Refuse early stopping without validation examples.
+def check_patience(spec: RunSpec, federation: Federation, kind: str) -> None:
+    """Refuse early stopping without validation examples that define a score.
+
+    Args:
+      spec: the run.
+      federation: its clients.
+      kind: of its task.
 
     Raises:
       JaxpflError: with the remedy.
     """
     patience = spec.training.patience
-    if patience is not None and not np.asarray(federation.validation.size).any():
+    if patience is None:
+        return
+    if not np.asarray(federation.validation.size).any():
         raise JaxpflError(
             f"patience = {patience} needs validation examples, and no client has any: give a validation_share"
         )
+    if kind == "ranking" and not has_pairs(federation.validation):
+        raise JaxpflError(
+            f"patience = {patience} needs a validation AUC, and no client has both labels among its validation "
+            "examples: give a larger validation_share"
+        )
+    if kind == NEXT_TOKEN and not example_weights(federation.validation, kind).any():
+        raise JaxpflError(f"patience = {patience} needs validation labels, and those of all clients are -1, for none")

@@ -14,7 +14,7 @@ from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.models import TASKS, PerClient, Pooled, Task, named_metrics
 from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN, as_regression, smoothed_cross_entropy
 from jaxpfl.models.tokens import NO_LABEL
-from jaxpfl.types import Federation
+from jaxpfl.types import ClientData, Federation
 
 _ONE_LABEL, _ZERO_OR_ONE = ("binary", "ranking"), ("binary", "multilabel", "ranking")
 
@@ -65,7 +65,7 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
         raise JaxpflError("labels of the task multilabel are [n, labels], got [n]: use binary")
     if kind in _ZERO_OR_ONE:
         _check(labels, lambda y: (y == 0) | (y == 1), f"labels of the task {kind} must be 0 or 1")
-    if kind == "ranking" and not _has_pairs(federation):
+    if kind == "ranking" and not has_pairs(federation.test):
         raise JaxpflError("no client has both labels among its test examples: no AUC of the task ranking is defined")
     if kind == "regression" and str(spec.training.loss).startswith("poisson"):
         _check(labels, lambda y: y >= 0, "labels of the loss poisson must be >= 0")
@@ -136,12 +136,12 @@ def _with_metrics(task: Task, metrics: dict[str, Any]) -> Task:
     return task._replace(metrics={**task.metrics, **added}) if added else task
 
 
-def _has_pairs(federation: Federation) -> bool:
-    """True if some client has both labels 0 and 1 among its test examples."""
-    ends = np.cumsum(np.asarray(federation.test.size, np.int64))
-    ones = np.append(0, np.cumsum(np.asarray(federation.test.flat().y, np.int64)))
-    of_client = ones[ends] - ones[ends - federation.test.size]
-    return bool(((of_client > 0) & (of_client < federation.test.size)).any())
+def has_pairs(data: ClientData) -> bool:
+    """True if some client has both labels 0 and 1 among its examples."""
+    ends = np.cumsum(np.asarray(data.size, np.int64))
+    ones = np.append(0, np.cumsum(np.asarray(data.flat().y, np.int64)))
+    of_client = ones[ends] - ones[ends - data.size]
+    return bool(((of_client > 0) & (of_client < data.size)).any())
 
 
 def _labels(*federations: Federation | None) -> Iterator[np.ndarray]:

@@ -162,9 +162,12 @@ def notes(summary: dict[str, Any]) -> list[str]:
             )
         if "best_on_validation" in row:
             headline = headlines.of_summary(summary)
-            best = _mean(row["best_on_validation"][headline.personalized], headline)
-            chosen = ", a choice that epsilon does not cover" if row["privacy"] else ""
-            found.append(f"{name}: at the round of best validation {headline.words} {best}{chosen}")
+            if row["best_on_validation"] is None:
+                found.append(f"{name}: no client's validation examples define the {headline.words}: no round is best")
+            else:
+                best = _mean(row["best_on_validation"][headline.personalized], headline)
+                chosen = ", a choice that epsilon does not cover" if row["privacy"] else ""
+                found.append(f"{name}: at the round of best validation {headline.words} {best}{chosen}")
         if row.get("stopped_after"):
             rounds = f"{row['stopped_after']} of {summary['rounds']}"
             found.append(f"{name}: stopped after round {rounds}, without a better validation score")

@@ -129,8 +129,10 @@ def best_on_validation(
     test: np.ndarray,
     headline: Headline = ACCURACY,
     patience: int | None = None,
-) -> dict[str, Any]:
+) -> dict[str, Any] | None:
     """Test score at the round of best validation score, chosen in each seed (the first in a tie).
+
+    None where a seed has no validation score, as the AUC of clients that each have one class.
 
     Args:
       rounds: [E].
@@ -138,6 +140,8 @@ def best_on_validation(
       headline: their metric.
       patience: of the run; the evaluations behind a seed's own end are not among its choices.
     """
+    if np.isnan(validation).all(axis=0).any():
+        return None
     best = stopping.chosen(validation, patience, lower=headline.lower).best
     chosen = test[best, np.arange(test.shape[1])]
     return {

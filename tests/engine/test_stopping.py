@@ -98,3 +98,30 @@ def test_without_validation_examples_it_is_refused():
     given = federation()
     with pytest.raises(JaxpflError, match="patience = 2 needs validation examples, and no client has any"):
         jaxpfl.fit("fedavg", given._replace(validation=given.validation.emptied()), eval_every=1, patience=2)
+
+
+def test_without_a_validation_score_it_is_refused():
+    rng = np.random.default_rng(0)
+
+    def split(labels):
+        return [(rng.normal(size=(4, 2)).astype(np.float32), np.array(y, np.int32)) for y in labels]
+
+    both = split([[0, 1, 0, 1]] * 2)
+    ranked = jaxpfl.stack_clients(both, validation=split([[0] * 4, [1] * 4]), test=both)
+    given: dict[str, Any] = {
+        "task": "ranking",
+        "model": "linear",
+        "rounds": 2,
+        "eval_every": 1,
+        "local_steps": 1,
+        "seeds": 1,
+    }
+    with pytest.raises(JaxpflError, match="patience = 2 needs a validation AUC, and no client has both labels"):
+        jaxpfl.fit("fedavg", ranked, patience=2, **given)
+    result = jaxpfl.fit("fedavg", ranked, **given)
+    assert result.validation is not None
+    assert (result.best_rounds, result.best_score) == (None, None)
+    tokens = [(np.ones((3, 4), np.int32), np.ones((3, 4), np.int32))]
+    silent = jaxpfl.stack_clients(tokens, validation=[(tokens[0][0], -tokens[0][1])], test=tokens)
+    with pytest.raises(JaxpflError, match="patience = 2 needs validation labels, and those of all clients are -1"):
+        jaxpfl.fit("fedavg", silent, patience=2, **given | {"task": "next-token", "model": "gru:4"})

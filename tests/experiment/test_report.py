@@ -54,6 +54,13 @@ def test_notes_are_of_columns_that_are_there():
     assert "hurt" not in shown({"local": row(None, hurt=0.0, unseen=False)}, seeds=1)
 
 
+def test_no_round_is_best_without_a_validation_score():
+    none = {**row(None, hurt=None, unseen=False), "best_on_validation": None}
+    text = " ".join(shown({"fedavg": none}, seeds=1, width=200).split())
+    assert "fedavg: no client's validation examples define the accuracy: no round is best" in text
+    assert "at the round of best" not in text
+
+
 @pytest.mark.parametrize("width", [40, 80, 200])
 def test_every_digit_is_there_at_any_width(width):
     text = shown({"map-gaussian": row(0.0123, hurt=None, unseen=True)}, seeds=3, width=width)

@@ -39,8 +39,15 @@ def test_best_on_validation_takes_the_first_best_of_each_seed():
         np.array([[0.5, 0.1], [0.9, 0.3], [0.9, 0.2]]),
         np.array([[0.1, 0.4], [0.2, 0.5], [0.3, 0.6]]),
     )
+    assert got is not None
     assert got["rounds"] == [20, 20]
     assert got["personalized_accuracy"]["mean"] == pytest.approx(0.35)
+
+
+def test_no_round_is_best_where_a_seed_has_no_validation_score():
+    validation = np.array([[0.5, np.nan], [0.9, np.nan]])
+    assert best_on_validation([1, 2], validation, np.ones((2, 2))) is None
+    assert best_on_validation([1, 2], validation[:, :1], np.ones((2, 1))) is not None
 
 
 def test_other_metrics_leave_out_and_count_the_clients_that_do_not_define_them():
