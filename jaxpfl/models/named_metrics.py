@@ -19,20 +19,22 @@ from jaxpfl.models.metrics import (
 )
 
 _F1_OF_TWO, _BALANCED_OF_TWO = of_two_classes(macro_f1.function), of_two_classes(balanced_accuracy)
-_CLASSES, _TWO, _SEVERAL, _RANKED = "classification", "binary", "multilabel", "ranking"
+_CLASSES, _TWO, _SEVERAL, _RANKED, _TOKENS = "classification", "binary", "multilabel", "ranking", "next-token"
 
 NAMED_METRICS: Mapping[str, Mapping[str, Metric | None]] = {
-    "accuracy": {_CLASSES: None, _TWO: None, _SEVERAL: None, _RANKED: right},
+    "accuracy": {_CLASSES: None, _TWO: None, _SEVERAL: None, _RANKED: right, _TOKENS: None},
     "balanced_accuracy": {_CLASSES: PerClient(balanced_accuracy), _TWO: _BALANCED_OF_TWO, _RANKED: _BALANCED_OF_TWO},
     "macro_f1": {_CLASSES: macro_f1, _TWO: _F1_OF_TWO, _SEVERAL: None, _RANKED: _F1_OF_TWO},
     "auc": {_CLASSES: PerClient(auc_of_classes), _TWO: None, _SEVERAL: PerClient(auc_of_labels), _RANKED: None},
     "calibration_error": dict.fromkeys((_CLASSES, _SEVERAL, _RANKED), calibration_error) | {_TWO: None},
     **{name: {"regression": None} for name in ("rmse", "mae", "r2")},
+    "perplexity": {_TOKENS: None},
 }
 """Name -> task -> the metric; None where the task always has it."""
 _NEEDS = {
     "balanced_accuracy": "one class of each example",
     **dict.fromkeys(("rmse", "mae", "r2"), "labels that are numbers"),
+    "perplexity": "a label at each position",
 }
 
 

@@ -14,7 +14,7 @@ from data_files import real, source_of
 from jaxpfl import host_memory
 from jaxpfl.data import available, describe, federate, format_description, load, pooled, summary, unseen
 from jaxpfl.data.sources.npz import read_npz
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, JaxpflWarning
 
 X = np.arange(6 * 16, dtype=np.uint8).reshape(6, 4, 4)
 Y = np.array([0, 1, 2, 0, 1, 2])
@@ -61,6 +61,18 @@ def test_tokens_with_a_label_at_each_position(tmp_path: Path) -> None:
         load("npz:a.npz", str(tmp_path))
     save(tmp_path / "a.npz", x_train=x.astype(float), y_train=y)
     assert load("npz:a.npz", str(tmp_path)).task == "regression"
+
+
+def test_two_tokens_are_no_labels_of_several_classes(tmp_path: Path) -> None:
+    x = np.random.default_rng(0).integers(0, 2, (5, 7))
+    y = np.concatenate([x[:, 1:], 1 - x[:, :1]], axis=1)
+    save(tmp_path / "a.npz", x_train=x, y_train=y)
+    source = load("npz:a.npz", str(tmp_path))
+    assert (source.task, source.num_classes) == ("next-token", 2)
+    y[2, 3] = 1 - y[2, 3]
+    save(tmp_path / "a.npz", x_train=x, y_train=y)
+    with pytest.warns(JaxpflWarning, match="labels 0 and 1 at each position, .* are taken for the task multilabel"):
+        assert load("npz:a.npz", str(tmp_path)).task == "multilabel"
 
 
 @pytest.mark.parametrize(

@@ -81,6 +81,7 @@ def test_every_task_has_what_the_table_says():
     for name, by_task in NAMED_METRICS.items():
         for kind, metric in by_task.items():
             assert (name in built[kind].metrics) == (metric is None), (name, kind)
+    assert by_name("perplexity,accuracy") == {"perplexity": "perplexity", "accuracy": "accuracy"}
     for task in built.values():
         assert next(iter(task.metrics)) == task.headline  # by which `headline.of_names` tells it
         assert HEADLINES[task.headline].lower == task.lower
@@ -105,6 +106,7 @@ def test_unknown_names_are_refused_with_the_nearest(metrics, message):
         ("auc", "regression", r"needs classes, or labels 0 and 1 \(task classification or .*whose metrics are a, b"),
         ("rmse", "binary", r"rmse needs labels that are numbers \(task regression\); this run's task is binary"),
         ("balanced_accuracy", "multilabel", "needs one class of each example"),
+        ("perplexity", "classification", r"needs a label at each position \(task next-token\)"),
     ],
 )
 def test_a_metric_of_other_tasks_is_refused_with_the_reason(name, kind, message):

@@ -30,7 +30,7 @@ from jaxpfl.data.sources.base import (
     pixels,
 )
 from jaxpfl.data.sources.npy import Header, header_of
-from jaxpfl.errors import JaxpflError, printable
+from jaxpfl.errors import JaxpflError, printable, warn
 
 _USERS = ("users", "writer")
 _LARGEST = 2**31 - 1
@@ -149,8 +149,14 @@ def load_npz(
     else:
         outputs = labels["train"].shape[1] if labels["train"].ndim > 1 else 1
     task = task_for(labels["train"])
-    if task == "regression" and inputs == "tokens" and _are_shifted(labels["train"], first):
-        task, outputs = "next-token", 1 + max(int(a.max()) for own in (labels, converted) for a in own.values())
+    if inputs == "tokens" and _at_each_position(labels["train"], first):
+        if task == "regression" or _are_shifted(labels["train"], converted["train"]):
+            task, outputs = "next-token", 1 + max(int(a.max()) for own in (labels, converted) for a in own.values())
+        else:
+            warn(
+                f"{path}: labels 0 and 1 at each position, which are not the next tokens of x_train, are taken for the "
+                f"task {task}: name another, such as next-token, if they are not"
+            )
     train = test = names = None
     if users_key is not None:
         train, test, names = number_users(arrays[f"{users_key}_train"], arrays.get(f"{users_key}_test"))
@@ -170,9 +176,15 @@ def load_npz(
     )
 
 
-def _are_shifted(y: np.ndarray, x: Header) -> bool:
+def _at_each_position(y: np.ndarray, x: Header) -> bool:
     """True for integer labels at each position of the tokens x."""
     return np.issubdtype(y.dtype, np.integer) and y.shape == x.shape
+
+
+def _are_shifted(y: np.ndarray, x: np.ndarray) -> bool:
+    """True for labels that are the tokens of the next positions."""
+    parts = zip(mapped.in_parts(x), mapped.in_parts(y), strict=True)
+    return x.shape[1] > 1 and all((a[:, 1:] == b[:, :-1]).all() for a, b in parts)
 
 
 def _archive(path: Path) -> zipfile.ZipFile:
