@@ -7,7 +7,8 @@ there is NumPy on the host. `draw_batches` and `take` run inside the compiled ro
 from jaxpfl.data.batching import Batching, Draw, draw_batches, plan_batches, take
 from jaxpfl.data.describe import Summary, describe, format_description, summary
 from jaxpfl.data.doubts import check_labels, check_scales
-from jaxpfl.data.federate import Split, SplitPurpose, federate, hold_out, split_rng, true_clusters
+from jaxpfl.data.federate import Split, SplitPurpose, federate, split_rng, true_clusters
+from jaxpfl.data.held_out import hold_out
 from jaxpfl.data.orders import order_at, orders_at
 from jaxpfl.data.partition.clusters import ClientClusters
 from jaxpfl.data.partition.registry import (

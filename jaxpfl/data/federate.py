@@ -12,6 +12,7 @@ import numpy as np
 
 from jaxpfl import host_memory
 from jaxpfl.data.dealt import Dealt, alike, stack_dealt
+from jaxpfl.data.held_out import hold_out, hold_out_last
 from jaxpfl.data.labels import are_classes, checked_labels
 from jaxpfl.data.partition.classes import Indices
 from jaxpfl.data.partition.clusters import ClientClusters, draw_clusters
@@ -114,8 +115,8 @@ def federate(given: _Federate) -> Federation:
 
     Test examples come from the official test set if there is one, dealt by the partition's own rule; otherwise (and
     for "natural", if its users are not those of the training set) each client's examples are split, class by class as
-    evenly as the counts allow; of an ordered source (`Source.ordered`) the last ones are held out. Of a source in files
-    the clients' inputs are in (temporary) files too.
+    evenly as the counts allow; of an ordered source (`Source.ordered`) each user's last ones are held out. Of a source
+    in files the clients' inputs are in (temporary) files too.
 
     Raises:
       JaxpflError: for a value out of range, an unknown partition, a missing or unsupported option, an impossible
@@ -191,32 +192,6 @@ def true_clusters(clients: int, clusters: int, num_classes: int, split_seed: int
     return draw_clusters(clients, clusters, num_classes, split_rng(split_seed, SplitPurpose.PARTITION))
 
 
-def number_held(n: int, share: float) -> int:
-    """Number of n examples to hold out: round(share * n), but at least one and not all where share > 0 and n >= 2."""
-    return 0 if share == 0.0 or n < 2 else min(max(int(share * n + 0.5), 1), n - 1)
-
-
-def hold_out(labels: np.ndarray, share: float, rng: np.random.Generator) -> np.ndarray:
-    """Mask of one client's examples to hold out, [n] bool, class by class as evenly as the counts allow.
-
-    Of the examples held out (`number_held`) each class gives floor(share * its count); the rest come from the classes
-    with the largest remainders, ties at random.
-    """
-    held, total = np.zeros(len(labels), bool), number_held(len(labels), share)
-    if not total:
-        return held
-    classes, counts = np.unique(labels, return_counts=True)
-    quotas = np.floor(share * counts).astype(int)
-    remainders = share * counts - quotas
-    order = rng.permutation(len(classes))
-    # Rounding in floating point, or the cut to n - 1, can leave a difference of either sign.
-    for place in order[np.argsort(-remainders[order], kind="stable")][: max(total - quotas.sum(), 0)]:
-        quotas[place] += 1
-    for label, quota in zip(classes, quotas, strict=True):
-        held[rng.permutation(np.flatnonzero(labels == label))[:quota]] = True
-    return held
-
-
 def _hold_out(
     own: list[Indices], source: Source, share: float, split_seed: int, purpose: SplitPurpose
 ) -> tuple[list[Indices], list[Indices]]:
@@ -233,7 +208,8 @@ def _hold_out(
             continue
         if source.ordered:
             indices = np.sort(indices)
-            held = np.arange(len(indices)) >= len(indices) - number_held(len(indices), share)
+            users = np.zeros(len(labels), np.int32) if source.users_train is None else source.users_train
+            held = hold_out_last(users[indices], share)
         else:
             held = hold_out(of_class[indices], share, split_rng(split_seed, purpose, client))
         keeps.append(indices[~held])

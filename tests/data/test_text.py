@@ -53,6 +53,26 @@ def test_test_and_validation_windows_are_the_last_of_each_client(tmp_path):
         assert len(train) + len(validation) + len(test) == 10 + 5 * client
 
 
+def test_the_last_windows_of_each_user_of_a_client_are_held_out(tmp_path):
+    name = written(tmp_path, {"a": numbered(50), "b": numbered(45, 50), "c": numbered(5, 95), "d": numbered(25, 100)})
+    source = load(name, window=T)
+    split = {"partition": "natural", "users_per_client": 2, "test_share": 0.3, "validation_share": 0.25}
+    federation = jaxpfl.federate(source, **split)
+    starts = [0, 50, 95, 100, 128]
+    found = []
+    for client in range(2):
+        parts = [
+            part.x[client][: part.size[client]] for part in (federation.train, federation.validation, federation.test)
+        ]
+        for low, high in zip(starts[2 * client :], starts[2 * client + 1 : 2 * client + 3], strict=False):
+            train, validation, test = (part[(part[:, 0] >= low) & (part[:, 0] < high)] for part in parts)
+            found.append((len(train), len(validation), len(test)))
+            if len(test):
+                assert train.max() < validation.min() <= validation.max() < test.min()
+    # 0.3 of 10 and 9 windows are 3 and 2.7, then 0.25 of 7 and 6; of 1 and 5 they are 0.3 and 1.5, then 0.25 and 0.75.
+    assert found == [(5, 2, 3), (5, 1, 3), (1, 0, 0), (2, 1, 2)]
+
+
 def test_the_first_byte_of_a_window_is_no_label_and_all_others_are(tmp_path):
     """A planted defect, windows that overlap by their last byte, would have a test label among training inputs."""
     source = load(written(tmp_path, {"a": numbered(100)}), window=T)

@@ -3,7 +3,8 @@
 Tokens are the 256 bytes of UTF-8, so that the vocabulary says nothing of any client's text. A client's text, in a
 subfolder that of all files in the order of their paths, is cut into windows of T + 1 bytes: the first T are an input,
 the last T its labels. Windows share no byte; a tail shorter than a window is left out. Test and validation examples are
-the last windows of a client (`Source.ordered`), not windows between those that it trains on.
+the last windows of a user (`Source.ordered`), also where a client has several, and not windows between those that it
+trains on.
 
 Names that begin with a dot, and ``__pycache__``, are passed over.
 """
