@@ -51,7 +51,8 @@ def about(action: str, settings: DataConfig, as_json: bool, plot: Path | None, o
         data.check_standardizable(source)
     clusters = client_clusters(config, source.num_classes)
     whole = None if is_stored(config.data) else source
-    summary = data.summary(federation, source.num_classes, whole, clusters)
+    task = config.task if isinstance(config.task, str) else source.task
+    summary = data.summary(federation, source.num_classes, whole, clusters, task)
     if plot is not None:
         with signed(_DESCRIBE):
             data.plot_split(summary, plot)

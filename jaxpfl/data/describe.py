@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.data.labels import are_classes
+from jaxpfl.data.labels import NO_LABEL, are_classes
 from jaxpfl.data.sources.base import Source
 from jaxpfl.presentation import columns
-from jaxpfl.types import Federation
+from jaxpfl.types import ClientData, Federation
 
 _MOST_COLUMNS = 20
 
@@ -29,6 +29,7 @@ class Summary:
       unused: number of examples of the source that no client holds, or None if the source was not given.
       clusters: the true cluster of each client, [m], or None if there are none.
       labels: where labels are real numbers or several each, the mean and the deviation of each client's, [m, 2].
+      tokens: of next-token, for each split the clients' numbers of tokens with a label, [m].
     """
 
     client_ids: np.ndarray
@@ -39,6 +40,12 @@ class Summary:
     unused: int | None = None
     clusters: np.ndarray | None = None
     labels: np.ndarray | None = None
+    tokens: dict[str, np.ndarray] | None = None
+
+    @property
+    def has_classes(self) -> bool:
+        """True if each example's label is a class."""
+        return self.labels is None and self.tokens is None
 
     @property
     def classes_held(self) -> np.ndarray:
@@ -52,7 +59,11 @@ class Summary:
 
 
 def summary(
-    federation: Federation, num_classes: int, source: Source | None = None, member: np.ndarray | None = None
+    federation: Federation,
+    num_classes: int,
+    source: Source | None = None,
+    member: np.ndarray | None = None,
+    task: str | None = None,
 ) -> Summary:
     """Count a federation's examples.
 
@@ -62,13 +73,16 @@ def summary(
       source: the federation's source, to count the examples that it leaves out (a test set of other users, users
         that were not asked for, clients that were dropped).
       member: the true cluster of each client, by id, from `true_clusters`.
+      task: of the labels; that of the source unless given. Labels of next-token have no mean: they are counted.
     """
     splits = {s: getattr(federation, s) for s in ("train", "validation", "test")}
     sizes = {s: np.asarray(data.size).astype(np.int64) for s, data in splits.items()}
     m = len(sizes["train"])
     own, labels, counts = np.repeat(np.arange(m), sizes["train"]), federation.train.flat().y, np.zeros((m, 0), int)
-    moments = None
-    if are_classes(labels):
+    moments = tokens = None
+    if (task or (None if source is None else source.task)) == "next-token" and labels.ndim == 2:
+        tokens = {s: _labelled(data) for s, data in splits.items()}
+    elif are_classes(labels):
         num_classes = max(num_classes, int(labels.max(initial=0)) + 1)
         counts = np.bincount(own * num_classes + labels, minlength=m * num_classes).reshape(m, num_classes)
     else:
@@ -86,6 +100,7 @@ def summary(
         unused=unused,
         clusters=None if member is None else member[np.asarray(federation.client_ids)],
         labels=moments,
+        tokens=tokens,
     )
 
 
@@ -94,26 +109,24 @@ def describe(counts: Summary) -> dict[str, Any]:
     return {
         "clients": len(counts.client_ids),
         "input_shape": _jsonable(counts.input_shape),
-        **({"classes": counts.class_counts.shape[1]} if counts.labels is None else {"labels": _of_labels(counts)}),
+        **({"classes": counts.class_counts.shape[1]} if counts.has_classes else {}),
+        **({} if counts.labels is None else {"labels": _of_labels(counts)}),
         "examples": {s: int(sizes.sum()) for s, sizes in counts.sizes.items()},
         **({} if counts.unused is None else {"unused_examples": counts.unused}),
         "examples_per_client": {s: _spread(sizes) for s, sizes in counts.sizes.items()},
+        **({} if counts.tokens is None else _of_tokens(counts.tokens)),
         "capacity": dict(counts.capacities),
         **(
-            {}
-            if counts.labels is not None
-            else {"classes_per_client": _spread(counts.classes_held), "clients_per_class": counts.holders.tolist()}
+            {"classes_per_client": _spread(counts.classes_held), "clients_per_class": counts.holders.tolist()}
+            if counts.has_classes
+            else {}
         ),
         **({} if counts.clusters is None else {"clusters": _clusters(counts)}),
         "per_client": [
             {
                 "client_id": int(client),
                 **{s: int(sizes[i]) for s, sizes in counts.sizes.items()},
-                **(
-                    {"class_counts": counts.class_counts[i].tolist()}
-                    if counts.labels is None
-                    else {"label_mean": float(counts.labels[i, 0]), "label_std": float(counts.labels[i, 1])}
-                ),
+                **_labels_of(counts, i),
             }
             for i, client in enumerate(counts.client_ids)
         ],
@@ -127,8 +140,11 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
     the number of classes held.
     """
     shape = _shape_text(described["input_shape"])
-    has_classes = "classes" in described
-    kind = f"{described['classes']} classes" if has_classes else _label_words(**described["labels"])
+    has_classes, has_tokens = "classes" in described, "tokens" in described
+    if has_tokens:
+        kind = f"{sum(described['tokens'].values())} tokens with a label"
+    else:
+        kind = f"{described['classes']} classes" if has_classes else _label_words(**described["labels"])
     lines = [f"{described['clients']} clients, {kind}, inputs {shape}"]
     if described.get("standardized"):
         lines.append("features brought to mean 0 and deviation 1 over the training examples")
@@ -137,17 +153,23 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
     lines += ["", f"{'per client':<12}{'min':>8}{'median':>10}{'max':>8}{'total':>10}"]
     for split, spread in described["examples_per_client"].items():
         lines.append(_spread_line(split, spread) + f"{described['examples'][split]:>10}")
+    lines += ["tokens with a label"] * has_tokens
+    for split, spread in described.get("tokens_per_client", {}).items():
+        lines.append(_spread_line(split, spread) + f"{described['tokens'][split]:>10}")
     if has_classes:
         lines.append(_spread_line("classes", described["classes_per_client"]))
     narrow = has_classes and described["classes"] <= min(_MOST_COLUMNS, (columns() - 8) // 6)
     if "clusters" in described:
         lines += ["", "clients of each cluster"]
         lines += [f"{i:<8}{_listed(ids, most_clients)}" for i, ids in enumerate(described["clusters"])]
-    heads = range(described["classes"]) if narrow else ("train", "classes") if has_classes else ("train", "mean", "std")
+    of_labels = ("train", "tokens") if has_tokens else ("train", "mean", "std")
+    heads = range(described["classes"]) if narrow else ("train", "classes") if has_classes else of_labels
     width = 6 if narrow else 10
     lines += ["", "training examples by class" if narrow else "training examples", _row("client", heads, width)]
     for client in described["per_client"][:most_clients]:
-        if not has_classes:
+        if has_tokens:
+            cells = [client["train"], client["tokens"]["train"]]
+        elif not has_classes:
             cells = [client["train"], *(f"{client[name]:.4g}" for name in ("label_mean", "label_std"))]
         else:
             counts = client["class_counts"]
@@ -173,6 +195,28 @@ def _moments(own: np.ndarray, labels: np.ndarray, sizes: np.ndarray) -> np.ndarr
     mean = np.bincount(own, rows.sum(axis=1), len(sizes)) / entries
     squares = np.bincount(own, np.square(rows - mean[own][:, None]).sum(axis=1), len(sizes))
     return np.stack([mean, np.sqrt(squares / entries)], axis=1)
+
+
+def _labelled(data: ClientData) -> np.ndarray:
+    """Each client's number of tokens with a label, [m]."""
+    own = np.repeat(np.arange(len(data.size)), data.size)
+    there = (data.flat().y != NO_LABEL).sum(axis=1)
+    return np.bincount(own, there, len(data.size)).astype(np.int64)
+
+
+def _of_tokens(tokens: dict[str, np.ndarray]) -> dict[str, Any]:
+    """Totals of labelled tokens, and their spread over clients, by split."""
+    totals = {s: int(own.sum()) for s, own in tokens.items()}
+    return {"tokens": totals, "tokens_per_client": {s: _spread(own) for s, own in tokens.items()}}
+
+
+def _labels_of(counts: Summary, i: int) -> dict[str, Any]:
+    """Words on client i's labels."""
+    if counts.tokens is not None:
+        return {"tokens": {s: int(own[i]) for s, own in counts.tokens.items()}}
+    if counts.labels is not None:
+        return {"label_mean": float(counts.labels[i, 0]), "label_std": float(counts.labels[i, 1])}
+    return {"class_counts": counts.class_counts[i].tolist()}
 
 
 def _of_labels(counts: Summary) -> dict[str, float]:

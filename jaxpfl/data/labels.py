@@ -11,6 +11,8 @@ from jaxpfl.errors import JaxpflError
 
 _LARGEST = 2**31 - 1
 _ENTRIES = 2**20
+NO_LABEL = -1
+"""The label of a position of a sequence that has none."""
 
 
 def are_classes(y: Any) -> bool:

@@ -49,7 +49,7 @@ def split_figure(counts: Summary, title: str | None = None) -> Any:
         from matplotlib.ticker import MaxNLocator
     except ImportError as error:
         raise JaxpflError("pictures are drawn with matplotlib: pip install matplotlib") from error
-    if counts.labels is not None:
+    if not counts.has_classes:
         raise JaxpflError("the plot of a split shows classes, and these labels are none: leave out --plot")
     m, num_classes = counts.class_counts.shape
     shown = np.arange(num_classes)

@@ -40,6 +40,8 @@ def test_texts_are_described_and_refused(capsys, modules):
     described = jaxpfl(capsys, "data", "describe", *modules, "--json")
     assert described.status == 0
     assert (described.json["clients"], described.json["input_shape"]) == (3, [24])
+    assert described.json["tokens"] == {split: 24 * n for split, n in described.json["examples"].items()}
+    assert "labels" not in described.json
     long = jaxpfl(capsys, "data", "describe", *modules[:2], "--window", "4000")
     assert (long.status, long.err.count("\n")) == (2, 1)
     assert "bisect.py: 2500 bytes, and a window of 4000 needs 4001: give a shorter window" in long.err

@@ -1,12 +1,13 @@
 """Texts of one's own: windows that share nothing, what is held out of them, and files that are no text."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
 import jaxpfl
-from jaxpfl.data import load
+from jaxpfl.data import describe, format_description, load, summary
 from jaxpfl.errors import JaxpflError
 
 T = 4
@@ -53,10 +54,24 @@ def test_test_and_validation_windows_are_the_last_of_each_client(tmp_path):
         assert len(train) + len(validation) + len(test) == 10 + 5 * client
 
 
+def test_tokens_with_a_label_are_counted_not_averaged():
+    y = np.array([[1, 2, -1], [-1, -1, -1], [200, -1, -1]])
+    parts = [(np.zeros((n, 3), np.int32), y[:n]) for n in (3, 1)]
+    federation = jaxpfl.stack_clients(parts, test=parts[::-1])
+    described = describe(summary(federation, 201, task="next-token"))
+    assert described["tokens"] == {"train": 5, "validation": 0, "test": 5}
+    assert [one["tokens"]["train"] for one in described["per_client"]] == [3, 2]
+    assert described["tokens_per_client"]["test"] == {"min": 2, "median": 2.5, "max": 3}
+    text = format_description(described)
+    assert "2 clients, 10 tokens with a label, inputs 3" in text
+    assert "mean" not in text
+    assert "class_counts" not in described["per_client"][0]
+
+
 def test_the_last_windows_of_each_user_of_a_client_are_held_out(tmp_path):
     name = written(tmp_path, {"a": numbered(50), "b": numbered(45, 50), "c": numbered(5, 95), "d": numbered(25, 100)})
     source = load(name, window=T)
-    split = {"partition": "natural", "users_per_client": 2, "test_share": 0.3, "validation_share": 0.25}
+    split: dict[str, Any] = {"partition": "natural", "users_per_client": 2, "test_share": 0.3, "validation_share": 0.25}
     federation = jaxpfl.federate(source, **split)
     starts = [0, 50, 95, 100, 128]
     found = []

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from jaxpfl.data.labels import NO_LABEL
 from jaxpfl.data.sources.base import check_fits
 from jaxpfl.data.sources.pickles import read_pickle
 from jaxpfl.errors import JaxpflError
@@ -21,9 +22,6 @@ ALL_LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghij
 
 PAD, UNKNOWN = 0, 1
 """The tokens of padding and of words outside the vocabulary, as in LEAF."""
-
-NO_LABEL = -1
-"""The label of a position where there is nothing to predict, of the task next-token."""
 
 MOST_WORDS = 10_000
 """The size of LEAF's vocabulary, `PAD` and `UNKNOWN` included."""
