@@ -11,8 +11,10 @@ from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.evaluate import Part
 from jaxpfl.engine.example_means import example_weights, is_root
 from jaxpfl.experiment.setup import Experiment
-from jaxpfl.experiment.summary import over_clients
+from jaxpfl.experiment.summary import over_clients, undefined
 
+UNDEFINED = "_undefined"
+"""Ending of the number of clients whose test examples do not define a metric; there only where it is not 0."""
 _OF_OTHERS = {"": "mean", "_median": "median", "_examples": "mean_examples"}
 """Endings of the names of a task's metrics beside its headline, and the statistic over clients of each."""
 
@@ -42,6 +44,9 @@ def measured(
     up, down = simulation.bytes_per_client()
     headline, rows, task = experiment.headline, [], experiment.task
     sizes = example_weights(experiment.federation.test, task.kind)
+    examples = np.asarray(experiment.federation.test.size)
+    if simulation.attackers is not None:  # whose scores are not among these
+        examples = np.where(simulation.attackers, 0, examples)
     others = [other for other in task.metrics if other not in (headline.name, "loss")]
     name, own = headline.name, headline.personalized
     for i in range(len(loss)):
@@ -72,6 +77,9 @@ def measured(
         for other in others:
             over = over_clients(scores["after"][other][i], sizes=sizes, root=is_root(task, other))
             row |= {f"personalized_{other}{ending}": over[of] for ending, of in _OF_OTHERS.items()}
+        for metric in (name, *others):
+            if left_out := undefined({f"after_{metric}": scores["after"][metric][[i]]}, metric, examples):
+                row[f"personalized_{metric}{UNDEFINED}"] = left_out
         rows.append({key: _number(value) for key, value in row.items()})
     return rows
 

@@ -10,10 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import __version__, files, parquet
+from jaxpfl.headline import Headline
 from jaxpfl.presentation import signed
 from jaxpfl.records import DONE, FAILED, Record, Value, rows
 from jaxpfl.sweep.axes import with_privacy
 from jaxpfl.sweep.best import best_config, write_best
+from jaxpfl.sweep.measures import UNDEFINED
 from jaxpfl.sweep.plots import write_plots
 from jaxpfl.sweep.problems import Problem, select_each
 from jaxpfl.sweep.selection import Choice, select
@@ -79,6 +81,31 @@ def written(
 
 
 def caveats(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list[str]:
+    """Sentences on metrics that some clients have not, and weaknesses of the claims of private runs."""
+    return [*_undefined(records), *_of_private(records, chosen)]
+
+
+def _undefined(records: Sequence[Record]) -> list[str]:
+    """Sentences about metrics that some clients' test examples do not define, of all runs that have such clients."""
+    found: dict[str, list[tuple[int, int]]] = {}
+    for record in records:
+        for name, count in record.metrics.items():
+            if name.endswith(UNDEFINED) and count:
+                of = int(record.metrics.get("num_clients") or 0)
+                found.setdefault(name.removesuffix(UNDEFINED), []).append((int(count), of))
+    return [
+        f"{Headline(name.removeprefix('personalized_')).words}: the test examples of {_range(own)} of "
+        f"{_range(clients)} clients do not define it; its means leave them out"
+        for name, (own, clients) in ((name, tuple(zip(*counts, strict=True))) for name, counts in found.items())
+    ]
+
+
+def _range(counts: Sequence[int]) -> str:
+    low, high = min(counts), max(counts)
+    return str(low) if low == high else f"{low} to {high}"
+
+
+def _of_private(records: Sequence[Record], chosen: Mapping[str, Choice]) -> list[str]:
     """Weaknesses of the claims of private runs: each is of its run alone."""
     private = [record for record in records if record.metrics.get("epsilon") is not None]
     if not private:

@@ -112,6 +112,9 @@ def test_a_sweep_of_a_ranking_chooses_by_the_auc_and_shows_the_others(capsys, so
     result = jaxpfl(capsys, "sweep", "fedavg", *options, "--grid", "lr=0.0001,0.05")
     assert result.status == 0, result.err
     assert "other scores of the same settings" in result.out
+    assert "AUC: the test examples of 1 of 5 clients do not define it; its means leave them out" in " ".join(
+        result.out.split()
+    )
     summary = json.loads((tmp_path / "sweep" / "summary.json").read_text())
     best = summary["best"]["fedavg"]
     assert best["validation_auc"] == max(row["validation_auc"] for row in summary["rows"])

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from jaxpfl.records import DIVERGED, DONE, FAILED, STOPPED, Record
+from jaxpfl.sweep.outcome import caveats
 from jaxpfl.sweep.selection import select
 from jaxpfl.sweep.summary import UNFINISHED, summarize
 
@@ -23,6 +24,17 @@ def record(method: str, lr: float, seed: int, validation: float | None, test: fl
 def summary(records: list[Record], seeds: Any = SEEDS) -> dict[str, Any]:
     found = summarize(records, select(records, seeds), seeds=seeds, programs=2, seconds=3.5)
     return json.loads(json.dumps(found, allow_nan=False))
+
+
+def test_clients_without_a_metric_are_told_of():
+    counts = [{"num_clients": 5, "personalized_auc_undefined": n, "personalized_macro_f1_undefined": 2} for n in (1, 3)]
+    found = [Record("local", {}, seed, metrics=metrics) for seed, metrics in enumerate([*counts, {"num_clients": 9}])]
+    behind = "clients do not define it; its means leave them out"
+    assert caveats(found, {}) == [
+        f"AUC: the test examples of 1 to 3 of 5 {behind}",
+        f"macro F1: the test examples of 2 of 5 {behind}",
+    ]
+    assert caveats(found[2:], {}) == []
 
 
 RECORDS = [record("local", lr, seed, lr + seed / 10, lr - seed / 10) for lr in (0.2, 0.4) for seed in SEEDS]
