@@ -29,9 +29,9 @@ def fitted(x: np.ndarray, s: np.ndarray, seed: int, options: Any) -> tuple[Norma
         ends[name] = getattr(options, name)
         if len(ends[name]) != 2:
             raise JaxpflError(f"{name} must be two public numbers with epsilon, got {list(ends[name])}")
-    least, most = ends["error_range"]
+    (low, high), (least, most) = ends["range"], ends["error_range"]
     doublings = math.log2(most / least) if 0 < least < most else 1.0  # `Cells.check` refuses others
-    cells = Cells(*ends["range"], least, most, error_bins=max(1, math.ceil(doublings)))
+    cells = Cells(low, high, least, most, error_bins=max(1, math.ceil(doublings)))
     # Equal noise for two files that differ by one client would reveal that client, as equal noise on two grids would.
     key = named(jax.random.key(seed), x, s, cells)
     fit = private_ebnm(
