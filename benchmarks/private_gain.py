@@ -94,7 +94,6 @@ CONTENDERS: Mapping[str, Contender] = {
     "AdaPeD": Contender("adaped", SHARED),
     "Ditto": Contender("ditto", SHARED),
 }
-CONTROLS = tuple(name for name, one in CONTENDERS.items() if not one.private or one.tries[0].get("clip") == 1e-6)
 
 
 @command

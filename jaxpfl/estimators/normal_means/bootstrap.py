@@ -80,16 +80,21 @@ def bootstrap(
     checks.count("refits", refits)
     if resampling not in get_args(Resampling):
         raise unknown_name("resampling", resampling, get_args(Resampling))
-    components = components_of(prior, components)
-    found = ebnm(x, s, prior, center=center, components=components)
-    learned = center == "learned" if isinstance(center, str) else center is None and prior == "normal"
-    at = jnp.asarray(0.0 if center is None or isinstance(center, str) else center, found.x.dtype)
+    found = ebnm(x, s, prior, center=center, components=components_of(prior, components))
+    at, learned = center_of(center, prior, found.x.dtype)
     return _mixed(key, found, at, prior=prior, learned=learned, refits=int(refits), resampling=resampling)
 
 
 def components_of(prior: Family, components: int | None) -> int | None:
     """Components that are given, or else 100 atoms of an NPMLE."""
     return ATOMS if prior == "npmle" and components is None else components
+
+
+def center_of(center: Scalar | Literal["learned"] | None, prior: Family, dtype: Any) -> tuple[Array, bool]:
+    """The given center, 0 without one, and whether it is learned instead, as `ebnm` takes it."""
+    if center is None or isinstance(center, str):
+        return jnp.zeros((), dtype), center == "learned" or (center is None and prior == "normal")
+    return jnp.asarray(center, dtype), False
 
 
 def number_at_once(refits: int, clients: int, components: int) -> int:

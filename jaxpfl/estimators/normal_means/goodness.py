@@ -22,7 +22,7 @@ from jax.scipy.special import log_ndtr
 
 from jaxpfl import checks
 from jaxpfl.estimators.normal_means.answer import NormalMeans, posterior
-from jaxpfl.estimators.normal_means.bootstrap import components_of, number_at_once
+from jaxpfl.estimators.normal_means.bootstrap import center_of, components_of, number_at_once
 from jaxpfl.estimators.normal_means.families import COMPONENTS, Family
 from jaxpfl.estimators.normal_means.fit import ebnm, fitted
 from jaxpfl.estimators.normal_means.refits import Refits
@@ -64,8 +64,7 @@ def goodness_of_fit(
     checks.count("draws", draws)
     components = components_of(prior, components)
     found = ebnm(x, s, prior, center=center, components=components)
-    learned = center == "learned" if isinstance(center, str) else center is None and prior == "normal"
-    at = jnp.asarray(0.0 if center is None or isinstance(center, str) else center, found.x.dtype)
+    at, learned = center_of(center, prior, found.x.dtype)
     return _tested(key, found, at, prior=prior, learned=learned, components=components, draws=int(draws))
 
 
