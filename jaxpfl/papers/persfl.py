@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from jaxpfl.algorithms import METHODS
 from jaxpfl.papers.adaped_learning import RATES
 from jaxpfl.papers.compare import spread
 from jaxpfl.papers.declared import Contender, Experiment, Figure, Printed, Students, Training
@@ -93,9 +92,15 @@ _COPIED = "print's column equals FedAvg's for all ten users: taken for a copy"
 _MINUTES = {"mnist": 40, "cifar10": 240}
 
 
+def config(data: str, split: str) -> dict[str, Any]:
+    """Settings that all tables of a data set and split share."""
+    return {**_COMMON, **_DATA[data], **_SPLITS[split]}
+
+
 def _case(data: str, split: str, rows: tuple[Contender, ...], **more: Any) -> Training:
-    config = {**_COMMON, **_DATA[data], **_SPLITS[split]}
-    return Training(f"{_TITLES[data]}, {split}", config, rows, {"lr": RATES}, "clients", note=UNSTATED, **more)
+    return Training(
+        f"{_TITLES[data]}, {split}", config(data, split), rows, {"lr": RATES}, "clients", note=UNSTATED, **more
+    )
 
 
 def main_case(data: str, split: str) -> Training:
@@ -174,11 +179,11 @@ GRID = "one seed for print's five; the rate of .1 is not searched, and 10 steps 
 
 def _grid() -> tuple[Training, ...]:
     """Accuracy at one lambda and T for all users."""
-    config = {**_COMMON, **_DATA["mnist"], **_SPLITS["DS-1"], "rounds": 100, "lr": 0.1, "seeds": 1}
+    common = {**config("mnist", "DS-1"), "rounds": 100, "lr": 0.1, "seeds": 1}
     return tuple(
         Training(
             f"T = {temperature}",
-            config,
+            common,
             tuple(
                 Contender(
                     "persfl",
@@ -195,30 +200,8 @@ def _grid() -> tuple[Training, ...]:
     )
 
 
-ALL = (
-    "each method at its own default rates, which do not decay; not here: fedbn (nothing to normalise), pooled, "
-    "network-lasso, and fedbuff, which is fedavg where all take part"
-)
-_NOT_HERE = ("fedbn", "pooled", "network-lasso", "fedbuff")
-
-
-def _everyone() -> Training:
-    """Every method on DS-1, scored on its way."""
-    config = {**_COMMON, **_DATA["mnist"], **_SPLITS["DS-1"], "rounds": 100, "seeds": 3}
-    rows = tuple(Contender(name, name, set=("lr_decay=1",)) for name in METHODS if name not in _NOT_HERE)
-    return Training("MNIST, DS-1", config, rows, note=ALL, every=20, quick=("ditto",))
-
-
 EXPERIMENTS = (
     *_tables("mnist"),
-    Experiment(
-        "ds1-mnist-all",
-        f"{PAPER}, DS-1",
-        "MNIST, DS-1, 10 users, 100 rounds: accuracy of every method, also at equal gradient steps",
-        40,
-        (_everyone(),),
-        note="print has five of these methods, at other rates and rounds: without numbers of this setting",
-    ),
     *_tables("cifar10"),
     Experiment(
         "persfl-lambda-T",

@@ -9,6 +9,7 @@ from jaxpfl.papers import (
     adaped_estimation,
     adaped_learning,
     adaped_privacy,
+    everyone,
     histograms,
     network,
     others,
@@ -19,7 +20,17 @@ from jaxpfl.papers.declared import Experiment
 
 
 def _named() -> dict[str, Experiment]:
-    parts = (adaped_learning, adaped_privacy, adaped_estimation, persfl, histograms, network, others, shortened)
+    parts = (
+        adaped_learning,
+        adaped_privacy,
+        adaped_estimation,
+        persfl,
+        everyone,
+        histograms,
+        network,
+        others,
+        shortened,
+    )
     return {one.name: one for part in parts for one in part.EXPERIMENTS}
 
 
