@@ -36,10 +36,9 @@ _COMPUTING = ("benchmarks", "estimators", "models", "privacy", "similarity", "st
 def pytest_configure(config: pytest.Config) -> None:
     if config.option.markexpr == "not slow":  # small programs that run for milliseconds
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
-        # Programs for one device trace and compile in two thirds of the time. That two give the same numbers is a test
-        # of its own; tests that ask for devices get them, as do those that use `two_devices`.
-        execution_plan._MOST_DEVICES = 1
-    # In the slow run clients are spread over two devices, as the command line does on two cores.
+    # Programs for one device trace and compile in two thirds of the time. That two give the same numbers is a test of
+    # its own; tests that ask for devices get them, as do those that use `two_devices`, and commands in processes.
+    execution_plan._MOST_DEVICES = 1
     use_cpu_cores(2)
     assert len(jax.devices("cpu")) == 2  # starts the backend, so that a command run in a test finds these two
     # Many tests compile the same small programs, and compiling is most of their time.
