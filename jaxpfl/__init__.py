@@ -44,6 +44,7 @@ __all__ = [  # noqa: F405
     "ExecutionPlan",
     "Federation",
     "Fit",
+    "Gradients",
     "JaxpflError",
     "JaxpflWarning",
     "LocalWork",

@@ -6,6 +6,7 @@ wrong shape: a wrong answer without a word.
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 import chex
@@ -13,8 +14,8 @@ import jax
 import numpy as np
 
 from jaxpfl.errors import JaxpflError, shown
-from jaxpfl.protocol import Client, Message, Server, Stacked, Upload
-from jaxpfl.types import Array, Metrics, PyTree
+from jaxpfl.protocol import ALL_STEPS, Client, Message, Server, Stacked, Upload
+from jaxpfl.types import Array, Metrics, PyTree, Scalar
 
 
 def updated(client: Client, *given: Any) -> tuple[PyTree, Upload, Metrics]:
@@ -74,6 +75,24 @@ def served(server: Server, *given: Any, shared: PyTree) -> tuple[PyTree, Metrics
     check_same("server.update: state", new, given[3], like="server.init's")
     _check_metrics("server.update", metrics)
     return new, metrics
+
+
+def counted(count: Callable[..., Scalar], limit: Scalar, *given: Any) -> Scalar:
+    """Call a function of `protocol.Gradients` and check its count.
+
+    Args:
+      limit: `ClientContext.step_limit`; only a static one can be checked.
+
+    Raises:
+      JaxpflError: for a number below zero, or one that took the absence of a limit for a number of steps.
+    """
+    found = count(limit, *given)
+    if isinstance(found, int) and not 0 <= found < ALL_STEPS:
+        raise JaxpflError(
+            f"Gradients counted {found} gradients in a round: a step_limit of ALL_STEPS is none, so count with "
+            "jnp.minimum(work.steps, limit), or by jaxpfl.algorithms.gradients"
+        )
+    return found
 
 
 def check_message(message: Any, num_clients: int) -> None:

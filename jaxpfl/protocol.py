@@ -151,9 +151,10 @@ class Gradients(NamedTuple):
     AdaPeD's derivative by psi.
 
     Attributes:
-      update: ``(steps, message) -> [] int32``, of a round in the cohort with ``ctx.step_limit`` = steps.
+      update: ``(limit, message) -> [] int32``, of a round in the cohort with ``ctx.step_limit`` = limit, which is
+        `ALL_STEPS` where there is none: ``jnp.minimum(work.steps, limit)`` steps are taken.
       personalize: of the whole personalisation, a number or one by a client's examples.
-      idle: ``steps -> [] int32``, of a round outside the cohort (`Client.idle`).
+      idle: ``limit -> [] int32``, of a round outside the cohort (`Client.idle`).
     """
 
     update: Callable[[Scalar, Message], Scalar]

@@ -13,6 +13,7 @@ from jaxpfl.protocol import (
     Algorithm,
     Client,
     ClientContext,
+    Gradients,
     Message,
     Reduced,
     Reduction,

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 import jaxpfl
-from jaxpfl import JaxpflError, Model
+from jaxpfl import METHODS, JaxpflError, Method, Model
+from jaxpfl.algorithms import AveragingHyper
 
 
 @pytest.fixture(scope="module")
@@ -133,3 +134,19 @@ def test_a_fit_is_not_pickled_but_its_results_are(federation):
     np.testing.assert_array_equal(kept[2]["after"]["accuracy"], result.scores["after"]["accuracy"])
     went_on, _ = result.simulation.advance(kept[0], 1)
     assert went_on.round.tolist() == [4]
+
+
+def test_a_builders_option_without_a_default_must_be_given(federation):
+    def shifted(task, work, *, shift):
+        return METHODS["fedavg"].build(task, work)
+
+    method = Method("shifted", shifted, AveragingHyper())
+    with pytest.raises(JaxpflError, match="shifted needs its option shift, which has no default"):
+        fit(federation, method)
+    assert fit(federation, method, options={"shift": 1}).personalized_accuracy.shape == (1, 3)
+
+
+def test_a_server_optimizer_of_uploads_that_stay_apart_is_refused(federation):
+    method = METHODS["fedamp"]._replace(name="apart", hyper=AveragingHyper())
+    with pytest.raises(JaxpflError, match=r"apart keeps its clients' uploads apart .* = adam would change nothing"):
+        fit(federation, method, server_optimizer="adam", server_lr=0.1)

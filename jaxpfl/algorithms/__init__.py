@@ -2,7 +2,7 @@
 
 from jaxpfl.algorithms.map_personalization import MapHyper, map_personalization
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, SgdHyper, hyper
-from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, run_steps, sgd, train
+from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps, sgd, train
 from jaxpfl.algorithms.parts.optimizers import Optimizer
 from jaxpfl.algorithms.parts.server_optimizer import trained_part, with_server_optimizer
 from jaxpfl.algorithms.registry import FEDERATED, METHODS, Method, get
@@ -19,6 +19,7 @@ __all__ = [
     "Optimizer",
     "SgdHyper",
     "get",
+    "gradients",
     "hyper",
     "map_personalization",
     "run_steps",

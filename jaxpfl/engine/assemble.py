@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import inspect
 from collections.abc import Iterator, Mapping
 from numbers import Integral, Real
 from typing import Any
@@ -29,7 +30,7 @@ from jaxpfl.models.rewriting import Layer
 from jaxpfl.participation import RELIABLE, Availability, Participation
 from jaxpfl.privacy import Refusal, SiloMechanism, poisson_cap, privatize
 from jaxpfl.privacy.guarded import guard_examples
-from jaxpfl.protocol import Algorithm
+from jaxpfl.protocol import Algorithm, Reduction
 from jaxpfl.robust import Aggregator, Attack, attacked, robust
 from jaxpfl.types import Federation
 
@@ -257,10 +258,14 @@ def build(method: Method, task: Task, work: LocalWork, options: dict[str, Any]) 
     """Build the method's algorithm.
 
     Raises:
-      JaxpflError: for unknown static options and those of the wrong type, a method and an algorithm of which one alone
-        is pooled or asynchronous, and as its builder.
+      JaxpflError: for unknown static options, those of the wrong type and those without a default that are not given,
+        a method and an algorithm of which one alone is pooled or asynchronous, a server optimizer that a method with a
+        ``server_lr`` could not use, and as its builder.
     """
     known = method.options
+    for name in known.keys() - options.keys():
+        if known[name] is inspect.Parameter.empty:
+            raise JaxpflError(f"{method.name} needs its option {name}, which has no default: options={{{name!r}: ...}}")
     for name, value in options.items():
         if name not in known:
             raise unknown_name(f"option of {method.name}", name, known)
@@ -282,6 +287,12 @@ def build(method: Method, task: Task, work: LocalWork, options: dict[str, Any]) 
     if method.asynchronous != (algorithm.in_flight is not None):
         raise JaxpflError(
             f"{method.name}: Method.asynchronous is {method.asynchronous}, Algorithm.in_flight is {algorithm.in_flight}"
+        )
+    apart = algorithm.reduction is Reduction.STACK and hasattr(method.hyper, "server_lr")
+    if apart and work.server_optimizer != "sgd":
+        raise JaxpflError(
+            f"{method.name} keeps its clients' uploads apart (Reduction.STACK): server_optimizer = "
+            f"{work.server_optimizer} would change nothing"
         )
     return algorithm if algorithm.pooled else algorithm._replace(own_steps=work.own_steps)
 

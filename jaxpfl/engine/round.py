@@ -277,7 +277,7 @@ def _take_part(
         dropped=sends & ~arrived,
         idle_streak=-counts.idle_streak,
         steps=jnp.minimum(limit, algorithm.local_steps),
-        gradients=0 if client.gradients is None else client.gradients.update(limit, message),
+        gradients=0 if client.gradients is None else contract.counted(client.gradients.update, limit, message),
         upload_bits=0 if upload.bits is None else jnp.where(arrived, upload.bits, 0),
     )
     state = (trees.where(keep, new, old), trees.where(present, counts.plus(added), counts))
@@ -314,7 +314,7 @@ def _work_alone(
         idle_rounds=1,
         idle_streak=1,
         steps=jnp.minimum(limit, algorithm.local_steps),
-        gradients=client.gradients.idle(limit) if client.gradients and client.gradients.idle else 0,
+        gradients=contract.counted(client.gradients.idle, limit) if client.gradients and client.gradients.idle else 0,
     )
     state = (trees.where(keep, new, old), Counts(counts.table + jnp.where(present, added.table, 0)))
     done = trees.where(keep, done, jax.tree.map(jnp.zeros_like, done))

@@ -12,6 +12,7 @@ from jaxpfl import (
     Algorithm,
     Client,
     ExecutionPlan,
+    Gradients,
     JaxpflError,
     Message,
     Method,
@@ -46,6 +47,7 @@ def toy(**wrong) -> Method:
             personalize=lambda key, hp, ctx, message, state, splits: own_model(ctx, message.shared),
             predict=wrong.get("predict", lambda hp, mu, x: task.model.apply(mu, x)),
             idle=lambda key, hp, ctx, state, splits: (wrong.get("idle", lambda a: a)(state), {}),
+            gradients=wrong.get("gradients"),
         )
         server = averaging_server(task)
         sent = wrong.get("sent", lambda message: message)
@@ -132,6 +134,14 @@ WRONG = {
     "an upload of other shapes": (
         {"total": scalars, "averaging": True},
         "Upload.total['head']['bias'] is float32[], Message.shared['head']['bias'] is float32[3]",
+    ),
+    "gradients of every step that there could be": (
+        {"gradients": Gradients(update=lambda limit, message: 2 * limit, idle=lambda limit: 1)},
+        "Gradients counted 4294967294 gradients in a round: a step_limit of ALL_STEPS is none",
+    ),
+    "an idle client's gradients": (
+        {"gradients": Gradients(update=lambda limit, message: 1, idle=lambda limit: limit)},
+        "Gradients counted 2147483647 gradients in a round",
     ),
     "a server's state": (
         {"server": scalars},
