@@ -25,6 +25,10 @@ AXIS = "clients"
 """The mesh axis over which clients are sharded."""
 
 
+_TOGETHER = 8
+"""Blocks whose sums are added as they are: their rounding errors, of seven additions, stay below 5e-7 of the sum."""
+
+
 class Outcome(NamedTuple):
     """Result of one client's work: its next state, the part to be summed over the cohort, and its own outputs."""
 
@@ -226,14 +230,21 @@ def _run_here(
         # the loop holds one copy of them however large the cohort is. States that are only read stay out of it.
         here = _row(table, i)
         new, summed, values = run_block(one, here, states if read_only else carry.state, data)
-        return Outcome(
-            put(carry.state, here.state, new), carry.summed.plus(summed), put(carry.kept, here.place, values)
-        )
+        total = jax.tree.map(jnp.add, carry.summed, summed)
+        return Outcome(put(carry.state, here.state, new), total, put(carry.kept, here.place, values))
 
     # Empty slots come last, so that a device runs only as many blocks as it has clients in the cohort.
     filled = -(-slots.present.sum() // block)
+    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes.summed)
+
+    def group(nth: Array, carry: Outcome) -> Outcome:
+        # A few uploads are added as they are and their sum compensated, which costs a third of compensating each.
+        first = nth * _TOGETHER
+        outcome = jax.lax.fori_loop(first, jnp.minimum(first + _TOGETHER, filled), body, carry._replace(summed=zeros))
+        return outcome._replace(summed=carry.summed.plus(outcome.summed))
+
     start = Outcome(() if read_only else states, RunningSum.zero(shapes.summed), nothing)
-    outcome = jax.lax.fori_loop(0, filled, body, start)
+    outcome = jax.lax.fori_loop(0, -(-filled // _TOGETHER), group, start)
     return outcome._replace(summed=outcome.summed.total)
 
 
