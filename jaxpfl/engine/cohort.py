@@ -235,15 +235,16 @@ def _run_here(
 
     # Empty slots come last, so that a device runs only as many blocks as it has clients in the cohort.
     filled = -(-slots.present.sum() // block)
-    zeros = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, leaf.dtype), shapes.summed)
+    empty = RunningSum.zero(shapes.summed)
 
     def group(nth: Array, carry: Outcome) -> Outcome:
         # A few uploads are added as they are and their sum compensated, which costs a third of compensating each.
         first = nth * _TOGETHER
-        outcome = jax.lax.fori_loop(first, jnp.minimum(first + _TOGETHER, filled), body, carry._replace(summed=zeros))
+        last = jnp.minimum(first + _TOGETHER, filled)
+        outcome = jax.lax.fori_loop(first, last, body, carry._replace(summed=empty.total))
         return outcome._replace(summed=carry.summed.plus(outcome.summed))
 
-    start = Outcome(() if read_only else states, RunningSum.zero(shapes.summed), nothing)
+    start = Outcome(() if read_only else states, empty, nothing)
     outcome = jax.lax.fori_loop(0, -(-filled // _TOGETHER), group, start)
     return outcome._replace(summed=outcome.summed.total)
 

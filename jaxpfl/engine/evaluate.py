@@ -165,7 +165,7 @@ def make_adapt(
             on_arrival = _personal(client, today, client_id, today.welcome, start, splits, 0)
             scores = _score(algorithm, client, task, today, personal._replace(before=on_arrival), examples)
             if client.gradients is not None:
-                in_rounds = rounds * client.gradients.update(limit, message)
+                in_rounds = rounds * contract.counted(client.gradients.update, limit, message)
                 adapting = client.gradients.personalize
                 adapting = adapting if isinstance(adapting, int) else adapting.steps(splits.train.size)
                 scores["after"]["gradients"] = jnp.int32(in_rounds + adapting)
