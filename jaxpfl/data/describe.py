@@ -8,10 +8,10 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.data.labels import NO_LABEL, are_classes
+from jaxpfl.data.labels import are_classes, labelled_tokens
 from jaxpfl.data.sources.base import Source
 from jaxpfl.presentation import columns
-from jaxpfl.types import ClientData, Federation
+from jaxpfl.types import Federation
 
 _MOST_COLUMNS = 20
 
@@ -81,7 +81,7 @@ def summary(
     own, labels, counts = np.repeat(np.arange(m), sizes["train"]), federation.train.flat().y, np.zeros((m, 0), int)
     moments = tokens = None
     if (task or (None if source is None else source.task)) == "next-token" and labels.ndim == 2:
-        tokens = {s: _labelled(data) for s, data in splits.items()}
+        tokens = {s: labelled_tokens(data) for s, data in splits.items()}
     elif are_classes(labels):
         num_classes = max(num_classes, int(labels.max(initial=0)) + 1)
         counts = np.bincount(own * num_classes + labels, minlength=m * num_classes).reshape(m, num_classes)
@@ -195,13 +195,6 @@ def _moments(own: np.ndarray, labels: np.ndarray, sizes: np.ndarray) -> np.ndarr
     mean = np.bincount(own, rows.sum(axis=1), len(sizes)) / entries
     squares = np.bincount(own, np.square(rows - mean[own][:, None]).sum(axis=1), len(sizes))
     return np.stack([mean, np.sqrt(squares / entries)], axis=1)
-
-
-def _labelled(data: ClientData) -> np.ndarray:
-    """Each client's number of tokens with a label, [m]."""
-    own = np.repeat(np.arange(len(data.size)), data.size)
-    there = (data.flat().y != NO_LABEL).sum(axis=1)
-    return np.bincount(own, there, len(data.size)).astype(np.int64)
 
 
 def _of_tokens(tokens: dict[str, np.ndarray]) -> dict[str, Any]:

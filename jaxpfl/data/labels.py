@@ -8,6 +8,7 @@ import numpy as np
 
 from jaxpfl import mapped
 from jaxpfl.errors import JaxpflError
+from jaxpfl.types import ClientData
 
 _LARGEST = 2**31 - 1
 _ENTRIES = 2**20
@@ -18,6 +19,14 @@ NO_LABEL = -1
 def are_classes(y: Any) -> bool:
     """True for labels that may be classes: integers [N]."""
     return y.ndim == 1 and np.issubdtype(y.dtype, np.integer)
+
+
+def labelled_tokens(data: ClientData) -> np.ndarray:
+    """Each client's number of positions with a label, [m] int64, of labels [n, T]."""
+    sizes = np.asarray(data.size, np.int64)
+    labelled = (data.flat().y != NO_LABEL).sum(axis=1)
+    upto, ends = np.append(0, np.cumsum(labelled, dtype=np.int64)), np.cumsum(sizes)
+    return upto[ends] - upto[ends - sizes]
 
 
 def checked_labels(y: Any, whose: str) -> np.ndarray:

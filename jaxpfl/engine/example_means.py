@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from jaxpfl.data.labels import labelled_tokens
 from jaxpfl.models import PerClient, Task
 from jaxpfl.models.base import NEXT_TOKEN
-from jaxpfl.models.tokens import NO_LABEL
 from jaxpfl.types import ClientData
 
 
@@ -15,12 +15,7 @@ def example_weights(data: ClientData, kind: str | None = None) -> np.ndarray:
 
     Scores of next-token are means over tokens, of which sequences hold different numbers.
     """
-    sizes = np.asarray(data.size, np.int64)
-    if kind != NEXT_TOKEN:
-        return sizes
-    labelled = (data.flat().y != NO_LABEL).sum(axis=1)
-    upto, ends = np.append(0, np.cumsum(labelled, dtype=np.int64)), np.cumsum(sizes)
-    return upto[ends] - upto[ends - sizes]
+    return labelled_tokens(data) if kind == NEXT_TOKEN else np.asarray(data.size, np.int64)
 
 
 def mean_over_examples(scores: np.ndarray, sizes: np.ndarray, *, root: bool = False) -> np.ndarray:
