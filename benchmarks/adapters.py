@@ -142,7 +142,8 @@ def _chosen(way: Way, base: Any, federation: Any, rounds: int, seeds: int, quick
 
     from jaxpfl import METHODS
     from jaxpfl.engine.assembly import simulation_of
-    from jaxpfl.engine.spec import RunSpec, Training, Work
+    from jaxpfl.engine.spec import RunSpec
+    from jaxpfl.engine.spec_parts import Training, Work
 
     first = {rate: _fit(way, base, federation, rate, rounds, 0) for rate in (RATES[:1] if quick else RATES)}
     tried = {rate: float(np.nanmean(result.validation_score)) for rate, result in first.items()}

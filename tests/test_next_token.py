@@ -8,7 +8,8 @@ import pytest
 import jaxpfl
 from jaxpfl import METHODS, JaxpflError, Model
 from jaxpfl.engine.assembly import simulation_of
-from jaxpfl.engine.spec import Cohorts, Neighbourhood, RunSpec, Training, Work
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec_parts import Cohorts, Neighbourhood, Training, Work
 from jaxpfl.models import TASKS, classification, tokens
 from jaxpfl.priors import distillation
 

@@ -239,7 +239,8 @@ def test_options_of_classes_are_refused(method, options, message):
 
 def simulation_of(method, federation, loss, options=None):
     from jaxpfl.engine.assembly import simulation_of
-    from jaxpfl.engine.spec import Cohorts, Neighbourhood, RunSpec, Training, Work
+    from jaxpfl.engine.spec import RunSpec
+    from jaxpfl.engine.spec_parts import Cohorts, Neighbourhood, Training, Work
 
     return simulation_of(
         RunSpec(

@@ -18,7 +18,8 @@ from jaxpfl.engine.example_means import example_weights, is_root, mean_over_exam
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.engine.round import RunState
 from jaxpfl.engine.simulation import Simulation
-from jaxpfl.engine.spec import RunSpec, Settings, spec_of
+from jaxpfl.engine.spec import RunSpec, spec_of
+from jaxpfl.engine.spec_parts import Settings
 from jaxpfl.engine.state import GradientCounts
 from jaxpfl.engine.stopping import chosen, first_time, mean_over_clients
 from jaxpfl.errors import JaxpflError, unknown_name

@@ -18,7 +18,8 @@ from jaxpfl.data import Split
 from jaxpfl.data.partition.registry import CLASSLESS
 from jaxpfl.data.sources import planted
 from jaxpfl.engine.execution_plan import ExecutionPlan
-from jaxpfl.engine.spec import RunSpec, Settings, spec_of
+from jaxpfl.engine.spec import RunSpec, spec_of
+from jaxpfl.engine.spec_parts import Settings
 from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.experiment import stored_data
 from jaxpfl.experiment.presets import preset

@@ -28,7 +28,7 @@ from jaxpfl.engine.assembly import (
 )
 from jaxpfl.engine.execution_plan import resolve as resolve_plan
 from jaxpfl.engine.groups import make_groups
-from jaxpfl.engine.spec import Cohorts, Neighbourhood, Training
+from jaxpfl.engine.spec_parts import Cohorts, Neighbourhood, Training
 from jaxpfl.engine.state import server_context
 from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.experiment import graph_file, stored_data

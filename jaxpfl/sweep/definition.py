@@ -10,7 +10,7 @@ from typing import Any
 from jaxpfl import algorithms, files
 from jaxpfl.algorithms import Method
 from jaxpfl.engine.assembly import hyper_of
-from jaxpfl.engine.spec import Training
+from jaxpfl.engine.spec_parts import Training
 from jaxpfl.errors import JaxpflError, expecting, shown, unknown_name
 from jaxpfl.experiment import replace, stored_data
 from jaxpfl.experiment.config import ORDERS, RunConfig, differences, in_stored_orders, resolve, spec_for, to_json

@@ -10,7 +10,8 @@ import pytest
 import jaxpfl
 from jaxpfl import ExecutionPlan
 from jaxpfl.engine.assembly import simulation_of
-from jaxpfl.engine.spec import Cohorts, RunSpec, Training, Work
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec_parts import Cohorts, Training, Work
 
 FEATURES, COHORT, STEPS, BATCH = 11, 3, 2, 4
 SIZES = (400, *(20,) * 29)

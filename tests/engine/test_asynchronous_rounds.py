@@ -10,7 +10,8 @@ from jaxpfl import METHODS, ExecutionPlan, JaxpflError, JaxpflWarning, Message
 from jaxpfl.engine import in_flight
 from jaxpfl.engine.assemble import build, make_task
 from jaxpfl.engine.assembly import check_settings
-from jaxpfl.engine.spec import Cohorts, RunSpec
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec_parts import Cohorts
 
 RNG = np.random.default_rng(0)
 PARTS = [(RNG.normal(size=(6, 3)), RNG.integers(2, size=6)) for _ in range(4)]

@@ -9,7 +9,8 @@ import jaxpfl
 from jaxpfl import ExecutionPlan
 from jaxpfl.engine.assembly import simulation_of
 from jaxpfl.engine.execution_plan import bucket_of, explain
-from jaxpfl.engine.spec import Cohorts, Neighbourhood, RunSpec, Training
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec_parts import Cohorts, Neighbourhood, Training
 from jaxpfl.errors import JaxpflError
 from jaxpfl.privacy import Mechanism, PrivacyConfig
 

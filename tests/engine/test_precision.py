@@ -11,7 +11,8 @@ import jaxpfl
 from jaxpfl import ExecutionPlan, JaxpflError, fit
 from jaxpfl.engine.assembly import simulation_of
 from jaxpfl.engine.execution_plan import explain, resolve
-from jaxpfl.engine.spec import RunSpec, Training, Work
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec_parts import Training, Work
 from jaxpfl.experiment import config as configs
 from jaxpfl.privacy import Mechanism
 

@@ -16,7 +16,8 @@ from jaxpfl import ExecutionPlan, JaxpflError
 from jaxpfl.engine.assembly import Assembled
 from jaxpfl.engine.assembly import assemble as assemble_run
 from jaxpfl.engine.execution_plan import explain
-from jaxpfl.engine.spec import Settings, spec_of
+from jaxpfl.engine.spec import spec_of
+from jaxpfl.engine.spec_parts import Settings
 from jaxpfl.engine.streamed import blocks, examples
 from jaxpfl.engine.streamed.rounds import _places
 from jaxpfl.privacy import Mechanism

@@ -11,7 +11,8 @@ import jaxpfl
 from jaxpfl import ExecutionPlan, JaxpflError
 from jaxpfl.engine.assembly import simulation_of
 from jaxpfl.engine.execution_plan import resolve
-from jaxpfl.engine.spec import RunSpec, Training, Work
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec_parts import Training, Work
 
 
 class Net(nn.Module):

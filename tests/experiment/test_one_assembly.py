@@ -15,7 +15,7 @@ from jaxpfl import JaxpflError, JaxpflWarning, files
 from jaxpfl.data import Split
 from jaxpfl.engine.assembly import assemble, simulation_of
 from jaxpfl.engine.simulation import Simulation
-from jaxpfl.engine.spec import PARTS, Settings
+from jaxpfl.engine.spec_parts import PARTS, Settings
 from jaxpfl.experiment.config import RunConfig, completed, default_folder, differences, resolve, spec_for, to_json
 from jaxpfl.experiment.config_file import from_mapping
 from jaxpfl.experiment.run import open_folder, run_methods

@@ -12,7 +12,8 @@ import pytest
 import jaxpfl
 from jaxpfl import METHODS, JaxpflError
 from jaxpfl.engine.assembly import simulation_of
-from jaxpfl.engine.spec import RunSpec, Training, Work
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec_parts import Training, Work
 from jaxpfl.models import build_model, from_linen
 from jaxpfl.models.adapters import lora
 

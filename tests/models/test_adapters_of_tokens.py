@@ -10,7 +10,8 @@ import pytest
 import jaxpfl
 from jaxpfl import METHODS, JaxpflError
 from jaxpfl.engine.assembly import simulation_of
-from jaxpfl.engine.spec import Cohorts, Neighbourhood, RunSpec, Training, Work
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec_parts import Cohorts, Neighbourhood, Training, Work
 from jaxpfl.models import build_model, lora
 
 V, T, RANK = 7, 5, 2

@@ -10,7 +10,8 @@ import pytest
 import jaxpfl
 from jaxpfl import ExecutionPlan
 from jaxpfl.engine.assembly import simulation_of
-from jaxpfl.engine.spec import RunSpec, Training, Work
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec_parts import Training, Work
 
 WIDTH, BLOCKS, LENGTH, FEATURES, CLASSES = 656, 2, 6, 12, 10
 

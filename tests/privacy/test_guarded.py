@@ -17,7 +17,8 @@ from jaxpfl.algorithms.parts.local_work import batch_loss, loss_gradient, run_st
 from jaxpfl.engine.assemble import build, make_task
 from jaxpfl.engine.assembly import assemble
 from jaxpfl.engine.guarded import uses_of
-from jaxpfl.engine.spec import Neighbourhood, RunSpec, Work
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec_parts import Neighbourhood, Work
 from jaxpfl.participation import full
 from jaxpfl.privacy import PrivacyConfig, guarded
 from jaxpfl.privacy.guarded import Ledger

@@ -10,7 +10,8 @@ import jaxpfl
 from jaxpfl import JaxpflError, data
 from jaxpfl.cli import main
 from jaxpfl.engine.assembly import assemble
-from jaxpfl.engine.spec import Adversary, Aggregation, Cohorts, RunSpec, Training
+from jaxpfl.engine.spec import RunSpec
+from jaxpfl.engine.spec_parts import Adversary, Aggregation, Cohorts, Training
 from jaxpfl.privacy import Mechanism
 from jaxpfl.robust import drawn, poisoned
 
