@@ -27,6 +27,8 @@ Scalar: TypeAlias = Any
 """A Python number or a zero-dimensional array; traced where hyper-parameters are."""
 Metrics: TypeAlias = dict[str, Array]
 
+NO_LABEL = -1
+"""Label of a position of a sequence that has none: padding, or a token that is not to be predicted."""
 MOST_EXAMPLES = 2**31 - 1
 """Most examples of a split: their places are int32."""
 EQUAL = 1.25

@@ -242,6 +242,17 @@ def test_labels_below_minus_one_are_refused():
         jaxpfl.stack_clients([(x, np.where(y < 0, -2, y))])
 
 
+def test_newcomers_tokens_are_known_or_refused():
+    """A token that only an unseen client reads, never as a label."""
+    splits = ([(np.full((3, T), V + 2), np.zeros((3, T), int))] for _ in range(3))
+    newcomer = jaxpfl.stack_clients(*splits, client_ids=[9])
+    given = {**QUICK, "task": "next-token", "model": "gru:3", "adapt_rounds": 1, "unseen": newcomer}
+    fit = jaxpfl.fit("fedavg", federation(), **given)
+    assert np.isfinite(fit.unseen["after"]["loss"]).all()
+    with pytest.raises(JaxpflError, match=f"the model reads tokens 0 .. {V - 1}, the data have {V + 2}"):
+        jaxpfl.fit("fedavg", federation(), num_classes=V, **given)
+
+
 def test_other_tasks_refuse_minus_one():
     x, y = sequences(4, 1)
     own = [(x.astype(float), np.minimum(y, 1))]

@@ -8,12 +8,10 @@ import numpy as np
 
 from jaxpfl import mapped
 from jaxpfl.errors import JaxpflError
-from jaxpfl.types import ClientData
+from jaxpfl.types import NO_LABEL, ClientData
 
 _LARGEST = 2**31 - 1
 _ENTRIES = 2**20
-NO_LABEL = -1
-"""The label of a position of a sequence that has none."""
 
 
 def are_classes(y: Any) -> bool:

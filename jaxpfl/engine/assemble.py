@@ -35,13 +35,16 @@ from jaxpfl.robust import Aggregator, Attack, attacked, robust
 from jaxpfl.types import Federation
 
 
-def make_task(model: Any, federation: Federation, num_classes: int, *, every: bool = False) -> Task:
+def make_task(
+    model: Any, federation: Federation, num_classes: int, *, unseen: Federation | None = None, every: bool = False
+) -> Task:
     """The classification task of a federation, for a registered model or one of the user's own.
 
     Args:
       model: a name, or the model.
       federation: the clients.
       num_classes: K.
+      unseen: clients that are never trained, whose tokens the model must know too.
       every: a registered model predicts at each position of a sequence.
 
     Raises:
@@ -53,7 +56,8 @@ def make_task(model: Any, federation: Federation, num_classes: int, *, every: bo
     # Floats take jax's default type (float64 under x64); tokens keep theirs.
     task = models.classification(built, shape, num_classes, dtype if np.issubdtype(dtype, np.integer) else None)
     if task.model.vocabulary is not None:
-        tokens = [split.flat().x for split in (federation.train, federation.validation, federation.test)]
+        parts = [part for part in (federation, unseen) if part is not None]
+        tokens = [split.flat().x for part in parts for split in (part.train, part.validation, part.test)]
         low, high = min(int(x.min(initial=0)) for x in tokens), max(int(x.max(initial=0)) for x in tokens)
         if low < 0 or high >= task.model.vocabulary:
             raise JaxpflError(

@@ -221,7 +221,7 @@ def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
     kind = tasks.kind_of(spec, federation)
     given, outputs = spec.training.task, tasks.outputs_of(kind, spec, federation, unseen)
     model = given.model if isinstance(given, Task) else spec.training.model
-    task = make_task(model, federation, outputs, every=kind == NEXT_TOKEN)
+    task = make_task(model, federation, outputs, unseen=unseen, every=kind == NEXT_TOKEN)
     if isinstance(given, Task):
         if given.input_shape != task.input_shape:
             raise JaxpflError(f"the task is for inputs {given.input_shape}, the data have {task.input_shape}")

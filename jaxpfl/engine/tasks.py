@@ -13,8 +13,7 @@ from jaxpfl.engine.spec import RunSpec
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.models import TASKS, PerClient, Pooled, Task, named_metrics
 from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN, as_regression, smoothed_cross_entropy
-from jaxpfl.models.tokens import NO_LABEL
-from jaxpfl.types import ClientData, Federation
+from jaxpfl.types import NO_LABEL, ClientData, Examples, Federation
 
 _ONE_LABEL, _ZERO_OR_ONE = ("binary", "ranking"), ("binary", "multilabel", "ranking")
 
@@ -46,7 +45,8 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
     Raises:
       JaxpflError: for labels beyond the classes, or that are not those of the task.
     """
-    labels = list(_labels(federation, unseen))
+    examples = list(_examples(federation, unseen))
+    labels = [part.y for part in examples]
     of_first = federation.train.examples.y.shape[1:]
     for y in labels:
         if (found := y.shape[1:]) != of_first:
@@ -58,7 +58,7 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
             raise JaxpflError(f"num_classes is {classes} but labels go up to {largest}")
         return classes
     if kind == NEXT_TOKEN:
-        return _tokens(spec, federation, labels)
+        return _tokens(spec, federation, examples)
     if kind in _ONE_LABEL and of_first:
         raise JaxpflError(f"labels of the task {kind} are [n], got {of_first[0]} for each example: use multilabel")
     if kind == "multilabel" and not of_first:
@@ -72,9 +72,9 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
     return of_first[0] if of_first else 1
 
 
-def _tokens(spec: RunSpec, federation: Federation, labels: list[np.ndarray]) -> int:
+def _tokens(spec: RunSpec, federation: Federation, examples: list[Examples]) -> int:
     """Number V of tokens of sequences and their labels."""
-    y, shape = federation.train.examples.y, federation.input_shape
+    y, shape, labels = federation.train.examples.y, federation.input_shape, [part.y for part in examples]
     if not np.issubdtype(y.dtype, np.integer) or y.ndim != 2 or tuple(shape)[:1] != y.shape[1:]:
         raise JaxpflError(
             f"labels of the task next-token are integers [n, T], one for each position of inputs [n, T] (-1 for none), "
@@ -83,9 +83,8 @@ def _tokens(spec: RunSpec, federation: Federation, labels: list[np.ndarray]) -> 
     _check(labels, lambda y: y >= NO_LABEL, "labels of the task next-token must be tokens, or -1 for none")
     largest = max(int(y.max(initial=0)) for y in labels)
     if spec.num_classes is None:
-        x = federation.train.examples.x
-        read = (part.flat().x for part in (federation.train, federation.validation, federation.test))
-        tokens = max(int(x.max(initial=0)) for x in read) if np.issubdtype(x.dtype, np.integer) else 0
+        read = np.issubdtype(federation.train.examples.x.dtype, np.integer)
+        tokens = max(int(part.x.max(initial=0)) for part in examples) if read else 0
         return max(largest, tokens) + 1
     if largest >= spec.num_classes:
         raise JaxpflError(f"there are {spec.num_classes} tokens, but labels go up to {largest}")
@@ -144,10 +143,10 @@ def has_pairs(data: ClientData) -> bool:
     return bool(((of_client > 0) & (of_client < data.size)).any())
 
 
-def _labels(*federations: Federation | None) -> Iterator[np.ndarray]:
+def _examples(*federations: Federation | None) -> Iterator[Examples]:
     for part in federations:
         for split in () if part is None else (part.train, part.validation, part.test):
-            yield split.flat().y
+            yield split.flat()
 
 
 def _check(labels: list[np.ndarray], fits: Any, words: str) -> None:

@@ -25,17 +25,14 @@ import jax.numpy as jnp
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models.losses import class_divergence, class_mixture, cross_entropy
 from jaxpfl.models.metrics import Pooled, correct
-from jaxpfl.types import Array
-
-NO_LABEL = -1
-"""The label of a position without one: padding, or a token that is not to be predicted."""
+from jaxpfl.types import NO_LABEL, Array
 
 mixture = class_mixture
 
 
 def counted(y: Array) -> Array:
     """Positions that have a label, [n, T] bool."""
-    return y >= 0
+    return y != NO_LABEL
 
 
 def loss(logits: Array, y: Array) -> Array:
