@@ -130,6 +130,7 @@ def test_a_function_of_the_round_is_the_schedule_of_that_name(problem):
         (lambda r: 1.0 - r, r"factors >= 0 and <= 1, got -1 in round 2"),
         (lambda r: r / 0.0, r"factors >= 0 and <= 1, got nan in round 0"),
         (lambda r: [r, r], "must return one number for a round, got"),
+        (lambda r: 1.0 + 0j * r, "must return real factors, got complex64"),
         (lambda r: 1.0 if r < 2 else 0.5, "JAX cannot trace the function of the round: Attempted boolean conversion"),
     ],
 )

@@ -132,10 +132,13 @@ def tabulated(function: Factors, rounds: int) -> Schedule:
         [0, 1], or whose largest is not 1.
     """
     try:
-        factors = np.asarray(jax.vmap(function)(jnp.arange(rounds)), np.float64)
+        factors = np.asarray(jax.vmap(function)(jnp.arange(rounds)))
     except Exception as error:  # whatever a function of the user's raises
         said = str(error).splitlines()[0] if str(error) else type(error).__name__
         raise JaxpflError(f"lr_schedule: JAX cannot trace the function of the round: {said}") from error
+    if np.iscomplexobj(factors):
+        raise JaxpflError(f"lr_schedule must return real factors, got {factors.dtype}")
+    factors = factors.astype(np.float64)
     if factors.shape != (rounds,):
         raise JaxpflError(f"lr_schedule must return one number for a round, got {list(factors.shape[1:])}")
     wrong = ~((factors >= 0) & (factors <= 1 + _ROUNDING))
