@@ -8,6 +8,7 @@ from jaxpfl import JaxpflError, algorithms
 from jaxpfl.algorithms.parts import optimizers
 from jaxpfl.engine.assembly import hyper_of
 from jaxpfl.experiment.config import resolve, spec_for
+from jaxpfl.experiment.setup import prepare
 from jaxpfl.papers import board, estimate, registry, results, run, train
 from jaxpfl.papers.declared import UNPRINTED, Estimation, Students, Training, slug
 from jaxpfl.sweep.axes import applied
@@ -93,6 +94,16 @@ def test_trainings_are_sweeps_whose_settings_exist(case):
             )
             assert final.config.validation_share == config.validation_share
             assert resolved.data == "digits" or not quick
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore:.* changes nothing:jaxpfl.JaxpflWarning")  # a setting of the case's other rows
+@pytest.mark.parametrize("case", TRAININGS, ids=setting)
+def test_every_row_can_be_run(case):
+    """Also those that a quick run leaves out: with the case's participation, validation examples and privacy."""
+    for contender in case.contenders:
+        config = resolve(train.config_of(case, contender, quick=True))
+        prepare(config, (contender.method,)).simulation(contender.method)
 
 
 @pytest.mark.parametrize("case", ESTIMATIONS, ids=setting)
