@@ -2,11 +2,13 @@
 
 A program is looked up by everything that it depends on (`program_key`), so a second run that differs in traced values
 only compiles and traces nothing. A program without such a key, or with host callbacks, is compiled anew each time. The
-cache holds executables and shapes, the most recent `MOST` of them, but no data, states or functions.
+cache holds executables and shapes, the most recent `MOST` of them, or fewer where they take too many of the process's
+memory mappings, but no data, states or functions.
 """
 
 from __future__ import annotations
 
+import math
 import pickle
 import threading
 import time
@@ -29,6 +31,11 @@ from jaxpfl.types import PyTree
 
 MOST = 128
 """Number of programs and shapes kept, the most recently used ones; 1 to 3 MiB for a program of a small model."""
+
+MAPPINGS = 0.5
+"""Share of the memory mappings which Linux allows a process (65530 by default) that may be in use before a program is
+made; beyond it, the older half of the programs is forgotten. A round of a small model takes over 500 on a CPU, and
+without any left LLVM ends the process."""
 
 LOADED = "/jaxpfl/programs/load_duration"
 """The event of `jax.monitoring` that a program was loaded from disk."""
@@ -80,7 +87,12 @@ def compiled(
     key = key_of(function, options, jax.tree.map(_place, arguments))
     if key is None:
         return make()[0]
-    return _found(key, lambda: _from_disk(key.digest, make))
+
+    def made() -> tuple[jax.stages.Compiled, bool]:
+        _make_room()
+        return _from_disk(key.digest, make)
+
+    return _found(key, made)
 
 
 def digest(function: Callable[..., Any], arguments: tuple[Any, ...], **more: Any) -> str | None:
@@ -148,6 +160,25 @@ def _found(key: Key, make: Callable[[], tuple[Any, bool]]) -> Any:
         _forget(key)
     mine.set_result(made if made[1] else (None, False))
     return made[0]
+
+
+def _make_room() -> None:
+    """Forget the older half of what is kept where most of the process's memory mappings are in use."""
+    used, allowed = _mappings()
+    if used > MAPPINGS * allowed:
+        with _lock:
+            for _ in range(len(_kept) // 2):
+                _kept.popitem(last=False)
+
+
+def _mappings() -> tuple[int, float]:
+    """Memory mappings of this process, and those that it may have; without a limit but on Linux."""
+    try:
+        allowed = int(Path("/proc/sys/vm/max_map_count").read_text())
+        with Path("/proc/self/maps").open("rb") as lines:
+            return sum(1 for _ in lines), allowed
+    except (OSError, ValueError):
+        return 0, math.inf
 
 
 def _forget(key: Key) -> None:

@@ -1,10 +1,12 @@
 """A second run of the same shapes compiles and traces nothing, and a function that changed is never taken for old."""
 
 import gc
+import math
 import threading
 import weakref
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import NamedTuple
 
 import chex
@@ -269,6 +271,34 @@ def test_the_number_of_kept_programs_is_bounded(monkeypatch):
     assert len(compiled._kept) == 3
     again = [compiled.compiled(lambda x, n=n: x + n, (jnp.zeros(2),)) for n in (4, 3, 2)]
     assert again == programs[:1:-1]
+
+
+def test_programs_make_room_where_memory_mappings_run_out(monkeypatch):
+    compiled.clear()
+    asked = [compiled.compiled(lambda x, n=n: x + n, (jnp.zeros(2),)) for n in range(8)]
+    assert len(compiled._kept) == len(asked)
+    monkeypatch.setattr(compiled, "_mappings", lambda: (30_000, 65_530))
+    compiled.compiled(lambda x: x + 8, (jnp.zeros(2),))
+    assert len(compiled._kept) == 9
+    monkeypatch.setattr(compiled, "_mappings", lambda: (40_000, 65_530))
+    compiled.compiled(lambda x: x + 9, (jnp.zeros(2),))
+    assert len(compiled._kept) == 5  # of ten; the newest among them
+    assert compiled.compiled(lambda x, n=7: x + n, (jnp.zeros(2),)) is asked[7]
+
+
+@pytest.mark.skipif(not Path("/proc/self/maps").exists(), reason="only Linux tells its mappings")
+def test_forgotten_programs_give_their_mappings_back():
+    compiled.clear()
+    gc.collect()
+    before, allowed = compiled._mappings()
+    assert 0 < before < allowed < math.inf
+    for n in range(20):
+        compiled.compiled(lambda x, n=n: jnp.sort(jnp.cumsum(x * n)), (jnp.zeros(50),))
+    held, _ = compiled._mappings()
+    assert held > before + 60
+    compiled.clear()
+    gc.collect()
+    assert compiled._mappings()[0] < before + (held - before) / 4
 
 
 def test_threads_that_ask_for_one_program_make_it_once():

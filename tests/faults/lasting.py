@@ -21,7 +21,7 @@ from jaxpfl.cli import main as command
 
 
 def held(process: int | str = "self") -> dict[str, float]:
-    """Resident memory of a process in MiB, its open file handles, and its threads."""
+    """Resident memory of a process in MiB, its open file handles, its threads and its memory mappings."""
     of = Path("/proc") / str(process)
     pages = int((of / "statm").read_text().split()[1])
     resident = pages * resource.getpagesize() / 2**20
@@ -29,6 +29,7 @@ def held(process: int | str = "self") -> dict[str, float]:
         "resident": round(resident, 1),
         "handles": len(os.listdir(of / "fd")),
         "threads": len(os.listdir(of / "task")),
+        "mappings": (of / "maps").read_bytes().count(b"\n"),
     }
 
 
