@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, TypeAlias
@@ -15,6 +16,7 @@ from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.estimators.normal_means import FAMILIES, Family, NormalMixture, ebnm, posterior
 from jaxpfl.estimators.normal_means.area import Likelihood
 from jaxpfl.presentation import new_axes, save
+from jaxpfl.studies.mean_populations import TRUTHS, Truth, bayes_risk, draw, mixture, needles
 from jaxpfl.studies.own_data.options import LEVEL, Intervals, own_or_simulated
 from jaxpfl.studies.plots import FEW_ERRORS, color
 from jaxpfl.studies.repetitions import repeat, report
@@ -23,7 +25,6 @@ from jaxpfl.studies.settings import at_least, refuse_given
 from jaxpfl.studies.study import Options, Results, Study
 from jaxpfl.types import Array, Key
 
-Truth: TypeAlias = Literal["sparse", "two-point", "efron", "normal"]
 Choice: TypeAlias = Literal[
     "normal",
     "point-normal",
@@ -37,17 +38,6 @@ Choice: TypeAlias = Literal[
 ]
 """The families of priors in a single type, of which the command line can name the nearest, or the best of them."""
 
-TRUTHS: dict[Truth, tuple[tuple[float, ...], ...]] = {
-    "sparse": ((0.95, 0.05), (0.0, 5.0), (0.0, 0.0)),
-    "two-point": ((0.5, 0.5), (-2.0, 2.0), (0.0, 0.0)),
-    "efron": ((0.9, 0.1), (0.0, -3.0), (0.0, 1.0)),
-    "normal": ((1.0,), (0.0,), (1.0,)),
-}
-"""Weights, means and standard deviations of the components. sparse: 50 of 1000 means are 5 (Johnstone and Silverman
-2004); efron: nine of ten are zero, the others N(-3, 1) (Efron 2008)."""
-
-_WIDEST, _CELLS = 40.0, 40_001
-
 
 @dataclass(frozen=True)
 class NormalMeansSettings:
@@ -57,7 +47,11 @@ class NormalMeansSettings:
     """Number of clients, m."""
     truth: Truth = "sparse"
     """The population: sparse (5 % of the means are 5, others 0), two-point (-2 and 2), efron (90 % are 0, others
-    N(-3, 1)), or normal (N(0, 1))."""
+    N(-3, 1)), normal (N(0, 1)), or needles (exactly --nonzero of the means are --size, others 0)."""
+    nonzero: int = 50
+    """Number of the needles, the means that are not 0."""
+    size: float = 5.0
+    """Mean of every needle, in standard errors."""
     priors: tuple[Family, ...] = FAMILIES[1:]
     """Families of priors beside the normal one."""
     repetitions: int = 20
@@ -75,6 +69,13 @@ class NormalMeansSettings:
         checks.count("repetitions", self.repetitions)
         if self.truth not in TRUTHS:
             raise JaxpflError(f"truth must be {', '.join(TRUTHS)}, got {self.truth!r}")
+        if self.truth == "needles":
+            checks.count("nonzero", self.nonzero)
+            if self.nonzero >= self.clients:
+                raise JaxpflError(f"nonzero must be below the number of clients, {self.clients}, got {self.nonzero}")
+            checks.positive("size", self.size)
+        else:
+            refuse_given(self, ("nonzero", "size"), f"is of truth needles, and truth is {self.truth}")
         for prior in self.priors:
             if prior not in FAMILIES:
                 raise unknown_name("prior", prior, FAMILIES)
@@ -138,29 +139,35 @@ class NormalMeansOptions(Options):
         refuse_given(self, names, "is of --csv, and there is none")
 
 
-def bayes_risk(truth: Truth) -> float:
-    """Least mean squared error at a unit standard error: the mean posterior variance, by a sum over x."""
-    prior = NormalMixture(*(jnp.array(of) for of in TRUTHS[truth]))
-    x = jnp.linspace(-_WIDEST, _WIDEST, _CELLS)
-    found = posterior(prior, x, jnp.ones_like(x))
-    density = np.exp(np.asarray(prior.log_marginal(x, jnp.ones_like(x)), np.float64))
-    return float(density @ np.asarray(found.sd, np.float64) ** 2 / density.sum())
+def squared_errors(key: Key, theta: Array, population: NormalMixture, priors: Sequence[Family]) -> dict[str, Array]:
+    """Mean squared error of each estimator of means theta [m] of a population, from one draw of estimates.
+
+    ``local`` is x, ``personalized`` has a normal prior, ``known prior`` the population; [] each.
+    """
+    x = theta + jax.random.normal(key, theta.shape)
+    s = jnp.ones_like(x)
+    made = {"local": x, "personalized": ebnm(x, s).mean}
+    made |= {str(prior): ebnm(x, s, prior=prior).mean for prior in priors}
+    made["known prior"] = posterior(population, x, s).mean
+    return {name: ((values - theta) ** 2).mean() for name, values in made.items()}
+
+
+def _means(given: NormalMeansSettings) -> tuple[Callable[[Key, Key], Array], NormalMixture]:
+    """What draws all clients' means from keys, and their distribution."""
+    if given.truth == "needles":
+        theta, population = needles(given.clients, given.nonzero, given.size)
+        return lambda of_kind, of_theta: theta, population
+    population = mixture(given.truth)
+    return lambda of_kind, of_theta: draw(of_kind, of_theta, population, given.clients), population
 
 
 def simulate(given: NormalMeansSettings) -> dict[str, np.ndarray]:
     """Mean squared error of each estimator in each repetition, [repetitions], on the same data for all."""
-    truth = NormalMixture(*(jnp.array(of) for of in TRUTHS[given.truth]))
+    drawn, population = _means(given)
 
     def study(key: Key) -> dict[str, Array]:
         of_kind, of_theta, of_x = jax.random.split(key, 3)
-        kind = jax.random.choice(of_kind, len(truth.weights), (given.clients,), p=truth.weights)
-        theta = truth.means[kind] + truth.sds[kind] * jax.random.normal(of_theta, (given.clients,))
-        x = theta + jax.random.normal(of_x, (given.clients,))
-        s = jnp.ones_like(x)
-        made = {"local": x, "personalized": ebnm(x, s).mean}
-        made |= {str(prior): ebnm(x, s, prior=prior).mean for prior in given.priors}
-        made["known prior"] = posterior(truth, x, s).mean
-        return {name: ((values - theta) ** 2).mean() for name, values in made.items()}
+        return squared_errors(of_x, drawn(of_kind, of_theta), population, given.priors)
 
     found = repeat(study, given.seed, given.repetitions, given.clients)
     return {name: found[name] for name in ("local", "personalized", *given.priors, "known prior")}
@@ -175,9 +182,10 @@ def simulated(given: NormalMeansSettings) -> Results:
     given.check()
     series = simulate(given)
     with jax.enable_x64(True):
-        exact = {"local": 1.0, "known prior": bayes_risk(given.truth)}
+        exact = {"local": 1.0, "known prior": bayes_risk(_means(given)[1])}
     result = {"study": "normal-means", "settings": dict(vars(given))} | report(series, exact)
-    title = f"{given.clients} normal means, {given.truth}, {given.repetitions} repetitions"
+    named = f"{given.nonzero} needles of {given.size:g}" if given.truth == "needles" else given.truth
+    title = f"{given.clients} normal means, {named}, {given.repetitions} repetitions"
     return Results(
         json=result,
         tables=lambda: estimator_table(result, title, ["personalized: a normal prior; the others by their priors"]),

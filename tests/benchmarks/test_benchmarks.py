@@ -34,6 +34,7 @@ NAMES = (
     "estimators",
     "estimators_compared",
     "interval_coverage",
+    "needles",
     "histograms",
     "graphs",
     "defaults",
@@ -382,6 +383,30 @@ def test_interval_coverage(tmp_path: Path):
     for row in record(tmp_path, "interval_coverage")["results"].values():
         assert row["counted_length"] > row["plug_in_length"]
         assert row["counted_coverage"] >= row["plug_in_coverage"]
+
+
+@pytest.mark.slow
+def test_needles(tmp_path: Path):
+    for cell in record(tmp_path, "needles")["results"]["cells"]:
+        assert {"local", "normal", "npmle", "known prior"} <= set(cell["errors"])
+        assert 0 < cell["bayes_risk"] < cell["soft_threshold"]
+
+
+def test_the_risk_of_soft_thresholding():
+    """Beside SciPy's quadrature of the squared error."""
+    from jaxpfl.benchmarks.needles import soft_threshold
+    from scipy import integrate, stats
+
+    threshold = math.sqrt(2 * math.log(1000))
+
+    def risk(theta: float) -> float:
+        def error(x: float) -> float:
+            kept = math.copysign(max(abs(x) - threshold, 0.0), x)
+            return (kept - theta) ** 2 * float(stats.norm.pdf(x, theta))
+
+        return integrate.quad(error, theta - 12, theta + 12, points=[-threshold, threshold], limit=200)[0]
+
+    assert soft_threshold(1000, 50, 4.0) == pytest.approx(50 * risk(4.0) + 950 * risk(0.0), rel=1e-8)
 
 
 @pytest.mark.slow

@@ -7,14 +7,14 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
-from scipy import stats
+from scipy import integrate, special, stats
 
 from jaxpfl.cli import main
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.estimators import fay_herriot
 from jaxpfl.estimators.normal_means import FAMILIES
 from jaxpfl.estimators.rates import ebbinomial, ebpoisson
-from jaxpfl.studies import demo_data, normal_means
+from jaxpfl.studies import demo_data, mean_populations, normal_means
 from jaxpfl.studies.normal_means import NormalMeansOptions, NormalMeansSettings
 from jaxpfl.studies.own_data import diagnostics, summary_csv
 
@@ -36,11 +36,11 @@ def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
 
 
 @pytest.mark.parametrize(
-    "truth", [pytest.param(name, marks=[pytest.mark.slow] * (name != "efron")) for name in normal_means.TRUTHS]
+    "truth", [pytest.param(name, marks=[pytest.mark.slow] * (name != "efron")) for name in mean_populations.MIXTURES]
 )
 def test_the_bayes_risk(truth):
     """Beside a double sum over theta and x."""
-    weights, means, sds = (np.array(of) for of in normal_means.TRUTHS[truth])
+    weights, means, sds = (np.array(of) for of in mean_populations.MIXTURES[truth])
     x = np.linspace(-15, 15, 3001)
     theta = np.linspace(-10, 10, 2001)
     mass = sum(
@@ -52,7 +52,46 @@ def test_the_bayes_risk(truth):
     mean = joint @ theta / marginal
     risk = (joint @ theta**2 - mean**2 * marginal).sum() * 0.01
     with jax.enable_x64(True):
-        np.testing.assert_allclose(normal_means.bayes_risk(truth), risk, rtol=1e-5)
+        np.testing.assert_allclose(mean_populations.bayes_risk(mean_populations.mixture(truth)), risk, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("share", "size"), [(0.005, 7.0), (0.05, 3.0), (0.5, 60.0), (0.5, 3.0)])
+def test_the_bayes_risk_of_needles(share, size):
+    """Beside adaptive quadrature of the posterior variance p (1 - p) size^2, at the tails of either component too."""
+    between = np.log((1 - share) / share) / size + size / 2
+
+    def integrand(x):
+        p = special.expit(np.log(share / (1 - share)) + size * x - size**2 / 2)
+        return p * (1 - p) * size**2 * ((1 - share) * stats.norm.pdf(x) + share * stats.norm.pdf(x, size))
+
+    risk = integrate.quad(integrand, between - 15, between + 15, points=[between], epsabs=0, epsrel=1e-10, limit=500)[0]
+    with jax.enable_x64(True):
+        theta, population = mean_populations.needles(1000, round(1000 * share), size)
+        assert np.asarray(theta).tolist() == [size] * round(1000 * share) + [0.0] * round(1000 * (1 - share))
+        np.testing.assert_allclose(mean_populations.bayes_risk(population), risk, rtol=1e-6, atol=1e-14)
+
+
+def test_needles_that_cannot_be_are_refused():
+    for given, said in (
+        ({"nonzero": 0}, "nonzero must be a whole number of at least 1, got 0"),
+        ({"nonzero": 1000}, "nonzero must be below the number of clients, 1000, got 1000"),
+        ({"size": 0.0}, "size must be > 0 and finite, got 0"),
+        ({"size": float("inf")}, "size must be > 0 and finite, got inf"),
+        ({"truth": "normal", "nonzero": 5}, "nonzero is of truth needles, and truth is normal, got 5"),
+        ({"truth": "sparse", "size": 3.0}, "size is of truth needles, and truth is sparse, got 3"),
+    ):
+        with pytest.raises(JaxpflError, match=said):
+            NormalMeansSettings(**{"truth": "needles", **given}).check()  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.slow
+def test_needles_beside_the_bayes_risk():
+    """Of repetitions with fixed means, the known prior's error is the Bayes risk: four standard errors."""
+    given = NormalMeansSettings(truth="needles", nonzero=5, size=4.0, repetitions=40, priors=("npmle",))
+    found = normal_means.simulated(given).json["mse"]
+    assert abs(found["known prior"]["mean"] - found["known prior"]["closed_form"]) < 4 * found["known prior"]["stderr"]
+    errors = [found[name]["mean"] for name in ("known prior", "npmle", "personalized", "local")]
+    assert errors == sorted(errors)
 
 
 @pytest.mark.slow
@@ -330,7 +369,7 @@ def test_bad_requests_are_refused_in_a_line(capsys, tmp_path):
     assert "level is of --csv, and there is none, got 0.5" in refused(capsys, "--level", "0.5")
     assert "No such file" in refused(capsys, "--csv", tmp_path / "none.csv")
     assert "did you mean npmle" in refused(capsys, "--csv", one, "--prior", "npml")
-    with pytest.raises(JaxpflError, match="truth must be sparse, two-point, efron, normal, got 'dense'"):
+    with pytest.raises(JaxpflError, match="truth must be sparse, two-point, efron, normal, needles, got 'dense'"):
         NormalMeansSettings(truth="dense").check()  # pyright: ignore[reportArgumentType]
     assert NormalMeansOptions().csv is None
 

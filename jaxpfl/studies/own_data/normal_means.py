@@ -36,7 +36,7 @@ def results(path: Path, given: Any, options: Any) -> Results:
     inputs.level(options.level, np.float64)
     refuse_given(
         given,
-        (*SIMULATED[:1], "truth", "priors", "repetitions"),
+        (*SIMULATED[:1], "truth", "nonzero", "size", "priors", "repetitions"),
         "is of simulated data, which a CSV file takes the place of",
     )
     _refuse_beside(options)
