@@ -7,11 +7,13 @@ import jax.numpy as jnp
 import normal_means_reference as reference
 import numpy as np
 import pytest
+from scipy import stats
 
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import ebnm
 from jaxpfl.estimators.normal_means import NormalMixture, PointLaplace, bootstrap, posterior
 from jaxpfl.estimators.normal_means.refits import GridRefits, Refits
+from jaxpfl.estimators.normal_means.smooth import smoothest
 
 
 @pytest.fixture(autouse=True)
@@ -128,3 +130,51 @@ def test_intervals_cover(prior):
 def test_bad_arguments_are_refused_in_a_line(more, said):
     with pytest.raises(JaxpflError, match=said):
         bootstrap(jax.random.key(0), [1.0, 2.0], 1.0, **more)
+
+
+def likelihood(x: np.ndarray, s: np.ndarray, places: np.ndarray, h: float) -> float:
+    """Greatest log likelihood over the weights of normals of spread h at the places, by 5000 steps of EM."""
+    L = stats.norm.pdf(x[:, None], places, np.sqrt(s[:, None] ** 2 + h**2))
+    weights = np.full(len(places), 1 / len(places))
+    for _ in range(5_000):
+        weights = weights * (L / (L @ weights)[:, None]).mean(axis=0)
+    return float(np.log(L @ weights).sum())
+
+
+def test_the_smoothest_population_is_the_widest_that_is_not_refused():
+    rng = np.random.default_rng(5)
+    x, s = 2 * rng.normal(size=40), rng.uniform(0.5, 1.0, 40)
+    x += s * rng.normal(size=40)
+    prior = ebnm(x, s, "npmle", components=60).prior
+    assert isinstance(prior, NormalMixture)
+    found = smoothest(jnp.array(x), jnp.array(s), jnp.full(40, 1 / 40), prior)
+    h, places = float(found.sds[0]), np.asarray(prior.means)
+    np.testing.assert_array_equal(found.sds, h)
+    np.testing.assert_array_equal(found.means, places)
+    np.testing.assert_allclose(found.weights.sum(), 1.0)
+    best = likelihood(x, s, places, 0.0)
+    allowed = stats.chi2.ppf(0.95, 1) / 2
+    # 1.03: h is found to a 256th of the logarithm of its range, 2.2 %.
+    assert best - likelihood(x, s, places, h) < allowed < best - likelihood(x, s, places, 1.03 * h)
+    # Atoms far apart are no smooth population: h is then far below their distance.
+    far = np.repeat([-3.0, 3.0], 20) + 0.25 * rng.normal(size=40)
+    prior = ebnm(far, 0.25, "npmle", components=60).prior
+    assert isinstance(prior, NormalMixture)
+    assert smoothest(jnp.array(far), jnp.full(40, 0.25), jnp.full(40, 1 / 40), prior).sds[0] < 0.5
+
+
+def test_an_npmle_is_refitted_to_clients_of_the_smoothest_population():
+    """One refit, beside the same draws by hand."""
+    rng = np.random.default_rng(6)
+    x, key = jnp.array(2 * rng.normal(size=25)), jax.random.key(3)
+    found = bootstrap(key, x, 1.0, "npmle", components=30, refits=1)
+    prior = ebnm(x, 1.0, "npmle", components=30).prior
+    assert isinstance(prior, NormalMixture)
+    population = smoothest(x, jnp.ones(25), jnp.full(25, 1 / 25), prior)
+    of_theta, of_x = jax.random.split(jax.random.split(key, 1)[0])
+    drawn = np.asarray(population.draw(of_theta, x.shape) + jax.random.normal(of_x, x.shape))
+    refit = cast(GridRefits, found.prior)
+    places, weights = np.asarray(refit.means), np.asarray(refit.weights[0])
+    np.testing.assert_allclose([places[0], places[-1]], [min(drawn.min(), x.min()), max(drawn.max(), x.max())])
+    own = np.log(stats.norm.pdf(drawn[:, None], places) @ weights).sum()
+    assert abs(own - likelihood(drawn, np.ones(25), places, 0.0)) < 1e-3

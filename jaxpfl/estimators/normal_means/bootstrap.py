@@ -4,7 +4,8 @@ Each refit G_b is to m clients drawn anew, and every client's posterior given it
 over the refits, :math:`\frac1B \sum_b p(\theta_i \mid x_i, G_b)`, of which intervals are the quantiles.
 
 - "parametric": :math:`\theta_i^b \sim \hat G`, :math:`x_i^b \sim N(\theta_i^b, s_i^2)`, with the errors of the clients
-  as they are (type III of Laird and Louis).
+  as they are (type III of Laird and Louis). For an NPMLE, whose atoms are too few to stand for a smooth population,
+  :math:`\hat G` is the smoothest one that the clients allow (`smooth`); what is refitted are NPMLEs.
 - "clients": clients (x_i, s_i) drawn with replacement, which trusts no family, but knows of no distribution beyond the
   estimates at hand.
 
@@ -31,6 +32,7 @@ from jaxpfl.estimators.normal_means.families import COMPONENTS, Family
 from jaxpfl.estimators.normal_means.fit import ebnm, fitted
 from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
 from jaxpfl.estimators.normal_means.refits import GridRefits, Refits
+from jaxpfl.estimators.normal_means.smooth import smoothest
 from jaxpfl.types import Array, Key, Scalar
 
 Resampling: TypeAlias = Literal["parametric", "clients"]
@@ -112,6 +114,10 @@ def _mixed(
         raise TypeError("a prior that was refitted is no family to draw from")
     m = len(x)
     even = jnp.full(m, 1 / m, x.dtype)
+    population = likeliest
+    if prior == "npmle" and resampling == "parametric":
+        assert isinstance(likeliest, NormalMixture)
+        population = smoothest(x, s, even, likeliest)
 
     def drawn(key: Key) -> tuple[Array, Array]:
         """Estimates and weights of clients, [m] each."""
@@ -119,7 +125,7 @@ def _mixed(
         if resampling == "clients":
             chosen = jax.random.randint(of_theta, (m,), 0, m)
             return x, jnp.zeros_like(x).at[chosen].add(1 / m)
-        theta = likeliest.draw(of_theta, x.shape)
+        theta = population.draw(of_theta, x.shape)
         return theta + s * jax.random.normal(of_x, x.shape, x.dtype), even
 
     keys = jax.random.split(key, refits)
