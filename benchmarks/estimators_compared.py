@@ -2,11 +2,13 @@
 
     python -m benchmarks estimators_compared
 
-Three kinds of work. mixed model: five samples of each client about its own normal mean, the population learned; beside
+Five kinds of work. mixed model: five samples of each client about its own normal mean, the population learned; beside
 statsmodels' MixedLM and a plain loop. point-normal: a spike and a normal by marginal likelihood; beside SciPy's
-L-BFGS-B on a vectorised likelihood and on a loop. private: means of which each client sends one message at eps = 1;
-one bit by `estimators.gaussian_private`, beside Gaussian-mechanism means (delta 1e-5). All but jaxpfl's contenders end
-at a count beyond which they are not bearable. ``--repetitions`` are timings after the first.
+L-BFGS-B on a vectorised likelihood and on a loop. scale mixture and npmle: priors on a grid; beside the libraries
+ashrink and npeb (with cvxpy), which are left out where they are not installed. private: means of which each client
+sends one message at eps = 1; one bit by `estimators.gaussian_private`, beside Gaussian-mechanism means (delta 1e-5).
+All but jaxpfl's contenders end at a count beyond which they are not bearable. ``--repetitions`` are timings after the
+first. Errors of private rows are means over ``--draws`` of clients and messages, ± a standard error.
 """
 
 from __future__ import annotations
@@ -23,6 +25,7 @@ if not __package__:
 
     __package__ = _script.package
 
+from . import estimator_ports
 from .harness import Job, JobError, once
 from .record import command, parser, positive, table, write
 
@@ -30,6 +33,8 @@ COUNTS, QUICK = (1_000, 10_000, 100_000, 1_000_000), (200,)
 CONTENDERS = {
     "mixed model": {"jaxpfl": None, "plain loop": 100_000, "statsmodels MixedLM": 10_000},
     "point-normal": {"jaxpfl": None, "SciPy L-BFGS-B": None, "SciPy on a plain loop": 1_000},
+    "scale mixture": {"jaxpfl": None, "ashrink": 1_000},
+    "npmle": {"jaxpfl": 100_000, "npeb": 10_000},
     "private": {"one bit, jaxpfl": None, "Gaussian mechanism, jaxpfl": None, "noisy means": None},
 }
 """Contenders of each work, and the most clients that they are given."""
@@ -41,8 +46,10 @@ def main(argv: list[str] | None = None) -> None:
     options = parser("estimators_compared", __doc__, repetitions=3)
     options.add_argument("--counts", type=positive, nargs="+", metavar="M")
     options.add_argument("--work", choices=tuple(CONTENDERS), nargs="+", default=list(CONTENDERS))
+    options.add_argument("--draws", type=positive, default=20, help="of clients and messages of private rows")
     args = options.parse_args(argv)
     counts = args.counts or (QUICK if args.quick else COUNTS)
+    draws = min(args.draws, 3) if args.quick else args.draws
     repetitions = 1 if args.quick else args.repetitions
     results: dict[str, dict[str, Any]] = {}
     skipped: dict[str, str] = {}
@@ -52,6 +59,7 @@ def main(argv: list[str] | None = None) -> None:
                 if most is not None and m > most:
                     continue
                 settings = {"work": kind, "contender": name, "clients": m, "repetitions": repetitions}
+                settings |= {"draws": draws} if kind == "private" else {}
                 label = f"{kind}, {name}, {m:,}"
                 try:
                     results[label] = settings | once(Job("estimators_compared", settings))
@@ -63,17 +71,16 @@ def main(argv: list[str] | None = None) -> None:
         rows = [
             (
                 row["contender"], f"{row['clients']:,}", row["median"], row["first"], row["peak_bytes"] / GIB,
-                row["rmse"], row["local_rmse"], row["coverage"],
+                row["rmse"], row.get("rmse_stderr"), row["local_rmse"], row["coverage"],
             )
             for row in results.values() if row["work"] == kind
         ]  # fmt: skip
-        columns = ("", "clients", "s", "first s", "peak GiB", "RMSE", "local's", "coverage")
+        columns = ("", "clients", "s", "first s", "peak GiB", "RMSE", "±", "local's", "coverage")
         table(f"{kind}: the same clients for all", columns, rows)
     for label, why in skipped.items():
         print(f"left out: {label}: {why}")
-    write(
-        args.json, "estimators_compared", {"counts": list(counts), "repetitions": repetitions}, results, skipped=skipped
-    )
+    settings = {"counts": list(counts), "repetitions": repetitions, "draws": draws}
+    write(args.json, "estimators_compared", settings, results, skipped=skipped)
 
 
 def work(settings: dict[str, Any]) -> dict[str, Any]:
@@ -81,8 +88,17 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
     import resource
 
     m, name = settings["clients"], settings["contender"]
-    make = {"mixed model": _mixed, "point-normal": _point_normal, "private": _private}[settings["work"]]
-    run, theta, local = make(m, name)
+    errors = None
+    if settings["work"] == "private":
+        run, theta, local, errors = _private(m, name)
+    else:
+        make: Callable[[int, str], tuple[Run, np.ndarray, np.ndarray]] = {
+            "mixed model": _mixed,
+            "point-normal": _point_normal,
+            "scale mixture": estimator_ports.scale_mixture,
+            "npmle": estimator_ports.npmle,
+        }[settings["work"]]
+        run, theta, local = make(m, name)
 
     def timed() -> tuple[float, np.ndarray, Callable[[], np.ndarray] | None]:
         began = time.perf_counter()
@@ -103,7 +119,14 @@ def work(settings: dict[str, Any]) -> dict[str, Any]:
         "local_rmse": rmse(local),
         "coverage": None if covered is None else float(covered().mean()),
         "peak_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
+    } | (_over_draws(errors, settings["draws"]) if errors is not None else {})
+
+
+def _over_draws(errors: Callable[[int], tuple[float, float]], draws: int) -> dict[str, float | None]:
+    """Mean errors over draws with standard errors, in place of those of the one draw that is timed."""
+    found = np.array([errors(i) for i in range(draws)])
+    mean, spread = found.mean(axis=0), found.std(axis=0, ddof=1) / draws**0.5 if draws > 1 else (None, None)
+    return {"rmse": mean[0], "rmse_stderr": spread[0], "local_rmse": mean[1], "local_rmse_stderr": spread[1]}
 
 
 Run = Callable[[], tuple[np.ndarray, Callable[[], np.ndarray] | None]]
@@ -210,7 +233,8 @@ def _point_normal(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:
     return runs[name], theta, x
 
 
-def _private(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:
+def _private(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray, Callable[[int], tuple[float, float]]]:
+    """As the others, with the errors (estimates', local's) of the i-th draw of clients and messages; 0 is timed."""
     import jax
 
     from jaxpfl.estimators import base, gaussian_private
@@ -222,9 +246,12 @@ def _private(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:
         "one bit, jaxpfl": gaussian_private.split(given.bound, 1.0, given.sigma_x**2),
         "Gaussian mechanism, jaxpfl": study.personalized(given, noise),
     }
-    of_data, of_run = jax.random.split(jax.random.key(0))
-    theta, clients = study.draw(of_data, given)
-    own = np.asarray(clients.x.mean(axis=1))[:, 0]
+    draw = jax.jit(lambda key: study.draw(key, given))
+
+    def drawn(i: int) -> tuple[Any, np.ndarray, Any, np.ndarray]:
+        of_data, of_run = jax.random.split(jax.random.key(i))
+        theta, clients = draw(of_data)
+        return of_run, np.asarray(theta)[:, 0], clients, np.asarray(clients.x.mean(axis=1))[:, 0]
 
     @jax.jit
     def program(key: Any, clients: Any) -> Any:
@@ -232,7 +259,13 @@ def _private(m: int, name: str) -> tuple[Run, np.ndarray, np.ndarray]:
             return jax.vmap(noise.send)(jax.random.split(key, m), clients.x.mean(axis=1))
         return base.estimate(estimators[name], key, clients).estimates
 
-    return lambda: (np.asarray(program(of_run, clients))[:, 0], None), np.asarray(theta)[:, 0], own
+    def errors(i: int) -> tuple[float, float]:
+        of_run, theta, clients, own = drawn(i)
+        made = np.asarray(program(of_run, clients))[:, 0]
+        return float(((made - theta) ** 2).mean() ** 0.5), float(((own - theta) ** 2).mean() ** 0.5)
+
+    of_run, theta, clients, own = drawn(0)
+    return lambda: (np.asarray(program(of_run, clients))[:, 0], None), theta, own, errors
 
 
 if __name__ == "__main__":
