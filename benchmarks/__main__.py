@@ -32,6 +32,7 @@ NAMES = (
     "estimators",
     "estimators_compared",
     "interval_coverage",
+    "bernoulli_coverage",
     "needles",
     "histograms",
     "graphs",

@@ -34,6 +34,7 @@ NAMES = (
     "estimators",
     "estimators_compared",
     "interval_coverage",
+    "bernoulli_coverage",
     "needles",
     "histograms",
     "graphs",
@@ -383,6 +384,17 @@ def test_interval_coverage(tmp_path: Path):
     for row in record(tmp_path, "interval_coverage")["results"].values():
         assert row["counted_length"] > row["plug_in_length"]
         assert row["counted_coverage"] >= row["plug_in_coverage"]
+
+
+@pytest.mark.slow
+def test_bernoulli_coverage(tmp_path: Path):
+    found = record(tmp_path, "bernoulli_coverage", "--variation", "0", "1")["results"]
+    (cell,) = found["cells"]
+    for of in cell["variation"].values():
+        assert 0.8 < of["coverage"] <= 1
+        assert 0 < of["length"] < 1
+    said = python("-m", "benchmarks", "bernoulli_coverage", "--mean", "0.5", "--variation", "2", status=2).stderr
+    assert said.endswith("no Beta distribution has a mean of 0.5 and a variation of 2\n")
 
 
 @pytest.mark.slow

@@ -1,0 +1,97 @@
+"""Coverage of the 95 % intervals of Bernoulli clients' probabilities, for rare events too.
+
+    python -m benchmarks bernoulli_coverage
+
+Cells: clients whose p_i are of Beta distributions with a mean (``--mean``) and a coefficient of variation
+(``--variation``), of so many samples each. The intervals integrate over the population
+(`estimators.learned_bernoulli`, in SciPy on the host, a file at a time). ``--repetitions`` are files of clients in each
+cell; ± is a standard error over files, of the mean coverage of a file's clients.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+
+if not __package__:
+    import _script
+
+    __package__ = _script.package
+
+from .harness import Job, once
+from .record import command, parser, positive, table, write
+
+COUNTS, SAMPLES = (50,), (100, 1000)
+MEANS, VARIATIONS = (1e-5, 1e-4, 1e-3, 1e-2), (0.0, 0.5, 1.0, 2.0)
+
+
+@command
+def main(argv: list[str] | None = None) -> None:
+    options = parser("bernoulli_coverage", __doc__, repetitions=100)
+    options.add_argument("--counts", type=positive, nargs="+", default=list(COUNTS), metavar="M")
+    options.add_argument("--samples", type=positive, nargs="+", default=list(SAMPLES), metavar="N")
+    options.add_argument("--mean", type=float, nargs="+", default=list(MEANS), metavar="P")
+    options.add_argument("--variation", type=float, nargs="+", default=list(VARIATIONS), metavar="CV")
+    args = options.parse_args(argv)
+    for mean in args.mean:
+        for variation in args.variation:
+            if not (0 < mean < 1 and 0 <= variation**2 < (1 - mean) / mean):
+                options.error(f"no Beta distribution has a mean of {mean:g} and a variation of {variation:g}")
+    given = {name: getattr(args, name)[: 1 if args.quick else None] for name in ("counts", "samples", "mean")}
+    settings = given | {"variation": args.variation, "repetitions": 2 if args.quick else args.repetitions}
+    found = once(Job("bernoulli_coverage", settings))
+    rows = [
+        (
+            cell["clients"], cell["samples"], f"{cell['mean']:g}",
+            *(f"{100 * of['coverage']:.1f} ± {100 * of['stderr']:.1f}" for of in cell["variation"].values()),
+        )
+        for cell in found["cells"]
+    ]  # fmt: skip
+    columns = ("clients", "samples", "p", *(f"variation {cv:g}" for cv in args.variation))
+    table(f"coverage of 95 % intervals in %, {settings['repetitions']} files", columns, rows)
+    print(f"{found['cpu_seconds']:.0f} s of CPU time")
+    write(args.json, "bernoulli_coverage", settings, found)
+
+
+def work(settings: dict[str, Any]) -> dict[str, Any]:
+    """Coverage and mean length in every cell."""
+    began = time.process_time()
+    cells = [
+        {
+            "clients": m,
+            "samples": n,
+            "mean": mean,
+            "variation": {
+                f"{cv:g}": coverage(np.random.default_rng([m, n, i, j]), m, n, mean, cv, settings["repetitions"])
+                for j, cv in enumerate(settings["variation"])
+            },
+        }
+        for m in settings["counts"]
+        for n in settings["samples"]
+        for i, mean in enumerate(settings["mean"])
+    ]
+    return {"cells": cells, "cpu_seconds": time.process_time() - began}
+
+
+def coverage(rng: np.random.Generator, m: int, n: int, mean: float, variation: float, files: int) -> dict[str, float]:
+    """Share of clients that intervals cover, its standard error over files, and their mean length."""
+    from jaxpfl.estimators import learned_bernoulli
+
+    theta = np.full((files, m), mean)
+    if variation:
+        total = (1 - mean) / (mean * variation**2) - 1  # of the Beta distribution's two parameters
+        theta = rng.beta(mean * total, (1 - mean) * total, (files, m))
+    ones = rng.binomial(n, theta)
+    ends = [learned_bernoulli.believed(of, np.full(m, n), 0.95) for of in ones]
+    inside = np.array([((of.low <= p) & (p <= of.high)).mean() for of, p in zip(ends, theta, strict=True)])
+    return {
+        "coverage": float(inside.mean()),
+        "stderr": float(inside.std(ddof=1) / files**0.5),
+        "length": float(np.mean([(of.high - of.low).mean() for of in ends])),
+    }
+
+
+if __name__ == "__main__":
+    main()
