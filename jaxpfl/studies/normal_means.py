@@ -153,7 +153,7 @@ def squared_errors(key: Key, theta: Array, population: NormalMixture, priors: Se
 
 
 def _means(given: NormalMeansSettings) -> tuple[Callable[[Key, Key], Array], NormalMixture]:
-    """What draws all clients' means from keys, and their distribution."""
+    """Sampler of all clients' means, by two keys, and their distribution."""
     if given.truth == "needles":
         theta, population = needles(given.clients, given.nonzero, given.size)
         return lambda of_kind, of_theta: theta, population
