@@ -31,15 +31,8 @@ from jax.scipy.special import digamma, gammainc, gammaln, polygamma, xlogy
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means import simplex
-from jaxpfl.estimators.rate_mixtures import (
-    EM_STEPS,
-    Atoms,
-    RateMixture,
-    mean_log_likelihood,
-    posterior,
-    shares_of,
-    weighed,
-)
+from jaxpfl.estimators.rate_answers import RateMixture, shares_of
+from jaxpfl.estimators.rate_mixtures import EM_STEPS, Atoms, mean_log_likelihood, posterior, weighed
 from jaxpfl.estimators.rising import log_rise
 from jaxpfl.types import Array, Scalar
 

@@ -28,9 +28,9 @@ from jaxpfl.estimators import inputs, marginals, poisson_mixtures, rate_mixtures
 from jaxpfl.estimators.frames import labels_of
 from jaxpfl.estimators.normal_means.private import Released, central, local, nearest, nonnegative
 from jaxpfl.estimators.poisson_mixtures import PoissonPrior
-from jaxpfl.estimators.rate_mixtures import RateMixture, RatePrior
+from jaxpfl.estimators.rate_answers import RateMixture, Rates
+from jaxpfl.estimators.rate_mixtures import RatePrior
 from jaxpfl.estimators.rates import (
-    Rates,
     checked_components,
     checked_events,
     checked_trials,

@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import math
 from functools import partial
-from typing import Any, Literal, NamedTuple, Protocol, TypeAlias
+from typing import Any, Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
@@ -31,12 +31,11 @@ import numpy as np
 from jax.core import Tracer
 from jax.scipy.special import betainc, gammaln, logsumexp, xlog1py, xlogy
 
-from jaxpfl.estimators import inputs
 from jaxpfl.estimators.climb import climb
-from jaxpfl.estimators.frames import Labels, frame
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means import simplex
 from jaxpfl.estimators.normal_means.answer import in_blocks
+from jaxpfl.estimators.rate_answers import Mixture, RateMixture, log_marginal, shares_of
 from jaxpfl.estimators.rising import log_rise
 from jaxpfl.types import Array, Scalar
 
@@ -47,36 +46,6 @@ COMPONENTS = {"beta-mixture": 2, "npmle": 300}
 EM_STEPS = 30
 _STARTS = ((3.0, 3.0), (30.0, 30.0), (300.0, 300.0), (3.0, 300.0))
 _LOGIT, _LOG_SIZE = 30.0, (-9.0, 20.0)  # between which parameters stay
-
-
-class Mixture(Protocol):
-    """Mixture of K components, as far as posteriors need it; z and n are a client's counts."""
-
-    @property
-    def weights(self) -> Array:
-        """pi_k, [K], which sum to one."""
-        ...
-
-    @property
-    def means(self) -> Array:
-        """Means of the components, [K]."""
-        ...
-
-    def log_constant(self, z: Array, n: Array, /) -> Array:
-        """Part of the log probability of the counts that no component changes, [...]."""
-        ...
-
-    def log_components(self, z: Array, n: Array, /) -> Array:
-        """The rest of it under every component, [..., K]."""
-        ...
-
-    def components(self, z: Array, n: Array, /) -> tuple[Array, Array]:
-        """Posterior means and variances of every component, [..., K] each."""
-        ...
-
-    def quantile(self, p: Scalar, shares: Array, z: Array, n: Array, /) -> Array:
-        """Posterior quantile from the components' shares [..., K], [...]."""
-        ...
 
 
 class Betas(NamedTuple):
@@ -141,52 +110,6 @@ class Atoms(NamedTuple):
     def quantile(self, p: Scalar, shares: Array, z: Array, n: Array) -> Array:
         """Posterior quantile from the components' shares [..., K], [...]."""
         return self.means[(jnp.cumsum(shares, axis=-1) < p).sum(axis=-1).clip(max=len(self.means) - 1)]
-
-
-class RateMixture(NamedTuple):
-    """Posteriors of m clients' probabilities, or rates, under a mixture. The prior counts as known.
-
-    Attributes:
-      events, size: successes and trials, or counts and exposure, [m] each.
-      prior: the fitted one.
-      mean: posterior means, [m].
-      sd: posterior standard deviations, [m].
-      log_marginal: log likelihood of all counts, [].
-      slack: for atoms, by how much at most the mean log likelihood of a client is below that of the grid's best
-        weights, []; else zero.
-      labels: of the clients, where they came in a frame.
-    """
-
-    events: Array
-    size: Array
-    prior: Any
-    mean: Array
-    sd: Array
-    log_marginal: Array
-    slack: Array
-    labels: Labels | None = None
-
-    def to_frame(self, level: float | None = None) -> Any:
-        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
-        return frame(self, len(self.mean), level)
-
-    def membership(self) -> Array:
-        """Posterior probabilities of the components, [m, K]."""
-        return shares_of(self.prior, self.events, self.size)
-
-    def quantile(self, p: Scalar) -> Array:
-        """Posterior quantile, [m]."""
-        inputs.inside("p", p)
-
-        def of(z: Array, n: Array) -> Array:
-            return self.prior.quantile(p, shares_of(self.prior, z, n), z, n)
-
-        return in_blocks(of, self.events, self.size)
-
-    def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Ends of the equal-tailed credible intervals, [m] each."""
-        inputs.level(level)
-        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
 
 def log_beta_binomial(z: Array, n: Array, alpha: Array, beta: Array) -> Array:
@@ -299,8 +222,7 @@ def posterior(prior: Any, z: Array, n: Array, slack: Array) -> RateMixture:
         means, variances = prior.components(z, n)
         mean = (shares * means).sum(axis=-1)
         variance = (shares * (variances + (means - mean[..., None]) ** 2)).sum(axis=-1)
-        value = logsumexp(prior.log_components(z, n) + jnp.log(prior.weights), axis=-1)
-        return mean, jnp.sqrt(variance), value + prior.log_constant(z, n)
+        return mean, jnp.sqrt(variance), log_marginal(prior, z, n)
 
     mean, sd, value = in_blocks(of, z, n)
     return RateMixture(z, n, prior, mean, sd, value.sum(), slack)
@@ -309,11 +231,6 @@ def posterior(prior: Any, z: Array, n: Array, slack: Array) -> RateMixture:
 def log_orders(z: Array, n: Array) -> Array:
     """Log of the number of orders of z successes in n trials."""
     return gammaln(n + 1) - gammaln(z + 1) - gammaln(n - z + 1)
-
-
-def shares_of(prior: Mixture, z: Array, n: Array) -> Array:
-    """Posterior probabilities of the components, [..., K]."""
-    return jax.nn.softmax(prior.log_components(z, n) + jnp.log(prior.weights), axis=-1)
 
 
 def weighed(z: Array, n: Array) -> tuple[Array, Array, Array]:

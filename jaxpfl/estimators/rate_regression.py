@@ -34,7 +34,8 @@ from jaxpfl.estimators import inputs, marginals
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.frames import Labels, frame, labels_of
 from jaxpfl.estimators.normal_means.area import covariates, dependent, triangle
-from jaxpfl.estimators.rates import Rates, checked_events, checked_trials, posterior
+from jaxpfl.estimators.rate_answers import Rates
+from jaxpfl.estimators.rates import checked_events, checked_trials, posterior
 from jaxpfl.types import Array, Scalar
 
 _STARTS = (-1.0, 1.0, 3.0, 5.0, 8.0)

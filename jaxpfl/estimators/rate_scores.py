@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.estimators.rates import Rates
+from jaxpfl.estimators.rate_answers import Rates
 
 MOST_TERMS = 50_000_000
 """Terms of Beta-binomial sums beyond which there are no scores."""

@@ -18,79 +18,25 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from functools import partial
-from typing import Any, Literal, NamedTuple, get_args, overload
+from typing import Any, Literal, get_args, overload
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
-from jax.scipy.special import betainc, gammainc
 
 from jaxpfl import checks
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.estimators import inputs, marginals, poisson_mixtures
 from jaxpfl.estimators.climb import climb
-from jaxpfl.estimators.frames import Labels, frame, labels_of
-from jaxpfl.estimators.intervals import bisect
+from jaxpfl.estimators.frames import labels_of
 from jaxpfl.estimators.poisson_mixtures import PoissonPrior
-from jaxpfl.estimators.rate_mixtures import COMPONENTS, RateMixture, RatePrior, fit_mixture
-from jaxpfl.types import Array, Scalar
+from jaxpfl.estimators.rate_answers import RateMixture, Rates
+from jaxpfl.estimators.rate_mixtures import COMPONENTS, RatePrior, fit_mixture
+from jaxpfl.types import Array
 
 _STARTS = (-2.0, 0.0, 2.0, 4.0, 6.0, 9.0)
 _MOST_SAMPLES = 1e12
-
-
-class Rates(NamedTuple):
-    """Posteriors of m clients' probabilities or rates. The prior counts as known.
-
-    Attributes:
-      events, size: successes and trials, or counts and exposure, [m] each.
-      bounded: whether they are probabilities.
-      prior_mean: mu, [].
-      prior_size: n_0 or e_0, []; infinite without spread.
-      mean: posterior means, [m].
-      sd: posterior standard deviations, [m].
-      shrinkage: n_0 / (n_0 + n_i), [m].
-      log_marginal: log likelihood of all counts, []; with weights of mean one where some were given.
-      labels: of the clients, where they came in a frame.
-    """
-
-    events: Array
-    size: Array
-    bounded: bool | Array
-    prior_mean: Array
-    prior_size: Array
-    mean: Array
-    sd: Array
-    shrinkage: Array
-    log_marginal: Array
-    labels: Labels | None = None
-
-    def to_frame(self, level: float | None = None) -> Any:
-        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
-        return frame(self, len(self.mean), level)
-
-    def quantile(self, p: Scalar) -> Array:
-        """Posterior quantile, [m]."""
-        inputs.inside("p", p)
-        finite = jnp.where(jnp.isinf(self.prior_size), 1, self.prior_size)
-        first = finite * self.prior_mean + self.events
-        rest = finite * (1 - self.prior_mean) + self.size - self.events
-        scale = finite + self.size
-
-        def below(t: Array) -> Array:
-            share = betainc(first, jnp.where(self.bounded, rest, 1), jnp.clip(t, 0, 1))
-            return jnp.where(self.bounded, share, gammainc(first, t * scale)) < p
-
-        most = jnp.where(self.bounded, 1, self.mean + 40 * self.sd + 40 / scale)
-        found = bisect(below, jnp.zeros_like(self.mean), most)
-        return jnp.where(jnp.isinf(self.prior_size), self.prior_mean, found)
-
-    def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
-        """Ends of the equal-tailed credible intervals, [m] each; `learned_bernoulli` and `learned_poisson`
-        do not take the prior for known."""
-        inputs.level(level)
-        return self.quantile((1 - level) / 2), self.quantile((1 + level) / 2)
 
 
 @overload

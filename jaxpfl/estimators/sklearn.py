@@ -16,7 +16,7 @@ from jaxpfl.estimators import rate_mixtures, rates
 from jaxpfl.estimators.inputs import is_frame, refuse_masked
 from jaxpfl.estimators.normal_means import ebnm, posterior
 from jaxpfl.estimators.normal_means.fit import values
-from jaxpfl.estimators.rate_mixtures import RateMixture
+from jaxpfl.estimators.rate_answers import RateMixture
 from jaxpfl.estimators.rates import checked_counts, ebbinomial, ebpoisson
 
 _KINDS = {"estimate": "normal", "successes": "beta", "count": "gamma"}

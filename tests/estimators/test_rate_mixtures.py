@@ -10,11 +10,11 @@ from scipy import optimize, special, stats
 
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import compare_components, ebbinomial
+from jaxpfl.estimators.rate_answers import RateMixture
 from jaxpfl.estimators.rate_components import best_components
 from jaxpfl.estimators.rate_mixtures import (
     Atoms,
     Betas,
-    RateMixture,
     em_step,
     log_beta_binomial,
     mean_log_likelihood,

@@ -38,9 +38,10 @@ from jaxpfl.estimators.normal_means.compare import FOLDS, learns
 from jaxpfl.estimators.normal_means.families import Family
 from jaxpfl.estimators.normal_means.goodness import DRAWS
 from jaxpfl.estimators.poisson_mixtures import Gammas
+from jaxpfl.estimators.rate_answers import Rates
 from jaxpfl.estimators.rate_mixtures import Betas
 from jaxpfl.estimators.rate_regression import ebbinomial_regression, ebpoisson_regression
-from jaxpfl.estimators.rates import Rates, ebbinomial, ebpoisson
+from jaxpfl.estimators.rates import ebbinomial, ebpoisson
 from jaxpfl.studies.own_data import private_fits
 from jaxpfl.studies.own_data.summary_csv import Kind, Summaries
 
