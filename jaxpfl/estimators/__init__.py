@@ -38,7 +38,9 @@ from jaxpfl.estimators import (
     random_coefficients,
     rate_answers,
     rate_components,
+    rate_folds,
     rate_mixtures,
+    rate_priors,
     rate_regression,
     rate_scores,
     rates,
@@ -51,6 +53,7 @@ from jaxpfl.estimators.base import Estimated, Estimator, Samples, estimate, ever
 from jaxpfl.estimators.multinomial import ebmultinomial
 from jaxpfl.estimators.normal_means import compare_priors, ebnm, ebnm_groups, fay_herriot, unit_level
 from jaxpfl.estimators.rate_components import compare_components
+from jaxpfl.estimators.rate_priors import compare_binomial_priors, compare_poisson_priors
 from jaxpfl.estimators.rate_regression import ebbinomial_regression, ebpoisson_regression
 from jaxpfl.estimators.rates import ebbinomial, ebpoisson
 
@@ -66,7 +69,9 @@ __all__ = [
     "client_variances",
     "clustering",
     "common_representation",
+    "compare_binomial_priors",
     "compare_components",
+    "compare_poisson_priors",
     "compare_priors",
     "differences",
     "ebbinomial",
@@ -98,7 +103,9 @@ __all__ = [
     "random_coefficients",
     "rate_answers",
     "rate_components",
+    "rate_folds",
     "rate_mixtures",
+    "rate_priors",
     "rate_regression",
     "rate_scores",
     "rates",

@@ -77,7 +77,7 @@ def ebbinomial(
     z, n = checked_trials(successes, trials, weights)
     labels = labels_of(successes, trials, weights)
     if number is None:
-        found = _binomial(*_floats(z, n), inputs.shares(weights, len(z), 2))
+        found = fit_beta(*_floats(z, n), inputs.shares(weights, len(z), 2))
     else:
         found = _mixed(partial(fit_mixture, prior=prior, components=number), z, n, whole=True)
     return found._replace(labels=labels)
@@ -169,7 +169,7 @@ def ebpoisson(
     z, e = checked_events(count, exposure, weights)
     labels = labels_of(count, exposure, weights)
     if number is None:
-        found = _poisson(*_floats(z, e), inputs.shares(weights, len(z), 2))
+        found = fit_gamma(*_floats(z, e), inputs.shares(weights, len(z), 2))
     else:
         found = _mixed(partial(poisson_mixtures.fit_mixture, prior=prior, components=number), z, e, whole=False)
     return found._replace(labels=labels)
@@ -189,7 +189,8 @@ def checked_events(count: Any, exposure: Any, weights: Any = None) -> tuple[Any,
 
 
 @jax.jit
-def _binomial(z: Array, n: Array, w: Array) -> Rates:
+def fit_beta(z: Array, n: Array, w: Array) -> Rates:
+    """Fit a Beta prior to successes and trials that have been checked; w [m] of the clients sums to one."""
     z = _valid(z, n, w, whole=True)
     share = (w @ z) / (w @ n)
     start = jnp.log(share) - jnp.log1p(-share)
@@ -200,7 +201,8 @@ def _binomial(z: Array, n: Array, w: Array) -> Rates:
 
 
 @jax.jit
-def _poisson(z: Array, e: Array, w: Array) -> Rates:
+def fit_gamma(z: Array, e: Array, w: Array) -> Rates:
+    """Fit a Gamma prior to counts and exposures that have been checked; w [m] of the clients sums to one."""
     z = _valid(z, e, w, whole=False)
     share = (w @ z) / (w @ e)
     unit = 1 / share  # sizes in exposures of one event

@@ -11,9 +11,9 @@ estimates for a heteroscedastic hierarchical model".
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from functools import partial
-from typing import Any, Literal, NamedTuple, TypeAlias, get_args
+from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_args
 
 import jax
 import jax.numpy as jnp
@@ -45,6 +45,19 @@ class PriorScores(NamedTuple):
     risks: Array
 
 
+class HeldOut(Protocol):
+    """Scores of a family of priors, also of counts."""
+
+    @property
+    def log_densities(self) -> Array:
+        """Log density of every client under the prior fitted to the other folds, [m]."""
+        ...
+
+
+Choice = TypeVar("Choice", bound=Hashable)
+"""Name of a family of priors, or number of its components."""
+
+
 class Lead(NamedTuple):
     """A difference of two families' means over clients, with the standard error of the clients' differences, []."""
 
@@ -70,20 +83,9 @@ def compare_priors(
       JaxpflError: as `ebnm`; no family, one twice, folds out of range, or so few clients that without a fold there is
         one.
     """
-    checks.count("folds", folds)
-    if not priors:
-        raise JaxpflError("priors must be at least one family, got none")
-    for prior in priors:
-        if prior not in FAMILIES:
-            raise unknown_name("prior", prior, FAMILIES)
-        if list(priors).count(prior) > 1:
-            raise JaxpflError(f"priors must differ, got {prior} {list(priors).count(prior)} times")
+    check_priors(priors, FAMILIES)
     own, errors = checked(x, s, one=False)
-    m = len(own)
-    if not 2 <= folds <= m:
-        raise JaxpflError(f"folds must be from 2 to the number of clients, {m}, got {folds}")
-    if m - -(-m // folds) < 2:
-        raise JaxpflError(f"{folds} folds of {m} clients leave a single client to fit a prior to: give more clients")
+    check_folds(folds, len(own))
     at = jnp.asarray(0.0 if center is None else center, own.dtype)
     return {
         prior: _scores(own, errors, at, prior=prior, learned=learns(prior) and center is None, folds=folds)
@@ -91,41 +93,81 @@ def compare_priors(
     }
 
 
+def check_priors(priors: Sequence[str], known: Sequence[str]) -> None:
+    """Check names of families that are to be compared.
+
+    Raises:
+      JaxpflError: for none, an unknown one, and one that is there twice.
+    """
+    if not priors:
+        raise JaxpflError("priors must be at least one family, got none")
+    for prior in priors:
+        if prior not in known:
+            raise unknown_name("prior", prior, known)
+        if list(priors).count(prior) > 1:
+            raise JaxpflError(f"priors must differ, got {prior} {list(priors).count(prior)} times")
+
+
+def check_folds(folds: int, m: int) -> None:
+    """Check a number of folds of m clients.
+
+    Raises:
+      JaxpflError: out of range, or where a single client is left without a fold.
+    """
+    checks.count("folds", folds)
+    if not 2 <= folds <= m:
+        raise JaxpflError(f"folds must be from 2 to the number of clients, {m}, got {folds}")
+    if m - -(-m // folds) < 2:
+        raise JaxpflError(f"{folds} folds of {m} clients leave a single client to fit a prior to: give more clients")
+
+
 def learns(prior: Family) -> bool:
     """Tell the families that can learn their center from those on a grid about it."""
     return prior not in COMPONENTS
 
 
-def best(scores: dict[Family, PriorScores], by: By = "likelihood") -> Family:
+def best(scores: Mapping[Choice, HeldOut], by: By = "likelihood") -> Choice:
     """The family of the best mean score on held-out clients: log density, or risk; the first of equals.
 
+    Args:
+      scores: as `compare_priors` returns them, or, by likelihood alone, those of counts.
+      by: the score.
+
     Raises:
-      JaxpflError: an unknown ``by``, or no family with a finite score.
+      JaxpflError: an unknown ``by``, risks of counts, or no family with a finite score.
     """
-    means: dict[Family, float] = {prior: float(of.mean()) for prior, of in _held_out(scores, by).items()}
-    finite: dict[Family, float] = {prior: value for prior, value in means.items() if jnp.isfinite(value)}
+    means = {prior: float(of.mean()) for prior, of in _held_out(scores, by).items()}
+    finite = {prior: value for prior, value in means.items() if jnp.isfinite(value)}
     if not finite:
         raise JaxpflError("no prior has a finite score")
     return max(finite, key=lambda prior: finite[prior])
 
 
-def leads(scores: dict[Family, PriorScores], by: By = "likelihood") -> dict[Family, Lead]:
+def leads(scores: Mapping[Choice, HeldOut], by: By = "likelihood") -> dict[Choice, Lead]:
     """Distance of each family to the best one on held-out clients, at least 0, with paired standard errors.
+
+    Args:
+      scores, by: as those of `best`.
 
     Raises:
       JaxpflError: as `best`.
     """
     held_out = _held_out(scores, by)
     top = held_out[best(scores, by)]
-    gaps: dict[Family, Array] = {prior: top - of for prior, of in held_out.items()}
+    gaps = {prior: top - of for prior, of in held_out.items()}
     return {prior: Lead(gap.mean(), gap.std(ddof=1) / len(gap) ** 0.5) for prior, gap in gaps.items()}
 
 
-def _held_out(scores: dict[Family, PriorScores], by: By) -> dict[Family, Array]:
+def _held_out(scores: Mapping[Choice, HeldOut], by: By) -> dict[Choice, Array]:
     """Scores of every client, larger for better."""
     if by not in get_args(By):
         raise unknown_name("by", by, get_args(By))
-    return {prior: of.log_densities if by == "likelihood" else -of.risks for prior, of in scores.items()}
+    if by == "likelihood":
+        return {prior: of.log_densities for prior, of in scores.items()}
+    risks = {prior: -of.risks for prior, of in scores.items() if isinstance(of, PriorScores)}
+    if len(risks) < len(scores):
+        raise JaxpflError("by must be likelihood for counts, whose scores have no risk, got risk")
+    return risks
 
 
 @partial(jax.jit, static_argnames=("prior", "learned", "folds"))
