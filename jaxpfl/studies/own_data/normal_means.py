@@ -12,7 +12,7 @@ from jaxpfl.data.sources import csv_text
 from jaxpfl.errors import JaxpflError, printable
 from jaxpfl.estimators import inputs
 from jaxpfl.presentation import literal, new_table
-from jaxpfl.studies.own_data import categories, client_csv, diagnostics, group_fits, output, private_fits
+from jaxpfl.studies.own_data import categories, client_csv, diagnostics, group_fits, output, private_fits, rate_fits
 from jaxpfl.studies.own_data import normal_means_fits as fits
 from jaxpfl.studies.own_data.common import SIMULATED, Own, Picture
 from jaxpfl.studies.own_data.summary_csv import PAIRS, read
@@ -47,11 +47,11 @@ def results(path: Path, given: Any, options: Any) -> Results:
         fits.refuse_drawn(options, "a Dirichlet prior, whose mean and size are integrated over")
         return categories.results(path, table, given.seed, options.level, options.intervals)
     data = read(path, options.covariates, groups=options.groups, weights=options.weights, table=table)
-    known = fits.MIXTURES.get(data.kind, ())
+    known = rate_fits.MIXTURES.get(data.kind, ())
     mixed = options.prior in known
     if known and options.prior == "normal":
         refuse_given(options, ("components",), f"is of --prior {' or '.join(known)}")
-    for kind, priors in fits.MIXTURES.items():
+    for kind, priors in rate_fits.MIXTURES.items():
         if options.prior in priors and options.prior != "npmle" and kind != data.kind:
             columns = ",".join(PAIRS[kind])
             has = ",".join(PAIRS[data.kind])
@@ -69,11 +69,11 @@ def results(path: Path, given: Any, options: Any) -> Results:
     try:
         with jax.enable_x64(True):
             if mixed:
-                found = fits.of_mixture(data, given.seed, options)
+                found = rate_fits.of_mixture(data, given.seed, options)
             elif data.kind != "estimate" and options.covariates:
-                found = fits.of_rates_about(data, options.level)
+                found = rate_fits.of_rates_about(data, options.level)
             elif data.kind != "estimate":
-                found = fits.of_rates(data, given.seed, options)
+                found = rate_fits.of_rates(data, given.seed, options)
             elif options.covariates:
                 found = fits.of_areas(data, options)
             elif data.groups is not None:

@@ -1,0 +1,145 @@
+"""Fits of the counts of a file's clients: successes of trials, and events in exposures, about covariates or not."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxpfl.estimators import differences, learned_bernoulli, learned_poisson, rate_scores
+from jaxpfl.estimators.poisson_mixtures import Gammas
+from jaxpfl.estimators.rate_answers import Rates
+from jaxpfl.estimators.rate_mixtures import Betas
+from jaxpfl.estimators.rate_regression import ebbinomial_regression, ebpoisson_regression
+from jaxpfl.estimators.rates import ebbinomial, ebpoisson
+from jaxpfl.studies.own_data.normal_means_fits import (
+    MOST_REFITTED,
+    Fitted,
+    arrays,
+    coefficients,
+    refuse_dependent,
+    refuse_drawn,
+)
+from jaxpfl.studies.own_data.summary_csv import Kind, Summaries
+
+MIXTURES: Mapping[Kind, tuple[str, ...]] = {
+    "successes": ("beta-mixture", "npmle"),
+    "count": ("gamma-mixture", "npmle"),
+}
+"""Priors of successes and of counts beside a single Beta or Gamma distribution."""
+
+
+def of_rates(data: Summaries, seed: int, options: Any) -> Fitted:
+    """Fit a Beta prior to successes of trials, or a Gamma prior to counts.
+
+    Raises:
+      JaxpflError: as `ebbinomial` and `ebpoisson`; for intervals by drawn clients.
+    """
+    z, n, level = data.first, data.second, options.level
+    refuse_drawn(options, "a Beta or Gamma prior, whose mean and size are integrated over")
+    if data.kind == "successes":
+        fit: Rates = ebbinomial(z, n)
+        test = differences.of_shares(z, n, seed)._asdict()
+    else:
+        fit = ebpoisson(z, n)
+        test = _equal_rates(z, n)
+    low, high, sd = (np.asarray(of) for of in (*fit.interval(level), fit.sd))
+    how = "plug-in"
+    if options.intervals != how and (data.kind == "successes" or len(z) <= MOST_REFITTED):
+        how = "integrated"
+        learned = learned_bernoulli if data.kind == "successes" else learned_poisson
+        low, high, sd = learned.believed(z, n, level)
+    mean, size = float(fit.prior_mean), float(fit.prior_size)
+    spread = mean * (1 - mean) / (1 + size) if data.kind == "successes" else mean / size
+    facts = {
+        "prior": "beta" if data.kind == "successes" else "gamma",
+        "intervals": how,
+        "estimated": {"mean": mean, "sigma_theta": spread**0.5},
+        "prior_size": size if np.isfinite(size) else None,
+        "log_marginal": float(fit.log_marginal),
+        "clients_differ": test,
+    }
+    own = np.asarray(fit.mean)
+    columns = {
+        "local": z / n, "personalized": own, "personalized_stderr": sd, "low": np.minimum(low, own),
+        "high": np.maximum(high, own), "shrinkage": fit.shrinkage,
+    }  # fmt: skip
+    scores = rate_scores.scores(fit, seed)
+    return Fitted(facts, arrays(columns if scores is None else columns | {"score": scores}), scores)
+
+
+def of_rates_about(data: Summaries, level: float) -> Fitted:
+    """Fit successes of trials, or counts, about a regression on covariates.
+
+    Raises:
+      JaxpflError: as `ebbinomial_regression` and `ebpoisson_regression`, the covariates by their names.
+    """
+    refuse_dependent(data)
+    shares = data.kind == "successes"
+    fit = (ebbinomial_regression if shares else ebpoisson_regression)(data.first, data.second, data.covariates)
+    low, high = (np.asarray(end) for end in fit.interval(level))
+    rates, own = fit.rates, np.asarray(fit.mean)
+    mu, spread = np.asarray(rates.prior_mean), float(fit.spread)
+    variance = mu * (1 - mu) / (1 + spread) if shares else mu**2 / spread
+    facts = {
+        "prior": "beta" if shares else "gamma",
+        "estimated": {"mean": float(mu.mean()), "sigma_theta": float(variance.mean()) ** 0.5},
+        "spread": {"pseudo_trials" if shares else "shape": spread if np.isfinite(spread) else None},
+        "coefficients": coefficients(("intercept", *data.covariate_names), fit.beta, fit.beta_covariance),
+        "log_marginal": float(fit.log_marginal),
+        "clients_differ": {
+            "name": "likelihood ratio to the regression",
+            "statistic": float(fit.ratio),
+            "p_value": float(fit.p_value),
+        },
+    }
+    columns = {
+        "local": data.first / data.second, "personalized": own, "personalized_stderr": rates.sd,
+        "low": np.minimum(low, own), "high": np.maximum(high, own), "regression": mu, "shrinkage": rates.shrinkage,
+    }  # fmt: skip
+    return Fitted(facts, arrays(columns), None)
+
+
+def of_mixture(data: Summaries, seed: int, options: Any) -> Fitted:
+    """Fit a mixture to successes of trials, or to counts.
+
+    Raises:
+      JaxpflError: as `ebbinomial` and `ebpoisson`; for intervals by drawn clients.
+    """
+    refuse_drawn(options, f"the prior {options.prior} of successes and counts, which counts as known")
+    z, n = data.first, data.second
+    shares = data.kind == "successes"
+    fit = (ebbinomial if shares else ebpoisson)(z, n, prior=options.prior, components=options.components)
+    low, high = (np.asarray(end) for end in fit.interval(options.level))
+    own, prior = np.asarray(fit.mean), jax.tree.map(np.asarray, fit.prior)
+    mean = float(prior.weights @ prior.means)
+    variance = prior.weights @ (prior.means - mean) ** 2
+    facts: dict[str, Any] = {"prior": options.prior, "intervals": "plug-in"}
+    columns = {
+        "local": z / n, "personalized": own, "personalized_stderr": fit.sd, "low": np.minimum(low, own),
+        "high": np.maximum(high, own),
+    }  # fmt: skip
+    if isinstance(prior, Betas | Gammas):
+        within = prior.means * (1 - prior.means) / (1 + prior.sizes) if shares else prior.means / prior.sizes
+        variance += prior.weights @ within
+        rows = zip(prior.weights, prior.means, prior.sizes, strict=True)
+        facts["components"] = [{"weight": float(a), "mean": float(b), "size": float(c)} for a, b, c in rows]
+        columns |= {f"component_{k + 1}": of for k, of in enumerate(np.asarray(fit.membership()).T)}
+    facts |= {
+        "estimated": {"mean": mean, "sigma_theta": float(variance) ** 0.5},
+        "log_marginal": float(fit.log_marginal),
+        "slack": float(fit.slack),
+        "clients_differ": differences.of_shares(z, n, seed)._asdict() if shares else _equal_rates(z, n),
+    }
+    return Fitted(facts, arrays(columns), None)
+
+
+def _equal_rates(z: np.ndarray, e: np.ndarray) -> dict[str, Any]:
+    """Pearson's chi-square test of equal rates."""
+    from scipy import special
+
+    expected = e * z.sum() / e.sum()
+    statistic = float(((z - expected) ** 2 / expected).sum())
+    return {"name": "chi-square", "statistic": statistic, "p_value": float(special.chdtrc(len(z) - 1, statistic))}
