@@ -89,9 +89,9 @@ class NormalMeansOptions(Options):
     """A file with a row for each client, of the columns estimate,se, or successes,trials, or count,exposure, or
     counts of categories in columns count:NAME."""
     prior: Choice = "normal"
-    """The prior of estimates of your own; best compares all families on clients that are held out in turn. Of successes
-    it is a Beta distribution unless beta-mixture or npmle is asked for, of counts a Gamma distribution unless
-    gamma-mixture or npmle is."""
+    """The prior of estimates of your own. Of successes it is a Beta distribution unless beta-mixture or npmle is asked
+    for, of counts a Gamma distribution unless gamma-mixture or npmle is. Best compares all families of these on clients
+    that are held out in turn."""
     center: float | None = None
     """Center of that prior; learned unless given, and 0 for scale-mixture."""
     components: int | None = None

@@ -48,7 +48,7 @@ def results(path: Path, given: Any, options: Any) -> Results:
         return categories.results(path, table, given.seed, options.level, options.intervals)
     data = read(path, options.covariates, groups=options.groups, weights=options.weights, table=table)
     known = rate_fits.MIXTURES.get(data.kind, ())
-    mixed = options.prior in known
+    chosen = options.prior in known or (bool(known) and options.prior == "best")
     if known and options.prior == "normal":
         refuse_given(options, ("components",), f"is of --prior {' or '.join(known)}")
     for kind, priors in rate_fits.MIXTURES.items():
@@ -63,17 +63,13 @@ def results(path: Path, given: Any, options: Any) -> Results:
         names = ("prior", "center", "components", "groups", "weights", "fit", "epsilon")
         refuse_given(
             options,
-            [name for name in names if not (mixed and name in ("prior", "components"))],
+            [name for name in names if not (chosen and name in ("prior", "components"))],
             f"is of estimate,se, and {path.name} has {','.join(PAIRS[data.kind])}",
         )
     try:
         with jax.enable_x64(True):
-            if mixed:
-                found = rate_fits.of_mixture(data, given.seed, options)
-            elif data.kind != "estimate" and options.covariates:
-                found = rate_fits.of_rates_about(data, options.level)
-            elif data.kind != "estimate":
-                found = rate_fits.of_rates(data, given.seed, options)
+            if data.kind != "estimate":
+                found = rate_fits.of_counts(data, given.seed, options)
             elif options.covariates:
                 found = fits.of_areas(data, options)
             elif data.groups is not None:
@@ -198,21 +194,19 @@ def _spread(component: dict[str, float]) -> str:
 
 def _table(rows: list[dict[str, Any]]) -> Block:
     """Table of the families of priors."""
+    risks = "held_out_risk" in rows[0]
+    of = "log density and risk (Stein's estimate of the squared error)" if risks else "log density"
     found = new_table(
         "families of priors, per client",
-        "log density and risk (Stein's estimate of the squared error) of clients held out in turn; "
-        "the best log density is taken; ± one standard error",
+        f"{of} of clients held out in turn; the best log density is taken; ± one standard error",
     )
     found.add_column("prior", style="bold", no_wrap=True)
-    for name in ("log likelihood", "log density", "behind", "risk"):
+    for name in ("log likelihood", "log density", "behind", *["risk"] * risks):
         found.add_column(name, justify="right", no_wrap=True)
     for row in rows:
         behind = f"{row['behind']:.3f} ± {row['behind_stderr']:.3f}" if row["behind"] else "best"
-        cells = (
-            f"{row['log_marginal']:.6g}",
-            f"{row['held_out_log_density']:.4f}",
-            behind,
-            f"{row['held_out_risk']:.4g}",
-        )
+        cells = [f"{row['log_marginal']:.6g}", f"{row['held_out_log_density']:.4f}", behind]
+        if risks:
+            cells.append(f"{row['held_out_risk']:.4g}")
         found.add_row(row["prior"], *cells)
     return found

@@ -33,6 +33,7 @@ from jaxpfl.estimators.normal_means.bootstrap import REFITS
 from jaxpfl.estimators.normal_means.compare import FOLDS, learns
 from jaxpfl.estimators.normal_means.families import Family
 from jaxpfl.estimators.normal_means.goodness import DRAWS
+from jaxpfl.estimators.rate_folds import CountScores
 from jaxpfl.studies.own_data import private_fits
 from jaxpfl.studies.own_data.summary_csv import Summaries
 
@@ -125,14 +126,14 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
       JaxpflError: as `ebnm`.
     """
     x, s = data.first, data.second
-    prior, compared = options.prior, {}
+    prior, chosen = options.prior, {}
     if prior == "best":
         scores = compare_priors(x, s, folds=min(FOLDS, len(x)), center=options.center)
-        prior, compared = best(scores), {"compared": _compared(scores)}
+        prior, chosen = best(scores), {"compared": compared(scores)}
     center = options.center if options.prior != "best" or prior != "npmle" else None
     learned: Any = "learned" if center is None and learns(prior) else center
     if options.epsilon is not None:
-        fit, compared = private_fits.fitted(x, s, seed, options)
+        fit, chosen = private_fits.fitted(x, s, seed, options)
     else:
         fit = ebnm(x, s, prior=prior, center=learned, components=options.components, weights=data.weights)
     draws = int(np.clip(_DRAWN // len(x), _FEWEST_DRAWS, _MOST_DRAWS))
@@ -161,7 +162,7 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
     facts = {
         "prior": prior,
         "intervals": how,
-        **compared,
+        **chosen,
         "estimated": {"mean": float(fit.prior.mean), "sigma_theta": float(fit.prior.sd)},
         "log_marginal": float(fit.log_marginal),
         "risk": risk_of(s, np.asarray(fit.risks)),
@@ -223,21 +224,21 @@ def refuse_drawn(options: Any, why: str) -> None:
         raise JaxpflError(f"intervals clients refit a prior to drawn clients, which is not for {why}")
 
 
-def _compared(scores: dict[Family, PriorScores]) -> list[dict[str, Any]]:
+def compared(scores: Mapping[Any, PriorScores | CountScores]) -> list[dict[str, Any]]:
     """Scores of every family as JSON, per client but for the likelihood of all."""
-    behind = leads(scores)
-    return [
-        {
+    behind, found = leads(scores), []
+    for prior, of in scores.items():
+        row = {
             "prior": prior,
             "log_marginal": float(of.log_marginal),
             "held_out_log_density": float(of.log_densities.mean()),
             "behind": float(behind[prior].difference),
             "behind_stderr": float(behind[prior].stderr),
-            "risk": float(of.risk),
-            "held_out_risk": float(of.risks.mean()),
         }
-        for prior, of in scores.items()
-    ]
+        if isinstance(of, PriorScores):
+            row |= {"risk": float(of.risk), "held_out_risk": float(of.risks.mean())}
+        found.append(row)
+    return found
 
 
 def risk_of(s: np.ndarray, each: np.ndarray) -> dict[str, float]:

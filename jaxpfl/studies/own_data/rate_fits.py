@@ -8,7 +8,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl.estimators import differences, learned_bernoulli, learned_poisson, rate_scores
+from jaxpfl.estimators import (
+    compare_binomial_priors,
+    compare_poisson_priors,
+    differences,
+    learned_bernoulli,
+    learned_poisson,
+    rate_scores,
+)
+from jaxpfl.estimators.normal_means import best
+from jaxpfl.estimators.normal_means.compare import FOLDS
 from jaxpfl.estimators.poisson_mixtures import Gammas
 from jaxpfl.estimators.rate_answers import Rates
 from jaxpfl.estimators.rate_mixtures import Betas
@@ -19,6 +28,7 @@ from jaxpfl.studies.own_data.normal_means_fits import (
     Fitted,
     arrays,
     coefficients,
+    compared,
     refuse_dependent,
     refuse_drawn,
 )
@@ -29,6 +39,26 @@ MIXTURES: Mapping[Kind, tuple[str, ...]] = {
     "count": ("gamma-mixture", "npmle"),
 }
 """Priors of successes and of counts beside a single Beta or Gamma distribution."""
+
+
+def of_counts(data: Summaries, seed: int, options: Any) -> Fitted:
+    """Fit successes of trials, or counts, by the prior that is asked for, or by the best on held-out clients.
+
+    Raises:
+      JaxpflError: as `of_rates`, `of_mixture`, `of_rates_about`, and the comparison of priors.
+    """
+    if options.covariates:
+        return of_rates_about(data, options.level)
+    if options.prior in MIXTURES[data.kind]:
+        return of_mixture(data, seed, options, options.prior)
+    if options.prior != "best":
+        return of_rates(data, seed, options)
+    refuse_drawn(options, "priors of successes and counts")
+    compare = compare_binomial_priors if data.kind == "successes" else compare_poisson_priors
+    scores: Any = compare(data.first, data.second, folds=min(FOLDS, len(data.first)))
+    prior = best(scores)
+    found = of_mixture(data, seed, options, prior) if prior in MIXTURES[data.kind] else of_rates(data, seed, options)
+    return found._replace(facts=found.facts | {"compared": compared(scores)})
 
 
 def of_rates(data: Summaries, seed: int, options: Any) -> Fitted:
@@ -102,31 +132,31 @@ def of_rates_about(data: Summaries, level: float) -> Fitted:
     return Fitted(facts, arrays(columns), None)
 
 
-def of_mixture(data: Summaries, seed: int, options: Any) -> Fitted:
+def of_mixture(data: Summaries, seed: int, options: Any, prior: Any) -> Fitted:
     """Fit a mixture to successes of trials, or to counts.
 
     Raises:
       JaxpflError: as `ebbinomial` and `ebpoisson`; for intervals by drawn clients.
     """
-    refuse_drawn(options, f"the prior {options.prior} of successes and counts, which counts as known")
+    refuse_drawn(options, f"the prior {prior} of successes and counts, which counts as known")
     z, n = data.first, data.second
     shares = data.kind == "successes"
-    fit = (ebbinomial if shares else ebpoisson)(z, n, prior=options.prior, components=options.components)
+    fit = (ebbinomial if shares else ebpoisson)(z, n, prior=prior, components=options.components)
     low, high = (np.asarray(end) for end in fit.interval(options.level))
-    own, prior = np.asarray(fit.mean), jax.tree.map(np.asarray, fit.prior)
-    mean = float(prior.weights @ prior.means)
-    variance = prior.weights @ (prior.means - mean) ** 2
-    facts: dict[str, Any] = {"prior": options.prior, "intervals": "plug-in"}
+    own, of = np.asarray(fit.mean), jax.tree.map(np.asarray, fit.prior)
+    mean = float(of.weights @ of.means)
+    variance = of.weights @ (of.means - mean) ** 2
+    facts: dict[str, Any] = {"prior": prior, "intervals": "plug-in"}
     columns = {
         "local": z / n, "personalized": own, "personalized_stderr": fit.sd, "low": np.minimum(low, own),
         "high": np.maximum(high, own),
     }  # fmt: skip
-    if isinstance(prior, Betas | Gammas):
-        within = prior.means * (1 - prior.means) / (1 + prior.sizes) if shares else prior.means / prior.sizes
-        variance += prior.weights @ within
-        rows = zip(prior.weights, prior.means, prior.sizes, strict=True)
+    if isinstance(of, Betas | Gammas):
+        within = of.means * (1 - of.means) / (1 + of.sizes) if shares else of.means / of.sizes
+        variance += of.weights @ within
+        rows = zip(of.weights, of.means, of.sizes, strict=True)
         facts["components"] = [{"weight": float(a), "mean": float(b), "size": float(c)} for a, b, c in rows]
-        columns |= {f"component_{k + 1}": of for k, of in enumerate(np.asarray(fit.membership()).T)}
+        columns |= {f"component_{k + 1}": share for k, share in enumerate(np.asarray(fit.membership()).T)}
     facts |= {
         "estimated": {"mean": mean, "sigma_theta": float(variance) ** 0.5},
         "log_marginal": float(fit.log_marginal),
