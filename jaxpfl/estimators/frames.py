@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from types import MappingProxyType
 from typing import Any, NamedTuple
 
 import jax
@@ -33,7 +35,14 @@ def labels_of(*given: Any) -> Labels | None:
     return next((Labels(value.index) for value in given if is_frame(value)), None)
 
 
-def frame(answer: NamedTuple, m: int, level: float | None, *, leave: tuple[str, ...] = ()) -> Any:
+def frame(
+    answer: NamedTuple,
+    m: int,
+    level: float | None,
+    *,
+    leave: tuple[str, ...] = (),
+    more: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
     """All that an answer says of single clients, as a frame.
 
     Args:
@@ -42,6 +51,7 @@ def frame(answer: NamedTuple, m: int, level: float | None, *, leave: tuple[str, 
       m: number of clients.
       level: of the interval, whose ends are the columns ``low`` and ``high``; None for none.
       leave: fields that are no columns though they have m rows.
+      more: further columns, [m] or [m, K], by name.
 
     Raises:
       JaxpflError: for a level outside (0, 1), and without pandas.
@@ -51,7 +61,7 @@ def frame(answer: NamedTuple, m: int, level: float | None, *, leave: tuple[str, 
     except ImportError as error:
         raise JaxpflError("to_frame needs pandas: pip install pandas") from error
     labels = getattr(answer, "labels", None)
-    given = {name: of for name, of in answer._asdict().items() if name not in (*leave, "labels")}
+    given = {name: of for name, of in answer._asdict().items() if name not in (*leave, "labels")} | dict(more)
     if level is not None:
         ends: Any = answer
         given["low"], given["high"] = ends.interval(level)

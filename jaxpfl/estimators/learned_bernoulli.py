@@ -21,28 +21,43 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpfl.estimators.learned_grid import Believed, log_rise, of_each, quantile, shares, zoomed
+from jaxpfl.estimators.learned_grid import Believed, Population, log_rise, of_each, quantile, shares, zoomed
 
 _MARGIN = 14.0  # of log odds, beyond those of one among all samples
 _SPREAD = 4.0
 
 
-def believed(ones: np.ndarray, size: np.ndarray, level: float) -> Believed:
-    """Every client's credible interval for p_i, of probability ``level``.
+def population(ones: np.ndarray, size: np.ndarray) -> Population:
+    """Posterior of the Beta distribution of all clients.
 
     Args:
       ones: number of ones Z of each client, [m].
       size: n, [m].
-      level: within (0, 1).
     """
     from scipy import special
 
     ones, size = np.asarray(ones, float), np.broadcast_to(np.asarray(size, float), np.shape(ones))
     odds, alpha, beta, log_p = _posterior(ones, size)
     # Without any ones the lower end is 0 and its prior improper; likewise the upper end without any zeros.
-    possible = {-1: ones.any(), 1: (ones < size).any()}
-    weights = {sign: shares(log_p + special.log_expit(sign * odds)) for sign in possible if possible[sign]}
-    middle = np.mean(list(weights.values()), axis=0)
+    lower = shares(log_p + special.log_expit(-odds)) if ones.any() else None
+    upper = shares(log_p + special.log_expit(odds)) if (ones < size).any() else None
+    return Population(alpha, beta, lower, upper, bounded=True)
+
+
+def believed(ones: np.ndarray, size: np.ndarray, level: float, of: Population | None = None) -> Believed:
+    """Every client's credible interval for p_i, of probability ``level``.
+
+    Args:
+      ones, size: as those of `population`.
+      level: within (0, 1).
+      of: the population learned of these clients, where it is known.
+    """
+    from scipy import special
+
+    ones, size = np.asarray(ones, float), np.broadcast_to(np.asarray(size, float), np.shape(ones))
+    found = population(ones, size) if of is None else of
+    alpha, beta, lower, upper, _ = found
+    middle = found.middle
 
     def of_some(pair: np.ndarray) -> np.ndarray:
         z, n = pair
@@ -58,13 +73,13 @@ def believed(ones: np.ndarray, size: np.ndarray, level: float) -> Believed:
         stddev = np.sqrt(variance)
         of_odds = stddev / (center * (1 - center))
         low, high = np.zeros(len(z)), np.ones(len(z))
-        if -1 in weights:
-            low = special.expit(quantile(below, weights[-1], of_odds, (1 - level) / 2))
-        if 1 in weights:
-            high = special.expit(quantile(below, weights[1], of_odds, (1 + level) / 2))
+        if lower is not None:
+            low = special.expit(quantile(below, lower, of_odds, (1 - level) / 2))
+        if upper is not None:
+            high = special.expit(quantile(below, upper, of_odds, (1 + level) / 2))
         return np.stack([low, high, stddev])
 
-    return of_each(of_some, ones, size)
+    return Believed(*of_each(of_some, ones, size))
 
 
 def _posterior(ones: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...]:

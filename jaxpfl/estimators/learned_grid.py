@@ -23,6 +23,28 @@ _AT_ONCE = 256
 _TERMS = 4096
 
 
+class Population(NamedTuple):
+    """A posterior of the population of all clients, on a grid.
+
+    Attributes:
+      first, second: alpha and beta of Beta distributions, or shape and pseudo-exposure of Gamma ones, [cells] each.
+      lower, upper: probabilities of the cells by the priors of the lower and of the upper end, [cells]; None where that
+        end is the least or the greatest possible and its prior improper.
+      bounded: whether the distributions are Beta.
+    """
+
+    first: np.ndarray
+    second: np.ndarray
+    lower: np.ndarray | None
+    upper: np.ndarray | None
+    bounded: bool
+
+    @property
+    def middle(self) -> np.ndarray:
+        """Mean of the probabilities of both ends, for all that is neither, [cells]."""
+        return np.mean([of for of in (self.lower, self.upper) if of is not None], axis=0)
+
+
 class Believed(NamedTuple):
     """Ends of the intervals, and posterior standard deviations, [m] each.
 
@@ -94,16 +116,16 @@ def quantile(
     return (low + high) / 2
 
 
-def of_each(answer: Callable[[np.ndarray], np.ndarray], first: np.ndarray, second: np.ndarray) -> Believed:
-    """Answers of all clients from those of the distinct pairs of their numbers, some at once.
+def of_each(answer: Callable[[np.ndarray], np.ndarray], first: np.ndarray, second: np.ndarray) -> np.ndarray:
+    """Answers of all clients from those of the distinct pairs of their numbers, some at once, [k, m].
 
     Args:
-      answer: pairs [2, some] to low, high and standard deviation, [3, some].
+      answer: pairs [2, some] to k numbers, [k, some].
       first, second: numbers of each client, [m].
     """
     pairs, of_client = np.unique(np.stack([first, second]), axis=1, return_inverse=True)
     parts = np.array_split(pairs, -(-pairs.shape[1] // _AT_ONCE), axis=1)
-    return Believed(*np.concatenate([answer(part) for part in parts], axis=1)[:, of_client.ravel()])
+    return np.concatenate([answer(part) for part in parts], axis=1)[:, of_client.ravel()]
 
 
 def log_rise(start: np.ndarray, counts: np.ndarray, clients: np.ndarray) -> np.ndarray:

@@ -25,47 +25,65 @@ from __future__ import annotations
 
 import numpy as np
 
-from jaxpfl.estimators.learned_grid import Believed, log_rise, of_each, quantile, shares, total, zoomed
+from jaxpfl.estimators.learned_grid import Believed, Population, log_rise, of_each, quantile, shares, total, zoomed
 
 _MARGIN = 14.0  # of the logarithm of mu, beyond one event in all and beyond the largest rate
 _SPREAD = 4.0
 _CELLS = 40  # the posterior of few clients has a long tail towards large mu
 
 
-def believed(count: np.ndarray, exposure: np.ndarray | float, level: float) -> Believed:
-    """Every client's credible interval for its rate, of probability ``level``.
+def population(count: np.ndarray, exposure: np.ndarray | float) -> Population:
+    """Posterior of the Gamma distribution of all clients.
 
     Args:
       count: Z_i, whole numbers, of which one is above zero, [m].
       exposure: e_i, above zero, [m], or one for all.
+    """
+    z, e, unit = _in_units(count, exposure)
+    log_mu, c, log_p = _posterior(z, unit * e)
+    upper = shares(log_p + _for_upper(log_mu, c, (unit * e).mean()))
+    return Population(1 / c, np.exp(-log_mu) / c / unit, shares(log_p), upper, bounded=False)
+
+
+def believed(count: np.ndarray, exposure: np.ndarray | float, level: float, of: Population | None = None) -> Believed:
+    """Every client's credible interval for its rate, of probability ``level``.
+
+    Args:
+      count, exposure: as those of `population`.
       level: within (0, 1).
+      of: the population learned of these clients, where it is known.
     """
     from scipy import special
 
-    z = np.asarray(count, float)
-    e = np.broadcast_to(np.asarray(exposure, float), z.shape)
-    unit = z.sum() / e.sum()  # rates are in it, and exposures in expected events
-    log_mu, c, log_p = _posterior(z, unit * e)
-    shape, size = 1 / c, np.exp(-log_mu) / c
-    lower = shares(log_p)
-    upper = shares(log_p + _for_upper(log_mu, c, (unit * e).mean()))
-    middle = (lower + upper) / 2
+    z, e, unit = _in_units(count, exposure)
+    found = population(z, e) if of is None else of
+    shape, size, lower, upper, _ = found
+    assert lower is not None
+    assert upper is not None
+    middle = found.middle
 
     def of_some(pair: np.ndarray) -> np.ndarray:
-        own, expected = pair[0], unit * pair[1]
+        own, exposed = pair
 
         def below(at: np.ndarray, kept: np.ndarray) -> np.ndarray:
-            return special.gammainc(shape[kept] + own[:, None], np.exp(at) * (size[kept] + expected[:, None]))
+            return special.gammainc(shape[kept] + own[:, None], unit * np.exp(at) * (size[kept] + exposed[:, None]))
 
-        rate = size + expected[:, None]
+        rate = size + exposed[:, None]
         mean = (shape + own[:, None]) / rate
         center = mean @ middle
         stddev = np.sqrt((mean / rate + (mean - center[:, None]) ** 2) @ middle)
         low = np.exp(quantile(below, lower, stddev / center, (1 - level) / 2))
         high = np.exp(quantile(below, upper, stddev / center, (1 + level) / 2))
-        return unit * np.stack([low, high, stddev])
+        return np.stack([unit * low, unit * high, stddev])
 
-    return of_each(of_some, z, e)
+    return Believed(*of_each(of_some, z, e))
+
+
+def _in_units(count: np.ndarray, exposure: np.ndarray | float) -> tuple[np.ndarray, np.ndarray, float]:
+    """Counts and exposures, [m] each, and the pooled rate: rates are in it, and exposures in expected events."""
+    z = np.asarray(count, float)
+    e = np.broadcast_to(np.asarray(exposure, float), z.shape)
+    return z, e, float(z.sum() / e.sum())
 
 
 def _for_upper(log_mu: np.ndarray, c: np.ndarray, expected: float) -> np.ndarray:

@@ -26,7 +26,7 @@ from typing import Literal, NamedTuple, TypeAlias
 
 import jax
 import jax.numpy as jnp
-from jax.scipy.special import digamma, gammainc, gammaln, polygamma, xlogy
+from jax.scipy.special import digamma, gammainc, gammaincc, gammaln, polygamma, xlogy
 
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.intervals import bisect
@@ -34,7 +34,7 @@ from jaxpfl.estimators.normal_means import simplex
 from jaxpfl.estimators.rate_answers import RateMixture, shares_of
 from jaxpfl.estimators.rate_mixtures import EM_STEPS, Atoms, mean_log_likelihood, posterior, weighed
 from jaxpfl.estimators.rising import log_rise
-from jaxpfl.types import Array, Scalar
+from jaxpfl.types import Array, Key, Scalar
 
 PoissonPrior: TypeAlias = Literal["gamma", "gamma-mixture", "npmle"]
 COMPONENTS = {"gamma-mixture": 2, "npmle": 300}
@@ -54,6 +54,8 @@ class Gammas(NamedTuple):
       means: mu_k, [K].
       sizes: s_k, the pseudo-exposures, [K].
     """
+
+    bounded = False
 
     weights: Array
     means: Array
@@ -86,6 +88,15 @@ class Gammas(NamedTuple):
 
         return bisect(below, jnp.zeros_like(most), most)
 
+    def exceedance(self, t: Array, z: Array, e: Array) -> Array:
+        """Posterior probability of more than t [...] under every component, [..., K]."""
+        return gammaincc(self.means * self.sizes + z[..., None], t[..., None] * (self.sizes + e[..., None]))
+
+    def draw(self, key: Key, kind: Array, z: Array, e: Array) -> Array:
+        """Posterior draws under the component of each client, kind [...], [...]."""
+        mean, size = self.means[kind], self.sizes[kind]
+        return jax.random.gamma(key, mean * size + z) / (size + e)
+
 
 class Places(NamedTuple):
     """A discrete distribution of rates.
@@ -94,6 +105,8 @@ class Places(NamedTuple):
       weights: pi_k, [K], which sum to one.
       means: its places, increasing, [K].
     """
+
+    bounded = False
 
     weights: Array
     means: Array
@@ -113,6 +126,14 @@ class Places(NamedTuple):
     def quantile(self, p: Scalar, shares: Array, z: Array, e: Array) -> Array:
         """Posterior quantile from the components' shares [..., K], [...]."""
         return Atoms(*self).quantile(p, shares, z, e)
+
+    def exceedance(self, t: Array, z: Array, e: Array) -> Array:
+        """Posterior probability of more than t [...] under every component, one or zero, [..., K]."""
+        return Atoms(*self).exceedance(t, z, e)
+
+    def draw(self, key: Key, kind: Array, z: Array, e: Array) -> Array:
+        """The atom of each client, of its place kind [...], [...]."""
+        return self.means[kind]
 
 
 def fit_mixture(z: Array, e: Array, *, prior: PoissonPrior, components: int) -> RateMixture:

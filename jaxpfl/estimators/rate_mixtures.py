@@ -37,7 +37,7 @@ from jaxpfl.estimators.normal_means import simplex
 from jaxpfl.estimators.normal_means.answer import in_blocks
 from jaxpfl.estimators.rate_answers import Mixture, RateMixture, log_marginal, shares_of
 from jaxpfl.estimators.rising import log_rise
-from jaxpfl.types import Array, Scalar
+from jaxpfl.types import Array, Key, Scalar
 
 RatePrior: TypeAlias = Literal["beta", "beta-mixture", "npmle"]
 COMPONENTS = {"beta-mixture": 2, "npmle": 300}
@@ -45,6 +45,7 @@ COMPONENTS = {"beta-mixture": 2, "npmle": 300}
 
 EM_STEPS = 30
 _STARTS = ((3.0, 3.0), (30.0, 30.0), (300.0, 300.0), (3.0, 300.0))
+_ROUNDING = 64  # unit rounding errors within which an atom is a threshold
 _LOGIT, _LOG_SIZE = 30.0, (-9.0, 20.0)  # between which parameters stay
 
 
@@ -56,6 +57,8 @@ class Betas(NamedTuple):
       means: alpha / (alpha + beta), [K].
       sizes: alpha + beta, the pseudo-trials, [K].
     """
+
+    bounded = True
 
     weights: Array
     means: Array
@@ -82,6 +85,17 @@ class Betas(NamedTuple):
         zero = jnp.zeros_like(z)
         return bisect(lambda t: (shares * betainc(first, rest, t[..., None])).sum(axis=-1) < p, zero, zero + 1)
 
+    def exceedance(self, t: Array, z: Array, n: Array) -> Array:
+        """Posterior probability of more than t [...] under every component, [..., K]."""
+        first = self.means * self.sizes + z[..., None]
+        rest = (1 - self.means) * self.sizes + (n - z)[..., None]
+        return betainc(rest, first, 1 - t[..., None])
+
+    def draw(self, key: Key, kind: Array, z: Array, n: Array) -> Array:
+        """Posterior draws under the component of each client, kind [...], [...]."""
+        mean, size = self.means[kind], self.sizes[kind]
+        return jax.random.beta(key, mean * size + z, (1 - mean) * size + n - z)
+
 
 class Atoms(NamedTuple):
     """A discrete distribution.
@@ -90,6 +104,8 @@ class Atoms(NamedTuple):
       weights: pi_k, [K], which sum to one.
       means: its places, increasing, [K].
     """
+
+    bounded = True
 
     weights: Array
     means: Array
@@ -110,6 +126,16 @@ class Atoms(NamedTuple):
     def quantile(self, p: Scalar, shares: Array, z: Array, n: Array) -> Array:
         """Posterior quantile from the components' shares [..., K], [...]."""
         return self.means[(jnp.cumsum(shares, axis=-1) < p).sum(axis=-1).clip(max=len(self.means) - 1)]
+
+    def exceedance(self, t: Array, z: Array, n: Array) -> Array:
+        """Posterior probability of more than t [...] under every component, one or zero, [..., K]."""
+        # An atom that is the threshold but for rounding, as a mean of a single one may be, is not above it.
+        above = self.means > (t * (1 + _ROUNDING * jnp.finfo(t.dtype).eps))[..., None]
+        return jnp.broadcast_to(above, (*z.shape, len(self.means))).astype(self.means.dtype)
+
+    def draw(self, key: Key, kind: Array, z: Array, n: Array) -> Array:
+        """The atom of each client, of its place kind [...], [...]."""
+        return self.means[kind]
 
 
 def log_beta_binomial(z: Array, n: Array, alpha: Array, beta: Array) -> Array:

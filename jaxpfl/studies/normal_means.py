@@ -119,6 +119,9 @@ class NormalMeansOptions(Options):
     """Least and greatest estimate of the cells, publicly known; those beyond are clipped."""
     error_range: tuple[float, ...] = ()
     """Least and greatest standard error of the cells, publicly known."""
+    threshold: float | None = None
+    """Probability or rate of which estimates.csv has every client's probability of being above it, as a limit that no
+    ward should exceed; the mean of the fitted prior unless given. Of successes and counts."""
     level: float = LEVEL
     """Level of the intervals of clients of your own."""
     intervals: Intervals = "learned"
@@ -134,7 +137,7 @@ class NormalMeansOptions(Options):
         """
         names = (
             *("prior", "center", "components", "covariates", "groups", "fit", "weights", "epsilon", "delta", "range"),
-            *("error_range", "level", "intervals"),
+            *("error_range", "threshold", "level", "intervals"),
         )
         refuse_given(self, names, "is of --csv, and there is none")
 

@@ -77,7 +77,7 @@ def test_counts_in_a_frame():
     frame = pd.DataFrame({"z": Z, "n": N}, index=[f"c{i}" for i in range(8)])
     found = ebbinomial(frame["z"], frame["n"].sample(frac=1, random_state=1)).to_frame(level=0.5)
     assert list(found.index) == list(frame.index)
-    assert {"events", "size", "mean", "sd", "shrinkage", "low", "high"} == set(found.columns)
+    assert {"events", "size", "mean", "sd", "shrinkage", "low", "high", "exceedance"} == set(found.columns)
     shares = ebmultinomial(pd.DataFrame({"a": Z + 1, "b": N}, index=frame.index)).to_frame()
     assert {"counts_0", "mean_1", "sd_0", "shrinkage"} <= set(shares.columns)
     assert list(shares.index) == list(frame.index)

@@ -1,5 +1,6 @@
-"""Counts of one's own clients on the command line: the choice of their prior."""
+"""Counts of one's own clients on the command line: the choice of their prior, ranks and exceedances."""
 
+import csv
 import json
 from pathlib import Path
 
@@ -8,7 +9,15 @@ import numpy as np
 import pytest
 
 from jaxpfl.cli import main
-from jaxpfl.estimators import compare_binomial_priors, compare_poisson_priors
+from jaxpfl.estimators import (
+    compare_binomial_priors,
+    compare_poisson_priors,
+    ebbinomial,
+    ebpoisson,
+    learned_bernoulli,
+    learned_poisson,
+    learned_rates,
+)
 from jaxpfl.estimators.normal_means import best, leads
 
 
@@ -61,6 +70,47 @@ def test_the_best_prior_of_counts(capsys, tmp_path, header, compare, single):
             [row["behind"], row["behind_stderr"]], [behind[name].difference, behind[name].stderr]
         )
     np.testing.assert_allclose(found["log_marginal"], rows[found["prior"]]["log_marginal"])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("header", ["successes,trials", "count,exposure"])
+@pytest.mark.parametrize("prior", [None, "npmle"])
+def test_ranks_and_exceedances_of_a_file(capsys, tmp_path, header, prior):
+    z, n = np.array([2, 6, 3, 19, 0, 4]), np.array([10, 12, 10, 20, 10, 11])
+    path = written(tmp_path / "own.csv", header, z, n)
+    given = ["estimate", "normal-means", "--csv", str(path), *(["--prior", prior] if prior else [])]
+    main([*given, "--threshold", "0.45", "--output", str(tmp_path / "out")])
+    assert "exceedance in estimates.csv: probability of more than 0.45" in capsys.readouterr().out
+    with open(tmp_path / "out" / "estimates.csv") as file:
+        rows = list(csv.DictReader(file))
+    columns = {name: np.array([float(row[name]) for row in rows]) for name in rows[0]}
+    with jax.enable_x64(True):
+        if prior is None:
+            learned = learned_bernoulli if header == "successes,trials" else learned_poisson
+            expected = learned_rates.exceedance(learned.population(z, n), z, n, 0.45)
+        else:
+            expected = (ebbinomial if header == "successes,trials" else ebpoisson)(z, n, prior=prior).exceedance(0.45)
+    np.testing.assert_allclose(columns["exceedance"], expected, rtol=1e-6)
+    assert (columns["rank_low"] <= columns["rank"]).all()
+    assert (columns["rank"] <= columns["rank_high"]).all()
+    assert columns["rank"].argmax() == 3
+    assert columns["rank"].argmin() == 4
+    np.testing.assert_allclose(columns["rank"].sum(), 21, rtol=1e-5)  # 1 + ... + 6
+    assert json.loads((tmp_path / "out" / "summary.json").read_text())["threshold"] == 0.45
+
+
+def test_bad_thresholds_are_refused_in_a_line(capsys, tmp_path):
+    path = written(tmp_path / "own.csv", "successes,trials", np.array([2, 0, 3]), np.array([4, 4, 4]))
+    own = ("--csv", path, "--threshold")
+    assert "own.csv: threshold must be from 0 to 1 for probabilities, got 40" in refused(capsys, *own, "40")
+    path = written(tmp_path / "means.csv", "estimate,se", np.array([2, 0, 3]), np.array([4, 4, 4]))
+    own = ("--csv", path, "--threshold", "1")
+    assert "threshold is of successes and counts, and means.csv has estimate,se" in refused(capsys, *own)
+    assert "threshold is of --csv, and there is none, got 1" in refused(capsys, "--threshold", "1")
+    path = tmp_path / "about.csv"
+    path.write_text("successes,trials,x\n1,4,1\n2,4,2\n3,4,1\n3,4,2\n1,4,3\n")
+    own = ("--csv", path, "--covariates", "x", "--threshold", "0.5")
+    assert "threshold is without --covariates" in refused(capsys, *own)
 
 
 def test_impossible_comparisons_are_refused_in_a_line(capsys, tmp_path):

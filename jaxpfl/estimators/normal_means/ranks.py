@@ -9,14 +9,13 @@ Reference: Laird and Louis 1989, "Empirical Bayes ranking methods".
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 import jax
 import jax.numpy as jnp
 
 from jaxpfl import checks
 from jaxpfl.estimators import inputs
-from jaxpfl.estimators.normal_means.answer import NormalMeans
 from jaxpfl.types import Array, Key
 
 
@@ -28,8 +27,16 @@ class Ranks(NamedTuple):
     high: Array
 
 
-def ranks(found: NormalMeans, key: Key, *, draws: int = 1000, level: float = 0.95) -> Ranks:
-    """Rank the clients by draws from their posteriors; arguments and errors as `ranks_of`, for the answer of `ebnm`."""
+class Sampled(Protocol):
+    """Answer that draws from all clients' posteriors together, as those of `ebnm`, `ebbinomial` and `ebpoisson` do."""
+
+    def sample(self, key: Key, /) -> Array:
+        """One draw of every client's parameter, [m]."""
+        ...
+
+
+def ranks(found: Sampled, key: Key, *, draws: int = 1000, level: float = 0.95) -> Ranks:
+    """Rank the clients of an answer by draws from their posteriors; arguments and errors as those of `ranks_of`."""
     return ranks_of(found.sample, key, draws=draws, level=level)
 
 
@@ -52,9 +59,10 @@ def ranks_of(sample: Callable[[Key], Array], key: Key, *, draws: int = 1000, lev
         theta = sample(key)
         order = jnp.sort(theta)
         below, up_to = (jnp.searchsorted(order, theta, side=side) for side in ("left", "right"))
-        return (below + up_to + 1) / 2
+        return (below + up_to + 1).astype(theta.dtype) / 2
 
     drawn = jax.lax.map(one, jax.random.split(key, draws))
     tails = jnp.array([(1 - level) / 2, (1 + level) / 2])
     low, high = jnp.quantile(drawn, tails, axis=0, method="nearest")
-    return Ranks(drawn.mean(axis=0), low, high)
+    expected = jnp.clip(drawn.mean(axis=0), drawn.min(axis=0), drawn.max(axis=0))  # but for rounding it is within
+    return Ranks(expected, low, high)

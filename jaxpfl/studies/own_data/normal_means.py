@@ -42,7 +42,7 @@ def results(path: Path, given: Any, options: Any) -> Results:
     _refuse_beside(options)
     table = csv_text.read(path)
     if categories.given(table):
-        names = ("prior", "center", "components", "covariates", "groups", "weights", "fit", "epsilon")
+        names = ("prior", "center", "components", "covariates", "groups", "weights", "fit", "epsilon", "threshold")
         refuse_given(options, names, f"is of other summaries, and {path.name} has {categories.PREFIX}NAME")
         fits.refuse_drawn(options, "a Dirichlet prior, whose mean and size are integrated over")
         return categories.results(path, table, given.seed, options.level, options.intervals)
@@ -59,7 +59,9 @@ def results(path: Path, given: Any, options: Any) -> Results:
     if options.covariates or options.groups is not None:
         why = "whose intervals are of one kind: regression and spread count as known for successes and counts, else not"
         refuse_given(options, ("intervals",), f"is without --covariates and --groups, {why}")
-    if data.kind != "estimate":
+    if data.kind == "estimate":
+        refuse_given(options, ("threshold",), f"is of successes and counts, and {path.name} has estimate,se")
+    else:
         names = ("prior", "center", "components", "groups", "weights", "fit", "epsilon")
         refuse_given(
             options,
@@ -125,7 +127,7 @@ def _refuse_beside(options: Any) -> None:
       JaxpflError.
     """
     if options.covariates:
-        names = ("prior", "center", "components", "weights", "groups")
+        names = ("prior", "center", "components", "weights", "groups", "threshold")
         refuse_given(options, names, "is without --covariates, about which clients have a prior of their own")
     elif options.groups is not None:
         refuse_given(
@@ -170,6 +172,8 @@ def _said(result: dict[str, Any]) -> list[Block]:
         lines.append(f"prior weighted by {printable(of['column'])}: as by {of['effective_clients']:.4g} equal clients")
     differ = "clients differ" if test["p_value"] < 0.05 else "no sign that clients differ"
     lines.append(f"{differ}: {test['name']} = {test['statistic']:.4g}, p = {test['p_value']:.2g}")
+    if "threshold" in result:
+        lines.append(f"exceedance in estimates.csv: probability of more than {result['threshold']:.4g}")
     if "privacy" in result:
         lines += private_fits.said(result["privacy"])
     if "risk" in result:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -36,6 +36,7 @@ from jaxpfl.estimators.normal_means.goodness import DRAWS
 from jaxpfl.estimators.rate_folds import CountScores
 from jaxpfl.studies.own_data import private_fits
 from jaxpfl.studies.own_data.summary_csv import Summaries
+from jaxpfl.types import Array, Key
 
 _DRAWN = 20_000_000
 _MOST_DRAWS, _FEWEST_DRAWS = 1000, 100
@@ -136,8 +137,7 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
         fit, chosen = private_fits.fitted(x, s, seed, options)
     else:
         fit = ebnm(x, s, prior=prior, center=learned, components=options.components, weights=data.weights)
-    draws = int(np.clip(_DRAWN // len(x), _FEWEST_DRAWS, _MOST_DRAWS))
-    rank = partial(ranks_of, key=jax.random.key(seed), draws=draws, level=options.level)
+    rank = partial(ranked, clients=len(x), seed=seed, level=options.level)
     how = _how(len(x), prior, center, options)
     if how == "integrated":
         # With few clients their mean and spread are not known, and the likeliest spread may be zero: integrate over
@@ -186,10 +186,16 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
     columns = {
         "local": x, "local_stderr": s, "personalized": fit.mean, "personalized_stderr": stderr, "low": low,
         "high": high, "robust": robust.mean, "robust_low": robust.low, "robust_high": robust.high, "lfsr": lfsr,
-        "shrinkage": fit.shrinkage, "rank": placed.expected, "rank_low": placed.low, "rank_high": placed.high,
-        "score": fit.scores,
+        "shrinkage": fit.shrinkage, **placed, "score": fit.scores,
     }  # fmt: skip
     return Fitted(facts, arrays(columns), np.asarray(fit.scores))
+
+
+def ranked(sample: Callable[[Key], Array], clients: int, seed: int, level: float) -> dict[str, Array]:
+    """Columns of the clients' ranks, from fewer draws of more clients."""
+    draws = int(np.clip(_DRAWN // clients, _FEWEST_DRAWS, _MOST_DRAWS))
+    placed = ranks_of(sample, jax.random.key(seed), draws=draws, level=level)
+    return {"rank": placed.expected, "rank_low": placed.low, "rank_high": placed.high}
 
 
 def _how(clients: int, prior: Family, center: float | None, options: Any) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import jax
@@ -14,12 +15,13 @@ from jaxpfl.estimators import (
     differences,
     learned_bernoulli,
     learned_poisson,
+    learned_rates,
     rate_scores,
 )
 from jaxpfl.estimators.normal_means import best
 from jaxpfl.estimators.normal_means.compare import FOLDS
 from jaxpfl.estimators.poisson_mixtures import Gammas
-from jaxpfl.estimators.rate_answers import Rates
+from jaxpfl.estimators.rate_answers import Rates, check_threshold
 from jaxpfl.estimators.rate_mixtures import Betas
 from jaxpfl.estimators.rate_regression import ebbinomial_regression, ebpoisson_regression
 from jaxpfl.estimators.rates import ebbinomial, ebpoisson
@@ -29,6 +31,7 @@ from jaxpfl.studies.own_data.normal_means_fits import (
     arrays,
     coefficients,
     compared,
+    ranked,
     refuse_dependent,
     refuse_drawn,
 )
@@ -45,8 +48,10 @@ def of_counts(data: Summaries, seed: int, options: Any) -> Fitted:
     """Fit successes of trials, or counts, by the prior that is asked for, or by the best on held-out clients.
 
     Raises:
-      JaxpflError: as `of_rates`, `of_mixture`, `of_rates_about`, and the comparison of priors.
+      JaxpflError: as `of_rates`, `of_mixture`, `of_rates_about`, and the comparison of priors; for a bad threshold.
     """
+    if options.threshold is not None:
+        check_threshold(options.threshold, bounded=data.kind == "successes")
     if options.covariates:
         return of_rates_about(data, options.level)
     if options.prior in MIXTURES[data.kind]:
@@ -76,17 +81,22 @@ def of_rates(data: Summaries, seed: int, options: Any) -> Fitted:
         fit = ebpoisson(z, n)
         test = _equal_rates(z, n)
     low, high, sd = (np.asarray(of) for of in (*fit.interval(level), fit.sd))
+    sample, exceedance = fit.sample, fit.exceedance
     how = "plug-in"
     if options.intervals != how and (data.kind == "successes" or len(z) <= MOST_REFITTED):
         how = "integrated"
         learned = learned_bernoulli if data.kind == "successes" else learned_poisson
-        low, high, sd = learned.believed(z, n, level)
+        of = learned.population(z, n)
+        low, high, sd = learned.believed(z, n, level, of)
+        sample, exceedance = learned_rates.sampler(of, z, n), partial(learned_rates.exceedance, of, z, n)
     mean, size = float(fit.prior_mean), float(fit.prior_size)
     spread = mean * (1 - mean) / (1 + size) if data.kind == "successes" else mean / size
+    threshold = mean if options.threshold is None else options.threshold
     facts = {
         "prior": "beta" if data.kind == "successes" else "gamma",
         "intervals": how,
         "estimated": {"mean": mean, "sigma_theta": spread**0.5},
+        "threshold": threshold,
         "prior_size": size if np.isfinite(size) else None,
         "log_marginal": float(fit.log_marginal),
         "clients_differ": test,
@@ -94,7 +104,8 @@ def of_rates(data: Summaries, seed: int, options: Any) -> Fitted:
     own = np.asarray(fit.mean)
     columns = {
         "local": z / n, "personalized": own, "personalized_stderr": sd, "low": np.minimum(low, own),
-        "high": np.maximum(high, own), "shrinkage": fit.shrinkage,
+        "high": np.maximum(high, own), "shrinkage": fit.shrinkage, "exceedance": exceedance(threshold),
+        **ranked(sample, len(z), seed, level),
     }  # fmt: skip
     scores = rate_scores.scores(fit, seed)
     return Fitted(facts, arrays(columns if scores is None else columns | {"score": scores}), scores)
@@ -149,7 +160,8 @@ def of_mixture(data: Summaries, seed: int, options: Any, prior: Any) -> Fitted:
     facts: dict[str, Any] = {"prior": prior, "intervals": "plug-in"}
     columns = {
         "local": z / n, "personalized": own, "personalized_stderr": fit.sd, "low": np.minimum(low, own),
-        "high": np.maximum(high, own),
+        "high": np.maximum(high, own), "exceedance": fit.exceedance(options.threshold),
+        **ranked(fit.sample, len(z), seed, options.level),
     }  # fmt: skip
     if isinstance(of, Betas | Gammas):
         within = of.means * (1 - of.means) / (1 + of.sizes) if shares else of.means / of.sizes
@@ -159,6 +171,7 @@ def of_mixture(data: Summaries, seed: int, options: Any, prior: Any) -> Fitted:
         columns |= {f"component_{k + 1}": share for k, share in enumerate(np.asarray(fit.membership()).T)}
     facts |= {
         "estimated": {"mean": mean, "sigma_theta": float(variance) ** 0.5},
+        "threshold": mean if options.threshold is None else options.threshold,
         "log_marginal": float(fit.log_marginal),
         "slack": float(fit.slack),
         "clients_differ": differences.of_shares(z, n, seed)._asdict() if shares else _equal_rates(z, n),
