@@ -91,8 +91,11 @@ def test_ranks_and_exceedances_of_a_file(capsys, tmp_path, header, prior):
         else:
             expected = (ebbinomial if header == "successes,trials" else ebpoisson)(z, n, prior=prior).exceedance(0.45)
     np.testing.assert_allclose(columns["exceedance"], expected, rtol=1e-6)
-    assert (columns["rank_low"] <= columns["rank"]).all()
-    assert (columns["rank"] <= columns["rank_high"]).all()
+    assert (
+        columns["rank_low"] <= columns["rank"].round(1)
+    ).all()  # a mean is a little below ranks that are nearly all 6
+    assert (columns["rank"].round(1) <= columns["rank_high"]).all()
+    assert (columns["rank_low"] < columns["rank_high"]).any()
     assert columns["rank"].argmax() == 3
     assert columns["rank"].argmin() == 4
     np.testing.assert_allclose(columns["rank"].sum(), 21, rtol=1e-5)  # 1 + ... + 6

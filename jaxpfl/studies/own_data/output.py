@@ -7,15 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl.errors import printable
-from jaxpfl.presentation import INK, literal, new_axes, save, unmarked
+from jaxpfl.estimators.pictures import Shrunken, draw_shrinkage
+from jaxpfl.presentation import literal, new_axes, save, unmarked
 from jaxpfl.studies.own_data import client_csv
 from jaxpfl.studies.own_data.common import Own, Picture
-from jaxpfl.studies.plots import color
 from jaxpfl.studies.report import beside, estimator_table
 from jaxpfl.studies.study import Block, Results
 
 _SIGNIFICANT = 0.05
-_FEW = 60
 _MOST_PICTURES = 12
 
 FILES = "summary.json, estimates.csv, plots/"
@@ -116,28 +115,7 @@ def write(folder: Path, own: Own) -> list[Path]:
 def _draw(of: Picture, folder: Path, title: str, level: float, name: str) -> Path:
     title = f"{title}, {literal(of.column)}" if of.column else title
     figure, axes = new_axes("local estimate", "personalised estimate", title)
-    ends = [float(min(of.local.min(), of.personalized.min())), float(max(of.local.max(), of.personalized.max()))]
-    axes.plot(ends, ends, color=INK, linewidth=1, linestyle=":", zorder=1, label="no shrinkage")
-    few = min(1.0, _FEW / len(of.sizes))  # fainter bars and smaller points for many clients
-    axes.vlines(
-        of.local,
-        of.low,
-        of.high,
-        color=color("personalized"),
-        alpha=0.15 + 0.4 * few,
-        linewidth=0.6 + 1.0 * few,
-        label=f"{percent(level)} interval",
-    )
-    axes.scatter(
-        of.local,
-        of.personalized,
-        s=(4 + 40 * of.sizes / of.sizes.max()) * (0.3 + 0.7 * few),
-        color=color("personalized"),
-        alpha=0.5 + 0.4 * few,
-        linewidths=0,
-        zorder=3,
-        label="a client, larger for more samples",
-    )
-    axes.axhline(of.mean, color=color("global"), linewidth=1, linestyle="--", zorder=2, label="estimated mean of all")
+    shrunken = Shrunken(of.local, of.personalized, of.low, of.high, of.sizes, of.mean)
+    draw_shrinkage(axes, shrunken, level)
     figure.legend(frameon=False, fontsize=9, loc="outside lower left", ncols=2)
     return save(figure, folder, name)
