@@ -26,7 +26,7 @@ from jaxpfl import checks
 from jaxpfl.errors import JaxpflError, shown, warn
 from jaxpfl.estimators import inputs, marginals, poisson_mixtures, rate_mixtures
 from jaxpfl.estimators.frames import labels_of
-from jaxpfl.estimators.normal_means.private import Released, central, local, nearest, nonnegative
+from jaxpfl.estimators.normal_means.private import Released, central, local, nearest, nonnegative, warn_of_noise
 from jaxpfl.estimators.poisson_mixtures import PoissonPrior
 from jaxpfl.estimators.rate_answers import RateMixture, Rates
 from jaxpfl.estimators.rate_mixtures import RatePrior
@@ -42,6 +42,7 @@ from jaxpfl.types import Array, Key
 
 _PLACES = 200
 """Probabilities or rates, of which mixtures are fitted to the noisy counts."""
+_MOST_CELLS = 100_000
 _MOST_TRIALS = 999_999_999  # of NumPy's hypergeometric distribution
 
 
@@ -78,8 +79,8 @@ def private_ebbinomial(
       prior, components: as those of `ebbinomial`.
 
     Raises:
-      JaxpflError: as `ebbinomial`, `central` and `local`; for sizes that are no such numbers, or repeat; for a client
-        of 1e9 trials or more; and under a transformation.
+      JaxpflError: as `ebbinomial`, `central` and `local`; for sizes that are no such numbers, repeat, or make more than
+        100,000 cells; for a client of 1e9 trials or more; and under a transformation.
     """
     number = checked_components(prior, get_args(RatePrior), rate_mixtures.COMPONENTS, components)
     successes, trials = inputs.aligned(successes=successes, trials=trials)
@@ -90,7 +91,7 @@ def private_ebbinomial(
     for size in _listed("sizes", sizes):
         checks.count("sizes", size)
     public = _public(sizes, least=2)
-    cells = _cells([np.arange(int(size) + 1.0) for size in public], public)
+    cells = _cells(public, public)
     of_thin, of_noise = jax.random.split(key)
     of = _taken(n, public, "trials")
     rng, some = _host(of_thin), of >= 0
@@ -144,7 +145,7 @@ def private_ebpoisson(
     for each in _listed("exposures", exposures):
         checks.positive("exposures", each)
     public = _public(exposures, least=0)
-    cells = _cells([np.arange(most + 1.0)] * len(public), public)
+    cells = _cells(np.full(len(public), float(most)), public)
     of_thin, of_noise = jax.random.split(key)
     of = _taken(e, public, "exposure")
     some = of >= 0
@@ -206,7 +207,16 @@ def _public(sizes: Sequence[float], least: int) -> np.ndarray:
     return found
 
 
-def _cells(counts: list[np.ndarray], sizes: np.ndarray) -> _Cells:
+def _cells(most: np.ndarray, sizes: np.ndarray) -> _Cells:
+    """Cells of counts from 0 to the greatest of each size, [sizes].
+
+    Raises:
+      JaxpflError: for too many.
+    """
+    number = (most + 1).sum()
+    if number > _MOST_CELLS:
+        raise JaxpflError(f"sizes and greatest counts must make at most {_MOST_CELLS} cells, got {number:.0f}")
+    counts = [np.arange(of + 1.0) for of in most]
     lengths = [len(of) for of in counts]
     first = np.cumsum([0, *lengths[:-1]])
     return _Cells(np.concatenate(counts), np.repeat(sizes, lengths), first)
@@ -238,7 +248,9 @@ def _released(key: Key, at: Array, cells: _Cells, epsilon: float, delta: float |
         found = local(key, at, number, epsilon=epsilon)
     else:
         found = central(key, at, number, epsilon=epsilon, delta=delta)
-    return found._replace(counts=found.counts[:-1])
+    found = found._replace(counts=found.counts[:-1])
+    warn_of_noise(found)
+    return found
 
 
 def _weights(released: Released, cells: _Cells, chances: Array, even: Array) -> Array:

@@ -145,7 +145,7 @@ class Mixture(Protocol):
 
     @property
     def bounded(self) -> bool:
-        """Whether they are probabilities."""
+        """True of probabilities, false of rates."""
         ...
 
 

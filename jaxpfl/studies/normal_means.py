@@ -111,14 +111,19 @@ class NormalMeansOptions(Options):
     """A column of numbers of at least 0, in any unit, by which clients count in the fit of the prior, as populations:
     it is then that of a random person's client. Estimates and risks are of all clients all the same."""
     epsilon: float | None = None
-    """Privacy of each client in the prior of estimates of your own, from counts of cells of --range and --error-range;
-    local, by each client itself, unless --delta is given."""
+    """Privacy of each client in the prior of clients of your own, from counts of cells, for estimates of --range and
+    --error-range, for successes and counts of --sizes; local, by each client itself, unless --delta is given."""
     delta: float | None = None
     """Delta of a trusted server's counts of the cells."""
     range: tuple[float, ...] = ()
     """Least and greatest estimate of the cells, publicly known; those beyond are clipped."""
     error_range: tuple[float, ...] = ()
     """Least and greatest standard error of the cells, publicly known."""
+    sizes: tuple[float, ...] = ()
+    """Numbers of trials, or exposures, of the cells, publicly known: a client thins its counts to the greatest that it
+    has."""
+    most_events: int | None = None
+    """Greatest thinned count of count,exposure, publicly known; greater ones count as it."""
     threshold: float | None = None
     """Probability or rate of which estimates.csv has every client's probability of being above it, as a limit that no
     ward should exceed; the mean of the fitted prior unless given. Of successes and counts."""
@@ -137,7 +142,7 @@ class NormalMeansOptions(Options):
         """
         names = (
             *("prior", "center", "components", "covariates", "groups", "fit", "weights", "epsilon", "delta", "range"),
-            *("error_range", "threshold", "level", "intervals"),
+            *("error_range", "sizes", "most_events", "threshold", "level", "intervals"),
         )
         refuse_given(self, names, "is of --csv, and there is none")
 

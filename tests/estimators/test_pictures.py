@@ -19,7 +19,7 @@ Z, N = np.array([1, 5, 0, 9, 4, 30]), np.array([10, 12, 4, 20, 11, 34])
 
 def points(axes: Axes) -> np.ndarray:
     """Places of the scatter's points, [m, 2]."""
-    return np.asarray(max((of.get_offsets() for of in axes.collections), key=len))
+    return max((np.asarray(of.get_offsets()) for of in axes.collections), key=len)
 
 
 def bars(axes: Axes) -> np.ndarray:

@@ -1,5 +1,7 @@
 """Priors of counts from private cells: what a client sends, how it is thinned, and what the fit makes of it."""
 
+from typing import Any
+
 import jax
 import numpy as np
 import pytest
@@ -69,12 +71,13 @@ def test_a_beta_prior_from_private_counts():
     plain = ebbinomial(z, n)
     error = float(((plain.mean - p) ** 2).mean())
     alone = ((z / n - p) ** 2).mean()
-    clear = private_ebbinomial(KEY, z, n, [10], epsilon=50.0, delta=1e-6)
+    clear: Any = private_ebbinomial(KEY, z, n, [10], epsilon=50.0, delta=1e-6)
     np.testing.assert_allclose(clear.prior_mean, 0.25, rtol=0.05)
     np.testing.assert_allclose(clear.prior_size, 8, rtol=0.25)
     assert ((clear.mean - p) ** 2).mean() < 1.01 * error
     np.testing.assert_array_equal(clear.size, n)  # posteriors are of the whole counts
-    hidden = private_ebbinomial(KEY, z, n, [10], epsilon=1e-3, delta=1e-6)
+    with pytest.warns(JaxpflWarning, match="the noise hides the counts of all cells: nothing was learned"):
+        hidden = private_ebbinomial(KEY, z, n, [10], epsilon=1e-3, delta=1e-6)
     assert ((hidden.mean - p) ** 2).mean() < 1.05 * alone  # a client keeps nearly what it has alone
 
 
@@ -101,6 +104,7 @@ def test_other_priors_and_the_local_form(prior):
         ([1], {}, r"sizes must be different public numbers of at least 2, got \[1\]"),
         ([5, 5], {}, "sizes must be different public numbers of at least 2"),
         ([], {}, "sizes must be different"),
+        ([10, 200_000], {}, "sizes and greatest counts must make at most 100000 cells, got 200012"),
         ([2.5], {}, "sizes must be a whole number of at least 1, got 2.5"),
         ([5], {"epsilon": 0}, "epsilon must be > 0"),
         ([5], {"prior": "gamma"}, "unknown prior 'gamma'"),

@@ -176,6 +176,7 @@ def test_frames_have_exceedances_and_ranks():
     np.testing.assert_allclose(made[["rank", "rank_low", "rank_high"]].to_numpy().T, placed)
 
 
+@pytest.mark.slow
 def test_questions_jit_and_vmap():
     batch = jnp.stack([jnp.asarray(Z), jnp.asarray(Z[::-1].copy())])
     size = jnp.full(5, 21)

@@ -60,9 +60,10 @@ def results(path: Path, given: Any, options: Any) -> Results:
         why = "whose intervals are of one kind: regression and spread count as known for successes and counts, else not"
         refuse_given(options, ("intervals",), f"is without --covariates and --groups, {why}")
     if data.kind == "estimate":
-        refuse_given(options, ("threshold",), f"is of successes and counts, and {path.name} has estimate,se")
+        names = ("threshold", "sizes", "most_events")
+        refuse_given(options, names, f"is of successes and counts, and {path.name} has estimate,se")
     else:
-        names = ("prior", "center", "components", "groups", "weights", "fit", "epsilon")
+        names = ("prior", "center", "components", "groups", "weights", "fit", "range", "error_range")
         refuse_given(
             options,
             [name for name in names if not (chosen and name in ("prior", "components"))],
@@ -136,7 +137,11 @@ def _refuse_beside(options: Any) -> None:
     else:
         refuse_given(options, ("fit",), "is of --covariates or --groups, and there are none")
     if options.epsilon is None:
-        refuse_given(options, ("delta", "range", "error_range"), "needs epsilon, without which nothing is private")
+        refuse_given(
+            options,
+            ("delta", "range", "error_range", "sizes", "most_events"),
+            "needs epsilon, without which nothing is private",
+        )
     else:
         names = ("covariates", "groups", "weights", "center")
         refuse_given(options, names, "is without --epsilon: counts of cells have no such prior")
@@ -159,8 +164,8 @@ def _said(result: dict[str, Any]) -> list[Block]:
         lines += group_fits.said(result)
     else:
         lines.append(
-            f"learned of all, prior {result['prior']}: mean {of['mean']:.4g}, sigma_theta {of['sigma_theta']:.4g}, "
-            f"log likelihood {result['log_marginal']:.6g}"
+            f"learned of all, prior {result['prior']}: mean {of['mean']:.4g}, sigma_theta {of['sigma_theta']:.4g}"
+            + (f", log likelihood {result['log_marginal']:.6g}" if "log_marginal" in result else "")
         )
     if "components" in result:
         kinds = ", ".join(

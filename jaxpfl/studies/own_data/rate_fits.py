@@ -25,6 +25,7 @@ from jaxpfl.estimators.rate_answers import Rates, check_threshold
 from jaxpfl.estimators.rate_mixtures import Betas
 from jaxpfl.estimators.rate_regression import ebbinomial_regression, ebpoisson_regression
 from jaxpfl.estimators.rates import ebbinomial, ebpoisson
+from jaxpfl.studies.own_data import private_fits
 from jaxpfl.studies.own_data.normal_means_fits import (
     MOST_REFITTED,
     Fitted,
@@ -74,16 +75,15 @@ def of_rates(data: Summaries, seed: int, options: Any) -> Fitted:
     """
     z, n, level = data.first, data.second, options.level
     refuse_drawn(options, "a Beta or Gamma prior, whose mean and size are integrated over")
-    if data.kind == "successes":
-        fit: Rates = ebbinomial(z, n)
-        test = differences.of_shares(z, n, seed)._asdict()
+    private: dict[str, Any] = {}
+    if options.epsilon is not None:
+        fit, private = private_fits.of_counts(data.kind, z, n, seed, None, options)
     else:
-        fit = ebpoisson(z, n)
-        test = _equal_rates(z, n)
+        fit: Rates = (ebbinomial if data.kind == "successes" else ebpoisson)(z, n)
     low, high, sd = (np.asarray(of) for of in (*fit.interval(level), fit.sd))
     sample, exceedance = fit.sample, fit.exceedance
     how = "plug-in"
-    if options.intervals != how and (data.kind == "successes" or len(z) <= MOST_REFITTED):
+    if options.intervals != how and not private and (data.kind == "successes" or len(z) <= MOST_REFITTED):
         how = "integrated"
         learned = learned_bernoulli if data.kind == "successes" else learned_poisson
         of = learned.population(z, n)
@@ -98,8 +98,8 @@ def of_rates(data: Summaries, seed: int, options: Any) -> Fitted:
         "estimated": {"mean": mean, "sigma_theta": spread**0.5},
         "threshold": threshold,
         "prior_size": size if np.isfinite(size) else None,
-        "log_marginal": float(fit.log_marginal),
-        "clients_differ": test,
+        **(private or {"log_marginal": float(fit.log_marginal)}),
+        "clients_differ": _differ(data, seed),
     }
     own = np.asarray(fit.mean)
     columns = {
@@ -152,7 +152,11 @@ def of_mixture(data: Summaries, seed: int, options: Any, prior: Any) -> Fitted:
     refuse_drawn(options, f"the prior {prior} of successes and counts, which counts as known")
     z, n = data.first, data.second
     shares = data.kind == "successes"
-    fit = (ebbinomial if shares else ebpoisson)(z, n, prior=prior, components=options.components)
+    private: dict[str, Any] = {}
+    if options.epsilon is not None:
+        fit, private = private_fits.of_counts(data.kind, z, n, seed, prior, options)
+    else:
+        fit = (ebbinomial if shares else ebpoisson)(z, n, prior=prior, components=options.components)
     low, high = (np.asarray(end) for end in fit.interval(options.level))
     own, of = np.asarray(fit.mean), jax.tree.map(np.asarray, fit.prior)
     mean = float(of.weights @ of.means)
@@ -172,17 +176,20 @@ def of_mixture(data: Summaries, seed: int, options: Any, prior: Any) -> Fitted:
     facts |= {
         "estimated": {"mean": mean, "sigma_theta": float(variance) ** 0.5},
         "threshold": mean if options.threshold is None else options.threshold,
-        "log_marginal": float(fit.log_marginal),
+        **(private or {"log_marginal": float(fit.log_marginal)}),
         "slack": float(fit.slack),
-        "clients_differ": differences.of_shares(z, n, seed)._asdict() if shares else _equal_rates(z, n),
+        "clients_differ": _differ(data, seed),
     }
     return Fitted(facts, arrays(columns), None)
 
 
-def _equal_rates(z: np.ndarray, e: np.ndarray) -> dict[str, Any]:
-    """Pearson's chi-square test of equal rates."""
+def _differ(data: Summaries, seed: int) -> dict[str, Any]:
+    """Pearson's chi-square test of equal probabilities or rates."""
     from scipy import special
 
+    z, e = data.first, data.second
+    if data.kind == "successes":
+        return differences.of_shares(z, e, seed)._asdict()
     expected = e * z.sum() / e.sum()
     statistic = float(((z - expected) ** 2 / expected).sum())
     return {"name": "chi-square", "statistic": statistic, "p_value": float(special.chdtrc(len(z) - 1, statistic))}
