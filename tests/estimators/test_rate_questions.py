@@ -10,7 +10,7 @@ import pytest
 from scipy import stats
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.estimators import ebbinomial, ebpoisson, learned_bernoulli, learned_poisson, learned_rates
+from jaxpfl.estimators import ebbinomial, ebpoisson, learned_bernoulli, learned_poisson, learned_rates, rate_draws
 from jaxpfl.estimators.normal_means import ranks
 from jaxpfl.estimators.poisson_mixtures import Gammas, Places
 from jaxpfl.estimators.rate_answers import Rates
@@ -174,6 +174,16 @@ def test_frames_have_exceedances_and_ranks():
     np.testing.assert_allclose(made["exceedance"], fit.exceedance([0.1, 0.4, 0.4, 0.4, 0.9]))
     placed = ranks(fit, jax.random.key(0), level=0.5)
     np.testing.assert_allclose(made[["rank", "rank_low", "rank_high"]].to_numpy().T, placed)
+
+
+@pytest.mark.parametrize("name", ["betas", "gammas", "atoms", "places"])
+def test_repeated_draws_are_those_of_single_ones(name, monkeypatch):
+    found = answers()[name]
+    for i in range(20):
+        key = jax.random.key(i)
+        np.testing.assert_array_equal(rate_draws.sampler(found)(key), found.sample(key))
+    monkeypatch.setattr(rate_draws, "_MOST_KEPT", 1)
+    assert rate_draws.sampler(found) == found.sample
 
 
 @pytest.mark.slow

@@ -3,6 +3,7 @@
 import csv
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -58,6 +59,30 @@ def test_the_claim(delta, most):
     assert "keep the seed to yourself" in said
 
 
+def test_no_two_releases_share_their_noise(monkeypatch):
+    """Also not at two epsilons: bits that change between them from the same draws would say which way they lie."""
+    keys = []
+
+    def keep(key, *of, **more):
+        keys.append(tuple(np.asarray(jax.random.key_data(key)).tolist()))
+        raise InterruptedError
+
+    monkeypatch.setattr(private_fits, "private_ebbinomial", keep)
+    monkeypatch.setattr(private_fits, "private_ebnm", keep)
+    z, n, grid = np.arange(3.0), np.full(3, 9.0), {"range": (-1.0, 9.0), "error_range": (1.0, 9.0)}
+    given = {"components": None, "delta": None, "epsilon": 1.0, "sizes": (5.0,), "most_events": None, "prior": "npmle"}
+    changes = [{}, {"epsilon": 2.0}, {"delta": 1e-6}]
+    for change in changes:
+        options = SimpleNamespace(**given | grid | change)
+        with pytest.raises(InterruptedError):
+            private_fits.of_counts("successes", z, n, 0, None, options)
+        with pytest.raises(InterruptedError):
+            private_fits.fitted(z, n, 0, options)
+    with pytest.raises(InterruptedError):
+        private_fits.of_counts("successes", z, n, 0, None, SimpleNamespace(**given | {"sizes": (6.0,)}))
+    assert len(set(keys)) == len(keys) == 7
+
+
 @pytest.mark.slow
 def test_the_claim_and_the_output_of_successes(capsys, tmp_path, data):
     path = written(tmp_path, "successes,trials", data)
@@ -78,7 +103,7 @@ def test_the_claim_and_the_output_of_successes(capsys, tmp_path, data):
     assert "log_marginal" not in found
     z, n = (np.array(of, float) for of in data["successes,trials"])
     with jax.enable_x64(True):
-        key = named(jax.random.key(found["settings"]["seed"]), z, n, (10.0, 20.0), None)
+        key = named(jax.random.key(found["settings"]["seed"]), z, n, (10.0, 20.0), None, 8.0, None)
         fit: Any = private_ebbinomial(key, z, n, [10, 20], epsilon=8.0)
         plain, exceedance = ebbinomial(z, n), fit.exceedance()
     assert found["estimated"]["mean"] == float(fit.prior_mean) != float(plain.prior_mean)
@@ -100,7 +125,7 @@ def test_the_claim_and_the_output_of_counts(capsys, tmp_path, data):
     }  # fmt: skip
     z, e = (np.array(of, float) for of in data["count,exposure"])
     with jax.enable_x64(True):
-        key = named(jax.random.key(found["settings"]["seed"]), z, e, (2.0,), 25)
+        key = named(jax.random.key(found["settings"]["seed"]), z, e, (2.0,), 25, 2.0, 1e-6)
         fit: Any = private_ebpoisson(key, z, e, [2.0], 25, epsilon=2.0, delta=1e-6, prior="gamma-mixture")
         np.testing.assert_allclose(found["estimated"]["mean"], fit.prior.weights @ fit.prior.means)
     main(own[:-1])

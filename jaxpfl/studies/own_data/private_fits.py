@@ -34,8 +34,9 @@ def fitted(x: np.ndarray, s: np.ndarray, seed: int, options: Any) -> tuple[Norma
     (low, high), (least, most) = ends["range"], ends["error_range"]
     doublings = math.log2(most / least) if 0 < least < most else 1.0  # `Cells.check` refuses others
     cells = Cells(low, high, least, most, error_bins=max(1, math.ceil(doublings)))
-    # Equal noise for two files that differ by one client would reveal that client, as equal noise on two grids would.
-    key = named(jax.random.key(seed), x, s, cells)
+    # Equal noise for two files that differ by one client would reveal that client, as equal noise on two grids would, or
+    # randomised bits that follow from the same draws at two epsilons.
+    key = named(jax.random.key(seed), x, s, cells, options.epsilon, options.delta)
     fit = private_ebnm(
         key, x, s, cells, epsilon=options.epsilon, delta=options.delta, prior=options.prior,
         components=options.components,
@@ -63,8 +64,8 @@ def of_counts(
         raise JaxpflError("sizes must be public numbers of trials, or exposures, with epsilon, got none")
     most = options.most_events
     more: dict[str, Any] = {"epsilon": options.epsilon, "delta": options.delta, "components": options.components}
-    # As for estimates: no two files, nor two grids, may share their noise.
-    key = named(jax.random.key(seed), z, n, options.sizes, most)
+    # As for estimates: no two releases may share their noise.
+    key = named(jax.random.key(seed), z, n, options.sizes, most, options.epsilon, options.delta)
     if kind == "successes":
         if most is not None:
             raise JaxpflError(f"most_events is of count,exposure, and successes are at most their trials, got {most}")

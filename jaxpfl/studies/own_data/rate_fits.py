@@ -16,6 +16,7 @@ from jaxpfl.estimators import (
     learned_bernoulli,
     learned_poisson,
     learned_rates,
+    rate_draws,
     rate_scores,
 )
 from jaxpfl.estimators.normal_means import best
@@ -165,7 +166,7 @@ def of_mixture(data: Summaries, seed: int, options: Any, prior: Any) -> Fitted:
     columns = {
         "local": z / n, "personalized": own, "personalized_stderr": fit.sd, "low": np.minimum(low, own),
         "high": np.maximum(high, own), "exceedance": fit.exceedance(options.threshold),
-        **ranked(fit.sample, len(z), seed, options.level),
+        **ranked(rate_draws.sampler(fit), len(z), seed, options.level),
     }  # fmt: skip
     if isinstance(of, Betas | Gammas):
         within = of.means * (1 - of.means) / (1 + of.sizes) if shares else of.means / of.sizes
