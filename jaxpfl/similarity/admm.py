@@ -34,9 +34,9 @@ from jaxpfl.similarity import graphs, proximal
 from jaxpfl.similarity.graphs import Graph, Spectrum
 from jaxpfl.types import Array, Scalar
 
-MOST_DENSE = 600
-"""Number of nodes above which conjugate gradients are the default. With a few edges per node a warm round takes 1.05
-times as long by them at N = 500, 0.95 times at 700, and 0.66 to 0.91 times at 1000."""
+MOST_DENSE = 1400
+"""Number of nodes above which conjugate gradients are the default. With a few edges per node a warm round takes 1.39
+times the processor time by them at N = 500, 1.32 times at 1000, and 0.71 times at 2000, on a quiet machine."""
 MOST_DENSE_CROWDED = 2000
 """The same where a node has more than `graphs.MOST_UNROLLED` edges: with 40 per node the two products of the spectrum
 are still twice as fast at N = 2000."""
