@@ -34,8 +34,8 @@ def fitted(x: np.ndarray, s: np.ndarray, seed: int, options: Any) -> tuple[Norma
     (low, high), (least, most) = ends["range"], ends["error_range"]
     doublings = math.log2(most / least) if 0 < least < most else 1.0  # `Cells.check` refuses others
     cells = Cells(low, high, least, most, error_bins=max(1, math.ceil(doublings)))
-    # Equal noise for two files that differ by one client would reveal that client, as equal noise on two grids would, or
-    # randomised bits that follow from the same draws at two epsilons.
+    # Equal noise for two files that differ by one client would reveal that client, as equal noise on two grids would,
+    # or randomised bits that follow from the same draws at two epsilons.
     key = named(jax.random.key(seed), x, s, cells, options.epsilon, options.delta)
     fit = private_ebnm(
         key, x, s, cells, epsilon=options.epsilon, delta=options.delta, prior=options.prior,
