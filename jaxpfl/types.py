@@ -256,6 +256,11 @@ class Federation(NamedTuple):
         return Splits(self.train, self.validation)
 
     @property
+    def all_splits(self) -> tuple[ClientData, ClientData, ClientData]:
+        """The training, validation and test examples."""
+        return self.train, self.validation, self.test
+
+    @property
     def input_shape(self) -> tuple[int, ...]:
         """The shape of one example's input (inputs that are one array)."""
         return tuple(self.train.examples.x.shape[1:])
@@ -277,8 +282,7 @@ class Federation(NamedTuple):
         if not whole or places.ndim != 1 or ((places < 0) | (places >= m)).any():
             raise JaxpflError(f"rows must be numbers from 0 to {m - 1}, or a mask of {m}, got {shown(places.tolist())}")
         places = places.astype(np.int64)
-        splits = (self.train, self.validation, self.test)
-        return Federation(np.asarray(self.client_ids)[places], *(split.rows(places) for split in splits))
+        return Federation(np.asarray(self.client_ids)[places], *(split.rows(places) for split in self.all_splits))
 
     def pooled(self) -> Federation:
         """One client of id 0 that holds all training examples, and no others; on the host.

@@ -23,7 +23,7 @@ def check_labels(federation: Federation, strict: bool = False) -> None:
     if not are_classes(federation.train.examples.y):
         return
     labels, examples = np.zeros(0, np.int32), 0
-    for split in (federation.train, federation.validation, federation.test):
+    for split in federation.all_splits:
         for part in in_parts(split.flat().y):
             labels, examples = np.union1d(labels, part), examples + len(part)
     distinct = len(labels)

@@ -62,8 +62,7 @@ def scaled(federation: Federation, scaling: Scaling) -> Federation:
 
         return split.with_examples(x=jax.tree.map(of_leaf, split.examples.x, scaling.mean, scaling.deviation))
 
-    splits = (federation.train, federation.validation, federation.test)
-    return Federation(federation.client_ids, *map(of_split, splits))
+    return Federation(federation.client_ids, *map(of_split, federation.all_splits))
 
 
 def check_standardizable(source: Source) -> None:

@@ -57,7 +57,7 @@ def make_task(
     task = models.classification(built, shape, num_classes, dtype if np.issubdtype(dtype, np.integer) else None)
     if task.model.vocabulary is not None:
         parts = [part for part in (federation, unseen) if part is not None]
-        tokens = [split.flat().x for part in parts for split in (part.train, part.validation, part.test)]
+        tokens = [split.flat().x for part in parts for split in part.all_splits]
         low, high = min(int(x.min(initial=0)) for x in tokens), max(int(x.max(initial=0)) for x in tokens)
         if low < 0 or high >= task.model.vocabulary:
             raise JaxpflError(

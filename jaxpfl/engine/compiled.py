@@ -85,14 +85,12 @@ def compiled(
         return lowered.compile(), "callback" not in lowered.as_text()
 
     key = key_of(function, options, jax.tree.map(_place, arguments))
-    if key is None:
-        return make()[0]
 
     def made() -> tuple[jax.stages.Compiled, bool]:
         _make_room()
-        return _from_disk(key.digest, make)
+        return make() if key is None else _from_disk(key.digest, make)
 
-    return _found(key, made)
+    return made()[0] if key is None else _found(key, made)
 
 
 def digest(function: Callable[..., Any], arguments: tuple[Any, ...], **more: Any) -> str | None:

@@ -108,7 +108,7 @@ def balanced(groups: tuple[Group, ...], parts: Sequence[Federation], placement: 
         return groups
 
     def dealt(group: Group, part: Federation) -> Group:
-        sizes = np.stack([np.asarray(split.size) for split in (part.train, part.validation, part.test)], axis=1)
+        sizes = np.stack([np.asarray(split.size) for split in part.all_splits], axis=1)
         return group.dealt(sizes, placement.parts)
 
     return tuple(map(dealt, groups, parts))
@@ -126,7 +126,7 @@ def put(federation: Federation, placement: Placement, group: Group | None = None
       OutOfMemoryError: if the data do not fit in memory.
       JaxpflError: for clients whose examples are not in their store.
     """
-    for data in (federation.train, federation.validation, federation.test):
+    for data in federation.all_splits:
         data.check()
     spread = placement.spread
     if spread is None or spread.shared_data:
@@ -243,7 +243,7 @@ def _check_memory(federation: Federation, placement: Placement) -> None:
     """Check the memory before arrays of the host are copied."""
     need = sum(leaf.nbytes for leaf in jax.tree.leaves(federation) if isinstance(leaf, np.ndarray))
     if placement.own_data:  # of a store, clients' examples alone are copied
-        splits = (federation.train, federation.validation, federation.test)
+        splits = federation.all_splits
         own = [(int(np.sum(s.size, dtype=np.int64)), len(s.examples.y), trees.num_bytes(s.examples)) for s in splits]
         need = sum(count * held // max(stored, 1) for count, stored, held in own)
         need //= processes.count() if _shares_memory(placement.devices[0].platform) else placement.parts

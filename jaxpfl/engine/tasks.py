@@ -145,7 +145,7 @@ def has_pairs(data: ClientData) -> bool:
 
 def _examples(*federations: Federation | None) -> Iterator[Examples]:
     for part in federations:
-        for split in () if part is None else (part.train, part.validation, part.test):
+        for split in () if part is None else part.all_splits:
             yield split.flat()
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any, NamedTuple, Protocol
 
 import jax
@@ -17,6 +18,19 @@ from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means.answer import in_blocks
 from jaxpfl.estimators.normal_means.ranks import ranks_of
 from jaxpfl.types import Array, Key, Scalar
+
+
+def to_frame(
+    self: Rates | RateMixture, level: float | None = None, *, threshold: Any = None, key: Key | None = None
+) -> Any:
+    """A pandas frame of what is known of each client; with the ends of the intervals where a level is given.
+
+    Args:
+      level: of the intervals, and of those of the ranks, which are at .95 without it.
+      threshold: of the column ``exceedance``; the population's mean unless given.
+      key: of the draws of the columns ``rank``, ``rank_low`` and ``rank_high``, which are left out without it.
+    """
+    return frame(self, len(self.mean), level, more=_questions(self, level, threshold, key))
 
 
 class Rates(NamedTuple):
@@ -45,15 +59,7 @@ class Rates(NamedTuple):
     log_marginal: Array
     labels: Labels | None = None
 
-    def to_frame(self, level: float | None = None, *, threshold: Any = None, key: Key | None = None) -> Any:
-        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given.
-
-        Args:
-          level: of the intervals, and of those of the ranks, which are at .95 without it.
-          threshold: of the column ``exceedance``; the population's mean unless given.
-          key: of the draws of the columns ``rank``, ``rank_low`` and ``rank_high``, which are left out without it.
-        """
-        return frame(self, len(self.mean), level, more=_questions(self, level, threshold, key))
+    to_frame = to_frame
 
     def quantile(self, p: Scalar) -> Array:
         """Posterior quantile, [m]."""
@@ -172,15 +178,7 @@ class RateMixture(NamedTuple):
     slack: Array
     labels: Labels | None = None
 
-    def to_frame(self, level: float | None = None, *, threshold: Any = None, key: Key | None = None) -> Any:
-        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given.
-
-        Args:
-          level: of the intervals, and of those of the ranks, which are at .95 without it.
-          threshold: of the column ``exceedance``; the population's mean unless given.
-          key: of the draws of the columns ``rank``, ``rank_low`` and ``rank_high``, which are left out without it.
-        """
-        return frame(self, len(self.mean), level, more=_questions(self, level, threshold, key))
+    to_frame = to_frame
 
     def membership(self) -> Array:
         """Posterior probabilities of the components, [m, K]."""
@@ -213,15 +211,25 @@ class RateMixture(NamedTuple):
 
     def sample(self, key: Key) -> Array:
         """One draw of every client's probability or rate from its posterior, [m]."""
-        of_kind, of_place = jax.random.split(key)
-        # Never 0, at which the first atom would be drawn also where it has no weight.
-        p = 1 - jax.random.uniform(of_kind, self.mean.shape, self.mean.dtype)
 
         def kind(p: Array, z: Array, n: Array) -> Array:
             reached = jnp.cumsum(shares_of(self.prior, z, n), axis=-1)
             return (reached < p[..., None] * reached[..., -1:]).sum(axis=-1)
 
-        return self.prior.draw(of_place, in_blocks(kind, p, self.events, self.size), self.events, self.size)
+        return self.drawn(key, lambda p: in_blocks(kind, p, self.events, self.size))
+
+    def drawn(self, key: Key, kinds: Callable[[Array], Array]) -> Array:
+        """The draw of `sample` where each client's component is found otherwise, [m].
+
+        Args:
+          key: of the draw.
+          kinds: shares p within (0, 1] of every client's cumulated probabilities, [m], to the first components that
+            reach them, [m].
+        """
+        of_kind, of_place = jax.random.split(key)
+        # Never 0, at which the first atom would be drawn also where it has no weight.
+        p = 1 - jax.random.uniform(of_kind, self.mean.shape, self.mean.dtype)
+        return self.prior.draw(of_place, kinds(p), self.events, self.size)
 
     def interval(self, level: Scalar = 0.95) -> tuple[Array, Array]:
         """Ends of the equal-tailed credible intervals, [m] each."""

@@ -8,8 +8,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from functools import partial
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
@@ -30,14 +30,13 @@ def sampler(found: RateMixture) -> Callable[[Key], Array]:
     z, n = (jnp.asarray(of, found.mean.dtype) for of in pairs)
     reached, own = jnp.cumsum(shares_of(found.prior, z, n), axis=-1), jnp.asarray(place)
 
-    def draw(key: Key) -> Array:
-        of_kind, of_place = jax.random.split(key)
-        p = (1 - jax.random.uniform(of_kind, found.mean.shape, found.mean.dtype)) * reached[own, -1]
+    def kinds(p: Array) -> Array:
+        p = p * reached[own, -1]
         low, high = jnp.zeros_like(own), jnp.full_like(own, count - 1)
         for _ in range(math.ceil(math.log2(count))):
             middle = (low + high) // 2
             left = reached[own, middle] < p
             low, high = jnp.where(left, middle + 1, low), jnp.where(left, high, middle)
-        return found.prior.draw(of_place, low, found.events, found.size)
+        return low
 
-    return draw
+    return partial(found.drawn, kinds=kinds)

@@ -17,7 +17,7 @@ def of_data(*federations: Federation | None) -> int:
     """CRC-32 of the clients with their examples; it does not depend on capacities."""
     return checksum(
         [
-            (given.client_ids, [(split.flat(), split.size) for split in (given.train, given.validation, given.test)])
+            (given.client_ids, [(split.flat(), split.size) for split in given.all_splits])
             for given in federations
             if given is not None
         ]
@@ -33,7 +33,7 @@ def is_of(stored: int, *federations: Federation | None) -> bool:
         if given is None:
             continue
         found = zlib.crc32(np.ascontiguousarray(given.client_ids).data, found)
-        for split in (given.train, given.validation, given.test):
+        for split in given.all_splits:
             for part in _padded(split):
                 found = zlib.crc32(part, found)
     return stored == found

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from normal_means_command import refused
 
 from jaxpfl.cli import main
 from jaxpfl.estimators import (
@@ -33,16 +34,6 @@ def two_kinds(kind: str) -> tuple[np.ndarray, np.ndarray]:
         n = np.full(40, 30)
         return rng.binomial(n, np.where(first, 0.1, 0.7)), n
     return rng.poisson(np.where(first, 2.0, 30.0)), np.full(40, 2)
-
-
-def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(["estimate", "normal-means", *map(str, args)])
-    assert stop.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    return said.err
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from normal_means_command import refused
 from scipy import integrate, special, stats
 
 from jaxpfl.cli import main
@@ -23,16 +24,6 @@ def made(tmp_path: Path, text: str, name: str = "own.csv") -> Path:
     path = tmp_path / name
     path.write_text(text)
     return path
-
-
-def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(["estimate", "normal-means", *map(str, args)])
-    assert stop.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    return said.err
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from normal_means_command import refused
 
 from jaxpfl.cli import main
 from jaxpfl.estimators import ebbinomial
@@ -31,16 +32,6 @@ def written(folder: Path, header: str, data: dict[str, tuple[np.ndarray, np.ndar
     path = folder / "own.csv"
     path.write_text(header + "\n" + "\n".join(f"{a},{b}" for a, b in zip(*data[header], strict=True)) + "\n")
     return path
-
-
-def refused(capsys: pytest.CaptureFixture[str], *args: object) -> str:
-    with pytest.raises(SystemExit) as stop:
-        main(["estimate", "normal-means", *map(str, args)])
-    assert stop.value.code == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.count("\n") == 1
-    return said.err
 
 
 @pytest.mark.parametrize("delta", [None, 1e-6])

@@ -88,7 +88,7 @@ class StreamedSimulation(Simulation):
 
     def _place_data(self, parts: Sequence[Federation]) -> tuple[Federation, ...]:
         for part in parts:
-            for split in (part.train, part.validation, part.test):
+            for split in part.all_splits:
                 split.check()
         return tuple(jax.tree.map(np.asanyarray, part) for part in parts)
 

@@ -44,7 +44,7 @@ def smoothest(x: Array, s: Array, w: Array, likeliest: NormalMixture) -> NormalM
     """
 
     def fitted(log_h: Array) -> tuple[NormalMixture, Array]:
-        prior = families.weighted(x, s, w, likeliest.means, jnp.full_like(likeliest.means, 1.0) * jnp.exp(log_h)).prior
+        prior = families.weighted(x, s, w, likeliest.means, jnp.full_like(likeliest.means, jnp.exp(log_h))).prior
         assert isinstance(prior, NormalMixture)
         return prior, in_blocks(prior.log_marginal, x, s) @ w
 
