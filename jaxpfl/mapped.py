@@ -84,9 +84,14 @@ def empty(shape: tuple[int, ...], dtype: Any, like: Any) -> np.ndarray:
     if not size or not is_mapped(like):
         return np.empty(shape, dtype)
     with writing(_place()), _temporary() as file:
-        if hasattr(os, "posix_fallocate"):  # a full disk is found here, not by a signal at some later write
-            os.posix_fallocate(file.fileno(), 0, size)
+        reserve(file, size)
         return np.memmap(file, dtype, "r+", shape=shape)
+
+
+def reserve(file: IO[bytes], size: int) -> None:
+    """Take the room of a file on its disk, so that a full one is found here, not by a signal at some later write."""
+    if hasattr(os, "posix_fallocate"):  # macOS has no such call
+        os.posix_fallocate(file.fileno(), 0, size)
 
 
 def gathered(x: np.ndarray, places: np.ndarray) -> np.ndarray:

@@ -188,6 +188,22 @@ def test_a_torn_record_belongs_to_rows_that_were_not_written(tmp_path: Path, cut
     assert_holds(again, zero)
 
 
+def test_records_that_the_system_writes_piece_by_piece_are_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    written = {}
+    for name, most in (("whole", None), ("pieces", 5)):
+        disk = begun(tmp_path / name)
+        write(disk, 1, 0, 0, 2)
+        if most is not None:
+            monkeypatch.setattr(os, "writev", lambda file, parts, most=most: os.write(file, parts[0][:most]))
+        write(disk, 2, 1, 3, 4, 5)
+        written[name] = (tmp_path / name / "undo-0").read_bytes()
+    assert written["pieces"] == written["whole"]
+    numbers = [list(of) for of, _ in records(tmp_path / "pieces" / "undo-0", 12, 16)]
+    assert numbers == [[0, 2], [9, 10, 11]]
+
+
 @pytest.mark.parametrize("size", [0, 30])
 def test_a_full_disk_names_the_journal_and_loses_nothing(tmp_path: Path, size: int) -> None:
     disk = begun(tmp_path / "s")

@@ -17,7 +17,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl import files
+from jaxpfl import files, mapped
 from jaxpfl.data.sources.npy import read_npy
 from jaxpfl.engine.streamed import rows
 from jaxpfl.engine.streamed.undo import Journal, records
@@ -77,8 +77,8 @@ class Disk:
             for i, leaf in enumerate(leaves):
                 path = self._folder / f"leaf-{i}.npy"
                 np.lib.format.open_memmap(path, "w+", leaf.dtype, leaf.shape)
-                with open(path, "r+b") as file:  # a full disk is found here, not by a signal at some later write
-                    os.posix_fallocate(file.fileno(), 0, path.stat().st_size)
+                with open(path, "r+b") as file:
+                    mapped.reserve(file, path.stat().st_size)
 
     def made(self) -> None:
         """Say that the first states are written."""

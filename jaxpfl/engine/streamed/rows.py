@@ -11,7 +11,7 @@ import numpy as np
 from jaxpfl import mapped
 from jaxpfl.types import PyTree
 
-_MAPPED = 16 * 2**20
+_MAPPED = 128 * 2**20
 """Bytes of a file that are touched before its pages are given back."""
 
 

@@ -18,6 +18,9 @@ from jaxpfl.errors import JaxpflError, writing
 from jaxpfl.files import no_link
 
 _HEAD = struct.Struct("<IQI")  # rows, bytes of the body, its checksum
+_PIECES = 1024
+"""Buffers of one write, at most: IOV_MAX of Linux and macOS."""
+_to_disk = getattr(os, "fdatasync", os.fsync)  # macOS has the second only
 
 
 class Journal:
@@ -58,20 +61,30 @@ class Journal:
         new = numbers[~self._kept[numbers]]
         if not len(new):
             return
-        parts = [part.tobytes() for part in (new.astype("<i8"), *content(new))]
+        # As they lie, without a copy: a round's rows may be many megabytes, on cores that its computing needs.
+        parts = [_buffer(part) for part in (new.astype("<i8"), *content(new))]
         check = 0
         for part in parts:
             check = zlib.crc32(part, check)
+        rest = [memoryview(_HEAD.pack(len(new), sum(map(len, parts)), check)), *parts]
         with writing(self.path):
-            rest = memoryview(b"".join([_HEAD.pack(len(new), sum(map(len, parts)), check), *parts]))
             while rest:
-                rest = rest[self._file.write(rest) :]
-            os.fdatasync(self._file.fileno())
+                done = os.writev(self._file.fileno(), rest[:_PIECES])
+                while rest and done >= len(rest[0]):
+                    done -= len(rest.pop(0))
+                if done:
+                    rest[0] = rest[0][done:]
+            _to_disk(self._file.fileno())
         self._kept[new] = True
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
+
+
+def _buffer(array: np.ndarray) -> memoryview:
+    """The bytes of an array, where they lie if it is contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def records(path: Path, rows: int, size: int) -> Iterator[tuple[np.ndarray, bytes]]:
