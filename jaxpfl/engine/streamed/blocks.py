@@ -15,7 +15,7 @@ from jaxpfl.engine.execution_plan import Resolved
 from jaxpfl.engine.placement import place
 from jaxpfl.engine.programs import Name, Programs, Setting
 from jaxpfl.engine.round import Clients
-from jaxpfl.engine.state import RunState
+from jaxpfl.engine.state import Counts, RunState
 from jaxpfl.engine.streamed import examples, rows
 from jaxpfl.engine.streamed.courier import Courier
 from jaxpfl.engine.streamed.program import stack_of
@@ -89,9 +89,10 @@ class Blocks:
         name: Name,
         run: int,
         one: RunState,
-        state: RunState,
+        counts: Counts,
         hp: PyTree,
-        touched: Callable[[PyTree], None],
+        take: Callable[[int, np.ndarray], PyTree],
+        was_read: Callable[[PyTree], None],
     ) -> PyTree:
         """Results of a pass over the clients of one run, leaves [1, m, ...], on the host.
 
@@ -99,18 +100,19 @@ class Blocks:
           name: of the work.
           run: its number.
           one: its server, round and keys, leaves [1], on the devices.
-          state: of all runs, the clients on the host.
+          counts: of all runs, on the host.
           hp: of this run, leaves [1].
-          touched: called with copies of what was read.
+          take: reads rows of the run's states, as `rounds.Take`.
+          was_read: called with copies of examples.
         """
         layout = self.placement.state
 
         def bring(of: np.ndarray) -> tuple[int, RunState, Clients]:
-            tree, counts = jax.tree.map(lambda a: a[None], rows.take((state.clients[0], state.counts), run, of))
+            tree, own = jax.tree.map(lambda a: a[None], (take(run, of), rows.take(counts, run, of)))
             data = self.data(of, name)
-            touched((tree, data))
-            tree, counts = jax.device_put(tree, layout.clients), jax.device_put(counts, layout.counts)
-            here = one._replace(clients=(tree,), counts=counts)
+            was_read(data)
+            tree, own = jax.device_put(tree, layout.clients), jax.device_put(own, layout.counts)
+            here = one._replace(clients=(tree,), counts=own)
             return int((of < self._clients).sum()), here, data
 
         parts = []

@@ -8,6 +8,7 @@ costs what was written since the last one, not what there is.
 
 from __future__ import annotations
 
+import itertools
 import os
 import shutil
 from contextlib import suppress
@@ -18,8 +19,7 @@ import jax
 import numpy as np
 
 from jaxpfl import files, mapped
-from jaxpfl.data.sources.npy import read_npy
-from jaxpfl.engine.streamed import rows
+from jaxpfl.engine.streamed.row_file import RowFile
 from jaxpfl.engine.streamed.undo import Journal, records
 from jaxpfl.errors import JaxpflError, OutOfMemoryError, writing
 from jaxpfl.host_memory import readable
@@ -32,7 +32,6 @@ class Disk:
     """States of S runs of m clients in a folder.
 
     Attributes:
-      tree: the memory-mapped leaves, [S, m, ...].
       keys: text of each run's key, [S], by which a run is found.
     """
 
@@ -51,16 +50,14 @@ class Disk:
             self._make(leaves)
         elif files.read_json(folder / _STORE) != said:
             raise JaxpflError(f"{folder} holds the clients' states of other runs: delete it to start anew")
-        with writing(folder):
-            maps = [read_npy(folder / f"leaf-{i}.npy", mode="r+") for i in range(len(leaves))]
-        for i, (leaf, found) in enumerate(zip(leaves, maps, strict=True)):
-            if found.shape != tuple(leaf.shape) or found.dtype.itemsize != np.dtype(leaf.dtype).itemsize:
-                raise JaxpflError(f"{folder / f'leaf-{i}.npy'} is damaged: it holds {found.shape} of {found.dtype}")
-        self.tree: PyTree = jax.tree.unflatten(structure, maps)
+        self._files = [
+            RowFile(folder / f"leaf-{i}.npy", tuple(leaf.shape), np.dtype(leaf.dtype)) for i, leaf in enumerate(leaves)
+        ]
+        self._structure = structure
         self._said = said
         self._rows = int(np.prod(leaves[0].shape[:2])) if leaves else 0
         self._clients = leaves[0].shape[1] if leaves else 0
-        self._size = sum(int(np.prod(leaf.shape[2:])) * np.dtype(leaf.dtype).itemsize for leaf in leaves)
+        self._size = sum(file.row_bytes for file in self._files)
         self._journal: Journal | None = None
 
     def _make(self, leaves: list[Any]) -> None:
@@ -87,13 +84,49 @@ class Disk:
         files.write_json(self._folder / _STORE, self._said)
         self.is_new = False
 
+    @property
+    def tree(self) -> PyTree:
+        """The leaves, memory-mapped, [S, m, ...]."""
+        return jax.tree.unflatten(self._structure, [file.array for file in self._files])
+
+    def take(self, run: int, of: np.ndarray) -> PyTree:
+        """Copies of some rows of a run, leaves [k, ...]; rows beyond the last client give the last one's.
+
+        Raises:
+          JaxpflError: if a file has become shorter.
+        """
+        numbers = self._numbers(run, np.minimum(of, self._clients - 1))
+        return jax.tree.unflatten(self._structure, [file.take(numbers) for file in self._files])
+
+    def start(self, run: int, of: np.ndarray, values: PyTree) -> None:
+        """Write first states of some rows of a run, before `made`.
+
+        Raises:
+          UnwritableError: as on a full disk.
+        """
+        assert self.is_new
+        self._write(self._numbers(run, of), jax.tree.leaves(values))
+
     def put(self, run: int, of: np.ndarray, values: PyTree) -> None:
-        """Write rows of a run."""
+        """Write rows of a run, and keep what they held for the way back.
+
+        Raises:
+          UnwritableError: as on a full disk.
+        """
         if not self._rows:  # clients without a state
             return
         assert self._journal is not None
-        self._journal.keep(run * self._clients + of.astype(np.int64), self._content)
-        rows.put(self.tree, run, of, values)
+        numbers = self._numbers(run, of)
+        self._journal.keep(numbers, lambda new: [file.take(new) for file in self._files])
+        self._write(numbers, jax.tree.leaves(values))
+
+    def _write(self, numbers: np.ndarray, values: list[np.ndarray]) -> None:
+        for file, rows in zip(self._files, values, strict=True):
+            file.put(numbers, rows)
+
+    def _numbers(self, run: int, of: np.ndarray) -> np.ndarray:
+        """Numbers of a run's rows among those of all runs."""
+        return run * self._clients + of.astype(np.int64)
 
     def prepare(self, round: int) -> None:
         """Before the checkpoint of a round is written: flush the rows, and say that they are of this round."""
@@ -140,21 +173,13 @@ class Disk:
         self._journal = Journal(self._undo(round), self._rows, self._size)
 
     def _write_back(self, numbers: np.ndarray, content: bytes) -> None:
-        place = 0
-        for leaf in jax.tree.leaves(self.tree):
-            shape = (len(numbers), *leaf.shape[2:])
-            length = int(np.prod(shape)) * leaf.itemsize
-            values = np.frombuffer(content[place : place + length], leaf.dtype).reshape(shape)
-            leaf.reshape(-1, *leaf.shape[2:])[numbers] = values
-            place += length
-
-    def _content(self, numbers: np.ndarray) -> list[np.ndarray]:
-        return [leaf.reshape(-1, *leaf.shape[2:])[numbers] for leaf in jax.tree.leaves(self.tree)]
+        ends = len(numbers) * np.cumsum([0, *(file.row_bytes for file in self._files)])
+        parts = [content[a:b] for a, b in itertools.pairwise(ends)]
+        self._write(numbers, [np.frombuffer(part, f.array.dtype) for part, f in zip(parts, self._files, strict=True)])
 
     def _flush(self) -> None:
-        with writing(self._folder):
-            for leaf in jax.tree.leaves(self.tree):
-                leaf.flush()
+        for file in self._files:
+            file.flush()
 
     def _rounds(self) -> list[int]:
         """Rounds that have a journal, latest first."""

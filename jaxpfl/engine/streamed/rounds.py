@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from concurrent.futures import Future
+from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -14,7 +15,7 @@ from jaxpfl.engine.placement import place
 from jaxpfl.engine.programs import Name, Programs, Setting, part_used
 from jaxpfl.engine.round import Clients, RoundPlan, RunValues
 from jaxpfl.engine.runs import over_runs
-from jaxpfl.engine.state import RunState
+from jaxpfl.engine.state import Counts, RunState
 from jaxpfl.engine.streamed import examples, rows
 from jaxpfl.engine.streamed.courier import Courier
 from jaxpfl.engine.streamed.program import Drawn, Held, make_draw, make_streamed, stack_of
@@ -22,6 +23,8 @@ from jaxpfl.types import Array, Federation, Metrics, PyTree
 
 Write = Callable[[int, np.ndarray, Held], None]
 """``(run, rows, held)`` writes rows back; the held leaves are [rows, ...], on the host."""
+Take = Callable[[int, np.ndarray], PyTree]
+"""``(run, rows)`` copies the states of some clients, leaves [rows, ...]; rows beyond the last give the last one's."""
 
 
 class Staged(NamedTuple):
@@ -41,7 +44,7 @@ class Rounds:
     """
 
     def __init__(
-        self, setting: Setting, execution: Resolved, federation: Federation, touched: Callable[[PyTree], None]
+        self, setting: Setting, execution: Resolved, federation: Federation, was_read: Callable[[PyTree], None]
     ):
         """Prepare the draw; the program of a round is compiled when it is first needed.
 
@@ -49,9 +52,9 @@ class Rounds:
           setting: of all clients, with the participation of all m.
           execution: the resolved plan of a round.
           federation: the data, on the host.
-          touched: called with copies of what was read.
+          was_read: called with copies of examples.
         """
-        self._touched = touched
+        self._was_read = was_read
         self._participation = setting.participation
         slots, devices = self._participation.capacity, len(setting.placement.devices)
         self.placement = place(slots, devices, even=False)
@@ -63,7 +66,7 @@ class Rounds:
         self._programs: dict[tuple[int, ...], _Programs] = {}
 
     def advance(
-        self, run: int, state: RunState, values: RunValues, rounds: int, courier: Courier, write: Write
+        self, run: int, state: RunState, values: RunValues, rounds: int, courier: Courier, take: Take, write: Write
     ) -> tuple[RunState, dict[str, np.ndarray]]:
         """Run some rounds of one run.
 
@@ -76,7 +79,8 @@ class Rounds:
           values: of this run, leaves [1].
           rounds: at least 1.
           courier: one thread.
-          write: writes rows back.
+          take: reads rows of the run's states.
+          write: writes them back.
 
         Returns:
           The run's server, round and keys, leaves [1], without clients; and the history of its metrics, [rounds].
@@ -86,7 +90,7 @@ class Rounds:
         first, released = int(one.round[0]), jax.device_put(one.released[0], self.placement.devices[0])
 
         def stage(t: int) -> Future[Staged]:
-            return courier.submit(self.stage, run, state, released, first + t)
+            return courier.submit(self.stage, run, state.counts, released, first + t, take)
 
         staged = [stage(t) for t in range(min(rounds, 2))]
         written: list[Future[None]] = []
@@ -110,13 +114,13 @@ class Rounds:
             task.result()
         return one, {name: np.array([np.asarray(metrics[name])[0] for metrics in history]) for name in history[0]}
 
-    def stage(self, run: int, state: RunState, released: Array, round: int) -> Staged:
+    def stage(self, run: int, counts: Counts, released: Array, round: int, take: Take) -> Staged:
         """Draw a round's cohort, and bring its rows to the devices."""
         drawn = self._draw(released, np.int32(round), self._ids)
         clients, slots = self._participation.num_clients, self._participation.capacity
         of = np.full(self.placement.rows, clients, np.int32)
         of[:slots] = np.asarray(drawn.rows)
-        held = Held(rows.take(state.clients[0], run, of), rows.take(state.counts, run, of))
+        held = Held(take(run, of), rows.take(counts, run, of))
         train, validation = (
             examples.packed(split, of, examples.length_for(split, of, bound))
             for split, bound in zip(self._federation.splits, self._bounds, strict=True)
@@ -125,7 +129,7 @@ class Rounds:
         ids = np.asarray(self._federation.client_ids)[np.minimum(of, clients - 1)]
         places: Any = np.where(of[:slots] < clients, np.arange(slots), slots).astype(np.int32)
         among: Any = of[:slots]
-        self._touched((held, train, validation))
+        self._was_read((train, validation))
         everywhere, layout = self.placement.everywhere, self.placement.state
         return Staged(
             of,
@@ -146,7 +150,8 @@ class Rounds:
 
     def example(self, state: RunState, values: RunValues) -> tuple[Any, ...]:
         """Arguments of a round's program, of the first run's first round."""
-        here = self.stage(0, state, jax.device_put(state.released[0], self.placement.devices[0]), 0)
+        take = partial(rows.take, state.clients[0])
+        here = self.stage(0, state.counts, jax.device_put(state.released[0], self.placement.devices[0]), 0, take)
         one = jax.tree.map(lambda a: a[:1], state._replace(clients=(), counts=None))
         one = jax.device_put(one, self.placement.everywhere)
         source = jax.device_put(_places(here.rows, np.zeros(0, np.int32)), self.placement.everywhere)

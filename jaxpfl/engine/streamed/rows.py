@@ -1,4 +1,4 @@
-"""Rows of clients' states on the host: NumPy arrays [S, m, ...], in memory or memory-mapped."""
+"""Rows of clients on the host: of states in memory, [S, m, ...], and pages of memory-mapped data."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import numpy as np
 from jaxpfl import mapped
 from jaxpfl.types import PyTree
 
-_MAPPED = 128 * 2**20
-"""Bytes of a file that are touched before its pages are given back."""
+_MAPPED = 16 * 2**20
+"""Bytes of a file that are read before its pages are given back."""
 
 
 def take(tree: PyTree, run: int, rows: np.ndarray) -> PyTree:
@@ -30,7 +30,7 @@ def put(tree: PyTree, run: int, rows: np.ndarray, values: PyTree) -> None:
 
 
 class Pages:
-    """Pages of memory-mapped leaves, given back to the system, which keeps them as cache, once many were touched.
+    """Pages of memory-mapped leaves, given back to the system, which keeps them as cache, once many were read.
 
     A process's resident size counts them, and would come to that of the files.
     """
@@ -38,12 +38,12 @@ class Pages:
     def __init__(self, tree: PyTree):
         found = map(mapped.pages_of, jax.tree.leaves(tree))
         self._maps = [pages for pages in found if pages is not None]
-        self._touched = 0
+        self._read = 0
 
-    def touched(self, amount: int) -> None:
-        """Note that so many bytes were read or written."""
-        self._touched += amount
-        if self._touched > _MAPPED:
-            self._touched = 0
+    def were_read(self, amount: int) -> None:
+        """Note that so many bytes were read."""
+        self._read += amount
+        if self._read > _MAPPED:
+            self._read = 0
             for pages in self._maps:
                 pages.madvise(mmap.MADV_DONTNEED)

@@ -6,6 +6,7 @@ import shutil
 import tempfile
 import weakref
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +28,7 @@ from jaxpfl.engine.streamed.blocks import Blocks
 from jaxpfl.engine.streamed.courier import Courier
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.engine.streamed.program import Held, refusal
-from jaxpfl.engine.streamed.rounds import Rounds
+from jaxpfl.engine.streamed.rounds import Rounds, Take, Write
 from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Array, Federation, PyTree
 
@@ -63,7 +64,7 @@ class StreamedSimulation(Simulation):
         self._check_served()
         (federation,) = self.federations
         self._pages = rows.Pages(federation)
-        self._rounds = Rounds(self._setting, self.execution, federation, self._give_back)
+        self._rounds = Rounds(self._setting, self.execution, federation, self._was_read)
         self._blocks = Blocks(self._setting, self.execution, federation, self._state_shapes(1).clients[0])
 
     def _refused(self, why: str) -> JaxpflError:
@@ -128,6 +129,7 @@ class StreamedSimulation(Simulation):
             self.check_room(len(seeds))
         keys = self._run_keys(seeds)
         tree, hp = self._new_rows(len(seeds), keys[0]), self._hp_rows(len(seeds))
+        write = partial(rows.put, tree) if self._disk is None else self._disk.start
         is_old = self._disk is not None and not self._disk.is_new
         starts = []
         for run in range(len(seeds)):
@@ -137,8 +139,7 @@ class StreamedSimulation(Simulation):
                     starts.append(state._replace(clients=(), counts=None))
                 if is_old:  # `adopt` says which round is wanted
                     break
-                rows.put(tree, run, of, jax.tree.map(lambda a: a[0], state.clients[0]))
-                self._give_back(state.clients)
+                write(run, of, jax.tree.map(lambda a: a[0], state.clients[0]))
         if self._disk is not None and not is_old:
             self._disk.made()
         first = jax.tree.map(lambda *parts: jnp.concatenate(parts), *starts)
@@ -153,7 +154,6 @@ class StreamedSimulation(Simulation):
             self._folder = Path(tempfile.mkdtemp(prefix="jaxpfl-clients-")) / "clients"
             weakref.finalize(self, shutil.rmtree, self._folder.parent, ignore_errors=True)
         self._disk = Disk(self._folder, shapes, _names(keys))
-        self._pages = rows.Pages((self._disk.tree, self.federations))
         return self._disk.tree
 
     def _no_counts(self, runs: int) -> Counts:
@@ -192,7 +192,7 @@ class StreamedSimulation(Simulation):
         clients, counts = jax.tree.map(_writable, (state.clients, state.counts))
         if self._disk is not None:
             self._disk.recover(int(np.max(state.round)))
-            first, *_ = runs = [self._disk.keys.index(name) for name in _names(state.key)]
+            first, *_ = runs = self._on_disk(state)
             clients = (jax.tree.map(lambda a: a[first : first + len(runs)], self._disk.tree),)
         rest = state._replace(clients=(), counts=None)
         return self._written(jax.device_put(rest, self._rounds.placement.everywhere), clients, counts)
@@ -211,9 +211,35 @@ class StreamedSimulation(Simulation):
                 "its clients were written over: go on from what advance returned"
             )
 
-    def _give_back(self, tree: PyTree) -> None:
-        """Give back pages of files once enough of such copies were read or written."""
-        self._pages.touched(trees.num_bytes(tree))
+    def _was_read(self, data: PyTree) -> None:
+        """Give back pages of files of examples, once enough of such copies were read."""
+        self._pages.were_read(trees.num_bytes(data))
+
+    def _taking(self, state: RunState) -> Take:
+        """Function that reads rows of a state."""
+        if self._disk is None:
+            return partial(rows.take, state.clients[0])
+        disk, of_runs = self._disk, self._on_disk(state)
+        return lambda run, of: disk.take(of_runs[run], of)
+
+    def _writing(self, state: RunState) -> Write:
+        """Function that writes rows of a state."""
+        tree, table, disk = state.clients[0], state.counts.table, self._disk
+        of_runs = [] if disk is None else self._on_disk(state)
+
+        def write(run: int, of: np.ndarray, held: Held) -> None:
+            if disk is None:
+                rows.put(tree, run, of, held.clients)
+            else:
+                disk.put(of_runs[run], of, held.clients)
+            table[run, of] = held.counts.table
+
+        return write
+
+    def _on_disk(self, state: RunState) -> list[int]:
+        """Numbers of a state's runs among those on disk."""
+        assert self._disk is not None
+        return [self._disk.keys.index(name) for name in _names(state.key)]
 
     # --- rounds and scores ------------------------------------------------------------------------
 
@@ -224,22 +250,13 @@ class StreamedSimulation(Simulation):
             return state, {}
         if not self.plan.donate:
             state = state._replace(**jax.tree.map(np.copy, {"clients": state.clients, "counts": state.counts}))
-        tree, table, values = state.clients[0], state.counts.table, self._values(state.round.shape[0])
-
-        def write(run: int, of: np.ndarray, held: Held) -> None:
-            if self._disk is None:
-                rows.put(tree, run, of, held.clients)
-            else:
-                self._disk.put(run, of, held.clients)
-                self._give_back(held)
-            table[run, of] = held.counts.table
-
+        values, take, write = self._values(state.round.shape[0]), self._taking(state), self._writing(state)
         ends, history = [], []
         with Courier() as courier:
             for run in range(state.round.shape[0]):
                 own = jax.tree.map(lambda a, run=run: a[run : run + 1], values)
                 own = jax.device_put(own, self._rounds.placement.everywhere)
-                end, metrics = self._rounds.advance(run, state, own, rounds, courier, write)
+                end, metrics = self._rounds.advance(run, state, own, rounds, courier, take, write)
                 ends.append(end)
                 history.append(metrics)
         new = jax.tree.map(lambda *parts: jnp.concatenate(parts), *ends)
@@ -263,7 +280,7 @@ class StreamedSimulation(Simulation):
                 given = (one, hp, clients, *more)
                 results.append(jax.tree.map(np.asarray, self._blocks.programs.of(name, 1, given)(*given)))
             else:
-                results.append(self._blocks.read(name, run, one, state, hp, self._give_back))
+                results.append(self._blocks.read(name, run, one, state.counts, hp, self._taking(state), self._was_read))
         return jax.tree.map(lambda *a: np.concatenate(a), *results)
 
     # --- programs ---------------------------------------------------------------------------------
