@@ -21,6 +21,7 @@ def modules(tmp_path: Path) -> list[str]:
     return ["--data", f"text:{folder}", "--window", "24"]
 
 
+@pytest.mark.slow
 def test_texts_are_compared(capsys, modules, tmp_path):
     out = tmp_path / "run"
     methods = ["local", "fedavg", "fedavg-ft", "--set", "fedavg-ft.fine_tune_steps=2"]

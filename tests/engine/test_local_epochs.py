@@ -29,7 +29,7 @@ def fitted(method="fedavg", sizes=SIZES, **more):
     return jaxpfl.fit(method, federation(sizes), **given)
 
 
-@pytest.mark.parametrize("epochs", [1, 2])
+@pytest.mark.parametrize("epochs", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_round_is_so_many_passes(epochs):
     own = LocalEpochs(epochs, BATCH)
     steps = own.on_host(np.array(SIZES))

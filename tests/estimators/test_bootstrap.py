@@ -48,6 +48,7 @@ def checked(refits: Any, priors: list[reference.Prior]) -> None:
     np.testing.assert_allclose(mirrored.mean, -found.mean, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_mixed_posteriors_of_normals():
     weights, means, sds = [[0.7, 0.3], [0.2, 0.8]], [[0.0, 1.0], [2.0, -1.0]], [[0.0, 1.5], [0.0, 0.5]]
     priors = [reference.normals(*of) for of in zip(weights, means, sds, strict=True)]
@@ -67,6 +68,7 @@ def test_mixed_posteriors_of_laplace():
     checked(Refits(PointLaplace(*map(jnp.array, (null, center, scale)))), priors)
 
 
+@pytest.mark.slow
 def test_a_refit_is_a_fit_to_drawn_clients():
     """Of clients drawn with replacement with their numbers, and of estimates drawn from the fitted prior."""
     x, s = np.array([1.0, -2.0, 0.5, 4.0, 7.0, -3.0]), np.array([1.0, 0.5, 1.5, 1.0, 0.7, 1.2])

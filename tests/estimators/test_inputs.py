@@ -73,6 +73,7 @@ def test_a_mask_of_nothing_is_none_and_columns_are_paired_by_their_index():
         ebnm(twice, frame["s"])
 
 
+@pytest.mark.slow
 def test_counts_in_a_frame():
     frame = pd.DataFrame({"z": Z, "n": N}, index=[f"c{i}" for i in range(8)])
     found = ebbinomial(frame["z"], frame["n"].sample(frac=1, random_state=1)).to_frame(level=0.5)

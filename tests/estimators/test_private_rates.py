@@ -66,6 +66,7 @@ def test_counts_are_thinned_by_their_exposure(sent):
     assert stats.chisquare([*found[:10], found[10:].sum()], [*expected[:10], 5000 - expected[:10].sum()]).pvalue > 1e-3
 
 
+@pytest.mark.slow
 def test_a_beta_prior_from_private_counts():
     z, n, p = trials()
     plain = ebbinomial(z, n)

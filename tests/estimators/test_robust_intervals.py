@@ -90,6 +90,7 @@ def test_robust_intervals_cover(name):
         assert np.mean(parametric) < 0.92
 
 
+@pytest.mark.slow
 def test_they_jit_and_map_over_problems():
     rng = np.random.default_rng(0)
     x, s = rng.normal(size=(3, 70)), rng.uniform(0.5, 1.5, 70)

@@ -67,6 +67,7 @@ def test_data_of_their_own_give_the_same(clients, apart, method, cohort):
     assert_same_on_two_devices(clients, method, "2", cohort)
 
 
+@pytest.mark.slow
 def test_clients_with_data_of_their_own_are_dealt_by_their_examples(clients, apart):
     """Results stay at their places, devices hold hardly more than the examples, and a round is one exchange."""
     simulation = assert_same_on_two_devices(clients, "adaped", "2", 4)

@@ -168,6 +168,7 @@ def test_cyclic_cohorts():
         of(10, 5, "cyclic", cycle=3)
 
 
+@pytest.mark.slow
 def test_a_run_that_goes_on_and_other_plans_have_the_same_numbers(federation):
     given = SETTING | {"rounds": 5, "privacy": PrivacyConfig(epsilon=8.0, delta=1e-2, noise="banded")}
     whole = jaxpfl.fit("fedavg", federation, **given, plan=ExecutionPlan(devices=1, rounds_per_call=5))

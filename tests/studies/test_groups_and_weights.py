@@ -22,6 +22,7 @@ def own(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray, np.ndarray]:
     return made(tmp_path, f"pupil,School,estimate,se,people\n{rows}\n"), x, s, group
 
 
+@pytest.mark.slow
 def test_a_private_prior(capsys, tmp_path):
     path = own(tmp_path)[0]
     command = ["estimate", "normal-means", "--csv", str(path), "--epsilon", "2", "--range", "-8", "8"]

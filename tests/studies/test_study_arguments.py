@@ -31,6 +31,7 @@ def test_values_of_every_kind():
     ]
 
 
+@pytest.mark.slow
 def test_the_command_in_a_folder_gives_its_results_again(tmp_path: Path, capsys: pytest.CaptureFixture[str]):
     table = tmp_path / "table.csv"
     table.write_text("client,estimate,se\n" + "".join(f"c{i},{i % 5},{1 + i % 3}\n" for i in range(12)))
