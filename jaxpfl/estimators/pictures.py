@@ -69,7 +69,7 @@ def quantiles(answer: Any, axes: Any = None) -> Any:
     with few clients the points lie within it too often.
 
     Args:
-      answer: as that of `shrinkage`, but of counts under a single Beta or Gamma prior, and not about a regression.
+      answer: as that of `shrinkage`, but of counts under a single Beta or Gamma prior, also about a regression.
       axes: of matplotlib; those of a new figure unless given.
 
     Raises:
@@ -81,7 +81,7 @@ def quantiles(answer: Any, axes: Any = None) -> Any:
         scores = known.scores
     elif isinstance(known, AreaMeans | GroupMeans | UnitMeans):
         scores = known.residual
-    elif isinstance(known, Rates) and np.ndim(known.prior_mean) == 0:
+    elif isinstance(known, Rates):
         scores = rate_scores.scores(known)
         if scores is None:
             raise JaxpflError(f"counts of {len(known.mean)} clients have scores of too many terms to be drawn")

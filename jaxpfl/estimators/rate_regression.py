@@ -32,15 +32,15 @@ from jax.scipy.special import ndtr
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import inputs, marginals
 from jaxpfl.estimators.climb import climb
-from jaxpfl.estimators.frames import Labels, frame, labels_of
+from jaxpfl.estimators.frames import Labels, labels_of
 from jaxpfl.estimators.normal_means.area import covariates, dependent, triangle
 from jaxpfl.estimators.rate_answers import Rates
 from jaxpfl.estimators.rates import checked_events, checked_trials, posterior
-from jaxpfl.types import Array, Scalar
+from jaxpfl.types import Array, Key, Scalar
 
 _STARTS = (-1.0, 1.0, 3.0, 5.0, 8.0)
 """Logarithms of n_0 or a."""
-_FAR = 15.0
+FAR = 15.0
 """Distance on the scale of the link from the pooled rate at which coefficients count as divergent."""
 LEAST_FREE = 2
 """Clients beyond the number of coefficients."""
@@ -81,9 +81,29 @@ class RegressedRates(NamedTuple):
         """Ends of the equal-tailed credible intervals, [m] each."""
         return self.rates.interval(level)
 
-    def to_frame(self, level: float | None = None) -> Any:
-        """A pandas frame of what is known of each client; with the ends of the intervals where a level is given."""
-        return frame(self.rates._replace(labels=self.labels), len(self.mean), level)
+    def exceedance(self, threshold: Any = None) -> Array:
+        """Posterior probability of more than a threshold, [m]; without spread 0 or 1, and 0 at the regression.
+
+        Args:
+          threshold: [] or [m], each client's own place on the regression unless given.
+
+        Raises:
+          JaxpflError: as that of `Rates`.
+        """
+        return self.rates._replace(labels=self.labels).exceedance(threshold)
+
+    def sample(self, key: Key) -> Array:
+        """One draw of every client's probability or rate from its posterior, [m], as for `normal_means.ranks`."""
+        return self.rates.sample(key)
+
+    def to_frame(self, level: float | None = None, *, threshold: Any = None, key: Key | None = None) -> Any:
+        """A pandas frame of what is known of each client.
+
+        Args:
+          level, key: as those of `Rates.to_frame`.
+          threshold: of the column ``exceedance``; each client's own place on the regression unless given.
+        """
+        return self.rates._replace(labels=self.labels).to_frame(level, threshold=threshold, key=key)
 
 
 def ebbinomial_regression(successes: Any, trials: Any, x: Any, *, intercept: bool = True) -> RegressedRates:
@@ -135,17 +155,20 @@ def _fit(z: Any, n: Any, x: Any, intercept: bool, *, bounded: bool) -> Regressed
             raise JaxpflError(f"x's column {at} is a linear combination of the columns before it{what}: leave it out")
     kind = jnp.result_type(float)
     sizes = jnp.broadcast_to(jnp.asarray(n, kind), (m,))
-    found, reach = _solve(
+    found, reach = solved(
         jnp.asarray(z, kind), sizes, jnp.asarray(columns, kind), intercept=bool(intercept), bounded=bounded
     )
-    if not isinstance(reach, Tracer) and not reach < _FAR:
+    if not isinstance(reach, Tracer) and not reach < FAR:
         raise JaxpflError("x tells clients of no events (or of all) from the others: no coefficients are the likeliest")
     return found
 
 
 @partial(jax.jit, static_argnames=("intercept", "bounded"))
-def _solve(z: Array, n: Array, x: Array, *, intercept: bool, bounded: bool) -> tuple[RegressedRates, Array]:
-    """The fit, and the greatest distance of a client's regression from the pooled rate on the scale of the link."""
+def solved(z: Array, n: Array, x: Array, *, intercept: bool, bounded: bool) -> tuple[RegressedRates, Array]:
+    """The fit to counts, sizes [m] and covariates [m, k] that have been checked.
+
+    Beside it the greatest distance of a client's regression from the pooled rate on the scale of the link, [].
+    """
     m, kind = len(z), z.dtype
     if intercept:
         x = jnp.concatenate([jnp.ones((m, 1), kind), x], axis=1)

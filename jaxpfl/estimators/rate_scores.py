@@ -1,12 +1,21 @@
-"""Normal scores of counts under their fitted Beta or Gamma prior: N(0, 1) if the prior holds.
+r"""Normal scores of counts under their fitted Beta or Gamma prior: N(0, 1) if the prior holds.
 
 A count's distribution has steps, and its probability up to the count is drawn evenly within that step (the randomised
-quantile residuals of Dunn and Smyth 1996). It runs on the host, in SciPy; both tails are summed by themselves, as one
-less the other rounds a far one away.
+quantile residuals of Dunn and Smyth 1996), also about a regression, of which each client's distribution has the fitted
+mean. As there, coefficients are taken for known: unlike the residuals of a linear model those of counts have no
+leverage that would be taken off, and `rate_goodness` refits instead.
+
+It runs on the host, in SciPy; both tails are summed by themselves, as one less the other rounds a far one away. The
+Beta-binomial probabilities follow from their ratios,
+
+.. math:: \frac{p_{k + 1}}{p_k} = \frac{n - k}{k + 1} \, \frac{k + n_0 \mu}{n - k - 1 + n_0 (1 - \mu)},
+
+in which nothing cancels, however many pseudo-trials there are.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -15,51 +24,100 @@ from jaxpfl.estimators.rate_answers import Rates
 
 MOST_TERMS = 50_000_000
 """Terms of Beta-binomial sums beyond which there are no scores."""
+_AT_ONCE = 2_000_000
 
 
 def scores(found: Rates, seed: int = 0) -> np.ndarray | None:
     """Scores of all clients, [m]; None of successes for which too many terms would have to be summed.
 
     Args:
-      found: the answer of `ebbinomial` or `ebpoisson` with a single Beta or Gamma prior.
+      found: the answer of `ebbinomial` or `ebpoisson` with a single Beta or Gamma prior, or ``rates`` of one about a
+        regression.
       seed: of the draws within a count's step.
+    """
+    given = (found.events, found.size, found.prior_mean, found.prior_size)
+    z, size, mean, prior_size = (np.asarray(of, np.float64) for of in given)
+    share = np.random.default_rng(seed).random(len(z))
+    return scores_at(z, size, mean, prior_size, share, bounded=bool(found.bounded))
+
+
+def scores_at(
+    z: np.ndarray, size: np.ndarray, mean: np.ndarray, prior_size: np.ndarray, share: np.ndarray, *, bounded: bool
+) -> np.ndarray | None:
+    """Scores of counts, [m], or None as `scores`.
+
+    Args:
+      z, size: successes and trials, or counts and exposures, [m] each.
+      mean, prior_size: of the Beta distributions, or of the Gamma distributions, [] or [m] each; all sizes are infinite
+        or none.
+      share: place of each within its count's step, from 0 to 1, [m].
+      bounded: whether the counts are successes.
     """
     from scipy import special
 
-    z, size = (np.asarray(of, np.float64) for of in (found.events, found.size))
-    mean, prior_size = float(found.prior_mean), float(found.prior_size)
-    tails = _binomial(z, size, mean, prior_size) if bool(found.bounded) else _poisson(z, size, mean, prior_size)
+    tails = (_binomial if bounded else _poisson)(z, size, mean, prior_size)
     if tails is None:
         return None
     below, own, above = tails
-    share = np.random.default_rng(seed).random(len(z))
     tiny = np.finfo(float).tiny
     lower, upper = (np.clip(of, tiny, 1) for of in (below + share * own, above + (1 - share) * own))
     return np.where(lower < upper, special.ndtri(lower), -special.ndtri(upper))
 
 
-def _poisson(z: np.ndarray, e: np.ndarray, mean: float, size: float) -> tuple[np.ndarray, ...]:
+def terms(n: np.ndarray, mean: np.ndarray, size: np.ndarray) -> int:
+    """Number of terms that are summed for scores of successes of n trials [m]."""
+    return int((_distinct(n, mean, size)[0][0] + 1).sum())
+
+
+def _distinct(n: np.ndarray, mean: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Distinct distributions, [3, number] by increasing n, and which one each client has, [m]."""
+    found, place = np.unique(np.stack(np.broadcast_arrays(n, mean, size)), axis=1, return_inverse=True)
+    return found, place.ravel()
+
+
+def _poisson(z: np.ndarray, e: np.ndarray, mean: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...]:
     """Probabilities of fewer events, of as many, and of more, [m] each."""
     from scipy import stats
 
-    of: Any = stats.poisson(mean * e) if np.isinf(size) else stats.nbinom(mean * size, size / (size + e))
+    of: Any = stats.poisson(mean * e) if np.isinf(size).all() else stats.nbinom(mean * size, size / (size + e))
     return of.cdf(z - 1), of.pmf(z), of.sf(z)
 
 
-def _binomial(z: np.ndarray, n: np.ndarray, mean: float, size: float) -> tuple[np.ndarray, ...] | None:
+def _binomial(z: np.ndarray, n: np.ndarray, mean: np.ndarray, size: np.ndarray) -> tuple[np.ndarray, ...] | None:
     from scipy import stats
 
-    if np.isinf(size):
+    if np.isinf(size).all():
         of: Any = stats.binom(n, mean)
         return of.cdf(z - 1), of.pmf(z), of.sf(z)
-    trials, place = np.unique(n, return_inverse=True)
-    if trials.sum() > MOST_TERMS:
+    laws, place = _distinct(n, mean, size)
+    if (laws[0] + 1).sum() > MOST_TERMS:
         return None
     found = np.empty((3, len(z)))
-    for i, number in enumerate(trials):
-        p = stats.betabinom.pmf(np.arange(number + 1), number, mean * size, (1 - mean) * size)
-        up_to, from_on = (np.concatenate([[0], np.cumsum(of)]) for of in (p, p[::-1]))
-        here = np.flatnonzero(place == i)
-        k = z[here].astype(int)
-        found[:, here] = up_to[k], p[k], from_on[int(number) - k]
+    for start, end in _slices(laws[0]):
+        p = _beta_binomial(*laws[:, start:end])
+        zero = np.zeros((len(p), 1))
+        up_to, from_on = (np.concatenate([zero, np.cumsum(of, axis=1)], axis=1) for of in (p, p[:, ::-1]))
+        here = np.flatnonzero((place >= start) & (place < end))
+        row, k, last = place[here] - start, z[here].astype(int), p.shape[1] - 1
+        found[:, here] = up_to[row, k], p[row, k], from_on[row, last - k]
     return tuple(found)
+
+
+def _slices(n: np.ndarray) -> Iterator[tuple[int, int]]:
+    """Ends of parts of ascending n that are summed together, with as many bits, so that less than half is padding."""
+    bits = np.frexp(n)[1]
+    for some in np.unique(bits):
+        start, end = (int(np.searchsorted(bits, some, side)) for side in ("left", "right"))
+        rows = max(1, _AT_ONCE >> int(some))
+        yield from ((at, min(at + rows, end)) for at in range(start, end, rows))
+
+
+def _beta_binomial(n: np.ndarray, mean: np.ndarray, size: np.ndarray) -> np.ndarray:
+    """Probabilities of 0 ... max n successes under each distribution, [number, max n + 1]."""
+    first, rest, n = (of[:, None] for of in (mean * size, (1 - mean) * size, n))
+    k = np.arange(int(n.max()))
+    with np.errstate(divide="ignore", invalid="ignore"):  # beyond a client's own n
+        ratio = np.where(k < n, np.log((n - k) / (k + 1)) + np.log((k + first) / (n - k - 1 + rest)), -np.inf)
+    logs = np.concatenate([np.zeros_like(first), np.cumsum(ratio, axis=1)], axis=1)
+    p = np.exp(logs - logs.max(axis=1, keepdims=True))
+    return p / p.sum(axis=1, keepdims=True)

@@ -126,7 +126,8 @@ class NormalMeansOptions(Options):
     """Greatest thinned count of count,exposure, publicly known; greater ones count as it."""
     threshold: float | None = None
     """Probability or rate of which estimates.csv has every client's probability of being above it, as a limit that no
-    ward should exceed; the mean of the fitted prior unless given. Of successes and counts."""
+    ward should exceed; the mean of the fitted prior unless given, with --covariates each client's own place on the
+    regression. Of successes and counts."""
     level: float = LEVEL
     """Level of the intervals of clients of your own."""
     intervals: Intervals = "learned"

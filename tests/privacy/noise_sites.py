@@ -52,6 +52,8 @@ OTHERS = {
     "estimators.histograms.start.far_apart.pick.step": "Algorithm 1's start, which is not private and says so",
     "estimators.normal_means.bootstrap._mixed.drawn": "clients to which a prior is refitted, which is not private",
     "estimators.normal_means.goodness._tested.drawn": "clients drawn for a test that is not private",
+    "estimators.normal_means.goodness_about._about.drawn": "clients drawn for a test that is not private",
+    "estimators.normal_means.goodness_about._in_groups.drawn": "clients drawn for a test that is not private",
     "estimators.normal_means.normal_mixture.NormalMixture.draw": "clients drawn from a prior, of no data",
     "estimators.normal_means.normal_mixture.NormalMixture.sample": "posterior draws, and not private",
     "estimators.normal_means.point_laplace.PointLaplace.draw": "clients drawn from a prior, of no data",

@@ -103,8 +103,8 @@ def test_bad_thresholds_are_refused_in_a_line(capsys, tmp_path):
     assert "threshold is of --csv, and there is none, got 1" in refused(capsys, "--threshold", "1")
     path = tmp_path / "about.csv"
     path.write_text("successes,trials,x\n1,4,1\n2,4,2\n3,4,1\n3,4,2\n1,4,3\n")
-    own = ("--csv", path, "--covariates", "x", "--threshold", "0.5")
-    assert "threshold is without --covariates" in refused(capsys, *own)
+    own = ("--csv", path, "--covariates", "x", "--threshold")
+    assert "about.csv: threshold must be from 0 to 1 for probabilities, got 5" in refused(capsys, *own, "5")
 
 
 def test_impossible_comparisons_are_refused_in_a_line(capsys, tmp_path):

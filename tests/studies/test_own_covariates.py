@@ -7,9 +7,11 @@ from pathlib import Path
 import jax
 import numpy as np
 import pytest
+from scipy import stats
 
 from jaxpfl.cli import main
-from jaxpfl.estimators import ebbinomial_regression, ebpoisson_regression, unit_level
+from jaxpfl.estimators import ebbinomial_regression, ebpoisson_regression, rate_scores, unit_level
+from jaxpfl.estimators.rate_goodness import binomial_goodness, poisson_goodness
 
 
 def own(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray, np.ndarray]:
@@ -88,10 +90,34 @@ def test_counts_about_covariates(capsys, tmp_path, kind):
     assert [row["name"] for row in found["coefficients"]] == ["intercept", "age"]
     with open(out / "estimates.csv") as file:
         rows = list(csv.DictReader(file))
-    for name, values in {"personalized": fit.mean, "regression": fit.rates.prior_mean}.items():
+    with jax.enable_x64(True):
+        exceedance, scores = fit.exceedance(), rate_scores.scores(fit.rates)
+        test = (binomial_goodness if "trials" in kind else poisson_goodness)(z, n, x)
+        above = fit.exceedance(0.3)
+    assert scores is not None
+    assert test is not None
+    columns = {"personalized": fit.mean, "regression": fit.rates.prior_mean, "score": scores, "exceedance": exceedance}
+    for name, values in columns.items():
         np.testing.assert_allclose([float(row[name]) for row in rows], values, rtol=1e-9)
+    ranks = {name: np.array([float(row[name]) for row in rows]) for name in ("rank", "rank_low", "rank_high")}
+    np.testing.assert_allclose(ranks["rank"].sum(), 820, rtol=1e-5)  # 1 + ... + 40
+    assert stats.spearmanr(ranks["rank"], fit.mean).statistic > 0.95
+    assert (ranks["rank_low"] < ranks["rank_high"]).any()
+    assert found["fits"] == {
+        "name": "Anderson-Darling", "draws": 99, "statistic": float(test.statistic), "p_value": float(test.p_value)
+    }  # fmt: skip
+    assert found["outlying"] == []
+    assert found["threshold"] is None
+    assert {of.name for of in (out / "plots").iterdir()} == {"shrinkage.png", "quantiles.png"}
+    main([*command, "--threshold", "0.3", "--output", str(tmp_path / "above")])
+    said = capsys.readouterr().out
+    assert "regression: intercept" in said
+    assert "exceedance in estimates.csv: probability of more than 0.3" in said
+    assert "no sign that the prior is wrong: Anderson-Darling" in said
+    with open(tmp_path / "above" / "estimates.csv") as file:
+        np.testing.assert_allclose([float(row["exceedance"]) for row in csv.DictReader(file)], above, rtol=1e-9)
     main(command)
-    assert "regression: intercept" in capsys.readouterr().out
+    assert "probability of more than its place on the regression" in " ".join(capsys.readouterr().out.split())
     with pytest.raises(SystemExit):
         main([*command, "--prior", "npmle"])
     assert "prior is without --covariates" in capsys.readouterr().err

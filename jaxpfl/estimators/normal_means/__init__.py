@@ -7,6 +7,7 @@ from jaxpfl.estimators.normal_means.compare import PriorScores, best, compare_pr
 from jaxpfl.estimators.normal_means.families import FAMILIES, Family
 from jaxpfl.estimators.normal_means.fit import ebnm
 from jaxpfl.estimators.normal_means.goodness import Goodness, goodness_of_fit
+from jaxpfl.estimators.normal_means.goodness_about import GroupGoodness, goodness_about, goodness_in_groups
 from jaxpfl.estimators.normal_means.groups import GroupMeans, ebnm_groups
 from jaxpfl.estimators.normal_means.homogeneity import Homogeneity, homogeneity
 from jaxpfl.estimators.normal_means.james_stein import Shrunken, james_stein
@@ -24,6 +25,7 @@ __all__ = [
     "Cells",
     "Family",
     "Goodness",
+    "GroupGoodness",
     "GroupMeans",
     "Homogeneity",
     "NormalMeans",
@@ -43,6 +45,8 @@ __all__ = [
     "ebnm_groups",
     "ebnm_vectors",
     "fay_herriot",
+    "goodness_about",
+    "goodness_in_groups",
     "goodness_of_fit",
     "homogeneity",
     "james_stein",

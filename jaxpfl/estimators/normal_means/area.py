@@ -162,7 +162,7 @@ def fay_herriot(x: Any, s: Any, z: Any, *, fit: Likelihood = "reml", intercept: 
         if at is not None:
             what = " and the intercept" * intercept
             raise JaxpflError(f"z's column {at} is a linear combination of the columns before it{what}: leave it out")
-    found = _solve(own, errors, jnp.asarray(columns, own.dtype), fit=fit, intercept=bool(intercept))
+    found = solved(own, errors, jnp.asarray(columns, own.dtype), fit=fit, intercept=bool(intercept))
     return found._replace(labels=labels_of(x, s, z))
 
 
@@ -182,7 +182,8 @@ def dependent(z: np.ndarray, *, intercept: bool = True) -> int | None:
 
 
 @partial(jax.jit, static_argnames=("fit", "intercept"))
-def _solve(x: Array, s: Array, z: Array, *, fit: Likelihood, intercept: bool) -> AreaMeans:
+def solved(x: Array, s: Array, z: Array, *, fit: Likelihood, intercept: bool) -> AreaMeans:
+    """The fit of `fay_herriot` to estimates, errors [m] and covariates [m, k] that have been checked."""
     if intercept:
         z = jnp.concatenate([jnp.ones((len(x), 1), x.dtype), z], axis=1)
     m, p = z.shape

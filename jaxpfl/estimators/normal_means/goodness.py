@@ -76,6 +76,12 @@ def anderson_darling(z: Array) -> Array:
     return -m - weights @ (log_ndtr(ordered) + log_ndtr(-ordered[::-1]))
 
 
+def beside(statistic: Array, others: Array) -> Goodness:
+    """Test of a statistic [] beside those of drawn files, [draws]; NaN for data that are refused."""
+    p_value = (1 + (others >= statistic).sum()) / (len(others) + 1)
+    return Goodness(statistic, jnp.where(jnp.isnan(statistic), jnp.nan, p_value))
+
+
 @partial(jax.jit, static_argnames=("prior", "learned", "components", "draws"))
 def _tested(
     key: Key,
@@ -98,7 +104,6 @@ def _tested(
         refit = fitted(own, s, even, center, prior=prior, learned=learned, components=count).prior
         return anderson_darling(posterior(refit, own, s).scores)
 
-    statistic = anderson_darling(found.scores)
     together = number_at_once(draws, len(x), count)
     others = jax.lax.map(drawn, jax.random.split(key, draws), batch_size=together)
-    return Goodness(statistic, (1 + (others >= statistic).sum()) / (draws + 1))
+    return beside(anderson_darling(found.scores), others)

@@ -157,7 +157,7 @@ def ebnm_groups(x: Any, s: Any, group: Any, *, groups: int | None = None, fit: L
     number = _enough(len(names) if groups is None else int(groups))
     if isinstance(index, np.ndarray) and (np.bincount(index) < 2).all():
         raise JaxpflError("every group has a single client: spreads within and between groups cannot be told apart")
-    found = _solve(own, errors, jnp.asarray(index), groups=number, fit=fit)
+    found = solved_groups(own, errors, jnp.asarray(index), groups=number, fit=fit)
     return found._replace(labels=labels_of(x, s, group))
 
 
@@ -171,7 +171,8 @@ class _Sums(NamedTuple):
 
 
 @partial(jax.jit, static_argnames=("groups", "fit"))
-def _solve(x: Array, s: Array, group: Array, *, groups: int, fit: Likelihood) -> GroupMeans:
+def solved_groups(x: Array, s: Array, group: Array, *, groups: int, fit: Likelihood) -> GroupMeans:
+    """The fit of `ebnm_groups` to estimates and errors that have been checked, with indexes of groups, [m] each."""
     m = len(x)
     good = jnp.isfinite(x).all() & (jnp.isfinite(s) & (s > 0)).all()
     good &= (group >= 0).all() & (group < groups).all()

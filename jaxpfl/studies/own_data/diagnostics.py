@@ -28,10 +28,10 @@ def outlying(scores: np.ndarray, names: Sequence[str]) -> list[dict[str, Any]]:
     return [{"client": names[i], "score": float(scores[i]), "p_value": float(p_values[i])} for i in far]
 
 
-def told(found: list[dict[str, Any]]) -> str:
-    """A line on the outlying clients."""
+def told(found: list[dict[str, Any]], of: str = "client") -> str:
+    """A line on the outlying clients, or groups."""
     if not found:
-        return "no client is outlying under the fitted prior"
+        return f"no {of} is outlying under the fitted prior"
     first = ", ".join(f"{printable(row['client'])} ({row['score']:+.3g})" for row in found[:_NAMED])
     more = f" and {len(found) - _NAMED} more" if len(found) > _NAMED else ""
     return f"outlying under the fitted prior, in standard deviations: {first}{more}"
@@ -47,7 +47,12 @@ def fit_told(test: dict[str, Any]) -> str:
 
 
 def quantiles(
-    folder: Path, scores: np.ndarray, names: Sequence[str], title: str, test: dict[str, Any] | None = None
+    folder: Path,
+    scores: np.ndarray,
+    names: Sequence[str],
+    title: str,
+    test: dict[str, Any] | None = None,
+    name: str = "quantiles",
 ) -> Path:
     """Plot the ordered scores beside the expected ones, with 95 % of each place's distribution, and name the outlying.
 
@@ -60,4 +65,4 @@ def quantiles(
             0.98, 0.02, f"{test['name']}: p = {test['p_value']:.2g}", transform=axes.transAxes, ha="right", fontsize=9,
             color=INK,
         )  # fmt: skip
-    return save(figure, folder, "quantiles")
+    return save(figure, folder, name)

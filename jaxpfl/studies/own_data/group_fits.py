@@ -7,13 +7,14 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.estimators import ebnm_groups
-from jaxpfl.studies.own_data.normal_means_fits import Fitted, arrays, risk_of
+from jaxpfl.estimators.normal_means import goodness_in_groups
+from jaxpfl.studies.own_data.normal_means_fits import Fitted, arrays, draws_of, fits_json, of_draws, risk_of
 from jaxpfl.studies.own_data.summary_csv import Summaries
 
 FILE = "groups.csv"
 
 
-def of_groups(data: Summaries, groups: list[str], options: Any) -> Fitted:
+def of_groups(data: Summaries, groups: list[str], seed: int, options: Any) -> Fitted:
     """Fit estimates with standard errors about their groups' means.
 
     Raises:
@@ -45,6 +46,11 @@ def of_groups(data: Summaries, groups: list[str], options: Any) -> Fitted:
             "p_value": float(found.group_p_value),
         },
     }  # fmt: skip
+    many = draws_of(len(index))
+    if many:
+        tested = goodness_in_groups(of_draws(seed), data.first, data.second, index, fit=options.fit, draws=many)
+        facts["fits"] = fits_json(tested.clients, many)
+        facts["groups_fit"] = fits_json(tested.groups, many)
     columns = {
         "local": data.first, "local_stderr": data.second, "personalized": found.mean,
         "personalized_stderr": np.sqrt(found.mse), "low": low, "high": high, "group": np.array(groups),
@@ -55,7 +61,8 @@ def of_groups(data: Summaries, groups: list[str], options: Any) -> Fitted:
         "low": group_low, "high": group_high, "shrinkage": found.group_shrinkage, "residual": found.group_residual,
     }  # fmt: skip
     table = {"group": names.tolist()} | {name: np.asarray(of).tolist() for name, of in rows.items()}
-    return Fitted(facts, arrays(columns), np.asarray(found.residual), {FILE: table})
+    of = (names.tolist(), np.asarray(found.group_residual))
+    return Fitted(facts, arrays(columns), np.asarray(found.residual), {FILE: table}, of)
 
 
 def said(result: dict[str, Any]) -> list[str]:

@@ -74,9 +74,9 @@ def results(path: Path, given: Any, options: Any) -> Results:
             if data.kind != "estimate":
                 found = rate_fits.of_counts(data, given.seed, options)
             elif options.covariates:
-                found = fits.of_areas(data, options)
+                found = fits.of_areas(data, given.seed, options)
             elif data.groups is not None:
-                found = group_fits.of_groups(data, data.groups, options)
+                found = group_fits.of_groups(data, data.groups, given.seed, options)
             else:
                 found = fits.of_estimates(data, given.seed, options)
     except JaxpflError as error:
@@ -84,6 +84,8 @@ def results(path: Path, given: Any, options: Any) -> Results:
     facts, columns = found.facts, found.columns
     if found.scores is not None:
         facts["outlying"] = diagnostics.outlying(found.scores, data.names)
+    if found.groups is not None:
+        facts["groups_outlying"] = diagnostics.outlying(found.groups[1], found.groups[0])
     more = [name.strip().lower() for name in (options.groups, options.weights) if name is not None]
     result: dict[str, Any] = {
         "study": "normal-means",
@@ -110,10 +112,15 @@ def results(path: Path, given: Any, options: Any) -> Results:
             return drawn
         of = f"about {', '.join(data.covariate_names)}" if data.covariate_names else f"prior {facts['prior']}"
         of = f"about groups by {more[0]}" if data.groups is not None else of
-        return [
-            *drawn,
-            diagnostics.quantiles(folder, found.scores, data.names, literal(f"{path.name}: {of}"), facts.get("fits")),
-        ]
+        title = literal(f"{path.name}: {of}")
+        drawn.append(diagnostics.quantiles(folder, found.scores, data.names, title, facts.get("fits")))
+        if found.groups is not None:
+            names, scores = found.groups
+            of_groups = literal(f"{path.name}: groups by {more[0]}")
+            drawn.append(
+                diagnostics.quantiles(folder, scores, names, of_groups, facts.get("groups_fit"), "group-quantiles")
+            )
+        return drawn
 
     known = ", for which the prior counts as known" if facts.get("intervals") == "plug-in" else ""
     hint = f"estimates of every client, with {output.percent(options.level)} intervals{known}: --output FOLDER"
@@ -128,7 +135,7 @@ def _refuse_beside(options: Any) -> None:
       JaxpflError.
     """
     if options.covariates:
-        names = ("prior", "center", "components", "weights", "groups", "threshold")
+        names = ("prior", "center", "components", "weights", "groups")
         refuse_given(options, names, "is without --covariates, about which clients have a prior of their own")
     elif options.groups is not None:
         refuse_given(
@@ -178,7 +185,9 @@ def _said(result: dict[str, Any]) -> list[Block]:
     differ = "clients differ" if test["p_value"] < 0.05 else "no sign that clients differ"
     lines.append(f"{differ}: {test['name']} = {test['statistic']:.4g}, p = {test['p_value']:.2g}")
     if "threshold" in result:
-        lines.append(f"exceedance in estimates.csv: probability of more than {result['threshold']:.4g}")
+        more = result["threshold"]
+        of_each = "its place on the regression" if more is None else f"{more:.4g}"
+        lines.append(f"exceedance in estimates.csv: probability of more than {of_each}")
     if "privacy" in result:
         lines += private_fits.said(result["privacy"])
     if "risk" in result:
@@ -191,6 +200,10 @@ def _said(result: dict[str, Any]) -> list[Block]:
         lines.append(diagnostics.fit_told(result["fits"]))
     if "outlying" in result:
         lines.append(diagnostics.told(result["outlying"]))
+    if "groups_fit" in result:
+        lines.append(f"of the groups, {diagnostics.fit_told(result['groups_fit'])}")
+    if "groups_outlying" in result:
+        lines.append(f"of the groups, {diagnostics.told(result['groups_outlying'], 'group')}")
     if "compared" not in result:
         return [*lines]
     return [*lines[:1], _table(result["compared"]), *lines[1:]]

@@ -18,10 +18,12 @@ from jaxpfl.estimators import (
     learned_gaussian,
 )
 from jaxpfl.estimators.normal_means import (
+    Goodness,
     NormalMixture,
     PriorScores,
     best,
     bootstrap,
+    goodness_about,
     goodness_of_fit,
     homogeneity,
     leads,
@@ -52,15 +54,17 @@ class Fitted(NamedTuple):
       scores: of the estimates under their fitted marginal distributions, N(0, 1) if these are right, [m]; None for
         mixtures of rates.
       files: further tables, by the name of their file.
+      groups: names of the groups and their scores, [G] each; None without groups.
     """
 
     facts: dict[str, Any]
     columns: dict[str, np.ndarray]
     scores: np.ndarray | None
     files: Mapping[str, dict[str, list]] = {}
+    groups: tuple[list[str], np.ndarray] | None = None
 
 
-def of_areas(data: Summaries, options: Any) -> Fitted:
+def of_areas(data: Summaries, seed: int, options: Any) -> Fitted:
     """Fit estimates with standard errors about a regression on covariates.
 
     Raises:
@@ -82,6 +86,10 @@ def of_areas(data: Summaries, options: Any) -> Fitted:
             "p_value": float(found.p_value),
         },
     }
+    many = draws_of(len(data.first))
+    if many:
+        tested = goodness_about(of_draws(seed), data.first, data.second, data.covariates, fit=options.fit, draws=many)
+        facts["fits"] = fits_json(tested, many)
     columns = {
         "local": data.first, "local_stderr": data.second, "personalized": found.mean,
         "personalized_stderr": np.sqrt(found.mse), "low": low, "high": high, "regression": found.regression,
@@ -173,13 +181,10 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
     if prior == "normal-mixture" and isinstance(fit.prior, NormalMixture):
         rows = zip(fit.prior.weights, fit.prior.means, fit.prior.sds, strict=True)
         facts["components"] = [{"weight": float(a), "mean": float(b), "sd": float(c)} for a, b, c in rows]
-    if data.weights is None and options.epsilon is None and len(x) <= MOST_REFITTED:
-        many = int(np.clip(_REFITTED // len(x), _FEWEST_REFITS - 1, DRAWS))
-        drawn = jax.random.fold_in(jax.random.key(seed), 2)
+    many = draws_of(len(x))
+    if data.weights is None and options.epsilon is None and many:
         of: dict[str, Any] = {"center": learned, "components": options.components, "draws": many}
-        fits = goodness_of_fit(drawn, x, s, prior, **of)
-        facts["fits"] = {"name": "Anderson-Darling", "draws": many}
-        facts["fits"] |= {name: float(value) for name, value in fits._asdict().items()}
+        facts["fits"] = fits_json(goodness_of_fit(of_draws(seed), x, s, prior, **of), many)
     if data.weights is not None:
         share = data.weights / data.weights.sum()
         facts["weights"] = {"column": options.weights.strip().lower(), "effective_clients": float(1 / (share @ share))}
@@ -189,6 +194,21 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
         "shrinkage": fit.shrinkage, **placed, "score": fit.scores,
     }  # fmt: skip
     return Fitted(facts, arrays(columns), np.asarray(fit.scores))
+
+
+def draws_of(clients: int) -> int:
+    """Number of files that are drawn for the test of a fit, fewer of more clients; zero where there are too many."""
+    return int(np.clip(_REFITTED // clients, _FEWEST_REFITS - 1, DRAWS)) if clients <= MOST_REFITTED else 0
+
+
+def of_draws(seed: int) -> Key:
+    """Key of these files."""
+    return jax.random.fold_in(jax.random.key(seed), 2)
+
+
+def fits_json(test: Goodness, draws: int) -> dict[str, Any]:
+    """The test of a fit as JSON."""
+    return {"name": "Anderson-Darling", "draws": draws} | {name: float(of) for name, of in test._asdict().items()}
 
 
 def ranked(sample: Callable[[Key], Array], clients: int, seed: int, level: float) -> dict[str, Array]:

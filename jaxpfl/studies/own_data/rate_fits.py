@@ -23,6 +23,7 @@ from jaxpfl.estimators.normal_means import best
 from jaxpfl.estimators.normal_means.compare import FOLDS
 from jaxpfl.estimators.poisson_mixtures import Gammas
 from jaxpfl.estimators.rate_answers import Rates, check_threshold
+from jaxpfl.estimators.rate_goodness import binomial_goodness, poisson_goodness
 from jaxpfl.estimators.rate_mixtures import Betas
 from jaxpfl.estimators.rate_regression import ebbinomial_regression, ebpoisson_regression
 from jaxpfl.estimators.rates import ebbinomial, ebpoisson
@@ -33,6 +34,8 @@ from jaxpfl.studies.own_data.normal_means_fits import (
     arrays,
     coefficients,
     compared,
+    draws_of,
+    fits_json,
     ranked,
     refuse_dependent,
     refuse_drawn,
@@ -55,7 +58,7 @@ def of_counts(data: Summaries, seed: int, options: Any) -> Fitted:
     if options.threshold is not None:
         check_threshold(options.threshold, bounded=data.kind == "successes")
     if options.covariates:
-        return of_rates_about(data, options.level)
+        return of_rates_about(data, seed, options)
     if options.prior in MIXTURES[data.kind]:
         return of_mixture(data, seed, options, options.prior)
     if options.prior != "best":
@@ -99,7 +102,7 @@ def of_rates(data: Summaries, seed: int, options: Any) -> Fitted:
         "estimated": {"mean": mean, "sigma_theta": spread**0.5},
         "threshold": threshold,
         "prior_size": size if np.isfinite(size) else None,
-        **(private or {"log_marginal": float(fit.log_marginal)}),
+        **(private or {"log_marginal": float(fit.log_marginal)} | _fits(data, seed)),
         "clients_differ": _differ(data, seed),
     }
     own = np.asarray(fit.mean)
@@ -112,7 +115,7 @@ def of_rates(data: Summaries, seed: int, options: Any) -> Fitted:
     return Fitted(facts, arrays(columns if scores is None else columns | {"score": scores}), scores)
 
 
-def of_rates_about(data: Summaries, level: float) -> Fitted:
+def of_rates_about(data: Summaries, seed: int, options: Any) -> Fitted:
     """Fit successes of trials, or counts, about a regression on covariates.
 
     Raises:
@@ -121,7 +124,7 @@ def of_rates_about(data: Summaries, level: float) -> Fitted:
     refuse_dependent(data)
     shares = data.kind == "successes"
     fit = (ebbinomial_regression if shares else ebpoisson_regression)(data.first, data.second, data.covariates)
-    low, high = (np.asarray(end) for end in fit.interval(level))
+    low, high = (np.asarray(end) for end in fit.interval(options.level))
     rates, own = fit.rates, np.asarray(fit.mean)
     mu, spread = np.asarray(rates.prior_mean), float(fit.spread)
     variance = mu * (1 - mu) / (1 + spread) if shares else mu**2 / spread
@@ -136,12 +139,16 @@ def of_rates_about(data: Summaries, level: float) -> Fitted:
             "statistic": float(fit.ratio),
             "p_value": float(fit.p_value),
         },
+        "threshold": options.threshold,
+        **_fits(data, seed),
     }
     columns = {
         "local": data.first / data.second, "personalized": own, "personalized_stderr": rates.sd,
         "low": np.minimum(low, own), "high": np.maximum(high, own), "regression": mu, "shrinkage": rates.shrinkage,
+        "exceedance": fit.exceedance(options.threshold), **ranked(fit.sample, len(own), seed, options.level),
     }  # fmt: skip
-    return Fitted(facts, arrays(columns), None)
+    scores = rate_scores.scores(rates, seed)
+    return Fitted(facts, arrays(columns if scores is None else columns | {"score": scores}), scores)
 
 
 def of_mixture(data: Summaries, seed: int, options: Any, prior: Any) -> Fitted:
@@ -182,6 +189,14 @@ def of_mixture(data: Summaries, seed: int, options: Any, prior: Any) -> Fitted:
         "clients_differ": _differ(data, seed),
     }
     return Fitted(facts, arrays(columns), None)
+
+
+def _fits(data: Summaries, seed: int) -> dict[str, Any]:
+    """Test that the family of priors is right, where it can be had."""
+    many, x = draws_of(len(data.first)), data.covariates if data.covariate_names else None
+    test = binomial_goodness if data.kind == "successes" else poisson_goodness
+    tested = test(data.first, data.second, x, seed=seed, draws=many) if many else None
+    return {} if tested is None else {"fits": fits_json(tested, many)}
 
 
 def _differ(data: Summaries, seed: int) -> dict[str, Any]:
