@@ -20,6 +20,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.core import Tracer
 
 from jaxpfl import checks
 from jaxpfl.errors import JaxpflError
@@ -89,7 +90,7 @@ def poisson_goodness(count: Any, exposure: Any, x: Any = None, *, seed: int = 0,
 
 def _tested(fit: Rates, x: Any, seed: int, draws: int, *, bounded: bool) -> Goodness | None:
     checks.count("draws", draws)
-    if isinstance(fit.mean, jax.core.Tracer):
+    if isinstance(fit.mean, Tracer):
         raise JaxpflError("a test of counts runs on the host, where their values must be known")
     n, found = np.asarray(fit.size), _Population(np.asarray(fit.prior_mean), np.asarray(fit.prior_size))
     if bounded and draws * rate_scores.terms(n, *found) > _MOST_TERMS:

@@ -4,22 +4,23 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, NamedTuple, TypeAlias
+from typing import Any, Literal, TypeAlias
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl.data import Elections, load_elections
-from jaxpfl.estimators import ebnm, inputs, learned_bernoulli, learned_gaussian
+from jaxpfl.estimators import ebnm, inputs, learned_gaussian
 from jaxpfl.estimators.normal_means import homogeneity, james_stein
-from jaxpfl.estimators.rates import ebbinomial
 from jaxpfl.presentation import GRID, INK, new_axes, new_table, save
 from jaxpfl.studies import demo_data
+from jaxpfl.studies.demo_counties import counties, polls
+from jaxpfl.studies.demo_shown import Shown
 from jaxpfl.studies.plots import color
 from jaxpfl.studies.study import Block, Read, Results, Study
 
-Example: TypeAlias = Literal["batting", "schools", "elections"]
+Example: TypeAlias = Literal["batting", "schools", "elections", "polls"]
 
 _SHOWN = 30
 """Most clients that are listed each by itself."""
@@ -30,7 +31,8 @@ class DemoSettings:
     """A data set, and the level of its intervals."""
 
     example: Example = field(default="batting", metadata={"by_place": True})
-    """batting (18 batters, Efron and Morris), schools (eight effects of coaching, Rubin), or elections (counties)."""
+    """batting (18 batters, Efron and Morris), schools (eight effects of coaching, Rubin), elections (counties, the last
+    from those before), or polls (of 20 voters of each county, drawn from its real votes)."""
     level: float = 0.95
     """Level of the intervals."""
     data_dir: str | None = None
@@ -45,37 +47,12 @@ class DemoSettings:
         inputs.level(self.level, np.float64)
 
 
-class Shown(NamedTuple):
-    """An example's clients.
-
-    Attributes:
-      title: of its table and picture.
-      unit: of the estimates.
-      names: of the clients, [m].
-      estimates: by estimator, [m] each; ``local`` and ``personalized`` among them.
-      low, high: ends of the personalised intervals, [m].
-      truth: observed later, [m]; None where nothing was.
-      facts: further results, as JSON.
-      notes: lines below the table.
-    """
-
-    title: str
-    unit: str
-    names: list[str]
-    estimates: dict[str, np.ndarray]
-    low: np.ndarray
-    high: np.ndarray
-    truth: np.ndarray | None
-    facts: dict[str, Any]
-    notes: list[str]
-
-
 def run(given: DemoSettings, elections: Elections | None = None) -> Results:
     """Estimate an example's parameters.
 
     Args:
       given: the settings.
-      elections: those of the data directory, unless given; of the example elections alone.
+      elections: those of the data directory, unless given; of the examples elections and polls alone.
 
     Returns:
       Results whose summary has, where later data are known, ``total_squared_error`` by estimator; every client's
@@ -91,7 +68,8 @@ def run(given: DemoSettings, elections: Elections | None = None) -> Results:
         elif given.example == "schools":
             shown = schools(given.level)
         else:
-            shown = counties(load_elections(given.data_dir) if elections is None else elections, given.level)
+            found = load_elections(given.data_dir) if elections is None else elections
+            shown = (counties if given.example == "elections" else polls)(found, given.level)
     result: dict[str, Any] = {
         "study": "demo",
         "settings": {name: value for name, value in vars(given).items() if name != "data_dir"},
@@ -185,51 +163,6 @@ def schools(level: float) -> Shown:
     )
 
 
-def counties(elections: Elections, level: float) -> Shown:
-    """Counties: the last election from a county's share of Republican wins in those before."""
-    wins, n = elections.republican[:, :-1].sum(axis=1), elections.republican.shape[1] - 1
-    fit = ebbinomial(wins, n)
-    believed = learned_bernoulli.believed(wins, np.full(len(wins), n), level)
-    last, outcome = int(elections.years[-1]), elections.republican[:, -1]
-    share = wins / n
-    estimates = {
-        "local": share,
-        "global": np.full_like(share, share.mean()),
-        "personalized": np.asarray(fit.mean),
-    }
-    by_wins = [
-        {
-            "wins": int(z),
-            "counties": int((wins == z).sum()),
-            "local": float(z / n),
-            "personalized": float(estimates["personalized"][wins == z][0]),
-            "held_out": float(outcome[wins == z].mean()),
-        }
-        for z in np.unique(wins)
-    ]
-    alpha = float(fit.prior_mean * fit.prior_size)
-    facts = {
-        "held_out_year": last,
-        "prior": {"alpha": alpha, "beta": float(fit.prior_size) - alpha},
-        "by_wins": by_wins,
-    }
-    return Shown(
-        f"{len(wins)} US counties, the election of {last} from the {n} before",
-        "probability of a Republican win",
-        [str(code) for code in elections.counties],
-        estimates,
-        believed.low,
-        believed.high,
-        outcome,
-        facts,
-        [
-            f"{row['wins']} wins of {n}: local {row['local']:.2f}, personalized {row['personalized']:.3f}, "
-            f"{last} {row['held_out']:.3f} ({row['counties']} counties)"
-            for row in by_wins
-        ],
-    )
-
-
 def learned_gaussian_interval(x: np.ndarray, s: np.ndarray, level: float) -> tuple[np.ndarray, np.ndarray]:
     """Intervals that integrate over the mean and the spread of the clients, [m] each."""
     ends = learned_gaussian.morris(jnp.asarray(x)[:, None], s**2, level)
@@ -290,7 +223,7 @@ def write_plot(folder: Path, shown: Shown, level: float) -> Path:
     if shown.truth is not None:
         several = [shown.truth[local == own].mean() for own in at]
         later = np.where(count > 1, several, shown.truth[place])
-        axes.plot(at, later, "x", color=INK, label="observed later")
+        axes.plot(at, later, "x", color=INK, label="observed")
     axes.legend(frameon=False, fontsize=9)
     folder.mkdir(parents=True, exist_ok=True)
     return save(figure, folder, "shrinkage")
@@ -298,10 +231,10 @@ def write_plot(folder: Path, shown: Shown, level: float) -> Path:
 
 def _read(given: DemoSettings) -> Read:
     given.check()
-    if given.example != "elections":
+    if given.example not in ("elections", "polls"):
         return Read(None, None)
     found = load_elections(given.data_dir)
-    return Read(found, (found.years, found.republican))
+    return Read(found, (found.years, found.republican, found.votes))
 
 
 STUDY = Study(DemoSettings, run, reads=_read)

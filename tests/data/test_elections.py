@@ -22,6 +22,17 @@ def test_reads_winners_by_year(tmp_path: Path):
     assert found.counties.tolist() == ["01001", "56045"]
     assert found.years.tolist() == [2000, 2016]
     np.testing.assert_array_equal(found.republican, [[0, 1], [0, 0]])
+    assert found.votes is None  # which 2016 lacks
+
+
+def test_reads_votes_if_all_elections_have_them(tmp_path: Path):
+    header = "fips,win_2004,rep_2004,dem_2004,win_2000,dem_2000,rep_2000"
+    found = load_elections(write(tmp_path, header, "01001,R,7,3,D,5,4", "56045,D,0,2,D,1,0"))
+    assert found.votes is not None
+    np.testing.assert_array_equal(found.votes, [[[5, 4], [3, 7]], [[1, 0], [2, 0]]])
+    for bad in ("-1", "1.5", "", "x", "1e3"):
+        with pytest.raises(JaxpflError, match=f"line 2: rep_2004 must be a whole number of votes, got '{bad}'"):
+            load_elections(write(tmp_path, header, f"01001,R,{bad},3,D,5,4"))
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,7 @@ def test_beta_binomial_probabilities_are_scipys(sizes: tuple[int, ...], spread: 
     z, mu = rng.integers(0, n + 1), rng.uniform(0.05, 0.95, 40)
     place = np.full(40, 0.5)
     found = rate_scores.scores_at(z, n, mu, np.full(40, spread), place, bounded=True)
-    of = law(True, n, mu, spread) if spread < 1e8 else stats.binom(n, mu)
+    of: Any = law(True, n, mu, spread) if spread < 1e8 else stats.binom(n, mu)
     lower, upper = of.cdf(z) - of.pmf(z) / 2, of.sf(z) + of.pmf(z) / 2
     seen = np.minimum(lower, upper) > 1e-6  # further out one less the other is all that SciPy has
     assert found is not None
@@ -83,7 +83,7 @@ def test_the_statistic_is_of_the_scores_and_columns_of_frames_are_aligned():
     assert other is not None
     assert test.statistic == other.statistic
     fit = ebpoisson_regression(z, n, x)
-    of = law(False, n, np.asarray(fit.rates.prior_mean), float(fit.spread))
+    of: Any = law(False, n, np.asarray(fit.rates.prior_mean), float(fit.spread))
     share = np.random.default_rng([0, 1]).random(60)
     u = np.sort(of.cdf(z - 1) + share * of.pmf(z))
     i = np.arange(1, 61)

@@ -1,14 +1,16 @@
 """Winners of US presidential elections by county, 2000 to 2020: real Bernoulli clients of six samples each.
 
 ``elections/county_winners_2000_2020.csv`` in the data directory, with a header and the columns ``fips`` (a county's
-five digits) and ``win_YYYY`` (R or D) for two elections or more; other columns are ignored. From the MIT Election Lab's
-county returns (doi:10.7910/DVN/VOQCHQ).
+five digits) and ``win_YYYY`` (R or D) for two elections or more. Both parties' votes, ``dem_YYYY`` and ``rep_YYYY``,
+are read if all of these elections have them; other columns are ignored. From the MIT Election Lab's county returns
+(doi:10.7910/DVN/VOQCHQ).
 """
 
 from __future__ import annotations
 
 import csv
 import re
+from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
@@ -27,11 +29,13 @@ class Elections(NamedTuple):
       counties: [m] FIPS codes, in the order of the file.
       years: [e], ascending.
       republican: [m, e], 1 where the Republican won.
+      votes: [m, e, 2], numbers of Democratic and Republican votes; None unless the file has those of all elections.
     """
 
     counties: np.ndarray
     years: np.ndarray
     republican: np.ndarray
+    votes: np.ndarray | None = None
 
 
 def load_elections(data_dir: str | None = None) -> Elections:
@@ -56,7 +60,9 @@ def load_elections(data_dir: str | None = None) -> Elections:
     if len(columns) < 2 or "fips" not in rows[0]:
         raise JaxpflError(f"{path}: needs a header with fips and at least two columns win_YYYY, and counties below it")
     years = sorted(columns)
-    counties, winners, seen = [], [], set()
+    parties = [[f"{party}_{year}" for party in ("dem", "rep")] for year in years]
+    counted = all(name in rows[0] for names in parties for name in names)
+    counties, winners, votes, seen = [], [], [], set()
     for line, row in enumerate(rows, start=2):
         fips = row["fips"]
         if not re.fullmatch(r"\d{5}", fips or "") or fips in seen:
@@ -69,4 +75,17 @@ def load_elections(data_dir: str | None = None) -> Elections:
         seen.add(fips)
         counties.append(fips)
         winners.append([_PARTIES[row[columns[year]]] for year in years])
-    return Elections(np.array(counties), np.array(years), np.array(winners))
+        if counted:
+            votes.append([[_votes(path, line, name, row[name]) for name in names] for names in parties])
+    return Elections(np.array(counties), np.array(years), np.array(winners), np.array(votes) if counted else None)
+
+
+def _votes(path: Path, line: int, name: str, text: str | None) -> int:
+    """A number of votes.
+
+    Raises:
+      JaxpflError: for what is none.
+    """
+    if not re.fullmatch(r"\d{1,9}", text or "", re.ASCII):
+        raise JaxpflError(f"{path} line {line}: {name} must be a whole number of votes, got {shown(text)}")
+    return int(text or "")
