@@ -152,6 +152,7 @@ def test_a_wrong_family_about_a_regression_is_found_and_a_right_one_is_not():
     assert np.isnan(call(jax.random.key(3), jnp.asarray(right).at[0].set(jnp.nan)).p_value)
 
 
+@pytest.mark.slow
 def test_wrong_groups_are_found_apart_from_wrong_clients():
     """Groups of two kinds with normal clients, and normal groups with a gross client; 1/20 in 5 % of seeds if right."""
     rng = np.random.default_rng(1)

@@ -36,7 +36,7 @@ def law(bounded: bool, n: np.ndarray, mu: Any, spread: float) -> Any:
     return stats.nbinom(spread, spread / (spread + mu * n))
 
 
-@pytest.mark.parametrize("bounded", [True, False])
+@pytest.mark.parametrize("bounded", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_scores_about_a_regression_lie_within_their_steps(bounded: bool):
     """In SciPy's probabilities, each client with the mean that the regression gives it."""
     z, n, x, _ = data(bounded)

@@ -18,17 +18,24 @@ from typing import Any, NamedTuple
 
 import coverage
 import pytest
-from mutation_child import PLAIN
+from mutation_child import PLAIN, marked
 
 ROOT = Path(__file__).parents[2]
 PACKAGES = ("jaxpfl/privacy", "jaxpfl/engine", "jaxpfl/estimators")
 
 
 class Area(NamedTuple):
-    """Modules that are mutated together, and the files of the tests that may notice, as patterns; slow tests do not."""
+    """Modules that are mutated together, and the files of the tests that may notice, as patterns.
+
+    Attributes:
+      modules: files of modules.
+      tests: files whose tests of the default run every mutant meets.
+      slow: files whose slow tests those meet that survive.
+    """
 
     modules: tuple[str, ...]
     tests: tuple[str, ...]
+    slow: tuple[str, ...] = ()
 
 
 AREAS: Mapping[str, Area] = {
@@ -63,6 +70,15 @@ AREAS: Mapping[str, Area] = {
                 )
             ),
             *("tests/privacy/test_noise_*.py", "tests/conformance/test_same_numbers.py"),
+            *("tests/conformance/test_clients_elsewhere.py", "tests/cli/test_clients_on_disk.py"),
+            *("tests/multidevice/test_two_devices.py", "tests/oracles/test_oracle_fedbuff.py"),
+            *("tests/data/test_stored.py", "tests/fuzz/test_mends.py"),
+        ),
+        (
+            *("tests/conformance/test_clients_elsewhere.py", "tests/cli/test_clients_on_disk.py"),
+            *("tests/data/test_beyond_memory.py", "tests/engine/test_streamed_clients.py"),
+            *("tests/oracles/test_oracle_fedbuff.py", "tests/engine/test_asynchronous_rounds.py"),
+            *("tests/multidevice/test_two_devices.py", "tests/conformance/test_same_numbers.py"),
         ),
     ),
     "estimators": Area(
@@ -110,14 +126,15 @@ class _Contexts:
         self.seconds[name] = self.seconds.get(name, 0.0) + time.process_time() - began
 
 
-def of_tests(file: str) -> list[Covered]:
-    """What each test of a file covers; the caller is a process that has not imported the package."""
+def of_tests(file: str, *, slow: bool) -> list[Covered]:
+    """Cover of each test of a file, by `marked`; the caller is a process that has not imported the package."""
     with tempfile.TemporaryDirectory() as place:
         os.environ["XDG_CACHE_HOME"] = place
         measure = coverage.Coverage(data_file=None, source=[str(ROOT / one) for one in PACKAGES])
         contexts = _Contexts(measure)
         measure.start()
-        status = pytest.main([*PLAIN, file], plugins=[contexts])
+        marks, few = marked(slow)
+        status = pytest.main([*PLAIN, *marks, file], plugins=[*few, contexts])
         measure.stop()
     if status not in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         raise RuntimeError(f"{file}: its tests fail as they are")
@@ -140,14 +157,14 @@ def measured(path: Path) -> set[str]:
     return {json.loads(line)["file"] for line in path.read_text().splitlines()} if path.exists() else set()
 
 
-def write(path: Path, files: Iterable[str]) -> None:
+def write(path: Path, files: Iterable[str], *, slow: bool) -> None:
     """Add files of tests to a map on disk, one line each."""
     for file in files:
         child = os.fork()
         if child == 0:
             status = 1
             try:
-                line: dict[str, Any] = {"file": file, "tests": of_tests(file)}
+                line: dict[str, Any] = {"file": file, "tests": of_tests(file, slow=slow)}
                 with path.open("a") as out:
                     out.write(json.dumps(line) + "\n")
                 status = 0

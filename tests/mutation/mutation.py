@@ -2,6 +2,7 @@
 
 ``python tests/mutation/mutation.py cover MAP AREA`` adds to a map of the lines that each test runs, by `coverage`;
 ``... run MAP JOURNAL AREA [--sample N] [--seed S] [--budget SECONDS]`` runs mutants that the journal does not have;
+with ``--slow`` both are of the area's slow tests, in a map of their own, which survivors meet (``run --again``);
 ``... count JOURNAL AREA RECORD.json`` puts counts, rates and the survivors into a record, with the reasons that
 survivors of the same change had there. AREA is privacy, engine or estimators; ``cover`` takes files of tests as well,
 ``run`` files of modules.
@@ -103,7 +104,7 @@ def _span(path: Path, mutant: Mutant) -> set[int]:
     return found
 
 
-def meet_all(trials: Iterable[Trial], workers: int) -> Iterator[tuple[Trial, dict[str, Any]]]:
+def meet_all(trials: Iterable[Trial], workers: int, *, slow: bool) -> Iterator[tuple[Trial, dict[str, Any]]]:
     """Run trials in forked processes, and give each with what came out as it ends."""
     running: dict[int, tuple[Trial, Path, float]] = {}
     waiting = iter(trials)
@@ -115,7 +116,8 @@ def meet_all(trials: Iterable[Trial], workers: int) -> Iterator[tuple[Trial, dic
             if child == 0:
                 os.setpgid(0, 0)
                 module = trial.file.removesuffix(".py").removesuffix("/__init__").replace("/", ".")
-                mutation_child.meet(module, ROOT / trial.file, trial.mutant, trial.tests, place, limit)
+                of = (module, ROOT / trial.file, trial.mutant, trial.tests)
+                mutation_child.meet(*of, place, limit, slow=slow)
             running[child] = trial, place, time.monotonic() + 10 * limit
         if not running:
             return
@@ -164,7 +166,7 @@ def run(args: argparse.Namespace) -> None:
         trials = [one for one in trials if one.name not in done]
     print(f"{len(trials)} mutants to run", flush=True)
     with args.journal.open("a") as journal:
-        for trial, found in meet_all(trials, args.workers):
+        for trial, found in meet_all(trials, args.workers, slow=args.slow):
             told = {"name": trial.name, "file": trial.file, "source": sources[trial.file]}
             told |= {"tests": len(trial.tests)} | found
             if trial.mutant is not None:
@@ -243,6 +245,8 @@ def main() -> None:
     running.add_argument("--part", default="0/1", help="of as many, each to be run by a process of its own")
     running.add_argument("--again", action="store_true", help="those that have survived, with more tests by --budget")
     running.add_argument("--whole", action="store_true", help="the files as they are, whose tests must pass")
+    for verb in (cover, running):
+        verb.add_argument("--slow", action="store_true", help="of slow tests, for few methods, in a map of their own")
     counting = verbs.add_parser("count")
     counting.add_argument("journal", type=Path)
     counting.add_argument("area", choices=covering.AREAS)
@@ -251,7 +255,8 @@ def main() -> None:
     os.chdir(ROOT)
     if args.verb != "count" and args.files[0] in covering.AREAS:
         (area,) = args.files
-        args.files = covering.found(getattr(covering.AREAS[area], "tests" if args.verb == "cover" else "modules"))
+        tests = "slow" if args.slow else "tests"
+        args.files = covering.found(getattr(covering.AREAS[area], tests if args.verb == "cover" else "modules"))
     if args.verb == "count":
         record(args.journal, args.area, args.record)
         return
@@ -263,7 +268,7 @@ def main() -> None:
         importlib.import_module(name)
     if args.verb == "cover":
         known = covering.measured(args.map)
-        covering.write(args.map, [one for one in args.files if one not in known])
+        covering.write(args.map, [one for one in args.files if one not in known], slow=args.slow)
     else:
         run(args)
 

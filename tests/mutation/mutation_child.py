@@ -23,9 +23,12 @@ MEMORY = 24 * 2**30
 
 PLAIN = (
     *("-q", "--tb=line", "-p", "no:xdist", "-p", "no:cacheprovider", "--override-ini=addopts=--strict-markers"),
-    *("-m", "not slow", "-W", "ignore::pytest.PytestAssertRewriteWarning"),
+    *("-W", "ignore::pytest.PytestAssertRewriteWarning"),
 )
-"""The default run's tests in one process; that imported plugins are not rewritten is no matter."""
+"""Tests in one process; that imported plugins are not rewritten is no matter."""
+
+FEW = ("local", "fedavg", "adaped", "fedbuff", "ifca")
+"""Registered methods that slow tests of every method are run for; with the toys they use every part of the engine."""
 
 
 class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
@@ -56,6 +59,28 @@ class Mutated(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         return ast.unparse(self.tree)
 
 
+class Few:
+    """Leaves out the parameters of a test that are registered methods other than `FEW`."""
+
+    @pytest.hookimpl(tryfirst=True)
+    def pytest_collection_modifyitems(self, items: list[pytest.Item]) -> None:
+        from jaxpfl import METHODS
+
+        left_out = METHODS.keys() - set(FEW)
+
+        def kept(item: pytest.Item) -> bool:
+            call = getattr(item, "callspec", None)
+            values = call.params.values() if call else ()
+            return not any(isinstance(name := getattr(v, "name", v), str) and name in left_out for v in values)
+
+        items[:] = [item for item in items if kept(item)]
+
+
+def marked(slow: bool) -> tuple[list[str], list[Few]]:
+    """Options of pytest, and plugins, that choose the default run's tests, or the slow ones of few methods."""
+    return (["-m", "slow"], [Few()]) if slow else (["-m", "not slow"], [])
+
+
 class Ordered:
     """Runs the tests in a given order, only those, and keeps the name of the first that fails."""
 
@@ -81,7 +106,9 @@ def _of(name: str) -> str:
     return name.partition("[")[0]
 
 
-def meet(module: str, path: Path, mutant: Mutant | None, tests: Sequence[str], place: Path, seconds: float) -> None:
+def meet(
+    module: str, path: Path, mutant: Mutant | None, tests: Sequence[str], place: Path, seconds: float, *, slow: bool
+) -> None:
     """Run the tests on the mutant and end the process.
 
     Args:
@@ -91,6 +118,7 @@ def meet(module: str, path: Path, mutant: Mutant | None, tests: Sequence[str], p
       tests: names of tests without parameters, first to last.
       place: folder for all that the tests keep, and for ``found.json``.
       seconds: of CPU time; more ends the process by SIGXCPU.
+      slow: of slow tests, by `marked`.
     """
     try:
         resource.setrlimit(resource.RLIMIT_CPU, (int(seconds) + 1, int(seconds) + 1))
@@ -107,7 +135,9 @@ def meet(module: str, path: Path, mutant: Mutant | None, tests: Sequence[str], p
         sys.meta_path.insert(0, Mutated(module, path, mutant))
         order = Ordered(tests)
         files = dict.fromkeys(name.partition("::")[0] for name in tests)
-        status = int(pytest.main([*PLAIN, "-x", f"--basetemp={place / 'temporary'}", *files], plugins=[order]))
+        marks, few = marked(slow)
+        options = [*PLAIN, *marks, "-x", f"--basetemp={place / 'temporary'}"]
+        status = int(pytest.main([*options, *files], plugins=[*few, order]))
         (place / "found.json").write_text(json.dumps({"status": status, "test": order.failed}))
     finally:
         os._exit(0)

@@ -74,6 +74,7 @@ def made_up(counties: int = 300) -> Elections:
     return Elections(codes, np.array([2016, 2020]), (votes[..., 1] > votes[..., 0]).astype(float), votes)
 
 
+@pytest.mark.slow
 def test_polls_of_made_up_counties():
     """The estimates and coverage of the plain prior are those of its fit; states and the election before are worth it.
     Of 300 counties 95 % intervals cover 285 on average, more than 269 in all but 2e-4 of the seeds."""

@@ -73,7 +73,8 @@ def test_what_would_be_ignored_is_refused_in_a_line(capsys, tmp_path, args, said
     assert error.count("\n") == 1
 
 
-@pytest.mark.parametrize("kind", ["successes,trials", pytest.param("count,exposure", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["successes,trials", "count,exposure"])
 def test_counts_about_covariates(capsys, tmp_path, kind):
     rng = np.random.default_rng(0)
     x, n = rng.normal(size=40), rng.integers(5, 50, 40)
