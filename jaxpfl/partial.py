@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -14,11 +15,35 @@ _UNFINISHED: set[Path] = set()
 
 @contextmanager
 def partial(path: Path) -> Iterator[Path]:
-    """A temporary place for a file or a folder, renamed to ``path`` only if the block ends without an error."""
-    with scratch(path) as place:
+    """A temporary place for a file or a folder, renamed to ``path`` only if the block ends without an error.
+
+    Raises:
+      FileNotFoundError: if the folder that holds it was moved or removed during the block, which may have gone on in
+        another of its name, without what was written before.
+    """
+    with _same(path.parent) as check, scratch(path) as place:
         yield place
+        check()
         os.replace(place, path)
         _sync(path.parent)
+
+
+@contextmanager
+def _same(folder: Path) -> Iterator[Callable[[], None]]:
+    """A function that raises unless a folder, if there is one, is still the one that had its name at the beginning."""
+    descriptor = None
+    with suppress(OSError):  # there is none yet, or a system that does not open folders
+        descriptor = os.open(folder, os.O_RDONLY)  # kept open, so that no other folder gets its number
+
+    def check() -> None:
+        if descriptor is not None and not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
+            raise FileNotFoundError(errno.ENOENT, "it was moved or removed meanwhile", str(folder))
+
+    try:
+        yield check
+    finally:
+        if descriptor is not None:
+            os.close(descriptor)
 
 
 @contextmanager

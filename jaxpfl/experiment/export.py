@@ -91,8 +91,10 @@ def export(
         if client_id not in known:
             raise no_client(client_id, known)
 
+    with writing(output):
+        output.parent.mkdir(parents=True, exist_ok=True)
     with writing(output), partial(output) as place:
-        place.mkdir(parents=True)
+        place.mkdir()
         entries = {}
         for name in methods:
             progress(f"restoring {name}", 0, 0)
