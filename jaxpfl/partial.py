@@ -37,7 +37,7 @@ def _same(folder: Path) -> Iterator[Callable[[], None]]:
 
     def check() -> None:
         if descriptor is not None and not os.path.samestat(os.fstat(descriptor), os.stat(folder)):
-            raise FileNotFoundError(errno.ENOENT, "it was moved or removed meanwhile", str(folder))
+            raise FileNotFoundError(errno.ENOENT, "its folder was moved or removed meanwhile", str(folder))
 
     try:
         yield check
