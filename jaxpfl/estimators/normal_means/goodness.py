@@ -68,6 +68,7 @@ def goodness_of_fit(
     return _tested(key, found, at, prior=prior, learned=learned, components=components, draws=int(draws))
 
 
+@jax.jit
 def anderson_darling(z: Array) -> Array:
     """A^2 of scores [m] against N(0, 1), []."""
     ordered = jnp.sort(z)
