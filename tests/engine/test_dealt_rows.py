@@ -4,8 +4,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from jaxpfl.cohort_draws import CohortNumbers
 from jaxpfl.data import shares
 from jaxpfl.engine.groups import Group, gather
+from jaxpfl.engine.round import _rows_where as rows_where
 
 SIZES = np.array([[40, 4], [3, 1], [5, 2], [2, 2], [30, 3], [1, 1], [8, 1]])
 
@@ -72,3 +74,23 @@ def test_shares_hold_about_as_many_examples():
         both = shares.deal(sizes, room)  # two kinds of examples that have nothing to do with each other
         in_order = shares.held(sizes, np.split(np.arange(1000), number))
         assert shares.held(sizes, both) < in_order
+
+
+def test_a_stack_of_all_is_padded_behind_the_last_client():
+    group = Group(np.arange(3), 4, 3, True)  # of two devices
+    for shape in ((3,), (3, 2), (3, 2, 2)):
+        leaf = np.arange(np.prod(shape)).reshape(shape)
+        taken = np.asarray(group.take(jnp.asarray(leaf)))
+        assert taken.shape == (4, *shape[1:])
+        np.testing.assert_array_equal(taken[:3], leaf)
+        assert not taken[3:].any()
+
+
+def test_rows_of_those_that_meet_a_condition():
+    condition = jnp.array([True, False, True, True, False])
+    every = Group(np.arange(5), 5, 5, True)
+    assert rows_where(condition, every, None).tolist() == [0, 2, 3, 5, 5]
+    some = Group(np.array([1, 2, 4]), 4, 5, False)
+    assert rows_where(jnp.array([True, False, True, True]), some, None).tolist() == [0, 2, 3]
+    fewer = CohortNumbers(jnp.int32(3), jnp.int32(2), jnp.float32(1))  # of the first three clients
+    assert rows_where(condition, every, fewer).tolist() == [0, 2, 5, 5, 5]

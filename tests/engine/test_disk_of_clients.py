@@ -250,3 +250,14 @@ def test_pages_of_files_do_not_stay_in_the_process(tmp_path: Path) -> None:
 def resident_file_bytes() -> int:
     lines = dict(line.split(":", 1) for line in Path("/proc/self/status").read_text().splitlines())
     return 1024 * int(lines["RssFile"].split()[0])
+
+
+def test_rows_of_nobody_are_those_of_the_last_client(tmp_path: Path) -> None:
+    disk = begun(tmp_path / "deep" / "s")
+    for run in (0, 1):
+        for row in range(6):
+            write(disk, 10 * run + row, run, row)
+    for run in (0, 1):
+        taken = disk.take(run, np.array([0, 4, 5, 6, 6, 9]))
+        np.testing.assert_array_equal(taken["n"], 10 * run + np.array([0, 4, 5, 5, 5, 5]))
+        np.testing.assert_array_equal(taken["w"], np.repeat(taken["n"][:, None], 3, axis=1))

@@ -64,19 +64,18 @@ def assert_same(one: jaxpfl.Fit, other: jaxpfl.Fit) -> None:
 slow = functools.partial(pytest.param, marks=pytest.mark.slow)
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize(
     ("method", "more"),
     [
         ("adaped", {"dropout": 0.3, "stragglers": 0.5, "seeds": 2}),
-        ("scaffold", {"participation": "poisson", "cohort_cap": 9}),
-        ("fedavg", {}),
-        ("local", {"draw": "step"}),
-        ("ditto", {"compress": "sign"}),
-        ("ifca", {}),
-        ("adaped", {"privacy": Mechanism(1.0, 0.5)}),
-        ("map-gaussian", {"cohort": 20}),
-        ("fedavg", {"aggregate": "median", "attack": "sign-flip", "attackers": 0.2}),
+        slow("scaffold", {"participation": "poisson", "cohort_cap": 9}),
+        slow("fedavg", {}),
+        slow("local", {"draw": "step"}),
+        slow("ditto", {"compress": "sign"}),
+        slow("ifca", {}),
+        slow("adaped", {"privacy": Mechanism(1.0, 0.5)}),
+        slow("map-gaussian", {"cohort": 20}),
+        slow("fedavg", {"aggregate": "median", "attack": "sign-flip", "attackers": 0.2}),
     ],
 )
 def test_the_numbers_are_those_of_clients_on_the_device(method: str, more: dict[str, Any]) -> None:

@@ -73,6 +73,7 @@ AREAS: Mapping[str, Area] = {
             *("tests/conformance/test_clients_elsewhere.py", "tests/cli/test_clients_on_disk.py"),
             *("tests/multidevice/test_two_devices.py", "tests/oracles/test_oracle_fedbuff.py"),
             *("tests/data/test_stored.py", "tests/fuzz/test_mends.py"),
+            *("tests/compression/test_uploads.py", "tests/oracles/test_oracle_compression.py"),
         ),
         (
             *("tests/conformance/test_clients_elsewhere.py", "tests/cli/test_clients_on_disk.py"),
