@@ -139,7 +139,7 @@ def open_stored(folder: Path, *, check: bool = False) -> Stored:
             raise ValueError("its classes or inputs are of no kind")
         if not isinstance(task, str):
             raise ValueError("its task is no name")
-    except (KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
+    except (ArithmeticError, KeyError, ValueError, TypeError, IndexError, AttributeError) as error:
         raise JaxpflError(f"{folder / MANIFEST} is damaged: {shown(str(error))}") from error
     train, test = federation.train.examples, federation.test.examples
     source = Source(name, train.x, train.y, test.x, test.y, classes, f"{note}, in {folder}", inputs=inputs)

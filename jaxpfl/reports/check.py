@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -81,10 +82,11 @@ def _run(folder: Folder) -> tuple[list[str], dict[str, int]]:
     records = files.Records(path / "metrics.jsonl").read()  # whose damage `look` has told
     held = {(one["kind"], one["method"], one["round"]) for one in records}
     for name, rounds in last.items():
-        due = [at for at in range(1, rounds + 1) if at % run.config.eval_every == 0 or at == rounds]
-        for kind, wanted in (("round", range(1, rounds + 1)), ("evaluation", due)):
-            if lost := [at for at in wanted if (kind, name, at) not in held]:
-                what = f"{len(lost)} {kind}s of {name}, the first {'' if kind == 'round' else 'of round '}{lost[0]}"
+        for kind, step in (("round", 1), ("evaluation", run.config.eval_every)):
+            own = {at for what, method, at in held if (what, method) == (kind, name) and type(at) is int}
+            lost, first = _lost(rounds, step, own)
+            if lost:
+                what = f"{lost} {kind}s of {name}, the first {'' if kind == 'round' else 'of round '}{first}"
                 troubles.append(f"{path / 'metrics.jsonl'} has lost {what}")
     saved = [one for one in sorted(path.glob("checkpoints/*/*")) if one.is_dir() and not one.name.startswith(".")]
     for one in saved:
@@ -93,6 +95,17 @@ def _run(folder: Folder) -> tuple[list[str], dict[str, int]]:
         troubles += [f"{path / 'methods'} lacks {name}" for name in run.methods if name not in arrays and not troubles]
         troubles += _summary(path, arrays) if len(arrays) == len(run.methods) else []
     return troubles, {"methods": len(arrays), "records": len(records), "checkpoints": len(saved)}
+
+
+def _lost(rounds: int, step: int, held: set[int]) -> tuple[int, int]:
+    """Number of those among every ``step``-th and the last of some rounds that are not held, and the first of them.
+
+    Nothing is made for each round: a damaged folder may speak of any number of them.
+    """
+    have = {at for at in held if 1 <= at <= rounds and (at % step == 0 or at == rounds)}
+    due = -(-rounds // step)
+    first = next(at for i in itertools.count(1) if (at := min(i * step, rounds)) not in have or at == rounds)
+    return due - len(have), first
 
 
 def _summary(path: Path, arrays: dict[str, dict[str, np.ndarray]]) -> list[str]:

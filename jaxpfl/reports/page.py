@@ -45,7 +45,7 @@ def page(title: str, lead: Sequence[str], sections: Iterable[Section]) -> str:
         for i, section in enumerate(shown)
     )
     own = resources.files("jaxpfl.reports")
-    return (
+    made = (
         '<!DOCTYPE html>\n<html lang="en"><head><meta charset="utf-8"><meta name="generator" content="jaxpfl report">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         '<meta name="color-scheme" content="light dark">'
@@ -54,6 +54,7 @@ def page(title: str, lead: Sequence[str], sections: Iterable[Section]) -> str:
         f'<nav aria-label="Contents"><ul>{links}</ul></nav>\n<main>{body}</main>\n'
         f"<script>{(own / 'page.js').read_text()}</script></body></html>\n"
     )
+    return made.encode(errors="replace").decode()  # JSON may hold half of a surrogate pair, which UTF-8 has not
 
 
 def text(value: object) -> str:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import scipy.io
 
+import jaxpfl
 from jaxpfl import JaxpflError
 from jaxpfl.choices import literal, typed
 from jaxpfl.compression import qsgd, run_length, top_k
@@ -21,7 +22,8 @@ from jaxpfl.engine.streamed import undo
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.errors import expecting
 from jaxpfl.records import Journal, Record
-from jaxpfl.reports.check import check
+from jaxpfl.reports.check import _lost, check
+from jaxpfl.reports.page import page
 from jaxpfl.sweep.grid import parse
 
 
@@ -185,3 +187,37 @@ def test_expecting_names_the_file_and_keeps_our_own_errors() -> None:
         _ = {}["x"]
     with pytest.raises(JaxpflError, match=r"^mine$"), expecting("a.json", "a run"):
         raise JaxpflError("mine")
+
+
+def test_a_table_of_separators_alone_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "a.csv").write_text(",\n")
+    with pytest.raises(JaxpflError, match=r"a\.csv: no line has any value"):
+        load_table("csv:a", tmp_path / "a.csv", TableOptions("price", "city"))
+
+
+def test_a_stored_capacity_beyond_all_numbers_is_damage(tmp_path: Path) -> None:
+    federation = jaxpfl.stack_clients([(np.ones((2, 3), np.float32), np.zeros(2, np.int32))] * 2)
+    jaxpfl.save_federation(federation, tmp_path / "f")
+    path = tmp_path / "f" / "federation.json"
+    told = json.loads(path.read_text())
+    told["splits"]["train"]["capacity"] = float("inf")
+    path.write_text(json.dumps(told))
+    with pytest.raises(JaxpflError, match=r"federation\.json is damaged: 'cannot convert float infinity"):
+        jaxpfl.open_federation(tmp_path / "f")
+
+
+def test_lost_rounds_are_counted_without_a_list_of_all() -> None:
+    rng = np.random.default_rng(0)
+    for _ in range(200):
+        rounds, step = int(rng.integers(1, 9)), int(rng.integers(1, 5))
+        held = set(rng.integers(-1, 12, rng.integers(0, 12)).tolist())
+        due = [at for at in range(1, rounds + 1) if at % step == 0 or at == rounds]
+        missing = [at for at in due if at not in held]
+        count, first = _lost(rounds, step, held)
+        assert count == len(missing)
+        assert not missing or first == missing[0]
+    assert _lost(10**15, 1, {1, 2, 4}) == (10**15 - 3, 3)
+
+
+def test_half_of_a_surrogate_pair_is_shown_as_a_question_mark() -> None:
+    assert "<pre>a?b</pre>" in page("title", ["<pre>a\ud800b</pre>"], [])

@@ -173,6 +173,8 @@ def _read(path: Path) -> Table:
 def _body(table: Table) -> _Rows:
     """The rows below the header, each of its length."""
     path = table.path
+    if not table.rows:
+        raise JaxpflError(f"{path}: no line has any value")
     (line, names), *rest = table.rows
     numbers = [name for name in names if table.number(name) is not None]
     if len(numbers) == len(names):
