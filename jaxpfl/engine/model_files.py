@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxpfl import checksums, files
 from jaxpfl.data.sources.npz import read_npz
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, expecting, unknown_name
 from jaxpfl.types import PyTree
 
 MANIFEST = "manifest.json"
@@ -112,8 +112,10 @@ class Models:
     @property
     def global_model(self) -> PyTree | None:
         """Parameters of the global model, or None if the method has none."""
-        entry = self._entry["global"]
-        return None if entry is None else nested(self._read(entry["file"]))
+        with expecting(self._folder / MANIFEST, "that of an export"):
+            entry = self._entry["global"]
+            file = None if entry is None else entry["file"]
+        return None if file is None else nested(self._read(file))
 
     def _read(self, file: str) -> dict[str, np.ndarray]:
         path = files.inside(self._folder, file)

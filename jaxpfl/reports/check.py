@@ -139,7 +139,7 @@ def _sweep(folder: Folder) -> tuple[list[str], dict[str, int]]:
         rows, known = ({_named(row): row for row in one["rows"]} for one in (told, again))
         if rows != known:
             first = next(name for name in (*known, *rows) if rows.get(name) != known.get(name))
-            troubles.append(f"{path / SUMMARY} is not that of its records: {' '.join(first)} differs")
+            troubles.append(f"{path / SUMMARY} is not that of its records: {printable(' '.join(first))} differs")
     return troubles, {"records": len(records)}
 
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.estimators.bernoulli_closed_form import Population
 from jaxpfl.types import Array, Key
 
@@ -44,7 +44,7 @@ def parse(text: str) -> ProbabilityPrior:
         raise unknown_name("prior", kind, KINDS)
     values = _numbers(text, rest)
     if len(values) != (2 if kind in ("beta", "truncnorm") else 0):
-        raise JaxpflError(f"prior must be beta:ALPHA,BETA, truncnorm:MEAN,STDDEV, uniform or spikes, got {text!r}")
+        raise JaxpflError(f"prior must be beta:ALPHA,BETA, truncnorm:MEAN,STDDEV, uniform or spikes, got {shown(text)}")
     if kind == "uniform":
         return ProbabilityPrior(text, lambda key, m: jax.random.uniform(key, (m,)), Population(0.5, 1 / 12), (1.0, 1.0))
     if kind == "spikes":
@@ -54,7 +54,7 @@ def parse(text: str) -> ProbabilityPrior:
 
 def _beta(text: str, alpha: float, beta: float) -> ProbabilityPrior:
     if not (0 < alpha < 1e6 and 0 < beta < 1e6):
-        raise JaxpflError(f"prior {text!r}: ALPHA and BETA must be > 0 and below 1e6")
+        raise JaxpflError(f"prior {shown(text)}: ALPHA and BETA must be > 0 and below 1e6")
     total = alpha + beta
     population = Population(alpha / total, alpha * beta / (total**2 * (total + 1)))
     return ProbabilityPrior(text, lambda key, m: jax.random.beta(key, alpha, beta, (m,)), population, (alpha, beta))
@@ -62,7 +62,7 @@ def _beta(text: str, alpha: float, beta: float) -> ProbabilityPrior:
 
 def _truncated(text: str, mean: float, stddev: float) -> ProbabilityPrior:
     if not (0 <= mean <= 1 and 0 < stddev < 1e3):
-        raise JaxpflError(f"prior {text!r}: MEAN must be within [0, 1] and STDDEV > 0 and below 1000")
+        raise JaxpflError(f"prior {shown(text)}: MEAN must be within [0, 1] and STDDEV > 0 and below 1000")
     low, high = (0 - mean) / stddev, (1 - mean) / stddev
 
     def draw(key: Key, m: int) -> Array:
@@ -82,4 +82,4 @@ def _numbers(text: str, rest: str) -> list[float]:
     try:
         return [float(part) for part in rest.split(",")] if rest else []
     except ValueError:
-        raise JaxpflError(f"prior {text!r}: {rest!r} is no list of numbers") from None
+        raise JaxpflError(f"prior {shown(text)}: {shown(rest)} is no list of numbers") from None

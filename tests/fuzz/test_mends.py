@@ -18,12 +18,14 @@ from jaxpfl.compression import qsgd, run_length, top_k
 from jaxpfl.data.sources.matlab import read_cells
 from jaxpfl.data.sources.npy import read_npy
 from jaxpfl.data.sources.tables import TableOptions, load_table
+from jaxpfl.engine.model_files import Models
 from jaxpfl.engine.streamed import undo
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.errors import expecting
 from jaxpfl.records import Journal, Record
 from jaxpfl.reports.check import _lost, check
 from jaxpfl.reports.page import page
+from jaxpfl.studies.probability_priors import parse as parse_prior
 from jaxpfl.sweep.grid import parse
 
 
@@ -221,3 +223,17 @@ def test_lost_rounds_are_counted_without_a_list_of_all() -> None:
 
 def test_half_of_a_surrogate_pair_is_shown_as_a_question_mark() -> None:
     assert "<pre>a?b</pre>" in page("title", ["<pre>a\ud800b</pre>"], [])
+
+
+def test_a_manifest_that_says_nothing_of_a_global_model_is_damage(tmp_path: Path) -> None:
+    models = Models(tmp_path, {"methods": {"local": {"groups": []}}}, "local")
+    with pytest.raises(
+        JaxpflError, match=r"manifest\.json is damaged, or not that of an export \(KeyError: 'global'\)"
+    ):
+        _ = models.global_model
+
+
+def test_a_long_prior_is_refused_in_a_short_line() -> None:
+    with pytest.raises(JaxpflError, match=r"is no list of numbers$") as refused:
+        parse_prior(f"beta:{'9' * 5000},x")
+    assert len(str(refused.value)) < 500
