@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -151,5 +152,5 @@ def _study(folder: Folder) -> tuple[list[str], dict[str, int]]:
     told = files.read_json(folder.path / SUMMARY).get("files", [])
     if not isinstance(told, list) or not all(isinstance(one, str) for one in told):
         raise JaxpflError(f"{folder.path / SUMMARY} is damaged: files must be names of files in the folder")
-    lost = [name for name in told if not files.inside(folder.path, name).is_file()]
+    lost = [name for name in told if not os.path.isfile(files.inside(folder.path, name))]  # also of names too long
     return [f"{folder.path / printable(name)} is missing" for name in lost], {"files": len(told) + 1}

@@ -13,6 +13,7 @@ import scipy.io
 
 import jaxpfl
 from jaxpfl import JaxpflError
+from jaxpfl.algorithms.parts.optimizers import resolve as resolve_optimizer
 from jaxpfl.choices import literal, typed
 from jaxpfl.compression import qsgd, run_length, top_k
 from jaxpfl.data.sources.matlab import read_cells
@@ -128,7 +129,13 @@ def test_other_files_among_the_states_of_clients(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("told", "trouble"),
-    [(["\n"], "is missing"), (None, "files must be names"), ([1], "files must be names"), ("a", "files must be names")],
+    [
+        (["\n"], "is missing"),
+        (["9" * 300], "is missing"),
+        (None, "files must be names"),
+        ([1], "files must be names"),
+        ("a", "files must be names"),
+    ],
 )
 def test_files_of_a_study_that_its_summary_names_wrongly(tmp_path: Path, told, trouble: str) -> None:
     (tmp_path / "summary.json").write_text(json.dumps({"study": "when", "files": told}))
@@ -237,3 +244,16 @@ def test_a_long_prior_is_refused_in_a_short_line() -> None:
     with pytest.raises(JaxpflError, match=r"is no list of numbers$") as refused:
         parse_prior(f"beta:{'9' * 5000},x")
     assert len(str(refused.value)) < 500
+
+
+def test_a_long_setting_of_an_optimizer_is_refused_in_a_short_line() -> None:
+    with pytest.raises(JaxpflError, match=r"^fedadam:tau must be a number >= 0 and finite, got '999") as refused:
+        resolve_optimizer(f"fedadam:tau={'9' * 5000}")
+    assert len(str(refused.value)) < 500
+
+
+def test_labels_without_columns_are_refused(tmp_path: Path) -> None:
+    split = {"x_train": np.zeros((4, 3), np.float32), "y_train": np.zeros((4, 0), np.int64)}
+    np.savez(tmp_path / "a.npz", **split, **{name.replace("train", "test"): value for name, value in split.items()})
+    with pytest.raises(JaxpflError, match=r"a\.npz: y_train of shape \(4, 0\) holds no value"):
+        jaxpfl.load(f"npz:{tmp_path / 'a.npz'}")

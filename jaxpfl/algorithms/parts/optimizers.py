@@ -36,7 +36,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxpfl import choices
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.types import PyTree, Scalar
 
 OptimizerFactory: TypeAlias = Callable[[Scalar], optax.GradientTransformation]
@@ -170,8 +170,8 @@ def _value(what: str, text: str, switch: bool, *, below_one: bool) -> bool | int
     value = choices.literal(text)
     if switch:
         if not isinstance(value, bool):
-            raise JaxpflError(f"{what} must be true or false, got {text!r}")
+            raise JaxpflError(f"{what} must be true or false, got {shown(text)}")
         return value
     if type(value) in (int, float) and 0 <= value < (1 if below_one else math.inf):
         return value
-    raise JaxpflError(f"{what} must be a number >= 0 and {'< 1' if below_one else 'finite'}, got {text!r}")
+    raise JaxpflError(f"{what} must be a number >= 0 and {'< 1' if below_one else 'finite'}, got {shown(text)}")

@@ -267,7 +267,9 @@ def _check_users(path: Path, headers: dict[str, Header], parts: list[str]) -> st
 
 
 def _check_integers(path: Path, key: str, values: np.ndarray, least: int = 0) -> None:
-    """Refuse integers below ``least``, or beyond 32 bits."""
+    """Refuse integers below ``least``, or beyond 32 bits, and none at all."""
+    if not values.size:
+        raise JaxpflError(f"{path}: {key} of shape {values.shape} holds no value")
     ends = [(int(part.min()), int(part.max())) for part in mapped.in_parts(values)]
     low, high = min(low for low, _ in ends), max(high for _, high in ends)
     if low < least or high > _LARGEST:
