@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-import math
+import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ QUICK = "-quick"
 """Ending of the folder of a quick run."""
 COMMITTED = Path(__file__).parent / "measured"
 """Results at full size that come with the package."""
+_LARGEST = sys.float_info.max  # JSON has infinities, NaN, and whole numbers beyond all floats
 _NUMBERS = ("ours", "std", "printed", "printed_std", "difference")
 _COLUMNS = ("name", "paper", *Row.__dataclass_fields__, "quick")
 
@@ -78,7 +79,7 @@ def _typed(found: Result) -> bool:
     return (
         found.minutes is not None
         and isinstance(found.versions, dict)
-        and all(one is None or (isinstance(one, int | float) and math.isfinite(one)) for one in numbers)
+        and all(one is None or (isinstance(one, int | float) and abs(one) <= _LARGEST) for one in numbers)
         and all(isinstance(one, str) for one in texts)
     )
 

@@ -10,7 +10,7 @@ import numpy as np
 from scipy import stats
 
 from jaxpfl import files
-from jaxpfl.errors import JaxpflError, expecting
+from jaxpfl.errors import JaxpflError, expecting, printable
 from jaxpfl.experiment import results
 from jaxpfl.experiment.config import completed
 from jaxpfl.experiment.stored_run import StoredRun, open_run
@@ -107,7 +107,8 @@ def _compared(runs: tuple[StoredRun, StoredRun], summaries: list[dict[str, Any]]
     if not both and len(names[0]) == len(names[1]) == 1:
         both = [(names[0][0], names[1][0])]
     if not both:
-        raise JaxpflError(f"{first} has {', '.join(names[0])}, and {second} {', '.join(names[1])}: none in common")
+        has, other = (printable(", ".join(of)) for of in names)
+        raise JaxpflError(f"{first} has {has}, and {second} {other}: none in common")
     unpaired = _unpaired(runs)
     scores = [_scores(runs, summaries, one, headlines[0], not unpaired) for one in both]
     only = tuple([name for name in own if name not in {pair[i] for pair in both}] for i, own in enumerate(names))

@@ -23,6 +23,8 @@ from jaxpfl.engine.model_files import Models
 from jaxpfl.engine.streamed import undo
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.errors import expecting
+from jaxpfl.papers.results import Result, Row
+from jaxpfl.papers.results import read as read_result
 from jaxpfl.records import Journal, Record
 from jaxpfl.reports.check import _lost, check
 from jaxpfl.reports.page import page
@@ -257,3 +259,15 @@ def test_labels_without_columns_are_refused(tmp_path: Path) -> None:
     np.savez(tmp_path / "a.npz", **split, **{name.replace("train", "test"): value for name, value in split.items()})
     with pytest.raises(JaxpflError, match=r"a\.npz: y_train of shape \(4, 0\) holds no value"):
         jaxpfl.load(f"npz:{tmp_path / 'a.npz'}")
+
+
+@pytest.mark.parametrize("wrong", [10**400, float("inf"), float("nan")], ids=["large", "infinite", "none"])
+def test_a_result_of_a_paper_of_numbers_beyond_all_floats_is_none(tmp_path: Path, wrong: float) -> None:
+    row = Row("local", "all", 0.5, 0.1, 0.4, None, 0.1, "")
+    stored = Result("name", "paper", "what", False, "command", 1.0, {}, (row,)).to_json()
+    (tmp_path / "a.json").write_text(json.dumps(stored))
+    assert read_result(tmp_path / "a.json").rows == (row,)
+    stored["rows"][0]["ours"] = wrong
+    (tmp_path / "a.json").write_text(json.dumps(stored))
+    with pytest.raises(JaxpflError, match=r"a\.json holds no result"):
+        read_result(tmp_path / "a.json")
