@@ -13,6 +13,7 @@ References: Anderson and Darling 1954, "A test of goodness of fit"; Stute, Gonza
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Literal, NamedTuple
 
@@ -77,6 +78,12 @@ def anderson_darling(z: Array) -> Array:
     return -m - weights @ (log_ndtr(ordered) + log_ndtr(-ordered[::-1]))
 
 
+def each_drawn(drawn: Callable[[Key], Array], key: Key, draws: int, clients: int, components: int = 0) -> Array:
+    """Statistics of so many drawn files of some clients, [draws, ...], as many at once as `number_at_once` says."""
+    together = number_at_once(draws, clients, components)
+    return jax.lax.map(drawn, jax.random.split(key, draws), batch_size=together)
+
+
 def beside(statistic: Array, others: Array) -> Goodness:
     """Test of a statistic [] beside those of drawn files, [draws]; NaN for data that are refused."""
     p_value = (1 + (others >= statistic).sum()) / (len(others) + 1)
@@ -105,6 +112,4 @@ def _tested(
         refit = fitted(own, s, even, center, prior=prior, learned=learned, components=count).prior
         return anderson_darling(posterior(refit, own, s).scores)
 
-    together = number_at_once(draws, len(x), count)
-    others = jax.lax.map(drawn, jax.random.split(key, draws), batch_size=together)
-    return beside(anderson_darling(found.scores), others)
+    return beside(anderson_darling(found.scores), each_drawn(drawn, key, draws, len(x), count))

@@ -30,8 +30,7 @@ import jax.numpy as jnp
 from jaxpfl import checks
 from jaxpfl.estimators.normal_means.area import AreaMeans, fay_herriot, solved
 from jaxpfl.estimators.normal_means.area_fit import Likelihood
-from jaxpfl.estimators.normal_means.bootstrap import number_at_once
-from jaxpfl.estimators.normal_means.goodness import DRAWS, Goodness, anderson_darling, beside
+from jaxpfl.estimators.normal_means.goodness import DRAWS, Goodness, anderson_darling, beside, each_drawn
 from jaxpfl.estimators.normal_means.groups import GroupMeans, ebnm_groups, solved_groups
 from jaxpfl.types import Array, Key
 
@@ -108,9 +107,7 @@ def _about(key: Key, found: AreaMeans, *, fit: Likelihood, draws: int) -> Goodne
         x = sd * jax.random.normal(key, s.shape, s.dtype)
         return anderson_darling(solved(x, s, Q, fit=fit, intercept=False).residual)
 
-    together = number_at_once(draws, len(s), 0)
-    others = jax.lax.map(drawn, jax.random.split(key, draws), batch_size=together)
-    return beside(anderson_darling(found.residual), others)
+    return beside(anderson_darling(found.residual), each_drawn(drawn, key, draws, len(s)))
 
 
 @partial(jax.jit, static_argnames=("fit", "draws"))
@@ -127,7 +124,5 @@ def _in_groups(key: Key, found: GroupMeans, *, fit: Likelihood, draws: int) -> G
         x = mu[group] + sd * jax.random.normal(of_clients, s.shape, s.dtype)
         return statistics(solved_groups(x, s, group, groups=groups, fit=fit))
 
-    together = number_at_once(draws, len(s), 0)
-    others = jax.lax.map(drawn, jax.random.split(key, draws), batch_size=together)
-    own = statistics(found)
+    own, others = statistics(found), each_drawn(drawn, key, draws, len(s))
     return GroupGoodness(*(beside(own[i], others[:, i]) for i in range(2)))
