@@ -91,7 +91,7 @@ class Blocks:
         one: RunState,
         counts: Counts,
         hp: PyTree,
-        take: Callable[[int, np.ndarray], PyTree],
+        take: rows.Take,
         was_read: Callable[[PyTree], None],
     ) -> PyTree:
         """Results of a pass over the clients of one run, leaves [1, m, ...], on the host.
@@ -102,7 +102,7 @@ class Blocks:
           one: its server, round and keys, leaves [1], on the devices.
           counts: of all runs, on the host.
           hp: of this run, leaves [1].
-          take: reads rows of the run's states, as `rounds.Take`.
+          take: reads rows of the run's states.
           was_read: called with copies of examples.
         """
         layout = self.placement.state

@@ -23,8 +23,6 @@ from jaxpfl.types import Array, Federation, Metrics, PyTree
 
 Write = Callable[[int, np.ndarray, Held], None]
 """``(run, rows, held)`` writes rows back; the held leaves are [rows, ...], on the host."""
-Take = Callable[[int, np.ndarray], PyTree]
-"""``(run, rows)`` copies the states of some clients, leaves [rows, ...]; rows beyond the last give the last one's."""
 
 
 class Staged(NamedTuple):
@@ -66,7 +64,7 @@ class Rounds:
         self._programs: dict[tuple[int, ...], _Programs] = {}
 
     def advance(
-        self, run: int, state: RunState, values: RunValues, rounds: int, courier: Courier, take: Take, write: Write
+        self, run: int, state: RunState, values: RunValues, rounds: int, courier: Courier, take: rows.Take, write: Write
     ) -> tuple[RunState, dict[str, np.ndarray]]:
         """Run some rounds of one run.
 
@@ -114,7 +112,7 @@ class Rounds:
             task.result()
         return one, {name: np.array([np.asarray(metrics[name])[0] for metrics in history]) for name in history[0]}
 
-    def stage(self, run: int, counts: Counts, released: Array, round: int, take: Take) -> Staged:
+    def stage(self, run: int, counts: Counts, released: Array, round: int, take: rows.Take) -> Staged:
         """Draw a round's cohort, and bring its rows to the devices."""
         drawn = self._draw(released, np.int32(round), self._ids)
         clients, slots = self._participation.num_clients, self._participation.capacity

@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 
 from jaxpfl.data.sources.npy import read_npy
+from jaxpfl.engine.streamed.rows import memory
 from jaxpfl.errors import JaxpflError, writing
 
 
@@ -78,9 +79,9 @@ class RowFile:
         """Memory of rows with consecutive numbers, and its place in the file."""
         if not rows.size:
             return
-        memory = rows.reshape(-1).view(np.uint8).data
+        whole = memory(rows)
         ends = np.append(np.flatnonzero(np.diff(numbers) != 1) + 1, len(numbers))
         first = 0
         for end, number in zip(ends.tolist(), numbers[np.append(0, ends[:-1])].tolist(), strict=True):
-            yield memory[first * self.row_bytes : end * self.row_bytes], self._start + number * self.row_bytes
+            yield whole[first * self.row_bytes : end * self.row_bytes], self._start + number * self.row_bytes
             first = end

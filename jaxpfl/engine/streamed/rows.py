@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -11,6 +12,8 @@ import numpy as np
 from jaxpfl import mapped
 from jaxpfl.types import PyTree
 
+Take = Callable[[int, np.ndarray], PyTree]
+"""``(run, rows)`` copies the states of some clients as `take` does, wherever they are."""
 _MAPPED = 16 * 2**20
 """Bytes of a file that are read before its pages are given back."""
 
@@ -27,6 +30,11 @@ def put(tree: PyTree, run: int, rows: np.ndarray, values: PyTree) -> None:
         leaf[run, rows] = new
 
     jax.tree.map(write, tree, values)
+
+
+def memory(array: np.ndarray) -> memoryview:
+    """The bytes of an array, where they lie if it is contiguous."""
+    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 class Pages:

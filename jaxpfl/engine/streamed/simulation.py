@@ -28,7 +28,7 @@ from jaxpfl.engine.streamed.blocks import Blocks
 from jaxpfl.engine.streamed.courier import Courier
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.engine.streamed.program import Held, refusal
-from jaxpfl.engine.streamed.rounds import Rounds, Take, Write
+from jaxpfl.engine.streamed.rounds import Rounds, Write
 from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Array, Federation, PyTree
 
@@ -215,7 +215,7 @@ class StreamedSimulation(Simulation):
         """Give back pages of files of examples, once enough of such copies were read."""
         self._pages.were_read(trees.num_bytes(data))
 
-    def _taking(self, state: RunState) -> Take:
+    def _taking(self, state: RunState) -> rows.Take:
         """Function that reads rows of a state."""
         if self._disk is None:
             return partial(rows.take, state.clients[0])
@@ -272,7 +272,7 @@ class StreamedSimulation(Simulation):
         self._check_current(state)
         runs = state.round.shape[0]
         each = (state._replace(clients=(), counts=None), self._hp_rows(runs))
-        results = []
+        results, take = [], self._taking(state)
         for run in range(runs):
             own = jax.tree.map(lambda a, run=run: a[run : run + 1], each)
             one, hp = jax.device_put(own, self._blocks.placement.everywhere)
@@ -280,7 +280,7 @@ class StreamedSimulation(Simulation):
                 given = (one, hp, clients, *more)
                 results.append(jax.tree.map(np.asarray, self._blocks.programs.of(name, 1, given)(*given)))
             else:
-                results.append(self._blocks.read(name, run, one, state.counts, hp, self._taking(state), self._was_read))
+                results.append(self._blocks.read(name, run, one, state.counts, hp, take, self._was_read))
         return jax.tree.map(lambda *a: np.concatenate(a), *results)
 
     # --- programs ---------------------------------------------------------------------------------

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 
+from jaxpfl.engine.streamed.rows import memory
 from jaxpfl.errors import JaxpflError, writing
 from jaxpfl.files import no_link
 
@@ -62,7 +63,7 @@ class Journal:
         if not len(new):
             return
         # As they lie, without a copy: a round's rows may be many megabytes, on cores that its computing needs.
-        parts = [_buffer(part) for part in (new.astype("<i8"), *content(new))]
+        parts = [memory(part) for part in (new.astype("<i8"), *content(new))]
         check = 0
         for part in parts:
             check = zlib.crc32(part, check)
@@ -80,11 +81,6 @@ class Journal:
     def close(self) -> None:
         """Close the file."""
         self._file.close()
-
-
-def _buffer(array: np.ndarray) -> memoryview:
-    """The bytes of an array, where they lie if it is contiguous."""
-    return np.ascontiguousarray(array).reshape(-1).view(np.uint8).data
 
 
 def records(path: Path, rows: int, size: int) -> Iterator[tuple[np.ndarray, bytes]]:
