@@ -25,7 +25,7 @@ import numpy as np
 
 from jaxpfl import checksums, files
 from jaxpfl.data.sources.npz import read_npz
-from jaxpfl.errors import JaxpflError, expecting, unknown_name
+from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.types import PyTree
 
 MANIFEST = "manifest.json"
@@ -112,10 +112,8 @@ class Models:
     @property
     def global_model(self) -> PyTree | None:
         """Parameters of the global model, or None if the method has none."""
-        with expecting(self._folder / MANIFEST, "that of an export"):
-            entry = self._entry["global"]
-            file = None if entry is None else entry["file"]
-        return None if file is None else nested(self._read(file))
+        entry = self._entry["global"]
+        return None if entry is None else nested(self._read(entry["file"]))
 
     def _read(self, file: str) -> dict[str, np.ndarray]:
         path = files.inside(self._folder, file)
@@ -161,6 +159,7 @@ def _is_entry(entry: Any) -> bool:
     groups, shared = (entry.get("groups"), entry.get("global")) if isinstance(entry, dict) else (None, None)
     return (
         isinstance(groups, list)
+        and "global" in entry  # null where a method has no global model
         and all(names_file(group) and isinstance(group.get(CLIENT_IDS), list) for group in groups)
         and all(type(id) is int and 0 <= id < 2**31 for group in groups for id in group[CLIENT_IDS])
         and (shared is None or names_file(shared))

@@ -92,7 +92,7 @@ def export(
             raise no_client(client_id, known)
 
     with writing(output):
-        output.parent.mkdir(parents=True, exist_ok=True)
+        output.parent.mkdir(parents=True, exist_ok=True)  # before `partial`, which looks whether it stays the same
     with writing(output), partial(output) as place:
         place.mkdir()
         entries = {}

@@ -12,14 +12,14 @@ import pytest
 import scipy.io
 
 import jaxpfl
-from jaxpfl import JaxpflError
+from jaxpfl import JaxpflError, checksums
 from jaxpfl.algorithms.parts.optimizers import resolve as resolve_optimizer
 from jaxpfl.choices import literal, typed
 from jaxpfl.compression import qsgd, run_length, top_k
 from jaxpfl.data.sources.matlab import read_cells
 from jaxpfl.data.sources.npy import read_npy
 from jaxpfl.data.sources.tables import TableOptions, load_table
-from jaxpfl.engine.model_files import Models
+from jaxpfl.engine.model_files import FORMAT, MANIFEST, load_models
 from jaxpfl.engine.streamed import undo
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.errors import expecting
@@ -235,11 +235,15 @@ def test_half_of_a_surrogate_pair_is_shown_as_a_question_mark() -> None:
 
 
 def test_a_manifest_that_says_nothing_of_a_global_model_is_damage(tmp_path: Path) -> None:
-    models = Models(tmp_path, {"methods": {"local": {"groups": []}}}, "local")
-    with pytest.raises(
-        JaxpflError, match=r"manifest\.json is damaged, or not that of an export \(KeyError: 'global'\)"
-    ):
-        _ = models.global_model
+    manifest = {"format": FORMAT, "methods": {"local": {"groups": []}}}
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    checksums.write(tmp_path)
+    with pytest.raises(JaxpflError, match=r"manifest\.json does not say which files hold which clients' models$"):
+        load_models(tmp_path)
+    manifest["methods"] = {"local": {"groups": [], "global": None}}
+    (tmp_path / MANIFEST).write_text(json.dumps(manifest))
+    checksums.write(tmp_path)
+    assert load_models(tmp_path).global_model is None
 
 
 def test_a_long_prior_is_refused_in_a_short_line() -> None:
