@@ -60,11 +60,19 @@ def apart(monkeypatch):
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("method", "cohort"),
-    [("adaped", None), ("adaped", 5), ("adaped, idle", 4), ("toy medians", 4), ("toy clusters", None), ("fedbuff", 4)],
+    ("method", "cohort", "blocks"),
+    [
+        ("adaped", None, "2"),
+        ("adaped", 5, "2"),
+        ("adaped, idle", 4, "2"),
+        ("toy medians", 4, "2"),
+        ("toy medians", None, "vmap"),  # single uploads of all clients, side by side on two devices
+        ("toy clusters", None, "2"),
+        ("fedbuff", 4, "2"),
+    ],
 )
-def test_data_of_their_own_give_the_same(clients, apart, method, cohort):
-    assert_same_on_two_devices(clients, method, "2", cohort)
+def test_data_of_their_own_give_the_same(clients, apart, method, cohort, blocks):
+    assert_same_on_two_devices(clients, method, blocks, cohort)
 
 
 @pytest.mark.slow

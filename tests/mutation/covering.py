@@ -80,6 +80,8 @@ AREAS: Mapping[str, Area] = {
             *("tests/data/test_beyond_memory.py", "tests/engine/test_streamed_clients.py"),
             *("tests/oracles/test_oracle_fedbuff.py", "tests/engine/test_asynchronous_rounds.py"),
             *("tests/multidevice/test_two_devices.py", "tests/conformance/test_same_numbers.py"),
+            *("tests/engine/test_streamed_blocks.py", "tests/conformance/test_failed_clients.py"),
+            "tests/conformance/test_memory.py",
         ),
     ),
     "estimators": Area(
