@@ -57,7 +57,7 @@ class Contender(NamedTuple):
 
     Attributes:
       method: registered name.
-      tries: hyper-parameters and clipping norm (``clip``) of each.
+      tries: learning rate (``lr``) and clipping norm (``clip``) of each.
       private: True if its uploads are.
       public: True if its models start from one that was trained on the public examples.
       rounds: with everyone, or a fifth of the clients by turns, in each.
@@ -205,7 +205,6 @@ def _run(
     if epsilon is not None:
         norms = tuple(row["clip"] for row in one.tries)
         more["privacy"] = PrivacyConfig(epsilon=epsilon, delta=problem.delta, clipping_norm=norms, **one.privacy)
-    names = [name for name in one.tries[0] if name != "clip"]
     found = jaxpfl.fit(
         one.method,
         federation,
@@ -213,7 +212,7 @@ def _run(
         rounds=2 if quick else one.rounds,
         batch_size=BATCH,
         seeds=[split] * len(one.tries),
-        hyper={name: [row[name] for row in one.tries] for name in names},
+        lr=[row["lr"] for row in one.tries],  # of every step, AdaPeD's global model's as well
         warm_start=start if one.public else None,
         **more,
     )

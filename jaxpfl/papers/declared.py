@@ -155,7 +155,24 @@ class Students:
     x: float | None = None
 
 
-Case = Training | Estimation | Students
+@dataclass(frozen=True)
+class Reaching:
+    """Rounds until methods come near their best: two rows for each, as in `jaxpfl.papers.reaching`.
+
+    Attributes:
+      setting: in words, unique in its experiment.
+      training: the runs; a contender's printed value is its rounds.
+      stops: number of scorings on the way.
+      x: place on a figure's horizontal axis.
+    """
+
+    setting: str
+    training: Training
+    stops: int = 20
+    x: float | None = None
+
+
+Case = Training | Estimation | Students | Reaching
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,9 @@ from typing import Any
 
 from jaxpfl import __version__, files
 from jaxpfl.errors import JaxpflError, warn
-from jaxpfl.papers import estimate, plot, results, show, students, train
+from jaxpfl.papers import estimate, plot, reaching, results, show, students, train
 from jaxpfl.papers.compare import Row
-from jaxpfl.papers.declared import Case, Experiment, Students, Training
+from jaxpfl.papers.declared import Case, Experiment, Reaching, Students, Training
 from jaxpfl.papers.results import Result
 from jaxpfl.papers.way import Way
 
@@ -35,14 +35,16 @@ def units(experiment: Experiment, *, quick: bool) -> int:
 
 
 def _units(case: Case, *, quick: bool) -> int:
-    if isinstance(case, Training):
-        return train.runs_of(case, quick=quick)
+    if isinstance(case, Training | Reaching):
+        return train.runs_of(case if isinstance(case, Training) else case.training, quick=quick)
     return students.units(case, quick=quick) if isinstance(case, Students) else 1
 
 
 def _measured(case: Case, way: Way) -> list[Row]:
     if isinstance(case, Training):
         return train.measure(case, way)
+    if isinstance(case, Reaching):
+        return reaching.measure(case, way)
     return students.measure(case, way) if isinstance(case, Students) else estimate.measure(case, way)
 
 

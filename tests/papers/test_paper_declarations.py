@@ -9,14 +9,14 @@ from jaxpfl.algorithms.parts import optimizers
 from jaxpfl.engine.assembly import hyper_of
 from jaxpfl.experiment.config import resolve, spec_for
 from jaxpfl.experiment.setup import prepare
-from jaxpfl.papers import board, estimate, registry, results, run, train
-from jaxpfl.papers.declared import UNPRINTED, Estimation, Students, Training, slug
+from jaxpfl.papers import board, estimate, reaching, registry, results, run, train
+from jaxpfl.papers.declared import UNPRINTED, Estimation, Reaching, Students, Training, slug
 from jaxpfl.sweep.axes import applied
 
 EVERY = list(registry.EXPERIMENTS.values())
 CASES = [(one, case) for one in EVERY for case in one.cases]
 TRAININGS = [case for _, case in CASES if isinstance(case, Training)]
-TRAININGS += [case.training for _, case in CASES if isinstance(case, Students)]
+TRAININGS += [case.training for _, case in CASES if isinstance(case, Students | Reaching)]
 ESTIMATIONS = [case for _, case in CASES if isinstance(case, Estimation)]
 
 
@@ -24,6 +24,12 @@ def rows_of(case):
     """Label, own setting and printed value of each row."""
     if isinstance(case, Students):
         return [(label, "", value) for label, value in case.printed.items()]
+    if isinstance(case, Reaching):  # two rows of each, one of which has the printed value
+        return [
+            (row.label, part, row.printed if part == reaching.ROUNDS else UNPRINTED)
+            for row in case.training.contenders
+            for part in reaching.PARTS
+        ]
     if isinstance(case, Training) and case.every is not None:  # three rows of each, one of which has the printed value
         parts = (board.LAST, board.BEST, board.EQUAL)
         return [
@@ -146,6 +152,17 @@ def test_the_printed_rounds_are_run():
     case = registry.get("persfl-ds3-cifar10").cases[0]
     rounds = {row.label: train.config_of(case, row).rounds for row in case.contenders}
     assert rounds == {"FedAvg": 100, "PersFL": 50, "FedPer": 100, "pFedMe": 800, "Per-FedAvg": 1000}
+
+
+def test_methods_come_near_their_best_within_the_printed_rounds_or_a_hundred():
+    first, second, _ = registry.get("persfl-table7-mnist").cases
+    limits, printed = (
+        [{row.label: of(case.training, row) for row in case.training.contenders} for case in (first, second)]
+        for of in (lambda case, row: train.config_of(case, row).rounds, lambda case, row: row.printed.value)
+    )
+    assert limits == [{"FedAvg": 100, "PersFL": 100, "FedPer": 100, "pFedMe": 800, "Per-FedAvg": 800}] * 2
+    assert printed[1] == {"FedAvg": 50, "PersFL": 25, "FedPer": 50, "pFedMe": 800, "Per-FedAvg": 800}
+    assert reaching.stops_of(first, train.config_of(first.training, first.training.contenders[0]), quick=False)[0] == 5
 
 
 def settings_of(name, *, at=None):

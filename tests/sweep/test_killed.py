@@ -18,7 +18,8 @@ COMMAND = [
     *("--rounds", "40", "--seeds", "2", "--grid", "lr=.05,.1,.2", "--grid", "batch_size=4,5", "--json"),
 ]
 STUDY = ["estimate", "bernoulli", "--samples", "6", "--repetitions", "3", "--grid", "clients=6,8,10", "--json"]
-KILLS = 5
+KILLS = 2
+"""Of each case; `tests/faults` kills sweeps at each of their calls."""
 
 
 def started(folder: Path, args: list[str], cache: Path) -> subprocess.Popen[str]:

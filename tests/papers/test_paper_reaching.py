@@ -1,0 +1,54 @@
+"""Rounds until a method comes near its best, and what a client has uploaded by then."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from jaxpfl.papers import results, run
+from jaxpfl.papers.declared import Contender, Experiment, Printed, Reaching, Training
+from jaxpfl.papers.reaching import reached
+from jaxpfl.papers.way import Way
+
+SMALL = {"data": "digits", "model": "linear", "clients": 4, "cohort": 2, "classes_per_client": 3, "local_steps": 2}
+SMALL |= {"batch_size": 5, "rounds": 12, "seeds": 3, "validation_share": 0.2}
+
+
+def test_reached_is_the_first_score_within_a_point_of_the_best():
+    runs = {
+        "at once": [98.0, 97.5, 96.0, 98.0],
+        "on the way": [90.0, 97.0, 80.0, 98.0],
+        "at the end alone": [10.0, 20.0, 30.0, 40.0],
+        "not finite": [np.nan, 49.0, np.nan, 50.5],
+        "never finite": [np.nan] * 4,
+    }
+    scores = np.array(list(runs.values())).T
+    assert dict(zip(runs, reached(scores).tolist(), strict=True)) == {
+        "at once": 0,
+        "on the way": 1,
+        "at the end alone": 3,
+        "not finite": 3,
+        "never finite": 4,
+    }
+
+
+@pytest.mark.slow
+def test_rows_are_those_of_the_scores_that_are_kept(tmp_path: Path):
+    rows = (Contender("fedavg", "FedAvg", Printed(5)), Contender("local", "local"))
+    one = Experiment("rounds", "a paper", "rounds", 1, (Reaching("digits", Training("digits", SMALL, rows), stops=4),))
+    found = run.run(one, Way(results.place(tmp_path, one, quick=False))).rows
+    assert [(row.method, row.setting) for row in found] == [
+        (label, f"digits, {part}") for label in ("FedAvg", "local") for part in ("rounds", "MB uploaded by a client")
+    ]
+    stored = json.loads((tmp_path / "rounds" / "runs" / "digits-FedAvg" / "reaching.json").read_text())
+    at = reached(100 * np.array(stored["accuracy"]))
+    want = 3.0 * (at + 1)  # of 12 rounds every third is scored
+    assert (found[0].ours, found[0].std) == pytest.approx((want.mean(), want.std(ddof=1)))
+    assert (found[0].printed, found[0].difference) == (5, None)
+    # Half of the clients upload in each round: 650 numbers of four bytes.
+    assert found[1].ours == pytest.approx(want.mean() / 2 * 650 * 4 / 1e6)
+    assert found[3].ours == 0  # local training uploads nothing
+    assert run.run(one, Way(results.place(tmp_path, one, quick=False), stopped=lambda: True)).rows == found
