@@ -52,7 +52,7 @@ from jaxpfl.algorithms.parts.hyper import AveragingHyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
 from jaxpfl.algorithms.parts.stored_models import StoredModels, keeping_models
 from jaxpfl.data import passes
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.models import PerClient, PerExample, Pooled, Task, correct
 from jaxpfl.priors import distillation
 from jaxpfl.protocol import Algorithm, ClientContext, Message, Upload
@@ -183,7 +183,7 @@ def _two_stages(
     if distill_steps < 1:
         raise JaxpflError(f"{method}.distill_steps must be >= 1, got {distill_steps}")
     if teacher not in ("best", "last"):
-        raise JaxpflError(f"{method}.teacher must be best or last, got {teacher!r}")
+        raise JaxpflError(f"{method}.teacher must be best or last, got {shown(teacher)}")
     if stored < 0 or stored == 1:
         raise JaxpflError(f"{method}.stored must be 0 or >= 2, got {stored}")
     if stored and teacher == "last":

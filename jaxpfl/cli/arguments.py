@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
 from jaxpfl.cli.signature import REQUIRED, Flag
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.settings import LARGEST
 
 _MOST_LISTED = 12
@@ -47,7 +47,7 @@ def checked(flags: Sequence[Flag], args: Sequence[str], command: str) -> list[st
             break
         if not _is_flag(token):
             if switch is not None and _left(places, loose) < 1:
-                raise JaxpflError(f"{switch} takes no value, got {token!r}")
+                raise JaxpflError(f"{switch} takes no value, got {shown(token)}")
             loose.append(token)
             switch = None
             continue
@@ -60,7 +60,7 @@ def checked(flags: Sequence[Flag], args: Sequence[str], command: str) -> list[st
         switch = name if flag.kind is bool else None
         if flag.kind is bool:
             if equals:
-                raise JaxpflError(f"{name} takes no value, got {value!r}")
+                raise JaxpflError(f"{name} takes no value, got {shown(value)}")
             canonical.append(name)
             continue
         values = [value] if equals else []
@@ -98,27 +98,27 @@ def _is_negative(token: str) -> bool:
 def _check(flag: Flag, text: str) -> None:
     wanted = _wanted(flag)
     if not text.strip():
-        raise JaxpflError(f"{flag.name} must be {wanted}, got {text!r}")
+        raise JaxpflError(f"{flag.name} must be {wanted}, got {shown(text)}")
     if flag.choices and text not in flag.choices:
-        raise JaxpflError(f"{flag.name} must be {wanted}, got {text!r}{_suggested(text, flag.choices)}")
+        raise JaxpflError(f"{flag.name} must be {wanted}, got {shown(text)}{_suggested(text, flag.choices)}")
     if flag.kind in _NUMBERS:
         try:
             value = _NUMBERS[flag.kind][1](text)
         except ValueError:
             raise JaxpflError(f"{flag.name} must be {wanted}, got {_short(text)}") from None
         if math.isnan(value):
-            raise JaxpflError(f"{flag.name} must be {wanted}, got {text!r}")
+            raise JaxpflError(f"{flag.name} must be {wanted}, got {shown(text)}")
         most = _LARGEST_SEED if flag.name.endswith("seed") else LARGEST
         if flag.kind is int and not -most <= value <= most:
             raise JaxpflError(f"{flag.name} must be at most {most}, got {_short(text)}")
     if flag.kind is Path and "\0" in text:
-        raise JaxpflError(f"{flag.name} must be {wanted}, got {text!r}")
+        raise JaxpflError(f"{flag.name} must be {wanted}, got {shown(text)}")
     try:
         trouble = flag.place.trouble(Path(text)) if flag.place is not None else None
     except OSError as error:
         raise JaxpflError(f"{flag.name} is no path: {error.strerror}: got {_short(text)}") from None
     if trouble is not None:
-        raise JaxpflError(f"{flag.name} must be {trouble}: got {text!r}")
+        raise JaxpflError(f"{flag.name} must be {trouble}: got {shown(text)}")
 
 
 def _wanted(flag: Flag) -> str:
@@ -132,7 +132,7 @@ def _wanted(flag: Flag) -> str:
 def _check_loose(places: Sequence[Flag], loose: Sequence[str], command: str) -> None:
     if _left(places, loose) < 0:
         takes = " ".join(place.name for place in places) or "flags"
-        raise JaxpflError(f"{command} takes {takes} alone, got also {loose[len(places)]!r}")
+        raise JaxpflError(f"{command} takes {takes} alone, got also {shown(loose[len(places)])}")
     for i, text in enumerate(loose):
         _check(places[min(i, len(places) - 1)], text)
 

@@ -24,7 +24,7 @@ from jaxpfl.engine.execution_plan import ExecutionPlan, stack_rows
 from jaxpfl.engine.program_key import key_of
 from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.streamed.simulation import StreamedSimulation
-from jaxpfl.errors import JaxpflError, OutOfMemoryError, unknown_name
+from jaxpfl.errors import JaxpflError, OutOfMemoryError, shown, unknown_name
 from jaxpfl.models import Task, rewriting
 from jaxpfl.models.rewriting import Layer
 from jaxpfl.participation import RELIABLE, Availability, Participation
@@ -277,7 +277,7 @@ def build(method: Method, task: Task, work: LocalWork, options: dict[str, Any]) 
         if kind in _LIKE:
             allowed, words = _LIKE[kind]
             if not isinstance(value, allowed) or (isinstance(value, bool) and kind is not bool):
-                raise JaxpflError(f"{method.name}.{name} must be {words}, got {value!r}")
+                raise JaxpflError(f"{method.name}.{name} must be {words}, got {shown(value)}")
     if task.statistics is not None and not method.statistics:
         able = ", ".join(name for name, other in algorithms.METHODS.items() if other.statistics)
         raise JaxpflError(

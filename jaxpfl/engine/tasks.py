@@ -10,7 +10,7 @@ import numpy as np
 from jaxpfl import mapped
 from jaxpfl.data.labels import are_classes
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.models import TASKS, PerClient, Pooled, Task, named_metrics
 from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN, as_regression, smoothed_cross_entropy
 from jaxpfl.types import NO_LABEL, ClientData, Examples, Federation
@@ -126,7 +126,7 @@ def _with_metrics(task: Task, metrics: dict[str, Any]) -> Task:
         if name in task.metrics or name == "diverged":
             raise JaxpflError(f"the metric {name!r} is the task's own: give yours another name")
         if not isinstance(metric, PerClient | Pooled) and not callable(metric):
-            raise JaxpflError(f"the metric {name!r} must be a function of predictions and labels, got {metric!r}")
+            raise JaxpflError(f"the metric {name!r} must be a function of predictions and labels, got {shown(metric)}")
         added[name] = metric
     if task.headline not in task.metrics:
         raise JaxpflError(

@@ -248,7 +248,7 @@ def method_settings(config: RunConfig, method: str, methods: tuple[str, ...]) ->
         if not dot and len(methods) == 1:
             owner, name = methods[0], target
         if not equals or not name or not value:
-            raise JaxpflError(f"--set takes METHOD.name=value, got {entry!r}")
+            raise JaxpflError(f"--set takes METHOD.name=value, got {shown(entry)}")
         if owner not in methods:
             raise unknown_name("method in --set", owner, methods)
         if owner == method:

@@ -26,7 +26,7 @@ import jax.numpy as jnp
 import optax
 
 from jaxpfl import choices
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.types import Array
 
 PerExample = Callable[[Array, Array], Array]
@@ -209,7 +209,7 @@ def resolve(loss: str | PerExample) -> Loss:
     for key, text in texts.items():
         if key not in known:
             if not known:
-                raise JaxpflError(f"the loss {name} takes no argument, got {key!r}")
+                raise JaxpflError(f"the loss {name} takes no argument, got {shown(key)}")
             raise unknown_name(f"argument of loss {name}", key, known)
         given[key] = choices.typed(f"{name}:{key}", text, float)
         if not (0 < given[key] < (1 if key == "q" else float("inf"))):

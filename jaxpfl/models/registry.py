@@ -6,7 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import NamedTuple
 
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.models.base import Model
 from jaxpfl.models.cnn import cnn, cnn_bn, cnn_cifar100, cnn_fedavg, cnn_gn, smallest_for_cnn
 from jaxpfl.models.gru import gru
@@ -92,7 +92,7 @@ def build_model(name: str, num_classes: int, input_shape: Shape, *, every: bool 
     entry = _BUILDERS[base]
     if colon and entry.example is None:
         examples = ", ".join(repr(other.example) for other in _BUILDERS.values() if other.example)
-        raise JaxpflError(f"model {base!r} takes no numbers, got {name!r} (others do: {examples})")
+        raise JaxpflError(f"model {base!r} takes no numbers, got {shown(name)} (others do: {examples})")
     if every and not entry.every:
         able = " or ".join(other for other, entry in _BUILDERS.items() if entry.every)
         raise JaxpflError(f"the model {base!r} predicts one label, next-token needs one at each position: use {able}")
@@ -103,5 +103,5 @@ def build_model(name: str, num_classes: int, input_shape: Shape, *, every: bool 
     try:
         numbers = tuple(int(number) for number in argument.split(","))
     except ValueError:
-        raise JaxpflError(f"model {base!r} takes integers as in {entry.example!r}, got {name!r}") from None
+        raise JaxpflError(f"model {base!r} takes integers as in {entry.example!r}, got {shown(name)}") from None
     return build(num_classes, numbers)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, fields
 import numpy as np
 
 from jaxpfl import checks
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.privacy import banded
 from jaxpfl.privacy.noise_settings import NOISE_SEEDS, NoiseSettings
 from jaxpfl.privacy.refusals import Refusal
@@ -62,7 +62,7 @@ class Mechanism(NoiseSettings):
                 f"or 0, got {stddevs.min():g}: single precision holds no smaller noise"
             )
         if self.noise not in ("central", "distributed", "per_step", "banded"):
-            raise JaxpflError(f"noise must be central, distributed, per_step or banded, got {self.noise!r}")
+            raise JaxpflError(f"noise must be central, distributed, per_step or banded, got {shown(self.noise)}")
         self._check_bands()
         if self.noise != "per_step" and (self.joint or self.scale_clipping_norm is not None):
             raise JaxpflError("scale_clipping_norm and joint are for noise = per_step")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import numpy as np
 
 from jaxpfl import checks
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.participation import Participation
 from jaxpfl.privacy.accounting import Accountant
 from jaxpfl.privacy.claim import calibrated
@@ -64,7 +64,7 @@ class PrivacyConfig(NoiseSettings, _Budget):
                 raise JaxpflError(f"privacy.{changed[0]} needs privacy.epsilon or privacy.noise_multiplier")
             return
         if self.accountant not in ("pld", "rdp"):
-            raise JaxpflError(f"privacy.accountant must be pld or rdp, got {self.accountant!r}")
+            raise JaxpflError(f"privacy.accountant must be pld or rdp, got {shown(self.accountant)}")
         if self.noise_seed not in NOISE_SEEDS:
             raise unknown_name("privacy.noise_seed", self.noise_seed, NOISE_SEEDS)
         if self.unit not in UNITS:

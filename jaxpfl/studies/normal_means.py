@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxpfl import checks
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.estimators.normal_means import FAMILIES, Family, NormalMixture, ebnm, posterior
 from jaxpfl.estimators.normal_means.area import Likelihood
 from jaxpfl.presentation import new_axes, save
@@ -68,7 +68,7 @@ class NormalMeansSettings:
         at_least("clients", self.clients, 2)
         checks.count("repetitions", self.repetitions)
         if self.truth not in TRUTHS:
-            raise JaxpflError(f"truth must be {', '.join(TRUTHS)}, got {self.truth!r}")
+            raise JaxpflError(f"truth must be {', '.join(TRUTHS)}, got {shown(self.truth)}")
         if self.truth == "needles":
             checks.count("nonzero", self.nonzero)
             if self.nonzero >= self.clients:

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl import choices
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.models import Task
 from jaxpfl.types import Array, Key, PyTree
 
@@ -95,9 +95,11 @@ def parse(text: str) -> Augmentation:
                 raise unknown_name(f"argument of augmentation {name}", key, known)
             argument = choices.literal(value)
             if name == "crop" and (type(argument) is not int or not 1 <= argument <= 1024):
-                raise JaxpflError(f"augmentation crop:padding must be a whole number from 1 to 1024, got {value!r}")
+                raise JaxpflError(
+                    f"augmentation crop:padding must be a whole number from 1 to 1024, got {shown(value)}"
+                )
             if name == "mixup" and (type(argument) not in (int, float) or not 0 < argument <= 1000):
-                raise JaxpflError(f"augmentation mixup:alpha must be a number > 0 and <= 1000, got {value!r}")
+                raise JaxpflError(f"augmentation mixup:alpha must be a number > 0 and <= 1000, got {shown(value)}")
         parts.append((name, float(argument)))
     if any(name == "mixup" for name, _ in parts[:-1]):
         raise JaxpflError(f"augment = {text}: mixup must be the last")

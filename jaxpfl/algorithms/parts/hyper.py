@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.types import Array, Scalar
 
 H = TypeVar("H")
@@ -119,7 +119,7 @@ def _leaf(name: str, value: Any, field: dataclasses.Field[Any]) -> Any:
     except ValueError:  # lists of unequal length
         leaf = np.asarray(None)
     if leaf.dtype.kind not in "iuf" or leaf.ndim > 1:
-        raise JaxpflError(f"{name} must be a number, or one for each run, got {value!r}")
+        raise JaxpflError(f"{name} must be a number, or one for each run, got {shown(value)}")
     return leaf.astype(float)[()]
 
 

@@ -18,7 +18,7 @@ import numpy as np
 from jaxpfl import choices, host_memory
 from jaxpfl.data import portable
 from jaxpfl.data.sources.base import Source
-from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.errors import JaxpflError, shown, unknown_name
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,7 +53,9 @@ class PlantedSettings:
             value = getattr(self, field.name)
             least = 0 if field.name == "seed" else 1
             if field.type == "int" and not (isinstance(value, int) and value >= least):
-                raise JaxpflError(f"planted:{field.name} must be a whole number of at least {least}, got {value!r}")
+                raise JaxpflError(
+                    f"planted:{field.name} must be a whole number of at least {least}, got {shown(value)}"
+                )
         if self.clusters > self.clients:
             raise JaxpflError(f"planted:clusters must be at most the {self.clients} clients, got {self.clusters}")
         if not (math.isfinite(self.strength) and self.strength >= 0):

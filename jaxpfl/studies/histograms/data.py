@@ -12,7 +12,7 @@ from jaxpfl import checks, host_memory
 from jaxpfl.data.sources import dirichlet_mixture, token_counts, token_files
 from jaxpfl.data.sources.dirichlet_mixture import DirichletMixture
 from jaxpfl.data.sources.token_counts import TokenCounts
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms.base import Truth, Users
 from jaxpfl.studies.settings import at_least, refuse_given
@@ -68,7 +68,7 @@ class HistogramData:
         at_least("spread", self.spread, 0)
         at_least("samples_spread", self.samples_spread, 0)
         if self.data not in ("synthetic", "irc") and not self.data.startswith(("csv:", "leaf:")):
-            raise JaxpflError(f"data must be synthetic, irc, csv:FILE or leaf:FOLDER, got {self.data!r}")
+            raise JaxpflError(f"data must be synthetic, irc, csv:FILE or leaf:FOLDER, got {shown(self.data)}")
         if self.data == "synthetic":
             refuse_given(self, ("least_tokens", "train_share"), "is of real users, not of synthetic ones")
         else:

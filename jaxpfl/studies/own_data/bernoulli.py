@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.estimators import base, bernoulli, bernoulli_private, differences, inputs, learned_bernoulli
 from jaxpfl.randomness import named
 from jaxpfl.studies.bernoulli import BernoulliSettings, privacy_notes
@@ -49,7 +49,7 @@ def run(path: Path, given: BernoulliSettings, layout: CsvLayout | None = None, *
     clients = client_csv.read(path, layout)
     for name, own in zip(clients.names, clients.samples, strict=True):
         if own.ndim > 1 or not np.isin(own, (0, 1)).all():
-            raise JaxpflError(f"{path}: client {name!r}: samples must be 0 or 1, one number each")
+            raise JaxpflError(f"{path}: client {shown(name)}: samples must be 0 or 1, one number each")
     sizes = sizes_of(path, clients.samples)
     notes = ranges.alike(clients.columns, clients.samples)
     estimators = {

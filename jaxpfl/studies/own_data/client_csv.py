@@ -162,10 +162,10 @@ def _names(table: Table, columns: Columns, lines: list[int]) -> list[str]:
     seen: dict[str, int] = {}
     for line, name in zip(lines, columns.id.cells, strict=True):
         if csv_text.is_missing(name):
-            raise JaxpflError(f"{table.path} line {line}: no client's name, got {name!r}")
+            raise JaxpflError(f"{table.path} line {line}: no client's name, got {shown(name)}")
         if name in seen and not columns.long:
             what = "a wide file has a row for each client, a long one needs --long"
-            raise JaxpflError(f"{table.path} line {line}: client {name!r} is in line {seen[name]} too: {what}")
+            raise JaxpflError(f"{table.path} line {line}: client {shown(name)} is in line {seen[name]} too: {what}")
         seen.setdefault(name, line)
     return columns.id.cells
 

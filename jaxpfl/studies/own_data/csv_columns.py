@@ -248,10 +248,14 @@ def _one(table: Table, columns: list[Column], text: str, flag: str) -> Column:
         named = [c for c in columns if c.place + 1 == int(place[1])]
     if len(named) > 1:
         places = " or ".join(f"@{c.place + 1}" for c in named)
-        raise JaxpflError(f"{table.path}: {flag}: {len(named)} columns are called {text!r}: give their place, {places}")
+        raise JaxpflError(
+            f"{table.path}: {flag}: {len(named)} columns are called {shown(text)}: give their place, {places}"
+        )
     if not named:
         if place or not any(c.name for c in columns):
-            raise JaxpflError(f"{table.path}: {flag} must be a column's name or @1 to @{len(columns)}, got {text!r}")
+            raise JaxpflError(
+                f"{table.path}: {flag} must be a column's name or @1 to @{len(columns)}, got {shown(text)}"
+            )
         raise unknown_name(f"column of {table.path}", text, [c.name for c in columns])
     return named[0]
 
@@ -264,7 +268,7 @@ def _several(table: Table, columns: list[Column], text: str) -> list[Column]:
         places = [_one(table, columns, end, "value").place for end in ends]
         found += [c for c in columns if places[0] <= c.place <= places[-1] and c not in found]
     if not found:
-        raise JaxpflError(f"{table.path}: value must name at least one column, got {text!r}")
+        raise JaxpflError(f"{table.path}: value must name at least one column, got {shown(text)}")
     return found
 
 
