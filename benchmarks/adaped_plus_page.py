@@ -1,4 +1,4 @@
-"""Tables of docs/adaped-plus.md, from the record of ``adaped_plus``. Imports nothing of the package.
+"""Tables of docs/adaped-plus.md, from the records of ``adaped_plus``. Imports nothing of the package.
 
     python benchmarks/adaped_plus_page.py
 
@@ -16,6 +16,7 @@ from typing import Any
 
 PLUS = "adaped-plus"
 BEGIN, END = "<!-- measured: python benchmarks/adaped_plus_page.py -->", "<!-- end of measured -->"
+HELD_OUT = "<!-- measured with --held-out: python benchmarks/adaped_plus_page.py -->"
 
 Row = Mapping[str, Any]
 
@@ -23,11 +24,26 @@ _T = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776}
 """97.5 % quantile of Student's t for that many runs, one degree of freedom less."""
 
 
-def with_tables(page: str, record: Mapping[str, Any], explored: Mapping[str, Any]) -> str:
-    """The page with its tables replaced by those of a record, and of the tries that came before it."""
-    before, _, rest = page.partition(BEGIN)
+def with_tables(page: str, record: Mapping[str, Any], explored: Mapping[str, Any], held_out: Mapping[str, Any]) -> str:
+    """The page with its tables replaced by those of a record, of the tries that came before it, and of the record of
+    data sets that had no part in the choice.
+    """
+    page = _between(page, HELD_OUT, held_out_tables(held_out))
+    return _between(page, BEGIN, f"{tables(record)}\n\n{_first_look(explored)}")
+
+
+def _between(page: str, begin: str, text: str) -> str:
+    before, _, rest = page.partition(begin)
     _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{tables(record)}\n\n{_first_look(explored)}\n\n{END}{after}"
+    return f"{before}{begin}\n\n{text}\n\n{END}{after}"
+
+
+def held_out_tables(record: Mapping[str, Any]) -> str:
+    """Verdicts, methods and ablations on the data sets that have been run to their end."""
+    reported = record["results"]["reported"]
+    complete = [data for data in record["settings"]["cases"] if len(record["results"]["ablations"].get(data, ())) > 1]
+    parts = [_verdicts(reported, complete), *(f"#### {data}\n\n{_methods(reported[data])}" for data in complete)]
+    return "\n\n".join([*parts, _ablations(record["results"])])
 
 
 def tables(record: Mapping[str, Any]) -> str:
@@ -146,9 +162,9 @@ def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 if __name__ == "__main__":
     here = Path(__file__).resolve().parent
-    record, explored = (
+    records = (
         json.loads((here / "results" / f"{name}.json").read_text())
-        for name in ("adaped_plus_cpu2", "adaped_plus_explored")
+        for name in ("adaped_plus_cpu2", "adaped_plus_explored", "adaped_plus_held_out_cpu2")
     )
     page = here.parent / "docs" / "adaped-plus.md"
-    page.write_text(with_tables(page.read_text(), record, explored))
+    page.write_text(with_tables(page.read_text(), *records))

@@ -69,7 +69,7 @@ def quantiles(answer: Any, axes: Any = None) -> Any:
     with few clients the points lie within it too often.
 
     Args:
-      answer: as that of `shrinkage`, but of counts under a single Beta or Gamma prior, also about a regression.
+      answer: as that of `shrinkage`.
       axes: of matplotlib; those of a new figure unless given.
 
     Raises:
@@ -81,12 +81,10 @@ def quantiles(answer: Any, axes: Any = None) -> Any:
         scores = known.scores
     elif isinstance(known, AreaMeans | GroupMeans | UnitMeans):
         scores = known.residual
-    elif isinstance(known, Rates):
+    else:
         scores = rate_scores.scores(known)
         if scores is None:
             raise JaxpflError(f"counts of {len(known.mean)} clients have scores of too many terms to be drawn")
-    else:
-        raise JaxpflError(f"quantiles need normal scores, which {type(answer).__name__} of such a prior has not")
     axes = _axes(axes, "expected normal score", "score under the fitted marginal", "quantiles")
     labels = getattr(known, "labels", None)
     names = [str(name) for name in (range(len(known.mean)) if labels is None else labels.index)]

@@ -1,9 +1,12 @@
-r"""Normal scores of counts under their fitted Beta or Gamma prior: N(0, 1) if the prior holds.
+r"""Normal scores of counts under their fitted prior: N(0, 1) if the prior holds.
 
 A count's distribution has steps, and its probability up to the count is drawn evenly within that step (the randomised
 quantile residuals of Dunn and Smyth 1996), also about a regression, of which each client's distribution has the fitted
 mean. As there, coefficients are taken for known: unlike the residuals of a linear model those of counts have no
 leverage that would be taken off, and `rate_goodness` refits instead.
+
+Under a mixture of Beta or Gamma distributions, or atoms, a count's probabilities are the components' in their shares. A
+mixture that was fitted to few clients follows one far out, which is then outlying under none.
 
 It runs on the host, in SciPy; both tails are summed by themselves, as one less the other rounds a far one away. The
 Beta-binomial probabilities follow from their ratios,
@@ -15,30 +18,50 @@ in which nothing cancels, however many pseudo-trials there are.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 
-from jaxpfl.estimators.rate_answers import Rates
+from jaxpfl.estimators.poisson_mixtures import Gammas
+from jaxpfl.estimators.rate_answers import RateMixture, Rates
+from jaxpfl.estimators.rate_mixtures import Betas
 
 MOST_TERMS = 50_000_000
-"""Terms of Beta-binomial sums beyond which there are no scores."""
+"""Terms of Beta-binomial sums, or of mixtures, beyond which there are no scores."""
 _AT_ONCE = 2_000_000
 
 
-def scores(found: Rates, seed: int = 0) -> np.ndarray | None:
-    """Scores of all clients, [m]; None of successes for which too many terms would have to be summed.
+def scores(found: Rates | RateMixture, seed: int = 0) -> np.ndarray | None:
+    """Scores of all clients, [m]; None where too many terms would have to be summed.
 
     Args:
-      found: the answer of `ebbinomial` or `ebpoisson` with a single Beta or Gamma prior, or ``rates`` of one about a
-        regression.
+      found: the answer of `ebbinomial` or `ebpoisson`, or ``rates`` of one about a regression.
       seed: of the draws within a count's step.
     """
-    given = (found.events, found.size, found.prior_mean, found.prior_size)
-    z, size, mean, prior_size = (np.asarray(of, np.float64) for of in given)
+    z, size = (np.asarray(of, np.float64) for of in (found.events, found.size))
     share = np.random.default_rng(seed).random(len(z))
-    return scores_at(z, size, mean, prior_size, share, bounded=bool(found.bounded))
+    if isinstance(found, Rates):
+        mean, prior_size = (np.asarray(of, np.float64) for of in (found.prior_mean, found.prior_size))
+        return scores_at(z, size, mean, prior_size, share, bounded=bool(found.bounded))
+    tails = _mixed(found.prior, z, size)
+    return None if tails is None else _normal(tails, share)
+
+
+def _mixed(prior: Any, z: np.ndarray, size: np.ndarray) -> np.ndarray | None:
+    """Probabilities of less than a count, of it, and of more, [3, m], under a mixture; None for too many terms."""
+    (z, size), place = np.unique(np.stack([z, size]), axis=1, return_inverse=True)
+    sizes = prior.sizes if isinstance(prior, Betas | Gammas) else np.full(len(prior.means), np.inf)
+    weights, means, sizes = (np.asarray(of, np.float64)[np.asarray(prior.weights) > 0] for of in (*prior[:2], sizes))
+    of_one = terms(size, means[:1], sizes[:1]) if prior.bounded and np.isfinite(sizes).all() else len(z)
+    if of_one * len(weights) > MOST_TERMS:
+        return None
+    tails = np.zeros((3, len(z)))
+    for weight, mean, own in zip(weights, means, sizes, strict=True):
+        found = (_binomial if prior.bounded else _poisson)(z, size, mean, own)
+        assert found is not None  # fewer terms than all components'
+        tails += weight * np.stack(found)
+    return tails[:, place.ravel()]
 
 
 def scores_at(
@@ -53,11 +76,14 @@ def scores_at(
       share: place of each within its count's step, from 0 to 1, [m].
       bounded: whether the counts are successes.
     """
+    tails = (_binomial if bounded else _poisson)(z, size, mean, prior_size)
+    return None if tails is None else _normal(tails, share)
+
+
+def _normal(tails: Sequence[np.ndarray] | np.ndarray, share: np.ndarray) -> np.ndarray:
+    """Scores from the probabilities of less than a count, of it, and of more, [m] each."""
     from scipy import special
 
-    tails = (_binomial if bounded else _poisson)(z, size, mean, prior_size)
-    if tails is None:
-        return None
     below, own, above = tails
     tiny = np.finfo(float).tiny
     lower, upper = (np.clip(of, tiny, 1) for of in (below + share * own, above + (1 - share) * own))

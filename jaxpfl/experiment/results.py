@@ -196,8 +196,8 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
     lost = []
     for name in experiment.methods:
         last = stored[name].get("stopped_after") or require(config.rounds)
-        wanted = [*(("round", name, round) for round in range(1, last + 1)), ("evaluation", name, last)]
-        lost += [name] * any(each not in held for each in wanted)
+        rounds = sum(kind == "round" and of == name and 1 <= round <= last for kind, of, round in held)
+        lost += [name] * (rounds < last or ("evaluation", name, last) not in held)
     if lost:
         warn(f"{folder / 'metrics.jsonl'} has lost rounds of {', '.join(lost)}: plots over rounds lack them")
     headline = experiment.headline

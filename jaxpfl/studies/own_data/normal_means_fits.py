@@ -52,7 +52,7 @@ class Fitted(NamedTuple):
       facts: of all clients, as JSON; ``estimated`` with the ``mean`` among them.
       columns: of ``estimates.csv``, by name, [m] each.
       scores: of the estimates under their fitted marginal distributions, N(0, 1) if these are right, [m]; None for
-        mixtures of rates.
+        counts of which too many terms would have to be summed.
       files: further tables, by the name of their file.
       groups: names of the groups and their scores, [G] each; None without groups.
     """

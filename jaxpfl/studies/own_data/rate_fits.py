@@ -188,7 +188,8 @@ def of_mixture(data: Summaries, seed: int, options: Any, prior: Any) -> Fitted:
         "slack": float(fit.slack),
         "clients_differ": _differ(data, seed),
     }
-    return Fitted(facts, arrays(columns), None)
+    scores = rate_scores.scores(fit, seed)
+    return Fitted(facts, arrays(columns if scores is None else columns | {"score": scores}), scores)
 
 
 def _fits(data: Summaries, seed: int) -> dict[str, Any]:
