@@ -53,12 +53,24 @@ def scores_of(results: Mapping[str, Any], data: str) -> Scores:
     return scores
 
 
-def best_control(scores: Scores, epsilon: float) -> tuple[str, Sequence[float]]:
-    """The control with the best mean on test examples, which favours the controls; private ones at that epsilon."""
+def best_control(scores: Scores, epsilon: float, *, public: bool) -> tuple[str, Sequence[float]]:
+    """The control with the best mean on test examples, which favours the controls; private ones at that epsilon.
+
+    Args:
+      scores: of a data set.
+      epsilon: of the private controls.
+      public: whether controls may start from public examples.
+    """
     controls = {
-        name: own.get(None) or own[epsilon] for name, own in scores.items() if None in own or "learns nothing" in name
+        name: own.get(None) or own[epsilon]
+        for name, own in scores.items()
+        if (None in own or "learns nothing" in name) and (public or not _is_public(name))
     }
     return max(controls.items(), key=lambda item: statistics.fmean(item[1]))
+
+
+def _is_public(name: str) -> bool:
+    return "public start" in name
 
 
 def _table(scores: Scores) -> str:
@@ -69,13 +81,15 @@ def _table(scores: Scores) -> str:
             lines.append([f"{name} (no eps)", *[_spread(own[None])] * len(epsilons)])
             continue
         lines.append([name, *(_cell(scores, name, own, epsilon) for epsilon in epsilons)])
-    lines.append(["best control", *(best_control(scores, epsilon)[0] for epsilon in epsilons)])
+    for public in (False, True):
+        what = f"best control with{'' if public else 'out'} public examples"
+        lines.append([what, *(best_control(scores, epsilon, public=public)[0] for epsilon in epsilons)])
     return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
 
 
 def _cell(scores: Scores, name: str, own: Mapping[float | None, Sequence[float]], epsilon: float) -> str:
-    """Accuracy, and the paired lead over the best control with half its 95 % interval."""
-    control, theirs = best_control(scores, epsilon)
+    """Accuracy, and the paired lead over the best control of as many public examples, with half its 95 % interval."""
+    control, theirs = best_control(scores, epsilon, public=_is_public(name))
     if name == control or "learns nothing" in name or len(theirs) != len(own[epsilon]) or len(theirs) < 2:
         return _spread(own[epsilon])
     mean, half = lead(own[epsilon], theirs)
