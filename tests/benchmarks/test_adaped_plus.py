@@ -11,6 +11,7 @@ from benchmark_modules import ROOT, benchmark_module
 PAGE = ROOT / "docs" / "adaped-plus.md"
 RECORD: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "adaped_plus_cpu2.json").read_text())
 EXPLORED: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "adaped_plus_explored.json").read_text())
+HELD_OUT: dict[str, Any] = json.loads((ROOT / "benchmarks" / "results" / "adaped_plus_held_out_cpu2.json").read_text())
 RESULTS = RECORD["results"]
 CASES = RECORD["settings"]["cases"]
 METHODS = {"local", "fedavg-ft", "fedper", "ditto", "adaped", "adaped-plus"}
@@ -24,10 +25,29 @@ def page() -> ModuleType:
 
 def test_the_page_shows_the_record(page):
     text = PAGE.read_text()
-    assert page.with_tables(text, RECORD, EXPLORED) == text
-    changed = json.loads(json.dumps(RECORD))
-    changed["results"]["reported"]["digits"][0]["accuracy"][0] += 1
-    assert page.with_tables(text, changed, EXPLORED) != text
+    assert page.with_tables(text, RECORD, EXPLORED, HELD_OUT) == text
+    for place, data in ((0, "digits"), (2, "ds1")):
+        records = [RECORD, EXPLORED, HELD_OUT]
+        records[place] = json.loads(json.dumps(records[place]))
+        records[place]["results"]["reported"][data][0]["accuracy"][0] += 1
+        assert page.with_tables(text, *records) != text
+
+
+def test_data_that_were_held_out_chose_rates_alone():
+    options = own(RESULTS["reported"]["digits"], PLUS)[0]["options"]
+    assert HELD_OUT["settings"]["options"] == options
+    for data, rows in HELD_OUT["results"]["reported"].items():
+        assert data not in RESULTS["search"]
+        assert {row["method"] for row in rows} == METHODS
+        assert own(rows, PLUS)[0]["options"] == options
+        for row in rows:
+            tries = own(HELD_OUT["results"]["search"][data], row["method"])
+            assert len(tries) == 8
+            tries = [
+                one for one in tries if not one["diverged"] and (row["method"] != PLUS or one["options"] == options)
+            ]
+            assert row["set"] == max(tries, key=lambda one: one["accuracy"][0])["set"]
+            assert abs(sum(row["gradients"]) - HELD_OUT["settings"]["cases"][data]["full"]) <= one_round(row)
 
 
 def test_every_method_had_as_many_tries_at_the_same_gradients():
