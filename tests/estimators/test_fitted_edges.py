@@ -1,0 +1,45 @@
+"""Edges of fits that mutants showed no test to notice: empty clusters, single clients, clients alike of unequal errors."""
+
+from __future__ import annotations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from scipy import stats
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.estimators import ebnm
+from jaxpfl.estimators.clustering import Clusters
+from jaxpfl.estimators.normal_means.robust import robust_intervals
+
+
+@pytest.mark.parametrize(
+    ("sizes", "shares"),
+    [
+        ([0.0, 3.0, 1.0], [0.0, 0.75, 0.25]),
+        ([-2.0, 0.3, 0.1], [0.0, 0.75, 0.25]),
+        ([0.0, -1.0, 0.0], [1 / 3, 1 / 3, 1 / 3]),
+    ],
+)
+def test_shares_of_clusters_are_those_of_their_points(sizes: list[float], shares: list[float]):
+    """Noisy sizes may be negative or below one; without any points all clusters are alike."""
+    found = Clusters(jnp.zeros((3, 2)), jnp.array(sizes)).as_prior
+    np.testing.assert_allclose(found[0], shares, rtol=1e-6)
+
+
+def test_robust_intervals_need_more_than_one_client():
+    with pytest.raises(JaxpflError, match="of a single one, nothing can be learned of the others"):
+        robust_intervals([1.0], [0.5])
+
+
+@pytest.mark.parametrize("prior", ["normal", "point-normal", pytest.param("point-laplace", marks=pytest.mark.slow)])
+def test_clients_alike_have_the_mean_weighted_by_precision(prior: str):
+    """Effects that spread less than their unequal errors: the null's mean, and its log likelihood in closed form."""
+    with jax.enable_x64(True):
+        s = np.array([0.5, 2.0, 1.0, 4.0])
+        x = 3 + 0.1 * s * np.array([1.0, -1.0, 0.5, 1.0])
+        found = ebnm(x, s, prior=prior, center="learned")
+        mean = (x / s**2).sum() / (1 / s**2).sum()
+        np.testing.assert_allclose(found.mean, mean, rtol=1e-9)
+        np.testing.assert_allclose(found.log_marginal, stats.norm(mean, s).logpdf(x).sum(), rtol=1e-9)
