@@ -1,4 +1,4 @@
-"""Edges of fits that mutants showed no test to notice: empty clusters, single clients, clients alike of unequal errors."""
+"""Edges of fits that mutants showed no test to notice: empty clusters, single clients, clients that are alike."""
 
 from __future__ import annotations
 
