@@ -107,6 +107,8 @@ def show(
 
     if json and markdown:
         raise JaxpflError("--json and --markdown are both the only thing on standard output: give one")
+    if output.exists() and not output.is_dir():
+        raise JaxpflError(f"--output must be a folder of results, {output} is a file")
     if output != FOLDER and not output.is_dir():
         raise JaxpflError(f"no folder {output}: jaxpfl papers run NAME --output {output} makes it")
     own = results.of_folder(output)

@@ -53,7 +53,7 @@ def measured(
       JaxpflError: for data that are missing or others than before, and a file that is damaged or of other settings.
     """
     stops, equal = stops_of(config, method, every)
-    found = kept(path, config, method, way, _accuracy, "accuracy", "diverged", stops=stops)
+    found = kept(path, config, method, way, _accuracy, stops)
     way.reporter.finish(resolve(config).seeds or 1)
     accuracy = 100 * np.array(found["accuracy"], float)  # [stops, S]; None becomes NaN
     values = {

@@ -15,6 +15,7 @@ import numpy as np
 from jaxpfl import __version__, files
 from jaxpfl.data.sources.base import data_directory
 from jaxpfl.errors import JaxpflError, unknown_name
+from jaxpfl.papers import sealed
 from jaxpfl.papers.compare import Row, row, spread
 from jaxpfl.papers.declared import Estimate, Estimation, slug
 from jaxpfl.papers.way import Interrupted, Way
@@ -64,7 +65,7 @@ def measure(case: Estimation, way: Way) -> list[Row]:
     kind = registry.get(case.study)
     read = None if kind.reads is None else kind.reads(settings)
     data = None if read is None or read.arrays is None else checksum(read.arrays)
-    if found is not None and found.get("data", data) != data:
+    if found is not None and found["data"] != data:
         raise JaxpflError(f"{path} is of other data: choose another --output")
     if found is None:
         if way.stopped():
@@ -74,26 +75,18 @@ def measure(case: Estimation, way: Way) -> list[Row]:
         way.saves(False)  # all of its repetitions are one program
         values = values_of(kind.run(settings, read=read))
         way.saves(True)
-        path.parent.mkdir(parents=True, exist_ok=True)
         found = {"settings": asked, "data": data, "values": values}
         found |= {"seconds": time.perf_counter() - began, "jaxpfl": __version__}
-        files.write_json(path, found)
+        sealed.write(path, found)
     way.reporter.finish(1)
     return [_row(case, estimate, found["values"], quick=way.quick) for estimate in case.estimates]
 
 
 def _stored(path: Path) -> dict[str, Any]:
     """A study's values as `measure` keeps them; what is not finite is null there."""
-    found = files.read_json(path)
-    series = found.get("values") if isinstance(found, dict) else None
-    if not isinstance(series, dict) or not all(map(_is_series, series.values())):
-        raise JaxpflError(f"{path} is damaged: remove it, and its study is run anew")
-    found["values"] = {name: [math.nan if x is None else x for x in own] for name, own in series.items()}
+    found = sealed.read(path)
+    found["values"] = {name: [math.nan if x is None else x for x in own] for name, own in found["values"].items()}
     return found
-
-
-def _is_series(own: Any) -> bool:
-    return isinstance(own, list) and all(isinstance(x, int | float | None) for x in own)
 
 
 def _plain(settings: Any) -> Any:

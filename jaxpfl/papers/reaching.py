@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import warnings
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,10 +12,11 @@ from jaxpfl.engine import RunState, Simulation
 from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.experiment.setup import Experiment
 from jaxpfl.papers.compare import Row, row, spread
-from jaxpfl.papers.declared import UNPRINTED, Reaching
-from jaxpfl.papers.train import chosen, config_of, folder_of, notes_of
+from jaxpfl.papers.declared import UNPRINTED, Contender, Reaching
+from jaxpfl.papers.train import Unchosen, chosen, config_of, folder_of, notes_of
 from jaxpfl.papers.users import kept
 from jaxpfl.papers.way import Way
+from jaxpfl.records import Value
 from jaxpfl.sweep.axes import applied
 
 ROUNDS, UPLOADED = "rounds", "MB uploaded by a client"
@@ -53,47 +55,68 @@ def measure(case: Reaching, way: Way) -> list[Row]:
 
     Raises:
       Interrupted: if it was stopped before its end.
-      JaxpflError: for data that are missing, and a search without a result.
+      JaxpflError: for data that are missing.
     """
-    training, rows = case.training, []
-    for contender in training.rows(quick=way.quick):
-        config = config_of(training, contender, quick=way.quick, data_dir=way.data_dir)
-        settings = chosen(training, contender, config, way)
-        stops = stops_of(case, config, quick=way.quick)
-        path = folder_of(training, contender, way) / "reaching.json"
-        given = path, applied(config, settings), contender.method, way, _scores
-        found = kept(*given, "accuracy", "uploaded", stops=stops)
-        way.reporter.finish(resolve(config).seeds or 1)
-        accuracy = 100 * np.array(found["accuracy"], float)  # [stops, S]; None becomes NaN
-        at = reached(accuracy)
-        lost = [f"{count} runs without a finite score" for count in [int((at == len(stops)).sum())] if count]
-        values = {
-            ROUNDS: [float(stops[place]) for place in at if not lost],
-            UPLOADED: [found["uploaded"][place][run] / 1e6 for run, place in enumerate(at) if not lost],
-        }
-        notes = notes_of(settings, training, contender, quick=way.quick, failures=lost)
-        rows += [
-            row(
-                contender.label,
-                f"{training.setting}, {part}",
-                *spread(own),
-                contender.printed if part == ROUNDS else UNPRINTED,
-                notes,
-                comparable=not way.quick,
-            )
-            for part, own in values.items()
-        ]
+    rows = []
+    for contender in case.training.rows(quick=way.quick):
+        rows += _measured(case, contender, way)
     return rows
 
 
+def _measured(case: Reaching, contender: Contender, way: Way) -> list[Row]:
+    training = case.training
+    config = config_of(training, contender, quick=way.quick, data_dir=way.data_dir)
+    settings: Mapping[str, Value] = {}
+    values: dict[str, list[float]] = {ROUNDS: [], UPLOADED: []}
+    try:
+        settings = chosen(training, contender, config, way)
+        values, lost = _read(case, contender, applied(config, settings), way)
+    except Unchosen as error:
+        lost = [str(error)]
+    notes = notes_of(settings, training, contender, quick=way.quick, failures=lost)
+    return [
+        row(
+            contender.label,
+            f"{training.setting}, {part}",
+            *spread(own),
+            contender.printed if part == ROUNDS else UNPRINTED,
+            notes,
+            comparable=not way.quick,
+        )
+        for part, own in values.items()
+    ]
+
+
+def _read(
+    case: Reaching, contender: Contender, config: RunConfig, way: Way
+) -> tuple[dict[str, list[float]], list[str]]:
+    """Values of each run by `PARTS`, none where a client diverged or a run has no score, and remarks on what failed."""
+    stops = stops_of(case, config, quick=way.quick)
+    path = folder_of(case.training, contender, way) / "reaching.json"
+    found = kept(path, config, contender.method, way, _scores, stops)
+    way.reporter.finish(resolve(config).seeds or 1)
+    at = reached(100 * np.array(found["accuracy"], float))  # None becomes NaN
+    never = int((at == len(stops)).sum())
+    lost = [f"no value: {count} clients diverged" for count in found["diverged"][-1] if count]
+    lost += [f"no value: {never} of {len(at)} runs have no score"] * (never > 0)
+    if lost:  # a client that diverged stays where it was, and what does not move is at its best at once
+        return {ROUNDS: [], UPLOADED: []}, lost
+    uploaded = [found["uploaded"][place][run] / 1e6 for run, place in enumerate(at)]
+    return {ROUNDS: [float(stops[place]) for place in at], UPLOADED: uploaded}, []
+
+
 def _scores(experiment: Experiment, simulation: Simulation, state: RunState) -> dict[str, Any]:
-    """Mean validation accuracy over clients, and the mean number of bytes that one has uploaded so far: [S] each."""
+    """Mean validation accuracy over clients, None where one's model is not finite, the mean number of bytes that a
+    client has uploaded so far, and clients that diverged: [S] each.
+    """
     del experiment
+    after = simulation.evaluate(state, "validation")["after"]
+    counts, broken = simulation.counts(state), np.asarray(after["diverged"])
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", RuntimeWarning)  # of a run without a finite score
-        means = np.nanmean(simulation.evaluate(state, "validation")["after"]["accuracy"], axis=1)
-    uploads = np.asarray(simulation.counts(state).uploads).mean(axis=1)
+        warnings.simplefilter("ignore", RuntimeWarning)  # of a run without a score
+        means = np.where(broken.any(axis=1), np.nan, np.nanmean(after["accuracy"], axis=1))
     return {
         "accuracy": [float(one) if np.isfinite(one) else None for one in means],
-        "uploaded": (simulation.bytes_per_client()[0] * uploads).tolist(),
+        "uploaded": (simulation.bytes_per_client()[0] * np.asarray(counts.uploads).mean(axis=1)).tolist(),
+        "diverged": ((np.asarray(counts.diverged) > 0) | broken).sum(axis=1).tolist(),
     }

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from jaxpfl import files
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, printable, warn
 from jaxpfl.papers.compare import Row
 from jaxpfl.papers.declared import Experiment
 
@@ -78,6 +78,7 @@ def _typed(found: Result) -> bool:
     texts += [text for row in found.rows for text in (row.method, row.setting, row.note)]
     return (
         found.minutes is not None
+        and isinstance(found.quick, bool)
         and isinstance(found.versions, dict)
         and all(one is None or (isinstance(one, int | float) and abs(one) <= _LARGEST) for one in numbers)
         and all(isinstance(one, str) for one in texts)
@@ -102,13 +103,19 @@ class Found(NamedTuple):
 
 
 def of_folder(folder: Path) -> Found:
-    """Results in a folder of `place`s; none where nothing is finished."""
+    """Results in a folder of `place`s, none where nothing is finished; of other folders they are left out, and told."""
     found = Found([], {})
     for path in sorted(folder.glob(f"*/{RESULT}")):
         try:
-            found.results.append(read(path))
+            one = read(path)
         except JaxpflError as error:
             found.damaged[path.parent.name] = error
+            continue
+        if path.parent.name == f"{one.name}{QUICK * one.quick}":
+            found.results.append(one)
+        else:  # a copy, say, which is not the last result
+            run = f"{'the quick' if one.quick else 'the full'} run of {printable(one.name)}"
+            warn(f"left out: {path} is of {run}, which has a folder of another name")
     return found
 
 

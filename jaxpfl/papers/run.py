@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import platform
 import time
 from dataclasses import replace
@@ -20,6 +19,8 @@ from jaxpfl.papers.results import Result
 from jaxpfl.papers.way import Way
 
 _STATE = "experiment.json"
+_MOST_SECONDS = 1e10
+"""Three centuries: more was not spent."""
 
 
 def cases_of(experiment: Experiment, *, quick: bool) -> tuple[Case, ...]:
@@ -78,7 +79,7 @@ def run(experiment: Experiment, way: Way) -> Result:
         for case in cases_of(experiment, quick=way.quick):
             rows.append((case, _measured(case, way)))
     finally:
-        if (way.folder / "runs").is_dir():
+        if any((way.folder / name).exists() for name in ("runs", results.RESULT)):
             _keep(experiment, way, spent())
         else:
             (way.folder / _STATE).unlink(missing_ok=True)
@@ -141,7 +142,7 @@ def _spent(experiment: Experiment, way: Way) -> float:
         run = f"{'the quick' if way.quick else 'the full'} run of {json.dumps(experiment.name)}"
         raise JaxpflError(f"{path} is not of {run}: choose another --output")
     seconds = stored.get("seconds")
-    return float(seconds) if isinstance(seconds, int | float) and math.isfinite(seconds) else 0.0
+    return float(seconds) if isinstance(seconds, int | float) and 0 <= seconds <= _MOST_SECONDS else 0.0
 
 
 def _keep(experiment: Experiment, way: Way, seconds: float) -> None:

@@ -56,11 +56,13 @@ def _whose(own: list[Row], every: list[Row]) -> str:
 
 def print_result(console: Any, result: Result) -> None:
     """Print a result's table with its notes and how it came about."""
-    table = new_table(title(result), CAPTION)
+    from rich.markup import escape
+
+    table = new_table(escape(title(result)), CAPTION)
     for place, name in enumerate(HEADER):
         table.add_column(name, justify="left" if place < 2 else "right", no_wrap=place >= 2)
     for row in result.rows:
-        table.add_row(*cells(row))
+        table.add_row(*map(escape, cells(row)))
     console.print(table)
     for line in (*(f"{whose}: {note}" for whose, note in notes(result.rows)), _origin(result)):
         console.print(line, highlight=False, soft_wrap=True, markup=False)

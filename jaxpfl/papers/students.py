@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
@@ -11,9 +12,10 @@ from jaxpfl.experiment.config import resolve
 from jaxpfl.experiment.setup import Experiment
 from jaxpfl.papers.compare import Row, row, spread
 from jaxpfl.papers.declared import Students, slug
-from jaxpfl.papers.train import chosen, config_of, notes_of, runs_of
+from jaxpfl.papers.train import Unchosen, chosen, config_of, notes_of, runs_of
 from jaxpfl.papers.users import kept
 from jaxpfl.papers.way import Way
+from jaxpfl.records import Value
 from jaxpfl.sweep.axes import applied
 
 LABELS = {"T": "temperature", "lambda": "imitation"}
@@ -25,20 +27,30 @@ def measure(case: Students, way: Way) -> list[Row]:
 
     Raises:
       Interrupted: if it was stopped before its end.
-      JaxpflError: for data that are missing, and a search without a result.
+      JaxpflError: for data that are missing.
     """
     training = case.training
     (contender,) = training.contenders
     config = config_of(training, contender, quick=way.quick, data_dir=way.data_dir)
-    settings = chosen(training, contender, config, way)
-    path = way.folder / "runs" / f"{slug(case.setting)}.json"
-    found = kept(path, applied(config, settings), contender.method, way, _choices, "users")
+    values: dict[str, list[float]] = {label: [] for label in LABELS}
+    settings: Mapping[str, Value] = {}
+    try:
+        settings = chosen(training, contender, config, way)
+        found = kept(
+            way.folder / "runs" / f"{slug(case.setting)}.json",
+            applied(config, settings),
+            contender.method,
+            way,
+            _choices,
+        )
+        values, lost = found["users"], [f"{count} clients diverged" for count in found["diverged"] if count]
+    except Unchosen as error:
+        lost = [str(error)]
     way.reporter.finish(1)
-    users = found["users"]
-    notes = notes_of(settings, training, contender, quick=way.quick)
+    notes = notes_of(settings, training, contender, quick=way.quick, failures=lost)
     return [
-        row(label, case.setting, *spread(users[label]), case.printed[label], notes, comparable=not way.quick)
-        for label in LABELS
+        row(label, case.setting, *spread(own), case.printed[label], notes, comparable=not way.quick)
+        for label, own in values.items()
     ]
 
 
@@ -47,7 +59,8 @@ def _choices(experiment: Experiment, simulation: Simulation, state: RunState) ->
     del experiment
     students = simulation.personal_models(state)
     users = {label: np.asarray(getattr(students, name)).mean(axis=0).tolist() for label, name in LABELS.items()}
-    return {"users": users}
+    diverged = np.asarray(simulation.counts(state).diverged) > 0
+    return {"users": users, "diverged": diverged.sum(axis=1).tolist()}
 
 
 def units(case: Students, *, quick: bool) -> int:

@@ -19,6 +19,7 @@ from jaxpfl.records import DIVERGED, DONE, Record, Value
 from jaxpfl.sweep.axes import applied
 from jaxpfl.sweep.definition import FILE, Definition, Search, define
 from jaxpfl.sweep.grid import Axis, Grid
+from jaxpfl.sweep.plan import runs_of as runs_of_sweep
 from jaxpfl.sweep.selection import select
 from jaxpfl.sweep.sweep import Sweep
 
@@ -37,6 +38,10 @@ _QUICK: Mapping[str, Any] = {
 QUICK_NOTE = "scaled-down quick run (6 clients of the embedded digits, 4 rounds, one seed): not comparable with print"
 USERS = "± is over users, as in print: of each one's mean over runs"
 _KEPT = ("privacy", "participation", "validation_share", "local_epochs", "server_optimizer")
+
+
+class Unchosen(JaxpflError):
+    """No setting of a search can be chosen, as where all diverged: its row has no value, and says why."""
 
 
 def config_of(case: Training, contender: Contender, *, quick: bool = False, data_dir: str | None = None) -> RunConfig:
@@ -83,7 +88,7 @@ def measure(case: Training, way: Way) -> list[Row]:
 
     Raises:
       Interrupted: if it was stopped before its end.
-      JaxpflError: for data that are missing, and a search without a result.
+      JaxpflError: for data that are missing.
     """
     return [row for contender in case.rows(quick=way.quick) for row in _measured(case, contender, way)]
 
@@ -93,7 +98,7 @@ def chosen(case: Training, contender: Contender, config: RunConfig, way: Way) ->
 
     Raises:
       Interrupted: if it was stopped before its end.
-      JaxpflError: if no setting can be chosen.
+      Unchosen: if none can be chosen.
     """
     search = None if way.quick else search_of(case, contender, config)
     if search is None:
@@ -101,7 +106,7 @@ def chosen(case: Training, contender: Contender, config: RunConfig, way: Way) ->
     records = _run(folder_of(case, contender, way) / "search", search, way)
     choice = select(records, search.searched)[contender.method]
     if choice.settings is None:
-        raise JaxpflError(f"no setting of {contender.label} can be chosen ({case.setting}): {choice.reason}")
+        raise Unchosen(f"no setting can be chosen: {choice.reason}")
     return choice.settings
 
 
@@ -132,7 +137,11 @@ def notes_of(
 
 def _measured(case: Training, contender: Contender, way: Way) -> list[Row]:
     config = config_of(case, contender, quick=way.quick, data_dir=way.data_dir)
-    settings = chosen(case, contender, config, way)
+    try:
+        settings = chosen(case, contender, config, way)
+    except Unchosen as error:
+        parts = [case.setting] if case.every is None else [f"{case.setting}, {part}" for part in board.PARTS]
+        return [row(contender.label, part, None, None, contender.printed, [str(error)]) for part in parts]
     if case.every is not None:
         return _on_the_way(case, contender, config, settings, way)
     final = _over_users if case.spread == "clients" else _over_runs
@@ -178,7 +187,7 @@ def _over_users(
     folder: Path, contender: Contender, config: RunConfig, settings: Mapping[str, Value], way: Way
 ) -> _Final:
     config = applied(config, settings)
-    found = kept(folder / "users.json", config, contender.method, way, accuracies, "accuracy", "diverged")
+    found = kept(folder / "users.json", config, contender.method, way, accuracies)
     way.reporter.finish(resolve(config).seeds or 1)
     accuracy = found["accuracy"]
     failures = [f"{DIVERGED}: {count} of {len(accuracy[0])} clients diverged" for count in found["diverged"] if count]
@@ -204,7 +213,8 @@ def _run(folder: Path, definition: Definition, way: Way) -> list[Record]:
     records = sweep.in_order(journal.read())
     if sweep.missing(records):
         raise Interrupted
-    return records
+    wanted = {run.id for run in runs_of_sweep(definition)}
+    return [record for record in records if record.id in wanted]
 
 
 def runs_of(case: Training, *, quick: bool) -> int:

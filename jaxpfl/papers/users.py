@@ -10,12 +10,13 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl import __version__, files
+from jaxpfl import __version__
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.config import RunConfig, resolve, to_json
 from jaxpfl.experiment.data_checksum import of_data
 from jaxpfl.experiment.setup import Experiment, prepare
+from jaxpfl.papers import sealed
 from jaxpfl.papers.compare import spread
 from jaxpfl.papers.way import Interrupted, Way
 
@@ -30,10 +31,9 @@ def kept(
     method: str,
     way: Way,
     reading: Reading,
-    *names: str,
     stops: Sequence[int] = (),
 ) -> dict[str, Any]:
-    """Read ``names`` from a method's runs on all seeds of a config, which are run unless the file holds them.
+    """Read values from a method's runs on all seeds of a config, which are run unless the file holds them.
 
     Args:
       path: of the file.
@@ -41,18 +41,17 @@ def kept(
       method: its name.
       way: common settings.
       reading: called at the end of the runs.
-      names: of what it reads.
-      stops: rounds after each of which it is called, in order, with the last; each name is then a list of what was read
-        at them.
+      stops: rounds after each of which it is called, in order, with the last; each of its values is then a list of what
+        was read at them.
 
     Raises:
       Interrupted: if it was stopped before its end.
       JaxpflError: for data that are missing or others than before, and a file that is damaged or of other settings.
     """
-    asked = to_json(replace(config, data_dir=None)) | ({"stops": list(stops)} if stops else {})
+    asked = {"method": method, "config": to_json(replace(config, data_dir=None)), "stops": list(stops)}
     config = resolve(config)
-    found = files.read_json(path) if path.exists() else None
-    if found is not None and (not isinstance(found, dict) or found.get("config") != asked):
+    found = sealed.read(path) if path.exists() else None
+    if found is not None and any(found.get(name) != value for name, value in asked.items()):
         raise JaxpflError(f"{path} is of other settings: choose another --output")
     experiment = prepare(config, (method,))
     data = of_data(experiment.federation)
@@ -60,26 +59,11 @@ def kept(
         began = time.perf_counter()
         read = [reading(experiment, *at) for at in _trained(experiment, method, way, stops)]
         found = {name: [one[name] for one in read] for name in read[0]} if stops else dict(read[0])
-        found |= {"config": asked, "data": data, "seconds": time.perf_counter() - began, "jaxpfl": __version__}
-        path.parent.mkdir(parents=True, exist_ok=True)
-        files.write_json(path, found)
-    if found.get("data", data) != data:
+        found |= asked | {"data": data, "seconds": time.perf_counter() - began, "jaxpfl": __version__}
+        sealed.write(path, found)
+    if found["data"] != data:
         raise JaxpflError(f"the data set {config.data} is not the one of {path}: choose another --output")
-    for name in names:
-        if not _numeric(found.get(name)):
-            raise JaxpflError(f"{path} is damaged: {name} holds no numbers; without the file it is run again")
     return found
-
-
-def _numeric(value: Any) -> bool:
-    """True for numbers in lists of any depth, some of them None."""
-    if isinstance(value, dict | list):
-        return bool(value) and all(map(_part, value.values() if isinstance(value, dict) else value))
-    return False
-
-
-def _part(value: Any) -> bool:
-    return value is None or isinstance(value, int | float) or _numeric(value)
 
 
 def _trained(

@@ -18,7 +18,7 @@ import jax
 import numpy as np
 
 from jaxpfl import __version__, data, files, signals
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.experiment import replace, stored_data
 from jaxpfl.experiment.config import RunConfig
 from jaxpfl.experiment.source import source_of
@@ -115,9 +115,11 @@ class Sweep:
         """Refuse data sets whose checksums are not those that the sweep began with.
 
         Raises:
-          JaxpflError: with the name of the data set.
+          JaxpflError: with the name of the data set; for a damaged file.
         """
         stored = files.read_json(self.folder / FILE).get("data", {})
+        if not isinstance(stored, dict):
+            raise JaxpflError(f"{self.folder / FILE} is damaged: data must hold checksums, got {shown(stored)}")
         for name, now in checksums.items():
             if stored.get(name, now) != now:
                 raise JaxpflError(f"the data set {name} is not the one that the sweep in {self.folder} began with")

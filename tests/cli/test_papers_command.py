@@ -1,5 +1,8 @@
 """``jaxpfl papers``: its contract on standard output, and errors in one line."""
 
+import dataclasses
+import json
+
 import pytest
 from command import jaxpfl
 
@@ -89,10 +92,21 @@ def test_show_prints_what_comes_with_the_package(capsys, tmp_path, monkeypatch):
         (["show", "adaped-table1-cifar100"], "no results of adaped-table1-cifar100"),
         (["show", "--json", "--markdown"], "give one"),
         (["show", "--output", "nowhere"], "no folder nowhere"),
+        (["show", "--output", "a.txt"], "--output must be a folder of results, a.txt is a file"),
     ],
 )
 def test_bad_requests_are_one_line(capsys, tmp_path, monkeypatch, args, said):
     monkeypatch.chdir(tmp_path)
+    (tmp_path / "a.txt").write_text("x")
     found = jaxpfl(capsys, "papers", *args)
     assert found.status == 2
     assert said in found.err
+
+
+def test_names_in_a_result_are_no_markup(capsys, tmp_path):
+    one = results.committed()[0]
+    folder = tmp_path / one.name
+    folder.mkdir()
+    row = dataclasses.replace(one.rows[0], method="[/nope] [red]x")
+    (folder / results.RESULT).write_text(json.dumps(dataclasses.replace(one, rows=(row,)).to_json()))
+    assert "[/nope] [red]x" in jaxpfl(capsys, "papers", "show", one.name, "--output", tmp_path).out

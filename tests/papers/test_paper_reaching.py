@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from jaxpfl.papers import results, run
+from jaxpfl.papers import reaching, results, run
 from jaxpfl.papers.declared import Contender, Experiment, Printed, Reaching, Training
 from jaxpfl.papers.reaching import reached
 from jaxpfl.papers.way import Way
@@ -35,6 +36,26 @@ def test_reached_is_the_first_score_within_a_point_of_the_best():
     }
 
 
+def test_a_run_whose_model_is_not_finite_has_no_score():
+    """Its predictions are of class 0, so that its accuracy is a number."""
+
+    class Stub:
+        def evaluate(self, state, split):
+            assert split == "validation"
+            broken = np.array([[False, False], [False, True]])
+            return {"after": {"accuracy": np.array([[0.5, np.nan], [0.5, 0.1]]), "diverged": broken}}
+
+        def counts(self, state):
+            made = np.array([[4, 2], [3, 0]])
+            return type("Counts", (), {"uploads": made, "diverged": np.array([[0, 1], [0, 0]])})
+
+        def bytes_per_client(self):
+            return 10, 20
+
+    scores: Any = reaching._scores
+    assert scores(None, Stub(), None) == {"accuracy": [0.5, None], "uploaded": [30.0, 15.0], "diverged": [1, 1]}
+
+
 @pytest.mark.slow
 def test_rows_are_those_of_the_scores_that_are_kept(tmp_path: Path):
     rows = (Contender("fedavg", "FedAvg", Printed(5)), Contender("local", "local"))
@@ -52,3 +73,18 @@ def test_rows_are_those_of_the_scores_that_are_kept(tmp_path: Path):
     assert found[1].ours == pytest.approx(want.mean() / 2 * 650 * 4 / 1e6)
     assert found[3].ours == 0  # local training uploads nothing
     assert run.run(one, Way(results.place(tmp_path, one, quick=False), stopped=lambda: True)).rows == found
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore::jaxpfl.JaxpflWarning")
+def test_runs_that_diverge_have_no_value_and_say_so(tmp_path: Path):
+    one = Experiment(
+        "rounds",
+        "a paper",
+        "rounds",
+        1,
+        (Reaching("digits", Training("digits", SMALL | {"lr": 1e38}, (Contender("fedavg", "FedAvg", Printed(5)),))),),
+    )
+    rounds, uploaded = run.run(one, Way(results.place(tmp_path, one, quick=False))).rows
+    assert (rounds.ours, uploaded.ours) == (None, None)
+    assert "clients diverged" in rounds.note

@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import os
+import shutil
 from dataclasses import dataclass
 
 import numpy as np
@@ -10,7 +11,7 @@ import pytest
 
 from jaxpfl import JaxpflError
 from jaxpfl.errors import JaxpflWarning
-from jaxpfl.papers import estimate, registry, results, run, show
+from jaxpfl.papers import estimate, registry, results, run, sealed, show
 from jaxpfl.papers.declared import Contender, Estimate, Estimation, Experiment, Figure, Printed, Training
 from jaxpfl.papers.train import QUICK_NOTE, Interrupted, Way
 from jaxpfl.studies.study import Read, Results, Study
@@ -238,7 +239,10 @@ def test_a_quick_run_of_each_kind(tmp_path, monkeypatch):
     assert len(results.of_folder(tmp_path).results) == 4
 
 
-@pytest.mark.parametrize(("name", "value"), [("minutes", None), ("minutes", "x"), ("versions", []), ("ours", "x")])
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("minutes", None), ("minutes", "x"), ("versions", []), ("ours", "x"), ("quick", []), ("quick", "no")],
+)
 def test_a_result_of_other_types_is_refused(tmp_path, name, value):
     run.run(EXPERIMENT, Way(tmp_path / "fake"))
     path = tmp_path / "fake" / results.RESULT
@@ -249,11 +253,30 @@ def test_a_result_of_other_types_is_refused(tmp_path, name, value):
         results.read(path)
 
 
-def test_seconds_that_are_no_number_count_as_none(tmp_path):
+@pytest.mark.parametrize("seconds", [float("nan"), -1e9, 10**400, "x"])
+def test_seconds_that_are_no_time_count_as_none(tmp_path, seconds):
     run.run(EXPERIMENT, Way(tmp_path / "fake"))
     state = tmp_path / "fake" / "experiment.json"
-    state.write_text(json.dumps({"name": "fake", "quick": False, "seconds": float("nan")}))
-    assert run.run(EXPERIMENT, Way(tmp_path / "fake")).minutes >= 0
+    state.write_text(json.dumps({"name": "fake", "quick": False, "seconds": seconds}))
+    assert 0 <= run.run(EXPERIMENT, Way(tmp_path / "fake")).minutes < 1
+
+
+def test_a_folder_whose_runs_were_removed_can_be_run_again_after_a_stop(tmp_path):
+    rows = run.run(EXPERIMENT, way(tmp_path)).rows
+    shutil.rmtree(tmp_path / "fake" / "runs")
+    with pytest.raises(Interrupted):
+        run.run(EXPERIMENT, way(tmp_path, stopped=lambda: True))
+    assert run.run(EXPERIMENT, way(tmp_path)).rows == rows
+
+
+def test_a_copy_of_a_run_does_not_take_its_place(tmp_path):
+    found = run.run(EXPERIMENT, way(tmp_path))
+    shutil.copytree(tmp_path / "fake", tmp_path / "fake-old")
+    path = tmp_path / "fake-old" / results.RESULT
+    path.write_text(path.read_text().replace('"paper": "', '"paper": "an old '))
+    shutil.copytree(tmp_path / "fake", tmp_path / "fake-quick")  # a full one in the folder of a quick one
+    with pytest.warns(JaxpflWarning, match="fake-(old|quick).*has a folder of another name"):
+        assert results.of_folder(tmp_path).results == [found]
 
 
 def test_a_damaged_result_of_another_table_does_not_fail_a_run(tmp_path):
@@ -265,20 +288,30 @@ def test_a_damaged_result_of_another_table_does_not_fail_a_run(tmp_path):
     assert len(rows) == len(found.rows)
 
 
-@pytest.mark.parametrize("stored", [[], {}, {"values": {"local": ["x"]}}, {"values": {"local": 1}}])
+@pytest.mark.parametrize("stored", ["[]", "{}", '{"values": {"local": ["x"]}}', '{"values"', '{"crc32": 1e999}'])
 def test_a_damaged_study_is_refused(tmp_path, stored):
     run.run(EXPERIMENT, way(tmp_path))
-    (tmp_path / "fake" / "runs" / "m-10.json").write_text(json.dumps(stored))
-    with pytest.raises(JaxpflError, match=r"m-10\.json is damaged: remove it"):
+    (tmp_path / "fake" / "runs" / "m-10.json").write_text(stored)
+    with pytest.raises(JaxpflError, match=r"m-10\.json.*: without the file it is run again"):
+        run.run(EXPERIMENT, way(tmp_path))
+
+
+def test_a_study_that_was_cut_is_refused(tmp_path):
+    run.run(EXPERIMENT, way(tmp_path))
+    path = tmp_path / "fake" / "runs" / "m-10.json"
+    stored = json.loads(path.read_text())
+    stored["values"] = {name: own[:2] for name, own in stored["values"].items()}
+    path.write_text(json.dumps(stored))
+    with pytest.raises(JaxpflError, match=r"m-10\.json is damaged, or was changed"):
         run.run(EXPERIMENT, way(tmp_path))
 
 
 def test_repetitions_that_are_not_finite_are_said(tmp_path):
     run.run(EXPERIMENT, way(tmp_path))
     path = tmp_path / "fake" / "runs" / "m-10.json"
-    stored = json.loads(path.read_text())
+    stored = sealed.read(path)
     stored["values"]["personalized"][1] = None
-    path.write_text(json.dumps(stored))
+    sealed.write(path, stored)
     gain = run.run(EXPERIMENT, way(tmp_path)).rows[0]
     assert gain.ours is None
     assert "1 of 4 repetitions are not finite" in gain.note

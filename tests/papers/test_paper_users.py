@@ -2,15 +2,19 @@
 
 import json
 import math
+from dataclasses import replace
 from statistics import mean, stdev
 
 import pytest
 
 from jaxpfl import JaxpflError
-from jaxpfl.papers import registry, results, run
+from jaxpfl.papers import registry, results, run, sealed, train
 from jaxpfl.papers.declared import Contender, Experiment, Printed, Students, Training
 from jaxpfl.papers.users import over_users
 from jaxpfl.papers.way import Interrupted, Way
+from jaxpfl.sweep.definition import read as read_definition
+from jaxpfl.sweep.selection import select
+from jaxpfl.sweep.sweep import Sweep
 
 TABLE_2 = [85.5, 78.2, 82.2, 82.1, 79.4, 77.1, 75.6, 79.7, 87.7, 91.0]
 """PersFL on CIFAR-10, DS-1: each user's accuracy, a mean over five runs."""
@@ -51,7 +55,7 @@ def test_a_row_over_users_is_run_once_and_of_its_data_alone(tmp_path):
         run.run(EXPERIMENT, way(tmp_path, stopped=lambda: True))
     (row,) = run.run(EXPERIMENT, way(tmp_path)).rows
     path = tmp_path / "users" / "runs" / "digits-FedAvg" / "users.json"
-    stored = json.loads(path.read_text())
+    stored = sealed.read(path)
     users = [100 * mean(of) for of in zip(*stored["accuracy"], strict=True)]
     assert len(users) == 4
     assert (row.ours, row.std) == pytest.approx((mean(users), stdev(users)))
@@ -59,12 +63,43 @@ def test_a_row_over_users_is_run_once_and_of_its_data_alone(tmp_path):
     assert "over users" in row.note
     assert run.run(EXPERIMENT, way(tmp_path, stopped=lambda: True)).rows == (row,)
 
-    path.write_text(json.dumps(stored | {"data": stored["data"] + 1}))
+    sealed.write(path, stored | {"data": stored["data"] + 1})
     with pytest.raises(JaxpflError, match="the data set digits is not the one of"):
         run.run(EXPERIMENT, way(tmp_path))
-    path.write_text(json.dumps(stored | {"accuracy": [["x"]]}))
-    with pytest.raises(JaxpflError, match="damaged: accuracy holds no numbers"):
-        run.run(EXPERIMENT, way(tmp_path))
-    path.write_text("[]")
+    sealed.write(path, stored | {"method": "persfl"})
     with pytest.raises(JaxpflError, match="of other settings"):
         run.run(EXPERIMENT, way(tmp_path))
+    for text in (json.dumps(stored | {"accuracy": stored["accuracy"][:1], "crc32": "0"}), "[]", "{", '{"a": 1e999}'):
+        path.write_text(text)
+        with pytest.raises(JaxpflError, match=r"users\.json.*without the file it is run again"):
+            run.run(EXPERIMENT, way(tmp_path))
+
+
+@pytest.mark.slow
+def test_a_row_without_a_choice_has_no_value_and_leaves_the_others(tmp_path, monkeypatch):
+    """Its search's runs all diverged, say."""
+
+    def none_of_the_first(records, seeds):
+        (method,) = {record.method for record in records}
+        found = select(records, seeds)
+        return {method: found[method]._replace(settings=None, reason="all diverged")} if method == "local" else found
+
+    monkeypatch.setattr(train, "select", none_of_the_first)
+    rows = (Contender("local", "local", Printed(50.0)), Contender("fedavg", "FedAvg"))
+    one = Experiment("search", "a paper", "accuracy", 1, (replace(TRAINING, contenders=rows, search={"lr": (0.1,)}),))
+    first, second = run.run(one, Way(results.place(tmp_path, one, quick=False))).rows
+    assert (first.ours, first.std, first.printed, first.note) == (
+        (None, None, 50.0, "no setting can be chosen: all diverged")
+    )
+    assert second.ours is not None
+
+
+@pytest.mark.slow
+def test_records_that_the_table_did_not_ask_for_do_not_count(tmp_path):
+    """Of another seed, in the journal of a row's runs."""
+    one = Experiment("runs", "a paper", "accuracy", 1, (replace(TRAINING, spread="runs"),))
+    rows = run.run(one, Way(results.place(tmp_path, one, quick=False))).rows
+    folder = tmp_path / "runs" / "runs" / "digits-FedAvg" / "final"
+    journal = Sweep.open(folder, read_definition(folder), resume=True).journal()
+    journal.append([replace(record, seed=7) for record in journal.read()[:1]])
+    assert run.run(one, Way(results.place(tmp_path, one, quick=False))).rows == rows
