@@ -46,6 +46,10 @@ GROUPS: dict[str, str] = {
 """Command groups and their purpose: ``jaxpfl.cli.NAME`` has ``commands(args)``."""
 
 
+_EXHAUSTED = ("out of memory", "can't start new thread")
+"""Texts of errors of a machine without memory."""
+
+
 def run(args: list[str]) -> None:
     """Run one command. User errors are one line, with exit status 2."""
     settle()
@@ -88,8 +92,9 @@ def _users_own(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, OverflowError):
         return f"a number is too large: {error}"
-    # jax has its own kind of RuntimeError.
-    if isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and "out of memory" in str(error).lower()):
+    # jax has its own kind of RuntimeError, and threading a plain one.
+    exhausted = isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _EXHAUSTED)
+    if exhausted or isinstance(error, MemoryError):
         return f"out of memory: {error}"
     return None
 

@@ -232,10 +232,18 @@ class Sweep:
                         continue
                     ready = _prepared(group, compiling, self._data)
                     others = [one for one in groups if ahead and one.name != group.name]
-                    compiling = thread.submit(_compiled, others[0], self._data) if others else None
+                    compiling = _begun(thread, others[0], self._data) if others else None
                     self.run(group, journal, reporter, stopped=lambda c=claim: c.is_lost or stopped(), ready=ready)
                     retried -= {run.id for run in group.runs}
             thread.shutdown(cancel_futures=True)
+
+
+def _begun(thread: ThreadPoolExecutor, group: Group, loaded: Data) -> Future[Prepared] | None:
+    """The compiling of a group, begun; None where there is no room for a thread: it is compiled when its turn comes."""
+    try:
+        return thread.submit(_compiled, group, loaded)
+    except RuntimeError:
+        return None
 
 
 def _first_free(claims: Claims, groups: Sequence[Group]) -> Claim | None:

@@ -188,7 +188,12 @@ def test_a_diverging_rate_is_reported_and_does_not_stop_the_others(capsys, tmp_p
 
 
 @pytest.mark.parametrize(
-    "error", [MemoryError("cannot allocate"), RuntimeError("INTERNAL: Out of memory allocating 9")]
+    "error",
+    [
+        MemoryError("cannot allocate"),
+        RuntimeError("INTERNAL: Out of memory allocating 9"),
+        RuntimeError("can't start new thread"),
+    ],
 )
 def test_memory_that_runs_out_is_one_line(capsys, monkeypatch, error):
     def load(*_, **__) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -39,7 +41,8 @@ def test_clients_alike_have_the_mean_weighted_by_precision(prior: str):
     with jax.enable_x64(True):
         s = np.array([0.5, 2.0, 1.0, 4.0])
         x = 3 + 0.1 * s * np.array([1.0, -1.0, 0.5, 1.0])
-        found = ebnm(x, s, prior=prior, center="learned")
+        found: Any = ebnm(x, s, prior=prior, center="learned")
         mean = (x / s**2).sum() / (1 / s**2).sum()
+        assert (float(found.prior.null) if prior == "point-laplace" else float(found.prior.weights[0])) == 1
         np.testing.assert_allclose(found.mean, mean, rtol=1e-9)
         np.testing.assert_allclose(found.log_marginal, stats.norm(mean, s).logpdf(x).sum(), rtol=1e-9)

@@ -65,6 +65,19 @@ def test_two_workers_run_each_group_once(toy: tuple[Sweep, list[str]], monkeypat
     assert {path.stem for path in sweep.journal().folder.iterdir()} == {"w0", "w1"}
 
 
+def test_without_room_for_a_thread_nothing_is_compiled_ahead(
+    toy: tuple[Sweep, list[str]], monkeypatch: pytest.MonkeyPatch
+):
+    sweep, ran = toy
+
+    def submit(self: Any, *given: Any) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(module.ThreadPoolExecutor, "submit", submit)
+    sweep.run_missing(Reporter())
+    assert len(ran) == 6
+
+
 def test_the_group_of_a_dead_worker_comes_last(toy: tuple[Sweep, list[str]], monkeypatch: pytest.MonkeyPatch):
     """It may have been the group that killed it, and the others' records are then there."""
     sweep, ran = toy
