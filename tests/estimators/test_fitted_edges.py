@@ -11,7 +11,7 @@ import pytest
 from scipy import stats
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.estimators import ebnm
+from jaxpfl.estimators import base, ebnm, gaussian_columns, mixture
 from jaxpfl.estimators.clustering import Clusters
 from jaxpfl.estimators.normal_means.robust import robust_intervals
 
@@ -46,3 +46,30 @@ def test_clients_alike_have_the_mean_weighted_by_precision(prior: str):
         assert (float(found.prior.null) if prior == "point-laplace" else float(found.prior.weights[0])) == 1
         np.testing.assert_allclose(found.mean, mean, rtol=1e-9)
         np.testing.assert_allclose(found.log_marginal, stats.norm(mean, s).logpdf(x).sum(), rtol=1e-9)
+
+
+def test_clients_of_one_sample_weigh_by_its_whole_variance():
+    """The weights of the mean of all are 1 / (st2 + sx2 / n), also at n = 1, without a variance of its own."""
+    rng = np.random.default_rng(0)
+    sizes = np.array([1, 1, 6, 6, 6, 6])
+    x = jnp.asarray(rng.normal(size=(6, 1, 1)) + rng.normal(size=(6, 6, 1)))
+    clients = base.Samples(x, jnp.arange(6) < jnp.asarray(sizes)[:, None])
+    told = base.estimate(gaussian_columns.personalized(), jax.random.key(0), clients).shared
+    variances = jax.tree.map(lambda of: of[0], told.variances)
+    squares = jax.vmap(gaussian_columns.scatter)(clients)[:, 0]
+    s2 = np.asarray(variances.of_client(squares, jnp.asarray(sizes) - 1.0)) / sizes
+    np.testing.assert_allclose(told.weight[0], (1 / (float(told.st2[0]) + s2)).sum(), rtol=1e-5)
+
+
+@pytest.mark.slow
+def test_soft_memberships_of_clients_with_one_sample_have_its_variance():
+    """EM without noise comes to rest where a step in closed form moves nothing."""
+    x = jnp.array([-1.2, -0.7, -0.9, 0.8, 1.1, 0.3])[:, None, None]
+    made = mixture.private(2, 0.5, radius=4.0, noise=0.0, steps=200, soft=True)
+    told = base.estimate(made, jax.random.key(1), base.every(x)).shared
+    centers, shares = np.asarray(told.mixture.mu)[:, 0], np.asarray(told.mixture.p)
+    own = np.asarray(x)[:, 0, 0]
+    density = shares * np.exp(-((own[:, None] - centers) ** 2) / (2 * 0.5))
+    parts = density / density.sum(axis=1, keepdims=True)
+    assert abs(centers[0] - centers[1]) > 0.5
+    np.testing.assert_allclose((parts * own[:, None]).sum(axis=0) / parts.sum(axis=0), centers, atol=1e-3)
