@@ -11,10 +11,12 @@ from typing import Annotated
 from tyro.conf import arg
 
 from jaxpfl.cli.training import named_file
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.experiment.config import DataConfig, RunConfig, resolve
 from jaxpfl.experiment.config_file import read
-from jaxpfl.settings import COUNT, Range, check, setting
+from jaxpfl.privacy import PrivacyConfig
+from jaxpfl.privacy.calibration import LARGEST_EPSILON
+from jaxpfl.settings import COUNT, Range, check, is_default, setting
 
 
 @dataclass(frozen=True)
@@ -35,7 +37,7 @@ class _Run:
     epsilon: float | None = setting(
         None,
         "User-level privacy budget of the whole run: private cells of the map are then compared.",
-        range=Range(0, 1000, True),
+        range=Range(0, LARGEST_EPSILON, True),
     )
     delta: float | None = setting(
         None,
@@ -68,12 +70,31 @@ def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
             json: Print one JSON object, the only thing on standard output.
             config: TOML or YAML file of flags.
         """
-        _recommend(settings, run, json)
+        _recommend(replace(file, **vars(settings)), run, config, json)
 
     return (recommend,)
 
 
-def _recommend(settings: DataConfig, run: _Run, as_json: bool) -> None:
+def _check(run: _Run, file: PrivacyConfig, path: Path | None) -> None:
+    """Refuse values that no run could have, and settings of privacy without a budget.
+
+    Raises:
+      JaxpflError: naming the flag, or the field of the config file.
+    """
+    check(run)
+    if run.epsilon is not None:
+        return
+    if run.delta != file.delta:
+        raise JaxpflError("--delta is of a privacy claim: give --epsilon too")
+    given = [one.name for one in fields(file) if not is_default(file, one.name)]
+    if given and file.noise_multiplier is None:
+        value = shown(getattr(file, given[0]))
+        raise JaxpflError(
+            f"privacy.{given[0]} = {value} in {path} is of a privacy claim: give privacy.epsilon there, or --epsilon"
+        )
+
+
+def _recommend(settings: RunConfig, run: _Run, path: Path | None, as_json: bool) -> None:
     from jaxpfl import data, participation
     from jaxpfl.experiment.presets import model_for
     from jaxpfl.experiment.setup import load_federation
@@ -83,10 +104,9 @@ def _recommend(settings: DataConfig, run: _Run, as_json: bool) -> None:
     from jaxpfl.winners.nearest import Asked
     from jaxpfl.winners.skew import measures
 
-    check(run)
-    if run.delta is not None and run.epsilon is None:
-        raise JaxpflError("--delta is of a privacy claim: give --epsilon too")
-    config = resolve(replace(RunConfig(**vars(settings)), cohort=run.cohort, model=run.model))
+    _check(run, settings.privacy, path)
+    # Privacy is checked with the delta that follows from the number of clients.
+    config = resolve(replace(settings, cohort=run.cohort, model=run.model, privacy=PrivacyConfig()))
     source, federation = load_federation(config)
     if source.task != "classification":
         raise JaxpflError(f"the map of winners is of classifications, the task of {config.data} is {source.task}")
@@ -108,7 +128,8 @@ def _recommend(settings: DataConfig, run: _Run, as_json: bool) -> None:
         run.epsilon,
         None if member is None else int(member.max()) + 1,
     )
-    found = recommend.recommend(atlas.read(), asked, cohort, settings, run.delta)
+    given = replace(settings, privacy=replace(settings.privacy, delta=run.delta))
+    found = recommend.recommend(atlas.read(), asked, cohort, given)
     if as_json:
         print(json.dumps(found.to_json()))
         return

@@ -12,8 +12,9 @@ from jaxpfl.privacy import grids
 from jaxpfl.privacy.accounting import Accountant, PrivacyPlan
 from jaxpfl.privacy.descriptions import CentralNoise
 
+LARGEST_EPSILON = 200.0
+"""Largest budget that noise is calibrated to."""
 _RELATIVE_TOLERANCE = 5e-5
-_LARGEST = 200.0
 _LEAST, _MOST = 1e-2, 1e7
 
 
@@ -42,8 +43,10 @@ def calibrate(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accou
     """
     checks.positive("epsilon", epsilon)
     checks.probability("delta", delta)
-    if epsilon > _LARGEST:
-        raise JaxpflError(f"epsilon must be at most {_LARGEST:g}, got {epsilon:g}: a larger one guarantees nothing")
+    if epsilon > LARGEST_EPSILON:
+        raise JaxpflError(
+            f"epsilon must be at most {LARGEST_EPSILON:g}, got {epsilon:g}: a larger one guarantees nothing"
+        )
     # The count's noise limits z only for the result: the search may try any z.
     fixed = isinstance(plan.noise, CentralNoise) and accountant != "paper"
     free = replace(plan, noise=replace(plan.noise, count_stddev=None)) if fixed else plan
@@ -59,8 +62,9 @@ def _bracket(plan: PrivacyPlan, epsilon: float, delta: float, accountant: Accoun
     # Many rounds of a sampled Gaussian are nearly one with mu = sqrt(R) q / z, whose epsilon is below
     # mu^2/2 + mu sqrt(2 log(1/delta)); and epsilon is at least the cost of one round with the user in it.
     log = -math.log(delta)
-    mu = math.sqrt(2 * (log + epsilon)) - math.sqrt(2 * log)
-    upper = min(max(math.sqrt(plan.rounds) * plan.sampling.rate, 1.0) / mu, _MOST)
+    # 1 / mu of mu = sqrt(2 (log + epsilon)) - sqrt(2 log), a difference that rounds to zero.
+    inverse = (math.sqrt(2 * (log + epsilon)) + math.sqrt(2 * log)) / (2 * epsilon)
+    upper = min(max(math.sqrt(plan.rounds) * plan.sampling.rate, 1.0) * inverse, _MOST)
 
     def enough(multiplier: float) -> bool:
         return plan.with_noise_multiplier(multiplier).epsilon(delta, accountant) <= epsilon

@@ -39,8 +39,21 @@ def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: flo
         own beside those of the local steps.
     """
     full = resolve(config)
-    steps, rounds = full.local_steps, full.rounds
-    assert rounds is not None
+    assert full.rounds is not None
+    return max(1, int(full.rounds * full.local_steps / gradients_of(config, method, among, share) + 1e-9))
+
+
+def gradients_of(config: RunConfig, method: str, among: tuple[str, ...], share: float | None = None) -> float:
+    """Gradients of a client for each of its rounds in the cohort, those of the expected rounds outside it included.
+
+    Args:
+      config, method, among, share: as in `rounds_of`.
+
+    Raises:
+      JaxpflError: as `rounds_of`.
+    """
+    full = resolve(config)
+    steps = full.local_steps
     options = spec_for(full, method, among).options
     in_cohort, outside, cap = _gradients(method, steps, tuple(sorted(options.items())))
     if full.local_epochs is not None and _gradients(method, 10 * steps, tuple(sorted(options.items())))[0] != (
@@ -49,15 +62,14 @@ def rounds_of(config: RunConfig, method: str, among: tuple[str, ...], share: flo
         raise JaxpflError(
             f"budget = steps with local_epochs needs gradients in proportion to the steps, not {method}'s"
         )
-    if outside:
-        if share is None:
-            if full.clients is None or full.cohort is None:
-                raise JaxpflError(f"budget = steps needs clients and cohort: {method} also trains outside the cohort")
-            share = min(1.0, full.cohort / full.clients)
-        rests = 1 - share
-        between = sum(rests**j for j in range(1, cap + 1))
-        return max(1, int(rounds * steps / (in_cohort + outside * between) + 1e-9))
-    return max(1, rounds * steps // in_cohort)
+    if not outside:
+        return in_cohort
+    if share is None:
+        if full.clients is None or full.cohort is None:
+            raise JaxpflError(f"budget = steps needs clients and cohort: {method} also trains outside the cohort")
+        share = min(1.0, full.cohort / full.clients)
+    rests = 1 - share
+    return in_cohort + outside * sum(rests**j for j in range(1, cap + 1))
 
 
 @functools.lru_cache(maxsize=256)
@@ -78,9 +90,12 @@ def _gradients(method: str, steps: int, options: tuple[tuple[str, object], ...])
 
 
 def _built(method: str, steps: int, options: tuple[tuple[str, object], ...]) -> Algorithm:
-    """The method for four clients of a small task: the number of its gradients does not depend on the data."""
-    shape, clients = (4,), 4
+    """The method for a small task: the number of its gradients does not depend on the data.
+
+    The clients are many, as some options are at most their number.
+    """
+    shape, clients = (4,), 1000
     task = models.classification(models.build_model("mlp-ln", 2, shape), shape, 2, None)
-    ring = from_edges([(0, 1), (1, 2), (2, 3), (3, 0)], clients)
+    ring = from_edges([(i, (i + 1) % clients) for i in range(clients)], clients)
     work = LocalWork(np.full(clients, 8), steps, 4, graph=ring)
     return build(algorithms.get(method), task, work, dict(options))

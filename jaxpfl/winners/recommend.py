@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import dataclasses
-import shlex
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
-from jaxpfl import algorithms
-from jaxpfl.algorithms.parts.hyper import rates
-from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.config import DataConfig
-from jaxpfl.records import Value
+from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.experiment.config import RunConfig
+from jaxpfl.privacy import PrivacyConfig
+from jaxpfl.settings import is_default
 from jaxpfl.winners.atlas import Atlas, Place
-from jaxpfl.winners.cells import BATCH, DELTA, LOCAL_STEPS, RATES
+from jaxpfl.winners.cells import DELTA
+from jaxpfl.winners.command import Commands, commands
 from jaxpfl.winners.nearest import FAR, Asked, Near, beyond, nearest
 from jaxpfl.winners.verdicts import BASELINES, Verdict, verdict
 
@@ -36,8 +34,7 @@ class Recommendation:
       sources: data sets with their models, of all cells of the map.
       far: whether the nearest is far.
       beyond: features outside the map's range, in words.
-      command: that compares the best method with local training and fine-tuned FedAvg on this federation.
-      search: that chooses their rates on it first.
+      commands: that compare the best method with local training and fine-tuned FedAvg on this federation.
     """
 
     asked: Asked
@@ -46,8 +43,7 @@ class Recommendation:
     sources: tuple[str, ...]
     far: bool
     beyond: tuple[str, ...]
-    command: str
-    search: str
+    commands: Commands
 
     @property
     def method(self) -> str:
@@ -56,12 +52,12 @@ class Recommendation:
 
     @property
     def caveats(self) -> tuple[str, ...]:
-        """Remarks on the evidence."""
+        """Remarks on the evidence and on the commands."""
         classes = self.asked.measures.num_classes
         more = (f"the data have {classes} classes, the map's ten",) if classes != 10 else ()
         private = ("a choice of rates on validation examples costs privacy that no epsilon here covers",)
         whence = f"evidence from ten classes of {', '.join(self.sources)} alone"
-        return (whence, *CAVEATS, *more, *(private if self.asked.epsilon is not None else ()))
+        return (whence, *CAVEATS, *more, *(private if self.asked.epsilon is not None else ()), *self.commands.remarks)
 
     def to_json(self) -> dict[str, Any]:
         """The recommendation as JSON-able values."""
@@ -78,25 +74,22 @@ class Recommendation:
             "far": self.far,
             "beyond": list(self.beyond),
             "caveats": list(self.caveats),
-            "command": self.command,
-            "search": self.search,
+            "command": self.commands.compare,
+            "search": self.commands.sweep,
         }
 
 
-def recommend(
-    atlas: Atlas, asked: Asked, cohort: int, config: DataConfig, delta: float | None = None
-) -> Recommendation:
+def recommend(atlas: Atlas, asked: Asked, cohort: int, config: RunConfig) -> Recommendation:
     """Recommend a method.
 
     Args:
       atlas: the map.
       asked: the federation.
       cohort: clients in a round.
-      config: the data and their split, as given.
-      delta: of a private budget; at most a tenth of 1 / m unless given.
+      config: the data and their split, and what else is given of the run; the budget is that of ``asked``.
 
     Raises:
-      JaxpflError: if the map has no cell of the kind.
+      JaxpflError: if the map has no cell of the kind, and for a run that the map does not speak of.
     """
     near = nearest(asked, atlas.places)
     if not near:
@@ -104,17 +97,36 @@ def recommend(
     found = tuple((one, verdict(one.place)) for one in near)
     outside = beyond(asked, atlas.places)
     place, best = near[0].place, found[0][1].best
-    if delta is None:
-        delta = min(DELTA, 1 / (10 * asked.measures.clients))
-    methods = tuple(dict.fromkeys((*BASELINES, best)))
-    flags = [*_flags(config), *_work(asked, place, cohort), *_privacy(asked, place, best, delta)]
-    settings = [text for name in methods if name in place.methods for text in _settings(place, name, asked)]
-    command = ["jaxpfl", "compare", *methods, *flags, *settings]
-    lists = ",".join(f"{rate:g}" for rate in RATES)
-    search = ["jaxpfl", "sweep", *methods, *flags, "--grid", f"lr={lists}", "--budget", "steps"]
+    run = replace(config, model=asked.model, cohort=cohort, privacy=_privacy(config.privacy, asked, place, best))
+    made = commands(asked, place, tuple(dict.fromkeys((*BASELINES, best))), run)
     far = near[0].distance > FAR
     sources = tuple(dict.fromkeys(f"{one.data} ({one.model})" for one in atlas.places))
-    return Recommendation(asked, cohort, found, sources, far, tuple(outside), shlex.join(command), shlex.join(search))
+    return Recommendation(asked, cohort, found, sources, far, tuple(outside), made)
+
+
+def _privacy(given: PrivacyConfig, asked: Asked, place: Place, best: str) -> PrivacyConfig:
+    """The privacy of the run: as given, what is open being that of the cell, and delta at most a tenth of 1 / m.
+
+    Raises:
+      JaxpflError: for settings that no run could have, and those that the map does not speak of.
+    """
+    if given.noise_multiplier is not None:
+        raise JaxpflError(
+            f"privacy.noise_multiplier = {shown(given.noise_multiplier)}: the map's private cells have a budget, give "
+            "privacy.epsilon instead"
+        )
+    if given.of_examples:
+        raise JaxpflError("privacy.unit = example: the map's epsilon is of users, leave it out")
+    privacy = replace(given, epsilon=asked.epsilon)
+    if asked.epsilon is not None:
+        if given.delta is None:
+            privacy = replace(privacy, delta=min(DELTA, 1 / (10 * asked.measures.clients)))
+        norms = [place.methods[name].settings.get("privacy.clipping_norm") for name in (best, "fedavg-ft", "fedavg")]
+        norm = next((one for one in norms if one is not None), None)
+        if norm is not None and is_default(given, "clipping_norm"):
+            privacy = replace(privacy, clipping_norm=float(norm))
+    privacy.check()
+    return privacy
 
 
 def _near_json(near: Near, found: Verdict) -> dict[str, Any]:
@@ -136,50 +148,3 @@ def _near_json(near: Near, found: Verdict) -> dict[str, Any]:
 
 def _percent(values: Sequence[float]) -> float:
     return round(100 * sum(values) / len(values), 2)
-
-
-def _flags(config: DataConfig) -> list[str]:
-    """Flags of the data and the split that are not the defaults."""
-    found: list[str] = []
-    default = DataConfig()
-    for field in dataclasses.fields(DataConfig):
-        value = getattr(config, field.name)
-        name = f"--{field.name.replace('_', '-')}"
-        if field.name != "data" and value == getattr(default, field.name):
-            continue
-        found += [name] if value is True else [name, str(value)]
-    return found
-
-
-def _work(asked: Asked, place: Place, cohort: int) -> list[str]:
-    rounds = max(1, round((asked.steps or place.steps) / (LOCAL_STEPS * asked.participation)))
-    return [
-        *("--model", asked.model, "--cohort", str(cohort), "--rounds", str(rounds)),
-        *("--local-steps", str(LOCAL_STEPS), "--batch-size", str(BATCH)),
-    ]
-
-
-def _privacy(asked: Asked, place: Place, best: str, delta: float) -> list[str]:
-    if asked.epsilon is None:
-        return []
-    norms = [place.methods[name].settings.get("privacy.clipping_norm") for name in (best, "fedavg-ft", "fedavg")]
-    norm = next((one for one in norms if one is not None), None)
-    clip = [] if norm is None else ["--privacy.clipping-norm", f"{norm:g}"]
-    return ["--privacy.epsilon", f"{asked.epsilon:g}", "--privacy.delta", f"{delta:g}", *clip]
-
-
-def _settings(place: Place, method: str, asked: Asked) -> list[str]:
-    """The settings that a method chose in a cell, as flags; the number of clusters is that of the federation."""
-    scores = place.methods[method]
-    own: dict[str, Value] = {}
-    for entry in scores.set:
-        name, _, value = entry.partition("=")
-        counts = name.endswith((".clusters", ".components")) and asked.clusters is not None
-        own[name] = str(asked.clusters) if counts else value
-    for name, value in scores.settings.items():
-        if name == "lr":
-            own |= {f"{method}.{rate}": value for rate in rates(algorithms.get(method).hyper)}
-        elif name.startswith(f"{method}."):
-            own[name] = value
-    entries = (f"{name}={value:g}" if isinstance(value, float) else f"{name}={value}" for name, value in own.items())
-    return [part for entry in entries for part in ("--set", entry)]

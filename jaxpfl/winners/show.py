@@ -41,7 +41,7 @@ def print_recommendation(console: Any, found: Recommendation) -> None:
     console.print(table)
     for line in _said(found):
         print("\n".join(filled(line)))
-    print(f"\n{found.command}\n\nto choose the rates on these data first:\n{found.search}")
+    print(f"\n{found.commands.compare}\n\nto choose the rates on these data first:\n{found.commands.sweep}")
 
 
 def settings(place: Place) -> str:
