@@ -83,7 +83,8 @@ def test_known_clusters_find_clusters(capsys):
         (["--clients", "10", "--cohort", "11"], "number of clients (10), got 11"),
         (["--steps", "0"], "steps"),
         (["--epsilon", "-1"], "epsilon"),
-        (["--delta", "1e-4"], "--epsilon"),
+        (["--epsilon", "201"], "epsilon must be > 0 and <= 200, got 201.0"),
+        (["--delta", "1e-4"], "--delta is of a privacy claim: give --epsilon"),
         (["--epsilno", "3"], "did you mean --epsilon"),
         (["digits"], "flags alone"),
     ],
@@ -94,6 +95,14 @@ def test_errors_are_one_line(capsys, args, said):
     assert said in found.err
     assert found.err.count("\n") == 1
     assert not found.out
+
+
+def test_a_field_of_a_config_file_is_named_as_such(capsys, tmp_path):
+    path = tmp_path / "run.toml"
+    path.write_text("[privacy]\ndelta = 1e-4\n")
+    found = jaxpfl(capsys, "recommend", "--config", path)
+    assert found.status == 2
+    assert f"privacy.delta = 0.0001 in {path} is of a privacy claim: give privacy.epsilon there" in found.err
 
 
 def test_another_task_is_refused(capsys, tmp_path):

@@ -213,6 +213,13 @@ def test_calibration_of_every_kind(plan, accountant):
     assert found == PrivacyPlan(found.noise, plan.sampling, plan.rounds, plan.relation)
 
 
+def test_an_epsilon_of_nothing_is_calibrated_to():
+    """The search began at a noise of 1 / mu, with a mu that rounded to zero."""
+    found = calibrate(PrivacyPlan(CentralNoise(1.0), Full(), 20), 1e-320, 1e-3, "rdp")
+    assert found.epsilon(1e-3, "rdp") == 0
+    assert 2000 < found.noise_multiplier < 3000
+
+
 def test_impossible_targets():
     plan = PrivacyPlan(CentralNoise(1.0), Full(), 10)
     for epsilon in (0.0, -1.0, math.inf, math.nan):

@@ -32,6 +32,7 @@ def test_rounds_by_the_gradients_of_a_round():
     rounds = {name: rounds_of(config(), name, (name,)) for name in ("local", "fedavg", "ditto", "pfedme", "pooled")}
     assert rounds == {"local": 60, "fedavg": 60, "ditto": 30, "pfedme": 20, "pooled": 60}
     assert rounds_of(config(set=("fedem.components=4",)), "fedem", ("fedem",)) == 15
+    assert rounds_of(config(set=("ifca.clusters=5",)), "ifca", ("ifca",)) == 60
     assert rounds_of(config(rounds=1), "ditto", ("ditto",)) == 1
 
 

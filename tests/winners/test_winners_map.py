@@ -1,5 +1,6 @@
 """The committed map: what is declared, measured fairly, and what the page says."""
 
+import re
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.winners import atlas, page
 from jaxpfl.winners.cells import CELLS, FINE_TUNING, LOCAL_STEPS, Cell, contenders
 from jaxpfl.winners.measure import config_of, groups_of, tries_of
+from jaxpfl.winners.verdicts import lead
 
 GRADIENTS = {"ditto": 2, "adaped": 2, "apfl": 2, "fedem": 3}
 """Gradients in a local step; fedem's by components, each of its own."""
@@ -38,6 +40,59 @@ def test_the_page_is_that_of_the_map(found):
     text = PAGE.read_text()
     own = text.partition(f"{page.BEGIN}\n")[2].partition(page.END)[0]
     assert own.strip() == page.tables(found).strip(), "jaxpfl winners show --markdown prints the page's tables"
+
+
+LINEAR = "digits-linear-m20-n{}-{}-share1-steps400"
+SUMMARY = {
+    "hold two to five": {
+        "5.5 points over local": (LINEAR.format(10, "3classes"), "fedavg-ft", "local"),
+        "2.4 at 20": (LINEAR.format(20, "3classes"), "fedavg-ft", "local"),
+        "1.1 at 45": (LINEAR.format(45, "3classes"), "fedavg-ft", "local"),
+        "1.0 at 72": (LINEAR.format(72, "3classes"), "fedavg-ft", "local"),
+        "level with it)": (LINEAR.format(72, "3classes"), "ditto", "fedavg-ft"),
+        "1.3, with 20 clients": ("mnist-linear-m20-n100-3classes-share1-steps200", "fedavg-ft", "local"),
+        "or 50": ("mnist-linear-m50-n100-3classes-share1-steps200", "fedavg-ft", "local"),
+    },
+    "a quarter of them": {
+        ".6 and": ("digits-linear-m20-n45-3classes-share0.25-steps400", "fedavg-ft", "local"),
+        ".9 points": ("digits-linear-m20-n45-3classes-share1-steps1600", "fedavg-ft", "local"),
+    },
+    "but five": {
+        "are level": ("digits-linear-m5-n45-3classes-share1-steps400", "fedavg-ft", "local"),
+        "Ditto are level": ("digits-linear-m5-n45-3classes-share1-steps400", "ditto", "local"),
+        ".5 points over it": ("digits-linear-m5-n45-3classes-share1-steps400", "apfl", "local"),
+    },
+    "nearly iid": {
+        "12 to": (LINEAR.format(45, "Dirichlet1"), "fedavg", "local"),
+        "14 points": (LINEAR.format(45, "iid"), "fedavg", "local"),
+        "36 at 10": (LINEAR.format(10, "iid"), "fedavg", "local"),
+        "1.0 to": (LINEAR.format(45, "iid"), "fedavg", "fedavg-ft"),
+        "1.8 |": (LINEAR.format(10, "iid"), "fedavg", "fedavg-ft"),
+    },
+    "in clusters": {"10.7 points": (LINEAR.format(45, "3clusters"), "ifca", "fedavg-ft")},
+    "| hold two classes": {
+        ".3 points over local": (LINEAR.format(45, "2classes"), "fedavg-ft", "local"),
+        ".7 at 10": (LINEAR.format(10, "2classes"), "fedavg-ft", "local"),
+        "is level with local": (LINEAR.format(10, "2classes"), "adaped", "local"),
+        ".5 behind": (LINEAR.format(10, "2classes"), "fedavg-ft", "adaped"),
+    },
+    "need epsilon 8": {"4.85 points": ("digits-linear-m100-n10-3classes-share1-steps100-eps8", "fedavg-ft", "local")},
+}
+"""Rows of the page's first table: what each says, and the cell and the two methods of which it is said."""
+
+
+@pytest.mark.parametrize("row", SUMMARY)
+def test_the_summary_says_what_the_map_holds(found, row):
+    (text,) = [line for line in PAGE.read_text().splitlines() if line.startswith("| ") and row in line]
+    places = {place.name: place for place in found.places}
+    for said, (name, method, over) in SUMMARY[row].items():
+        assert said in text
+        measured = lead(places[name], method, over)
+        number = re.match(r"\d*\.?\d+", said)
+        assert measured.level == ("level" in said), said
+        if number:
+            digits = len(number[0].partition(".")[2])
+            assert round(measured.points, digits) == float(number[0]), said
 
 
 @pytest.mark.parametrize("cell", CELLS, ids=lambda cell: cell.name)

@@ -6,12 +6,13 @@ import shlex
 import pytest
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.config import DataConfig
+from jaxpfl.experiment.config import RunConfig
+from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.winners import atlas
 from jaxpfl.winners.nearest import Asked
 from jaxpfl.winners.recommend import recommend
 
-CONFIG = DataConfig(data="digits", clients=20, classes_per_client=3, pool_test=True)
+CONFIG = RunConfig(data="digits", clients=20, classes_per_client=3, pool_test=True)
 
 
 @pytest.fixture(scope="module")
@@ -45,27 +46,91 @@ def test_a_private_budget_uses_private_cells(open_map):
     found = recommend(both, of(first, epsilon=6.0), 20, CONFIG)
     assert [near.place.name for near, _ in found.near] == ["eps8", "eps2"]
     assert any("costs privacy" in text for text in found.caveats)
-    words = shlex.split(found.command)
+    words = shlex.split(found.commands.compare)
     assert flag(words, "--privacy.epsilon") == "6"
     assert flag(words, "--privacy.delta") == "0.001"
     assert flag(words, "--privacy.clipping-norm") == "0.3"
     many = of(first, epsilon=6.0, measures=dataclasses.replace(first.measures, clients=1000))
-    assert flag(shlex.split(recommend(both, many, 20, CONFIG).command), "--privacy.delta") == "0.0001"
-    assert flag(shlex.split(recommend(both, many, 20, CONFIG, 1e-6).command), "--privacy.delta") == "1e-06"
+    assert flag(shlex.split(recommend(both, many, 20, CONFIG).commands.compare), "--privacy.delta") == "0.0001"
+    given = dataclasses.replace(CONFIG, privacy=PrivacyConfig(delta=1e-6))
+    assert flag(shlex.split(recommend(both, many, 20, given).commands.compare), "--privacy.delta") == "1e-06"
     assert all(near.place.epsilon is None for near, _ in recommend(both, of(first), 20, CONFIG).near)
 
 
 def test_the_command_holds_the_split_and_the_chosen_settings(open_map):
     place = next(one for one in open_map.places if one.heterogeneity == "3 classes")
     found = recommend(open_map, of(place), 10, CONFIG)
-    words = shlex.split(found.command)
+    words = shlex.split(found.commands.compare)
     assert flag(words, "--classes-per-client") == "3"
     assert "--pool-test" in words
     assert "--split-seed" not in words
-    assert (flag(words, "--cohort"), flag(words, "--rounds")) == ("10", str(place.steps // 10))
+    assert (flag(words, "--cohort"), flag(words, "--rounds")) == ("10", str(round(0.85 * place.steps / 10)))
     chosen = place.methods[found.method].settings["lr"]
     assert f"{found.method}.lr={chosen:g}" in words
     tuned = next(word for word in words if word.startswith("fedavg-ft.fine_tune_steps="))
     assert tuned.endswith(f"={round(0.15 * place.steps)}")
     half = recommend(open_map, of(place, participation=0.5, steps=600), 10, CONFIG)
-    assert flag(shlex.split(half.command), "--rounds") == "120"
+    assert flag(shlex.split(half.commands.compare), "--rounds") == "102"
+    assert "fedavg-ft.fine_tune_steps=90" in half.commands.compare
+
+
+def words_of(found):
+    return shlex.split(found.commands.compare), shlex.split(found.commands.sweep)
+
+
+def test_methods_take_the_asked_steps_or_their_gradients_are_said(open_map):
+    """The nearest cell's fine-tuning of 60 steps was printed for any number of steps."""
+    place = next(one for one in open_map.places if one.measures.examples == 72)
+    found = recommend(dataclasses.replace(open_map, places=(place,)), of(place, steps=40), 20, CONFIG)
+    assert found.method == "ditto"
+    compare, sweep = words_of(found)
+    assert flag(compare, "--rounds") == flag(sweep, "--rounds") == "3"
+    assert "fedavg-ft.fine_tune_steps=6" in compare
+    assert any("local 30, fedavg-ft 36, ditto 60" in text for text in found.caveats)
+    assert any("for 40 gradients each" in text and "local 4, ditto 2" in text for text in found.caveats)
+
+
+def test_the_search_has_the_settings_of_the_comparison_but_for_the_rates(open_map):
+    place = next(one for one in open_map.places if one.partition == "clusters")
+    found = recommend(open_map, of(place, clusters=5), 20, CONFIG)
+    compare, sweep = words_of(found)
+    assert {"ifca.clusters=5", "fedavg-ft.fine_tune_steps=60"} <= set(sweep) < {*compare, *sweep}
+    assert "ifca.lr=0.12" in compare
+    assert not any(".lr=" in word for word in sweep)
+    adaped = next(one for one in open_map.places if one.heterogeneity == "2 classes" and one.measures.examples == 10)
+    assert "adaped.psi_init=1" in words_of(recommend(open_map, of(adaped), 20, CONFIG))[1]
+
+
+def test_more_rounds_than_a_run_can_have_are_refused(open_map):
+    asked = of(open_map.places[0], participation=0.05, steps=2_000_000_000)
+    with pytest.raises(JaxpflError, match=r"steps = 2000000000 are 3400000000 rounds .* at most 2147483647"):
+        recommend(open_map, asked, 1, CONFIG)
+
+
+def test_the_commands_carry_what_a_config_file_says():
+    found = atlas.read()
+    place = next(one for one in found.places if one.epsilon is not None)
+    privacy = PrivacyConfig(delta=1e-4, clipping_norm=0.5, accountant="rdp")
+    given = dataclasses.replace(CONFIG, privacy=privacy, local_steps=5, rounds=50, lr=0.2, eval_every=7)
+    said = recommend(found, of(place), 100, given)
+    for words in words_of(said):
+        assert flag(words, "--privacy.clipping-norm") == "0.5"
+        assert flag(words, "--privacy.accountant") == "rdp"
+        assert (flag(words, "--local-steps"), flag(words, "--rounds")) == ("5", "17")
+        assert flag(words, "--eval-every") == "7"
+        assert "--lr" not in words
+    assert "rounds = 50 of the config file is not taken: --steps says how long the run is" in said.caveats
+    assert any(text.startswith("lr = 0.2 of the config file is not taken") for text in said.caveats)
+
+
+@pytest.mark.parametrize(
+    ("more", "match"),
+    [
+        ({"local_epochs": 2}, r"local_epochs = 2: .* local_steps"),
+        ({"privacy": PrivacyConfig(noise_multiplier=1.0)}, r"privacy.noise_multiplier = 1.0: .* privacy.epsilon"),
+        ({"privacy": PrivacyConfig(unit="example")}, "privacy.unit = example"),
+    ],
+)
+def test_settings_of_which_the_map_does_not_speak_are_refused(open_map, more, match):
+    with pytest.raises(JaxpflError, match=match):
+        recommend(open_map, of(open_map.places[0]), 20, dataclasses.replace(CONFIG, **more))
