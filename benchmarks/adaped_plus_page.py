@@ -28,11 +28,12 @@ def with_tables(page: str, record: Mapping[str, Any], explored: Mapping[str, Any
     """The page with its tables replaced by those of a record, of the tries that came before it, and of the record of
     data sets that had no part in the choice.
     """
-    page = _between(page, HELD_OUT, held_out_tables(held_out))
-    return _between(page, BEGIN, f"{tables(record)}\n\n{_first_look(explored)}")
+    page = between(page, HELD_OUT, held_out_tables(held_out))
+    return between(page, BEGIN, f"{tables(record)}\n\n{_first_look(explored)}")
 
 
-def _between(page: str, begin: str, text: str) -> str:
+def between(page: str, begin: str, text: str) -> str:
+    """The page with a text in the place of what stands between a mark and the next end of measured tables."""
     before, _, rest = page.partition(begin)
     _, _, after = rest.partition(END)
     return f"{before}{begin}\n\n{text}\n\n{END}{after}"

@@ -18,9 +18,9 @@ if not __package__:
 
     __package__ = _script.package
 
-from .adaped_plus_page import lead
+from .adaped_plus_page import between, lead
 
-BEGIN, END = "<!-- measured: python benchmarks/private_gain_page.py -->", "<!-- end of measured -->"
+BEGIN = "<!-- measured: python benchmarks/private_gain_page.py -->"
 
 Scores = Mapping[str, Mapping[float | None, Sequence[float]]]
 """Contender -> epsilon (None for a control that sends nothing) -> test accuracy of each split, in %."""
@@ -28,9 +28,7 @@ Scores = Mapping[str, Mapping[float | None, Sequence[float]]]
 
 def with_tables(page: str, record: Mapping[str, Any]) -> str:
     """The page with its tables replaced by those of a record."""
-    before, _, rest = page.partition(BEGIN)
-    _, _, after = rest.partition(END)
-    return f"{before}{BEGIN}\n\n{tables(record)}\n\n{END}{after}"
+    return between(page, BEGIN, tables(record))
 
 
 def tables(record: Mapping[str, Any]) -> str:

@@ -17,7 +17,7 @@ from jaxpfl.engine.example_means import mean_over_examples
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.experiment.setup import Experiment
-from jaxpfl.papers.users import kept
+from jaxpfl.papers.users import diverged, kept
 from jaxpfl.papers.way import Way
 from jaxpfl.sweep.budget import rounds_of
 
@@ -74,8 +74,7 @@ def _accuracy(experiment: Experiment, simulation: Simulation, state: RunState) -
     """Share of all test examples that their clients' models classify rightly, [S], and clients that diverged."""
     after = simulation.evaluate(state)["after"]
     shares = mean_over_examples(np.asarray(after["accuracy"]), np.asarray(experiment.federation.test.size))
-    diverged = (np.asarray(simulation.counts(state).diverged) > 0) | np.asarray(after["diverged"])
     return {
         "accuracy": [float(one) if np.isfinite(one) else None for one in shares],
-        "diverged": diverged.sum(axis=1).tolist(),
+        "diverged": diverged(simulation, state, after),
     }

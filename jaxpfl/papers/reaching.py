@@ -14,7 +14,7 @@ from jaxpfl.experiment.setup import Experiment
 from jaxpfl.papers.compare import Row, row, spread
 from jaxpfl.papers.declared import UNPRINTED, Contender, Reaching
 from jaxpfl.papers.train import Unchosen, chosen, config_of, folder_of, notes_of
-from jaxpfl.papers.users import kept
+from jaxpfl.papers.users import diverged, kept
 from jaxpfl.papers.way import Way
 from jaxpfl.records import Value
 from jaxpfl.sweep.axes import applied
@@ -57,10 +57,7 @@ def measure(case: Reaching, way: Way) -> list[Row]:
       Interrupted: if it was stopped before its end.
       JaxpflError: for data that are missing.
     """
-    rows = []
-    for contender in case.training.rows(quick=way.quick):
-        rows += _measured(case, contender, way)
-    return rows
+    return [row for contender in case.training.rows(quick=way.quick) for row in _measured(case, contender, way)]
 
 
 def _measured(case: Reaching, contender: Contender, way: Way) -> list[Row]:
@@ -111,12 +108,13 @@ def _scores(experiment: Experiment, simulation: Simulation, state: RunState) -> 
     """
     del experiment
     after = simulation.evaluate(state, "validation")["after"]
-    counts, broken = simulation.counts(state), np.asarray(after["diverged"])
+    broken = np.asarray(after["diverged"]).any(axis=1)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # of a run without a score
-        means = np.where(broken.any(axis=1), np.nan, np.nanmean(after["accuracy"], axis=1))
+        means = np.where(broken, np.nan, np.nanmean(after["accuracy"], axis=1))
+    uploads = np.asarray(simulation.counts(state).uploads).mean(axis=1)
     return {
         "accuracy": [float(one) if np.isfinite(one) else None for one in means],
-        "uploaded": (simulation.bytes_per_client()[0] * np.asarray(counts.uploads).mean(axis=1)).tolist(),
-        "diverged": ((np.asarray(counts.diverged) > 0) | broken).sum(axis=1).tolist(),
+        "uploaded": (simulation.bytes_per_client()[0] * uploads).tolist(),
+        "diverged": diverged(simulation, state, after),
     }

@@ -36,8 +36,10 @@ def units(experiment: Experiment, *, quick: bool) -> int:
 
 
 def _units(case: Case, *, quick: bool) -> int:
-    if isinstance(case, Training | Reaching):
-        return train.runs_of(case if isinstance(case, Training) else case.training, quick=quick)
+    if isinstance(case, Reaching):
+        case = case.training
+    if isinstance(case, Training):
+        return train.runs_of(case, quick=quick)
     return students.units(case, quick=quick) if isinstance(case, Students) else 1
 
 

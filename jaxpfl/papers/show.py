@@ -8,7 +8,7 @@ from typing import Any
 from jaxpfl.papers.compare import Row
 from jaxpfl.papers.declared import Experiment
 from jaxpfl.papers.results import Result
-from jaxpfl.presentation import new_table
+from jaxpfl.presentation import new_table, unmarked
 
 HEADER = ("setting", "method", "ours", "printed", "difference")
 CAPTION = "± one standard deviation; difference: in joint standard deviations"
@@ -56,13 +56,11 @@ def _whose(own: list[Row], every: list[Row]) -> str:
 
 def print_result(console: Any, result: Result) -> None:
     """Print a result's table with its notes and how it came about."""
-    from rich.markup import escape
-
-    table = new_table(escape(title(result)), CAPTION)
+    table = new_table(unmarked(title(result)), CAPTION)
     for place, name in enumerate(HEADER):
         table.add_column(name, justify="left" if place < 2 else "right", no_wrap=place >= 2)
     for row in result.rows:
-        table.add_row(*map(escape, cells(row)))
+        table.add_row(*map(unmarked, cells(row)))
     console.print(table)
     for line in (*(f"{whose}: {note}" for whose, note in notes(result.rows)), _origin(result)):
         console.print(line, highlight=False, soft_wrap=True, markup=False)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -90,9 +90,14 @@ def accuracies(experiment: Experiment, simulation: Simulation, state: RunState) 
     """Each user's test accuracy in each run, [S][m], None where there is none; users that diverged in each run."""
     del experiment
     after = simulation.evaluate(state)["after"]
-    diverged = (np.asarray(simulation.counts(state).diverged) > 0) | np.asarray(after["diverged"])
     accuracy = [[float(one) if np.isfinite(one) else None for one in run] for run in np.asarray(after["accuracy"])]
-    return {"accuracy": accuracy, "diverged": diverged.sum(axis=1).tolist()}
+    return {"accuracy": accuracy, "diverged": diverged(simulation, state, after)}
+
+
+def diverged(simulation: Simulation, state: RunState, after: Mapping[str, Any]) -> list[int]:
+    """Number of clients in each run that diverged in a round, or whose personalised model is not finite, [S]."""
+    lost = (np.asarray(simulation.counts(state).diverged) > 0) | np.asarray(after["diverged"])
+    return lost.sum(axis=1).tolist()
 
 
 def over_users(accuracy: list[list[float | None]]) -> tuple[float | None, float | None]:

@@ -175,8 +175,7 @@ def _remarks(config: RunConfig, methods: Sequence[str], work: Work) -> Iterator[
         whole = replace(config, rounds=work.rounds(work.steps - tuned))
         rounds = rounds_of(whole, name, among, work.share)
         equal += [f"{name} {rounds}"] if rounds != config.rounds else []
-    text = f"compare gives every method {config.rounds} rounds, in which a client takes gradients: {', '.join(taken)}"
-    yield text
+    yield f"compare gives every method {config.rounds} rounds, in which a client takes gradients: {', '.join(taken)}"
     if equal:
         yield (
             f"for {work.steps} gradients each, as in the map, use jaxpfl run METHOD with the compare command's flags, "
