@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +18,12 @@ from jaxpfl.experiment.data_checksum import of_data
 from jaxpfl.experiment.setup import Experiment, prepare
 from jaxpfl.papers import sealed
 from jaxpfl.papers.compare import spread
+from jaxpfl.papers.unfinished import Unfinished
 from jaxpfl.papers.way import Interrupted, Way
 
 _ROUNDS = 10  # between two looks at whether to stop
+_SAVE_SECONDS = 60.0
+"""Between two saves of runs that go on: what a kill loses."""
 Reading = Callable[[Experiment, Simulation, RunState], dict[str, Any]]
 """Function that reads JSON-able values from the runs of S seeds."""
 
@@ -34,6 +37,8 @@ def kept(
     stops: Sequence[int] = (),
 ) -> dict[str, Any]:
     """Read values from a method's runs on all seeds of a config, which are run unless the file holds them.
+
+    Runs that are stopped, or killed, go on where they were last saved.
 
     Args:
       path: of the file.
@@ -56,34 +61,49 @@ def kept(
     experiment = prepare(config, (method,))
     data = of_data(experiment.federation)
     if found is None:
-        began = time.perf_counter()
-        read = [reading(experiment, *at) for at in _trained(experiment, method, way, stops)]
+        asked |= {"data": data, "jaxpfl": __version__}
+        unfinished = Unfinished(path, asked)
+        read, seconds = _read(experiment, method, way, reading, stops, unfinished)
         found = {name: [one[name] for one in read] for name in read[0]} if stops else dict(read[0])
-        found |= asked | {"data": data, "seconds": time.perf_counter() - began, "jaxpfl": __version__}
+        found |= asked | {"seconds": seconds}
         sealed.write(path, found)
+        unfinished.remove()
     if found["data"] != data:
         raise JaxpflError(f"the data set {config.data} is not the one of {path}: choose another --output")
     return found
 
 
-def _trained(
-    experiment: Experiment, method: str, way: Way, stops: Sequence[int]
-) -> Iterator[tuple[Simulation, RunState]]:
-    """A method's programs, and the state of its runs at each stop, the last round alone unless there are some."""
-    config = experiment.config
+def _read(
+    experiment: Experiment, method: str, way: Way, reading: Reading, stops: Sequence[int], unfinished: Unfinished
+) -> tuple[list[dict[str, Any]], float]:
+    """Values read at each stop, the last round alone unless there are some, and the seconds of all sessions."""
+    config, began = experiment.config, time.monotonic()
+    rounds = config.rounds or 1
+    stops = stops or (rounds,)
     simulation = experiment.runs[method].simulation()
-    state = simulation.init(range(config.seed, config.seed + (config.seeds or 1)))
-    rounds, done = config.rounds or 1, 0
+    first = simulation.init(range(config.seed, config.seed + (config.seeds or 1)))
     way.reporter.start(method, config.seeds or 1, rounds)
-    for stop in stops or (rounds,):
-        while done < stop:
-            if way.stopped():
-                raise Interrupted
-            length = min(stop - done, _ROUNDS)
-            state, history = simulation.advance(state, length)
-            done += length
-            way.reporter.progress(done, float(np.mean(history["train_loss"][:, -1])))
-        yield simulation, state
+    state, done, read, before = unfinished.restore(simulation, first, stops)
+    saved = began
+
+    def save(now: float) -> None:
+        unfinished.save(simulation, state, done, read, before + now - began)
+
+    while done < stops[-1]:
+        if way.stopped():
+            if done:
+                save(time.monotonic())
+            raise Interrupted
+        if (now := time.monotonic()) >= saved + _SAVE_SECONDS:
+            save(now)
+            saved = now
+        length = min(stops[len(read)] - done, _ROUNDS)
+        state, history = simulation.advance(state, length)
+        done += length
+        way.reporter.progress(done, float(np.mean(history["train_loss"][:, -1])))
+        if done == stops[len(read)]:
+            read.append(reading(experiment, simulation, state))
+    return read, before + time.monotonic() - began
 
 
 def accuracies(experiment: Experiment, simulation: Simulation, state: RunState) -> dict[str, Any]:

@@ -9,10 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxpfl.papers import reaching, results, run
+from jaxpfl import JaxpflWarning
+from jaxpfl.papers import reaching, results, run, sealed
 from jaxpfl.papers.declared import Contender, Experiment, Printed, Reaching, Training
 from jaxpfl.papers.reaching import reached
-from jaxpfl.papers.way import Way
+from jaxpfl.papers.way import Interrupted, Way
+from jaxpfl.sweep.execute import Reporter
 
 SMALL = {"data": "digits", "model": "linear", "clients": 4, "cohort": 2, "classes_per_client": 3, "local_steps": 2}
 SMALL |= {"batch_size": 5, "rounds": 12, "seeds": 3, "validation_share": 0.2}
@@ -73,6 +75,67 @@ def test_rows_are_those_of_the_scores_that_are_kept(tmp_path: Path):
     assert found[1].ours == pytest.approx(want.mean() / 2 * 650 * 4 / 1e6)
     assert found[3].ours == 0  # local training uploads nothing
     assert run.run(one, Way(results.place(tmp_path, one, quick=False), stopped=lambda: True)).rows == found
+
+
+@pytest.mark.slow
+def test_a_row_that_was_stopped_goes_on_with_the_same_numbers(tmp_path: Path):
+    class Rounds(Reporter):
+        def __init__(self) -> None:
+            self.seen: list[int] = []
+
+        def progress(self, done: int, loss: float) -> None:
+            self.seen.append(done)
+
+    case = Reaching("digits", Training("digits", SMALL, (Contender("fedavg", "FedAvg"),)), stops=4)
+    one = Experiment("rounds", "a paper", "rounds", 1, (case,))
+
+    def session(folder: str, looks: float) -> tuple[list[int], Any]:
+        reporter, left = Rounds(), iter(range(10**6))
+        way = Way(
+            results.place(tmp_path / folder, one, quick=False),
+            reporter=reporter,
+            stopped=lambda: next(left) >= looks,
+        )
+        try:
+            return reporter.seen, run.run(one, way).rows
+        except Interrupted:
+            return reporter.seen, None
+
+    def kept(folder: str) -> list[dict[str, Any]]:
+        found = json.loads((tmp_path / folder / "rounds" / "runs" / "digits-FedAvg" / "reaching.json").read_text())
+        return [found[name] for name in ("accuracy", "uploaded", "diverged")]
+
+    unfinished = tmp_path / "parts" / "rounds" / "runs" / "digits-FedAvg" / "reaching.unfinished"
+    assert session("parts", 2) == ([3, 6], None)
+    assert session("parts", 1) == ([9], None)
+    assert unfinished.is_dir()
+    seen, rows = session("parts", np.inf)
+    assert seen == [12]
+    assert not unfinished.exists()
+    assert (list(range(3, 13, 3)), rows) == session("whole", np.inf)
+    assert kept("parts") == kept("whole")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["read", "state", "settings"])
+def test_unfinished_runs_that_cannot_be_gone_on_with_begin_anew(tmp_path: Path, damage: str):
+    case = Reaching("digits", Training("digits", SMALL, (Contender("local", "local"),)), stops=4)
+    one = Experiment("rounds", "a paper", "rounds", 1, (case,))
+    looks = iter(range(100))
+    with pytest.raises(Interrupted):
+        run.run(one, Way(results.place(tmp_path, one, quick=False), stopped=lambda: next(looks) >= 2))
+    folder = tmp_path / "rounds" / "runs" / "digits-local" / "reaching.unfinished"
+    stored = sealed.read(folder / "read.json")
+    if damage == "read":
+        (folder / "read.json").write_text("{")
+    elif damage == "state":
+        for path in folder.glob("*/SHA256SUMS"):
+            path.write_text("")
+    else:
+        sealed.write(folder / "read.json", stored | {"asked": stored["asked"] | {"jaxpfl": "0.0"}})
+    with pytest.warns(JaxpflWarning, match="begin anew"):
+        found = run.run(one, Way(results.place(tmp_path, one, quick=False))).rows
+    assert found == run.run(one, Way(results.place(tmp_path / "whole", one, quick=False))).rows
 
 
 @pytest.mark.slow
