@@ -2,8 +2,9 @@
 
 ``distributed`` is a run of two processes, ``workers`` a sweep whose two workers have a parent. At a random moment one
 of them gets a SIGKILL; the others must end by themselves, in one line each or with the work done; the same command
-then goes on, and must end with the numbers of a group that nothing disturbed. Stops after so many kills or minutes, and
-adds its counts to OUTPUT. Kill i of a kind depends on the seed, the kind and i alone, but for the time that all takes.
+then goes on, and must end with the numbers of a group that nothing disturbed. Goes on from the counts that OUTPUT has,
+and stops once there are so many kills, or after so many minutes. Kill i of a kind depends on the seed, the kind and i
+alone, but for the time that all takes.
 """
 
 from __future__ import annotations
@@ -121,16 +122,17 @@ def trial(kind: str, number: int, want: Any, seconds: float, place: Path) -> dic
     return found
 
 
-def kills(kind: str, most: int, minutes: float) -> dict[str, Any]:
-    """Counts of a kind."""
-    failures: list[str] = []
-    outcomes, members = collections.Counter[str](), collections.Counter[str]()
+def kills(kind: str, most: int, minutes: float, before: dict[str, Any]) -> dict[str, Any]:
+    """Counts of a kind, those before among them."""
+    failures: list[str] = list(before.get("failures", ()))
+    outcomes = collections.Counter[str](before.get("statuses", {}))
+    members = collections.Counter[str](before.get("member", {}))
     with tempfile.TemporaryDirectory() as name:
         place = Path(name)
         run(kind, place / "cold", place / "cache")
         whole = run(kind, place / "whole", place / "cache")
         assert set(whole["statuses"]) == {0}, whole["said"]
-        want, until, number = results(place / "whole"), time.monotonic() + 60 * minutes, 0
+        want, until, number = results(place / "whole"), time.monotonic() + 60 * minutes, int(before.get("trials", 0))
         while members.total() < most and time.monotonic() < until:
             try:
                 found = trial(kind, number, want, whole["seconds"], place)
@@ -148,15 +150,22 @@ def kills(kind: str, most: int, minutes: float) -> dict[str, Any]:
 def main() -> None:
     asked, most, minutes, *rest = sys.argv[1:]
     for kind in KINDS if asked == "all" else asked.split(","):
-        told = kills(kind, int(most), float(minutes))
+        output = Path(rest[0]) if rest else None
+        before = [one for one in stored(output).get("members", []) if one["kind"] == kind and one["seed"] == SEED]
+        told = kills(kind, int(most), float(minutes), before[0] if before else {})
         print(json.dumps(told), flush=True)
-        if rest:
-            add(Path(rest[0]), told)
+        if output is not None:
+            add(output, told)
+
+
+def stored(output: Path | None) -> dict[str, Any]:
+    """Counts of a file; none if there is no such file."""
+    return json.loads(output.read_text()) if output is not None and output.exists() else {}
 
 
 def add(output: Path, told: dict[str, Any]) -> None:
-    """Put the counts of a kind into a file, in the place of earlier ones."""
-    about = json.loads(output.read_text()) if output.exists() else {}
+    """Put the counts of a kind into a file, in the place of those before."""
+    about = stored(output)
     kept = [one for one in about.get("members", []) if one["kind"] != told["kind"]]
     about["members"] = sorted([*kept, told], key=lambda one: one["kind"])
     output.write_text(json.dumps(about, indent=1) + "\n")
