@@ -4,6 +4,7 @@ import ctypes
 import functools
 import gc
 import os
+import time
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -23,17 +24,40 @@ if jaxlib.__version__.startswith("0.10."):
 import jax
 import pytest
 
+# Read by commands in processes of their own; what this process compiles is decided for each file below.
+os.environ["JAX_DISABLE_MOST_OPTIMIZATIONS"] = "true"
+
 from jaxpfl import use_cpu_cores
 from jaxpfl.engine import compiled, execution_plan
 
 _RESIDENT = 2**30
 """Bytes of a worker from which the programs of one file are dropped before the next, which does not use them."""
 
-_COMPUTING = ("benchmarks", "estimators", "models", "privacy", "similarity", "statistical", "studies")
-"""Folders whose slow tests are simulations of many repetitions."""
+_COMPUTING = (
+    *("statistical", "estimators/test_area_model.py", "estimators/test_learned_intervals.py"),
+    *("estimators/test_rate_goodness.py", "studies/test_network_study.py", "compression/test_total_variation.py"),
+)
+"""Folders and files whose slow tests are simulations of many repetitions, which run for longer than they compile."""
+
+
+_UNTIL = "JAXPFL_TESTS_UNTIL"
+_LATE = "begun after --most-minutes"
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    group = parser.getgroup("time")
+    group.addoption(
+        "--most-minutes", type=float, help="skip the tests that begin later, and count them at the end of the report"
+    )
+    group.addoption(
+        "--begin-at", type=int, default=0, help="rotate the files, so that it is not always the same that are late"
+    )
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    minutes = config.option.most_minutes
+    if minutes is not None and "PYTEST_XDIST_WORKER" not in os.environ:  # workers take it from their parent
+        os.environ[_UNTIL] = str(time.time() + 60 * minutes)
     if config.option.markexpr == "not slow":  # small programs that run for milliseconds
         os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
     # Programs for one device trace and compile in two thirds of the time. That two give the same numbers is a test of
@@ -52,6 +76,20 @@ def pytest_configure(config: pytest.Config) -> None:
     jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    files = list(dict.fromkeys(item.path for item in items))
+    if files and config.option.begin_at:
+        first = config.option.begin_at % len(files)
+        turn = {path: (place - first) % len(files) for place, path in enumerate(files)}
+        items.sort(key=lambda item: turn[item.path])
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup() -> None:
+    if time.time() > float(os.environ.get(_UNTIL, "inf")):
+        pytest.skip(_LATE)
+
+
 def pytest_collection_finish() -> None:
     # Modules and tests stay to the end: no collection need look at them. Tracing makes objects by the ten thousand.
     gc.freeze()
@@ -66,6 +104,11 @@ def pytest_terminal_summary(terminalreporter: Any) -> None:
         terminalreporter.section("counts")
     for text in told:
         terminalreporter.line(text)
+    if late := [report for report in terminalreporter.stats.get("skipped", []) if _LATE in str(report.longrepr)]:
+        terminalreporter.section("not run")
+        terminalreporter.line(f"{len(late)} tests, as they would have {_LATE}, in")
+        for path in sorted({report.nodeid.split("::")[0] for report in late}):
+            terminalreporter.line(f"  {path}")
 
 
 @pytest.fixture
@@ -77,7 +120,8 @@ def two_devices(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="module", autouse=True)
 def _optimizations(request: pytest.FixtureRequest) -> None:
     """In the slow run: only for programs that run for longer than they compile."""
-    jax.config.update("jax_disable_most_optimizations", request.path.parent.name not in _COMPUTING)
+    own = request.path.relative_to(Path(__file__).parent).as_posix()
+    jax.config.update("jax_disable_most_optimizations", not own.startswith(_COMPUTING))
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -172,16 +172,14 @@ def test_clients_draws_its_plot(tmp_path: Path):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("method", ["fedavg", "adaped"])
-def test_round_cnn(method: str, tmp_path: Path):
-    found = record(tmp_path, "round_cnn", "--method", method)
+def test_round_cnn(tmp_path: Path):
+    found = record(tmp_path, "round_cnn", "--method", "adaped")
     check_contenders(found["results"])
     assert all(0 <= row["facts"]["accuracy"] <= 1 for row in found["results"].values())
     assert "jaxpfl, one device" in found["results"]
     for name in ("torch loop, all threads", "torch, two processes of one thread"):
         assert (name in found["results"]) != (name in found["skipped"])
-    if method == "adaped":
-        assert found["results"]["three jax.grad calls"]["facts"]["disagreement"] <= 1e-5
+    assert found["results"]["three jax.grad calls"]["facts"]["disagreement"] <= 1e-5
 
 
 @pytest.mark.slow

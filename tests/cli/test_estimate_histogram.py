@@ -12,7 +12,7 @@ from command import jaxpfl
 SMALL = [
     *("estimate", "histogram", "--users", "80", "--tokens", "40", "--components", "2", "--clusters", "2"),
     *("--samples", "30", "--samples-spread", "0.5", "--rounds", "3", "--private-rounds", "2", "--em-steps", "2"),
-    *("--kept-tokens", "10", "--candidates", "20", "--repetitions", "2", "--epsilon", "3", "15", "--block", "32"),
+    *("--kept-tokens", "10", "--candidates", "20", "--repetitions", "2", "--block", "32"),
 ]
 
 TUNE = [
@@ -28,7 +28,7 @@ def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
     from jaxpfl.cli import main
 
     out, archive = str(folder / "run"), str(folder / "own.npz")
-    main([*SMALL, "--output", out, "--export", archive, "--export-epsilon", "15"])
+    main([*SMALL, "--epsilon", "3", "15", "--output", out, "--export", archive, "--export-epsilon", "15"])
     return folder
 
 
@@ -76,7 +76,7 @@ def test_export(made: Path):
 
 @pytest.mark.slow
 def test_every_try_is_kept_and_the_least_loss_chosen(capsys: pytest.CaptureFixture[str]):
-    found = json.loads(jaxpfl(capsys, *SMALL, *TUNE, "--json").out)
+    found = json.loads(jaxpfl(capsys, *SMALL, *TUNE, "--epsilon", "15", "--json").out)
     for column, row in found["best"].items():
         own = found["tuning"][column]
         losses = {method: [t["loss"] for t in tries] for method, tries in own["tries"].items()}

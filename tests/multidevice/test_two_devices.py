@@ -33,19 +33,26 @@ def clients():
     return ragged_federation()
 
 
-"""The plan that uses most of the engine; the others are asked in the slow run."""
-
-
 @pytest.mark.slow
-@pytest.mark.parametrize("name", PLANS)
-@pytest.mark.parametrize("method", ["fedavg", "adaped", "toy medians", "toy clusters"])
+@pytest.mark.parametrize(
+    ("method", "name"),
+    [
+        ("fedavg", "everyone at once"),
+        ("fedavg", "cohort, one by one"),
+        ("adaped", "everyone, one by one"),
+        ("adaped", "cohort in blocks of 2"),
+        ("toy medians", "everyone, one by one"),
+        ("toy medians", "cohort at once"),
+        ("toy clusters", "everyone at once"),
+        ("toy clusters", "cohort in blocks of 2"),
+    ],
+)
 def test_two_devices_give_the_numbers_of_one(clients, method, name):
     assert_same_on_two_devices(clients, method, *PLANS[name])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("runs", ["map", "vmap"])
-@pytest.mark.parametrize("cohort", [None, 4, 5])
+@pytest.mark.parametrize(("cohort", "runs"), [(None, "map"), (4, "vmap"), (5, "map")])
 def test_a_cohort_that_is_not_dealt_out_gives_the_same(clients, monkeypatch, cohort, runs):
     monkeypatch.setattr("jaxpfl.engine.execution_plan._MOST_DEALT", 0)
     assert_same_on_two_devices(clients, "adaped", "2", cohort, runs)
