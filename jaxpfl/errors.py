@@ -25,6 +25,17 @@ class OutOfMemoryError(JaxpflError):
     """A program that does not fit into memory. The message says what would need less."""
 
 
+_EXHAUSTED = ("out of memory", "resource_exhausted", "can't start new thread")
+
+
+def is_exhausted(error: BaseException) -> bool:
+    """True for an error of a machine without memory: ours, Python's, XLA's, or that of a thread without a stack."""
+    if isinstance(error, OutOfMemoryError | MemoryError):
+        return True
+    # jax has its own kind of RuntimeError, and threading a plain one.
+    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _EXHAUSTED)
+
+
 @contextmanager
 def writing(path: object) -> Iterator[None]:
     """Name the file or folder that the block cannot write.

@@ -18,7 +18,7 @@ from jaxpfl.cli import parse, training
 from jaxpfl.cli.parse import HELP
 from jaxpfl.cli.session import QUIET
 from jaxpfl.console import settle
-from jaxpfl.errors import JaxpflError, JaxpflWarning, printable, unknown_name
+from jaxpfl.errors import JaxpflError, JaxpflWarning, is_exhausted, printable, unknown_name
 from jaxpfl.experiment import compile_cache
 
 DESCRIPTION = "Personalized federated learning, every round one compiled JAX program."
@@ -44,10 +44,6 @@ GROUPS: dict[str, str] = {
     "winners": "The map of which method wins where, that jaxpfl recommend reads: run measures it, show prints it.",
 }
 """Command groups and their purpose: ``jaxpfl.cli.NAME`` has ``commands(args)``."""
-
-
-_EXHAUSTED = ("out of memory", "can't start new thread")
-"""Texts of errors of a machine without memory."""
 
 
 def run(args: list[str]) -> None:
@@ -92,9 +88,7 @@ def _users_own(error: Exception) -> str | None:
         return str(error)
     if isinstance(error, OverflowError):
         return f"a number is too large: {error}"
-    # jax has its own kind of RuntimeError, and threading a plain one.
-    exhausted = isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _EXHAUSTED)
-    if exhausted or isinstance(error, MemoryError):
+    if is_exhausted(error):
         return f"out of memory: {error}"
     return None
 

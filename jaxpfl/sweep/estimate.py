@@ -15,12 +15,12 @@ from typing import Any, Self
 import numpy as np
 
 from jaxpfl import __version__, checks, files
-from jaxpfl.errors import JaxpflError, expecting
+from jaxpfl.errors import JaxpflError, expecting, is_exhausted
 from jaxpfl.records import DONE, FAILED, Journal, Record
 from jaxpfl.studies import registry
 from jaxpfl.studies.study import Options, Results, Study
 from jaxpfl.sweep.definition import FILE, check_folder, grid_changes
-from jaxpfl.sweep.execute import Reporter, is_memory
+from jaxpfl.sweep.execute import Reporter
 from jaxpfl.sweep.grid import Grid
 from jaxpfl.sweep.order import in_grid_order, setting_key
 from jaxpfl.sweep.outcome import written
@@ -208,7 +208,7 @@ def _record(definition: StudyDefinition, run: Run) -> Record:
         settings = definition.settings_of(run)
         results = definition.study.run(settings, definition.options)
     except Exception as error:
-        if not is_memory(error) and not isinstance(error, JaxpflError):
+        if not is_exhausted(error) and not isinstance(error, JaxpflError):
             raise
         reason = " ".join(str(error).split())
         return Record(own, run.settings, run.seed, FAILED, reason, rounds=1, group=own)

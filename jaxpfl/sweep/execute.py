@@ -14,7 +14,7 @@ from jaxpfl import data
 from jaxpfl.engine import Simulation
 from jaxpfl.engine.assembly import Assembled, hyper_of
 from jaxpfl.engine.evaluate import Part
-from jaxpfl.errors import JaxpflError, OutOfMemoryError
+from jaxpfl.errors import JaxpflError, is_exhausted
 from jaxpfl.experiment import warm_start
 from jaxpfl.experiment.config import RunConfig, resolve, spec_for
 from jaxpfl.experiment.pace import Pace
@@ -192,9 +192,9 @@ def run_group(
         try:
             found = _run(ready, chunk, reporter, stopped, states)
         except Exception as error:
-            if not is_memory(error) and not isinstance(error, JaxpflError):
+            if not is_exhausted(error) and not isinstance(error, JaxpflError):
                 raise
-            if is_memory(error) and rows > 1:
+            if is_exhausted(error) and rows > 1:
                 rows = fewer(rows, len(group.runs) - todo)
                 reporter.say(f"{group.name}: {rows} runs at a time, as more do not fit into memory")
                 continue
@@ -209,13 +209,6 @@ def run_group(
 def fewer(rows: int, left: int) -> int:
     """Rows at a time where ``rows`` of those that are left do not fit into memory."""
     return -(-min(rows, left) // 2)
-
-
-def is_memory(error: BaseException) -> bool:
-    """True if a smaller program might not raise this error."""
-    text = str(error).lower()
-    from_xla = isinstance(error, RuntimeError) and ("out of memory" in text or "resource_exhausted" in text)
-    return isinstance(error, OutOfMemoryError | MemoryError) or from_xla
 
 
 def _failed(run: Run, group: Group, reason: str) -> Record:

@@ -13,12 +13,12 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.engine import Simulation
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, is_exhausted
 from jaxpfl.files import jsonable
 from jaxpfl.host_memory import readable
 from jaxpfl.presentation import new_table, unmarked
 from jaxpfl.sweep.definition import Definition
-from jaxpfl.sweep.execute import Data, Prepared, fewer, is_memory, prepared
+from jaxpfl.sweep.execute import Data, Prepared, fewer, prepared
 from jaxpfl.sweep.halving import share_of_rounds
 from jaxpfl.sweep.plan import Group, groups_of, runs_of
 
@@ -81,7 +81,7 @@ def _explained(group: Group, share: float, loaded: Data, programs: _Programs) ->
     try:
         return told | _measured(prepared(group, loaded), share, programs) | {"reason": ""}
     except Exception as error:
-        if not is_memory(error) and not isinstance(error, JaxpflError):
+        if not is_exhausted(error) and not isinstance(error, JaxpflError):
             raise
         return told | dict.fromkeys(unknown) | {"reason": " ".join(str(error).split())}
 
@@ -94,7 +94,7 @@ def _measured(ready: Prepared, share: float, programs: _Programs) -> dict[str, A
             compiling, round_, scoring, simulation = _timed(ready, rows)
             break
         except Exception as error:
-            if not is_memory(error) or rows == 1:
+            if not is_exhausted(error) or rows == 1:
                 raise
             rows = fewer(rows, runs)
     program, memory = programs.number(simulation.digest(rows)), simulation.memory(rows)

@@ -192,6 +192,7 @@ def test_a_diverging_rate_is_reported_and_does_not_stop_the_others(capsys, tmp_p
     [
         MemoryError("cannot allocate"),
         RuntimeError("INTERNAL: Out of memory allocating 9"),
+        RuntimeError("RESOURCE_EXHAUSTED: allocating 9 bytes"),
         RuntimeError("can't start new thread"),
     ],
 )
