@@ -39,8 +39,8 @@ _COMPUTING = (
 )
 """Folders and files whose slow tests are simulations of many repetitions, which run for longer than they compile."""
 
-
 _UNTIL = "JAXPFL_TESTS_UNTIL"
+"""Variable by which a run's workers learn when no further test begins, in seconds since 1970."""
 _LATE = "begun after --most-minutes"
 
 

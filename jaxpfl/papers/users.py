@@ -60,16 +60,16 @@ def kept(
         raise JaxpflError(f"{path} is of other settings: choose another --output")
     experiment = prepare(config, (method,))
     data = of_data(experiment.federation)
+    asked |= {"data": data, "jaxpfl": __version__}
+    unfinished = Unfinished(path, asked)
     if found is None:
-        asked |= {"data": data, "jaxpfl": __version__}
-        unfinished = Unfinished(path, asked)
         read, seconds = _read(experiment, method, way, reading, stops, unfinished)
         found = {name: [one[name] for one in read] for name in read[0]} if stops else dict(read[0])
         found |= asked | {"seconds": seconds}
         sealed.write(path, found)
-        unfinished.remove()
     if found["data"] != data:
         raise JaxpflError(f"the data set {config.data} is not the one of {path}: choose another --output")
+    unfinished.remove()  # also what a kill left of it after the file was written
     return found
 
 
