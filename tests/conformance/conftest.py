@@ -1,9 +1,9 @@
 """Parameters of the conformance tests.
 
 Tests marked ``every_method`` take every registered method and the toys: those are the promises that a method
-can break. The others are promises of the engine, and take methods that between them use all of it, one of them in the
-default run. What `test_everything_that_must_not_matter_at_once` asks of every method at once is slow where it is asked
-piece by piece, and itself for all methods but one.
+can break. The others are promises of the engine, and take methods that between them use nearly all of it, one of them
+in the default run. What `test_everything_that_must_not_matter_at_once` asks of every method at once is slow where it is
+asked piece by piece, and itself for all methods but one.
 """
 
 import jax

@@ -69,7 +69,7 @@ def test_models_in_parts_on_two_devices_give_the_same(federation, name):
 @pytest.mark.slow
 @pytest.mark.usefixtures("x64")
 @pytest.mark.parametrize(
-    ("name", "of"),
+    ("plan", "name"),
     [
         ("all at once", "adaped"),
         ("all at once", "toy medians"),
@@ -81,10 +81,10 @@ def test_models_in_parts_on_two_devices_give_the_same(federation, name):
         ("short calls, nothing donated", "toy clusters"),
     ],
 )
-def test_any_plan_gives_the_same_numbers(federation, name, of):
-    plan, cohort = PLANS[name]
-    got = outcome(simulate(CASES[of], federation, plan=plan, cohort=cohort, dtype=np.float64), 3, (1, 2))
-    assert_close(got, reference(of, cohort), 1e-9)
+def test_any_plan_gives_the_same_numbers(federation, plan, name):
+    execution, cohort = PLANS[plan]
+    got = outcome(simulate(CASES[name], federation, plan=execution, cohort=cohort, dtype=np.float64), 3, (1, 2))
+    assert_close(got, reference(name, cohort), 1e-9)
 
 
 @pytest.mark.slow

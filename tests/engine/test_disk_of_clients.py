@@ -115,7 +115,7 @@ class Killed(BaseException):
 
 
 def killed(monkeypatch: pytest.MonkeyPatch, at: int, does: Callable[[], object]) -> bool:
-    """Whether a function came as far as the call of that number by which files change, and was stopped before it."""
+    """True if a function came as far as the call of that number by which files change, and was stopped before it."""
     count = 0
 
     def counted(call: Callable[..., Any]) -> Callable[..., Any]:

@@ -151,8 +151,8 @@ def main() -> None:
     asked, most, minutes, *rest = sys.argv[1:]
     for kind in KINDS if asked == "all" else asked.split(","):
         output = Path(rest[0]) if rest else None
-        before = [one for one in stored(output).get("members", []) if one["kind"] == kind and one["seed"] == SEED]
-        told = kills(kind, int(most), float(minutes), before[0] if before else {})
+        known = (one for one in stored(output).get("members", []) if (one["kind"], one["seed"]) == (kind, SEED))
+        told = kills(kind, int(most), float(minutes), next(known, {}))
         print(json.dumps(told), flush=True)
         if output is not None:
             add(output, told)

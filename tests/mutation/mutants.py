@@ -168,12 +168,12 @@ def _with(node: ast.AST, **fields: Any) -> ast.AST:
 
 
 def _negated_elsewhere(test: ast.expr) -> bool:
-    """Whether a comparison or a unary operator has the condition's negation among its own changes."""
+    """True if a comparison or a unary operator has the condition's negation among its own changes."""
     return (isinstance(test, ast.Compare) and len(test.ops) == 1) or isinstance(test, ast.UnaryOp)
 
 
 def _text(node: ast.BinOp | ast.AugAssign) -> bool:
-    """Whether texts are joined."""
+    """True if texts are joined."""
     sides = (node.left, node.right) if isinstance(node, ast.BinOp) else (node.value,)
     return any(
         isinstance(one, ast.JoinedStr) or (isinstance(one, ast.Constant) and isinstance(one.value, str))
