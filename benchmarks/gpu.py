@@ -42,11 +42,12 @@ def main(argv: list[str] | None = None) -> None:
     repetitions, began = 2 if args.quick else args.repetitions, time.monotonic()
     results: dict[str, Any] = {}
     summary: dict[str, Any] = {}
-    for configuration in wanted:
+    for place, configuration in enumerate(wanted):
         name = configuration["name"]
+        if time.monotonic() - began > args.budget:
+            print(f"not started, as the budget was spent: {', '.join(one['name'] for one in wanted[place:])}")
+            break
         try:
-            if time.monotonic() - began > args.budget:
-                raise JobError("not started: the budget was spent")
             found = once(Job("gpu", configuration | {"repetitions": repetitions}), timeout=args.timeout)
             results[name] = configuration | found | _rates(Problem(**configuration["problem"]), found["median"])
         except JobError as error:
@@ -92,21 +93,20 @@ def _configurations(args: argparse.Namespace) -> list[dict[str, Any]]:
         if importlib.util.find_spec("torch"):
             small = replace(problem, clients=min(m, TORCH_CLIENTS))
             add(f"{problem.method} torch loop", small, torch=True, anywhere=args.anywhere)
-    for problem in methods:
-        for clients in (*most, "map"):
-            add(f"{problem.method} {clients}", problem, clients=clients)
-        for layers in ("lax.conv vmap", f"lax.conv {most[-1]}"):
-            add(f"{problem.method} {layers}", problem, clients=layers.split()[1], layers="lax")
-        for precision in ("tf32", "bfloat16"):
-            add(f"{problem.method} vmap {precision}", problem, precision=precision)
-        add(f"{problem.method} vmap bfloat16 parameters", problem, parameters="bfloat16")
-    for clients in linear:
+    for clients in sorted(linear, reverse=True):
         problem = Problem("linear", clients, steps=10, batch=EXAMPLES)
         for plan in ("vmap", min(clients, 10_000)):
             add(f"linear m={clients} {plan}", problem, clients=plan)
     for problem in methods:
+        for precision in ("tf32", "bfloat16"):
+            add(f"{problem.method} vmap {precision}", problem, precision=precision)
         for clients in ("vmap", most[-1]):
             add(f"{problem.method} m={many} {clients}", replace(problem, clients=many), clients=clients)
+        for clients in (*most, "map"):
+            add(f"{problem.method} {clients}", problem, clients=clients)
+        for layers in ("lax.conv vmap", f"lax.conv {most[-1]}"):
+            add(f"{problem.method} {layers}", problem, clients=layers.split()[1], layers="lax")
+        add(f"{problem.method} vmap bfloat16 parameters", problem, parameters="bfloat16")
     return found
 
 
