@@ -33,7 +33,7 @@ class Result:
       quick: whether the run was scaled down.
       command: that gives it.
       minutes: spent on it, in all sessions.
-      versions: of the packages, and the machine.
+      versions: of the packages, and the machine, in all sessions that measured something.
       rows: in the order of print.
     """
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 import json
 import platform
 import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from importlib import metadata
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from jaxpfl import __version__, files
 from jaxpfl.errors import JaxpflError, warn
@@ -17,6 +18,7 @@ from jaxpfl.papers.compare import Row
 from jaxpfl.papers.declared import Case, Experiment, Reaching, Students, Training
 from jaxpfl.papers.results import Result
 from jaxpfl.papers.way import Way
+from jaxpfl.sweep.execute import Reporter
 
 _STATE = "experiment.json"
 _MOST_SECONDS = 1e10
@@ -70,19 +72,26 @@ def run(experiment: Experiment, way: Way) -> Result:
       Interrupted: if it was stopped before its end.
       JaxpflError: for missing data, and a folder of another experiment.
     """
-    before, began = _spent(experiment, way), time.monotonic()
+    before, began = _sessions_of(experiment, way), time.monotonic()
+    made_by = list(before.versions)
 
     def spent() -> float:
-        return before + time.monotonic() - began
+        return before.seconds + time.monotonic() - began
+
+    def measuring() -> None:
+        if (now := versions()) not in made_by:
+            made_by.append(now)
+            _keep(experiment, way, _Sessions(spent(), made_by))
 
     rows: list[tuple[Case, list[Row]]] = []
     _keep(experiment, way, before)  # a kill must not leave runs that nothing names
+    way = replace(way, reporter=_Watching(way.reporter, measuring))
     try:
         for case in cases_of(experiment, quick=way.quick):
             rows.append((case, _measured(case, way)))
     finally:
         if any((way.folder / name).exists() for name in ("runs", results.RESULT)):
-            _keep(experiment, way, spent())
+            _keep(experiment, way, _Sessions(spent(), made_by))
         else:
             (way.folder / _STATE).unlink(missing_ok=True)
     found = Result(
@@ -92,7 +101,7 @@ def run(experiment: Experiment, way: Way) -> Result:
         way.quick,
         command(experiment, quick=way.quick),
         round(spent() / 60, 2),
-        versions(),
+        _together(made_by or [versions()]),
         tuple(_noted(row, "" if way.quick else experiment.note) for _, own in rows for row in own),
     )
     files.write_json(way.folder / results.RESULT, found.to_json())
@@ -121,13 +130,58 @@ def versions() -> dict[str, Any]:
     return {"jaxpfl": __version__, **{name: metadata.version(name) for name in names}, **machine}
 
 
+def _together(made_by: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Versions of all sessions that measured something; where they differ, each."""
+
+    def of(name: str) -> Any:
+        found = list(dict.fromkeys(one[name] for one in made_by if name in one))
+        return found[0] if len(found) == 1 else " and ".join(map(str, found))
+
+    return {name: of(name) for name in dict.fromkeys(name for one in made_by for name in one)}
+
+
+class _Watching(Reporter):
+    """A reporter before which a function is called whenever something is measured."""
+
+    def __init__(self, reporter: Reporter, measuring: Callable[[], None]) -> None:
+        self._reporter, self._measuring = reporter, measuring
+
+    def start(self, group: str, runs: int, rounds: int) -> None:
+        self._measuring()
+        self._reporter.start(group, runs, rounds)
+
+    def progress(self, rounds: int, loss: float) -> None:
+        self._reporter.progress(rounds, loss)
+
+    def finish(self, runs: int) -> None:
+        self._reporter.finish(runs)
+
+    def wait(self, workers: str) -> None:
+        self._reporter.wait(workers)
+
+    def say(self, text: str) -> None:
+        self._reporter.say(text)
+
+
 def _noted(row: Row, note: str) -> Row:
     said = "; ".join(text for text in (row.note, note) if text)
     return replace(row, note=said)
 
 
-def _spent(experiment: Experiment, way: Way) -> float:
-    """Seconds that earlier sessions spent.
+class _Sessions(NamedTuple):
+    """Sessions of an experiment so far.
+
+    Attributes:
+      seconds: that they spent.
+      versions: of those that measured something, each once.
+    """
+
+    seconds: float = 0.0
+    versions: Sequence[Mapping[str, Any]] = ()
+
+
+def _sessions_of(experiment: Experiment, way: Way) -> _Sessions:
+    """Earlier sessions of an experiment.
 
     Raises:
       JaxpflError: for a folder of something else.
@@ -138,15 +192,22 @@ def _spent(experiment: Experiment, way: Way) -> float:
             raise JaxpflError(
                 f"{way.folder} is not empty and holds no run of {experiment.name}: choose another --output"
             )
-        return 0.0
+        return _Sessions()
     stored = files.read_json(path)
     if not isinstance(stored, dict) or (stored.get("name"), stored.get("quick")) != (experiment.name, way.quick):
         run = f"{'the quick' if way.quick else 'the full'} run of {json.dumps(experiment.name)}"
         raise JaxpflError(f"{path} is not of {run}: choose another --output")
-    seconds = stored.get("seconds")
-    return float(seconds) if isinstance(seconds, int | float) and 0 <= seconds <= _MOST_SECONDS else 0.0
+    seconds, made_by = stored.get("seconds"), stored.get("versions")
+    return _Sessions(
+        float(seconds) if isinstance(seconds, int | float) and 0 <= seconds <= _MOST_SECONDS else 0.0,
+        [one for one in made_by if _is_flat(one)] if isinstance(made_by, list) else (),
+    )
 
 
-def _keep(experiment: Experiment, way: Way, seconds: float) -> None:
+def _is_flat(value: Any) -> bool:
+    return isinstance(value, dict) and all(isinstance(one, str | int) for one in value.values())
+
+
+def _keep(experiment: Experiment, way: Way, sessions: _Sessions) -> None:
     way.folder.mkdir(parents=True, exist_ok=True)
-    files.write_json(way.folder / _STATE, {"name": experiment.name, "quick": way.quick, "seconds": seconds})
+    files.write_json(way.folder / _STATE, {"name": experiment.name, "quick": way.quick, **sessions._asdict()})

@@ -15,6 +15,7 @@ from jaxpfl.papers import estimate, registry, results, run, sealed, show
 from jaxpfl.papers.declared import Contender, Estimate, Estimation, Experiment, Figure, Printed, Training
 from jaxpfl.papers.train import QUICK_NOTE, Interrupted, Way
 from jaxpfl.studies.study import Read, Results, Study
+from jaxpfl.sweep.execute import Reporter
 
 RAN = []
 
@@ -92,6 +93,41 @@ def test_a_stopped_run_goes_on(tmp_path):
     assert [given.clients for given in RAN] == [10, 20]
     assert run.run(EXPERIMENT, way(tmp_path)).rows == found.rows
     assert len(RAN) == 2
+
+
+def test_a_result_has_the_versions_of_all_sessions_that_measured_something(tmp_path, monkeypatch):
+    def on(**here):
+        monkeypatch.setattr(run, "versions", lambda: {"jax": "1", "devices": 1} | here)
+
+    on(jax="0")
+    with pytest.raises(Interrupted):
+        run.run(EXPERIMENT, way(tmp_path, stopped=lambda: len(RAN) == 1))
+    on(devices=2)
+    both = {"jax": "0 and 1", "devices": "1 and 2"}
+    assert run.run(EXPERIMENT, way(tmp_path)).versions == both
+    on(jax="2")  # reads what is there
+    assert run.run(EXPERIMENT, way(tmp_path)).versions == both
+
+
+def test_versions_are_written_before_anything_is_measured(tmp_path, monkeypatch):
+    """So that those of a session that is killed are known."""
+    monkeypatch.setattr(run, "versions", lambda: {"jax": "0"})
+    path, seen = way(tmp_path).folder / "experiment.json", []
+
+    class Reading(Reporter):
+        def start(self, group, runs, rounds):
+            seen.append(json.loads(path.read_text())["versions"])
+
+    run.run(EXPERIMENT, way(tmp_path, reporter=Reading()))
+    assert seen == [[{"jax": "0"}]] * 2
+
+
+@pytest.mark.parametrize("stored", [5, [5], [{"jax": [0]}], "x"])
+def test_versions_that_are_none_are_left_out(tmp_path, stored):
+    run.run(EXPERIMENT, way(tmp_path))
+    path = way(tmp_path).folder / "experiment.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"versions": stored}))
+    assert run.run(EXPERIMENT, way(tmp_path)).versions == run.versions()
 
 
 def test_a_stop_within_a_study_may_come_at_once(tmp_path):
