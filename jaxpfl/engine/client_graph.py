@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import algorithms, participation
+from jaxpfl import algorithms, full_precision, participation
 from jaxpfl.algorithms import LocalWork, Method
 from jaxpfl.data.size_classes import class_of, size_classes
 from jaxpfl.engine.simulation import Simulation
@@ -134,7 +134,7 @@ def _each(vector: Callable[[Array, Array], Array], clients: ClientData) -> Array
     places: list[np.ndarray] = []
     for length, own in zip(lengths, class_of(sizes, lengths), strict=True):
         part = replace(clients.client(own), examples=examples, capacity=length)
-        vectors.append(jax.jit(partial(_in_turn, vector))(part))
+        vectors.append(full_precision.jit(partial(_in_turn, vector))(part))
         places.append(own)
     return jnp.concatenate(vectors)[np.argsort(np.concatenate(places))]
 

@@ -125,7 +125,9 @@ class Programs:
         def init(keys: tuple[jax.Array, jax.Array | None], hp: PyTree, clients: Clients) -> RunState:
             return init_state(algorithm, participation, groups, keys, hp, *clients[:3], rows, block, model)
 
-        return over_runs(init, vectorised=self.execution.vmap_runs)
+        begin = over_runs(init, vectorised=self.execution.vmap_runs)
+        # A first state can hold what the server sends, which some compute by products (FedAMP).
+        return begin if self.execution.matmul is None else traced_as(begin, None, self.execution.matmul)
 
     def of(self, name: Name, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
         """Program of ``advance``, or of a scoring, for S runs and arguments of these shapes.

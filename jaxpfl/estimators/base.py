@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl import full_precision
 from jaxpfl.errors import JaxpflError
 from jaxpfl.randomness import Purpose, stream
 from jaxpfl.types import Array, Key, PyTree
@@ -85,6 +86,7 @@ class Estimated(NamedTuple):
     shared: PyTree
 
 
+@full_precision.products
 def estimate(
     estimator: Estimator,
     key: Key,

@@ -26,6 +26,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl import full_precision
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators.random_coefficients import Message
 from jaxpfl.types import Array, Scalar
@@ -57,6 +58,7 @@ class Head(NamedTuple):
     log_evidence: Array
 
 
+@full_precision.products
 def start(messages: Message, rank: int) -> Representation:
     """Spectral start: the leading eigenvectors of sum_i b_i b_i', with half of y's variance for the noise.
 
@@ -77,6 +79,7 @@ def start(messages: Message, rank: int) -> Representation:
     return Representation(basis * jnp.sqrt(half / energy), half)
 
 
+@full_precision.products
 def head(at: Representation, sent: Message) -> Head:
     """Posterior of one client's head, also of one that was not there for the fit."""
     seen = at.basis.T @ sent.cross / at.noise
@@ -87,6 +90,7 @@ def head(at: Representation, sent: Message) -> Head:
     return Head(mean, covariance, -(deviance + sent.square / at.noise - seen @ mean) / 2)
 
 
+@full_precision.products
 def em(at: Representation, messages: Message, floor: Scalar, steps: int) -> Representation:
     """Fit the representation by steps of EM, which never lower the summed ``log_evidence``.
 
@@ -109,11 +113,13 @@ def em(at: Representation, messages: Message, floor: Scalar, steps: int) -> Repr
     return jax.lax.fori_loop(0, steps, step, at)
 
 
+@full_precision.products
 def least_squares_head(basis: Array, sent: Message) -> Array:
     """A client's head by least squares, of least norm, [k]."""
     return jnp.linalg.pinv(basis.T @ sent.gram @ basis, hermitian=True) @ (basis.T @ sent.cross)
 
 
+@full_precision.products
 def alternating(basis: Array, messages: Message, steps: int) -> Array:
     """Alternate least squares of heads and basis; orthonormal columns, [d, k].
 
@@ -127,6 +133,7 @@ def alternating(basis: Array, messages: Message, steps: int) -> Array:
     return jax.lax.fori_loop(0, steps, step, jnp.linalg.qr(basis)[0])
 
 
+@full_precision.products
 def distance(basis: Array, other: Array) -> Array:
     """Sine of the largest principal angle between two column spaces of one dimension, []: 0 to 1."""
     first, second = jnp.linalg.qr(basis)[0], jnp.linalg.qr(other)[0]

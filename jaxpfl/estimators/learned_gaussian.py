@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl import full_precision
 from jaxpfl.types import Array, Scalar
 
 _POINTS = 64
@@ -25,7 +26,7 @@ _NEGLIGIBLE = 20.0  # in units of the log density, below its maximum
 _TINY = 1e-30  # of the squared unit
 
 
-@jax.jit
+@full_precision.jit
 def posterior(own: Array, s2: Array | Scalar, degrees: Scalar = math.inf) -> tuple[Array, Array]:
     r"""Posterior means and scales of the theta_i, with flat priors on mu and st2 and :math:`1 / \varphi` on the factor.
 

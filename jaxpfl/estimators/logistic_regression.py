@@ -12,9 +12,11 @@ from __future__ import annotations
 import jax
 import jax.numpy as jnp
 
+from jaxpfl import full_precision
 from jaxpfl.types import Array, Scalar
 
 
+@full_precision.products
 def objective(theta: Array, mu: Array, s2: Scalar, x: Array, y: Array) -> Array:
     """A client's loss ``sum_j CE + |theta - mu|^2 / (2 s2)``: theta, mu [d], x [n, d], y [n] of zeros and ones.
 
@@ -24,6 +26,7 @@ def objective(theta: Array, mu: Array, s2: Scalar, x: Array, y: Array) -> Array:
     return (jnp.logaddexp(0, logits) - y * logits).sum() + ((theta - mu) ** 2).sum() / (2 * s2)
 
 
+@full_precision.products
 def fit(mu: Array, s2: Scalar, x: Array, y: Array, rate: Scalar, steps: int) -> Array:
     """A client's coefficients after gradient steps on its `objective` from mu, with mu fixed, [d].
 
@@ -36,6 +39,7 @@ def fit(mu: Array, s2: Scalar, x: Array, y: Array, rate: Scalar, steps: int) -> 
     return jax.lax.fori_loop(0, steps, step, mu)
 
 
+@full_precision.products
 def gradient_descent(
     mu: Array, s2: Scalar, thetas: Array, x: Array, y: Array, rate: Scalar, steps: int, *, printed: bool = False
 ) -> tuple[Array, Array]:

@@ -28,6 +28,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.scipy.special import betainc, gammaln, ndtr, xlogy
 
+from jaxpfl import full_precision
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.frames import Labels, frame, labels_of
@@ -122,7 +123,7 @@ class _Place(NamedTuple):
     steps: Array
 
 
-@jax.jit
+@full_precision.jit
 def _solve(c: Array, heights: Array, numbers: Array) -> Shares:
     """Fit alpha; column k of heights [d, K + 1] has distinct counts of category k, the last totals, with numbers."""
     m, kind = len(c), c.dtype

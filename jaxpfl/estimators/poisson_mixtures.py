@@ -28,6 +28,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import digamma, gammainc, gammaincc, gammaln, polygamma, xlogy
 
+from jaxpfl import full_precision
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means import simplex
@@ -145,7 +146,7 @@ def fit_mixture(z: Array, e: Array, *, prior: PoissonPrior, components: int) -> 
     return posterior(fit_gammas(*pairs, components=components), z, e, jnp.zeros((), z.dtype))
 
 
-@partial(jax.jit, static_argnames="components")
+@partial(full_precision.jit, static_argnames="components")
 def fit_places(z: Array, e: Array, w: Array, *, components: int) -> tuple[Places, Array]:
     """The likeliest weights on the grid, with their slack; w [m] of the clients sums to one."""
     root = jnp.sqrt(z / e)
@@ -156,7 +157,7 @@ def fit_places(z: Array, e: Array, w: Array, *, components: int) -> tuple[Places
     return Places(weights, places), slack
 
 
-@partial(jax.jit, static_argnames="components")
+@partial(full_precision.jit, static_argnames="components")
 def fit_gammas(z: Array, e: Array, w: Array, *, components: int) -> Gammas:
     """Gamma components by EM and Newton steps; w [m] of the clients sums to one."""
     kind = z.dtype

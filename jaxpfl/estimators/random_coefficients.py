@@ -27,6 +27,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl import full_precision
 from jaxpfl.types import Array, Scalar
 
 
@@ -74,6 +75,7 @@ class Posterior(NamedTuple):
     log_evidence: Array
 
 
+@full_precision.products
 def message(x: Array, y: Array, size: Scalar | None = None) -> Message:
     """Sums of a client's examples.
 
@@ -84,11 +86,13 @@ def message(x: Array, y: Array, size: Scalar | None = None) -> Message:
     return Message(x.T @ x, x.T @ y, y @ y, jnp.asarray(len(y) if size is None else size, x.dtype))
 
 
+@full_precision.products
 def pooled(messages: Message) -> Array:
     """Least-squares coefficients of all clients' examples together, of least norm, [d]; leaves of messages [m, ...]."""
     return jnp.linalg.pinv(messages.gram.sum(axis=0), hermitian=True) @ messages.cross.sum(axis=0)
 
 
+@full_precision.products
 def about(center: Array, messages: Message) -> Message:
     """Messages of the residuals ``y - X center``, leaves [m, ...]; center [d]."""
     fitted = messages.gram @ center
@@ -96,6 +100,7 @@ def about(center: Array, messages: Message) -> Message:
     return messages._replace(cross=messages.cross - fitted, square=jnp.maximum(square, 0))
 
 
+@full_precision.products
 def start(messages: Message) -> Coefficients:
     """Start of `em`: the pooled coefficients, and their residuals' variance halved between noise and coefficients.
 
@@ -108,11 +113,13 @@ def start(messages: Message) -> Coefficients:
     return Coefficients(mu, half / energy * jnp.eye(len(mu), dtype=mu.dtype), half)
 
 
+@full_precision.products
 def posterior(population: Coefficients, sent: Message) -> Posterior:
     """Posterior of one client's coefficients."""
     return _posterior(population, _root(population.covariance), sent)
 
 
+@full_precision.products
 def squared_errors(population: Coefficients, messages: Message) -> Array:
     r"""Covariance of every client's error, for known variances and a mean learned from all clients, [m, d, d].
 
@@ -135,6 +142,7 @@ def squared_errors(population: Coefficients, messages: Message) -> Array:
     return of.covariance + kept @ spread @ kept.swapaxes(1, 2)
 
 
+@full_precision.products
 def em(population: Coefficients, messages: Message, floor: Scalar, steps: int) -> Coefficients:
     """Fit the population by steps of EM, which never lower the summed ``log_evidence`` once the floor is met.
 

@@ -9,11 +9,11 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jaxpfl import full_precision
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.normal_means.answer import in_blocks
@@ -101,6 +101,6 @@ def scores(of: Folds, fit: Callable[[Array, Array, Array], Mixture]) -> CountSco
     return inputs.in_double(run, of.z, of.n)
 
 
-@jax.jit
+@full_precision.jit
 def _log_densities(prior: Any, z: Array, n: Array) -> Array:
     return in_blocks(lambda z, n: log_marginal(prior, z, n), z, n)

@@ -31,6 +31,7 @@ import numpy as np
 from jax.core import Tracer
 from jax.scipy.special import betainc, gammaln, logsumexp, xlog1py, xlogy
 
+from jaxpfl import full_precision
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means import simplex
@@ -163,7 +164,7 @@ def fit_mixture(z: Array, n: Array, *, prior: RatePrior, components: int) -> Rat
     return posterior(fitted, z, n, slack)
 
 
-@partial(jax.jit, static_argnames="components")
+@partial(full_precision.jit, static_argnames="components")
 def fit_atoms(z: Array, n: Array, w: Array, *, components: int) -> tuple[Atoms, Array]:
     """The likeliest weights on the grid, with their slack; w [m] of the clients sums to one."""
     angle = jnp.arcsin(jnp.sqrt(z / n))
@@ -174,7 +175,7 @@ def fit_atoms(z: Array, n: Array, w: Array, *, components: int) -> tuple[Atoms, 
     return Atoms(weights, places), slack
 
 
-@partial(jax.jit, static_argnames="components")
+@partial(full_precision.jit, static_argnames="components")
 def fit_betas(z: Array, n: Array, w: Array, *, components: int) -> Betas:
     """Beta components by EM and Newton steps; w [m] of the clients sums to one."""
     kind = z.dtype
@@ -239,7 +240,7 @@ def mean_log_likelihood(prior: Mixture, z: Array, n: Array, w: Array) -> Array:
     return logsumexp(prior.log_components(z, n) + jnp.log(prior.weights), axis=-1) @ w
 
 
-@jax.jit
+@full_precision.jit
 def posterior(prior: Any, z: Array, n: Array, slack: Array) -> RateMixture:
     """Posteriors of clients of counts z and n, [m] each, under a `Mixture`, with the slack of its fit."""
 

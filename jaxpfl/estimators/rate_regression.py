@@ -29,6 +29,7 @@ from jax.core import Tracer
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import ndtr
 
+from jaxpfl import full_precision
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import inputs, marginals
 from jaxpfl.estimators.climb import climb
@@ -163,7 +164,7 @@ def _fit(z: Any, n: Any, x: Any, intercept: bool, *, bounded: bool) -> Regressed
     return found
 
 
-@partial(jax.jit, static_argnames=("intercept", "bounded"))
+@partial(full_precision.jit, static_argnames=("intercept", "bounded"))
 def solved(z: Array, n: Array, x: Array, *, intercept: bool, bounded: bool) -> tuple[RegressedRates, Array]:
     """The fit to counts, sizes [m] and covariates [m, k] that have been checked.
 

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxpfl import checks
+from jaxpfl import checks, full_precision
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.estimators import inputs, marginals, poisson_mixtures
 from jaxpfl.estimators.climb import climb
@@ -188,7 +188,7 @@ def checked_events(count: Any, exposure: Any, weights: Any = None) -> tuple[Any,
     return z, e
 
 
-@jax.jit
+@full_precision.jit
 def fit_beta(z: Array, n: Array, w: Array) -> Rates:
     """Fit a Beta prior to successes and trials that have been checked; w [m] of the clients sums to one."""
     z = _valid(z, n, w, whole=True)
@@ -200,7 +200,7 @@ def fit_beta(z: Array, n: Array, w: Array) -> Rates:
     return posterior(z, n, mu, size, len(z) * value, bounded=True)
 
 
-@jax.jit
+@full_precision.jit
 def fit_gamma(z: Array, e: Array, w: Array) -> Rates:
     """Fit a Gamma prior to counts and exposures that have been checked; w [m] of the clients sums to one."""
     z = _valid(z, e, w, whole=False)

@@ -16,6 +16,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl import full_precision
 from jaxpfl.types import Array, Scalar
 
 
@@ -57,6 +58,7 @@ class Rotated(NamedTuple):
     squares: Array
 
 
+@full_precision.products
 def rotate(x: Array, y: Array) -> Rotated:
     """Rotate a client's data ``x`` [n, d], ``y`` [n] into that basis, once for all populations.
 
@@ -69,6 +71,7 @@ def rotate(x: Array, y: Array) -> Rotated:
     return Rotated(x, y, (x**2).sum(axis=-1))
 
 
+@full_precision.products
 def posterior(population: Population, data: Rotated) -> Posterior:
     r"""Posterior of a client's coefficients:
 
@@ -88,6 +91,7 @@ def posterior(population: Population, data: Rotated) -> Posterior:
     return Posterior(mean, s2 * (d - explained), sx2 * explained, log_evidence)
 
 
+@full_precision.products
 def least_squares(data: Rotated) -> Array:
     """A client's own least-squares coefficients of least norm, ``X' (X X')^+ y``, [d].
 
@@ -97,6 +101,7 @@ def least_squares(data: Rotated) -> Array:
     return data.x.T @ jnp.where(seen, data.y / jnp.where(seen, data.squares, 1), 0)
 
 
+@full_precision.products
 def pooled(data: Rotated) -> Array:
     """Least-squares coefficients of all clients pooled, leaves [m, ...]: FedAvg's solution for a linear model, [d].
 
@@ -106,6 +111,7 @@ def pooled(data: Rotated) -> Array:
     return jnp.linalg.pinv(data.x.reshape(-1, d)) @ data.y.reshape(-1)
 
 
+@full_precision.products
 def moments(mu: Array, x: Array, y: Array, floor: Scalar) -> Population:
     r"""Moment estimates of the variances, the start of EM.
 
@@ -129,6 +135,7 @@ def moments(mu: Array, x: Array, y: Array, floor: Scalar) -> Population:
     return Population(mu, s2, jnp.maximum((e**2 - s2 * (x**2).sum(-1)).mean(), floor))
 
 
+@full_precision.products
 def em(population: Population, data: Rotated, floor: Scalar, steps: int) -> Population:
     """EM steps on all clients' data, leaves [m, ...]; they never lower the summed ``log_evidence``."""
     _, n, d = data.x.shape
@@ -144,6 +151,7 @@ def em(population: Population, data: Rotated, floor: Scalar, steps: int) -> Popu
     return jax.lax.fori_loop(0, steps, step, population)
 
 
+@full_precision.products
 def gradient_descent(
     population: Population,
     thetas: Array,

@@ -20,7 +20,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import trees
+from jaxpfl import full_precision, trees
 from jaxpfl.estimators import regression
 from jaxpfl.estimators.climb import climb
 from jaxpfl.estimators.regression import Population, Posterior, Rotated
@@ -38,6 +38,7 @@ class MixturePopulation(NamedTuple):
     sx2: Array
 
 
+@full_precision.products
 def start(data: Rotated, components: int, sx2: Scalar, floor: Scalar) -> MixturePopulation:
     """Initial mixture, fitted to the clients' own least-squares estimates of least norm.
 
@@ -54,6 +55,7 @@ def start(data: Rotated, components: int, sx2: Scalar, floor: Scalar) -> Mixture
     return MixturePopulation(fitted.p, fitted.mu, fitted.s2, jnp.maximum(jnp.asarray(sx2, alone.dtype), floor))
 
 
+@full_precision.products
 def posteriors(population: MixturePopulation, data: Rotated) -> tuple[Array, Posterior]:
     """A client's responsibilities [k], and its posterior under each component, leaves [k, ...]."""
 
@@ -64,12 +66,14 @@ def posteriors(population: MixturePopulation, data: Rotated) -> tuple[Array, Pos
     return discrete.responsibilities(population.p, -of.log_evidence), of
 
 
+@full_precision.products
 def personalize(population: MixturePopulation, data: Rotated) -> Array:
     """A client's estimate, [d]."""
     belongs, of = posteriors(population, data)
     return belongs @ of.mean
 
 
+@full_precision.products
 def log_likelihood(population: MixturePopulation, data: Rotated) -> Array:
     """Log-likelihood of all clients' data, leaves [m, ...] -> [], which EM increases."""
 
@@ -80,6 +84,7 @@ def log_likelihood(population: MixturePopulation, data: Rotated) -> Array:
     return jax.vmap(one)(data).sum()
 
 
+@full_precision.products
 def em(population: MixturePopulation, data: Rotated, floor: Scalar, steps: int) -> MixturePopulation:
     r"""EM steps on all clients' data, leaves [m, ...], which never lower `log_likelihood`.
 
@@ -129,6 +134,7 @@ def _variances(old: MixturePopulation, belongs: Array, data: Rotated, mu: Array,
     return jnp.where(belongs.sum(axis=0) > 0, s2, old.s2), sx2
 
 
+@full_precision.products
 def adamix(
     begin: Mixture, thetas: Array, x: Array, y: Array, sx2: Scalar, rate: Scalar, floor: Scalar, steps: int
 ) -> tuple[Mixture, Array]:
@@ -166,6 +172,7 @@ def adamix(
     return jax.lax.fori_loop(0, steps, step, (begin, thetas))
 
 
+@full_precision.products
 def alternating(
     begin: discrete.Discrete, x: Array, y: Array, sx2: Scalar, steps: int
 ) -> tuple[discrete.Discrete, Array]:

@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
+from jaxpfl import full_precision
 from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Array
 
@@ -88,7 +89,7 @@ def nearest_neighbours(
     starts = np.minimum(np.arange(0, nodes, block), nodes - block)
     ids = starts[:, None] + np.arange(block)
     found = np.empty((nodes, k), np.int64)
-    found[ids] = jax.jit(lambda ids: jax.lax.map(near, ids))(jnp.asarray(ids, jnp.int32))
+    found[ids] = full_precision.jit(lambda ids: jax.lax.map(near, ids))(jnp.asarray(ids, jnp.int32))
     return joined(list(found), mutual)
 
 

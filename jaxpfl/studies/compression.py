@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks, data
+from jaxpfl import checks, data, full_precision
 from jaxpfl.compression import error_feedback
 from jaxpfl.compression.compressors import Compressor, resolve
 from jaxpfl.errors import JaxpflError
@@ -151,7 +151,7 @@ def load(given: CompressionSettings, source: data.Source | None = None) -> Probl
     found, curvature = optimum(x[mask].astype(np.float64), y[mask].astype(np.float64), given.l2)
     with_data = Problem(jnp.asarray(x), jnp.asarray(y, jnp.float32), jnp.asarray(mask), 0.0, curvature)
     # In the precision of the runs: what is lost in it is lost on both sides of a gap.
-    least = jax.jit(partial(loss, l2=given.l2))(jnp.asarray(found, jnp.float32), with_data)
+    least = full_precision.jit(partial(loss, l2=given.l2))(jnp.asarray(found, jnp.float32), with_data)
     return with_data._replace(optimum=float(least))
 
 
@@ -229,7 +229,7 @@ def measured(given: CompressionSettings, problem: Problem) -> dict[str, Run]:
     found = {}
     for text in given.compressors:
         one = partial(descend, key, compressor=resolve(text), given=given)
-        gap, bits = jax.jit(jax.vmap(one, (0, None)))(rates, problem)
+        gap, bits = full_precision.jit(jax.vmap(one, (0, None)))(rates, problem)
         found[text] = Run(np.maximum(np.asarray(gap, float), RESOLUTION), np.asarray(bits, float))
     return found
 

@@ -17,6 +17,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl import full_precision
 from jaxpfl.compression import error_feedback, total_variation
 from jaxpfl.types import Array
 
@@ -53,7 +54,7 @@ def run() -> dict[str, Any]:
     """
     found = {}
     for name, (decay, feedback) in WAYS.items():
-        go = jax.jit(partial(descent, GAMMA, RATE, max(SHOWN), decay=decay, feedback=feedback))
+        go = full_precision.jit(partial(descent, GAMMA, RATE, max(SHOWN), decay=decay, feedback=feedback))
         points = np.asarray(go())
         found[name] = {str(t): points[t - 1].tolist() for t in SHOWN}
     optimum, first = np.array(OPTIMUM), np.array(PRINTED[0])

@@ -24,7 +24,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks, host_memory
+from jaxpfl import checks, full_precision, host_memory
 from jaxpfl import participation as participations
 from jaxpfl.algorithms import LocalWork
 from jaxpfl.algorithms.ditto import DittoHyper, ditto
@@ -104,7 +104,7 @@ def draw(given: DittoSettings) -> tuple[np.ndarray, np.ndarray]:
         w = given.tau * jax.random.normal(of_w, (given.clients,))
         return w, w[:, None] + given.sigma * jax.random.normal(of_x, (given.clients, given.samples))
 
-    drawn = jax.jit(jax.vmap(one, out_axes=-1))(jnp.arange(given.repetitions))
+    drawn = full_precision.jit(jax.vmap(one, out_axes=-1))(jnp.arange(given.repetitions))
     return np.asarray(drawn[0]), np.asarray(drawn[1])
 
 

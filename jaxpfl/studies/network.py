@@ -23,7 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import checks, data
+from jaxpfl import checks, data, full_precision
 from jaxpfl.algorithms import LocalWork
 from jaxpfl.data.sources.planted import Planted, PlantedSettings
 from jaxpfl.engine.assemble import make_task
@@ -212,7 +212,9 @@ def distinct(models: np.ndarray, k: int) -> np.ndarray:
         return same.reshape(-1)
     scores = jax.random.gumbel(jax.random.key(0), (len(models), _STARTS, k))
     points = jnp.asarray(models, jnp.float32)
-    centers = jax.jit(clustering.kmeans, static_argnums=3)(scores, points, jnp.ones(len(models), bool), _LLOYD).centers
+    centers = full_precision.jit(clustering.kmeans, static_argnums=3)(
+        scores, points, jnp.ones(len(models), bool), _LLOYD
+    ).centers
     return np.asarray(clustering.square_distances(points, centers).argmin(axis=1))
 
 

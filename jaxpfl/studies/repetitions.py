@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import host_memory
+from jaxpfl import full_precision, host_memory
 from jaxpfl.engine import device_memory as memory
 from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Array, Key, PyTree
@@ -48,7 +48,7 @@ def repeat(study: Callable[[Key], PyTree], seed: int, repetitions: int, numbers:
         raise JaxpflError(f"repetitions must be at least 1, got {repetitions}")
     side_by_side = max(1, min(repetitions, MOST_NUMBERS // max(numbers, 1)))
 
-    @jax.jit
+    @full_precision.jit
     def run(key: Key) -> PyTree:
         keys = jax.vmap(lambda r: jax.random.fold_in(key, r))(jnp.arange(repetitions))
         return jax.lax.map(study, keys, batch_size=side_by_side)

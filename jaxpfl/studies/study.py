@@ -92,4 +92,6 @@ class Study:
             raise JaxpflError(f"a study of {self.settings.__name__} has no options, got {options}")
         if self.reads is not None:
             more.append((self.reads(given) if read is None else read).data)
-        return self.results(given, *more)
+        from jaxpfl import full_precision  # starts jax, which settings and help do without
+
+        return full_precision.products(self.results)(given, *more)

@@ -20,7 +20,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxpfl import checks
+from jaxpfl import checks, full_precision
 from jaxpfl.errors import JaxpflError
 from jaxpfl.running_sum import RunningSum
 from jaxpfl.types import Array, Scalar
@@ -148,11 +148,13 @@ def entropy_term(q: Array) -> Array:
     return jnp.where(q > 0, q * jnp.log(jnp.where(q > 0, q, 1)), 0).sum(axis=-1)
 
 
+@full_precision.products
 def divergences(q: Array, centers: Array) -> Array:
     """Divergences ``KL(q_u || P_k)`` of histograms [c, d] from positive centers [k, d], [c, k]."""
     return entropy_term(q)[:, None] - q @ jnp.log(centers).T
 
 
+@full_precision.products
 def nearest(q: Array, centers: Array) -> Array:
     """Index of the nearest center, ``argmin_k KL(q_u || P_k)``, [c] int32; an unseen user can compute it by itself."""
     return jnp.argmax(q @ jnp.log(centers).T, axis=-1)

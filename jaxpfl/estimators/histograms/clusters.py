@@ -14,6 +14,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl import full_precision
 from jaxpfl.estimators.histograms.base import Users, as_counted, divergences, floored, total
 from jaxpfl.types import Array, Scalar
 
@@ -37,6 +38,7 @@ class Sums(NamedTuple):
     divergence: Array
 
 
+@full_precision.products
 def sums(users: Users, centers: Array) -> Sums:
     """Assign every user to its nearest center and sum, in one pass."""
 
@@ -49,6 +51,7 @@ def sums(users: Users, centers: Array) -> Sums:
     return total(users, of_block)
 
 
+@full_precision.products
 def cluster(
     users: Users,
     start: Array,

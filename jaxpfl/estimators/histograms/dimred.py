@@ -19,6 +19,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl import full_precision
 from jaxpfl.estimators.clustering import within_ball
 from jaxpfl.estimators.histograms.base import Users, total
 from jaxpfl.privacy.noise import add_gaussian
@@ -33,6 +34,7 @@ class Directions(NamedTuple):
     candidates: Array
 
 
+@full_precision.products
 def second_moment(users: Users, mean: Array, candidates: Array, radius: Scalar | None = None) -> Array:
     """Second moment ``sum_u V_u V_u^T`` over the candidate tokens, [p, p].
 

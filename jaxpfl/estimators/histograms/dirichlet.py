@@ -25,6 +25,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import digamma, gammaln
 
+from jaxpfl import full_precision
 from jaxpfl.estimators.histograms.base import Users, as_counted, floored, histograms, nearest
 from jaxpfl.estimators.histograms.tuning import Personal
 from jaxpfl.running_sum import RunningSum
@@ -48,6 +49,7 @@ class Fit(NamedTuple):
     likelihood: Array
 
 
+@full_precision.products
 def log_likelihood(block: Users, a: Array) -> Array:
     """Log-likelihood of a block's users in each cluster, [c, k]."""
     rows, k = block.size.shape[0], len(a)
@@ -59,12 +61,14 @@ def log_likelihood(block: Users, a: Array) -> Array:
     return per_user + gammaln(whole) - gammaln(whole + block.size[:, None])
 
 
+@full_precision.products
 def responsibilities(block: Users, mixture: Mixture) -> tuple[Array, Array]:
     """P(cluster | counts), [c, k], and the log-likelihood, [c], of a block's users."""
     joint = jnp.log(mixture.shares) + log_likelihood(block, mixture.a)
     return jax.nn.softmax(joint, axis=1), jax.nn.logsumexp(joint, axis=1)
 
 
+@full_precision.products
 def em(users: Users, start: Mixture, steps: int, *, hard: Array | None = None) -> Fit:
     """Fit a mixture by EM from a start.
 

@@ -28,7 +28,7 @@ import math
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import checks
+from jaxpfl import checks, full_precision
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators.histograms.base import Users, as_counted, floored, nearest, total
 from jaxpfl.estimators.histograms.clusters import sums
@@ -77,6 +77,7 @@ def of_a_call(epsilon: float, delta: float, rounds: int) -> tuple[float, float]:
     return root_scalar(lambda e: theorem_3_1(e, part, rounds)[0] - epsilon, bracket=(1e-12, 1.0)).root, part
 
 
+@full_precision.products
 def centering(
     key: Key,
     users: Users,
@@ -125,6 +126,7 @@ def centering(
     return floored(b1 + jnp.sqrt(b1) * b2 / a, floor)
 
 
+@full_precision.products
 def cluster(
     key: Key,
     users: Users,

@@ -25,6 +25,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl import full_precision
 from jaxpfl.estimators.clustering import within_ball
 from jaxpfl.estimators.histograms.base import Users, floored, nearest, total
 from jaxpfl.privacy import CentralNoise, Full, PrivacyPlan, calibrate
@@ -45,6 +46,7 @@ class Release(NamedTuple):
     masses: Array
 
 
+@full_precision.products
 def clipped_sums(
     users: Users, centers: Array, radius: Scalar, keep: Array | None = None, weights: Array | None = None
 ) -> Release:
@@ -85,6 +87,7 @@ def noisy(key: Key, exact: Release, radius: Scalar, noise: Scalar) -> Release:
     )
 
 
+@full_precision.products
 def release_of_all(key: Key, users: Users, *, radius: Scalar, noise: Scalar) -> Release:
     """Noisy sum of all users' histograms, sums [1, d] and masses [1]: one release."""
     everyone = jnp.full((1, users.tokens), 1 / users.tokens, users.count.dtype)
@@ -128,6 +131,7 @@ def shrunk(release: Release, mean: Array, stddev: Scalar | Array) -> Array:
     return mean + signal / (signal + noise) * apart
 
 
+@full_precision.products
 def cluster(
     key: Key,
     users: Users,

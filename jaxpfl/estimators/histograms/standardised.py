@@ -21,6 +21,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl import full_precision
 from jaxpfl.estimators.histograms.base import Users, floored
 from jaxpfl.estimators.histograms.denoised import denoised
 from jaxpfl.estimators.histograms.private import Release, clipped_sums, private_start, shrunk, stddevs
@@ -57,6 +58,7 @@ def weights_of(mean: Array) -> Array:
     return 1 / jnp.sqrt(mean + LEAST / len(mean))
 
 
+@full_precision.products
 def noisy_sums(key: Key, users: Users, centers: Array, weights: Array, noise: Scalar) -> Release:
     """A round's release: noisy sums [k, d] of the users nearest to each center, and their totals as masses [k].
 
@@ -68,6 +70,7 @@ def noisy_sums(key: Key, users: Users, centers: Array, weights: Array, noise: Sc
     return Release(sums, sums.sum(axis=1))
 
 
+@full_precision.products
 def cluster(
     key: Key,
     users: Users,

@@ -17,6 +17,7 @@ from typing import Literal, TypeAlias
 import jax
 import jax.numpy as jnp
 
+from jaxpfl import full_precision
 from jaxpfl.estimators.histograms.base import Users, as_counted, floored, histograms
 from jaxpfl.types import Array, Key, Scalar
 
@@ -25,6 +26,7 @@ Direction: TypeAlias = Literal["printed", "objective"]
 """
 
 
+@full_precision.products
 def far_apart(
     key: Key, users: Users, clusters: int, *, temperature: Scalar, floor: Scalar, direction: Direction = "printed"
 ) -> Array:

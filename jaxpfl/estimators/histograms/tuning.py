@@ -13,6 +13,7 @@ from collections.abc import Callable
 import jax
 import jax.numpy as jnp
 
+from jaxpfl import full_precision
 from jaxpfl.estimators.histograms.base import Truth, Users, entropy_term, floored, histograms, nearest
 from jaxpfl.types import Array, Scalar
 
@@ -92,6 +93,7 @@ def _divergence(q: Array, estimate: Array) -> Array:
     return entropy_term(q) - jnp.where(q > 0, q * jnp.log(estimate), 0).sum(axis=-1)
 
 
+@full_precision.products
 def losses(users: Users, truth: Truth, personal: Personal) -> Array:
     """Loss ``KL(Q_u || estimate)`` of every user, [b, c]; zero where there is no user.
 
@@ -108,11 +110,13 @@ def losses(users: Users, truth: Truth, personal: Personal) -> Array:
     return jax.lax.map(of_block, (users, truth))
 
 
+@full_precision.products
 def loss(users: Users, truth: Truth, personal: Personal) -> Array:
     """Mean of `losses` over users, []."""
     return losses(users, truth, personal).sum() / jnp.maximum(users.number, 1)
 
 
+@full_precision.products
 def tuned(
     users: Users, truth: Truth, candidates: Array, point: Personal, weight: Callable[[Scalar], Weight], floor: Scalar
 ) -> tuple[Array, Array]:
@@ -146,6 +150,7 @@ def tuned(
     return candidates[jnp.argmin(found)], found
 
 
+@full_precision.products
 def estimates(users: Users, personal: Personal) -> Array:
     """Every user's estimate, [b, c, d]: dense, for export and for few users."""
     return jax.lax.map(lambda block: personal(block, histograms(block)), users)

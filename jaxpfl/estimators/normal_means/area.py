@@ -25,12 +25,12 @@ import math
 from functools import partial
 from typing import Any, Literal, NamedTuple, TypeAlias, get_args
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import gammaincc, ndtri
 
+from jaxpfl import full_precision
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.frames import Labels, frame, labels_of
@@ -181,7 +181,7 @@ def dependent(z: np.ndarray, *, intercept: bool = True) -> int | None:
     return int(np.argmax(bad)) - int(intercept) if bad.any() else None
 
 
-@partial(jax.jit, static_argnames=("fit", "intercept"))
+@partial(full_precision.jit, static_argnames=("fit", "intercept"))
 def solved(x: Array, s: Array, z: Array, *, fit: Likelihood, intercept: bool) -> AreaMeans:
     """The fit of `fay_herriot` to estimates, errors [m] and covariates [m, k] that have been checked."""
     if intercept:

@@ -23,6 +23,7 @@ import numpy as np
 from jax.scipy.linalg import solve_triangular
 from jax.scipy.special import erfc
 
+from jaxpfl import full_precision
 from jaxpfl.estimators.intervals import bisect
 from jaxpfl.estimators.normal_means.answer import in_blocks
 from jaxpfl.estimators.normal_means.area_fit import least_squares, log_likelihood
@@ -34,7 +35,7 @@ _DROP = 16.0  # of the log density, at the ends of the range
 _REACH = 9.0
 
 
-@partial(jax.jit, static_argnames="free")
+@partial(full_precision.jit, static_argnames="free")
 def integrated(Q: Array, y: Array, D: Array, level: Scalar, free: int) -> tuple[Array, Array]:
     """Ends of the equal-tailed intervals of theta, [m] each.
 

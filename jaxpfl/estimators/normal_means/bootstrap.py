@@ -24,7 +24,7 @@ from typing import Any, Literal, TypeAlias, get_args
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import checks
+from jaxpfl import checks, full_precision
 from jaxpfl.errors import unknown_name
 from jaxpfl.estimators.normal_means import families
 from jaxpfl.estimators.normal_means.answer import NormalMeans, posterior
@@ -105,7 +105,7 @@ def number_at_once(refits: int, clients: int, components: int) -> int:
     return max(1, min(refits, _AT_ONCE // max(size, 1)))
 
 
-@partial(jax.jit, static_argnames=("prior", "learned", "refits", "resampling"))
+@partial(full_precision.jit, static_argnames=("prior", "learned", "refits", "resampling"))
 def _mixed(
     key: Key, found: NormalMeans, center: Array, *, prior: Family, learned: bool, refits: int, resampling: Resampling
 ) -> NormalMeans:

@@ -18,7 +18,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypeAlias, TypeVar, get_a
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import checks
+from jaxpfl import checks, full_precision
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.estimators.normal_means.answer import in_blocks
 from jaxpfl.estimators.normal_means.families import COMPONENTS, FAMILIES, Family
@@ -170,7 +170,7 @@ def _held_out(scores: Mapping[Choice, HeldOut], by: By) -> dict[Choice, Array]:
     return risks
 
 
-@partial(jax.jit, static_argnames=("prior", "learned", "folds"))
+@partial(full_precision.jit, static_argnames=("prior", "learned", "folds"))
 def _scores(x: Array, s: Array, center: Array, *, prior: Family, learned: bool, folds: int) -> PriorScores:
     good = jnp.isfinite(x).all() & (jnp.isfinite(s) & (s > 0)).all()
     x = jnp.where(good, x, jnp.nan)

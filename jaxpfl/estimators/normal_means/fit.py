@@ -30,11 +30,11 @@ from __future__ import annotations
 from functools import partial
 from typing import Any, Literal, get_args
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jaxpfl import full_precision
 from jaxpfl.errors import JaxpflError, shown, unknown_name, warn
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.base import check_digits
@@ -112,7 +112,7 @@ def ebnm(
     return found._replace(labels=labels_of(x, s, weights))
 
 
-@partial(jax.jit, static_argnames=("prior", "learned", "components", "weighted"))
+@partial(full_precision.jit, static_argnames=("prior", "learned", "components", "weighted"))
 def _solve(
     x: Array, s: Array, w: Array, center: Array, *, prior: Family, learned: bool, components: int, weighted: bool
 ) -> NormalMeans:

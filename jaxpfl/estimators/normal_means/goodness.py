@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import log_ndtr
 
-from jaxpfl import checks
+from jaxpfl import checks, full_precision
 from jaxpfl.estimators.normal_means.answer import NormalMeans, posterior
 from jaxpfl.estimators.normal_means.bootstrap import center_of, components_of, number_at_once
 from jaxpfl.estimators.normal_means.families import COMPONENTS, Family
@@ -69,7 +69,7 @@ def goodness_of_fit(
     return _tested(key, found, at, prior=prior, learned=learned, components=components, draws=int(draws))
 
 
-@jax.jit
+@full_precision.jit
 def anderson_darling(z: Array) -> Array:
     """A^2 of scores [m] against N(0, 1), []."""
     ordered = jnp.sort(z)
@@ -90,7 +90,7 @@ def beside(statistic: Array, others: Array) -> Goodness:
     return Goodness(statistic, jnp.where(jnp.isnan(statistic), jnp.nan, p_value))
 
 
-@partial(jax.jit, static_argnames=("prior", "learned", "components", "draws"))
+@partial(full_precision.jit, static_argnames=("prior", "learned", "components", "draws"))
 def _tested(
     key: Key,
     found: NormalMeans,

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from jaxpfl import checks
+from jaxpfl import checks, full_precision
 from jaxpfl.estimators.normal_means.area import AreaMeans, fay_herriot, solved
 from jaxpfl.estimators.normal_means.area_fit import Likelihood
 from jaxpfl.estimators.normal_means.goodness import DRAWS, Goodness, anderson_darling, beside, each_drawn
@@ -98,7 +98,7 @@ def goodness_in_groups(
     return _in_groups(key, found._replace(labels=None), fit=fit, draws=int(draws))
 
 
-@partial(jax.jit, static_argnames=("fit", "draws"))
+@partial(full_precision.jit, static_argnames=("fit", "draws"))
 def _about(key: Key, found: AreaMeans, *, fit: Likelihood, draws: int) -> Goodness:
     s, Q = found.s, found.basis
     sd = jnp.sqrt(found.variance + s**2)
@@ -110,7 +110,7 @@ def _about(key: Key, found: AreaMeans, *, fit: Likelihood, draws: int) -> Goodne
     return beside(anderson_darling(found.residual), each_drawn(drawn, key, draws, len(s)))
 
 
-@partial(jax.jit, static_argnames=("fit", "draws"))
+@partial(full_precision.jit, static_argnames=("fit", "draws"))
 def _in_groups(key: Key, found: GroupMeans, *, fit: Likelihood, draws: int) -> GroupGoodness:
     s, group, groups = found.s, found.group, len(found.group_mean)
     sd, between = jnp.sqrt(found.within + s**2), jnp.sqrt(found.between)

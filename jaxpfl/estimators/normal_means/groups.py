@@ -38,6 +38,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.scipy.special import gammaincc, ndtr
 
+from jaxpfl import full_precision
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.climb import climb
@@ -170,7 +171,7 @@ class _Sums(NamedTuple):
     rest: Array
 
 
-@partial(jax.jit, static_argnames=("groups", "fit"))
+@partial(full_precision.jit, static_argnames=("groups", "fit"))
 def solved_groups(x: Array, s: Array, group: Array, *, groups: int, fit: Likelihood) -> GroupMeans:
     """The fit of `ebnm_groups` to estimates and errors that have been checked, with indexes of groups, [m] each."""
     m = len(x)

@@ -32,7 +32,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
-from jaxpfl import checks
+from jaxpfl import checks, full_precision
 from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.estimators.normal_means.answer import NormalMeans, posterior
 from jaxpfl.estimators.normal_means.families import Family
@@ -204,7 +204,7 @@ def smoothed(released: Released, cells: Cells) -> Array:
     return nearest(released, design, sizes[None].repeat(cells.bins, axis=0).reshape(-1) + 1)
 
 
-@jax.jit
+@full_precision.jit
 def nearest(released: Released, design: Array, otherwise: Array) -> Array:
     """Counts that a mixture of populations can have, nearest to the noisy ones, [count].
 

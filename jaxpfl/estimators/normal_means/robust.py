@@ -28,6 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.core import Tracer
 
+from jaxpfl import full_precision
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.intervals import bisect
@@ -201,7 +202,7 @@ def _critical(t: np.ndarray, kurtosis: Scalar, level: float) -> np.ndarray:
     return found
 
 
-@partial(jax.jit, static_argnames="level")
+@partial(full_precision.jit, static_argnames="level")
 def _critical_traced(t: Array, kurtosis: Scalar, level: float) -> Array:
     def of(ends: tuple[Array, Array, Array]) -> Array:
         own, low, high = ends

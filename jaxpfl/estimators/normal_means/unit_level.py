@@ -37,6 +37,7 @@ import numpy as np
 from jax.scipy.linalg import cho_solve, solve_triangular
 from jax.scipy.special import ndtr
 
+from jaxpfl import full_precision
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.base import check_digits
@@ -214,7 +215,7 @@ def _check_free(y: Any, x: np.ndarray, index: np.ndarray, m: int, intercept: boo
             raise JaxpflError("y has no scatter about the regression: a client's own mean makes no error to avoid")
 
 
-@partial(jax.jit, static_argnames=("m", "fit", "intercept"))
+@partial(full_precision.jit, static_argnames=("m", "fit", "intercept"))
 def _solve(
     y: Array, x: Array, client: Array, population: Array | None, *, m: int, fit: Likelihood, intercept: bool
 ) -> UnitMeans:

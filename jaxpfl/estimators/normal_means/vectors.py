@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl import full_precision
 from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.estimators import inputs
 from jaxpfl.estimators.frames import Labels, frame, labels_of
@@ -100,7 +101,7 @@ def ebnm_vectors(x: Any, s: Any, *, atoms: Any = None, moves: int = _MOVES) -> N
     return _solve(own, errors, begin, moves=moves)._replace(labels=labels_of(x, s))
 
 
-@partial(jax.jit, static_argnames="moves")
+@partial(full_precision.jit, static_argnames="moves")
 def _solve(x: Array, s: Array, atoms: Array, *, moves: int) -> NormalVectors:
     good = jnp.isfinite(x).all() & (jnp.isfinite(s) & (s > 0)).all() & jnp.isfinite(atoms).all()
     # About the middle, in units of each coordinate's error, so that squares keep their digits.

@@ -14,6 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl import full_precision
 from jaxpfl.data.sources.dirichlet_mixture import DirichletMixture
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import clusters as histogram_clusters
@@ -61,7 +62,7 @@ def study(data: Prepared, given: HistogramSettings) -> dict[str, Any]:
     assert data.kinds is not None
     steps = {name: given.ifca_rate if r is None else r for name, r in RATES.items()}
 
-    @jax.jit
+    @full_precision.jit
     def labels(keys: Key, users: Users) -> dict[str, Array]:
         def of_run(key: Key) -> dict[str, Array]:
             start = histogram_start.far_apart(

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl import full_precision
 from jaxpfl.data.sources.token_counts import TokenCounts
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import private as histogram_private
@@ -80,7 +81,7 @@ def exported(column: str) -> str:
 
 
 def _exact(given: HistogramSettings, population: Any, clusters: dict[str, int]) -> Any:
-    @jax.jit
+    @full_precision.jit
     def run(keys: Key, clients: Group, validation: Group, unseen: Group) -> tuple[dict[str, Scored], Array]:
         data = Prepared(clients, validation, unseen, np.array([]), np.array([]), population)
         scored = jax.vmap(lambda key: score(exact_rows(key, data, clusters, given), data))(keys)
@@ -93,7 +94,7 @@ def _exact(given: HistogramSettings, population: Any, clusters: dict[str, int]) 
 
 
 def _private(given: HistogramSettings, choices: dict[str, Choice]) -> Any:
-    @jax.jit
+    @full_precision.jit
     def run(keys: Key, noise: Noise, clients: Group, validation: Group, unseen: Group) -> Any:
         data = Prepared(clients, validation, unseen, np.array([]), np.array([]))
 
@@ -203,7 +204,7 @@ def export(made: Made, path: Path, epsilon: float | None = None) -> None:
     centers, users = jnp.asarray(made.centers[column]), made.data.clients.users
     lam = made.result["rows"][column][exported(column)]["chosen"]
     personal = histogram_tuning.blended(centers, histogram_tuning.fixed(lam), given.floor)
-    estimates = jax.jit(lambda users: histogram_tuning.estimates(users, personal))(users)
+    estimates = full_precision.jit(lambda users: histogram_tuning.estimates(users, personal))(users)
     near = jax.lax.map(lambda block: histogram.nearest(histogram.histograms(block), centers), users)
     valid = np.asarray(users.valid).ravel()
     values = (

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl import full_precision
 from jaxpfl.estimators.histograms import base as histogram
 from jaxpfl.estimators.histograms import tuning as histogram_tuning
 from jaxpfl.estimators.histograms.base import Users
@@ -71,7 +72,7 @@ def private(given: HistogramSettings, data: Prepared, alone: Mapping[str, float]
         choices = grid(method, given)
         for k in dict.fromkeys(choice.clusters for choice in choices):
             own = [choice for choice in choices if choice.clusters == k]
-            of_grid = jax.jit(partial(_scores, method, k, given))
+            of_grid = full_precision.jit(partial(_scores, method, k, given))
             for column, z in alone.items():
                 traced = Choice(k, *(jnp.array(part) for part in list(zip(*own, strict=True))[1:]))
                 losses = np.asarray(of_grid(keys, group, fold, data.clients.users.number, z, traced))
@@ -86,7 +87,7 @@ def exact(given: HistogramSettings, data: Prepared) -> Tuned:
     tries: dict[str, list[dict[str, Any]]] = {}
     for method in histogram_methods.METHODS:
         for k in (1,) if method == BASELINE else given.try_clusters:
-            of_runs = jax.jit(partial(_exact_scores, method, k, given))
+            of_runs = full_precision.jit(partial(_exact_scores, method, k, given))
             losses = np.asarray(of_runs(keys, data.clients.users, data.validation))
             tries.setdefault(method, []).append(_tried(Choice(k, given.rounds, 0.0, 0.0), losses))
     return _chosen(tries)

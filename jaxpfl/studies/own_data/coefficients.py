@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxpfl import host_memory
+from jaxpfl import full_precision, host_memory
 from jaxpfl.data.sources.tables import Columns, TableOptions, read_table
 from jaxpfl.errors import JaxpflError, printable, shown
 from jaxpfl.estimators import common_representation as common
@@ -199,7 +199,7 @@ def _runs(users: np.ndarray, order: np.ndarray) -> tuple[np.ndarray, list[np.nda
     return users[starts], np.split(order, starts[1:])
 
 
-@jax.jit
+@full_precision.jit
 def _alone(sent: joint.Message) -> jax.Array:
     """Least squares of least norm of every client, [m, d]."""
     return jax.vmap(partial(common.least_squares_head, jnp.eye(sent.cross.shape[1])))(sent)
@@ -231,13 +231,13 @@ def _learn(sent: joint.Message, rank: int) -> _Learned:
     return _Learned(mean, covariance, float(at.noise), means, errors, float(value), rise < _ENOUGH)
 
 
-@jax.jit
+@full_precision.jit
 def _full(at: joint.Coefficients, sent: joint.Message) -> tuple[joint.Coefficients, jax.Array]:
     at = joint.em(at, sent, _FLOOR, _BLOCK)
     return at, jax.vmap(partial(joint.posterior, at))(sent).log_evidence.sum()
 
 
-@jax.jit
+@full_precision.jit
 def _subspace(at: common.Representation, sent: joint.Message) -> tuple[common.Representation, jax.Array]:
     at = common.em(at, sent, _FLOOR, _BLOCK)
     return at, jax.vmap(partial(common.head, at))(sent).log_evidence.sum()

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
+from jaxpfl import full_precision
 from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.estimators import base
 from jaxpfl.estimators.base import Estimated, Estimator, Samples
@@ -71,7 +71,9 @@ class Own(NamedTuple):
 
 def estimates(estimators: dict[str, Estimator], key: Key, data: Samples) -> dict[str, Estimated]:
     """Run every estimator on the data, in one program."""
-    return jax.jit(lambda data: {name: base.estimate(each, key, data) for name, each in estimators.items()})(data)
+    return full_precision.jit(lambda data: {name: base.estimate(each, key, data) for name, each in estimators.items()})(
+        data
+    )
 
 
 def summary(

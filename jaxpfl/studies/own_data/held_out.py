@@ -13,6 +13,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxpfl import full_precision
 from jaxpfl.estimators import base
 from jaxpfl.estimators.base import Estimator, Samples
 from jaxpfl.studies.repetitions import measure, report
@@ -46,7 +47,7 @@ def errors(estimators: dict[str, Estimator], key: Key, data: Samples) -> HeldOut
     m, n = data.mask.shape
     folds = min(n, MOST_FOLDS)
 
-    @jax.jit
+    @full_precision.jit
     def totals(data: Samples) -> tuple[dict[str, Array], Array, Array]:
         fold_of = jnp.cumsum(data.mask, axis=1) - 1
 

@@ -9,6 +9,7 @@ import jax
 import numpy as np
 from scipy.special import logsumexp
 
+from jaxpfl import full_precision
 from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import base, mixture
 from jaxpfl.presentation import COLORS, GRID, INK, literal, new_axes, new_table, save, unmarked
@@ -75,7 +76,9 @@ def run(path: Path, given: MixtureSettings, layout: CsvLayout | None = None) -> 
     with jax.enable_x64(True):
         data = base.stack([(own - center) / scale for own in samples])
         estimator = mixture.em(given.components, steps=STEPS, starts=STARTS)
-        made = jax.jit(lambda key, data: base.estimate(estimator, key, data))(jax.random.key(given.seed), data)
+        made = full_precision.jit(lambda key, data: base.estimate(estimator, key, data))(
+            jax.random.key(given.seed), data
+        )
     at: mixture.Mixture = made.shared.mixture
     order = np.lexsort(np.asarray(at.mu).T[::-1])
     p, mu, sx2 = np.asarray(at.p)[order], np.asarray(at.mu)[order], float(at.sx2)
