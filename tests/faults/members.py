@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -122,8 +123,8 @@ def trial(kind: str, number: int, want: Any, seconds: float, place: Path) -> dic
     return found
 
 
-def kills(kind: str, most: int, minutes: float, before: dict[str, Any]) -> dict[str, Any]:
-    """Counts of a kind, those before among them."""
+def kills(kind: str, most: int, minutes: float, before: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Counts of a kind after each kill, those before among them."""
     failures: list[str] = list(before.get("failures", ()))
     outcomes = collections.Counter[str](before.get("statuses", {}))
     members = collections.Counter[str](before.get("member", {}))
@@ -143,8 +144,8 @@ def kills(kind: str, most: int, minutes: float, before: dict[str, Any]) -> dict[
                 failures.append(f"kill {number}: {error}")
                 print(kind, failures[-1], flush=True)
             number += 1
-    told = {"kind": kind, "seed": SEED, "trials": number, "kills": members.total(), "member": dict(members)}
-    return told | {"statuses": dict(outcomes), "failures": failures}
+            told = {"kind": kind, "seed": SEED, "trials": number, "kills": members.total(), "member": dict(members)}
+            yield told | {"statuses": dict(outcomes), "failures": failures}
 
 
 def main() -> None:
@@ -152,10 +153,10 @@ def main() -> None:
     for kind in KINDS if asked == "all" else asked.split(","):
         output = Path(rest[0]) if rest else None
         known = (one for one in stored(output).get("members", []) if (one["kind"], one["seed"]) == (kind, SEED))
-        told = kills(kind, int(most), float(minutes), next(known, {}))
-        print(json.dumps(told), flush=True)
-        if output is not None:
-            add(output, told)
+        for told in kills(kind, int(most), float(minutes), next(known, {})):
+            print(json.dumps(told), flush=True)
+            if output is not None:  # an interruption keeps them
+                add(output, told)
 
 
 def stored(output: Path | None) -> dict[str, Any]:
