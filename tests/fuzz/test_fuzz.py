@@ -30,8 +30,8 @@ def test_only_our_own_error_leaves_a_reader(record_property: Callable[[str, obje
 
     There is no other error, no signal, none takes ten seconds of CPU, and none a gibibyte.
     """
-    script = str(Path(__file__).with_name("fuzz.py"))
-    done = subprocess.run([sys.executable, script, "all", str(COUNT), FIRST], capture_output=True, text=True, check=False)
+    command = [sys.executable, str(Path(__file__).with_name("fuzz.py")), "all", str(COUNT), FIRST]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = {one["target"]: one for one in map(json.loads, done.stdout.splitlines())}
     assert {name: one["failures"] for name, one in found.items() if one["number"]} == {}
