@@ -13,6 +13,11 @@ _P = ParamSpec("_P")
 _R = TypeVar("_R")
 
 
+def users_own() -> bool:
+    """True if the user has set JAX's precision of products, which is then kept."""
+    return jax.config.jax_default_matmul_precision is not None  # pyright: ignore[reportAttributeAccessIssue]
+
+
 def products(function: Callable[_P, _R]) -> Callable[_P, _R]:
     """Function whose products are traced in float32, or float64, where their operands are.
 
@@ -26,8 +31,7 @@ def products(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def traced(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        own = jax.config.jax_default_matmul_precision is not None  # pyright: ignore[reportAttributeAccessIssue]
-        with nullcontext() if own else jax.default_matmul_precision("float32"):
+        with nullcontext() if users_own() else jax.default_matmul_precision("float32"):
             return function(*args, **kwargs)
 
     return traced

@@ -13,7 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import jax
 
-from jaxpfl import processes
+from jaxpfl import full_precision, processes
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.host_memory import readable
 from jaxpfl.models.rewriting import Form
@@ -291,8 +291,7 @@ def _precision_of(plan: ExecutionPlan, backend: str) -> tuple[str | None, tuple[
     """`Resolved.matmul` and `Resolved.lowered`."""
     if plan.precision == "float32":
         # JAX's own default is less on an accelerator: tf32 on recent GPUs, bfloat16 on TPUs.
-        own = jax.config.jax_default_matmul_precision is not None  # pyright: ignore[reportAttributeAccessIssue]
-        return None if backend == "cpu" or own else "float32", None
+        return None if backend == "cpu" or full_precision.users_own() else "float32", None
     if plan.precision == "bfloat16":
         return None if backend == "cpu" else "float32", ("bfloat16", "the model's; parameters stay float32")
     if backend == "cpu":

@@ -127,7 +127,7 @@ class Programs:
 
         begin = over_runs(init, vectorised=self.execution.vmap_runs)
         # A first state can hold what the server sends, which some compute by products (FedAMP).
-        return begin if self.execution.matmul is None else traced_as(begin, None, self.execution.matmul)
+        return traced_as(begin, None, self.execution.matmul)
 
     def of(self, name: Name, runs: int, arguments: tuple[Any, ...]) -> jax.stages.Compiled:
         """Program of ``advance``, or of a scoring, for S runs and arguments of these shapes.
@@ -191,10 +191,8 @@ class Programs:
     def function(self, name: Name, block: int) -> Callable[..., Any]:
         """Function that a program other than ``start`` is compiled from."""
         chosen = self.execution if name == "advance" else self._of.scoring
-        function, apart = self._function(name, block), self._of.placement.model is not None
-        if chosen.form is chosen.matmul is None and not apart:
-            return function
-        return traced_as(function, chosen.form, chosen.matmul, apart=apart)
+        apart = self._of.placement.model is not None
+        return traced_as(self._function(name, block), chosen.form, chosen.matmul, apart=apart)
 
     def _function(self, name: Name, block: int) -> Callable[..., Any]:
         of, algorithm = self._of, part_used(self._of.algorithm, name)
@@ -225,7 +223,12 @@ def traced_as(
       form: as `Resolved.form`.
       matmul: as `Resolved.matmul`.
       apart: whether leaves lie in parts on several devices, and are never concatenated.
+
+    Returns:
+      The function itself where nothing is asked for.
     """
+    if form is matmul is None and not apart:
+        return function
 
     def traced(*given: Any) -> Any:
         with ExitStack() as stack:

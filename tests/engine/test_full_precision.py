@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from lowered_products import products
 
 import jaxpfl
 from jaxpfl import full_precision
@@ -23,9 +24,7 @@ PACKAGE = Path(jaxpfl.__file__).parent
 
 def precisions(lowered):
     """Precision of each product of a lowered program."""
-    lines = [line for line in lowered.as_text().splitlines() if "stablehlo.dot_general" in line]
-    found = [re.search(r"precision = \[(\w+)", line) for line in lines]
-    return [one[1] if one else "DEFAULT" for one in found]
+    return [how for how, _ in products(lowered.as_text())]
 
 
 def test_the_first_states_have_the_precision_of_the_platform():
