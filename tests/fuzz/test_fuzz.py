@@ -17,8 +17,6 @@ from jaxpfl.errors import JaxpflError
 
 COUNT = int(os.environ.get("JAXPFL_MUTATIONS", "2000"))
 """Damaged inputs a reader in the slow run, fewer of dear ones; a change of a reader is worth 100,000."""
-FIRST = os.environ.get("JAXPFL_MUTATIONS_FROM", "0")
-"""The first of them: each commit's are others in `.ci/run`, so that several together are many."""
 
 UNREFUSED = ("run", "claim", "undo")
 """Readers that tell of damage by a value, or read what is left of it."""
@@ -30,16 +28,15 @@ def test_only_our_own_error_leaves_a_reader(record_property: Callable[[str, obje
 
     There is no other error, no signal, none takes ten seconds of CPU, and none a gibibyte.
     """
-    command = [sys.executable, str(Path(__file__).with_name("fuzz.py")), "all", str(COUNT), FIRST]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    script = str(Path(__file__).with_name("fuzz.py"))
+    done = subprocess.run([sys.executable, script, "all", str(COUNT)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
     found = {one["target"]: one for one in map(json.loads, done.stdout.splitlines())}
     assert {name: one["failures"] for name, one in found.items() if one["number"]} == {}
     for name, one in found.items():
         counts = one["outcomes"]
         assert counts.get("read", 0) > 0 or sum(counts.values()) < 100, name
-        refused = counts.get("refused", 0) > sum(counts.values()) / 10
-        assert refused or sum(counts.values()) < 100 or name in UNREFUSED, name
+        assert counts.get("refused", 0) > sum(counts.values()) / 10 or name in UNREFUSED, name
         record_property("counts", f"{name}: {counts}")
 
 
