@@ -22,6 +22,7 @@ LEVELS = {
     "choices": 0,
     "console": 0,
     "presentation": 0,
+    "full_precision": 0,
     "types": 0,
     "trees": 0,
     "host_memory": 0,
