@@ -56,7 +56,7 @@ def run(name: str, count: int, first: int) -> dict[str, Any]:
         resource.setrlimit(resource.RLIMIT_AS, (used + SPARE, resource.getrlimit(resource.RLIMIT_AS)[1]))
         for case in range(first, first + cases(name, count)):
             target.damage(random.Random(case), folder)
-            kind, failure = outcome(lambda: target.read(folder))
+            kind, failure = outcome(lambda: target.read(folder), target.slowest)
             counts[kind] += 1
             failures += [f"case {case}: {failure}"] if failure else []
     return {

@@ -39,12 +39,14 @@ class Target(NamedTuple):
       read: ``folder -> anything``; may assert what holds of every value that is accepted.
       begin: makes the folder, once.
       share: of the cases that are asked for; less than one for a reader that takes milliseconds.
+      slowest: seconds of CPU that an input may take; more for a reader that compiles programs.
     """
 
     damage: Callable[[random.Random, Path], None]
     read: Callable[[Path], Any]
     begin: Callable[[Path], None] = lambda folder: None
     share: float = 1.0
+    slowest: float = SLOWEST
 
 
 def outcome(read: Callable[[], Any], slowest: float = SLOWEST) -> tuple[str, str | None]:
@@ -84,6 +86,7 @@ def of_file(
     text: bool = False,
     begin: Callable[[Path], None] = lambda folder: None,
     share: float = 1.0,
+    slowest: float = SLOWEST,
 ) -> Target:
     """A reader of one file.
 
@@ -93,7 +96,7 @@ def of_file(
       name: the file's, below the case's folder.
       text: whether bytes are damaged as text is.
       begin: makes the files beside it.
-      share: see `Target`.
+      share, slowest: see `Target`.
     """
 
     def damage(rng: random.Random, folder: Path) -> None:
@@ -103,7 +106,7 @@ def of_file(
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).write_bytes(content)
 
-    return Target(damage, lambda folder: read(folder / name), begin, share)
+    return Target(damage, lambda folder: read(folder / name), begin, share, slowest)
 
 
 def of_folder(

@@ -26,7 +26,7 @@ UNREFUSED = ("run", "claim", "undo")
 def test_only_our_own_error_leaves_a_reader(record_property: Callable[[str, object], None]) -> None:
     """Damaged inputs are either read, as what the reader promises, or refused in one line of bounded length.
 
-    There is no other error, no signal, none takes ten seconds of CPU, and none a gibibyte.
+    There is no other error, no signal, none takes the CPU of a hang, and none a gibibyte.
     """
     script = str(Path(__file__).with_name("fuzz.py"))
     done = subprocess.run([sys.executable, script, "all", str(COUNT)], capture_output=True, text=True, check=False)
