@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -250,16 +250,23 @@ def check_agreed(experiment: Experiment) -> None:
     same_data.remember(experiment.federation, experiment.unseen)
 
 
-def load_federation(config: RunConfig) -> tuple[data.Source, Federation]:
-    """The data set of a resolved config, and its split into clients, unseen ones among them; not standardised."""
+def load_federation(
+    config: RunConfig, source: Callable[[RunConfig], data.Source] = source_of
+) -> tuple[data.Source, Federation]:
+    """The data set of a resolved config, and its split into clients, unseen ones among them; not standardised.
+
+    Args:
+      config: resolved.
+      source: loads the data set, unless clients are saved with it.
+    """
     stored = stored_data.opened(config)
     if stored is not None:
         return stored.source, stored.federation
-    source = source_of(config)
+    loaded = source(config)
     split = part_of(Split, config)
     if config.clients is not None:
         split = dataclasses.replace(split, clients=config.clients + config.unseen_clients)
-    return source, data.federate(source, **vars(dataclasses.replace(split, standardize=False)))
+    return loaded, data.federate(loaded, **vars(dataclasses.replace(split, standardize=False)))
 
 
 def clients_of(

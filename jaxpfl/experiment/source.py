@@ -10,6 +10,9 @@ from jaxpfl.experiment import stored_data
 if TYPE_CHECKING:
     from jaxpfl.experiment.config import DataConfig
 
+FIELDS = ("data", "data_dir", "task", "target", "client", "missing", "ignore", "window")
+"""Fields of a config that decide which data set it has."""
+
 
 def is_table(config: DataConfig) -> bool:
     """True for a table of the user's own (or a federation made of one), whose features are always standardised."""

@@ -206,7 +206,7 @@ def _run(folder: Path, definition: Definition, way: Way) -> list[Record]:
     Raises:
       Interrupted: if it was stopped before its end.
     """
-    sweep = Sweep.open(folder, definition, resume=(folder / FILE).exists())
+    sweep = Sweep.open(folder, definition, resume=(folder / FILE).exists(), data=way.data)
     journal = sweep.journal()
     way.reporter.finish(len(journal.read()))
     sweep.run_missing(way.reporter, stopped=way.stopped, failed=True)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from jaxpfl.sweep.execute import Reporter
+from jaxpfl.sweep.execute import Data, Reporter
 
 
 @dataclass(frozen=True)
@@ -20,6 +20,7 @@ class Way:
       reporter: of the progress.
       stopped: true once no more is to be done.
       saves: told False while a stop would lose no finished work, and may come at once.
+      data: last loaded, for the sweeps that follow.
     """
 
     folder: Path
@@ -28,6 +29,7 @@ class Way:
     reporter: Reporter = field(default_factory=Reporter)
     stopped: Callable[[], bool] = lambda: False
     saves: Callable[[bool], None] = lambda on: None
+    data: Data = field(default_factory=Data, compare=False)
 
 
 class Interrupted(Exception):

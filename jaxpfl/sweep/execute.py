@@ -15,7 +15,7 @@ from jaxpfl.engine import Simulation
 from jaxpfl.engine.assembly import Assembled, hyper_of
 from jaxpfl.engine.evaluate import Part
 from jaxpfl.errors import JaxpflError, is_exhausted
-from jaxpfl.experiment import warm_start
+from jaxpfl.experiment import source, stored_data, warm_start
 from jaxpfl.experiment.config import RunConfig, resolve, spec_for
 from jaxpfl.experiment.pace import Pace
 from jaxpfl.experiment.privacy import protection_of
@@ -27,6 +27,7 @@ from jaxpfl.sweep.measures import measured, splits_of
 from jaxpfl.sweep.plan import Group, Run
 from jaxpfl.sweep.problems import DATA_FIELDS
 from jaxpfl.sweep.states import States, Stopped
+from jaxpfl.trees import checksum
 from jaxpfl.types import Federation
 
 
@@ -50,20 +51,42 @@ class Reporter:
 
 
 class Data:
-    """The data set and split of the last group, kept for the next one with the same."""
+    """The last data set and the split of the last group, kept for the next with the same."""
 
     def __init__(self) -> None:
         self._key: Any = None
         self._kept: tuple[data.Source, Federation] | None = None
+        self._source_key: Any = None
+        self._source: data.Source | None = None
+        self._checksum: int | None = None
 
     def of(self, config: RunConfig) -> tuple[data.Source, Federation]:
         """The data set of a resolved config and its split."""
         key = {name: getattr(config, name) for name in DATA_FIELDS}
         if self._kept is None or key != self._key:
             self._key, self._kept = None, None  # not two of them at a time
-            self._kept = load_federation(config)
+            self._kept = load_federation(config, self.source)
             self._key = key
         return self._kept
+
+    def source(self, config: RunConfig) -> data.Source:
+        """The data set of a config."""
+        key = {name: getattr(config, name) for name in source.FIELDS}
+        if self._source is None or key != self._source_key:
+            self._source_key, self._source, self._checksum = None, None, None
+            self._source = source.source_of(config)
+            self._source_key = key
+        return self._source
+
+    def checksum(self, config: RunConfig) -> int:
+        """Checksum of the data set of a config."""
+        if stored_data.is_stored(config.data):
+            return stored_data.checksum(config.data, config.data_dir)
+        loaded = self.source(config)
+        if self._checksum is None:
+            arrays = [leaf for leaf in jax.tree.leaves(tuple(loaded)) if isinstance(leaf, np.ndarray)]
+            self._checksum = checksum(arrays)
+        return self._checksum
 
 
 class Prepared(NamedTuple):

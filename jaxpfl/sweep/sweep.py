@@ -15,13 +15,10 @@ from pathlib import Path
 from typing import Any, Self
 
 import jax
-import numpy as np
 
-from jaxpfl import __version__, data, files, signals
+from jaxpfl import __version__, files, signals
 from jaxpfl.errors import JaxpflError, shown
-from jaxpfl.experiment import replace, stored_data
-from jaxpfl.experiment.config import RunConfig
-from jaxpfl.experiment.source import source_of
+from jaxpfl.experiment import replace
 from jaxpfl.records import FAILED, STOPPED, Journal, Record, Value
 from jaxpfl.sweep import definition as definitions
 from jaxpfl.sweep import halving
@@ -32,7 +29,6 @@ from jaxpfl.sweep.order import in_grid_order
 from jaxpfl.sweep.plan import Group, Run, groups_of, runs_of
 from jaxpfl.sweep.problems import select_each
 from jaxpfl.sweep.states import States
-from jaxpfl.trees import checksum
 
 SUMMARY = "summary.json"
 CLAIMS = "claims"
@@ -48,9 +44,9 @@ class Sweep:
       definition: of the sweep.
     """
 
-    def __init__(self, folder: Path, definition: Definition):
+    def __init__(self, folder: Path, definition: Definition, data: Data | None = None):
         self.folder, self.definition = folder, definition
-        self._data, self._states = Data(), States()
+        self._data, self._states = data or Data(), States()
 
     @classmethod
     def read(cls, folder: Path) -> Self:
@@ -64,16 +60,18 @@ class Sweep:
         return sweep
 
     @classmethod
-    def open(cls, folder: Path, definition: Definition, *, resume: bool, force: bool = False) -> Self:
+    def open(
+        cls, folder: Path, definition: Definition, *, resume: bool, force: bool = False, data: Data | None = None
+    ) -> Self:
         """Begin a sweep in a folder, or reopen an earlier one, to which methods, values, draws and seeds may be added;
-        with ``force``, in the place of an earlier one.
+        with ``force``, in the place of an earlier one; with ``data``, on what an earlier sweep has loaded.
 
         Raises:
           JaxpflError: if the folder holds a sweep and ``resume`` is false, holds another one, or none and ``resume`` is
             true; or if ``force`` would replace what is no sweep, or one that a worker is at.
         """
         definitions.check_folder(folder, resume=resume, force=force)
-        sweep = cls(folder, definition)
+        sweep = cls(folder, definition, data)
         sweep.check_runs()
         sums = sweep._checksums()
         if resume:
@@ -128,7 +126,7 @@ class Sweep:
         """Checksum of each data set."""
         names = [a.values for a in self.definition.grid.axes if a.name == "data"] or [(self.definition.config.data,)]
         config = self.definition.config
-        return {str(name): _checksum(dataclasses.replace(config, data=str(name))) for name in names[0]}
+        return {str(name): self._data.checksum(dataclasses.replace(config, data=str(name))) for name in names[0]}
 
     def journal(self, worker: str = "main") -> Journal:
         """The journals of the folder, to which a worker appends in its own."""
@@ -305,14 +303,3 @@ def give_way(folder: Path) -> None:
 def _is_name(value: Value) -> bool:
     """True for a text that is no share of the clients."""
     return isinstance(value, str) and not value[0].isdigit() and value[0] != "."
-
-
-def _checksum(config: RunConfig) -> int:
-    if stored_data.is_stored(config.data):
-        return stored_data.checksum(config.data, config.data_dir)
-    return checksum(_arrays(source_of(config)))
-
-
-def _arrays(source: data.Source) -> list[np.ndarray]:
-    leaves = jax.tree.leaves(tuple(source))
-    return [leaf for leaf in leaves if isinstance(leaf, np.ndarray)]

@@ -33,7 +33,7 @@ class Drawn(Data):
 
     def __init__(self) -> None:
         super().__init__()
-        self._source: tuple[tuple[str, str | None], data.Source] | None = None
+        self._pooled: tuple[tuple[str, str | None], data.Source] | None = None
         self._split: tuple[RunConfig, tuple[data.Source, Federation]] | None = None
 
     def of(self, config: RunConfig) -> tuple[data.Source, Federation]:
@@ -58,9 +58,9 @@ class Drawn(Data):
     def _loaded(self, config: RunConfig) -> data.Source:
         """All examples of a data set, those of its test set among them."""
         name = config.data, config.data_dir
-        if self._source is None or self._source[0] != name:
-            self._source = name, pooled(data.load(*name))
-        return self._source[1]
+        if self._pooled is None or self._pooled[0] != name:
+            self._pooled = name, pooled(data.load(*name))
+        return self._pooled[1]
 
 
 def groups_of(

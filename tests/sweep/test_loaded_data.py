@@ -1,0 +1,71 @@
+"""Data sets that sweeps share: each is read once, and another one in its place is seen."""
+
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+from small import sweep_of
+
+from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment import config, source
+from jaxpfl.experiment.config import RunConfig, resolve
+from jaxpfl.sweep.execute import Data
+from jaxpfl.sweep.sweep import Sweep
+
+CONFIG = resolve(RunConfig(data="digits"))
+
+
+@pytest.fixture
+def read(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """Names of the data sets that have been read."""
+    names: list[str] = []
+    load = source.source_of
+
+    def counted(given: RunConfig) -> object:
+        names.append(given.data)
+        return load(given)
+
+    monkeypatch.setattr(source, "source_of", counted)
+    return names
+
+
+def test_sweeps_of_the_same_data_read_them_once(read: list[str], tmp_path: Path):
+    loaded = Data()
+    for name in ("a", "b"):
+        Sweep.open(tmp_path / name, sweep_of("lr=.05,.5"), resume=False, data=loaded)
+    Sweep.open(tmp_path / "a", sweep_of("lr=.05,.5"), resume=True, data=loaded)
+    assert read == ["digits"]
+
+
+def test_other_splits_are_of_the_same_data(read: list[str]):
+    loaded = Data()
+    first, parts = loaded.of(replace(CONFIG, clients=4))
+    second, others = loaded.of(replace(CONFIG, clients=5))
+    assert read == ["digits"]
+    assert first is second
+    assert (parts.num_clients, others.num_clients) == (4, 5)
+
+
+def test_other_data_take_the_place_of_the_first(read: list[str]):
+    loaded = Data()
+    other = replace(CONFIG, data="planted:clients=3,clusters=3")
+    sums = [loaded.checksum(given) for given in (CONFIG, CONFIG, other, CONFIG)]
+    assert read == ["digits", other.data, "digits"]
+    assert sums[0] == sums[1] == sums[3] != sums[2]
+
+
+def test_a_sweep_of_its_own_sees_that_a_file_has_changed(tmp_path: Path):
+    table, folder = tmp_path / "a.csv", tmp_path / "sweep"
+    rows = [f"{client},{x},{x % 2}" for client in "abcd" for x in range(12)]
+    table.write_text("\n".join(["client,x,y", *rows]))
+    definition = sweep_of(
+        "lr=.05,.5", data=f"csv:{table}", target="y", client="client", task="classification", clients=4
+    )
+    Sweep.open(folder, definition, resume=False)
+    table.write_text("\n".join(["client,x,y", *rows[:-1], "d,11.5,1"]))
+    with pytest.raises(JaxpflError, match="is not the one that the sweep"):
+        Sweep.open(folder, definition, resume=True)
+
+
+def test_what_decides_the_data_set():
+    assert {*source.FIELDS} == {field.name for field in fields(config._Source)} | {"task"}
