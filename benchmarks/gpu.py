@@ -43,9 +43,9 @@ def main(argv: list[str] | None = None) -> None:
     results: dict[str, Any] = {}
     summary: dict[str, Any] = {}
     for place, configuration in enumerate(wanted):
-        name = configuration["name"]
+        name, *left = (one["name"] for one in wanted[place:])
         if time.monotonic() - began > args.budget:
-            print(f"not started, as the budget was spent: {', '.join(one['name'] for one in wanted[place:])}")
+            print(f"not started, as the budget was spent: {', '.join((name, *left))}")
             break
         try:
             found = once(Job("gpu", configuration | {"repetitions": repetitions}), timeout=args.timeout)
@@ -56,7 +56,7 @@ def main(argv: list[str] | None = None) -> None:
         print(f"{time.monotonic() - began:6.0f} s  {name}: {results[name].get('error', 'done')}", flush=True)
         summary = _summary(results)
         settings = {"repetitions": repetitions, "source": args.data, "quick": args.quick}
-        write(args.json, "gpu", settings, results, device=device, summary=summary, asked=ASKED)
+        write(args.json, "gpu", settings, results, device=device, summary=summary, asked=ASKED, not_started=left)
     _report(device, results, summary)
 
 

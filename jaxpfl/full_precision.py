@@ -11,11 +11,13 @@ import jax
 
 _P = ParamSpec("_P")
 _R = TypeVar("_R")
+_FULL = "float32"
 
 
 def users_own() -> bool:
-    """True if the user has set JAX's precision of products, which is then kept."""
-    return jax.config.jax_default_matmul_precision is not None  # pyright: ignore[reportAttributeAccessIssue]
+    """True if the user has set JAX's precision of products to another than that of `products`, which is then kept."""
+    # That of `products` itself is seen here inside of it.
+    return jax.config.jax_default_matmul_precision not in (None, _FULL)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def products(function: Callable[_P, _R]) -> Callable[_P, _R]:
@@ -31,7 +33,7 @@ def products(function: Callable[_P, _R]) -> Callable[_P, _R]:
 
     @functools.wraps(function)
     def traced(*args: _P.args, **kwargs: _P.kwargs) -> _R:
-        with nullcontext() if users_own() else jax.default_matmul_precision("float32"):
+        with nullcontext() if users_own() else jax.default_matmul_precision(_FULL):
             return function(*args, **kwargs)
 
     return traced

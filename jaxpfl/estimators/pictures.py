@@ -201,10 +201,8 @@ def _estimates(answer: Any) -> tuple[np.ndarray, np.ndarray]:
 def _sizes_and_mean(answer: Any) -> tuple[np.ndarray, float]:
     """Numbers of samples, [m], one each of estimates with standard errors, and the fitted mean of all."""
     sizes = getattr(answer, "size", None)
-    if isinstance(answer, Rates):
+    if isinstance(answer, Rates | RateMixture):
         mean = np.mean(answer.prior_mean)
-    elif isinstance(answer, RateMixture):
-        mean = answer.prior.weights @ answer.prior.means
     elif isinstance(answer, GroupMeans):
         mean = answer.overall
     else:

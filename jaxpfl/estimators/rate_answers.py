@@ -180,6 +180,11 @@ class RateMixture(NamedTuple):
 
     to_frame = to_frame
 
+    @property
+    def prior_mean(self) -> Array:
+        """Mean of the prior, []."""
+        return (self.prior.weights * self.prior.means).sum()
+
     def membership(self) -> Array:
         """Posterior probabilities of the components, [m, K]."""
         return shares_of(self.prior, self.events, self.size)
@@ -202,7 +207,7 @@ class RateMixture(NamedTuple):
         Raises:
           JaxpflError: as that of `Rates`.
         """
-        t = _threshold(threshold, self.prior.weights @ self.prior.means, self.prior.bounded, self.mean, self.labels)
+        t = _threshold(threshold, self.prior_mean, self.prior.bounded, self.mean, self.labels)
 
         def of(t: Array, z: Array, n: Array) -> Array:
             return (shares_of(self.prior, z, n) * self.prior.exceedance(t, z, n)).sum(axis=-1)

@@ -173,7 +173,7 @@ class _Sessions(NamedTuple):
 
     Attributes:
       seconds: that they spent.
-      versions: of those that measured something, each once.
+      versions: of those that began to measure something, each once.
     """
 
     seconds: float = 0.0
@@ -197,7 +197,8 @@ def _sessions_of(experiment: Experiment, way: Way) -> _Sessions:
     if not isinstance(stored, dict) or (stored.get("name"), stored.get("quick")) != (experiment.name, way.quick):
         run = f"{'the quick' if way.quick else 'the full'} run of {json.dumps(experiment.name)}"
         raise JaxpflError(f"{path} is not of {run}: choose another --output")
-    seconds, made_by = stored.get("seconds"), stored.get("versions")
+    # Folders of before 0.2 do not say who measured.
+    seconds, made_by = stored.get("seconds"), stored.get("versions", [dict.fromkeys(versions(), "unknown")])
     return _Sessions(
         float(seconds) if isinstance(seconds, int | float) and 0 <= seconds <= _MOST_SECONDS else 0.0,
         [one for one in made_by if _is_flat(one)] if isinstance(made_by, list) else (),
@@ -205,7 +206,7 @@ def _sessions_of(experiment: Experiment, way: Way) -> _Sessions:
 
 
 def _is_flat(value: Any) -> bool:
-    return isinstance(value, dict) and all(isinstance(one, str | int) for one in value.values())
+    return isinstance(value, dict) and bool(value) and all(isinstance(one, str | int) for one in value.values())
 
 
 def _keep(experiment: Experiment, way: Way, sessions: _Sessions) -> None:

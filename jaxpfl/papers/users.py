@@ -58,7 +58,7 @@ def kept(
     found = sealed.read(path) if path.exists() else None
     if found is not None and any(found.get(name) != value for name, value in asked.items()):
         raise JaxpflError(f"{path} is of other settings: choose another --output")
-    experiment = prepare(config, (method,))
+    experiment = prepare(config, (method,), given=way.data.of(config))
     data = of_data(experiment.federation)
     asked |= {"data": data, "jaxpfl": __version__}
     unfinished = Unfinished(path, asked)

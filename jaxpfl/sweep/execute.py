@@ -64,7 +64,7 @@ class Data:
         """The data set of a resolved config and its split."""
         key = {name: getattr(config, name) for name in DATA_FIELDS}
         if self._kept is None or key != self._key:
-            self._key, self._kept = None, None  # not two of them at a time
+            self._key, self._kept = None, None
             self._kept = load_federation(config, self.source)
             self._key = key
         return self._kept
@@ -73,6 +73,7 @@ class Data:
         """The data set of a config."""
         key = {name: getattr(config, name) for name in source.FIELDS}
         if self._source is None or key != self._source_key:
+            self._key, self._kept = None, None  # not two data sets at a time
             self._source_key, self._source, self._checksum = None, None, None
             self._source = source.source_of(config)
             self._source_key = key

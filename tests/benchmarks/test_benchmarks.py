@@ -571,7 +571,14 @@ def test_gpu_refuses_a_machine_without_one_and_runs_anywhere_when_told(tmp_path:
 def test_gpu_records_a_configuration_that_fails_and_goes_on(tmp_path: Path):
     found = record(tmp_path, "gpu", "--anywhere", "--only", "linear", "--timeout", "1")
     assert len(found["results"]) == 2
+    assert found["not_started"] == []
     assert all("longer than 1 s" in row["error"] for row in found["results"].values())
+
+
+@pytest.mark.slow
+def test_gpu_records_what_a_budget_left(tmp_path: Path):
+    found = record(tmp_path, "gpu", "--anywhere", "--only", "linear", "--timeout", "1", "--budget", "1")
+    assert len(found["results"]) == len(found["not_started"]) == 1
 
 
 @pytest.mark.slow

@@ -122,7 +122,23 @@ def test_versions_are_written_before_anything_is_measured(tmp_path, monkeypatch)
     assert seen == [[{"jax": "0"}]] * 2
 
 
-@pytest.mark.parametrize("stored", [5, [5], [{"jax": [0]}], "x"])
+def test_an_older_folder_does_not_know_its_versions(tmp_path, monkeypatch):
+    monkeypatch.setattr(run, "versions", lambda: {"jax": "1"})
+    with pytest.raises(Interrupted):
+        run.run(EXPERIMENT, way(tmp_path, stopped=lambda: len(RAN) == 1))
+    path = way(tmp_path).folder / "experiment.json"
+    path.write_text(
+        json.dumps({name: value for name, value in json.loads(path.read_text()).items() if name != "versions"})
+    )
+    assert run.run(EXPERIMENT, way(tmp_path)).versions == {"jax": "unknown and 1"}
+
+
+def test_whatever_a_reporter_is_told_is_passed_on():
+    told = {name for name in vars(Reporter) if not name.startswith("_")}
+    assert told == {name for name in vars(run._Watching) if not name.startswith("_")}
+
+
+@pytest.mark.parametrize("stored", [5, [5], [{"jax": [0]}], [{}], "x"])
 def test_versions_that_are_none_are_left_out(tmp_path, stored):
     run.run(EXPERIMENT, way(tmp_path))
     path = way(tmp_path).folder / "experiment.json"

@@ -15,6 +15,7 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from jax.scipy.special import gammaincc
 
+from jaxpfl import full_precision
 from jaxpfl.estimators.normal_means.fit import checked
 from jaxpfl.types import Array
 
@@ -38,6 +39,7 @@ class Homogeneity(NamedTuple):
     excess: Array
 
 
+@full_precision.products
 def homogeneity(x: Any, s: Any) -> Homogeneity:
     """Test that all theta_i are equal; arguments and errors as those of `ebnm`. Jits and vmaps."""
     own, errors = checked(x, s, one=False)

@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.scipy.special import erfc, logsumexp, ndtr
 
+from jaxpfl import full_precision
 from jaxpfl.estimators.normal_means.tails import log_density, log_sum
 from jaxpfl.types import Array, Key
 
@@ -37,11 +38,13 @@ class NormalMixture(NamedTuple):
     sds: Array
 
     @property
+    @full_precision.products
     def mean(self) -> Array:
         """Mean of the prior, []."""
         return self.weights @ self.means
 
     @property
+    @full_precision.products
     def sd(self) -> Array:
         """Standard deviation of the prior, []."""
         return jnp.sqrt(self.weights @ (self.sds**2 + (self.means - self.mean) ** 2))
@@ -61,6 +64,7 @@ class NormalMixture(NamedTuple):
             parts.append(log_density((x - center) / spread) - jnp.log(spread) + weight)
         return log_sum(parts)
 
+    @full_precision.products
     def marginal_below(self, t: Array, s: Array) -> Array:
         """Marginal probability that an estimate of standard error s is at most t, [...]."""
         spread = jnp.hypot(s[..., None], self.sds)

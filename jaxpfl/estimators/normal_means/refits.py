@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
+from jaxpfl import full_precision
 from jaxpfl.estimators.normal_means.normal_mixture import NormalMixture
 from jaxpfl.estimators.normal_means.point_laplace import PointLaplace
 from jaxpfl.types import Array, Key
@@ -85,11 +86,13 @@ class GridRefits(NormalMixture):
     """Normal mixtures of the same components, of which only the weights [B, K] differ."""
 
     @property
+    @full_precision.products
     def mean(self) -> Array:
         """Mean over refits of the prior's mean, []."""
         return (self.weights @ self.means).mean()
 
     @property
+    @full_precision.products
     def sd(self) -> Array:
         """Root of the mean over refits of the prior's variance, []."""
         means = self.weights @ self.means
@@ -113,6 +116,7 @@ class GridRefits(NormalMixture):
         """The place of the atom nearest to t, [...]; infinite if no prior has one."""
         return self._mean_prior().nearest_atom(t)
 
+    @full_precision.products
     def posterior(self, x: Array, s: Array) -> tuple[Array, Array, Array]:
         """Mean weights over refits, means and standard deviations of the posterior's components, [..., K] each."""
         logs = self.log_components(x, s)
