@@ -43,40 +43,73 @@ def test_the_page_is_that_of_the_map(found):
 
 
 LINEAR = "digits-linear-m20-n{}-{}-share1-steps400"
+PERCEPTRON = "digits-mlp32-m20-n{}-{}-share1-steps400"
+MNIST = "mnist-linear-m20-n{}-{}-share1-steps200"
+MANY = "digits-linear-m100-n10-{}-share1-steps100{}"
 SUMMARY = {
-    "hold two to five": {
+    "hold three to five": {
         "5.5 points over local": (LINEAR.format(10, "3classes"), "fedavg-ft", "local"),
         "2.4 at 20": (LINEAR.format(20, "3classes"), "fedavg-ft", "local"),
         "1.1 at 45": (LINEAR.format(45, "3classes"), "fedavg-ft", "local"),
         "1.0 at 72": (LINEAR.format(72, "3classes"), "fedavg-ft", "local"),
         "level with it)": (LINEAR.format(72, "3classes"), "ditto", "fedavg-ft"),
-        "1.3, with 20 clients": ("mnist-linear-m20-n100-3classes-share1-steps200", "fedavg-ft", "local"),
-        "or 50": ("mnist-linear-m50-n100-3classes-share1-steps200", "fedavg-ft", "local"),
+        "5.7 at 10": (PERCEPTRON.format(10, "3classes"), "fedavg-ft", "local"),
+        ".8 at 45": (PERCEPTRON.format(45, "3classes"), "fedavg-ft", "local"),
+        "5.0 at 20": (MNIST.format(20, "3classes"), "fedavg-ft", "local"),
+        "1.3 at 100": (MNIST.format(100, "3classes"), "fedavg-ft", "local"),
+        "with 20 clients or 50": ("mnist-linear-m50-n100-3classes-share1-steps200", "fedavg-ft", "local"),
+        "4.0 of five": (MNIST.format(100, "5classes"), "fedavg-ft", "local"),
     },
     "a quarter of them": {
         ".6 and": ("digits-linear-m20-n45-3classes-share0.25-steps400", "fedavg-ft", "local"),
         ".9 points": ("digits-linear-m20-n45-3classes-share1-steps1600", "fedavg-ft", "local"),
+        "local training is level": ("digits-linear-m20-n45-3classes-share1-steps100", "fedavg-ft", "local"),
     },
-    "but five": {
-        "are level": ("digits-linear-m5-n45-3classes-share1-steps400", "fedavg-ft", "local"),
+    "but five or ten": {
+        "local training and Ditto are level": ("digits-linear-m5-n45-3classes-share1-steps400", "fedavg-ft", "local"),
         "Ditto are level": ("digits-linear-m5-n45-3classes-share1-steps400", "ditto", "local"),
-        ".5 points over it": ("digits-linear-m5-n45-3classes-share1-steps400", "apfl", "local"),
+        ".5 points over local": ("digits-linear-m5-n45-3classes-share1-steps400", "apfl", "local"),
+        ".7 over local": ("digits-linear-m10-n45-3classes-share1-steps400", "fedavg-ft", "local"),
     },
     "nearly iid": {
-        "12 to": (LINEAR.format(45, "Dirichlet1"), "fedavg", "local"),
-        "14 points": (LINEAR.format(45, "iid"), "fedavg", "local"),
+        "10 to": (MNIST.format(100, "Dirichlet1"), "fedavg", "local"),
+        "16 points": (PERCEPTRON.format(45, "iid"), "fedavg", "local"),
+        "34 to": (MANY.format("iid", ""), "fedavg", "local"),
         "36 at 10": (LINEAR.format(10, "iid"), "fedavg", "local"),
         "1.0 to": (LINEAR.format(45, "iid"), "fedavg", "fedavg-ft"),
-        "1.8 |": (LINEAR.format(10, "iid"), "fedavg", "fedavg-ft"),
+        "2.0, ": (MNIST.format(100, "iid"), "fedavg", "fedavg-ft"),
+        "4.2 with a hundred": (MANY.format("iid", ""), "fedavg", "fedavg-ft"),
+        "is level on MNIST": (MNIST.format(100, "Dirichlet1"), "fedavg", "fedavg-ft"),
     },
-    "in clusters": {"10.7 points": (LINEAR.format(45, "3clusters"), "ifca", "fedavg-ft")},
+    "are users": {
+        "2.4 to": ("mnist-writers-linear-m66-nown-writers-share1-steps200", "fedavg-ft", "local"),
+        "2.6 points": ("mnist-writers-linear-m20-nown-writers-share1-steps200", "fedavg-ft", "local"),
+        "4.5 to": ("mnist-writers-linear-m20-nown-writers-share1-steps200", "fedavg-ft", "fedavg"),
+        "5.7 over fedavg": ("mnist-writers-linear-m66-nown-writers-share1-steps200", "fedavg-ft", "fedavg"),
+        "Ditto is level": ("mnist-writers-linear-m20-nown-writers-share1-steps200", "fedavg-ft", "ditto"),
+        ".5 behind": ("mnist-writers-linear-m66-nown-writers-share1-steps200", "fedavg-ft", "ditto"),
+    },
+    "in clusters": {
+        "10.7 points": (LINEAR.format(45, "3clusters"), "ifca", "fedavg-ft"),
+        "1.9 with a perceptron": (PERCEPTRON.format(45, "3clusters"), "ifca", "fedavg-ft"),
+        "are level on MNIST": (MNIST.format(100, "3clusters"), "ifca", "fedavg-ft"),
+    },
     "| hold two classes": {
         ".3 points over local": (LINEAR.format(45, "2classes"), "fedavg-ft", "local"),
+        "level with a perceptron": (PERCEPTRON.format(45, "2classes"), "fedavg-ft", "local"),
+        "level at 72": (LINEAR.format(72, "2classes"), "fedavg-ft", "local"),
         ".7 at 10": (LINEAR.format(10, "2classes"), "fedavg-ft", "local"),
         "is level with local": (LINEAR.format(10, "2classes"), "adaped", "local"),
         ".5 behind": (LINEAR.format(10, "2classes"), "fedavg-ft", "adaped"),
+        "MNIST: level": (MNIST.format(100, "2classes"), "fedavg-ft", "local"),
     },
-    "need epsilon 8": {"4.85 points": ("digits-linear-m100-n10-3classes-share1-steps100-eps8", "fedavg-ft", "local")},
+    "need epsilon 8": {
+        "4.85 and": (MANY.format("3classes", "-eps8"), "fedavg-ft", "local"),
+        "4.15 points": (MANY.format("3classes", "-eps2"), "fedavg-ft", "local"),
+        "5.1 without": (MANY.format("3classes", ""), "fedavg-ft", "local"),
+        "33 and": (MANY.format("iid", "-eps8"), "fedavg", "local"),
+        "30 over": (MANY.format("iid", "-eps2"), "fedavg", "local"),
+    },
 }
 """Rows of the page's first table: what each says, and the cell and the two methods of which it is said."""
 
