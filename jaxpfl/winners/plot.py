@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def _label(place: Place) -> str:
 
 
 def _by_examples(atlas: Atlas) -> Any:
-    """For each data set with a linear model, the best method and its lead over local by n and classes."""
+    """For each data set and model, the best method and its lead over local by n and classes."""
     from matplotlib.cm import ScalarMappable
     from matplotlib.colors import Normalize
     from matplotlib.figure import Figure
@@ -119,7 +120,7 @@ def _grid(atlas: Atlas, data: str, model: str) -> dict[tuple[int, int], Place]:
     from jaxpfl.winners.cells import CELLS
 
     declared = {cell.name: cell for cell in CELLS}
-    found = {}
+    found: dict[tuple[Any, ...], dict[tuple[int, int], Place]] = defaultdict(dict)
     for place in atlas.places:
         cell = declared.get(place.name)
         if cell is None or (place.data, place.model) != (data, model):
@@ -128,5 +129,6 @@ def _grid(atlas: Atlas, data: str, model: str) -> dict[tuple[int, int], Place]:
             continue
         classes = {"iid": 10}.get(place.partition, cell.split.get("classes_per_client"))
         if classes is not None:
-            found[cell.examples, classes] = place
-    return found if len({n for n, _ in found}) > 1 and len({c for _, c in found}) > 1 else {}
+            found[cell.clients, cell.share, cell.steps, cell.epsilon][cell.examples, classes] = place
+    most = max(found.values(), key=len, default={})
+    return most if len({n for n, _ in most}) > 1 and len({c for _, c in most}) > 1 else {}

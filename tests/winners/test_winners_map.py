@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.winners import atlas, page
+from jaxpfl.winners import atlas, page, plot
 from jaxpfl.winners.cells import CELLS, FINE_TUNING, LOCAL_STEPS, Cell, contenders
 from jaxpfl.winners.measure import config_of, groups_of, tries_of
 from jaxpfl.winners.verdicts import lead
@@ -166,3 +166,12 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         (tmp_path / "map.json").write_text(text)
         with pytest.raises(JaxpflError, match="holds no map"):
             atlas.read(tmp_path / "map.json")
+
+
+def test_the_picture_by_examples_has_cells_of_the_same_other_settings(found):
+    """A hundred clients of ten examples are another cell than twenty, and not shown in its place."""
+    for data, model in (("digits", "linear"), ("mnist", "linear"), ("digits", "mlp:32")):
+        shown = plot._grid(found, data, model).values()
+        assert len(shown) > 3
+        assert len({(place.measures.clients, place.share, place.steps, place.epsilon) for place in shown}) == 1
+    assert plot._grid(found, "digits", "linear")[10, 3].name == LINEAR.format(10, "3classes")
