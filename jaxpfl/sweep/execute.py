@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Mapping, Sequence
-from typing import Any, NamedTuple
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -30,6 +30,8 @@ from jaxpfl.sweep.states import States, Stopped
 from jaxpfl.trees import checksum
 from jaxpfl.types import Federation
 
+_T = TypeVar("_T")
+
 
 class Reporter:
     """Receiver of a sweep's progress; this one shows nothing."""
@@ -50,44 +52,60 @@ class Reporter:
         """A line for the user."""
 
 
+class Last(Generic[_T]):
+    """The last value that was made, kept for as long as the same is asked for."""
+
+    def __init__(self) -> None:
+        self._kept: tuple[Any, _T] | None = None
+
+    def of(self, key: Any, make: Callable[[], _T]) -> _T:
+        """The value of a key, made unless it is the last one's."""
+        if self._kept is None or self._kept[0] != key:
+            self._kept = None  # not two of them at a time
+            self._kept = key, make()
+        return self._kept[1]
+
+    def clear(self) -> None:
+        """Keep nothing."""
+        self._kept = None
+
+
 class Data:
     """The last data set and the split of the last group, kept for the next with the same."""
 
     def __init__(self) -> None:
-        self._key: Any = None
-        self._kept: tuple[data.Source, Federation] | None = None
-        self._source_key: Any = None
-        self._source: data.Source | None = None
-        self._checksum: int | None = None
+        self._source: Last[data.Source] = Last()
+        self._checksum: Last[int] = Last()
+        self._split: Last[tuple[data.Source, Federation]] = Last()
 
     def of(self, config: RunConfig) -> tuple[data.Source, Federation]:
         """The data set of a resolved config and its split."""
-        key = {name: getattr(config, name) for name in DATA_FIELDS}
-        if self._kept is None or key != self._key:
-            self._key, self._kept = None, None
-            self._kept = load_federation(config, self.source)
-            self._key = key
-        return self._kept
+        return self._split.of(_fields(config, DATA_FIELDS), lambda: load_federation(config, self.source))
 
     def source(self, config: RunConfig) -> data.Source:
         """The data set of a config."""
-        key = {name: getattr(config, name) for name in source.FIELDS}
-        if self._source is None or key != self._source_key:
-            self._key, self._kept = None, None  # not two data sets at a time
-            self._source_key, self._source, self._checksum = None, None, None
-            self._source = source.source_of(config)
-            self._source_key = key
-        return self._source
+
+        def load() -> data.Source:
+            self._split.clear()  # which holds the data set before
+            self._checksum.clear()
+            return source.source_of(config)
+
+        return self._source.of(_fields(config, source.FIELDS), load)
 
     def checksum(self, config: RunConfig) -> int:
         """Checksum of the data set of a config."""
         if stored_data.is_stored(config.data):
             return stored_data.checksum(config.data, config.data_dir)
         loaded = self.source(config)
-        if self._checksum is None:
-            arrays = [leaf for leaf in jax.tree.leaves(tuple(loaded)) if isinstance(leaf, np.ndarray)]
-            self._checksum = checksum(arrays)
-        return self._checksum
+        return self._checksum.of(_fields(config, source.FIELDS), lambda: checksum(_arrays(loaded)))
+
+
+def _fields(config: RunConfig, names: Iterable[str]) -> dict[str, Any]:
+    return {name: getattr(config, name) for name in names}
+
+
+def _arrays(loaded: data.Source) -> list[np.ndarray]:
+    return [leaf for leaf in jax.tree.leaves(tuple(loaded)) if isinstance(leaf, np.ndarray)]
 
 
 class Prepared(NamedTuple):

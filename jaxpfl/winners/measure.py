@@ -19,7 +19,7 @@ from jaxpfl.experiment.config_file import from_mapping
 from jaxpfl.records import FAILED, Journal, Record, Value
 from jaxpfl.settings import part_of
 from jaxpfl.sweep.budget import rounds_of
-from jaxpfl.sweep.execute import Data, Reporter, run_group
+from jaxpfl.sweep.execute import Data, Last, Reporter, run_group
 from jaxpfl.sweep.plan import Group, Run
 from jaxpfl.types import Federation
 from jaxpfl.winners.cells import FINE_TUNING, LOCAL_STEPS, SPLITS, TEST, Cell, Contender, contenders
@@ -33,8 +33,7 @@ class Drawn(Data):
 
     def __init__(self) -> None:
         super().__init__()
-        self._pooled: tuple[tuple[str, str | None], data.Source] | None = None
-        self._split: tuple[RunConfig, tuple[data.Source, Federation]] | None = None
+        self._drawn: Last[tuple[data.Source, Federation]] = Last()
 
     def of(self, config: RunConfig) -> tuple[data.Source, Federation]:
         """The data set of a resolved config and its split.
@@ -42,25 +41,18 @@ class Drawn(Data):
         Raises:
           JaxpflError: for missing data.
         """
-        split = part_of(Split, config)
         if not config.pool_test:
             return super().of(config)
-        if self._split is None or part_of(Split, self._split[0]) != split or self._split[0].data != config.data:
-            source = self._loaded(config)
-            each = round(TEST / split.test_share)
-            rng = np.random.default_rng([split.split_seed, each])
-            chosen = rng.choice(len(source.y_train), each * (config.clients or 0), replace=False)
-            source = source._replace(x_train=source.x_train[chosen], y_train=source.y_train[chosen])
-            federation = data.federate(source, **vars(dataclasses.replace(split, pool_test=False)))
-            self._split = config, (source, federation)
-        return self._split[1]
+        split = part_of(Split, config)
+        return self._drawn.of((config.data, split), lambda: self._draw(config, split))
 
-    def _loaded(self, config: RunConfig) -> data.Source:
-        """All examples of a data set, those of its test set among them."""
-        name = config.data, config.data_dir
-        if self._pooled is None or self._pooled[0] != name:
-            self._pooled = name, pooled(data.load(*name))
-        return self._pooled[1]
+    def _draw(self, config: RunConfig, split: Split) -> tuple[data.Source, Federation]:
+        source = pooled(self.source(config))
+        each = round(TEST / split.test_share)
+        rng = np.random.default_rng([split.split_seed, each])
+        chosen = rng.choice(len(source.y_train), each * (config.clients or 0), replace=False)
+        source = source._replace(x_train=source.x_train[chosen], y_train=source.y_train[chosen])
+        return source, data.federate(source, **vars(dataclasses.replace(split, pool_test=False)))
 
 
 def groups_of(

@@ -45,6 +45,8 @@ def test_the_page_is_that_of_the_map(found):
 LINEAR = "digits-linear-m20-n{}-{}-share1-steps400"
 PERCEPTRON = "digits-mlp32-m20-n{}-{}-share1-steps400"
 MNIST = "mnist-linear-m20-n{}-{}-share1-steps200"
+WRITERS = "mnist-writers-linear-m{}-nown-writers-share1-steps200"
+FEW = "digits-linear-m{}-n45-3classes-share1-steps400"
 MANY = "digits-linear-m100-n10-{}-share1-steps100{}"
 SUMMARY = {
     "hold three to five": {
@@ -66,10 +68,10 @@ SUMMARY = {
         "local training is level": ("digits-linear-m20-n45-3classes-share1-steps100", "fedavg-ft", "local"),
     },
     "but five or ten": {
-        "local training and Ditto are level": ("digits-linear-m5-n45-3classes-share1-steps400", "fedavg-ft", "local"),
-        "Ditto are level": ("digits-linear-m5-n45-3classes-share1-steps400", "ditto", "local"),
-        ".5 points over local": ("digits-linear-m5-n45-3classes-share1-steps400", "apfl", "local"),
-        ".7 over local": ("digits-linear-m10-n45-3classes-share1-steps400", "fedavg-ft", "local"),
+        "local training and Ditto are level": (FEW.format(5), "fedavg-ft", "local"),
+        "Ditto are level": (FEW.format(5), "ditto", "local"),
+        ".5 points over local": (FEW.format(5), "apfl", "local"),
+        ".7 over local": (FEW.format(10), "fedavg-ft", "local"),
     },
     "nearly iid": {
         "10 to": (MNIST.format(100, "Dirichlet1"), "fedavg", "local"),
@@ -82,12 +84,12 @@ SUMMARY = {
         "is level on MNIST": (MNIST.format(100, "Dirichlet1"), "fedavg", "fedavg-ft"),
     },
     "are users": {
-        "2.4 to": ("mnist-writers-linear-m66-nown-writers-share1-steps200", "fedavg-ft", "local"),
-        "2.6 points": ("mnist-writers-linear-m20-nown-writers-share1-steps200", "fedavg-ft", "local"),
-        "4.5 to": ("mnist-writers-linear-m20-nown-writers-share1-steps200", "fedavg-ft", "fedavg"),
-        "5.7 over fedavg": ("mnist-writers-linear-m66-nown-writers-share1-steps200", "fedavg-ft", "fedavg"),
-        "Ditto is level": ("mnist-writers-linear-m20-nown-writers-share1-steps200", "fedavg-ft", "ditto"),
-        ".5 behind": ("mnist-writers-linear-m66-nown-writers-share1-steps200", "fedavg-ft", "ditto"),
+        "2.4 to": (WRITERS.format(66), "fedavg-ft", "local"),
+        "2.6 points": (WRITERS.format(20), "fedavg-ft", "local"),
+        "4.5 to": (WRITERS.format(20), "fedavg-ft", "fedavg"),
+        "5.7 over fedavg": (WRITERS.format(66), "fedavg-ft", "fedavg"),
+        "Ditto is level": (WRITERS.format(20), "fedavg-ft", "ditto"),
+        ".5 behind": (WRITERS.format(66), "fedavg-ft", "ditto"),
     },
     "in clusters": {
         "10.7 points": (LINEAR.format(45, "3clusters"), "ifca", "fedavg-ft"),

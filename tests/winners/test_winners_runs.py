@@ -21,7 +21,7 @@ def source(rng):
 def test_images_are_drawn_anew_for_each_split(monkeypatch):
     whole = source(np.random.default_rng(0))
     loads = []
-    monkeypatch.setattr(data, "load", lambda name, data_dir: loads.append(name) or whole)
+    monkeypatch.setattr(data, "load", lambda name, data_dir, **options: loads.append(name) or whole)
     cell, drawn = Cell("mnist", "linear", 3, 20, IID), Drawn()
 
     def split(seed):
