@@ -17,6 +17,7 @@ LEVELS = {
     "moved": 0,
     "parquet": 0,
     "partial": 0,
+    "sealed": 0,
     "places": 0,
     "signals": 0,
     "choices": 0,

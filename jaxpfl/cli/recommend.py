@@ -102,7 +102,7 @@ def _recommend(settings: RunConfig, run: _Run, path: Path | None, as_json: bool)
     from jaxpfl.models import build_model
     from jaxpfl.winners import atlas, recommend
     from jaxpfl.winners.nearest import Asked
-    from jaxpfl.winners.skew import measures
+    from jaxpfl.winners.skew import measures, sizes
 
     _check(run, settings.privacy, path)
     # Privacy is checked with the delta that follows from the number of clients.
@@ -127,6 +127,7 @@ def _recommend(settings: RunConfig, run: _Run, path: Path | None, as_json: bool)
         run.steps,
         run.epsilon,
         None if member is None else int(member.max()) + 1,
+        sizes(federation),
     )
     given = replace(settings, privacy=replace(settings.privacy, delta=run.delta))
     found = recommend.recommend(atlas.read(), asked, cohort, given)

@@ -30,7 +30,7 @@ from jaxpfl.models.half import in_bfloat16
 from jaxpfl.models.parameters import Given
 from jaxpfl.participation import Participation, availability
 from jaxpfl.privacy import Mechanism, PrivacyConfig, PrivacyPlan, SiloMechanism
-from jaxpfl.privacy.claim import planned
+from jaxpfl.privacy.claim import check_delta, planned
 from jaxpfl.similarity.graphs import Graph
 from jaxpfl.types import Federation
 
@@ -202,13 +202,8 @@ def check_claim(spec: RunSpec, federation: Federation, *, strict: bool = False) 
                 strict=strict,
             )
         return
-    clients = federation.num_clients
-    if delta is not None and 1 / clients <= delta < 1:
-        warn(
-            f"privacy.delta = {delta:g} is not below 1 / clients = {1 / clients:g}: such a claim holds even where the "
-            "data of a client drawn at random are published",
-            strict=strict,
-        )
+    if delta is not None:
+        check_delta(delta, federation.num_clients, strict=strict)
 
 
 def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = None) -> Task:

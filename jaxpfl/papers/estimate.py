@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl import __version__, files
+from jaxpfl import __version__, files, sealed
 from jaxpfl.data.sources.base import data_directory
 from jaxpfl.errors import JaxpflError, unknown_name
-from jaxpfl.papers import sealed
+from jaxpfl.papers import whole
 from jaxpfl.papers.compare import Row, row, spread
 from jaxpfl.papers.declared import Estimate, Estimation, slug
 from jaxpfl.papers.way import Interrupted, Way
@@ -79,7 +79,10 @@ def measure(case: Estimation, way: Way) -> list[Row]:
         found |= {"seconds": time.perf_counter() - began, "jaxpfl": __version__}
         sealed.write(path, found)
     way.reporter.finish(1)
-    return [_row(case, estimate, found["values"], quick=way.quick) for estimate in case.estimates]
+    rows = [_row(case, estimate, found["values"], quick=way.quick) for estimate in case.estimates]
+    if way.quick or read is None or read.arrays is None:
+        return rows
+    return whole.marked(rows, whole.part(getattr(settings, "data", case.study), len(max(read.arrays, key=np.size))))
 
 
 def _stored(path: Path) -> dict[str, Any]:
@@ -125,13 +128,18 @@ def _row(case: Estimation, estimate: Estimate, values: Mapping[str, list[float]]
     own = _series(values, estimate.of)
     if estimate.against is not None:
         of = _series(values, estimate.against)
-        own = [100 * (1 - mine / other) for mine, other in zip(own, of, strict=True)]
+        own = [_gain(mine, other) for mine, other in zip(own, of, strict=True)]
     ours, std = spread(own)
     notes = [quick_note(case)] if quick else [estimate.note, case.note]
     if bad := sum(not math.isfinite(value) for value in own):
         notes.append(f"no value: {bad} of {len(own)} repetitions are not finite")
     setting = ", ".join(text for text in (case.setting, estimate.setting) if text)
     return row(estimate.label, setting, ours, std, estimate.printed, notes, comparable=not quick)
+
+
+def _gain(error: float, of: float) -> float:
+    """Share of an error that is avoided, in percent; NaN where there was none to avoid."""
+    return 100 * (1 - error / of) if of else math.nan
 
 
 def quick_note(case: Estimation) -> str:

@@ -9,19 +9,21 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxpfl import files
+from jaxpfl import files, sealed
 from jaxpfl.errors import JaxpflError, printable, warn
 from jaxpfl.papers.compare import Row
 from jaxpfl.papers.declared import Experiment
 
 RESULT = "result.json"
+ROWS_JSON, ROWS_CSV = "rows.json", "rows.csv"
 QUICK = "-quick"
 """Ending of the folder of a quick run."""
 COMMITTED = Path(__file__).parent / "measured"
 """Results at full size that come with the package."""
 _LARGEST = sys.float_info.max  # JSON has infinities, NaN, and whole numbers beyond all floats
 _NUMBERS = ("ours", "std", "printed", "printed_std", "difference")
-_COLUMNS = ("name", "paper", *Row.__dataclass_fields__, "quick")
+_NAMED = ("name", "paper")
+_COLUMNS = (*_NAMED, *Row.__dataclass_fields__, "quick")
 
 
 @dataclass(frozen=True)
@@ -62,7 +64,7 @@ def read(path: Path) -> Result:
     Raises:
       JaxpflError: for a file that holds none.
     """
-    stored = files.read_json(path)
+    stored = sealed.read(path)
     try:
         found = Result(**(stored | {"rows": tuple(Row(**one) for one in stored["rows"])}))
     except (KeyError, TypeError):
@@ -80,7 +82,7 @@ def _typed(found: Result) -> bool:
         found.minutes is not None
         and isinstance(found.quick, bool)
         and isinstance(found.versions, dict)
-        and all(one is None or (isinstance(one, int | float) and abs(one) <= _LARGEST) for one in numbers)
+        and all(one is None or (type(one) in (int, float) and abs(one) <= _LARGEST) for one in numbers)
         and all(isinstance(one, str) for one in texts)
     )
 
@@ -119,6 +121,35 @@ def of_folder(folder: Path) -> Found:
     return found
 
 
+def check_tidy(folder: Path) -> None:
+    """Refuse a folder in which `write_tidy` would overwrite what something else wrote.
+
+    Raises:
+      JaxpflError: naming the file.
+    """
+    for path, ours in ((folder / ROWS_JSON, _is_rows), (folder / ROWS_CSV, _is_table)):
+        if path.exists() and not ours(path):
+            raise JaxpflError(f"{path} is not of jaxpfl papers run, which writes one: choose another --output")
+
+
+def _is_rows(path: Path) -> bool:
+    try:
+        stored = files.read_json(path)
+    except JaxpflError:
+        return False
+    rows = stored.get("rows") if isinstance(stored, dict) else None
+    return isinstance(rows, list) and all(isinstance(one, dict) and {*_NAMED} <= one.keys() for one in rows)
+
+
+def _is_table(path: Path) -> bool:
+    begins = ",".join(_NAMED).encode()
+    try:
+        with open(path, "rb") as file:
+            return file.read(len(begins)) == begins
+    except OSError:
+        return False
+
+
 def write_tidy(folder: Path, results: Iterable[Result]) -> None:
     """Write ``rows.json`` and ``rows.csv``: the rows of all experiments in a folder.
 
@@ -126,8 +157,8 @@ def write_tidy(folder: Path, results: Iterable[Result]) -> None:
       UnwritableError: as on a full disk.
     """
     rows = [row for result in results for row in result.tidy()]
-    files.write_json(folder / "rows.json", {"rows": rows})
-    with files.whole(folder / "rows.csv") as file:
+    files.write_json(folder / ROWS_JSON, {"rows": rows})
+    with files.whole(folder / ROWS_CSV) as file:
         writer = csv.DictWriter(file, _COLUMNS, lineterminator="\n")
         writer.writeheader()
         writer.writerows(rows)

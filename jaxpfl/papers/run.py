@@ -11,11 +11,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from jaxpfl import __version__, files
+from jaxpfl import __version__, files, sealed
 from jaxpfl.errors import JaxpflError, warn
-from jaxpfl.papers import estimate, plot, reaching, results, show, students, train
+from jaxpfl.papers import estimate, plot, reaching, results, show, students, train, whole
 from jaxpfl.papers.compare import Row
-from jaxpfl.papers.declared import Case, Experiment, Reaching, Students, Training
+from jaxpfl.papers.declared import Case, Estimation, Experiment, Reaching, Students, Training
 from jaxpfl.papers.results import Result
 from jaxpfl.papers.way import Way
 from jaxpfl.sweep.execute import Reporter
@@ -46,11 +46,13 @@ def _units(case: Case, *, quick: bool) -> int:
 
 
 def _measured(case: Case, way: Way) -> list[Row]:
+    if isinstance(case, Estimation):
+        return estimate.measure(case, way)
     if isinstance(case, Training):
-        return train.measure(case, way)
-    if isinstance(case, Reaching):
-        return reaching.measure(case, way)
-    return students.measure(case, way) if isinstance(case, Students) else estimate.measure(case, way)
+        rows = train.measure(case, way)
+        return whole.marked(rows, train.part(case, way))
+    rows = reaching.measure(case, way) if isinstance(case, Reaching) else students.measure(case, way)
+    return whole.marked(rows, train.part(case.training, way))
 
 
 def command(experiment: Experiment, *, quick: bool) -> str:
@@ -70,8 +72,9 @@ def run(experiment: Experiment, way: Way) -> Result:
 
     Raises:
       Interrupted: if it was stopped before its end.
-      JaxpflError: for missing data, and a folder of another experiment.
+      JaxpflError: for missing data, a folder of another experiment, and one whose tidy table is something else's.
     """
+    results.check_tidy(way.folder.parent)
     before, began = _sessions_of(experiment, way), time.monotonic()
     made_by = list(before.versions)
 
@@ -104,7 +107,7 @@ def run(experiment: Experiment, way: Way) -> Result:
         _together(made_by or [versions()]),
         tuple(_noted(row, "" if way.quick else experiment.note) for _, own in rows for row in own),
     )
-    files.write_json(way.folder / results.RESULT, found.to_json())
+    sealed.write(way.folder / results.RESULT, found.to_json())
     with files.whole(way.folder / "table.md") as file:
         file.write(show.markdown([found]))
     if experiment.figure is not None:

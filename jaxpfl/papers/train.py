@@ -10,7 +10,7 @@ from typing import Any
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.experiment.config_file import from_mapping
-from jaxpfl.papers import board
+from jaxpfl.papers import board, whole
 from jaxpfl.papers.compare import Row, row, spread
 from jaxpfl.papers.declared import UNPRINTED, Contender, Training, slug
 from jaxpfl.papers.users import accuracies, kept, over_users
@@ -215,6 +215,15 @@ def _run(folder: Path, definition: Definition, way: Way) -> list[Record]:
         raise Interrupted
     wanted = {run.id for run in runs_of_sweep(definition)}
     return [record for record in records if record.id in wanted]
+
+
+def part(case: Training, way: Way) -> str:
+    """Remark on a case whose data set is not whole, as `whole.part`."""
+    if way.quick:
+        return ""
+    config = resolve(config_of(case, case.contenders[0], data_dir=way.data_dir))
+    source = way.data.source(config)
+    return whole.part(config.data, len(source.y_train) + (0 if source.y_test is None else len(source.y_test)))
 
 
 def runs_of(case: Training, *, quick: bool) -> int:

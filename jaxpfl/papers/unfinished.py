@@ -7,10 +7,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from jaxpfl import sealed
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.experiment import checkpoint
-from jaxpfl.papers import sealed
 
 _READ = "read.json"
 

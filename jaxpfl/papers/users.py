@@ -10,13 +10,12 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl import __version__
+from jaxpfl import __version__, sealed
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.config import RunConfig, resolve, to_json
 from jaxpfl.experiment.data_checksum import of_data
 from jaxpfl.experiment.setup import Experiment, prepare
-from jaxpfl.papers import sealed
 from jaxpfl.papers.compare import spread
 from jaxpfl.papers.unfinished import Unfinished
 from jaxpfl.papers.way import Interrupted, Way

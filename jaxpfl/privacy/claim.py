@@ -10,7 +10,7 @@ from typing import Required, TypedDict, Unpack
 
 import numpy as np
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.participation import Participation
 from jaxpfl.privacy import banded
 from jaxpfl.privacy.accounting import Accountant, PrivacyPlan
@@ -198,3 +198,13 @@ def _noise(
     clips = (step.clipping_norm, *[step.scale_clipping_norm] * apart)
     stddevs = (step.stddev, *[step.scale_stddev] * apart)
     return PerStepNoise(clips, stddevs, steps, uploads, linear=linear and not scales)
+
+
+def check_delta(delta: float, clients: int, *, strict: bool = False) -> None:
+    """Warn of a meaningless claim about users: publishing all data of one random client has a delta of 1 / clients."""
+    if 1 / clients <= delta < 1:
+        warn(
+            f"privacy.delta = {delta:g} is not below 1 / clients = {1 / clients:g}: such a claim holds even where the "
+            "data of a client drawn at random are published",
+            strict=strict,
+        )

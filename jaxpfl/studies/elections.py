@@ -114,7 +114,8 @@ def cross_validated(given: ElectionSettings, elections: Elections | None = None)
     errors["beta-binomial"] = ((estimates["beta-binomial"] - np.asarray(test)) ** 2).mean(axis=1)
     private = _private(given, train, test)
     errors |= {name: values.mean(axis=0) for name, values in private.items()}
-    gained = {name: 1 - values / errors["local"] for name, values in errors.items()}
+    to_avoid = np.where(errors["local"] > 0, errors["local"], np.nan)  # counties that never change have no error
+    gained = {name: 1 - values / to_avoid for name, values in errors.items()}
     spread = {name: measure(g)._asdict() | {"std": float(g.std(ddof=1))} for name, g in gained.items()}
     result = {
         "study": "elections",

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from jaxpfl import files
+from jaxpfl import sealed
 from jaxpfl.errors import JaxpflError
 from jaxpfl.records import Value
 from jaxpfl.winners.skew import Measures
@@ -98,13 +98,25 @@ def read(path: Path = COMMITTED) -> Atlas:
     Raises:
       JaxpflError: for a file that holds none.
     """
-    stored = files.read_json(path)
+    stored = sealed.read(path)
     try:
         places = tuple(_place(one) for one in stored["places"])
         found = Atlas(**(stored | {"places": places}))
+        _check(found)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise JaxpflError(f"{path} holds no map of jaxpfl winners: remove it, and run it again") from None
     return found
+
+
+def _check(found: Atlas) -> None:
+    """Raise ValueError for a map without cells, a cell without contenders, and scores of other splits."""
+    for place in found.places:
+        if not any(not own.reference for own in place.methods.values()):
+            raise ValueError(place.name)
+        if any(len(own.test) != found.splits for own in place.methods.values()):
+            raise ValueError(place.name)
+    if not found.places:
+        raise ValueError("places")
 
 
 def _place(stored: dict[str, Any]) -> Place:

@@ -9,6 +9,7 @@ from typing import Any
 from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.experiment.config import RunConfig
 from jaxpfl.privacy import PrivacyConfig
+from jaxpfl.privacy.claim import check_delta
 from jaxpfl.settings import is_default
 from jaxpfl.winners.atlas import Atlas, Place
 from jaxpfl.winners.cells import DELTA
@@ -126,6 +127,8 @@ def _privacy(given: PrivacyConfig, asked: Asked, place: Place, best: str) -> Pri
         if norm is not None and is_default(given, "clipping_norm"):
             privacy = replace(privacy, clipping_norm=float(norm))
     privacy.check()
+    if privacy.delta is not None:
+        check_delta(privacy.delta, asked.measures.clients)
     return privacy
 
 

@@ -9,7 +9,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from jaxpfl import __version__, algorithms, files
+from jaxpfl import __version__, algorithms, files, sealed
 from jaxpfl.errors import JaxpflError
 from jaxpfl.records import Journal, Record
 from jaxpfl.sweep.execute import Reporter
@@ -57,15 +57,18 @@ class Plan:
         return planned - left, planned
 
     def atlas(self, records: list[Record]) -> Atlas:
-        """The map of the cells whose contenders' runs are all done; a reference may be missing."""
+        """The map of the cells whose contenders' runs are all done; a reference may be missing.
+
+        Cells in which every contender failed are left out.
+        """
         contending = [group for group in self.groups if not algorithms.get(group.method).pooled]
         left = {group.static[CELL] for group in missing(contending, records, failed=False)}
         data = Drawn()
-        places = tuple(
-            place_of(cell, records, self.splits, data, data_dir=self.data_dir, methods=self.methods)
-            for cell in self.cells
-            if cell.name not in left
+        done = [cell for cell in self.cells if cell.name not in left]
+        found = (
+            place_of(one, records, self.splits, data, data_dir=self.data_dir, methods=self.methods) for one in done
         )
+        places = tuple(one for one in found if any(not own.reference for own in one.methods.values()))
         return Atlas(self.quick, self.command, _minutes(records), _versions(), self.splits, places)
 
 
@@ -106,7 +109,7 @@ def run(plan: Plan, folder: Path, reporter: Reporter, stopped: Callable[[], bool
 
 def write(found: Atlas, folder: Path) -> None:
     """Write ``map.json``, ``tables.md`` and the pictures of a map."""
-    files.write_json(folder / FILE, found.to_json())
+    sealed.write(folder / FILE, found.to_json())
     with files.whole(folder / "tables.md") as file:
         file.write(page.tables(found))
     plot.draw(found, folder)

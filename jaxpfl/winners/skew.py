@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import numpy as np
 
+from jaxpfl.errors import JaxpflError
 from jaxpfl.types import Federation
 
 
@@ -34,15 +36,33 @@ class Measures:
 
 
 def measures(federation: Federation, num_classes: int) -> Measures:
-    """Measure a split on its training and validation examples."""
+    """Measure a split on its training and validation examples.
+
+    Raises:
+      JaxpflError: where it has no label skew, as of one client, or of one class.
+    """
     counts = _counts(federation, num_classes)
+    skew = label_skew(counts)
+    if math.isnan(skew):
+        held = int((counts.sum(axis=0) > 0).sum())
+        raise JaxpflError(
+            f"no label skew can be measured on {len(counts)} clients with {int(counts.sum())} labelled examples of "
+            f"{held} classes: it takes two clients of two examples, and two classes"
+        )
     return Measures(
         len(counts),
         float(np.median(counts.sum(axis=1))),
         float(np.median((counts > 0).sum(axis=1))),
         num_classes,
-        round(label_skew(counts), 4),
+        round(skew, 4),
     )
+
+
+def sizes(federation: Federation) -> tuple[float, float]:
+    """10th and 90th percentile over clients of labelled examples, those of the validation among them."""
+    own = np.asarray(federation.train.size) + np.asarray(federation.validation.size)
+    low, high = np.percentile(own, (10, 90))
+    return float(low), float(high)
 
 
 def _counts(federation: Federation, num_classes: int) -> np.ndarray:
@@ -68,7 +88,7 @@ def label_skew(counts: np.ndarray) -> float:
       counts: examples of each class, [m, C]; clients with fewer than two are left out.
 
     Returns:
-      F, at least 0; 0 where it is not defined, as for a single class.
+      F, at least 0; NaN where it is not defined, as for a single class, and for fewer than two clients.
 
     Examples:
       >>> round(label_skew(np.array([[10, 0], [0, 10]])), 3), label_skew(np.array([[5, 5], [6, 4]]))
@@ -76,11 +96,11 @@ def label_skew(counts: np.ndarray) -> float:
     """
     n = counts.sum(axis=1)
     counts, n = counts[n > 1], n[n > 1]
-    if not len(n):
-        return 0.0
+    if len(n) < 2:
+        return math.nan
     shares = counts / n[:, None]
     mean = shares.mean(axis=0)
     noise = (1 - (shares**2).sum(axis=1)) / (n - 1)
-    scatter = ((shares - mean) ** 2).sum() / max(len(n) - 1, 1)
+    scatter = ((shares - mean) ** 2).sum() / (len(n) - 1)
     total = 1 - (mean**2).sum() + scatter / len(n)  # the mean is of m clients, and scatters by that part
-    return float(np.clip((scatter - noise.mean()) / total, 0.0, 1.0)) if total > 0 else 0.0
+    return float(np.clip((scatter - noise.mean()) / total, 0.0, 1.0)) if total > 0 else math.nan

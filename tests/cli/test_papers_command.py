@@ -1,11 +1,11 @@
 """``jaxpfl papers``: its contract on standard output, and errors in one line."""
 
 import dataclasses
-import json
 
 import pytest
 from command import jaxpfl
 
+from jaxpfl import sealed
 from jaxpfl.papers import results
 
 ROW = ["method", "setting", "ours", "std", "printed", "printed_std", "difference", "note"]
@@ -108,5 +108,5 @@ def test_names_in_a_result_are_no_markup(capsys, tmp_path):
     folder = tmp_path / one.name
     folder.mkdir()
     row = dataclasses.replace(one.rows[0], method="[/nope] [red]x")
-    (folder / results.RESULT).write_text(json.dumps(dataclasses.replace(one, rows=(row,)).to_json()))
+    sealed.write(folder / results.RESULT, dataclasses.replace(one, rows=(row,)).to_json())
     assert "[/nope] [red]x" in jaxpfl(capsys, "papers", "show", one.name, "--output", tmp_path).out

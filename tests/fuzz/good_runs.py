@@ -14,7 +14,7 @@ import pandas
 sys.path.append(str(Path(__file__).parents[1] / "experiment"))
 from finished_run import run
 
-from jaxpfl import files
+from jaxpfl import files, sealed
 from jaxpfl.cli import main
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.engine.streamed.undo import Journal as Undo
@@ -92,9 +92,9 @@ def _others(folder: Path) -> None:
     alone = folder / "alone"
     alone.mkdir()
     write_table(alone / "results.parquet", pandas.DataFrame({"lr": [0.1, 0.2], "cohort": ["0.1m", 10]}))
-    files.write_json(alone / "result.json", results.committed()[0].to_json())
-    known = files.read_json(atlas.COMMITTED)
-    files.write_json(alone / "map.json", known | {"places": known["places"][:2]})
+    sealed.write(alone / "result.json", results.committed()[0].to_json())
+    known = sealed.read(atlas.COMMITTED)
+    sealed.write(alone / "map.json", known | {"places": known["places"][:2]})
     claim = Claims(alone, "w0").take("work")
     assert claim is not None
     claim.end()

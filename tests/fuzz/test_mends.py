@@ -12,7 +12,7 @@ import pytest
 import scipy.io
 
 import jaxpfl
-from jaxpfl import JaxpflError, checksums
+from jaxpfl import JaxpflError, checksums, sealed
 from jaxpfl.algorithms.parts.optimizers import resolve as resolve_optimizer
 from jaxpfl.choices import literal, typed
 from jaxpfl.compression import qsgd, run_length, top_k
@@ -269,9 +269,9 @@ def test_labels_without_columns_are_refused(tmp_path: Path) -> None:
 def test_a_result_of_a_paper_of_numbers_beyond_all_floats_is_none(tmp_path: Path, wrong: float) -> None:
     row = Row("local", "all", 0.5, 0.1, 0.4, None, 0.1, "")
     stored = Result("name", "paper", "what", False, "command", 1.0, {}, (row,)).to_json()
-    (tmp_path / "a.json").write_text(json.dumps(stored))
+    sealed.write(tmp_path / "a.json", stored)
     assert read_result(tmp_path / "a.json").rows == (row,)
     stored["rows"][0]["ours"] = wrong
-    (tmp_path / "a.json").write_text(json.dumps(stored))
+    (tmp_path / "a.json").write_text(json.dumps(stored | {"crc32": sealed._sum(stored)}))
     with pytest.raises(JaxpflError, match=r"a\.json holds no result"):
         read_result(tmp_path / "a.json")

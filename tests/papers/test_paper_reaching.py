@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from jaxpfl import JaxpflWarning
-from jaxpfl.papers import reaching, results, run, sealed
+from jaxpfl import JaxpflWarning, sealed
+from jaxpfl.papers import reaching, results, run
 from jaxpfl.papers.declared import Contender, Experiment, Printed, Reaching, Training
 from jaxpfl.papers.reaching import reached
 from jaxpfl.papers.way import Interrupted, Way

@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from jaxpfl import JaxpflError
+from jaxpfl import JaxpflError, sealed
 from jaxpfl.errors import JaxpflWarning
-from jaxpfl.papers import estimate, registry, results, run, sealed, show
+from jaxpfl.papers import estimate, registry, results, run, show, whole
 from jaxpfl.papers.declared import Contender, Estimate, Estimation, Experiment, Figure, Printed, Training
 from jaxpfl.papers.train import QUICK_NOTE, Interrupted, Way
 from jaxpfl.studies.study import Read, Results, Study
@@ -293,16 +293,81 @@ def test_a_quick_run_of_each_kind(tmp_path, monkeypatch):
 
 @pytest.mark.parametrize(
     ("name", "value"),
-    [("minutes", None), ("minutes", "x"), ("versions", []), ("ours", "x"), ("quick", []), ("quick", "no")],
+    [
+        ("minutes", None),
+        ("minutes", "x"),
+        ("versions", []),
+        ("ours", "x"),
+        ("ours", True),
+        ("quick", []),
+        ("quick", "no"),
+    ],
 )
 def test_a_result_of_other_types_is_refused(tmp_path, name, value):
     run.run(EXPERIMENT, Way(tmp_path / "fake"))
     path = tmp_path / "fake" / results.RESULT
-    stored = json.loads(path.read_text())
+    stored = sealed.read(path)
     (stored["rows"][0] if name == "ours" else stored)[name] = value
-    path.write_text(json.dumps(stored))
+    sealed.write(path, stored)
     with pytest.raises(JaxpflError, match="holds no result of jaxpfl papers run"):
         results.read(path)
+
+
+def test_a_result_that_was_changed_is_refused(tmp_path):
+    run.run(EXPERIMENT, Way(tmp_path / "fake"))
+    path = tmp_path / "fake" / results.RESULT
+    path.write_text(path.read_text().replace('"ours": 75.0', '"ours": 76.0', 1))
+    with pytest.raises(JaxpflError, match="is damaged, or was changed"):
+        results.read(path)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"), [("rows.json", "[1]"), ("rows.json", '{"rows": [{"mine": 1}]}'), ("rows.csv", "mine,2\n")]
+)
+def test_rows_of_something_else_are_not_written_over(tmp_path, name, text):
+    (tmp_path / name).write_text(text)
+    with pytest.raises(JaxpflError, match=f"{name} is not of jaxpfl papers run"):
+        run.run(EXPERIMENT, way(tmp_path))
+    assert (tmp_path / name).read_text() == text
+    assert [one.name for one in tmp_path.iterdir()] == [name]
+    (tmp_path / name).unlink()
+    assert run.run(EXPERIMENT, way(tmp_path)).rows
+
+
+def test_a_part_of_the_data_stands_beside_no_print(tmp_path, monkeypatch):
+    """The notes of a table are of its whole data set, and so is what print says of it."""
+    read = Study(Settings, lambda given, data: study(given), reads=lambda given: Read(None, (np.zeros(3), np.ones(2))))
+    monkeypatch.setattr(estimate.registry, "get", lambda name: read)
+    assert all("comparable" not in row.note for row in run.run(EXPERIMENT, way(tmp_path / "unknown")).rows)
+    monkeypatch.setitem(whole.SIZES, "fake", 3)
+    assert run.run(EXPERIMENT, way(tmp_path / "whole")).rows[0].difference == 0
+    monkeypatch.setitem(whole.SIZES, "fake", 3111)
+    rows = run.run(EXPERIMENT, way(tmp_path / "part")).rows
+    said = "the data set fake has 3 entries, the whole 3111: not comparable with print"
+    assert all(row.difference is None and row.note.startswith(said) for row in rows)
+    assert rows[0].ours == 75.0
+
+
+def test_a_part_of_trained_data_stands_beside_no_print(tmp_path, monkeypatch):
+    config = {"data": "digits", "clients": 4, "model": "linear", "rounds": 1, "seeds": 2}
+    row = Contender("local", "local", Printed(50.0, 1.0))
+    experiment = Experiment("small", "a paper", "digits", 1, (Training("digits", config, (row,)),))
+    monkeypatch.setitem(whole.SIZES, "digits", 1797)
+    assert run.run(experiment, way(tmp_path, experiment)).rows[0].difference is not None
+    monkeypatch.setitem(whole.SIZES, "digits", 70_000)
+    (found,) = run.run(experiment, way(tmp_path, experiment)).rows
+    assert found.difference is None
+    assert found.note.startswith("the data set digits has 1797 entries, the whole 70000")
+
+
+def test_no_error_to_avoid_is_no_gain(tmp_path, monkeypatch):
+    none = Results(
+        {"deep": {"er": [0.5, 7]}}, list, lambda folder: [], dict.fromkeys(("local", "personalized"), np.zeros(4))
+    )
+    monkeypatch.setattr(estimate.registry, "get", lambda name: Study(Settings, lambda given: none))
+    gain = run.run(EXPERIMENT, way(tmp_path)).rows[0]
+    assert (gain.ours, gain.difference) == (None, None)
+    assert "no value: 4 of 4 repetitions are not finite" in gain.note
 
 
 @pytest.mark.parametrize("seconds", [float("nan"), -1e9, 10**400, "x"])
@@ -325,7 +390,8 @@ def test_a_copy_of_a_run_does_not_take_its_place(tmp_path):
     found = run.run(EXPERIMENT, way(tmp_path))
     shutil.copytree(tmp_path / "fake", tmp_path / "fake-old")
     path = tmp_path / "fake-old" / results.RESULT
-    path.write_text(path.read_text().replace('"paper": "', '"paper": "an old '))
+    stored = sealed.read(path)
+    sealed.write(path, stored | {"paper": f"an old {stored['paper']}"})
     shutil.copytree(tmp_path / "fake", tmp_path / "fake-quick")  # a full one in the folder of a quick one
     with pytest.warns(JaxpflWarning, match="fake-(old|quick).*has a folder of another name"):
         assert results.of_folder(tmp_path).results == [found]

@@ -7,8 +7,8 @@ from statistics import mean, stdev
 
 import pytest
 
-from jaxpfl import JaxpflError
-from jaxpfl.papers import registry, results, run, sealed, train
+from jaxpfl import JaxpflError, sealed
+from jaxpfl.papers import registry, results, run, train
 from jaxpfl.papers.declared import Contender, Experiment, Printed, Students, Training
 from jaxpfl.papers.users import over_users
 from jaxpfl.papers.way import Interrupted, Way

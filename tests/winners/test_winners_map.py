@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from jaxpfl import sealed
 from jaxpfl.errors import JaxpflError
 from jaxpfl.winners import atlas, page, plot
 from jaxpfl.winners.cells import CELLS, FINE_TUNING, LOCAL_STEPS, Cell, contenders
@@ -169,10 +170,25 @@ def test_names_of_cells_are_unique():
 
 
 def test_a_file_of_something_else_is_refused(tmp_path):
-    for text in ("[]", "{}", '{"places": [{}]}', '{"places": 3}'):
-        (tmp_path / "map.json").write_text(text)
+    path, known = tmp_path / "map.json", atlas.read().to_json()
+    first = known["places"][0]
+    short = first["methods"] | {"local": first["methods"]["local"] | {"test": [0.5], "validation": [0.5]}}
+    for stored in (
+        {},
+        {"places": [{}]},
+        {"places": 3},
+        known | {"places": []},
+        known | {"places": [first | {"methods": {}}]},
+        known | {"places": [first | {"methods": short}]},
+    ):
+        sealed.write(path, stored)
         with pytest.raises(JaxpflError, match="holds no map"):
-            atlas.read(tmp_path / "map.json")
+            atlas.read(path)
+    sealed.write(path, known)
+    assert atlas.read(path) == atlas.read()
+    path.write_text(path.read_text().replace("0.9", "0.8", 1))
+    with pytest.raises(JaxpflError, match="is damaged, or was changed"):
+        atlas.read(path)
 
 
 def test_the_picture_by_examples_has_cells_of_the_same_other_settings(found):

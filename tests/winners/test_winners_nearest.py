@@ -6,9 +6,11 @@ import numpy as np
 import pytest
 
 import jaxpfl
+from jaxpfl.errors import JaxpflError
 from jaxpfl.winners import atlas
 from jaxpfl.winners.nearest import Asked, beyond, nearest
 from jaxpfl.winners.skew import Measures, label_skew, measures
+from jaxpfl.winners.skew import sizes as sizes_of
 
 
 @pytest.fixture(scope="module")
@@ -61,9 +63,31 @@ def test_label_skew_does_not_depend_on_the_number_of_examples(n):
 
 
 def test_label_skew_of_degenerate_splits():
-    assert label_skew(np.array([[3, 0], [4, 0]])) == 0
-    assert label_skew(np.array([[1, 0], [0, 1]])) == 0  # of one example each nothing can be said
-    assert label_skew(np.array([[2, 3]])) == 0
+    """It is not zero, which would be that of iid clients."""
+    for counts in ([[3, 0], [4, 0]], [[1, 0], [0, 1]], [[2, 3]], [[2, 3], [1, 0]]):
+        assert np.isnan(label_skew(np.array(counts)))
+
+
+def test_a_split_without_label_skew_is_refused():
+    source = jaxpfl.load("digits")
+    one = jaxpfl.federate(source, partition="iid", clients=1)
+    with pytest.raises(JaxpflError, match="no label skew can be measured on 1 clients with"):
+        measures(one, 10)
+
+
+def test_unequal_clients_are_outside_the_map(places):
+    for partition, sizes, there in (
+        ("iid", (40.0, 50.0), True),
+        ("iid", (4.0, 50.0), False),
+        ("natural", (19.0, 126.0), True),
+        ("natural", (10.0, 126.0), False),
+    ):
+        place = next(one for one in places if one.partition == partition)
+        said = beyond(dataclasses.replace(of(place), sizes=sizes), places)
+        assert said == [] if there else said[0].startswith(f"unequal clients, of {sizes[0]:g} to {sizes[1]:g}")
+    federation = jaxpfl.federate(jaxpfl.load("digits"), clients=20, partition="lognormal", sigma=2)
+    low, high = sizes_of(federation)
+    assert low < measures(federation, 10).examples < high
 
 
 def test_measures_count_validation_examples_too():
