@@ -36,7 +36,7 @@ def stops_of(config: RunConfig, method: str, every: int) -> tuple[tuple[int, ...
     try:
         equal = min(rounds_of(config, method, (method,)), rounds)
     except JaxpflError as error:
-        equal = str(error)
+        equal = str(error).replace("; ", ", ")  # which parts the remarks of a row
     at = {*range(every, rounds + 1, every), rounds} | ({equal} if isinstance(equal, int) else set())
     return tuple(sorted(at)), equal
 

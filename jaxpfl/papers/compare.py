@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import statistics
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -22,7 +23,7 @@ class Row:
       printed: the value in print; None where there is none.
       printed_std: its standard deviation; None where print states none.
       difference: as `difference`.
-      note: remarks on ours and on print.
+      note: remarks on ours and on print, parted by "; ", which no remark holds.
     """
 
     method: str
@@ -85,6 +86,4 @@ def spread(values: Sequence[float]) -> tuple[float | None, float | None]:
     if not values or not all(map(math.isfinite, values)):
         return None, None
     mean = math.fsum(values) / len(values)
-    if len(values) == 1:
-        return mean, None
-    return mean, math.sqrt(math.fsum((value - mean) ** 2 for value in values) / (len(values) - 1))
+    return mean, statistics.stdev(values) if len(values) > 1 else None  # exactly 0 of equal values

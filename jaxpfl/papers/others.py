@@ -34,12 +34,12 @@ BOARD = (
 )
 OWN_VALUES = (
     "lambda, alpha and such are the board's defaults where its command line has working ones (pFedMe: 5 inner steps at "
-    ".01, lambda 1; FedBABU: 10 epochs of fine-tuning), else ours; its methods that we have, not run here: MOON, "
-    "FedAMP, DBE, FedProto, FedPAC; that we have not: FedGen, FedNTD, FedMTL, FedFomo, FedPHP, APPLE, FedGC, FedCP, "
-    "GPFL, FedGH, FedCAC, FedDistill, FedKD, FedPCL; FedBN has nothing of its own in a network without normalisation"
+    ".01, lambda 1, FedBABU: 10 epochs of fine-tuning), else ours; its methods that we have, not run here: MOON, "
+    "FedAMP, DBE, FedProto, FedPAC; its methods that we have not: FedGen, FedNTD, FedMTL, FedFomo, FedPHP, APPLE, "
+    "FedGC, FedCP, GPFL, FedGH, FedCAC, FedDistill, FedKD, FedPCL; FedBN has nothing of its own in a "
+    "network without normalisation"
 )
 NO_SUCH_COLUMN = "the board has Fashion-MNIST, CIFAR-100, Tiny-ImageNet and AG News: no number of it is of these data"
-CIFAR = "CIFAR-10 as at hand here, whose images were compressed by JPEG once more"
 
 # Of each method of the board: label, set, and the printed value of Fashion-MNIST's practical setting.
 _GLOBAL = ("fedavg", "FedAvg", (), (85.85, 0.19)), ("fedprox", "FedProx", (), (85.63, 0.57))
@@ -130,7 +130,7 @@ EXPERIMENTS = (
         {"data": "cifar10", **_DEEP},
         250_000,
         _board(),
-        f"{NO_SUCH_COLUMN}, without numbers; {CIFAR}",
+        f"{NO_SUCH_COLUMN}, without numbers",
     ),
     _pfllib(
         "pfllib-fashion",
@@ -153,7 +153,7 @@ EXPERIMENTS = (
         "fedjax-writers",
         FEDJAX,
         "MNIST by writer, one a client: 1000 rounds of 10 clients, one epoch of batch 10, server Adam",
-        60,
+        200,
         (
             Training(
                 "writers, 1000 rounds",

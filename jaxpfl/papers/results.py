@@ -66,7 +66,8 @@ def read(path: Path) -> Result:
     """
     stored = sealed.read(path)
     try:
-        found = Result(**(stored | {"rows": tuple(Row(**one) for one in stored["rows"])}))
+        values: dict[str, Any] = {**stored, "rows": tuple(Row(**one) for one in stored["rows"])}
+        found = Result(**values)
     except (KeyError, TypeError):
         found = None
     if found is None or not _typed(found):

@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 
 from jaxpfl import __version__, files, sealed
 from jaxpfl.errors import JaxpflError, warn
-from jaxpfl.papers import estimate, plot, reaching, results, show, students, train, whole
+from jaxpfl.papers import estimate, plot, reaching, results, show, students, train
 from jaxpfl.papers.compare import Row
 from jaxpfl.papers.declared import Case, Estimation, Experiment, Reaching, Students, Training
 from jaxpfl.papers.results import Result
@@ -49,10 +49,9 @@ def _measured(case: Case, way: Way) -> list[Row]:
     if isinstance(case, Estimation):
         return estimate.measure(case, way)
     if isinstance(case, Training):
-        rows = train.measure(case, way)
-        return whole.marked(rows, train.part(case, way))
+        return train.marked(train.measure(case, way), case, way)
     rows = reaching.measure(case, way) if isinstance(case, Reaching) else students.measure(case, way)
-    return whole.marked(rows, train.part(case.training, way))
+    return train.marked(rows, case.training, way)
 
 
 def command(experiment: Experiment, *, quick: bool) -> str:

@@ -66,14 +66,14 @@ EXPERIMENTS = (
         "at equal gradient steps",
         60,
         (_cifar(),),
-        note=f"{ROUNDS} rounds of print's 1500: without numbers beside; three of its rates; {others.CIFAR}; {WEAK}",
+        note=f"{ROUNDS} rounds of print's 1500: without numbers beside; three of its rates; {WEAK}",
     ),
     *(
         Experiment(
             f"persfl-{split.lower().replace('-', '')}-cifar10-{_SLOW}",
             f"{persfl.PAPER}, Table 2, cut",
             f"CIFAR-10, {split}, 10 users, at most {_SLOW} rounds: accuracy of five methods",
-            25,
+            60,
             (_users(split),),
             note=f"pFedMe and Per-FedAvg for {_SLOW} rounds in place of print's 800 to 1000, three rates",
         )
@@ -83,7 +83,7 @@ EXPERIMENTS = (
         "pfllib-mnist-10",
         f"{others.PFLLIB}, cut",
         "MNIST, 20 clients, all join, one epoch of batch 10, Dirichlet .1 per class, 10 of 2000 rounds: nine methods",
-        20,
+        100,
         (_board(),),
         note=f"ten rounds of the board's 2000, a smaller network, {others.NO_SUCH_COLUMN}, without numbers",
     ),

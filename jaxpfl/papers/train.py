@@ -217,13 +217,14 @@ def _run(folder: Path, definition: Definition, way: Way) -> list[Record]:
     return [record for record in records if record.id in wanted]
 
 
-def part(case: Training, way: Way) -> str:
-    """Remark on a case whose data set is not whole, as `whole.part`."""
+def marked(rows: Iterable[Row], case: Training, way: Way) -> list[Row]:
+    """Rows of a case with the remarks on its data, as `whole.marked`."""
     if way.quick:
-        return ""
+        return list(rows)
     config = resolve(config_of(case, case.contenders[0], data_dir=way.data_dir))
     source = way.data.source(config)
-    return whole.part(config.data, len(source.y_train) + (0 if source.y_test is None else len(source.y_test)))
+    size = len(source.y_train) + (0 if source.y_test is None else len(source.y_test))
+    return whole.marked(rows, whole.part(config.data, size), whole.ALTERED.get(way.data.checksum(config), ""))
 
 
 def runs_of(case: Training, *, quick: bool) -> int:

@@ -1,4 +1,4 @@
-"""Sizes of the tables' data sets: rows on a part of one stand beside no print."""
+"""What the tables' data sets are: rows on a part of one stand beside no print, and altered data are said to be."""
 
 from __future__ import annotations
 
@@ -18,6 +18,8 @@ SIZES = {
     "a9a": 32_561,
 }
 """Examples, training and test, of each data set that is read whole; counties, tokens counted, and instances."""
+ALTERED = {3949832213: "CIFAR-10 as at hand here, whose images were compressed by JPEG once more"}
+"""Remark on data by their checksum, as `jaxpfl.sweep.execute.Data.checksum`."""
 
 
 def part(name: str, found: int) -> str:
@@ -36,8 +38,7 @@ def part(name: str, found: int) -> str:
     return f"{said}: not comparable with print, and other notes are of the whole"
 
 
-def marked(rows: Iterable[Row], note: str) -> list[Row]:
-    """The rows with a note and without a difference from print; as they are where it is empty."""
-    if not note:
-        return list(rows)
-    return [replace(row, difference=None, note="; ".join(filter(None, (note, row.note)))) for row in rows]
+def marked(rows: Iterable[Row], part: str, altered: str = "") -> list[Row]:
+    """The rows with the remarks on their data, and, on a part of the whole, without a difference from print."""
+    found = [replace(row, note="; ".join(filter(None, (part, row.note, altered)))) for row in rows]
+    return [replace(row, difference=None) for row in found] if part else found

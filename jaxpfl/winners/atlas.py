@@ -100,8 +100,8 @@ def read(path: Path = COMMITTED) -> Atlas:
     """
     stored = sealed.read(path)
     try:
-        places = tuple(_place(one) for one in stored["places"])
-        found = Atlas(**(stored | {"places": places}))
+        values: dict[str, Any] = {**stored, "places": tuple(_place(one) for one in stored["places"])}
+        found = Atlas(**values)
         _check(found)
     except (KeyError, TypeError, ValueError, AttributeError):
         raise JaxpflError(f"{path} holds no map of jaxpfl winners: remove it, and run it again") from None

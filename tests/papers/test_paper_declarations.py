@@ -247,3 +247,11 @@ def test_readings_of_print_are_in_the_notes():
 def test_an_unknown_name_suggests_the_nearest():
     with pytest.raises(JaxpflError, match="did you mean 'adaped-table2'"):
         registry.get("adapedtable2")
+
+
+@pytest.mark.parametrize("found", results.committed(), ids=lambda one: one.name)
+def test_remarks_are_not_cut_in_two(found):
+    """A semicolon parts them, and so must stand in none."""
+    for row in found.rows:
+        for remark in row.note.split("; "):
+            assert remark.count("(") == remark.count(")"), remark

@@ -11,11 +11,12 @@ import pytest
 
 from jaxpfl import JaxpflError, sealed
 from jaxpfl.errors import JaxpflWarning
+from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.papers import estimate, registry, results, run, show, whole
 from jaxpfl.papers.declared import Contender, Estimate, Estimation, Experiment, Figure, Printed, Training
 from jaxpfl.papers.train import QUICK_NOTE, Interrupted, Way
 from jaxpfl.studies.study import Read, Results, Study
-from jaxpfl.sweep.execute import Reporter
+from jaxpfl.sweep.execute import Data, Reporter
 
 RAN = []
 
@@ -354,6 +355,10 @@ def test_a_part_of_trained_data_stands_beside_no_print(tmp_path, monkeypatch):
     experiment = Experiment("small", "a paper", "digits", 1, (Training("digits", config, (row,)),))
     monkeypatch.setitem(whole.SIZES, "digits", 1797)
     assert run.run(experiment, way(tmp_path, experiment)).rows[0].difference is not None
+    altered = Data().checksum(resolve(RunConfig(data="digits")))
+    monkeypatch.setitem(whole.ALTERED, altered, "digits as altered here")
+    (found,) = run.run(experiment, way(tmp_path, experiment)).rows
+    assert (found.note, found.difference is None) == ("digits as altered here", False)
     monkeypatch.setitem(whole.SIZES, "digits", 70_000)
     (found,) = run.run(experiment, way(tmp_path, experiment)).rows
     assert found.difference is None

@@ -45,6 +45,7 @@ def test_the_page_is_that_of_the_map(found):
 
 LINEAR = "digits-linear-m20-n{}-{}-share1-steps400"
 PERCEPTRON = "digits-mlp32-m20-n{}-{}-share1-steps400"
+CONVOLUTIONAL = "mnist-cnn-m10-n{}-{}-share1-steps100"
 MNIST = "mnist-linear-m20-n{}-{}-share1-steps200"
 WRITERS = "mnist-writers-linear-m{}-nown-writers-share1-steps200"
 FEW = "digits-linear-m{}-n45-3classes-share1-steps400"
@@ -110,6 +111,11 @@ SUMMARY = {
         "all level at 100": (MNIST.format(100, "2classes"), "ditto", "local"),
         "level at 100": (MNIST.format(100, "2classes"), "fedavg-ft", "local"),
         "level at 100 and 300": (MNIST.format(300, "2classes"), "local", "ditto"),
+    },
+    "train a convolutional": {
+        "12.8 points": (CONVOLUTIONAL.format(100, "3classes"), "local", "fedavg-ft"),
+        "level with it at 20": (CONVOLUTIONAL.format(20, "3classes"), "local", "fedavg-ft"),
+        "16 points over local": (CONVOLUTIONAL.format(100, "iid"), "fedavg", "local"),
     },
     "need epsilon 8": {
         "4.85 and": (MANY.format("3classes", "-eps8"), "fedavg-ft", "local"),
