@@ -1,4 +1,4 @@
-"""What the tables' data sets are: rows on a part of one stand beside no print, and altered data are said to be."""
+"""Remarks on the tables' data sets: rows on a part of one stand beside no print, altered data are said to be."""
 
 from __future__ import annotations
 
