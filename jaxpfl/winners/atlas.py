@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -127,6 +126,6 @@ def _place(stored: dict[str, Any]) -> Place:
 
 def _scores(stored: dict[str, Any]) -> Scores:
     validation, test = (tuple(float(one) for one in stored[name]) for name in ("validation", "test"))
-    if not all(map(math.isfinite, (*validation, *test))) or len(validation) != len(test):
+    if not all(0 <= share <= 1 for share in (*validation, *test)) or len(validation) != len(test):
         raise ValueError
     return Scores(**(stored | {"set": tuple(stored["set"]), "validation": validation, "test": test}))

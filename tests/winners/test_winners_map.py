@@ -179,6 +179,7 @@ def test_a_file_of_something_else_is_refused(tmp_path):
     path, known = tmp_path / "map.json", atlas.read().to_json()
     first = known["places"][0]
     short = first["methods"] | {"local": first["methods"]["local"] | {"test": [0.5], "validation": [0.5]}}
+    beyond = first["methods"] | {"local": first["methods"]["local"] | {"test": [1.5] * 5}}
     for stored in (
         {},
         {"places": [{}]},
@@ -186,6 +187,7 @@ def test_a_file_of_something_else_is_refused(tmp_path):
         known | {"places": []},
         known | {"places": [first | {"methods": {}}]},
         known | {"places": [first | {"methods": short}]},
+        known | {"places": [first | {"methods": beyond}]},
     ):
         sealed.write(path, stored)
         with pytest.raises(JaxpflError, match="holds no map"):
