@@ -26,8 +26,12 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
     files.write_json(path, {**content, _SEAL: _sum(content)})
 
 
-def read(path: Path) -> dict[str, Any]:
+def read(path: Path, remedy: str = _AGAIN) -> dict[str, Any]:
     """The object of a file that `write` wrote.
+
+    Args:
+      path: of the file.
+      remedy: against its loss, in words.
 
     Raises:
       JaxpflError: for a file that cannot be read, or that holds something else.
@@ -35,9 +39,11 @@ def read(path: Path) -> dict[str, Any]:
     try:
         found = files.read_json(path)
     except JaxpflError as error:
-        raise JaxpflError(f"{error}: {_AGAIN}") from None
-    if not isinstance(found, dict) or found.pop(_SEAL, None) != _sum(found):
-        raise JaxpflError(f"{path} is damaged, or was changed: {_AGAIN}")
+        raise JaxpflError(f"{error}: {remedy}") from None
+    if isinstance(found, dict) and _SEAL not in found:
+        raise JaxpflError(f"{path} has no checksum, as files of before version 0.2: {remedy}")
+    if not isinstance(found, dict) or found.pop(_SEAL) != _sum(found):
+        raise JaxpflError(f"{path} is damaged, or was changed: {remedy}")
     return found
 
 

@@ -17,6 +17,7 @@ from jaxpfl.engine.example_means import mean_over_examples
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.experiment.setup import Experiment
+from jaxpfl.papers.compare import remark
 from jaxpfl.papers.users import diverged, kept
 from jaxpfl.papers.way import Way
 from jaxpfl.sweep.budget import rounds_of
@@ -36,7 +37,7 @@ def stops_of(config: RunConfig, method: str, every: int) -> tuple[tuple[int, ...
     try:
         equal = min(rounds_of(config, method, (method,)), rounds)
     except JaxpflError as error:
-        equal = str(error).replace("; ", ", ")  # which parts the remarks of a row
+        equal = remark(error)
     at = {*range(every, rounds + 1, every), rounds} | ({equal} if isinstance(equal, int) else set())
     return tuple(sorted(at)), equal
 

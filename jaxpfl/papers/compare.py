@@ -23,7 +23,7 @@ class Row:
       printed: the value in print; None where there is none.
       printed_std: its standard deviation; None where print states none.
       difference: as `difference`.
-      note: remarks on ours and on print, parted by "; ", which no remark holds.
+      note: remarks on ours and on print, parted by "; " (`remark`).
     """
 
     method: str
@@ -53,6 +53,11 @@ def difference(ours: float | None, std: float | None, printed: Printed) -> float
         return None
     joint = math.hypot(std, printed.std)
     return (ours - printed.value) / joint if joint > 0 else None
+
+
+def remark(text: object) -> str:
+    """One remark, whatever its text: semicolons part those of a row."""
+    return str(text).replace("; ", ", ")
 
 
 def row(

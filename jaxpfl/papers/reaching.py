@@ -11,7 +11,7 @@ import numpy as np
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.experiment.setup import Experiment
-from jaxpfl.papers.compare import Row, row, spread
+from jaxpfl.papers.compare import Row, remark, row, spread
 from jaxpfl.papers.declared import UNPRINTED, Contender, Reaching
 from jaxpfl.papers.train import Unchosen, chosen, config_of, folder_of, notes_of
 from jaxpfl.papers.users import diverged, kept
@@ -69,7 +69,7 @@ def _measured(case: Reaching, contender: Contender, way: Way) -> list[Row]:
         settings = chosen(training, contender, config, way)
         values, lost = _read(case, contender, applied(config, settings), way)
     except Unchosen as error:
-        lost = [str(error)]
+        lost = [remark(error)]
     notes = notes_of(settings, training, contender, quick=way.quick, failures=lost)
     return [
         row(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import os
 import sys
 from collections.abc import Iterable, Sequence
 from dataclasses import asdict, dataclass
@@ -22,8 +23,7 @@ COMMITTED = Path(__file__).parent / "measured"
 """Results at full size that come with the package."""
 _LARGEST = sys.float_info.max  # JSON has infinities, NaN, and whole numbers beyond all floats
 _NUMBERS = ("ours", "std", "printed", "printed_std", "difference")
-_NAMED = ("name", "paper")
-_COLUMNS = (*_NAMED, *Row.__dataclass_fields__, "quick")
+_COLUMNS = ("name", "paper", *Row.__dataclass_fields__, "quick")
 
 
 @dataclass(frozen=True)
@@ -64,7 +64,7 @@ def read(path: Path) -> Result:
     Raises:
       JaxpflError: for a file that holds none.
     """
-    stored = sealed.read(path)
+    stored = sealed.read(path, "jaxpfl papers run makes it again")
     try:
         values: dict[str, Any] = {**stored, "rows": tuple(Row(**one) for one in stored["rows"])}
         found = Result(**values)
@@ -129,7 +129,7 @@ def check_tidy(folder: Path) -> None:
       JaxpflError: naming the file.
     """
     for path, ours in ((folder / ROWS_JSON, _is_rows), (folder / ROWS_CSV, _is_table)):
-        if path.exists() and not ours(path):
+        if os.path.lexists(path) and not (path.is_file() and ours(path)):  # a pipe would never be read to its end
             raise JaxpflError(f"{path} is not of jaxpfl papers run, which writes one: choose another --output")
 
 
@@ -138,12 +138,13 @@ def _is_rows(path: Path) -> bool:
         stored = files.read_json(path)
     except JaxpflError:
         return False
-    rows = stored.get("rows") if isinstance(stored, dict) else None
-    return isinstance(rows, list) and all(isinstance(one, dict) and {*_NAMED} <= one.keys() for one in rows)
+    if not isinstance(stored, dict) or stored.keys() != {"rows"} or not isinstance(stored["rows"], list):
+        return False
+    return all(isinstance(one, dict) and one.keys() == {*_COLUMNS} for one in stored["rows"])
 
 
 def _is_table(path: Path) -> bool:
-    begins = ",".join(_NAMED).encode()
+    begins = f"{','.join(_COLUMNS)}\n".encode()
     try:
         with open(path, "rb") as file:
             return file.read(len(begins)) == begins

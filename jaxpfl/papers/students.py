@@ -10,7 +10,7 @@ import numpy as np
 from jaxpfl.engine import RunState, Simulation
 from jaxpfl.experiment.config import resolve
 from jaxpfl.experiment.setup import Experiment
-from jaxpfl.papers.compare import Row, row, spread
+from jaxpfl.papers.compare import Row, remark, row, spread
 from jaxpfl.papers.declared import Students, slug
 from jaxpfl.papers.train import Unchosen, chosen, config_of, notes_of, runs_of
 from jaxpfl.papers.users import kept
@@ -45,7 +45,7 @@ def measure(case: Students, way: Way) -> list[Row]:
         )
         values, lost = found["users"], [f"{count} clients diverged" for count in found["diverged"] if count]
     except Unchosen as error:
-        lost = [str(error)]
+        lost = [remark(error)]
     way.reporter.finish(1)
     notes = notes_of(settings, training, contender, quick=way.quick, failures=lost)
     return [

@@ -11,7 +11,7 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.experiment.config_file import from_mapping
 from jaxpfl.papers import board, whole
-from jaxpfl.papers.compare import Row, row, spread
+from jaxpfl.papers.compare import Row, remark, row, spread
 from jaxpfl.papers.declared import UNPRINTED, Contender, Training, slug
 from jaxpfl.papers.users import accuracies, kept, over_users
 from jaxpfl.papers.way import Interrupted, Way
@@ -141,7 +141,7 @@ def _measured(case: Training, contender: Contender, way: Way) -> list[Row]:
         settings = chosen(case, contender, config, way)
     except Unchosen as error:
         parts = [case.setting] if case.every is None else [f"{case.setting}, {part}" for part in board.PARTS]
-        return [row(contender.label, part, None, None, contender.printed, [str(error)]) for part in parts]
+        return [row(contender.label, part, None, None, contender.printed, [remark(error)]) for part in parts]
     if case.every is not None:
         return _on_the_way(case, contender, config, settings, way)
     final = _over_users if case.spread == "clients" else _over_runs
@@ -179,7 +179,7 @@ def _over_runs(
     folder: Path, contender: Contender, config: RunConfig, settings: Mapping[str, Value], way: Way
 ) -> _Final:
     records = _run(folder / "final", final_of(contender, config, settings), way)
-    failures = [f"{one.status}: {one.reason}" for one in records if one.status != DONE]
+    failures = [remark(f"{one.status}: {one.reason}") for one in records if one.status != DONE]
     return spread(_values(records, contender.score)), failures
 
 

@@ -1,4 +1,4 @@
-"""Remarks on the tables' data sets: rows on a part of one stand beside no print, altered data are said to be."""
+"""Remarks on the tables' data sets: parts of one, whose rows state no difference from print, and altered ones."""
 
 from __future__ import annotations
 

@@ -141,10 +141,10 @@ def cross_validated(given: ElectionSettings, elections: Elections | None = None)
 
 def _note(result: dict[str, Any]) -> str:
     own, printed = result["gains"]["personalized"], result["printed_gain"]
-    return (
-        f"gain over local: {100 * own['mean']:.1f} ± {100 * own['std']:.1f} % (standard deviation over folds); "
-        f"printed in the paper: {100 * printed['mean']:.1f} ± {100 * printed['std']:.1f} %"
-    )
+    gain = f"gain over local: {100 * own['mean']:.1f} ± {100 * own['std']:.1f} % (standard deviation over folds)"
+    if not np.isfinite(own["mean"]):
+        gain = "no gain over local: in a fold no county's local estimate has an error to avoid"
+    return f"{gain}; printed in the paper: {100 * printed['mean']:.1f} ± {100 * printed['std']:.1f} %"
 
 
 def _private(given: ElectionSettings, train: Array, test: Array) -> dict[str, np.ndarray]:

@@ -22,9 +22,8 @@ FAR = 1.5
 _FACTORS = {"clients": 4.0, "examples": 3.0, "participation": 4.0, "steps": 4.0, "epsilon": 4.0}
 _SKEW, _MODEL, _KIND = 0.25, 1.0, 2.0
 _MARGIN = 0.5  # beyond the map's range by more than this is worth a word
-_UNEQUAL = {"natural": 8.0}
-"""Ratio of the sizes' percentiles up to which a split is like the map's: users of it hold 19 to 126 examples."""
-_OTHERS_UNEQUAL = 3.0
+_UNEQUAL = 3.0
+"""Ratio of the largest client to the smallest beyond which a word is said: the map's writers hold 32 to 92 examples."""
 _KINDS = {"clusters": "clusters of clients that name classes differently", "natural": "users"}
 
 
@@ -40,7 +39,7 @@ class Asked:
       steps: gradient steps of a client; None if they are open.
       epsilon: None without privacy.
       clusters: of clients, where their number is known.
-      sizes: 10th and 90th percentile over clients of labelled examples, where they are known.
+      sizes: fewest and most labelled examples of a client, where they are known.
     """
 
     measures: Measures
@@ -50,7 +49,7 @@ class Asked:
     steps: int | None = None
     epsilon: float | None = None
     clusters: int | None = None
-    sizes: tuple[float, float] | None = None
+    sizes: tuple[int, int] | None = None
 
 
 @dataclass(frozen=True)
@@ -93,10 +92,10 @@ def beyond(asked: Asked, places: Sequence[Place]) -> list[str]:
         said.append(f"no such cell has {_KINDS.get(asked.partition, 'clients that differ in their labels')}")
     if asked.sizes is not None:
         low, high = asked.sizes
-        if high > _UNEQUAL.get(asked.partition, _OTHERS_UNEQUAL) * max(low, 1.0):
+        if high > _UNEQUAL * max(low, 1):
             said.append(
-                f"unequal clients, of {low:g} to {high:g} labelled examples (10th to 90th percentile), where the map's "
-                "differ less: the distance is that of the median"
+                f"unequal clients, of {low} to {high} labelled examples, where the map's differ by a factor of "
+                f"{_UNEQUAL:g} at most: the distance is that of the median"
             )
     return said
 

@@ -10,11 +10,11 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import __version__, algorithms, files, sealed
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.records import Journal, Record
 from jaxpfl.sweep.execute import Reporter
 from jaxpfl.winners import page, plot
-from jaxpfl.winners.atlas import FILE, Atlas
+from jaxpfl.winners.atlas import FILE, Atlas, Place
 from jaxpfl.winners.cells import CELLS, QUICK, QUICK_METHODS, QUICK_SPLITS, SPLITS, Cell
 from jaxpfl.winners.gather import place_of
 from jaxpfl.winners.measure import CELL, Drawn, check_data, groups_of, measure, missing
@@ -59,17 +59,22 @@ class Plan:
     def atlas(self, records: list[Record]) -> Atlas:
         """The map of the cells whose contenders' runs are all done; a reference may be missing.
 
-        Cells in which every contender failed are left out.
+        Cells in which every contender failed are left out with a warning.
         """
         contending = [group for group in self.groups if not algorithms.get(group.method).pooled]
         left = {group.static[CELL] for group in missing(contending, records, failed=False)}
         data = Drawn()
-        done = [cell for cell in self.cells if cell.name not in left]
-        found = (
-            place_of(one, records, self.splits, data, data_dir=self.data_dir, methods=self.methods) for one in done
-        )
-        places = tuple(one for one in found if any(not own.reference for own in one.methods.values()))
-        return Atlas(self.quick, self.command, _minutes(records), _versions(), self.splits, places)
+        places: list[Place] = []
+        for cell in self.cells:
+            if cell.name in left:
+                continue
+            place = place_of(cell, records, self.splits, data, data_dir=self.data_dir, methods=self.methods)
+            if any(not own.reference for own in place.methods.values()):
+                places.append(place)
+            else:
+                why = ", ".join(f"{name}: {reason}" for name, reason in place.failed.items())
+                warn(f"{cell.name} is left out of the map, as no method could be trained: {why}")
+        return Atlas(self.quick, self.command, _minutes(records), _versions(), self.splits, tuple(places))
 
 
 def check_folder(folder: Path, *, quick: bool) -> None:
@@ -92,7 +97,7 @@ def run(plan: Plan, folder: Path, reporter: Reporter, stopped: Callable[[], bool
 
     Raises:
       Interrupted: if it was stopped before its end; the map of the finished cells, if there are any, is written.
-      JaxpflError: for missing data, and a folder of something else.
+      JaxpflError: for missing data, a folder of something else, and if no cell could be measured.
     """
     check_folder(folder, quick=plan.quick)
     check_data(plan.cells, plan.data_dir)
@@ -104,6 +109,8 @@ def run(plan: Plan, folder: Path, reporter: Reporter, stopped: Callable[[], bool
         write(found, folder)
     if stopped() and missing(plan.groups, records):
         raise Interrupted
+    if not found.places:
+        raise JaxpflError(f"no cell of the map could be measured: {folder} keeps the reasons")
     return found
 
 

@@ -46,8 +46,8 @@ def measures(federation: Federation, num_classes: int) -> Measures:
     if math.isnan(skew):
         held = int((counts.sum(axis=0) > 0).sum())
         raise JaxpflError(
-            f"no label skew can be measured on {len(counts)} clients with {int(counts.sum())} labelled examples of "
-            f"{held} classes: it takes two clients of two examples, and two classes"
+            f"no label skew can be measured: it takes two clients of two labelled examples, and two classes; clients "
+            f"{len(counts)}, labelled examples {int(counts.sum())}, classes {held}"
         )
     return Measures(
         len(counts),
@@ -58,11 +58,10 @@ def measures(federation: Federation, num_classes: int) -> Measures:
     )
 
 
-def sizes(federation: Federation) -> tuple[float, float]:
-    """10th and 90th percentile over clients of labelled examples, those of the validation among them."""
+def sizes(federation: Federation) -> tuple[int, int]:
+    """Fewest and most labelled examples of a client, those of the validation among them."""
     own = np.asarray(federation.train.size) + np.asarray(federation.validation.size)
-    low, high = np.percentile(own, (10, 90))
-    return float(low), float(high)
+    return int(own.min()), int(own.max())
 
 
 def _counts(federation: Federation, num_classes: int) -> np.ndarray:

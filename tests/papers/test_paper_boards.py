@@ -31,6 +31,7 @@ def test_a_method_of_two_gradients_is_at_those_of_the_others_half_way():
         stops, equal = board.stops_of(config, method, 4)
         assert stops == (4, 6)
         assert why in equal
+        assert "; " not in equal  # which parts remarks
 
 
 @pytest.mark.slow

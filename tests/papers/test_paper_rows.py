@@ -6,7 +6,7 @@ import re
 import pytest
 
 from jaxpfl.papers import results, show
-from jaxpfl.papers.compare import difference, row, spread
+from jaxpfl.papers.compare import difference, remark, row, spread
 from jaxpfl.papers.declared import UNPRINTED, Printed
 from jaxpfl.papers.results import Result
 
@@ -39,6 +39,12 @@ def test_spread():
     assert spread([3.0]) == (3.0, None)
     assert spread([1.0, 3.0]) == (2.0, pytest.approx(math.sqrt(2)))
     assert spread([1.0, math.nan]) == (None, None)
+    assert spread([15.902] * 5)[1] == 0  # exactly, though the mean is off by its last digit
+
+
+def test_a_remark_stays_one():
+    found = row("A", "eps 1", None, None, UNPRINTED, [remark("no setting: diverged; failed"), "of a"])
+    assert found.note.split("; ") == ["no setting: diverged, failed", "of a"]
 
 
 def a_result(*, quick=False):

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 import pytest
 
-from jaxpfl import JaxpflError, sealed
+from jaxpfl import JaxpflError, files, sealed
 from jaxpfl.errors import JaxpflWarning
 from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.papers import estimate, registry, results, run, show, whole
@@ -318,12 +318,22 @@ def test_a_result_that_was_changed_is_refused(tmp_path):
     run.run(EXPERIMENT, Way(tmp_path / "fake"))
     path = tmp_path / "fake" / results.RESULT
     path.write_text(path.read_text().replace('"ours": 75.0', '"ours": 76.0', 1))
-    with pytest.raises(JaxpflError, match="is damaged, or was changed"):
+    with pytest.raises(JaxpflError, match="is damaged, or was changed: jaxpfl papers run makes it again"):
+        results.read(path)
+    files.write_json(path, run.run(EXPERIMENT, Way(tmp_path / "fake")).to_json())
+    with pytest.raises(JaxpflError, match="has no checksum"):
         results.read(path)
 
 
 @pytest.mark.parametrize(
-    ("name", "text"), [("rows.json", "[1]"), ("rows.json", '{"rows": [{"mine": 1}]}'), ("rows.csv", "mine,2\n")]
+    ("name", "text"),
+    [
+        ("rows.json", "[1]"),
+        ("rows.json", '{"rows": [{"mine": 1}]}'),
+        ("rows.json", '{"rows": [], "mine": 1}'),
+        ("rows.csv", "mine,2\n"),
+        ("rows.csv", "name,paper,year\n1,2,3\n"),
+    ],
 )
 def test_rows_of_something_else_are_not_written_over(tmp_path, name, text):
     (tmp_path / name).write_text(text)
@@ -332,10 +342,21 @@ def test_rows_of_something_else_are_not_written_over(tmp_path, name, text):
     assert (tmp_path / name).read_text() == text
     assert [one.name for one in tmp_path.iterdir()] == [name]
     (tmp_path / name).unlink()
-    assert run.run(EXPERIMENT, way(tmp_path)).rows
+    run.run(EXPERIMENT, way(tmp_path))
+    assert run.run(EXPERIMENT, way(tmp_path)).rows  # over its own
 
 
-def test_a_part_of_the_data_stands_beside_no_print(tmp_path, monkeypatch):
+def test_rows_that_are_no_files_are_not_written_over(tmp_path):
+    os.mkfifo(tmp_path / "rows.csv")
+    with pytest.raises(JaxpflError, match=r"rows\.csv is not of jaxpfl papers run"):
+        run.run(EXPERIMENT, way(tmp_path))
+    (tmp_path / "rows.csv").unlink()
+    (tmp_path / "rows.json").symlink_to(tmp_path / "gone")
+    with pytest.raises(JaxpflError, match=r"rows\.json is not of jaxpfl papers run"):
+        run.run(EXPERIMENT, way(tmp_path))
+
+
+def test_a_part_of_the_data_states_no_difference_from_print(tmp_path, monkeypatch):
     """The notes of a table are of its whole data set, and so is what print says of it."""
     read = Study(Settings, lambda given, data: study(given), reads=lambda given: Read(None, (np.zeros(3), np.ones(2))))
     monkeypatch.setattr(estimate.registry, "get", lambda name: read)
@@ -349,7 +370,7 @@ def test_a_part_of_the_data_stands_beside_no_print(tmp_path, monkeypatch):
     assert rows[0].ours == 75.0
 
 
-def test_a_part_of_trained_data_stands_beside_no_print(tmp_path, monkeypatch):
+def test_a_part_of_trained_data_states_no_difference_from_print(tmp_path, monkeypatch):
     config = {"data": "digits", "clients": 4, "model": "linear", "rounds": 1, "seeds": 2}
     row = Contender("local", "local", Printed(50.0, 1.0))
     experiment = Experiment("small", "a paper", "digits", 1, (Training("digits", config, (row,)),))

@@ -230,6 +230,17 @@ def test_elections_study(counties: str, tmp_path):
 
 
 @pytest.mark.slow
+def test_counties_that_never_change_have_no_gain():
+    """Local estimates have no error there, so that none can be avoided: no division by it, and no number."""
+    years = np.arange(2000, 2024, 4)
+    same = elections.Elections(np.array([f"{i:05d}" for i in range(9)]), years, np.ones((9, 6), bool))
+    given = elections.ElectionSettings(epsilon=(8.0,), repetitions=1)
+    found = elections.cross_validated(given, same)
+    assert np.isnan(found.json["gain_over_local"])
+    assert "no gain over local: in a fold no county" in elections._note(found.json)
+
+
+@pytest.mark.slow
 def test_real_elections():
     """3111 counties: the likelihood fit and the moments agree within .2 %, and no weight of the two means, even in
     hindsight, gains what the paper prints (10.7 %)."""

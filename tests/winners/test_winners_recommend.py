@@ -5,7 +5,7 @@ import shlex
 
 import pytest
 
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.experiment.config import RunConfig
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.winners import atlas
@@ -121,6 +121,14 @@ def test_the_commands_carry_what_a_config_file_says():
         assert "--lr" not in words
     assert "rounds = 50 of the config file is not taken: --steps says how long the run is" in said.caveats
     assert any(text.startswith("lr = 0.2 of the config file is not taken") for text in said.caveats)
+
+
+def test_a_delta_of_a_random_client_warns():
+    found = atlas.read()
+    place = next(one for one in found.places if one.epsilon is not None)
+    given = dataclasses.replace(CONFIG, privacy=PrivacyConfig(delta=0.01))
+    with pytest.warns(JaxpflWarning, match=r"privacy.delta = 0.01 is not below 1 / clients = 0.01"):
+        recommend(found, of(place), 100, given)
 
 
 @pytest.mark.parametrize(

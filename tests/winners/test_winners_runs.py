@@ -1,10 +1,16 @@
 """Runs of the map: what they are of, and which cells a map holds."""
 
+import dataclasses
+
 import numpy as np
+import pytest
 
 from jaxpfl import data
+from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.experiment.config import resolve
 from jaxpfl.records import FAILED, Record
+from jaxpfl.sweep.execute import Reporter
+from jaxpfl.winners import run as winners_run
 from jaxpfl.winners.cells import IID, LOCAL, TEST, Cell
 from jaxpfl.winners.measure import Drawn, config_of, missing
 from jaxpfl.winners.run import Plan
@@ -56,3 +62,21 @@ def test_a_map_holds_finished_cells_and_says_what_failed():
     assert place.failed == {"fedavg-ft": "failed (6 settings)"}
     assert found.minutes == round(len(records) / 60, 1)
     assert {run.method for group in missing(plan.groups, records) for run in group.runs} == {"fedavg-ft"}  # once more
+    every = [dataclasses.replace(one, status=FAILED) for one in records]
+    with pytest.warns(JaxpflWarning, match=r"left out of the map.* local: failed \(6 settings\), fedavg-ft: failed"):
+        assert not plan.atlas(every).places
+
+
+def test_a_map_without_a_cell_is_an_error(monkeypatch, tmp_path):
+    plan = Plan(quick=True)
+    records = [
+        Record(run.method, run.settings, run.seed, FAILED, "no memory", 4, {}, 1.0)
+        for group in plan.groups
+        for run in group.runs
+    ]
+    monkeypatch.setattr(winners_run, "measure", lambda *given: records)
+    with (
+        pytest.warns(JaxpflWarning, match="left out of the map"),
+        pytest.raises(JaxpflError, match="no cell of the map could be measured"),
+    ):
+        winners_run.run(plan, tmp_path / "map", Reporter(), lambda: False)
