@@ -65,6 +65,11 @@ class Place:
     methods: Mapping[str, Scores]
     failed: Mapping[str, str]
 
+    @property
+    def contenders(self) -> list[str]:
+        """The methods but for the references."""
+        return [name for name, own in self.methods.items() if not own.reference]
+
 
 @dataclass(frozen=True)
 class Atlas:
@@ -110,7 +115,7 @@ def read(path: Path = COMMITTED) -> Atlas:
 def _check(found: Atlas) -> None:
     """Raise ValueError for a map without cells, a cell without contenders, and scores of other splits."""
     for place in found.places:
-        if not any(not own.reference for own in place.methods.values()):
+        if not place.contenders:
             raise ValueError(place.name)
         if any(len(own.test) != found.splits for own in place.methods.values()):
             raise ValueError(place.name)

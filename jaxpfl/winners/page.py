@@ -51,7 +51,7 @@ def wins(found: Iterable[tuple[Place, Verdict]]) -> str:
     found = list(found)
     best = Counter(one.best for _, one in found)
     level = Counter(name for _, one in found for name in one.level_with)
-    there = Counter(name for place, _ in found for name, own in place.methods.items() if not own.reference)
+    there = Counter(name for place, _ in found for name in place.contenders)
     rows = [
         f"| {name} | {best[name]} | {best[name] + level[name]} | {there[name]} |"
         for name in sorted(there, key=lambda name: (-best[name], -level[name], name))

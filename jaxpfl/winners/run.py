@@ -69,7 +69,7 @@ class Plan:
             if cell.name in left:
                 continue
             place = place_of(cell, records, self.splits, data, data_dir=self.data_dir, methods=self.methods)
-            if any(not own.reference for own in place.methods.values()):
+            if place.contenders:
                 places.append(place)
             else:
                 why = ", ".join(f"{name}: {reason}" for name, reason in place.failed.items())

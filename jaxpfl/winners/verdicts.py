@@ -93,8 +93,7 @@ def verdict(place: Place) -> Verdict:
 
 def ranking(place: Place) -> list[str]:
     """Contenders by mean validation accuracy, the best first."""
-    own = [name for name, scores in place.methods.items() if not scores.reference]
-    return sorted(own, key=lambda name: -_mean(place.methods[name].validation))
+    return sorted(place.contenders, key=lambda name: -_mean(place.methods[name].validation))
 
 
 def lead(place: Place, method: str, over: str) -> Lead:
