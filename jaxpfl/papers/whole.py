@@ -40,5 +40,11 @@ def part(name: str, found: int) -> str:
 
 def marked(rows: Iterable[Row], part: str, altered: str = "") -> list[Row]:
     """The rows with the remarks on their data, and, on a part of the whole, without a difference from print."""
-    found = [replace(row, note="; ".join(filter(None, (part, row.note, altered)))) for row in rows]
-    return [replace(row, difference=None) for row in found] if part else found
+    return [
+        replace(
+            row,
+            difference=None if part else row.difference,
+            note="; ".join(filter(None, (part, row.note, altered))),
+        )
+        for row in rows
+    ]
