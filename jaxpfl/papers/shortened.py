@@ -8,23 +8,16 @@ from __future__ import annotations
 from dataclasses import replace
 
 from jaxpfl.papers import adaped_learning, others, persfl
-from jaxpfl.papers.adaped_learning import CIFAR, MAIN_2023, PAPER_2023, WEAK
-from jaxpfl.papers.declared import UNPRINTED, Contender, Experiment, Training
+from jaxpfl.papers.adaped_learning import PAPER_2023, WEAK
+from jaxpfl.papers.declared import UNPRINTED, Experiment, Training
 
 RATES = (0.05, 0.1, 0.2)
 """Three of the paper's rates."""
 ROUNDS = 300
+_FEW = ("local", "fedavg", "fedavg-ft", "ditto", "fedper", "adaped")
+_MORE = (*_FEW, "apfl", "fedrod", "adaped-plus")
 _SLOW = 100
 """Rounds in place of print's 800 to 1000 of pFedMe and Per-FedAvg."""
-
-
-def _cifar() -> Training:
-    """Table 1's CIFAR-10 for a fifth of its rounds, beside local training."""
-    rows = adaped_learning.contenders(None, MAIN_2023, rates=RATES)
-    local = Contender("local", "local", set=("decay_every=60",), search={"lr": RATES})
-    config = {**CIFAR, "rounds": ROUNDS}
-    case = adaped_learning.case(f"CIFAR-10, {ROUNDS} rounds", config, (local, *rows))
-    return replace(case, every=100, quick=("fedavg", "local"))
 
 
 def _users(split: str) -> Training:
@@ -42,13 +35,12 @@ def _users(split: str) -> Training:
     return replace(case, contenders=rows, search={"lr": RATES})
 
 
-def _board() -> Training:
-    """PFLlib's board on MNIST with the paper's network of Ozkara et al., for ten rounds."""
-    few = ("local", "fedavg", "fedavg-ft", "ditto", "apfl", "fedper", "fedrod", "adaped", "adaped-plus")
-    case = others.case_of("pfllib-mnist")
-    rows = tuple(row for row in case.contenders if row.method in few)
+def _board(data: str, title: str, methods: tuple[str, ...]) -> Training:
+    """PFLlib's board with the paper's network of Ozkara et al., for ten rounds."""
+    case = others.case_of(f"pfllib-{data}")
+    rows = tuple(row for row in case.contenders if row.method in methods)
     config = {**case.config, "model": "cnn", "rounds": 10}
-    return replace(case, setting="MNIST, 10 rounds", config=config, contenders=rows, every=5)
+    return replace(case, setting=f"{title}, 10 rounds", config=config, contenders=rows, every=5)
 
 
 def _fedem() -> Training:
@@ -65,7 +57,7 @@ EXPERIMENTS = (
         f"CIFAR-10, 50 clients of 4 classes, K/m .2, {ROUNDS} of 1500 rounds: seven methods and local training, also "
         "at equal gradient steps",
         60,
-        (_cifar(),),
+        (adaped_learning.cifar_on_the_way(f"CIFAR-10, {ROUNDS} rounds", ROUNDS, 100, RATES),),
         note=f"{ROUNDS} rounds of print's 1500: without numbers beside; three of its rates; {WEAK}",
     ),
     *(
@@ -79,13 +71,20 @@ EXPERIMENTS = (
         )
         for split in ("DS-1", "DS-2", "DS-3")
     ),
-    Experiment(
-        "pfllib-mnist-10",
-        f"{others.PFLLIB}, cut",
-        "MNIST, 20 clients, all join, one epoch of batch 10, Dirichlet .1 per class, 10 of 2000 rounds: nine methods",
-        100,
-        (_board(),),
-        note=f"ten rounds of the board's 2000, a smaller network, {others.NO_SUCH_COLUMN}, without numbers",
+    *(
+        Experiment(
+            f"pfllib-{data}-10",
+            f"{others.PFLLIB}, cut",
+            f"{title}, 20 clients, all join, one epoch of batch 10, Dirichlet .1 per class, 10 of 2000 rounds: "
+            f"{count} methods",
+            minutes,
+            (_board(data, title, methods),),
+            note=f"ten rounds of the board's 2000, a smaller network, {others.NO_SUCH_COLUMN}, without numbers",
+        )
+        for data, title, minutes, count, methods in (
+            ("mnist", "MNIST", 100, "nine", _MORE),
+            ("cifar10", "CIFAR-10", 150, "six", _FEW),
+        )
     ),
     Experiment(
         "fedem-mnist-60",
