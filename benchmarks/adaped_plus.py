@@ -131,7 +131,7 @@ ABLATIONS: dict[str, Try] = {
     "weights that sum to one": Try({"normalize": True}, {}),
     "gate": Try({"gate": True}, {}),
 }
-"""What each changes of the chosen try."""
+"""Changes of the chosen try."""
 DEAR = (
     "no distillation in fine-tuning",
     "no fine-tuning",

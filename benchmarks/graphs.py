@@ -35,7 +35,7 @@ NODES, NUMBERS, NEIGHBOURS = (500, 1000, 2000), 60, 5
 STRENGTHS = {"drawn together": 0.5, "fused": 1.0}
 """Too weak to fuse any clients, and enough to fuse all those around each centre."""
 TOLERANCE = 1e-5
-"""Of the solver's residuals, its default."""
+"""Tolerance of the solver's residuals, its default."""
 VECTORS, Q, CHECKED = (10_000, 100_000), 64, 500
 WAYS = {"all pairs": "exact", "pynndescent": "approximate"}
 

@@ -81,7 +81,7 @@ def test_too_many_examples_are_refused(monkeypatch):
 
 
 def test_a_tree_whose_leaves_were_cut_is_refused():
-    """What chose clients of padded arrays now cuts the store: gathers would read the nearest example without a word."""
+    """A choice of clients of padded arrays would cut the store: gathers would read the nearest example silently."""
     rng = np.random.default_rng(0)
     federation = jaxpfl.stack_clients([(rng.normal(size=(n, 2)), rng.integers(2, size=n)) for n in (4, 6, 5)])
     cut = jax.tree.map(lambda a: a[:2], federation)

@@ -44,7 +44,7 @@ def is_uniform(counts: np.ndarray) -> bool:
 
 
 def order_counts(rows: np.ndarray) -> np.ndarray:
-    """How often each of the n! orders occurs among the rows."""
+    """Counts of each of the n! orders among the rows."""
     n = rows.shape[1]
     number = np.zeros(len(rows), int)
     for i in range(n):

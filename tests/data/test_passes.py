@@ -154,7 +154,7 @@ def test_at_its_own_length_alone_and_mapped(lengths):
 
 
 def test_many_clients_of_a_length_are_computed_together_and_in_runs_of_other_sizes():
-    """What the function holds may be of all clients or of each; runs have other numbers of clients of a length."""
+    """Values that a function holds are of all clients or of each; runs have other numbers of clients of a length."""
     rng = np.random.default_rng(0)
     sizes, scale, table = rng.integers(1, 41, size=(3, 70)), jnp.asarray(rng.normal(size=70)), jnp.arange(40.0)
 

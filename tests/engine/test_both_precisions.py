@@ -1,4 +1,4 @@
-"""What float32 and float64 runs share, and what float32 cannot hold.
+"""Common ground of float32 and float64 runs, and the limits of float32.
 
 Cohorts, batches, starts and the noise of a key do not depend on the precision, so that runs differ by rounding alone.
 """

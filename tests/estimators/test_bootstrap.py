@@ -70,7 +70,7 @@ def test_mixed_posteriors_of_laplace():
 
 @pytest.mark.slow
 def test_a_refit_is_a_fit_to_drawn_clients():
-    """Of clients drawn with replacement with their numbers, and of estimates drawn from the fitted prior."""
+    """Bootstraps of clients drawn with replacement with their numbers, and of estimates drawn from the fitted prior."""
     x, s = np.array([1.0, -2.0, 0.5, 4.0, 7.0, -3.0]), np.array([1.0, 0.5, 1.5, 1.0, 0.7, 1.2])
     key = jax.random.key(3)
     (one,) = jax.random.split(key, 1)

@@ -27,8 +27,8 @@ def test_rates_by_brute_force():
 
 
 def test_it_is_the_limit_for_rare_events():
-    """Of the Beta-binomial, whose priors differ in the upper end where the spread is not well known alone, and whose
-    grid is coarser (with 40 cells lower ends agree to 2e-4)."""
+    """A limit of the Beta-binomial, whose priors differ in the upper end where the spread is not well known alone, and
+    whose grid is coarser (with 40 cells lower ends agree to 2e-4)."""
     z, e = np.array([3, 8, 5, 2, 12, 4, 6, 9, 1, 7]), np.array([1, 2, 1, 1, 2, 1, 2, 2, 1, 1.0])
     rates = learned_poisson.believed(z, 1e6 * e, 0.95)
     shares = learned_bernoulli.believed(z, 1e6 * e, 0.95)

@@ -58,7 +58,7 @@ def test_scores_about_a_regression_lie_within_their_steps(bounded: bool):
 @pytest.mark.parametrize("sizes", [(1, 3), (60, 4000)])
 @pytest.mark.parametrize("spread", [1e-3, 3.0, 1e9])
 def test_beta_binomial_probabilities_are_scipys(sizes: tuple[int, ...], spread: float):
-    """Of clients of all lengths at once, and of pseudo-trials so many that Gamma functions would cancel."""
+    """Statistics of clients of all lengths at once, and of pseudo-trials so many that Gamma functions would cancel."""
     rng = np.random.default_rng(0)
     n = np.repeat(sizes, 20)
     z, mu = rng.integers(0, n + 1), rng.uniform(0.05, 0.95, 40)
@@ -178,7 +178,7 @@ def test_the_level_is_as_stated(kind: str):
 
 @pytest.mark.slow
 def test_files_that_cannot_be_fitted_are_drawn_anew():
-    """Of four clients with one event in all, a third of the drawn files have none."""
+    """A third of the files drawn for four clients with one event in all have none."""
     found = poisson_goodness([1, 0, 0, 0], 1.0, draws=19)
     assert found is not None
     assert 0 < found.p_value <= 1

@@ -128,7 +128,7 @@ def test_the_best_of_two_kinds_of_clients_is_a_mixture(compare, clients, single)
 
 
 def test_equal_clients_have_a_single_rate():
-    """Of the 9 others' 27 successes of 90 trials each time: binomial, with p = .3."""
+    """The prior of the 9 others' 27 successes of 90 trials each time: binomial, with p = .3."""
     found = compare_binomial_priors([3] * 12, [10] * 12, ["beta"], folds=4)["beta"]
     np.testing.assert_allclose(found.log_densities, stats.binom.logpmf(3, 10, 0.3), rtol=1e-10)
     found = compare_poisson_priors([3] * 12, 10, ["gamma"], folds=4)["gamma"]

@@ -135,7 +135,7 @@ def test_bad_arguments_are_refused_in_a_line():
 
 
 def test_ranks_are_expected_ones():
-    """Of normal posteriors: one, and the probabilities that the others lie below; 5 standard errors of 2000 draws."""
+    """Normal posteriors: one, and the probabilities that the others lie below; 5 standard errors of 2000 draws."""
     x, s = jnp.array([0.0, 1.0, 1.5, 6.0]), jnp.array([1.0, 0.5, 2.0, 1.0])
     prior = NormalMixture(jnp.ones(1), jnp.ones(1), jnp.full(1, 2.0))
     found = posterior(prior, x, s)

@@ -25,7 +25,7 @@ from typing import Any, NoReturn
 CALLS = ("open", "write", "sync", "rename", "remove", "folder", "size")
 """Kinds of calls that `faults.c` counts."""
 TYPES = (ctypes.c_char_p, ctypes.c_int, ctypes.c_long, ctypes.c_double, ctypes.c_int, ctypes.c_void_p)
-"""Of the arguments of its ``fault_arm``."""
+"""Types of the arguments of its ``fault_arm``."""
 PACKAGES = ("cli", "engine", "experiment", "reports", "studies", "sweep")
 LIBRARIES = ("orbax.checkpoint", "matplotlib.pyplot", "pandas", "pyarrow.parquet", "scipy.stats", "sklearn.datasets")
 PATIENCE = 240.0

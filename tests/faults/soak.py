@@ -29,7 +29,7 @@ from lasting import held
 
 FAULTS = ("kill", "term", "full", "vanish", "broken", "read-only")
 SEEDS = 4
-"""Of each job that is run again, and widths of the study."""
+"""Seeds of each job that is run again, and widths of the study."""
 SEED = 24
 
 

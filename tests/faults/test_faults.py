@@ -19,7 +19,7 @@ from harness import JOBS, Harness, Point
 SAMPLE = {"kill": 3, "full": 2, "read-only": 1, "vanish": 1, "term": 1, "broken": 1}
 """Points of a job."""
 SAMPLES = {"run": SAMPLE, "disk": SAMPLE, "sweep": SAMPLE, "study": {"kill": 2}}
-"""Of each; one costs three seconds of a processor, and that studies end well is tested call by call elsewhere."""
+"""Points of each; one costs three seconds of a processor, that studies end well is tested call by call elsewhere."""
 SHARE = 3 / 4
 """Share of the calls, which differ a little from run to run, by which a sampled fault surely strikes."""
 

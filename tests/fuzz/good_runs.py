@@ -32,7 +32,7 @@ from jaxpfl.winners import atlas
 METHODS = ("local", "adaped")
 ROWS = 6
 STATES = {"w": jax.ShapeDtypeStruct((2, 3, 2), np.float32), "n": jax.ShapeDtypeStruct((2, 3), np.int32)}
-"""Of two runs of three clients on disk, with their keys."""
+"""States of two runs of three clients on disk, with their keys."""
 KEYS = ["a", "b"]
 
 

@@ -62,7 +62,7 @@ def said(folder: Path, number: int, stream: str = "err") -> str:
 
 
 def run_cases(cases: Sequence[str], *, processes: int, devices: int = 1, seconds: float = 1800) -> dict[str, Any]:
-    """What each case of `process_cases.CASES` gives in the first process of a group; a traceback where it failed."""
+    """Result of each case of `process_cases.CASES` in the first process of a group; a traceback where it failed."""
     with tempfile.TemporaryDirectory() as name:
         folder, address = Path(name), free_address()
         found = folder / "found"

@@ -23,7 +23,7 @@ pytestmark = pytest.mark.slow
 QUICK = ("stored", "shares", "refused")
 """Cases of their own group: the way of clients' states to the first process and back, and what is refused."""
 OF_FOUR = ("adaped, private", "toy medians", "toy clusters", "stored")
-"""Of four processes: Poisson cohorts and noise, single uploads to the server, idle clients, checkpoints."""
+"""Cases of four processes: Poisson cohorts and noise, single uploads to the server, idle clients, checkpoints."""
 EVERY = (*METHODS, "fedavg, everyone", "trained", "stored")
 
 
@@ -44,7 +44,7 @@ def assert_equal(got: Any, want: Any) -> None:
 
 
 def of_one(name: str) -> Any:
-    """What a case gives in this process."""
+    """Result of a case in this process."""
     return reference(name, COHORTS[name]) if name in METHODS else CASES[name]()
 
 

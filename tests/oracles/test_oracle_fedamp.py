@@ -78,7 +78,7 @@ def test_a_defect_would_be_seen(defect):
 
 @pytest.mark.parametrize("scale", [1e-3, 0.5, 3.0])
 def test_clouds(scale):
-    """Of nearly equal models, whose weights sum to more than one, to models apart."""
+    """Nearly equal models, whose weights sum to more than one, to models apart."""
     rng = np.random.default_rng(3)
     models = [{"a": 5 + scale * rng.normal(size=(2, 3)), "b": scale * rng.normal(size=2)} for _ in range(M)]
     given = HYPER | {"alpha": 2.0}

@@ -23,7 +23,7 @@ def features(w: Params, x: np.ndarray) -> np.ndarray:
 
 
 def cosine(z: np.ndarray, a: np.ndarray) -> tuple[float, np.ndarray]:
-    """Of two vectors, and its gradient by the first."""
+    """Cosine of two vectors, and its gradient by the first."""
     lengths = np.linalg.norm(z) * np.linalg.norm(a)
     value = z @ a / lengths
     return value, a / lengths - value * z / (z @ z)

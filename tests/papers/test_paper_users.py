@@ -96,7 +96,7 @@ def test_a_row_without_a_choice_has_no_value_and_leaves_the_others(tmp_path, mon
 
 @pytest.mark.slow
 def test_records_that_the_table_did_not_ask_for_do_not_count(tmp_path):
-    """Of another seed, in the journal of a row's runs."""
+    """A record of another seed, in the journal of a row's runs."""
     one = Experiment("runs", "a paper", "accuracy", 1, (replace(TRAINING, spread="runs"),))
     rows = run.run(one, Way(results.place(tmp_path, one, quick=False))).rows
     folder = tmp_path / "runs" / "runs" / "digits-FedAvg" / "final"

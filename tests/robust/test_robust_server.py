@@ -138,7 +138,7 @@ def test_an_attacker_uploads_something_else_at_its_weight(attack, change):
 
 
 def test_noise_is_an_attacker_s_own_and_of_its_deviation():
-    """What the mean moves by is the noise in place of the vector, times the attacker's share of the weights."""
+    """The mean moves by the noise in place of the vector, times the attacker's share of the weights."""
     honest, *_ = after_a_round(means_of_data())
     total = sum(n for n in range(1, CLIENTS + 1) if n not in (3, 6))
     draws = {}

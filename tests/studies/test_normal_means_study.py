@@ -77,7 +77,7 @@ def test_needles_that_cannot_be_are_refused():
 
 @pytest.mark.slow
 def test_needles_beside_the_bayes_risk():
-    """Of repetitions with fixed means, the known prior's error is the Bayes risk: four standard errors."""
+    """In repetitions with fixed means, the known prior's error is the Bayes risk: four standard errors."""
     given = NormalMeansSettings(truth="needles", nonzero=5, size=4.0, repetitions=40, priors=("npmle",))
     found = normal_means.simulated(given).json["mse"]
     assert abs(found["known prior"]["mean"] - found["known prior"]["closed_form"]) < 4 * found["known prior"]["stderr"]
@@ -285,7 +285,7 @@ def test_outlying_clients(tmp_path):
 
 @pytest.mark.slow
 def test_outlying_clients_are_rare_in_files_that_fit():
-    """Of 2000 files, 5 % have one, to 4.4 standard errors: a false alarm once in 1e5 runs of another seed."""
+    """One occurs in 5 % of 2000 files, to 4.4 standard errors: a false alarm once in 1e5 runs of another seed."""
     scores = np.random.default_rng(0).normal(size=(2000, 40))
     rate = np.mean([len(diagnostics.outlying(own, [str(i) for i in range(40)])) > 0 for own in scores])
     assert abs(rate - 0.05) < 4.4 * (0.05 * 0.95 / 2000) ** 0.5

@@ -19,7 +19,7 @@ COMMAND = [
 ]
 STUDY = ["estimate", "bernoulli", "--samples", "6", "--repetitions", "3", "--grid", "clients=6,8,10", "--json"]
 KILLS = 2
-"""Of each case; `tests/faults` kills sweeps at each of their calls."""
+"""Kills of each case; `tests/faults` kills sweeps at each of their calls."""
 
 
 def started(folder: Path, args: list[str], cache: Path) -> subprocess.Popen[str]:

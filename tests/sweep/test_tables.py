@@ -16,7 +16,7 @@ SEEDS = (0, 1)
 
 
 def records(rates: Any = (0.1, 0.3)) -> list[Record]:
-    """Of two methods, the second with an axis of its own; the larger rate is the better one."""
+    """Records of two methods, the second with an axis of its own; the larger rate is the better one."""
     found = []
     for lr, seed in itertools.product(rates, SEEDS):
         metrics = {"validation_accuracy": lr, "personalized_accuracy": lr + 0.1 * seed}
