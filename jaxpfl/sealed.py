@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from jaxpfl import files
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, writing
 
 _SEAL = "crc32"
 _AGAIN = "without the file it is run again"
@@ -22,7 +22,8 @@ def write(path: Path, content: Mapping[str, Any]) -> None:
       UnwritableError: as on a full disk.
     """
     content = dict(files.jsonable(dict(content)))
-    path.parent.mkdir(parents=True, exist_ok=True)
+    with writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
     files.write_json(path, {**content, _SEAL: _sum(content)})
 
 

@@ -16,13 +16,11 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment.config import RunConfig, resolve, to_json
 from jaxpfl.experiment.data_checksum import of_data
 from jaxpfl.experiment.setup import Experiment, prepare
+from jaxpfl.experiment.unfinished import Unfinished
 from jaxpfl.papers.compare import spread
-from jaxpfl.papers.unfinished import Unfinished
 from jaxpfl.papers.way import Interrupted, Way
 
 _ROUNDS = 10  # between two looks at whether to stop
-_SAVE_SECONDS = 60.0
-"""Between two saves of runs that go on: what a kill loses."""
 Reading = Callable[[Experiment, Simulation, RunState], dict[str, Any]]
 """Function that reads JSON-able values from the runs of S seeds."""
 
@@ -59,12 +57,12 @@ def kept(
         raise JaxpflError(f"{path} is of other settings: choose another --output")
     experiment = prepare(config, (method,), given=way.data.of(config))
     data = of_data(experiment.federation)
-    asked |= {"data": data, "jaxpfl": __version__}
-    unfinished = Unfinished(path, asked)
+    asked |= {"data": data}
+    unfinished = Unfinished(path.with_suffix(".unfinished"), asked)
     if found is None:
         read, seconds = _read(experiment, method, way, reading, stops, unfinished)
         found = {name: [one[name] for one in read] for name in read[0]} if stops else dict(read[0])
-        found |= asked | {"seconds": seconds}
+        found |= asked | {"jaxpfl": __version__, "seconds": seconds}
         sealed.write(path, found)
     if found["data"] != data:
         raise JaxpflError(f"the data set {config.data} is not the one of {path}: choose another --output")
@@ -82,20 +80,18 @@ def _read(
     simulation = experiment.runs[method].simulation()
     first = simulation.init(range(config.seed, config.seed + (config.seeds or 1)))
     way.reporter.start(method, config.seeds or 1, rounds)
-    state, done, read, before = unfinished.restore(simulation, first, stops)
-    saved = began
+    state, done, before, read = unfinished.restore(simulation, first, stops)
 
-    def save(now: float) -> None:
-        unfinished.save(simulation, state, done, read, before + now - began)
+    def save() -> None:
+        unfinished.save(simulation, state, done, before + time.monotonic() - began, read)
 
     while done < stops[-1]:
         if way.stopped():
             if done:
-                save(time.monotonic())
+                save()
             raise Interrupted
-        if (now := time.monotonic()) >= saved + _SAVE_SECONDS:
-            save(now)
-            saved = now
+        if unfinished.due:
+            save()
         length = min(stops[len(read)] - done, _ROUNDS)
         state, history = simulation.advance(state, length)
         done += length

@@ -23,7 +23,9 @@ from jaxpfl.sweep.grid import Axis, Grid
 from jaxpfl.sweep.problems import problem_axes
 
 FILE = "sweep.json"
-PARTS = ("journal", "claims", "workers", "results.parquet", "best")
+UNFINISHED = "unfinished"
+"""Folder of the states of groups that were stopped on their way."""
+PARTS = ("journal", "claims", "workers", "results.parquet", "best", UNFINISHED)
 """Names in a sweep folder beside that file and those of any results."""
 SELECTIONS = ("validation", "none")
 BUDGETS = ("rounds", "steps")

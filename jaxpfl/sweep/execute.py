@@ -4,33 +4,34 @@ from __future__ import annotations
 
 import dataclasses
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Generic, NamedTuple, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxpfl import data
-from jaxpfl.engine import Simulation
+from jaxpfl.engine import RunState, Simulation
 from jaxpfl.engine.assembly import Assembled, hyper_of
 from jaxpfl.engine.evaluate import Part
 from jaxpfl.errors import JaxpflError, is_exhausted
-from jaxpfl.experiment import source, stored_data, warm_start
-from jaxpfl.experiment.config import RunConfig, resolve, spec_for
+from jaxpfl.experiment import warm_start
+from jaxpfl.experiment.config import resolve, spec_for, to_json
 from jaxpfl.experiment.pace import Pace
 from jaxpfl.experiment.privacy import protection_of
-from jaxpfl.experiment.setup import Experiment, load_federation, prepare
+from jaxpfl.experiment.setup import Experiment, prepare
+from jaxpfl.experiment.unfinished import Unfinished
 from jaxpfl.privacy import SiloMechanism
 from jaxpfl.records import DIVERGED, DONE, FAILED, STOPPED, Record
 from jaxpfl.sweep.axes import applied, cohort_of
+from jaxpfl.sweep.loaded import Data
 from jaxpfl.sweep.measures import measured, splits_of
 from jaxpfl.sweep.plan import Group, Run
-from jaxpfl.sweep.problems import DATA_FIELDS
 from jaxpfl.sweep.states import States, Stopped
-from jaxpfl.trees import checksum
-from jaxpfl.types import Federation
+from jaxpfl.trees import num_bytes
 
-_T = TypeVar("_T")
+_MOST_BYTES = 2**30
+"""Largest state that is saved on its way; two are on disk at times."""
 
 
 class Reporter:
@@ -50,62 +51,6 @@ class Reporter:
 
     def say(self, text: str) -> None:
         """A line for the user."""
-
-
-class Last(Generic[_T]):
-    """The last value that was made, kept for as long as the same is asked for."""
-
-    def __init__(self) -> None:
-        self._kept: tuple[Any, _T] | None = None
-
-    def of(self, key: Any, make: Callable[[], _T]) -> _T:
-        """The value of a key, made unless it is the last one's."""
-        if self._kept is None or self._kept[0] != key:
-            self._kept = None  # not two of them at a time
-            self._kept = key, make()
-        return self._kept[1]
-
-    def clear(self) -> None:
-        """Keep nothing."""
-        self._kept = None
-
-
-class Data:
-    """The last data set and the split of the last group, kept for the next with the same."""
-
-    def __init__(self) -> None:
-        self._source: Last[data.Source] = Last()
-        self._checksum: Last[int] = Last()
-        self._split: Last[tuple[data.Source, Federation]] = Last()
-
-    def of(self, config: RunConfig) -> tuple[data.Source, Federation]:
-        """The data set of a resolved config and its split."""
-        return self._split.of(_fields(config, DATA_FIELDS), lambda: load_federation(config, self.source))
-
-    def source(self, config: RunConfig) -> data.Source:
-        """The data set of a config."""
-
-        def load() -> data.Source:
-            self._split.clear()  # which holds the data set before
-            self._checksum.clear()
-            return source.source_of(config)
-
-        return self._source.of(_fields(config, source.FIELDS), load)
-
-    def checksum(self, config: RunConfig) -> int:
-        """Checksum of the data set of a config."""
-        if stored_data.is_stored(config.data):
-            return stored_data.checksum(config.data, config.data_dir)
-        loaded = self.source(config)
-        return self._checksum.of(_fields(config, source.FIELDS), lambda: checksum(_arrays(loaded)))
-
-
-def _fields(config: RunConfig, names: Iterable[str]) -> dict[str, Any]:
-    return {name: getattr(config, name) for name in names}
-
-
-def _arrays(loaded: data.Source) -> list[np.ndarray]:
-    return [leaf for leaf in jax.tree.leaves(tuple(loaded)) if isinstance(leaf, np.ndarray)]
 
 
 class Prepared(NamedTuple):
@@ -208,6 +153,7 @@ def run_group(
     stopped: Callable[[], bool] = lambda: False,
     ready: Prepared | None = None,
     states: States | None = None,
+    unfinished: Path | None = None,
 ) -> None:
     """Run a group, and record each chunk of its runs when it ends.
 
@@ -222,6 +168,7 @@ def run_group(
       stopped: true once the chunk at work is to be given up.
       ready: the group, prepared before.
       states: of runs that were stopped and now go on; receives those of the runs that stop here.
+      unfinished: folder in which a chunk is saved every minute and when it is given up, and from which it goes on.
     """
     try:
         ready = ready or prepared(group, loaded)
@@ -231,8 +178,9 @@ def run_group(
     rows, todo = len(group.runs), 0
     while todo < len(group.runs) and not stopped():
         chunk = slice(todo, todo + rows)
+        kept = None if unfinished is None else _unfinished(unfinished, group, chunk)
         try:
-            found = _run(ready, chunk, reporter, stopped, states)
+            found = _run(ready, chunk, reporter, stopped, states, kept)
         except Exception as error:
             if not is_exhausted(error) and not isinstance(error, JaxpflError):
                 raise
@@ -244,8 +192,17 @@ def run_group(
         if found is None:
             return
         record(found)
+        if kept is not None:
+            kept.remove()
         reporter.finish(len(found))
         todo += rows
+
+
+def _unfinished(folder: Path, group: Group, chunk: slice) -> Unfinished:
+    """Some runs of a group on their way, by all that decides their numbers but the data, which a sweep checks."""
+    config = to_json(dataclasses.replace(group.config, data_dir=None))
+    runs = [run.id for run in group.runs[chunk]]
+    return Unfinished.among(folder, {"group": group.name, "until": group.until, "config": config, "runs": runs})
 
 
 def fewer(rows: int, left: int) -> int:
@@ -259,7 +216,12 @@ def _failed(run: Run, group: Group, reason: str) -> Record:
 
 
 def _run(
-    ready: Prepared, chunk: slice, reporter: Reporter, stopped: Callable[[], bool], states: States | None
+    ready: Prepared,
+    chunk: slice,
+    reporter: Reporter,
+    stopped: Callable[[], bool],
+    states: States | None,
+    kept: Unfinished | None,
 ) -> list[Record] | None:
     """Records of some rows; None if they were given up."""
     runs = ready.group.runs[chunk]
@@ -269,12 +231,24 @@ def _run(
     compiling, began = time.perf_counter() - began, time.perf_counter()
     before = None if states is None else states.take(runs, simulation)
     state, done, spent = before or (simulation.init(seeds), 0, (0.0, 0.0))
+    if kept is not None and num_bytes((state.clients, state.server, state.counts)) > _MOST_BYTES:
+        kept = None
+    if kept is not None:
+        later, at, earlier, _ = kept.restore(simulation, state, (ready.rounds,))
+        state, done, spent = (later, at, (earlier, 0.0)) if at > done else (state, done, spent)
     pace = Pace(ready.experiment.config.plan.rounds_per_call)
     reporter.start(ready.group.name, len(runs), ready.rounds)
     loss = np.full(len(runs), np.nan)
+
+    def seconds() -> float:
+        return spent[0] + (time.perf_counter() - began) / len(runs)
+
     while done < ready.rounds:
-        if stopped():
-            return None
+        if (end := stopped()) or (kept is not None and kept.due):
+            if kept is not None and done:
+                _save(kept, simulation, state, done, seconds(), reporter)
+            if end:
+                return None
         with pace.call(ready.rounds - done) as length:
             state, history = simulation.advance(state, length)
         done += length
@@ -286,11 +260,21 @@ def _run(
         row["compile_seconds"] = spent[1] + compiling / len(runs)
         if claim is not None:
             row["epsilon"] = None if claim.statement is None else claim.statement.epsilon
-    seconds = spent[0] + (time.perf_counter() - began) / len(runs)
     if states is not None and done < ready.group.rounds:
-        states.keep(runs, simulation, Stopped(state, done, (seconds, spent[1] + compiling / len(runs))))
-    told = {"rounds": done, "seconds": seconds, "group": ready.group.name, "program": _program(simulation, ready, runs)}
+        states.keep(runs, simulation, Stopped(state, done, (seconds(), spent[1] + compiling / len(runs))))
+    program = _program(simulation, ready, runs)
+    told = {"rounds": done, "seconds": seconds(), "group": ready.group.name, "program": program}
     return [_record(run, ready.group, row, told) for run, row in zip(runs, scores, strict=True)]
+
+
+def _save(
+    kept: Unfinished, simulation: Simulation, state: RunState, done: int, seconds: float, reporter: Reporter
+) -> None:
+    """Save runs on their way; where that fails they go on without."""
+    try:
+        kept.save(simulation, state, done, seconds)
+    except JaxpflError as error:
+        reporter.say(f"not saved on the way: {error}")
 
 
 def _program(simulation: Simulation, ready: Prepared, runs: Sequence[Run]) -> str:

@@ -18,8 +18,9 @@ from jaxpfl.files import jsonable
 from jaxpfl.host_memory import readable
 from jaxpfl.presentation import new_table, unmarked
 from jaxpfl.sweep.definition import Definition
-from jaxpfl.sweep.execute import Data, Prepared, fewer, prepared
+from jaxpfl.sweep.execute import Prepared, fewer, prepared
 from jaxpfl.sweep.halving import share_of_rounds
+from jaxpfl.sweep.loaded import Data
 from jaxpfl.sweep.plan import Group, groups_of, runs_of
 
 _SECONDS = 0.2

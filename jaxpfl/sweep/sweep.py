@@ -7,6 +7,7 @@ the sweep is complete ``results.parquet``, ``plots/``, ``best/`` and, last, ``su
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -23,8 +24,9 @@ from jaxpfl.records import FAILED, STOPPED, Journal, Record, Value
 from jaxpfl.sweep import definition as definitions
 from jaxpfl.sweep import halving
 from jaxpfl.sweep.claims import LEASE, Claim, Claims
-from jaxpfl.sweep.definition import FILE, Definition
-from jaxpfl.sweep.execute import Data, Prepared, Reporter, prepared, run_group
+from jaxpfl.sweep.definition import FILE, UNFINISHED, Definition
+from jaxpfl.sweep.execute import Prepared, Reporter, prepared, run_group
+from jaxpfl.sweep.loaded import Data
 from jaxpfl.sweep.order import in_grid_order
 from jaxpfl.sweep.plan import Group, Run, groups_of, runs_of
 from jaxpfl.sweep.problems import select_each
@@ -182,7 +184,8 @@ class Sweep:
 
     def run(self, group: Group, journal: Journal, reporter: Reporter, **more: Any) -> None:
         """Run one group, its records appended to a journal chunk by chunk."""
-        run_group(group, self._data, journal.append, reporter, states=self._states, **more)
+        more = {"states": self._states, "unfinished": self.folder / UNFINISHED, **more}
+        run_group(group, self._data, journal.append, reporter, **more)
 
     def run_missing(
         self,
@@ -234,6 +237,8 @@ class Sweep:
                     self.run(group, journal, reporter, stopped=lambda c=claim: c.is_lost or stopped(), ready=ready)
                     retried -= {run.id for run in group.runs}
             thread.shutdown(cancel_futures=True)
+        if not missing():  # states of groups that have other runs by now
+            shutil.rmtree(self.folder / UNFINISHED, ignore_errors=True)
 
 
 def _begun(thread: ThreadPoolExecutor, group: Group, loaded: Data) -> Future[Prepared] | None:

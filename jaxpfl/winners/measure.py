@@ -19,7 +19,8 @@ from jaxpfl.experiment.config_file import from_mapping
 from jaxpfl.records import FAILED, Journal, Record, Value
 from jaxpfl.settings import part_of
 from jaxpfl.sweep.budget import rounds_of
-from jaxpfl.sweep.execute import Data, Last, Reporter, run_group
+from jaxpfl.sweep.execute import Reporter, run_group
+from jaxpfl.sweep.loaded import Data, Last
 from jaxpfl.sweep.plan import Group, Run
 from jaxpfl.types import Federation
 from jaxpfl.winners.cells import FINE_TUNING, LOCAL_STEPS, SPLITS, TEST, Cell, Contender, contenders

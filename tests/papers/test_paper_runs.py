@@ -16,7 +16,8 @@ from jaxpfl.papers import estimate, registry, results, run, show, whole
 from jaxpfl.papers.declared import Contender, Estimate, Estimation, Experiment, Figure, Printed, Training
 from jaxpfl.papers.train import QUICK_NOTE, Interrupted, Way
 from jaxpfl.studies.study import Read, Results, Study
-from jaxpfl.sweep.execute import Data, Reporter
+from jaxpfl.sweep.execute import Reporter
+from jaxpfl.sweep.loaded import Data
 
 RAN = []
 

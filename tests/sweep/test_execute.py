@@ -13,7 +13,8 @@ from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.experiment.setup import load_federation
 from jaxpfl.records import Record, load_sweep
 from jaxpfl.sweep import execute
-from jaxpfl.sweep.execute import Data, Reporter, run_group
+from jaxpfl.sweep.execute import Reporter, run_group
+from jaxpfl.sweep.loaded import Data
 from jaxpfl.sweep.outcome import caveats
 from jaxpfl.sweep.plan import groups_of, runs_of
 from jaxpfl.sweep.selection import select

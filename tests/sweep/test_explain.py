@@ -11,8 +11,9 @@ from small import sweep_of
 
 from jaxpfl.errors import OutOfMemoryError
 from jaxpfl.sweep import explain
-from jaxpfl.sweep.execute import Data, Reporter, prepared
+from jaxpfl.sweep.execute import Reporter, prepared
 from jaxpfl.sweep.explain import explain_plan, print_explanation
+from jaxpfl.sweep.loaded import Data
 from jaxpfl.sweep.outcome import finish
 from jaxpfl.sweep.plan import groups_of, runs_of
 from jaxpfl.sweep.sweep import Sweep

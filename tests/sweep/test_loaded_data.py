@@ -9,7 +9,7 @@ from small import sweep_of
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import config, source
 from jaxpfl.experiment.config import RunConfig, resolve
-from jaxpfl.sweep.execute import Data
+from jaxpfl.sweep.loaded import Data
 from jaxpfl.sweep.sweep import Sweep
 
 CONFIG = resolve(RunConfig(data="digits"))

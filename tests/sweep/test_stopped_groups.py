@@ -1,0 +1,164 @@
+"""Groups of a sweep that are stopped or killed on their way, and go on where they were."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+from small import sweep_of
+
+from jaxpfl.errors import JaxpflWarning, UnwritableError
+from jaxpfl.experiment import checkpoint, unfinished
+from jaxpfl.privacy import PrivacyConfig
+from jaxpfl.records import Record
+from jaxpfl.sweep import execute
+from jaxpfl.sweep.definition import Definition
+from jaxpfl.sweep.execute import Reporter
+from jaxpfl.sweep.sweep import Sweep
+
+ROUNDS = 6
+
+
+class Seen(Reporter):
+    """A reporter that keeps the rounds and lines, and asks to stop after some rounds."""
+
+    def __init__(self, stop_at: int | None = None) -> None:
+        self.rounds: list[int] = []
+        self.lines: list[str] = []
+        self.stop_at = stop_at
+
+    def progress(self, rounds: int, loss: float) -> None:
+        self.rounds.append(rounds)
+
+    def say(self, text: str) -> None:
+        self.lines.append(text)
+
+    def stopped(self) -> bool:
+        return self.stop_at is not None and bool(self.rounds) and self.rounds[-1] >= self.stop_at
+
+
+@pytest.fixture(autouse=True)
+def _a_round_a_call(monkeypatch: pytest.MonkeyPatch):
+    """So that a group of six small rounds has a way on which it can be stopped."""
+    monkeypatch.setattr("jaxpfl.experiment.pace._SECONDS_PER_CALL", 0.0)
+
+
+def definition(**changes: object) -> Definition:
+    return sweep_of("lr=.05,.5", rounds=ROUNDS, **changes)  # type: ignore[arg-type]
+
+
+def session(folder: Path, stop_at: int | None = None, **changes: object) -> Seen:
+    """Run what is missing of the sweep, until a group has so many rounds."""
+    seen = Seen(stop_at)
+    sweep = Sweep.open(folder, definition(**changes), resume=(folder / "sweep.json").exists())
+    sweep.run_missing(seen, stopped=seen.stopped)
+    return seen
+
+
+def told(folder: Path, **changes: object) -> list[Record]:
+    """The records but for their times."""
+
+    def timeless(record: Record) -> Record:
+        metrics = {name: value for name, value in record.metrics.items() if not name.endswith("seconds")}
+        return dataclasses.replace(record, metrics=metrics, seconds=0.0)
+
+    sweep = Sweep.open(folder, definition(**changes), resume=True)
+    return list(map(timeless, sweep.in_order(sweep.journal().read())))
+
+
+def states(folder: Path) -> list[Path]:
+    return sorted((folder / "unfinished").glob("*/*/SHA256SUMS"))
+
+
+def test_a_stopped_group_goes_on_with_the_same_numbers(tmp_path: Path):
+    folder, whole = tmp_path / "parts", tmp_path / "whole"
+    assert session(folder, stop_at=2).rounds == [1, 2]
+    assert len(states(folder)) == 1
+    assert session(folder, stop_at=5).rounds == [3, 4, 5]
+    assert session(folder).rounds == [6]
+    assert not (folder / "unfinished").exists()
+    assert session(whole).rounds == list(range(1, ROUNDS + 1))
+    assert told(folder) == told(whole)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"methods": ("adaped",)},
+        {"privacy": PrivacyConfig(noise_multiplier=1.0, delta=1e-3)},
+        {"search": {"halving": 2, "halving_first": 3}},
+    ],
+    ids=["client states", "private", "halving"],
+)
+def test_whatever_is_swept(tmp_path: Path, changes: dict[str, object]):
+    folder, whole = tmp_path / "parts", tmp_path / "whole"
+    session(folder, stop_at=2, **changes)
+    assert states(folder)
+    assert session(folder, **changes).rounds[0] == 3
+    session(whole, **changes)
+    assert told(folder, **changes) == told(whole, **changes)
+
+
+def test_a_killed_group_goes_on_where_it_was_last_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(unfinished, "_SECONDS", 0.0)
+    monkeypatch.setattr(unfinished, "_REST", 0)
+
+    class Killed(Seen):
+        def progress(self, rounds: int, loss: float) -> None:
+            super().progress(rounds, loss)
+            if rounds == 4:
+                raise KeyboardInterrupt
+
+    folder, sweep = tmp_path, Sweep.open(tmp_path / "a", definition(), resume=False)
+    with pytest.raises(KeyboardInterrupt):
+        sweep.run_missing(Killed())
+    assert [int(path.parent.name) for path in states(folder / "a")] == [2, 3]
+    assert session(folder / "a").rounds == [4, 5, 6]
+    session(folder / "b")
+    assert told(folder / "a") == told(folder / "b")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("damage", ["read", "state"])
+def test_a_damaged_state_begins_anew(tmp_path: Path, damage: str):
+    folder = tmp_path / "parts"
+    session(folder, stop_at=3)
+    for path in states(folder):
+        if damage == "read":
+            (path.parent.parent / "read.json").write_text("{")
+        else:
+            path.write_text("")
+    with pytest.warns(JaxpflWarning, match="begin anew"):
+        assert session(folder).rounds == list(range(1, ROUNDS + 1))
+    session(tmp_path / "whole")
+    assert told(folder) == told(tmp_path / "whole")
+
+
+@pytest.mark.slow
+def test_other_runs_do_not_go_on_from_it(tmp_path: Path):
+    session(tmp_path, stop_at=3)
+    assert session(tmp_path, seeds=3).rounds[0] == 1
+    assert not (tmp_path / "unfinished").exists()
+    assert len(told(tmp_path, seeds=3)) == 6
+
+
+def _fails(*_: object) -> None:
+    raise UnwritableError("cannot write to it: No space left on device")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("what", ["full", "large"])
+def test_a_state_that_cannot_be_saved_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str):
+    if what == "full":
+        monkeypatch.setattr(checkpoint, "save", _fails)
+    else:
+        monkeypatch.setattr(execute, "_MOST_BYTES", 0)
+    monkeypatch.setattr(unfinished, "_SECONDS", 0.0)
+    monkeypatch.setattr(unfinished, "_REST", 0)
+    seen = session(tmp_path)
+    assert seen.rounds == list(range(1, ROUNDS + 1))
+    assert all("No space left" in line for line in seen.lines)
+    assert bool(seen.lines) == (what == "full")
+    assert {record.status for record in told(tmp_path)} == {"done"}
