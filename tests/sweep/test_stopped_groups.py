@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from pathlib import Path
+from typing import Any
 
 import pytest
 from small import sweep_of
@@ -44,11 +45,11 @@ def _a_round_a_call(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("jaxpfl.experiment.pace._SECONDS_PER_CALL", 0.0)
 
 
-def definition(**changes: object) -> Definition:
-    return sweep_of("lr=.05,.5", rounds=ROUNDS, **changes)  # type: ignore[arg-type]
+def definition(**changes: Any) -> Definition:
+    return sweep_of("lr=.05,.5", rounds=ROUNDS, **changes)
 
 
-def session(folder: Path, stop_at: int | None = None, **changes: object) -> Seen:
+def session(folder: Path, stop_at: int | None = None, **changes: Any) -> Seen:
     """Run what is missing of the sweep, until a group has so many rounds."""
     seen = Seen(stop_at)
     sweep = Sweep.open(folder, definition(**changes), resume=(folder / "sweep.json").exists())
@@ -56,7 +57,7 @@ def session(folder: Path, stop_at: int | None = None, **changes: object) -> Seen
     return seen
 
 
-def told(folder: Path, **changes: object) -> list[Record]:
+def told(folder: Path, **changes: Any) -> list[Record]:
     """The records but for their times."""
 
     def timeless(record: Record) -> Record:
