@@ -93,7 +93,7 @@ def test_a_stopped_group_goes_on_with_the_same_numbers(tmp_path: Path):
     ],
     ids=["client states", "private", "halving"],
 )
-def test_whatever_is_swept(tmp_path: Path, changes: dict[str, object]):
+def test_whatever_is_swept(tmp_path: Path, changes: dict[str, Any]):
     folder, whole = tmp_path / "parts", tmp_path / "whole"
     session(folder, stop_at=2, **changes)
     assert states(folder)
