@@ -149,7 +149,7 @@ def resolve(config: RunConfig) -> RunConfig:
     partition = config.partition
     if partition is None and config.client is None and (is_table(config) or (classless and _by_classes(config))):
         partition = "iid"
-    values = preset(stored_data.origin(config), partition)
+    values = preset(stored_data.origin(config), partition, config.users_per_client)
     given = {f.name: getattr(config, f.name) for f in dataclasses.fields(config)}
     # A cohort preset belongs to the preset's number of clients; a smaller federation takes part whole.
     clients = given["clients"] if given["clients"] is not None else values["clients"]

@@ -87,11 +87,12 @@ _BY_PREFIX = {"csv": _OWN_TABLE, "leaf": _USERS, "libsvm": _TABLE, "planted": _P
 _SMALLEST_IMAGE = 16  # on which two convolutions of 5 x 5 with pooling leave a pixel
 
 
-def preset(data: str, partition: str | None) -> dict[str, Any]:
-    """The preset of a data set, for the user's partition or, if that is None, for its own.
+def preset(data: str, partition: str | None, users_per_client: int | None = None) -> dict[str, Any]:
+    """The preset of a data set, for the partition and users per client that are given or, if None, for its own.
 
     Options that the partition does not take are left out, and a preset's number of clients applies to its own
-    partition: another one has all users if clients are users, else 50.
+    partition: another one has all users if clients are users, else 50. With other users per client there are as many
+    clients as the users make.
 
     Reference: Ozkara et al. 2023, Figure 2; Ozkara et al. 2023, Table 1; Ozkara et al. 2023, Table 4;
       Ozkara et al. 2023, Table 5; Ozkara et al. 2022, Table 1.
@@ -99,6 +100,8 @@ def preset(data: str, partition: str | None) -> dict[str, Any]:
     values = _COMMON | (PRESETS.get(data) or _BY_PREFIX.get(data.partition(":")[0], {}))
     if partition not in (None, values["partition"]):
         values |= {"partition": partition, "clients": None if partition == "natural" else _COMMON["clients"]}
+    if values["partition"] == "natural" and users_per_client not in (None, values.get("users_per_client")):
+        values |= {"clients": None}
     takes = options_of(values["partition"])
     of_partitions = {name for name in values if name.endswith("_per_client") or name == "alpha"}
     return {name: value for name, value in values.items() if name not in of_partitions or name in takes}

@@ -44,6 +44,9 @@ def test_users_are_clients_where_the_preset_says_so_and_the_user_may_say_otherwi
     assert resolve(RunConfig(data="mnist-writers", test_share=0.3, clients=10)).cohort == 10
     assert resolve(RunConfig(data="mnist-writers", test_share=0.3, clients=10)).test_share == 0.3
     assert resolve(RunConfig(data="mnist", partition="natural")).clients is None
+    assert resolve(RunConfig(data="mnist-writers", users_per_client=3)).clients == 66
+    assert resolve(RunConfig(data="mnist-writers", users_per_client=1)).clients is None
+    assert resolve(RunConfig(data="mnist-writers", users_per_client=1, clients=66)).clients == 66
 
 
 def test_what_a_partition_needs_stays_for_the_user_to_say():
