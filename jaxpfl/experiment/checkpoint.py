@@ -32,9 +32,14 @@ _STATE = "state"
 
 
 class Checkpoints:
-    """The checkpoints of one method in a run folder."""
+    """The checkpoints of one method in a run folder.
 
-    def __init__(self, folder: Path):
+    Args:
+      folder: that holds them.
+      resumed: whether ``--resume`` is what goes on from them, as errors then say.
+    """
+
+    def __init__(self, folder: Path, *, resumed: bool = True):
         import orbax.checkpoint as ocp
 
         # orbax logs every step of a save, and the traceback of one that fails; a run says both in its own way.
@@ -52,6 +57,7 @@ class Checkpoints:
             alone = {"multiprocessing_options": options}
         self._orbax = ocp.Checkpointer(ocp.StandardCheckpointHandler(**alone), **alone)
         self._folder = folder.absolute()
+        self._resumed = resumed
         self._latest: int | None = None
 
     def rounds(self) -> list[int]:
@@ -80,9 +86,9 @@ class Checkpoints:
                     shutil.rmtree(target)
         except Exception as error:  # orbax raises whatever its parts do
             discard_late(target)
+            remedy = "; --resume goes on from the one before" if self._resumed else ""
             raise JaxpflError(
-                f"cannot write the checkpoint of round {round} to {self._folder}: {_reason(error)}; "
-                "--resume goes on from the one before"
+                f"cannot write the checkpoint of round {round} to {self._folder}: {_reason(error)}{remedy}"
             ) from None
         self._latest = round
         for old in [known for known in self.rounds() if known < round][_KEPT - 1 :]:
@@ -126,7 +132,8 @@ class Checkpoints:
             self._latest = round
             return found
         if problems:
-            raise JaxpflError(f"{'; '.join(problems)}: delete {self._folder}, and --resume starts it anew")
+            remedy = f": delete {self._folder}, and --resume starts it anew" if self._resumed else ""
+            raise JaxpflError(f"{'; '.join(problems)}{remedy}")
         return like, 0.0
 
     def read(self, round: int, like: RunState) -> tuple[RunState, float]:

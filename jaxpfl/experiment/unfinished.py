@@ -35,8 +35,8 @@ class Unfinished:
         self._next = time.monotonic() + _SECONDS
 
     @classmethod
-    def among(cls, folder: Path, asked: Mapping[str, Any]) -> Self:
-        """The runs of these settings, among others in the same folder."""
+    def within(cls, folder: Path, asked: Mapping[str, Any]) -> Self:
+        """The runs of these settings, beside others in the same folder."""
         text = json.dumps(files.jsonable(dict(asked)), sort_keys=True)
         return cls(folder / hashlib.sha256(text.encode()).hexdigest()[:16], asked)
 
@@ -47,7 +47,7 @@ class Unfinished:
 
     @functools.cached_property
     def _checkpoints(self) -> checkpoint.Checkpoints:
-        return checkpoint.Checkpoints(self._folder)
+        return checkpoint.Checkpoints(self._folder, resumed=False)
 
     def save(
         self,
@@ -86,8 +86,8 @@ class Unfinished:
             return first, 0, 0.0, []
         try:
             found = sealed.read(self._folder / _READ)
-            if found["asked"] != files.jsonable(self._asked):
-                raise JaxpflError(f"{self._folder} is of other settings, data or another version")
+            if found.get("asked") != files.jsonable(self._asked):
+                raise JaxpflError(f"{self._folder} is of other settings, data, versions or devices")
             state, seconds = checkpoint.restore(self._checkpoints, simulation, first, stops[-1], warn)
             done = int(state.round[0])
             before = sum(stop <= done for stop in stops)

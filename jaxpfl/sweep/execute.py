@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
@@ -28,7 +29,7 @@ from jaxpfl.sweep.loaded import Data
 from jaxpfl.sweep.measures import measured, splits_of
 from jaxpfl.sweep.plan import Group, Run
 from jaxpfl.sweep.states import States, Stopped
-from jaxpfl.trees import num_bytes
+from jaxpfl.trees import checksum, num_bytes
 
 _MOST_BYTES = 2**30
 """Largest state that is saved on its way; two are on disk at times."""
@@ -151,6 +152,7 @@ def run_group(
     reporter: Reporter,
     *,
     stopped: Callable[[], bool] = lambda: False,
+    lost: Callable[[], bool] = lambda: False,
     ready: Prepared | None = None,
     states: States | None = None,
     unfinished: Path | None = None,
@@ -166,9 +168,11 @@ def run_group(
       record: receives the records of a chunk.
       reporter: receives the progress.
       stopped: true once the chunk at work is to be given up.
+      lost: true once another process has the group, so that the chunk at work is given up and not saved.
       ready: the group, prepared before.
       states: of runs that were stopped and now go on; receives those of the runs that stop here.
-      unfinished: folder in which a chunk is saved every minute and when it is given up, and from which it goes on.
+      unfinished: folder of this group alone, in which a chunk is saved every minute and when it is given up, and from
+        which it goes on.
     """
     try:
         ready = ready or prepared(group, loaded)
@@ -176,16 +180,18 @@ def run_group(
         record([_failed(run, group, str(error)) for run in group.runs])
         return
     rows, todo = len(group.runs), 0
-    while todo < len(group.runs) and not stopped():
+    while todo < len(group.runs) and not (stopped() or lost()):
         chunk = slice(todo, todo + rows)
-        kept = None if unfinished is None else _unfinished(unfinished, group, chunk)
+        kept = None if unfinished is None else _unfinished(unfinished, ready, chunk)
         try:
-            found = _run(ready, chunk, reporter, stopped, states, kept)
+            found = _run(ready, chunk, reporter, stopped, lost, states, kept)
         except Exception as error:
             if not is_exhausted(error) and not isinstance(error, JaxpflError):
                 raise
             if is_exhausted(error) and rows > 1:
                 rows = fewer(rows, len(group.runs) - todo)
+                if kept is not None:
+                    kept.remove()
                 reporter.say(f"{group.name}: {rows} runs at a time, as more do not fit into memory")
                 continue
             found = [_failed(run, group, str(error)) for run in group.runs[chunk]]
@@ -196,13 +202,23 @@ def run_group(
             kept.remove()
         reporter.finish(len(found))
         todo += rows
+    if unfinished is not None and todo >= len(group.runs):  # what is left is of other chunks
+        shutil.rmtree(unfinished, ignore_errors=True)
 
 
-def _unfinished(folder: Path, group: Group, chunk: slice) -> Unfinished:
+def _unfinished(folder: Path, ready: Prepared, chunk: slice) -> Unfinished:
     """Some runs of a group on their way, by all that decides their numbers but the data, which a sweep checks."""
-    config = to_json(dataclasses.replace(group.config, data_dir=None))
-    runs = [run.id for run in group.runs[chunk]]
-    return Unfinished.among(folder, {"group": group.name, "until": group.until, "config": config, "runs": runs})
+    group, experiment = ready.group, ready.experiment
+    asked = {
+        "until": group.until,
+        "config": to_json(dataclasses.replace(group.config, data_dir=None)),
+        "runs": [run.id for run in group.runs[chunk]],
+        "warm_start": experiment.start,
+        "graph": None if experiment.graph is None else checksum(experiment.graph),
+        # A run must not change its machine on the way, whose order of additions is its own.
+        "machine": [jax.__version__, jax.default_backend(), len(jax.devices())],
+    }
+    return Unfinished.within(folder, asked)
 
 
 def fewer(rows: int, left: int) -> int:
@@ -220,6 +236,7 @@ def _run(
     chunk: slice,
     reporter: Reporter,
     stopped: Callable[[], bool],
+    lost: Callable[[], bool],
     states: States | None,
     kept: Unfinished | None,
 ) -> list[Record] | None:
@@ -231,11 +248,13 @@ def _run(
     compiling, began = time.perf_counter() - began, time.perf_counter()
     before = None if states is None else states.take(runs, simulation)
     state, done, spent = before or (simulation.init(seeds), 0, (0.0, 0.0))
-    if kept is not None and num_bytes((state.clients, state.server, state.counts)) > _MOST_BYTES:
+    if kept is not None and num_bytes((state.clients, state.server, state.counts, state.in_flight)) > _MOST_BYTES:
         kept = None
     if kept is not None:
-        later, at, earlier, _ = kept.restore(simulation, state, (ready.rounds,))
-        state, done, spent = (later, at, (earlier, 0.0)) if at > done else (state, done, spent)
+        later = _saved(kept, simulation, state, ready.rounds, reporter)
+        if later is not None and later[1] > done:
+            state, done, spent = later[0], later[1], (later[2], spent[1])
+        del later
     pace = Pace(ready.experiment.config.plan.rounds_per_call)
     reporter.start(ready.group.name, len(runs), ready.rounds)
     loss = np.full(len(runs), np.nan)
@@ -244,6 +263,8 @@ def _run(
         return spent[0] + (time.perf_counter() - began) / len(runs)
 
     while done < ready.rounds:
+        if lost():
+            return None
         if (end := stopped()) or (kept is not None and kept.due):
             if kept is not None and done:
                 _save(kept, simulation, state, done, seconds(), reporter)
@@ -267,13 +288,29 @@ def _run(
     return [_record(run, ready.group, row, told) for run, row in zip(runs, scores, strict=True)]
 
 
+def _saved(
+    kept: Unfinished, simulation: Simulation, first: RunState, rounds: int, reporter: Reporter
+) -> tuple[RunState, int, float] | None:
+    """The state that was saved, its round and the seconds of each run; None where memory does not suffice for it."""
+    try:
+        state, done, seconds, _ = kept.restore(simulation, first, (rounds,))
+    except Exception as error:
+        if not is_exhausted(error):
+            raise
+        reporter.say(f"what was saved on the way is not used: {error}")
+        return None
+    return state, done, seconds
+
+
 def _save(
     kept: Unfinished, simulation: Simulation, state: RunState, done: int, seconds: float, reporter: Reporter
 ) -> None:
     """Save runs on their way; where that fails they go on without."""
     try:
         kept.save(simulation, state, done, seconds)
-    except JaxpflError as error:
+    except Exception as error:
+        if not isinstance(error, JaxpflError | OSError) and not is_exhausted(error):
+            raise
         reporter.say(f"not saved on the way: {error}")
 
 

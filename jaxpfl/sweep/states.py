@@ -43,7 +43,7 @@ class States:
     def keep(self, runs: Sequence[Run], simulation: Simulation, stopped: Stopped) -> None:
         """Keep the states of some runs, unless they are private or take too much memory."""
         free, state = host_memory.free(), stopped.state
-        size = trees.num_bytes((state.clients, state.server, state.counts))
+        size = trees.num_bytes((state.clients, state.server, state.counts, state.in_flight))
         if state.noise is not None or (free is not None and size > _SHARE * free):
             return
         state = jax.device_put(simulation.trim(state), jax.devices("cpu")[0])

@@ -184,7 +184,7 @@ class Sweep:
 
     def run(self, group: Group, journal: Journal, reporter: Reporter, **more: Any) -> None:
         """Run one group, its records appended to a journal chunk by chunk."""
-        more = {"states": self._states, "unfinished": self.folder / UNFINISHED, **more}
+        more = {"states": self._states, "unfinished": self.folder / UNFINISHED / group.name, **more}
         run_group(group, self._data, journal.append, reporter, **more)
 
     def run_missing(
@@ -234,7 +234,7 @@ class Sweep:
                     ready = _prepared(group, compiling, self._data)
                     others = [one for one in groups if ahead and one.name != group.name]
                     compiling = _begun(thread, others[0], self._data) if others else None
-                    self.run(group, journal, reporter, stopped=lambda c=claim: c.is_lost or stopped(), ready=ready)
+                    self.run(group, journal, reporter, stopped=stopped, lost=lambda c=claim: c.is_lost, ready=ready)
                     retried -= {run.id for run in group.runs}
             thread.shutdown(cancel_futures=True)
         if not missing():  # states of groups that have other runs by now

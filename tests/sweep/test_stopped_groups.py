@@ -46,7 +46,8 @@ def _a_round_a_call(monkeypatch: pytest.MonkeyPatch):
 
 
 def definition(**changes: Any) -> Definition:
-    return sweep_of("lr=.05,.5", rounds=ROUNDS, **changes)
+    axes = () if "lr" in changes else ("lr=.05,.5",)
+    return sweep_of(*axes, rounds=ROUNDS, **changes)
 
 
 def session(folder: Path, stop_at: int | None = None, **changes: Any) -> Seen:
@@ -69,7 +70,7 @@ def told(folder: Path, **changes: Any) -> list[Record]:
 
 
 def states(folder: Path) -> list[Path]:
-    return sorted((folder / "unfinished").glob("*/*/SHA256SUMS"))
+    return sorted((folder / "unfinished").glob("*/*/*/SHA256SUMS"))
 
 
 def test_a_stopped_group_goes_on_with_the_same_numbers(tmp_path: Path):
@@ -138,6 +139,36 @@ def test_a_damaged_state_begins_anew(tmp_path: Path, damage: str):
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("rows", [1, 4])
+def test_a_state_that_memory_does_not_suffice_for_is_not_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rows: int
+):
+    changes = {"seeds": 1, "lr": 0.1} if rows == 1 else {}
+    session(tmp_path, stop_at=3, **changes)
+    monkeypatch.setattr(checkpoint, "restore", Fails(MemoryError("out of memory")))
+    seen = session(tmp_path, **changes)
+    assert seen.rounds == list(range(1, ROUNDS + 1))
+    assert seen.lines == ["what was saved on the way is not used: out of memory"]
+
+
+@pytest.mark.slow
+def test_a_group_that_another_worker_has_is_not_saved(tmp_path: Path):
+    seen, sweep = Seen(3), Sweep.open(tmp_path, definition(), resume=False)
+    (group,) = sweep.groups
+    sweep.run(group, sweep.journal(), seen, lost=seen.stopped)
+    assert seen.rounds == [1, 2, 3]
+    assert not states(tmp_path)
+
+
+@pytest.mark.slow
+def test_another_machine_begins_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    session(tmp_path, stop_at=3)
+    monkeypatch.setattr("jaxpfl.sweep.execute.jax.default_backend", lambda: "gpu")
+    assert session(tmp_path).rounds == list(range(1, ROUNDS + 1))
+    assert not (tmp_path / "unfinished").exists()
+
+
+@pytest.mark.slow
 def test_other_runs_do_not_go_on_from_it(tmp_path: Path):
     session(tmp_path, stop_at=3)
     assert session(tmp_path, seeds=3).rounds[0] == 1
@@ -145,21 +176,34 @@ def test_other_runs_do_not_go_on_from_it(tmp_path: Path):
     assert len(told(tmp_path, seeds=3)) == 6
 
 
-def _fails(*_: object) -> None:
-    raise UnwritableError("cannot write to it: No space left on device")
+class Fails:
+    """A function that raises an error."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+    def __call__(self, *_: object) -> None:
+        raise self.error
+
+
+FAILURES = {
+    "full": UnwritableError("cannot write to it: No space left on device"),
+    "gone": FileNotFoundError("no such folder"),
+    "memory": MemoryError("out of memory"),
+}
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("what", ["full", "large"])
+@pytest.mark.parametrize("what", [*FAILURES, "large"])
 def test_a_state_that_cannot_be_saved_stops_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, what: str):
-    if what == "full":
-        monkeypatch.setattr(checkpoint, "save", _fails)
+    if what in FAILURES:
+        monkeypatch.setattr(checkpoint, "save", Fails(FAILURES[what]))
     else:
         monkeypatch.setattr(execute, "_MOST_BYTES", 0)
     monkeypatch.setattr(unfinished, "_SECONDS", 0.0)
     monkeypatch.setattr(unfinished, "_REST", 0)
     seen = session(tmp_path)
     assert seen.rounds == list(range(1, ROUNDS + 1))
-    assert all("No space left" in line for line in seen.lines)
-    assert bool(seen.lines) == (what == "full")
+    assert all(str(FAILURES[what]) in line for line in seen.lines)
+    assert bool(seen.lines) == (what in FAILURES)
     assert {record.status for record in told(tmp_path)} == {"done"}
