@@ -115,9 +115,9 @@ def test_a_claim_that_is_lost_stops_the_group(toy: tuple[Sweep, list[str]], monk
 
     def run(self: Sweep, group: Group, journal: Journal, reporter: Reporter, **more: Any) -> None:
         if not asked:
-            asked.append(more["stopped"]())
+            asked.append(more["lost"]())
             (self.folder / CLAIMS / f"{group.name}.1.claim").touch()  # another worker's, whose end is a dead one's
-            asked.append(more["stopped"]())
+            asked.append(more["lost"]())
             return
         once(self, group, journal, reporter, **more)
 
