@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxpfl.engine import RunState, Simulation
+from jaxpfl.engine import Simulation
 from jaxpfl.engine.assembly import Assembled, hyper_of
 from jaxpfl.engine.evaluate import Part
 from jaxpfl.errors import JaxpflError, is_exhausted
@@ -28,11 +28,9 @@ from jaxpfl.sweep.axes import applied, cohort_of
 from jaxpfl.sweep.loaded import Data
 from jaxpfl.sweep.measures import measured, splits_of
 from jaxpfl.sweep.plan import Group, Run
+from jaxpfl.sweep.saves import Saves
 from jaxpfl.sweep.states import States, Stopped
-from jaxpfl.trees import checksum, num_bytes
-
-_MOST_BYTES = 2**30
-"""Largest state that is saved on its way; two are on disk at times."""
+from jaxpfl.trees import checksum
 
 
 class Reporter:
@@ -190,20 +188,16 @@ def run_group(
                 raise
             if is_exhausted(error) and rows > 1:
                 rows = fewer(rows, len(group.runs) - todo)
-                if kept is not None:
-                    kept.remove()
                 reporter.say(f"{group.name}: {rows} runs at a time, as more do not fit into memory")
                 continue
             found = [_failed(run, group, str(error)) for run in group.runs[chunk]]
         if found is None:
             return
         record(found)
-        if kept is not None:
-            kept.remove()
+        if unfinished is not None:  # with what is left of chunks of other runs
+            shutil.rmtree(unfinished, ignore_errors=True)
         reporter.finish(len(found))
         todo += rows
-    if unfinished is not None and todo >= len(group.runs):  # what is left is of other chunks
-        shutil.rmtree(unfinished, ignore_errors=True)
 
 
 def _unfinished(folder: Path, ready: Prepared, chunk: slice) -> Unfinished:
@@ -247,14 +241,10 @@ def _run(
     simulation.compile(seeds, *ready.splits)
     compiling, began = time.perf_counter() - began, time.perf_counter()
     before = None if states is None else states.take(runs, simulation)
-    state, done, spent = before or (simulation.init(seeds), 0, (0.0, 0.0))
-    if kept is not None and num_bytes((state.clients, state.server, state.counts, state.in_flight)) > _MOST_BYTES:
-        kept = None
-    if kept is not None:
-        later = _saved(kept, simulation, state, ready.rounds, reporter)
-        if later is not None and later[1] > done:
-            state, done, spent = later[0], later[1], (later[2], spent[1])
-        del later
+    begin = before or Stopped(simulation.init(seeds), 0, (0.0, 0.0))
+    saves = Saves(kept, simulation, begin.state, reporter.say)
+    state, done, spent = saves.later(begin, ready.rounds)
+    del before, begin  # their memory, where the runs go on from a later state
     pace = Pace(ready.experiment.config.plan.rounds_per_call)
     reporter.start(ready.group.name, len(runs), ready.rounds)
     loss = np.full(len(runs), np.nan)
@@ -265,11 +255,10 @@ def _run(
     while done < ready.rounds:
         if lost():
             return None
-        if (end := stopped()) or (kept is not None and kept.due):
-            if kept is not None and done:
-                _save(kept, simulation, state, done, seconds(), reporter)
-            if end:
-                return None
+        if (end := stopped()) or saves.due:
+            saves.save(state, done, seconds())
+        if end:
+            return None
         with pace.call(ready.rounds - done) as length:
             state, history = simulation.advance(state, length)
         done += length
@@ -286,32 +275,6 @@ def _run(
     program = _program(simulation, ready, runs)
     told = {"rounds": done, "seconds": seconds(), "group": ready.group.name, "program": program}
     return [_record(run, ready.group, row, told) for run, row in zip(runs, scores, strict=True)]
-
-
-def _saved(
-    kept: Unfinished, simulation: Simulation, first: RunState, rounds: int, reporter: Reporter
-) -> tuple[RunState, int, float] | None:
-    """The state that was saved, its round and the seconds of each run; None where memory does not suffice for it."""
-    try:
-        state, done, seconds, _ = kept.restore(simulation, first, (rounds,))
-    except Exception as error:
-        if not is_exhausted(error):
-            raise
-        reporter.say(f"what was saved on the way is not used: {error}")
-        return None
-    return state, done, seconds
-
-
-def _save(
-    kept: Unfinished, simulation: Simulation, state: RunState, done: int, seconds: float, reporter: Reporter
-) -> None:
-    """Save runs on their way; where that fails they go on without."""
-    try:
-        kept.save(simulation, state, done, seconds)
-    except Exception as error:
-        if not isinstance(error, JaxpflError | OSError) and not is_exhausted(error):
-            raise
-        reporter.say(f"not saved on the way: {error}")
 
 
 def _program(simulation: Simulation, ready: Prepared, runs: Sequence[Run]) -> str:

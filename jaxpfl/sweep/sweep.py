@@ -237,7 +237,7 @@ class Sweep:
                     self.run(group, journal, reporter, stopped=stopped, lost=lambda c=claim: c.is_lost, ready=ready)
                     retried -= {run.id for run in group.runs}
             thread.shutdown(cancel_futures=True)
-        if not missing():  # states of groups that have other runs by now
+        if not groups:
             shutil.rmtree(self.folder / UNFINISHED, ignore_errors=True)
 
 

@@ -13,7 +13,7 @@ from jaxpfl.errors import JaxpflWarning, UnwritableError
 from jaxpfl.experiment import checkpoint, unfinished
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.records import Record
-from jaxpfl.sweep import execute
+from jaxpfl.sweep import saves
 from jaxpfl.sweep.definition import Definition
 from jaxpfl.sweep.execute import Reporter
 from jaxpfl.sweep.sweep import Sweep
@@ -199,7 +199,7 @@ def test_a_state_that_cannot_be_saved_stops_nothing(tmp_path: Path, monkeypatch:
     if what in FAILURES:
         monkeypatch.setattr(checkpoint, "save", Fails(FAILURES[what]))
     else:
-        monkeypatch.setattr(execute, "_MOST_BYTES", 0)
+        monkeypatch.setattr(saves, "_MOST_BYTES", 0)
     monkeypatch.setattr(unfinished, "_SECONDS", 0.0)
     monkeypatch.setattr(unfinished, "_REST", 0)
     seen = session(tmp_path)
