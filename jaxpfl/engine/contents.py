@@ -30,8 +30,11 @@ from jax.sharding import Mesh, NamedSharding, Sharding
 from jaxpfl.engine.code_lookups import IMPURE_BUILTINS, READERS, Untold, is_library, lookups
 from jaxpfl.models.rewriting import Context
 
-ATOMS = (type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented))
+ATOMS = frozenset((type(None), bool, int, float, complex, str, bytes, type(...), type(NotImplemented)))
 """Types whose instances are their ``repr``."""
+
+ARRAYS = (np.ndarray, np.generic, jax.Array)
+"""Types that `array` reads."""
 
 _CONTAINERS = (dict, list, tuple, set, frozenset, str, bytes, int, float)
 _NOT_OF_A_CLASS = frozenset(
@@ -82,12 +85,17 @@ def parts_of(value: Any) -> Iterable[Any]:
     Raises:
       Untold: if parts of it cannot be read, or may change unseen.
     """
-    if isinstance(value, types.FunctionType):
+    kind = type(value)
+    if kind is tuple or kind is list:  # most of them
+        return value
+    if kind is types.FunctionType:
         return _function(value)
+    if kind is types.CodeType:
+        return (_of_code(value),)
+    if kind is dict:  # their order may matter
+        return [part for item in value.items() for part in item]
     if isinstance(value, type):
         return _class(value)
-    if isinstance(value, types.CodeType):
-        return (_of_code(value),)
     if isinstance(value, types.ModuleType):
         return _module(value)
     if isinstance(value, types.MethodType):
@@ -134,16 +142,16 @@ def _without_address(text: str) -> str:
 def _function(value: types.FunctionType) -> Iterable[Any]:
     if _is_named(value):
         return _name(value)
-    parts: list[Any] = [value.__code__, value.__defaults__, value.__kwdefaults__]
+    parts: list[Any] = [_of_code(value.__code__), value.__defaults__, value.__kwdefaults__]
     for cell in value.__closure__ or ():
         try:
             parts.append(cell.cell_contents)
         except ValueError:  # not filled yet
             parts.append("empty")
-    parts.append(sorted(vars(value).items()))
+    parts.append(sorted(vars(value).items()) or None)
     if not is_library(_home(value)):
         for path in lookups(value.__code__):
-            parts += (path, *_looked_up(path, value.__globals__))
+            parts += (".".join(path), *_looked_up(path, value.__globals__))
     return parts
 
 
@@ -232,8 +240,8 @@ def _class(value: type) -> Iterable[Any]:
     if issubclass(value, enum.Enum):
         functions = [(name, own) for name, own in vars(value).items() if isinstance(own, _BY_CODE)]
         return (*named, value.__bases__, [(one.name, one.value) for one in value], functions)
-    held = [(name, own) for name, own in vars(value).items() if name not in _NOT_OF_A_CLASS]
-    return (*named, value.__bases__, type(value), held)
+    held = [part for item in vars(value).items() if item[0] not in _NOT_OF_A_CLASS for part in item]
+    return (*named, value.__bases__, type(value), *held)
 
 
 def _is_python(kind: type) -> bool:
@@ -344,7 +352,7 @@ _KINDS: tuple[tuple[Any, Any], ...] = (
     (ContextVar, lambda value: (value.name, *_now(value))),
     (functools._lru_cache_wrapper, lambda value: (value.__wrapped__, vars(value))),
     (weakref.ref, lambda value: (value(),)),
-    (types.MappingProxyType, lambda value: tuple(value.items())),
+    (types.MappingProxyType, lambda value: [part for item in value.items() for part in item]),
     (range | slice, lambda value: (repr(value),)),
     (
         types.WrapperDescriptorType

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from weakref import WeakKeyDictionary
 
 import jax
 
@@ -12,14 +13,22 @@ from jaxpfl.types import Device
 
 __all__ = ["free", "needed", "readable"]
 
+_of_programs: WeakKeyDictionary[jax.stages.Compiled, int] = WeakKeyDictionary()
+"""Bytes of each program: asking XLA takes milliseconds, a good part of a second run of a small one."""
+
 
 def needed(compiled: jax.stages.Compiled, devices: Sequence[Device]) -> int:
     """Bytes that a run of the program takes beyond its arguments: on the host for CPU devices, else on each device."""
+    if (own := _of_programs.get(compiled)) is None:
+        own = _of_programs[compiled] = _beyond_arguments(compiled)
+    return own * (len(devices) // processes.count() if devices[0].platform == "cpu" else 1)
+
+
+def _beyond_arguments(compiled: jax.stages.Compiled) -> int:
     stats = compiled.memory_analysis()
     if stats is None:  # a backend without statistics
         return 0
-    own = stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
-    return own * (len(devices) // processes.count() if devices[0].platform == "cpu" else 1)
+    return stats.temp_size_in_bytes + stats.output_size_in_bytes - stats.alias_size_in_bytes
 
 
 def free(devices: Sequence[Device]) -> int | None:

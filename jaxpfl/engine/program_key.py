@@ -16,10 +16,9 @@ from typing import Any, NamedTuple
 
 import flax.linen as nn
 import jax
-import numpy as np
 
 from jaxpfl.engine.code_lookups import Untold
-from jaxpfl.engine.contents import ATOMS, array, device, is_key, is_librarys, parts_of
+from jaxpfl.engine.contents import ARRAYS, ATOMS, array, device, is_key, is_librarys, parts_of
 
 MOST_BYTES = 2**28
 """Largest size of the arrays within functions: reading more would take longer than most compilations."""
@@ -55,12 +54,12 @@ def key_of(*values: Any) -> Key | None:
 
 def _environment() -> tuple[Any, ...]:
     """Implicit inputs of a program: settings, flags, devices and contexts."""
-    config = jax.config
-    names = (name for name in sorted(config.values) if "compilation_cache" not in name and "persistent" not in name)
+    config, held = jax.config, jax.config.values
+    names = (name for name in sorted(held) if "compilation_cache" not in name and "persistent" not in name)
     if list(nn.module._global_interceptor_stack):  # flax.linen.intercept_methods: modules do what their code hides
         raise Untold("a method interceptor")
     return (
-        [(name, repr(getattr(config, name, config.values[name]))) for name in names],
+        repr([(name, getattr(config, name, held[name])) for name in names]),
         [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
         jax.__version__,
         jax.default_backend(),
@@ -69,38 +68,50 @@ def _environment() -> tuple[Any, ...]:
     )
 
 
+class _Part:
+    """A part that is told after its whole, which has this in its place: no atom is written so."""
+
+    def __repr__(self) -> str:
+        return "<>"
+
+
+_PART = _Part()
+
+
 def _digest(root: Any, classes: dict[int, type] | None = None) -> str:
-    """SHA-256 of a value: each object in the order in which it is reached, as its kind, its bytes and its number of
-    parts.
+    """SHA-256 of a value: each object in the order in which it is reached, as a line of its kind and its parts, atoms
+    written out.
 
     Classes that are not of a library are collected in ``classes``.
     """
-    digest, left = hashlib.sha256(), MOST_BYTES
+    lines: list[str] = []
+    left = MOST_BYTES
     seen: dict[int, tuple[int, Any]] = {}
-    todo = [root]
+    todo = [(root,)]
     while todo:
         value = todo.pop()
         kind = type(value)
-        if kind in ATOMS:
-            own, parts = repr(value).encode(), ()
-        elif id(value) in seen:  # held by `seen`, so that its address is not given to another
-            kind, own, parts = int, f"again {seen[id(value)][0]}".encode(), ()
+        if id(value) in seen:  # held by `seen`, so that its address is not given to another
+            lines.append(f"again {seen[id(value)][0]}")
+            continue
+        # Whether equal constants are one object depends on how their module was loaded.
+        if kind is not tuple and kind is not frozenset and kind is not CodeType:
+            seen[id(value)] = len(seen), value
+            if len(seen) > _MOST_OBJECTS:
+                raise Untold("too many objects")
+        own = ""
+        if isinstance(value, ARRAYS):
+            left -= value.nbytes if not is_key(value) else 0
+            if left < 0:
+                raise Untold("too many bytes")
+            held, parts = array(value)
+            own = hashlib.sha256(held).hexdigest()
         else:
-            # Whether equal constants are one object depends on how their module was loaded.
-            if kind not in (tuple, frozenset, CodeType):
-                seen[id(value)] = len(seen), value
-                if len(seen) > _MOST_OBJECTS:
-                    raise Untold("too many objects")
-            if isinstance(value, jax.Array | np.ndarray | np.generic):
-                left -= value.nbytes if not is_key(value) else 0
-                if left < 0:
-                    raise Untold("too many bytes")
-                own, parts = array(value)
-            else:
-                own, parts = b"", tuple(parts_of(value))
-                if classes is not None and isinstance(value, type) and not is_librarys(value):
-                    classes[id(value)] = value
-        digest.update(f"{kind.__module__}.{kind.__qualname__} {len(parts)} {len(own)}\n".encode())
-        digest.update(own)
-        todo.extend(reversed(parts))
-    return digest.hexdigest()
+            parts = parts_of(value)
+            if classes is not None and isinstance(value, type) and not is_librarys(value):
+                classes[id(value)] = value
+        inner = [part for part in parts if type(part) not in ATOMS]
+        told = [part if type(part) in ATOMS else _PART for part in parts] if inner else list(parts)
+        lines.append(f"{kind.__module__}.{kind.__qualname__} {own}{told}")
+        todo += reversed(inner)
+    return hashlib.sha256("\n".join(lines).encode()).hexdigest()
