@@ -11,13 +11,12 @@ import dataclasses
 import enum
 import functools
 import hashlib
-import math
 import re
 import sys
 import types
 import typing
 import weakref
-from collections.abc import Iterable
+from collections.abc import Sequence
 from contextvars import ContextVar
 from typing import Any, NamedTuple
 
@@ -76,7 +75,7 @@ def array(value: Any) -> tuple[bytes, tuple[Any, ...]]:
     return held.tobytes(), about
 
 
-def parts_of(value: Any) -> Iterable[Any]:
+def parts_of(value: Any) -> Sequence[Any]:
     """Parts of an object, such that two of one type with equal parts compute the same in a traced program.
 
     Args:
@@ -102,8 +101,6 @@ def parts_of(value: Any) -> Iterable[Any]:
         return (value.__func__, value.__self__)
     if isinstance(value, types.BuiltinFunctionType | types.MethodWrapperType):
         return _builtin(value)
-    if isinstance(value, functools.partial):
-        return (value.func, value.args, value.keywords, vars(value))
     if isinstance(value, nn.Module):
         if value.scope is not None:
             raise Untold("a module at work")
@@ -114,12 +111,14 @@ def parts_of(value: Any) -> Iterable[Any]:
     if isinstance(value, enum.Enum):
         own = [(name, one) for name, one in vars(value).items() if name not in _OF_A_MEMBER]
         return (type(value), value.name, own)
-    if hasattr(value, "__wrapped__") and hasattr(value, "lower"):  # jax.jit
+    librarys = is_librarys(kind)
+    if librarys and hasattr(value, "__wrapped__") and hasattr(value, "lower"):  # jax.jit
         return _jitted(value)
     for kinds, parts in _KINDS:
         if isinstance(value, kinds):
-            return parts(value)
-    if type(value).__module__ in ("typing", "types") and is_librarys(type(value)):
+            own = parts(value)
+            return own if librarys or kind is kinds else (kind, list(own), *_attributes(value))
+    if librarys and kind.__module__ in ("typing", "types"):
         return (_without_address(repr(value)),)
     return _instance(value)
 
@@ -139,20 +138,27 @@ def _without_address(text: str) -> str:
     return text
 
 
-def _function(value: types.FunctionType) -> Iterable[Any]:
+def _function(value: types.FunctionType) -> Sequence[Any]:
     if _is_named(value):
         return _name(value)
-    parts: list[Any] = [_of_code(value.__code__), value.__defaults__, value.__kwdefaults__]
-    for cell in value.__closure__ or ():
-        try:
-            parts.append(cell.cell_contents)
-        except ValueError:  # not filled yet
-            parts.append("empty")
+    cells = [_filled(cell) for cell in value.__closure__ or ()]
+    # How many of the next parts are the cells' and the names' is told, as any of them may be text too.
+    own = f"{_of_code(value.__code__)} {[len(cell) for cell in cells]}"
+    parts: list[Any] = [own, value.__defaults__, value.__kwdefaults__, *(one for cell in cells for one in cell)]
     parts.append(sorted(vars(value).items()) or None)
     if not is_library(_home(value)):
         for path in lookups(value.__code__):
-            parts += (".".join(path), *_looked_up(path, value.__globals__))
+            kind, found = _looked_up(path, value.__globals__)
+            parts += (f"{'.'.join(path)} {kind} {len(found)}", *found)
     return parts
+
+
+def _filled(cell: types.CellType) -> tuple[Any, ...]:
+    """Contents of a closure's cell; none if it is not filled yet."""
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()
 
 
 def _home(value: types.FunctionType) -> str:
@@ -160,29 +166,29 @@ def _home(value: types.FunctionType) -> str:
     return value.__globals__.get("__name__", "")
 
 
-def _looked_up(path: tuple[str, ...], names: dict[str, Any]) -> tuple[Any, ...]:
-    """Values that a dotted name in a function refers to, with modules resolved to their members."""
+def _looked_up(path: tuple[str, ...], names: dict[str, Any]) -> tuple[str, Sequence[Any]]:
+    """Kind and values of what a dotted name in a function refers to, with modules resolved to their members."""
     first, *rest = path
     if first not in names:
         if first in IMPURE_BUILTINS:
             raise Untold(first)
-        return ("builtin" if hasattr(builtins, first) else "missing",)
+        return ("builtin" if hasattr(builtins, first) else "missing"), ()
     value = names[first]
     while isinstance(value, types.ModuleType) and rest:
         inner = getattr(value, rest[0], None)
         if is_library(value.__name__) and not isinstance(inner, types.ModuleType):
-            return (*_module(value), _pure(rest[0]))
+            return "member", (*_module(value), _pure(rest[0]))
         value, rest = inner, rest[1:]
-    return (value,)
+    return "value", (value,)
 
 
-def _module(value: types.ModuleType) -> Iterable[Any]:
+def _module(value: types.ModuleType) -> Sequence[Any]:
     if not is_library(value.__name__):  # handed on as a value: any of its names may be read
         raise Untold(value.__name__)
     return (value.__name__,)
 
 
-def _builtin(value: Any) -> Iterable[Any]:
+def _builtin(value: Any) -> Sequence[Any]:
     owner = value.__self__
     if owner is None or isinstance(owner, types.ModuleType):
         return _name(value)
@@ -214,7 +220,7 @@ def _pure(name: str) -> str:
     return name
 
 
-def _jitted(value: Any) -> Iterable[Any]:
+def _jitted(value: Any) -> Sequence[Any]:
     if _is_named(value):
         return _name(value)
     info = getattr(value, "_jit_info", None)
@@ -231,17 +237,23 @@ def is_librarys(kind: type) -> bool:
     return is_library(kind.__module__) and (not made or _is_named(kind))
 
 
-def _class(value: type) -> Iterable[Any]:
+def _class(value: type) -> Sequence[Any]:
     if is_librarys(value):
         return value.__module__, _pure(value.__qualname__)
     if not _is_python(value):
         raise Untold(f"{value.__module__}.{value.__qualname__}")
     named = value.__module__, value.__qualname__  # where the results that are on disk find it
     if issubclass(value, enum.Enum):
-        functions = [(name, own) for name, own in vars(value).items() if isinstance(own, _BY_CODE)]
-        return (*named, value.__bases__, [(one.name, one.value) for one in value], functions)
+        members = value.__members__
+        own = [(name, one) for name, one in vars(value).items() if name not in members and _is_own(name, one)]
+        return (*named, value.__bases__, [(name, one.value) for name, one in members.items()], own)
     held = [part for item in vars(value).items() if item[0] not in _NOT_OF_A_CLASS for part in item]
     return (*named, value.__bases__, type(value), *held)
+
+
+def _is_own(name: str, value: Any) -> bool:
+    """True for an attribute of an enum that `enum` has not made."""
+    return isinstance(value, _BY_CODE) or not (name.startswith("_") and name.endswith("_"))
 
 
 def _is_python(kind: type) -> bool:
@@ -262,28 +274,34 @@ def _hides(kind: type) -> bool:
     return base is not None and kind.__basicsize__ - base.__basicsize__ > _POINTER * count
 
 
-def _instance(value: Any) -> Iterable[Any]:
-    """Class, contents (of a container) and attributes of an object of a Python class."""
-    parts: list[Any] = [type(value)]
-    for kind in type(value).__mro__[:-1]:
-        if kind in _CONTAINERS:
-            parts += (kind.__name__, *_contents(value, kind))
-        elif not _is_python(kind):
+def _instance(value: Any) -> Sequence[Any]:
+    """Class, attributes and contents (of a container) of an object of a Python class."""
+    kinds = type(value).__mro__[:-1]
+    for kind in kinds:
+        if kind not in _CONTAINERS and not _is_python(kind):
             raise Untold(f"{kind.__module__}.{kind.__qualname__}")
+    contents = [(kind.__name__, _contents(value, kind)) for kind in kinds if kind in _CONTAINERS]
+    return (type(value), *contents, *_attributes(value))
+
+
+def _attributes(value: Any) -> Sequence[Any]:
+    """Values in the slots and the dictionary of an object, each after its name."""
+    parts: list[Any] = []
+    for kind in type(value).__mro__[:-1]:
         slots = kind.__dict__.get("__slots__", ())
         for name in (slots,) if isinstance(slots, str) else slots:
             if name not in ("__dict__", "__weakref__"):
                 hidden = name.startswith("__") and not name.endswith("__")
                 attribute = f"_{kind.__name__.lstrip('_')}{name}" if hidden else name
-                parts += (name, getattr(value, attribute, "unset"))
+                parts += (name, getattr(value, attribute)) if hasattr(value, attribute) else (f"{name} unset", None)
     for name, own in getattr(value, "__dict__", {}).items():
         if name not in _NOT_OF_A_CLASS:
             parts += (name, own)
     return parts
 
 
-def _contents(value: Any, kind: type) -> Iterable[Any]:
-    if kind is dict:  # their order may matter
+def _contents(value: Any, kind: type) -> Sequence[Any]:
+    if kind is dict:
         return [part for item in dict.items(value) for part in item]
     if kind in (set, frozenset):
         return sorted(kind.__iter__(value), key=lambda one: _without_address(repr(one)))
@@ -297,27 +315,27 @@ def device(value: Any) -> tuple[Any, ...]:
     return value.platform, value.id, value.device_kind, value.process_index
 
 
-def _mesh(value: Mesh) -> Iterable[Any]:
+def _mesh(value: Mesh) -> Sequence[Any]:
     devices = [device(one) for one in value.devices.flat]
     return value.axis_names, value.devices.shape, repr(value.axis_types), devices
 
 
-def _sharding(value: Sharding) -> Iterable[Any]:
+def _sharding(value: Sharding) -> Sequence[Any]:
     if isinstance(value, NamedSharding) and isinstance(value.mesh, Mesh):
         return value.mesh, repr(value.spec), value.memory_kind
     devices = sorted(device(one) for one in value.device_set)
     return _without_address(repr(value)), value.memory_kind, devices
 
 
-def _tree(value: Any) -> Iterable[Any]:
+def _tree(value: Any) -> Sequence[Any]:
     return value.node_data(), value.children(), value.num_leaves
 
 
-def _pattern(value: re.Pattern[Any]) -> Iterable[Any]:
+def _pattern(value: re.Pattern[Any]) -> Sequence[Any]:
     return value.pattern, value.flags
 
 
-def _field(value: dataclasses.Field[Any]) -> Iterable[Any]:
+def _field(value: dataclasses.Field[Any]) -> Sequence[Any]:
     return value.name, value.default, value.default_factory, value.init, dict(value.metadata), value.kw_only
 
 
@@ -337,6 +355,7 @@ class _Two(NamedTuple):
 
 
 _KINDS: tuple[tuple[Any, Any], ...] = (
+    (functools.partial, lambda value: (value.func, value.args, value.keywords, vars(value))),
     (jax.Device, device),
     (Mesh, _mesh),
     (Sharding, _sharding),
@@ -389,6 +408,4 @@ def _constant(value: Any) -> str:
         return f"({','.join(map(_constant, value))})"
     if isinstance(value, frozenset):  # their order differs from process to process
         return f"{{{','.join(sorted(map(_constant, value)))}}}"
-    if isinstance(value, float | complex) and math.isnan(abs(value)):
-        return f"{type(value).__name__} nan"
     return f"{type(value).__name__} {value!r}"

@@ -54,12 +54,12 @@ def key_of(*values: Any) -> Key | None:
 
 def _environment() -> tuple[Any, ...]:
     """Implicit inputs of a program: settings, flags, devices and contexts."""
-    config, held = jax.config, jax.config.values
-    names = (name for name in sorted(held) if "compilation_cache" not in name and "persistent" not in name)
+    config, defaults = jax.config, jax.config.values
+    names = (name for name in sorted(defaults) if "compilation_cache" not in name and "persistent" not in name)
     if list(nn.module._global_interceptor_stack):  # flax.linen.intercept_methods: modules do what their code hides
         raise Untold("a method interceptor")
     return (
-        repr([(name, getattr(config, name, held[name])) for name in names]),
+        repr([(name, getattr(config, name, defaults[name])) for name in names]),
         [os.environ.get(name) for name in ("XLA_FLAGS", "LIBTPU_INIT_ARGS")],
         jax.__version__,
         jax.default_backend(),
@@ -69,7 +69,7 @@ def _environment() -> tuple[Any, ...]:
 
 
 class _Part:
-    """A part that is told after its whole, which has this in its place: no atom is written so."""
+    """Stands, in the line of a whole, for a part that has a line of its own; no atom is written as this is."""
 
     def __repr__(self) -> str:
         return "<>"
@@ -79,8 +79,10 @@ _PART = _Part()
 
 
 def _digest(root: Any, classes: dict[int, type] | None = None) -> str:
-    """SHA-256 of a value: each object in the order in which it is reached, as a line of its kind and its parts, atoms
-    written out.
+    """SHA-256 of a value: each object in the order in which it is reached, as a line of its kind and its parts.
+
+    Parts that are atoms are written out; an array's line has the checksum of its bytes, and that of an object which was
+    reached before has its number alone. So the lines can be read in one way only.
 
     Classes that are not of a library are collected in ``classes``.
     """
@@ -104,8 +106,8 @@ def _digest(root: Any, classes: dict[int, type] | None = None) -> str:
             left -= value.nbytes if not is_key(value) else 0
             if left < 0:
                 raise Untold("too many bytes")
-            held, parts = array(value)
-            own = hashlib.sha256(held).hexdigest()
+            content, parts = array(value)
+            own = hashlib.sha256(content).hexdigest()
         else:
             parts = parts_of(value)
             if classes is not None and isinstance(value, type) and not is_librarys(value):

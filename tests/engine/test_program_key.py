@@ -222,6 +222,102 @@ def test_a_class_made_by_a_library_is_the_users():
     assert one == again != other
 
 
+class Settings(dict):
+    """A dictionary that also has attributes."""
+
+
+def settings(attributes, **items):
+    made = Settings(**items)
+    vars(made).update(attributes)
+    return closure(made)
+
+
+def scaled_partial(factor):
+    class Scaled(functools.partial):
+        def __call__(self, x):
+            return super().__call__(x) * factor
+
+    return Scaled(jnp.abs)
+
+
+def scaled_property(factor):
+    class Scaled(property):
+        def __get__(self, holder, kind=None):
+            return factor
+
+    return type("Holder", (), {"__module__": __name__, "rate": Scaled()})
+
+
+def wrapper(factor):
+    class Wrapper:
+        def __init__(self):
+            functools.update_wrapper(self, reads_a_global)
+            self.factor = factor
+
+        def lower(self):
+            return self
+
+    return Wrapper()
+
+
+def slots(*given):
+    model = Model.__new__(Model)
+    if given:
+        model.width = given[0]
+    return closure(model)
+
+
+def not_filled(*given):
+    def function(x):
+        return x * value
+
+    if given:
+        value = given[0]
+    return function
+
+
+def looks_up(text, **names):
+    names = {"__name__": "user", **names}
+    exec(f"def function(x):\n    return {text}", names)
+    return names["function"]
+
+
+def module(**names):
+    made = types.ModuleType("mine")
+    vars(made).update(names)
+    return made
+
+
+@pytest.mark.parametrize(
+    ("one", "other"),
+    [
+        (settings({}, a=1, b=2), settings({"b": 2}, a=1)),
+        (scaled_partial(2.0), scaled_partial(3.0)),
+        (scaled_property(2.0), scaled_property(3.0)),
+        (wrapper(2.0), wrapper(3.0)),
+        (slots(), slots("unset")),
+        (not_filled(), not_filled("empty")),
+        (looks_up("rate"), looks_up("rate", rate="missing")),
+        (looks_up("abs"), looks_up("abs", abs="builtin")),
+        (
+            looks_up("jnp.size, size, jax.nn", jnp=jnp, size="jax.nn", jax=module(nn="nn")),
+            looks_up("jnp.size, size, jax.nn", jnp=module(size="jax.numpy"), size="size", jax=jax),
+        ),
+        (closure(["<>"]), closure([[]])),
+        (closure(["a", "again 3"]), closure(["a\nagain 3"])),
+        (looks_up("x * (1e999 - 1e999 + 2j)"), looks_up("x * (1e999 - 1e999 + 3j)")),
+    ],
+)
+def test_no_two_contents_are_told_alike(one, other):
+    assert digest_of(one) != digest_of(other)
+
+
+def test_what_an_enum_keeps_to_itself_counts():
+    text = "import enum\nclass Rule(enum.Enum):\n  A = 1\n  __factor = %s\n  def rate(self): return self.__factor"
+    one, again, other = (digest_of(closure(named(text % value).A)) for value in (1.0, 1.0, 2.0))
+    assert one == again != other
+
+
 def opens_a_file(x):
     return open("x").read()
 
