@@ -68,7 +68,7 @@ EXPERIMENTS = (
             (_users(split),),
             note=f"pFedMe and Per-FedAvg for {_SLOW} rounds in place of print's 800 to 1000, three rates",
         )
-        for split in ("DS-1", "DS-2", "DS-3")
+        for split in ("DS-1", "DS-2")
     ),
     *(
         Experiment(
