@@ -23,6 +23,7 @@ def run(original: Path, tmp_path: Path, capsys) -> Path:
     return shutil.copytree(original, tmp_path / "run")
 
 
+@pytest.mark.slow
 def test_export_says_what_it_wrote(run, capsys):
     result = jaxpfl(capsys, "export", run, "--clients", "1", "4", "--per-client")
     assert (result.status, result.err) == (0, "")

@@ -76,6 +76,7 @@ def sold(tmp_path: Path) -> list[str]:
     return [*data, "--task", "ranking", "--validation-share", "0.4"]
 
 
+@pytest.mark.slow
 def test_a_ranking_is_trained_by_its_auc_with_other_metrics_and_resumed(capsys, sold, tmp_path):
     run = ["run", "fedavg", *sold, *RUN, "--output", str(tmp_path / "run"), "--metrics", "accuracy,macro_f1"]
     first = jaxpfl(capsys, *run)

@@ -77,6 +77,7 @@ def test_a_resumed_sweep_runs_what_is_missing(capsys, folder: Path, tmp_path: Pa
         assert (folder / "journal" / name).read_bytes().startswith(content)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["md", "latex"])
 def test_the_table_is_all_that_is_printed(capsys, folder: Path, form: str):
     given = [*GRID, *SMALL, "--output", str(folder), "--resume", "--table", form]

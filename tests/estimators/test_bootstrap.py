@@ -55,6 +55,7 @@ def test_mixed_posteriors_of_normals():
     checked(Refits(NormalMixture(*map(jnp.array, (weights, means, sds)))), priors)
 
 
+@pytest.mark.slow
 def test_mixed_posteriors_on_a_grid():
     weights, means, sds = [[0.7, 0.3, 0.0], [0.2, 0.3, 0.5]], [0.0, 1.0, -0.5], [0.0, 1.5, 0.0]
     priors = [reference.normals(own, means, sds) for own in weights]
@@ -165,6 +166,7 @@ def test_the_smoothest_population_is_the_widest_that_is_not_refused():
     assert smoothest(jnp.array(far), jnp.full(40, 0.25), jnp.full(40, 1 / 40), prior).sds[0] < 0.5
 
 
+@pytest.mark.slow
 def test_an_npmle_is_refitted_to_clients_of_the_smoothest_population():
     """One refit, beside the same draws by hand."""
     rng = np.random.default_rng(6)

@@ -48,6 +48,7 @@ def test_clients_alike_have_the_mean_weighted_by_precision(prior: str):
         np.testing.assert_allclose(found.log_marginal, stats.norm(mean, s).logpdf(x).sum(), rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_clients_of_one_sample_weigh_by_its_whole_variance():
     """The weights of the mean of all are 1 / (st2 + sx2 / n), also at n = 1, without a variance of its own."""
     rng = np.random.default_rng(0)

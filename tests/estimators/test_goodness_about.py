@@ -109,6 +109,7 @@ def analysis(x: np.ndarray, s: float) -> tuple[float, float]:
     return within - s**2, (between - within) / k
 
 
+@pytest.mark.slow
 def test_statistics_in_groups_are_those_of_dense_matrices():
     rng = np.random.default_rng(0)
     x = 3 * rng.normal(size=(8, 1)) + 1.5 * rng.normal(size=(8, 5))
@@ -136,6 +137,7 @@ def test_p_values_in_groups_are_those_of_numpy():
         assert abs(test.p_value - by_hand) < 4 * np.sqrt(by_hand * (1 - by_hand) * (1 / 1000 + 1 / 500))
 
 
+@pytest.mark.slow
 def test_a_wrong_family_about_a_regression_is_found_and_a_right_one_is_not():
     """Two kinds of clients about one line; of normal ones a p-value of 1/20 comes once in 20 seeds."""
     rng = np.random.default_rng(0)

@@ -25,6 +25,7 @@ def test_the_statistic():
     assert np.isfinite(anderson_darling(jnp.array([-30.0, 0.0, 30.0])))  # probabilities of which round to 0 and 1
 
 
+@pytest.mark.slow
 def test_a_wrong_family_is_found_and_a_right_one_is_not():
     """100 clients at -3 or 3 are not normal; those with a single p-value of more than .02 are one in 50 by chance."""
     rng = np.random.default_rng(0)

@@ -112,6 +112,7 @@ def large() -> tuple[np.ndarray, np.ndarray, float]:
     return rng.binomial(10**6, rng.beta(15, 35, 200)), rng.poisson(rng.gamma(20, 1 / 40, 200) * 1e6), 1e6
 
 
+@pytest.mark.slow
 def test_large_counts_in_single_precision_are_fitted_as_in_double():
     z, c, n = large()
     single = ebbinomial(z, n), ebpoisson(c, n)
@@ -164,6 +165,7 @@ def test_single_trials_tell_nothing_of_a_spread():
         ebmultinomial([[0, 1], [1, 0], [1, 0]])
 
 
+@pytest.mark.slow
 def test_weights_of_counts():
     twice = np.array([2.0, 1, 1, 3, 1, 0, 1, 2])
     for fit in (ebbinomial, ebpoisson):

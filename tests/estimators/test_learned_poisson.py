@@ -49,6 +49,7 @@ def test_one_rate_for_all_has_garwoods_interval():
     np.testing.assert_allclose(1e9 * other.low, low, rtol=1e-3)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("m", "variation", "files"),
     [

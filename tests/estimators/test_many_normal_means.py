@@ -32,6 +32,7 @@ def laplace(x: np.ndarray, s: np.ndarray, scale: float) -> np.ndarray:
     return sum(halves) * np.exp(-((x / s) ** 2) / 2) / (4 * scale)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("prior", "rare", "far"),
     [
@@ -107,6 +108,7 @@ def test_bins_keep_weights_and_means():
     np.testing.assert_allclose(alike[2].max(), 1.0)
 
 
+@pytest.mark.slow
 def test_tails_are_those_of_continued_fractions():
     t = np.array([0.0, 1e-9, 0.3, 1, 2.5, 4, 7, 30, 1e4, 1e12])
     found = tails.truncated(jnp.asarray(t))

@@ -50,6 +50,7 @@ def test_posteriors_and_the_certificate_by_sums_in_numpy(moves):
     assert slack < 1e-6
 
 
+@pytest.mark.slow
 def test_moving_atoms_never_lowers_the_likelihood():
     _, x, s = circle(150)
     values = [float(ebnm_vectors(x, s, atoms=40, moves=moves).log_marginal) for moves in (0, 1, 3, 10)]

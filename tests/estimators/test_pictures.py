@@ -28,6 +28,7 @@ def bars(axes: Axes) -> np.ndarray:
     return np.array([[low[1], high[1]] for low, high in found.get_segments()])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["estimates", "covariates", "successes", "counts"])
 def test_shrinkage_has_estimates_intervals_and_the_mean(kind):
     found: Any = {

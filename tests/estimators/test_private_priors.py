@@ -136,6 +136,7 @@ def test_errors_fall_to_those_without_privacy():
     assert found[0] < own + 0.05
 
 
+@pytest.mark.slow
 def test_clients_beyond_the_grid_are_counted():
     x = np.linspace(-2, 2, 9)
     with pytest.warns(JaxpflWarning, match="x of 2 of 9 clients lies beyond -1.9 to 2 and was clipped"):

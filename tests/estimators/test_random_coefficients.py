@@ -150,6 +150,7 @@ def test_padding_of_zeros_and_the_order_of_clients_change_nothing():
         np.testing.assert_allclose(a, b, rtol=1e-7, atol=1e-9)
 
 
+@pytest.mark.slow
 def test_correlations_help_where_examples_are_few():
     """m = 800 clients of 3 examples, d = 6: close to the known population, and ahead of a prior of one variance.
 

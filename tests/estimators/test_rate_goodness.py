@@ -36,6 +36,7 @@ def law(bounded: bool, n: np.ndarray, mu: Any, spread: float) -> Any:
     return stats.nbinom(spread, spread / (spread + mu * n))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounded", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_scores_about_a_regression_lie_within_their_steps(bounded: bool):
     """In SciPy's probabilities, each client with the mean that the regression gives it."""
@@ -126,6 +127,7 @@ def test_a_p_value_is_that_of_scipys_refits(bounded: bool):
     assert abs(test.p_value - by_hand) < 5 * np.sqrt(by_hand * (1 - by_hand) * (1 / 200 + 1 / 500))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("bounded", [True, pytest.param(False, marks=pytest.mark.slow)])
 def test_a_wrong_family_and_a_gross_client_are_found_and_a_right_family_is_not(bounded: bool):
     """Two kinds of clients about one regression; if it is right a p-value of 1/20 comes once in 20 seeds."""

@@ -56,6 +56,7 @@ def held_out(log_density: Any, z: np.ndarray, n: np.ndarray, folds: int) -> np.n
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("compare", "name", "clients", "log_density"),
     [
@@ -127,6 +128,7 @@ def test_the_best_of_two_kinds_of_clients_is_a_mixture(compare, clients, single)
     np.testing.assert_allclose(gap[single].stderr, differences.std(ddof=1) / 10)
 
 
+@pytest.mark.slow
 def test_equal_clients_have_a_single_rate():
     """The prior of the 9 others' 27 successes of 90 trials each time: binomial, with p = .3."""
     found = compare_binomial_priors([3] * 12, [10] * 12, ["beta"], folds=4)["beta"]
@@ -135,6 +137,7 @@ def test_equal_clients_have_a_single_rate():
     np.testing.assert_allclose(found.log_densities, stats.poisson.logpmf(3, 3.0), rtol=1e-10)
 
 
+@pytest.mark.slow
 def test_single_precision_gets_the_digits_of_double():
     z, n = np.array([5e5, 2e6, 1.2e6, 9e5, 4e5, 1.5e6]), np.full(6, 4e6)
     double = compare_binomial_priors(z, n, ["beta"], folds=3)["beta"]

@@ -95,6 +95,7 @@ def test_a_small_upper_tail_is_not_rounded_away():
     assert 0 < answers()["gamma"].exceedance(9.0)[1] < 1e-40
 
 
+@pytest.mark.slow
 def test_without_spread_none_is_above_the_mean_of_all():
     for found in (ebbinomial([3] * 4, 10), ebpoisson([3] * 4, 10.0)):
         assert isinstance(found, Rates)
@@ -133,6 +134,7 @@ def test_expected_ranks_by_quadrature():
     np.testing.assert_allclose(own.expected, expected, atol=5 * 1.4 / 20_000**0.5)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("shares", [True, False])
 def test_a_learned_population_is_integrated_over(shares):
     """Beside a sum over its cells, and draws of these by NumPy; mean ranks to 5 errors, as above."""

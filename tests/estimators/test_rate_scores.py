@@ -90,6 +90,7 @@ def test_a_client_far_out_is_far_out():
     assert ((alike > step[0]) & (alike < step[1])).all()
 
 
+@pytest.mark.slow
 def test_too_many_terms_have_no_scores(monkeypatch):
     monkeypatch.setattr(rate_scores, "MOST_TERMS", 10)
     assert rate_scores.scores(ebbinomial([1, 9, 4], [10, 11, 12])) is None

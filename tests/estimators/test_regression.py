@@ -166,6 +166,7 @@ def planted(m: int, n: int, d: int):
     ), x, y, theta  # fmt: skip
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("n", [2, 3])
 def test_fewer_examples_than_coefficients_are_clustered(n):
     """400 clients of n examples of 20 coefficients. Seen: .89 and 1.12 times the known population's error."""

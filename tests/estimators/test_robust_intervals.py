@@ -48,6 +48,7 @@ def test_critical_values():
     )
 
 
+@pytest.mark.slow
 def test_interpolated_critical_values_of_all_sizes():
     t = np.geomspace(1e-3, 1e9, 600)
     for kurtosis in (3.0, np.inf):
@@ -148,6 +149,7 @@ def test_ranks_are_expected_ones():
     np.testing.assert_allclose(made.expected.sum(), 10, rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_clients_that_share_an_atom_share_their_rank():
     prior = NormalMixture(jnp.ones(1), jnp.zeros(1), jnp.zeros(1))
     made = ranks(posterior(prior, jnp.array([3.0, -1.0, 0.5]), jnp.ones(3)), jax.random.key(0), draws=10)

@@ -45,6 +45,7 @@ def test_misuse_is_refused_and_scikit_learn_is_not_imported():
     subprocess.run([sys.executable, "-c", code], check=True)
 
 
+@pytest.mark.slow
 def test_new_clients_are_checked_and_may_be_one():
     made = EmpiricalBayes().fit(np.column_stack([[3.0, 4, 1, 2, 5, 3], np.ones(6)]))
     assert made.transform([[5.0, 0.5]]).shape == (1, 1)

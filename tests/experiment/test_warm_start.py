@@ -95,6 +95,7 @@ def test_what_cannot_be_read(first, exported, place: str, message: str):
         warm_start.read(place.format(run=first, models=exported))
 
 
+@pytest.mark.slow
 def test_the_models_of_several_clients_are_no_start(first, tmp_path):
     folder, _ = export(first, tmp_path / "stacked", Wanted("local"))
     with pytest.raises(JaxpflError, match="models of several clients"):

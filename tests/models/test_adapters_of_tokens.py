@@ -104,6 +104,7 @@ def test_the_shared_part_alone_is_exchanged(method, personal, up):
     assert simulation(method, personal).bytes_per_client()[0] == up
 
 
+@pytest.mark.slow
 def test_personal_adapters_differ_and_the_frozen_parameters_stay():
     model = adapted(personal=True)
     given = {"task": "next-token", "rounds": 1, "local_steps": 2, "batch_size": 4, "lr": 0.5, "num_classes": V}

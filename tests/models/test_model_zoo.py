@@ -110,6 +110,7 @@ def test_head_is_exactly_the_last_layer(name):
     assert {path for path in leaves(params) if model.head(path)} == {("head", "kernel"), ("head", "bias")}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", list(EXAMPLES))
 def test_normalisation_is_exactly_scales_that_start_at_one_and_their_biases_at_zero(name):
     model, params = initialised(name)

@@ -142,6 +142,7 @@ NNX = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", [pytest.param(n, marks=() if n == "halved" else pytest.mark.slow) for n in NNX])
 def test_modules_of_nnx(name):
     shape, layers, features = NNX[name]
@@ -189,6 +190,7 @@ def test_modules_of_equinox(name):
     check_equal(from_equinox(Net), shape)
 
 
+@pytest.mark.slow
 def test_float64_is_closer():
     with jax.enable_x64(True):
         check_equal(Net({"kernel_size": (3, 3), "param_dtype": jnp.float64}, "rm"), (7, 8, 2), 1e-12)

@@ -62,6 +62,7 @@ def reference(start, problem, clip, defect=""):
     return mu, {k: np.stack([v[k] for v in own]) for k in mu}, np.array(norms)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_each_of_dittos_models_is_clipped_alone(problem):
     fit = fitted("ditto", problem, CLIP)

@@ -142,6 +142,7 @@ def test_fedavg(name):
     assert (bits > 0).sum() == 3 * ROUNDS
 
 
+@pytest.mark.slow
 def test_lost_uploads_failed_clients_and_who_is_left_out():
     """A client whose upload is lost keeps the memory that it made; one that fails keeps the memory that it had, and
     neither counts."""

@@ -96,6 +96,7 @@ def test_rounds(kind):
     assert_same(of_engine(kind), reference(kind))
 
 
+@pytest.mark.slow
 def test_some_weights_are_inside_and_some_at_a_bound():
     weights = np.concatenate([w["w2"].ravel() for w in reference("uniform")[-1][2]])
     assert (weights == 0).any()

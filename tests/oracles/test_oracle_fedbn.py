@@ -150,6 +150,7 @@ def test_defects_would_be_seen(defect):
     assert distance(parts(engine("uniform", 6).states[-1]), (mu, own)) > 1e-3
 
 
+@pytest.mark.slow
 def test_all_start_from_the_models_own_normalisation():
     _, own = parts(engine("uniform", 6).states[0])
     for nu in own:

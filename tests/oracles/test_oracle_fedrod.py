@@ -92,6 +92,7 @@ def test_rounds(kind):
     np.testing.assert_allclose(got(kind).history["train_loss"], losses, rtol=1e-9)
 
 
+@pytest.mark.slow
 def test_classes_that_a_client_lacks_are_left_out():
     whole = classification_problem()
     federation = whole._replace(train=whole.train.with_examples(y=np.minimum(whole.train.examples.y, CLASSES - 2)))

@@ -125,6 +125,7 @@ def test_one_step_of_two_architectures():
     assert_same(on_host(made.evaluate(got.state))["after"]["loss"], np.array(accuracy))
 
 
+@pytest.mark.slow
 def test_it_is_one_program():
     made = adaped("same+linear")
     state = made.init([0])

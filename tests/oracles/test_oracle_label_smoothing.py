@@ -54,6 +54,7 @@ def test_one_round_is_numpys(problem, s):
     np.testing.assert_allclose(fit.validation["global"]["loss"][-1, 0], kept, rtol=1e-12)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_a_teacher_is_chosen_by_the_loss_that_is_scored(problem):
     """PersFL keeps the model of the least validation loss, which smoothing does not touch."""

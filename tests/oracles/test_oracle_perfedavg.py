@@ -111,6 +111,7 @@ def test_a_defect_would_be_seen(defect):
     assert difference(got("uniform"), reference("uniform", defect=defect)) > 1e-3
 
 
+@pytest.mark.slow
 def test_adapting_on_test_examples_would_be_seen():
     run = got("full")
     measured = on_host(run.simulation.evaluate(run.state))

@@ -79,6 +79,7 @@ def test_a_defect_would_be_seen(defect):
     assert difference(got("uniform"), reference("uniform", defect)) > 1e-3
 
 
+@pytest.mark.slow
 def test_scored_on_w_would_be_seen():
     """The scores are theta's, and w's are others."""
     measured = on_host(got("full").simulation.evaluate(got("full").state))

@@ -73,6 +73,7 @@ def test_the_servers_variate_is_the_mean_of_all():
             np.testing.assert_allclose(c, state.clients[0][k].mean(axis=0), atol=1e-14)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("optimizer", ["sgd", pytest.param("momentum", marks=pytest.mark.slow)])
 def test_rests_at_the_minimiser(optimizer):
     """On quadratics, tau > 1, cohorts of 2 of 3: the minimiser of the mean loss; plain averaging rests elsewhere."""

@@ -198,6 +198,7 @@ def test_a_round_without_weight_changes_neither_server_nor_memory(method, optimi
     jax.tree.map(lambda a, b: np.testing.assert_array_equal(np.asarray(a)[0], b), after.server, before.server)
 
 
+@pytest.mark.slow
 def test_what_an_optimizer_cannot_serve_is_refused():
     algorithm = engine("fedavg", "fedadam").simulation.algorithm
     with pytest.raises(JaxpflError, match="keeps them apart"):

@@ -142,6 +142,7 @@ def halved(private):
     return private.replace(noise_multiplier=private.noise_multiplier / 2)
 
 
+@pytest.mark.slow
 def test_half_the_noise_is_seen_by_a_game(monkeypatch):
     planted(monkeypatch, hyper=halved)
     refuted, game = play()

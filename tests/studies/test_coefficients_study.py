@@ -96,6 +96,7 @@ def test_estimates_are_those_of_dense_formulas_in_the_tables_units(table):
             )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 2])
 def test_units_and_the_order_of_rows_change_nothing_else(tmp_path, rank):
     who, area, heating, price = houses()

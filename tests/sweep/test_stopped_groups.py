@@ -103,6 +103,7 @@ def test_whatever_is_swept(tmp_path: Path, changes: dict[str, Any]):
     assert told(folder, **changes) == told(whole, **changes)
 
 
+@pytest.mark.slow
 def test_a_killed_group_goes_on_where_it_was_last_saved(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(unfinished, "_SECONDS", 0.0)
     monkeypatch.setattr(unfinished, "_REST", 0)
