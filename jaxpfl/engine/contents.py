@@ -91,8 +91,8 @@ def parts_of(value: Any) -> Sequence[Any]:
         return _function(value)
     if kind is types.CodeType:
         return (_of_code(value),)
-    if kind is dict:  # their order may matter
-        return [part for item in value.items() for part in item]
+    if kind is dict:
+        return _contents(value, dict)
     if isinstance(value, type):
         return _class(value)
     if isinstance(value, types.ModuleType):
@@ -142,14 +142,14 @@ def _function(value: types.FunctionType) -> Sequence[Any]:
     if _is_named(value):
         return _name(value)
     cells = [_filled(cell) for cell in value.__closure__ or ()]
-    # How many of the next parts are the cells' and the names' is told, as any of them may be text too.
+    # Which cells are filled and what kind each name is say how many parts follow, as any of these may be text too.
     own = f"{_of_code(value.__code__)} {[len(cell) for cell in cells]}"
     parts: list[Any] = [own, value.__defaults__, value.__kwdefaults__, *(one for cell in cells for one in cell)]
     parts.append(sorted(vars(value).items()) or None)
     if not is_library(_home(value)):
         for path in lookups(value.__code__):
             kind, found = _looked_up(path, value.__globals__)
-            parts += (f"{'.'.join(path)} {kind} {len(found)}", *found)
+            parts += (f"{'.'.join(path)} {kind}", *found)
     return parts
 
 
@@ -301,7 +301,7 @@ def _attributes(value: Any) -> Sequence[Any]:
 
 
 def _contents(value: Any, kind: type) -> Sequence[Any]:
-    if kind is dict:
+    if kind is dict:  # their order may matter
         return [part for item in dict.items(value) for part in item]
     if kind in (set, frozenset):
         return sorted(kind.__iter__(value), key=lambda one: _without_address(repr(one)))
@@ -371,7 +371,7 @@ _KINDS: tuple[tuple[Any, Any], ...] = (
     (ContextVar, lambda value: (value.name, *_now(value))),
     (functools._lru_cache_wrapper, lambda value: (value.__wrapped__, vars(value))),
     (weakref.ref, lambda value: (value(),)),
-    (types.MappingProxyType, lambda value: [part for item in value.items() for part in item]),
+    (types.MappingProxyType, lambda value: _contents(dict(value), dict)),
     (range | slice, lambda value: (repr(value),)),
     (
         types.WrapperDescriptorType
