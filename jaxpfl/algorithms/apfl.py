@@ -12,6 +12,10 @@ on one mini-batch. The server averages w uniformly. The personalised model is th
 not of two models' predictions. The paper has one rate for all three, and its experiments step alpha once in a round.
 Weight decay is added to the gradients of w and v.
 
+v was trained beside the client's own w, and where clients differ much mu is far from it: the mixture with mu can be
+worse than v, or than local training. With ``--set apfl.keep_w=true`` a client keeps the w that it uploaded last, and
+the personalised model is the mixture of v and that w, as PFLlib scores it.
+
 Reference: Deng, Kamani and Mahdavi 2020, "Adaptive Personalized Federated Learning",
 https://arxiv.org/abs/2003.13461.
 """
@@ -25,6 +29,7 @@ import jax.numpy as jnp
 import optax
 from flax import struct
 
+from jaxpfl import trees
 from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper, hyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, loss_gradient, run_steps
@@ -44,10 +49,17 @@ class APFLHyper(AveragingHyper):
 
 
 class Own(NamedTuple):
-    """State of a client: its local model, and the mixture weight alpha of it, []."""
+    """State of a client.
+
+    Attributes:
+      v: its local model.
+      alpha: the mixture weight of v, [].
+      w: its copy of the global model after its last round, and whether there was one ([] bool); () if it is not kept.
+    """
 
     v: PyTree
     alpha: Array
+    w: tuple[PyTree, Array] | tuple[()] = ()
 
 
 def mixture(alpha: Scalar, v: PyTree, w: PyTree) -> PyTree:
@@ -55,15 +67,21 @@ def mixture(alpha: Scalar, v: PyTree, w: PyTree) -> PyTree:
     return jax.tree.map(lambda a, b: alpha * a + (1 - alpha) * b, v, w)
 
 
-def apfl(task: Task, work: LocalWork, *, adapt_alpha: bool = True) -> Algorithm:
+def apfl(task: Task, work: LocalWork, *, adapt_alpha: bool = True, keep_w: bool = False) -> Algorithm:
     """Adaptive personalised FL. Models: personalised ``alpha_i v_i + (1 - alpha_i) mu``; global mu, by averaging.
 
     Args:
       task: the model and its loss.
       work: the local work in a round; the client optimizer takes the steps of w and of v, not of alpha.
       adapt_alpha: whether alpha is learnt; else it stays at ``alpha_init``.
+      keep_w: whether the personalised model has a client's w of its last round, which it then keeps, in place of mu; a
+        client that was in no cohort has mu.
     """
     loss = loss_gradient(task)
+
+    def init(key: Key, hp: APFLHyper, ctx: ClientContext, message: Message) -> Own:
+        mu = message.shared
+        return Own(mu, jnp.asarray(hp.alpha_init, jnp.result_type(float)), (mu, jnp.bool_(False)) if keep_w else ())
 
     def update(
         key: Key, hp: APFLHyper, ctx: ClientContext, message: Message, own: Own, splits: Splits
@@ -85,12 +103,19 @@ def apfl(task: Task, work: LocalWork, *, adapt_alpha: bool = True) -> Algorithm:
 
         start = (Descent.start(of_w, mu), Descent.start(of_v, own.v), own.alpha)
         (w, v, alpha), metrics = run_steps(work, key, ctx, splits.train, step, start, metrics=("train_loss", "alpha"))
-        return Own(v.params, alpha), increment(w.params, mu), metrics
+        return Own(v.params, alpha, (w.params, jnp.bool_(True)) if keep_w else ()), increment(w.params, mu), metrics
+
+    def personalize(key: Key, hp: APFLHyper, ctx: ClientContext, message: Message, own: Own, splits: Splits) -> PyTree:
+        w = message.shared
+        if own.w:
+            last, exists = own.w
+            w = trees.where(exists, last, w)
+        return mixture(own.alpha, own.v, w)
 
     client = Client(
-        init=lambda key, hp, ctx, message: Own(message.shared, jnp.asarray(hp.alpha_init, jnp.result_type(float))),
+        init=init,
         update=update,
-        personalize=lambda key, hp, ctx, message, own, splits: mixture(own.alpha, own.v, message.shared),
+        personalize=personalize,
         predict=lambda hp, mixed, x: task.model.apply(mixed, x),
         gradients=gradients(work.steps, each=2),
     )

@@ -16,7 +16,7 @@ from oracle_methods import (
     plain,
     run_averaging,
 )
-from oracle_setup import SIZES, Run, classification_problem, client_row, clients, distance, on_host
+from oracle_setup import SEED, SIZES, Run, classification_problem, client_row, clients, distance, on_host
 
 HYPER = SGD | {"alpha_init": 0.4, "lr_personal": 0.3, "lr_alpha": 2.0}
 
@@ -32,7 +32,7 @@ def mix(own, mu):
     return {k: own["alpha"] * own["v"][k] + (1 - own["alpha"]) * mu[k] for k in mu}
 
 
-def reference(kind: str, defect: str = "", *, adapt: bool = True) -> list[Round]:
+def reference(kind: str, defect: str = "", *, adapt: bool = True, keep: bool = False) -> list[Round]:
     wd = HYPER["weight_decay"]
 
     def work(mu, own, batches, factor):
@@ -54,38 +54,58 @@ def reference(kind: str, defect: str = "", *, adapt: bool = True) -> list[Round]
                 alpha = alpha if defect == "no projection" else np.clip(alpha, 0, 1)
             measured.append((loss, alpha))
         loss, mean_alpha = np.mean(measured, axis=0)
-        return {"v": v, "alpha": np.float64(alpha)}, w, {"train_loss": loss, "alpha": mean_alpha}
+        own = {"v": v, "alpha": np.float64(alpha), "w": (w, np.bool_(True)) if keep else ()}
+        return own, w, {"train_loss": loss, "alpha": mean_alpha}
 
-    start = got(kind, adapt_alpha=adapt)
+    start = got(kind, adapt_alpha=adapt, keep_w=keep)
     return run_averaging(kind, HYPER, start.states[0].server, own_states(start), work)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_rounds(kind):
-    want = reference(kind)
-    assert_rounds(got(kind, adapt_alpha=True), want)
+    want, run = reference(kind), got(kind, adapt_alpha=True, keep_w=False)
+    assert_rounds(run, want)
     mu = want[-1].server
-    assert_scores(got(kind, adapt_alpha=True), [mix(own, mu) for own in want[-1].clients], mu)
+    assert_scores(run, [mix(own, mu) for own in want[-1].clients], mu)
+
+
+@pytest.mark.slow
+def test_a_client_that_keeps_w_mixes_with_its_own():
+    want, run = reference("uniform", keep=True), got("uniform", adapt_alpha=True, keep_w=True)
+    assert_rounds(run, want)
+    assert_scores(run, [mix(own, own["w"][0]) for own in want[-1].clients], want[-1].server)
+
+
+@pytest.mark.slow
+def test_a_client_that_was_in_no_cohort_mixes_with_mu():
+    want, run = reference("uniform", keep=True)[0], got("uniform", adapt_alpha=True, keep_w=True)
+    first, _ = run.simulation.advance(run.simulation.init([SEED]), 1)
+    assert {0, 1} == set(want.participations)
+    mixed = [
+        mix(own, own["w"][0] if seen else want.server)
+        for own, seen in zip(want.clients, want.participations, strict=True)
+    ]
+    assert_scores(run._replace(state=first), mixed, want.server)
 
 
 @pytest.mark.slow
 def test_alpha_that_is_not_adapted():
     want = reference("uniform", adapt=False)
-    assert_rounds(got("uniform", adapt_alpha=False), want)
+    assert_rounds(got("uniform", adapt_alpha=False, keep_w=False), want)
     assert {own["alpha"] for own in want[-1].clients} == {HYPER["alpha_init"]}
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("defect", ["gradient at v", "v steps without alpha", "logits mixed", "no projection"])
 def test_a_defect_would_be_seen(defect):
-    assert difference(got("uniform", adapt_alpha=True), reference("uniform", defect)) > 1e-3
+    assert difference(got("uniform", adapt_alpha=True, keep_w=False), reference("uniform", defect)) > 1e-3
 
 
 @pytest.mark.slow
 def test_mixed_logits_would_be_seen():
     """The scores are those of one mixed model; a mixture of the two models' logits has others."""
-    run = got("full", adapt_alpha=True)
+    run = got("full", adapt_alpha=True, keep_w=False)
     measured = on_host(run.simulation.evaluate(run.state))
     last, losses = run.states[-1], []
     for i, (x, y) in enumerate(clients(classification_problem().test)):
