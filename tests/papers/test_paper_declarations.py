@@ -165,6 +165,17 @@ def test_methods_come_near_their_best_within_the_printed_rounds_or_a_hundred():
     assert reaching.stops_of(first, train.config_of(first.training, first.training.contenders[0]), quick=False)[0] == 5
 
 
+@pytest.mark.parametrize(("data", "stops"), [("mnist", 20), ("cifar10", 10)])
+def test_methods_are_scored_as_often_as_their_note_says(data, stops):
+    experiment = registry.get(f"persfl-table7-{data}")
+    assert f"first of {stops} scorings" in experiment.note
+    for case in experiment.cases:
+        for row in case.training.contenders:
+            at = reaching.stops_of(case, train.config_of(case.training, row), quick=False)
+            assert len(at) == stops
+            assert at[-1] == row.rounds
+
+
 def settings_of(name, *, at=None):
     """Hyper-parameters of each row, as its runs have them: at a value of its search, if it has one."""
     found, searched = {}, {}
