@@ -21,7 +21,8 @@ is drawn to the first model of all those that have not taken part. The server ho
 them in every round.
 
 Reference: Huang et al. 2021, "Personalized Cross-Silo Federated Learning on Non-IID Data",
-https://arxiv.org/abs/2007.03797; the defaults of alpha, sigma and lambda are PFLlib's.
+https://arxiv.org/abs/2007.03797; the defaults of alpha, sigma and lambda are PFLlib's, which takes the norm of w - u_i
+in place of its square; on clients of three classes of MNIST alpha 1e4 with sigma 100 is better (`docs/results.md`).
 """
 
 from __future__ import annotations

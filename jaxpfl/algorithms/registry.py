@@ -19,7 +19,7 @@ from jaxpfl.algorithms.ditto import DittoHyper, ditto
 from jaxpfl.algorithms.fedala import FedALAHyper, fedala
 from jaxpfl.algorithms.fedamp import FedAMPHyper, fedamp
 from jaxpfl.algorithms.fedavg import FedProxHyper, fedavg, fedavg_ft, fedprox
-from jaxpfl.algorithms.fedbabu import fedbabu
+from jaxpfl.algorithms.fedbabu import FedBABUHyper, fedbabu
 from jaxpfl.algorithms.fedbn import fedbn
 from jaxpfl.algorithms.fedbuff import FedBuffHyper, fedbuff
 from jaxpfl.algorithms.feddbe import FedDBEHyper, feddbe
@@ -122,7 +122,7 @@ METHODS: Mapping[str, Method] = {
         Method("quped", quped, QuPeDHyper()),
         Method("scaffold", scaffold, ScaffoldHyper()),
         Method("l2gd", l2gd, L2GDHyper()),
-        Method("fedbabu", fedbabu, AveragingHyper()),
+        Method("fedbabu", fedbabu, FedBABUHyper()),
         Method("lg-fedavg", lg_fedavg, AveragingHyper(), statistics=True),
         Method("mr-mtl", mr_mtl, MRMTLHyper(), statistics=True),
         Method("fedala", fedala, FedALAHyper()),

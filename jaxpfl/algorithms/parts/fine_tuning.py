@@ -12,7 +12,7 @@ from jaxpfl.errors import JaxpflError
 from jaxpfl.local_epochs import LocalEpochs
 from jaxpfl.models import Task
 from jaxpfl.protocol import ClientContext
-from jaxpfl.types import ClientData, Key, PyTree
+from jaxpfl.types import ClientData, Key, PyTree, Scalar
 
 
 def planned(method: str, work: LocalWork, steps: int, epochs: int) -> LocalWork | None:
@@ -49,9 +49,12 @@ def fine_tuned(
     data: ClientData,
     params: PyTree,
     round_steps: int,
+    factor: Scalar = 1.0,
 ) -> PyTree:
-    """Parameters after fine-tuning from ``params`` at the learning rate of the last round, of ``round_steps`` steps."""
+    """Parameters after fine-tuning from ``params`` at ``factor`` times the learning rate of the last round, of
+    ``round_steps`` steps.
+    """
     if tuning is None:
         return params
-    rate = hp.lr * hp.decay(jnp.maximum(ctx.round - 1, 0), round_steps)
+    rate = factor * hp.lr * hp.decay(jnp.maximum(ctx.round - 1, 0), round_steps)
     return sgd(tuning, task, key, ctx, data, params, rate=rate, weight_decay=hp.weight_decay)[0]
