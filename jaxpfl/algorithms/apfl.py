@@ -54,7 +54,7 @@ class Own(NamedTuple):
     Attributes:
       v: its local model.
       alpha: the mixture weight of v, [].
-      w: its copy of the global model after its last round, and whether there was one ([] bool); () if it is not kept.
+      w: its copy of the global model after its last round, and 1 if there was one, else 0 ([]); () if it is not kept.
     """
 
     v: PyTree
@@ -81,7 +81,7 @@ def apfl(task: Task, work: LocalWork, *, adapt_alpha: bool = True, keep_w: bool 
 
     def init(key: Key, hp: APFLHyper, ctx: ClientContext, message: Message) -> Own:
         mu = message.shared
-        return Own(mu, jnp.asarray(hp.alpha_init, jnp.result_type(float)), (mu, jnp.bool_(False)) if keep_w else ())
+        return Own(mu, jnp.asarray(hp.alpha_init, jnp.result_type(float)), (mu, jnp.zeros(())) if keep_w else ())
 
     def update(
         key: Key, hp: APFLHyper, ctx: ClientContext, message: Message, own: Own, splits: Splits
@@ -103,13 +103,13 @@ def apfl(task: Task, work: LocalWork, *, adapt_alpha: bool = True, keep_w: bool 
 
         start = (Descent.start(of_w, mu), Descent.start(of_v, own.v), own.alpha)
         (w, v, alpha), metrics = run_steps(work, key, ctx, splits.train, step, start, metrics=("train_loss", "alpha"))
-        return Own(v.params, alpha, (w.params, jnp.bool_(True)) if keep_w else ()), increment(w.params, mu), metrics
+        return Own(v.params, alpha, (w.params, jnp.ones(())) if keep_w else ()), increment(w.params, mu), metrics
 
     def personalize(key: Key, hp: APFLHyper, ctx: ClientContext, message: Message, own: Own, splits: Splits) -> PyTree:
         w = message.shared
         if own.w:
             last, exists = own.w
-            w = trees.where(exists, last, w)
+            w = trees.where(exists > 0, last, w)
         return mixture(own.alpha, own.v, w)
 
     client = Client(

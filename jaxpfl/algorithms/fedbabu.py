@@ -7,9 +7,9 @@ examples, takes tau steps on the body alone, from the server's phi:
    \phi \leftarrow \phi + \frac{\sum_{i \in S} n_i (\phi_i - \phi)}{\sum_{i \in S} n_i}
 
 It predicts with (phi, h) after local steps of its own, on both parts as in the paper, or on one of them. They are at a
-tenth of the rate of training by default; the paper tunes at a smaller rate than it trains, too.
+tenth of the rate of training by default; the authors' code tunes at a smaller rate than it trains, too.
 
-It does badly without fine-tuning, and with few examples to fine-tune on.
+It does badly without fine-tuning, and with few examples to fine-tune on: nothing has trained the head before.
 
 Reference: Oh, Kim and Yun 2022, "FedBABU: Toward Enhanced Representation for Federated Image Classification",
 https://arxiv.org/abs/2106.06042.

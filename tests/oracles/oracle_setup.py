@@ -233,12 +233,11 @@ def distance(got: Any, want: Any) -> float:
 
 
 def assert_same(got: Any, want: Any, rtol: float = 1e-9) -> None:
-    """Equal structure, and all entries equal to ``rtol`` of the largest one of their array; flags are equal."""
+    """Equal structure, and all entries equal to ``rtol`` of the largest one of their array."""
     assert jax.tree.structure(got) == jax.tree.structure(want)
     for (path, a), b in zip(jax.tree.leaves_with_path(got), jax.tree.leaves(want), strict=True):
         a, b = _arrays((a, b))
-        assert a.dtype == b.dtype
-        assert a.dtype in (np.float64, np.bool_)
+        assert a.dtype == b.dtype == np.float64
         atol = rtol * np.abs(b).max(initial=0)
         np.testing.assert_allclose(a, b, rtol=rtol, atol=atol, err_msg=jax.tree_util.keystr(path))
 

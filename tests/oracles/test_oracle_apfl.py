@@ -54,7 +54,7 @@ def reference(kind: str, defect: str = "", *, adapt: bool = True, keep: bool = F
                 alpha = alpha if defect == "no projection" else np.clip(alpha, 0, 1)
             measured.append((loss, alpha))
         loss, mean_alpha = np.mean(measured, axis=0)
-        own = {"v": v, "alpha": np.float64(alpha), "w": (w, np.bool_(True)) if keep else ()}
+        own = {"v": v, "alpha": np.float64(alpha), "w": (w, np.float64(1)) if keep else ()}
         return own, w, {"train_loss": loss, "alpha": mean_alpha}
 
     start = got(kind, adapt_alpha=adapt, keep_w=keep)

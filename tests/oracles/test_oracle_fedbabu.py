@@ -103,7 +103,8 @@ def test_fine_tuning_moves_that_part(part):
     moving = {"all": list(start), "head": HEAD, "body": [k for k in start if k not in HEAD]}[part]
     for i in range(len(SIZES)):
         given = draws(federation, i, Purpose.PERSONALIZE_BATCHES, batch, TUNED, 0)
-        want, _ = stepped(start, given, 0.3 * SGD["lr"] * decay(SGD, ROUNDS - 1, STEPS), moving)
+        rate = HYPER["fine_tune_factor"] * SGD["lr"] * decay(SGD, ROUNDS - 1, STEPS)
+        want, _ = stepped(start, given, rate, moving)
         assert_same(client_row(jax.tree.map(lambda a: a[0], models), i), want)
 
 
