@@ -266,8 +266,11 @@ def _version(package: str) -> str:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """Write a file at once, so that no other process sees a part of it."""
-    with NamedTemporaryFile(dir=path.parent, prefix=".program-", delete=False) as file:
+    """Write a file at once, so that no other process sees a part of it.
+
+    What a kill leaves has the suffix by which `compile_cache.trim` finds it.
+    """
+    with NamedTemporaryFile(dir=path.parent, prefix=".program-", suffix="-cache", delete=False) as file:
         try:
             file.write(content)
             file.close()

@@ -101,6 +101,14 @@ class ExecutionPlan:
         kind=_choice("auto", "device", "host", "disk"),
     )
 
+    folder: str | None = setting(
+        None,
+        "Folder for the temporary files of clients' states on disk, which have no names and vanish with the process; "
+        "a run that is stored keeps states in its own folder instead.",
+        unless_given="that of the system unless given, for at most 1 GiB",
+        since="0.2",
+    )
+
     model_shards: int = setting(
         1,
         "Devices that hold one client's model and states together, each a part of every array; the other factor of "
@@ -111,6 +119,8 @@ class ExecutionPlan:
 
     def __post_init__(self) -> None:
         check(self, prefix="plan.")
+        if self.folder is not None and self.clients_in in ("device", "host"):
+            raise JaxpflError(f"plan.folder = {self.folder} is for plan.clients_in = disk, got {self.clients_in}")
 
 
 def bucket_of(count: int) -> int:

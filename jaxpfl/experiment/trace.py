@@ -8,12 +8,14 @@ import re
 import shutil
 import threading
 import time
+from contextlib import ExitStack
 from pathlib import Path
 from typing import NamedTuple
 
 import jax
 
 from jaxpfl.experiment.operations import Operation, read_file
+from jaxpfl.partial import scratch
 
 _MOST_EVENTS = 250_000  # 15 MB, and about two seconds to write
 _LONGEST = 5.0
@@ -52,7 +54,7 @@ class Tracer:
 
     def __init__(self, folder: Path):
         self._folder = folder
-        self._partial = folder.with_name(f".{folder.name}.partial")
+        self._scratch = ExitStack()
         self._window = max(_MOST_EVENTS / _EVENTS_PER_SECOND / (os.cpu_count() or 1), _SHORTEST)
         self._first_call, self._done = True, False
         self._lock = threading.Lock()
@@ -69,7 +71,7 @@ class Tracer:
             return
         options = jax.profiler.ProfileOptions()
         options.python_tracer_level = 0  # every Python call: ten times the rest, and nothing of the rounds
-        shutil.rmtree(self._partial, ignore_errors=True)
+        self._partial = self._scratch.enter_context(scratch(self._folder))
         try:
             jax.profiler.start_trace(self._partial, profiler_options=options)
         except Exception as error:  # another profiler is at work, or a driver refuses
@@ -101,7 +103,7 @@ class Tracer:
         finally:  # also after a second Ctrl-C
             timer.cancel()
             timer.join()
-            shutil.rmtree(self._partial, ignore_errors=True)
+            self._scratch.close()
 
     def _stop(self, cut: bool) -> None:
         """Stop recording, in the timer's thread during the call or after the call, whichever is first."""

@@ -127,6 +127,14 @@ def test_a_jaxlib_that_prints_errors_on_loading_gets_no_cache(unset, monkeypatch
     assert compile_cache.enable() is None
 
 
+def test_what_a_kill_leaves_of_a_program_is_trimmed(tmp_path: Path, monkeypatch):
+    path = tmp_path / "xla-a" / "program-1-cache"
+    path.parent.mkdir()
+    monkeypatch.setattr(Path, "replace", lambda *_: compile_cache.trim(tmp_path, 0))  # as if killed before it
+    compiled._write(path, bytes(100))
+    assert not list(path.parent.iterdir())
+
+
 def test_trimming_takes_the_longest_unused_of_all_folders(tmp_path: Path):
     for folder, name, age in (("xla-a", "old", 30), ("xla-b", "older", 40), ("xla-b", "new", 0)):
         path = tmp_path / folder / f"{name}-cache"

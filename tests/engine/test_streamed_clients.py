@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import functools
 import math
+import os
+import signal
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +16,13 @@ import numpy as np
 import pytest
 
 import jaxpfl
-from jaxpfl import ExecutionPlan, JaxpflError
+from jaxpfl import ExecutionPlan, JaxpflError, JaxpflWarning
 from jaxpfl.engine.assembly import Assembled
 from jaxpfl.engine.assembly import assemble as assemble_run
 from jaxpfl.engine.execution_plan import explain
 from jaxpfl.engine.spec import spec_of
 from jaxpfl.engine.spec_parts import Settings
-from jaxpfl.engine.streamed import blocks, examples
+from jaxpfl.engine.streamed import blocks, examples, simulation
 from jaxpfl.engine.streamed.rounds import _places
 from jaxpfl.privacy import Mechanism
 from jaxpfl.types import ClientData, Examples
@@ -129,6 +133,52 @@ def test_unseen_clients_and_stored_states() -> None:
         np.testing.assert_array_equal(a, b)
 
 
+def test_states_on_disk_are_announced_and_have_no_names(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation, "_ANNOUNCED", 1)
+    plan = ExecutionPlan(clients_in="disk", devices=1, folder=str(tmp_path))
+    made = assembled("local", {"model": "linear", "rounds": 1}, plan).simulation()
+    with pytest.warns(JaxpflWarning, match=rf"clients' states, 50\.8 KiB, go to temporary files in {tmp_path}"):
+        state = made.init([0])
+    assert not list(tmp_path.iterdir())
+    with pytest.raises(JaxpflError, match="were in temporary files, and none are left of round 0"):
+        made.adopt(made.kept(state))
+
+
+def test_large_states_on_disk_need_a_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(simulation, "_UNNAMED", 2**15)
+    why = "states need 50.8 KiB on disk, and temporary files take 32 KiB unless plan.folder names their folder"
+    none = ExecutionPlan(clients_in="disk", devices=1, folder=str(tmp_path / "none"))
+    for one, said in (plan("disk"), why), (none, f"cannot write to {tmp_path / 'none'}: No such file"):
+        with pytest.raises(JaxpflError, match=said):
+            assembled("local", {"model": "linear", "rounds": 1}, one).simulation().init([0])
+    with pytest.raises(JaxpflError, match=r"plan.folder = here is for plan.clients_in = disk, got host"):
+        ExecutionPlan(clients_in="host", folder="here")
+
+
+TRAINS = """
+import time
+import numpy as np, jaxpfl
+x, y = np.zeros((4, 6, 8), np.float32), np.tile(np.arange(6) % 2, (4, 1))
+clients = jaxpfl.stack_clients(list(zip(x, y)), list(zip(x, y)))
+found = jaxpfl.fit("adaped", clients, rounds=1, local_steps=1, cohort=2, batch_size=2, model="linear",
+                   plan=jaxpfl.ExecutionPlan(clients_in="disk", devices=1))
+print("ready", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_kill_leaves_nothing(number: int, tmp_path: Path) -> None:
+    environment = os.environ | {"TMPDIR": str(tmp_path)}
+    with subprocess.Popen([sys.executable, "-c", TRAINS], env=environment, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"ready\n"
+        process.send_signal(number)
+    assert process.returncode == -number
+    assert not list(tmp_path.iterdir())
+
+
 def test_a_state_that_was_written_over_is_refused() -> None:
     simulation = jaxpfl.fit("local", federation(), **SETTINGS | {"rounds": 1}, plan=plan("host")).simulation
     first = simulation.init([0])
@@ -214,7 +264,7 @@ def test_clients_that_do_not_fit_live_elsewhere(backend: str, home: str, monkeyp
     assert ("clients live", home, "they do not fit where they would be faster") in explain(made.execution)
 
 
-def assembled(method: str, settings: dict[str, Any]) -> Assembled:
+def assembled(method: str, settings: dict[str, Any], plan: ExecutionPlan | None = None) -> Assembled:
     given = Settings(**settings)
     spec = spec_of(
         jaxpfl.METHODS[method],
@@ -223,7 +273,7 @@ def assembled(method: str, settings: dict[str, Any]) -> Assembled:
         options={},
         seeds=range(1),
         privacy=None,
-        plan=ExecutionPlan(devices=1),
+        plan=plan or ExecutionPlan(devices=1),
         num_classes=None,
     )
     return assemble_run(spec, federation())

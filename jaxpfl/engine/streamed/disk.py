@@ -1,9 +1,10 @@
-"""Clients' states in memory-mapped ``.npy`` files, which go back to the last checkpoint after a kill.
+"""Clients' states in memory-mapped files, which go back to the last checkpoint after a kill, or vanish with it.
 
-A folder holds ``leaf-I.npy``, [S, m, ...] each (a row is found without an index, NumPy reads them, and no library is
-needed); ``store.json``, written last, which says what they are; ``undo-ROUND`` (`undo`) for each of the last two
-checkpoints; and ``pending.json`` while a checkpoint is written. A checkpoint flushes the pages that are dirty, and so
-costs what was written since the last one, not what there is.
+The folder of a run holds ``leaf-I.npy``, [S, m, ...] each (a row is found without an index, NumPy reads them, and no
+library is needed); ``store.json``, written last, which says what they are; ``undo-ROUND`` (`undo`) for each of the last
+two checkpoints; and ``pending.json`` while a checkpoint is written. A checkpoint flushes the pages that are dirty, and
+so costs what was written since the last one, not what there is. Without a run's folder the files have no names, and
+nothing goes back.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxpfl import files, mapped
+from jaxpfl import files, mapped, trees
 from jaxpfl.engine.streamed.row_file import RowFile
 from jaxpfl.engine.streamed.undo import Journal, records
 from jaxpfl.errors import JaxpflError, OutOfMemoryError, writing
@@ -31,28 +32,39 @@ _STORE, _PENDING, _KEPT = "store.json", "pending.json", 2
 class Disk:
     """States of S runs of m clients in a folder.
 
+    Args:
+      folder: the files' folder.
+      shapes: of the states, leaves [S, m, ...].
+      keys: text of each run's key, [S].
+      temporary: whether the files have no names, so that nothing of them outlives the process.
+
     Attributes:
       keys: text of each run's key, [S], by which a run is found.
     """
 
-    def __init__(self, folder: Path, shapes: PyTree, keys: list[str]):
+    def __init__(self, folder: Path, shapes: PyTree, keys: list[str], *, temporary: bool = False):
         """Make the files, or open those of the same runs.
 
         Raises:
           JaxpflError: if the folder holds other states.
           OutOfMemoryError: if the disk has too little room.
         """
-        self._folder, self.keys = folder, keys
+        self._folder, self.keys, self._temporary = folder, keys, temporary
         leaves, structure = jax.tree.flatten(shapes)
         said = {"keys": keys, "leaves": [[list(a.shape), np.dtype(a.dtype).str] for a in leaves]}
-        self.is_new = not (folder / _STORE).exists()
-        if self.is_new:
+        self.is_new = temporary or not (folder / _STORE).exists()
+        if temporary:
+            with writing(folder):
+                self._check_room(leaves)
+        elif self.is_new:
             self._make(leaves)
         elif files.read_json(folder / _STORE) != said:
             raise JaxpflError(f"{folder} holds the clients' states of other runs: delete it to start anew")
-        self._files = [
-            RowFile(folder / f"leaf-{i}.npy", tuple(leaf.shape), np.dtype(leaf.dtype)) for i, leaf in enumerate(leaves)
-        ]
+        forms = [(tuple(leaf.shape), np.dtype(leaf.dtype)) for leaf in leaves]
+        if temporary:
+            self._files = [RowFile.temporary(folder, *form) for form in forms]
+        else:
+            self._files = [RowFile.existing(folder / f"leaf-{i}.npy", *form) for i, form in enumerate(forms)]
         self._structure = structure
         self._said = said
         self._rows = int(np.prod(leaves[0].shape[:2])) if leaves else 0
@@ -65,20 +77,28 @@ class Disk:
             if self._folder.exists():
                 shutil.rmtree(self._folder)  # what a kill left of its making
             self._folder.mkdir(parents=True)
-            need, free = sum(a.size * a.dtype.itemsize for a in leaves), shutil.disk_usage(self._folder).free
-            if need > free:
+            try:
+                self._check_room(leaves)
+            except OutOfMemoryError:
                 self._folder.rmdir()
-                raise OutOfMemoryError(
-                    f"the clients' states need {readable(need)} in {self._folder}, {readable(free)} are free there"
-                )
+                raise
             for i, leaf in enumerate(leaves):
                 path = self._folder / f"leaf-{i}.npy"
                 np.lib.format.open_memmap(path, "w+", leaf.dtype, leaf.shape)
                 with open(path, "r+b") as file:
                     mapped.reserve(file, path.stat().st_size)
 
+    def _check_room(self, leaves: list[Any]) -> None:
+        need, free = trees.num_bytes(leaves), shutil.disk_usage(self._folder).free
+        if need > free:
+            raise OutOfMemoryError(
+                f"the clients' states need {readable(need)} in {self._folder}, {readable(free)} are free there"
+            )
+
     def made(self) -> None:
         """Say that the first states are written."""
+        if self._temporary:
+            return
         self._flush()
         self._journal = Journal(self._undo(0), self._rows, self._size)  # before it says that the states are there
         files.write_json(self._folder / _STORE, self._said)
@@ -115,9 +135,10 @@ class Disk:
         """
         if not self._rows:  # clients without a state
             return
-        assert self._journal is not None
         numbers = self._numbers(run, of)
-        self._journal.keep(numbers, lambda new: [file.take(new) for file in self._files])
+        if not self._temporary:
+            assert self._journal is not None
+            self._journal.keep(numbers, lambda new: [file.take(new) for file in self._files])
         self._write(numbers, jax.tree.leaves(values))
 
     def _write(self, numbers: np.ndarray, values: list[np.ndarray]) -> None:
@@ -130,11 +151,15 @@ class Disk:
 
     def prepare(self, round: int) -> None:
         """Before the checkpoint of a round is written: flush the rows, and say that they are of this round."""
+        if self._temporary:
+            return
         self._flush()
         files.write_json(self._folder / _PENDING, {"round": round})
 
     def commit(self, round: int) -> None:
         """After it: from now on a kill leads back to this round."""
+        if self._temporary:
+            return
         if self._journal is not None:
             self._journal.close()
         self._journal = Journal(self._undo(round), self._rows, self._size)
@@ -146,8 +171,10 @@ class Disk:
         """Go back to the checkpoint of a round, whatever was written since.
 
         Raises:
-          JaxpflError: if the files know nothing of that round, or are damaged.
+          JaxpflError: if the files know nothing of that round, are damaged or are temporary.
         """
+        if self._temporary:
+            raise JaxpflError(f"the clients' states were in temporary files, and none are left of round {round}")
         if self._journal is not None:
             self._journal.close()
             self._journal = None

@@ -1,4 +1,4 @@
-"""Rows of one memory-mapped ``.npy`` file, read and written by calls.
+"""Rows of one memory-mapped file, read and written by calls.
 
 Through the map, the system holds pages of up to 2 MiB; the process's resident size counts each that is touched, and
 the system writes it out as a whole. 100 rows of the CNN's states, 18 MB a round, became 565 MB.
@@ -7,11 +7,14 @@ the system writes it out as a whole. 100 rows of the CNN's states, 18 MB a round
 from __future__ import annotations
 
 import os
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO, Self
 
 import numpy as np
 
+from jaxpfl import mapped
 from jaxpfl.data.sources.npy import read_npy
 from jaxpfl.engine.streamed.rows import memory
 from jaxpfl.errors import JaxpflError, writing
@@ -24,23 +27,41 @@ class RowFile:
       array: the array, mapped; it shows what `put` has written.
     """
 
-    def __init__(self, path: Path, shape: tuple[int, ...], dtype: np.dtype):
-        """Open it.
+    def __init__(self, path: Path, file: IO[bytes], array: np.ndarray, start: int = 0):
+        self._path, self._file, self.array, self._start = path, file, array, start
+        self._row = array.shape[2:]
+        self.row_bytes = int(np.prod(self._row)) * array.dtype.itemsize
+
+    @classmethod
+    def temporary(cls, folder: Path, shape: tuple[int, ...], dtype: np.dtype) -> Self:
+        """Make a file without a name, of which nothing stays once its process is gone, however it ends.
+
+        Raises:
+          UnwritableError: if there is no room for it.
+        """
+        size = int(np.prod(shape)) * dtype.itemsize
+        with writing(folder):
+            file = tempfile.TemporaryFile(prefix="jaxpfl-", dir=folder, buffering=0)  # noqa: SIM115, it stays open
+            if not size:  # which no system maps
+                return cls(folder, file, np.empty(shape, dtype))
+            mapped.reserve(file, size)
+            return cls(folder, file, np.memmap(file, dtype, "r+", shape=shape))
+
+    @classmethod
+    def existing(cls, path: Path, shape: tuple[int, ...], dtype: np.dtype) -> Self:
+        """Open a ``.npy`` file.
 
         Raises:
           UnwritableError: if it cannot be opened.
           JaxpflError: if it is damaged, or holds another array.
         """
-        self._path = path
         with writing(path):
             found = read_npy(path, mode="r+")
-            self._file = open(path, "r+b", buffering=0)  # noqa: SIM115, it stays open
+            file = open(path, "r+b", buffering=0)  # noqa: SIM115, it stays open
         if found.shape != shape or found.dtype.itemsize != dtype.itemsize:
             raise JaxpflError(f"{path} is damaged: it holds {found.shape} of {found.dtype}")
-        self.array = found.view(dtype)  # a file knows types of NumPy's own alone, not bfloat16
-        self._start = path.stat().st_size - found.nbytes
-        self._row, self._dtype = shape[2:], dtype
-        self.row_bytes = int(np.prod(shape[2:])) * dtype.itemsize
+        # A file knows types of NumPy's own alone, not bfloat16.
+        return cls(path, file, found.view(dtype), path.stat().st_size - found.nbytes)
 
     def take(self, numbers: np.ndarray) -> np.ndarray:
         """Copies [k, ...] of the rows of some numbers, [k], among those of all runs, 0 ... S m - 1.
@@ -48,7 +69,7 @@ class RowFile:
         Raises:
           JaxpflError: if the file has become shorter.
         """
-        rows = np.empty((len(numbers), *self._row), self._dtype)
+        rows = np.empty((len(numbers), *self._row), self.array.dtype)
         for part, place in self._parts(numbers, rows):
             while part:
                 done = os.preadv(self._file.fileno(), [part], place)
@@ -63,7 +84,7 @@ class RowFile:
         Raises:
           UnwritableError: as on a full disk.
         """
-        rows = np.ascontiguousarray(rows, self._dtype).reshape(len(numbers), *self._row)
+        rows = np.ascontiguousarray(rows, self.array.dtype).reshape(len(numbers), *self._row)
         with writing(self._path):
             for part, place in self._parts(numbers, rows):
                 while part:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import shutil
 import tempfile
-import weakref
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -29,8 +27,14 @@ from jaxpfl.engine.streamed.courier import Courier
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.engine.streamed.program import Held, refusal
 from jaxpfl.engine.streamed.rounds import Rounds, Write
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, warn
+from jaxpfl.host_memory import readable
 from jaxpfl.types import Array, Federation, PyTree
+
+_ANNOUNCED = 2**26
+"""Bytes of states from which on their folder is announced before they are written."""
+_UNNAMED = 2**30
+"""Most bytes of states in the system's folder for temporary files."""
 
 
 class StreamedSimulation(Simulation):
@@ -104,6 +108,11 @@ class StreamedSimulation(Simulation):
     def keep_clients_in(self, folder: Path, checkpoints: Sequence[int]) -> None:
         if self._where != "disk":
             super().keep_clients_in(folder, checkpoints)
+        elif self.plan.folder is not None:
+            raise JaxpflError(
+                f"plan.folder = {self.plan.folder} is for clients without a run folder: leave it out, the clients of "
+                f"this run live in {folder}"
+            )
         elif checkpoints and not folder.is_dir():
             raise JaxpflError(
                 f"the clients of the run do not live on disk, in {folder}: leave out plan.clients_in = disk"
@@ -150,10 +159,17 @@ class StreamedSimulation(Simulation):
         shapes = self._rows_of(runs)
         if self._where == "host":
             return jax.tree.map(lambda a: np.empty(a.shape, a.dtype), shapes)
-        if self._folder is None:
-            self._folder = Path(tempfile.mkdtemp(prefix="jaxpfl-clients-")) / "clients"
-            weakref.finalize(self, shutil.rmtree, self._folder.parent, ignore_errors=True)
-        self._disk = Disk(self._folder, shapes, _names(keys))
+        need, place = trees.num_bytes(shapes), self._folder or self.plan.folder
+        if place is None and need > _UNNAMED:
+            raise JaxpflError(
+                f"the clients' states need {readable(need)} on disk, and temporary files take {readable(_UNNAMED)} "
+                "unless plan.folder names their folder"
+            )
+        folder = Path(place or tempfile.gettempdir())
+        if need >= _ANNOUNCED:
+            kind = "temporary files" if self._folder is None else "files"
+            warn(f"the clients' states, {readable(need)}, go to {kind} in {folder}")
+        self._disk = Disk(folder, shapes, _names(keys), temporary=self._folder is None)
         return self._disk.tree
 
     def _no_counts(self, runs: int) -> Counts:
