@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 from collections import defaultdict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from jaxpfl import strict_json
+from jaxpfl import host_memory, strict_json
 from jaxpfl.errors import JaxpflError, shown, writing
 from jaxpfl.partial import partial
 
@@ -30,9 +32,76 @@ def whole(path: Path, mode: str = "w") -> Iterator[IO[Any]]:
         os.fsync(file.fileno())
 
 
+def opened(path: str | Path, mode: str = "rb", **more: Any) -> IO[Any]:
+    """Open a file to be read, as `open` does, if it is a regular one: a pipe or a device may never end.
+
+    Raises:
+      OSError: as `open`, and for anything but a regular file.
+    """
+    return open(path, mode, opener=_regular, **more)
+
+
 def no_link(path: str, flags: int) -> int:
     """Opener of a file that is appended to, which must be no link: a folder that one was given may lead elsewhere."""
-    return os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
+    return _regular(path, flags | getattr(os, "O_NOFOLLOW", 0))
+
+
+def _regular(path: str, flags: int) -> int:
+    descriptor = os.open(path, flags | getattr(os, "O_NONBLOCK", 0), 0o666)  # a pipe would wait for its other end
+    mode = os.fstat(descriptor).st_mode
+    if not stat.S_ISREG(mode) and not stat.S_ISDIR(mode):  # a folder is refused by `open`
+        os.close(descriptor)
+        raise OSError(errno.EINVAL, "not a regular file", path)
+    return descriptor
+
+
+def contents(path: Path, memory: int = 1) -> bytes:
+    """The bytes of a file, once there is room for what is made of them.
+
+    Args:
+      path: regular file to read.
+      memory: bytes of memory for each of its bytes.
+
+    Raises:
+      JaxpflError: if it cannot be read, or memory does not hold it.
+    """
+    try:
+        with opened(path) as file:
+            size = os.fstat(file.fileno()).st_size
+            check_fits(path, memory * size)
+            return file.read(size)
+    except OSError as error:
+        raise JaxpflError(f"cannot read {path}: {error.strerror or error}") from None
+
+
+def own_contents(path: Path) -> bytes:
+    """The bytes of a file of one's own, which is going to be executed.
+
+    Raises:
+      OSError: as `opened`, and if another user can have written it, or put it there.
+    """
+    with opened(path) as file:
+        if not (is_own(os.fstat(file.fileno())) and is_own(path.parent.stat())):
+            raise PermissionError(errno.EPERM, "not one's own", str(path))
+        return file.read()
+
+
+def is_own(status: os.stat_result) -> bool:
+    """True for a file or folder of this user's to which no other can write."""
+    return status.st_uid == os.geteuid() and not status.st_mode & 0o022
+
+
+def check_fits(path: object, need: int) -> None:
+    """Check that a file's contents fit in memory, before they are read.
+
+    Args:
+      path: the file, as named in the message.
+      need: bytes that reading it takes.
+
+    Raises:
+      JaxpflError: if more is needed than is free.
+    """
+    host_memory.check(need, f"{path}: what it holds needs", "take a part of it, or a larger machine")
 
 
 def write_json(path: Path, value: Any) -> None:
@@ -49,9 +118,7 @@ def read_json(path: Path) -> Any:
       JaxpflError: if the file cannot be read or is not JSON.
     """
     try:
-        return strict_json.parse(path.read_bytes())
-    except OSError as error:
-        raise JaxpflError(f"cannot read {path}: {error.strerror}") from None
+        return strict_json.parse(contents(path))
     except (ValueError, RecursionError) as error:
         raise JaxpflError(f"cannot read {path}: no JSON: {' '.join(str(error).split())}") from None
 
@@ -112,12 +179,9 @@ class Records:
         Raises:
           JaxpflError: if a line is not a valid record.
         """
-        try:
-            lines = self.path.read_bytes().split(b"\n")[:-1]
-        except FileNotFoundError:
+        if not self.path.exists():
             return []
-        except OSError as error:
-            raise JaxpflError(f"cannot read {self.path}: {error.strerror}") from None
+        lines = contents(self.path).split(b"\n")[:-1]
         records: list[dict[str, Any]] = []
         seeds: defaultdict[str, set[int]] = defaultdict(set)  # of each method, the lengths of its lists
         for number, line in enumerate(lines, 1):

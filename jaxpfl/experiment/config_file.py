@@ -11,10 +11,11 @@ from types import MappingProxyType
 from typing import Any, NamedTuple
 
 from jaxpfl import strict_json
-from jaxpfl.data.sources.base import check_fits, one_line
+from jaxpfl.data.sources.base import one_line
 from jaxpfl.engine.execution_plan import ExecutionPlan
 from jaxpfl.errors import JaxpflError, shown, unknown_name
 from jaxpfl.experiment.config import RunConfig, in_stored_orders
+from jaxpfl.files import check_fits
 from jaxpfl.privacy import PrivacyConfig
 from jaxpfl.settings import text_words
 

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple, TypeAlias
 import jax
 import numpy as np
 
-from jaxpfl import host_memory, mapped
+from jaxpfl import mapped
 from jaxpfl.errors import JaxpflError
 
 DATA_DIR_VARIABLE = "JAXPFL_DATA_DIR"
@@ -214,19 +214,6 @@ def check_finite(x: Any, whose: str) -> None:
 def no_classes(whose: str, dtype: Any) -> JaxpflError:
     """The error for labels of a type that classes cannot have."""
     return JaxpflError(f"{whose} must be integers >= 0, got {dtype}")
-
-
-def check_fits(path: object, need: int) -> None:
-    """Check that a file's contents fit in memory, before they are read.
-
-    Args:
-      path: the file, as named in the message.
-      need: bytes that reading it takes.
-
-    Raises:
-      JaxpflError: if more is needed than is free.
-    """
-    host_memory.check(need, f"{path}: what it holds needs", "take a part of it, or a larger machine")
 
 
 @contextmanager

@@ -16,8 +16,8 @@ from itertools import islice
 from pathlib import Path
 from typing import IO, Literal, NamedTuple, TypeAlias
 
-from jaxpfl.data.sources.base import check_fits
 from jaxpfl.errors import JaxpflError
+from jaxpfl.files import check_fits
 
 Separator: TypeAlias = Literal["tab", "semicolon", "bar", "comma", "whitespace"]
 Decimal: TypeAlias = Literal["point", "comma"]

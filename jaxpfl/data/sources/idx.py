@@ -14,8 +14,8 @@ from typing import IO, cast
 
 import numpy as np
 
-from jaxpfl.data.sources.base import check_fits
 from jaxpfl.errors import JaxpflError
+from jaxpfl.files import check_fits
 
 _TYPES = {
     0x08: "unsigned byte",

@@ -7,9 +7,10 @@ from typing import TypeAlias
 
 import numpy as np
 
-from jaxpfl.data.sources.base import CANNOT_READ, Entry, Source, check_fits, entry, pixels, where_to_put_it
+from jaxpfl.data.sources.base import CANNOT_READ, Entry, Source, entry, pixels, where_to_put_it
 from jaxpfl.data.sources.idx import read_idx_pair
 from jaxpfl.errors import JaxpflError
+from jaxpfl.files import check_fits
 
 IDX_SETS = {
     "mnist": "MNIST, handwritten digits",

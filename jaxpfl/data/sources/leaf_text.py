@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jaxpfl.data.sources.base import check_fits
 from jaxpfl.data.sources.pickles import read_pickle
 from jaxpfl.errors import JaxpflError
+from jaxpfl.files import check_fits
 from jaxpfl.types import NO_LABEL
 
 ALL_LETTERS = "\n !\"&'(),-.0123456789:;>?ABCDEFGHIJKLMNOPQRSTUVWXYZ[]abcdefghijklmnopqrstuvwxyz}"

@@ -20,17 +20,9 @@ from typing import Any, cast
 import numpy as np
 
 from jaxpfl.data.labels import checked_labels
-from jaxpfl.data.sources.base import (
-    Entry,
-    Source,
-    check_finite,
-    check_fits,
-    entry,
-    one_line,
-    unreadable,
-    where_to_put_it,
-)
+from jaxpfl.data.sources.base import Entry, Source, check_finite, entry, one_line, unreadable, where_to_put_it
 from jaxpfl.errors import JaxpflError
+from jaxpfl.files import check_fits
 
 LIBSVM_SETS = {"a9a": "a9a, income above 50 000 from 123 binary features (Adult)"}
 """Sets known by name."""

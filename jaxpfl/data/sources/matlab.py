@@ -15,8 +15,8 @@ from typing import Literal, NamedTuple
 
 import numpy as np
 
-from jaxpfl.data.sources.base import check_fits
 from jaxpfl.errors import JaxpflError, printable
+from jaxpfl.files import check_fits
 
 _HEADER = 128
 _ORDERS: dict[str, Literal["little", "big"]] = {"<": "little", ">": "big"}

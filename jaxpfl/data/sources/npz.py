@@ -19,18 +19,10 @@ import numpy as np
 
 from jaxpfl import mapped
 from jaxpfl.data.labels import are_classes, checked_labels, task_for
-from jaxpfl.data.sources.base import (
-    Inputs,
-    Source,
-    check_finite,
-    check_fits,
-    no_classes,
-    number_users,
-    one_line,
-    pixels,
-)
+from jaxpfl.data.sources.base import Inputs, Source, check_finite, no_classes, number_users, one_line, pixels
 from jaxpfl.data.sources.npy import Header, header_of
 from jaxpfl.errors import JaxpflError, printable, warn
+from jaxpfl.files import check_fits
 
 _USERS = ("users", "writer")
 _LARGEST = 2**31 - 1

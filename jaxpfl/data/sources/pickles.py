@@ -16,8 +16,9 @@ from typing import Any, ClassVar
 
 import numpy as np
 
-from jaxpfl.data.sources.base import check_fits, one_line
+from jaxpfl.data.sources.base import one_line
 from jaxpfl.errors import JaxpflError, printable
+from jaxpfl.files import check_fits
 
 _PLAIN_TYPES = frozenset("buif")
 """Supported element kinds: booleans, unsigned and signed integers, floats."""

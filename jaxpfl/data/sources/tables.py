@@ -16,9 +16,10 @@ from typing import NamedTuple
 import numpy as np
 
 from jaxpfl.data.sources import csv_text
-from jaxpfl.data.sources.base import Source, check_fits, number_users
+from jaxpfl.data.sources.base import Source, number_users
 from jaxpfl.data.sources.csv_text import Table
 from jaxpfl.errors import JaxpflError, JaxpflWarning, printable, shown, unknown_name
+from jaxpfl.files import check_fits
 
 MISSING = ("refuse", "drop")
 _FEW = 20

@@ -22,8 +22,9 @@ from typing import Any
 
 import numpy as np
 
-from jaxpfl.data.sources.base import Entry, Source, check_fits, one_line, pixels
+from jaxpfl.data.sources.base import Entry, Source, one_line, pixels
 from jaxpfl.errors import JaxpflError
+from jaxpfl.files import check_fits
 
 _NAME = re.compile(r"(?P<set>\w+)(/[\w.+-]+)?(:\d+\.[\d*]+\.[\d*]+)?")
 _TEST_SPLITS = ("test", "validation")

@@ -16,8 +16,9 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxpfl.data.sources.base import Source, check_fits
+from jaxpfl.data.sources.base import Source
 from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.files import check_fits
 
 WINDOW = 64
 """Length T of windows unless given."""
