@@ -5,6 +5,7 @@ from __future__ import annotations
 import io
 import json
 import logging
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -116,6 +117,33 @@ def test_a_damaged_file(tmp_path: Path) -> None:
     with pytest.raises(JaxpflError, match=r"tfds:tiny_images, train: cannot be read|tfds:tiny_images: ") as error:
         load("tfds:tiny_images", str(tmp_path))
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("place", ["top", "inner", "older"])
+@pytest.mark.parametrize("name", ["data.evil.Image", "evil.Image", "tensorflow_datasets_evil.Image"])
+def test_a_class_that_a_set_names_is_not_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str, name: str
+) -> None:
+    (tmp_path / "data").mkdir()
+    for module in ("data/evil", "evil", "tensorflow_datasets_evil"):
+        (tmp_path / f"{module}.py").write_text("open('ran', 'w')\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    file = write_set(tmp_path) / "features.json"
+    described = json.loads(file.read_text())
+    (described if place == "top" else described["featuresDict"]["features"]["picture"])["pythonClassName"] = name
+    file.write_text(json.dumps({"type": name, "content": {}} if place == "older" else described))
+    with pytest.raises(JaxpflError, match=f"its features name '{name}', which is no class of tensorflow-datasets"):
+        load("tfds:tiny_images", str(tmp_path))
+    assert not (tmp_path / "ran").exists()
+
+
+def test_a_pipe_in_a_set_is_refused(tmp_path: Path) -> None:
+    file = write_set(tmp_path) / "features.json"
+    file.unlink()
+    os.mkfifo(file)
+    with pytest.raises(JaxpflError, match=r"features\.json: not a regular file"):
+        load("tfds:tiny_images", str(tmp_path))
 
 
 def test_an_unknown_name_and_a_set_that_is_not_prepared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

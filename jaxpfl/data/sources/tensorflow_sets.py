@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.data.sources.base import Entry, Source, one_line, pixels
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.files import check_fits
 
 _NAME = re.compile(r"(?P<set>\w+)(/[\w.+-]+)?(:\d+\.[\d*]+\.[\d*]+)?")
@@ -46,7 +46,8 @@ def load_tfds(name: str, root: Path) -> Source:
     matched = _NAME.fullmatch(name)
     if matched is None:
         raise JaxpflError(f"tfds:{name}: must be tfds:NAME, tfds:NAME/CONFIG or tfds:NAME:VERSION")
-    with _quiet():
+    with _quiet(), _own_classes(tfds):
+        _check_files(root / matched["set"])
         builder = _builder(tfds, name, matched["set"], root)
         try:
             image, label, classes = _features(tfds, name, builder.info)
@@ -167,6 +168,31 @@ def _read(builder: Any, name: str, root: Path, split: str, keys: tuple[str, str]
     if min(labels) < 0:
         raise JaxpflError(f"{whose}: its labels are hidden (negative)")
     return np.stack(images), np.array(labels, np.int32)
+
+
+def _check_files(folder: Path) -> None:
+    """Refuse a pipe or device, which TFDS would read for ever."""
+    for path in folder.rglob("*"):
+        if not (path.is_file() or path.is_dir()):
+            raise JaxpflError(f"cannot read {path}: not a regular file")
+
+
+@contextmanager
+def _own_classes(tfds: Any) -> Iterator[None]:
+    """Take classes of TFDS itself alone: it imports whatever module a set's ``features.json`` names."""
+    connector = tfds.features.FeatureConnector
+    found = connector.__dict__["cls_from_name"]
+
+    def own(cls: Any, name: str) -> Any:
+        if not name.startswith("tensorflow_datasets."):
+            raise ValueError(f"its features name {shown(name)}, which is no class of tensorflow-datasets")
+        return found.__func__(cls, name)
+
+    connector.cls_from_name = classmethod(own)
+    try:
+        yield
+    finally:
+        connector.cls_from_name = found
 
 
 @contextmanager
