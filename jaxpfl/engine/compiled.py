@@ -26,6 +26,7 @@ import jax
 import numpy as np
 from jax.experimental import serialize_executable
 
+from jaxpfl import files
 from jaxpfl.engine.program_key import Key, key_of
 from jaxpfl.types import PyTree
 
@@ -122,7 +123,7 @@ def found(key: Key | None, make: Callable[[], Any]) -> Any:
         if path is None:
             return make(), True
         with _discarded(path):
-            return pickle.loads(path.read_bytes()), True
+            return pickle.loads(files.own_contents(path)), True
         value = make()
         with suppress(Exception):
             _write(path, pickle.dumps(value))
@@ -203,7 +204,7 @@ def _from_disk(digest: str, make: Callable[[], tuple[jax.stages.Compiled, bool]]
         return make()
     began = time.perf_counter()
     with _discarded(path):
-        serialized, numbers = pickle.loads(path.read_bytes())
+        serialized, numbers = pickle.loads(files.own_contents(path))
         by_number = {device.id: device for device in jax.devices()}
         devices = [by_number[number] for number in numbers]
         program = serialize_executable.deserialize_and_load(*serialized, execution_devices=devices)

@@ -15,6 +15,8 @@ import zlib
 from pathlib import Path
 from typing import Any
 
+from jaxpfl import files
+
 LIMIT_BYTES = 2 * 2**30
 """Limit on the total size of the cache's folders, beyond which the least recently used programs are deleted."""
 
@@ -32,7 +34,8 @@ def enable() -> Path | None:
 
     Returns:
       Its folder, or None if it stays off: by the user's choice (``JAX_COMPILATION_CACHE_DIR``, also empty,
-      ``JAX_ENABLE_COMPILATION_CACHE=false``, or a folder set in this process), or because it cannot be written.
+      ``JAX_ENABLE_COMPILATION_CACHE=false``, or a folder set in this process), because it cannot be written, or
+      because others can write to it.
     """
     import jax
     import jaxlib.version
@@ -50,6 +53,8 @@ def enable() -> Path | None:
         # Compiled code is executed as it is: no one else may write there.
         folder.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         folder.mkdir(mode=0o700, exist_ok=True)
+        if not all(files.is_own(place.stat()) for place in (folder, folder.parent)):
+            return None
         tempfile.TemporaryFile(dir=folder).close()
         trim(folder.parent, LIMIT_BYTES)
     except (OSError, RuntimeError):  # not writable, or no home

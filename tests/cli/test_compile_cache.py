@@ -75,6 +75,15 @@ def test_enabled_in_the_users_cache_folder(unset):
     assert not list(folder.iterdir())
 
 
+@pytest.mark.parametrize("which", ["folder", "parent"])
+def test_a_folder_that_others_can_write_is_not_used(unset, which):
+    folder = compile_cache.enable()
+    assert folder is not None
+    jax.config.update("jax_compilation_cache_dir", None)
+    (folder if which == "folder" else folder.parent).chmod(0o770)
+    assert compile_cache.enable() is None
+
+
 def test_another_machine_or_jaxlib_has_another_folder(unset, monkeypatch):
     here = compile_cache._folder("0.10.2")
     assert here == compile_cache._folder("0.10.2")

@@ -1,5 +1,10 @@
 """Programs kept in a folder are found by other processes; what lies there damaged is made again."""
 
+import os
+import pickle
+from pathlib import Path
+from typing import NamedTuple
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,6 +82,32 @@ def test_a_damaged_file_is_made_again(folder, content):
     np.testing.assert_array_equal(program(jax.random.key(0), jnp.arange(3.0))[1]["y"], [0, 2, 4])
     compiled.clear()
     assert work_of(lambda: made(2.0))[1] == ["load_duration"]
+
+
+@pytest.mark.parametrize("theirs", ["a file to which others write", "a folder to which others write", "another's file"])
+def test_what_others_can_write_is_not_loaded(folder, tmp_path, theirs):
+    """A pickle in the place of a program does not run."""
+    made(2.0)
+    (file,) = folder.iterdir()
+    file.write_bytes(pickle.dumps(Payload(tmp_path / "ran")))
+    if theirs == "another's file":
+        if os.geteuid():
+            pytest.skip("only root can give a file away")
+        os.chown(file, 12345, -1)
+    else:
+        (folder if "folder" in theirs else file).chmod(0o777)
+    compiled.clear()
+    assert "backend_compile_duration" in work_of(lambda: made(2.0))[1]
+    assert not (tmp_path / "ran").exists()
+
+
+class Payload(NamedTuple):
+    """An object whose pickle makes a folder when it is loaded."""
+
+    mark: Path
+
+    def __reduce__(self):
+        return os.mkdir, (str(self.mark),)
 
 
 def test_a_folder_that_cannot_be_written_costs_nothing(folder):
