@@ -8,18 +8,22 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import ipaddress
 import os
 import socket
+import stat
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from functools import partial
+from pathlib import Path
 from typing import Any, NamedTuple, NoReturn
 
 import jax
 
-from jaxpfl import processes
+from jaxpfl import files, processes
 from jaxpfl.errors import JaxpflError, shown
 
 HEARTBEAT_SECONDS = 30
@@ -30,6 +34,9 @@ WAIT_SAID_SECONDS = 5
 """Wait for the others after which it is said."""
 AUTOMATIC = "auto"
 """An address that is found as Slurm, Open MPI, Kubernetes or a Cloud TPU announce it."""
+TOKEN_VARIABLE = "JAXPFL_DISTRIBUTED_TOKEN"
+_BIND_VARIABLE = "JAX_COORDINATOR_BIND_ADDRESS"
+_LEAST_TOKEN = 16
 
 _LOST = ("gloo", "nccl", "connection reset", "connection closed", "socket closed", "coordination service", "heartbeat")
 """Words of XLA's errors where a process cannot be reached."""
@@ -57,6 +64,7 @@ def start(
     processes: int | None = None,
     process: int | None = None,
     *,
+    token: str | None = None,
     cpu_devices: int = 1,
     timeout: int = START_SECONDS,
     on_wait: Callable[[str], None] | None = None,
@@ -65,7 +73,7 @@ def start(
 
     All three are found automatically under Slurm, Open MPI, Kubernetes and on a Cloud TPU::
 
-        jaxpfl.distributed.start("10.0.0.1:1234", processes=2, process=0)  # in the other process: process=1
+        jaxpfl.distributed.start("10.0.0.1:1234", processes=2, process=0, token=secret)  # in the other: process=1
         result = jaxpfl.fit("adaped", federation, rounds=50, cohort=10)
 
     Every process must then make the same calls with the same arguments and data.
@@ -74,6 +82,8 @@ def start(
       address: host and free port of process 0.
       processes: their number.
       process: this one's, from 0.
+      token: secret of at least 16 characters, the same in every process; of the environment variable
+        JAXPFL_DISTRIBUTED_TOKEN unless given. Needed unless the address is the loopback (localhost).
       cpu_devices: devices of this process where JAX runs on the CPU, the same number in each.
       timeout: seconds to wait for the others.
       on_wait: called once with a line for the user, from a thread, if the others do not come within a few seconds.
@@ -85,25 +95,28 @@ def start(
     from jax._src import xla_bridge
 
     given = _checked(address, processes, process)
+    token = _checked_token(os.environ.get(TOKEN_VARIABLE) if token is None else token, given)
     if jax.distributed.is_initialized():
         raise JaxpflError("the processes of this run are joined already: call jaxpfl.distributed.start once")
     if xla_bridge.backends_are_initialized():
         raise JaxpflError("JAX is running already: call jaxpfl.distributed.start before any other use of it")
-    if given and process == 0 and not _is_free(given["coordinator_address"]):
-        raise JaxpflError(f"cannot join the processes of the run: the port of {address} is in use on this host")
     os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")  # what XLA logs on a loss is said in one line
     for name, value in (("jax_cpu_collectives_implementation", "gloo"), ("jax_num_cpu_devices", cpu_devices)):
         jax.config.update(name, value)
     try:
         with _loss_reported(), _said_if_long(on_wait, given, WAIT_SAID_SECONDS):
+            if given and process == 0:
+                given["coordinator_bind_address"] = _bind_address(given["coordinator_address"], timeout)
             jax.distributed.initialize(
                 **given, initialization_timeout=timeout, heartbeat_timeout_seconds=HEARTBEAT_SECONDS
             )
     except (RuntimeError, ValueError) as error:
         _abandon()
         raise JaxpflError(f"cannot join the processes of the run: {_reason(error, address, timeout)}") from None
-    with _quiet():
-        _meet(processes)
+    # Gloo listens where the host's own name leads unless it is named a place.
+    place = {"hostname": _host(address)} if address and _is_loopback(address) else {}
+    with _quiet(), _replaced("make_gloo_tcp_collectives", **place):
+        _meet(processes, token)
 
 
 def lost(error: BaseException) -> LostProcessError | None:
@@ -167,19 +180,78 @@ def _said_if_long(on_wait: Callable[[str], None] | None, given: dict[str, Any], 
         timer.cancel()
 
 
-def _is_free(address: str) -> bool:
-    """True if process 0 can listen at its address's port; JAX may end by a fault where it cannot."""
+def _checked_token(token: str | None, given: dict[str, Any]) -> str:
+    """The token of a run's messages, which may be empty where nothing but this host can reach it."""
+    addresses = [given.get("coordinator_address", ""), os.environ.get(_BIND_VARIABLE, "localhost:0")]
+    if token is None and not all(map(_is_loopback, addresses)):
+        raise JaxpflError(
+            f"the processes of {addresses[0] or AUTOMATIC} meet on a network: give all of them one secret, by "
+            f"--distributed-token FILE or the variable {TOKEN_VARIABLE}"
+        )
+    if token is not None and len(token.strip()) < _LEAST_TOKEN:
+        raise JaxpflError(
+            f"the processes' token must have at least {_LEAST_TOKEN} characters, got {len(token.strip())}"
+        )
+    return (token or "").strip()
+
+
+def read_token(path: Path) -> str:
+    """The token in a file, which only its owner may read.
+
+    Raises:
+      JaxpflError: for a file that others may read or have written.
+    """
+    try:
+        with files.opened(path) as file:
+            status = os.fstat(file.fileno())
+            text = file.read(2**16)
+    except OSError as error:
+        raise JaxpflError(f"cannot read {path}: {error.strerror or error}") from None
+    if status.st_uid not in (os.geteuid(), 0) or stat.S_IMODE(status.st_mode) & 0o077:
+        raise JaxpflError(f"the token file {path} must belong to you and be closed to others: chmod 600 {path}")
+    return os.fsdecode(text)
+
+
+def _host(address: str) -> str:
+    return address.rpartition(":")[0].strip("[]").lower()
+
+
+def _is_loopback(address: str) -> bool:
+    with suppress(ValueError):
+        return ipaddress.ip_address(_host(address)).is_loopback
+    return _host(address) == "localhost"
+
+
+def _bind_address(address: str, timeout: int) -> str:
+    """The address in numbers at which process 0 listens, the named one; JAX ends by a fault where it cannot.
+
+    Raises:
+      JaxpflError: for a port that is in use, and an address that is not this host's.
+    """
+    bind = os.environ.get(_BIND_VARIABLE, address)
+    why, until = "", time.monotonic() + timeout
+    while not (places := _places(bind)):
+        if time.monotonic() > until:
+            raise JaxpflError(f"cannot join the processes of the run: the host of {bind} is unknown here")
+        time.sleep(1)  # a pod's name comes a moment after the pod
+    for family, place in places:
+        try:
+            with socket.socket(family) as tried:
+                tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was left a moment ago is free
+                tried.bind(place)
+            return f"[{place[0]}]:{place[1]}" if family == socket.AF_INET6 else f"{place[0]}:{place[1]}"
+        except OSError as error:
+            used = error.errno == errno.EADDRINUSE
+            why = f"the port of {bind} is in use on this host" if used else f"{bind} is no address of this host"
+    hint = "" if "in use" in why else f", where process 0 listens: name one, or set {_BIND_VARIABLE}"
+    raise JaxpflError(f"cannot join the processes of the run: {why}{hint}")
+
+
+def _places(address: str) -> list[tuple[int, Any]]:
     port = int(address.rpartition(":")[2])
-    for family, anywhere in ((socket.AF_INET6, "::"), (socket.AF_INET, "")):
-        with suppress(OSError), socket.socket(family) as tried:
-            tried.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # a port that was left a moment ago is free
-            try:
-                tried.bind((anywhere, port))
-            except OSError as error:
-                if error.errno == errno.EADDRINUSE:
-                    return False
-                raise
-    return True
+    with suppress(socket.gaierror):
+        return [(each[0], each[4]) for each in socket.getaddrinfo(_host(address), port, type=socket.SOCK_STREAM)]
+    return []
 
 
 def _reason(error: Exception, address: str | None, timeout: int) -> str:
@@ -202,7 +274,7 @@ def _abandon() -> None:
     state.client = state.service = None
 
 
-def _meet(number: int | None) -> None:
+def _meet(number: int | None, token: str) -> None:
     """First exchange: who is where, and how many each was told of. Collectives open their connections here."""
     if not processes.several():
         return
@@ -211,7 +283,8 @@ def _meet(number: int | None) -> None:
     locals_ = [len([d for d in jax.devices() if d.process_index == i]) for i in range(jax.process_count())]
     if len(set(locals_)) > 1:
         raise JaxpflError(f"every process must have the same number of devices, got {locals_}")
-    _peers[:] = processes.exchange(_Peer(socket.gethostname(), os.getpid()))
+    processes.secure(token)
+    _peers[:] = [_Peer(*own) for own in processes.exchange(_Peer(socket.gethostname(), os.getpid()))]
     processes.agree("the number of", {"processes": number})
 
 
@@ -266,19 +339,24 @@ def _loss_reported() -> Iterator[None]:
     Without a function of ours it aborts with a C++ trace. It passes the function a status that this version of the
     bindings cannot convert, and terminates on that: so the handler of that moment is ours too.
     """
+    with _replaced("get_distributed_runtime_client", missed_heartbeat_callback=_end_lost):
+        try:
+            yield
+        finally:
+            _at_terminate()
+
+
+@contextmanager
+def _replaced(name: str, **more: Any) -> Iterator[None]:
+    """Add arguments to a function of JAX's bindings while the block runs."""
     from jax._src.lib import _jax  # pyright: ignore[reportPrivateImportUsage]
 
-    made: Callable[..., Any] = _jax.get_distributed_runtime_client
-
-    def with_report(*args: Any, **more: Any) -> Any:
-        return made(*args, missed_heartbeat_callback=_end_lost, **more)
-
-    _jax.get_distributed_runtime_client = with_report
+    made = getattr(_jax, name)
+    setattr(_jax, name, partial(made, **more))
     try:
         yield
     finally:
-        _jax.get_distributed_runtime_client = made
-    _at_terminate()
+        setattr(_jax, name, made)
 
 
 def _at_terminate() -> None:

@@ -8,7 +8,9 @@ call, and nothing here starts JAX.
 
 from __future__ import annotations
 
-import pickle
+import hmac
+import json
+import os
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, NamedTuple, TypeVar, cast
@@ -19,14 +21,19 @@ from jax.experimental import multihost_utils
 from jax.sharding import NamedSharding, Sharding
 from jax.sharding import PartitionSpec as P
 
-from jaxpfl.errors import JaxpflError, shown
+from jaxpfl import strict_json
+from jaxpfl.errors import JaxpflError, expecting, shown
 from jaxpfl.types import PyTree
 
 T = TypeVar("T")
 _SHORT = 2048
 """Bytes of a message that travels in one exchange; a longer one takes a second."""
 _BLOCK_BYTES = 2**26
-"""Largest part of an array that all processes hold at once while it is fetched or dealt out."""
+"""Largest part of an array that all processes hold at once while it is fetched or dealt out, and longest message."""
+_CODE_BYTES = 32
+
+_key = b""
+_messages = 0
 
 
 class AgreedError(JaxpflError):
@@ -60,10 +67,24 @@ def is_first() -> bool:
     return index() == 0
 
 
+def secure(token: str) -> None:
+    """Begin the messages of this run: each carries a code that only a process with the same token can make.
+
+    The key is of this run alone, so that no message of an earlier one passes in it.
+    """
+    global _key, _messages
+    nonces = multihost_utils.process_allgather(np.frombuffer(os.urandom(_CODE_BYTES), np.uint8))
+    _key, _messages = hmac.digest(os.fsencode(token), np.asarray(nonces).tobytes(), "sha256"), 0
+
+
 def exchange(value: T) -> list[T]:
     """The values of all processes, in their order; every process must call it.
 
+    Args:
+      value: what JSON holds; tuples come back as lists.
+
     Raises:
+      JaxpflError: for a message from outside of the run.
       AgreedError: on every process, if one of them had an error in the place of its value.
     """
     if not several():
@@ -105,8 +126,7 @@ def agree(what: str, value: Any) -> None:
 
     Args:
       what: its name in the message.
-      value: comparable and picklable; of a mapping, and those in it, the message names the first entry that
-        differs.
+      value: what JSON holds; of a mapping, and those in it, the message names the first entry that differs.
 
     Raises:
       AgreedError: with the two values.
@@ -185,18 +205,38 @@ def _told(do: Callable[[], T], *, alone: bool = False) -> list[T]:
 
 def _all(value: Any) -> list[Any]:
     """Any values of all processes: one gathering of bytes, or two where one is long."""
-    own = pickle.dumps(value)
-    head = np.zeros(_SHORT + 8, np.uint8)
-    head[:8] = np.frombuffer(np.int64(len(own)).tobytes(), np.uint8)
-    head[8 : 8 + len(own)] = np.frombuffer(own[:_SHORT], np.uint8)
-    rows = np.ascontiguousarray(multihost_utils.process_allgather(head))
-    lengths = rows[:, :8].copy().view(np.int64)[:, 0]
-    rows = rows[:, 8:]
-    if (longest := int(lengths.max())) > _SHORT:
-        body = np.zeros(1 << (longest - 1).bit_length(), np.uint8)  # few sizes, few programs
-        body[: len(own)] = np.frombuffer(own, np.uint8)
-        rows = np.asarray(multihost_utils.process_allgather(body))
-    return [pickle.loads(row[:length].tobytes()) for row, length in zip(rows, lengths, strict=True)]
+    own = json.dumps({"refused" if isinstance(value, _Refused) else "value": value}).encode()
+    rows = _gathered(len(own).to_bytes(8, "little") + own[:_SHORT].ljust(_SHORT, b"\0"))
+    lengths = [int.from_bytes(row[:8], "little") for row in rows]
+    rows = [row[8:] for row in rows]
+    if (longest := max(lengths)) > _BLOCK_BYTES:
+        raise JaxpflError(f"a message of {longest} bytes between the processes, at most {_BLOCK_BYTES} are taken")
+    if longest > _SHORT:
+        rows = _gathered(own.ljust(1 << (longest - 1).bit_length(), b"\0"))  # few sizes, few programs
+    return [_parsed(number, row[:length]) for number, (row, length) in enumerate(zip(rows, lengths, strict=True))]
+
+
+def _gathered(own: bytes) -> list[bytes]:
+    """Bytes of all processes, as many of each, whose codes are checked before anything of them is read."""
+    global _messages
+    _messages += 1
+    sent = np.frombuffer(own + _code(index(), own), np.uint8)
+    found = [row.tobytes() for row in np.asarray(multihost_utils.process_allgather(sent))]
+    for number, row in enumerate(found):
+        if not hmac.compare_digest(_code(number, row[:-_CODE_BYTES]), row[-_CODE_BYTES:]):
+            raise JaxpflError(f"process {number} has another token, or none: give the same one to every process")
+    return [row[:-_CODE_BYTES] for row in found]
+
+
+def _code(number: int, content: bytes) -> bytes:
+    """The code of a process's message: of no other process, and no other message of it."""
+    return hmac.digest(_key, f"{_messages} {number} ".encode() + content, "sha256")
+
+
+def _parsed(number: int, message: bytes) -> Any:
+    with expecting(f"the message of process {number}", "JSON of this run"):
+        found = strict_json.parse(message)
+        return _Refused(*found["refused"]) if "refused" in found else found["value"]
 
 
 def _fetched(value: Any) -> Any:

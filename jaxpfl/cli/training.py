@@ -69,6 +69,9 @@ class Session(Written):
     """Number of processes of a distributed run."""
     process: int | None = None
     """This process's number in a distributed run, from 0."""
+    distributed_token: Annotated[Path | None, arg(metavar="FILE")] = None
+    """File with a secret that all processes of a distributed run share, readable by you alone; or the variable
+    JAXPFL_DISTRIBUTED_TOKEN holds it. Needed unless the address is localhost."""
 
 
 _SESSION = Session()
@@ -223,8 +226,8 @@ def _experiment(
         if session.explain_plan:
             _explain(experiment, out, session.json)
             return
-        folder = session.output or default_folder(command, config, methods, session.resume)
-        folder = processes.on_first(lambda: folder)
+        own = session.output or default_folder(command, config, methods, session.resume)
+        folder = Path(processes.on_first(lambda: str(own)))
         trackers: list[Tracker] = []
         processes.on_first(lambda: trackers.extend(_trackers(session, folder)))
         processes.on_first(lambda: stack.enter_context(lock.held(folder)))
@@ -261,8 +264,11 @@ def _start(settings: RunConfig, session: Session) -> None:
     from jaxpfl.engine import use_cpu_cores
 
     if session.distributed is None:
-        if session.processes is not None or session.process is not None:
-            raise JaxpflError("--processes and --process are of a distributed run: give --distributed HOST:PORT too")
+        if (session.processes, session.process, session.distributed_token) != (None, None, None):
+            raise JaxpflError(
+                "--processes, --process and --distributed-token are flags of a distributed run: give --distributed "
+                "HOST:PORT too"
+            )
         use_cpu_cores()
         compile_cache.enable()
         return
@@ -272,8 +278,9 @@ def _start(settings: RunConfig, session: Session) -> None:
 
     number, asked = session.processes or 1, settings.plan.devices
     each = max(1, int(asked) // number) if str(asked).isdecimal() else 1
-    members = session.processes, session.process
-    distributed.start(session.distributed, *members, cpu_devices=each, on_wait=session.note)
+    members, file = (session.processes, session.process), session.distributed_token
+    token = None if file is None else distributed.read_token(file)
+    distributed.start(session.distributed, *members, token=token, cpu_devices=each, on_wait=session.note)
     compile_cache.enable()
 
 

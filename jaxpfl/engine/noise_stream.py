@@ -90,8 +90,8 @@ def keys(noise: NoiseStream | None, names: Sequence[str], seeds: Sequence[int], 
         return None
     if noise.secret:
         shape = (len(seeds), *jax.random.key_data(jax.random.key(0)).shape)
-        own = processes.on_first(lambda: os.urandom(4 * int(np.prod(shape))))
-        drawn = np.frombuffer(own, np.uint32).reshape(shape)
+        own = processes.on_first(lambda: os.urandom(4 * int(np.prod(shape))).hex())
+        drawn = np.frombuffer(bytes.fromhex(own), np.uint32).reshape(shape)
         return jax.random.wrap_key_data(jnp.asarray(drawn))
     leaves = [np.asarray(leaf) for leaf in jax.tree.leaves(hp)]
     told, seen = [], Counter()

@@ -32,11 +32,11 @@ class Patience:
             return
         key = self._headline.validation
 
-        def earlier() -> dict[int, Any]:
+        def earlier() -> list[tuple[int, Any]]:
             own = [r for r in records.read() if r["kind"] == "evaluation" and r["method"] == name]
-            return {record["round"]: record.get(key) for record in own}
+            return [(record["round"], record.get(key)) for record in own]
 
-        found = processes.on_first(earlier)
+        found = dict(processes.on_first(earlier))
         for round in range(config.eval_every, done + 1, config.eval_every):
             if found.get(round) is None:
                 raise JaxpflError(

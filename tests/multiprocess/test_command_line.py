@@ -132,6 +132,7 @@ def test_what_differs_between_the_processes_is_refused(tmp_path):
 def test_processes_find_each_other_under_slurm(tmp_path):
     step = ("SLURM_STEP_NODELIST=localhost", "SLURM_STEP_NUM_NODES=1", "SLURM_NTASKS=2", f"SLURM_JOB_ID={os.getpid()}")
     arguments = ("run", "fedavg", *SMALL, "--rounds", "2", "--distributed", "auto", "--output", str(tmp_path / "run"))
+    step = (*step, "JAXPFL_DISTRIBUTED_TOKEN=0123456789abcdef")
     given = [["env", *step, f"SLURM_PROCID={i}", f"SLURM_LOCALID={i}", *JAXPFL, *arguments] for i in (0, 1)]
     with started(given, tmp_path) as running:
         assert ended(running, 240) == [0, 0], said(tmp_path, 0)
@@ -141,6 +142,7 @@ def test_processes_find_each_other_under_slurm(tmp_path):
 
 def test_without_a_cluster_nothing_is_found():
     environment = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM", "OMPI", "KUBERNETES"))}
+    environment["JAXPFL_DISTRIBUTED_TOKEN"] = "0123456789abcdef"
     command = [*JAXPFL, "run", "local", "--distributed", "auto"]
     done = subprocess.run(command, capture_output=True, text=True, timeout=100, env=environment)
     assert done.returncode == 2, done.stderr
@@ -171,3 +173,34 @@ def test_a_wait_for_another_process_is_said(tmp_path):
             assert time.monotonic() < until, "nothing in a minute"
             time.sleep(0.1)
         assert said(tmp_path, 0) == f"waiting for process 0 at {address}\n"
+
+
+def test_a_stranger_is_refused_and_nobody_else_can_come(tmp_path):
+    """Process 1 joins with another token: both end in one line. Until then all listen at the loopback alone."""
+    tokens = ("the token of this run", "the token of a stranger")
+    for number, token in enumerate(tokens):
+        (tmp_path / f"token{number}").write_text(token)
+        (tmp_path / f"token{number}").chmod(0o600)
+    each = [("--distributed-token", str(tmp_path / f"token{number}")) for number in (0, 1)]
+    arguments = ("run", "local", *SMALL, "--output", str(tmp_path / "run"))
+    first, second = commands(*arguments, processes=2, each=each)
+    with started([first], tmp_path) as (one,):
+        until = time.monotonic() + 60
+        while not (heard := listening(one.pid)):
+            assert time.monotonic() < until, "process 0 does not listen"
+            time.sleep(0.1)
+        assert all(place.endswith("0100007F") for place in heard), heard  # 127.0.0.1, also as a part of IPv6
+        (tmp_path / "second").mkdir()
+        with started([second], tmp_path / "second") as (other,):
+            assert ended([one, other], 120) == [2, 2]
+    assert "process 1 has another token, or none: give the same one to every process" in said(tmp_path, 0)
+    assert "process 0 has another token" in said(tmp_path / "second", 0)
+
+
+def listening(pid: int) -> list[str]:
+    """Addresses at which a process listens, in the hexadecimal form of the kernel."""
+    own = {os.readlink(entry) for entry in Path(f"/proc/{pid}/fd").iterdir() if entry.is_symlink()}
+    lines = [
+        line.split() for kind in ("tcp", "tcp6") for line in Path(f"/proc/net/{kind}").read_text().splitlines()[1:]
+    ]
+    return [line[1].split(":")[0] for line in lines if line[3] == "0A" and f"socket:[{line[9]}]" in own]

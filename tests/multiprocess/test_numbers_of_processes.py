@@ -89,7 +89,7 @@ def test_an_error_of_one_process_is_everyones():
     ("name", "message"),
     [
         ("data", "the clients' data must be the same in every process"),
-        ("seeds", "the runs' seeds must be the same in every process: process 0 has (1, 2), process 1 (1, 3)"),
+        ("seeds", "the runs' seeds must be the same in every process: process 0 has [1, 2], process 1 [1, 3]"),
         ("place", "plan.clients_in = host is of one process"),
         ("rounds", "fit's rounds must be the same in every process: process 0 has 2, process 1 3"),
     ],
