@@ -114,6 +114,51 @@ def test_what_does_not_fit_is_refused(labels, given, message):
         jaxpfl.fit("fedavg", clients_of(LABELS[labels]), **QUICK, **given)
 
 
+def outputs(*shape):
+    """A model that returns an array [n, *shape]; ``None`` stands for n itself."""
+    return Model(lambda key, x: jnp.ones(1), lambda w, x: w * jnp.ones([len(x) if s is None else s for s in shape]))
+
+
+@pytest.mark.parametrize(
+    ("labels", "shape", "given", "message"),
+    [
+        ("classes", (None, 2), {}, r"returns \[n, 2\] for n examples, and 3 classes need \[n, 3\]$"),
+        ("classes", (None, 1), {}, r"returns \[n, 1\] for n examples, and 3 classes need \[n, 3\]$"),
+        ("classes", (3, None), {}, r"returns \[3, 2\] for n examples, and 3 classes need \[n, 3\]$"),
+        ("classes", (None, 4), {"num_classes": 5}, r"returns \[n, 4\] for n examples, and 5 classes need \[n, 5\]$"),
+        ("binary", (None,), {}, r"returns \[n\] for n examples, and 2 classes need \[n, 2\], or task = binary"),
+        ("binary", (None, 2), {"task": "binary"}, r"returns \[n, 2\] .* and binary with labels \[n\] needs 1 of each"),
+        ("binary", (None, 2), {"task": "ranking"}, r"ranking with labels \[n\] needs 1 of each"),
+        ("multilabel", (None, 3), {"task": "multilabel"}, r"multilabel with labels \[n, 2\] needs 2 of each"),
+        ("regression", (None, 2), {"task": "regression"}, r"regression with labels \[n\] needs 1 of each"),
+    ],
+)
+def test_models_of_fewer_or_other_outputs_are_refused(labels, shape, given, message):
+    label = LABELS.get(labels, lambda s: np.arange(len(s)) % 3)
+    with pytest.raises(JaxpflError, match=message):
+        jaxpfl.fit("fedavg", clients_of(label), **QUICK | {"model": outputs(*shape)} | given)
+
+
+def test_labels_of_any_split_count_for_a_models_outputs():
+    clients = [(np.ones((3, FEATURES)), np.arange(3))] * 2
+    more = [(x, y + 1) for x, y in clients]
+    model = QUICK | {"model": outputs(None, 3), "rounds": 1}
+    own = Task(outputs(None, 2), (FEATURES,), 3)
+    for test, unseen, given in ((more, None, {}), (clients, more, {}), (clients, None, {"task": own})):
+        new = None if unseen is None else jaxpfl.stack_clients(clients, test=unseen)
+        with pytest.raises(JaxpflError, match=r"and \d classes need"):
+            jaxpfl.fit("fedavg", jaxpfl.stack_clients(clients, test=test), unseen=new, **model, **given)
+    with pytest.raises(JaxpflError, match="num_classes is 2 but labels go up to 2"):
+        jaxpfl.fit("fedavg", jaxpfl.stack_clients(clients, test=clients), task=own._replace(num_classes=2), **model)
+    below = jaxpfl.stack_clients(clients, test=clients)
+    below = below._replace(train=below.train.with_examples(y=below.train.examples.y - 1))
+    with pytest.raises(JaxpflError, match="labels of the task classification must be >= 0, got -1"):
+        jaxpfl.fit("fedavg", below, **model)
+    two = jaxpfl.stack_clients([(x, y % 2) for x, y in clients], test=clients[:2])
+    with pytest.warns(jaxpfl.JaxpflWarning, match=r"returns \[n, 4\] .* there are 3 classes: num_classes = 4 if"):
+        jaxpfl.fit("fedavg", two, **model | {"model": outputs(None, 4)})
+
+
 def test_own_metrics_and_their_means():
     metrics = {
         "far": lambda predictions, y: (jnp.abs(predictions[:, 0] - y) > 1).astype(jnp.float32),

@@ -221,6 +221,8 @@ def task_of(spec: RunSpec, federation: Federation, unseen: Federation | None = N
         if given.input_shape != task.input_shape:
             raise JaxpflError(f"the task is for inputs {given.input_shape}, the data have {task.input_shape}")
         task = given._replace(model=task.model, input_dtype=task.input_dtype)
+    if not isinstance(model, str):
+        tasks.check_outputs(task, kind, outputs, federation.train.examples.y)
     task = tasks.on_model(kind, spec, task)
     if not isinstance(model, str) and spec.plan.convolutions != "plain":
         slow = [f"{layer.name} ({layer.what}): {layer.why_not}" for layer in layers_of(task) if layer.why_not]

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
 from jaxpfl import mapped
 from jaxpfl.data.labels import are_classes
+from jaxpfl.engine import compiled
 from jaxpfl.engine.spec import RunSpec
-from jaxpfl.errors import JaxpflError, shown, unknown_name
+from jaxpfl.errors import JaxpflError, shown, unknown_name, warn
 from jaxpfl.models import TASKS, PerClient, Pooled, Task, named_metrics
 from jaxpfl.models.base import CLASSIFICATION, NEXT_TOKEN, as_regression, smoothed_cross_entropy
 from jaxpfl.types import NO_LABEL, ClientData, Examples, Federation
@@ -48,17 +51,19 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
     examples = list(_examples(federation, unseen))
     labels = [part.y for part in examples]
     of_first = federation.train.examples.y.shape[1:]
+    stated = spec.training.task.num_classes if isinstance(spec.training.task, Task) else spec.num_classes
     for y in labels:
         if (found := y.shape[1:]) != of_first:
             raise JaxpflError(f"every split's and unseen clients' labels must be of shape {of_first}, got {found}")
     if kind == CLASSIFICATION:
+        _check(labels, lambda y: y >= 0, "labels of the task classification must be >= 0")
         largest = max(int(y.max(initial=0)) for y in labels)
-        classes = largest + 1 if spec.num_classes is None else spec.num_classes
+        classes = largest + 1 if stated is None else stated
         if classes <= largest:
             raise JaxpflError(f"num_classes is {classes} but labels go up to {largest}")
         return classes
     if kind == NEXT_TOKEN:
-        return _tokens(spec, federation, examples)
+        return _tokens(stated, federation, examples)
     if kind in _ONE_LABEL and of_first:
         raise JaxpflError(f"labels of the task {kind} are [n], got {of_first[0]} for each example: use multilabel")
     if kind == "multilabel" and not of_first:
@@ -72,7 +77,7 @@ def outputs_of(kind: str, spec: RunSpec, federation: Federation, unseen: Federat
     return of_first[0] if of_first else 1
 
 
-def _tokens(spec: RunSpec, federation: Federation, examples: list[Examples]) -> int:
+def _tokens(stated: int | None, federation: Federation, examples: list[Examples]) -> int:
     """Number V of tokens of sequences and their labels."""
     y, shape, labels = federation.train.examples.y, federation.input_shape, [part.y for part in examples]
     if not np.issubdtype(y.dtype, np.integer) or y.ndim != 2 or tuple(shape)[:1] != y.shape[1:]:
@@ -82,13 +87,50 @@ def _tokens(spec: RunSpec, federation: Federation, examples: list[Examples]) -> 
         )
     _check(labels, lambda y: y >= NO_LABEL, "labels of the task next-token must be tokens, or -1 for none")
     largest = max(int(y.max(initial=0)) for y in labels)
-    if spec.num_classes is None:
+    if stated is None:
         read = np.issubdtype(federation.train.examples.x.dtype, np.integer)
         tokens = max(int(part.x.max(initial=0)) for part in examples) if read else 0
         return max(largest, tokens) + 1
-    if largest >= spec.num_classes:
-        raise JaxpflError(f"there are {spec.num_classes} tokens, but labels go up to {largest}")
-    return spec.num_classes
+    if largest >= stated:
+        raise JaxpflError(f"there are {stated} tokens, but labels go up to {largest}")
+    return stated
+
+
+def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
+    """Check the shape of the predictions of a model that is not a registered one, and warn of more outputs than classes.
+
+    Args:
+      task: any task of the model.
+      kind: as `kind_of`; nothing is known of the outputs of a task of the user's own.
+      outputs: as `outputs_of`.
+      y: labels of any split, [N] or [N, d].
+
+    Raises:
+      JaxpflError: for fewer outputs than classes or tokens, and another number than one for each label.
+    """
+    if kind not in TASKS:
+        return
+    n = 2  # of one example, [1, K] might be [K, 1]
+    x = jax.ShapeDtypeStruct((n, *task.input_shape), jax.dtypes.canonicalize_dtype(task.input_dtype or float))
+    found = compiled.shapes(task.model.apply, compiled.shapes(task.init, jax.random.key(0)), x).shape
+    returns = f"the model returns {_shape(n, found)} for n examples"
+    if kind not in (CLASSIFICATION, NEXT_TOKEN):
+        if found[:1] != (n,) or math.prod(found) != n * outputs:
+            raise JaxpflError(
+                f"{returns}, and {kind} with labels {_shape(n, (n, *y.shape[1:]))} needs {outputs} of each"
+            )
+        return
+    rows, what = ((n,), "classes") if kind == CLASSIFICATION else ((n, *y.shape[1:]), "tokens at each position")
+    if found[:-1] != rows or found[-1] < outputs:
+        one = ", or task = binary for one logit" if kind == CLASSIFICATION and outputs == 2 else ""
+        raise JaxpflError(f"{returns}, and {outputs} {what} need {_shape(n, (*rows, outputs))}{one}")
+    if found[-1] > outputs:
+        warn(f"{returns}, and there are {outputs} {what}: num_classes = {found[-1]} if others may come")
+
+
+def _shape(n: int, shape: tuple[int, ...]) -> str:
+    """A shape in words, with n for the number of examples."""
+    return f"[{', '.join('n' if not i and size == n else str(size) for i, size in enumerate(shape))}]"
 
 
 def on_model(kind: str, spec: RunSpec, task: Task) -> Task:
