@@ -170,3 +170,31 @@ def test_correlations_help_where_examples_are_few():
     alone = error(jax.vmap(lambda own: regression.posterior(one, own).mean)(data))
     assert learned < 1.08 * known
     assert learned < 0.9 * alone
+
+
+@pytest.mark.parametrize("spreads", [(1.0, 0.5, 0.2), (0.8, 0.3, 0.0), (0.0, 0.0, 0.0)])
+def test_the_maximum_of_the_likelihood_is_not_passed(spreads):
+    """By EM from it, and by SciPy's simplex on the dense likelihood in L; also where Sigma is singular."""
+    rng = np.random.default_rng(1)
+    x = rng.normal(size=(20, 4, 3))
+    theta = np.array([1.0, -1.0, 0.5]) + rng.normal(size=(20, 3)) * spreads
+    y = np.einsum("ijd,id->ij", x, theta) + 0.7 * rng.normal(size=(20, 4))
+    sent = sums(x, y)
+    found = joint.maximum_likelihood(sent, FLOOR, joint.start(sent).covariance ** 0.5)
+    assert found.converged
+    at = found.population
+    assert dense(*at, x, y)[2].sum() == pytest.approx(found.log_likelihood, abs=1e-8)
+    lower = np.tril_indices(3)
+
+    def minus(flat):
+        root = np.zeros((3, 3))
+        root[lower] = flat[3:9]
+        return -dense(flat[:3], root @ root.T, np.exp(flat[9]), x, y)[2].sum()
+
+    factor = np.linalg.qr(np.asarray(found.root).T)[1].T[lower]
+    flat = np.concatenate([at.mean, factor, [np.log(at.noise)]])
+    near = [flat + 0.1 * rng.normal(size=10) for _ in range(200)]
+    assert min(map(minus, near)) > -found.log_likelihood - 1e-6
+    assert -minimize(minus, flat, method="Nelder-Mead", options={"maxiter": 600}).fun < found.log_likelihood + 1e-5
+    after = em(at._replace(covariance=at.covariance + FLOOR * np.eye(3)), sent, FLOOR, 20)
+    assert posteriors(after, sent).log_evidence.sum() < found.log_likelihood + 1e-5

@@ -206,6 +206,26 @@ def test_tables_that_cannot_tell_noise_from_differences_are_refused(tmp_path, ca
     assert said in capsys.readouterr().err
 
 
+def test_coefficients_without_spread_or_without_variation(tmp_path, capsys):
+    """The likeliest spread is 0, which is said; a client of a constant area has no coefficient of its own of it."""
+    rng = np.random.default_rng(0)
+    who = [f"c{i}" for i in range(30) for _ in range(5)]
+    area = rng.normal(size=150)
+    area[:5] = 2.5
+    noise = rng.normal(size=(30, 5, 1))
+    for own, x in zip(noise, area.reshape(30, 5), strict=True):
+        design = np.stack([np.ones(5), x], axis=1)
+        own -= design @ np.linalg.lstsq(design, own, rcond=None)[0]  # every client has the same least squares
+    rows = who, area, ["gas"] * 150, 10 + 2 * area + noise.ravel()
+    path = write(tmp_path, rows)
+    columns = written(tmp_path / "out", path, "--ignore", "heating")
+    said = " ".join(capsys.readouterr().out.split())
+    assert "no spread between clients found: intercept, area (the likeliest sigma_theta is 0)" in said
+    assert np.isnan([columns[f"local:{name}"][0].astype(float) for name in ("intercept", "area")]).all()
+    assert np.isfinite(columns["local:area"][1:].astype(float)).all()
+    assert np.isfinite(columns["personalized:area"].astype(float)).all()
+
+
 def test_labels_without_noise_are_warned_of(tmp_path, capsys):
     who, area, heating, _ = houses()
     exact = np.array([float(name[1:]) for name in who]) + 2 * area

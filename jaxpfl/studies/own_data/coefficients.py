@@ -28,9 +28,7 @@ from jaxpfl.studies.study import Block, Results
 
 INTERCEPT = "intercept"
 _FLOOR = 1e-8
-"""Least variance of standardised coefficients and labels."""
-_BLOCK, _BLOCKS, _ENOUGH = 50, 40, 1e-3
-"""Steps of EM between two looks at the log likelihood, the most of them, and the rise at which it has converged."""
+"""Least variance of standardised labels about their regression."""
 _NO_NOISE = 1e-6
 """Share of the labels' variance up to which noise counts as not told from the clients' differences."""
 _FOLDS = 5
@@ -65,7 +63,7 @@ class _Learned(NamedTuple):
       noise: variance of the labels about the regression.
       means, errors: of the clients' coefficients and of their errors, [m, d] and [m, d, d].
       log_marginal: log likelihood of the labels, in these units.
-      converged: whether the last steps of EM changed little.
+      converged: whether nothing raises the likelihood.
     """
 
     mean: np.ndarray
@@ -114,9 +112,11 @@ def results(path: Path, given: Any, options: Any) -> Results:
         found = _learn(sent, given.rank)
         scores = _held_out(design, m, given.rank, given.seed)
         pooled, local = np.asarray(joint.pooled(sent)), np.asarray(_alone(sent))
+        identified = _identified(np.asarray(sent.gram), design.turn)
     test = differences.of_regressions(design.x, design.y, design.users)
     result = _summary(path, options, given, design, found, scores, pooled, sizes, test)
-    own = _own(result, design, found, local, [str(name) for name in table.user_names], sizes, options.level)
+    own = np.where(identified, local @ design.turn.T + design.shift, np.nan)
+    own = _own(result, design, found, own, [str(name) for name in table.user_names], sizes, options.level)
     return Results(
         json=result,
         tables=lambda: _said(result),
@@ -205,42 +205,24 @@ def _alone(sent: joint.Message) -> jax.Array:
     return jax.vmap(partial(common.least_squares_head, jnp.eye(sent.cross.shape[1])))(sent)
 
 
+def _identified(gram: np.ndarray, turn: np.ndarray) -> np.ndarray:
+    """Mask of the coefficients that a client's own examples identify: rows of ``turn`` in the span of X_i, [m, d]."""
+    unseen = turn - turn @ (np.linalg.pinv(gram, hermitian=True) @ gram)
+    return np.linalg.norm(unseen, axis=2) <= 1e-6 * np.linalg.norm(turn, axis=1)
+
+
 def _learn(sent: joint.Message, rank: int) -> _Learned:
-    """Population by EM, until the log likelihood rises no more; a subspace is one about the pooled coefficients."""
+    """Population by maximum likelihood; a subspace is one about the pooled coefficients."""
     center = joint.pooled(sent)
     if rank:
-        sent = joint.about(center, sent)
-    at: Any = common.start(sent, rank) if rank else joint.start(sent)
-    at = at._replace(noise=jnp.maximum(at.noise, _FLOOR))
-    step = _subspace if rank else _full
-    at, value = step(at, sent)
-    rise = np.inf
-    for _ in range(_BLOCKS):
-        at, new = step(at, sent)
-        rise, value = float(new - value), new
-        if rise < _ENOUGH:
-            break
-    if rank:
-        heads = jax.vmap(partial(common.head, at))(sent)
-        means, errors = center + heads.mean @ at.basis.T, at.basis @ heads.covariance @ at.basis.T
-        mean, covariance = center, at.basis @ at.basis.T
+        found = joint.maximum_likelihood(sent, _FLOOR, common.start(joint.about(center, sent), rank).basis, center)
     else:
-        means = jax.vmap(partial(joint.posterior, at))(sent).mean
-        errors, mean, covariance = joint.squared_errors(at, sent), at.mean, at.covariance
-    mean, covariance, means, errors = map(np.asarray, (mean, covariance, means, errors))
-    return _Learned(mean, covariance, float(at.noise), means, errors, float(value), rise < _ENOUGH)
-
-
-@full_precision.jit
-def _full(at: joint.Coefficients, sent: joint.Message) -> tuple[joint.Coefficients, jax.Array]:
-    at = joint.em(at, sent, _FLOOR, _BLOCK)
-    return at, jax.vmap(partial(joint.posterior, at))(sent).log_evidence.sum()
-
-
-@full_precision.jit
-def _subspace(at: common.Representation, sent: joint.Message) -> tuple[common.Representation, jax.Array]:
-    at = common.em(at, sent, _FLOOR, _BLOCK)
-    return at, jax.vmap(partial(common.head, at))(sent).log_evidence.sum()
+        found = joint.maximum_likelihood(sent, _FLOOR, joint.start(sent).covariance ** 0.5)
+    at = found.population
+    of = jax.vmap(partial(joint.posterior, at))(sent)
+    errors = of.covariance if rank else joint.squared_errors(at, sent)
+    mean, covariance, means, errors = map(np.asarray, (at.mean, at.covariance, of.mean, errors))
+    return _Learned(mean, covariance, float(at.noise), means, errors, found.log_likelihood, found.converged)
 
 
 def _held_out(design: _Design, clients: int, rank: int, seed: int) -> dict[str, np.ndarray]:
@@ -280,7 +262,9 @@ def _summary(
     test: differences.Test | None,
 ) -> dict[str, Any]:
     mean, covariance = design.turn @ found.mean + design.shift, design.turn @ found.covariance @ design.turn.T
-    spreads = np.sqrt(np.diag(covariance))
+    variances = np.diag(covariance)
+    # Centring turns a zero spread into one of rounding.
+    spreads = np.sqrt(np.where(variances > 1e-12 * np.diag(design.turn @ design.turn.T), variances, 0))
     apart = np.where(spreads > 0, spreads, 1)
     rows = zip(design.names, design.turn @ pooled + design.shift, mean, spreads, strict=True)
     held_out = report(scores, {})
@@ -311,14 +295,14 @@ def _own(
     result: dict[str, Any],
     design: _Design,
     found: _Learned,
-    local: np.ndarray,
+    own: np.ndarray,
     names: list[str],
     sizes: np.ndarray,
     level: float,
 ) -> Own:
     """Coefficients of every client for ``estimates.csv``, and a picture of each coefficient."""
     reach = NormalDist().inv_cdf((1 + level) / 2)
-    own, means = (of @ design.turn.T + design.shift for of in (local, found.means))
+    means = found.means @ design.turn.T + design.shift
     stderr = np.sqrt(np.einsum("ij,mjk,ik->mi", design.turn, found.errors, design.turn))
     low, high = means - reach * stderr, means + reach * stderr
     columns: dict[str, list] = {"client": names, "examples": sizes.tolist()}
@@ -326,8 +310,10 @@ def _own(
     pictures = []
     for k, name in enumerate(design.names):
         columns |= {f"{part}:{name}": values[:, k].tolist() for part, values in parts.items()}
-        middle = result["coefficients"][k]["mean"]
-        pictures.append(Picture(name, own[:, k], means[:, k], low[:, k], high[:, k], sizes, middle))
+        seen = ~np.isnan(own[:, k])
+        drawn = (values[seen, k] for values in (own, means, low, high))
+        if seen.any():
+            pictures.append(Picture(name, *drawn, sizes[seen], result["coefficients"][k]["mean"]))
     return Own(result, columns, pictures)
 
 
@@ -362,12 +348,15 @@ def _said(result: dict[str, Any]) -> list[Block]:
         said,
         "intervals take the variances and correlations for known",
     ]
+    alike = [printable(row["name"]) for row in result["coefficients"] if row["sigma_theta"] == 0]
+    if alike:
+        lines.insert(0, f"no spread between clients found: {', '.join(alike)} (the likeliest sigma_theta is 0)")
     if not result["noise_told"]:
         lines.append(
             "warning: no noise is left beside the clients' differences, which is likely too sure: standard errors and "
             "intervals are too small"
         )
     if not result["converged"]:
-        lines.append(f"warning: after {_BLOCK * (_BLOCKS + 1)} steps of EM the likelihood still rises")
+        lines.append("warning: the likelihood's maximum was not reached: spreads and intervals may be off")
     title = f"{unmarked(result['csv'])}: squared error of predictions, a fifth of each client's examples held out"
     return [*found, "", *estimator_table(result, title, lines)]
