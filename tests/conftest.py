@@ -35,7 +35,7 @@ _RESIDENT = 2**30
 
 _COMPUTING = (
     *("statistical", "estimators/test_area_model.py", "estimators/test_learned_intervals.py"),
-    *("estimators/test_rate_goodness.py", "studies/test_network_study.py", "compression/test_total_variation.py"),
+    *("studies/test_network_study.py", "compression/test_total_variation.py"),
 )
 """Folders and files whose slow tests are simulations of many repetitions, which run for longer than they compile."""
 

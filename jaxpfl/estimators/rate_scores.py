@@ -1,9 +1,9 @@
-r"""Normal scores of counts under their fitted prior: N(0, 1) if the prior holds.
+r"""Normal scores of counts under their fitted prior: nearly N(0, 1) if the prior holds.
 
-A count's distribution has steps, and its probability up to the count is drawn evenly within that step (the randomised
-quantile residuals of Dunn and Smyth 1996), also about a regression, of which each client's distribution has the fitted
-mean. As there, coefficients are taken for known: unlike the residuals of a linear model those of counts have no
-leverage that would be taken off, and `rate_goodness` refits instead.
+A count's distribution has steps; its score is taken at the middle of its step (the mid-p-value), so that it depends on
+no random draw. Scores scatter a little less than N(0, 1) where there are few events, and a test for outliers is then
+conservative. About a regression each client's distribution has the fitted
+mean, and coefficients count as known.
 
 Under a mixture of Beta or Gamma distributions, or atoms, a count's probabilities are the components' in their shares. A
 mixture that was fitted to few clients follows one far out, which is then outlying under none.
@@ -32,20 +32,19 @@ MOST_TERMS = 50_000_000
 _AT_ONCE = 2_000_000
 
 
-def scores(found: Rates | RateMixture, seed: int = 0) -> np.ndarray | None:
+def scores(found: Rates | RateMixture) -> np.ndarray | None:
     """Scores of all clients, [m]; None where too many terms would have to be summed.
 
     Args:
-      found: the answer of `ebbinomial` or `ebpoisson`, or ``rates`` of one about a regression.
-      seed: of the draws within a count's step.
+      found: answer of `ebbinomial` or `ebpoisson`, or ``rates`` of a fit about a regression.
     """
     z, size = (np.asarray(of, np.float64) for of in (found.events, found.size))
-    share = np.random.default_rng(seed).random(len(z))
     if isinstance(found, Rates):
         mean, prior_size = (np.asarray(of, np.float64) for of in (found.prior_mean, found.prior_size))
-        return scores_at(z, size, mean, prior_size, share, bounded=bool(found.bounded))
-    tails = _mixed(found.prior, z, size)
-    return None if tails is None else _normal(tails, share)
+        tails = (_binomial if found.bounded else _poisson)(z, size, mean, prior_size)
+    else:
+        tails = _mixed(found.prior, z, size)
+    return None if tails is None else _normal(tails)
 
 
 def _mixed(prior: Any, z: np.ndarray, size: np.ndarray) -> np.ndarray | None:
@@ -53,7 +52,7 @@ def _mixed(prior: Any, z: np.ndarray, size: np.ndarray) -> np.ndarray | None:
     (z, size), place = np.unique(np.stack([z, size]), axis=1, return_inverse=True)
     sizes = prior.sizes if isinstance(prior, Betas | Gammas) else np.full(len(prior.means), np.inf)
     weights, means, sizes = (np.asarray(of, np.float64)[np.asarray(prior.weights) > 0] for of in (*prior[:2], sizes))
-    of_one = terms(size, means[:1], sizes[:1]) if prior.bounded and np.isfinite(sizes).all() else len(z)
+    of_one = _terms(size, means[:1], sizes[:1]) if prior.bounded and np.isfinite(sizes).all() else len(z)
     if of_one * len(weights) > MOST_TERMS:
         return None
     tails = np.zeros((3, len(z)))
@@ -64,33 +63,17 @@ def _mixed(prior: Any, z: np.ndarray, size: np.ndarray) -> np.ndarray | None:
     return tails[:, place.ravel()]
 
 
-def scores_at(
-    z: np.ndarray, size: np.ndarray, mean: np.ndarray, prior_size: np.ndarray, share: np.ndarray, *, bounded: bool
-) -> np.ndarray | None:
-    """Scores of counts, [m], or None as `scores`.
-
-    Args:
-      z, size: successes and trials, or counts and exposures, [m] each.
-      mean, prior_size: of the Beta distributions, or of the Gamma distributions, [] or [m] each; all sizes are infinite
-        or none.
-      share: place of each within its count's step, from 0 to 1, [m].
-      bounded: whether the counts are successes.
-    """
-    tails = (_binomial if bounded else _poisson)(z, size, mean, prior_size)
-    return None if tails is None else _normal(tails, share)
-
-
-def _normal(tails: Sequence[np.ndarray] | np.ndarray, share: np.ndarray) -> np.ndarray:
+def _normal(tails: Sequence[np.ndarray] | np.ndarray) -> np.ndarray:
     """Scores from the probabilities of less than a count, of it, and of more, [m] each."""
     from scipy import special
 
     below, own, above = tails
     tiny = np.finfo(float).tiny
-    lower, upper = (np.clip(of, tiny, 1) for of in (below + share * own, above + (1 - share) * own))
+    lower, upper = (np.clip(of, tiny, 1) for of in (below + own / 2, above + own / 2))
     return np.where(lower < upper, special.ndtri(lower), -special.ndtri(upper))
 
 
-def terms(n: np.ndarray, mean: np.ndarray, size: np.ndarray) -> int:
+def _terms(n: np.ndarray, mean: np.ndarray, size: np.ndarray) -> int:
     """Number of terms that are summed for scores of successes of n trials [m]."""
     return int((_distinct(n, mean, size)[0][0] + 1).sum())
 

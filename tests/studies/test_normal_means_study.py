@@ -13,7 +13,7 @@ from scipy import integrate, special, stats
 from jaxpfl.cli import main
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.estimators import fay_herriot
-from jaxpfl.estimators.normal_means import FAMILIES, goodness_about
+from jaxpfl.estimators.normal_means import FAMILIES
 from jaxpfl.estimators.rates import ebbinomial, ebpoisson
 from jaxpfl.studies import demo_data, mean_populations, normal_means
 from jaxpfl.studies.normal_means import NormalMeansOptions, NormalMeansSettings
@@ -125,7 +125,6 @@ def test_intervals_have_a_length_where_the_likeliest_prior_is_an_atom(capsys, tm
         out = tmp_path / how
         given = ["estimate", "normal-means", "--csv", str(path), "--prior", prior, "--intervals", how]
         main([*given, "--output", str(out)])
-        assert "no sign that the prior is wrong: Anderson-Darling" in capsys.readouterr().out
         assert json.loads((out / "summary.json").read_text())["intervals"] == called
         with open(out / "estimates.csv") as file:
             clients = list(csv.DictReader(file))
@@ -215,8 +214,6 @@ def test_estimates_about_covariates(capsys, tmp_path):
         fit = fay_herriot(x, s, z, fit="ml")
         low, high = fit.interval(0.9)
         risk = fit.risk
-        # The order of the columns changes nothing but rounding.
-        test = goodness_about(jax.random.fold_in(jax.random.key(0), 2), x, s, z, fit="ml")
     fit = jax.tree.map(np.asarray, fit)
     with open(out / "estimates.csv") as file:
         clients = list(csv.DictReader(file))
@@ -232,8 +229,6 @@ def test_estimates_about_covariates(capsys, tmp_path):
     np.testing.assert_allclose(p_values, 2 * stats.norm.sf(np.abs(fit.beta) / errors), rtol=1e-6)
     np.testing.assert_allclose([found["risk"]["personalized"], found["clients_differ"]["p_value"]], [risk, fit.p_value])
     assert found["read"] == {"columns": ["estimate", "se", "income", "year"], "ignored": []}
-    assert (found["fits"]["name"], found["fits"]["draws"]) == ("Anderson-Darling", 99)
-    np.testing.assert_allclose([found["fits"]["statistic"], found["fits"]["p_value"]], test, rtol=1e-6)
     assert found["outlying"] == []
     assert {of.name for of in (out / "plots").iterdir()} == {"shrinkage.png", "quantiles.png"}
 

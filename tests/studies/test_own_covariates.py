@@ -10,8 +10,7 @@ import pytest
 from scipy import stats
 
 from jaxpfl.cli import main
-from jaxpfl.estimators import ebbinomial_regression, ebpoisson_regression, rate_scores, unit_level
-from jaxpfl.estimators.rate_goodness import binomial_goodness, poisson_goodness
+from jaxpfl.estimators import ebbinomial_regression, ebpoisson, ebpoisson_regression, rate_scores, unit_level
 
 
 def own(tmp_path: Path) -> tuple[Path, np.ndarray, np.ndarray, np.ndarray]:
@@ -73,6 +72,26 @@ def test_what_would_be_ignored_is_refused_in_a_line(capsys, tmp_path, args, said
     assert error.count("\n") == 1
 
 
+def test_a_frequency_table_of_counts(capsys, tmp_path):
+    """Weights are numbers of clients: the fit is that of the clients written out, a row each."""
+    counts, number = np.arange(6), np.array([300, 90, 25, 8, 2, 1])
+    path, out = tmp_path / "claims.csv", tmp_path / "out"
+    path.write_text("client,count,exposure,number\n" + "".join(f"k{z},{z},1,{number[z]}\n" for z in counts))
+    command = ["estimate", "normal-means", "--csv", str(path), "--weights", "number"]
+    main([*command, "--output", str(out)])
+    assert "prior weighted by number" in capsys.readouterr().out
+    with open(out / "estimates.csv") as file:
+        found = [float(row["personalized"]) for row in csv.DictReader(file)]
+    with jax.enable_x64(True):
+        each = ebpoisson(np.repeat(counts, number), 1.0)
+    np.testing.assert_allclose(
+        found, np.asarray(each.mean)[np.searchsorted(np.repeat(counts, number), counts)], rtol=1e-5
+    )
+    with pytest.raises(SystemExit):
+        main([*command, "--prior", "npmle"])
+    assert "--weights requires a prior of one component, got --prior npmle" in capsys.readouterr().err
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["successes,trials", "count,exposure"])
 def test_counts_about_covariates(capsys, tmp_path, kind):
@@ -93,10 +112,8 @@ def test_counts_about_covariates(capsys, tmp_path, kind):
         rows = list(csv.DictReader(file))
     with jax.enable_x64(True):
         exceedance, scores = fit.exceedance(), rate_scores.scores(fit.rates)
-        test = (binomial_goodness if "trials" in kind else poisson_goodness)(z, n, x)
         above = fit.exceedance(0.3)
     assert scores is not None
-    assert test is not None
     columns = {"personalized": fit.mean, "regression": fit.rates.prior_mean, "score": scores, "exceedance": exceedance}
     for name, values in columns.items():
         np.testing.assert_allclose([float(row[name]) for row in rows], values, rtol=1e-9)
@@ -104,9 +121,6 @@ def test_counts_about_covariates(capsys, tmp_path, kind):
     np.testing.assert_allclose(ranks["rank"].sum(), 820, rtol=1e-5)  # 1 + ... + 40
     assert np.corrcoef(stats.rankdata(fit.mean), ranks["rank"])[0, 1] > 0.95
     assert (ranks["rank_low"] < ranks["rank_high"]).any()
-    assert found["fits"] == {
-        "name": "Anderson-Darling", "draws": 99, "statistic": float(test.statistic), "p_value": float(test.p_value)
-    }  # fmt: skip
     assert found["outlying"] == []
     assert found["threshold"] is None
     assert {of.name for of in (out / "plots").iterdir()} == {"shrinkage.png", "quantiles.png"}
@@ -114,7 +128,6 @@ def test_counts_about_covariates(capsys, tmp_path, kind):
     said = capsys.readouterr().out
     assert "regression: intercept" in said
     assert "exceedance in estimates.csv: probability of more than 0.3" in said
-    assert "no sign that the prior is wrong: Anderson-Darling" in said
     with open(tmp_path / "above" / "estimates.csv") as file:
         np.testing.assert_allclose([float(row["exceedance"]) for row in csv.DictReader(file)], above, rtol=1e-9)
     main(command)

@@ -6,8 +6,6 @@ from jaxpfl.estimators.normal_means.bootstrap import bootstrap
 from jaxpfl.estimators.normal_means.compare import PriorScores, best, compare_priors, leads
 from jaxpfl.estimators.normal_means.families import FAMILIES, Family
 from jaxpfl.estimators.normal_means.fit import ebnm
-from jaxpfl.estimators.normal_means.goodness import Goodness, goodness_of_fit
-from jaxpfl.estimators.normal_means.goodness_about import GroupGoodness, goodness_about, goodness_in_groups
 from jaxpfl.estimators.normal_means.groups import GroupMeans, ebnm_groups
 from jaxpfl.estimators.normal_means.homogeneity import Homogeneity, homogeneity
 from jaxpfl.estimators.normal_means.james_stein import Shrunken, james_stein
@@ -24,8 +22,6 @@ __all__ = [
     "AreaMeans",
     "Cells",
     "Family",
-    "Goodness",
-    "GroupGoodness",
     "GroupMeans",
     "Homogeneity",
     "NormalMeans",
@@ -45,9 +41,6 @@ __all__ = [
     "ebnm_groups",
     "ebnm_vectors",
     "fay_herriot",
-    "goodness_about",
-    "goodness_in_groups",
-    "goodness_of_fit",
     "homogeneity",
     "james_stein",
     "leads",

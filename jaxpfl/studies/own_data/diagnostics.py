@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.errors import printable
-from jaxpfl.estimators.pictures import FALSE_ALARMS, draw_quantiles, far_out
-from jaxpfl.presentation import INK, new_axes, save
+from jaxpfl.estimators.pictures import draw_quantiles, far_out
+from jaxpfl.presentation import new_axes, save
 
 _NAMED = 6
 
@@ -37,21 +37,11 @@ def told(found: list[dict[str, Any]], of: str = "client") -> str:
     return f"outlying under the fitted prior, in standard deviations: {first}{more}"
 
 
-def fit_told(test: dict[str, Any]) -> str:
-    """A line on the test that the family of priors is right."""
-    fits = "no sign that the prior is wrong" if test["p_value"] > FALSE_ALARMS else "the prior does not fit"
-    return (
-        f"{fits}: {test['name']} of the scores = {test['statistic']:.3g}, p = {test['p_value']:.2g} "
-        f"from {test['draws']} simulated files"
-    )
-
-
 def quantiles(
     folder: Path,
     scores: np.ndarray,
     names: Sequence[str],
     title: str,
-    test: dict[str, Any] | None = None,
     name: str = "quantiles",
 ) -> Path:
     """Plot the ordered scores beside the expected ones, with 95 % of each place's distribution, and name the outlying.
@@ -60,9 +50,4 @@ def quantiles(
     """
     figure, axes = new_axes("expected normal score", "score under the fitted marginal", title)
     draw_quantiles(axes, scores, names)
-    if test is not None:
-        axes.text(
-            0.98, 0.02, f"{test['name']}: p = {test['p_value']:.2g}", transform=axes.transAxes, ha="right", fontsize=9,
-            color=INK,
-        )  # fmt: skip
     return save(figure, folder, name)

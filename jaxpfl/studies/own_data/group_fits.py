@@ -7,14 +7,13 @@ from typing import Any
 import numpy as np
 
 from jaxpfl.estimators import ebnm_groups
-from jaxpfl.estimators.normal_means import goodness_in_groups
-from jaxpfl.studies.own_data.normal_means_fits import Fitted, arrays, draws_of, fits_json, of_draws, risk_of
+from jaxpfl.studies.own_data.normal_means_fits import Fitted, arrays, risk_of
 from jaxpfl.studies.own_data.summary_csv import Summaries
 
 FILE = "groups.csv"
 
 
-def of_groups(data: Summaries, groups: list[str], seed: int, options: Any) -> Fitted:
+def of_groups(data: Summaries, groups: list[str], options: Any) -> Fitted:
     """Fit estimates with standard errors about their groups' means.
 
     Raises:
@@ -46,11 +45,6 @@ def of_groups(data: Summaries, groups: list[str], seed: int, options: Any) -> Fi
             "p_value": float(found.group_p_value),
         },
     }  # fmt: skip
-    many = draws_of(len(index))
-    if many:
-        tested = goodness_in_groups(of_draws(seed), data.first, data.second, index, fit=options.fit, draws=many)
-        facts["fits"] = fits_json(tested.clients, many)
-        facts["groups_fit"] = fits_json(tested.groups, many)
     columns = {
         "local": data.first, "local_stderr": data.second, "personalized": found.mean,
         "personalized_stderr": np.sqrt(found.mse), "low": low, "high": high, "group": np.array(groups),

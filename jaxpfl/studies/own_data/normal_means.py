@@ -63,7 +63,7 @@ def results(path: Path, given: Any, options: Any) -> Results:
         names = ("threshold", "sizes", "most_events")
         refuse_given(options, names, f"is of successes and counts, and {path.name} has estimate,se")
     else:
-        names = ("prior", "center", "components", "groups", "weights", "fit", "range", "error_range")
+        names = ("prior", "center", "components", "groups", "fit", "range", "error_range")
         refuse_given(
             options,
             [name for name in names if not (chosen and name in ("prior", "components"))],
@@ -74,9 +74,9 @@ def results(path: Path, given: Any, options: Any) -> Results:
             if data.kind != "estimate":
                 found = rate_fits.of_counts(data, given.seed, options)
             elif options.covariates:
-                found = fits.of_areas(data, given.seed, options)
+                found = fits.of_areas(data, options)
             elif data.groups is not None:
-                found = group_fits.of_groups(data, data.groups, given.seed, options)
+                found = group_fits.of_groups(data, data.groups, options)
             else:
                 found = fits.of_estimates(data, given.seed, options)
     except JaxpflError as error:
@@ -113,13 +113,11 @@ def results(path: Path, given: Any, options: Any) -> Results:
         of = f"about {', '.join(data.covariate_names)}" if data.covariate_names else f"prior {facts['prior']}"
         of = f"about groups by {more[0]}" if data.groups is not None else of
         title = literal(f"{path.name}: {of}")
-        drawn.append(diagnostics.quantiles(folder, found.scores, data.names, title, facts.get("fits")))
+        drawn.append(diagnostics.quantiles(folder, found.scores, data.names, title))
         if found.groups is not None:
             names, scores = found.groups
             of_groups = literal(f"{path.name}: groups by {more[0]}")
-            drawn.append(
-                diagnostics.quantiles(folder, scores, names, of_groups, facts.get("groups_fit"), "group-quantiles")
-            )
+            drawn.append(diagnostics.quantiles(folder, scores, names, of_groups, "group-quantiles"))
         return drawn
 
     known = ", for which the prior counts as known" if facts.get("intervals") == "plug-in" else ""
@@ -181,7 +179,10 @@ def _said(result: dict[str, Any]) -> list[Block]:
         lines.append(f"components: {kinds}")
     if "weights" in result:
         of = result["weights"]
-        lines.append(f"prior weighted by {printable(of['column'])}: as by {of['effective_clients']:.4g} equal clients")
+        lines.append(
+            f"prior weighted by {printable(of['column'])}: as by {of['effective_clients']:.4g} equal clients; tests, "
+            "ranks and outlying clients count each row once"
+        )
     differ = "clients differ" if test["p_value"] < 0.05 else "no sign that clients differ"
     lines.append(f"{differ}: {test['name']} = {test['statistic']:.4g}, p = {test['p_value']:.2g}")
     if "threshold" in result:
@@ -196,12 +197,8 @@ def _said(result: dict[str, Any]) -> list[Block]:
             f"mean squared error by Stein's unbiased estimate: {risk['personalized']:.4g} ± {risk['stderr']:.2g}, "
             f"local {risk['local']:.4g}"
         )
-    if "fits" in result:
-        lines.append(diagnostics.fit_told(result["fits"]))
     if "outlying" in result:
         lines.append(diagnostics.told(result["outlying"]))
-    if "groups_fit" in result:
-        lines.append(f"of the groups, {diagnostics.fit_told(result['groups_fit'])}")
     if "groups_outlying" in result:
         lines.append(f"of the groups, {diagnostics.told(result['groups_outlying'], 'group')}")
     if "compared" not in result:

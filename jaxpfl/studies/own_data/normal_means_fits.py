@@ -18,13 +18,10 @@ from jaxpfl.estimators import (
     learned_gaussian,
 )
 from jaxpfl.estimators.normal_means import (
-    Goodness,
     NormalMixture,
     PriorScores,
     best,
     bootstrap,
-    goodness_about,
-    goodness_of_fit,
     homogeneity,
     leads,
     ranks_of,
@@ -34,7 +31,6 @@ from jaxpfl.estimators.normal_means.area import dependent
 from jaxpfl.estimators.normal_means.bootstrap import REFITS
 from jaxpfl.estimators.normal_means.compare import FOLDS, learns
 from jaxpfl.estimators.normal_means.families import Family
-from jaxpfl.estimators.normal_means.goodness import DRAWS
 from jaxpfl.estimators.rate_folds import CountScores
 from jaxpfl.studies.own_data import private_fits
 from jaxpfl.studies.own_data.summary_csv import Summaries
@@ -64,7 +60,7 @@ class Fitted(NamedTuple):
     groups: tuple[list[str], np.ndarray] | None = None
 
 
-def of_areas(data: Summaries, seed: int, options: Any) -> Fitted:
+def of_areas(data: Summaries, options: Any) -> Fitted:
     """Fit estimates with standard errors about a regression on covariates.
 
     Raises:
@@ -86,10 +82,6 @@ def of_areas(data: Summaries, seed: int, options: Any) -> Fitted:
             "p_value": float(found.p_value),
         },
     }
-    many = draws_of(len(data.first))
-    if many:
-        tested = goodness_about(of_draws(seed), data.first, data.second, data.covariates, fit=options.fit, draws=many)
-        facts["fits"] = fits_json(tested, many)
     columns = {
         "local": data.first, "local_stderr": data.second, "personalized": found.mean,
         "personalized_stderr": np.sqrt(found.mse), "low": low, "high": high, "regression": found.regression,
@@ -181,13 +173,7 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
     if prior == "normal-mixture" and isinstance(fit.prior, NormalMixture):
         rows = zip(fit.prior.weights, fit.prior.means, fit.prior.sds, strict=True)
         facts["components"] = [{"weight": float(a), "mean": float(b), "sd": float(c)} for a, b, c in rows]
-    many = draws_of(len(x))
-    if data.weights is None and options.epsilon is None and many:
-        of: dict[str, Any] = {"center": learned, "components": options.components, "draws": many}
-        facts["fits"] = fits_json(goodness_of_fit(of_draws(seed), x, s, prior, **of), many)
-    if data.weights is not None:
-        share = data.weights / data.weights.sum()
-        facts["weights"] = {"column": options.weights.strip().lower(), "effective_clients": float(1 / (share @ share))}
+    facts |= weighting(data, options)
     columns = {
         "local": x, "local_stderr": s, "personalized": fit.mean, "personalized_stderr": stderr, "low": low,
         "high": high, "robust": robust.mean, "robust_low": robust.low, "robust_high": robust.high, "lfsr": lfsr,
@@ -196,19 +182,12 @@ def of_estimates(data: Summaries, seed: int, options: Any) -> Fitted:
     return Fitted(facts, arrays(columns), np.asarray(fit.scores))
 
 
-def draws_of(clients: int) -> int:
-    """Number of files that are drawn for the test of a fit, fewer of more clients; zero where there are too many."""
-    return int(np.clip(_REFITTED // clients, _FEWEST_REFITS - 1, DRAWS)) if clients <= MOST_REFITTED else 0
-
-
-def of_draws(seed: int) -> Key:
-    """Key of these files."""
-    return jax.random.fold_in(jax.random.key(seed), 2)
-
-
-def fits_json(test: Goodness, draws: int) -> dict[str, Any]:
-    """The test of a fit as JSON."""
-    return {"name": "Anderson-Darling", "draws": draws} | {name: float(of) for name, of in test._asdict().items()}
+def weighting(data: Summaries, options: Any) -> dict[str, Any]:
+    """Column of the clients' weights, and Kish's number of equal clients, as JSON; empty without weights."""
+    if data.weights is None:
+        return {}
+    share = data.weights / data.weights.sum()
+    return {"weights": {"column": options.weights.strip().lower(), "effective_clients": float(1 / (share @ share))}}
 
 
 def ranked(sample: Callable[[Key], Array], clients: int, seed: int, level: float) -> dict[str, Array]:

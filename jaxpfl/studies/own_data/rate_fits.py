@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxpfl.errors import JaxpflError
 from jaxpfl.estimators import (
     compare_binomial_priors,
     compare_poisson_priors,
@@ -23,7 +24,6 @@ from jaxpfl.estimators.normal_means import best
 from jaxpfl.estimators.normal_means.compare import FOLDS
 from jaxpfl.estimators.poisson_mixtures import Gammas
 from jaxpfl.estimators.rate_answers import Rates, check_threshold
-from jaxpfl.estimators.rate_goodness import binomial_goodness, poisson_goodness
 from jaxpfl.estimators.rate_mixtures import Betas
 from jaxpfl.estimators.rate_regression import ebbinomial_regression, ebpoisson_regression
 from jaxpfl.estimators.rates import ebbinomial, ebpoisson
@@ -34,11 +34,10 @@ from jaxpfl.studies.own_data.normal_means_fits import (
     arrays,
     coefficients,
     compared,
-    draws_of,
-    fits_json,
     ranked,
     refuse_dependent,
     refuse_drawn,
+    weighting,
 )
 from jaxpfl.studies.own_data.summary_csv import Kind, Summaries
 
@@ -60,6 +59,8 @@ def of_counts(data: Summaries, seed: int, options: Any) -> Fitted:
     if options.covariates:
         return of_rates_about(data, seed, options)
     if options.prior in MIXTURES[data.kind]:
+        if data.weights is not None:
+            raise JaxpflError(f"--weights requires a prior of one component, got --prior {options.prior}")
         return of_mixture(data, seed, options, options.prior)
     if options.prior != "best":
         return of_rates(data, seed, options)
@@ -83,11 +84,16 @@ def of_rates(data: Summaries, seed: int, options: Any) -> Fitted:
     if options.epsilon is not None:
         fit, private = private_fits.of_counts(data.kind, z, n, seed, None, options)
     else:
-        fit: Rates = (ebbinomial if data.kind == "successes" else ebpoisson)(z, n)
+        fit: Rates = (ebbinomial if data.kind == "successes" else ebpoisson)(z, n, weights=data.weights)
     low, high, sd = (np.asarray(of) for of in (*fit.interval(level), fit.sd))
     sample, exceedance = fit.sample, fit.exceedance
     how = "plug-in"
-    if options.intervals != how and not private and (data.kind == "successes" or len(z) <= MOST_REFITTED):
+    if (
+        options.intervals != how
+        and not private
+        and data.weights is None
+        and (data.kind == "successes" or len(z) <= MOST_REFITTED)
+    ):
         how = "integrated"
         learned = learned_bernoulli if data.kind == "successes" else learned_poisson
         of = learned.population(z, n)
@@ -102,8 +108,9 @@ def of_rates(data: Summaries, seed: int, options: Any) -> Fitted:
         "estimated": {"mean": mean, "sigma_theta": spread**0.5},
         "threshold": threshold,
         "prior_size": size if np.isfinite(size) else None,
-        **(private or {"log_marginal": float(fit.log_marginal)} | _fits(data, seed)),
+        **(private or {"log_marginal": float(fit.log_marginal)}),
         "clients_differ": _differ(data, seed),
+        **weighting(data, options),
     }
     own = np.asarray(fit.mean)
     columns = {
@@ -111,7 +118,7 @@ def of_rates(data: Summaries, seed: int, options: Any) -> Fitted:
         "high": np.maximum(high, own), "shrinkage": fit.shrinkage, "exceedance": exceedance(threshold),
         **ranked(sample, len(z), seed, level),
     }  # fmt: skip
-    scores = rate_scores.scores(fit, seed)
+    scores = rate_scores.scores(fit)
     return Fitted(facts, arrays(columns if scores is None else columns | {"score": scores}), scores)
 
 
@@ -140,14 +147,13 @@ def of_rates_about(data: Summaries, seed: int, options: Any) -> Fitted:
             "p_value": float(fit.p_value),
         },
         "threshold": options.threshold,
-        **_fits(data, seed),
     }
     columns = {
         "local": data.first / data.second, "personalized": own, "personalized_stderr": rates.sd,
         "low": np.minimum(low, own), "high": np.maximum(high, own), "regression": mu, "shrinkage": rates.shrinkage,
         "exceedance": fit.exceedance(options.threshold), **ranked(fit.sample, len(own), seed, options.level),
     }  # fmt: skip
-    scores = rate_scores.scores(rates, seed)
+    scores = rate_scores.scores(rates)
     return Fitted(facts, arrays(columns if scores is None else columns | {"score": scores}), scores)
 
 
@@ -188,16 +194,8 @@ def of_mixture(data: Summaries, seed: int, options: Any, prior: Any) -> Fitted:
         "slack": float(fit.slack),
         "clients_differ": _differ(data, seed),
     }
-    scores = rate_scores.scores(fit, seed)
+    scores = rate_scores.scores(fit)
     return Fitted(facts, arrays(columns if scores is None else columns | {"score": scores}), scores)
-
-
-def _fits(data: Summaries, seed: int) -> dict[str, Any]:
-    """Test that the family of priors is right, where it can be had."""
-    many, x = draws_of(len(data.first)), data.covariates if data.covariate_names else None
-    test = binomial_goodness if data.kind == "successes" else poisson_goodness
-    tested = test(data.first, data.second, x, seed=seed, draws=many) if many else None
-    return {} if tested is None else {"fits": fits_json(tested, many)}
 
 
 def _differ(data: Summaries, seed: int) -> dict[str, Any]:
