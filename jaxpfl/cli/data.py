@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from jaxpfl.errors import JaxpflError
-from jaxpfl.experiment.config import DataConfig, RunConfig, resolve
+from jaxpfl.experiment.config import TEST_USERS, DataConfig, RunConfig, resolve
 from jaxpfl.places import claim_file
 from jaxpfl.presentation import columns, filled, signed
 
@@ -39,7 +39,7 @@ def about(action: str, settings: DataConfig, as_json: bool, plot: Path | None, o
             return
         _list(entries)
         return
-    from jaxpfl.experiment.setup import load_federation
+    from jaxpfl.experiment.setup import clients_of, load_federation
     from jaxpfl.experiment.source import is_table
     from jaxpfl.experiment.stored_data import is_stored
     from jaxpfl.experiment.true_clusters import client_clusters
@@ -50,13 +50,18 @@ def about(action: str, settings: DataConfig, as_json: bool, plot: Path | None, o
     if config.standardize:
         data.check_standardizable(source)
     clusters = client_clusters(config, source.num_classes)
-    whole = None if is_stored(config.data) else source
+    whole, unseen = None if is_stored(config.data) else source, None
+    if config.unseen_clients == TEST_USERS:
+        whole, unseen = data.seen(source), clients_of(config, source, federation)[1]
     task = config.task if isinstance(config.task, str) else source.task
     summary = data.summary(federation, source.num_classes, whole, clusters, task)
     if plot is not None:
         with signed(_DESCRIBE):
             data.plot_split(summary, plot)
     description = data.describe(summary) | {"standardized": config.standardize or is_table(config)}
+    if unseen is not None:
+        counts = {s: len(getattr(unseen, s).examples.y) for s in ("train", "validation", "test")}
+        description["unseen"] = {"clients": unseen.num_clients, "examples": counts}
     print(json.dumps(description) if as_json else data.format_description(description))
 
 

@@ -112,8 +112,8 @@ def _recommend(settings: RunConfig, run: _Run, path: Path | None, as_json: bool)
         raise JaxpflError(f"the map of winners is of classifications, the task of {config.data} is {source.task}")
     if config.standardize:
         data.check_standardizable(source)
-    if config.unseen_clients:
-        federation, _ = data.set_apart(federation, config.unseen_clients, config.split_seed)
+    if config.clients_apart:
+        federation, _ = data.set_apart(federation, config.clients_apart, config.split_seed)
     model = config.model or model_for(source)
     build_model(model, source.num_classes, federation.input_shape)  # refuses one that does not fit
     cohort = run.cohort or min(config.cohort or federation.num_clients, federation.num_clients)

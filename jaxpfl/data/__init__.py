@@ -7,7 +7,7 @@ there is NumPy on the host. `draw_batches` and `take` run inside the compiled ro
 from jaxpfl.data.batching import Batching, Draw, draw_batches, plan_batches, take
 from jaxpfl.data.describe import Summary, describe, format_description, summary
 from jaxpfl.data.doubts import check_labels, check_scales
-from jaxpfl.data.federate import Split, SplitPurpose, federate, split_rng, true_clusters
+from jaxpfl.data.federate import Split, SplitPurpose, federate, federate_unseen, split_rng, true_clusters
 from jaxpfl.data.held_out import hold_out
 from jaxpfl.data.orders import order_at, orders_at
 from jaxpfl.data.partition.clusters import ClientClusters
@@ -21,7 +21,7 @@ from jaxpfl.data.partition.registry import (
 )
 from jaxpfl.data.plot import plot_split, split_figure
 from jaxpfl.data.set_apart import set_apart
-from jaxpfl.data.sources.base import Entry, Source, data_directory, pixel_scale, pooled, unseen
+from jaxpfl.data.sources.base import Entry, Source, data_directory, pixel_scale, pooled, seen, unseen
 from jaxpfl.data.sources.elections import Elections, load_elections
 from jaxpfl.data.sources.idx import read_idx
 from jaxpfl.data.sources.pickles import read_pickle
@@ -62,6 +62,7 @@ __all__ = [
     "draw_batches",
     "draw_planted",
     "federate",
+    "federate_unseen",
     "format_description",
     "hold_out",
     "known_sources",
@@ -85,6 +86,7 @@ __all__ = [
     "save_federation",
     "scaled",
     "scaling_of",
+    "seen",
     "set_apart",
     "split_figure",
     "split_rng",

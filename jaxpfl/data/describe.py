@@ -150,6 +150,9 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
         lines.append("features brought to mean 0 and deviation 1 over the training examples")
     if described.get("unused_examples"):
         lines.append(f"{described['unused_examples']} examples of the data set are left out")
+    if unseen := described.get("unseen"):
+        parts = ", ".join(f"{count} {split}" for split, count in unseen["examples"].items() if count)
+        lines.append(f"and {unseen['clients']} clients unseen in training, of the test set ({parts} examples)")
     lines += ["", f"{'per client':<12}{'min':>8}{'median':>10}{'max':>8}{'total':>10}"]
     for split, spread in described["examples_per_client"].items():
         lines.append(_spread_line(split, spread) + f"{described['examples'][split]:>10}")

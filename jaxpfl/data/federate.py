@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import IntEnum
 from typing import Any
 
@@ -17,10 +17,10 @@ from jaxpfl.data.labels import are_classes, checked_labels
 from jaxpfl.data.partition.classes import Indices
 from jaxpfl.data.partition.clusters import ClientClusters, draw_clusters
 from jaxpfl.data.partition.registry import CLASSLESS, PartitionOptions, partitioner
-from jaxpfl.data.sources.base import Source, check_finite, pooled
+from jaxpfl.data.sources.base import Source, are_unseen, check_finite, pooled, unseen
 from jaxpfl.data.stack import listed
 from jaxpfl.data.standardize import check_standardizable, scaled, scaling_of
-from jaxpfl.errors import JaxpflError, JaxpflWarning
+from jaxpfl.errors import JaxpflError, JaxpflWarning, warn
 from jaxpfl.settings import COUNT, SHARE, Range, about, keywords_of, part_of, setting
 from jaxpfl.types import Federation
 
@@ -115,8 +115,9 @@ def federate(given: _Federate) -> Federation:
 
     Test examples come from the official test set if there is one, dealt by the partition's own rule; otherwise (and
     for "natural", if its users are not those of the training set) each client's examples are split, class by class as
-    evenly as the counts allow; of an ordered source (`Source.ordered`) each user's last ones are held out. Of a source
-    in files the clients' inputs are in (temporary) files too.
+    evenly as the counts allow; of an ordered source (`Source.ordered`) each user's last ones are held out. Test users
+    without training examples are left out of "natural", with a warning: `federate_unseen` makes clients of them. Of a
+    source in files the clients' inputs are in (temporary) files too.
 
     Raises:
       JaxpflError: for a value out of range, an unknown partition, a missing or unsupported option, an impossible
@@ -155,6 +156,8 @@ def federate(given: _Federate) -> Federation:
     rng = split_rng(split_seed, SplitPurpose.PARTITION)
     dealt = dealer.assign(source if classes else _of_one_class(source), clients, rng)
     train, test = dealt.train, dealt.test
+    if given.partition == "natural" and source.users_test is not None:
+        _warn_of_unseen(source, split=test is None and test_share > 0.0)
     x_test, y_test = source.x_test, source.y_test
     if test is None:
         x_test, y_test = source.x_train, source.y_train
@@ -178,6 +181,37 @@ def federate(given: _Federate) -> Federation:
         drop_empty,
     )
     return scaled(federation, scaling_of(federation)) if given.standardize else federation
+
+
+@keywords_of(_Federate)
+def federate_unseen(given: _Federate) -> Federation:
+    """The test users without training examples as clients unseen in training, each one's examples split.
+
+    A test set of other users than the training set is LEAF's split by user. The other clients are those of
+    `jaxpfl.data.seen`, which may keep all their examples; the ids differ from theirs.
+
+    Raises:
+      JaxpflError: as `federate`, for a partition other than "natural", for ``standardize`` (use `jaxpfl.data.scaled`),
+        and where no test user is unseen.
+
+    Examples:
+      >>> from jaxpfl.data import Source, federate_unseen, seen
+      >>> x, users = np.eye(4), np.array([0, 0, 1, 1])
+      >>> labels = np.array([0, 1, 0, 1])
+      >>> source = Source("own", x, labels, x, labels, 2, "", users_train=users, users_test=users + 1)
+      >>> federate(seen(source), partition="natural", test_share=0.0).train.size
+      array([2, 2], dtype=int32)
+      >>> unseen = federate_unseen(source, partition="natural")
+      >>> unseen.client_ids, unseen.train.size, unseen.test.size
+      (array([2], dtype=int32), array([1], dtype=int32), array([1], dtype=int32))
+    """
+    if given.partition != "natural":
+        raise JaxpflError(f"test users are clients of the partition natural, got {given.partition}")
+    if given.standardize:
+        raise JaxpflError("unseen clients are scaled as the trained ones: scaled(unseen, scaling_of(trained))")
+    others = federate(**vars(replace(given, source=unseen(given.source))))
+    assert given.source.users_train is not None
+    return others._replace(client_ids=others.client_ids + np.int32(len(np.unique(given.source.users_train))))
 
 
 def true_clusters(clients: int, clusters: int, num_classes: int, split_seed: int = 0) -> ClientClusters:
@@ -235,6 +269,20 @@ def _with_test(train: list[Indices], test: list[Indices], drop_empty: bool) -> n
         raise JaxpflError(f"{found}: none is left")
     warnings.warn(f"left out: {found}", JaxpflWarning, stacklevel=3)
     return np.flatnonzero(~without)
+
+
+def _warn_of_unseen(source: Source, split: bool) -> None:
+    """Warn of test users that have no training examples; ``split`` where training examples take their place."""
+    apart = are_unseen(source)
+    if not apart.any():
+        return
+    assert source.users_test is not None
+    users, all_users = (len(np.unique(own)) for own in (source.users_test[apart], source.users_test))
+    warn(
+        f"data set {source.name!r}: {users} of {all_users} test users have no training examples, and their "
+        f"{apart.sum()} examples are left out{'; each client is tested on a part of its own' if split else ''}: "
+        "score them as clients unseen in training, --unseen-clients test (federate_unseen)"
+    )
 
 
 def _of_one_class(source: Source) -> Source:

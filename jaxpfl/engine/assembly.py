@@ -14,6 +14,7 @@ from jaxpfl.algorithms.parts import augmentation, schedules
 from jaxpfl.algorithms.parts.hyper import rates, replace
 from jaxpfl.algorithms.parts.server_optimizer import check_rate
 from jaxpfl.data import check_labels, check_scales
+from jaxpfl.data.stack import listed
 from jaxpfl.engine import accounted, tasks
 from jaxpfl.engine.assemble import build, draw_cohorts, layers_of, make_simulation, make_task, weighting_under
 from jaxpfl.engine.client_graph import NEIGHBOURS, graph_for
@@ -179,8 +180,18 @@ def check_federation(federation: Federation, unseen: Federation | None, *, stric
     if unseen is not None and federation.input_shape != unseen.input_shape:
         here, there = federation.input_shape, unseen.input_shape
         raise JaxpflError(f"unseen clients' inputs must be of shape {here}, as the federation's, got {there}")
-    if not np.asarray(federation.test.size).any():
+    untested = np.asarray(federation.test.size) == 0
+    if unseen is not None and untested.all() and np.asarray(unseen.test.size).any():
+        warn("no trained client has test examples: unseen clients alone are scored", strict=strict)
+    elif untested.all():
         warn("no client has test examples: every score will be NaN", strict=strict)
+    elif untested.any():
+        ids = listed(np.asarray(federation.client_ids)[untested])
+        warn(
+            f"{untested.sum()} of {len(untested)} clients have no test examples (client {ids}): scores are of the "
+            "other clients",
+            strict=strict,
+        )
     processes.on_first(lambda: _look(federation, strict))  # advice, which needs no second pass over files
 
 

@@ -28,9 +28,11 @@ from jaxpfl.models import named_metrics
 from jaxpfl.models.base import CLASSIFICATION, TASKS
 from jaxpfl.participation import availability
 from jaxpfl.privacy import PrivacyConfig
-from jaxpfl.settings import COUNT, Range, about, check, is_default, part_of, restated, setting
+from jaxpfl.settings import COUNT, WHOLE, Kind, Range, about, check, is_default, part_of, restated, setting
 
 _BY_DATA_SET = "by data set unless given"
+TEST_USERS = "test"
+"""Unseen clients that are the users of the official test set."""
 
 
 @dataclass(frozen=True)
@@ -77,11 +79,20 @@ class DataConfig(Split, _Source):
     classes_per_client: int | None = restated(Split, "classes_per_client", None, _BY_DATA_SET)
     test_share: Any = restated(Split, "test_share", None, "0.5 for most data sets")
     task: Any = restated(Settings, "task", None, "by the data set's labels unless given")
-    unseen_clients: int = setting(
+    unseen_clients: int | str = setting(
         0,
-        "Clients beyond --clients that are never trained: they arrive at the end, adapt and are scored.",
-        range=Range(0),
+        "Clients beyond --clients that are never trained: they arrive at the end, adapt and are scored. test takes the "
+        "users of the official test set that have no training examples (LEAF's split by user); the others are trained "
+        "on all their own.",
+        kind=Kind(
+            f"at least 0, or {TEST_USERS}", lambda value: value == TEST_USERS or (WHOLE.holds(value) and value >= 0)
+        ),
     )
+
+    @property
+    def clients_apart(self) -> int:
+        """Number of clients that are drawn among all to be unseen."""
+        return self.unseen_clients if isinstance(self.unseen_clients, int) else 0
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -160,7 +171,10 @@ def resolve(config: RunConfig) -> RunConfig:
     config = dataclasses.replace(config, **{k: v for k, v in values.items() if given[k] is None})
     check(config)
     if config.clients is not None:
-        config = dataclasses.replace(config, data=planted.enlarged(config.data, config.clients + config.unseen_clients))
+        config = dataclasses.replace(config, data=planted.enlarged(config.data, config.clients + config.clients_apart))
+    if config.unseen_clients == TEST_USERS and (config.partition != "natural" or config.pool_test):
+        beside = "pool_test" if config.pool_test else f"partition = {config.partition}"
+        raise JaxpflError(f"unseen_clients = {TEST_USERS} is of partition = natural, not beside {beside}")
     if config.seed > 2**32 - (config.seeds or 1):
         raise JaxpflError(f"seed must be at least 0, and every seed below 2**32, got {config.seed}")
     availability(

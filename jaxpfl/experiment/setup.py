@@ -32,7 +32,7 @@ from jaxpfl.engine.spec_parts import Cohorts, Neighbourhood, Training
 from jaxpfl.engine.state import server_context
 from jaxpfl.errors import JaxpflError, warn
 from jaxpfl.experiment import graph_file, stored_data
-from jaxpfl.experiment.config import ORDERS, RunConfig, spec_for, to_json
+from jaxpfl.experiment.config import ORDERS, TEST_USERS, RunConfig, spec_for, to_json
 from jaxpfl.experiment.data_checksum import of_data
 from jaxpfl.experiment.presets import model_for, preset
 from jaxpfl.experiment.privacy import Origin, Protection, caveat, protection_of
@@ -169,7 +169,7 @@ def prepare(
     named = config if config.model is not None else dataclasses.replace(config, model=Training.model)
     among = among or methods
     everyone = [spec_for(named, name, among) for name in among]
-    check_settings(everyone, newcomers=config.unseen_clients > 0, strict=strict)
+    check_settings(everyone, newcomers=config.unseen_clients != 0, strict=strict)
     specs = [spec for spec in everyone if spec.method.name in methods]
     if config.clients is not None:
         cohorts_of(specs[0], config.clients)
@@ -253,7 +253,8 @@ def check_agreed(experiment: Experiment) -> None:
 def load_federation(
     config: RunConfig, source: Callable[[RunConfig], data.Source] = source_of
 ) -> tuple[data.Source, Federation]:
-    """The data set of a resolved config, and its split into clients, unseen ones among them; not standardised.
+    """The data set of a resolved config, and its split into clients, unseen ones among them (but for test users); not
+    standardised.
 
     Args:
       config: resolved.
@@ -263,10 +264,12 @@ def load_federation(
     if stored is not None:
         return stored.source, stored.federation
     loaded = source(config)
-    split = part_of(Split, config)
+    split = dataclasses.replace(part_of(Split, config), standardize=False)
+    if config.unseen_clients == TEST_USERS:
+        return loaded, data.federate(data.seen(loaded), **vars(dataclasses.replace(split, test_share=0.0)))
     if config.clients is not None:
-        split = dataclasses.replace(split, clients=config.clients + config.unseen_clients)
-    return loaded, data.federate(loaded, **vars(dataclasses.replace(split, standardize=False)))
+        split = dataclasses.replace(split, clients=config.clients + config.clients_apart)
+    return loaded, data.federate(loaded, **vars(split))
 
 
 def clients_of(
@@ -279,8 +282,11 @@ def clients_of(
       source, federation: as `load_federation` gives them.
     """
     unseen = scaling = None
-    if config.unseen_clients:
-        federation, unseen = data.set_apart(federation, config.unseen_clients, config.split_seed)
+    if config.unseen_clients == TEST_USERS:
+        split = dataclasses.replace(part_of(Split, config), clients=None, standardize=False)
+        unseen = data.federate_unseen(source, **vars(split))
+    elif config.clients_apart:
+        federation, unseen = data.set_apart(federation, config.clients_apart, config.split_seed)
     if config.standardize or is_table(config):
         data.check_standardizable(source)
         scaling = data.scaling_of(federation)  # newcomers have no part in it

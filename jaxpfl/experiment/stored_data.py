@@ -50,9 +50,10 @@ def with_split(config: C) -> C:
     """
     if not is_stored(config.data):
         return config
+    _refuse_test_users(config)
     known = dataclasses.asdict(Split(partition="natural")) | _manifest(config.data, config.data_dir)["split"]
     if known["clients"] is not None:
-        known["clients"] -= config.unseen_clients
+        known["clients"] -= config.clients_apart
     for field in dataclasses.fields(Split):
         given, fixed = getattr(config, field.name), known[field.name]
         if field.name in _OF_RUN:
@@ -93,12 +94,13 @@ def convert(config: RunConfig, folder: Path) -> Stored:
         raise JaxpflError(f"{config.data} is a saved federation already")
     if config.standardize:
         raise JaxpflError("standardize is of a run, by the training examples of its clients: leave it out here")
+    _refuse_test_users(config)
     from jaxpfl.experiment.source import source_of  # which reads the names of saved federations here
 
     check_new(folder)
     split: dict[str, Any] = dataclasses.asdict(part_of(Split, config))
     if config.clients is not None:
-        split["clients"] = config.clients + config.unseen_clients
+        split["clients"] = config.clients + config.clients_apart
     with writing(folder.parent):
         folder.parent.mkdir(parents=True, exist_ok=True)
     with mapped.files_in(folder.parent):
@@ -106,6 +108,13 @@ def convert(config: RunConfig, folder: Path) -> Stored:
         federation = data.federate(source, **split)
         data.save_federation(federation, folder, source=source, split=split)
     return data.open_stored(folder)
+
+
+def _refuse_test_users(config: DataConfig) -> None:
+    if isinstance(config.unseen_clients, str):
+        raise JaxpflError(
+            f"unseen_clients = {config.unseen_clients} is of a data set, and a saved federation is split already"
+        )
 
 
 def _folder(name: str, data_dir: str | None) -> Path:

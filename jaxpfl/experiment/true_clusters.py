@@ -16,7 +16,7 @@ def client_clusters(config: RunConfig, num_classes: int) -> np.ndarray | None:
     It has clusters under the partition "clusters", and for planted data if every user is a client.
     """
     if config.partition == "clusters":
-        clients = require(config.clients) + config.unseen_clients
+        clients = require(config.clients) + config.clients_apart
         return data.true_clusters(clients, require(config.clusters), num_classes, config.split_seed).member
     drawn = config.data.partition(":")[0] == "planted" and config.partition == "natural"
     if drawn and config.clients is None and config.users_per_client in (None, 1):

@@ -88,7 +88,7 @@ def prepared(group: Group, loaded: Data) -> Prepared:
     """
     config, method = resolve(group.config), group.method
     given = loaded.of(config)
-    cohort = cohort_of(group.static, given[1].num_clients - config.unseen_clients)
+    cohort = cohort_of(group.static, given[1].num_clients - config.clients_apart)
     if cohort is not None:
         config = dataclasses.replace(config, cohort=cohort)
     initial = None if config.warm_start is None else warm_start.read(config.warm_start)

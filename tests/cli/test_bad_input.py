@@ -78,7 +78,7 @@ def write_idx(folder: Path, name: str, array: np.ndarray, *, magic: int | None =
         (["run", "local", "--dropout", "1"], "dropout must be >= 0 and < 1, got 1.0"),
         (["run", "local", "--stragglers", "-0.5"], "stragglers must be >= 0 and <= 1, got -0.5"),
         (["run", "local", "--same-stragglers"], "same_stragglers needs stragglers > 0"),
-        (["run", "local", "--unseen-clients", "-1"], "unseen_clients must be at least 0, got -1"),
+        (["run", "local", "--unseen-clients", "-1"], "unseen_clients must be at least 0, or test, got -1"),
         (["run", "local", "--adapt-rounds", "-2"], "adapt_rounds must be at least 0, got -2"),
         (["run", "local", "--unseen-clients", "4000"], "clients"),
         (["run", "adaped", "--set", "idle_rounds=-1"], "adaped.idle_rounds must be >= 0, got -1"),

@@ -7,6 +7,7 @@ import pytest
 from command import jaxpfl
 
 from jaxpfl import data, load
+from jaxpfl.errors import JaxpflWarning
 from jaxpfl.experiment.config import RunConfig, resolve
 from jaxpfl.experiment.setup import load_federation, prepare
 
@@ -54,6 +55,32 @@ def test_unseen_clients_have_no_part_in_the_scale(archive):
     real = experiment.federation.train.x[experiment.federation.train.mask]
     np.testing.assert_allclose(real.std(axis=0), 1, rtol=1e-3)
     assert abs(experiment.unseen.train.x[experiment.unseen.train.mask]).max() < 10
+
+
+def test_test_users_come_unseen(capsys, tmp_path):
+    rng, users = np.random.default_rng(1), np.repeat([0, 1, 2, 3], 5)
+    x = {f"x_{part}": rng.normal(size=(20, 3)) * [1, 500, 1] for part in ("train", "test")}
+    place = tmp_path / "own.npz"
+    np.savez(place, **x, y_train=users % 2, y_test=users % 2, users_train=users, users_test=users + 2)
+    flags = ["--data", f"npz:{place}", "--partition", "natural", "--test-share", "0.4", "--unseen-clients", "test"]
+    described = jaxpfl(capsys, "data", "describe", *flags, "--json").json
+    assert described["examples"] == {"train": 20, "validation": 0, "test": 10}
+    assert described["unseen"] == {"clients": 2, "examples": {"train": 6, "validation": 0, "test": 4}}
+    assert described["unused_examples"] == 0
+    config = RunConfig(
+        data=flags[1], partition="natural", test_share=0.4, unseen_clients="test", standardize=True, batch_size=4
+    )
+    with pytest.warns(JaxpflWarning, match=r"2 of 4 clients have no test examples \(client 0, 1\): scores are of the"):
+        experiment = prepare(resolve(config), ("local",))
+    assert experiment.unseen is not None
+    assert experiment.unseen.client_ids.tolist() == [4, 5]
+    np.testing.assert_allclose(experiment.scaling.mean, x["x_train"].mean(axis=0), rtol=1e-4, atol=1e-6)
+    refusals = {
+        ("data", "convert", "--output", str(tmp_path / "made")): "a saved federation is split already",
+        ("data", "describe", "--pool-test"): "unseen_clients = test is of partition = natural, not beside pool_test",
+    }
+    for action, message in refusals.items():
+        assert message in jaxpfl(capsys, *action, *flags).err
 
 
 def test_what_it_costs_a_private_run_is_said(capsys, archive, tmp_path):

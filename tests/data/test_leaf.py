@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from jaxpfl import host_memory
-from jaxpfl.data import available, federate, load
+from jaxpfl.data import available, federate, federate_unseen, load, seen
 from jaxpfl.data.sources.leaf_text import ALL_LETTERS, PAD
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 
@@ -62,7 +62,7 @@ def test_femnist_in_several_files(tmp_path: Path) -> None:
 
 def test_a_user_without_test_examples_is_refused_or_dropped(tmp_path: Path) -> None:
     write(tmp_path / "femnist" / "train" / "a.json", writers())
-    write(tmp_path / "femnist" / "test" / "a.json", writers({"f0003_41": 2, "f0002_07": 1, "f0009_01": 4}))
+    write(tmp_path / "femnist" / "test" / "a.json", writers({"f0003_41": 2, "f0002_07": 1}))
     source = load("femnist", str(tmp_path))
     with pytest.raises(
         JaxpflError, match=r"1 of 3 clients have too few examples to be tested \(client 0\): .*--drop-e"
@@ -73,6 +73,37 @@ def test_a_user_without_test_examples_is_refused_or_dropped(tmp_path: Path) -> N
     np.testing.assert_array_equal(federation.client_ids, [1, 2])
     np.testing.assert_array_equal(federation.train.size, [8, 5])
     np.testing.assert_array_equal(federation.test.size, [1, 2])
+
+
+@pytest.mark.parametrize("shared", [{}, {"u": 1, "w": 2}])
+def test_test_users_that_are_not_trained_are_said_and_come_unseen(tmp_path: Path, shared: dict[str, int]) -> None:
+    write(tmp_path / "own" / "train" / "a.json", writers({"u": 3, "w": 5}, d=7))
+    write(tmp_path / "own" / "test" / "a.json", writers({"v": 4, "x": 2} | shared, d=7))
+    for in_files in (False, True):
+        source = load("leaf:own", str(tmp_path), in_files=in_files)
+        instead = "left out: score" if shared else "left out; each client is tested on a part of its own: score"
+        said = rf"2 of {2 + len(shared)} test users have no training examples, and their 6 examples are {instead}"
+        with pytest.warns(JaxpflWarning, match=said):
+            federation = federate(source, partition="natural")
+        assert federation.train.size.tolist() == ([3, 5] if shared else [1, 2])
+        assert federation.test.size.tolist() == ([1, 2] if shared else [2, 3])
+        trained = federate(seen(source), partition="natural", test_share=0.0)
+        others = federate_unseen(source, partition="natural", test_share=0.25)
+        assert (trained.train.size.tolist(), others.client_ids.tolist()) == ([3, 5], [2, 3])
+        assert (others.train.size.tolist(), others.test.size.tolist()) == ([3, 1], [1, 1])
+        assert source.users_test is not None
+        own = np.concatenate([others.train.examples.x, others.test.examples.x])
+        wanted = source.x_test[np.isin(source.users_test, [1, 3])]
+        np.testing.assert_array_equal(np.sort(own, axis=0), np.sort(wanted, axis=0))
+
+
+def test_users_without_examples_are_left_out_and_said(tmp_path: Path) -> None:
+    write(tmp_path / "own" / "train" / "a.json", {"e": ([], []), "f": ([], [])} | writers({"u": 3, "w": 5}, d=7))
+    write(tmp_path / "own" / "test" / "a.json", {"e": ([], []), "w": ([], [])} | writers({"f": 4, "u": 1}, d=7))
+    with pytest.warns(JaxpflWarning, match=r"own: left out 1 clients without examples \(e\)"):
+        source = load("leaf:own", str(tmp_path))
+    assert source.user_names is not None
+    assert source.user_names.tolist() == ["f", "u", "w"]
 
 
 @pytest.mark.parametrize("place", ["own", "own/data", "own/all_data"])
@@ -129,7 +160,8 @@ def test_reddit(tmp_path: Path) -> None:
     write(tmp_path / "reddit" / "train" / "a.json", users)
     other = comment(["<BOS>", "the", "dog", "sat", "<EOS>"])
     write(tmp_path / "reddit" / "test" / "a.json", {"12": ([other[0]], [other[1]])})
-    source = load("reddit", str(tmp_path))
+    with pytest.warns(JaxpflWarning, match="without examples"):
+        source = load("reddit", str(tmp_path))
     # By frequency, then alphabetically, after <PAD> and <UNK>.
     vocabulary = ["<PAD>", "<UNK>", "the", "<BOS>", "<EOS>", "cat", "mat", "on", "sat"]
     assert source.num_classes == len(vocabulary)
@@ -267,6 +299,7 @@ def test_bad_files(tmp_path: Path) -> None:
         ("[" * 100_000, "no JSON, or truncated"),
         ('{"user_data": {"a": {"x": [[1]], "y": [0]}, "a": {"x": [[1]], "y": [1]}}}', "'a' stands twice in one object"),
         (content.replace('["f0003_41"', '["f0004_41"'), "user 'f0004_41' is listed but has no data"),
+        (content.replace('["f0003_41", ', "["), "user 'f0003_41' has data but is not listed in 'users': add it there"),
     ]:
         file.write_text(broken)
         with pytest.raises(JaxpflError, match=message) as error:

@@ -198,7 +198,8 @@ def test_real_writers() -> None:
     assert (sizes[sizes > 0].min(), np.median(sizes[sizes > 0]), sizes.max()) == (19, 116, 131)
     assert (len(np.unique(source.users_train)), source.x_train.shape) == (539, (60000, 28, 28, 1))
 
-    federation = federate(source, partition="natural", clients=66, users_per_client=3, test_share=0.12)
+    with pytest.warns(JaxpflWarning, match="297 of 297 test users have no training examples"):
+        federation = federate(source, partition="natural", clients=66, users_per_client=3, test_share=0.12)
     counts = summary(federation, 10, source)
     held = sum(int(sizes.sum()) for sizes in counts.sizes.values())
     assert counts.unused == 70000 - held

@@ -8,7 +8,7 @@ import pytest
 
 import jaxpfl
 from jaxpfl.data import describe, format_description, load, summary
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, JaxpflWarning
 
 T = 4
 
@@ -99,8 +99,6 @@ def test_the_first_byte_of_a_window_is_no_label_and_all_others_are(tmp_path):
     ("texts", "message"),
     [
         ({}, "holds no file or subfolder: each is a client"),
-        ({"a": b"long enough", "b": b""}, r"b: holds no text: delete it, or leave it out"),
-        ({"a/x": b"", "a/y": b""}, r"a: holds no text"),
         ({"a": b"four"}, r"a: 4 bytes, and a window of 4 needs 5: give a shorter window"),
         ({"a": b"caf\xe9 noir"}, r"a: byte 3 is no UTF-8, b'\\xe9 no': texts must be"),
         ({"a": "žluťoučký kůň".encode("utf-16")}, r"a: byte 0 is no UTF-8"),
@@ -111,6 +109,17 @@ def test_what_is_no_text_is_refused_in_one_line(tmp_path, texts, message):
     with pytest.raises(JaxpflError, match=message) as refused:
         load(name, window=T)
     assert "\n" not in str(refused.value)
+
+
+def test_clients_without_text_are_left_out_and_said(tmp_path):
+    name = written(tmp_path, {"a/x": b"", "a/y": b"", "b": b"long enough"})
+    with pytest.warns(JaxpflWarning, match=r"left out 1 clients without examples \(a\)"):
+        source = load(name, window=T)
+    assert source.user_names is not None
+    assert source.user_names.tolist() == ["b"]
+    (tmp_path / "b").write_bytes(b"")
+    with pytest.warns(JaxpflWarning, match="left out 2"), pytest.raises(JaxpflError, match="holds no text"):
+        load(name, window=T)
 
 
 def test_other_refusals(tmp_path):

@@ -27,7 +27,7 @@ from jaxpfl.data.partition.classes import (
 from jaxpfl.data.partition.clusters import draw_clusters
 from jaxpfl.data.partition.skew import dirichlet_per_class, dirichlet_per_client, lognormal, lognormal_by_class
 from jaxpfl.data.partition.users import choose_users, examples_of
-from jaxpfl.data.sources.base import Source
+from jaxpfl.data.sources.base import Source, are_unseen
 from jaxpfl.errors import JaxpflError, unknown_name
 from jaxpfl.settings import COUNT, setting
 
@@ -267,7 +267,7 @@ def _natural(options: PartitionOptions) -> Partitioner:
         groups = choose_users(np.unique(source.users_train), m, g, rng)
         train = examples_of(source.users_train, groups)
         # A test set of other users does not fit these clients: each client's own examples are split then.
-        if source.users_test is None or not np.isin(source.users_test, source.users_train).any():
+        if source.users_test is None or are_unseen(source).all():
             return Assignment(train, None, groups)
         return Assignment(train, examples_of(source.users_test, groups), groups)
 

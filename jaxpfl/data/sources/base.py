@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal, NamedTuple, TypeAlias
@@ -12,7 +12,7 @@ import jax
 import numpy as np
 
 from jaxpfl import mapped
-from jaxpfl.errors import JaxpflError
+from jaxpfl.errors import JaxpflError, printable, warn
 
 DATA_DIR_VARIABLE = "JAXPFL_DATA_DIR"
 CANNOT_READ = "cannot read"
@@ -94,26 +94,54 @@ def where_to_put_it() -> str:
     return f"put it there, or say where the data lie with {DATA_DIR_VARIABLE} or --data-dir"
 
 
-def unseen(source: Source) -> Source:
-    """The users of the test part as a data set of their own, for clients unseen in training.
+def are_unseen(source: Source) -> np.ndarray:
+    """Mask of the test examples whose users have no training examples, [T].
 
     Raises:
-      JaxpflError: if the source has no users, or a test user also has training examples.
+      JaxpflError: if the source has no users, or no test examples.
     """
     if source.users_train is None or source.users_test is None:
-        raise JaxpflError(f"data set {source.name!r} has no users, so it has no unseen users")
-    if np.isin(source.users_test, source.users_train).any():
+        raise JaxpflError(f"data set {source.name!r} has no users, or no test set, so it has no unseen users")
+    return ~np.isin(source.users_test, source.users_train)
+
+
+def unseen(source: Source) -> Source:
+    """The test users without training examples as a data set of their own, for clients unseen in training.
+
+    Raises:
+      JaxpflError: if there are none.
+    """
+    apart = are_unseen(source)
+    if not apart.any():
         raise JaxpflError(f"data set {source.name!r}: its test users also have training examples: none is unseen")
-    assert source.y_test is not None
-    return source._replace(
+    others = _tested_on(source, apart)
+    return others._replace(
         name=f"{source.name}, unseen users",
-        x_train=source.x_test,
-        y_train=source.y_test,
-        users_train=source.users_test,
+        x_train=others.x_test,
+        y_train=others.y_test,
+        users_train=others.users_test,
         x_test=None,
         y_test=None,
         users_test=None,
     )
+
+
+def seen(source: Source) -> Source:
+    """The source without the test examples of users that have no training examples, which `unseen` gives."""
+    apart = are_unseen(source)
+    return source._replace(x_test=None, y_test=None, users_test=None) if apart.all() else _tested_on(source, ~apart)
+
+
+def _tested_on(source: Source, mask: np.ndarray) -> Source:
+    """The source with some of its test examples."""
+    assert source.y_test is not None
+    assert source.users_test is not None
+    if mask.all():
+        return source
+    places = np.flatnonzero(mask)
+    x_test = jax.tree.map(lambda leaf: mapped.gathered(leaf, places), source.x_test)
+    y_test = mapped.gathered(source.y_test, places)
+    return source._replace(x_test=x_test, y_test=y_test, users_test=source.users_test[places])
 
 
 def pooled(source: Source) -> Source:
@@ -184,6 +212,12 @@ def pixels(images: np.ndarray) -> np.ndarray:
     """
     images = images[..., None] if images.ndim == 3 else images
     return np.divide(images, np.float32(255), dtype=np.float32)
+
+
+def warn_of_empty(place: Path, names: Collection[str]) -> None:
+    """Warn of clients without any example, which every reader leaves out."""
+    if names:
+        warn(f"{place}: left out {len(names)} clients without examples ({printable(', '.join(sorted(names)), 300)})")
 
 
 def number_users(train: np.ndarray, test: np.ndarray | None) -> tuple[np.ndarray, np.ndarray | None, np.ndarray]:

@@ -24,7 +24,7 @@ import numpy as np
 
 from jaxpfl import mapped
 from jaxpfl.data.sources import leaf_text
-from jaxpfl.data.sources.base import Entry, Inputs, Source, entry, no_classes
+from jaxpfl.data.sources.base import Entry, Inputs, Source, entry, no_classes, warn_of_empty
 from jaxpfl.data.sources.leaf_files import LARGEST, Part, User, locate, read_part
 from jaxpfl.errors import JaxpflError, shown
 
@@ -40,12 +40,14 @@ class Survey(NamedTuple):
     """Facts about a part's users that must be known before the first one is converted.
 
     Attributes:
-      names: of the users with examples.
+      names: names of the users with examples.
+      empty: names of the users without.
       kind: "images", "text" or "sequences": see `kind_of`.
       tally: of the tokens, if the inputs are lists.
     """
 
     names: set[str]
+    empty: set[str]
     kind: str
     tally: leaf_text.Tally
 
@@ -94,6 +96,9 @@ def load_leaf(name: str, folder: Path, *, in_files: bool = False, every: bool = 
         classes = vocabulary.size
     names = sorted(set().union(*(found.names for found in surveys.values())))
     encoded = {part: _concatenate(users[part], encode, names, train_folder.parent / part, in_files) for part in users}
+    holders = np.unique(np.concatenate([part.users for part in encoded.values()]))
+    everyone = set(names).union(*(found.empty for found in surveys.values()))
+    warn_of_empty(folder, everyone.difference(names[i] for i in holders))
     source = _source(name, encoded, names, classes, description, train_folder)
     return source._replace(task="next-token") if every else source
 
@@ -148,17 +153,17 @@ def survey(users: Iterable[User], folder: Path) -> Survey:
     Raises:
       JaxpflError: if no user has an example, or the inputs of the first one by name are of no known kind.
     """
-    names, tally, first = set[str](), leaf_text.Tally(), None
+    names, empty, tally, first = set[str](), set[str](), leaf_text.Tally(), None
     for user, x, y in users:
+        (names if len(y) else empty).add(user)
         if len(y):
-            names.add(user)
             if first is None or user < first[0]:
                 first = user, x[0], y[0], isinstance(x, np.ndarray)
             if isinstance(x, list):
                 tally.add(x)
     if first is None:
         raise JaxpflError(f"{folder}: no user has an example")
-    return Survey(names, kind_of(*first[1:], folder), tally)
+    return Survey(names, empty, kind_of(*first[1:], folder), tally)
 
 
 def kind_of(x: Any, y: Any, is_array: bool, folder: Path) -> str:

@@ -93,9 +93,16 @@ def _users_of(file: Path) -> Iterator[User]:
         raise JaxpflError(f"{file}: no JSON, or truncated: {one_line(error)}") from error
     if not has_data:
         raise JaxpflError(f"{file}: no 'user_data' in it: not a LEAF file")
-    for user in listed if isinstance(listed, list) else ():
-        if str(user) not in found:
+    if not isinstance(listed, list):
+        return
+    names = dict.fromkeys(map(str, listed))
+    for user in names:
+        if user not in found:
             raise JaxpflError(f"{file}: user {shown(user)} is listed but has no data")
+    for user in sorted(found - names.keys()):
+        raise JaxpflError(
+            f"{file}: user {shown(user)} has data but is not listed in 'users': add it there, or delete it"
+        )
 
 
 def _nothing(value: Any) -> tuple[str, ...]:

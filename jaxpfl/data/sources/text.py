@@ -16,7 +16,7 @@ from pathlib import Path
 
 import numpy as np
 
-from jaxpfl.data.sources.base import Source
+from jaxpfl.data.sources.base import Source, warn_of_empty
 from jaxpfl.errors import JaxpflError, shown
 from jaxpfl.files import check_fits
 
@@ -38,7 +38,7 @@ def load_text(name: str, folder: Path, window: int | None = None) -> Source:
       window: T, `WINDOW` unless given.
 
     Raises:
-      JaxpflError: for a missing or empty folder, an empty text, one shorter than a window, and bytes that are no UTF-8.
+      JaxpflError: for a missing folder, one without text, a text shorter than a window, and bytes that are no UTF-8.
     """
     window = WINDOW if window is None else window
     if window < 1:
@@ -51,7 +51,12 @@ def load_text(name: str, folder: Path, window: int | None = None) -> Source:
         raise JaxpflError(f"{folder}: holds no file or subfolder: each is a client")
     size = sum(file.stat().st_size for files in clients.values() for file in files)
     check_fits(folder, 10 * size)  # the text, and four bytes a token twice
-    windows = [_windows(folder / client, files, window) for client, files in clients.items()]
+    texts = {client: b"".join(map(_read, files)) for client, files in clients.items()}
+    warn_of_empty(folder, [client for client, text in texts.items() if not text])
+    texts = {client: text for client, text in texts.items() if text}
+    if not texts:
+        raise JaxpflError(f"{folder}: holds no text")
+    windows = [_windows(folder / client, text, window) for client, text in texts.items()]
     whole = np.concatenate(windows).astype(np.int32)
     return Source(
         name,
@@ -60,9 +65,9 @@ def load_text(name: str, folder: Path, window: int | None = None) -> Source:
         None,
         None,
         BYTES,
-        f"the next byte of {len(clients)} clients' texts in {folder}, windows of {window}",
+        f"the next byte of {len(texts)} clients' texts in {folder}, windows of {window}",
         users_train=np.repeat(np.arange(len(windows), dtype=np.int32), [len(own) for own in windows]),
-        user_names=np.array(list(clients)),
+        user_names=np.array(list(texts)),
         inputs="tokens",
         task="next-token",
         ordered=True,
@@ -83,11 +88,8 @@ def _files(entry: Path) -> Iterator[Path]:
             yield from _files(inner)
 
 
-def _windows(client: Path, files: list[Path], window: int) -> np.ndarray:
+def _windows(client: Path, text: bytes, window: int) -> np.ndarray:
     """Bytes of a client, [n, window + 1]."""
-    text = b"".join(map(_read, files))
-    if not text:
-        raise JaxpflError(f"{client}: holds no text: delete it, or leave it out of the folder")
     if len(text) <= window:
         raise JaxpflError(
             f"{client}: {len(text)} bytes, and a window of {window} needs {window + 1}: give a shorter window, or "

@@ -12,7 +12,7 @@ import numpy as np
 
 from jaxpfl import mapped
 from jaxpfl.data.sources import csv_text, leaf, leaf_files, leaf_text, token_counts
-from jaxpfl.data.sources.base import data_directory, where_to_put_it
+from jaxpfl.data.sources.base import data_directory, warn_of_empty, where_to_put_it
 from jaxpfl.data.sources.npz import read_npz
 from jaxpfl.data.sources.token_counts import TokenCounts, build
 from jaxpfl.errors import JaxpflError, shown
@@ -147,8 +147,8 @@ def load_irc(data_dir: str | None = None) -> TokenCounts:
 def read_leaf_counts(folder: Path) -> TokenCounts:
     """Count each user's target tokens in LEAF's Reddit files, training and test together.
 
-    Padding, words outside the vocabulary and begin and end marks do not count. Users without tokens are left out.
-    The files are read twice, one user at a time.
+    Padding, words outside the vocabulary and begin and end marks do not count. Users without tokens are left out,
+    with a warning. The files are read twice, one user at a time.
 
     Args:
       folder: as in `leaf.load_leaf`.
@@ -180,4 +180,7 @@ def read_leaf_counts(folder: Path) -> TokenCounts:
     if not len(entries):
         raise JaxpflError(f"{folder}: no user has a token")
     made = entries.counts(np.array(list(names)), words.astype(str))
-    return token_counts.added_up(made).with_tokens(1)
+    counts = token_counts.added_up(made).with_tokens(1)
+    everyone = set(names).union(*(survey.empty for survey in surveys))
+    warn_of_empty(folder, everyone.difference(counts.users.tolist()))
+    return counts
