@@ -97,7 +97,7 @@ def _tokens(stated: int | None, federation: Federation, examples: list[Examples]
 
 
 def check_outputs(task: Task, kind: str, outputs: int, y: np.ndarray) -> None:
-    """Check the shape of the predictions of a model that is not a registered one, and warn of more outputs than classes.
+    """Check the shape of what a model returns, and warn of more outputs than classes; registered ones are built to fit.
 
     Args:
       task: any task of the model.
