@@ -166,7 +166,9 @@ class Client(NamedTuple):
     """Pure functions of one client.
 
     Attributes:
-      init: ``(key, hp, ctx, message) -> state``, from the round-0 broadcast. A stateless client returns ``()``.
+      init: ``(key, hp, ctx, message) -> state``, from the round-0 broadcast. A stateless client returns ``()``. The key
+        is the same for all clients, so that models drawn from it start alike; with ``ctx.client_id`` folded in, it is
+        the client's own.
       update: ``(key, hp, ctx, message, state, splits) -> (state, Upload, metrics)``, a round in the cohort. Metrics are
         scalars by name; progress displays show ``train_loss``.
       personalize: ``(key, hp, ctx, message, state, splits) -> personal``, all that ``predict`` needs; does not change

@@ -74,7 +74,8 @@ def adaped(
       idle_rounds: the most rounds in a row that a client outside the cohort trains alone (Algorithm 7); 0 for none.
         Clients then also hold a copy of mu, and a round costs the steps of all m clients.
       architectures: names of the clients' models joined by "+", such as ``"same+mlp:32"``, dealt to the clients in turn
-        by their ids; "same" is the task's model. Clients with it start from mu, others from their own initialisation.
+        by their ids; "same" is the task's model. Clients with it start from mu, those with another one from one model
+        of their own.
       gate: multiplies the distillation term of theta by ``max(1 - CE(mu) / log K, 0)`` on the batch, K the number of
         classes: zero where mu predicts no better than a uniform guess.
 

@@ -25,12 +25,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxpfl import trees
+from jaxpfl.algorithms.parts import class_means
 from jaxpfl.algorithms.parts.averaging import averaging_server, increment
 from jaxpfl.algorithms.parts.hyper import AveragingHyper
 from jaxpfl.algorithms.parts.local_work import Batch, Descent, LocalWork, gradients, run_steps
 from jaxpfl.algorithms.parts.own_part import head_and_body
 from jaxpfl.algorithms.parts.server_optimizer import with_server_optimizer
-from jaxpfl.data import passes
 from jaxpfl.errors import JaxpflError
 from jaxpfl.models import Task
 from jaxpfl.protocol import Algorithm, Client, ClientContext, Message, Upload
@@ -65,11 +65,7 @@ def fedrod(task: Task, work: LocalWork) -> Algorithm:
 
     def log_counts(data: ClientData) -> Array:
         """Logarithms of the numbers of training examples by class, [K]."""
-
-        def counts(x: PyTree, y: Array, valid: Array) -> Array:
-            return (jax.nn.one_hot(y, task.num_classes) * valid[:, None]).sum(axis=0)
-
-        return jnp.log(jnp.maximum(passes.total(counts, data), _NO_EXAMPLE))
+        return jnp.log(jnp.maximum(class_means.counts(task.num_classes, data), _NO_EXAMPLE))
 
     def predict(hp: AveragingHyper, personal: Personal, x: PyTree) -> Array:
         _, body = split(personal.generic)

@@ -6,9 +6,10 @@ FedPer with the parts exchanged. Client i starts its tau steps from its own body
    h \leftarrow h + \frac{\sum_{i \in S} n_i (h_i - h)}{\sum_{i \in S} n_i}
 
 The paper starts it from the models of FedAvg (``warm_start``), and its clients' bodies may be of other architectures.
+All bodies start alike, as in the authors' code.
 
-It does badly where clients have few examples and start at random, as nobody helps them with most of the model: the
-heads that are averaged then read features of unlike bodies.
+It does badly where clients have few examples, as nobody helps them with most of the model: the heads that are averaged
+read features of bodies that drift apart.
 
 Reference: Liang et al. 2020, "Think Locally, Act Globally: Federated Learning with Local and Global Representations",
 https://arxiv.org/abs/2001.01523.

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import jax
+
 from jaxpfl.algorithms.parts.hyper import SgdHyper
 from jaxpfl.algorithms.parts.local_work import LocalWork, gradients, sgd
 from jaxpfl.models import Task
@@ -12,11 +14,11 @@ from jaxpfl.types import Key, Metrics, PyTree, Splits
 def local(task: Task, work: LocalWork) -> Algorithm:
     """Local training on the client's own data by the client optimizer (SGD); nothing is exchanged.
 
-    Models: personalised theta_i, the client's own; no global model.
+    Models: personalised theta_i, the client's own, from a random start of its own; no global model.
     """
 
     def init(key: Key, hp: SgdHyper, ctx: ClientContext, message: Message) -> PyTree:
-        return task.init(key)
+        return task.init(jax.random.fold_in(key, ctx.client_id))
 
     def update(
         key: Key, hp: SgdHyper, ctx: ClientContext, message: Message, theta: PyTree, splits: Splits

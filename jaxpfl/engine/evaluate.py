@@ -45,7 +45,8 @@ class Personal(NamedTuple):
 class Today(NamedTuple):
     """Inputs that all clients share: the run's key, finished rounds, hyper-parameters, server state and message.
 
-    ``welcome`` is the message to new clients, and ``rounds`` the number of rounds that these then train.
+    ``welcome`` is the message to new clients, ``rounds`` the number of rounds that these then train, and ``start`` the
+    key of their first states.
     """
 
     key: Key
@@ -55,6 +56,7 @@ class Today(NamedTuple):
     sent: PyTree
     welcome: PyTree = None
     rounds: Scalar = 0
+    start: PyTree = None
 
 
 Work = Callable[[Today, PyTree, PyTree], PyTree]
@@ -151,8 +153,7 @@ def make_adapt(
             def context(participations: Scalar) -> ClientContext:
                 return ClientContext(last_round, client_id, participations, limit, batch_key)
 
-            init_key = stream(today.key, Purpose.CLIENT_INIT, client_id)
-            start = own if algorithm.pooled else client.init(init_key, today.hp, context(jnp.int32(0)), message)
+            start = own if algorithm.pooled else client.init(today.start, today.hp, context(jnp.int32(0)), message)
             rounds = 0 if algorithm.pooled else today.rounds
 
             def one(nth: Array, own: PyTree) -> PyTree:
@@ -175,7 +176,7 @@ def make_adapt(
 
     def adapt(state: RunState, hp: PyTree, clients: Clients, rounds: Array) -> Scores:
         today, per_client = _today(algorithm, plan, state, settled(hp), clients, newcomers=True)
-        today = today._replace(rounds=rounds)
+        today = today._replace(rounds=rounds, start=stream(state.key, Purpose.CLIENT_INIT))
         if algorithm.server.welcome is not None:
             today = today._replace(welcome=per_client)
         elif jax.tree.leaves(per_client):

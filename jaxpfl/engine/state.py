@@ -211,7 +211,7 @@ def init_state(
     state = lay(model, server.init(stream(key, Purpose.SERVER_INIT), hp, ctx))
     message = server.broadcast(stream(key, Purpose.BROADCAST, 0), hp, ctx, state)
     contract.check_message(message, groups[0].num_clients if among is None else participation.num_clients)
-    per_client = messages(message.per_client, among)
+    per_client, start = messages(message.per_client, among), stream(key, Purpose.CLIENT_INIT)
 
     def init_group(number: int, group: Group, federation: Federation) -> PyTree:
         def init_client(client_id: Array, own: PyTree) -> PyTree:
@@ -219,8 +219,7 @@ def init_state(
                 jnp.int32(0), client_id, jnp.int32(0), ALL_STEPS, stream(key, Purpose.BATCHES, client_id)
             )
             received = Message(message.shared, own)
-            init_key = stream(key, Purpose.CLIENT_INIT, client_id)
-            return lay(model, algorithm.clients[number].init(init_key, hp, client_ctx, received))
+            return lay(model, algorithm.clients[number].init(start, hp, client_ctx, received))
 
         ids = jnp.asarray(federation.client_ids)
         if group.places is None:

@@ -96,7 +96,7 @@ def clusters(task, work):
         return sgd(work, task, key, ctx, splits.train, own, rate=hp.lr, weight_decay=hp.weight_decay)
 
     client = Client(
-        init=lambda key, hp, ctx, message: task.init(key),
+        init=lambda key, hp, ctx, message: task.init(jax.random.fold_in(key, ctx.client_id)),
         update=update,
         personalize=lambda key, hp, ctx, message, own, splits: own,
         predict=lambda hp, own, x: task.model.apply(own, x),

@@ -8,6 +8,7 @@ import pytest
 from numpy_reference import average, decay, sgd, subtract
 from oracle_setup import (
     HEAD,
+    SEED,
     SIZES,
     STEPS,
     Run,
@@ -84,9 +85,12 @@ def test_the_personalised_model_is_the_servers_body_with_the_own_head():
         assert_same(jax.tree.map(lambda a, i=i: a[0, i], models), body | head)
 
 
-def test_heads_start_apart():
-    first = engine().states[0].clients[0]["w2"]
-    assert all(np.abs(first[i] - first[0]).max() > 0.1 for i in range(1, len(SIZES)))
+@pytest.mark.parametrize("method", ["fedper", "fedrep", "lg-fedavg", "fedbn", "fedproto", "fml", "local"])
+def test_clients_start_alike_but_for_local(method):
+    options = {"architectures": "mlp:5"} if method == "fml" else {}
+    first = simulation(method, classification_problem(), {}, **options).init([SEED]).clients[0]
+    apart = max(float(abs(leaf[0] - leaf[0, :1]).max()) for leaf in jax.tree.leaves(first))
+    assert apart > 0.1 if method == "local" else apart == 0
 
 
 @pytest.mark.parametrize("defect", DEFECTS)

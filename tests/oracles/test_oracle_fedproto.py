@@ -2,6 +2,7 @@
 
 from functools import cache
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -20,8 +21,10 @@ from oracle_setup import (
 )
 
 from jaxpfl import JaxpflError, LocalWork
-from jaxpfl.algorithms.fedproto import fedproto
+from jaxpfl.algorithms.fedproto import Prototypes, fedproto
 from jaxpfl.models import build_model, classification
+from jaxpfl.protocol import Message
+from jaxpfl.types import Splits
 
 HYPER = SGD | {"lam": 0.7}
 
@@ -125,6 +128,18 @@ def test_a_class_that_nobody_has_is_not_predicted_and_draws_nothing():
     known = predicted(own.model, {"means": server.means[:-1]}, x)
     np.testing.assert_allclose(logits[:, :-1], known, rtol=1e-9)
     np.testing.assert_allclose(logits[:, -1], known.min(axis=1) - 1, rtol=1e-9)
+
+
+def test_own_classes_are_those_of_the_clients_training_examples():
+    task, x = perceptron(), clients(classification_problem().test)[0][0]
+    (client,) = fedproto(task, LocalWork(np.array(SIZES), STEPS, 6), predict="own-classes").clients
+    train = classification_problem().train
+    one = train.with_examples(y=np.minimum(train.examples.y, CLASSES - 2)).client(0)
+    own, rng = task.init(jax.random.key(0)), np.random.default_rng(0)
+    means, known = rng.normal(size=(CLASSES, own["b1"].size)), jnp.array([1.0, 0, 1])
+    personal = client.personalize(None, None, None, Message(Prototypes(means, known)), own, Splits(one, one))
+    logits = np.asarray(client.predict(None, personal, x))
+    assert set(logits.argmax(axis=1)) == {0}
 
 
 @pytest.mark.slow

@@ -36,6 +36,15 @@ def refuse_other_tasks(method: str, why: str, task: Task) -> None:
         raise JaxpflError(f"{method} {why}: the task {task.kind!r} has none")
 
 
+def counts(classes: int, data: ClientData) -> Array:
+    """Numbers of a client's examples by class, [K]."""
+
+    def of_chunk(x: PyTree, y: Array, valid: Array) -> Array:
+        return (jax.nn.one_hot(y, classes) * valid[:, None]).sum(axis=0)
+
+    return passes.total(of_chunk, data)
+
+
 def of_client(features: Callable[[PyTree], Array], classes: int, data: ClientData) -> ClassMeans:
     """Class means over all examples of a client.
 

@@ -76,7 +76,8 @@ def trained_together(task: Task, work: LocalWork, split: Split) -> Update:
 def keeping_own_part(task: Task, work: LocalWork, split: Split, update: Update, local_steps: int) -> Algorithm:
     """Algorithm whose clients keep their personal parts, and whose server averages the shared ones.
 
-    A personal part has an initialisation of its own, and is the client's whole state.
+    A personal part is the client's whole state; all start alike, as in the code of FedRep's, LG-FedAvg's and FedBN's
+    authors.
 
     Args:
       update: as `Client.update`; the message is the shared part.
