@@ -11,6 +11,10 @@ import pytest
 import jaxpfl
 from jaxpfl import METHODS, JaxpflError, Method, Model
 from jaxpfl.algorithms import AveragingHyper
+from jaxpfl.engine.assembly import check_settings
+from jaxpfl.engine.spec import spec_of
+from jaxpfl.engine.spec_parts import Settings
+from jaxpfl.privacy import Mechanism
 
 
 @pytest.fixture(scope="module")
@@ -32,6 +36,33 @@ def test_a_sweep_gives_each_run_its_value(federation):
     alone = fit(federation, seeds=[0], hyper={"psi_init": starts[1]})
     np.testing.assert_allclose(together.history["psi"][1], alone.history["psi"][0], rtol=1e-5)
     assert np.abs(together.history["psi"][0] - alone.history["psi"][0]).max() > 0.1
+
+
+@pytest.mark.parametrize(
+    ("seeds", "given", "said"),
+    [
+        (
+            range(3),
+            {"hyper": {"psi_init": [1, 3.5, 8]}},
+            r"psi_init = \[1.0, 3.5, 8.0\] .*seeds \[0, 1, 2\].*seeds=\[0, 0, 0\]",
+        ),
+        ([0, 1], {"lr": [0.1, 0.2]}, r"^lr = \[0.1, 0.2\]"),
+        ([0, 1], {"stragglers": [0.1, 0.2]}, r"stragglers = \[0.1, 0.2\]"),
+        ([0, 0, 1, 1], {"lr": [0.1, 0.2, 0.1, 0.2]}, None),
+        ([0, 0], {"lr": [0.1, 0.2]}, None),
+        ([0, 1], {"lr": [0.1, 0.1]}, None),
+        ([0, 1], {"privacy": Mechanism((0.5, 1.0), 1.0)}, r"noise_multiplier = \[0.5, 1.0\]"),
+    ],
+)
+def test_values_that_go_with_other_seeds_are_warned_of(seeds, given, said):
+    parts = {name: given[name] for name in ("hyper", "privacy") if name in given}
+    plain = {name: value for name, value in given.items() if name not in parts}
+    spec = spec_of(jaxpfl.METHODS["adaped"], Settings(**plain), seeds=seeds, **parts)
+    if said is None:
+        check_settings([spec], newcomers=False, strict=True)
+    else:
+        with pytest.warns(jaxpfl.JaxpflWarning, match=said):
+            check_settings([spec], newcomers=False)
 
 
 def test_shapes_of_the_result(federation):

@@ -23,7 +23,7 @@ from jaxpfl.engine.simulation import Simulation
 from jaxpfl.engine.spec import RunSpec
 from jaxpfl.engine.stopping import check_patience
 from jaxpfl.engine.unused import unused
-from jaxpfl.errors import JaxpflError, warn
+from jaxpfl.errors import JaxpflError, shown, warn
 from jaxpfl.models import Task
 from jaxpfl.models.base import NEXT_TOKEN
 from jaxpfl.models.given import start_from
@@ -167,8 +167,26 @@ def check_settings(specs: list[RunSpec], *, newcomers: bool, strict: bool = Fals
                 "them all",
                 strict=strict,
             )
+        _check_seeds(spec, strict=strict)
     if idle := unused(specs, newcomers=newcomers):
         warn("; ".join(idle), strict=strict)
+
+
+def _check_seeds(spec: RunSpec, *, strict: bool) -> None:
+    """Warn of runs that differ in their seeds and in a value at once; ``strict`` refuses them."""
+    found = vars(hyper_of(spec)) | vars(spec.availability) | (vars(spec.privacy) if spec.privacy else {})
+    lists = {name: np.asarray(value).tolist() for name, value in found.items() if np.ndim(value) == 1}
+    swept = {name: values for name, values in lists.items() if len(values) == len(spec.seeds) and len(set(values)) > 1}
+    seeds: dict[tuple[float, ...], list[int]] = {}
+    for run, seed in zip(zip(*swept.values(), strict=True), spec.seeds, strict=False):
+        seeds.setdefault(run, []).append(seed)
+    if len({tuple(sorted(own)) for own in seeds.values()}) > 1:
+        name, values = next(iter(swept.items()))
+        warn(
+            f"{name} = {shown(values)} differs between runs whose seeds {shown(list(spec.seeds))} differ too, which "
+            f"mixes the two effects: give every value the same seeds, such as seeds={[spec.seeds[0]] * len(values)}",
+            strict=strict,
+        )
 
 
 def check_federation(federation: Federation, unseen: Federation | None, *, strict: bool = False) -> None:
