@@ -18,7 +18,8 @@ MADE = ("PKG-INFO", "setup.cfg", "jaxpfl.egg-info/")
 def expected_in_wheel(tracked: set[str]) -> set[str]:
     """The package with its data, and the benchmarks as a package in it."""
     package = {name for name in tracked if name.startswith("jaxpfl/")}
-    modules = {name for name in tracked if name.startswith("benchmarks/") and name.endswith(".py")}
+    data = ("benchmarks/papers/measured/", "benchmarks/winners/map.json")
+    modules = {n for n in tracked if n.startswith("benchmarks/") and (n.endswith(".py") or n.startswith(data))}
     return package | {f"jaxpfl/{name}" for name in modules}
 
 

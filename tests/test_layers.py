@@ -55,9 +55,7 @@ LEVELS = {
     "experiment": 5,
     "studies": 5,
     "sweep": 6,
-    "papers": 7,
     "reports": 7,
-    "winners": 7,
     "cli": 8,
 }
 ROOT = Path(jaxpfl.__file__).parent

@@ -12,8 +12,9 @@ ROOT = Path(__file__).parents[1]
 
 def test_every_package_is_installed():
     listed = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    folders = {".".join(path.parent.relative_to(ROOT).parts) for path in (ROOT / "jaxpfl").rglob("__init__.py")}
-    assert set(listed) == folders | {"jaxpfl.benchmarks"}
+    paths = [*(ROOT / "jaxpfl").rglob("__init__.py"), *(ROOT / "benchmarks").rglob("__init__.py")]
+    names = {".".join(path.parent.relative_to(ROOT).parts) for path in paths}
+    assert set(listed) == {name if name.startswith("jaxpfl") else f"jaxpfl.{name}" for name in names}
 
 
 def test_the_version_is_one():

@@ -13,11 +13,11 @@ import pytest
 
 import jaxpfl
 from jaxpfl import METHODS, JaxpflError
+from jaxpfl.benchmarks.papers import registry
 from jaxpfl.cli import app, training
 from jaxpfl.cli.arguments import checked
 from jaxpfl.cli.signature import flags_of
 from jaxpfl.compression import resolve
-from jaxpfl.papers import registry
 
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "papers.md").read_text()
@@ -76,7 +76,7 @@ def check_call(command: str) -> None:
     prog, known = "jaxpfl", training.commands(args)
     if args[0] in app.GROUPS:
         group, *args = args
-        prog, known = f"jaxpfl {group}", importlib.import_module(f"jaxpfl.cli.{group}").commands()
+        prog, known = f"jaxpfl {group}", app.commands_of(group)
     name, *args = args
     chosen = next(c for c in known if c.__name__.replace("_", "-") == name)
     checked(flags_of(chosen), args, f"{prog} {name}")

@@ -28,7 +28,7 @@ RECOMMEND = "Describe a federation, and print the map's nearest cells, their bes
 STUDY_SWEEP = "Run a study of estimation over a grid of its settings: jaxpfl sweep estimate NAME."
 COMPLETION = "Print the script that completes commands, methods and flags in a shell: jaxpfl completion bash | zsh."
 ALONE: dict[str, str] = {"sweep": SWEEP, "recommend": RECOMMEND, "completion": COMPLETION}
-"""Commands in a module of their own: ``jaxpfl.cli.NAME`` has ``commands(args)``."""
+"""Commands in a module of their own, see `commands_of`."""
 FOLDERS: dict[str, str] = {
     "report": "One HTML page about runs, sweeps and studies: tables, pictures, settings and claims.",
     "runs": "List the run, sweep and study folders below a folder, with their status.",
@@ -43,7 +43,19 @@ GROUPS: dict[str, str] = {
     "privacy": "Privacy calculators: epsilon, noise, paper, curve; audit tries to refute a claim.",
     "winners": "The map of which method wins where, that jaxpfl recommend reads: run measures it, show prints it.",
 }
-"""Command groups and their purpose: ``jaxpfl.cli.NAME`` has ``commands(args)``."""
+"""Command groups and their purpose."""
+_MODULES = {
+    "papers": "jaxpfl.benchmarks.papers.commands",
+    "winners": "jaxpfl.benchmarks.winners.commands",
+    "recommend": "jaxpfl.benchmarks.winners.recommend_command",
+}
+"""Modules of the commands that belong to the benchmarks, which are installed beside the package."""
+
+
+def commands_of(name: str, args: list[str] | None = None) -> Iterable[Callable[..., None]]:
+    """Commands of a group, or the one command of a module: those that the arguments need, all without arguments."""
+    commands = importlib.import_module(_MODULES.get(name, f"jaxpfl.cli.{name}")).commands
+    return commands() if args is None else commands(args)
 
 
 def run(args: list[str]) -> None:
@@ -105,16 +117,14 @@ def _dispatch(args: list[str]) -> None:
         return
 
     if args[:1] and args[0] in GROUPS:
-        group = importlib.import_module(f"jaxpfl.cli.{args[0]}")
-        _choose(group.commands(args[1:]), f"jaxpfl {args[0]}", GROUPS[args[0]], args[1:])
+        _choose(commands_of(args[0], args[1:]), f"jaxpfl {args[0]}", GROUPS[args[0]], args[1:])
         return
     if args[:2] == ["sweep", "estimate"]:
         studies = importlib.import_module("jaxpfl.cli.sweep_estimate").commands(args[2:])
         _choose(studies, "jaxpfl sweep estimate", STUDY_SWEEP, args[2:])
         return
     if args[:1] and (args[0] in ALONE or args[0] in FOLDERS):
-        own = importlib.import_module(f"jaxpfl.cli.{args[0] if args[0] in ALONE else 'folders'}").commands(args)
-        _choose(own, "jaxpfl", DESCRIPTION, args)
+        _choose(commands_of(args[0] if args[0] in ALONE else "folders", args), "jaxpfl", DESCRIPTION, args)
         return
     _choose(training.commands(args), "jaxpfl", DESCRIPTION, args, others={**ALONE, **FOLDERS, **GROUPS, "bench": BENCH})
 

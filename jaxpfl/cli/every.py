@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Iterable
 
 from jaxpfl.cli import app, folders, training
@@ -12,8 +11,8 @@ def by_name() -> dict[str, Callable[..., None]]:
     """Every command by its full name (``jaxpfl papers run``), in the order of ``jaxpfl --help``; each is imported."""
     groups: dict[str, Iterable[Callable[..., None]]] = {"": [*training.commands([]), *folders.commands()]}
     for name in app.ALONE:
-        groups[""] = [*groups[""], *importlib.import_module(f"jaxpfl.cli.{name}").commands([name])]
-    groups |= {name: importlib.import_module(f"jaxpfl.cli.{name}").commands() for name in app.GROUPS}
+        groups[""] = [*groups[""], *app.commands_of(name, [name])]
+    groups |= {name: app.commands_of(name) for name in app.GROUPS}
     return {
         " ".join(f"jaxpfl {group} {command.__name__.replace('_', '-')}".split()): command
         for group, commands in groups.items()

@@ -4,10 +4,10 @@ import json
 from pathlib import Path
 
 import pytest
-from jaxpfl.benchmarks import defaults
 
 from jaxpfl import METHODS, JaxpflError
 from jaxpfl.algorithms.parts.hyper import replace
+from jaxpfl.benchmarks import defaults
 
 RECORD = Path(__file__).parents[2] / "benchmarks" / "results" / "defaults_cpu2.json"
 AS_PRINTED = ("adaped",)

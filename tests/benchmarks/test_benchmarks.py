@@ -247,8 +247,8 @@ def test_streamed_draws_curves_over_clients_in_every_place(tmp_path: Path):
 
 def test_the_size_of_a_streamed_client_is_that_of_its_model():
     import jax
-    from jaxpfl.benchmarks.streamed import KINDS
 
+    from jaxpfl.benchmarks.streamed import KINDS
     from jaxpfl.models import build_model
 
     for kind in KINDS.values():
@@ -404,8 +404,9 @@ def test_needles(tmp_path: Path):
 
 def test_the_risk_of_soft_thresholding():
     """Beside SciPy's quadrature of the squared error."""
-    from jaxpfl.benchmarks.needles import soft_threshold
     from scipy import integrate, stats
+
+    from jaxpfl.benchmarks.needles import soft_threshold
 
     threshold = math.sqrt(2 * math.log(1000))
 
@@ -447,8 +448,9 @@ def test_estimators_compared(tmp_path: Path):
 def test_the_posterior_of_ported_priors():
     """Beside the mixture of a client's posterior on a fine grid of theta."""
     import numpy as np
-    from jaxpfl.benchmarks.estimator_ports import posterior
     from scipy import stats
+
+    from jaxpfl.benchmarks.estimator_ports import posterior
 
     weights, means, sds = np.array([0.3, 0.0, 0.7]), np.array([0.5, 9.0, -1.0]), np.array([0.0, 1.0, 0.8])
     x, s = np.array([0.2, 1.5, -4.0]), np.array([0.5, 1.0, 2.0])

@@ -1,6 +1,5 @@
 """Every command's arguments, from its own list of flags: one line for what does not parse, JSON, and help that fits."""
 
-import importlib
 import itertools
 import json
 import re
@@ -14,7 +13,7 @@ import tyro
 from command import jaxpfl
 
 from jaxpfl.cli import folders, parse, training
-from jaxpfl.cli.app import GROUPS
+from jaxpfl.cli.app import GROUPS, commands_of
 from jaxpfl.cli.arguments import checked
 from jaxpfl.cli.flags import REGISTRY
 from jaxpfl.cli.signature import REQUIRED, Flag, flags_of
@@ -24,7 +23,7 @@ COMMANDS: dict[str, Callable[..., None]] = {
     f"{group} {command.__name__}".strip().replace("_", "-"): command
     for group, commands in {
         "": (*training.commands([]), *folders.commands()),
-        **{name: importlib.import_module(f"jaxpfl.cli.{name}").commands() for name in GROUPS},
+        **{name: commands_of(name) for name in GROUPS},
     }.items()
     for command in commands
 }

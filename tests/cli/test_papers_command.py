@@ -6,7 +6,7 @@ import pytest
 from command import jaxpfl
 
 from jaxpfl import sealed
-from jaxpfl.papers import results
+from jaxpfl.benchmarks.papers import results
 
 ROW = ["method", "setting", "ours", "std", "printed", "printed_std", "difference", "note"]
 

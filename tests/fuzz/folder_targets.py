@@ -20,11 +20,12 @@ import numpy as np
 from fuzz_target import Target, copied, of_folder
 
 from jaxpfl import checksums, files, load_models, sealed
+from jaxpfl.benchmarks.papers import results as papers
+from jaxpfl.benchmarks.winners import atlas
 from jaxpfl.engine.streamed import undo
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.errors import JaxpflError
 from jaxpfl.experiment import results, stored_run, warm_start
-from jaxpfl.papers import results as papers
 from jaxpfl.parquet import read_table
 from jaxpfl.records import Journal, load_sweep
 from jaxpfl.reports import compare, report
@@ -32,7 +33,6 @@ from jaxpfl.reports.check import check
 from jaxpfl.reports.folders import below
 from jaxpfl.sweep import definition as definitions
 from jaxpfl.sweep.claims import Claims
-from jaxpfl.winners import atlas
 
 GOOD = Path(tempfile.gettempdir())
 """Replaced by `fuzz`."""

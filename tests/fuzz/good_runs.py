@@ -15,19 +15,19 @@ sys.path.append(str(Path(__file__).parents[1] / "experiment"))
 from finished_run import run
 
 from jaxpfl import files, sealed
+from jaxpfl.benchmarks.papers import results
+from jaxpfl.benchmarks.winners import atlas
 from jaxpfl.cli import main
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.engine.streamed.undo import Journal as Undo
 from jaxpfl.experiment.config import RunConfig
 from jaxpfl.experiment.export import export
-from jaxpfl.papers import results
 from jaxpfl.parquet import write_table
 from jaxpfl.records import FAILED, Journal, Record
 from jaxpfl.sweep import definition as definitions
 from jaxpfl.sweep.claims import Claims
 from jaxpfl.sweep.grid import Grid, parse
 from jaxpfl.sweep.summary import summarize
-from jaxpfl.winners import atlas
 
 METHODS = ("local", "adaped")
 ROWS = 6

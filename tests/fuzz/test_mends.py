@@ -14,6 +14,8 @@ import scipy.io
 import jaxpfl
 from jaxpfl import JaxpflError, checksums, sealed
 from jaxpfl.algorithms.parts.optimizers import resolve as resolve_optimizer
+from jaxpfl.benchmarks.papers.results import Result, Row
+from jaxpfl.benchmarks.papers.results import read as read_result
 from jaxpfl.choices import literal, typed
 from jaxpfl.compression import qsgd, run_length, top_k
 from jaxpfl.data.sources.matlab import read_cells
@@ -23,8 +25,6 @@ from jaxpfl.engine.model_files import FORMAT, MANIFEST, load_models
 from jaxpfl.engine.streamed import undo
 from jaxpfl.engine.streamed.disk import Disk
 from jaxpfl.errors import expecting
-from jaxpfl.papers.results import Result, Row
-from jaxpfl.papers.results import read as read_result
 from jaxpfl.records import Journal, Record
 from jaxpfl.reports.check import _lost, check
 from jaxpfl.reports.page import page

@@ -6,10 +6,10 @@ import json
 import numpy as np
 import pytest
 
-from jaxpfl.papers import board, others, registry, results, run
-from jaxpfl.papers.declared import Contender, Experiment, Printed, Training
-from jaxpfl.papers.train import config_of
-from jaxpfl.papers.way import Interrupted, Way
+from jaxpfl.benchmarks.papers import board, others, registry, results, run
+from jaxpfl.benchmarks.papers.declared import Contender, Experiment, Printed, Training
+from jaxpfl.benchmarks.papers.train import config_of
+from jaxpfl.benchmarks.papers.way import Interrupted, Way
 
 SMALL = {"data": "digits", "model": "linear", "clients": 4, "cohort": 4, "partition": "dirichlet-class", "alpha": 0.5}
 SMALL |= {"local_epochs": 1, "batch_size": 20, "rounds": 6, "seeds": 2, "test_share": 0.25}

@@ -6,11 +6,11 @@ import pytest
 
 from jaxpfl import JaxpflError, algorithms
 from jaxpfl.algorithms.parts import optimizers
+from jaxpfl.benchmarks.papers import board, estimate, reaching, registry, results, run, train
+from jaxpfl.benchmarks.papers.declared import UNPRINTED, Estimation, Reaching, Students, Training, slug
 from jaxpfl.engine.assembly import hyper_of
 from jaxpfl.experiment.config import resolve, spec_for
 from jaxpfl.experiment.setup import prepare
-from jaxpfl.papers import board, estimate, reaching, registry, results, run, train
-from jaxpfl.papers.declared import UNPRINTED, Estimation, Reaching, Students, Training, slug
 from jaxpfl.sweep.axes import applied
 
 EVERY = list(registry.EXPERIMENTS.values())

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 from jaxpfl import JaxpflWarning, sealed
-from jaxpfl.papers import reaching, results, run
-from jaxpfl.papers.declared import Contender, Experiment, Printed, Reaching, Training
-from jaxpfl.papers.reaching import reached
-from jaxpfl.papers.way import Interrupted, Way
+from jaxpfl.benchmarks.papers import reaching, results, run
+from jaxpfl.benchmarks.papers.declared import Contender, Experiment, Printed, Reaching, Training
+from jaxpfl.benchmarks.papers.reaching import reached
+from jaxpfl.benchmarks.papers.way import Interrupted, Way
 from jaxpfl.sweep.execute import Reporter
 
 SMALL = {"data": "digits", "model": "linear", "clients": 4, "cohort": 2, "classes_per_client": 3, "local_steps": 2}

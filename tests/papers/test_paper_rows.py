@@ -5,10 +5,10 @@ import re
 
 import pytest
 
-from jaxpfl.papers import results, show
-from jaxpfl.papers.compare import difference, remark, row, spread
-from jaxpfl.papers.declared import UNPRINTED, Printed
-from jaxpfl.papers.results import Result
+from jaxpfl.benchmarks.papers import results, show
+from jaxpfl.benchmarks.papers.compare import difference, remark, row, spread
+from jaxpfl.benchmarks.papers.declared import UNPRINTED, Printed
+from jaxpfl.benchmarks.papers.results import Result
 
 
 def test_difference_in_joint_standard_deviations():

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 
 from jaxpfl import JaxpflError, files, sealed
+from jaxpfl.benchmarks.papers import estimate, registry, results, run, show, whole
+from jaxpfl.benchmarks.papers.declared import Contender, Estimate, Estimation, Experiment, Figure, Printed, Training
+from jaxpfl.benchmarks.papers.train import QUICK_NOTE, Interrupted, Way
 from jaxpfl.errors import JaxpflWarning
 from jaxpfl.experiment.config import RunConfig, resolve
-from jaxpfl.papers import estimate, registry, results, run, show, whole
-from jaxpfl.papers.declared import Contender, Estimate, Estimation, Experiment, Figure, Printed, Training
-from jaxpfl.papers.train import QUICK_NOTE, Interrupted, Way
 from jaxpfl.studies.study import Read, Results, Study
 from jaxpfl.sweep.execute import Reporter
 from jaxpfl.sweep.loaded import Data

@@ -8,10 +8,10 @@ from statistics import mean, stdev
 import pytest
 
 from jaxpfl import JaxpflError, sealed
-from jaxpfl.papers import registry, results, run, train
-from jaxpfl.papers.declared import Contender, Experiment, Printed, Students, Training
-from jaxpfl.papers.users import over_users
-from jaxpfl.papers.way import Interrupted, Way
+from jaxpfl.benchmarks.papers import registry, results, run, train
+from jaxpfl.benchmarks.papers.declared import Contender, Experiment, Printed, Students, Training
+from jaxpfl.benchmarks.papers.users import over_users
+from jaxpfl.benchmarks.papers.way import Interrupted, Way
 from jaxpfl.sweep.definition import read as read_definition
 from jaxpfl.sweep.selection import select
 from jaxpfl.sweep.sweep import Sweep

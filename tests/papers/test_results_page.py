@@ -4,8 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from jaxpfl.papers import results, show
-from jaxpfl.papers.registry import EXPERIMENTS
+from jaxpfl.benchmarks.papers import results, show
+from jaxpfl.benchmarks.papers.registry import EXPERIMENTS
 
 PAGE = Path(__file__).parents[2] / "docs" / "results.md"
 BEGIN, END = "<!-- jaxpfl papers show --markdown -->\n\n", "<!-- end of results -->"

@@ -6,11 +6,11 @@ import numpy as np
 import pytest
 
 import jaxpfl
+from jaxpfl.benchmarks.winners import atlas
+from jaxpfl.benchmarks.winners.nearest import Asked, beyond, nearest
+from jaxpfl.benchmarks.winners.skew import Measures, label_skew, measures
+from jaxpfl.benchmarks.winners.skew import sizes as sizes_of
 from jaxpfl.errors import JaxpflError
-from jaxpfl.winners import atlas
-from jaxpfl.winners.nearest import Asked, beyond, nearest
-from jaxpfl.winners.skew import Measures, label_skew, measures
-from jaxpfl.winners.skew import sizes as sizes_of
 
 
 @pytest.fixture(scope="module")

@@ -6,14 +6,14 @@ import numpy as np
 import pytest
 
 from jaxpfl import data
+from jaxpfl.benchmarks.winners import run as winners_run
+from jaxpfl.benchmarks.winners.cells import IID, LOCAL, TEST, Cell
+from jaxpfl.benchmarks.winners.measure import Drawn, config_of, missing
+from jaxpfl.benchmarks.winners.run import Plan
 from jaxpfl.errors import JaxpflError, JaxpflWarning
 from jaxpfl.experiment.config import resolve
 from jaxpfl.records import FAILED, Record
 from jaxpfl.sweep.execute import Reporter
-from jaxpfl.winners import run as winners_run
-from jaxpfl.winners.cells import IID, LOCAL, TEST, Cell
-from jaxpfl.winners.measure import Drawn, config_of, missing
-from jaxpfl.winners.run import Plan
 
 
 def source(rng):

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxpfl.winners.atlas import Place, Scores
-from jaxpfl.winners.skew import Measures
-from jaxpfl.winners.verdicts import Lead, interval, lead, ranking, verdict
+from jaxpfl.benchmarks.winners.atlas import Place, Scores
+from jaxpfl.benchmarks.winners.skew import Measures
+from jaxpfl.benchmarks.winners.verdicts import Lead, interval, lead, ranking, verdict
 
 LOCAL = (0.80, 0.82, 0.79, 0.81, 0.83)
 

@@ -1,0 +1,55 @@
+"""Every method of the registry in the settings of the papers' first tables, scored on its way."""
+
+from __future__ import annotations
+
+from jaxpfl.algorithms import METHODS
+
+from . import persfl
+from .adaped_learning import MNIST, PAPER_2022, SEEDS
+from .declared import Contender, Experiment, Training
+
+_ALL = "each method at its own default rates, which do not decay; not here: fedbn (nothing to normalise), pooled, "
+_LEFT_OUT = ("fedbn", "pooled", "network-lasso")
+_PRINT = "without numbers of this setting"
+
+
+def _rows(*left_out: str) -> tuple[Contender, ...]:
+    return tuple(Contender(name, name, set=("lr_decay=1",)) for name in METHODS if name not in left_out)
+
+
+def _mnist() -> Training:
+    """Every method on Table 1's clients of MNIST."""
+    config = {**MNIST, "local_steps": 10, "seeds": SEEDS}
+    note = (
+        f"{_ALL}network-lasso, persfl and persfl-gd, which choose on validation examples that there are none of, and "
+        "cfl, in whose rounds all clients take part"
+    )
+    rows = _rows(*_LEFT_OUT, "persfl", "persfl-gd", "cfl")
+    return Training("MNIST, K/m .1", config, rows, note=note, every=50, quick=("ditto",))
+
+
+def _ds1() -> Training:
+    """Every method on DS-1."""
+    config = {**persfl.config("mnist", "DS-1"), "rounds": 100, "seeds": SEEDS}
+    note = f"{_ALL}network-lasso, and fedbuff, which is fedavg where all take part"
+    return Training("MNIST, DS-1", config, _rows(*_LEFT_OUT, "fedbuff"), note=note, every=20, quick=("ditto",))
+
+
+EXPERIMENTS = (
+    Experiment(
+        "mnist-all",
+        f"{PAPER_2022}, Table 1's setting",
+        "MNIST, 50 clients of 3 classes, K/m .1, 300 rounds: accuracy of every method, also at equal gradient steps",
+        60,
+        (_mnist(),),
+        note=f"print has seven of these methods, at searched rates, in adaped-table1-mnist: {_PRINT}",
+    ),
+    Experiment(
+        "ds1-mnist-all",
+        f"{persfl.PAPER}, DS-1",
+        "MNIST, DS-1, 10 users, 100 rounds: accuracy of every method, also at equal gradient steps",
+        40,
+        (_ds1(),),
+        note=f"print has five of these methods, at other rates and rounds: {_PRINT}",
+    ),
+)

@@ -1,0 +1,121 @@
+"""Rounds until a method comes near its best, and what a client has uploaded by then."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+
+from jaxpfl.engine import RunState, Simulation
+from jaxpfl.experiment.config import RunConfig, resolve
+from jaxpfl.experiment.setup import Experiment
+from jaxpfl.records import Value
+from jaxpfl.sweep.axes import applied
+
+from .compare import Row, remark, row, spread
+from .declared import UNPRINTED, Contender, Reaching
+from .train import Unchosen, chosen, config_of, folder_of, notes_of
+from .users import diverged, kept
+from .way import Way
+
+ROUNDS, UPLOADED = "rounds", "MB uploaded by a client"
+PARTS = (ROUNDS, UPLOADED)
+"""Endings of the settings of a method's two rows."""
+WITHIN = 1.0
+"""Points of accuracy below a run's best that it is to reach."""
+
+
+def stops_of(case: Reaching, config: RunConfig, *, quick: bool) -> tuple[int, ...]:
+    """Rounds after which a method is scored: as many as the case asks for, evenly spread, each in a quick run."""
+    rounds = resolve(config).rounds
+    assert rounds is not None
+    every = 1 if quick else -(-rounds // case.stops)
+    return tuple(sorted({*range(every, rounds + 1, every), rounds}))
+
+
+def reached(accuracy: np.ndarray, within: float = WITHIN) -> np.ndarray:
+    """Place of a run's first score that is no further than ``within`` below its best, [S]; the number of stops if none
+    is finite.
+
+    Args:
+      accuracy: in percent, [stops, S].
+
+    Examples:
+      >>> reached(np.array([[90.0], [97.0], [98.0], [97.5], [98.5]]))
+      array([2])
+    """
+    finite = np.where(np.isnan(accuracy), -np.inf, accuracy)
+    near = np.isfinite(finite) & (finite >= finite.max(axis=0) - within)
+    return np.argmax(np.vstack([near, np.ones_like(near[:1])]), axis=0)
+
+
+def measure(case: Reaching, way: Way) -> list[Row]:
+    """Run what is missing of a case, and return two rows for each method: rounds, and megabytes (1e6 bytes).
+
+    Raises:
+      Interrupted: if it was stopped before its end.
+      JaxpflError: for data that are missing.
+    """
+    return [row for contender in case.training.rows(quick=way.quick) for row in _measured(case, contender, way)]
+
+
+def _measured(case: Reaching, contender: Contender, way: Way) -> list[Row]:
+    training = case.training
+    config = config_of(training, contender, quick=way.quick, data_dir=way.data_dir)
+    settings: Mapping[str, Value] = {}
+    values: dict[str, list[float]] = {ROUNDS: [], UPLOADED: []}
+    try:
+        settings = chosen(training, contender, config, way)
+        values, lost = _read(case, contender, applied(config, settings), way)
+    except Unchosen as error:
+        lost = [remark(error)]
+    notes = notes_of(settings, training, contender, quick=way.quick, failures=lost)
+    return [
+        row(
+            contender.label,
+            f"{training.setting}, {part}",
+            *spread(own),
+            contender.printed if part == ROUNDS else UNPRINTED,
+            notes,
+            comparable=not way.quick,
+        )
+        for part, own in values.items()
+    ]
+
+
+def _read(
+    case: Reaching, contender: Contender, config: RunConfig, way: Way
+) -> tuple[dict[str, list[float]], list[str]]:
+    """Values of each run by `PARTS`, none where a client diverged or a run has no score, and remarks on what failed."""
+    stops = stops_of(case, config, quick=way.quick)
+    path = folder_of(case.training, contender, way) / "reaching.json"
+    found = kept(path, config, contender.method, way, _scores, stops)
+    way.reporter.finish(resolve(config).seeds or 1)
+    at = reached(100 * np.array(found["accuracy"], float))  # None becomes NaN
+    never = int((at == len(stops)).sum())
+    lost = [f"no value: {count} clients diverged" for count in found["diverged"][-1] if count]
+    lost += [f"no value: {never} of {len(at)} runs have no score"] * (never > 0)
+    if lost:  # a client that diverged stays where it was, and what does not move is at its best at once
+        return {ROUNDS: [], UPLOADED: []}, lost
+    uploaded = [found["uploaded"][place][run] / 1e6 for run, place in enumerate(at)]
+    return {ROUNDS: [float(stops[place]) for place in at], UPLOADED: uploaded}, []
+
+
+def _scores(experiment: Experiment, simulation: Simulation, state: RunState) -> dict[str, Any]:
+    """Mean validation accuracy over clients, None where one's model is not finite, the mean number of bytes that a
+    client has uploaded so far, and clients that diverged: [S] each.
+    """
+    del experiment
+    after = simulation.evaluate(state, "validation")["after"]
+    broken = np.asarray(after["diverged"]).any(axis=1)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", RuntimeWarning)  # of a run without a score
+        means = np.where(broken, np.nan, np.nanmean(after["accuracy"], axis=1))
+    uploads = np.asarray(simulation.counts(state).uploads).mean(axis=1)
+    return {
+        "accuracy": [float(one) if np.isfinite(one) else None for one in means],
+        "uploaded": (simulation.bytes_per_client()[0] * uploads).tolist(),
+        "diverged": diverged(simulation, state, after),
+    }

@@ -1,0 +1,129 @@
+"""Runs of which a table needs more than a sweep records, such as each user's accuracy, kept in a file of their own."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from jaxpfl import __version__, sealed
+from jaxpfl.engine import RunState, Simulation
+from jaxpfl.errors import JaxpflError
+from jaxpfl.experiment.config import RunConfig, resolve, to_json
+from jaxpfl.experiment.data_checksum import of_data
+from jaxpfl.experiment.setup import Experiment, prepare
+from jaxpfl.experiment.unfinished import Unfinished
+
+from .compare import spread
+from .way import Interrupted, Way
+
+_ROUNDS = 10  # between two looks at whether to stop
+Reading = Callable[[Experiment, Simulation, RunState], dict[str, Any]]
+"""Function that reads JSON-able values from the runs of S seeds."""
+
+
+def kept(
+    path: Path,
+    config: RunConfig,
+    method: str,
+    way: Way,
+    reading: Reading,
+    stops: Sequence[int] = (),
+) -> dict[str, Any]:
+    """Read values from a method's runs on all seeds of a config, which are run unless the file holds them.
+
+    Runs that are stopped, or killed, go on where they were last saved.
+
+    Args:
+      path: of the file.
+      config: of the runs.
+      method: its name.
+      way: common settings.
+      reading: called at the end of the runs.
+      stops: rounds after each of which it is called, in order, with the last; each of its values is then a list of what
+        was read at them.
+
+    Raises:
+      Interrupted: if it was stopped before its end.
+      JaxpflError: for data that are missing or others than before, and a file that is damaged or of other settings.
+    """
+    asked = {"method": method, "config": to_json(replace(config, data_dir=None)), "stops": list(stops)}
+    config = resolve(config)
+    found = sealed.read(path) if path.exists() else None
+    if found is not None and any(found.get(name) != value for name, value in asked.items()):
+        raise JaxpflError(f"{path} is of other settings: choose another --output")
+    experiment = prepare(config, (method,), given=way.data.of(config))
+    data = of_data(experiment.federation)
+    asked |= {"data": data}
+    unfinished = Unfinished(path.with_suffix(".unfinished"), asked)
+    if found is None:
+        read, seconds = _read(experiment, method, way, reading, stops, unfinished)
+        found = {name: [one[name] for one in read] for name in read[0]} if stops else dict(read[0])
+        found |= asked | {"jaxpfl": __version__, "seconds": seconds}
+        sealed.write(path, found)
+    if found["data"] != data:
+        raise JaxpflError(f"the data set {config.data} is not the one of {path}: choose another --output")
+    unfinished.remove()  # also what a kill left of it after the file was written
+    return found
+
+
+def _read(
+    experiment: Experiment, method: str, way: Way, reading: Reading, stops: Sequence[int], unfinished: Unfinished
+) -> tuple[list[dict[str, Any]], float]:
+    """Values read at each stop, the last round alone unless there are some, and the seconds of all sessions."""
+    config, began = experiment.config, time.monotonic()
+    rounds = config.rounds or 1
+    stops = stops or (rounds,)
+    simulation = experiment.runs[method].simulation()
+    first = simulation.init(range(config.seed, config.seed + (config.seeds or 1)))
+    way.reporter.start(method, config.seeds or 1, rounds)
+    state, done, before, read = unfinished.restore(simulation, first, stops)
+
+    def save() -> None:
+        unfinished.save(simulation, state, done, before + time.monotonic() - began, read)
+
+    while done < stops[-1]:
+        if way.stopped():
+            if done:
+                save()
+            raise Interrupted
+        if unfinished.due:
+            save()
+        length = min(stops[len(read)] - done, _ROUNDS)
+        state, history = simulation.advance(state, length)
+        done += length
+        way.reporter.progress(done, float(np.mean(history["train_loss"][:, -1])))
+        if done == stops[len(read)]:
+            read.append(reading(experiment, simulation, state))
+    return read, before + time.monotonic() - began
+
+
+def accuracies(experiment: Experiment, simulation: Simulation, state: RunState) -> dict[str, Any]:
+    """Each user's test accuracy in each run, [S][m], None where there is none; users that diverged in each run."""
+    del experiment
+    after = simulation.evaluate(state)["after"]
+    accuracy = [[float(one) if np.isfinite(one) else None for one in run] for run in np.asarray(after["accuracy"])]
+    return {"accuracy": accuracy, "diverged": diverged(simulation, state, after)}
+
+
+def diverged(simulation: Simulation, state: RunState, after: Mapping[str, Any]) -> list[int]:
+    """Number of clients in each run that diverged in a round, or whose personalised model is not finite, [S]."""
+    lost = (np.asarray(simulation.counts(state).diverged) > 0) | np.asarray(after["diverged"])
+    return lost.sum(axis=1).tolist()
+
+
+def over_users(accuracy: list[list[float | None]]) -> tuple[float | None, float | None]:
+    """Mean over users of each one's mean over runs, and the sample standard deviation of these means, in percent.
+
+    Users without test examples are left out.
+
+    Args:
+      accuracy: of each run and user, a share, [S][m].
+    """
+    users = [[run[user] for run in accuracy] for user in range(len(accuracy[0]))]
+    scored = [[100 * value for value in one if value is not None] for one in users]
+    return spread([sum(one) / len(one) for one in scored if one])

@@ -1,0 +1,137 @@
+"""The measured map: each cell's scores by method and split, as a file that comes with the package."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from jaxpfl import sealed
+from jaxpfl.errors import JaxpflError
+from jaxpfl.records import Value
+
+from .skew import Measures
+
+FILE = "map.json"
+COMMITTED = Path(__file__).parent / FILE
+"""The map that comes with the package."""
+
+
+@dataclass(frozen=True)
+class Scores:
+    """A method in a cell, under the setting that it chose on validation.
+
+    Attributes:
+      settings: the chosen values, by axis.
+      set: its static options, METHOD.name=value.
+      tries: settings that were tried.
+      rounds: of each run.
+      validation, test: mean accuracy over clients on each split, [S], shares.
+      reference: true if it is no contender.
+    """
+
+    settings: Mapping[str, Value]
+    set: tuple[str, ...]
+    tries: int
+    rounds: int
+    validation: tuple[float, ...]
+    test: tuple[float, ...]
+    reference: bool = False
+
+
+@dataclass(frozen=True)
+class Place:
+    """A measured cell.
+
+    Attributes:
+      name: of the `Cell`.
+      data, model, heterogeneity, share, steps, epsilon, varies: as the cell has them.
+      partition: of its split.
+      measures: of its first split.
+      methods: scores by method; those without any setting that trained are left out.
+      failed: methods left out, with the reason.
+    """
+
+    name: str
+    data: str
+    model: str
+    heterogeneity: str
+    partition: str
+    share: float
+    steps: int
+    epsilon: float | None
+    varies: tuple[str, ...]
+    measures: Measures
+    methods: Mapping[str, Scores]
+    failed: Mapping[str, str]
+
+    @property
+    def contenders(self) -> list[str]:
+        """The methods but for the references."""
+        return [name for name, own in self.methods.items() if not own.reference]
+
+
+@dataclass(frozen=True)
+class Atlas:
+    """All measured cells.
+
+    Attributes:
+      quick: whether the run was scaled down.
+      command: that gives it.
+      minutes: wall time of all programs, compiling among it.
+      versions: of the packages, and the machine.
+      splits: number of split seeds.
+      places: in the order of the declaration.
+    """
+
+    quick: bool
+    command: str
+    minutes: float
+    versions: Mapping[str, Any]
+    splits: int
+    places: tuple[Place, ...]
+
+    def to_json(self) -> dict[str, Any]:
+        """The map as JSON-able values."""
+        return asdict(self)
+
+
+def read(path: Path = COMMITTED) -> Atlas:
+    """The map in a file.
+
+    Raises:
+      JaxpflError: for a file that holds none.
+    """
+    stored = sealed.read(path, "jaxpfl winners run makes it again")
+    try:
+        values: dict[str, Any] = {**stored, "places": tuple(_place(one) for one in stored["places"])}
+        found = Atlas(**values)
+        _check(found)
+    except (KeyError, TypeError, ValueError, AttributeError):
+        raise JaxpflError(f"{path} holds no map of jaxpfl winners: remove it, and run it again") from None
+    return found
+
+
+def _check(found: Atlas) -> None:
+    """Raise ValueError for a map without cells, a cell without contenders, and scores of other splits."""
+    for place in found.places:
+        if not place.contenders:
+            raise ValueError(place.name)
+        if any(len(own.test) != found.splits for own in place.methods.values()):
+            raise ValueError(place.name)
+    if not found.places:
+        raise ValueError("places")
+
+
+def _place(stored: dict[str, Any]) -> Place:
+    methods = {name: _scores(one) for name, one in stored["methods"].items()}
+    measured = Measures(**stored["measures"])
+    return Place(**(stored | {"varies": tuple(stored["varies"]), "measures": measured, "methods": methods}))
+
+
+def _scores(stored: dict[str, Any]) -> Scores:
+    validation, test = (tuple(float(one) for one in stored[name]) for name in ("validation", "test"))
+    if not all(0 <= share <= 1 for share in (*validation, *test)) or len(validation) != len(test):
+        raise ValueError
+    return Scores(**(stored | {"set": tuple(stored["set"]), "validation": validation, "test": test}))

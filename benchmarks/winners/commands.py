@@ -1,0 +1,112 @@
+"""``jaxpfl winners``: the map of which method wins where, measured again or shown."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Sequence
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+from jaxpfl import signals
+from jaxpfl.cli.sweep import end_if_asked
+from jaxpfl.errors import JaxpflError
+from jaxpfl.places import NEW_FOLDER
+
+if TYPE_CHECKING:
+    from .atlas import Atlas
+
+FOLDER = Path("runs") / "winners"
+
+
+def commands(args: Sequence[str] = ()) -> tuple[Callable[..., None], ...]:
+    """Commands of the group, the same for all arguments."""
+    del args
+    return run, show
+
+
+def run(
+    quick: bool = False,
+    output: Annotated[Path | None, NEW_FOLDER] = None,
+    data_dir: str | None = None,
+    json: bool = False,
+) -> None:
+    """Measure the map, and print its tables; what an earlier run finished is kept.
+
+    Args:
+        quick: One small cell, two methods and two splits, in half a minute: it shows that the command works, no more.
+        output: Folder of the map: map.json, tables.md and pictures; runs/winners unless given, of a quick map
+            runs/winners-quick.
+        data_dir: Folder of the data sets; $JAXPFL_DATA_DIR unless given, then ./data.
+        json: Print the map as one JSON object, the only thing on standard output.
+    """
+    folder = output or (FOLDER.with_name(f"{FOLDER.name}-quick") if quick else FOLDER)
+    found = _run(folder, quick, data_dir)
+    _print(found, as_json=json, markdown=False)
+    if not json:
+        print(f"map: {folder} (map.json, tables.md, who-wins.png)")
+
+
+def show(output: Path | None = None, json: bool = False, markdown: bool = False) -> None:
+    """Print the map that comes with the package, or that of a folder: each cell's best method with its leads.
+
+    Args:
+        output: Folder of jaxpfl winners run; the package's map unless given.
+        json: Print the map as one JSON object.
+        markdown: Print the tables in Markdown.
+    """
+    from . import atlas
+
+    if json and markdown:
+        raise JaxpflError("--json and --markdown are both the only thing on standard output: give one")
+    path = atlas.COMMITTED if output is None else output / atlas.FILE
+    if not path.is_file():
+        raise JaxpflError(f"no map in {output}: jaxpfl winners run --output {output} makes it")
+    _print(atlas.read(path), as_json=json, markdown=markdown)
+
+
+def _print(found: Atlas, *, as_json: bool, markdown: bool) -> None:
+    if as_json:
+        print(json.dumps(found.to_json()))
+    elif markdown:
+        from .page import tables
+
+        print(tables(found), end="")
+    else:
+        from jaxpfl.console import Console
+
+        from .show import print_atlas
+
+        print_atlas(Console(), found)
+    sys.stdout.flush()
+
+
+def _run(folder: Path, quick: bool, data_dir: str | None) -> Atlas:
+    from jaxpfl.console import Console
+    from jaxpfl.engine import use_cpu_cores
+    from jaxpfl.experiment import compile_cache, lock
+    from jaxpfl.experiment.interrupt import Interrupt
+    from jaxpfl.sweep.progress import Terminal
+
+    from .run import Interrupted, Plan, check_folder
+    from .run import run as measured
+
+    kept = f"; kept in {folder}: the same command goes on"
+    with ExitStack() as stack:
+        use_cpu_cores()
+        compile_cache.enable()
+        check_folder(folder, quick=quick)
+        plan = Plan(quick, data_dir)
+        stack.enter_context(lock.held(folder))
+        interrupt = stack.enter_context(Interrupt())
+        interrupt.saves = True
+        stack.enter_context(signals.noted(kept))
+        done, planned = plan.progress(folder)
+        with Terminal(Console(stderr=True), planned, done) as reporter:
+            try:
+                return measured(plan, folder, reporter, lambda: interrupt.asked is not None)
+            except Interrupted:
+                pass
+    end_if_asked(interrupt, f"stopped{kept}")
+    raise AssertionError("stopped without a signal")

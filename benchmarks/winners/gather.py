@@ -1,0 +1,106 @@
+"""The map from the records of its runs: each method's rates chosen on validation, and its scores with them."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+
+from jaxpfl.experiment.config import resolve
+from jaxpfl.records import DONE, Record
+from jaxpfl.sweep.order import setting_key
+from jaxpfl.sweep.selection import Tried, choose
+
+from .atlas import Place, Scores
+from .cells import Cell, Contender, contenders
+from .measure import CELL, Drawn, config_of, tries_of
+from .skew import Measures, measures
+
+
+def place_of(
+    cell: Cell,
+    records: Iterable[Record],
+    splits: int,
+    data: Drawn,
+    *,
+    data_dir: str | None = None,
+    methods: Sequence[str] | None = None,
+) -> Place:
+    """A cell with the scores of its methods.
+
+    Args:
+      cell: as declared.
+      records: of the whole map.
+      splits: split seeds of the cell.
+      data: sets that are loaded already.
+      data_dir: folder of the data sets.
+      methods: names of those that were run; None for all of the cell.
+
+    Raises:
+      JaxpflError: if its data are missing.
+    """
+    own = [record for record in records if record.settings.get(CELL) == cell.name]
+    found, failed = {}, {}
+    for contender in contenders(cell):
+        if methods is not None and contender.method not in methods:
+            continue
+        runs = [one for one in own if one.method == contender.method]
+        if contender.reference and not runs:
+            continue
+        scores = _scores(cell, contender, runs, splits)
+        if isinstance(scores, str):
+            failed[contender.method] = scores
+        else:
+            found[contender.method] = scores
+    return Place(
+        cell.name,
+        cell.data,
+        cell.model,
+        cell.heterogeneity,
+        cell.split["partition"],
+        cell.cohort / cell.clients,
+        cell.steps,
+        cell.epsilon,
+        cell.varies,
+        _measures(cell, data, data_dir),
+        found,
+        failed,
+    )
+
+
+def _scores(cell: Cell, contender: Contender, records: Sequence[Record], splits: int) -> Scores | str:
+    """Scores of a method, or the reason why there are none."""
+    tries = tries_of(cell, contender)
+    by_run = {(setting_key(_own(record)), record.seed): record for record in records}
+    tried = []
+    for settings in tries:
+        runs = [by_run.get((setting_key(settings), seed)) for seed in range(splits)]
+        scores = np.array([_number(run, "validation_accuracy") for run in runs])
+        against = next((run.status for run in runs if run is not None and run.status != DONE), "")
+        tried.append(Tried(settings, scores, against or ("" if np.isfinite(scores).all() else "not all splits ran")))
+    choice = choose(tried, larger=True)
+    if choice.settings is None:
+        return choice.reason
+    runs = [by_run[setting_key(choice.settings), seed] for seed in range(splits)]
+    validation, test = (
+        tuple(round(_number(run, name), 6) for run in runs) for name in ("validation_accuracy", "personalized_accuracy")
+    )
+    settings = config_of(cell, contender, 0).set
+    return Scores(choice.settings, settings, len(tries), runs[0].rounds, validation, test, contender.reference)
+
+
+def _own(record: Record) -> dict[str, bool | int | float | str]:
+    """A run's settings without those that name its cell and split."""
+    return {name: value for name, value in record.settings.items() if name not in (CELL, "split_seed")}
+
+
+def _number(run: Record | None, name: str) -> float:
+    value = None if run is None else run.metrics.get(name)
+    return math.nan if value is None else float(value)
+
+
+def _measures(cell: Cell, data: Drawn, data_dir: str | None) -> Measures:
+    """Measures of a cell's first split."""
+    source, federation = data.of(resolve(config_of(cell, contenders(cell)[0], 0, data_dir)))
+    return measures(federation, source.num_classes)

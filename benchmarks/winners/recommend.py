@@ -1,0 +1,154 @@
+"""Recommendation of a method for a federation, from the nearest cells, with the commands to run."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.experiment.config import RunConfig
+from jaxpfl.privacy import PrivacyConfig
+from jaxpfl.privacy.claim import check_delta
+from jaxpfl.settings import is_default
+
+from .atlas import Atlas, Place
+from .cells import DELTA
+from .command import Commands, commands
+from .nearest import FAR, Asked, Near, beyond, nearest
+from .verdicts import BASELINES, Verdict, verdict
+
+CAVEATS = (
+    "the skew is of labels alone: clients that label the same input differently look alike, unless the split says so",
+    "rates are of a coarse grid, at whose ends some lie",
+    "the best method was chosen on validation, leads are on test over five splits at 95 %, one cell at a time",
+)
+
+
+@dataclass(frozen=True)
+class Recommendation:
+    """The nearest cells to a federation, and what follows from them.
+
+    Attributes:
+      asked: the federation.
+      cohort: clients in a round.
+      near: the nearest cells with their verdicts, the nearest first.
+      sources: data sets with their models, of all cells of the map.
+      far: whether the nearest is far.
+      beyond: features outside the map's range, in words.
+      commands: that compare the best method with local training and fine-tuned FedAvg on this federation.
+    """
+
+    asked: Asked
+    cohort: int
+    near: tuple[tuple[Near, Verdict], ...]
+    sources: tuple[str, ...]
+    far: bool
+    beyond: tuple[str, ...]
+    commands: Commands
+
+    @property
+    def method(self) -> str:
+        """The best method of the nearest cell."""
+        return self.near[0][1].best
+
+    @property
+    def caveats(self) -> tuple[str, ...]:
+        """Remarks on the evidence and on the commands."""
+        classes = self.asked.measures.num_classes
+        more = (f"the data have {classes} classes, the map's ten",) if classes != 10 else ()
+        private = ("a choice of rates on validation examples costs privacy that no epsilon here covers",)
+        whence = f"evidence from ten classes of {', '.join(self.sources)} alone"
+        return (whence, *CAVEATS, *more, *(private if self.asked.epsilon is not None else ()), *self.commands.remarks)
+
+    def to_json(self) -> dict[str, Any]:
+        """The recommendation as JSON-able values."""
+        asked = self.asked
+        federation = {
+            **asked.measures.to_json(),
+            "cohort": self.cohort,
+            **{name: getattr(asked, name) for name in ("participation", "partition", "model", "steps", "epsilon")},
+        }
+        return {
+            "federation": federation,
+            "recommended": self.method,
+            "nearest": [_near_json(near, found) for near, found in self.near],
+            "far": self.far,
+            "beyond": list(self.beyond),
+            "caveats": list(self.caveats),
+            "command": self.commands.compare,
+            "search": self.commands.sweep,
+        }
+
+
+def recommend(atlas: Atlas, asked: Asked, cohort: int, config: RunConfig) -> Recommendation:
+    """Recommend a method.
+
+    Args:
+      atlas: the map.
+      asked: the federation.
+      cohort: clients in a round.
+      config: the data and their split, and what else is given of the run; the budget is that of ``asked``.
+
+    Raises:
+      JaxpflError: if the map has no cell of the kind, and for a run that the map does not speak of.
+    """
+    near = nearest(asked, atlas.places)
+    if not near:
+        raise JaxpflError(f"the map has no cell {'with' if asked.epsilon is not None else 'without'} privacy")
+    found = tuple((one, verdict(one.place)) for one in near)
+    outside = beyond(asked, atlas.places)
+    place, best = near[0].place, found[0][1].best
+    run = replace(config, model=asked.model, cohort=cohort, privacy=_privacy(config.privacy, asked, place, best))
+    made = commands(asked, place, tuple(dict.fromkeys((*BASELINES, best))), run)
+    far = near[0].distance > FAR
+    sources = tuple(dict.fromkeys(f"{one.data} ({one.model})" for one in atlas.places))
+    return Recommendation(asked, cohort, found, sources, far, tuple(outside), made)
+
+
+def _privacy(given: PrivacyConfig, asked: Asked, place: Place, best: str) -> PrivacyConfig:
+    """The privacy of the run: as given, what is open being that of the cell, and delta at most a tenth of 1 / m.
+
+    Raises:
+      JaxpflError: for settings that no run could have, and those that the map does not speak of.
+    """
+    if given.noise_multiplier is not None:
+        raise JaxpflError(
+            f"privacy.noise_multiplier = {shown(given.noise_multiplier)}: the map's private cells have a budget, give "
+            "privacy.epsilon instead"
+        )
+    if given.of_examples:
+        raise JaxpflError("privacy.unit = example: the map's epsilon is of users, leave it out")
+    privacy = replace(given, epsilon=asked.epsilon)
+    if asked.epsilon is not None:
+        if given.delta is None:
+            privacy = replace(privacy, delta=min(DELTA, 1 / (10 * asked.measures.clients)))
+        norms = [place.methods[name].settings.get("privacy.clipping_norm") for name in (best, "fedavg-ft", "fedavg")]
+        norm = next((one for one in norms if one is not None), None)
+        if norm is not None and is_default(given, "clipping_norm"):
+            privacy = replace(privacy, clipping_norm=float(norm))
+    privacy.check()
+    if privacy.delta is not None:
+        check_delta(privacy.delta, asked.measures.clients)
+    return privacy
+
+
+def _near_json(near: Near, found: Verdict) -> dict[str, Any]:
+    place = near.place
+    names = ("name", "data", "model", "heterogeneity", "partition", "share", "steps", "epsilon")
+    scores = {
+        name: {"settings": dict(own.settings), "validation": _percent(own.validation), "test": _percent(own.test)}
+        for name, own in place.methods.items()
+    }
+    return {
+        **{name: getattr(place, name) for name in names},
+        "measures": place.measures.to_json(),
+        "distance": round(near.distance, 3),
+        "parts": {name: round(part, 3) for name, part in near.parts.items()},
+        **found.to_json(),
+        "methods": scores,
+    }
+
+
+def _percent(values: Sequence[float]) -> float:
+    return round(100 * sum(values) / len(values), 2)

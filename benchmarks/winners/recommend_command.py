@@ -1,0 +1,142 @@
+"""``jaxpfl recommend``: the method for a federation, from the nearest cells of the map of which method wins where."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+from typing import Annotated
+
+from tyro.conf import arg
+
+from jaxpfl.cli.training import named_file
+from jaxpfl.errors import JaxpflError, shown
+from jaxpfl.experiment.config import DataConfig, RunConfig, resolve
+from jaxpfl.experiment.config_file import read
+from jaxpfl.privacy import PrivacyConfig
+from jaxpfl.privacy.calibration import LARGEST_EPSILON
+from jaxpfl.settings import COUNT, Range, check, is_default, setting
+
+
+@dataclass(frozen=True)
+class _Run:
+    """Settings of the run that is planned."""
+
+    cohort: int | None = setting(
+        None, "Clients in a round.", unless_given="by data set unless given", range=COUNT, unit="clients"
+    )
+    model: str | None = setting(None, "Model: linear, mlp, cnn and others.", unless_given="by data set unless given")
+    steps: int | None = setting(
+        None,
+        "Gradient steps that a client can take in all.",
+        unless_given="those of the nearest cell unless given",
+        range=COUNT,
+        unit="steps",
+    )
+    epsilon: float | None = setting(
+        None,
+        "User-level privacy budget of the whole run: private cells of the map are then compared.",
+        range=Range(0, LARGEST_EPSILON, True),
+    )
+    delta: float | None = setting(
+        None,
+        "delta of the privacy claim.",
+        unless_given="at most 1e-3 and a tenth of 1 / clients unless given",
+        range=Range(0, 1, True, True),
+    )
+
+
+_RUN = _Run()
+
+
+def commands(args: list[str]) -> tuple[Callable[..., None], ...]:
+    """The command; a config file among the arguments gives the defaults of its flags."""
+    path = named_file(args)
+    file = RunConfig() if path is None else read(path).config
+    data_flags = DataConfig(**{f.name: getattr(file, f.name) for f in fields(DataConfig)})
+    budget = {"epsilon": file.privacy.epsilon, "delta": file.privacy.delta}
+    run_flags = replace(_RUN, cohort=file.cohort, model=file.model, **budget)
+
+    def recommend(
+        settings: Annotated[DataConfig, arg(name="")] = data_flags,
+        run: Annotated[_Run, arg(name="")] = run_flags,
+        json: bool = False,
+        config: Path | None = None,
+    ) -> None:
+        """Describe a federation, print the map's nearest cells with their best method, and the command to run.
+
+        Args:
+            json: Print one JSON object, the only thing on standard output.
+            config: TOML or YAML file of flags.
+        """
+        _recommend(replace(file, **vars(settings)), run, config, json)
+
+    return (recommend,)
+
+
+def _check(run: _Run, file: PrivacyConfig, path: Path | None) -> None:
+    """Refuse values that no run could have, and settings of privacy without a budget.
+
+    Raises:
+      JaxpflError: naming the flag, or the field of the config file.
+    """
+    check(run)
+    if run.epsilon is not None:
+        return
+    if run.delta != file.delta:
+        raise JaxpflError("--delta is of a privacy claim: give --epsilon too")
+    given = [one.name for one in fields(file) if not is_default(file, one.name)]
+    if given and file.noise_multiplier is None:
+        value = shown(getattr(file, given[0]))
+        raise JaxpflError(
+            f"privacy.{given[0]} = {value} in {path} is of a privacy claim: give privacy.epsilon there, or --epsilon"
+        )
+
+
+def _recommend(settings: RunConfig, run: _Run, path: Path | None, as_json: bool) -> None:
+    from jaxpfl import data, participation
+    from jaxpfl.experiment.presets import model_for
+    from jaxpfl.experiment.setup import load_federation
+    from jaxpfl.experiment.true_clusters import client_clusters
+    from jaxpfl.models import build_model
+
+    from . import atlas, recommend
+    from .nearest import Asked
+    from .skew import measures, sizes
+
+    _check(run, settings.privacy, path)
+    # Privacy is checked with the delta that follows from the number of clients.
+    config = resolve(replace(settings, cohort=run.cohort, model=run.model, privacy=PrivacyConfig()))
+    source, federation = load_federation(config)
+    if source.task != "classification":
+        raise JaxpflError(f"the map of winners is of classifications, the task of {config.data} is {source.task}")
+    if config.standardize:
+        data.check_standardizable(source)
+    if config.clients_apart:
+        federation, _ = data.set_apart(federation, config.clients_apart, config.split_seed)
+    model = config.model or model_for(source)
+    build_model(model, source.num_classes, federation.input_shape)  # refuses one that does not fit
+    cohort = run.cohort or min(config.cohort or federation.num_clients, federation.num_clients)
+    participation.of(federation.num_clients, cohort)  # refuses more clients than there are
+    member = client_clusters(config, source.num_classes)
+    asked = Asked(
+        measures(federation, source.num_classes),
+        config.partition if member is None else "clusters",
+        cohort / federation.num_clients,
+        model,
+        run.steps,
+        run.epsilon,
+        None if member is None else int(member.max()) + 1,
+        sizes(federation),
+    )
+    given = replace(settings, privacy=replace(settings.privacy, delta=run.delta))
+    found = recommend.recommend(atlas.read(), asked, cohort, given)
+    if as_json:
+        print(json.dumps(found.to_json()))
+        return
+    from jaxpfl.console import Console
+
+    from .show import print_recommendation
+
+    print_recommendation(Console(), found)
