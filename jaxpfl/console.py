@@ -31,6 +31,10 @@ class Console(RichConsole):
         super().__init__(stderr=stderr, quiet=quiet, force_jupyter=False, force_terminal=False if notebook else None)
         self.unbounded = not self.is_terminal and not os.environ.get("COLUMNS", "").isdecimal()
 
+    def print(self, *objects: Any, **how: Any) -> None:
+        """As in rich, without cropping lines to a width that the stream does not have."""
+        super().print(*objects, **({"crop": not self.unbounded} | how))
+
     def render_str(self, text: str, **how: Any) -> Text:
         """As in rich, with the text reduced to ASCII if the stream requires it."""
         return super().render_str(spelled(text) if self.options.ascii_only else text, **how)

@@ -56,6 +56,18 @@ def test_a_file_is_as_wide_as_the_table(monkeypatch):
     assert head.split() == ["method", "personalised", "global", "worst"]
 
 
+def test_a_file_is_wider_than_a_terminal(monkeypatch, capsys):
+    monkeypatch.delenv("COLUMNS", raising=False)
+    table = new_table("wide")
+    for name in ("a" * 60, "b" * 60):
+        table.add_column(name, no_wrap=True)
+    table.add_row("first", "last")
+    Console().print(table)
+    head, row = (line for line in capsys.readouterr().out.splitlines() if line.startswith((" a", " first")))
+    assert head.split() == ["a" * 60, "b" * 60]
+    assert row.split() == ["first", "last"]
+
+
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1"])
 def test_what_cannot_be_shown_is_spelled_and_aligned(monkeypatch, encoding):
     monkeypatch.delenv("COLUMNS", raising=False)
