@@ -148,6 +148,8 @@ def format_description(described: dict[str, Any], most_clients: int = 20) -> str
     lines = [f"{described['clients']} clients, {kind}, inputs {shape}"]
     if described.get("standardized"):
         lines.append("features brought to mean 0 and deviation 1 over the training examples")
+    if names := described.get("class_names"):
+        lines.append(f"the classes 0 .. {len(names) - 1} are the labels {_listed(names, most_clients)}")
     if described.get("unused_examples"):
         lines.append(f"{described['unused_examples']} examples of the data set are left out")
     if unseen := described.get("unseen"):

@@ -71,6 +71,37 @@ def checked_labels(y: Any, whose: str) -> np.ndarray:
     return y.astype(np.int32, copy=False)
 
 
+def class_names(*labels: np.ndarray) -> np.ndarray:
+    """The distinct labels of classes, [K], ascending; label i of a run stands for the i-th.
+
+    Args:
+      labels: whole numbers [N] of each split.
+    """
+    found = np.zeros(0, labels[0].dtype)
+    for part in (part for y in labels for part in mapped.in_parts(y, _ENTRIES)):
+        found = np.union1d(found, part)
+    return found
+
+
+def unlike_numbers(names: np.ndarray) -> np.ndarray | None:
+    """The names of classes, whole numbers as integers; None if they are 0 .. K - 1."""
+    if names.dtype.kind == "f" and (names == np.round(names)).all():
+        names = names.astype(np.int64)
+    return None if np.array_equal(names, np.arange(len(names))) else names
+
+
+def renumbered(y: np.ndarray, names: np.ndarray, whose: object) -> np.ndarray:
+    """The place of each label among the names, [N] int32.
+
+    Raises:
+      JaxpflError: for a label that is not among them.
+    """
+    places = np.searchsorted(names, y).clip(max=len(names) - 1)
+    if (names[places] != y).any():
+        raise JaxpflError(f"{whose}: label {y[names[places] != y][0]:g} is not among the training labels")
+    return places.astype(np.int32)
+
+
 def task_for(y: np.ndarray) -> str:
     """The task that labels are of unless one is named: classes, several labels 0 or 1, or real numbers."""
     if are_classes(y):

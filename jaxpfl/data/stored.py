@@ -143,7 +143,8 @@ def open_stored(folder: Path, *, check: bool = False) -> Stored:
         raise JaxpflError(f"{folder / MANIFEST} is damaged: {shown(str(error))}") from error
     train, test = federation.train.examples, federation.test.examples
     source = Source(name, train.x, train.y, test.x, test.y, classes, f"{note}, in {folder}", inputs=inputs)
-    source = source._replace(scales=scales, task=task)
+    names = manifest.get("class_names")
+    source = source._replace(scales=scales, task=task, class_names=None if names is None else np.array(names))
     return Stored(federation, source, dict(manifest["split"]))
 
 
@@ -177,6 +178,7 @@ def _about(federation: Federation, source: Source | None) -> dict[str, Any]:
             "inputs": source.inputs,
             "scales": None if source.scales is None else [[float(a), float(b)] for a, b in source.scales],
             "task": source.task,
+            "class_names": None if source.class_names is None else source.class_names.tolist(),
         }
     labels = [np.asarray(getattr(federation, name).examples.y) for name in _SPLITS]
     classes = labels[0].shape[1] if labels[0].ndim > 1 else 1

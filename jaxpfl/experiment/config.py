@@ -68,6 +68,9 @@ class _Source:
         unit="bytes",
         since="0.2",
     )
+    tokens: bool = setting(
+        False, "Integer inputs [N, T] of npz:FILE or leaf:FOLDER are tokens, not numbers.", since="0.2"
+    )
 
 
 @dataclass(frozen=True, kw_only=True)

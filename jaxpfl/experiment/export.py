@@ -183,6 +183,7 @@ def _manifest(run: StoredRun, experiment: Experiment, seed: int, entries: dict[s
         "methods": entries,
         "model": config.model,
         "classes": task.num_classes,
+        "class_names": None if source.class_names is None else source.class_names.tolist(),
         "input_shape": list(task.input_shape),
         "input_dtype": str(experiment.federation.train.examples.x.dtype),
         "features": _scaling(experiment),

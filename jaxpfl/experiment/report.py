@@ -128,6 +128,7 @@ def notes(summary: dict[str, Any]) -> list[str]:
     """Sentences about a run's methods: privacy claims, compression, divergence, clusters, lost and idle work."""
     found = [f"{', '.join(names)}: {claim}" for claim, names in claims(summary["methods"]).items()]
     found += _undefined(summary)
+    found += [_classes(summary["class_names"])] if "class_names" in summary else []
     for name, row in summary["methods"].items():
         if row.get("compress"):
             sizes = f"{_bytes(row['bytes_up'])} in place of {_bytes(row['bytes_up_uncoded'])}"
@@ -172,6 +173,12 @@ def notes(summary: dict[str, Any]) -> list[str]:
             rounds = f"{row['stopped_after']} of {summary['rounds']}"
             found.append(f"{name}: stopped after round {rounds}, without a better validation score")
     return found
+
+
+def _classes(names: list[Any], most: int = 10) -> str:
+    """The labels of the classes 0, 1, ..."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return f"classes 0 .. {len(names) - 1} are the labels {', '.join(map(str, names[:most]))}{more}"
 
 
 def _undefined(summary: dict[str, Any]) -> list[str]:

@@ -223,6 +223,7 @@ def summarize(experiment: Experiment, folder: Path) -> dict[str, Any]:
         "seeds": list(range(config.seed, config.seed + require(config.seeds))),
         "clients": experiment.federation.num_clients,
         "cohort": config.cohort,
+        **({} if experiment.class_names is None else {"class_names": experiment.class_names.tolist()}),
         **({} if config.time_to is None else {"time_to": config.time_to}),
         "run_dir": str(folder),
         "version": __version__,

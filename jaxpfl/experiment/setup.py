@@ -69,6 +69,7 @@ class Experiment(NamedTuple):
       unseen: the clients that arrive at the end, if any.
       graph: the graph of the clients, if a method needs it.
       scaling: of all inputs, if they were standardised.
+      class_names: as `Source.class_names`.
       caveats: weaknesses of its privacy claims.
     """
 
@@ -81,6 +82,7 @@ class Experiment(NamedTuple):
     unseen: Federation | None = None
     graph: Graph | None = None
     scaling: data.Scaling | None = None
+    class_names: np.ndarray | None = None
     caveats: tuple[str, ...] = ()
 
     @property
@@ -221,7 +223,8 @@ def prepare(
             warn(f"warm_start = {config.warm_start}: {caveats[0]}", strict=strict)
     if config.privacy.on and config.patience is not None:
         caveats += (STOPPED,)
-    experiment = Experiment(config, methods, runs, federation, task, start, unseen, graph, scaling, caveats)
+    names = source.class_names if task.kind != "regression" else None
+    experiment = Experiment(config, methods, runs, federation, task, start, unseen, graph, scaling, names, caveats)
     if config.privacy.on or config.compress is not None:
         # What a method uploads, and so whether it can be private and compressed, shows when it is traced.
         for name in methods:

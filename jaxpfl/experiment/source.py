@@ -10,7 +10,7 @@ from jaxpfl.experiment import stored_data
 if TYPE_CHECKING:
     from jaxpfl.experiment.config import DataConfig
 
-FIELDS = ("data", "data_dir", "task", "target", "client", "missing", "ignore", "window")
+FIELDS = ("data", "data_dir", "task", "target", "client", "missing", "ignore", "window", "tokens")
 """Fields of a config that decide which data set it has."""
 
 
@@ -28,4 +28,12 @@ def source_of(config: DataConfig, *, in_files: bool = False) -> data.Source:
     task = config.task if isinstance(config.task, str) else None
     ignored = tuple(name.strip() for name in (config.ignore or "").split(",") if name.strip())
     table = data.TableOptions(config.target, config.client, config.missing, ignored)
-    return data.load(config.data, config.data_dir, in_files=in_files, task=task, table=table, window=config.window)
+    return data.load(
+        config.data,
+        config.data_dir,
+        in_files=in_files,
+        task=task,
+        table=table,
+        window=config.window,
+        tokens=config.tokens,
+    )

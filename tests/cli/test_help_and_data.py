@@ -150,6 +150,9 @@ def test_data_describe_says_what_is_standardized(capsys, tmp_path):
     assert jaxpfl(capsys, *own, "--json").json["standardized"] is False
     assert jaxpfl(capsys, *own, "--json", "--standardize").json["standardized"] is True
     assert "features brought to mean 0 and deviation 1" in jaxpfl(capsys, *own, "--standardize").out
+    np.savez(tmp_path / "a.npz", **arrays | {"y_train": arrays["y_train"] * 10**6 + 3})
+    assert jaxpfl(capsys, *own, "--json").json["class_names"] == [3, 1_000_003]
+    assert "the classes 0 .. 1 are the labels 3 1000003" in jaxpfl(capsys, *own).out
 
 
 @pytest.mark.parametrize("columns", [40, 60, 100])

@@ -60,6 +60,18 @@ def test_pixels_span_zero_to_one_exactly(tmp_path: Path) -> None:
     assert source.y_test is None
 
 
+def test_labels_from_one_are_the_first_classes(tmp_path: Path) -> None:
+    """As those of EMNIST's letters, 1 to 26."""
+    write_set(tmp_path / "letters")
+    for labels in (tmp_path / "letters").glob("*labels*"):
+        count = labels.read_bytes()[7]
+        labels.write_bytes(idx_bytes(np.arange(count, dtype=np.uint8) % 3 + 7))
+    source = load("letters", str(tmp_path))
+    assert (source.num_classes, source.y_train.tolist()) == (3, [0, 1, 2, 0, 1, 2])
+    assert source.class_names is not None
+    assert source.class_names.tolist() == [7, 8, 9]
+
+
 def test_other_sets_by_folder_by_name_and_with_a_prefix(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     write_set(tmp_path / "fashion-mnist")
     write_set(tmp_path / "emnist", prefix="emnist-balanced-", test="test", zipped=True)

@@ -181,7 +181,7 @@ def test_damaged_archives_say_the_same(tmp_path: Path) -> None:
     bad[7, 3] = np.inf
     archive(tmp_path / "infinite.npz", **good | {"x_train": bad})
     archive(tmp_path / "labels.npz", **good | {"y_train": good["y_train"] - 3})
-    archive(tmp_path / "large.npz", x_train=np.full((3, 2), 2**40), y_train=np.zeros(3, int))
+    archive(tmp_path / "large.npz", x_train=np.full((3, 2), 2**40), y_train=np.full((3, 2), 5))
     for name in ("short", "cut", "flipped", "infinite", "labels", "large", "none"):
         said = []
         for in_files in (False, True):

@@ -39,6 +39,21 @@ def writers(sizes: dict[str, int] = SIZES, d: int = 784) -> dict[str, tuple[list
     return made
 
 
+@pytest.mark.parametrize("in_files", [False, True])
+def test_whole_numbers_are_numbers_and_classes_keep_their_names(tmp_path: Path, in_files: bool) -> None:
+    users = {"a": ([[0, 1], [1, 1]], [5, 10**6]), "b": ([[0.5, 1], [1, 0]], [7, 5])}
+    write(tmp_path / "own" / "train" / "a.json", users)
+    source = load("leaf:own", str(tmp_path), in_files=in_files)
+    assert (source.inputs, source.x_train.dtype, source.num_classes) == ("features", np.float32, 3)
+    np.testing.assert_array_equal(source.y_train, [0, 2, 1, 0])
+    assert source.class_names is not None
+    assert source.class_names.tolist() == [5, 7, 10**6]
+    with pytest.raises(JaxpflError, match="user 'b': tokens are whole numbers, got float32"):
+        load("leaf:own", str(tmp_path), in_files=in_files, tokens=True)
+    write(tmp_path / "own" / "train" / "a.json", {"a": users["a"]})
+    assert load("leaf:own", str(tmp_path), in_files=in_files, tokens=True).inputs == "tokens"
+
+
 def test_femnist_in_several_files(tmp_path: Path) -> None:
     train, test = writers(), writers({"f0003_41": 2, "f0002_07": 1})
     first = dict(list(train.items())[:1])

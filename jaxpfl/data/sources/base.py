@@ -41,6 +41,7 @@ class Source(NamedTuple):
       inputs: see `Inputs`.
       scales: mean and standard deviation of each channel by which pixels were standardized, or None.
       task: that of the labels, a name in `jaxpfl.models.TASKS`.
+      class_names: [num_classes] the labels' own numbers or texts, or None if they are the numbers of the classes.
       ordered: a user's examples are in the order of a text or time, and those held out are the last of them.
     """
 
@@ -59,6 +60,7 @@ class Source(NamedTuple):
     scales: list[tuple[np.float32, np.float32]] | None = None
     task: str = "classification"
     ordered: bool = False
+    class_names: np.ndarray | None = None
 
 
 class Entry(NamedTuple):

@@ -5,8 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TypeAlias
 
-import numpy as np
-
+from jaxpfl.data.labels import class_names, renumbered, unlike_numbers
 from jaxpfl.data.sources.base import CANNOT_READ, Entry, Source, entry, pixels, where_to_put_it
 from jaxpfl.data.sources.idx import read_idx_pair
 from jaxpfl.errors import JaxpflError
@@ -64,16 +63,17 @@ def _load(name: str, folders: list[Path], description: str, needs_test: bool) ->
         if x_test.shape[1:] != x_train.shape[1:]:
             raise JaxpflError(f"{test[0]}: test images are {x_test.shape[1:]} but training images {x_train.shape[1:]}")
     check_fits(train[0], 4 * (x_train.size + (0 if x_test is None else x_test.size)))
-    largest = max(int(y.max()) for y in (y_train, y_test) if y is not None)
+    names = class_names(*(y for y in (y_train, y_test) if y is not None))
     return Source(
         name,
         pixels(x_train),
-        y_train.astype(np.int32),
+        renumbered(y_train, names, train[1]),
         None if x_test is None else pixels(x_test),
-        None if y_test is None else y_test.astype(np.int32),
-        largest + 1,
+        None if y_test is None or test is None else renumbered(y_test, names, test[1]),
+        len(names),
         description,
         inputs="pixels",
+        class_names=unlike_numbers(names),
     )
 
 

@@ -23,6 +23,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from jaxpfl import mapped
+from jaxpfl.data.labels import class_names, renumbered, unlike_numbers
 from jaxpfl.data.sources import leaf_text
 from jaxpfl.data.sources.base import Entry, Inputs, Source, entry, no_classes, warn_of_empty
 from jaxpfl.data.sources.leaf_files import LARGEST, Part, User, locate, read_part
@@ -58,7 +59,7 @@ class _Encoded(NamedTuple):
     users: np.ndarray
 
 
-def load_leaf(name: str, folder: Path, *, in_files: bool = False, every: bool = False) -> Source:
+def load_leaf(name: str, folder: Path, *, in_files: bool = False, every: bool = False, tokens: bool = False) -> Source:
     """Load a data set in LEAF's format.
 
     Args:
@@ -67,6 +68,7 @@ def load_leaf(name: str, folder: Path, *, in_files: bool = False, every: bool = 
       every: of text and sequences, labels at each position (the task next-token) in place of one after each window.
       in_files: keep inputs and labels in temporary memory-mapped files; LEAF's files are then read twice, one user at
         a time, and the numbers are the same.
+      tokens: inputs of whole numbers are tokens.
 
     Raises:
       JaxpflError: no such files, no JSON, a user without data or with data twice, inputs and labels that do not
@@ -82,7 +84,7 @@ def load_leaf(name: str, folder: Path, *, in_files: bool = False, every: bool = 
         raise JaxpflError(f"{train_folder}: holds {kind}, but {name!r} is {expected}")
     if every and kind == "images":
         raise JaxpflError(f"{train_folder}: holds {kind}, and the task next-token is of text or sequences")
-    encode = _numbers
+    encode = partial(_numbers, tokens=tokens)
     if kind == "text":
         encode = leaf_text.encode_runs if every else leaf_text.encode_characters
         classes = len(leaf_text.ALL_LETTERS)
@@ -116,12 +118,18 @@ def _source(
     name: str, encoded: dict[str, _Encoded], names: list[str], classes: int | None, description: str, folder: Path
 ) -> Source:
     train, test = encoded["train"], encoded.get("test")
-    largest = max(int(part.y.max(initial=0)) for part in encoded.values())
+    inputs: Inputs = "tokens" if np.issubdtype(train.x.dtype, np.integer) else "features"
+    largest, own = max(int(part.y.max(initial=0)) for part in encoded.values()), None
+    if classes is None and inputs != "tokens":
+        own = class_names(*(part.y for part in encoded.values()))
+        largest = len(own) - 1
+    if own is not None and own[-1] > largest:
+        train = train._replace(y=renumbered(train.y, own, folder))
+        test = None if test is None else test._replace(y=renumbered(test.y, own, folder))
     if classes is not None and largest >= classes:
         raise JaxpflError(f"{folder}: label {largest}, but the data set has {classes} classes")
     if test is not None and test.x.shape[1:] != train.x.shape[1:]:
         raise JaxpflError(f"{folder}: test inputs are {test.x.shape[1:]} but training inputs {train.x.shape[1:]}")
-    inputs: Inputs = "tokens" if np.issubdtype(train.x.dtype, np.integer) else "features"
     if test is not None and test.x.dtype != train.x.dtype:
         raise JaxpflError(f"{folder}: test inputs are {test.x.dtype} but training inputs {train.x.dtype}")
     if inputs == "features" and train.x.shape[1:] == (784,):
@@ -140,6 +148,7 @@ def _source(
         users_test=None if test is None else test.users,
         user_names=np.array(names),
         inputs=inputs,
+        class_names=None if own is None else unlike_numbers(own),
     )
 
 
@@ -192,14 +201,16 @@ def kind_of(x: Any, y: Any, is_array: bool, folder: Path) -> str:
     )
 
 
-def _numbers(x: Any, y: Any, whose: str) -> tuple[np.ndarray, np.ndarray]:
+def _numbers(x: Any, y: Any, whose: str, *, tokens: bool) -> tuple[np.ndarray, np.ndarray]:
     if not isinstance(x, np.ndarray):
         raise JaxpflError(f"{whose}: inputs must be numbers, as the other users' are")
     if any(isinstance(label, float) for label in y):
         raise no_classes(f"{whose}: labels", np.dtype(float))
     if not all(type(label) is int and 0 <= label <= LARGEST for label in y):
         raise JaxpflError(f"{whose}: labels must be integers >= 0, at most {LARGEST}")
-    return x, np.array(y, np.int32)
+    if tokens and not np.issubdtype(x.dtype, np.integer):
+        raise JaxpflError(f"{whose}: tokens are whole numbers, got {x.dtype}")
+    return x if tokens else x.astype(np.float32, copy=False), np.array(y, np.int32)
 
 
 def _concatenate(users: Iterable[User], encode: Any, names: list[str], folder: Path, in_files: bool) -> _Encoded:

@@ -19,7 +19,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from jaxpfl.data.labels import checked_labels
+from jaxpfl.data.labels import checked_labels, renumbered, unlike_numbers
 from jaxpfl.data.sources.base import Entry, Source, check_finite, entry, one_line, unreadable, where_to_put_it
 from jaxpfl.errors import JaxpflError
 from jaxpfl.files import check_fits
@@ -58,14 +58,14 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
     dense = [np.asarray(matrix.toarray()) for matrix in matrices]
     if task is None:
         task = "classification" if all(_are_whole(own) for own in labels) else "regression"
-    count = 1
+    count, classes = 1, None
     if several:
         classes = _classes(train, np.array([label for own in labels[0] for label in own]))
         numbered = [_marked(file, own, classes) for file, own in zip((train, test), labels, strict=False)]
         count = len(classes)
     elif task != "regression":
         classes = _classes(train, labels[0])
-        numbered = [_numbered(file, own, classes) for file, own in zip((train, test), labels, strict=False)]
+        numbered = [renumbered(own, classes, file) for file, own in zip((train, test), labels, strict=False)]
         if task == "classification":
             count = len(classes)
         elif len(classes) != 2:
@@ -83,6 +83,7 @@ def load_libsvm(name: str, path: str, root: Path, *, task: str | None = None) ->
         count,
         LIBSVM_SETS.get(name) or f"LIBSVM text in {train}",
         task=task,
+        class_names=None if classes is None else unlike_numbers(classes),
     )
 
 
@@ -163,13 +164,5 @@ def _marked(file: Path | None, labels: list[tuple[float, ...]], classes: np.ndar
     """Labels 0 and 1 of each line's classes, [n, K]."""
     marks = np.zeros((len(labels), len(classes)), np.int32)
     for row, own in enumerate(labels):
-        marks[row, _numbered(file, np.asarray(own, float), classes)] = 1
+        marks[row, renumbered(np.asarray(own, float), classes, file)] = 1
     return marks
-
-
-def _numbered(file: Path | None, labels: np.ndarray, classes: np.ndarray) -> np.ndarray:
-    places = np.searchsorted(classes, labels).clip(max=len(classes) - 1)
-    if (classes[places] != labels).any():
-        wrong = labels[classes[places] != labels][0]
-        raise JaxpflError(f"{file}: label {wrong:g} is not among the training labels")
-    return places.astype(np.int32)

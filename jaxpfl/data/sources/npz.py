@@ -2,9 +2,10 @@
 
 An archive holds ``x_train`` and ``y_train``: classes [N], floats of a regression [N] or [N, d], or the token at each
 position of tokens [N, T], -1 for none. It may hold ``x_test`` and ``y_test``, ``users_train`` and ``users_test`` (or
-``writer_...``: who made each example). Bytes [N, H, W] or [N, H, W, channels] are pixels, other integers are tokens,
-floats are taken as they are. Nothing in a file is ever executed, arrays of Python objects are refused, and nothing is
-inflated before its header is read and the memory for it is there.
+``writer_...``: who made each example). Bytes [N, H, W] or [N, H, W, channels] are pixels; integers [N, T] are tokens if
+the loader says so, if ``vocabulary`` holds their number, or if labels are tokens at each position; any others are
+numbers. Classes take the order of their labels, unless inputs are tokens. Nothing in a file is ever executed, arrays of
+Python objects are refused, and nothing is inflated before its header is read and the memory for it is there.
 """
 
 from __future__ import annotations
@@ -18,12 +19,13 @@ from typing import IO
 import numpy as np
 
 from jaxpfl import mapped
-from jaxpfl.data.labels import are_classes, checked_labels, task_for
+from jaxpfl.data.labels import are_classes, checked_labels, class_names, renumbered, task_for, unlike_numbers
 from jaxpfl.data.sources.base import Inputs, Source, check_finite, no_classes, number_users, one_line, pixels
 from jaxpfl.data.sources.npy import Header, header_of
 from jaxpfl.errors import JaxpflError, printable, warn
 from jaxpfl.files import check_fits
 
+_VOCABULARY = "vocabulary"
 _USERS = ("users", "writer")
 _LARGEST = 2**31 - 1
 _ENDING = ".npy"
@@ -83,6 +85,8 @@ def load_npz(
     description: str | None = None,
     num_classes: int | None = None,
     *,
+    task: str | None = None,
+    tokens: bool = False,
     in_files: bool = False,
 ) -> Source:
     """Load a data set from an archive (see the module's docstring).
@@ -91,12 +95,14 @@ def load_npz(
       name: under which it is loaded.
       path: the file.
       description: one line for display.
-      num_classes: the number of classes; the largest label + 1 unless given.
+      num_classes: the number of classes, which labels then number; by the labels unless given.
+      task: that of the labels; by their values unless given.
+      tokens: integer inputs are tokens.
       in_files: keep the inputs in temporary memory-mapped files; the archive is then inflated some bytes at a time.
 
     Raises:
-      JaxpflError: as `read_npz`; a missing array, arrays whose shapes do not fit, integer labels or tokens that are not
-        in 0 .. 2^31 - 1, NaN.
+      JaxpflError: as `read_npz`; a missing array, arrays whose shapes do not fit, whole numbers as floats for labels
+        without a task, tokens and their labels of more than 32 bits, NaN.
     """
     headers = read_headers(path)
     for key in ("x_train", "y_train"):
@@ -117,6 +123,7 @@ def load_npz(
     users_key = _check_users(path, headers, parts)
     kinds = ("x", "y") if users_key is None else ("x", "y", users_key)
     keys = [f"{kind}_{part}" for kind in kinds for part in parts]
+    keys += [_VOCABULARY] if _VOCABULARY in headers else []
     # Besides the arrays that are read, inputs are converted to 32 bits.
     needed = sum(headers[key].nbytes for key in keys) + 4 * sum(math.prod(headers[f"x_{p}"].shape) for p in parts)
     if in_files:
@@ -124,14 +131,22 @@ def load_npz(
     else:
         check_fits(path, needed)
     arrays = read_npz(path, keys, in_files=in_files)
-    for part in parts:
-        if headers[f"y_{part}"].holds_integers:
-            _check_integers(path, f"y_{part}", arrays[f"y_{part}"], 0 if len(headers[f"y_{part}"].shape) == 1 else -1)
-    labels = {part: checked_labels(arrays[f"y_{part}"], f"{path}, y_{part}") for part in parts}
+    labels = {part: arrays[f"y_{part}"] for part in parts}
+    inputs = _kind(first)
+    if _are_tokens(path, first, arrays, tokens, task):
+        inputs = "tokens"
+    names_of_classes = None
+    if task == "regression":
+        labels = {part: y.astype(np.float64) if y.dtype.kind != "f" else y for part, y in labels.items()}
+    elif num_classes is None and inputs != "tokens" and all(y.ndim == 1 for y in labels.values()):
+        labels, names_of_classes = _numbered(path, labels, task)
+    for part, y in labels.items():
+        if y.dtype.kind != "f":
+            _check_integers(path, f"y_{part}", y, 0 if y.ndim == 1 else -1)
+    labels = {part: checked_labels(y, f"{path}, y_{part}") for part, y in labels.items()}
     if (y := labels[parts[-1]]).shape[1:] != labels["train"].shape[1:] or y.dtype != labels["train"].dtype:
         of = labels["train"]
         raise JaxpflError(f"{path}: y_test is {y.shape[1:]} of {y.dtype}, y_train {of.shape[1:]} of {of.dtype}")
-    inputs = _kind(first)
     converted = {part: _convert(arrays[f"x_{part}"], inputs, path, f"x_{part}") for part in parts}
     if are_classes(labels["train"]):
         largest = max(int(labels[part].max()) for part in parts)
@@ -140,15 +155,11 @@ def load_npz(
         outputs = largest + 1 if num_classes is None else num_classes
     else:
         outputs = labels["train"].shape[1] if labels["train"].ndim > 1 else 1
-    task = task_for(labels["train"])
-    if inputs == "tokens" and _at_each_position(labels["train"], first):
-        if task == "regression" or _are_shifted(labels["train"], converted["train"]):
-            task, outputs = "next-token", 1 + max(int(a.max()) for own in (labels, converted) for a in own.values())
-        else:
-            warn(
-                f"{path}: labels 0 and 1 at each position, which are not the next tokens of x_train, are taken for the "
-                f"task {task}: name another, such as next-token, if they are not"
-            )
+    found = task_for(labels["train"])
+    if inputs == "tokens" and _at_each_position(labels["train"], first) and task in (None, "next-token"):
+        found, largest = "next-token", max(int(a.max()) for own in (labels, converted) for a in own.values())
+        outputs = _check_vocabulary(path, arrays[_VOCABULARY], largest) if _VOCABULARY in arrays else largest + 1
+    task = task or found
     train = test = names = None
     if users_key is not None:
         train, test, names = number_users(arrays[f"{users_key}_train"], arrays.get(f"{users_key}_test"))
@@ -165,7 +176,62 @@ def load_npz(
         user_names=names,
         inputs=inputs,
         task=task,
+        class_names=names_of_classes,
     )
+
+
+def _numbered(
+    path: Path, labels: dict[str, np.ndarray], task: str | None
+) -> tuple[dict[str, np.ndarray], np.ndarray | None]:
+    """Labels [N] as the numbers of their classes and the classes' names, None if those are the numbers; others as they
+    are."""
+    real = [part for part, y in labels.items() if y.dtype.kind == "f"]
+    whole = all(
+        (np.isfinite(part) & (part == np.round(part))).all() for y in labels.values() for part in mapped.in_parts(y)
+    )
+    if (task is None and real and not whole) or task not in (None, "classification", "binary", "ranking"):
+        return labels, None
+    if not whole:
+        raise JaxpflError(f"{path}: labels of the task {task} are whole numbers, y_{real[0]} holds others")
+    if task is None and real:
+        raise JaxpflError(
+            f"{path}: y_{real[0]} holds whole numbers as {labels[real[0]].dtype}: name the task (--task regression, or "
+            "--task classification if they are classes)"
+        )
+    names = class_names(*labels.values())
+    if task in ("binary", "ranking") and len(names) != 2:
+        raise JaxpflError(f"{path}: labels of the task {task} are of two classes, there are {len(names)}")
+    if task is None and len(names) > 2 and names[0] < 0:
+        raise JaxpflError(f"{path}: y_train must be integers >= 0, got {names[0]} (numbers are of --task regression)")
+    labels = {part: renumbered(y, names, f"{path}, y_{part}") for part, y in labels.items()}
+    return labels, unlike_numbers(names)
+
+
+def _are_tokens(path: Path, x: Header, arrays: dict[str, np.ndarray], tokens: bool, task: str | None) -> bool:
+    """True for integers [N, T] that are declared to be tokens, or have a token for a label at each position."""
+    y = arrays["y_train"]
+    if not (x.holds_integers and len(x.shape) == 2):
+        if tokens or _VOCABULARY in arrays:
+            raise JaxpflError(f"{path}: tokens are integers [N, T], x_train is {x.shape} of {x.dtype}")
+        return False
+    if tokens or _VOCABULARY in arrays or task == "next-token":
+        return True
+    if task is not None or not _at_each_position(y, x):
+        return False
+    if task_for(y) == "regression" or _are_shifted(y, arrays["x_train"]):
+        return True
+    warn(
+        f"{path}: labels 0 and 1 at each position, which are not the next tokens of x_train, are taken for the task "
+        "multilabel: name another, such as next-token, if they are not"
+    )
+    return False
+
+
+def _check_vocabulary(path: Path, size: np.ndarray, largest: int) -> int:
+    """The declared number of tokens."""
+    if size.shape or size.dtype.kind not in "iu" or size <= largest:
+        raise JaxpflError(f"{path}: {_VOCABULARY} must be the number of tokens, above the largest, {largest}")
+    return int(size)
 
 
 def _at_each_position(y: np.ndarray, x: Header) -> bool:
@@ -270,9 +336,7 @@ def _check_integers(path: Path, key: str, values: np.ndarray, least: int = 0) ->
 
 
 def _kind(x: Header) -> Inputs:
-    if x.dtype == np.uint8 and len(x.shape) in (3, 4):
-        return "pixels"
-    return "tokens" if x.holds_integers else "features"
+    return "pixels" if x.dtype == np.uint8 and len(x.shape) in (3, 4) else "features"
 
 
 def _convert(x: np.ndarray, inputs: Inputs, path: Path, key: str) -> np.ndarray:

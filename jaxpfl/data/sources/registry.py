@@ -52,6 +52,7 @@ def load(
     task: str | None = None,
     table: TableOptions | None = None,
     window: int | None = None,
+    tokens: bool = False,
 ) -> Source:
     """Load a data set by name.
 
@@ -80,10 +81,12 @@ def load(
       in_files: keep the inputs in temporary memory-mapped files. LEAF's files are then read one user at a time and
         .npz archives some bytes at a time, so that a data set may be larger than memory; other sets are read at once.
         What is made of the source (`federate`, `set_apart`) is in files too. The numbers are the same.
-      task: that of the labels of ``libsvm:`` and ``csv:``, a name in `jaxpfl.models.TASKS`; by their values unless
-        given. ``next-token`` of LEAF's text for a label at each position in place of one after each window.
+      task: that of the labels of ``libsvm:``, ``npz:`` and ``csv:``, a name in `jaxpfl.models.TASKS`; by their
+        values unless given. ``next-token`` of LEAF's text for a label at each position in place of one after each
+        window.
       table: of ``csv:``: the columns of the labels and of the clients, and whether rows with missing values go.
       window: of ``text:``, the length of its windows in bytes; 64 unless given.
+      tokens: integer inputs [N, T] of ``npz:`` and ``leaf:`` are tokens; they are numbers unless given.
 
     Raises:
       JaxpflError: for an unknown name (with the nearest known one), a missing file (with where to put it), or a
@@ -95,7 +98,7 @@ def load(
       ((1797, 8, 8, 1), 10)
     """
     with exhausted(f"data set {name!r}"):
-        source = _load(name, data_directory(data_dir), in_files, task, table, window)
+        source = _load(name, data_directory(data_dir), in_files, task, table, window, tokens)
         source = _in_files(source) if in_files else source
         return standardized(source) if standardize else source
 
@@ -144,11 +147,19 @@ def available(data_dir: str | None = None) -> list[Entry]:
 
 
 def _load(
-    name: str, root: Path, in_files: bool, task: str | None, table: TableOptions | None, window: int | None
+    name: str,
+    root: Path,
+    in_files: bool,
+    task: str | None,
+    table: TableOptions | None,
+    window: int | None,
+    tokens: bool,
 ) -> Source:
     prefix, colon, argument = name.partition(":")
     if window is not None and prefix != "text":
         raise JaxpflError(f"window is for texts, text:FOLDER: {name} is none")
+    if tokens and prefix not in ("npz", "leaf"):
+        raise JaxpflError(f"tokens is for npz:FILE and leaf:FOLDER: {name} is neither")
     if table is not None and table.given and prefix != "csv":
         raise JaxpflError(f"{table.given} is for tables, csv:FILE: {name} is none")
     if prefix == "csv" and argument:
@@ -161,16 +172,18 @@ def _load(
         return libsvm.load_libsvm(name, argument, root, task=task)
     if prefix == "text" and argument:
         return text.load_text(name, _place(argument, root), window)
+    if prefix == "npz" and argument:
+        return npz.load_npz(name, _place(argument, root), task=task, tokens=tokens, in_files=in_files)
     if task == "next-token" and (name in leaf.LEAF_SETS or (prefix == "leaf" and argument)):
         place = root / name if name in leaf.LEAF_SETS else _place(argument, root)
         return leaf.load_leaf(name, place, in_files=in_files, every=True)
+    if prefix == "leaf" and argument:
+        return leaf.load_leaf(name, _place(argument, root), in_files=in_files, tokens=tokens)
     if in_files:
         if name in leaf.LEAF_SETS:
             return leaf.load_leaf(name, root / name, in_files=True)
         if name == writers.WRITERS:
             return writers.load_writers(root, in_files=True)
-        if argument and prefix in _STREAMED:
-            return _STREAMED[prefix](name, _place(argument, root), in_files=True)
     if name in _NAMED:
         return _NAMED[name](name, root)
     if colon and argument and prefix in _PREFIXED:
@@ -229,6 +242,3 @@ _PREFIXED: dict[str, tuple[str, Callable[[str, str, Path], Source]]] = {
     "tfds": ("NAME", lambda name, argument, root: tensorflow_sets.load_tfds(argument, root)),
 }
 """Data sets ``PREFIX:ARGUMENT``: the kind of argument, and (name, argument, data directory) -> source."""
-
-_STREAMED: dict[str, Callable[..., Source]] = {"leaf": leaf.load_leaf, "npz": npz.load_npz}
-"""Those of `_PREFIXED` that are read piece by piece into files: (name, path, in_files=True) -> source."""

@@ -15,6 +15,7 @@ from typing import NamedTuple
 
 import numpy as np
 
+from jaxpfl.data.labels import unlike_numbers
 from jaxpfl.data.sources import csv_text
 from jaxpfl.data.sources.base import Source, number_users
 from jaxpfl.data.sources.csv_text import Table
@@ -87,6 +88,7 @@ class Columns(NamedTuple):
       task: that of the labels.
       classes: number of classes, or of labels.
       features: of the columns of x, [d].
+      class_names: [classes] the labels' own numbers or texts, two of them for binary; None for labels of no classes.
       users: the client of each row in 0 .. U - 1, [N], and user_names [U]; None without a column of clients.
     """
 
@@ -97,16 +99,18 @@ class Columns(NamedTuple):
     features: list[Feature]
     users: np.ndarray | None = None
     user_names: np.ndarray | None = None
+    class_names: np.ndarray | None = None
 
 
 def load_table(name: str, path: Path, options: TableOptions, *, task: str | None = None) -> Source:
     """Load a data set from a table in CSV text; arguments and errors as `read_table`."""
     of = read_table(name, path, options, task=task)
     y = of.y.astype(np.float32) if np.issubdtype(of.y.dtype, np.floating) else of.y
+    names = None if of.class_names is None else unlike_numbers(of.class_names)
     said = f"{len(y)} rows of {path}, {of.x.shape[1]} features"
     return Source(
         name, of.x.astype(np.float32), y, None, None, of.classes, said, users_train=of.users,
-        user_names=of.user_names, task=of.task,
+        user_names=of.user_names, task=of.task, class_names=names,
     )  # fmt: skip
 
 
@@ -141,21 +145,23 @@ def read_table(name: str, path: Path, options: TableOptions, *, task: str | None
         raise JaxpflError(f"{name}: target and client are one column, {shown(options.client)}")
     rows = _without_missing(rows, options.missing)
     first, *others = targets
+    class_names = None
     if others:
         y, task = _several_labels(table, rows, targets, task)
         classes = len(targets)
     else:
-        y, task, classes = _labels(table, rows, first, task)
+        y, task, class_names = _labels(table, rows, first, task)
+        classes = len(class_names) if class_names is not None and task == "classification" else 1
     columns = [column for column in rows.names if column not in (*targets, options.client)]
     if not columns:
         raise JaxpflError(f"{path}: no column of features beside {_listed([*targets, options.client])}")
     x, features = _inputs(table, rows, columns)
     if options.client is None:
-        return Columns(x, y, task, classes, features)
+        return Columns(x, y, task, classes, features, class_names=class_names)
     users, _, names = number_users(np.array(rows.column(options.client)), None)
     if len(names) < 2:
         raise JaxpflError(f"{path}: column {shown(options.client)} names one client alone, {shown(str(names[0]))}")
-    return Columns(x, y, task, classes, features, users, names)
+    return Columns(x, y, task, classes, features, users, names, class_names)
 
 
 def _read(path: Path) -> Table:
@@ -232,11 +238,11 @@ def _without_missing(rows: _Rows, missing: str) -> _Rows:
     return rows._replace(lines=[rows.lines[i] for i in kept], cells=[rows.cells[i] for i in kept])
 
 
-def _labels(table: Table, rows: _Rows, target: str, task: str | None) -> tuple[np.ndarray, str, int]:
-    """Labels, their task, and the number of classes or 1."""
+def _labels(table: Table, rows: _Rows, target: str, task: str | None) -> tuple[np.ndarray, str, np.ndarray | None]:
+    """Labels, their task, and the classes' names, None for a regression."""
     cells = rows.column(target)
     numbers = _numbers(table, rows, target)
-    distinct = sorted(set(cells)) if numbers is None else np.unique(numbers).tolist()
+    distinct, places = np.unique(np.array(cells) if numbers is None else numbers, return_inverse=True)
     if task is None:
         whole = numbers is None or bool((numbers == np.round(numbers)).all())
         task = "classification" if whole and (numbers is None or len(distinct) <= _FEW) else "regression"
@@ -250,7 +256,7 @@ def _labels(table: Table, rows: _Rows, target: str, task: str | None) -> tuple[n
     if task == "regression":
         if numbers is None:
             raise JaxpflError(f"{rows.path}: labels of a regression are numbers, column {shown(target)} holds text")
-        return _single(rows, target, numbers), task, 1
+        return _single(rows, target, numbers), task, None
     two = task in ("binary", "ranking")
     if task != "classification" and not two:
         raise JaxpflError(
@@ -260,10 +266,7 @@ def _labels(table: Table, rows: _Rows, target: str, task: str | None) -> tuple[n
     if len(distinct) < 2 or (two and len(distinct) > 2):
         wanted = "two classes" if two else "at least two classes"
         raise JaxpflError(f"{rows.path}: column {shown(target)} has {len(distinct)} different values, not {wanted}")
-    places: dict[object, int] = {value: place for place, value in enumerate(distinct)}
-    values: Sequence[object] = cells if numbers is None else numbers.tolist()
-    y = np.array([places[value] for value in values], np.int32)
-    return y, task, 1 if two else len(distinct)
+    return places.astype(np.int32), task, distinct
 
 
 def _several_labels(table: Table, rows: _Rows, targets: Sequence[str], task: str | None) -> tuple[np.ndarray, str]:
